@@ -1,0 +1,245 @@
+"""The config: one frozen tree, one schema, whether it came from a file, flags or --set.
+
+A task brings its own `model` and `data` fields through a registry, so that this room knows no task and no engine.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal, Protocol, cast
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PlainValidator, PositiveFloat, PositiveInt, SerializeAsAny, ValidationError, create_model, model_validator
+
+from lockstep.core.document import Document, Key, dotted, suggest
+from lockstep.core.schedule import Decay
+from lockstep.errors import ConfigErrors, UserError
+
+Precision = Literal["f32", "bf16", "f16", "f64"]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+def _duration(value: object) -> int | str:
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    if isinstance(value, str) and re.fullmatch(r"\d+(\.\d+)?ep", value):
+        return value
+    raise ValueError("must be a number of steps (500) or of epochs (2ep)")
+
+
+_DURATION_SCHEMA = {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": r"^\d+(\.\d+)?ep$"}]}
+Duration = Annotated[int | str, PlainValidator(_duration), Field(json_schema_extra=cast(Any, _DURATION_SCHEMA))]
+
+
+def epochs_of(duration: int | str) -> float | None:
+    """'2ep' -> 2.0; a number of steps -> None."""
+    return float(duration.removesuffix("ep")) if isinstance(duration, str) else None
+
+
+class Batch(Section):
+    """How much data one optimizer step consumes."""
+
+    samples: PositiveInt | None = Field(None, description="over all devices, whatever their number; the plan finds micro-batch and rounds")
+    per_device: PositiveInt | None = Field(None, description="on each device, each round; with `samples`: the most that a device takes at once")
+    accumulate: PositiveInt | None = Field(None, description="rounds before one optimizer step; with `samples`: the rounds to cut it into")
+
+    @model_validator(mode="after")
+    def _one_way(self) -> "Batch":
+        if self.samples is None and self.per_device is None:
+            raise ValueError("give `samples` (over all devices) or `per_device` (with `accumulate`)")
+        if self.samples is not None and self.per_device is not None and self.accumulate is not None:
+            raise ValueError("`samples`, `per_device` and `accumulate` together fix the number of devices; leave one out")
+        return self
+
+
+class Optimizer(Section):
+    """How the weights move. Weight decay reaches matrices only (not norms and biases)."""
+
+    name: Literal["adamw", "sgd"] = "adamw"
+    lr: PositiveFloat = Field(3e-4, description="peak learning rate, before schedule.scale_lr")
+    weight_decay: NonNegativeFloat = Field(0.1, description="decoupled for adamw, added to the gradient for sgd; on matrices only")
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field((0.9, 0.95), strict=False, description="adamw: decay of the two moments")
+    eps: PositiveFloat = Field(1e-8, description="adamw: added to the root of the second moment")
+    momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.9, description="sgd only")
+    clip: NonNegativeFloat = Field(1.0, description="largest norm of the whole gradient; 0: not clipped")
+
+
+class ScheduleFields(Section):
+    """The learning rate over the run."""
+
+    warmup: Duration = Field(0, description="steps or epochs from 0 to the peak")
+    decay: Decay = Field("cosine", description="wsd: constant, then linear over the last `cooldown`")
+    final: Annotated[float, Field(ge=0, le=1)] = Field(0.1, description="share of the peak left at the end")
+    cooldown: Annotated[float, Field(ge=0, le=1)] = Field(0.2, description="wsd: share of the steps after warm-up in which it decays")
+    scale_lr: Literal["none", "linear", "sqrt"] = Field("none", description="scale lr by batch / base_batch")
+    base_batch: PositiveInt | None = Field(None, description="the batch that lr was found for; with per_device: one device's share of a step if not given")
+
+
+class Train(Section):
+    """How long, how exactly, and what is written when. 0: never (a run always saves at its end)."""
+
+    steps: Duration = Field(1000, description="optimizer steps, or epochs (2ep)")
+    precision: Precision = Field("f32", description="bf16, f16: autocast, weights in f32; f16 scales its loss")
+    seed: NonNegativeInt = Field(0, description="of initial values and of the data order")
+    log_every: PositiveInt = Field(10, description="steps between console lines; the journal has every step")
+    eval_every: Duration = Field(0, description="steps or epochs between evaluations; one more at the end")
+    save_every: Duration = Field(0, description="steps or epochs between checkpoints; one more at the end")
+    sample_every: Duration = Field(0, description="steps or epochs between samples of what the model makes; one more at the end")
+    keep: PositiveInt = Field(3, description="newest checkpoints kept, beside the best")
+    non_finite: Literal["stop", "skip"] = Field("stop", description="a gradient that is not finite: stop, or skip the step on every rank and count it")
+
+
+class Devices(Section):
+    """Where it runs."""
+
+    use: str = Field("auto", description="auto, all, cpu, cpu:4, or indices: 0,1")
+    strategy: Literal["auto", "single", "dp", "ddp", "fsdp", "hsdp"] = "auto"
+    sync: Literal["auto", "cpu", "gloo", "nccl"] = Field("auto", description="cpu (gloo): gradients through host memory; nccl: between GPUs")
+    launcher: Literal["elastic", "spawn"] = Field("elastic", description="what starts the ranks; same results")
+    port: Annotated[int, Field(ge=0, le=65535)] = Field(0, description="of the rendezvous; 0: any free one")
+
+
+class DataFields(Section):
+    """What every task's data section has. Fields named in `indifferent` change no sample."""
+
+    indifferent: ClassVar[tuple[str, ...]] = ("prefetch",)
+    prefetch: NonNegativeInt = Field(2, description="steps prepared ahead by a background thread; same batches as 0")
+
+
+class Config(Section):
+    """The whole config. `model` and `data` are the task's own fields."""
+
+    task: str
+    engine: Literal["torch", "jax"] = "torch"
+    model: SerializeAsAny[Section]
+    data: SerializeAsAny[DataFields]
+    batch: Batch
+    optimizer: Optimizer = Optimizer()
+    schedule: ScheduleFields = ScheduleFields()
+    train: Train = Train()
+    devices: Devices = Devices()
+
+
+@dataclass(frozen=True)
+class TaskFields:
+    model: type[Section]
+    data: type[DataFields]
+
+
+class Registry(Protocol):
+    """The tasks there are, and each one's fields (importing no engine)."""
+
+    def names(self) -> tuple[str, ...]: ...
+    def later(self) -> tuple[str, ...]: ...
+    def fields(self, task: str) -> TaskFields: ...
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A config, its name, and for each dotted key that was given where it came from."""
+
+    config: Config
+    name: str
+    origins: Mapping[str, str]
+
+
+def load(document: Document, registry: Registry, name: str = "run") -> Loaded:
+    """Document -> config. ConfigErrors lists everything that is wrong with it, each with its place."""
+    task = document.value.get("task", "language")
+    if task not in registry.names():
+        hint = "is not in this version" if task in registry.later() else "is not a task"
+        raise UserError(f"task: {task} {hint}", suggest(str(task), registry.names()) or f"tasks: {', '.join(registry.names())}", document.place(("task",)))
+    try:
+        config = config_class(task, registry.fields(task)).model_validate({"model": {}, "data": {}, **document.value, "task": task})
+    except ValidationError as error:
+        raise ConfigErrors(_explain(error, document, registry.fields(task))) from None
+    return Loaded(config, name, {dotted(key): place for key, place in document.places.items() if not isinstance(_at(document.value, key), dict)})
+
+
+def config_class(task: str, fields: TaskFields) -> type[Config]:
+    made = create_model(f"{task.capitalize()}Config", __base__=Config, task=(Literal[task], task), model=(fields.model, ...), data=(fields.data, ...))
+    return cast(type[Config], made)
+
+
+def apply_batch_flags(document: Document, batch_size: int | None, grad_accum: int | None, global_batch: int | None) -> None:
+    """--batch-size and --grad-accum replace the batch section, unless --global-batch fixes the product."""
+    given = {"samples": (global_batch, "--global-batch"), "per_device": (batch_size, "--batch-size"), "accumulate": (grad_accum, "--grad-accum")}
+    if all(value is None for value, _ in given.values()):
+        return
+    section = document.value.get("batch")
+    old = section if isinstance(section, dict) else {}
+    if global_batch is None and batch_size is None and old.get("per_device") is None:
+        raise UserError(
+            f"--grad-accum {grad_accum} needs a batch per device; the config gives {old.get('samples', 'no')} samples over all devices",
+            f"--batch-size N --grad-accum {grad_accum}; or leave it out: the plan finds the rounds", "--grad-accum")
+    kept = {} if global_batch is not None else {k: v for k, v in old.items() if k in {"per_device", "accumulate"}}
+    places = {k: document.place(("batch", k)) for k in kept}
+    document.set("batch", {}, "flags")
+    for key, value in kept.items():
+        document.set(f"batch.{key}", value, places[key])
+    for key, (new, flag) in given.items():
+        if new is not None:
+            document.set(f"batch.{key}", new, flag)
+
+
+def _explain(error: ValidationError, document: Document, fields: TaskFields) -> list[UserError]:
+    errors = []
+    for item in error.errors(include_url=False):
+        key = tuple(item["loc"])
+        where = document.place(key)
+        kind = item["type"]
+        if kind == "extra_forbidden":
+            known = _known(key[:-1], fields)
+            errors.append(UserError(f"{dotted(key)}: unknown key", suggest(str(key[-1]), known) or f"known here: {', '.join(known)}", where))
+        elif kind == "literal_error":
+            expected = item["ctx"]["expected"].replace("'", "").replace(" or ", ", ")
+            errors.append(UserError(f"{dotted(key)}: {item['input']!r} is not one of {expected}", suggest(str(item["input"]), expected.split(", ")), where))
+        elif kind == "missing":
+            errors.append(UserError(f"{dotted(key)}: missing", "give it in the file, or with --set", where or document.place(key[:-1])))
+        else:
+            text = item["msg"].removeprefix("Value error, ").replace("Input should", "should")
+            shown = "" if isinstance(item["input"], dict) else f" (is {_short(item['input'])})"
+            errors.append(UserError(f"{dotted(key)}: {text}{shown}", "", where))
+    return errors
+
+
+def _known(section: Key, fields: TaskFields) -> list[str]:
+    at: type[BaseModel] = Config
+    for part in section:
+        if part in {"model", "data"} and at is Config:
+            at = fields.model if part == "model" else fields.data
+            continue
+        inner = at.model_fields[str(part)].annotation if str(part) in at.model_fields else None
+        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
+            return []
+        at = inner
+    return sorted(at.model_fields)
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _at(value: Any, key: Key) -> Any:
+    for part in key:
+        try:
+            value = value[part]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return value
+
+
+def flatten(section: BaseModel, prefix: str = "") -> dict[str, Any]:
+    """A config as dotted keys and plain values."""
+    result: dict[str, Any] = {}
+    for name in type(section).model_fields:
+        value = getattr(section, name)
+        if isinstance(value, BaseModel):
+            result |= flatten(value, f"{prefix}{name}.")
+        else:
+            result[prefix + name] = value
+    return result
+

@@ -1,0 +1,130 @@
+"""The only training loop. Tasks, engines, strategies and observers plug into it; none has a loop of its own.
+
+The figures of a step are read after the next one is queued, so that the host never holds a device up. Whatever all
+ranks must agree on comes from those figures, which are the same on every rank.
+"""
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any, Literal
+
+from lockstep.core.events import Event
+from lockstep.core.plan import Plan
+from lockstep.core.protocols import Batch, Counters, Engine, Feed, Pulse, Record, Requests, Saved, Stats, Store
+from lockstep.errors import RunError
+
+Outcome = Literal["finished", "stopped"]
+_SMALLEST_SCALE = 2.0**-14
+
+
+def train(plan: Plan, engine: Engine, feed: Feed, store: Store, record: Record, pulse: Pulse, requests: Requests,
+          summarize: Any, saved: Saved | None = None, stop_at: int | None = None) -> tuple[Any, Outcome]:
+    """Train from `saved`, or from the start, to plan.steps, to stop_at, or until asked to stop. Returns the state and how it ended.
+
+    summarize: sums of an evaluation -> metrics. RunError: a gradient was not finite and plan says stop.
+    """
+    state = engine.restore(saved) if saved else engine.init()
+    ledger = Ledger(plan, feed, record, Counters(**saved.loop) if saved else Counters())
+    done = saved.step if saved else 0
+    record(Event("started", done))
+    for step, batch in feed:
+        pulse(step, "step")
+        state, stats = engine.step(state, batch, plan.lr_at(step), requests.pending())
+        asked = ledger.settle()
+        ledger.owe(step, batch, stats)
+        store.check()
+        done = step + 1
+        due: set[str] = plan.due(done) | asked | ({"save", "stop"} if done == stop_at else set())
+        if due:
+            ledger.settle()
+            _serve(due, done, plan, engine, state, feed, store, record, pulse, ledger, summarize)
+        if "stop" in due and done < plan.steps:
+            break
+    ledger.settle()
+    pulse(done, "end")
+    store.close()
+    outcome: Outcome = "finished" if done >= plan.steps else "stopped"
+    record(Event(outcome, done, {**ledger.counters.metrics, **ledger.totals(), "reference": dict(plan.reference)}))
+    return state, outcome
+
+
+def _serve(due: set[str], done: int, plan: Plan, engine: Engine, state: Any, feed: Feed, store: Store, record: Record, pulse: Pulse, ledger: "Ledger", summarize: Any) -> None:
+    """Evaluate, sample and save, in this order, so that a checkpoint carries its own metrics."""
+    counters = ledger.counters
+    if "evaluate" in due and plan.eval_samples:
+        pulse(done, "evaluate")
+        began = time.perf_counter()
+        counters.metrics = summarize(engine.evaluate(state, feed.evaluation()))
+        loss = counters.metrics["loss"]
+        if counters.best_loss is None or loss < counters.best_loss:
+            counters.best_loss, counters.best_step = loss, done
+        record(Event("evaluated", done, {**counters.metrics, "best_loss": counters.best_loss, "best_step": counters.best_step, "seconds": time.perf_counter() - began}))
+    if "sample" in due:
+        pulse(done, "sample")
+        texts = engine.sample(state, done)
+        if texts:
+            record(Event("sampled", done, {"texts": texts}))
+    if due & {"save", "stop"}:
+        pulse(done, "save")
+        store.save(done, engine.gather(state), asdict(counters))
+    ledger.restart_clock()
+
+
+class Ledger:
+    """Turns the figures of steps into journal lines, one step late."""
+
+    def __init__(self, plan: Plan, feed: Feed, record: Record, counters: Counters) -> None:
+        self.counters = counters
+        self._plan, self._feed, self._record = plan, feed, record
+        self._owed: tuple[int, Batch, Stats] | None = None
+        self._began = self._clock = time.perf_counter()
+        self._useful = 0.0
+
+    def owe(self, step: int, batch: Batch, stats: Stats) -> None:
+        self._owed = (step, batch, stats)
+
+    def restart_clock(self) -> None:
+        """What passed since the last step was no step's time."""
+        self._clock = time.perf_counter()
+
+    def settle(self) -> set[str]:
+        """Write the line of the step owed, if one is. Returns what the ranks were asked for when it was queued."""
+        if self._owed is None:
+            return set()
+        (step, batch, stats), self._owed = self._owed, None
+        figures = stats.read()
+        seconds, self._clock = max(figures.at - self._clock, 1e-9), figures.at
+        self._useful += seconds
+        values: dict[str, Any] = {"loss": figures.loss, "grad_norm": figures.norm, "lr": self._plan.lr_at(step), "samples_per_second": batch.samples / seconds,
+                                  "seconds": seconds, "wait_seconds": max(figures.waits), "memory_bytes": int(max(figures.memory))}
+        if self._plan.tokens_per_sample > 1:
+            values["tokens_per_second"] = figures.weight / seconds
+        if self._plan.flops_per_step:
+            values["flops_per_second"] = self._plan.flops_per_step * batch.samples / self._plan.batch / seconds
+            if self._plan.peak_flops:
+                values["mfu"] = values["flops_per_second"] / self._plan.peak_flops
+        if figures.scale != 1.0:
+            values["scale"] = figures.scale
+        if not figures.finite:
+            self._not_finite(step, figures.loss, figures.norm, figures.scale, values)
+        self._record(Event("step", step + 1, values))
+        return {request for request, count in figures.asked.items() if count}
+
+    def totals(self) -> Mapping[str, float | int]:
+        wall = time.perf_counter() - self._began
+        return {"seconds": wall, "goodput": self._useful / wall if wall else 0.0, "skipped": self.counters.skipped}
+
+    def _not_finite(self, step: int, loss: float, norm: float, scale: float, values: dict[str, Any]) -> None:
+        """The update was masked on every rank. An f16 scale that is still being found is no fault; else the policy decides."""
+        searching = self._plan.precision == "f16" and math.isfinite(loss) and scale > _SMALLEST_SCALE
+        values.update(skipped=True, loss=loss if math.isfinite(loss) else None, grad_norm=None)
+        self.counters.skipped += 1
+        if searching or self._plan.non_finite == "skip":
+            return
+        self._record(Event("step", step + 1, values))
+        self._record(Event("warned", step + 1, {"text": f"step {step + 1} gave a gradient that is not finite", "sample_ids": self._feed.ids(step)}))
+        raise RunError(
+            f"step {step + 1}: loss {loss:g}, gradient norm {norm:g}: not finite; its update was left out on every rank, and its sample ids are in journal.jsonl",
+            "go on from the last save with a smaller --lr, or leave such steps out: --set train.non_finite=skip")

@@ -1,0 +1,230 @@
+"""plan(): what a run will do, and why. A pure function; every worker obeys its result, nothing after it changes a number."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from lockstep.core.config import Config, Precision, epochs_of
+from lockstep.core.dealing import slots
+from lockstep.core.facts import Facts, Fixed
+from lockstep.core.machine import Device, Machine
+from lockstep.core.mean import nominal_weight
+from lockstep.core.memory import USABLE, Term, activation_term, sample_bytes, state_terms
+from lockstep.core.order import Anchor, Order
+from lockstep.core.place import choose_devices, choose_strategy, choose_sync
+from lockstep.core.schedule import Schedule
+from lockstep.errors import UserError
+from lockstep.units import show_bytes, show_count
+
+
+@dataclass(frozen=True)
+class Every:
+    """Steps between things; 0: never (what is due at the end is due all the same)."""
+
+    log: int
+    evaluate: int
+    save: int
+    sample: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """devices: one for each place of work. micro: samples of a slot. rounds: slots of a device in a full step. nominal: see core/mean.py."""
+
+    engine: str
+    strategy: str
+    backend: str
+    devices: tuple[Device, ...]
+    visible: int
+    batch: int
+    micro: int
+    rounds: int
+    nominal: float
+    steps: int
+    samples: int
+    eval_samples: int
+    tokens_per_sample: int
+    precision: Precision
+    threads: int
+    schedule: Schedule
+    every: Every
+    keep: int
+    non_finite: str
+    memory: tuple[Term, ...]
+    flops_per_step: float | None
+    peak_flops: float | None
+    reference: Mapping[str, float]
+    because: Mapping[str, str]
+    warnings: tuple[str, ...]
+    fixed: Fixed
+
+    @property
+    def world(self) -> int:
+        return len(self.devices)
+
+    @property
+    def order(self) -> Order:
+        return Order(self.samples, self.batch, self.fixed.seed, self.fixed.anchor)
+
+    def lr_at(self, step: int) -> float:
+        return self.schedule.at(step)
+
+    def due(self, done: int) -> set[str]:
+        """What is to be done after so many steps; everything at the end."""
+        if done >= self.steps:
+            return {"evaluate", "sample", "save"}
+        every = {"evaluate": self.every.evaluate, "sample": self.every.sample, "save": self.every.save}
+        return {what for what, gap in every.items() if gap and done % gap == 0}
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> "Plan":
+        fixed = dict(value["fixed"])
+        return cls(**{
+            **value,
+            "devices": tuple(Device(**device) for device in value["devices"]),
+            "schedule": Schedule(**value["schedule"]), "every": Every(**value["every"]),
+            "memory": tuple(Term(**term) for term in value["memory"]), "warnings": tuple(value["warnings"]),
+            "fixed": fixed_from_json(fixed),
+        })
+
+
+def fixed_from_json(value: Mapping[str, Any]) -> Fixed:
+    return Fixed(**{**value, "anchor": Anchor(**value["anchor"])})
+
+
+def plan(config: Config, machine: Machine, facts: Facts, fixed: Fixed | None = None) -> Plan:
+    """UserError: what the config asks for cannot be done on this machine, with the numbers and what can."""
+    because: dict[str, str] = {}
+    warnings: list[str] = []
+    strategy, devices = choose_strategy(config, choose_devices(config, machine, because), because)
+    backend = choose_sync(config, strategy, devices, because)
+    _check(config, facts, fixed, len(devices))
+    cap, memory = _capacity(config, facts, devices, because)
+    batch, micro, rounds = _batch(config, facts, len(devices), cap, fixed, because)
+    term = activation_term(config, facts, micro)
+    seed = fixed.seed if fixed else config.train.seed
+    threads = max(1, machine.cores // len(devices))
+    anchor = fixed.anchor if fixed else Anchor()
+    order = Order(facts.samples, batch, seed, anchor)
+    schedule = _schedule(config, order, batch, len(devices), because, warnings)
+    _warn(config, facts, batch, micro, devices, because, warnings)
+    because["threads"] = f"{machine.cores} cores for {len(devices)} ranks"
+    peaks = [device.peak(config.train.precision) for device in devices]
+    return Plan(
+        engine=config.engine, strategy=strategy, backend=backend, devices=devices, visible=len(machine.devices) or len(devices),
+        batch=batch, micro=micro, rounds=rounds, nominal=nominal_weight(batch, facts.tokens_per_sample), steps=schedule.steps,
+        samples=facts.samples, eval_samples=facts.eval_samples, tokens_per_sample=facts.tokens_per_sample,
+        precision=config.train.precision, threads=threads, schedule=schedule,
+        every=Every(config.train.log_every, _gap(config.train.eval_every, order), _gap(config.train.save_every, order), _gap(config.train.sample_every, order)),
+        keep=config.train.keep, non_finite=config.train.non_finite, memory=(*memory, *([term] if term else [])),
+        flops_per_step=facts.flops_per_sample * batch if facts.flops_per_sample else None,
+        peak_flops=sum(peak for peak in peaks if peak) if all(peaks) else None,
+        reference=facts.reference, because=because, warnings=tuple(warnings),
+        fixed=replace(fixed, batch=batch) if fixed else Fixed(batch, micro, seed, facts.samples, facts.fingerprint, threads),
+    )
+
+
+def _check(config: Config, facts: Facts, fixed: Fixed | None, world: int) -> None:
+    if facts.samples < 1:
+        raise UserError("the training data has no sample", "give more text, or a shorter --seq-len", "data")
+    if facts.coupled and world > 1:
+        raise UserError(f"{', '.join(facts.coupled)} mixes the samples of a batch, so the result would depend on the {world} devices",
+                        "use a norm that treats each sample by itself (GroupNorm, LayerNorm), or one device", "model")
+    if fixed and fixed.fingerprint != facts.fingerprint:
+        raise UserError("the data has changed since this run began", "bring the old data back, or begin a new run with another --save-dir", "data")
+    if fixed and fixed.seed != config.train.seed:
+        raise UserError(f"this run began with seed {fixed.seed}, not {config.train.seed}", f"--set train.seed={fixed.seed}, or another --save-dir", "train.seed")
+
+
+def _capacity(config: Config, facts: Facts, devices: tuple[Device, ...], because: dict[str, str]) -> tuple[int | None, list[Term]]:
+    """Samples that fit in flight on the smallest device (None unknown), and what it holds besides."""
+    device = min(devices, key=lambda d: d.memory)
+    terms = state_terms(config, facts, device.kind)
+    held = sum(term.bytes for term in terms)
+    each = sample_bytes(config, facts)
+    room = device.memory * USABLE - held
+    if room < (each or 0):
+        raise UserError(
+            f"{show_count(facts.params)} parameters with their gradients and {config.optimizer.name} state need {show_bytes(held + (each or 0))} on each device; "
+            f"{device.name} has {show_bytes(device.memory)}, of which {USABLE:.0%} are planned with",
+            "fewer devices on this host share its memory" if device.kind == "cpu" and len(devices) > 1 else "a smaller model, or a device with more memory", "model")
+    because["memory"] = f"{show_bytes(held)} held, {show_bytes(room)} of {show_bytes(device.memory)} left for activations ({USABLE:.0%} of it planned with)"
+    return (int(room // each) if each else None), terms
+
+
+def _batch(config: Config, facts: Facts, world: int, cap: int | None, fixed: Fixed | None, because: dict[str, str]) -> tuple[int, int, int]:
+    """(samples of a step, samples of a slot, slots of a device)."""
+    given = config.batch
+    kept = fixed.batch if fixed else None
+    if given.samples is None and kept is None and given.per_device is not None:
+        micro, rounds = given.per_device, given.accumulate or 1
+        if cap is not None and micro > cap:
+            again = -(-micro * rounds // cap)
+            raise UserError(f"{micro} samples at once don't fit: {cap} do", f"--batch-size {-(-micro * rounds // again)} --grad-accum {again} keeps the batch of {micro * rounds * world}", "batch.per_device")
+        because["batch"] = f"{micro} per device x {rounds} rounds x {world} devices"
+        because["micro"] = "batch.per_device"
+        return micro * rounds * world, micro, rounds
+    batch = kept or given.samples or 0
+    most = min((rows for rows in (cap, given.per_device) if rows), default=batch)
+    rounds = given.accumulate if given.samples and given.accumulate else -(-batch // (world * most))
+    micro = -(-batch // (world * rounds))
+    if micro > most:
+        raise UserError(f"{micro} samples at once don't fit: {most} do", f"leave batch.accumulate out, or make it at least {-(-batch // (world * most))}", "batch.accumulate")
+    asked = given.samples or (given.per_device or 0) * (given.accumulate or 1) * world
+    because["batch"] = "batch.samples, whatever the devices"
+    if kept is not None:
+        because["batch"] = "as this run began" + (f" (the config's {asked} would need --new-batch)" if asked != kept else "")
+    because["micro"] = "the largest that memory allows" if rounds > 1 and most == cap else ("at most batch.per_device" if given.per_device else "a device's whole share")
+    return batch, micro, -(-len(slots(batch, micro)) // world)
+
+
+def _schedule(config: Config, order: Order, batch: int, world: int, because: dict[str, str], warnings: list[str]) -> Schedule:
+    steps = _steps(config.train.steps, order)
+    warmup = _steps(config.schedule.warmup, Order(order.samples, order.batch, order.seed))
+    fields = config.schedule
+    peak = config.optimizer.lr
+    because["steps"] = f"train.steps {config.train.steps}; {order.steps_per_epoch} steps an epoch"
+    if steps < 1:
+        raise UserError(f"train.steps {config.train.steps} trains nothing", "--max-steps N or --epochs N", "train.steps")
+    if fields.scale_lr == "none":
+        because["lr"] = "as configured; not scaled"
+    else:
+        base = fields.base_batch or ((config.batch.per_device or 0) * (config.batch.accumulate or 1) if config.batch.samples is None else 0)
+        if not base:
+            raise UserError(f"schedule.scale_lr {fields.scale_lr} needs the batch that lr {peak:g} was found for", "--set schedule.base_batch=N", "schedule.scale_lr")
+        factor = batch / base if fields.scale_lr == "linear" else (batch / base) ** 0.5
+        because["lr"] = f"{peak:g} x {factor:g} ({fields.scale_lr}: batch {batch} against {base})"
+        peak *= factor
+        if factor > 1 and not warmup:
+            warnings.append(f"the learning rate is scaled up {factor:g} times without warm-up: --warmup {max(1, steps // 20)} is safer")
+    if warmup >= steps:
+        warnings.append(f"warm-up takes {warmup} of {steps} steps: the learning rate never decays")
+    return Schedule(peak, steps, warmup, fields.decay, fields.final, fields.cooldown)
+
+
+def _warn(config: Config, facts: Facts, batch: int, micro: int, devices: tuple[Device, ...], because: dict[str, str], warnings: list[str]) -> None:
+    count = len(slots(batch, micro))
+    if batch > facts.samples:
+        warnings.append(f"a batch of {batch} exceeds the {facts.samples} training samples: every step is an epoch of {facts.samples}")
+    if count < len(devices):
+        warnings.append(f"{len(devices) - count} of {len(devices)} devices have nothing to do: a batch of {batch} is {count} slots of {micro}")
+    if config.train.eval_every and not facts.eval_samples:
+        warnings.append("there is nothing to evaluate on: data.validation is 0, or too small for one sample")
+    if any(device.name != devices[0].name for device in devices):
+        warnings.append("the devices differ: each step waits for the slowest")
+    because["precision"] = "train.precision"
+    if config.train.precision == "f32" and devices[0].peak("bf16"):
+        because["precision"] += "; --dtype bf16 is several times faster on this GPU"
+
+
+def _steps(duration: int | str, order: Order) -> int:
+    epochs = epochs_of(duration)
+    return int(duration) if epochs is None else order.steps_to(epochs)
+
+
+def _gap(duration: int | str, order: Order) -> int:
+    epochs = epochs_of(duration)
+    return int(duration) if epochs is None else max(1, round(epochs * order.samples / order.batch))

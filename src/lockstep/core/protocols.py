@@ -1,0 +1,164 @@
+"""What plugs into the loop, and what passes between the rooms."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.core.events import Event, Phase, Request
+from lockstep.core.facts import Facts
+from lockstep.core.mean import Mean
+from lockstep.core.order import Ids
+
+Arrays = Mapping[str, Any]
+Record = Callable[[Event], None]
+Pulse = Callable[[int, Phase], None]
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One process of a run. index: of world; local: on this host. device: its place in the plan's devices."""
+
+    index: int
+    local: int
+    world: int
+
+    @property
+    def device(self) -> int:
+        return self.index
+
+
+class Source(Protocol):
+    """Training data: a length, and samples by id, each array with one row an id."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, ids: Ids) -> Mapping[str, NDArray[Any]]: ...
+
+
+@dataclass
+class Batch:
+    """One rank's share of a step.
+
+    slots: the arrays of each slot, in order. real False: this rank has no sample in this step; its one slot is a copy
+    of a real row, run so that the rank can take part, and dropped. samples: of the whole step. wait: seconds waited for it.
+    """
+
+    slots: Sequence[Arrays]
+    real: bool
+    samples: int
+    wait: float = 0.0
+
+
+class Piece(NamedTuple):
+    """One named array of a checkpoint, in host memory. dtype: as safetensors names it (F32). buffer: C-contiguous."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    buffer: NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint opened. arrays: by canonical name, read when asked for. loop: counters of the loop."""
+
+    path: str
+    step: int
+    epoch: int
+    consumed: int
+    arrays: Mapping[str, NDArray[Any]]
+    loop: Mapping[str, Any]
+
+
+class Stats(Protocol):
+    """The figures of a step, summed over all ranks, on their way to the host."""
+
+    def read(self) -> "Figures": ...
+
+
+@dataclass(frozen=True)
+class Figures:
+    """loss: sum / weight. norm: of the whole gradient before clipping. finite False: the update was masked on every rank.
+    asked: requests seen by any rank. waits, memory: by rank (seconds, bytes). at: when the step was done (perf_counter)."""
+
+    loss: float
+    weight: float
+    norm: float
+    finite: bool
+    asked: Mapping[Request, int]
+    waits: tuple[float, ...]
+    memory: tuple[float, ...]
+    at: float
+    scale: float = 1.0
+
+
+class Task(Protocol):
+    """What is trained. A class with these methods; no base class."""
+
+    def facts(self) -> Facts: ...
+    def train_data(self) -> Source: ...
+    def eval_data(self) -> Source | None: ...
+    def model(self) -> Any: ...
+    def initial_std(self, name: str, shape: tuple[int, ...]) -> float | None: ...
+    def loss(self, model: Any, batch: Arrays) -> Mean: ...
+    def eval_names(self) -> tuple[str, ...]: ...
+    def evaluate(self, model: Any, batch: Arrays) -> Mapping[str, Any]: ...
+    def summarize(self, sums: Mapping[str, float]) -> dict[str, float]: ...
+    def sample(self, model: Any, seed: int) -> list[str]: ...
+    def assets(self) -> Mapping[str, Path]: ...
+
+
+class Engine(Protocol):
+    """Runs steps of a task on this rank's device. All ranks make the same calls in the same order."""
+
+    def init(self) -> Any: ...
+    def restore(self, saved: Saved) -> Any: ...
+    def step(self, state: Any, batch: Batch, lr: float, asked: Sequence[int]) -> tuple[Any, Stats]: ...
+    def evaluate(self, state: Any, batches: Iterable[Arrays]) -> dict[str, float]: ...
+    def sample(self, state: Any, step: int) -> list[str]: ...
+    def gather(self, state: Any) -> list[Piece]: ...
+
+
+class Feed(Protocol):
+    def __iter__(self) -> Iterator[tuple[int, Batch]]: ...
+    def evaluation(self) -> Iterator[Arrays]: ...
+    def ids(self, step: int) -> list[int]: ...
+
+
+class Store(Protocol):
+    """Writes checkpoints beside the training."""
+
+    def save(self, step: int, pieces: Sequence[Piece], loop: Mapping[str, Any]) -> None: ...
+    def check(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class Requests(Protocol):
+    """What this rank has been asked since the last call: how often, in the order of events.REQUESTS."""
+
+    def pending(self) -> Sequence[int]: ...
+
+
+@dataclass
+class Counters:
+    """What the loop carries from step to step and into checkpoints."""
+
+    best_loss: float | None = None
+    best_step: int | None = None
+    skipped: int = 0
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+def share(sizes: Mapping[str, int], world: int, rank: int) -> list[str]:
+    """Which named arrays this rank writes: each to the least laden rank so far, largest first; a pure function."""
+    load = np.zeros(world, dtype=np.int64)
+    mine = []
+    for name, size in sorted(sizes.items(), key=lambda item: (-item[1], item[0])):
+        to = int(load.argmin())
+        load[to] += size
+        if to == rank:
+            mine.append(name)
+    return mine

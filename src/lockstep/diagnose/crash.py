@@ -1,0 +1,67 @@
+"""A failed world -> the one failure that began it, with its cause and remedy."""
+
+import json
+import signal
+import time
+import traceback
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from lockstep.errors import LockstepError, RunError, UserError
+
+# What a rank says when it lost another one: a consequence, never the cause.
+_PEER_LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Connection refused", "remote process exited", "Socket closed", "NCCL communicator was aborted")
+
+
+@dataclass(frozen=True)
+class Note:
+    """What a failing rank left behind. trace: its traceback; '' where the error explains itself."""
+
+    rank: int
+    time: float
+    cause: str
+    remedy: str
+    where: str
+    trace: str
+    exit_code: int
+
+
+def note_of(rank: int, error: BaseException) -> Note:
+    if isinstance(error, LockstepError):
+        return Note(rank, time.time(), error.cause, error.remedy, error.where, "", error.exit_code)
+    return Note(rank, time.time(), f"{type(error).__name__}: {error}".strip(), "", "", "".join(traceback.format_exception(error)), 1)
+
+
+def write_note(logs: Path, note: Note) -> None:
+    (logs / f"failure-{note.rank}.json").write_text(json.dumps(asdict(note)))
+
+
+def read_notes(logs: Path) -> list[Note]:
+    """In the order in which the ranks failed."""
+    return sorted((Note(**json.loads(path.read_text())) for path in logs.glob("failure-*.json")), key=lambda note: note.time)
+
+
+def explain(notes: list[Note], exits: Mapping[int, int], logs: Path) -> LockstepError:
+    """notes: by time. exits: rank -> exit code, negative for a signal, of the ranks that did not end well."""
+    known = [note for note in notes if not note.trace]
+    causes = [note for note in notes if not any(sign in note.cause for sign in _PEER_LOST)]
+    killed = [rank for rank, code in exits.items() if code < 0 and code != -signal.SIGTERM and rank not in {note.rank for note in notes}]
+    if known:
+        return _error(known[0], logs)
+    if causes:
+        return _error(causes[0], logs)
+    if killed:
+        name = signal.Signals(-exits[killed[0]]).name
+        why = "; the kernel does so when memory runs out" if name == "SIGKILL" else ""
+        return RunError(f"rank {killed[0]} was ended by {name}{why}", "run the same command again: it goes on from the last save", str(logs / f"rank-{killed[0]}.log"))
+    if notes:
+        return _error(notes[0], logs)
+    rank, code = next(iter(exits.items()), (0, 1))
+    return RunError(f"rank {rank} left with exit code {code} and no word", "its log may say why", str(logs / f"rank-{rank}.log"))
+
+
+def _error(note: Note, logs: Path) -> LockstepError:
+    kind = UserError if note.exit_code == UserError.exit_code else RunError
+    trace = f"{note.trace.rstrip()}\n" if note.trace else ""
+    return kind(f"{trace}rank {note.rank}: {note.cause}" if trace else note.cause, note.remedy or "its log has more", note.where or str(logs / f"rank-{note.rank}.log"))

@@ -1,0 +1,46 @@
+"""What can go wrong, in the user's words: a cause, a remedy, and where.
+
+LockstepError            everything that we raise on purpose
+├── UserError            the command line, the config or the data must change   exit 2
+│   └── ConfigErrors     all the errors of one config, at once
+└── RunError             the run itself could not go on                         exit 1
+"""
+
+from collections.abc import Sequence
+
+
+class LockstepError(Exception):
+    """A failure with its cause, its remedy and, where known, its place (file:line:column, flag)."""
+
+    exit_code = 1
+
+    def __init__(self, cause: str, remedy: str = "", where: str = "") -> None:
+        super().__init__(cause, remedy, where)
+        self.cause = cause
+        self.remedy = remedy
+        self.where = where
+
+    def __str__(self) -> str:
+        place = f"{self.where}: " if self.where else ""
+        return f"{place}{self.cause}" + (f"\n  remedy: {self.remedy}" if self.remedy else "")
+
+
+class UserError(LockstepError):
+    """Input that cannot be honoured: refused before anything is trained or written."""
+
+    exit_code = 2
+
+
+class ConfigErrors(UserError):
+    """Every error of a config, so that one edit mends them all."""
+
+    def __init__(self, errors: Sequence[UserError]) -> None:
+        super().__init__(f"{len(errors)} errors in the config")
+        self.errors = tuple(errors)
+
+    def __str__(self) -> str:
+        return "\n".join(str(error) for error in self.errors)
+
+
+class RunError(LockstepError):
+    """A run that could not go on: a lost rank, a full disk, a loss that is not finite."""

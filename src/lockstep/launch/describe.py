@@ -1,0 +1,86 @@
+"""Facts of a config, obtained in a subprocess (so that the launcher imports no engine) and kept by what they follow from."""
+
+import ctypes
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from lockstep import __version__
+from lockstep.core.config import Config, load
+from lockstep.core.document import Document
+from lockstep.core.facts import Facts
+from lockstep.errors import LockstepError, RunError, UserError
+from lockstep.tasks import Tasks, open_task
+
+
+def cache_home(environment: Mapping[str, str] = os.environ) -> Path:
+    """Where token files and facts are kept: LOCKSTEP_CACHE, else the user's cache directory."""
+    if environment.get("LOCKSTEP_CACHE"):
+        return Path(environment["LOCKSTEP_CACHE"])
+    return Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lockstep"
+
+
+def describe(config: Config) -> Facts:
+    """UserError: the model or the data is not as the config has it (missing file, empty corpus, vocabulary)."""
+    cache = cache_home()
+    key = hashlib.sha256(json.dumps(_identity(config), sort_keys=True).encode()).hexdigest()[:24]
+    kept = cache / "facts" / f"{key}.json"
+    if not kept.exists():
+        found = _in_subprocess(config, cache)
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        scratch = kept.with_suffix(f".{os.getpid()}")
+        scratch.write_text(json.dumps(found))
+        scratch.replace(kept)
+    value = json.loads(kept.read_text())
+    return Facts(**{**value, "coupled": tuple(value["coupled"])})
+
+
+def _identity(config: Config) -> Any:
+    data = config.data.model_dump(mode="json", exclude=set(config.data.indifferent))
+    return [__version__, config.task, config.engine, config.model.model_dump(mode="json"), data, Tasks().stamp(config)]
+
+
+def _in_subprocess(config: Config, cache: Path) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, "-m", "lockstep.launch.describe", str(cache), str(os.getpid())],
+        input=config.model_dump_json(), capture_output=True, text=True, check=False)
+    try:
+        answer = json.loads(done.stdout)
+    except ValueError:
+        raise RunError(f"describing the model and data failed (exit {done.returncode})\n{done.stderr.strip()[-2000:]}", "the lines above say where") from None
+    if "error" in answer:
+        kind = UserError if answer["exit_code"] == UserError.exit_code else RunError
+        raise kind(**answer["error"])
+    facts: dict[str, Any] = answer["facts"]
+    return facts
+
+
+def die_with(parent: int) -> None:
+    """Let the system end this process when its parent ends, even by kill -9. Linux only; elsewhere nothing happens."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+        if os.getppid() != parent:
+            os._exit(1)
+
+
+def main(cache: str, parent: str) -> None:
+    die_with(int(parent))
+    try:
+        config = load(Document(json.loads(sys.stdin.read())), Tasks()).config
+        answer: dict[str, Any] = {"facts": asdict(open_task(config, cache).facts())}
+    except LockstepError as error:
+        answer = {"error": {"cause": error.cause, "remedy": error.remedy, "where": error.where}, "exit_code": error.exit_code}
+    except OSError as error:
+        answer = {"error": {"cause": f"preparing the data failed: {error}", "remedy": f"is there room in {cache}? LOCKSTEP_CACHE names another place", "where": cache}, "exit_code": 1}
+    print(json.dumps(answer))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,192 @@
+"""A run is a directory. Its files, its lock, and the requests to a live run."""
+
+import fcntl
+import json
+import os
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lockstep.checkpoint.format import write_json
+from lockstep.core.config import Config, Registry, load
+from lockstep.core.document import read_file
+from lockstep.core.events import REQUESTS, Request
+from lockstep.core.plan import Plan
+from lockstep.errors import RunError, UserError
+
+
+@dataclass(frozen=True)
+class Run:
+    """The paths of a run directory."""
+
+    home: Path
+
+    @property
+    def config(self) -> Path:
+        return self.home / "config.yaml"
+
+    @property
+    def plan(self) -> Path:
+        return self.home / "plan.json"
+
+    @property
+    def journal(self) -> Path:
+        return self.home / "journal.jsonl"
+
+    @property
+    def control(self) -> Path:
+        return self.home / "control.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.home / "checkpoints"
+
+    @property
+    def logs(self) -> Path:
+        return self.home / "logs"
+
+    @property
+    def assets(self) -> Path:
+        return self.home / "assets"
+
+    def exists(self) -> bool:
+        return self.plan.is_file()
+
+    def write(self, config: Config, plan: Plan, origins: Mapping[str, str], formulas: Mapping[str, str]) -> None:
+        scratch = self.config.with_name("config.yaml.part")
+        scratch.write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
+        scratch.replace(self.config)
+        write_json(self.plan, {"plan": plan.to_json(), "origins": dict(origins), "formulas": dict(formulas)})
+
+    def read_config(self, registry: Registry) -> Config:
+        return load(read_file(self.config), registry).config
+
+    def read_plan(self) -> Plan:
+        try:
+            return Plan.from_json(json.loads(self.plan.read_text())["plan"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise RunError(f"{self.plan} can't be read: {error}", "begin a new run with another --save-dir", str(self.plan)) from None
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One go at a run. resume: the checkpoint it begins from. stop_at: steps after which it saves and leaves."""
+
+    name: str
+    run: str
+    resume: str | None = None
+    stop_at: int | None = None
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> "Attempt":
+        return cls(**json.loads(text))
+
+
+def new_attempt_name() -> str:
+    return f"{time.time_ns():x}-{os.getpid()}"
+
+
+class Lock:
+    """Held by the one launcher (or lone process) of a run; the system lets go of it when that process ends, however it ends."""
+
+    def __init__(self, run: Run) -> None:
+        self._path = run.home / "lock"
+        self._file = open(self._path, "a+")  # noqa: SIM115 - held as long as the lock is
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            holder = self._holder()
+            self._file.close()
+            raise UserError(f"{run.home} belongs to a live run: process {holder.get('pid', '?')} on {holder.get('host', '?')}",
+                            "wait for it, stop it, or give another --save-dir", "--save-dir") from None
+        holder = self._holder()
+        if holder and holder["host"] != socket.gethostname():  # a shared file system may not lock across hosts
+            self._file.close()
+            raise UserError(f"{run.home} was locked by process {holder['pid']} on {holder['host']}, which did not let go of it",
+                            f"if that run is gone, remove {self._path}", "--save-dir")
+        self._file.truncate(0)
+        self._file.write(json.dumps({"host": socket.gethostname(), "boot": _boot(), "pid": os.getpid(), "since": time.time()}))
+        self._file.flush()
+
+    def _holder(self) -> dict[str, Any]:
+        self._file.seek(0)
+        try:
+            found: dict[str, Any] = json.loads(self._file.read())
+            return found
+        except ValueError:
+            return {}
+
+    def release(self) -> None:
+        if not self._file.closed:
+            self._file.truncate(0)
+            self._file.close()
+
+
+def is_live(run: Run) -> bool:
+    """Whether somebody on this host holds the run's lock."""
+    try:
+        with open(run.home / "lock") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return False
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+
+
+def _boot() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def ask(run: Run, attempt: str, request: Request) -> None:
+    """A request to a live attempt: one whole line."""
+    with open(run.control, "ab", buffering=0) as file:
+        file.write((json.dumps({"time": time.time(), "attempt": attempt, "request": request}) + "\n").encode())
+
+
+class ControlFile:
+    """The requests of this attempt, read by one rank: pending() gives the new ones, by events.REQUESTS."""
+
+    def __init__(self, run: Run, attempt: str) -> None:
+        self._path, self._attempt, self._position = run.control, attempt, 0
+
+    def pending(self) -> list[int]:
+        counts = [0] * len(REQUESTS)
+        try:
+            if os.stat(self._path).st_size <= self._position:
+                return counts
+        except FileNotFoundError:
+            return counts
+        with open(self._path, "rb") as file:
+            file.seek(self._position)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break
+                self._position += len(line)
+                request = _request(line, self._attempt)
+                if request is not None:
+                    counts[REQUESTS.index(request)] += 1
+        return counts
+
+
+def _request(line: bytes, attempt: str) -> Request | None:
+    """None for another attempt's line, or one that is no request."""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return None
+    if not isinstance(found, dict) or found.get("attempt") != attempt or found.get("request") not in REQUESTS:
+        return None
+    request: Request = found["request"]
+    return request

@@ -1,0 +1,180 @@
+"""Starts the ranks of a plan on this machine and waits for them: in place for one device, else as processes that die with this one.
+
+The launcher owns signals: the first asks the run to stop (it saves at the step's end, all ranks leave together), the second kills.
+"""
+
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import psutil
+
+from lockstep.core.config import Devices
+from lockstep.core.events import Event
+from lockstep.core.plan import Plan
+from lockstep.core.protocols import Rank
+from lockstep.diagnose.crash import explain, note_of, read_notes
+from lockstep.errors import LockstepError
+from lockstep.launch.files import Run, ask
+from lockstep.launch.prepare import Prepared
+from lockstep.launch.worker import guarded, work
+from lockstep.observe.console import showing, view
+from lockstep.observe.journal import append
+
+_LAUNCHER = "LOCKSTEP_LAUNCHER"
+
+
+class Signals:
+    """SIGINT and SIGTERM, from when this is entered. received: the number of the first one."""
+
+    def __init__(self, first: Callable[[], None], second: Callable[[], None]) -> None:
+        self._first, self._second = first, second
+        self.received: int | None = None
+        self._old: dict[int, Any] = {}
+
+    def __enter__(self) -> "Signals":
+        self._old = {number: signal.signal(number, self._on) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._old.items():
+            signal.signal(number, handler)
+
+    def _on(self, number: int, _: object) -> None:
+        if self.received is None:
+            self.received = number
+            self._first()
+            return
+        self._second()
+        os._exit(128 + number)
+
+
+def launch(prepared: Prepared, devices: Devices, headless: bool) -> int:
+    """Train what was prepared. Returns the exit code: 0, or 128 + the signal that stopped it. LockstepError: why it failed, once."""
+    run, plan, attempt = prepared.run, prepared.plan, prepared.attempt
+    ask_stop = _stopper(run, attempt.name, headless)
+    start = _in_place if plan.world == 1 and plan.strategy == "single" else (_spawn if devices.launcher == "spawn" else _elastic)
+    try:
+        with showing(view(plan, run.home, headless), run.journal, prepared.begin), Signals(ask_stop, _kill_children) as signals, _environment(plan):
+            failure = start(prepared, devices)
+            if failure:
+                append(run.journal, Event("failed", 0, {"cause": failure.cause, "remedy": failure.remedy}))
+    finally:
+        prepared.lock.release()
+    if failure:
+        raise failure
+    return 128 + signals.received if signals.received else 0
+
+
+def _stopper(run: Run, attempt: str, headless: bool) -> Callable[[], None]:
+    def stop() -> None:
+        ask(run, attempt, "stop")
+        if not headless:
+            os.write(2, b"\nstopping at the end of this step, after saving; once more to leave at once\n")
+
+    return stop
+
+
+@contextmanager
+def _environment(plan: Plan) -> Iterator[None]:
+    """What ranks inherit; what the user set stays."""
+    defaults = {"OMP_NUM_THREADS": str(plan.threads), "PYTHONUNBUFFERED": "1", "PYTHONHASHSEED": "0", _LAUNCHER: str(os.getpid())}
+    if plan.devices[0].kind == "cuda":
+        defaults |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "PYTORCH_ALLOC_CONF": "expandable_segments:True", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
+    added = {name: value for name, value in defaults.items() if name not in os.environ or name == _LAUNCHER}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)
+
+
+def _in_place(prepared: Prepared, devices: Devices) -> LockstepError | None:
+    try:
+        work(prepared.attempt, Rank(0, 0, 1))
+        return None
+    except Exception as error:
+        return explain([note_of(0, error)], {}, prepared.run.logs)
+
+
+def _elastic(prepared: Prepared, devices: Devices) -> LockstepError | None:
+    """torch's elastic agent, in a thread, so that signals stay with us."""
+
+    def run() -> Mapping[int, int]:
+        logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+        from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+        from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+        config = LaunchConfig(
+            min_nodes=1, max_nodes=1, nproc_per_node=prepared.plan.world, run_id=prepared.attempt.name, rdzv_backend="c10d",
+            rdzv_endpoint=f"localhost:{devices.port}", max_restarts=0, monitor_interval=0.1, logs_specs=DefaultLogsSpecs())
+        try:
+            elastic_launch(config, sys.executable)("-u", "-m", "lockstep.launch.worker", prepared.attempt.to_json())
+            return {}
+        except ChildFailedError as error:
+            return {rank: failure.exitcode for rank, failure in error.failures.items()}
+
+    return _waited(prepared, run)
+
+
+def _spawn(prepared: Prepared, devices: Devices) -> LockstepError | None:
+    """torch.multiprocessing, in a thread, its ranks meeting at a store that this process serves."""
+
+    def run() -> Mapping[int, int]:
+        import torch.multiprocessing as mp
+        from torch.distributed import TCPStore
+
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # of this thread, and so of its children: Ctrl-C is the launcher's
+        store = TCPStore("localhost", devices.port, is_master=True, wait_for_workers=False)
+        world = prepared.plan.world
+        context = mp.start_processes(_spawned, (prepared.attempt.to_json(), world, store.port), nprocs=world, join=False, start_method="spawn")
+        assert context is not None
+        try:
+            while not context.join():
+                pass
+            return {}
+        except (mp.ProcessExitedException, mp.ProcessRaisedException):
+            return {rank: process.exitcode for rank, process in enumerate(context.processes) if process.exitcode}
+
+    return _waited(prepared, run)
+
+
+def _spawned(index: int, argument: str, world: int, port: int) -> None:
+    os.environ.update(RANK=str(index), LOCAL_RANK=str(index), WORLD_SIZE=str(world), LOCAL_WORLD_SIZE=str(world), MASTER_ADDR="localhost", MASTER_PORT=str(port), TORCHELASTIC_USE_AGENT_STORE="True")
+    from lockstep.launch.worker import main
+
+    main(argument)
+
+
+def _waited(prepared: Prepared, run: Callable[[], Mapping[int, int]]) -> LockstepError | None:
+    """run() in a thread, this one free for signals. What it found, or raised, explained."""
+    found: dict[str, Any] = {}
+
+    def target() -> None:
+        try:
+            found["exits"] = run()
+        except BaseException as error:
+            found["error"] = error
+
+    thread = threading.Thread(target=target, name="launcher")
+    thread.start()
+    while thread.is_alive():
+        thread.join(0.2)
+    if "error" in found:
+        return explain([note_of(0, found["error"])], {}, prepared.run.logs)
+    return explain(read_notes(prepared.run.logs), found["exits"], prepared.run.logs) if found["exits"] else None
+
+
+def _kill_children() -> None:
+    for child in psutil.Process().children(recursive=True):
+        child.kill()
+
+
+__all__ = ["guarded", "launch"]

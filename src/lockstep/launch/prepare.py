@@ -1,0 +1,259 @@
+"""Everything before the first rank starts: which run directory, which checkpoint, which plan. Nothing is written until all of it is accepted."""
+
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from lockstep.checkpoint.format import MANIFEST, Damaged, read_manifest, verify
+from lockstep.checkpoint.store import checkpoints, newest, sweep
+from lockstep.core.config import Config, Loaded, flatten
+from lockstep.core.events import Event
+from lockstep.core.facts import Facts, Fixed
+from lockstep.core.memory import itemsize
+from lockstep.core.order import Anchor
+from lockstep.core.plan import Plan, fixed_from_json, plan
+from lockstep.errors import LockstepError, UserError
+from lockstep.launch.describe import describe
+from lockstep.launch.files import Attempt, Lock, Run, is_live, new_attempt_name
+from lockstep.observe.journal import append, mend, read
+from lockstep.probe import probe
+from lockstep.tasks import Tasks
+from lockstep.units import show_bytes
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a command line says beside the config."""
+
+    save_dir: Path | None = None
+    resume: str = "auto"  # auto, never, or the path of a run or checkpoint
+    stop_after: int | None = None
+    new_batch: bool = False
+
+
+@dataclass
+class Prepared:
+    """A run ready to start, its lock held. begin: where its journal ended before. done: nothing is left to train."""
+
+    run: Run
+    plan: Plan
+    attempt: Attempt
+    lock: Lock
+    begin: int
+    done: bool
+
+
+@dataclass
+class _Origin:
+    """Where a run begins. own: the checkpoint lies in the run directory itself."""
+
+    run: Run | None = None
+    checkpoint: Path | None = None
+    manifest: dict[str, Any] = field(default_factory=dict)
+    own: bool = True
+    words: list[str] = field(default_factory=list)
+
+    @property
+    def step(self) -> int:
+        return int(self.manifest.get("step", 0))
+
+
+def make_plan(loaded: Loaded) -> tuple[Plan, Facts]:
+    """What `lockstep plan` shows: a run from the start."""
+    facts = describe(loaded.config)
+    return plan(loaded.config, probe(), facts), facts
+
+
+def prepare(loaded: Loaded, options: Options) -> Prepared:
+    """UserError: anything that can't be honoured; the disk is then as it was before."""
+    machine = probe()
+    plan(loaded.config, machine, _least_facts())  # devices, strategy and sync are refused before any data is read
+    facts = describe(loaded.config)
+    origin = _origin(loaded, options)
+    fixed = _fixed(origin, options)
+    _refuse_changes(origin, loaded.config)
+    made = plan(loaded.config, machine, facts, fixed)
+    home = origin.run or Run(options.save_dir or Path("runs") / f"{loaded.name}-{time.strftime('%Y%m%d-%H%M%S')}")
+    _check_room(home.home, loaded.config, facts)
+    _make(home.home)
+    lock = Lock(home)
+    try:
+        return _begin(home, lock, loaded, options, origin, made, facts)
+    except BaseException:
+        lock.release()
+        raise
+
+
+def _begin(run: Run, lock: Lock, loaded: Loaded, options: Options, origin: _Origin, made: Plan, facts: Facts) -> Prepared:
+    for directory in (run.checkpoints, run.logs):
+        directory.mkdir(exist_ok=True)
+    for stale in run.logs.glob("failure-*.json"):
+        stale.unlink()
+    sweep(run.checkpoints)
+    mend(run.journal)
+    begin = run.journal.stat().st_size if run.journal.exists() else 0
+    done = origin.checkpoint is not None and origin.step >= made.steps
+    if not done:
+        run.write(loaded.config, made, loaded.origins, facts.formulas)
+    stop_at = None if options.stop_after is None else origin.step + options.stop_after
+    attempt = Attempt(new_attempt_name(), str(run.home), str(origin.checkpoint) if origin.checkpoint else None, stop_at)
+    if not done:
+        append(run.journal, Event("planned", origin.step, {"attempt": attempt.name, "plan": made.to_json()}))
+    if origin.own and origin.run:
+        _void_later(run, origin)
+    for word in origin.words:
+        append(run.journal, Event("warned", origin.step, {"text": word}))
+    if begin or origin.checkpoint:
+        append(run.journal, Event("resumed", origin.step, {"attempt": attempt.name, "text": _resumed(origin, made)}))
+    return Prepared(run, made, attempt, lock, begin, done)
+
+
+def _resumed(origin: _Origin, made: Plan) -> str:
+    if origin.checkpoint is None:
+        return "nothing was saved before: from the start"
+    return f"from {origin.checkpoint}; batch {made.batch} as the run began, on {made.world} device{'s' if made.world > 1 else ''}"
+
+
+def _origin(loaded: Loaded, options: Options) -> _Origin:
+    if options.resume not in {"auto", "never"}:
+        return _from_path(Path(options.resume), options)
+    if options.resume == "never":
+        if options.save_dir and Run(options.save_dir).exists():
+            raise UserError(f"{options.save_dir} holds a run already", "another --save-dir, or --resume auto to go on with it", "--resume never")
+        return _Origin()
+    run = Run(options.save_dir) if options.save_dir else _unfinished(loaded)
+    if run is None or not run.exists():
+        return _Origin()
+    return _newest_of(run)
+
+
+def _newest_of(run: Run) -> _Origin:
+    found, damaged = newest(run.checkpoints)
+    words = [f"{line}; going on from {found.name if found else 'the start'}" for line in damaged]
+    if found is None:
+        return _Origin(run, words=words)
+    return _Origin(run, found, read_manifest(found), words=words)
+
+
+def _from_path(path: Path, options: Options) -> _Origin:
+    """--resume PATH: a run directory, or one checkpoint of one."""
+    if Run(path).exists():
+        origin = _newest_of(Run(path))
+        if origin.checkpoint is None and options.save_dir:
+            raise UserError(f"{path} has no checkpoint to begin from", "a run that has saved, or leave --resume out", "--resume")
+    elif (path / MANIFEST).is_file():
+        try:
+            found = verify(path)
+        except Damaged as error:
+            raise UserError(f"checkpoint {path}: {error}", "another checkpoint, or the run directory, which falls back to the newest whole one", "--resume") from None
+        home = Run(path.resolve().parent.parent)
+        origin = _Origin(home if home.exists() else None, path, found)
+    else:
+        raise UserError(f"{path} is neither a run directory nor a checkpoint", "a directory with plan.json, or one with manifest.json in it", "--resume")
+    same = options.save_dir is None or (origin.run is not None and options.save_dir.resolve() == origin.run.home.resolve())
+    if same and origin.run:
+        return origin
+    if options.save_dir and Run(options.save_dir).exists():
+        raise UserError(f"{options.save_dir} holds a run already", "another --save-dir for the run that begins from this checkpoint", "--save-dir")
+    return replace(origin, run=None, own=False)
+
+
+def _unfinished(loaded: Loaded) -> Run | None:
+    """The newest run of the same config (devices aside) that has not finished, so that the same command goes on."""
+    wanted = _comparable(loaded.config)
+    for home in sorted(Path("runs").glob(f"{loaded.name}-*"), reverse=True):
+        run = Run(home)
+        if not run.exists() or is_live(run) or _finished(run):
+            continue
+        try:
+            if _comparable(run.read_config(Tasks())) == wanted:
+                return run
+        except LockstepError:
+            continue  # another program's version wrote it
+    return None
+
+
+def _comparable(config: Config) -> dict[str, Any]:
+    return config.model_dump(mode="json", exclude={"devices": True, "data": set(config.data.indifferent)})
+
+
+def _finished(run: Run) -> bool:
+    return run.journal.exists() and any(event.kind == "finished" for event in read(run.journal))
+
+
+def _fixed(origin: _Origin, options: Options) -> Fixed | None:
+    if origin.checkpoint is None:
+        if options.new_batch:
+            raise UserError("there is no checkpoint whose batch could be changed", "leave --new-batch out", "--new-batch")
+        return origin.run.read_plan().fixed if origin.run else None
+    fixed = fixed_from_json(origin.manifest["fixed"])
+    if not options.new_batch:
+        return fixed
+    return replace(fixed, batch=None, anchor=Anchor(origin.step, origin.manifest["epoch"], origin.manifest["consumed"]))
+
+
+def _refuse_changes(origin: _Origin, config: Config) -> None:
+    """What the model or the data is can't change under way; what else did is said."""
+    saved = origin.manifest.get("config") or (flatten(origin.run.read_config(Tasks())) if origin.run else {})
+    before, after = _plain(saved), _plain(flatten(config))
+    indifferent = {f"data.{name}" for name in config.data.indifferent}
+    changed = [key for key in after if key in before and before[key] != after[key] and key not in indifferent]
+    fatal = [key for key in changed if key.startswith(("model.", "data.")) or key in {"task", "optimizer.name"}]
+    if fatal:
+        raise UserError(f"this run began with another model or data: {_changes(fatal, before, after)}", "the config as it was, or a new run with another --save-dir", str(origin.checkpoint or origin.run))
+    said = [key for key in changed if not key.startswith(("devices.", "batch."))]
+    if said:
+        origin.words.append(f"changed since the run was last saved: {_changes(said, before, after)}")
+
+
+def _plain(values: dict[str, Any]) -> dict[str, Any]:
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
+
+
+def _changes(keys: list[str], before: dict[str, Any], after: dict[str, Any]) -> str:
+    return ", ".join(f"{key} {before[key]} -> {after[key]}" for key in keys)
+
+
+def _void_later(run: Run, origin: _Origin) -> None:
+    """Checkpoints beyond the one that is gone on from belong to a course not taken: set aside, so that none is taken for the newest."""
+    for path in checkpoints(run.checkpoints):
+        if origin.checkpoint is None or path.name > origin.checkpoint.name:
+            aside = path.with_name(f"void-{path.name}-{time.time_ns():x}")
+            path.rename(aside)
+            origin.words.append(f"{path.name} lies beyond where this goes on from: set aside as {aside.name}")
+
+
+def _check_room(home: Path, config: Config, facts: Facts) -> None:
+    """Room for two checkpoints (one stays until the next is published). UserError: not enough."""
+    moments = 2 if config.optimizer.name == "adamw" else 1
+    each = itemsize(config.train.precision) * (facts.params + moments * facts.trainable)
+    at = next(path for path in _upwards(home.absolute()) if path.is_dir())
+    free = shutil.disk_usage(at).free
+    if free < 2 * each:
+        raise UserError(f"{show_bytes(free)} are free at {at}; a checkpoint needs {show_bytes(each)}, and a new one is written before an old one goes", "free some space, or another --save-dir", "--save-dir")
+
+
+def _upwards(path: Path) -> Iterator[Path]:
+    yield path
+    yield from path.parents
+
+
+def _make(home: Path) -> None:
+    if home.is_dir() and not Run(home).exists() and any(path.name != "lock" for path in home.iterdir()):
+        raise UserError(f"{home} is neither empty nor a run directory", "another --save-dir", "--save-dir")
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        scratch = home / f".writable-{os.getpid()}"
+        scratch.touch()
+        scratch.unlink()
+    except OSError as error:
+        raise UserError(f"{home} can't be written: {error.strerror}", "another --save-dir, or mend its permissions", "--save-dir") from None
+
+
+def _least_facts() -> Facts:
+    """A stand-in that fits anywhere, to try the choices that depend on no model."""
+    return Facts(1 << 40, 1, 1, 1, 1, 1, 1, None, (), "")

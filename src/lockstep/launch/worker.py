@@ -1,0 +1,219 @@
+"""One rank, from its environment to its exit: the only place where the rooms are put together.
+
+The first rank keeps the journal, publishes checkpoints and reads requests; nowhere else does a rank's number matter.
+"""
+
+import os
+import shutil
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from lockstep import __version__
+from lockstep.checkpoint.format import load
+from lockstep.checkpoint.store import Published, Store
+from lockstep.core.config import Config, Loaded, flatten
+from lockstep.core.events import REQUESTS, Event
+from lockstep.core.loop import Outcome, train
+from lockstep.core.place import choose_devices
+from lockstep.core.plan import Plan
+from lockstep.core.protocols import Rank
+from lockstep.data.feed import Feed
+from lockstep.diagnose.crash import note_of, write_note
+from lockstep.launch.cluster import rank_from
+from lockstep.launch.describe import cache_home, die_with
+from lockstep.errors import UserError
+from lockstep.launch.files import Attempt, ControlFile, Run
+from lockstep.launch.prepare import Options, prepare
+from lockstep.observe.console import showing, view
+from lockstep.observe.journal import Journal
+from lockstep.observe.pulse import Pulse
+from lockstep.probe import probe
+from lockstep.tasks import Tasks, open_task
+
+_LAUNCHER = "LOCKSTEP_LAUNCHER"
+_JOIN = timedelta(minutes=30)
+
+
+@dataclass
+class Requests:
+    """What this rank was asked: by the control file, if it reads that, and by signals."""
+
+    control: ControlFile | None
+    signalled: list[int] = field(default_factory=lambda: [0] * len(REQUESTS))
+
+    def stop(self) -> None:
+        self.signalled[REQUESTS.index("stop")] += 1
+
+    def pending(self) -> Sequence[int]:
+        counts, self.signalled = self.signalled, [0] * len(REQUESTS)
+        return [a + b for a, b in zip(counts, self.control.pending(), strict=True)] if self.control else counts
+
+
+def work(attempt: Attempt, rank: Rank, store: Any = None, catch_stop: bool = False) -> Outcome:
+    """Train as this rank. store: of the ranks' rendezvous (None: from the environment). catch_stop: SIGTERM and SIGINT ask for a stop."""
+    run = Run(Path(attempt.run))
+    plan, config = run.read_plan(), run.read_config(Tasks())
+    first = rank.index == 0
+    requests = Requests(ControlFile(run, attempt.name) if first else None)
+    if catch_stop:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: requests.stop())
+    ranks, device = _join(plan, rank, store)
+    task = open_task(config, str(cache_home()))
+    _keep_assets(run, task, first)
+    from lockstep.on_torch.engine import TorchEngine
+
+    engine = TorchEngine(task, plan, config.optimizer, ranks, device)
+    saved = load(Path(attempt.resume)) if attempt.resume else None
+    feed = Feed(plan, rank.device, task.train_data(), task.eval_data(), engine.stage, saved.step if saved else 0, config.data.prefetch)
+    journal = Journal(run.journal) if first else None
+    record: Callable[[Event], None] = journal.record if journal else lambda event: None
+    writer = _store(run, plan, config, rank, attempt, first, record, journal)
+    try:
+        _, outcome = train(plan, engine, feed, writer, record, Pulse(run.logs / f"pulse-{rank.index}"), requests, task.summarize, saved, attempt.stop_at)
+    except BaseException:
+        writer.abandon()
+        raise
+    finally:
+        feed.close()
+        if journal:
+            journal.close()
+    _leave(ranks)
+    return outcome
+
+
+def _join(plan: Plan, rank: Rank, store: Any) -> tuple[Any, Any]:
+    """Threads, device and process group."""
+    import torch
+    import torch.distributed as dist
+
+    from lockstep.on_torch.collectives import Ranks
+
+    torch.set_num_threads(plan.threads)
+    device = torch.device(plan.devices[rank.device].place)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if plan.backend == "none":
+        return Ranks(), device
+    where: dict[str, Any] = {"store": store, "rank": rank.index, "world_size": rank.world} if store is not None else {}
+    dist.init_process_group(plan.backend, timeout=_JOIN, device_id=device if plan.backend == "nccl" else None, **where)
+    return Ranks(dist.group.WORLD), device
+
+
+def _leave(ranks: Any) -> None:
+    if ranks.group is not None:
+        import torch.distributed as dist
+
+        dist.barrier(ranks.group)  # nobody takes the rendezvous away while another still needs it
+        dist.destroy_process_group()
+
+
+def _store(run: Run, plan: Plan, config: Config, rank: Rank, attempt: Attempt, first: bool, record: Callable[[Event], None], journal: Journal | None) -> Store:
+    values = flatten(config)
+
+    def meta(step: int) -> dict[str, Any]:
+        position = plan.order.position(step)
+        return {"step": step, "epoch": position.epoch, "consumed": position.first, "config": values, "fixed": plan.to_json()["fixed"], "versions": _versions()}
+
+    def published(save: Published) -> None:
+        record(Event("saved", save.step, {"path": save.path, "bytes": save.bytes, "seconds": save.seconds, "blocked_seconds": save.blocked}))
+
+    return Store(run.checkpoints, rank.index, rank.world, plan.keep, attempt.name, first, meta, published, journal.sync if journal else lambda: None)
+
+
+def _versions() -> dict[str, str]:
+    import torch
+
+    return {"lockstep": __version__, "torch": torch.__version__, "python": sys.version.split()[0]}
+
+
+def _keep_assets(run: Run, task: Any, first: bool) -> None:
+    """Copies of what the model's use needs beside its weights (a tokenizer)."""
+    if first:
+        for name, source in task.assets().items():
+            run.assets.mkdir(exist_ok=True)
+            shutil.copyfile(source, run.assets / name)
+
+
+def guarded(attempt: Attempt, rank: Rank, **how: Any) -> int:
+    """work(), its failure left as a note for the launcher. Returns the exit code."""
+    logs = Run(Path(attempt.run)).logs
+    try:
+        work(attempt, rank, **how)
+        return 0
+    except BaseException as error:
+        traceback.print_exc()
+        note = note_of(rank.index, error)
+        with suppress(OSError):  # a full disk is what may have failed; the log and exit code remain
+            write_note(logs, note)
+        return note.exit_code
+
+
+def joined(rank: Rank, loaded: Loaded, options: Options, headless: bool) -> int:
+    """This process as a rank that torchrun started. The first rank prepares the run and tells the others. Returns the exit code."""
+    from torch.distributed import PrefixStore, rendezvous
+
+    die_with(os.getppid())
+    store, _, _ = next(rendezvous("env://", timeout=_JOIN))
+    if rank.index:
+        store.wait(["lockstep/attempt"], _JOIN)
+        answer = store.get("lockstep/attempt").decode()
+        return guarded(Attempt.from_json(answer), rank, store=PrefixStore("ranks", store), catch_stop=True) if answer else UserError.exit_code
+    try:
+        prepared = prepare(_on_ranks(loaded, rank.world), options)
+    except BaseException:
+        store.set("lockstep/attempt", "")
+        raise
+    if prepared.done:
+        store.set("lockstep/attempt", "")
+        return 0
+    store.set("lockstep/attempt", prepared.attempt.to_json())
+    with showing(view(prepared.plan, prepared.run.home, headless), prepared.run.journal, prepared.begin):
+        return guarded(prepared.attempt, rank, store=PrefixStore("ranks", store), catch_stop=True)
+
+
+def _on_ranks(loaded: Loaded, world: int) -> Loaded:
+    """The config on as many devices as ranks were started. UserError: it asks for other ones."""
+    devices = loaded.config.devices
+    gpus = len(probe().devices)
+    use = devices.use if devices.use not in {"auto", "all"} else (",".join(map(str, range(world))) if gpus else f"cpu:{world}")
+    if use == "cpu":
+        use = f"cpu:{world}"
+    config = loaded.config.model_copy(update={"devices": devices.model_copy(update={"use": use})})
+    count = len(choose_devices(config, probe(), {}))
+    if count != world:
+        raise UserError(f"torchrun started {world} ranks; devices {devices.use} names {count}", f"--nproc_per_node={count}, or leave --devices out", "devices.use")
+    return replace(loaded, config=config)
+
+
+def main(argument: str) -> None:
+    """A rank started by our launcher: `python -m lockstep.launch.worker ATTEMPT`."""
+    attempt = Attempt.from_json(argument)
+    die_with(int(os.environ[_LAUNCHER]))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher owns signals
+    rank = rank_from({"TORCHELASTIC_RUN_ID": "", **os.environ})
+    assert rank is not None
+    _log_to(Run(Path(attempt.run)).logs / f"rank-{rank.index}.log")
+    code = guarded(attempt, rank)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # not waiting for a collective's threads that a lost rank left hanging
+
+
+def _log_to(path: Path) -> None:
+    """All that this process and its libraries print goes to a file."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,56 @@
+"""A plan in words: the banner of a run, and the whole table of `lockstep plan`."""
+
+from collections import Counter
+from collections.abc import Mapping
+
+from lockstep.core.dealing import slots
+from lockstep.core.plan import Plan
+from lockstep.units import show_bytes, show_count
+
+
+def banner(plan: Plan) -> list[str]:
+    """What matters of a plan, in a few lines."""
+    held = sum(term.bytes for term in plan.memory)
+    room = min(device.memory for device in plan.devices)
+    over = f" over {plan.backend}" if plan.backend != "none" else ""
+    several = "multi-GPU enabled" if plan.devices[0].kind == "cuda" else "CPU ranks"
+    lines = [
+        f"plan   world {plan.world}   {plan.strategy}{over}   {plan.precision}   {_devices(plan)}",
+        f"       {arithmetic(plan)}   lr {plan.schedule.peak:.3g} ({plan.because['lr']})",
+        f"       {plan.steps} steps of {plan.batch} samples; an epoch is {plan.order.steps_per_epoch}   memory {show_bytes(held)} of {show_bytes(room)} a device (estimate)",
+        f"       Running on {plan.world} device{'s' if plan.world > 1 else ''}" + (f" ({several})" if plan.world > 1 else ""),
+    ]
+    return lines + [f"warn   {warning}" for warning in plan.warnings]
+
+
+def arithmetic(plan: Plan) -> str:
+    """'batch 256 = 4 devices x 16 x 4 rounds', or the slots where they are unequal."""
+    sizes = [last - first for first, last in slots(plan.batch, plan.micro)]
+    if plan.batch == plan.world * plan.micro * plan.rounds:
+        return f"batch {plan.batch} = {plan.world} device{'s' if plan.world > 1 else ''} x {plan.micro} x {plan.rounds} round{'s' if plan.rounds > 1 else ''}"
+    parts = " + ".join(f"{count} slot{'s' if count > 1 else ''} of {size}" for size, count in Counter(sizes).items())
+    return f"batch {plan.batch} = {parts}, over {plan.world} devices in {plan.rounds} round{'s' if plan.rounds > 1 else ''}"
+
+
+def _devices(plan: Plan) -> str:
+    names = Counter(device.name for device in plan.devices)
+    shown = ", ".join(f"{count} x {name}" if count > 1 else name for name, count in names.items())
+    return f"{shown}; {plan.because['devices']}"
+
+
+def table(plan: Plan, origins: Mapping[str, str], values: Mapping[str, object], formulas: Mapping[str, str]) -> str:
+    """Every decision with its reason, the memory terms, and where each config value came from."""
+    decisions = {
+        "devices": ", ".join(device.place for device in plan.devices), "strategy": plan.strategy, "sync": plan.backend, "precision": plan.precision,
+        "batch": arithmetic(plan), "micro": f"{plan.micro} samples a slot", "steps": plan.steps, "lr": f"{plan.schedule.peak:.6g}", "threads": f"{plan.threads} a rank",
+    }
+    lines = [*banner(plan), "", "decision    value, because"]
+    lines += [f"  {name:<10}{value}: {plan.because[name]}" for name, value in decisions.items()]
+    lines += ["", f"memory on each device (estimate): {plan.because['memory']}"]
+    lines += [f"  {term.name:<12}{show_bytes(term.bytes):>10}   {term.formula}" for term in plan.memory]
+    if plan.flops_per_step:
+        peak = f"; peak {show_count(plan.peak_flops)}FLOP/s" if plan.peak_flops else "; the devices' peak is not on file, so TFLOP/s are shown instead of MFU"
+        lines += ["", f"compute     {show_count(plan.flops_per_step)}FLOP a step: {formulas.get('flops', '')}{peak}"]
+    lines += ["", "config value                                    from"]
+    lines += [f"  {f'{key} = {value}':<45} {origins.get(key, 'default')}" for key, value in values.items()]
+    return "\n".join(lines)

@@ -1,0 +1,183 @@
+"""What a person sees of a run: sentences with numbers, made from the journal's events.
+
+On a terminal a progress bar carries the latest step; redirected, one plain flushed line every `log_every` steps or
+thirty seconds; headless, the journal's own lines and nothing else.
+"""
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+from rich.console import Console as Terminal
+from rich.progress import BarColumn, Progress, TextColumn
+
+from lockstep.core.events import Event
+from lockstep.core.plan import Plan
+from lockstep.observe.banner import banner
+from lockstep.observe.journal import follow
+from lockstep.units import show_bytes, show_count, show_seconds
+
+_AT_LEAST_EVERY = 30.0
+
+
+class View(Protocol):
+    def show(self, event: Event) -> None: ...
+    def close(self) -> None: ...
+
+
+class Headless:
+    """JSON lines on stdout."""
+
+    def show(self, event: Event) -> None:
+        sys.stdout.write(event.line())
+        sys.stdout.flush()
+
+    def close(self) -> None:
+        pass
+
+
+class Pace:
+    """Seconds a step, smoothed over some twenty of them."""
+
+    def __init__(self) -> None:
+        self.seconds: float | None = None
+
+    def add(self, event: Event) -> None:
+        if event.kind == "step":
+            new = float(event.values["seconds"])
+            self.seconds = new if self.seconds is None else 0.95 * self.seconds + 0.05 * new
+
+
+class Plain:
+    """One line for what is worth one. write: takes a line."""
+
+    def __init__(self, plan: Plan, run: Path, write: Callable[[str], None] | None = None) -> None:
+        self._plan, self._run = plan, run
+        self._write = write or (lambda line: print(line, flush=True))
+        self._last = time.monotonic()
+        self._pace = Pace()
+
+    def show(self, event: Event) -> None:
+        self._pace.add(event)
+        if event.kind == "step":
+            if event.step % self._plan.every.log and event.step != self._plan.steps and time.monotonic() - self._last < _AT_LEAST_EVERY:
+                return
+            self._last = time.monotonic()
+        for line in lines(event, self._plan, self._run, self._pace.seconds):
+            self._write(line)
+
+    def close(self) -> None:
+        pass
+
+
+class Rich:
+    """A bar with the latest step's figures; other events scroll above it."""
+
+    def __init__(self, plan: Plan, run: Path) -> None:
+        self._terminal = Terminal(highlight=False, soft_wrap=True)
+        self._plain = Plain(plan, run, lambda line: self._terminal.print(line, markup=False))
+        self._plan, self._run = plan, run
+        self._pace = Pace()
+        self._bar = Progress(TextColumn("{task.description}", markup=False), BarColumn(bar_width=24), console=self._terminal, transient=True, refresh_per_second=4)
+        self._task = self._bar.add_task("starting", total=plan.steps)
+        self._bar.start()
+
+    def show(self, event: Event) -> None:
+        self._pace.add(event)
+        if event.kind == "step":
+            self._bar.update(self._task, completed=event.step, description=lines(event, self._plan, self._run, self._pace.seconds)[0])
+            if event.step % (self._plan.every.log * 10) == 0 or event.values.get("skipped"):
+                self._plain.show(event)
+        else:
+            self._plain.show(event)
+
+    def close(self) -> None:
+        self._bar.stop()
+
+
+def lines(event: Event, plan: Plan, run: Path, pace: float | None = None) -> list[str]:
+    """An event as console lines. pace: seconds a step, for the time left."""
+    values = event.values
+    if event.kind == "planned":
+        return [*banner(plan), f"run    {run}"]
+    if event.kind == "step":
+        return [_step(event.step, values, plan, pace or values["seconds"])]
+    if event.kind == "evaluated":
+        shown = "  ".join(f"{name} {value:.4f}" for name, value in values.items() if name not in {"seconds", "best_loss", "best_step"})
+        best = "  best so far" if values["best_step"] == event.step else f"  best {values['best_loss']:.4f} at step {values['best_step']}"
+        return [f"eval   step {event.step}  {shown}{best}  ({show_seconds(values['seconds'])})"]
+    if event.kind == "saved":
+        return [f"saved  step {event.step}  {show_bytes(values['bytes'])} in {show_seconds(values['seconds'])} (blocked {show_seconds(values['blocked_seconds'])})  {values['path']}"]
+    if event.kind == "sampled":
+        return [line for text in values["texts"] for line in ["sample", *(f"  | {row}" for row in printable(text).splitlines())]]
+    if event.kind == "resumed":
+        return [f"resume step {event.step}  {values['text']}"]
+    if event.kind == "stopped":
+        return [f"stop   step {event.step} of {plan.steps}; the same command goes on from here  {run}"]
+    if event.kind == "finished":
+        return _finished(event, plan, run)
+    if event.kind in {"warned", "slow", "restarted"}:
+        return [f"warn   {values.get('text', '')}"]
+    return []
+
+
+def _step(step: int, values: dict[str, Any], plan: Plan, pace: float) -> str:
+    def figure(name: str, form: str) -> str:
+        value = values.get(name)
+        return "not finite" if value is None else format(value, form)
+
+    parts = [f"step   {step}/{plan.steps}", f"loss {figure('loss', '.4f')}", f"grad {figure('grad_norm', '.3f')}", f"lr {values['lr']:.2e}"]
+    rate = values.get("tokens_per_second")
+    parts.append(f"{show_count(rate)} tok/s" if rate else f"{show_count(values['samples_per_second'])} samples/s")
+    if "mfu" in values:
+        parts.append(f"MFU {values['mfu']:.1%}")
+    elif "flops_per_second" in values:
+        parts.append(f"{values['flops_per_second'] / 1e12:.3f} TFLOP/s")
+    parts.append(f"wait {values['wait_seconds'] / values['seconds']:.1%}")
+    parts.append(f"mem {show_bytes(values['memory_bytes'])}")
+    parts.append(f"left {show_seconds((plan.steps - step) * pace)}")
+    return "  ".join(parts) + ("  update left out" if values.get("skipped") else "")
+
+
+def _finished(event: Event, plan: Plan, run: Path) -> list[str]:
+    values = event.values
+    entropy = plan.reference.get("unigram_entropy")
+    loss = ""
+    if "loss" in values:
+        loss = f"  validation loss {values['loss']:.4f} nats" + (f" (single-token entropy of the corpus {entropy:.4f})" if entropy else "")
+    skipped = f"  {values['skipped']} updates left out" if values["skipped"] else ""
+    return [f"done   {event.step} steps in {show_seconds(values['seconds'])}  goodput {values['goodput']:.0%}{loss}{skipped}  {run}"]
+
+
+def printable(text: str) -> str:
+    """A model's text without what would move a terminal's cursor or colour it."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def view(plan: Plan, run: Path, headless: bool) -> View:
+    if headless:
+        return Headless()
+    return Rich(plan, run) if sys.stdout.isatty() else Plain(plan, run)
+
+
+@contextmanager
+def showing(chosen: View, journal: Path, start: int) -> Iterator[None]:
+    """Show a journal's events from byte `start` on, in a thread, until the block ends; then the rest of it."""
+    stop = threading.Event()
+
+    def work() -> None:
+        for event in follow(journal, stop, start):
+            chosen.show(event)
+
+    thread = threading.Thread(target=work, name="console", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+        chosen.close()

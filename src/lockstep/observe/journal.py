@@ -1,0 +1,105 @@
+"""journal.jsonl: what happened in a run, one JSON line each. Written by one rank; console, trackers and reports only read it.
+
+Lines reach the file whole, in one O_APPEND write, at most half a second late; at once for every kind but `step`.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from lockstep.core.events import Event
+
+_DELAY = 0.5
+
+
+class Journal:
+    """The one writer of a run's journal. RunError-free: an OSError passes through."""
+
+    def __init__(self, path: Path) -> None:
+        mend(path)
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        self._lines: list[str] = []
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        threading.Thread(target=self._flush_now_and_then, name="journal", daemon=True).start()
+
+    def record(self, event: Event) -> None:
+        with self._lock:
+            self._lines.append(event.line())
+        if event.kind != "step":
+            self.flush()
+
+    def flush(self) -> None:
+        with self._lock:
+            text, self._lines = "".join(self._lines).encode(), []
+            if text:
+                os.write(self._descriptor, text)
+
+    def sync(self) -> None:
+        """On disk when this returns; before a checkpoint is published, so that no checkpoint is ahead of its journal."""
+        self.flush()
+        os.fsync(self._descriptor)
+
+    def close(self) -> None:
+        self._closed.set()
+        self.flush()
+
+    def _flush_now_and_then(self) -> None:
+        while not self._closed.wait(_DELAY):
+            self.flush()
+
+
+def append(path: Path, event: Event) -> None:
+    """One line, where no Journal is open: by the launcher."""
+    with open(path, "ab", buffering=0) as file:
+        file.write(event.line().encode())
+
+
+def mend(path: Path) -> None:
+    """Cut a last line that a kill left without its end."""
+    if not path.exists():
+        return
+    with open(path, "rb+") as file:
+        size = file.seek(0, os.SEEK_END)
+        back = min(size, 1 << 20)
+        file.seek(size - back)
+        tail = file.read(back)
+        if tail and not tail.endswith(b"\n"):
+            file.truncate(size - back + tail.rfind(b"\n") + 1)
+
+
+def read(path: Path) -> list[Event]:
+    """The events that count: a `resumed` at step s voids the step, evaluated and saved lines beyond s before it."""
+    events: list[Event] = []
+    for event in _lines(path):
+        if event.kind == "resumed":
+            events = [e for e in events if e.step <= event.step or e.kind not in {"step", "evaluated", "saved", "sampled"}]
+        events.append(event)
+    return events
+
+
+def _lines(path: Path) -> Iterator[Event]:
+    with open(path, "rb") as file:
+        for line in file:
+            if line.endswith(b"\n"):
+                yield Event.from_line(line.decode())
+
+
+def follow(path: Path, stop: threading.Event, start: int = 0, pause: float = 0.1) -> Iterator[Event]:
+    """Events as they are written, from byte `start` on, until stop is set and the file is read to its end."""
+    position, rest = start, b""
+    while True:
+        ending = stop.is_set()
+        if path.exists():
+            with open(path, "rb") as file:
+                file.seek(position)
+                new = file.read()
+            position += len(new)
+            *lines, rest = (rest + new).split(b"\n")
+            for line in lines:
+                yield Event.from_line(line.decode())
+        if ending:
+            return
+        time.sleep(pause)

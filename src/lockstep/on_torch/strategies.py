@@ -1,0 +1,65 @@
+"""How a model is laid out over ranks. A strategy is one class here, one formula in core/memory.py and one entry in STRATEGIES."""
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from lockstep.on_torch.collectives import BucketSum, Ranks
+
+
+class Strategy(Protocol):
+    def place(self, model: nn.Module) -> nn.Module:
+        """The module to call in a step; gradients land in the parameters of `model`."""
+        ...
+
+    def round(self, last: bool, real: bool) -> AbstractContextManager[Any]:
+        """Around forward and backward of one slot. The last round leaves the sum over all ranks in the gradients."""
+        ...
+
+    def norm(self, gradients: Iterable[torch.Tensor]) -> torch.Tensor:
+        """The norm of the whole gradient, after the reduction; float64, the same on every rank."""
+        ...
+
+
+class Single:
+    """One device."""
+
+    def __init__(self, ranks: Ranks, device: torch.device) -> None:
+        self._device = device
+
+    def place(self, model: nn.Module) -> nn.Module:
+        return model
+
+    def round(self, last: bool, real: bool) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def norm(self, gradients: Iterable[torch.Tensor]) -> torch.Tensor:
+        norms = torch._foreach_norm(list(gradients))
+        return torch.linalg.vector_norm(torch.stack(norms).double())
+
+
+class DDP(Single):
+    """Every device holds the whole model; gradients are summed once a step, overlapped with the last backward pass."""
+
+    def __init__(self, ranks: Ranks, device: torch.device) -> None:
+        super().__init__(ranks, device)
+        assert ranks.group is not None
+        self._sum = BucketSum(ranks.group)
+
+    def place(self, model: nn.Module) -> nn.Module:
+        self._placed = DistributedDataParallel(
+            model, device_ids=[self._device.index] if self._device.type == "cuda" else None,
+            process_group=self._sum.group, gradient_as_bucket_view=True, broadcast_buffers=False)
+        self._placed.register_comm_hook(self._sum, BucketSum.hook)
+        return self._placed
+
+    def round(self, last: bool, real: bool) -> AbstractContextManager[Any]:
+        self._sum.real = real
+        return nullcontext() if last else self._placed.no_sync()
+
+
+STRATEGIES: dict[str, Callable[[Ranks, torch.device], Strategy]] = {"single": Single, "ddp": DDP}

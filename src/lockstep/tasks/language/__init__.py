@@ -1,0 +1,1 @@
+"""A decoder that learns to continue text."""

@@ -1,0 +1,167 @@
+"""The language task: a decoder, a corpus, next-token cross-entropy."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from lockstep.core.config import Config
+from lockstep.core.facts import Facts
+from lockstep.core.mean import Mean
+from lockstep.core.order import Ids
+from lockstep.core.protocols import Arrays, Source
+from lockstep.data.tokens import IGNORED, TokenWindows, window_count
+from lockstep.errors import UserError
+from lockstep.tasks.language.corpus import Corpus, prepare
+from lockstep.tasks.language.fields import LanguageData, LanguageModel
+from lockstep.tasks.language.tokenizer import Bytes, Library, Tokenizer
+from lockstep.tasks.language.torch_model import Decoder, initial_std
+
+
+TOKENIZER = "tokenizer.json"  # as a run directory's assets keep it
+
+
+class LanguageTask:
+    """model, data: the config's sections. cache: where token files are kept."""
+
+    def __init__(self, model: LanguageModel, data: LanguageData, cache: Path) -> None:
+        self.fields, self.data = model, data
+        self.corpus = prepare(data, cache)
+        self.vocab = _vocabulary(model, data, self.corpus)
+        self.length = model.max_seq_len
+        self._split = self.corpus.count - int(self.corpus.count * data.validation)
+        if window_count(self._split, self.length) < 1 or self._split <= self.length:
+            raise UserError(f"{self.corpus.count} tokens, {self._split} of them to train on, are too few for one sample of {self.length}",
+                            f"more text, or --seq-len {max(1, self._split // 8)}", "data.source")
+
+    def facts(self) -> Facts:
+        with torch.device("meta"):
+            model = self.model()
+        params = sum(p.numel() for p in model.parameters())
+        head = self.vocab * self.fields.hidden_size
+        matrices = sum(p.numel() for name, p in model.named_parameters() if p.ndim == 2 and not name.startswith(("embed_tokens", "lm_head"))) + head
+        f, length = self.fields, self.length
+        per_token = 6 * matrices + 6 * f.num_layers * f.hidden_size * length
+        kept = f.num_layers * (9 * f.hidden_size + 3 * f.groups * f.head_size + 4 * f.inner) + 2 * f.hidden_size + 3 * self.vocab
+        held_out = self.eval_data()
+        return Facts(
+            samples=window_count(self._split, length), eval_samples=len(held_out) if held_out else 0, tokens_per_sample=length,
+            params=params, trainable=params, blocks=f.num_layers, bytes_per_sample=4 * length * kept, flops_per_sample=float(per_token * length),
+            coupled=(), fingerprint=f"{self.corpus.sha256}/{self._split}/{length}",
+            formulas={
+                "flops": f"6 x {matrices} matrix weights + 6 x layers x hidden x length (causal attention), a token; Kaplan et al. 2020, Chowdhery et al. 2022",
+                "bytes_per_sample": "4 B x length x (layers x (9 hidden + 3 kv + 4 inner) + 2 hidden + 3 vocab), counted from torch_model.py"},
+            reference={"unigram_entropy": self.corpus.entropy, "tokens": self.corpus.count, "vocabulary": self.vocab},
+        )
+
+    def train_data(self) -> Source:
+        return TokenWindows(Path(self.corpus.path), self.corpus.dtype, 0, self._split, self.length)
+
+    def eval_data(self) -> Source | None:
+        windows = TokenWindows(Path(self.corpus.path), self.corpus.dtype, self._split, self.corpus.count, self.length)
+        if not len(windows) or self.data.eval_samples == 0:
+            return None
+        return Spread(windows, min(len(windows), self.data.eval_samples or len(windows)))
+
+    def model(self) -> Decoder:
+        return Decoder(self.fields, self.vocab)
+
+    def initial_std(self, name: str, shape: tuple[int, ...]) -> float | None:
+        return initial_std(name, self.fields)
+
+    def loss(self, model: Any, batch: Arrays) -> Mean:
+        logits = model(batch["tokens"])
+        labels = batch["labels"]
+        return Mean(F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum"), (labels != IGNORED).sum())
+
+    def eval_names(self) -> tuple[str, ...]:
+        return ("loss_sum", "correct", "tokens")
+
+    def evaluate(self, model: Any, batch: Arrays) -> Mapping[str, Any]:
+        logits = model(batch["tokens"])
+        labels = batch["labels"]
+        real = labels != IGNORED
+        loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum")
+        return {"loss_sum": loss, "correct": ((logits.argmax(-1) == labels) & real).sum(), "tokens": real.sum()}
+
+    def summarize(self, sums: Mapping[str, float]) -> dict[str, float]:
+        loss = sums["loss_sum"] / sums["tokens"]
+        return {"loss": loss, "perplexity": float(np.exp(min(loss, 700.0))), "accuracy": sums["correct"] / sums["tokens"]}
+
+    def sample(self, model: Any, seed: int) -> list[str]:
+        tokenizer = self.corpus.decoder()
+        if not self.corpus.size:
+            return []  # raw tokens without a tokenizer can't be shown
+        return [generate(model, tokenizer, prompt, self.data.sample_tokens, 0.8, seed, self.length) for prompt in self.data.prompts]
+
+    def assets(self) -> Mapping[str, Path]:
+        return {} if self.corpus.tokenizer == "bytes" else {TOKENIZER: Path(self.corpus.tokenizer)}
+
+
+class Spread:
+    """`count` samples spread evenly over a source."""
+
+    def __init__(self, source: Source, count: int) -> None:
+        self._source, self._count = source, count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, ids: Ids) -> Mapping[str, Any]:
+        return self._source[np.asarray(ids) * len(self._source) // self._count]
+
+
+@torch.no_grad()
+def generate(model: Any, tokenizer: Tokenizer, prompt: str, tokens: int, temperature: float, seed: int, context: int) -> str:
+    """prompt and its continuation by `tokens` tokens. temperature 0: always the likeliest. The same seed gives the same text."""
+    device = next(model.parameters()).device
+    ids = [int(i) for i in tokenizer.encode([prompt.encode()])] or [10 if tokenizer.size > 10 else 0]
+    random = np.random.default_rng(seed)
+    for _ in range(tokens):
+        window = torch.tensor([ids[-context:]], dtype=torch.int64, device=device)
+        logits = model(window)[0, -1].double().cpu().numpy()[: tokenizer.size]
+        if temperature == 0:
+            ids.append(int(logits.argmax()))
+            continue
+        weights = np.exp((logits - logits.max()) / temperature)
+        ids.append(int(random.choice(len(weights), p=weights / weights.sum())))
+    return tokenizer.decode(ids)
+
+
+def open_saved(config: Config, assets: Path, shapes: Mapping[str, tuple[int, ...]]) -> tuple[Decoder, Callable[[Any, str, int, float, int], str]]:
+    """What a checkpoint's weights go into, and how it continues a prompt (model, prompt, tokens, temperature, seed); the corpus is not needed.
+
+    UserError: the run was trained on raw tokens, so that nothing says what they mean.
+    """
+    fields, data = config.model, config.data
+    assert isinstance(fields, LanguageModel) and isinstance(data, LanguageData)
+    raw = any(source.endswith(".bin") for source in data.sources)
+    if raw and not (assets / TOKENIZER).exists():
+        raise UserError("this run was trained on raw tokens without a tokenizer: what they mean is not known", "train with data.tokenizer=PATH of their tokenizer.json", "data.tokenizer")
+    tokenizer: Tokenizer = Library(assets / TOKENIZER) if (assets / TOKENIZER).exists() else Bytes()
+
+    def speak(model: Any, prompt: str, tokens: int, temperature: float, seed: int) -> str:
+        return generate(model, tokenizer, prompt, tokens, temperature, seed, fields.max_seq_len)
+
+    return Decoder(fields, shapes["embed_tokens.weight"][0]), speak
+
+
+def open_task(config: Config, cache: str) -> LanguageTask:
+    assert isinstance(config.model, LanguageModel) and isinstance(config.data, LanguageData)
+    return LanguageTask(config.model, config.data, Path(cache))
+
+
+def _vocabulary(model: LanguageModel, data: LanguageData, corpus: Corpus) -> int:
+    """How many tokens the model knows."""
+    if not corpus.size and model.vocab_size is None:
+        raise UserError(f"{data.sources[0]} holds raw tokens; their vocabulary is not known", "--set model.vocab_size=N, or --set data.tokenizer=PATH of their tokenizer.json", "model.vocab_size")
+    vocab = model.vocab_size or corpus.size
+    if corpus.size > vocab:
+        raise UserError(f"model.vocab_size is {vocab}; the tokenizer {data.tokenizer} has {corpus.size} tokens", f"--set model.vocab_size={corpus.size}, or leave it out", "model.vocab_size")
+    if corpus.top >= vocab:
+        hint = "; --set data.token_dtype=uint16, if that is what it holds" if data.token_dtype == "uint32" and corpus.top >= 1 << 16 and not corpus.size else ""
+        raise UserError(f"the data has token id {corpus.top}; the vocabulary is {vocab}", f"--set model.vocab_size={corpus.top + 1}{hint}", "model.vocab_size")
+    return vocab

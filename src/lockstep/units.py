@@ -1,0 +1,30 @@
+"""Bytes, seconds and counts as people write and read them. Sizes are binary (GiB), counts decimal (1.1M)."""
+
+import math
+
+_BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_DECIMAL = ("", "k", "M", "G", "T", "P", "E")
+
+
+def show_bytes(count: float) -> str:
+    """1536 -> '1.5 KiB'."""
+    power = min(int(math.log(count, 1024)), len(_BINARY) - 1) if count >= 1 else 0
+    return f"{count / 1024**power:.{1 if power else 0}f} {_BINARY[power]}"
+
+
+def show_count(count: float) -> str:
+    """1_058_176 -> '1.06M'."""
+    power = min(int(math.log(abs(count), 1000) + 1e-12), len(_DECIMAL) - 1) if abs(count) >= 1 else 0
+    return f"{count:.3g}" if not power else f"{count / 1000**power:.3g}{_DECIMAL[power]}"
+
+
+def show_seconds(seconds: float) -> str:
+    """0.0083 -> '8 ms'; 75 -> '1m15s'; 7300 -> '2h01m'."""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes}m{rest:02d}s"
+    return f"{minutes // 60}h{minutes % 60:02d}m"
