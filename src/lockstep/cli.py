@@ -14,6 +14,7 @@ from lockstep.errors import LockstepError, UserError
 
 if TYPE_CHECKING:
     from lockstep.core.config import Loaded
+    from lockstep.core.document import Document
 
 # flag -> config key, for flags that only name a value. The names after the first are those of other tools, kept out of help.
 _VALUES: list[tuple[tuple[str, ...], str, Any, str]] = [
@@ -209,35 +210,42 @@ def _load(flags: dict[str, Any], say: bool) -> "Loaded":
     return load(document, Tasks(), file.stem if file else "run")
 
 
-def _apply_flags(document: Any, flags: dict[str, Any]) -> None:
+def _apply_flags(document: "Document", flags: dict[str, Any]) -> None:
     """Flags that mean more than one value, or a value of another form."""
     if flags["data"] is not None:
         document.set("data.source", flags["data"], "-d")
-    given = [name for name, value in (("--devices", flags["devices"]), ("--gpus", flags["gpus"]), ("--num-gpus", flags["num_gpus"])) if value is not None]
-    if len(given) > 1:
-        raise UserError(f"{' and '.join(given)} both name devices", "give one of them", given[0])
-    if flags["gpus"] is not None:
-        if flags["gpus"].startswith("cpu"):
-            raise UserError(f"--gpus {flags['gpus']} names no GPU", f"--devices {flags['gpus']}", "--gpus")
-        document.set("devices.use", flags["gpus"], "--gpus")
-    if flags["num_gpus"] is not None:
-        count = flags["num_gpus"]
-        if count < 0:
-            raise UserError(f"--num-gpus {count}", "a number of GPUs, or 0 for all", "--num-gpus")
-        document.set("devices.use", ",".join(map(str, range(count))) or "all", "--num-gpus")
     for flag, key, value in (("no_amp", "train.precision", "f32"), ("bf16", "train.precision", "bf16"), ("spawn", "devices.launcher", "spawn")):
         if flags[flag]:
             document.set(key, value, f"--{flag.replace('_', '-')}")
-    if flags["epochs"] is not None and flags["max_steps"]:
-        raise UserError(f"--epochs {flags['epochs']:g} and --max-steps {flags['max_steps']} both fix the length", "give one of them", "--max-steps")
-    if flags["max_steps"] == 0 and flags["epochs"] is None:
-        raise UserError("--max-steps 0 means whole epochs", "say how many: --epochs N", "--max-steps")
-    if flags["epochs"] is not None:
-        document.set("train.steps", f"{flags['epochs']:g}ep", "--epochs")
-    elif flags["max_steps"] is not None:
-        document.set("train.steps", flags["max_steps"], "--max-steps")
+    _apply_devices(document, flags["devices"], flags["gpus"], flags["num_gpus"])
+    _apply_length(document, flags["epochs"], flags["max_steps"])
     if flags["warmup_epochs"] is not None:
         document.set("schedule.warmup", f"{flags['warmup_epochs']:g}ep", "--warmup-epochs")
+
+
+def _apply_devices(document: "Document", devices: str | None, gpus: str | None, count: int | None) -> None:
+    given = [flag for flag, value in (("--devices", devices), ("--gpus", gpus), ("--num-gpus", count)) if value is not None]
+    if len(given) > 1:
+        raise UserError(f"{' and '.join(given)} both name devices", "give one of them", given[0])
+    if gpus is not None:
+        if gpus.startswith("cpu"):
+            raise UserError(f"--gpus {gpus} names no GPU", f"--devices {gpus}", "--gpus")
+        document.set("devices.use", gpus, "--gpus")
+    if count is not None:
+        if count < 0:
+            raise UserError(f"--num-gpus {count}", "a number of GPUs, or 0 for all", "--num-gpus")
+        document.set("devices.use", ",".join(map(str, range(count))) or "all", "--num-gpus")
+
+
+def _apply_length(document: "Document", epochs: float | None, steps: int | None) -> None:
+    if epochs is not None and steps:
+        raise UserError(f"--epochs {epochs:g} and --max-steps {steps} both fix the length", "give one of them", "--max-steps")
+    if epochs is None and steps == 0:
+        raise UserError("--max-steps 0 means whole epochs", "say how many: --epochs N", "--max-steps")
+    if epochs is not None:
+        document.set("train.steps", f"{epochs:g}ep", "--epochs")
+    elif steps is not None:
+        document.set("train.steps", steps, "--max-steps")
 
 
 def _terminated(number: int, _: object) -> None:

@@ -159,8 +159,8 @@ def load(document: Document, registry: Registry, name: str = "run") -> Loaded:
 
 
 def config_class(task: str, fields: TaskFields) -> type[Config]:
-    made = create_model(f"{task.capitalize()}Config", __base__=Config, task=(Literal[task], task), model=(fields.model, ...), data=(fields.data, ...))
-    return cast(type[Config], made)
+    own: dict[str, Any] = {"task": (Literal[task], task), "model": (fields.model, ...), "data": (fields.data, ...)}
+    return create_model(f"{task.capitalize()}Config", __base__=Config, **own)
 
 
 def apply_batch_flags(document: Document, batch_size: int | None, grad_accum: int | None, global_batch: int | None) -> None:

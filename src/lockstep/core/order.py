@@ -94,7 +94,7 @@ def permute(positions: Ids, size: int, seed: int, epoch: int) -> Ids:
     Source: Black and Rogaway, "Ciphers with arbitrary finite domains", 2002.
     """
     bits = max(2, (size - 1).bit_length())
-    keys = np.random.SeedSequence((seed, epoch)).generate_state(_ROUNDS, np.uint64)
+    keys = np.random.SeedSequence((seed, epoch)).generate_state(_ROUNDS, np.uint64).astype(np.uint64)
     ids = _feistel(positions.astype(np.uint64), bits, keys)
     outside = np.flatnonzero(ids >= size)
     while outside.size:

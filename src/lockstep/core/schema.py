@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from typing import Any
 
-
 from lockstep.core.config import Registry, config_class
 
 

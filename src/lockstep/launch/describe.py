@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from lockstep import __version__
+import lockstep
 from lockstep.core.config import Config, load
 from lockstep.core.document import Document
 from lockstep.core.facts import Facts
@@ -44,7 +44,7 @@ def describe(config: Config) -> Facts:
 
 def _identity(config: Config) -> Any:
     data = config.data.model_dump(mode="json", exclude=set(config.data.indifferent))
-    return [__version__, config.task, config.engine, config.model.model_dump(mode="json"), data, Tasks().stamp(config)]
+    return [lockstep.__version__, config.task, config.engine, config.model.model_dump(mode="json"), data, Tasks().stamp(config)]
 
 
 def _in_subprocess(config: Config, cache: Path) -> dict[str, Any]:

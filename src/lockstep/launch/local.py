@@ -22,7 +22,7 @@ from lockstep.diagnose.crash import explain, note_of, read_notes
 from lockstep.errors import LockstepError
 from lockstep.launch.files import Run, ask
 from lockstep.launch.prepare import Prepared
-from lockstep.launch.worker import guarded, work
+from lockstep.launch.worker import main, work
 from lockstep.observe.console import showing, view
 from lockstep.observe.journal import append
 
@@ -128,19 +128,20 @@ def _spawn(prepared: Prepared, devices: Devices) -> LockstepError | None:
     """torch.multiprocessing, in a thread, its ranks meeting at a store that this process serves."""
 
     def run() -> Mapping[int, int]:
-        import torch.multiprocessing as mp
-        from torch.distributed import TCPStore
+        from torch._C._distributed_c10d import TCPStore  # public as torch.distributed.TCPStore, where type checkers don't see it
+        from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException, start_processes
 
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # of this thread, and so of its children: Ctrl-C is the launcher's
         store = TCPStore("localhost", devices.port, is_master=True, wait_for_workers=False)
         world = prepared.plan.world
-        context = mp.start_processes(_spawned, (prepared.attempt.to_json(), world, store.port), nprocs=world, join=False, start_method="spawn")
+        context = start_processes(  # type: ignore[no-untyped-call]
+            _spawned, (prepared.attempt.to_json(), world, store.port), nprocs=world, join=False, start_method="spawn")
         assert context is not None
         try:
             while not context.join():
                 pass
             return {}
-        except (mp.ProcessExitedException, mp.ProcessRaisedException):
+        except (ProcessExitedException, ProcessRaisedException):
             return {rank: process.exitcode for rank, process in enumerate(context.processes) if process.exitcode}
 
     return _waited(prepared, run)
@@ -148,8 +149,6 @@ def _spawn(prepared: Prepared, devices: Devices) -> LockstepError | None:
 
 def _spawned(index: int, argument: str, world: int, port: int) -> None:
     os.environ.update(RANK=str(index), LOCAL_RANK=str(index), WORLD_SIZE=str(world), LOCAL_WORLD_SIZE=str(world), MASTER_ADDR="localhost", MASTER_PORT=str(port), TORCHELASTIC_USE_AGENT_STORE="True")
-    from lockstep.launch.worker import main
-
     main(argument)
 
 
@@ -175,6 +174,3 @@ def _waited(prepared: Prepared, run: Callable[[], Mapping[int, int]]) -> Lockste
 def _kill_children() -> None:
     for child in psutil.Process().children(recursive=True):
         child.kill()
-
-
-__all__ = ["guarded", "launch"]

@@ -15,7 +15,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from lockstep import __version__
+import lockstep
 from lockstep.checkpoint.format import load
 from lockstep.checkpoint.store import Published, Store
 from lockstep.core.config import Config, Loaded, flatten
@@ -26,9 +26,9 @@ from lockstep.core.plan import Plan
 from lockstep.core.protocols import Rank
 from lockstep.data.feed import Feed
 from lockstep.diagnose.crash import note_of, write_note
+from lockstep.errors import UserError
 from lockstep.launch.cluster import rank_from
 from lockstep.launch.describe import cache_home, die_with
-from lockstep.errors import UserError
 from lockstep.launch.files import Attempt, ControlFile, Run
 from lockstep.launch.prepare import Options, prepare
 from lockstep.observe.console import showing, view
@@ -131,7 +131,7 @@ def _store(run: Run, plan: Plan, config: Config, rank: Rank, attempt: Attempt, f
 def _versions() -> dict[str, str]:
     import torch
 
-    return {"lockstep": __version__, "torch": torch.__version__, "python": sys.version.split()[0]}
+    return {"lockstep": lockstep.__version__, "torch": torch.__version__, "python": sys.version.split()[0]}
 
 
 def _keep_assets(run: Run, task: Any, first: bool) -> None:
@@ -158,7 +158,8 @@ def guarded(attempt: Attempt, rank: Rank, **how: Any) -> int:
 
 def joined(rank: Rank, loaded: Loaded, options: Options, headless: bool) -> int:
     """This process as a rank that torchrun started. The first rank prepares the run and tells the others. Returns the exit code."""
-    from torch.distributed import PrefixStore, rendezvous
+    from torch.distributed.distributed_c10d import PrefixStore
+    from torch.distributed.rendezvous import rendezvous
 
     die_with(os.getppid())
     store, _, _ = next(rendezvous("env://", timeout=_JOIN))

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import GradBucket  # public as dist.GradBucket, where type checkers don't see it
 
 
 class Ranks:
@@ -36,7 +37,7 @@ class BucketSum:
         self.real = True
 
     @staticmethod
-    def hook(state: "BucketSum", bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def hook(state: "BucketSum", bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         buffer = bucket.buffer()
         if not state.real:
             buffer.zero_()  # not multiplied by 0: a dummy's inf must not become nan

@@ -165,7 +165,7 @@ class TorchEngine:
             return Stats(figures, self.ranks.world, time.perf_counter())
         host = torch.empty(figures.shape, dtype=figures.dtype, pin_memory=True)
         host.copy_(figures, non_blocking=True)
-        ready = torch.cuda.Event()
+        ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
         ready.record()
         return Stats(host, self.ranks.world, ready)
 

@@ -39,7 +39,8 @@ class Single:
 
     def norm(self, gradients: Iterable[torch.Tensor]) -> torch.Tensor:
         norms = torch._foreach_norm(list(gradients))
-        return torch.linalg.vector_norm(torch.stack(norms).double())
+        whole: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms).double())
+        return whole
 
 
 class DDP(Single):

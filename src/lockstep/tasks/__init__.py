@@ -1,9 +1,12 @@
 """The tasks, found by name. Their fields import no engine; their models are imported where they are trained."""
 
 import importlib
+from typing import TYPE_CHECKING
 
 from lockstep.core.config import Config, TaskFields
-from lockstep.core.protocols import Task
+
+if TYPE_CHECKING:  # numpy is not imported for a config error
+    from lockstep.core.protocols import Task
 
 _HERE = ("language",)
 _LATER = ("timeseries", "vision", "huggingface", "diffusion")
@@ -27,7 +30,7 @@ class Tasks:
         return importlib.import_module(f"lockstep.tasks.{config.task}.corpus").stamp(config.data)
 
 
-def open_task(config: Config, cache: str) -> Task:
+def open_task(config: Config, cache: str) -> "Task":
     """The task of a config, its data ready in `cache`. Imports the engine's model code."""
     module = importlib.import_module(f"lockstep.tasks.{config.task}.task")
     made: Task = module.open_task(config, cache)

@@ -20,7 +20,6 @@ from lockstep.tasks.language.fields import LanguageData, LanguageModel
 from lockstep.tasks.language.tokenizer import Bytes, Library, Tokenizer
 from lockstep.tasks.language.torch_model import Decoder, initial_std
 
-
 TOKENIZER = "tokenizer.json"  # as a run directory's assets keep it
 
 
@@ -137,7 +136,8 @@ def open_saved(config: Config, assets: Path, shapes: Mapping[str, tuple[int, ...
     UserError: the run was trained on raw tokens, so that nothing says what they mean.
     """
     fields, data = config.model, config.data
-    assert isinstance(fields, LanguageModel) and isinstance(data, LanguageData)
+    assert isinstance(fields, LanguageModel)
+    assert isinstance(data, LanguageData)
     raw = any(source.endswith(".bin") for source in data.sources)
     if raw and not (assets / TOKENIZER).exists():
         raise UserError("this run was trained on raw tokens without a tokenizer: what they mean is not known", "train with data.tokenizer=PATH of their tokenizer.json", "data.tokenizer")
@@ -150,7 +150,8 @@ def open_saved(config: Config, assets: Path, shapes: Mapping[str, tuple[int, ...
 
 
 def open_task(config: Config, cache: str) -> LanguageTask:
-    assert isinstance(config.model, LanguageModel) and isinstance(config.data, LanguageData)
+    assert isinstance(config.model, LanguageModel)
+    assert isinstance(config.data, LanguageData)
     return LanguageTask(config.model, config.data, Path(cache))
 
 
