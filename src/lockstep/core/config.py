@@ -18,7 +18,7 @@ Precision = Literal["f32", "bf16", "f16", "f64"]
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, defer_build=True)
 
 
 def _duration(value: object) -> int | str:

@@ -66,10 +66,17 @@ def work(attempt: Attempt, rank: Rank, store: Any = None, catch_stop: bool = Fal
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: requests.stop())
     ranks, device = _join(plan, rank, store)
-    task = open_task(config, str(cache_home()))
-    _keep_assets(run, task, first)
+    outcome = train_rank(attempt, plan, config, rank, ranks, device, open_task(config, str(cache_home())), requests)
+    _leave(ranks)
+    return outcome
+
+
+def train_rank(attempt: Attempt, plan: Plan, config: Config, rank: Rank, ranks: Any, device: Any, task: Any, requests: Requests) -> Outcome:
+    """Engine, feed, store and journal of one rank, and the loop over them. ranks, device: torch's."""
     from lockstep.on_torch.engine import TorchEngine
 
+    run, first = Run(Path(attempt.run)), rank.index == 0
+    _keep_assets(run, task, first)
     engine = TorchEngine(task, plan, config.optimizer, ranks, device)
     saved = load(Path(attempt.resume)) if attempt.resume else None
     feed = Feed(plan, rank.device, task.train_data(), task.eval_data(), engine.stage, saved.step if saved else 0, config.data.prefetch)
@@ -85,7 +92,6 @@ def work(attempt: Attempt, rank: Rank, store: Any = None, catch_stop: bool = Fal
         feed.close()
         if journal:
             journal.close()
-    _leave(ranks)
     return outcome
 
 

@@ -1,0 +1,40 @@
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import worlds
+
+
+@pytest.fixture(scope="session")
+def pool() -> Iterator[worlds.Pool]:
+    with worlds.pool() as made:
+        yield made
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache of the session's own, so that no test finds what an older one left."""
+    home = tmp_path_factory.mktemp("cache")
+    os.environ["LOCKSTEP_CACHE"] = str(home)
+    return home
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Some text that is the same everywhere: the squares and their spelling."""
+    path = tmp_path_factory.mktemp("text") / "squares.txt"
+    path.write_text("".join(f"the square of {i} is {i * i}, and of {i + 1} it is {(i + 1) ** 2};\n" for i in range(60)))
+    return path
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """`gpu` tests skip without a GPU, saying so; `long` ones run only when asked for (make test-long)."""
+    import torch
+
+    gpu = torch.cuda.is_available()
+    for item in items:
+        if "gpu" in item.keywords and not gpu:
+            item.add_marker(pytest.mark.skip(reason="no GPU on this machine"))
+        if "long" in item.keywords and "long" not in (config.option.markexpr or ""):
+            item.add_marker(pytest.mark.skip(reason="a long campaign: make test-long"))

@@ -1,0 +1,131 @@
+"""A tiny run on a pool's ranks, through the program's own parts: plan, feed, engine, store, journal and the loop."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from lockstep.checkpoint.format import load
+from lockstep.core.config import Config
+from lockstep.core.config import load as load_config
+from lockstep.core.document import Document
+from lockstep.core.facts import Fixed
+from lockstep.core.machine import Machine
+from lockstep.core.mean import Mean
+from lockstep.core.order import Ids
+from lockstep.core.plan import Plan, fixed_from_json, plan
+from lockstep.core.protocols import Arrays, Rank, Source
+from lockstep.data.tokens import IGNORED
+from lockstep.launch.files import Attempt, Run
+from lockstep.launch.worker import Requests, train_rank
+from lockstep.observe.journal import read
+from lockstep.on_torch.collectives import Ranks
+from lockstep.tasks import Tasks
+from lockstep.tasks.language.fields import LanguageData, LanguageModel
+from lockstep.tasks.language.task import LanguageTask
+
+MACHINE = Machine((), (), 8 << 30, 4)
+
+
+def tiny_values(corpus: Path, **sections: Mapping[str, Any]) -> dict[str, Any]:
+    """A config's values: two layers, sixteen tokens a sample; sections replace some of them."""
+    values: dict[str, Any] = {
+        "model": {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "kv_heads": 2, "intermediate_size": 48, "max_seq_len": 16},
+        "data": {"source": str(corpus), "validation": 0.1}, "batch": {"samples": 10}, "optimizer": {"lr": 3e-3, "clip": 0.5},
+        "schedule": {"warmup": 5}, "train": {"steps": 50, "precision": "f64"}, "devices": {"use": "cpu"},
+    }
+    for name, section in sections.items():
+        values[name] = {**values.get(name, {}), **section}
+    return values
+
+
+def config_of(values: Mapping[str, Any]) -> Config:
+    return load_config(Document(dict(values)), Tasks()).config
+
+
+class Sources:
+    """`keep` samples of a source, some labels of each left out, as many as its id says; the ids that were asked for are kept."""
+
+    def __init__(self, inner: Source, keep: int) -> None:
+        self.inner, self.keep = inner, keep
+        self.asked: list[list[int]] = []
+
+    def __len__(self) -> int:
+        return min(self.keep, len(self.inner))
+
+    def __getitem__(self, ids: Ids) -> Mapping[str, Any]:
+        self.asked.append(ids.tolist())
+        rows = dict(self.inner[ids])
+        length = rows["labels"].shape[1]
+        cut = length - (ids * 7919 % (length - 2))
+        rows["labels"] = np.where(np.arange(length)[None, :] < cut[:, None], rows["labels"], IGNORED)
+        return rows
+
+
+class RaggedTask(LanguageTask):
+    """The language task on 23 samples of ragged token counts. fault: 'mean of means' plants that."""
+
+    def __init__(self, config: Config, cache: Path, fault: str = "") -> None:
+        assert isinstance(config.model, LanguageModel)
+        assert isinstance(config.data, LanguageData)
+        super().__init__(config.model, config.data, cache)
+        self.fault = fault
+        self.source = Sources(super().train_data(), 23)
+
+    def facts(self) -> Any:
+        return replace(super().facts(), samples=len(self.source))
+
+    def train_data(self) -> Source:
+        return self.source
+
+    def loss(self, model: Any, batch: Arrays) -> Mean:
+        loss = super().loss(model, batch)
+        return Mean(loss.sum / loss.weight, 1) if self.fault == "mean of means" else loss
+
+
+@dataclass
+class Outcome:
+    """losses, norms: by step, from the journal. ids: what this rank gathered, step by step. arrays: the last checkpoint's."""
+
+    losses: list[float]
+    norms: list[float]
+    ids: list[list[int]]
+    arrays: dict[str, Any]
+    plan: Plan
+    evaluated: list[dict[str, float]]
+
+
+def train_tiny(index: int, group: dist.ProcessGroup, home: Path, values: Mapping[str, Any], cache: Path, fault: str = "", resume: Path | None = None, stop_at: int | None = None) -> Outcome:
+    """One rank's part. The world is the group's; a world of one is `single`."""
+    config = config_of(values)
+    world = dist.get_world_size(group)
+    task = RaggedTask(config, cache, fault)
+    devices = config.devices.model_copy(update={"use": f"cpu:{world}"})
+    fixed: Fixed | None = fixed_from_json(_manifest(resume)["fixed"]) if resume else None
+    made = plan(config.model_copy(update={"devices": devices}), MACHINE, task.facts(), fixed)
+    if fault == "another order" and index == 1:
+        made = replace(made, fixed=replace(made.fixed, seed=made.fixed.seed + 1))
+    run = Run(home)
+    for directory in (run.home, run.checkpoints, run.logs):
+        directory.mkdir(parents=True, exist_ok=True)
+    dist.barrier(group)
+    ranks = Ranks(group) if made.strategy == "ddp" else Ranks()
+    attempt = Attempt("test", str(home), str(resume) if resume else None, stop_at)
+    train_rank(attempt, made, config, Rank(index, index, world), ranks, torch.device("cpu"), task, Requests(None))
+    dist.barrier(group)
+    events = read(run.journal)
+    steps = [event.values for event in events if event.kind == "step"]
+    last = sorted(run.checkpoints.glob("step-*"))[-1]
+    arrays = {name: array.copy() for name, array in load(last).arrays.items()} if index == 0 else {}
+    evaluated = [event.values for event in events if event.kind == "evaluated"]
+    return Outcome([s["loss"] for s in steps], [s["grad_norm"] for s in steps], task.source.asked, arrays, made, evaluated)
+
+
+def _manifest(path: Path) -> Any:
+    from lockstep.checkpoint.format import read_manifest
+
+    return read_manifest(path)
