@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny import Outcome, tiny_values, train_tiny
-from worlds import Pool
 
 from lockstep.core.dealing import deal
+from tiny import Outcome, tiny_values, train_tiny
+from worlds import Pool
 
 TOLERANCE = {"f64": 1e-12, "f32": 2e-6}
 

@@ -97,12 +97,12 @@ def _begin(run: Run, lock: Lock, loaded: Loaded, options: Options, origin: _Orig
     mend(run.journal)
     begin = run.journal.stat().st_size if run.journal.exists() else 0
     done = origin.checkpoint is not None and origin.step >= made.steps
-    if not done:
-        run.write(loaded.config, made, loaded.origins, facts.formulas)
     stop_at = None if options.stop_after is None else origin.step + options.stop_after
     attempt = Attempt(new_attempt_name(), str(run.home), str(origin.checkpoint) if origin.checkpoint else None, stop_at)
-    if not done:
-        append(run.journal, Event("planned", origin.step, {"attempt": attempt.name, "plan": made.to_json()}))
+    if done:
+        return Prepared(run, made, attempt, lock, begin, done)
+    run.write(loaded.config, made, loaded.origins, facts.formulas)
+    append(run.journal, Event("planned", origin.step, {"attempt": attempt.name, "plan": made.to_json()}))
     if origin.own and origin.run:
         _void_later(run, origin)
     for word in origin.words:

@@ -1,5 +1,6 @@
 """How a model is laid out over ranks. A strategy is one class here, one formula in core/memory.py and one entry in STRATEGIES."""
 
+import inspect
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
@@ -9,6 +10,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from lockstep.on_torch.collectives import BucketSum, Ranks
+
+# A model's buffers are functions of its fields here, so none is sent along; torch 2.13 renamed the argument.
+_RENAMED = "forward_sync_buffers" in inspect.signature(DistributedDataParallel.__init__).parameters
+_NO_BUFFER_SYNC: dict[str, Any] = {"forward_sync_buffers" if _RENAMED else "broadcast_buffers": False}
 
 
 class Strategy(Protocol):
@@ -54,7 +59,7 @@ class DDP(Single):
     def place(self, model: nn.Module) -> nn.Module:
         self._placed = DistributedDataParallel(
             model, device_ids=[self._device.index] if self._device.type == "cuda" else None,
-            process_group=self._sum.group, gradient_as_bucket_view=True, broadcast_buffers=False)
+            process_group=self._sum.group, gradient_as_bucket_view=True, **_NO_BUFFER_SYNC)
         self._placed.register_comm_hook(self._sum, BucketSum.hook)
         return self._placed
 

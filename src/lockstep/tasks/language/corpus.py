@@ -83,9 +83,12 @@ def _files(sources: tuple[str, ...]) -> list[Path]:
 
 def _standard_library() -> list[Path]:
     """The sorted .py files of this Python's standard library, without its tests: real text that needs no download."""
-    root = Path(sysconfig.get_path("stdlib"))
     out = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "lib2to3"}
-    return sorted(path for path in root.rglob("*.py") if not out & set(path.relative_to(root).parts[:-1]))
+    found: list[Path] = []
+    for folder, below, files in os.walk(sysconfig.get_path("stdlib")):
+        below[:] = [name for name in below if name not in out]
+        found += [Path(folder, name) for name in files if name.endswith(".py")]
+    return sorted(found)
 
 
 def _stamp(file: Path) -> list[Any]:

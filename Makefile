@@ -1,0 +1,37 @@
+# Each target makes what it needs. Python: any 3.11 or newer as `python3`, or PYTHON=...
+PYTHON ?= python3
+BIN := .venv/bin
+DEVICES := $(shell nvidia-smi -L >/dev/null 2>&1 && echo auto || echo cpu:2)
+
+.PHONY: demo test test-long lint bench clean
+
+.venv/.run: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install -q -c constraints.txt -e .
+	touch $@
+
+.venv/.test: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
+	touch $@ .venv/.run
+
+demo: .venv/.run
+	$(BIN)/lockstep train -f models/tiny.yaml --devices $(DEVICES)
+
+lint: .venv/.test
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: lint
+	$(BIN)/python -m pytest
+
+test-long: lint
+	$(BIN)/python -m pytest -m long --timeout 3600
+
+bench: .venv/.test
+	$(BIN)/python -m benchmarks.launch_times
+
+clean:
+	rm -rf .venv runs dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	find src tests benchmarks -name __pycache__ -type d -exec rm -rf {} +
