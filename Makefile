@@ -30,7 +30,7 @@ test-long: lint
 	$(BIN)/python -m pytest -m long --timeout 3600
 
 bench: .venv/.test
-	$(BIN)/python -m benchmarks.launch_times
+	$(BIN)/python -m benchmarks.step
 
 clean:
 	rm -rf .venv runs dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -18,6 +18,11 @@ def show_count(count: float) -> str:
     return f"{count:.3g}" if not power else f"{count / 1000**power:.3g}{_DECIMAL[power]}"
 
 
+def show_params(count: int) -> str:
+    """1_040_000_000 -> '1.04B', as models are named."""
+    return show_count(count).replace("G", "B")
+
+
 def show_seconds(seconds: float) -> str:
     """0.0083 -> '8 ms'; 75 -> '1m15s'; 7300 -> '2h01m'."""
     if seconds < 1:

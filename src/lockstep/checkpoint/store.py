@@ -53,13 +53,15 @@ class Store:
         began = time.perf_counter()
         self._join()
         size = sum(piece.buffer.nbytes for piece in pieces)
-        self._home.mkdir(exist_ok=True)
         free = shutil.disk_usage(self._home).free
         if free < size * self._world * _HEADROOM:
             raise RunError(f"no room for the checkpoint of step {step}: it needs {show_bytes(size * self._world)}, {show_bytes(free)} are free at {self._home}",
                            "free some space and run the same command again: it goes on from the last save", str(self._home))
         scratch = self._home / f".{name_of(step)}.{self._attempt}"
-        scratch.mkdir(exist_ok=True)
+        try:
+            scratch.mkdir(exist_ok=True)
+        except OSError as error:
+            raise self._failed(error) from error
         blocked = time.perf_counter() - began
 
         def work() -> None:
@@ -77,7 +79,10 @@ class Store:
     def check(self) -> None:
         """RunError: a save under way has failed."""
         if self._error is not None:
-            raise RunError(f"saving a checkpoint failed: {self._error}", "free some space, or mend the directory, and run the same command again: it goes on from the last save", str(self._home)) from self._error
+            raise self._failed(self._error) from self._error
+
+    def _failed(self, error: BaseException) -> RunError:
+        return RunError(f"saving a checkpoint failed: {error}", "free some space, or mend the directory, and run the same command again: it goes on from the last save", str(self._home))
 
     def close(self) -> None:
         """Wait for the save under way. RunError: it failed."""

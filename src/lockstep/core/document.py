@@ -20,6 +20,7 @@ Key = tuple[str | int, ...]
 _MOST_BYTES = 1 << 20
 _MOST_NODES = 20_000
 _MOST_DEPTH = 50
+_TAGS = {f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float", "str", "map", "seq")}
 
 
 class _Loader(yaml.SafeLoader):
@@ -134,12 +135,12 @@ class _Builder:
             raise UserError(f"more than {_MOST_NODES} values or {_MOST_DEPTH} levels", "is there an alias that repeats itself?", _mark(node, self._name))
         if key:
             self._places[key] = _mark(node, self._name)
+        if node.tag not in _TAGS:
+            raise UserError(f"the tag {node.tag} has no meaning here", "write the plain value", _mark(node, self._name))
         if isinstance(node, yaml.MappingNode):
             return dict(self._items(node, key, depth))
         if isinstance(node, yaml.SequenceNode):
             return [self.value(item, (*key, index), depth + 1) for index, item in enumerate(node.value)]
-        if not node.tag.startswith("tag:yaml.org,2002:") or node.tag.rpartition(":")[2] not in {"null", "bool", "int", "float", "str"}:
-            raise UserError(f"the tag {node.tag} has no meaning here", "write the plain value", _mark(node, self._name))
         return self._scalars.construct_object(node)
 
     def _items(self, node: yaml.MappingNode, key: Key, depth: int) -> Iterator[tuple[str, Any]]:

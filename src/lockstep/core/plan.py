@@ -14,7 +14,7 @@ from lockstep.core.order import Anchor, Order
 from lockstep.core.place import choose_devices, choose_strategy, choose_sync
 from lockstep.core.schedule import Schedule
 from lockstep.errors import UserError
-from lockstep.units import show_bytes, show_count
+from lockstep.units import show_bytes, show_params
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ def _capacity(config: Config, facts: Facts, devices: tuple[Device, ...], because
     room = device.memory * USABLE - held
     if room < (each or 0):
         raise UserError(
-            f"{show_count(facts.params).replace("G", "B")} parameters with their gradients and {config.optimizer.name} state need {show_bytes(held + (each or 0))} on each device; "
+            f"{show_params(facts.params)} parameters with their gradients and {config.optimizer.name} state need {show_bytes(held + (each or 0))} on each device; "
             f"{device.name} has {show_bytes(device.memory)}, of which {USABLE:.0%} are planned with",
             "fewer devices on this host share its memory" if device.kind == "cpu" and len(devices) > 1 else "a smaller model, or a device with more memory", "model")
     because["memory"] = f"{show_bytes(held)} held, {show_bytes(room)} of {show_bytes(device.memory)} left for activations ({USABLE:.0%} of it planned with)"

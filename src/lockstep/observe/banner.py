@@ -29,7 +29,7 @@ def arithmetic(plan: Plan) -> str:
     if plan.batch == plan.world * plan.micro * plan.rounds:
         return f"batch {plan.batch} = {plan.world} device{'s' if plan.world > 1 else ''} x {plan.micro} x {plan.rounds} round{'s' if plan.rounds > 1 else ''}"
     parts = " + ".join(f"{count} slot{'s' if count > 1 else ''} of {size}" for size, count in Counter(sizes).items())
-    return f"batch {plan.batch} = {parts}, over {plan.world} device{"s" if plan.world > 1 else ""} in {plan.rounds} round{'s' if plan.rounds > 1 else ''}"
+    return f"batch {plan.batch} = {parts}, over {plan.world} device{'s' if plan.world > 1 else ''} in {plan.rounds} round{'s' if plan.rounds > 1 else ''}"
 
 
 def _devices(plan: Plan) -> str:

@@ -7,35 +7,40 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from lockstep.core.events import Event
+from lockstep.errors import RunError
 
 _DELAY = 0.5
 
 
 class Journal:
-    """The one writer of a run's journal. RunError-free: an OSError passes through."""
+    """The one writer of a run's journal. RunError: it can't be written."""
 
     def __init__(self, path: Path) -> None:
         mend(path)
+        self._path = path
         self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        self._lines: list[str] = []
+        self._pending = b""
         self._lock = threading.Lock()
         self._closed = threading.Event()
         threading.Thread(target=self._flush_now_and_then, name="journal", daemon=True).start()
 
     def record(self, event: Event) -> None:
         with self._lock:
-            self._lines.append(event.line())
+            self._pending += event.line().encode()
         if event.kind != "step":
             self.flush()
 
     def flush(self) -> None:
         with self._lock:
-            text, self._lines = "".join(self._lines).encode(), []
-            if text:
-                os.write(self._descriptor, text)
+            while self._pending:
+                try:
+                    self._pending = self._pending[os.write(self._descriptor, self._pending) :]
+                except OSError as error:
+                    raise RunError(f"the journal can't be written: {error.strerror}", "free some space and run the same command again: it goes on from the last save", str(self._path)) from error
 
     def sync(self) -> None:
         """On disk when this returns; before a checkpoint is published, so that no checkpoint is ahead of its journal."""
@@ -47,8 +52,9 @@ class Journal:
         self.flush()
 
     def _flush_now_and_then(self) -> None:
-        while not self._closed.wait(_DELAY):
-            self.flush()
+        with suppress(RunError):  # what could not be written stays pending, and the next record() says so
+            while not self._closed.wait(_DELAY):
+                self.flush()
 
 
 def append(path: Path, event: Event) -> None:

@@ -1,0 +1,108 @@
+"""A checkpoint is published whole or not at all, and what has been damaged is named and passed over."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lockstep.checkpoint.format import Damaged, load, verify
+from lockstep.checkpoint.store import Published, Store, checkpoints, newest, sweep
+from lockstep.core.protocols import Piece, share
+from lockstep.errors import RunError
+
+ARRAYS = {f"model/{name}": np.arange(size, dtype=np.float32) for name, size in (("a", 100), ("b", 7), ("c", 1), ("d", 60))}
+
+
+def pieces(world: int, rank: int) -> list[Piece]:
+    mine = share({name: array.nbytes for name, array in ARRAYS.items()}, world, rank)
+    return [Piece(name, "F32", ARRAYS[name].shape, ARRAYS[name]) for name in mine]
+
+
+def store(home: Path, rank: int = 0, world: int = 1, keep: int = 3, saves: list[Published] | None = None) -> Store:
+    def meta(step: int) -> Mapping[str, Any]:
+        return {"step": step, "epoch": 0, "consumed": step, "config": {}, "fixed": {}, "versions": {}}
+
+    return Store(home, rank, world, keep, "t", rank == 0, meta, (saves if saves is not None else []).append, lambda: None)
+
+
+def save(home: Path, step: int, loss: float | None = None, keep: int = 3) -> None:
+    one = store(home, keep=keep)
+    one.save(step, pieces(1, 0), {"metrics": {} if loss is None else {"loss": loss}})
+    one.close()
+
+
+@pytest.mark.parametrize("world", [1, 3, 5])
+def test_ranks_write_shares_and_one_publishes(world: int, tmp_path: Path) -> None:
+    saves: list[Published] = []
+    stores = [store(tmp_path, rank, world, saves=saves) for rank in range(world)]
+    for rank in reversed(range(world)):
+        assert not checkpoints(tmp_path)
+        stores[rank].save(20, pieces(world, rank), {"skipped": 2})
+    for one in stores:
+        one.close()
+    verify(tmp_path / "step-00000020")
+    saved = load(tmp_path / "step-00000020")
+    assert (saved.step, saved.loop, [save.step for save in saves]) == (20, {"skipped": 2}, [20])
+    assert set(saved.arrays) == set(ARRAYS)
+    for name, array in ARRAYS.items():
+        np.testing.assert_array_equal(saved.arrays[name], array)
+
+
+def test_nothing_is_published_while_a_rank_is_missing(tmp_path: Path) -> None:
+    one = store(tmp_path, 0, 2)
+    one.save(5, pieces(2, 0), {})
+    one.abandon()
+    assert not checkpoints(tmp_path)
+    sweep(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("damage", "says"), [("bit", "does not match its hash"), ("cut", "cut off"), ("gone", "is missing"), ("manifest", "manifest can't be read"), ("version", "version 99")])
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(damage: str, says: str, tmp_path: Path) -> None:
+    save(tmp_path, 10)
+    save(tmp_path, 20)
+    hurt = tmp_path / "step-00000020"
+    file, manifest = hurt / "rank-0-of-1.safetensors", hurt / "manifest.json"
+    content = bytearray(file.read_bytes())
+    if damage == "bit":
+        content[-3] ^= 4
+        file.write_bytes(content)
+    elif damage == "cut":
+        file.write_bytes(content[:-10])
+    elif damage == "gone":
+        file.unlink()
+    elif damage == "manifest":
+        manifest.write_text(manifest.read_text()[:40])
+    else:
+        manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "version": 99}))
+    with pytest.raises(Damaged, match=says):
+        verify(hurt)
+    found, lines = newest(tmp_path)
+    assert found == tmp_path / "step-00000010"
+    assert len(lines) == 1
+    assert "step-00000020 is damaged" in lines[0]
+
+
+def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
+    for step, loss in ((1, 3.0), (2, 1.0), (3, 2.0), (4, 2.5), (5, 2.6)):
+        save(tmp_path, step, loss, keep=2)
+    assert [path.name for path in checkpoints(tmp_path)] == ["step-00000005", "step-00000004", "step-00000002"]
+
+
+def test_a_failed_save_stops_the_run(tmp_path: Path) -> None:
+    """The scratch directory is taken away under it."""
+    one = store(tmp_path)
+    one.save(1, pieces(1, 0), {})
+    one.close()
+    (tmp_path / ".step-00000002.t").write_text("a file where the directory should be")
+    with pytest.raises(RunError, match="File exists"):
+        one.save(2, pieces(1, 0), {})
+    two = store(tmp_path, 0, 2)
+    two.save(3, pieces(2, 0), {})
+    (tmp_path / ".step-00000003.t" / ".rank-1.json").write_text("no JSON")
+    with pytest.raises(RunError, match="saving a checkpoint failed"):
+        two.close()
+    assert [path.name for path in checkpoints(tmp_path)] == ["step-00000001"]

@@ -1,0 +1,86 @@
+"""A feed gives a rank its share of each step, the same with and without a thread, from any step on."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lockstep.core.facts import Facts
+from lockstep.core.machine import Machine
+from lockstep.core.order import Ids
+from lockstep.core.plan import Plan, plan
+from lockstep.core.protocols import Batch
+from lockstep.data.feed import Feed
+from lockstep.data.tokens import IGNORED, TokenWindows, window_count
+from tiny import config_of, tiny_values
+
+FACTS = Facts(samples=23, eval_samples=7, tokens_per_sample=4, params=10, trainable=10, blocks=1, bytes_per_sample=1, flops_per_sample=1.0, coupled=(), fingerprint="")
+
+
+class Itself:
+    """Sample i is i."""
+
+    def __init__(self, count: int, bad: int | None = None) -> None:
+        self.count, self.bad = count, bad
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, ids: Ids) -> dict[str, Any]:
+        if self.bad is not None and self.bad in ids:
+            raise OSError(f"sample {self.bad} can't be read")
+        return {"id": np.asarray(ids)}
+
+
+def made(world: int, accumulate: int = 1) -> Plan:
+    config = config_of(tiny_values(Path("x"), devices={"use": f"cpu:{world}"}, batch={"accumulate": accumulate}, train={"steps": 9}))
+    return plan(config, Machine((), (), 8 << 30, 2), FACTS)
+
+
+def ids(batch: Batch) -> list[int]:
+    return [int(i) for slot in batch.slots for i in slot["id"]] if batch.real else []
+
+
+def feed(world: int, device: int, prefetch: int = 0, start: int = 0, accumulate: int = 1, bad: int | None = None) -> Feed:
+    return Feed(made(world, accumulate), device, Itself(23, bad), Itself(7), lambda arrays: arrays, start, prefetch)
+
+
+@pytest.mark.parametrize("accumulate", [1, 4])
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+def test_ranks_together_see_the_order(world: int, accumulate: int) -> None:
+    expected = [found.tolist() for found in made(1).order.ids(range(9))]
+    shares = [list(feed(world, device, accumulate=accumulate)) for device in range(world)]
+    for step in range(9):
+        assert [i for share in shares for i in ids(share[step][1])] == expected[step]
+        assert all(share[step][1].slots for share in shares)  # a rank without a sample has a row to take part with
+        assert all(share[step][1].samples == len(expected[step]) for share in shares)
+
+
+@pytest.mark.parametrize("prefetch", [1, 3])
+def test_a_thread_changes_nothing(prefetch: int) -> None:
+    plain, ahead = ([(step, ids(batch)) for step, batch in feed(3, 1, depth, start=4)] for depth in (0, prefetch))
+    assert plain == ahead
+    assert [step for step, _ in ahead] == [4, 5, 6, 7, 8]
+
+
+def test_evaluation_is_dealt_without_remainder() -> None:
+    found = [int(i) for device in range(3) for slot in feed(3, device).evaluation() for i in slot["id"]]
+    assert found == list(range(7))
+
+
+def test_a_fault_in_the_thread_reaches_the_loop() -> None:
+    with pytest.raises(OSError, match="sample 5 can't be read"):
+        list(feed(1, 0, prefetch=2, bad=5))
+
+
+def test_windows_predict_each_token_once(tmp_path: Path) -> None:
+    """11 tokens in windows of 4: the last one holds two labels."""
+    np.arange(11, dtype=np.uint16).tofile(tmp_path / "t.bin")
+    windows = TokenWindows(tmp_path / "t.bin", "uint16", 0, 11, 4)
+    assert len(windows) == window_count(11, 4) == 3
+    rows = windows[np.array([2, 0])]
+    assert rows["tokens"][1].tolist() == [0, 1, 2, 3]
+    assert rows["labels"].tolist() == [[9, 10, IGNORED, IGNORED], [1, 2, 3, 4]]
+    labels = windows[np.arange(3)]["labels"]
+    assert sorted(labels[labels != IGNORED]) == list(range(1, 11))

@@ -1,0 +1,73 @@
+"""Running the program as a user does: a process of its own, its output, its exit code."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from lockstep.observe.journal import read
+
+CONFIG = """\
+model: {{hidden_size: 32, num_layers: 2, num_heads: 4, kv_heads: 2, intermediate_size: 48, max_seq_len: 16}}
+data: {{source: {corpus}, validation: 0.1, eval_samples: 8, prompts: ["the "], sample_tokens: 8}}
+batch: {{samples: 10}}
+optimizer: {{lr: 3.0e-3, clip: 0.5}}
+schedule: {{warmup: 5}}
+train: {{steps: {steps}, precision: f64, save_every: {save}, eval_every: {save}, log_every: 10}}
+"""
+
+
+def write_config(home: Path, corpus: Path, steps: int = 60, save: int = 20) -> Path:
+    path = home / "tiny.yaml"
+    path.write_text(CONFIG.format(corpus=corpus, steps=steps, save=save))
+    return path
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "lockstep", *map(str, arguments)]
+
+
+def lockstep(*arguments: object, cwd: Path, code: int | None = 0, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+    """Run to its end. code: the exit code it must have, None for any."""
+    done = subprocess.run(command(*arguments), cwd=cwd, capture_output=True, text=True, timeout=timeout, check=False)
+    assert code is None or done.returncode == code, f"exit {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    return done
+
+
+def start(*arguments: object, cwd: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(command(*arguments), cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def until(condition: Callable[[], Any], timeout: float = 90) -> Any:
+    """The first true value of condition(), polled often."""
+    deadline = time.monotonic() + timeout
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "it did not come to that"
+        time.sleep(0.005)
+    return found
+
+
+def losses(run: Path) -> list[float]:
+    return [event.values["loss"] for event in read(run / "journal.jsonl") if event.kind == "step"]
+
+
+def steps_written(run: Path) -> int:
+    try:
+        return max((event.step for event in read(run / "journal.jsonl") if event.kind == "step"), default=0)
+    except FileNotFoundError:
+        return 0
+
+
+def ranks_of(run: Path) -> list[int]:
+    """Process ids of the ranks that work on this run (told from other runs on the machine by where they were started)."""
+    found = []
+    for process in psutil.process_iter(["pid", "cmdline", "cwd"]):
+        line = process.info["cmdline"] or []
+        if "lockstep.launch.worker" in line and Path(process.info["cwd"] or "/", json.loads(line[-1])["run"]) == run:
+            found.append(int(process.info["pid"]))
+    return found

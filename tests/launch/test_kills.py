@@ -1,0 +1,85 @@
+"""kill -9 at any instant: no orphan, no unreadable checkpoint, at most one save interval redone, and the same run in the end."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from commands import lockstep, losses, ranks_of, start, steps_written, until, write_config
+
+from lockstep.checkpoint.format import load, verify
+from lockstep.checkpoint.store import checkpoints
+from lockstep.observe.pulse import read_pulse
+
+STEPS, SAVE = 60, 10
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Path:
+    home = tmp_path_factory.mktemp("unbroken")
+    lockstep("train", "-f", write_config(home, corpus, STEPS, SAVE), "--save-dir", "run", cwd=home)
+    return home / "run"
+
+
+@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=[pytest.mark.long, pytest.mark.timeout(3000)])])
+def test_killed_and_gone_on_with(kills: int, unbroken: Path, tmp_path: Path, corpus: Path) -> None:
+    """Phases and ranks swept: the launcher or one of its ranks dies in a step, while saving, evaluating, or just starting; the next attempt has another world."""
+    home, run = tmp_path, tmp_path / "run"
+    chance = random.Random(kills)
+    for kill in range(kills):
+        if kill % 6 == 0:
+            _fresh(home, corpus, kill)
+        world = 1 + kill % 3
+        saved_before = _last_saved(run)
+        live = start("train", "-f", home / "tiny.yaml", "--save-dir", "run", "--devices", f"cpu:{world}", cwd=home)
+        phase = ("step", "save", "evaluate", "start")[kill % 4]
+        until(partial(_reached_or_ended, run, phase, saved_before, live))
+        assert live.poll() is None, live.communicate()[0]
+        victims = ranks_of(run)
+        victim = chance.choice(victims) if victims and kill % 2 else live.pid
+        os.kill(victim, signal.SIGKILL)
+        live.communicate(timeout=60)
+        until(lambda: not ranks_of(run), timeout=10)
+        for path in checkpoints(run / "checkpoints"):
+            verify(path)
+        assert _last_saved(run) >= saved_before
+        assert steps_written(run) - _last_saved(run) <= SAVE
+    done = lockstep("train", "-f", home / "tiny.yaml", "--save-dir", "run", "--devices", "cpu:2", cwd=home)
+    assert f"resume step {_resumed_at(run)}" in done.stdout
+    np.testing.assert_allclose(losses(run), losses(unbroken), rtol=1e-12)
+    one, two = load(run / f"checkpoints/step-{STEPS:08d}").arrays, load(unbroken / f"checkpoints/step-{STEPS:08d}").arrays
+    for name in two:
+        np.testing.assert_allclose(one[name], two[name], rtol=0, atol=1e-12, err_msg=name)
+
+
+def _fresh(home: Path, corpus: Path, kill: int) -> None:
+    """A run long enough for six kills; the one before is set aside."""
+    if (home / "run").exists():
+        (home / "run").rename(home / f"run-before-{kill}")
+    write_config(home, corpus, STEPS, SAVE)
+
+
+def _reached_or_ended(run: Path, phase: str, saved_before: int, live: subprocess.Popen[str]) -> bool:
+    return _reached(run, phase, saved_before) or live.poll() is not None
+
+
+def _reached(run: Path, phase: str, saved_before: int) -> bool:
+    """This attempt is in the phase, a few steps beyond what was saved before (so that each kill makes some progress)."""
+    pulse = read_pulse(run / "logs/pulse-0")
+    if phase == "start":
+        return bool(ranks_of(run)) or (pulse is not None and pulse[0] > saved_before)
+    return pulse is not None and pulse[0] > saved_before + 2 and pulse[1] == phase
+
+
+def _last_saved(run: Path) -> int:
+    return max((int(path.name.removeprefix("step-")) for path in checkpoints(run / "checkpoints")), default=0)
+
+
+def _resumed_at(run: Path) -> int:
+    lines = [json.loads(line) for line in (run / "journal.jsonl").read_text().splitlines()]
+    return int([line for line in lines if line["kind"] == "resumed"][-1]["step"])

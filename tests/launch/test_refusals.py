@@ -1,0 +1,135 @@
+"""Bad input: a clear error with a remedy, the right exit code, quickly, and no run directory left."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from commands import command, lockstep, start, steps_written, until, write_config
+
+
+def test_help_is_quick_and_imports_nothing_heavy(tmp_path: Path) -> None:
+    program = "import sys, lockstep.cli; sys.argv = ['lockstep', '--help']\ntry: lockstep.cli.main()\nfinally: print(sorted(m for m in ('torch', 'numpy', 'pydantic', 'rich') if m in sys.modules), file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == "[]"
+    assert "train" in done.stdout
+    assert _quickest(["--help"], tmp_path) < 0.2
+
+
+def test_a_config_error_is_quick_and_imports_no_torch(tmp_path: Path, corpus: Path) -> None:
+    config = write_config(tmp_path, corpus)
+    arguments = ["train", "-f", str(config), "--set", "model.hiden_size=3"]
+    program = f"import sys, lockstep.cli; sys.argv = ['lockstep', *{arguments!r}]\ntry: lockstep.cli.main()\nfinally: print(sorted(m for m in ('torch', 'numpy') if m in sys.modules))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.strip()) == (2, "[]")
+    assert "did you mean hidden_size?" in done.stderr
+    assert _quickest(arguments, tmp_path) < 0.5
+
+
+def _quickest(arguments: list[str], cwd: Path) -> float:
+    """Seconds of the quickest of seven: other processes share the cores."""
+    times = []
+    for _ in range(7):
+        began = time.perf_counter()
+        subprocess.run(command(*arguments), cwd=cwd, capture_output=True, check=False)
+        times.append(time.perf_counter() - began)
+    return min(times)
+
+
+@pytest.mark.parametrize(("arguments", "says"), [
+    (["--set", "nonsense.key=1"], "nonsense: unknown key"),
+    (["--set", "optimizer.lr=fast"], "should be a valid number"),
+    (["--set", "optimizer.lr"], "not KEY=VALUE"),
+    (["--gpus", "0,9"], "GPU 0, 9 do not exist"),
+    (["--gpus", "x"], "neither auto, all, cpu"),
+    (["--gpus", "0", "--devices", "cpu"], "both name devices"),
+    (["--devices", "all"], "no GPU found"),
+    (["--sync-backend", "ncl"], "did you mean nccl?"),
+    (["--devices", "cpu:2", "--sync-backend", "nccl"], "nccl needs GPUs"),
+    (["--strategy", "fsdp"], "fsdp is not in this version"),
+    (["--engine", "jax"], "jax is not in this version"),
+    (["--batch-size", "0"], "greater than 0"),
+    (["--grad-accum", "2"], "needs a batch per device"),
+    (["--max-steps", "-5"], "number of steps"),
+    (["--max-steps", "0"], "whole epochs"),
+    (["--epochs", "2", "--max-steps", "5"], "both fix the length"),
+    (["--epochs", "-1"], "number of steps"),
+    (["--dtype", "bf15"], "did you mean bf16?"),
+    (["--compile"], "--compile is not in this version"),
+    (["--no-such-flag"], "No such option"),
+    (["-d", "missing.txt"], "no such file"),
+    (["-d", "missing.bin"], "no data file"),
+    (["--set", "data.tokenizer=missing.json"], "no tokenizer file"),
+    (["--set", "data.tokenizer=words"], "must be bytes, bpe:N"),
+    (["--set", "model.vocab_size=100"], "the tokenizer bytes has 256 tokens"),
+    (["--set", "model.num_heads=5"], "not a multiple of num_heads"),
+    (["--seq-len", "100000"], "too few for one sample"),
+    (["--resume", "nowhere"], "neither a run directory nor a checkpoint"),
+    (["--new-batch"], "no checkpoint whose batch"),
+])
+def test_refused_with_a_reason_and_nothing_left(arguments: list[str], says: str, tmp_path: Path, corpus: Path) -> None:
+    config = write_config(tmp_path, corpus)
+    done = lockstep("train", "-f", config, *arguments, cwd=tmp_path, code=2)
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+    assert {path.name for path in tmp_path.iterdir()} == {"tiny.yaml"}
+
+
+@pytest.mark.parametrize(("name", "content", "says"), [
+    ("empty.txt", b"", "the corpus is empty"),
+    ("short.txt", b"hello", "too few for one sample"),
+    ("odd.bin", b"\1\0\0\0\2", "no whole number of uint32 tokens"),
+    ("high.bin", np.full(5000, 300, np.uint32).tobytes(), "token id 300; the vocabulary is 256"),
+    ("unknown.bin", np.arange(5000, dtype=np.uint32).tobytes(), "vocabulary is not known"),
+])
+def test_unfit_data(name: str, content: bytes, says: str, tmp_path: Path, corpus: Path) -> None:
+    (tmp_path / name).write_bytes(content)
+    vocabulary = ["--set", "model.vocab_size=256"] if name != "unknown.bin" else []
+    done = lockstep("train", "-f", write_config(tmp_path, corpus), "-d", name, *vocabulary, cwd=tmp_path, code=2)
+    assert says in done.stderr
+    assert "remedy" in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_directories_that_can_not_be_used(tmp_path: Path, corpus: Path) -> None:
+    config = write_config(tmp_path, corpus)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("precious")
+    assert "neither empty nor a run directory" in lockstep("train", "-f", config, "--save-dir", "mine", cwd=tmp_path, code=2).stderr
+    assert "can't be written" in lockstep("train", "-f", config, "--save-dir", "tiny.yaml", cwd=tmp_path, code=2).stderr
+    assert "is a directory" in lockstep("train", "-f", "mine", cwd=tmp_path, code=2).stderr
+    assert (tmp_path / "mine" / "thesis.txt").read_text() == "precious"
+
+
+def test_a_read_only_and_a_full_disk(tmp_path: Path, corpus: Path) -> None:
+    """In a mount namespace of the test's own: root is not held up by permissions, but is by these."""
+    config = write_config(tmp_path, corpus)
+    train = " ".join(command("train", "-f", config, "--save-dir", tmp_path / "disk" / "run"))
+    (tmp_path / "disk").mkdir()
+
+    def mounted(options: str) -> subprocess.CompletedProcess[str]:
+        script = f"mount -t tmpfs {options} none {tmp_path / 'disk'} && {train}; code=$?; ls {tmp_path / 'disk'}; exit $code"
+        return subprocess.run(["unshare", "-m", "sh", "-c", script], capture_output=True, text=True, check=False, cwd=tmp_path)
+
+    probe = subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False)
+    if probe.returncode:
+        pytest.skip("no mount namespaces for this user")
+    for options, says in (("-o ro", "Read-only file system"), ("-o size=64k", "a checkpoint needs")):
+        done = mounted(options)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert says in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_a_live_run_keeps_its_directory(tmp_path: Path, corpus: Path) -> None:
+    config = write_config(tmp_path, corpus, steps=100_000, save=50)
+    live = start("train", "-f", config, "--save-dir", "run", cwd=tmp_path)
+    until(lambda: steps_written(tmp_path / "run") > 3)
+    done = lockstep("train", "-f", config, "--save-dir", "run", cwd=tmp_path, code=2)
+    assert f"process {live.pid}" in done.stderr
+    live.terminate()
+    output, _ = live.communicate(timeout=60)
+    assert live.returncode == 143, output
+    assert "saved" in output

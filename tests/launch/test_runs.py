@@ -1,0 +1,140 @@
+"""Whole runs from the command line: every launcher gives the same curve; stopping and going on changes nothing."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pexpect
+import pytest
+from commands import command, lockstep, losses, ranks_of, start, steps_written, until, write_config
+
+from lockstep.checkpoint.format import load
+from lockstep.checkpoint.store import newest
+from lockstep.observe.journal import read
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Path:
+    """A run in one process, never stopped."""
+    home = tmp_path_factory.mktemp("whole")
+    done = lockstep("train", "-f", write_config(home, corpus), "--save-dir", "run", cwd=home)
+    assert "done   60 steps" in done.stdout
+    assert "single-token entropy of the corpus" in done.stdout
+    return home / "run"
+
+
+def same(run: Path, other: Path) -> None:
+    np.testing.assert_allclose(losses(run), losses(other), rtol=1e-12)
+    (first, _), (second, _) = newest(run / "checkpoints"), newest(other / "checkpoints")
+    assert first is not None
+    assert second is not None
+    one, two = load(first).arrays, load(second).arrays
+    for name in two:
+        np.testing.assert_allclose(one[name], two[name], rtol=0, atol=1e-12, err_msg=name)
+
+
+@pytest.mark.parametrize("launcher", ["elastic", "spawn"])
+def test_launchers_give_the_same_run(launcher: str, whole: Path, tmp_path: Path, corpus: Path) -> None:
+    done = lockstep("train", "-f", write_config(tmp_path, corpus), "--save-dir", "run", "--devices", "cpu:2", "--launcher", launcher, "--headless", cwd=tmp_path)
+    kinds = [json.loads(line)["kind"] for line in done.stdout.splitlines()]
+    assert kinds.count("step") == 60
+    assert (kinds[0], kinds[-1]) == ("planned", "finished")
+    same(tmp_path / "run", whole)
+    assert not ranks_of(tmp_path / "run")
+
+
+def test_torchrun_starts_the_ranks(whole: Path, tmp_path: Path, corpus: Path) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "-m", "lockstep", "train", "-f", str(write_config(tmp_path, corpus)), "--save-dir", "run"]
+    done = subprocess.run(torchrun, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "done   60 steps" in done.stdout
+    same(tmp_path / "run", whole)
+
+
+def test_ctrl_c_saves_and_the_same_command_goes_on_elsewhere(whole: Path, tmp_path: Path, corpus: Path) -> None:
+    """On a terminal, without --save-dir: stopped on two ranks, gone on with by three. A live bar shows progress."""
+    config = write_config(tmp_path, corpus)
+    slow = ["--set", "train.steps=60"]
+    arguments = command("train", "-f", config, *slow, "--devices", "cpu:2")
+    terminal = pexpect.spawn(arguments[0], arguments[1:], cwd=str(tmp_path), timeout=90, dimensions=(30, 200), encoding="utf-8")
+    terminal.expect("step   [0-9]+/60")
+    terminal.sendintr()
+    terminal.expect("stopping at the end of this step")
+    terminal.expect(pexpect.EOF)
+    terminal.close()
+    assert terminal.exitstatus == 130
+    (run,) = (tmp_path / "runs").iterdir()
+    assert [event.kind for event in read(run / "journal.jsonl")][-1] == "stopped"
+    stopped = steps_written(run)
+    assert stopped < 60
+    done = lockstep("train", "-f", config, *slow, "--devices", "cpu:3", cwd=tmp_path)
+    assert f"resume step {stopped}" in done.stdout
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == [run.name]
+    same(run, whole)
+
+
+def test_stop_after_and_what_a_resume_refuses_and_says(whole: Path, tmp_path: Path, corpus: Path) -> None:
+    config = write_config(tmp_path, corpus)
+    lockstep("train", "-f", config, "--save-dir", "run", "--stop-after", 25, cwd=tmp_path)
+    assert steps_written(tmp_path / "run") == 25
+    for change, says in (("model.num_layers=3", "num_layers 2 -> 3"), ("data.validation=0.2", "validation 0.1 -> 0.2"), ("train.seed=1", "began with seed 0"), ("optimizer.name=sgd", "adamw -> sgd")):
+        assert says in lockstep("train", "-f", config, "--save-dir", "run", "--set", change, cwd=tmp_path, code=2).stderr
+    done = lockstep("train", "-f", config, "--save-dir", "run", "--global-batch", 5, "--stop-after", 5, cwd=tmp_path)
+    assert "batch 10 = " in done.stdout
+    assert losses(tmp_path / "run") == pytest.approx(losses(whole)[:30], rel=1e-12)
+    done = lockstep("train", "-f", config, "--save-dir", "run", "--global-batch", 5, "--new-batch", "--stop-after", 5, "--lr", 1e-3, cwd=tmp_path)
+    assert "batch 5 = " in done.stdout
+    assert "optimizer.lr 0.003 -> 0.001" in done.stdout
+    branch = lockstep("train", "-f", config, "--save-dir", "branch", "--resume", "run/checkpoints/step-00000025", "--devices", "cpu:2", cwd=tmp_path)
+    assert "done   60 steps" in branch.stdout
+    assert losses(tmp_path / "branch") == pytest.approx(losses(whole)[25:], rel=1e-12)
+
+
+def test_a_damaged_checkpoint_is_said_and_the_one_before_gone_on_from(whole: Path, tmp_path: Path, corpus: Path) -> None:
+    config = write_config(tmp_path, corpus)
+    lockstep("train", "-f", config, "--save-dir", "run", "--stop-after", 45, cwd=tmp_path)
+    hurt = tmp_path / "run/checkpoints/step-00000045/rank-0-of-1.safetensors"
+    hurt.write_bytes(hurt.read_bytes()[:-50])
+    done = lockstep("train", "-f", config, "--save-dir", "run", cwd=tmp_path)
+    assert "step-00000045 is damaged" in done.stdout
+    assert "resume step 40" in done.stdout
+    same(tmp_path / "run", whole)
+
+
+def test_a_killed_rank_ends_the_run_with_its_name(tmp_path: Path, corpus: Path) -> None:
+    config = write_config(tmp_path, corpus, steps=100_000)
+    live = start("train", "-f", config, "--save-dir", "run", "--devices", "cpu:3", cwd=tmp_path)
+    until(lambda: steps_written(tmp_path / "run") > 25)
+    victim = next(pid for pid in ranks_of(tmp_path / "run") if _rank_of(pid) == 1)
+    os.kill(victim, signal.SIGKILL)
+    output, _ = live.communicate(timeout=60)
+    assert live.returncode == 1
+    assert "rank 1 was ended by SIGKILL" in output.splitlines()[-2]
+    assert output.count("SIGKILL") == 1
+    assert not ranks_of(tmp_path / "run")
+    assert [event.kind for event in read(tmp_path / "run/journal.jsonl")][-1] == "failed"
+
+
+def test_a_loss_that_is_not_finite_stops_with_its_samples(tmp_path: Path, corpus: Path) -> None:
+    config = write_config(tmp_path, corpus)
+    done = lockstep("train", "-f", config, "--save-dir", "run", "--devices", "cpu:2", "--lr", "1e200", "--set", "optimizer.clip=0", "--set", "optimizer.name=sgd", cwd=tmp_path, code=1)
+    assert "not finite" in done.stderr
+    assert done.stderr.count("error:") == 1
+    warned = [event for event in read(tmp_path / "run/journal.jsonl") if event.kind == "warned"]
+    assert len(warned[-1].values["sample_ids"]) == 10
+
+
+def _rank_of(pid: int) -> int:
+    entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    return int(next(entry for entry in entries if entry.startswith(b"RANK=")).partition(b"=")[2])
+
+
+def test_sample_says_the_same_for_the_same_seed(whole: Path, tmp_path: Path) -> None:
+    first, second, other = (lockstep("sample", whole, "--prompt", "the ", "--tokens", 30, "--seed", seed, cwd=tmp_path).stdout for seed in (1, 1, 2))
+    assert first == second != other
+    assert first.startswith("the ")
+    assert "neither a run directory" in lockstep("sample", tmp_path, cwd=tmp_path, code=2).stderr

@@ -1,0 +1,75 @@
+"""NVIDIA GPUs as the driver's library tells them: a stand-in for that library, under the unmodified pynvml."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+LIBRARY = r"""
+#include <stdio.h>
+#include <string.h>
+typedef struct { unsigned long long total, free, used; } memory_t;
+static int handles[3] = {0, 1, 2};
+int nvmlInit_v2(void) { return 0; }
+int nvmlInitWithFlags(unsigned flags) { return 0; }
+int nvmlShutdown(void) { return 0; }
+const char *nvmlErrorString(int code) { return "error"; }
+int nvmlSystemGetDriverVersion(char *text, unsigned size) { snprintf(text, size, "580.00"); return 0; }
+int nvmlDeviceGetCount_v2(unsigned *count) { *count = 3; return 0; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **handle) { if (index > 2) return 2; *handle = &handles[index]; return 0; }
+int nvmlDeviceGetName(void *handle, char *text, unsigned size) { snprintf(text, size, "NVIDIA H200 no. %d", *(int *)handle); return 0; }
+int nvmlDeviceGetUUID(void *handle, char *text, unsigned size) { snprintf(text, size, "GPU-%d%d-x", *(int *)handle, *(int *)handle); return 0; }
+int nvmlDeviceGetMemoryInfo(void *handle, memory_t *memory) { memory->total = 150000000000ULL; memory->free = memory->total; memory->used = 0; return 0; }
+"""
+PROGRAM = """
+import json
+from lockstep.core.config import load
+from lockstep.core.document import Document
+from lockstep.core.place import choose_devices
+from lockstep.errors import UserError
+from lockstep.probe import probe
+from lockstep.tasks import Tasks
+import sys
+try:
+    config = load(Document({"batch": {"samples": 1}, "devices": {"use": sys.argv[1]}}), Tasks()).config
+    print(json.dumps([[d.index, d.name, d.memory, d.driver] for d in choose_devices(config, probe(), {})]))
+except UserError as error:
+    print(json.dumps(str(error)))
+"""
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("nvml")
+    (home / "nvml.c").write_text(LIBRARY)
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", home / "libnvidia-ml.so.1", home / "nvml.c"], check=True)
+    return home
+
+
+def choose(library: Path, use: str, visible: str | None = None) -> Any:
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(library)}
+    environment.pop("CUDA_VISIBLE_DEVICES", None)
+    if visible is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = visible
+    done = subprocess.run([sys.executable, "-c", PROGRAM, use], env=environment, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+def test_all_are_found_with_name_memory_and_driver(library: Path) -> None:
+    assert choose(library, "auto") == [[i, f"NVIDIA H200 no. {i}", 150000000000, "580.00"] for i in range(3)]
+
+
+def test_visible_devices_and_indices_mean_the_same(library: Path) -> None:
+    """`--gpus 1,2` and `CUDA_VISIBLE_DEVICES=1,2 --gpus 0,1` are the same two GPUs."""
+    plain, visible, named = choose(library, "1,2"), choose(library, "0,1", "1,2"), choose(library, "all", "GPU-11,GPU-22")
+    assert [d[1] for d in plain] == [d[1] for d in visible] == [d[1] for d in named] == ["NVIDIA H200 no. 1", "NVIDIA H200 no. 2"]
+    assert [d[0] for d in visible] == [0, 1]
+
+
+@pytest.mark.parametrize(("use", "visible", "says"), [("0,9", None, "GPU 9 does not exist"), ("2", "0,1", "GPU 2 does not exist"), ("0", "7", "CUDA_VISIBLE_DEVICES=7"), ("all", "", "no GPU found")])
+def test_what_is_not_there_is_refused_with_what_is(use: str, visible: str | None, says: str, library: Path) -> None:
+    assert says in choose(library, use, visible)
