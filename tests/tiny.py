@@ -99,8 +99,8 @@ class Outcome:
     evaluated: list[dict[str, float]]
 
 
-def train_tiny(index: int, group: dist.ProcessGroup, home: Path, values: Mapping[str, Any], cache: Path, fault: str = "", resume: Path | None = None, stop_at: int | None = None) -> Outcome:
-    """One rank's part. The world is the group's; a world of one is `single`."""
+def train_tiny(index: int, group: dist.ProcessGroup, home: Path, values: Mapping[str, Any], cache: Path, fault: str = "", resume: Path | None = None, stop_at: int | None = None, device: str = "cpu") -> Outcome:
+    """One rank's part. The world is the group's; a world of one is `single`. device: where every rank computes."""
     config = config_of(values)
     world = dist.get_world_size(group)
     task = RaggedTask(config, cache, fault)
@@ -115,7 +115,7 @@ def train_tiny(index: int, group: dist.ProcessGroup, home: Path, values: Mapping
     dist.barrier(group)
     ranks = Ranks(group) if made.strategy == "ddp" else Ranks()
     attempt = Attempt("test", str(home), str(resume) if resume else None, stop_at)
-    train_rank(attempt, made, config, Rank(index, index, world), ranks, torch.device("cpu"), task, Requests(None))
+    train_rank(attempt, made, config, Rank(index, index, world), ranks, torch.device(device), task, Requests(None))
     dist.barrier(group)
     events = read(run.journal)
     steps = [event.values for event in events if event.kind == "step"]

@@ -37,7 +37,7 @@ _VALUES: list[tuple[tuple[str, ...], str, Any, str]] = [
     (("--cssm",), "model.cssm", str, ""),
 ]
 _HIDDEN = {"--mode", "--arch", "--cssm"}
-_LATER_FLAGS = {"--num-workers", "--compile", "--exact", "--compress", "--init-from", "--max-restarts", "--probe-batch", "--no-preflight", "--nnodes", "--rdzv", "--node-rank"}
+_LATER_FLAGS = {"--num-workers", "--compile", "--exact", "--compress", "--init-from", "--max-restarts", "--probe-batch", "--no-preflight", "--nnodes", "--rdzv", "--node-rank", "--machine"}
 _LATER_VERBS = {"check", "run", "verify", "bench", "profile", "eval", "init", "compare-runs", "report", "export", "data", "convert", "submit", "ui"}
 
 

@@ -1,6 +1,7 @@
 """Running the program as a user does: a process of its own, its output, its exit code."""
 
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -9,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
+from lockstep.cli import main
 from lockstep.observe.journal import read
 
 CONFIG = """\
@@ -37,6 +40,24 @@ def lockstep(*arguments: object, cwd: Path, code: int | None = 0, timeout: float
     done = subprocess.run(command(*arguments), cwd=cwd, capture_output=True, text=True, timeout=timeout, check=False)
     assert code is None or done.returncode == code, f"exit {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
     return done
+
+
+def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: object, cwd: Path) -> str:
+    """What the program says when it refuses, run in this process (a start of its own each would take a minute in all); its exit code must be 2."""
+    monkeypatch.chdir(cwd)
+    monkeypatch.setattr(sys, "argv", ["lockstep", *map(str, arguments)])
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        with pytest.raises(SystemExit) as left:
+            main()
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    said = capsys.readouterr()
+    assert left.value.code == 2, said.err
+    assert said.out == ""
+    assert "Traceback" not in said.err
+    return said.err
 
 
 def start(*arguments: object, cwd: Path) -> subprocess.Popen[str]:

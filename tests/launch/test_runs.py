@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pexpect
 import pytest
-from commands import command, lockstep, losses, ranks_of, start, steps_written, until, write_config
+from commands import command, lockstep, losses, ranks_of, refused, start, steps_written, until, write_config
 
 from lockstep.checkpoint.format import load
 from lockstep.checkpoint.store import newest
@@ -77,20 +77,18 @@ def test_ctrl_c_saves_and_the_same_command_goes_on_elsewhere(whole: Path, tmp_pa
     same(run, whole)
 
 
-def test_stop_after_and_what_a_resume_refuses_and_says(whole: Path, tmp_path: Path, corpus: Path) -> None:
+def test_stop_after_and_what_a_resume_refuses_and_says(whole: Path, tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     config = write_config(tmp_path, corpus)
     lockstep("train", "-f", config, "--save-dir", "run", "--stop-after", 25, cwd=tmp_path)
     assert steps_written(tmp_path / "run") == 25
     for change, says in (("model.num_layers=3", "num_layers 2 -> 3"), ("data.validation=0.2", "validation 0.1 -> 0.2"), ("train.seed=1", "began with seed 0"), ("optimizer.name=sgd", "adamw -> sgd")):
-        assert says in lockstep("train", "-f", config, "--save-dir", "run", "--set", change, cwd=tmp_path, code=2).stderr
-    done = lockstep("train", "-f", config, "--save-dir", "run", "--global-batch", 5, "--stop-after", 5, cwd=tmp_path)
-    assert "batch 10 = " in done.stdout
-    assert losses(tmp_path / "run") == pytest.approx(losses(whole)[:30], rel=1e-12)
+        assert says in refused(monkeypatch, capsys, "train", "-f", config, "--save-dir", "run", "--set", change, cwd=tmp_path)
     done = lockstep("train", "-f", config, "--save-dir", "run", "--global-batch", 5, "--new-batch", "--stop-after", 5, "--lr", 1e-3, cwd=tmp_path)
     assert "batch 5 = " in done.stdout
     assert "optimizer.lr 0.003 -> 0.001" in done.stdout
-    branch = lockstep("train", "-f", config, "--save-dir", "branch", "--resume", "run/checkpoints/step-00000025", "--devices", "cpu:2", cwd=tmp_path)
-    assert "done   60 steps" in branch.stdout
+    branch = lockstep("train", "-f", config, "--save-dir", "branch", "--resume", "run/checkpoints/step-00000025", "--global-batch", 5, cwd=tmp_path)
+    assert "batch 10 = " in branch.stdout
+    assert "would need --new-batch" in (tmp_path / "branch/plan.json").read_text()
     assert losses(tmp_path / "branch") == pytest.approx(losses(whole)[25:], rel=1e-12)
 
 
@@ -103,6 +101,26 @@ def test_a_damaged_checkpoint_is_said_and_the_one_before_gone_on_from(whole: Pat
     assert "step-00000045 is damaged" in done.stdout
     assert "resume step 40" in done.stdout
     same(tmp_path / "run", whole)
+
+
+def test_a_live_run_does_what_it_is_asked_for(tmp_path: Path, corpus: Path) -> None:
+    """Lines in control.jsonl that name this attempt; all ranks act at one step. Lines of another attempt, or none, are passed over."""
+    config = write_config(tmp_path, corpus, steps=100_000, save=50_000)
+    live = start("train", "-f", config, "--save-dir", "run", "--devices", "cpu:2", cwd=tmp_path)
+    run = tmp_path / "run"
+    until(lambda: steps_written(run) > 3)
+    attempt = next(event.values["attempt"] for event in read(run / "journal.jsonl") if event.kind == "planned")
+    with open(run / "control.jsonl", "a") as control:
+        control.write("no JSON\n" + json.dumps({"attempt": "another", "request": "stop"}) + "\n")
+        control.writelines(json.dumps({"attempt": attempt, "request": request}) + "\n" for request in ("evaluate", "sample", "save"))
+    until(lambda: any(event.kind == "saved" for event in read(run / "journal.jsonl")))
+    with open(run / "control.jsonl", "a") as control:
+        control.write(json.dumps({"attempt": attempt, "request": "stop"}) + "\n")
+    output, _ = live.communicate(timeout=60)
+    assert live.returncode == 0, output
+    acted = [(event.kind, event.step) for event in read(run / "journal.jsonl") if event.kind in {"evaluated", "sampled", "saved"}]
+    assert [kind for kind, _ in acted] == ["evaluated", "sampled", "saved", "saved"]
+    assert len({step for _, step in acted}) == 2
 
 
 def test_a_killed_rank_ends_the_run_with_its_name(tmp_path: Path, corpus: Path) -> None:

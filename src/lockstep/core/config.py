@@ -14,6 +14,9 @@ from lockstep.core.document import Document, Key, dotted, suggest
 from lockstep.core.schedule import Decay
 from lockstep.errors import ConfigErrors, UserError
 
+# Keys of the design that a later version will have: refused by name, not as a slip of the pen.
+_LATER = {"train.exact", "train.compile", "train.recompute", "train.norm_sync", "train.allow_coupled", "devices.max_restarts", "devices.hang_floor", "devices.balance", "data.workers"}
+
 Precision = Literal["f32", "bf16", "f16", "f64"]
 
 
@@ -190,7 +193,9 @@ def _explain(error: ValidationError, document: Document, fields: TaskFields) -> 
         key = tuple(item["loc"])
         where = document.place(key)
         kind = item["type"]
-        if kind == "extra_forbidden":
+        if kind == "extra_forbidden" and dotted(key) in _LATER:
+            errors.append(UserError(f"{dotted(key)} is not in this version", "leave it out", where))
+        elif kind == "extra_forbidden":
             known = _known(key[:-1], fields)
             errors.append(UserError(f"{dotted(key)}: unknown key", suggest(str(key[-1]), known) or f"known here: {', '.join(known)}", where))
         elif kind == "literal_error":

@@ -3,14 +3,16 @@
 The first rank keeps the journal, publishes checkpoints and reads requests; nowhere else does a rank's number matter.
 """
 
+import json
 import os
 import shutil
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -25,20 +27,22 @@ from lockstep.core.place import choose_devices
 from lockstep.core.plan import Plan
 from lockstep.core.protocols import Rank
 from lockstep.data.feed import Feed
-from lockstep.diagnose.crash import note_of, write_note
-from lockstep.errors import UserError
+from lockstep.diagnose.crash import explain, note_of, read_notes, write_note
+from lockstep.errors import LockstepError, UserError
 from lockstep.launch.cluster import rank_from
 from lockstep.launch.describe import cache_home, die_with
 from lockstep.launch.files import Attempt, ControlFile, Run
 from lockstep.launch.prepare import Options, prepare
 from lockstep.observe.console import showing, view
-from lockstep.observe.journal import Journal
+from lockstep.observe.journal import Journal, append
 from lockstep.observe.pulse import Pulse
 from lockstep.probe import probe
 from lockstep.tasks import Tasks, open_task
 
 _LAUNCHER = "LOCKSTEP_LAUNCHER"
 _JOIN = timedelta(minutes=30)
+_WORD = "lockstep/word"  # from the first rank to the others, before they start
+_OTHERS = 1.0  # seconds in which ranks that failed first have left their notes
 
 
 @dataclass
@@ -163,27 +167,39 @@ def guarded(attempt: Attempt, rank: Rank, **how: Any) -> int:
 
 
 def joined(rank: Rank, loaded: Loaded, options: Options, headless: bool) -> int:
-    """This process as a rank that torchrun started. The first rank prepares the run and tells the others. Returns the exit code."""
+    """This process as a rank that torchrun started. The first rank prepares the run, tells the others, and speaks for all. Returns the exit code."""
     from torch.distributed.distributed_c10d import PrefixStore
     from torch.distributed.rendezvous import rendezvous
 
     die_with(os.getppid())
     store, _, _ = next(rendezvous("env://", timeout=_JOIN))
+    ranks = PrefixStore("ranks", store)
     if rank.index:
-        store.wait(["lockstep/attempt"], _JOIN)
-        answer = store.get("lockstep/attempt").decode()
-        return guarded(Attempt.from_json(answer), rank, store=PrefixStore("ranks", store), catch_stop=True) if answer else UserError.exit_code
+        store.wait([_WORD], _JOIN)
+        word = json.loads(store.get(_WORD))
+        if "leave" in word:
+            return int(word["leave"])
+        attempt = Attempt(**word["attempt"])
+        _log_to(Run(Path(attempt.run)).logs / f"rank-{rank.index}.log")
+        return guarded(attempt, rank, store=ranks, catch_stop=True)
     try:
         prepared = prepare(_on_ranks(loaded, rank.world), options)
-    except BaseException:
-        store.set("lockstep/attempt", "")
+    except BaseException as error:
+        store.set(_WORD, json.dumps({"leave": error.exit_code if isinstance(error, LockstepError) else 1}))
         raise
+    store.set(_WORD, json.dumps({"leave": 0} if prepared.done else {"attempt": asdict(prepared.attempt)}))
     if prepared.done:
-        store.set("lockstep/attempt", "")
         return 0
-    store.set("lockstep/attempt", prepared.attempt.to_json())
     with showing(view(prepared.plan, prepared.run.home, headless), prepared.run.journal, prepared.begin):
-        return guarded(prepared.attempt, rank, store=PrefixStore("ranks", store), catch_stop=True)
+        try:
+            work(prepared.attempt, rank, store=ranks, catch_stop=True)
+            return 0
+        except BaseException as error:
+            own = note_of(rank.index, error)
+    time.sleep(_OTHERS)
+    failure = explain(sorted([*read_notes(prepared.run.logs), own], key=lambda note: note.time), {}, prepared.run.logs)
+    append(prepared.run.journal, Event("failed", 0, {"cause": failure.cause, "remedy": failure.remedy}))
+    raise failure
 
 
 def _on_ranks(loaded: Loaded, world: int) -> Loaded:

@@ -75,7 +75,7 @@ class TorchEngine:
     def step(self, state: State, batch: Batch, lr: float, asked: Sequence[int]) -> tuple[State, Stats]:
         loss_sum, weight = self._accumulate(state, batch)
         summed = self._summed(loss_sum, weight, batch, asked)()
-        gradients = [p.grad for p in state.model.parameters() if p.grad is not None]
+        gradients = [p.grad for p in state.trained if p.grad is not None]
         correction = self.plan.nominal / (summed[1] * state.scale.value)
         norm = self._strategy.norm(gradients) * correction
         finite = torch.isfinite(norm) & torch.isfinite(summed[0])
@@ -119,14 +119,16 @@ class TorchEngine:
     def _assemble(self, model: nn.Module) -> State:
         model.train()
         placed = self._strategy.place(model)
-        return State(model, placed, states.make_optimizer(self._fields, model), Scale(self.plan.precision, self.device))
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        return State(model, placed, trained, states.make_optimizer(self._fields, model), Scale(self.plan.precision, self.device))
 
     def _move(self, arrays: Arrays) -> Arrays:
         return {name: tensor.to(self.device, non_blocking=True) for name, tensor in arrays.items()}
 
     def _accumulate(self, state: State, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Gradients of the step's scaled sum into the model, reduced in the last round. Returns this rank's loss sum and weight."""
-        state.optimizer.zero_grad()
+        for parameter in state.trained:
+            parameter.grad = None
         loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
         weight = torch.zeros((), dtype=torch.float64, device=self.device)
         factor = (state.scale.value / self.plan.nominal).to(weight_dtype(self.plan.precision))
@@ -141,11 +143,10 @@ class TorchEngine:
         return loss_sum, weight
 
     def _summed(self, loss_sum: torch.Tensor, weight: torch.Tensor, batch: Batch, asked: Sequence[int]) -> Any:
-        host = torch.zeros(_HEAD + 2 * self.ranks.world, dtype=torch.float64)
-        for index, count in enumerate(asked):
-            host[2 + index] = count
-        host[_HEAD + self.ranks.index] = batch.wait
-        host[_HEAD + self.ranks.world + self.ranks.index] = self._memory()
+        own = [0.0] * (2 * self.ranks.world)
+        own[self.ranks.index] = batch.wait
+        own[self.ranks.world + self.ranks.index] = self._memory()
+        host = torch.tensor([0.0, 0.0, *asked, *own], dtype=torch.float64)
         values = host.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else host
         values[0] = loss_sum
         values[1] = weight

@@ -21,10 +21,11 @@ _NAMES = {torch.float64: "F64", torch.float32: "F32", torch.int64: "I64"}
 
 @dataclass
 class State:
-    """model: bare, holding weights and gradients. placed: what a step calls."""
+    """model: bare, holding weights and gradients. placed: what a step calls. trained: the parameters with gradients."""
 
     model: nn.Module
     placed: nn.Module
+    trained: list[nn.Parameter]
     optimizer: torch.optim.Optimizer
     scale: Scale
 
