@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -119,7 +120,7 @@ def train(save_dir: Path | None, resume: str, new_batch: bool, stop_after: int |
     signal.signal(signal.SIGTERM, _terminated)
     loaded = _load(flags, say=not headless)
     from lockstep.launch.cluster import rank_from
-    from lockstep.launch.prepare import Options, prepare
+    from lockstep.launch.prepare import Options, done_line, prepare
 
     options = Options(save_dir, resume, stop_after, new_batch)
     rank = rank_from(os.environ)
@@ -130,7 +131,7 @@ def train(save_dir: Path | None, resume: str, new_batch: bool, stop_after: int |
     prepared = prepare(loaded, options)
     if prepared.done:
         prepared.lock.release()
-        click.echo(f"done   {prepared.plan.steps} of {prepared.plan.steps} steps were trained before; --max-steps N trains on, --resume never begins anew  {prepared.run.home}", err=headless)
+        click.echo(done_line(prepared), err=headless)
         return
     from lockstep.launch.local import launch
 
@@ -153,7 +154,7 @@ def plan(as_json: bool, **flags: Any) -> None:
     if as_json:
         click.echo(json.dumps({"plan": made.to_json(), "origins": loaded.origins, "formulas": facts.formulas}, indent=1))
     else:
-        click.echo(table(made, loaded.origins, flatten(loaded.config), facts.formulas))
+        click.echo("\n".join([*(f"note   {note}" for note in loaded.notes), table(made, loaded.origins, flatten(loaded.config), facts.formulas)]))
 
 
 @cli.command(cls=Verb)
@@ -202,12 +203,13 @@ def _load(flags: dict[str, Any], say: bool) -> "Loaded":
         if value is not None:
             document.set(key, value, names[0])
     _apply_flags(document, flags)
-    apply_batch_flags(document, flags["batch_size"], flags["grad_accum"], flags["global_batch"])
+    note = apply_batch_flags(document, flags["batch_size"], flags["grad_accum"], flags["global_batch"])
     if not file and not document.value:
         raise UserError("no config was given", "-f FILE, for example -f models/tiny.yaml", "-f")
     if flags["distributed_data_loading"] and say:
         click.echo("note   --distributed-data-loading: always so; each rank reads only its own samples", err=True)
-    return load(document, Tasks(), file.stem if file else "run")
+    loaded = load(document, Tasks(), file.stem if file else "run")
+    return replace(loaded, notes=(note,)) if note else loaded
 
 
 def _apply_flags(document: "Document", flags: dict[str, Any]) -> None:
@@ -260,7 +262,8 @@ def main() -> None:
     except click.exceptions.Exit as leaving:
         sys.exit(leaving.exit_code)
     except click.ClickException as error:
-        error.show()
+        context = getattr(error, "ctx", None)
+        click.echo(f"error: {error.format_message()}\n  remedy: {context.command_path if context else 'lockstep'} --help", err=True)
         sys.exit(error.exit_code)
     except LockstepError as error:
         click.echo(_shown(error), err=True)

@@ -21,7 +21,7 @@ class LockstepError(Exception):
         self.where = where
 
     def __str__(self) -> str:
-        place = f"{self.where}: " if self.where else ""
+        place = f"{self.where}: " if self.where and not self.cause.startswith(self.where) else ""
         return f"{place}{self.cause}" + (f"\n  remedy: {self.remedy}" if self.remedy else "")
 
 

@@ -30,7 +30,7 @@ def store(home: Path, rank: int = 0, world: int = 1, keep: int = 3, saves: list[
 
 def save(home: Path, step: int, loss: float | None = None, keep: int = 3) -> None:
     one = store(home, keep=keep)
-    one.save(step, pieces(1, 0), {"metrics": {} if loss is None else {"loss": loss}})
+    one.save(step, pieces(1, 0), {"metrics": {} if loss is None else {"loss": loss}, "metrics_step": step})
     one.close()
 
 

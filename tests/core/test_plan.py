@@ -50,7 +50,7 @@ def test_memory_caps_the_micro_batch_not_the_batch() -> None:
 def test_per_device_batches_multiply_and_say_so() -> None:
     made = plan(config(batch={"per_device": 4, "accumulate": 2}), GPUS, FACTS)
     assert (made.batch, made.micro, made.rounds) == (32, 4, 2)
-    assert made.because["batch"] == "4 per device x 2 rounds x 4 devices"
+    assert "it grows with the devices" in made.because["batch"]
 
 
 def test_a_first_plan_fixes_the_batch_for_good() -> None:

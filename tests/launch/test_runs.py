@@ -22,7 +22,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Path:
     """A run in one process, never stopped."""
     home = tmp_path_factory.mktemp("whole")
     done = lockstep("train", "-f", write_config(home, corpus), "--save-dir", "run", cwd=home)
-    assert "done   60 steps" in done.stdout
+    assert "done   step 60  60 steps" in done.stdout
     assert "single-token entropy of the corpus" in done.stdout
     return home / "run"
 
@@ -51,7 +51,7 @@ def test_torchrun_starts_the_ranks(whole: Path, tmp_path: Path, corpus: Path) ->
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "-m", "lockstep", "train", "-f", str(write_config(tmp_path, corpus)), "--save-dir", "run"]
     done = subprocess.run(torchrun, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
-    assert "done   60 steps" in done.stdout
+    assert "done   step 60  60 steps" in done.stdout
     same(tmp_path / "run", whole)
 
 

@@ -159,9 +159,11 @@ def _scratches(home: Path) -> Iterator[Path]:
 
 def _loss(path: Path) -> float | None:
     try:
-        loss = read_manifest(path)["loop"].get("metrics", {}).get("loss")
+        found = read_manifest(path)
     except Damaged:
         return None
+    loop = found["loop"]
+    loss = loop.get("metrics", {}).get("loss") if loop.get("metrics_step") == found["step"] else None
     return None if loss is None else float(loss)
 
 

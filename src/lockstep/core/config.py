@@ -15,7 +15,8 @@ from lockstep.core.schedule import Decay
 from lockstep.errors import ConfigErrors, UserError
 
 # Keys of the design that a later version will have: refused by name, not as a slip of the pen.
-_LATER = {"train.exact", "train.compile", "train.recompute", "train.norm_sync", "train.allow_coupled", "devices.max_restarts", "devices.hang_floor", "devices.balance", "data.workers"}
+_LATER = {"train.exact", "train.compile", "train.recompute", "train.norm_sync", "train.allow_coupled", "devices.max_restarts", "devices.hang_floor", "devices.balance", "data.workers",
+          "model.num_experts", "model.experts_per_tok", "model.shared_expert_enabled", "model.kv_latent_dim", "model.q_latent_dim", "model.d_rope", "model.mamba_layers"}
 
 Precision = Literal["f32", "bf16", "f16", "f64"]
 
@@ -90,7 +91,7 @@ class Train(Section):
     eval_every: Duration = Field(0, description="steps or epochs between evaluations; one more at the end")
     save_every: Duration = Field(0, description="steps or epochs between checkpoints; one more at the end")
     sample_every: Duration = Field(0, description="steps or epochs between samples of what the model makes; one more at the end")
-    keep: PositiveInt = Field(3, description="newest checkpoints kept, beside the best")
+    keep: PositiveInt = Field(3, description="newest checkpoints kept, beside the best; an evaluation that improves on all before is saved too, where save_every is given")
     non_finite: Literal["stop", "skip"] = Field("stop", description="a gradient that is not finite: stop, or skip the step on every rank and count it")
 
 
@@ -141,11 +142,12 @@ class Registry(Protocol):
 
 @dataclass(frozen=True)
 class Loaded:
-    """A config, its name, and for each dotted key that was given where it came from."""
+    """A config, its name, for each dotted key that was given where it came from, and what the user should know of how it was read."""
 
     config: Config
     name: str
     origins: Mapping[str, str]
+    notes: tuple[str, ...] = ()
 
 
 def load(document: Document, registry: Registry, name: str = "run") -> Loaded:
@@ -166,11 +168,11 @@ def config_class(task: str, fields: TaskFields) -> type[Config]:
     return create_model(f"{task.capitalize()}Config", __base__=Config, **own)
 
 
-def apply_batch_flags(document: Document, batch_size: int | None, grad_accum: int | None, global_batch: int | None) -> None:
-    """--batch-size and --grad-accum replace the batch section, unless --global-batch fixes the product."""
+def apply_batch_flags(document: Document, batch_size: int | None, grad_accum: int | None, global_batch: int | None) -> str | None:
+    """--batch-size and --grad-accum replace the batch section, unless --global-batch fixes the product. Returns what to say of it."""
     given = {"samples": (global_batch, "--global-batch"), "per_device": (batch_size, "--batch-size"), "accumulate": (grad_accum, "--grad-accum")}
     if all(value is None for value, _ in given.values()):
-        return
+        return None
     section = document.value.get("batch")
     old = section if isinstance(section, dict) else {}
     if global_batch is None and batch_size is None and old.get("per_device") is None:
@@ -185,6 +187,8 @@ def apply_batch_flags(document: Document, batch_size: int | None, grad_accum: in
     for key, (new, flag) in given.items():
         if new is not None:
             document.set(f"batch.{key}", new, flag)
+    replaced = global_batch is None and old.get("samples") is not None
+    return f"--batch-size is per device: it replaces the config's {old['samples']} samples over all devices (--global-batch fixes those)" if replaced else None
 
 
 def _explain(error: ValidationError, document: Document, fields: TaskFields) -> list[UserError]:
@@ -193,7 +197,7 @@ def _explain(error: ValidationError, document: Document, fields: TaskFields) -> 
         key = tuple(item["loc"])
         where = document.place(key)
         kind = item["type"]
-        if kind == "extra_forbidden" and dotted(key) in _LATER:
+        if kind == "extra_forbidden" and (dotted(key) in _LATER or dotted(key).startswith("model.mamba2_")):
             errors.append(UserError(f"{dotted(key)} is not in this version", "leave it out", where))
         elif kind == "extra_forbidden":
             known = _known(key[:-1], fields)

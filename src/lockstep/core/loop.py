@@ -58,8 +58,10 @@ def _serve(due: set[str], done: int, plan: Plan, engine: Engine, state: Any, fee
         began = time.perf_counter()
         counters.metrics = summarize(engine.evaluate(state, feed.evaluation()))
         loss = counters.metrics["loss"]
+        counters.metrics_step = done
         if counters.best_loss is None or loss < counters.best_loss:
             counters.best_loss, counters.best_step = loss, done
+            due |= {"save"} if plan.every.save else set()  # the best is kept, so it must be there
         record(Event("evaluated", done, {**counters.metrics, "best_loss": counters.best_loss, "best_step": counters.best_step, "seconds": time.perf_counter() - began}))
     if "sample" in due:
         pulse(done, "sample")
@@ -80,7 +82,7 @@ class Ledger:
         self._plan, self._feed, self._record = plan, feed, record
         self._owed: tuple[int, Batch, Stats] | None = None
         self._began = self._clock = time.perf_counter()
-        self._useful = 0.0
+        self._useful, self._trained = 0.0, 0
 
     def owe(self, step: int, batch: Batch, stats: Stats) -> None:
         self._owed = (step, batch, stats)
@@ -97,6 +99,7 @@ class Ledger:
         figures = stats.read()
         seconds, self._clock = max(figures.at - self._clock, 1e-9), figures.at
         self._useful += seconds
+        self._trained += 1
         values: dict[str, Any] = {"loss": figures.loss, "grad_norm": figures.norm, "lr": self._plan.lr_at(step), "samples_per_second": batch.samples / seconds,
                                   "seconds": seconds, "wait_seconds": max(figures.waits), "memory_bytes": int(max(figures.memory))}
         if self._plan.tokens_per_sample > 1:
@@ -114,7 +117,7 @@ class Ledger:
 
     def totals(self) -> Mapping[str, float | int]:
         wall = time.perf_counter() - self._began
-        return {"seconds": wall, "goodput": self._useful / wall if wall else 0.0, "skipped": self.counters.skipped}
+        return {"seconds": wall, "steps": self._trained, "goodput": self._useful / wall if wall else 0.0, "skipped": self.counters.skipped}
 
     def _not_finite(self, step: int, loss: float, norm: float, scale: float, values: dict[str, Any]) -> None:
         """The update was masked on every rank. An f16 scale that is still being found is no fault; else the policy decides."""

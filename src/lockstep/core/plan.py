@@ -164,7 +164,7 @@ def _batch(config: Config, facts: Facts, world: int, cap: int | None, fixed: Fix
         if cap is not None and micro > cap:
             again = -(-micro * rounds // cap)
             raise UserError(f"{micro} samples at once don't fit: {cap} do", f"--batch-size {-(-micro * rounds // again)} --grad-accum {again} keeps the batch of {micro * rounds * world}", "batch.per_device")
-        because["batch"] = f"{micro} per device x {rounds} rounds x {world} devices"
+        because["batch"] = "as given per device: it grows with the devices"
         because["micro"] = "batch.per_device"
         return micro * rounds * world, micro, rounds
     batch = kept or given.samples or 0

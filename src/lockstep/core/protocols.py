@@ -144,12 +144,13 @@ class Requests(Protocol):
 
 @dataclass
 class Counters:
-    """What the loop carries from step to step and into checkpoints."""
+    """What the loop carries from step to step and into checkpoints. metrics: of the last evaluation, which was at metrics_step."""
 
     best_loss: float | None = None
     best_step: int | None = None
     skipped: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
+    metrics_step: int | None = None
 
 
 def share(sizes: Mapping[str, int], world: int, rank: int) -> list[str]:

@@ -63,5 +63,6 @@ def explain(notes: list[Note], exits: Mapping[int, int], logs: Path) -> Lockstep
 
 def _error(note: Note, logs: Path) -> LockstepError:
     kind = UserError if note.exit_code == UserError.exit_code else RunError
+    log = logs / f"rank-{note.rank}.log"  # a lone process has none: what it says stands on the terminal
     trace = f"{note.trace.rstrip()}\n" if note.trace else ""
-    return kind(f"{trace}rank {note.rank}: {note.cause}" if trace else note.cause, note.remedy or "its log has more", note.where or str(logs / f"rank-{note.rank}.log"))
+    return kind(f"{trace}rank {note.rank}: {note.cause}" if trace else note.cause, note.remedy or (f"{log} has more" if log.exists() else ""), note.where)

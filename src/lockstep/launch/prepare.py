@@ -105,7 +105,7 @@ def _begin(run: Run, lock: Lock, loaded: Loaded, options: Options, origin: _Orig
     append(run.journal, Event("planned", origin.step, {"attempt": attempt.name, "plan": made.to_json()}))
     if origin.own and origin.run:
         _void_later(run, origin)
-    for word in origin.words:
+    for word in (*loaded.notes, *origin.words):
         append(run.journal, Event("warned", origin.step, {"text": word}))
     if begin or origin.checkpoint:
         append(run.journal, Event("resumed", origin.step, {"attempt": attempt.name, "text": _resumed(origin, made)}))
@@ -115,7 +115,13 @@ def _begin(run: Run, lock: Lock, loaded: Loaded, options: Options, origin: _Orig
 def _resumed(origin: _Origin, made: Plan) -> str:
     if origin.checkpoint is None:
         return "nothing was saved before: from the start"
-    return f"from {origin.checkpoint}; batch {made.batch} as the run began, on {made.world} device{'s' if made.world > 1 else ''}"
+    return f"from {origin.checkpoint}; batch {made.batch}: {made.because['batch']}; on {made.world} device{'s' if made.world > 1 else ''}"
+
+
+def done_line(prepared: Prepared) -> str:
+    """What is said of a run that has nothing left to train."""
+    steps = prepared.plan.steps
+    return f"done   {steps} of {steps} steps were trained before; --max-steps N trains on, another --save-dir begins anew  {prepared.run.home}"
 
 
 def _origin(loaded: Loaded, options: Options) -> _Origin:

@@ -32,7 +32,7 @@ from lockstep.errors import LockstepError, UserError
 from lockstep.launch.cluster import rank_from
 from lockstep.launch.describe import cache_home, die_with
 from lockstep.launch.files import Attempt, ControlFile, Run
-from lockstep.launch.prepare import Options, prepare
+from lockstep.launch.prepare import Options, done_line, prepare
 from lockstep.observe.console import showing, view
 from lockstep.observe.journal import Journal, append
 from lockstep.observe.pulse import Pulse
@@ -189,6 +189,7 @@ def joined(rank: Rank, loaded: Loaded, options: Options, headless: bool) -> int:
         raise
     store.set(_WORD, json.dumps({"leave": 0} if prepared.done else {"attempt": asdict(prepared.attempt)}))
     if prepared.done:
+        print(done_line(prepared), file=sys.stderr if headless else sys.stdout)
         return 0
     with showing(view(prepared.plan, prepared.run.home, headless), prepared.run.journal, prepared.begin):
         try:

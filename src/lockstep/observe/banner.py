@@ -16,7 +16,7 @@ def banner(plan: Plan) -> list[str]:
     several = "multi-GPU enabled" if plan.devices[0].kind == "cuda" else "CPU ranks"
     lines = [
         f"plan   world {plan.world}   {plan.strategy}{over}   {plan.precision}   {_devices(plan)}",
-        f"       {arithmetic(plan)}   lr {plan.schedule.peak:.3g} ({plan.because['lr']})",
+        f"       {arithmetic(plan)} ({plan.because['batch']})   lr {plan.schedule.peak:.3g} ({plan.because['lr']})",
         f"       {plan.steps} steps of {plan.batch} samples; an epoch is {plan.order.steps_per_epoch}   memory {show_bytes(held)} of {show_bytes(room)} a device (estimate)",
         f"       Running on {plan.world} device{'s' if plan.world > 1 else ''}" + (f" ({several})" if plan.world > 1 else ""),
     ]

@@ -150,7 +150,7 @@ def _finished(event: Event, plan: Plan, run: Path) -> list[str]:
     if "loss" in values:
         loss = f"  validation loss {values['loss']:.4f} nats" + (f" (single-token entropy of the corpus {entropy:.4f})" if entropy else "")
     skipped = f"  {values['skipped']} updates left out" if values["skipped"] else ""
-    return [f"done   {event.step} steps in {show_seconds(values['seconds'])}  goodput {values['goodput']:.0%}{loss}{skipped}  {run}"]
+    return [f"done   step {event.step}  {values['steps']} steps in {show_seconds(values['seconds'])}  goodput {values['goodput']:.0%}{loss}{skipped}  {run}"]
 
 
 def printable(text: str) -> str:

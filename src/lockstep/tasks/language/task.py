@@ -44,7 +44,7 @@ class LanguageTask:
         matrices = sum(p.numel() for name, p in model.named_parameters() if p.ndim == 2 and not name.startswith(("embed_tokens", "lm_head"))) + head
         f, length = self.fields, self.length
         per_token = 6 * matrices + 6 * f.num_layers * f.hidden_size * length
-        kept = f.num_layers * (9 * f.hidden_size + 3 * f.groups * f.head_size + 4 * f.inner) + 2 * f.hidden_size + 3 * self.vocab
+        kept = f.num_layers * (8 * f.hidden_size + 2 * f.groups * f.head_size + 4 * f.inner) + 2 * f.hidden_size + 3 * self.vocab
         held_out = self.eval_data()
         return Facts(
             samples=window_count(self._split, length), eval_samples=len(held_out) if held_out else 0, tokens_per_sample=length,
@@ -52,7 +52,7 @@ class LanguageTask:
             coupled=(), fingerprint=f"{self.corpus.sha256}/{self._split}/{length}",
             formulas={
                 "flops": f"6 x {matrices} matrix weights + 6 x layers x hidden x length (causal attention), a token; Kaplan et al. 2020, Chowdhery et al. 2022",
-                "bytes_per_sample": "4 B x length x (layers x (9 hidden + 3 kv + 4 inner) + 2 hidden + 3 vocab), counted from torch_model.py"},
+                "bytes_per_sample": "4 B x length x (layers x (8 hidden + 2 kv + 4 inner) + 2 hidden + 3 vocab), counted from torch_model.py"},
             reference={"unigram_entropy": self.corpus.entropy, "tokens": self.corpus.count, "vocabulary": self.vocab},
         )
 

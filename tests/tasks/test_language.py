@@ -1,0 +1,132 @@
+"""The language task: its corpus, its decoder, and the figures it gives to plan()."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from lockstep.core.initial import normal
+from lockstep.data.tokens import IGNORED
+from lockstep.errors import UserError
+from lockstep.tasks.language.corpus import prepare
+from lockstep.tasks.language.fields import LanguageData, LanguageModel
+from lockstep.tasks.language.task import LanguageTask
+from lockstep.tasks.language.torch_model import Decoder
+
+FIELDS = LanguageModel(hidden_size=64, num_layers=3, num_heads=4, kv_heads=2, intermediate_size=96, max_seq_len=32)
+
+
+def task(corpus: Path, cache: Path, fields: LanguageModel = FIELDS, **data: Any) -> LanguageTask:
+    return LanguageTask(fields, LanguageData(source=str(corpus), **data), cache)
+
+
+def test_bytes_of_the_standard_library(cache: Path) -> None:
+    """Real text that needs no download: millions of bytes, of the entropy that English-like code has."""
+    corpus = prepare(LanguageData(), cache)
+    assert corpus.count == corpus.text_bytes > 5_000_000
+    assert 3.0 < corpus.entropy < 3.5
+    assert prepare(LanguageData(), cache) == corpus
+
+
+def test_a_bpe_is_trained_once_and_reads_back_what_it_was_given(corpus: Path, cache: Path, tmp_path: Path) -> None:
+    made = prepare(LanguageData(source=str(corpus), tokenizer="bpe:300"), cache)
+    assert 256 < made.size <= 300
+    assert made.count < made.text_bytes
+    ids = np.fromfile(made.path, made.dtype)
+    assert made.decoder().decode(ids.tolist()) == corpus.read_text()
+    kept = tmp_path / "mine.json"
+    kept.write_text(Path(made.tokenizer).read_text())
+    again = prepare(LanguageData(source=str(corpus), tokenizer=str(kept)), cache)
+    assert again.sha256 == made.sha256
+
+
+def test_a_changed_file_is_tokenized_anew(tmp_path: Path, cache: Path) -> None:
+    (tmp_path / "a.txt").write_text("one " * 50)
+    (tmp_path / ".hidden").write_text("secret")
+    first = prepare(LanguageData(source=str(tmp_path)), cache)
+    (tmp_path / "b.txt").write_text("two")
+    second = prepare(LanguageData(source=[str(tmp_path / "*.txt"), str(tmp_path / "a.txt")]), cache)
+    assert (first.count, second.count) == (200, 203)
+
+
+def test_a_tokenizer_file_that_is_none(corpus: Path, cache: Path, tmp_path: Path) -> None:
+    (tmp_path / "bad.json").write_text(json.dumps({"model": 3}))
+    with pytest.raises(UserError, match=r"is no tokenizer\.json"):
+        prepare(LanguageData(source=str(corpus), tokenizer=str(tmp_path / "bad.json")), cache)
+
+
+def test_validation_and_training_share_no_token_and_miss_none(corpus: Path, cache: Path) -> None:
+    made = task(corpus, cache, validation=0.25)
+    train, held = made.train_data(), made.eval_data()
+    assert held is not None
+    labels = [source[np.arange(len(source))]["labels"] for source in (train, held)]
+    counts = [int((part != IGNORED).sum()) for part in labels]
+    assert sum(counts) == made.corpus.count - 2  # the first token of each part is predicted by nothing
+    assert counts[1] == pytest.approx(0.25 * made.corpus.count, rel=0.01)
+
+
+def test_a_token_sees_only_the_past(corpus: Path, cache: Path) -> None:
+    torch.manual_seed(0)
+    model = Decoder(FIELDS, 256).double()
+    tokens = torch.randint(0, 256, (2, 32))
+    changed = tokens.clone()
+    changed[:, 20:] = 7
+    first, second = model(tokens), model(changed)
+    torch.testing.assert_close(first[:, :20], second[:, :20], rtol=0, atol=0)
+    assert (first[:, 20:] != second[:, 20:]).any()
+    assert first.dtype == torch.float64
+
+
+def test_shared_key_heads_equal_repeated_ones() -> None:
+    torch.manual_seed(0)
+    few, many = Decoder(FIELDS, 50).double(), Decoder(FIELDS.model_copy(update={"kv_heads": 4}), 50).double()
+    weights = few.state_dict()
+    for name in [name for name in weights if "k_proj" in name or "v_proj" in name]:
+        weights[name] = weights[name].view(2, 16, 64).repeat_interleave(2, dim=0).reshape(64, 64)
+    many.load_state_dict(weights)
+    tokens = torch.randint(0, 50, (1, 32))
+    torch.testing.assert_close(few(tokens), many(tokens), rtol=1e-12, atol=1e-12)
+
+
+def test_initial_values_follow_from_seed_name_and_shape_alone() -> None:
+    values = normal(3, "layers.0.mlp.up_proj.weight", (300, 200), 0.02)
+    np.testing.assert_array_equal(values, normal(3, "layers.0.mlp.up_proj.weight", (300, 200), 0.02))
+    assert float(values.std()) == pytest.approx(0.02, rel=0.02)
+    assert float(values[0, 0]) == pytest.approx(-0.018871938809752464, rel=1e-6)  # pinned: a resumed or repeated run must find the same
+    assert abs(np.corrcoef(values.ravel(), normal(4, "layers.0.mlp.up_proj.weight", (300, 200), 0.02).ravel())[0, 1]) < 0.02
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_figures_given_to_the_plan_are_those_of_the_model(tied: bool, corpus: Path, cache: Path) -> None:
+    """Parameters exactly; FLOPs as torch counts them (attention apart, and then without its mask, so twice); kept activations within a tenth of what autograd holds."""
+    fields = FIELDS.model_copy(update={"tie_embeddings": tied, "max_seq_len": 64, "hidden_size": 128})
+    made = task(corpus, cache, fields)
+    facts, model = made.facts(), made.model()
+    assert facts.params == sum(p.numel() for p in model.parameters())
+    batch = {name: torch.from_numpy(array) for name, array in made.train_data()[np.arange(4)].items()}
+    counted = []
+    for kernel in (SDPBackend.FLASH_ATTENTION, SDPBackend.MATH):  # of a CPU's flash attention nothing is counted
+        with FlopCounterMode(display=False) as counter, sdpa_kernel(kernel):
+            torch.autograd.backward(made.loss(model, batch).sum)
+        counted.append(counter.get_total_flops())
+    assert facts.flops_per_sample is not None
+    assert 4 * facts.flops_per_sample == counted[0] + (counted[1] - counted[0]) / 2
+    kept: dict[int, int] = {}
+    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        loss = made.loss(model, batch).sum
+    assert facts.bytes_per_sample is not None
+    assert loss.isfinite()
+    assert sum(kept.values()) <= 4 * facts.bytes_per_sample <= 1.1 * sum(kept.values())
