@@ -58,7 +58,7 @@ def launch(prepared: Prepared, devices: Devices, headless: bool) -> int:
     """Train what was prepared. Returns the exit code: 0, or 128 + the signal that stopped it. LockstepError: why it failed, once."""
     run, plan, attempt = prepared.run, prepared.plan, prepared.attempt
     ask_stop = _stopper(run, attempt.name, headless)
-    start = _in_place if plan.world == 1 and plan.strategy == "single" else (_spawn if devices.launcher == "spawn" else _elastic)
+    start = _in_place if plan.backend == "none" else (_spawn if devices.launcher == "spawn" else _elastic)
     try:
         with showing(view(plan, run.home, headless), run.journal, prepared.begin), Signals(ask_stop, _kill_children) as signals, _environment(plan):
             failure = start(prepared, devices)

@@ -73,14 +73,13 @@ class TorchEngine:
         return {name: tensor.pin_memory() for name, tensor in tensors.items()} if self.device.type == "cuda" else tensors
 
     def step(self, state: State, batch: Batch, lr: float, asked: Sequence[int]) -> tuple[State, Stats]:
-        loss_sum, weight = self._accumulate(state, batch)
-        summed = self._summed(loss_sum, weight, batch, asked)()
+        summed = self._summed(self._accumulate(state, batch), batch, asked)()
         gradients = [p.grad for p in state.trained if p.grad is not None]
         correction = self.plan.nominal / (summed[1] * state.scale.value)
         norm = self._strategy.norm(gradients) * correction
-        finite = torch.isfinite(norm) & torch.isfinite(summed[0])
+        finite = torch.isfinite(norm * summed[0])
         clip = self._fields.clip
-        factor = correction * (clip / norm).clamp(max=1.0) if clip else correction
+        factor = correction * (clip / norm.clamp(min=clip)) if clip else correction
         torch._foreach_mul_(gradients, factor.to(gradients[0].dtype))
         self._update(state, lr, finite)
         figures = torch.cat([summed, torch.stack([norm, finite.double(), state.scale.value])])
@@ -125,31 +124,28 @@ class TorchEngine:
     def _move(self, arrays: Arrays) -> Arrays:
         return {name: tensor.to(self.device, non_blocking=True) for name, tensor in arrays.items()}
 
-    def _accumulate(self, state: State, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Gradients of the step's scaled sum into the model, reduced in the last round. Returns this rank's loss sum and weight."""
+    def _accumulate(self, state: State, batch: Batch) -> torch.Tensor:
+        """Gradients of the step's scaled sum into the model, reduced in the last round. Returns this rank's [loss sum, weight]."""
         for parameter in state.trained:
             parameter.grad = None
-        loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
-        weight = torch.zeros((), dtype=torch.float64, device=self.device)
+        total = torch.zeros(2, dtype=torch.float64, device=self.device)
         factor = (state.scale.value / self.plan.nominal).to(weight_dtype(self.plan.precision))
         for index, slot in enumerate(batch.slots):
             with self._strategy.round(index == len(batch.slots) - 1, batch.real):
                 with compute(self.plan.precision, self.device):
                     loss = self.task.loss(state.placed, self._move(slot))
-                (loss.sum * factor).backward()
+                torch.autograd.backward(loss.sum, factor.to(loss.sum.dtype))
             if batch.real:
-                loss_sum += loss.sum.detach()
-                weight += loss.weight
-        return loss_sum, weight
+                total += torch.stack([loss.sum.detach().double(), torch.as_tensor(loss.weight, dtype=torch.float64, device=self.device)])
+        return total
 
-    def _summed(self, loss_sum: torch.Tensor, weight: torch.Tensor, batch: Batch, asked: Sequence[int]) -> Any:
+    def _summed(self, total: torch.Tensor, batch: Batch, asked: Sequence[int]) -> Any:
         own = [0.0] * (2 * self.ranks.world)
         own[self.ranks.index] = batch.wait
         own[self.ranks.world + self.ranks.index] = self._memory()
         host = torch.tensor([0.0, 0.0, *asked, *own], dtype=torch.float64)
         values = host.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else host
-        values[0] = loss_sum
-        values[1] = weight
+        values[:2] = total
         return self.ranks.sum(values)
 
     def _update(self, state: State, lr: float, finite: torch.Tensor) -> None:
