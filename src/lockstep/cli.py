@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -118,16 +118,12 @@ def _parameter(names: tuple[str, ...]) -> str:
 def train(save_dir: Path | None, resume: str, new_batch: bool, stop_after: int | None, headless: bool, **flags: Any) -> None:
     """Train. Run the same command again to go on."""
     signal.signal(signal.SIGTERM, _terminated)
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        _join(lambda: _load(flags, say=not headless), headless, save_dir, resume, stop_after, new_batch)
     loaded = _load(flags, say=not headless)
-    from lockstep.launch.cluster import rank_from
     from lockstep.launch.prepare import Options, done_line, prepare
 
     options = Options(save_dir, resume, stop_after, new_batch)
-    rank = rank_from(os.environ)
-    if rank is not None:
-        from lockstep.launch.worker import joined
-
-        sys.exit(joined(rank, loaded, options, headless))
     prepared = prepare(loaded, options)
     if prepared.done:
         prepared.lock.release()
@@ -136,6 +132,15 @@ def train(save_dir: Path | None, resume: str, new_batch: bool, stop_after: int |
     from lockstep.launch.local import launch
 
     sys.exit(launch(prepared, loaded.config.devices, headless))
+
+
+def _join(read: "Callable[[], Loaded]", headless: bool, *options: Any) -> NoReturn:
+    """Started by torchrun: be one of its ranks."""
+    from lockstep.launch.cluster import rank_from
+    from lockstep.launch.prepare import Options
+    from lockstep.launch.worker import joined
+
+    sys.exit(joined(rank_from(os.environ), read, Options(*options), headless))
 
 
 @cli.command(cls=Verb)

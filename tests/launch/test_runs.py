@@ -53,6 +53,9 @@ def test_torchrun_starts_the_ranks(whole: Path, tmp_path: Path, corpus: Path) ->
     assert done.returncode == 0, done.stderr
     assert "done   step 60  60 steps" in done.stdout
     same(tmp_path / "run", whole)
+    slip = subprocess.run([*torchrun, "--set", "train.stes=3"], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert slip.returncode == 1
+    assert slip.stderr.count("did you mean steps?") == 1
 
 
 def test_ctrl_c_saves_and_the_same_command_goes_on_elsewhere(whole: Path, tmp_path: Path, corpus: Path) -> None:

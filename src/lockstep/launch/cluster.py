@@ -8,10 +8,8 @@ from lockstep.errors import UserError
 _NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
-def rank_from(environment: Mapping[str, str]) -> Rank | None:
-    """The rank that torchrun gave, None outside of it. UserError: a half-set environment, or several machines."""
-    if "TORCHELASTIC_RUN_ID" not in environment:
-        return None
+def rank_from(environment: Mapping[str, str]) -> Rank:
+    """The rank that torchrun, or our launcher, gave. UserError: a half-set environment, or several machines."""
     missing = [name for name in _NEEDED if name not in environment]
     if missing:
         raise UserError(f"started by torchrun, but {', '.join(missing)} is not set", "start it with torchrun --nproc_per_node=N -m lockstep train ...", "environment")

@@ -166,8 +166,8 @@ def guarded(attempt: Attempt, rank: Rank, **how: Any) -> int:
         return note.exit_code
 
 
-def joined(rank: Rank, loaded: Loaded, options: Options, headless: bool) -> int:
-    """This process as a rank that torchrun started. The first rank prepares the run, tells the others, and speaks for all. Returns the exit code."""
+def joined(rank: Rank, read: Callable[[], Loaded], options: Options, headless: bool) -> int:
+    """This process as a rank that torchrun started. The first rank reads the config and prepares the run, tells the others, and speaks for all. Returns the exit code."""
     from torch.distributed.distributed_c10d import PrefixStore
     from torch.distributed.rendezvous import rendezvous
 
@@ -183,7 +183,7 @@ def joined(rank: Rank, loaded: Loaded, options: Options, headless: bool) -> int:
         _log_to(Run(Path(attempt.run)).logs / f"rank-{rank.index}.log")
         return guarded(attempt, rank, store=ranks, catch_stop=True)
     try:
-        prepared = prepare(_on_ranks(loaded, rank.world), options)
+        prepared = prepare(_on_ranks(read(), rank.world), options)
     except BaseException as error:
         store.set(_WORD, json.dumps({"leave": error.exit_code if isinstance(error, LockstepError) else 1}))
         raise
@@ -222,8 +222,7 @@ def main(argument: str) -> None:
     attempt = Attempt.from_json(argument)
     die_with(int(os.environ[_LAUNCHER]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher owns signals
-    rank = rank_from({"TORCHELASTIC_RUN_ID": "", **os.environ})
-    assert rank is not None
+    rank = rank_from(os.environ)
     _log_to(Run(Path(attempt.run)).logs / f"rank-{rank.index}.log")
     code = guarded(attempt, rank)
     sys.stdout.flush()
