@@ -4,7 +4,6 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -12,32 +11,11 @@ import click
 
 from lockstep import __version__
 from lockstep.errors import LockstepError, UserError
+from lockstep.flags import Option, config_options, load_config
 
 if TYPE_CHECKING:
     from lockstep.core.config import Loaded
-    from lockstep.core.document import Document
 
-# flag -> config key, for flags that only name a value. The names after the first are those of other tools, kept out of help.
-_VALUES: list[tuple[tuple[str, ...], str, Any, str]] = [
-    (("--devices",), "devices.use", str, "auto, all, cpu, cpu:N, or indices: 0,1"),
-    (("--strategy", "--multi-gpu"), "devices.strategy", str, "auto, single, ddp"),
-    (("--engine",), "engine", str, "torch"),
-    (("--sync-backend", "--backend", "--distributed-backend"), "devices.sync", str, "auto, cpu, gloo, nccl"),
-    (("--dtype",), "train.precision", str, "f32, bf16, f16, f64"),
-    (("--seq-len",), "model.max_seq_len", int, "tokens of a sample"),
-    (("--lr",), "optimizer.lr", float, "peak learning rate"),
-    (("--weight-decay",), "optimizer.weight_decay", float, "on matrices only"),
-    (("--scale-lr",), "schedule.scale_lr", str, "none, linear, sqrt: by batch / schedule.base_batch"),
-    (("--warmup",), "schedule.warmup", int, "steps"),
-    (("--prefetch",), "data.prefetch", int, "steps prepared ahead"),
-    (("--max-checkpoints",), "train.keep", int, "newest checkpoints kept, beside the best"),
-    (("--launcher",), "devices.launcher", str, "elastic, spawn"),
-    (("--port",), "devices.port", int, "of the rendezvous; 0: any free one"),
-    (("--mode",), "data.mode", str, ""),
-    (("--arch",), "model.arch", str, ""),
-    (("--cssm",), "model.cssm", str, ""),
-]
-_HIDDEN = {"--mode", "--arch", "--cssm"}
 _LATER_FLAGS = {"--num-workers", "--compile", "--exact", "--compress", "--init-from", "--max-restarts", "--probe-batch", "--no-preflight", "--nnodes", "--rdzv", "--node-rank", "--machine"}
 _LATER_VERBS = {"check", "run", "verify", "bench", "profile", "eval", "init", "compare-runs", "report", "export", "data", "convert", "submit", "ui"}
 
@@ -80,37 +58,9 @@ def cli() -> None:
     """
 
 
-def _config_options(command: Callable[..., None]) -> Callable[..., None]:
-    options = [
-        click.option("-f", "--file", "--config-path", "file", type=Path, help="the config, YAML or JSON"),
-        click.option("-d", "--data", "data", type=str, help="data.source: text, a directory, a glob, a .bin of raw tokens, python-stdlib"),
-        click.option("--gpus", "--gpu-ids", "--device-ids", "gpus", type=str, metavar="0,1", help="GPUs by index, as CUDA_VISIBLE_DEVICES leaves them"),
-        click.option("--num-gpus", "--nproc", "num_gpus", type=int, hidden=True),
-        *(click.option(*names, _parameter(names), type=kind, help=text, hidden=names[0] in _HIDDEN) for names, _, kind, text in _VALUES),
-        click.option("--no-amp", is_flag=True, help="precision f32"),
-        click.option("--bf16", is_flag=True, hidden=True),
-        click.option("--spawn", is_flag=True, hidden=True),
-        click.option("--distributed-data-loading", is_flag=True, hidden=True),
-        click.option("--batch-size", type=int, help="samples per device and round"),
-        click.option("--grad-accum", "--grad-accum-steps", "grad_accum", type=int, help="rounds before a step"),
-        click.option("--global-batch", type=int, help="samples of a step over all devices, whatever their number"),
-        click.option("--epochs", type=float, help="length of the run in epochs"),
-        click.option("--max-steps", type=int, help="length of the run in steps; 0 with --epochs: whole epochs"),
-        click.option("--warmup-epochs", type=float, help="warm-up in epochs"),
-        click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="any config value: --set optimizer.clip=0.5"),
-    ]
-    for option in reversed(options):
-        command = option(command)
-    return command
-
-
-def _parameter(names: tuple[str, ...]) -> str:
-    return names[0].removeprefix("--").replace("-", "_")
-
-
 @cli.command(cls=Verb)
-@_config_options
-@click.option("--save-dir", "--checkpoint-dir", "save_dir", type=Path, help="the run directory; runs/NAME-TIME if not given")
+@config_options
+@click.option("--save-dir", "--checkpoint-dir", "save_dir", cls=Option, type=Path, help="the run directory; runs/NAME-TIME if not given")
 @click.option("--resume", default="auto", show_default=True, metavar="auto|never|PATH", help="auto: go on where the run directory, or an unfinished run of this config, exists")
 @click.option("--new-batch", is_flag=True, help="on a resume, take the config's batch instead of the run's own")
 @click.option("--stop-after", type=click.IntRange(min=1), help="save and leave after so many steps; the schedule keeps its length")
@@ -119,8 +69,8 @@ def train(save_dir: Path | None, resume: str, new_batch: bool, stop_after: int |
     """Train. Run the same command again to go on."""
     signal.signal(signal.SIGTERM, _terminated)
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        _join(lambda: _load(flags, say=not headless), headless, save_dir, resume, stop_after, new_batch)
-    loaded = _load(flags, say=not headless)
+        _join(lambda: load_config(flags, say=not headless), headless, save_dir, resume, stop_after, new_batch)
+    loaded = load_config(flags, say=not headless)
     from lockstep.launch.prepare import Options, done_line, prepare
 
     options = Options(save_dir, resume, stop_after, new_batch)
@@ -144,11 +94,11 @@ def _join(read: "Callable[[], Loaded]", headless: bool, *options: Any) -> NoRetu
 
 
 @cli.command(cls=Verb)
-@_config_options
+@config_options
 @click.option("--json", "as_json", is_flag=True, help="the plan as JSON")
 def plan(as_json: bool, **flags: Any) -> None:
     """What train would do, and why. Trains nothing."""
-    loaded = _load(flags, say=not as_json)
+    loaded = load_config(flags, say=not as_json)
     import json
 
     from lockstep.core.config import flatten
@@ -192,69 +142,6 @@ def schema(table: bool) -> None:
     click.echo(as_table(Tasks()) if table else json.dumps(json_schema(Tasks()), indent=1))
 
 
-def _load(flags: dict[str, Any], say: bool) -> "Loaded":
-    """File, then --set, then flags: the later wins."""
-    from lockstep.core.config import apply_batch_flags, load
-    from lockstep.core.document import Document, parse_setting, read_file
-    from lockstep.tasks import Tasks
-
-    file: Path | None = flags["file"]
-    document = read_file(file) if file else Document()
-    for setting in flags["settings"]:
-        key, value = parse_setting(setting)
-        document.set(key, value, f"--set {key}")
-    for names, key, _, _ in _VALUES:
-        value = flags[_parameter(names)]
-        if value is not None:
-            document.set(key, value, names[0])
-    _apply_flags(document, flags)
-    note = apply_batch_flags(document, flags["batch_size"], flags["grad_accum"], flags["global_batch"])
-    if not file and not document.value:
-        raise UserError("no config was given", "-f FILE, for example -f models/tiny.yaml", "-f")
-    if flags["distributed_data_loading"] and say:
-        click.echo("note   --distributed-data-loading: always so; each rank reads only its own samples", err=True)
-    loaded = load(document, Tasks(), file.stem if file else "run")
-    return replace(loaded, notes=(note,)) if note else loaded
-
-
-def _apply_flags(document: "Document", flags: dict[str, Any]) -> None:
-    """Flags that mean more than one value, or a value of another form."""
-    if flags["data"] is not None:
-        document.set("data.source", flags["data"], "-d")
-    for flag, key, value in (("no_amp", "train.precision", "f32"), ("bf16", "train.precision", "bf16"), ("spawn", "devices.launcher", "spawn")):
-        if flags[flag]:
-            document.set(key, value, f"--{flag.replace('_', '-')}")
-    _apply_devices(document, flags["devices"], flags["gpus"], flags["num_gpus"])
-    _apply_length(document, flags["epochs"], flags["max_steps"])
-    if flags["warmup_epochs"] is not None:
-        document.set("schedule.warmup", f"{flags['warmup_epochs']:g}ep", "--warmup-epochs")
-
-
-def _apply_devices(document: "Document", devices: str | None, gpus: str | None, count: int | None) -> None:
-    given = [flag for flag, value in (("--devices", devices), ("--gpus", gpus), ("--num-gpus", count)) if value is not None]
-    if len(given) > 1:
-        raise UserError(f"{' and '.join(given)} both name devices", "give one of them", given[0])
-    if gpus is not None:
-        if gpus.startswith("cpu"):
-            raise UserError(f"--gpus {gpus} names no GPU", f"--devices {gpus}", "--gpus")
-        document.set("devices.use", gpus, "--gpus")
-    if count is not None:
-        if count < 0:
-            raise UserError(f"--num-gpus {count}", "a number of GPUs, or 0 for all", "--num-gpus")
-        document.set("devices.use", ",".join(map(str, range(count))) or "all", "--num-gpus")
-
-
-def _apply_length(document: "Document", epochs: float | None, steps: int | None) -> None:
-    if epochs is not None and steps:
-        raise UserError(f"--epochs {epochs:g} and --max-steps {steps} both fix the length", "give one of them", "--max-steps")
-    if epochs is None and steps == 0:
-        raise UserError("--max-steps 0 means whole epochs", "say how many: --epochs N", "--max-steps")
-    if epochs is not None:
-        document.set("train.steps", f"{epochs:g}ep", "--epochs")
-    elif steps is not None:
-        document.set("train.steps", steps, "--max-steps")
-
-
 def _terminated(number: int, _: object) -> None:
     """SIGTERM before anything runs: leave, nothing being half done."""
     sys.exit(128 + number)
@@ -262,8 +149,12 @@ def _terminated(number: int, _: object) -> None:
 
 def main() -> None:
     """Every failure ends here, once, as the last thing printed."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by whoever started us
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
     try:
         cli.main(standalone_mode=False)
+        sys.stdout.flush()
     except click.exceptions.Exit as leaving:
         sys.exit(leaving.exit_code)
     except click.ClickException as error:
@@ -276,7 +167,10 @@ def main() -> None:
     except (KeyboardInterrupt, click.Abort):
         click.echo("stopped before anything was trained", err=True)
         sys.exit(130)
-    except BrokenPipeError:
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is still buffered can't be written either
+        if not isinstance(error, BrokenPipeError):
+            click.echo(f"error: {error}", err=True)
         sys.exit(1)
 
 

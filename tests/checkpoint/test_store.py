@@ -60,7 +60,9 @@ def test_nothing_is_published_while_a_rank_is_missing(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(("damage", "says"), [("bit", "does not match its hash"), ("cut", "cut off"), ("gone", "is missing"), ("manifest", "manifest can't be read"), ("version", "version 99")])
+@pytest.mark.parametrize(("damage", "says"), [
+    ("bit", "does not match its hash"), ("cut", "cut off"), ("gone", "is missing"), ("manifest", "manifest can't be read"),
+    ("version", "version 99"), ("list", "no mapping"), ("step", "does not match its own hash")])
 def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(damage: str, says: str, tmp_path: Path) -> None:
     save(tmp_path, 10)
     save(tmp_path, 20)
@@ -76,8 +78,10 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(damage: str, s
         file.unlink()
     elif damage == "manifest":
         manifest.write_text(manifest.read_text()[:40])
+    elif damage == "list":
+        manifest.write_text("[]")
     else:
-        manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "version": 99}))
+        manifest.write_text(json.dumps({**json.loads(manifest.read_text()), damage: 99}))
     with pytest.raises(Damaged, match=says):
         verify(hurt)
     found, lines = newest(tmp_path)

@@ -68,7 +68,13 @@ def manifest(meta: Mapping[str, Any], written: Sequence[Mapping[str, Any]]) -> d
         for rank in written for name, (dtype, shape) in rank["arrays"].items()
     }
     files = {rank["file"]: {"bytes": rank["bytes"], "sha256": rank["sha256"]} for rank in written}
-    return {"version": VERSION, **meta, "files": files, "arrays": dict(sorted(arrays.items()))}
+    whole = {"version": VERSION, **meta, "files": files, "arrays": dict(sorted(arrays.items()))}
+    return {**whole, "hash": _hash(whole)}
+
+
+def _hash(values: Mapping[str, Any]) -> str:
+    """Of a manifest without its own hash."""
+    return hashlib.sha256(json.dumps({key: value for key, value in values.items() if key != "hash"}, sort_keys=True).encode()).hexdigest()
 
 
 def write_json(path: Path, value: object) -> None:
@@ -92,11 +98,15 @@ def sync_directory(path: Path) -> None:
 def read_manifest(path: Path) -> dict[str, Any]:
     """Damaged: no manifest, or not one of ours."""
     try:
-        found: dict[str, Any] = json.loads((path / MANIFEST).read_text())
+        found = json.loads((path / MANIFEST).read_text())
     except (OSError, ValueError) as error:
         raise Damaged(f"its manifest can't be read: {error}") from None
+    if not isinstance(found, dict):
+        raise Damaged("its manifest is no mapping")
     if found.get("version") != VERSION:
         raise Damaged(f"its format is version {found.get('version')}, this program reads {VERSION}")
+    if found.get("hash") != _hash(found):
+        raise Damaged("its manifest does not match its own hash")
     return found
 
 

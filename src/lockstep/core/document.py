@@ -100,7 +100,8 @@ def parse(text: str, name: str) -> Document:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"{name}:{mark.line + 1}:{mark.column + 1}" if mark else name
-        raise UserError(f"not valid YAML: {error.problem or error.context}", "check the indentation and quotes at this place", where) from None
+        kind, check = ("JSON", "commas and quotes") if name.endswith(".json") else ("YAML", "indentation and quotes")
+        raise UserError(f"not valid {kind}: {error.problem or error.context}", f"check the {check} at this place", where) from None
     except yaml.YAMLError as error:
         raise UserError(f"not valid YAML: {' '.join(str(error).split())}", "a config is plain text", name) from None
     except RecursionError:
@@ -141,7 +142,10 @@ class _Builder:
             return dict(self._items(node, key, depth))
         if isinstance(node, yaml.SequenceNode):
             return [self.value(item, (*key, index), depth + 1) for index, item in enumerate(node.value)]
-        return self._scalars.construct_object(node)
+        try:
+            return self._scalars.construct_object(node)
+        except (ValueError, KeyError, IndexError):
+            raise UserError(f"{node.value[:40]!r} is not what its form says", "write a plain number, word or quoted text", _mark(node, self._name)) from None
 
     def _items(self, node: yaml.MappingNode, key: Key, depth: int) -> Iterator[tuple[str, Any]]:
         seen: set[str] = set()

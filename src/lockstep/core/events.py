@@ -4,6 +4,7 @@
 """
 
 import json
+import math
 import time
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
@@ -26,9 +27,26 @@ class Event:
     time: float = field(default_factory=time.time)
 
     def line(self) -> str:
-        return json.dumps({"time": round(self.time, 3), "step": self.step, "kind": self.kind, **self.values}) + "\n"
+        """JSON knows no nan and no infinity: such a number is null."""
+        values = {"time": round(self.time, 3), "step": self.step, "kind": self.kind, **self.values}
+        try:
+            return json.dumps(values, allow_nan=False) + "\n"
+        except ValueError:
+            return json.dumps(_finite(values), allow_nan=False) + "\n"
 
     @classmethod
-    def from_line(cls, line: str) -> "Event":
-        values = json.loads(line)
-        return cls(values.pop("kind"), values.pop("step"), time=values.pop("time"), values=values)
+    def from_line(cls, line: bytes) -> "Event | None":
+        """None for a line that is no event (somebody wrote into the file)."""
+        try:
+            values = json.loads(line)
+            return cls(values.pop("kind"), int(values.pop("step")), time=float(values.pop("time")), values=values)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return None
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value

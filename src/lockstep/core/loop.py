@@ -56,10 +56,11 @@ def _serve(due: set[str], done: int, plan: Plan, engine: Engine, state: Any, fee
     if "evaluate" in due and plan.eval_samples:
         pulse(done, "evaluate")
         began = time.perf_counter()
-        counters.metrics = summarize(engine.evaluate(state, feed.evaluation()))
-        loss = counters.metrics["loss"]
+        found: dict[str, float] = summarize(engine.evaluate(state, feed.evaluation()))
+        counters.metrics = {name: value if math.isfinite(value) else None for name, value in found.items()}
         counters.metrics_step = done
-        if counters.best_loss is None or loss < counters.best_loss:
+        loss = counters.metrics["loss"]
+        if loss is not None and (counters.best_loss is None or loss < counters.best_loss):
             counters.best_loss, counters.best_step = loss, done
             due |= {"save"} if plan.every.save else set()  # the best is kept, so it must be there
         record(Event("evaluated", done, {**counters.metrics, "best_loss": counters.best_loss, "best_step": counters.best_step, "seconds": time.perf_counter() - began}))
@@ -130,4 +131,4 @@ class Ledger:
         self._record(Event("warned", step + 1, {"text": f"step {step + 1} gave a gradient that is not finite", "sample_ids": self._feed.ids(step)}))
         raise RunError(
             f"step {step + 1}: loss {loss:g}, gradient norm {norm:g}: not finite; its update was left out on every rank, and its sample ids are in journal.jsonl",
-            "go on from the last save with a smaller --lr, or leave such steps out: --set train.non_finite=skip")
+            "--resume RUN with a smaller --lr goes on from its last save; --set train.non_finite=skip leaves such steps out")

@@ -111,7 +111,7 @@ def plan(config: Config, machine: Machine, facts: Facts, fixed: Fixed | None = N
     order = Order(facts.samples, batch, seed, anchor)
     schedule = _schedule(config, order, batch, len(devices), because, warnings)
     _warn(config, facts, batch, micro, devices, because, warnings)
-    because["threads"] = f"{machine.cores} cores for {len(devices)} ranks"
+    because["threads"] = f"{machine.cores} core{'s' if machine.cores > 1 else ''} for {len(devices)} rank{'s' if len(devices) > 1 else ''}"
     peaks = [device.peak(config.train.precision) for device in devices]
     return Plan(
         engine=config.engine, strategy=strategy, backend=backend, devices=devices, visible=len(machine.devices) or len(devices),
@@ -207,6 +207,8 @@ def _schedule(config: Config, order: Order, batch: int, world: int, because: dic
 
 def _warn(config: Config, facts: Facts, batch: int, micro: int, devices: tuple[Device, ...], because: dict[str, str], warnings: list[str]) -> None:
     count = len(slots(batch, micro))
+    if config.batch.samples and config.batch.accumulate and -(-count // len(devices)) != config.batch.accumulate:
+        warnings.append(f"batch.accumulate {config.batch.accumulate} can't be: {batch} samples over {len(devices)} devices make {-(-count // len(devices))} rounds of slots of {micro}")
     if batch > facts.samples:
         warnings.append(f"a batch of {batch} exceeds the {facts.samples} training samples: every step is an epoch of {facts.samples}")
     if count < len(devices):

@@ -149,7 +149,7 @@ class Counters:
     best_loss: float | None = None
     best_step: int | None = None
     skipped: int = 0
-    metrics: dict[str, float] = field(default_factory=dict)
+    metrics: dict[str, float | None] = field(default_factory=dict)
     metrics_step: int | None = None
 
 

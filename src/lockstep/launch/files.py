@@ -99,7 +99,10 @@ class Lock:
 
     def __init__(self, run: Run) -> None:
         self._path = run.home / "lock"
-        self._file = open(self._path, "a+")  # noqa: SIM115 - held as long as the lock is
+        try:
+            self._file = open(self._path, "a+")  # noqa: SIM115 - held as long as the lock is
+        except OSError as error:
+            raise UserError(f"{self._path} can't be opened: {error.strerror}", "another --save-dir, or mend this one", "--save-dir") from None
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -119,10 +122,10 @@ class Lock:
     def _holder(self) -> dict[str, Any]:
         self._file.seek(0)
         try:
-            found: dict[str, Any] = json.loads(self._file.read())
-            return found
+            found = json.loads(self._file.read())
         except ValueError:
             return {}
+        return found if isinstance(found, dict) and {"host", "pid"} <= set(found) else {}
 
     def release(self) -> None:
         if not self._file.closed:

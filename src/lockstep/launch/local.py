@@ -10,21 +10,20 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from multiprocessing import resource_tracker
 from typing import Any
 
 import psutil
 
 from lockstep.core.config import Devices
-from lockstep.core.events import Event
 from lockstep.core.plan import Plan
 from lockstep.core.protocols import Rank
 from lockstep.diagnose.crash import explain, note_of, read_notes
 from lockstep.errors import LockstepError
 from lockstep.launch.files import Run, ask
 from lockstep.launch.prepare import Prepared
-from lockstep.launch.worker import main, work
+from lockstep.launch.worker import STOP_SIGNAL, main, record_failure, work
 from lockstep.observe.console import showing, view
-from lockstep.observe.journal import append
 
 _LAUNCHER = "LOCKSTEP_LAUNCHER"
 
@@ -57,13 +56,14 @@ class Signals:
 def launch(prepared: Prepared, devices: Devices, headless: bool) -> int:
     """Train what was prepared. Returns the exit code: 0, or 128 + the signal that stopped it. LockstepError: why it failed, once."""
     run, plan, attempt = prepared.run, prepared.plan, prepared.attempt
-    ask_stop = _stopper(run, attempt.name, headless)
-    start = _in_place if plan.backend == "none" else (_spawn if devices.launcher == "spawn" else _elastic)
+    alone = plan.backend == "none"
+    ask_stop = _stopper(run, attempt.name, headless, alone)
+    start = _in_place if alone else (_spawn if devices.launcher == "spawn" else _elastic)
     try:
-        with showing(view(plan, run.home, headless), run.journal, prepared.begin), Signals(ask_stop, _kill_children) as signals, _environment(plan):
+        with showing(view(plan, run.home, headless), run.journal, prepared.begin), Signals(ask_stop, _leave_at_once) as signals, _environment(plan):
             failure = start(prepared, devices)
             if failure:
-                append(run.journal, Event("failed", 0, {"cause": failure.cause, "remedy": failure.remedy}))
+                record_failure(run, failure)
     finally:
         prepared.lock.release()
     if failure:
@@ -71,9 +71,13 @@ def launch(prepared: Prepared, devices: Devices, headless: bool) -> int:
     return 128 + signals.received if signals.received else 0
 
 
-def _stopper(run: Run, attempt: str, headless: bool) -> Callable[[], None]:
+def _stopper(run: Run, attempt: str, headless: bool, in_place: bool) -> Callable[[], None]:
     def stop() -> None:
-        ask(run, attempt, "stop")
+        try:
+            ask(run, attempt, "stop")
+        except OSError:  # a full disk: told directly instead
+            for pid in [os.getpid()] if in_place else _ranks():
+                os.kill(pid, STOP_SIGNAL)
         if not headless:
             os.write(2, b"\nstopping at the end of this step, after saving; once more to leave at once\n")
 
@@ -131,6 +135,8 @@ def _spawn(prepared: Prepared, devices: Devices) -> LockstepError | None:
         from torch._C._distributed_c10d import TCPStore  # public as torch.distributed.TCPStore, where type checkers don't see it
         from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException, start_processes
 
+        logging.getLogger("torch.multiprocessing").setLevel(logging.CRITICAL)
+        resource_tracker.ensure_running()  # first, since it unblocks signals when it starts
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # of this thread, and so of its children: Ctrl-C is the launcher's
         store = TCPStore("localhost", devices.port, is_master=True, wait_for_workers=False)
         world = prepared.plan.world
@@ -171,6 +177,13 @@ def _waited(prepared: Prepared, run: Callable[[], Mapping[int, int]]) -> Lockste
     return explain(read_notes(prepared.run.logs), found["exits"], prepared.run.logs) if found["exits"] else None
 
 
-def _kill_children() -> None:
+def _ranks() -> list[int]:
+    """Process ids of the ranks that this process started."""
+    return [child.pid for child in psutil.Process().children(recursive=True) if {"lockstep.launch.worker", "--multiprocessing-fork"} & set(child.cmdline())]
+
+
+def _leave_at_once() -> None:
     for child in psutil.Process().children(recursive=True):
         child.kill()
+    if sys.stdout.isatty():
+        os.write(1, b"\x1b[?25h")  # the cursor, which the progress bar had hidden

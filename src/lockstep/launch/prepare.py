@@ -2,13 +2,14 @@
 
 import os
 import shutil
+import socket
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from lockstep.checkpoint.format import MANIFEST, Damaged, read_manifest, verify
+from lockstep.checkpoint.format import MANIFEST, Damaged, name_of, read_manifest, verify
 from lockstep.checkpoint.store import checkpoints, newest, sweep
 from lockstep.core.config import Config, Loaded, flatten
 from lockstep.core.events import Event
@@ -77,15 +78,43 @@ def prepare(loaded: Loaded, options: Options) -> Prepared:
     fixed = _fixed(origin, options)
     _refuse_changes(origin, loaded.config)
     made = plan(loaded.config, machine, facts, fixed)
-    home = origin.run or Run(options.save_dir or Path("runs") / f"{loaded.name}-{time.strftime('%Y%m%d-%H%M%S')}")
-    _check_room(home.home, loaded.config, facts)
+    _check_port(loaded.config.devices.port)
+    _check_room(origin.run.home if origin.run else options.save_dir or Path("runs"), loaded.config, facts)
+    home = origin.run or Run(options.save_dir or _free_name(loaded.name))
     _make(home.home)
     lock = Lock(home)
     try:
         return _begin(home, lock, loaded, options, origin, made, facts)
+    except OSError as error:
+        lock.release()
+        raise UserError(f"{error.filename or home.home} can't be written: {error.strerror}", "another --save-dir, or mend this one", "--save-dir") from None
     except BaseException:
         lock.release()
         raise
+
+
+def _free_name(name: str) -> Path:
+    """runs/NAME-TIME, made here so that of two runs started at once each has its own."""
+    base = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    for number in range(1, 1000):
+        home = base if number == 1 else base.with_name(f"{base.name}-{number}")
+        try:
+            home.mkdir(parents=True)
+            return home
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise UserError(f"{home} can't be made: {error.strerror}", "--save-dir DIR where you may write", "--save-dir") from None
+    raise UserError(f"{base} and 998 like it exist", "--save-dir DIR", "--save-dir")
+
+
+def _check_port(port: int) -> None:
+    with socket.socket() as probe_socket:
+        probe_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe_socket.bind(("", port))
+        except OSError as error:
+            raise UserError(f"port {port}: {error.strerror}", "--port 0 takes any free one", "--port") from None
 
 
 def _begin(run: Run, lock: Lock, loaded: Loaded, options: Options, origin: _Origin, made: Plan, facts: Facts) -> Prepared:
@@ -227,7 +256,7 @@ def _changes(keys: list[str], before: dict[str, Any], after: dict[str, Any]) -> 
 def _void_later(run: Run, origin: _Origin) -> None:
     """Checkpoints beyond the one that is gone on from belong to a course not taken: set aside, so that none is taken for the newest."""
     for path in checkpoints(run.checkpoints):
-        if origin.checkpoint is None or path.name > origin.checkpoint.name:
+        if origin.checkpoint is None or path.name > name_of(origin.step):
             aside = path.with_name(f"void-{path.name}-{time.time_ns():x}")
             path.rename(aside)
             origin.words.append(f"{path.name} lies beyond where this goes on from: set aside as {aside.name}")

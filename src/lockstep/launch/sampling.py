@@ -1,13 +1,15 @@
 """What a run's model makes: its newest checkpoint, a prompt, a continuation. Runs in this process, on one device."""
 
 import importlib
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lockstep.checkpoint.format import MANIFEST, Damaged, load, verify
 from lockstep.checkpoint.store import newest
-from lockstep.errors import UserError
+from lockstep.core.protocols import Saved
+from lockstep.errors import RunError, UserError
 from lockstep.launch.files import Run
 from lockstep.tasks import Tasks
 
@@ -23,19 +25,30 @@ class Sampled:
 
 def sample(path: Path, prompt: str, tokens: int, temperature: float, seed: int, device: str) -> Sampled:
     """path: a run directory (its newest whole checkpoint) or one checkpoint. UserError: neither, or none saved yet."""
-    run, checkpoint, notes = _find(path)
     import torch
 
+    where = _device(device)
+    run, saved, weights, notes = _weights(path)
     config = run.read_config(Tasks())
-    saved = load(checkpoint)
-    weights = {name.removeprefix("model/"): array for name, array in saved.arrays.items() if name.startswith("model/")}
     module = importlib.import_module(f"lockstep.tasks.{config.task}.task")
     model, speak = module.open_saved(config, run.assets, {name: array.shape for name, array in weights.items()})
     model.load_state_dict({name: torch.from_numpy(array) for name, array in weights.items()}, strict=False)
-    where = _device(device)
     model = model.to(where).eval()
     text: Any = speak(model, prompt, tokens, temperature, seed)
     return Sampled(str(text), saved.step, notes)
+
+
+def _weights(path: Path) -> tuple[Run, Saved, dict[str, Any], list[str]]:
+    """All of a model's arrays, read at once: a live run may take an older checkpoint away at any time, and then there is a newer one."""
+    for tries_left in range(4, -1, -1):
+        run, checkpoint, notes = _find(path)
+        try:
+            saved = load(checkpoint)
+            return run, saved, {name.removeprefix("model/"): array for name, array in saved.arrays.items() if name.startswith("model/")}, notes
+        except (RunError, OSError):
+            if not tries_left or checkpoint.exists():
+                raise
+    raise AssertionError("unreachable")
 
 
 def _find(path: Path) -> tuple[Run, Path, list[str]]:
@@ -59,6 +72,8 @@ def _device(name: str) -> str:
 
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
+        raise UserError(f"--device {name} is none", "auto, cpu, cuda, or cuda:1", "--device")
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise UserError(f"--device {name}: no GPU found", "--device cpu", "--device")
     return name

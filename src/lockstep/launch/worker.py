@@ -35,10 +35,11 @@ from lockstep.launch.files import Attempt, ControlFile, Run
 from lockstep.launch.prepare import Options, done_line, prepare
 from lockstep.observe.console import showing, view
 from lockstep.observe.journal import Journal, append
-from lockstep.observe.pulse import Pulse
+from lockstep.observe.pulse import Pulse, read_pulse
 from lockstep.probe import probe
 from lockstep.tasks import Tasks, open_task
 
+STOP_SIGNAL = signal.SIGUSR1  # what the launcher sends where the control file can't be written
 _LAUNCHER = "LOCKSTEP_LAUNCHER"
 _JOIN = timedelta(minutes=30)
 _WORD = "lockstep/word"  # from the first rank to the others, before they start
@@ -66,9 +67,8 @@ def work(attempt: Attempt, rank: Rank, store: Any = None, catch_stop: bool = Fal
     plan, config = run.read_plan(), run.read_config(Tasks())
     first = rank.index == 0
     requests = Requests(ControlFile(run, attempt.name) if first else None)
-    if catch_stop:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: requests.stop())
+    for number in (STOP_SIGNAL, *((signal.SIGTERM, signal.SIGINT) if catch_stop else ())):
+        signal.signal(number, lambda *_: requests.stop())
     ranks, device = _join(plan, rank, store)
     outcome = train_rank(attempt, plan, config, rank, ranks, device, open_task(config, str(cache_home())), requests)
     _leave(ranks)
@@ -199,8 +199,15 @@ def joined(rank: Rank, read: Callable[[], Loaded], options: Options, headless: b
             own = note_of(rank.index, error)
     time.sleep(_OTHERS)
     failure = explain(sorted([*read_notes(prepared.run.logs), own], key=lambda note: note.time), {}, prepared.run.logs)
-    append(prepared.run.journal, Event("failed", 0, {"cause": failure.cause, "remedy": failure.remedy}))
+    record_failure(prepared.run, failure)
     raise failure
+
+
+def record_failure(run: Run, failure: LockstepError) -> None:
+    """The journal's last word, by whoever still lives."""
+    pulse = read_pulse(run.logs / "pulse-0")
+    with suppress(OSError):  # a full disk is what may have failed; the terminal is told all the same
+        append(run.journal, Event("failed", pulse[0] if pulse else 0, {"cause": failure.cause, "remedy": failure.remedy}))
 
 
 def _on_ranks(loaded: Loaded, world: int) -> Loaded:

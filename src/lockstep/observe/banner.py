@@ -32,6 +32,12 @@ def arithmetic(plan: Plan) -> str:
     return f"batch {plan.batch} = {parts}, over {plan.world} device{'s' if plan.world > 1 else ''} in {plan.rounds} round{'s' if plan.rounds > 1 else ''}"
 
 
+def _plain(value: object) -> str:
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_plain, value))}]"
+    return "(none)" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def _devices(plan: Plan) -> str:
     names = Counter(device.name for device in plan.devices)
     shown = ", ".join(f"{count} x {name}" if count > 1 else name for name, count in names.items())
@@ -52,5 +58,5 @@ def table(plan: Plan, origins: Mapping[str, str], values: Mapping[str, object], 
         peak = f"; peak {show_count(plan.peak_flops)}FLOP/s" if plan.peak_flops else "; the devices' peak is not on file, so TFLOP/s are shown instead of MFU"
         lines += ["", f"compute     {show_count(plan.flops_per_step)}FLOP a step: {formulas.get('flops', '')}{peak}"]
     lines += ["", "config value                                    from"]
-    lines += [f"  {f'{key} = {value}':<45} {origins.get(key, 'default')}" for key, value in values.items()]
+    lines += [f"  {f'{key} = {_plain(value)}':<45} {origins.get(key, 'default')}" for key, value in values.items()]
     return "\n".join(lines)

@@ -4,11 +4,12 @@ On a terminal a progress bar carries the latest step; redirected, one plain flus
 thirty seconds; headless, the journal's own lines and nothing else.
 """
 
+import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,6 +23,7 @@ from lockstep.observe.journal import follow
 from lockstep.units import show_bytes, show_count, show_seconds
 
 _AT_LEAST_EVERY = 30.0
+_BAR = 16
 
 
 class View(Protocol):
@@ -45,9 +47,12 @@ class Pace:
 
     def __init__(self) -> None:
         self.seconds: float | None = None
+        self._started = False
 
     def add(self, event: Event) -> None:
-        if event.kind == "step":
+        if event.kind == "step" and not self._started:
+            self._started = True  # the first step also warms up, and would say too much of the others
+        elif event.kind == "step":
             new = float(event.values["seconds"])
             self.seconds = new if self.seconds is None else 0.95 * self.seconds + 0.05 * new
 
@@ -82,18 +87,28 @@ class Rich:
         self._plain = Plain(plan, run, lambda line: self._terminal.print(line, markup=False))
         self._plan, self._run = plan, run
         self._pace = Pace()
-        self._bar = Progress(TextColumn("{task.description}", markup=False), BarColumn(bar_width=24), console=self._terminal, transient=True, refresh_per_second=4)
+        self._bar = Progress(TextColumn("{task.description}", markup=False), BarColumn(bar_width=_BAR), console=self._terminal, transient=True, refresh_per_second=4)
         self._task = self._bar.add_task("starting", total=plan.steps)
         self._bar.start()
 
     def show(self, event: Event) -> None:
         self._pace.add(event)
         if event.kind == "step":
-            self._bar.update(self._task, completed=event.step, description=lines(event, self._plan, self._run, self._pace.seconds)[0])
+            self._bar.update(self._task, completed=event.step, description=self._fitting(event))
             if event.step % (self._plan.every.log * 10) == 0 or event.values.get("skipped"):
                 self._plain.show(event)
         else:
             self._plain.show(event)
+
+    def _fitting(self, event: Event) -> str:
+        """As many of the step's figures as the line has room for beside the bar, the most wanted first."""
+        parts = step_parts(event.step, event.values, self._plan, self._pace.seconds or event.values["seconds"])
+        room = self._terminal.width - _BAR - 3
+        kept: set[str] = set()
+        for name in ("step", "loss", "left", "rate", "compute", "grad", "memory", "lr", "wait", "skipped"):
+            if name in parts and len("  ".join(parts[n] for n in parts if n in kept | {name})) <= room:
+                kept.add(name)
+        return "  ".join(text for name, text in parts.items() if name in kept)
 
     def close(self) -> None:
         self._bar.stop()
@@ -105,10 +120,12 @@ def lines(event: Event, plan: Plan, run: Path, pace: float | None = None) -> lis
     if event.kind == "planned":
         return [*banner(plan), f"run    {run}"]
     if event.kind == "step":
-        return [_step(event.step, values, plan, pace or values["seconds"])]
+        return ["  ".join(step_parts(event.step, values, plan, pace or values["seconds"]).values())]
     if event.kind == "evaluated":
-        shown = "  ".join(f"{name} {value:.4f}" for name, value in values.items() if name not in {"seconds", "best_loss", "best_step"})
-        best = "  best so far" if values["best_step"] == event.step else f"  best {values['best_loss']:.4f} at step {values['best_step']}"
+        shown = "  ".join(f"{name} {_figure(value, '.4f')}" for name, value in values.items() if name not in {"seconds", "best_loss", "best_step"})
+        best = ""
+        if values["best_step"] is not None:
+            best = "  best so far" if values["best_step"] == event.step else f"  best {values['best_loss']:.4f} at step {values['best_step']}"
         return [f"eval   step {event.step}  {shown}{best}  ({show_seconds(values['seconds'])})"]
     if event.kind == "saved":
         return [f"saved  step {event.step}  {show_bytes(values['bytes'])} in {show_seconds(values['seconds'])} (blocked {show_seconds(values['blocked_seconds'])})  {values['path']}"]
@@ -125,22 +142,25 @@ def lines(event: Event, plan: Plan, run: Path, pace: float | None = None) -> lis
     return []
 
 
-def _step(step: int, values: dict[str, Any], plan: Plan, pace: float) -> str:
-    def figure(name: str, form: str) -> str:
-        value = values.get(name)
-        return "not finite" if value is None else format(value, form)
-
-    parts = [f"step   {step}/{plan.steps}", f"loss {figure('loss', '.4f')}", f"grad {figure('grad_norm', '.3f')}", f"lr {values['lr']:.2e}"]
+def step_parts(step: int, values: dict[str, Any], plan: Plan, pace: float) -> dict[str, str]:
+    """A step's figures as texts, by name, in the order in which they are shown."""
     rate = values.get("tokens_per_second")
-    parts.append(f"{show_count(rate)} tok/s" if rate else f"{show_count(values['samples_per_second'])} samples/s")
+    parts = {
+        "step": f"step   {step}/{plan.steps}", "loss": f"loss {_figure(values.get('loss'), '.4f')}", "grad": f"grad {_figure(values.get('grad_norm'), '.3f')}",
+        "lr": f"lr {values['lr']:.2e}", "rate": f"{show_count(rate)} tok/s" if rate else f"{show_count(values['samples_per_second'])} samples/s",
+    }
     if "mfu" in values:
-        parts.append(f"MFU {values['mfu']:.1%}")
+        parts["compute"] = f"MFU {values['mfu']:.1%}"
     elif "flops_per_second" in values:
-        parts.append(f"{values['flops_per_second'] / 1e12:.3f} TFLOP/s")
-    parts.append(f"wait {values['wait_seconds'] / values['seconds']:.1%}")
-    parts.append(f"mem {show_bytes(values['memory_bytes'])}")
-    parts.append(f"left {show_seconds((plan.steps - step) * pace)}")
-    return "  ".join(parts) + ("  update left out" if values.get("skipped") else "")
+        parts["compute"] = f"{values['flops_per_second'] / 1e12:.3f} TFLOP/s"
+    parts["wait"] = f"wait {values['wait_seconds'] / values['seconds']:.1%}"
+    parts["memory"] = f"mem {show_bytes(values['memory_bytes'])}"
+    parts["left"] = f"left {show_seconds((plan.steps - step) * pace)}"
+    return parts | ({"skipped": "update left out"} if values.get("skipped") else {})
+
+
+def _figure(value: float | None, form: str) -> str:
+    return "not finite" if value is None else format(value, form)
 
 
 def _finished(event: Event, plan: Plan, run: Path) -> list[str]:
@@ -148,7 +168,7 @@ def _finished(event: Event, plan: Plan, run: Path) -> list[str]:
     entropy = plan.reference.get("unigram_entropy")
     loss = ""
     if "loss" in values:
-        loss = f"  validation loss {values['loss']:.4f} nats" + (f" (single-token entropy of the corpus {entropy:.4f})" if entropy else "")
+        loss = f"  validation loss {_figure(values['loss'], '.4f')} nats" + (f" (single-token entropy of the corpus {entropy:.4f})" if entropy else "")
     skipped = f"  {values['skipped']} updates left out" if values["skipped"] else ""
     return [f"done   step {event.step}  {values['steps']} steps in {show_seconds(values['seconds'])}  goodput {values['goodput']:.0%}{loss}{skipped}  {run}"]
 
@@ -170,8 +190,11 @@ def showing(chosen: View, journal: Path, start: int) -> Iterator[None]:
     stop = threading.Event()
 
     def work() -> None:
-        for event in follow(journal, stop, start):
-            chosen.show(event)
+        try:
+            for event in follow(journal, stop, start):
+                chosen.show(event)
+        except OSError as error:  # nobody reads us any more
+            os.write(2, f"warn   nothing more is shown here: {error.strerror}; the run goes on, and {journal} has everything\n".encode())
 
     thread = threading.Thread(target=work, name="console", daemon=True)
     thread.start()
@@ -180,4 +203,5 @@ def showing(chosen: View, journal: Path, start: int) -> Iterator[None]:
     finally:
         stop.set()
         thread.join()
-        chosen.close()
+        with suppress(OSError):
+            chosen.close()

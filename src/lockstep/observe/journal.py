@@ -7,7 +7,6 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 from lockstep.core.events import Event
@@ -24,6 +23,7 @@ class Journal:
         self._path = path
         self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         self._pending = b""
+        self._error: RunError | None = None
         self._lock = threading.Lock()
         self._closed = threading.Event()
         threading.Thread(target=self._flush_now_and_then, name="journal", daemon=True).start()
@@ -31,8 +31,9 @@ class Journal:
     def record(self, event: Event) -> None:
         with self._lock:
             self._pending += event.line().encode()
-        if event.kind != "step":
+        if event.kind != "step" or self._error:
             self.flush()
+            self._error = None
 
     def flush(self) -> None:
         with self._lock:
@@ -52,9 +53,11 @@ class Journal:
         self.flush()
 
     def _flush_now_and_then(self) -> None:
-        with suppress(RunError):  # what could not be written stays pending, and the next record() says so
-            while not self._closed.wait(_DELAY):
+        while not self._closed.wait(_DELAY):
+            try:
                 self.flush()
+            except RunError as error:  # what could not be written stays pending; the next record() raises it
+                self._error = error
 
 
 def append(path: Path, event: Event) -> None:
@@ -77,7 +80,7 @@ def mend(path: Path) -> None:
 
 
 def read(path: Path) -> list[Event]:
-    """The events that count: a `resumed` at step s voids the step, evaluated and saved lines beyond s before it."""
+    """The events that count, lines that are none passed over: a `resumed` at step s voids the step, evaluated and saved lines beyond s before it."""
     events: list[Event] = []
     for event in _lines(path):
         if event.kind == "resumed":
@@ -89,8 +92,9 @@ def read(path: Path) -> list[Event]:
 def _lines(path: Path) -> Iterator[Event]:
     with open(path, "rb") as file:
         for line in file:
-            if line.endswith(b"\n"):
-                yield Event.from_line(line.decode())
+            event = Event.from_line(line) if line.endswith(b"\n") else None
+            if event is not None:
+                yield event
 
 
 def follow(path: Path, stop: threading.Event, start: int = 0, pause: float = 0.1) -> Iterator[Event]:
@@ -104,8 +108,7 @@ def follow(path: Path, stop: threading.Event, start: int = 0, pause: float = 0.1
                 new = file.read()
             position += len(new)
             *lines, rest = (rest + new).split(b"\n")
-            for line in lines:
-                yield Event.from_line(line.decode())
+            yield from filter(None, map(Event.from_line, lines))
         if ending:
             return
         time.sleep(pause)

@@ -12,7 +12,7 @@ from torch import nn
 
 from lockstep.core.config import Optimizer
 from lockstep.core.protocols import Piece, Saved, share
-from lockstep.errors import UserError
+from lockstep.errors import RunError, UserError
 from lockstep.on_torch.precision import Scale
 
 SLOTS = {"adamw": ("exp_avg", "exp_avg_sq"), "sgd": ("momentum_buffer",)}
@@ -72,10 +72,13 @@ def _steps(state: State) -> list[torch.Tensor]:
 
 
 def gather(state: State, slots: tuple[str, ...], world: int, rank: int) -> list[Piece]:
-    """Copies in host memory of the arrays that this rank writes."""
+    """Copies in host memory of the arrays that this rank writes. RunError, on every rank: one of all the arrays is not finite."""
     tensors = dict(_tensors(state, slots))
     if steps := _steps(state):
         tensors["optimizer/step"] = steps[0]
+    bad = [name for name, tensor in tensors.items() if not tensor.isfinite().all()]
+    if bad:
+        raise RunError(f"not saved: {_list('not finite any more are', bad).rstrip('; ')}", "--resume RUN with a smaller --lr goes on from its last save")
     mine = share({name: tensor.nbytes for name, tensor in tensors.items()}, world, rank)
     copies = {name: tensors[name].detach().to("cpu", copy=True).contiguous() for name in mine}
     return [Piece(name, _NAMES[copy.dtype], tuple(copy.shape), copy.numpy()) for name, copy in copies.items()]

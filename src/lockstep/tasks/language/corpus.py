@@ -19,7 +19,9 @@ from lockstep.tasks.language.fields import LanguageData
 from lockstep.tasks.language.tokenizer import Bytes, Library, Tokenizer, train_bpe
 
 _BLOCK = 1 << 22  # bytes of text tokenized at once
-_FORMAT = 1  # of the cache
+_FORMAT = 2  # of the cache
+_PROBED = 1 << 18  # bytes of text on which a foreign tokenizer is tried
+_LEAST_KNOWN = 0.99
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ def _files(sources: tuple[str, ...]) -> list[Path]:
             continue
         path = Path(source).expanduser()
         if path.is_dir():
-            found += sorted(p for p in path.rglob("*") if p.is_file() and not any(part.startswith(".") for part in p.relative_to(path).parts))
+            found += _below(path)
         elif path.is_file():
             found.append(path)
         else:
@@ -79,6 +81,15 @@ def _files(sources: tuple[str, ...]) -> list[Path]:
                 raise UserError(f"data source {source}: no such file, directory or match", "text files, globs or directories; python-stdlib; or one .bin file", "data.source")
             found += matches
     return list(dict.fromkeys(file.resolve() for file in found))
+
+
+def _below(root: Path) -> list[Path]:
+    """A directory's files, hidden ones and run directories left out (a run that reads what it writes could never be resumed)."""
+    found: list[Path] = []
+    for folder, below, files in os.walk(root):
+        below[:] = [name for name in below if not name.startswith(".") and not (Path(folder, name, "plan.json").exists() and Path(folder, name, "checkpoints").exists())]
+        found += [Path(folder, name) for name in files if not name.startswith(".")]
+    return sorted(found)
 
 
 def _standard_library() -> list[Path]:
@@ -147,6 +158,10 @@ def _tokenize(data: LanguageData, files: list[Path], home: Path, scratch: Path) 
         tokenizer, name = Library(scratch / "tokenizer.json"), str(home / "tokenizer.json")
     else:
         tokenizer = Library(Path(name))
+        sample = b"".join(next(_texts(files), []))[:_PROBED].decode("utf-8", "ignore")
+        known = tokenizer.coverage(sample)
+        if known < _LEAST_KNOWN:
+            raise UserError(f"{name} knows {known:.1%} of the text's characters and would leave the rest out", "a tokenizer made for such text (bpe:N makes one)", "data.tokenizer")
     dtype = np.uint8 if tokenizer.size <= 256 else np.uint16 if tokenizer.size <= 65536 else np.uint32
     tally = _Tally()
     with open(scratch / "tokens.bin", "wb") as out:
@@ -168,7 +183,8 @@ def _raw(data: LanguageData, cache: Path) -> Corpus:
     width = np.dtype(data.token_dtype).itemsize
     size = path.stat().st_size
     if size % width:
-        raise UserError(f"{path} has {size} bytes, which are no whole number of {data.token_dtype} tokens", "--set data.token_dtype=uint16, if that is what it holds", "data.token_dtype")
+        remedy = "--set data.token_dtype=uint16, if that is what it holds" if size % 2 == 0 else "was it copied whole?"
+        raise UserError(f"{path} has {size} bytes, which are no whole number of {data.token_dtype} tokens", remedy, "data.token_dtype")
     tokenizer = Library(Path(data.tokenizer)) if data.tokenizer.endswith(".json") else None
     note = cache / "raw" / f"{_key([_stamp(path), data.token_dtype])}.json"
     if not note.exists():

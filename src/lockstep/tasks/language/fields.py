@@ -61,9 +61,16 @@ class LanguageData(DataFields):
     @field_validator("tokenizer")
     @classmethod
     def _known_tokenizer(cls, value: str) -> str:
-        if value == "bytes" or value.endswith(".json") or (re.fullmatch(r"bpe:\d+", value) and int(value[4:]) > 256):
+        if value == "bytes" or value.endswith(".json") or (re.fullmatch(r"bpe:\d+", value) and 256 < int(value[4:10]) == int(value[4:])):
             return value
-        raise ValueError("must be bytes, bpe:N with N above 256, or the path of a tokenizer.json")
+        raise ValueError("must be bytes, bpe:N with N above 256 and below a million, or the path of a tokenizer.json")
+
+    @field_validator("source")
+    @classmethod
+    def _named_source(cls, value: str | list[str]) -> str | list[str]:
+        if not value or "" in ([value] if isinstance(value, str) else value):
+            raise ValueError("names nothing")
+        return value
 
     @property
     def sources(self) -> tuple[str, ...]:

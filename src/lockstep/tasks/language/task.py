@@ -14,7 +14,7 @@ from lockstep.core.mean import Mean
 from lockstep.core.order import Ids
 from lockstep.core.protocols import Arrays, Source
 from lockstep.data.tokens import IGNORED, TokenWindows, window_count
-from lockstep.errors import UserError
+from lockstep.errors import RunError, UserError
 from lockstep.tasks.language.corpus import Corpus, prepare
 from lockstep.tasks.language.fields import LanguageData, LanguageModel
 from lockstep.tasks.language.tokenizer import Bytes, Library, Tokenizer
@@ -122,6 +122,8 @@ def generate(model: Any, tokenizer: Tokenizer, prompt: str, tokens: int, tempera
     for _ in range(tokens):
         window = torch.tensor([ids[-context:]], dtype=torch.int64, device=device)
         logits = model(window)[0, -1].double().cpu().numpy()[: tokenizer.size]
+        if not np.isfinite(logits).all():
+            raise RunError("the model's logits are not finite: it has nothing to say", "an older checkpoint, or a smaller --lr")
         if temperature == 0:
             ids.append(int(logits.argmax()))
             continue

@@ -1,0 +1,152 @@
+"""The flags that say what the config says, and how they, --set and the file become one: flag > --set > file > default."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from lockstep.errors import UserError
+
+if TYPE_CHECKING:
+    from lockstep.core.config import Loaded
+    from lockstep.core.document import Document
+
+# flag -> config key, for flags that only name a value. The names after the first are those of other tools, kept out of help.
+_VALUES: list[tuple[tuple[str, ...], str, Any, str]] = [
+    (("--devices",), "devices.use", str, "auto, all, cpu, cpu:N, or indices: 0,1"),
+    (("--strategy", "--multi-gpu"), "devices.strategy", str, "auto, single, ddp"),
+    (("--engine",), "engine", str, "torch"),
+    (("--sync-backend", "--backend", "--distributed-backend"), "devices.sync", str, "auto, cpu, gloo, nccl"),
+    (("--dtype",), "train.precision", str, "f32, bf16, f16, f64"),
+    (("--seq-len",), "model.max_seq_len", int, "tokens of a sample"),
+    (("--lr",), "optimizer.lr", float, "peak learning rate"),
+    (("--weight-decay",), "optimizer.weight_decay", float, "on matrices only"),
+    (("--scale-lr",), "schedule.scale_lr", str, "none, linear, sqrt: by batch / schedule.base_batch"),
+    (("--warmup",), "schedule.warmup", int, "steps"),
+    (("--prefetch",), "data.prefetch", int, "steps prepared ahead"),
+    (("--max-checkpoints",), "train.keep", int, "newest checkpoints kept, beside the best"),
+    (("--launcher",), "devices.launcher", str, "elastic, spawn"),
+    (("--port",), "devices.port", int, "of the rendezvous; 0: any free one"),
+    (("--mode",), "data.mode", str, ""),
+    (("--arch",), "model.arch", str, ""),
+    (("--cssm",), "model.cssm", str, ""),
+]
+_HIDDEN = {"--mode", "--arch", "--cssm"}
+
+
+class Option(click.Option):
+    """Help shows an option's own name; those that other tools gave it work too."""
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        names, self.opts = self.opts, self.opts[: 1 + (not self.opts[0].startswith("--"))]
+        try:
+            return super().get_help_record(ctx)
+        finally:
+            self.opts = names
+
+
+def config_options(command: Callable[..., None]) -> Callable[..., None]:
+    option = partial(click.option, cls=Option)
+    options = [
+        option("-f", "--file", "--config-path", "file", type=Path, help="the config, YAML or JSON"),
+        option("-d", "--data", "data", type=str, help="data.source: text, a directory, a glob, a .bin of raw tokens, python-stdlib"),
+        option("--gpus", "--gpu-ids", "--device-ids", "gpus", type=str, metavar="0,1", help="GPUs by index, as CUDA_VISIBLE_DEVICES leaves them"),
+        option("--num-gpus", "--nproc", "num_gpus", type=int, hidden=True),
+        *(option(*names, _parameter(names), type=kind, help=text, hidden=names[0] in _HIDDEN) for names, _, kind, text in _VALUES),
+        option("--no-amp", is_flag=True, help="precision f32"),
+        option("--bf16", is_flag=True, hidden=True),
+        option("--spawn", is_flag=True, hidden=True),
+        option("--distributed-data-loading", is_flag=True, hidden=True),
+        option("--batch-size", type=int, help="samples per device and round"),
+        option("--grad-accum", "--grad-accum-steps", "grad_accum", type=int, help="rounds before a step"),
+        option("--global-batch", type=int, help="samples of a step over all devices, whatever their number"),
+        option("--epochs", type=float, help="length of the run in epochs"),
+        option("--max-steps", type=int, help="length of the run in steps; 0 with --epochs: whole epochs"),
+        option("--warmup-epochs", type=float, help="warm-up in epochs"),
+        option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="any config value: --set optimizer.clip=0.5"),
+    ]
+    for decorate in reversed(options):
+        command = decorate(command)
+    return command
+
+
+def _parameter(names: tuple[str, ...]) -> str:
+    return names[0].removeprefix("--").replace("-", "_")
+
+
+def load_config(flags: dict[str, Any], say: bool) -> "Loaded":
+    """File, then --set, then flags: the later wins."""
+    from lockstep.core.config import apply_batch_flags, load
+    from lockstep.core.document import Document, parse_setting, read_file
+    from lockstep.tasks import Tasks
+
+    file: Path | None = flags["file"]
+    document = read_file(file) if file else Document()
+    for setting in flags["settings"]:
+        key, value = parse_setting(setting)
+        document.set(key, value, f"--set {key}")
+    for names, key, _, _ in _VALUES:
+        value = flags[_parameter(names)]
+        if value is not None:
+            document.set(key, value, names[0])
+    _apply_flags(document, flags)
+    note = apply_batch_flags(document, flags["batch_size"], flags["grad_accum"], flags["global_batch"])
+    if not file and not document.value:
+        raise UserError("no config was given", "-f FILE, for example -f models/tiny.yaml", "-f")
+    if flags["distributed_data_loading"] and say:
+        click.echo("note   --distributed-data-loading: always so; each rank reads only its own samples", err=True)
+    loaded = load(document, Tasks(), file.stem if file else "run")
+    return replace(loaded, notes=(note,)) if note else loaded
+
+
+def _apply_flags(document: "Document", flags: dict[str, Any]) -> None:
+    """Flags that mean more than one value, or a value of another form."""
+    if flags["data"] is not None:
+        document.set("data.source", flags["data"], "-d")
+    _only_one(flags, "dtype", "no_amp", "bf16")
+    _only_one(flags, "launcher", "spawn")
+    for flag, key, value in (("no_amp", "train.precision", "f32"), ("bf16", "train.precision", "bf16"), ("spawn", "devices.launcher", "spawn")):
+        if flags[flag]:
+            document.set(key, value, f"--{flag.replace('_', '-')}")
+    _apply_devices(document, flags["devices"], flags["gpus"], flags["num_gpus"])
+    _apply_length(document, flags["epochs"], flags["max_steps"])
+    if flags["warmup_epochs"] is not None:
+        document.set("schedule.warmup", _epochs(flags["warmup_epochs"]), "--warmup-epochs")
+
+
+def _apply_devices(document: "Document", devices: str | None, gpus: str | None, count: int | None) -> None:
+    given = [flag for flag, value in (("--devices", devices), ("--gpus", gpus), ("--num-gpus", count)) if value is not None]
+    if len(given) > 1:
+        raise UserError(f"{' and '.join(given)} both name devices", "give one of them", given[0])
+    if gpus is not None:
+        if gpus.startswith("cpu"):
+            raise UserError(f"--gpus {gpus} names no GPU", f"--devices {gpus}", "--gpus")
+        document.set("devices.use", gpus, "--gpus")
+    if count is not None:
+        if count < 0:
+            raise UserError(f"--num-gpus {count}", "a number of GPUs, or 0 for all", "--num-gpus")
+        document.set("devices.use", ",".join(map(str, range(count))) or "all", "--num-gpus")
+
+
+def _apply_length(document: "Document", epochs: float | None, steps: int | None) -> None:
+    if epochs is not None and steps:
+        raise UserError(f"--epochs {epochs:g} and --max-steps {steps} both fix the length", "give one of them", "--max-steps")
+    if epochs is None and steps == 0:
+        raise UserError("--max-steps 0 means whole epochs", "say how many: --epochs N", "--max-steps")
+    if epochs is not None:
+        document.set("train.steps", _epochs(epochs), "--epochs")
+    elif steps is not None:
+        document.set("train.steps", steps, "--max-steps")
+
+
+def _epochs(count: float) -> str:
+    return f"{count:.9f}".rstrip("0").rstrip(".") + "ep"
+
+
+def _only_one(flags: dict[str, Any], *names: str) -> None:
+    given = [f"--{name.replace('_', '-')}" for name in names if flags[name]]
+    if len(given) > 1:
+        raise UserError(f"{' and '.join(given)} contradict each other", "give one of them", given[0])
