@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import lockstep, losses, ranks_of, start, steps_written, until, write_config
+from commands import lockstep, losses, ranks_of, started, steps_written, until, write_config
 
 from lockstep.checkpoint.format import load, verify
 from lockstep.checkpoint.store import checkpoints
@@ -36,14 +36,14 @@ def test_killed_and_gone_on_with(kills: int, unbroken: Path, tmp_path: Path, cor
             _fresh(home, corpus, kill)
         world = 1 + kill % 3
         saved_before = _last_saved(run)
-        live = start("train", "-f", home / "tiny.yaml", "--save-dir", "run", "--devices", f"cpu:{world}", cwd=home)
-        phase = ("step", "save", "evaluate", "start")[kill % 4]
-        until(partial(_reached_or_ended, run, phase, saved_before, live))
-        assert live.poll() is None, live.communicate()[0]
-        victims = ranks_of(run)
-        victim = chance.choice(victims) if victims and kill % 2 else live.pid
-        os.kill(victim, signal.SIGKILL)
-        live.communicate(timeout=60)
+        with started("train", "-f", home / "tiny.yaml", "--save-dir", "run", "--devices", f"cpu:{world}", cwd=home) as live:
+            phase = ("step", "save", "evaluate", "start")[kill % 4]
+            until(partial(_reached_or_ended, run, phase, saved_before, live))
+            assert live.poll() is None, live.communicate()[0]
+            victims = ranks_of(run)
+            victim = chance.choice(victims) if victims and kill % 2 else live.pid
+            os.kill(victim, signal.SIGKILL)
+            live.communicate(timeout=60)
         until(lambda: not ranks_of(run), timeout=10)
         for path in checkpoints(run / "checkpoints"):
             verify(path)

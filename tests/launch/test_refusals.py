@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import command, lockstep, refused, start, steps_written, until, write_config
+from commands import command, lockstep, refused, started, steps_written, until, write_config
 
 
 def test_help_is_quick_and_imports_nothing_heavy(tmp_path: Path) -> None:
@@ -127,12 +127,13 @@ def test_a_read_only_and_a_full_disk(tmp_path: Path, corpus: Path) -> None:
 
 
 def test_a_live_run_keeps_its_directory(tmp_path: Path, corpus: Path) -> None:
-    config = write_config(tmp_path, corpus, steps=100_000, save=50)
-    live = start("train", "-f", config, "--save-dir", "run", cwd=tmp_path)
-    until(lambda: steps_written(tmp_path / "run") > 3)
-    done = lockstep("train", "-f", config, "--save-dir", "run", cwd=tmp_path, code=2)
-    assert f"process {live.pid}" in done.stderr
-    live.terminate()
-    output, _ = live.communicate(timeout=60)
+    """And SIGTERM is heard in a step at whose end something else is due (here in every one)."""
+    config = write_config(tmp_path, corpus, steps=100_000, save=1)
+    with started("train", "-f", config, "--save-dir", "run", cwd=tmp_path) as live:
+        until(lambda: steps_written(tmp_path / "run") > 3)
+        done = lockstep("train", "-f", config, "--save-dir", "run", cwd=tmp_path, code=2)
+        assert f"process {live.pid}" in done.stderr
+        live.terminate()
+        output, _ = live.communicate(timeout=60)
     assert live.returncode == 143, output
     assert "saved" in output

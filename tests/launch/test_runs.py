@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pexpect
 import pytest
-from commands import command, lockstep, losses, ranks_of, refused, start, steps_written, until, write_config
+from commands import command, lockstep, losses, ranks_of, refused, started, steps_written, until, write_config
 
 from lockstep.checkpoint.format import load
 from lockstep.checkpoint.store import newest
@@ -109,17 +109,17 @@ def test_a_damaged_checkpoint_is_said_and_the_one_before_gone_on_from(whole: Pat
 def test_a_live_run_does_what_it_is_asked_for(tmp_path: Path, corpus: Path) -> None:
     """Lines in control.jsonl that name this attempt; all ranks act at one step. Lines of another attempt, or none, are passed over."""
     config = write_config(tmp_path, corpus, steps=100_000, save=50_000)
-    live = start("train", "-f", config, "--save-dir", "run", "--devices", "cpu:2", cwd=tmp_path)
-    run = tmp_path / "run"
-    until(lambda: steps_written(run) > 3)
-    attempt = next(event.values["attempt"] for event in read(run / "journal.jsonl") if event.kind == "planned")
-    with open(run / "control.jsonl", "a") as control:
-        control.write("no JSON\n" + json.dumps({"attempt": "another", "request": "stop"}) + "\n")
-        control.writelines(json.dumps({"attempt": attempt, "request": request}) + "\n" for request in ("evaluate", "sample", "save"))
-    until(lambda: any(event.kind == "saved" for event in read(run / "journal.jsonl")))
-    with open(run / "control.jsonl", "a") as control:
-        control.write(json.dumps({"attempt": attempt, "request": "stop"}) + "\n")
-    output, _ = live.communicate(timeout=60)
+    with started("train", "-f", config, "--save-dir", "run", "--devices", "cpu:2", cwd=tmp_path) as live:
+        run = tmp_path / "run"
+        until(lambda: steps_written(run) > 3)
+        attempt = next(event.values["attempt"] for event in read(run / "journal.jsonl") if event.kind == "planned")
+        with open(run / "control.jsonl", "a") as control:
+            control.write("no JSON\n" + json.dumps({"attempt": "another", "request": "stop"}) + "\n")
+            control.writelines(json.dumps({"attempt": attempt, "request": request}) + "\n" for request in ("evaluate", "sample", "save"))
+        until(lambda: any(event.kind == "saved" for event in read(run / "journal.jsonl")))
+        with open(run / "control.jsonl", "a") as control:
+            control.write(json.dumps({"attempt": attempt, "request": "stop"}) + "\n")
+        output, _ = live.communicate(timeout=60)
     assert live.returncode == 0, output
     acted = [(event.kind, event.step) for event in read(run / "journal.jsonl") if event.kind in {"evaluated", "sampled", "saved"}]
     assert [kind for kind, _ in acted] == ["evaluated", "sampled", "saved", "saved"]
@@ -128,11 +128,11 @@ def test_a_live_run_does_what_it_is_asked_for(tmp_path: Path, corpus: Path) -> N
 
 def test_a_killed_rank_ends_the_run_with_its_name(tmp_path: Path, corpus: Path) -> None:
     config = write_config(tmp_path, corpus, steps=100_000)
-    live = start("train", "-f", config, "--save-dir", "run", "--devices", "cpu:3", cwd=tmp_path)
-    until(lambda: steps_written(tmp_path / "run") > 25)
-    victim = next(pid for pid in ranks_of(tmp_path / "run") if _rank_of(pid) == 1)
-    os.kill(victim, signal.SIGKILL)
-    output, _ = live.communicate(timeout=60)
+    with started("train", "-f", config, "--save-dir", "run", "--devices", "cpu:3", cwd=tmp_path) as live:
+        until(lambda: steps_written(tmp_path / "run") > 25)
+        victim = next(pid for pid in ranks_of(tmp_path / "run") if _rank_of(pid) == 1)
+        os.kill(victim, signal.SIGKILL)
+        output, _ = live.communicate(timeout=60)
     assert live.returncode == 1
     assert "rank 1 was ended by SIGKILL" in output.splitlines()[-2]
     assert output.count("SIGKILL") == 1

@@ -38,7 +38,7 @@ def train(plan: Plan, engine: Engine, feed: Feed, store: Store, record: Record, 
         done = step + 1
         due: set[str] = plan.due(done) | asked | ({"save", "stop"} if done == stop_at else set())
         if due:
-            ledger.settle()
+            due |= ledger.settle()  # what was asked during this very step counts too
             _serve(due, done, plan, engine, state, feed, store, record, pulse, ledger, summarize)
         if "stop" in due and done < plan.steps:
             break

@@ -167,6 +167,7 @@ def _origin(loaded: Loaded, options: Options) -> _Origin:
 
 
 def _newest_of(run: Run) -> _Origin:
+    Lock(run).release()  # a live run takes its older checkpoints away: refused before they are read
     found, damaged = newest(run.checkpoints)
     words = [f"{line}; going on from {found.name if found else 'the start'}" for line in damaged]
     if found is None:
