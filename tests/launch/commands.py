@@ -76,7 +76,7 @@ def until(condition: Callable[[], Any], timeout: float = 90) -> Any:
     deadline = time.monotonic() + timeout
     while not (found := condition()):
         assert time.monotonic() < deadline, "it did not come to that"
-        time.sleep(0.005)
+        time.sleep(0.002)
     return found
 
 
