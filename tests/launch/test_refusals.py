@@ -1,5 +1,6 @@
 """Bad input: a clear error with a remedy, the right exit code, quickly, and no run directory left."""
 
+import json
 import subprocess
 import sys
 import time
@@ -124,6 +125,31 @@ def test_a_read_only_and_a_full_disk(tmp_path: Path, corpus: Path) -> None:
         assert (done.returncode, done.stdout) == (2, "")
         assert says in done.stderr
         assert "Traceback" not in done.stderr
+
+
+def test_a_disk_that_fills_up_under_a_run(tmp_path: Path, corpus: Path) -> None:
+    """Its own word is said though nothing can be written any more, the last checkpoint stays whole, and with room again the run goes on."""
+    config = write_config(tmp_path, corpus, steps=100_000, save=40)
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    train = " ".join(command("train", "-f", config, "--save-dir", disk / "run", "--devices", "cpu:2"))
+    script = f"""mount -t tmpfs -o size=3m none {disk} || exit 77
+{train} > {tmp_path}/out 2>&1 &
+until ls {disk}/run/checkpoints/step-* > {tmp_path}/seen 2> /dev/null; do sleep 0.05; done
+dd if=/dev/zero of={disk}/fill bs=16k 2> /dev/null
+wait $!; echo $?; rm {disk}/fill
+{train} --stop-after 3 --headless | tail -1"""
+    done = subprocess.run(["unshare", "-m", "sh", "-c", script], capture_output=True, text=True, check=False, cwd=tmp_path, timeout=120)
+    if done.returncode == 77 or "unshare" in done.stderr:
+        pytest.skip("no mount namespaces for this user")
+    code, last = done.stdout.splitlines()
+    said = (tmp_path / "out").read_text()
+    assert code == "1"
+    assert said.count("error:") == 1
+    assert "No space left" in said or "no room for the checkpoint" in said
+    assert said.splitlines()[-1].startswith("  remedy: free some space")
+    assert json.loads(last)["kind"] == "stopped"
+    assert json.loads(last)["step"] > 40
 
 
 def test_a_live_run_keeps_its_directory(tmp_path: Path, corpus: Path) -> None:

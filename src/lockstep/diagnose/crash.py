@@ -1,7 +1,9 @@
 """A failed world -> the one failure that began it, with its cause and remedy."""
 
 import json
+import shutil
 import signal
+import tempfile
 import time
 import traceback
 from collections.abc import Mapping
@@ -33,13 +35,28 @@ def note_of(rank: int, error: BaseException) -> Note:
     return Note(rank, time.time(), f"{type(error).__name__}: {error}".strip(), "", "", "".join(traceback.format_exception(error)), 1)
 
 
-def write_note(logs: Path, note: Note) -> None:
-    (logs / f"failure-{note.rank}.json").write_text(json.dumps(asdict(note)))
+def write_note(logs: Path, attempt: str, note: Note) -> None:
+    """Into the run's logs; elsewhere if there is no room, since a full disk may be what has failed."""
+    text = json.dumps(asdict(note))
+    try:
+        (logs / f"failure-{note.rank}.json").write_text(text)
+    except OSError:
+        (logs / f"failure-{note.rank}.json").unlink(missing_ok=True)
+        spare = _spare(attempt)
+        spare.mkdir(exist_ok=True)
+        (spare / f"failure-{note.rank}.json").write_text(text)
 
 
-def read_notes(logs: Path) -> list[Note]:
+def read_notes(logs: Path, attempt: str) -> list[Note]:
     """In the order in which the ranks failed."""
-    return sorted((Note(**json.loads(path.read_text())) for path in logs.glob("failure-*.json")), key=lambda note: note.time)
+    spare = _spare(attempt)
+    found = [Note(**json.loads(path.read_text())) for home in (logs, spare) for path in home.glob("failure-*.json")]
+    shutil.rmtree(spare, ignore_errors=True)
+    return sorted(found, key=lambda note: note.time)
+
+
+def _spare(attempt: str) -> Path:
+    return Path(tempfile.gettempdir()) / f"lockstep-{attempt}"
 
 
 def explain(notes: list[Note], exits: Mapping[int, int], logs: Path) -> LockstepError:

@@ -174,7 +174,7 @@ def _waited(prepared: Prepared, run: Callable[[], Mapping[int, int]]) -> Lockste
         thread.join(0.2)
     if "error" in found:
         return explain([note_of(0, found["error"])], {}, prepared.run.logs)
-    return explain(read_notes(prepared.run.logs), found["exits"], prepared.run.logs) if found["exits"] else None
+    return explain(read_notes(prepared.run.logs, prepared.attempt.name), found["exits"], prepared.run.logs) if found["exits"] else None
 
 
 def _ranks() -> list[int]:

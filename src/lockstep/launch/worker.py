@@ -159,10 +159,11 @@ def guarded(attempt: Attempt, rank: Rank, **how: Any) -> int:
         work(attempt, rank, **how)
         return 0
     except BaseException as error:
-        traceback.print_exc()
         note = note_of(rank.index, error)
-        with suppress(OSError):  # a full disk is what may have failed; the log and exit code remain
-            write_note(logs, note)
+        with suppress(OSError):  # each of the two may fail on a full disk; the other, or the exit code, remains
+            write_note(logs, attempt.name, note)
+        with suppress(OSError):
+            traceback.print_exc()
         return note.exit_code
 
 
@@ -198,7 +199,7 @@ def joined(rank: Rank, read: Callable[[], Loaded], options: Options, headless: b
         except BaseException as error:
             own = note_of(rank.index, error)
     time.sleep(_OTHERS)
-    failure = explain(sorted([*read_notes(prepared.run.logs), own], key=lambda note: note.time), {}, prepared.run.logs)
+    failure = explain(sorted([*read_notes(prepared.run.logs, prepared.attempt.name), own], key=lambda note: note.time), {}, prepared.run.logs)
     record_failure(prepared.run, failure)
     raise failure
 
@@ -232,8 +233,9 @@ def main(argument: str) -> None:
     rank = rank_from(os.environ)
     _log_to(Run(Path(attempt.run)).logs / f"rank-{rank.index}.log")
     code = guarded(attempt, rank)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
     os._exit(code)  # not waiting for a collective's threads that a lost rank left hanging
 
 
