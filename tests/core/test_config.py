@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.core.config import Loaded, apply_batch_flags, load
-from lockstep.core.document import parse, parse_setting
+from lockstep.core.document import dump, parse, parse_setting
 from lockstep.core.schema import as_table, json_schema
 from lockstep.errors import ConfigErrors, UserError
 from lockstep.tasks import Tasks
@@ -67,6 +67,11 @@ def test_the_later_setting_wins_and_is_remembered() -> None:
 def test_broken_and_hostile_texts(text: str, says: str) -> None:
     with pytest.raises(UserError, match=says):
         read(text)
+
+
+def test_what_is_written_is_read_back() -> None:
+    values = {"data": {"source": "1e5", "prompts": ["3e-4", "010", "yes", "null", "naïve", "a: b", ""]}, "optimizer": {"lr": 3e-4, "betas": [0.9, 0.95]}, "model": {"vocab_size": None}}
+    assert parse(dump(values), "c.yaml").value == values
 
 
 def test_json_with_tabs() -> None:

@@ -42,6 +42,8 @@ def test_a_changed_batch_goes_on_in_the_same_epoch() -> None:
     second = np.concatenate(after.ids(range(3, 9)))
     assert sorted(second) == list(range(23))
     assert second.tolist() == np.concatenate(before.ids(range(3, 6))).tolist()
+    with pytest.raises(ValueError, match="before the anchor"):
+        after.ids(range(1, 2))
 
 
 @pytest.mark.parametrize(("epochs", "steps"), [(1, 3), (2, 6), (0.5, 2), (1.1, 4), (0.1, 1)])

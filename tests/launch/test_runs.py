@@ -89,7 +89,10 @@ def test_stop_after_and_what_a_resume_refuses_and_says(whole: Path, tmp_path: Pa
     done = lockstep("train", "-f", config, "--save-dir", "run", "--global-batch", 5, "--new-batch", "--stop-after", 5, "--lr", 1e-3, cwd=tmp_path)
     assert "batch 5 = " in done.stdout
     assert "optimizer.lr 0.003 -> 0.001" in done.stdout
-    branch = lockstep("train", "-f", config, "--save-dir", "branch", "--resume", "run/checkpoints/step-00000025", "--global-batch", 5, cwd=tmp_path)
+    twig = ("train", "-f", config, "--save-dir", "branch", "--resume", "run/checkpoints/step-00000025", "--global-batch", 5)
+    lockstep(*twig, "--stop-after", 3, cwd=tmp_path)
+    branch = lockstep(*twig, cwd=tmp_path)
+    assert "resume step 28" in branch.stdout
     assert "batch 10 = " in branch.stdout
     assert "would need --new-batch" in (tmp_path / "branch/plan.json").read_text()
     assert losses(tmp_path / "branch") == pytest.approx(losses(whole)[25:], rel=1e-12)

@@ -79,7 +79,7 @@ def _hash(values: Mapping[str, Any]) -> str:
 
 def write_json(path: Path, value: object) -> None:
     """Whole or not at all, and on disk when this returns."""
-    scratch = path.with_name(path.name + ".part")
+    scratch = path.with_name(f"{path.name}.{os.getpid()}.part")
     with open(scratch, "w") as file:
         json.dump(value, file, indent=1)
         file.flush()

@@ -20,6 +20,7 @@ from lockstep.errors import RunError
 from lockstep.units import show_bytes
 
 _POLL = 0.01
+_LAST_MOMENT = 3.0  # seconds
 _HEADROOM = 1.05  # of the arrays' bytes, for headers and the file system's own
 
 
@@ -54,8 +55,8 @@ class Store:
         self._join()
         size = sum(piece.buffer.nbytes for piece in pieces)
         free = shutil.disk_usage(self._home).free
-        if free < size * self._world * _HEADROOM:
-            raise RunError(f"no room for the checkpoint of step {step}: it needs {show_bytes(size * self._world)}, {show_bytes(free)} are free at {self._home}",
+        if free < size * _HEADROOM:
+            raise RunError(f"no room for the checkpoint of step {step}: this rank's part needs {show_bytes(size)}, {show_bytes(free)} are free at {self._home}",
                            "free some space and run the same command again: it goes on from the last save", str(self._home))
         scratch = self._home / f".{name_of(step)}.{self._attempt}"
         try:
@@ -89,7 +90,9 @@ class Store:
         self._join()
 
     def abandon(self) -> None:
-        """The run has failed: wait for no other rank any more."""
+        """The run has failed: give a save under way a moment to end well, then wait for no other rank any more."""
+        if self._thread is not None:
+            self._thread.join(_LAST_MOMENT)
         self._abandoned.set()
         if self._thread is not None:
             self._thread.join()

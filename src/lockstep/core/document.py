@@ -31,7 +31,7 @@ _Loader.yaml_implicit_resolvers = {}
 for _tag, _pattern, _first in (
     ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
     ("bool", r"true|True|TRUE|false|False|FALSE|yes|Yes|no|No|on|On|off|Off", list("tTfFyYnNoO")),
-    ("int", r"[-+]?[0-9][0-9_]*", list("-+0123456789")),
+    ("int", r"[-+]?(0|[1-9][0-9_]*)", list("-+0123456789")),
     ("float", r"[-+]?([0-9][0-9_]*)?\.?[0-9_]+([eE][-+]?[0-9]+)?|[-+]?[0-9][0-9_]*\.([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf)|\.(nan|NaN)", list("-+0123456789.")),
 ):
     _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), _first)
@@ -106,6 +106,18 @@ def parse(text: str, name: str) -> Document:
         raise UserError(f"not valid YAML: {' '.join(str(error).split())}", "a config is plain text", name) from None
     except RecursionError:
         raise UserError(f"nested deeper than {_MOST_DEPTH} levels", "a config is two levels deep", name) from None
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes what the loader above would take for a number."""
+
+
+_Dumper.yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers
+
+
+def dump(value: dict[str, Any]) -> str:
+    """A document's text, which parse() reads back as it was."""
+    return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
 def parse_setting(setting: str) -> tuple[str, Any]:

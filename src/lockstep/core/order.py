@@ -55,6 +55,8 @@ class Order:
     def position(self, step: int) -> Position:
         """step: counted from 0, at least anchor.step."""
         since = step - self.anchor.step
+        if since < 0:
+            raise ValueError(f"step {step} lies before the anchor at {self.anchor.step}")
         if since < self._steps_in_anchor_epoch:
             epoch, first = self.anchor.epoch, self.anchor.consumed + since * self.batch
         else:

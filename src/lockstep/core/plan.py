@@ -183,7 +183,7 @@ def _batch(config: Config, facts: Facts, world: int, cap: int | None, fixed: Fix
 
 def _schedule(config: Config, order: Order, batch: int, world: int, because: dict[str, str], warnings: list[str]) -> Schedule:
     steps = _steps(config.train.steps, order)
-    warmup = _steps(config.schedule.warmup, Order(order.samples, order.batch, order.seed))
+    warmup = _steps(config.schedule.warmup, order)
     fields = config.schedule
     peak = config.optimizer.lr
     because["steps"] = f"train.steps {config.train.steps}; {order.steps_per_epoch} steps an epoch"
@@ -229,4 +229,4 @@ def _steps(duration: int | str, order: Order) -> int:
 
 def _gap(duration: int | str, order: Order) -> int:
     epochs = epochs_of(duration)
-    return int(duration) if epochs is None else max(1, round(epochs * order.samples / order.batch))
+    return int(duration) if epochs is None else max(1, round(epochs * order.steps_per_epoch))

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import lockstep
+from lockstep.checkpoint.format import write_json
 from lockstep.core.config import Config, load
 from lockstep.core.document import Document
 from lockstep.core.facts import Facts
@@ -30,15 +31,16 @@ def cache_home(environment: Mapping[str, str] = os.environ) -> Path:
 def describe(config: Config) -> Facts:
     """UserError: the model or the data is not as the config has it (missing file, empty corpus, vocabulary)."""
     cache = cache_home()
-    key = hashlib.sha256(json.dumps(_identity(config), sort_keys=True).encode()).hexdigest()[:24]
+    identity = _identity(config)
+    key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:24]
     kept = cache / "facts" / f"{key}.json"
-    if not kept.exists():
-        found = _in_subprocess(config, cache)
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        scratch = kept.with_suffix(f".{os.getpid()}")
-        scratch.write_text(json.dumps(found))
-        scratch.replace(kept)
-    value = json.loads(kept.read_text())
+    try:
+        value = json.loads(kept.read_text())
+    except (OSError, ValueError):
+        value = _in_subprocess(config, cache)
+        if _identity(config) == identity:  # the files rested while they were read
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            write_json(kept, value)
     return Facts(**{**value, "coupled": tuple(value["coupled"])})
 
 

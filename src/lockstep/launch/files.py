@@ -10,11 +10,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from lockstep.checkpoint.format import write_json
 from lockstep.core.config import Config, Registry, load
-from lockstep.core.document import read_file
+from lockstep.core.document import dump, read_file
 from lockstep.core.events import REQUESTS, Request
 from lockstep.core.plan import Plan
 from lockstep.errors import RunError, UserError
@@ -57,11 +55,20 @@ class Run:
     def exists(self) -> bool:
         return self.plan.is_file()
 
-    def write(self, config: Config, plan: Plan, origins: Mapping[str, str], formulas: Mapping[str, str]) -> None:
+    def write(self, config: Config, plan: Plan, origins: Mapping[str, str], formulas: Mapping[str, str], began: str | None = None) -> None:
+        """began: the checkpoint of another run that this one begins from."""
         scratch = self.config.with_name("config.yaml.part")
-        scratch.write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
+        scratch.write_text(dump(config.model_dump(mode="json")))
         scratch.replace(self.config)
-        write_json(self.plan, {"plan": plan.to_json(), "origins": dict(origins), "formulas": dict(formulas)})
+        write_json(self.plan, {"plan": plan.to_json(), "origins": dict(origins), "formulas": dict(formulas), "began": began})
+
+    def began(self) -> str | None:
+        """The checkpoint of another run that this one began from."""
+        try:
+            found: str | None = json.loads(self.plan.read_text()).get("began")
+            return found
+        except (OSError, ValueError, AttributeError):
+            return None
 
     def read_config(self, registry: Registry) -> Config:
         return load(read_file(self.config), registry).config
@@ -103,13 +110,11 @@ class Lock:
             self._file = open(self._path, "a+")  # noqa: SIM115 - held as long as the lock is
         except OSError as error:
             raise UserError(f"{self._path} can't be opened: {error.strerror}", "another --save-dir, or mend this one", "--save-dir") from None
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        if not self._taken():
             holder = self._holder()
             self._file.close()
             raise UserError(f"{run.home} belongs to a live run: process {holder.get('pid', '?')} on {holder.get('host', '?')}",
-                            "wait for it, stop it, or give another --save-dir", "--save-dir") from None
+                            "wait for it, stop it, or give another --save-dir", "--save-dir")
         holder = self._holder()
         if holder and holder["host"] != socket.gethostname():  # a shared file system may not lock across hosts
             self._file.close()
@@ -118,6 +123,16 @@ class Lock:
         self._file.truncate(0)
         self._file.write(json.dumps({"host": socket.gethostname(), "boot": _boot(), "pid": os.getpid(), "since": time.time()}))
         self._file.flush()
+
+    def _taken(self) -> bool:
+        """Several tries: somebody may only be looking (is_live)."""
+        for _ in range(5):
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return True
+            except OSError:
+                time.sleep(0.05)
+        return False
 
     def _holder(self) -> dict[str, Any]:
         self._file.seek(0)

@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
 from typing import Any
 
@@ -179,11 +179,17 @@ def _waited(prepared: Prepared, run: Callable[[], Mapping[int, int]]) -> Lockste
 
 def _ranks() -> list[int]:
     """Process ids of the ranks that this process started."""
-    return [child.pid for child in psutil.Process().children(recursive=True) if {"lockstep.launch.worker", "--multiprocessing-fork"} & set(child.cmdline())]
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):  # it may just have ended
+            if {"lockstep.launch.worker", "--multiprocessing-fork"} & set(child.cmdline()):
+                found.append(child.pid)
+    return found
 
 
 def _leave_at_once() -> None:
     for child in psutil.Process().children(recursive=True):
-        child.kill()
+        with suppress(psutil.Error):
+            child.kill()
     if sys.stdout.isatty():
         os.write(1, b"\x1b[?25h")  # the cursor, which the progress bar had hidden

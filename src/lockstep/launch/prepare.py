@@ -1,10 +1,6 @@
 """Everything before the first rank starts: which run directory, which checkpoint, which plan. Nothing is written until all of it is accepted."""
 
-import os
-import shutil
-import socket
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,16 +10,15 @@ from lockstep.checkpoint.store import checkpoints, newest, sweep
 from lockstep.core.config import Config, Loaded, flatten
 from lockstep.core.events import Event
 from lockstep.core.facts import Facts, Fixed
-from lockstep.core.memory import itemsize
 from lockstep.core.order import Anchor
 from lockstep.core.plan import Plan, fixed_from_json, plan
 from lockstep.errors import LockstepError, UserError
 from lockstep.launch.describe import describe
 from lockstep.launch.files import Attempt, Lock, Run, is_live, new_attempt_name
-from lockstep.observe.journal import append, mend, read
+from lockstep.launch.place import check_port, check_room, free_name, make
+from lockstep.observe.journal import append, mend
 from lockstep.probe import probe
 from lockstep.tasks import Tasks
-from lockstep.units import show_bytes
 
 
 @dataclass(frozen=True)
@@ -78,10 +73,10 @@ def prepare(loaded: Loaded, options: Options) -> Prepared:
     fixed = _fixed(origin, options)
     _refuse_changes(origin, loaded.config)
     made = plan(loaded.config, machine, facts, fixed)
-    _check_port(loaded.config.devices.port)
-    _check_room(origin.run.home if origin.run else options.save_dir or Path("runs"), loaded.config, facts)
-    home = origin.run or Run(options.save_dir or _free_name(loaded.name))
-    _make(home.home)
+    check_port(loaded.config.devices.port)
+    check_room(origin.run.home if origin.run else options.save_dir or Path("runs"), loaded.config, facts)
+    home = origin.run or Run(options.save_dir or free_name(loaded.name))
+    make(home.home)
     lock = Lock(home)
     try:
         return _begin(home, lock, loaded, options, origin, made, facts)
@@ -91,30 +86,6 @@ def prepare(loaded: Loaded, options: Options) -> Prepared:
     except BaseException:
         lock.release()
         raise
-
-
-def _free_name(name: str) -> Path:
-    """runs/NAME-TIME, made here so that of two runs started at once each has its own."""
-    base = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    for number in range(1, 1000):
-        home = base if number == 1 else base.with_name(f"{base.name}-{number}")
-        try:
-            home.mkdir(parents=True)
-            return home
-        except FileExistsError:
-            continue
-        except OSError as error:
-            raise UserError(f"{home} can't be made: {error.strerror}", "--save-dir DIR where you may write", "--save-dir") from None
-    raise UserError(f"{base} and 998 like it exist", "--save-dir DIR", "--save-dir")
-
-
-def _check_port(port: int) -> None:
-    with socket.socket() as probe_socket:
-        probe_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe_socket.bind(("", port))
-        except OSError as error:
-            raise UserError(f"port {port}: {error.strerror}", "--port 0 takes any free one", "--port") from None
 
 
 def _begin(run: Run, lock: Lock, loaded: Loaded, options: Options, origin: _Origin, made: Plan, facts: Facts) -> Prepared:
@@ -130,7 +101,8 @@ def _begin(run: Run, lock: Lock, loaded: Loaded, options: Options, origin: _Orig
     attempt = Attempt(new_attempt_name(), str(run.home), str(origin.checkpoint) if origin.checkpoint else None, stop_at)
     if done:
         return Prepared(run, made, attempt, lock, begin, done)
-    run.write(loaded.config, made, loaded.origins, facts.formulas)
+    began = run.began() if run.exists() else str(origin.checkpoint) if origin.checkpoint and not origin.own else None
+    run.write(loaded.config, made, loaded.origins, facts.formulas, began)
     append(run.journal, Event("planned", origin.step, {"attempt": attempt.name, "plan": made.to_json()}))
     if origin.own and origin.run:
         _void_later(run, origin)
@@ -163,7 +135,9 @@ def _origin(loaded: Loaded, options: Options) -> _Origin:
     run = Run(options.save_dir) if options.save_dir else _unfinished(loaded)
     if run is None or not run.exists():
         return _Origin()
-    return _newest_of(run)
+    origin = _newest_of(run)
+    began = run.began()
+    return origin if origin.checkpoint or began is None else replace(_from_path(Path(began), Options()), run=run, own=False)
 
 
 def _newest_of(run: Run) -> _Origin:
@@ -193,8 +167,12 @@ def _from_path(path: Path, options: Options) -> _Origin:
     same = options.save_dir is None or (origin.run is not None and options.save_dir.resolve() == origin.run.home.resolve())
     if same and origin.run:
         return origin
-    if options.save_dir and Run(options.save_dir).exists():
-        raise UserError(f"{options.save_dir} holds a run already", "another --save-dir for the run that begins from this checkpoint", "--save-dir")
+    if options.save_dir and Run(options.save_dir).exists():  # begun before by this very command: go on with it
+        run = Run(options.save_dir)
+        if run.began() != str(origin.checkpoint):
+            raise UserError(f"{options.save_dir} holds another run already", "another --save-dir for the run that begins from this checkpoint", "--save-dir")
+        newer = _newest_of(run)
+        return newer if newer.checkpoint else replace(origin, run=run, own=False)
     return replace(origin, run=None, own=False)
 
 
@@ -218,14 +196,17 @@ def _comparable(config: Config) -> dict[str, Any]:
 
 
 def _finished(run: Run) -> bool:
-    return run.journal.exists() and any(event.kind == "finished" for event in read(run.journal))
+    try:
+        return any(path.name >= name_of(run.read_plan().steps) for path in checkpoints(run.checkpoints))
+    except LockstepError:
+        return True  # nothing that could be gone on with
 
 
 def _fixed(origin: _Origin, options: Options) -> Fixed | None:
     if origin.checkpoint is None:
         if options.new_batch:
             raise UserError("there is no checkpoint whose batch could be changed", "leave --new-batch out", "--new-batch")
-        return origin.run.read_plan().fixed if origin.run else None
+        return replace(origin.run.read_plan().fixed, anchor=Anchor()) if origin.run else None
     fixed = fixed_from_json(origin.manifest["fixed"])
     if not options.new_batch:
         return fixed
@@ -261,33 +242,6 @@ def _void_later(run: Run, origin: _Origin) -> None:
             aside = path.with_name(f"void-{path.name}-{time.time_ns():x}")
             path.rename(aside)
             origin.words.append(f"{path.name} lies beyond where this goes on from: set aside as {aside.name}")
-
-
-def _check_room(home: Path, config: Config, facts: Facts) -> None:
-    """Room for two checkpoints (one stays until the next is published). UserError: not enough."""
-    moments = 2 if config.optimizer.name == "adamw" else 1
-    each = itemsize(config.train.precision) * (facts.params + moments * facts.trainable)
-    at = next(path for path in _upwards(home.absolute()) if path.is_dir())
-    free = shutil.disk_usage(at).free
-    if free < 2 * each:
-        raise UserError(f"{show_bytes(free)} are free at {at}; a checkpoint needs {show_bytes(each)}, and a new one is written before an old one goes", "free some space, or another --save-dir", "--save-dir")
-
-
-def _upwards(path: Path) -> Iterator[Path]:
-    yield path
-    yield from path.parents
-
-
-def _make(home: Path) -> None:
-    if home.is_dir() and not Run(home).exists() and any(path.name != "lock" for path in home.iterdir()):
-        raise UserError(f"{home} is neither empty nor a run directory", "another --save-dir", "--save-dir")
-    try:
-        home.mkdir(parents=True, exist_ok=True)
-        scratch = home / f".writable-{os.getpid()}"
-        scratch.touch()
-        scratch.unlink()
-    except OSError as error:
-        raise UserError(f"{home} can't be written: {error.strerror}", "another --save-dir, or mend its permissions", "--save-dir") from None
 
 
 def _least_facts() -> Facts:

@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -28,7 +29,7 @@ from lockstep.core.plan import Plan
 from lockstep.core.protocols import Rank
 from lockstep.data.feed import Feed
 from lockstep.diagnose.crash import explain, note_of, read_notes, write_note
-from lockstep.errors import LockstepError, UserError
+from lockstep.errors import LockstepError, RunError, UserError
 from lockstep.launch.cluster import rank_from
 from lockstep.launch.describe import cache_home, die_with
 from lockstep.launch.files import Attempt, ControlFile, Run
@@ -43,6 +44,8 @@ STOP_SIGNAL = signal.SIGUSR1  # what the launcher sends where the control file c
 _LAUNCHER = "LOCKSTEP_LAUNCHER"
 _JOIN = timedelta(minutes=30)
 _WORD = "lockstep/word"  # from the first rank to the others, before they start
+_PREPARED = timedelta(days=7)  # a large corpus takes its time; torchrun ends the others if the first rank dies
+_LAST = 20.0  # seconds after torchrun's SIGTERM in which to leave in order; it kills after 30
 _OTHERS = 1.0  # seconds in which ranks that failed first have left their notes
 
 
@@ -67,12 +70,29 @@ def work(attempt: Attempt, rank: Rank, store: Any = None, catch_stop: bool = Fal
     plan, config = run.read_plan(), run.read_config(Tasks())
     first = rank.index == 0
     requests = Requests(ControlFile(run, attempt.name) if first else None)
-    for number in (STOP_SIGNAL, *((signal.SIGTERM, signal.SIGINT) if catch_stop else ())):
-        signal.signal(number, lambda *_: requests.stop())
+    signal.signal(STOP_SIGNAL, lambda *_: requests.stop())
+    if catch_stop:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: _stop_or_leave(requests, run, attempt))
     ranks, device = _join(plan, rank, store)
     outcome = train_rank(attempt, plan, config, rank, ranks, device, open_task(config, str(cache_home())), requests)
     _leave(ranks)
     return outcome
+
+
+def _stop_or_leave(requests: Requests, run: Run, attempt: Attempt) -> None:
+    """torchrun signals a wanted stop and a lost rank alike: stop in order, and if no step ends any more, say why and go."""
+    requests.stop()
+
+    def leave() -> None:
+        notes = read_notes(run.logs, attempt.name)
+        if notes:
+            print(f"error: {explain(notes, {}, run.logs)}", file=sys.stderr, flush=True)
+        os._exit(1)
+
+    timer = threading.Timer(_LAST, leave)
+    timer.daemon = True
+    timer.start()
 
 
 def train_rank(attempt: Attempt, plan: Plan, config: Config, rank: Rank, ranks: Any, device: Any, task: Any, requests: Requests) -> Outcome:
@@ -80,6 +100,8 @@ def train_rank(attempt: Attempt, plan: Plan, config: Config, rank: Rank, ranks: 
     from lockstep.on_torch.engine import TorchEngine
 
     run, first = Run(Path(attempt.run)), rank.index == 0
+    if task.fingerprint() != plan.fixed.fingerprint or len(task.train_data()) != plan.samples:
+        raise RunError("the data changed while the run was starting: it is not what the plan was made for", "run the same command again, once the files rest", "data")
     _keep_assets(run, task, first)
     engine = TorchEngine(task, plan, config.optimizer, ranks, device)
     saved = load(Path(attempt.resume)) if attempt.resume else None
@@ -173,16 +195,19 @@ def joined(rank: Rank, read: Callable[[], Loaded], options: Options, headless: b
     from torch.distributed.rendezvous import rendezvous
 
     die_with(os.getppid())
-    store, _, _ = next(rendezvous("env://", timeout=_JOIN))
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # as the probe counts
+    whole, _, _ = next(rendezvous("env://", timeout=_JOIN))
+    store = PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), whole)  # torchrun's store outlives a restart, with all that was said in it
     ranks = PrefixStore("ranks", store)
     if rank.index:
-        store.wait([_WORD], _JOIN)
+        store.wait([_WORD], _PREPARED)
         word = json.loads(store.get(_WORD))
         if "leave" in word:
             return int(word["leave"])
         attempt = Attempt(**word["attempt"])
         _log_to(Run(Path(attempt.run)).logs / f"rank-{rank.index}.log")
-        return guarded(attempt, rank, store=ranks, catch_stop=True)
+        code = guarded(attempt, rank, store=ranks, catch_stop=True)
+        os._exit(code)  # not waiting for a collective that a lost rank left hanging
     try:
         prepared = prepare(_on_ranks(read(), rank.world), options)
     except BaseException as error:

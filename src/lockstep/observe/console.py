@@ -134,7 +134,7 @@ def lines(event: Event, plan: Plan, run: Path, pace: float | None = None) -> lis
     if event.kind == "resumed":
         return [f"resume step {event.step}  {values['text']}"]
     if event.kind == "stopped":
-        return [f"stop   step {event.step} of {plan.steps}; the same command goes on from here  {run}"]
+        return [f"stop   step {event.step} of {plan.steps}; --resume {run} goes on from here"]
     if event.kind == "finished":
         return _finished(event, plan, run)
     if event.kind in {"warned", "slow", "restarted"}:

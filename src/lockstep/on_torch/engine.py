@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -69,7 +70,7 @@ class TorchEngine:
 
     def stage(self, arrays: Mapping[str, Any]) -> Arrays:
         """Host arrays as tensors, in pinned memory where they go to a GPU."""
-        tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        tensors = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}  # a strided copy to a GPU would not be pinned
         return {name: tensor.pin_memory() for name, tensor in tensors.items()} if self.device.type == "cuda" else tensors
 
     def step(self, state: State, batch: Batch, lr: float, asked: Sequence[int]) -> tuple[State, Stats]:
@@ -126,8 +127,7 @@ class TorchEngine:
 
     def _accumulate(self, state: State, batch: Batch) -> torch.Tensor:
         """Gradients of the step's scaled sum into the model, reduced in the last round. Returns this rank's [loss sum, weight]."""
-        for parameter in state.trained:
-            parameter.grad = None
+        self._clear(state)
         total = torch.zeros(2, dtype=torch.float64, device=self.device)
         factor = (state.scale.value / self.plan.nominal).to(weight_dtype(self.plan.precision))
         for index, slot in enumerate(batch.slots):
@@ -138,6 +138,15 @@ class TorchEngine:
             if batch.real:
                 total += torch.stack([loss.sum.detach().double(), torch.as_tensor(loss.weight, dtype=torch.float64, device=self.device)])
         return total
+
+    def _clear(self, state: State) -> None:
+        """Where several rounds add up before a reduction, gradients stay where DDP's buckets are: a second copy of them would be a whole model more."""
+        kept = [p.grad for p in state.trained if p.grad is not None] if self.plan.rounds > 1 and self.ranks.group is not None else []
+        if kept:
+            torch._foreach_zero_(kept)
+            return
+        for parameter in state.trained:
+            parameter.grad = None
 
     def _summed(self, total: torch.Tensor, batch: Batch, asked: Sequence[int]) -> Any:
         own = [0.0] * (2 * self.ranks.world)

@@ -1,6 +1,8 @@
 """NVIDIA GPUs by NVML: no context is made, no engine imported. Indices are those a program sees under CUDA_VISIBLE_DEVICES."""
 
 from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
 
 import pynvml
 
@@ -8,6 +10,7 @@ from lockstep.core.machine import Device
 from lockstep.errors import UserError
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+_NONE = {"-1", "NoDevFiles"}  # what is said for no GPU at all
 
 
 def devices(environment: Mapping[str, str]) -> tuple[Device, ...]:
@@ -22,26 +25,29 @@ def devices(environment: Mapping[str, str]) -> tuple[Device, ...]:
     try:
         driver = _text(pynvml.nvmlSystemGetDriverVersion())
         handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        uuids = [_text(pynvml.nvmlDeviceGetUUID(handle)) for handle in handles]
-        chosen = _visible(environment.get(VISIBLE), uuids)
+        chosen = _visible(environment.get(VISIBLE), handles)
         return tuple(
-            Device("cuda", seen, _text(pynvml.nvmlDeviceGetName(handles[real])), int(pynvml.nvmlDeviceGetMemoryInfo(handles[real]).total), driver)
-            for seen, real in enumerate(chosen))
+            Device("cuda", seen, _text(pynvml.nvmlDeviceGetName(handle)), int(pynvml.nvmlDeviceGetMemoryInfo(handle).total), driver)
+            for seen, handle in enumerate(chosen))
     finally:
         pynvml.nvmlShutdown()
 
 
-def _visible(variable: str | None, uuids: list[str]) -> list[int]:
-    """Physical indices behind the variable. CUDA itself hides what follows a bad entry; here it is refused."""
+def _visible(variable: str | None, handles: list[Any]) -> list[Any]:
+    """The handles behind the variable. CUDA itself hides what follows a bad entry; here it is refused."""
     if variable is None:
-        return list(range(len(uuids)))
+        return handles
+    uuids = [_text(pynvml.nvmlDeviceGetUUID(handle)) for handle in handles]
     chosen = []
     for entry in filter(None, (part.strip() for part in variable.split(","))):
-        if entry == "-1":
+        if entry in _NONE:
             break
-        matches = [int(entry)] if entry.isdigit() and int(entry) < len(uuids) else [i for i, uuid in enumerate(uuids) if uuid.startswith(entry) and not entry.isdigit()]
+        matches = [handles[int(entry)]] if entry.isdigit() and int(entry) < len(handles) else [h for h, uuid in zip(handles, uuids, strict=True) if uuid.startswith(entry) and not entry.isdigit()]
+        if entry.startswith("MIG-"):
+            with suppress(pynvml.NVMLError):
+                matches = [pynvml.nvmlDeviceGetHandleByUUID(entry)]
         if len(matches) != 1:
-            raise UserError(f"{VISIBLE}={variable} names {entry}, and this machine has GPUs {', '.join(map(str, range(len(uuids)))) or '(none)'}", f"correct it, or unset {VISIBLE}", VISIBLE)
+            raise UserError(f"{VISIBLE}={variable} names {entry}, and this machine has GPUs {', '.join(map(str, range(len(handles)))) or '(none)'}", f"correct it, or unset {VISIBLE}", VISIBLE)
         chosen += matches
     return chosen
 

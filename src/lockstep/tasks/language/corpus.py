@@ -7,7 +7,7 @@ import os
 import shutil
 import sysconfig
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,11 @@ def prepare(data: LanguageData, cache: Path) -> Corpus:
     home = cache / "corpus" / key
     if not (home / "corpus.json").exists():
         _publish(home, lambda scratch: _tokenize(data, files, home, scratch))
-    return Corpus(**{**json.loads((home / "corpus.json").read_text()), "path": str(home / "tokens.bin")})
+    found = Corpus(**{**json.loads((home / "corpus.json").read_text()), "path": str(home / "tokens.bin")})
+    if os.path.getsize(found.path) != found.count * np.dtype(found.dtype).itemsize:
+        raise UserError(f"the token file {found.path} has been cut off", f"remove {home}: it is made anew", "data")
+    made_here = home / "tokenizer.json"
+    return replace(found, tokenizer=str(made_here)) if made_here.exists() else found
 
 
 def stamp(data: LanguageData) -> object:
@@ -197,7 +201,7 @@ def _raw(data: LanguageData, cache: Path) -> Corpus:
         scratch.write_text(json.dumps(asdict(tally.corpus(str(path), data.token_dtype, 0, size, "bytes"))))
         scratch.replace(note)
     found = Corpus(**json.loads(note.read_text()))
-    return Corpus(**{**asdict(found), "size": tokenizer.size if tokenizer else 0, "tokenizer": data.tokenizer if tokenizer else "bytes"})
+    return replace(found, size=tokenizer.size if tokenizer else 0, tokenizer=data.tokenizer if tokenizer else "bytes")
 
 
 class _Tally:

@@ -49,12 +49,15 @@ class LanguageTask:
         return Facts(
             samples=window_count(self._split, length), eval_samples=len(held_out) if held_out else 0, tokens_per_sample=length,
             params=params, trainable=params, blocks=f.num_layers, bytes_per_sample=4 * length * kept, flops_per_sample=float(per_token * length),
-            coupled=(), fingerprint=f"{self.corpus.sha256}/{self._split}/{length}",
+            coupled=(), fingerprint=self.fingerprint(),
             formulas={
                 "flops": f"6 x {matrices} matrix weights + 6 x layers x hidden x length (causal attention), a token; Kaplan et al. 2020, Chowdhery et al. 2022",
                 "bytes_per_sample": "4 B x length x (layers x (8 hidden + 2 kv + 4 inner) + 2 hidden + 3 vocab), counted from torch_model.py"},
             reference={"unigram_entropy": self.corpus.entropy, "tokens": self.corpus.count, "vocabulary": self.vocab},
         )
+
+    def fingerprint(self) -> str:
+        return f"{self.corpus.sha256}/{self._split}/{self.length}"
 
     def train_data(self) -> Source:
         return TokenWindows(Path(self.corpus.path), self.corpus.dtype, 0, self._split, self.length)

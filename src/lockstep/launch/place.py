@@ -1,0 +1,66 @@
+"""Where a run may live: a free name, room on the disk, a port. UserError: what is taken, full or not writable."""
+
+import os
+import shutil
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from lockstep.core.config import Config
+from lockstep.core.facts import Facts
+from lockstep.core.memory import itemsize
+from lockstep.errors import UserError
+from lockstep.launch.files import Run
+from lockstep.units import show_bytes
+
+
+def free_name(name: str) -> Path:
+    """runs/NAME-TIME, made here so that of two runs started at once each has its own."""
+    base = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    for number in range(1, 1000):
+        home = base if number == 1 else base.with_name(f"{base.name}-{number}")
+        try:
+            home.mkdir(parents=True)
+            return home
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise UserError(f"{home} can't be made: {error.strerror}", "--save-dir DIR where you may write", "--save-dir") from None
+    raise UserError(f"{base} and 998 like it exist", "--save-dir DIR", "--save-dir")
+
+
+def check_port(port: int) -> None:
+    with socket.socket() as probe_socket:
+        probe_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe_socket.bind(("", port))
+        except OSError as error:
+            raise UserError(f"port {port}: {error.strerror}", "--port 0 takes any free one", "--port") from None
+
+
+def check_room(home: Path, config: Config, facts: Facts) -> None:
+    """Room for two checkpoints (one stays until the next is published). UserError: not enough."""
+    moments = 2 if config.optimizer.name == "adamw" else 1
+    each = itemsize(config.train.precision) * (facts.params + moments * facts.trainable)
+    at = next(path for path in _upwards(home.absolute()) if path.is_dir())
+    free = shutil.disk_usage(at).free
+    if free < 2 * each:
+        raise UserError(f"{show_bytes(free)} are free at {at}; a checkpoint needs {show_bytes(each)}, and a new one is written before an old one goes", "free some space, or another --save-dir", "--save-dir")
+
+
+def _upwards(path: Path) -> Iterator[Path]:
+    yield path
+    yield from path.parents
+
+
+def make(home: Path) -> None:
+    if home.is_dir() and not Run(home).exists() and any(path.name != "lock" for path in home.iterdir()):
+        raise UserError(f"{home} is neither empty nor a run directory", "another --save-dir", "--save-dir")
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        scratch = home / f".writable-{os.getpid()}"
+        scratch.touch()
+        scratch.unlink()
+    except OSError as error:
+        raise UserError(f"{home} can't be written: {error.strerror}", "another --save-dir, or mend its permissions", "--save-dir") from None
