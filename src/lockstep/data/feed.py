@@ -30,6 +30,7 @@ class Feed:
         self._start, self._prefetch = start, prefetch
         self._order = plan.order
         self._closed = threading.Event()
+        self._thread: threading.Thread | None = None
 
     def __iter__(self) -> Iterator[tuple[int, Batch]]:
         batches = self._ahead() if self._prefetch else self._steps()
@@ -54,7 +55,10 @@ class Feed:
         return found
 
     def close(self) -> None:
+        """End the thread, and wait for it: one still inside an engine's code when the interpreter ends aborts the process."""
         self._closed.set()
+        if self._thread is not None:
+            self._thread.join()
 
     def _steps(self) -> Iterator[tuple[int, Batch]]:
         at_once = max(1, _IDS_AT_ONCE // self._plan.batch)
@@ -97,7 +101,8 @@ class Feed:
             except BaseException as error:  # handed to the loop, which raises it
                 put(error)
 
-        threading.Thread(target=work, name="feed", daemon=True).start()
+        self._thread = threading.Thread(target=work, name="feed", daemon=True)
+        self._thread.start()
         try:
             while (item := ready.get()) is not None:
                 if isinstance(item, BaseException):

@@ -26,7 +26,8 @@ class Journal:
         self._error: RunError | None = None
         self._lock = threading.Lock()
         self._closed = threading.Event()
-        threading.Thread(target=self._flush_now_and_then, name="journal", daemon=True).start()
+        self._thread = threading.Thread(target=self._flush_now_and_then, name="journal", daemon=True)
+        self._thread.start()
 
     def record(self, event: Event) -> None:
         with self._lock:
@@ -50,6 +51,7 @@ class Journal:
 
     def close(self) -> None:
         self._closed.set()
+        self._thread.join()
         self.flush()
 
     def _flush_now_and_then(self) -> None:
