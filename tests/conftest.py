@@ -5,11 +5,12 @@ from pathlib import Path
 import pytest
 
 import worlds
+from lockstep.prove.pool import pool as prove_pool
 
 
 @pytest.fixture(scope="session")
 def pool() -> Iterator[worlds.Pool]:
-    with worlds.pool() as made:
+    with prove_pool(worlds.SIZE) as made:
         yield made
 
 

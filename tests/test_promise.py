@@ -13,9 +13,9 @@ from worlds import Pool
 TOLERANCE = {"f64": 1e-12, "f32": 2e-6}
 
 
-def run(pool: Pool, home: Path, corpus: Path, cache: Path, world: int, precision: str, fault: str = "", **sections: Any) -> list[Outcome]:
-    config = tiny_values(corpus, train={"precision": precision, **sections.pop("train", {})}, **sections)
-    return pool.run(world, train_tiny, home, config, cache, fault)
+def run(pool: Pool, home: Path, corpus: Path, cache: Path, world: int, precision: str, fault: str = "", strategy: str = "auto", **sections: Any) -> list[Outcome]:
+    config = tiny_values(corpus, train={"precision": precision, **sections.pop("train", {})}, devices={"use": f"cpu:{world}", "strategy": strategy}, **sections)
+    return pool.run(1 if strategy == "dp" else world, train_tiny, home, config, cache, fault)
 
 
 def worst(first: Outcome, second: Outcome) -> float:
@@ -30,18 +30,21 @@ def reference(request: pytest.FixtureRequest, pool: Pool, corpus: Path, cache: P
     return request.param, run(pool, tmp_path_factory.mktemp("reference"), corpus, cache, 1, request.param)[0]
 
 
-@pytest.mark.parametrize("accumulate", [1, 4])
-@pytest.mark.parametrize("world", [1, 2, 3, 4])
-def test_world_size_does_not_change_training(world: int, accumulate: int, reference: tuple[str, Outcome], pool: Pool, corpus: Path, cache: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("strategy", "world", "accumulate"), [
+    ("single", 1, 4), ("ddp", 2, 1), ("ddp", 3, 4), ("ddp", 4, 1), ("ddp", 4, 4), ("dp", 1, 1), ("dp", 2, 4), ("dp", 3, 1), ("dp", 4, 1), ("dp", 4, 4),
+    ("fsdp", 1, 1), ("fsdp", 2, 4), ("fsdp", 3, 1), ("fsdp", 3, 4), ("fsdp", 4, 1), ("hsdp", 4, 1), ("hsdp", 4, 4)])
+def test_neither_devices_nor_strategy_change_training(strategy: str, world: int, accumulate: int, reference: tuple[str, Outcome], pool: Pool, corpus: Path, cache: Path, tmp_path: Path) -> None:
     """Batch 10 over 3 or 4 ranks is uneven, the epoch's tail of 3 leaves ranks without a sample, token counts differ by sample."""
     precision, expected = reference
-    outcomes = run(pool, tmp_path, corpus, cache, world, precision, batch={"accumulate": accumulate})
+    outcomes = run(pool, tmp_path, corpus, cache, world, precision, strategy=strategy, batch={"accumulate": accumulate})
     found = outcomes[0]
+    assert (found.plan.strategy, found.plan.world) == (strategy, world)
     assert len(found.losses) == 50
     assert worst(found, expected) <= TOLERANCE[precision]
     for name, array in expected.arrays.items():
         np.testing.assert_allclose(found.arrays[name], array, rtol=0, atol=1e-12 if precision == "f64" else 2e-5, err_msg=name)
-    assert _step_ids(outcomes, world) == _step_ids([expected], 1)
+    if strategy in {"single", "ddp"}:
+        assert _step_ids(outcomes, world) == _step_ids([expected], 1)
     assert found.evaluated[-1]["loss"] == pytest.approx(expected.evaluated[-1]["loss"], rel=TOLERANCE[precision])
 
 
@@ -54,13 +57,13 @@ def test_a_planted_fault_is_seen(fault: str, pool: Pool, corpus: Path, cache: Pa
         assert _step_ids(faulty, 2) != _step_ids([sound], 1)
 
 
-def test_a_run_moved_between_worlds_equals_the_unbroken_one(pool: Pool, corpus: Path, cache: Path, tmp_path: Path) -> None:
-    """2 -> 3 -> 1 -> 4 ranks, each leaving after some steps and resumed from what it saved; the batch stays."""
-    config = tiny_values(corpus)
-    whole = pool.run(1, train_tiny, tmp_path / "whole", config, cache)[0]
+def test_a_run_moved_between_layouts_equals_the_unbroken_one(pool: Pool, corpus: Path, cache: Path, tmp_path: Path) -> None:
+    """Each layout leaves after some steps, and the next resumes from what it saved; the batch stays."""
+    whole = pool.run(1, train_tiny, tmp_path / "whole", tiny_values(corpus), cache)[0]
     home, last, moved = tmp_path / "moved", None, []
-    for world, stop in ((2, 13), (3, 20), (1, 37), (4, 50)):
-        moved = pool.run(world, train_tiny, home, config, cache, "", last, stop)
+    for strategy, world, stop in (("ddp", 2, 6), ("fsdp", 3, 13), ("single", 1, 20), ("hsdp", 4, 27), ("fsdp", 2, 32), ("dp", 3, 37), ("fsdp", 4, 43), ("ddp", 4, 50)):
+        config = tiny_values(corpus, devices={"use": f"cpu:{world}", "strategy": strategy})
+        moved = pool.run(1 if strategy == "dp" else world, train_tiny, home, config, cache, "", last, stop)
         last = home / "checkpoints" / f"step-{stop:08d}"
     assert worst(moved[0], whole) <= 1e-12
     for name, array in whole.arrays.items():

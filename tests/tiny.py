@@ -100,10 +100,12 @@ class Outcome:
 
 
 def train_tiny(index: int, group: dist.ProcessGroup, home: Path, values: Mapping[str, Any], cache: Path, fault: str = "", resume: Path | None = None, stop_at: int | None = None, device: str = "cpu") -> Outcome:
-    """One rank's part. The world is the group's; a world of one is `single`. device: where every rank computes."""
+    """One rank's part. The world is the group's (dp: as devices.use says, in a group of one). device: where every rank computes."""
     config = config_of(values)
-    world = dist.get_world_size(group)
     task = RaggedTask(config, cache, fault)
+    processes = dist.get_world_size(group)
+    dp = config.devices.strategy == "dp"
+    world = int(config.devices.use.removeprefix("cpu:")) if dp else processes
     devices = config.devices.model_copy(update={"use": f"cpu:{world}"})
     fixed: Fixed | None = fixed_from_json(_manifest(resume)["fixed"]) if resume else None
     made = plan(config.model_copy(update={"devices": devices}), MACHINE, task.facts(), fixed)
@@ -113,9 +115,9 @@ def train_tiny(index: int, group: dist.ProcessGroup, home: Path, values: Mapping
     for directory in (run.home, run.checkpoints, run.logs):
         directory.mkdir(parents=True, exist_ok=True)
     dist.barrier(group)
-    ranks = Ranks(group) if made.strategy == "ddp" else Ranks()
+    ranks = Ranks() if made.backend == "none" else Ranks(group)
     attempt = Attempt("test", str(home), str(resume) if resume else None, stop_at)
-    train_rank(attempt, made, config, Rank(index, index, world), ranks, torch.device(device), task, Requests(None))
+    train_rank(attempt, made, config, Rank(index, index, processes), ranks, [torch.device(device)] * len(made.held_by(index)), task, Requests(None))
     dist.barrier(group)
     events = read(run.journal)
     steps = [event.values for event in events if event.kind == "step"]

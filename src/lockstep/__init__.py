@@ -1,3 +1,24 @@
-"""Train one model on one device or on many, with the same loss curve."""
+"""Train one model on one device or on many, with the same loss curve.
+
+Mean and Initial are what a task of one's own is written with; importing them imports no engine.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lockstep.core.initial import Initial as Initial
+    from lockstep.core.mean import Mean as Mean
 
 __version__ = "0.1.0"
+__all__ = ["Initial", "Mean", "__version__"]
+
+_ROOMS = {"Initial": "lockstep.core.initial", "Mean": "lockstep.core.mean"}
+
+
+def __getattr__(name: str) -> Any:
+    """Imported when asked for, so that `import lockstep` costs nothing."""
+    if name not in _ROOMS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(_ROOMS[name]), name)

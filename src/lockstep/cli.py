@@ -16,8 +16,8 @@ from lockstep.flags import Option, config_options, load_config
 if TYPE_CHECKING:
     from lockstep.core.config import Loaded
 
-_LATER_FLAGS = {"--num-workers", "--compile", "--exact", "--compress", "--init-from", "--max-restarts", "--probe-batch", "--no-preflight", "--nnodes", "--rdzv", "--node-rank", "--machine"}
-_LATER_VERBS = {"check", "run", "verify", "bench", "profile", "eval", "init", "compare-runs", "report", "export", "data", "convert", "submit", "ui"}
+_LATER_FLAGS = {"--num-workers", "--compile", "--exact", "--bits", "--init-from", "--max-restarts", "--no-preflight", "--nnodes", "--rdzv", "--node-rank", "--machine"}
+_LATER_VERBS = {"check", "run", "bench", "profile", "eval", "init", "compare-runs", "report", "export", "data", "convert", "submit", "ui"}
 
 
 def _dashes(name: str) -> str:
@@ -110,6 +110,19 @@ def plan(as_json: bool, **flags: Any) -> None:
         click.echo(json.dumps({"plan": made.to_json(), "origins": loaded.origins, "formulas": facts.formulas}, indent=1))
     else:
         click.echo("\n".join([*(f"note   {note}" for note in loaded.notes), table(made, loaded.origins, flatten(loaded.config), facts.formulas)]))
+
+
+@cli.command(cls=Verb)
+@config_options
+@click.option("--layouts", metavar="LIST", help="such as ddp:2,fsdp:3,ddp:2/4 (rounds),ddp:2..fsdp:3 (saved, resumed); all that this machine can do if not given")
+@click.option("--steps", type=click.IntRange(min=1), default=6, show_default=True, help="optimizer steps of each layout")
+@click.option("--json", "as_json", is_flag=True, help="the verdicts as JSON")
+def verify(layouts: str | None, steps: int, as_json: bool, **flags: Any) -> None:
+    """Does the number of devices change the result? A few steps in each layout, against one device."""
+    signal.signal(signal.SIGTERM, _terminated)
+    from lockstep.prove.proof import prove
+
+    sys.exit(prove(load_config({**flags, "dtype": flags["dtype"] or "f64"}, say=not as_json), layouts, steps, as_json))
 
 
 @cli.command(cls=Verb)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # flag -> config key, for flags that only name a value. The names after the first are those of other tools, kept out of help.
 _VALUES: list[tuple[tuple[str, ...], str, Any, str]] = [
     (("--devices",), "devices.use", str, "auto, all, cpu, cpu:N, or indices: 0,1"),
-    (("--strategy", "--multi-gpu"), "devices.strategy", str, "auto, single, ddp"),
+    (("--strategy", "--multi-gpu"), "devices.strategy", str, "auto, single, dp, ddp, fsdp, hsdp"),
     (("--engine",), "engine", str, "torch"),
     (("--sync-backend", "--backend", "--distributed-backend"), "devices.sync", str, "auto, cpu, gloo, nccl"),
     (("--dtype",), "train.precision", str, "f32, bf16, f16, f64"),
@@ -26,6 +26,7 @@ _VALUES: list[tuple[tuple[str, ...], str, Any, str]] = [
     (("--weight-decay",), "optimizer.weight_decay", float, "on matrices only"),
     (("--scale-lr",), "schedule.scale_lr", str, "none, linear, sqrt: by batch / schedule.base_batch"),
     (("--warmup",), "schedule.warmup", int, "steps"),
+    (("--compress",), "devices.compress", str, "none, bf16, fp16, powersgd: what ddp reduces gradients as; changes results"),
     (("--prefetch",), "data.prefetch", int, "steps prepared ahead"),
     (("--max-checkpoints",), "train.keep", int, "newest checkpoints kept, beside the best"),
     (("--launcher",), "devices.launcher", str, "elastic, spawn"),

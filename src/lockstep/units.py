@@ -1,6 +1,7 @@
 """Bytes, seconds and counts as people write and read them. Sizes are binary (GiB), counts decimal (1.1M)."""
 
 import math
+import re
 
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _DECIMAL = ("", "k", "M", "G", "T", "P", "E")
@@ -10,6 +11,15 @@ def show_bytes(count: float) -> str:
     """1536 -> '1.5 KiB'."""
     power = min(int(math.log(count, 1024)), len(_BINARY) - 1) if count >= 1 else 0
     return f"{count / 1024**power:.{1 if power else 0}f} {_BINARY[power]}"
+
+
+def parse_bytes(text: str) -> int:
+    """'1.5GiB' -> 1610612736; '80 GB' -> 80_000_000_000. ValueError: not a size."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGTP]?)(i?)B", text.strip())
+    if not found:
+        raise ValueError("must be a number of bytes, or a size such as 40GiB or 80GB")
+    number, prefix, binary = found.groups()
+    return int(float(number) * (1024 if binary else 1000) ** " KMGTP".index(prefix or " "))
 
 
 def show_count(count: float) -> str:

@@ -18,7 +18,7 @@ ARRAYS = {f"model/{name}": np.arange(size, dtype=np.float32) for name, size in (
 
 def pieces(world: int, rank: int) -> list[Piece]:
     mine = share({name: array.nbytes for name, array in ARRAYS.items()}, world, rank)
-    return [Piece(name, "F32", ARRAYS[name].shape, ARRAYS[name]) for name in mine]
+    return [Piece(name, "F32", ARRAYS[name].shape, (0,), ARRAYS[name]) for name in mine]
 
 
 def store(home: Path, rank: int = 0, world: int = 1, keep: int = 3, saves: list[Published] | None = None) -> Store:

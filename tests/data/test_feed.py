@@ -39,11 +39,11 @@ def made(world: int, accumulate: int = 1) -> Plan:
 
 
 def ids(batch: Batch) -> list[int]:
-    return [int(i) for slot in batch.slots for i in slot["id"]] if batch.real else []
+    return [int(i) for (slot,) in batch.rounds if slot and slot.real for i in slot.arrays["id"]]
 
 
 def feed(world: int, device: int, prefetch: int = 0, start: int = 0, accumulate: int = 1, bad: int | None = None) -> Feed:
-    return Feed(made(world, accumulate), device, Itself(23, bad), Itself(7), lambda arrays: arrays, start, prefetch)
+    return Feed(made(world, accumulate), [device], Itself(23, bad), Itself(7), lambda arrays: arrays, start, prefetch)
 
 
 @pytest.mark.parametrize("accumulate", [1, 4])
@@ -53,7 +53,7 @@ def test_ranks_together_see_the_order(world: int, accumulate: int) -> None:
     shares = [list(feed(world, device, accumulate=accumulate)) for device in range(world)]
     for step in range(9):
         assert [i for share in shares for i in ids(share[step][1])] == expected[step]
-        assert all(share[step][1].slots for share in shares)  # a rank without a sample has a row to take part with
+        assert all(share[step][1].rounds for share in shares)  # a rank without a sample has a row to take part with
         assert all(share[step][1].samples == len(expected[step]) for share in shares)
 
 
@@ -65,7 +65,7 @@ def test_a_thread_changes_nothing(prefetch: int) -> None:
 
 
 def test_evaluation_is_dealt_without_remainder() -> None:
-    found = [int(i) for device in range(3) for slot in feed(3, device).evaluation() for i in slot["id"]]
+    found = [int(i) for device in range(3) for (slot,) in feed(3, device).evaluation() if slot for i in slot.arrays["id"]]
     assert found == list(range(7))
 
 

@@ -32,12 +32,12 @@ class Damaged(Exception):
 
 @dataclass(frozen=True)
 class Written:
-    """One rank's file: its size, hash, and the arrays in it (name -> dtype and shape)."""
+    """One rank's file: its size, hash, and the boxes in it (name -> dtype, shape of the whole array, offsets of the box)."""
 
     file: str
     bytes: int
     sha256: str
-    arrays: Mapping[str, tuple[str, tuple[int, ...]]]
+    arrays: Mapping[str, tuple[str, tuple[int, ...], tuple[int, ...]]]
 
     def to_json(self) -> dict[str, Any]:
         return {"file": self.file, "bytes": self.bytes, "sha256": self.sha256, "arrays": self.arrays}
@@ -49,7 +49,7 @@ def name_of(step: int) -> str:
 
 def write_pieces(path: Path, pieces: Sequence[Piece]) -> Written:
     """One rank's arrays into one file, on disk when this returns. OSError: no space, no permission."""
-    specs = {p.name: TensorSpec(dtype=_DTYPES[p.dtype], shape=list(p.shape), data_ptr=p.buffer.ctypes.data, data_len=p.buffer.nbytes) for p in pieces}
+    specs = {p.name: TensorSpec(dtype=_DTYPES[p.dtype], shape=list(p.buffer.shape), data_ptr=p.buffer.ctypes.data, data_len=p.buffer.nbytes) for p in pieces}
     try:
         serialize_file(specs, str(path), {"format": "pt"})
     except Exception as error:  # the library wraps the system's error in its own
@@ -58,15 +58,16 @@ def write_pieces(path: Path, pieces: Sequence[Piece]) -> Written:
     with open(path, "rb+") as file:
         os.fsync(file.fileno())
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return Written(path.name, path.stat().st_size, digest, {p.name: (p.dtype, p.shape) for p in pieces})
+    return Written(path.name, path.stat().st_size, digest, {p.name: (p.dtype, p.shape, p.offsets) for p in pieces})
 
 
 def manifest(meta: Mapping[str, Any], written: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """meta: step, epoch, consumed, config, fixed, loop, versions. written: Written.to_json() of every rank."""
-    arrays = {
-        name: {"dtype": dtype, "shape": list(shape), "boxes": [{"file": rank["file"], "offsets": [0] * len(shape)}]}
-        for rank in written for name, (dtype, shape) in rank["arrays"].items()
-    }
+    arrays: dict[str, Any] = {}
+    for rank in written:
+        for name, (dtype, shape, offsets) in rank["arrays"].items():
+            entry = arrays.setdefault(name, {"dtype": dtype, "shape": list(shape), "boxes": []})
+            entry["boxes"].append({"file": rank["file"], "offsets": list(offsets)})
     files = {rank["file"]: {"bytes": rank["bytes"], "sha256": rank["sha256"]} for rank in written}
     whole = {"version": VERSION, **meta, "files": files, "arrays": dict(sorted(arrays.items()))}
     return {**whole, "hash": _hash(whole)}
@@ -127,28 +128,37 @@ def verify(path: Path) -> dict[str, Any]:
 
 
 class Arrays(Mapping[str, NDArray[Any]]):
-    """The arrays of a checkpoint, each read when it is asked for."""
+    """The arrays of a checkpoint, each read when it is asked for, and no more of it than was asked for."""
 
     def __init__(self, path: Path, found: Mapping[str, Any]) -> None:
         self._path, self._arrays = path, found["arrays"]
         self._open: dict[str, Any] = {}
 
     def __getitem__(self, name: str) -> NDArray[Any]:
-        entry = self._arrays[name]
-        boxes = entry["boxes"]
-        if len(boxes) == 1:
-            return self._read(boxes[0]["file"], name)
-        whole = np.empty(entry["shape"], dtype=_DTYPES[entry["dtype"]])
-        for box in boxes:
-            part = self._read(box["file"], name)
-            whole[tuple(slice(o, o + n) for o, n in zip(box["offsets"], part.shape, strict=True))] = part
-        return whole
+        shape = self.shape(name)
+        return self.part(name, (0,) * len(shape), shape)
 
-    def _read(self, file: str, name: str) -> NDArray[Any]:
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._arrays[name]["shape"])
+
+    def part(self, name: str, offsets: tuple[int, ...], shape: tuple[int, ...]) -> NDArray[Any]:
+        """The box of this shape that begins at `offsets`, put together from the boxes that ranks wrote."""
+        entry = self._arrays[name]
+        part = np.empty(shape, dtype=_DTYPES[entry["dtype"]])
+        for box in entry["boxes"]:
+            written = self._file(box["file"]).get_slice(name)
+            lows = [max(want, begin) for want, begin in zip(offsets, box["offsets"], strict=True)]
+            highs = [min(want + size, begin + length) for want, size, begin, length in zip(offsets, shape, box["offsets"], written.get_shape(), strict=True)]
+            if all(low < high for low, high in zip(lows, highs, strict=True)):
+                there = tuple(slice(low - begin, high - begin) for low, high, begin in zip(lows, highs, box["offsets"], strict=True))
+                here = tuple(slice(low - want, high - want) for low, high, want in zip(lows, highs, offsets, strict=True))
+                part[here] = written[there] if there else self._file(box["file"]).get_tensor(name)
+        return part
+
+    def _file(self, file: str) -> Any:
         if file not in self._open:
             self._open[file] = safe_open(str(self._path / file), "numpy")
-        array: NDArray[Any] = self._open[file].get_tensor(name)
-        return array
+        return self._open[file]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._arrays)

@@ -13,12 +13,16 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegative
 from lockstep.core.document import Document, Key, dotted, suggest
 from lockstep.core.schedule import Decay
 from lockstep.errors import ConfigErrors, UserError
+from lockstep.units import parse_bytes
 
 # Keys of the design that a later version will have: refused by name, not as a slip of the pen.
-_LATER = {"train.exact", "train.compile", "train.recompute", "train.norm_sync", "train.allow_coupled", "devices.max_restarts", "devices.hang_floor", "devices.balance", "data.workers",
+_LATER = {"train.exact", "train.compile", "devices.max_restarts", "devices.hang_floor", "devices.balance", "data.workers",
           "model.num_experts", "model.experts_per_tok", "model.shared_expert_enabled", "model.kv_latent_dim", "model.q_latent_dim", "model.d_rope", "model.mamba_layers"}
 
 Precision = Literal["f32", "bf16", "f16", "f64"]
+Recompute = Literal["none", "block", "selective"]
+Compress = Literal["none", "bf16", "fp16", "powersgd"]
+StrategyName = Literal["single", "dp", "ddp", "fsdp", "hsdp"]
 
 
 class Section(BaseModel):
@@ -35,6 +39,18 @@ def _duration(value: object) -> int | str:
 
 _DURATION_SCHEMA = {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": r"^\d+(\.\d+)?ep$"}]}
 Duration = Annotated[int | str, PlainValidator(_duration), Field(json_schema_extra=cast(Any, _DURATION_SCHEMA))]
+
+
+def _size(value: object) -> int:
+    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        return value
+    if isinstance(value, str):
+        return parse_bytes(value)
+    raise ValueError("must be a number of bytes, or a size such as 40GiB or 80GB")
+
+
+_SIZE_SCHEMA = {"anyOf": [{"type": "integer", "exclusiveMinimum": 0}, {"type": "string", "pattern": r"^\d+(\.\d+)?\s*[KMGTP]?i?B$"}]}
+Size = Annotated[int, PlainValidator(_size), Field(json_schema_extra=cast(Any, _SIZE_SCHEMA))]
 
 
 def epochs_of(duration: int | str) -> float | None:
@@ -92,6 +108,9 @@ class Train(Section):
     save_every: Duration = Field(0, description="steps or epochs between checkpoints; one more at the end")
     sample_every: Duration = Field(0, description="steps or epochs between samples of what the model makes; one more at the end")
     keep: PositiveInt = Field(3, description="newest checkpoints kept, beside the best; an evaluation that improves on all before is saved too, where save_every is given")
+    recompute: Recompute = Field("none", description="block: keep only each block's input and run it again in backward; selective: keep matrix products, run the rest again; same results, less memory")
+    norm_sync: bool = Field(False, description="BatchNorm over the whole step's samples, on whatever devices they are")
+    allow_coupled: bool = Field(False, description="train a model that mixes the samples of a batch although its results then depend on the devices")
     non_finite: Literal["stop", "skip"] = Field("stop", description="a gradient that is not finite: stop, or skip the step on every rank and count it")
 
 
@@ -99,7 +118,12 @@ class Devices(Section):
     """Where it runs."""
 
     use: str = Field("auto", description="auto, all, cpu, cpu:4, or indices: 0,1")
-    strategy: Literal["auto", "single", "dp", "ddp", "fsdp", "hsdp"] = "auto"
+    strategy: Literal["auto", StrategyName] = Field("auto", description="single; dp: one process, a thread a device; ddp: a process a device; fsdp: weights, gradients and optimizer shared out; hsdp: shared out in groups, repeated")
+    shards: PositiveInt | None = Field(None, description="hsdp: devices that share one copy of the model; the largest proper divisor of their number if not given")
+    reshard: bool = Field(True, description="fsdp, hsdp: let go of a block's gathered weights after its forward pass (less memory), or keep them until backward (less traffic)")
+    offload: bool = Field(False, description="fsdp, hsdp: weights, gradients and optimizer in host memory")
+    compress: Compress = Field("none", description="ddp: what gradients are reduced as; changes results")
+    memory: Size | None = Field(None, description="bytes of each device to plan with at most (40GiB), where not all of it is this run's")
     sync: Literal["auto", "cpu", "gloo", "nccl"] = Field("auto", description="cpu (gloo): gradients through host memory; nccl: between GPUs")
     launcher: Literal["elastic", "spawn"] = Field("elastic", description="what starts the ranks; same results")
     port: Annotated[int, Field(ge=0, le=65535)] = Field(0, description="of the rendezvous; 0: any free one")
@@ -137,6 +161,7 @@ class Registry(Protocol):
 
     def names(self) -> tuple[str, ...]: ...
     def later(self) -> tuple[str, ...]: ...
+    def knows(self, task: str) -> bool: ...
     def fields(self, task: str) -> TaskFields: ...
 
 
@@ -153,7 +178,7 @@ class Loaded:
 def load(document: Document, registry: Registry, name: str = "run") -> Loaded:
     """Document -> config. ConfigErrors lists everything that is wrong with it, each with its place."""
     task = document.value.get("task", "language")
-    if task not in registry.names():
+    if not registry.knows(task):
         hint = "is not in this version" if task in registry.later() else "is not a task"
         raise UserError(f"task: {task} {hint}", suggest(str(task), registry.names()) or f"tasks: {', '.join(registry.names())}", document.place(("task",)))
     try:

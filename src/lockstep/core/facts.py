@@ -12,8 +12,11 @@ class Facts:
 
     samples, eval_samples: training samples, and held-out samples that an evaluation reads. tokens_per_sample: 1 where
     there are none. params, trainable: scalars. blocks: repeated layers. bytes_per_sample: activations kept for the
-    backward pass of one sample, in 4-byte numbers; None unknown. flops_per_sample: forward and backward; None unknown.
-    coupled: what mixes the samples of a batch (BatchNorm), so that a split would change the result.
+    backward pass of one sample, in 4-byte numbers; None unknown; recompute_bytes: the same where some are computed again,
+    by train.recompute. block_params: scalars of the largest of the blocks. flops_per_sample: forward and backward; None unknown.
+    coupled: what mixes the samples of a batch (BatchNorm), so that a split would change the result. keyed, unkeyed: layers
+    whose random masks follow the sample, and those whose masks are drawn by the device.
+    fits: samples that were seen to fit in flight (--probe-batch); None: not tried.
     fingerprint: of the data. formulas: how the figures were made. reference: figures of the data to hold losses against.
     """
 
@@ -27,6 +30,11 @@ class Facts:
     flops_per_sample: float | None
     coupled: tuple[str, ...]
     fingerprint: str
+    block_params: int = 0
+    recompute_bytes: Mapping[str, int] = field(default_factory=dict)
+    keyed: tuple[str, ...] = ()
+    unkeyed: tuple[str, ...] = ()
+    fits: int | None = None
     formulas: Mapping[str, str] = field(default_factory=dict)
     reference: Mapping[str, float] = field(default_factory=dict)
 

@@ -1,13 +1,23 @@
 """Initial values as a pure function of (seed, parameter name, shape): equal under every strategy, world and engine."""
 
 import hashlib
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 
-def normal(seed: int, name: str, shape: tuple[int, ...], std: float) -> NDArray[np.float32]:
-    """Normal values of this standard deviation, drawn by numpy in float32 (and only widened from there)."""
+class Initial(NamedTuple):
+    """How a parameter begins: normal values around `mean`; std 0: all of them `mean`."""
+
+    std: float
+    mean: float = 0.0
+
+
+def values(seed: int, name: str, shape: tuple[int, ...], initial: Initial) -> NDArray[np.float32]:
+    """Drawn by numpy in float32 (and only widened from there)."""
+    if initial.std == 0:
+        return np.full(shape, initial.mean, dtype=np.float32)
     key = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     generator = np.random.Generator(np.random.PCG64DXSM(int.from_bytes(key[:16], "little")))
-    return generator.standard_normal(shape, dtype=np.float32) * np.float32(std)
+    return generator.standard_normal(shape, dtype=np.float32) * np.float32(initial.std) + np.float32(initial.mean)

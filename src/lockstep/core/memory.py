@@ -27,27 +27,41 @@ def itemsize(precision: Precision) -> int:
     return 8 if precision == "f64" else 4
 
 
-def state_terms(config: Config, facts: Facts, kind: str) -> list[Term]:
-    """What is held whatever the micro-batch, with the whole model on each device (single, ddp)."""
+def state_terms(config: Config, facts: Facts, kind: str, shards: int) -> list[Term]:
+    """What is held whatever the micro-batch. shards: devices among which one copy of the model is shared out (1: each holds the whole)."""
     width = itemsize(config.train.precision)
     moments = 2 if config.optimizer.name == "adamw" else 1
+    over = f" / {shards} shards" if shards > 1 else ""
+    held = [
+        Term("weights", -(-facts.params * width // shards), f"{facts.params} x {width} B{over}"),
+        Term("gradients", -(-facts.trainable * width // shards), f"{facts.trainable} x {width} B{over}"),
+        Term("optimizer", -(-facts.trainable * width * moments // shards), f"{facts.trainable} x {width} B x {moments} ({config.optimizer.name}){over}"),
+    ]
+    if config.devices.offload:
+        held = [Term(term.name, 0, f"{term.formula}: in host memory") for term in held]
+    return [*held, *(_gathered(config, facts, width) if shards > 1 else []), Term("process", _RESERVED[kind], "libraries and context")]
+
+
+def _gathered(config: Config, facts: Facts, width: int) -> list[Term]:
+    """What fsdp holds whole for a while. Blocks come and go one after the other, the next gathered ahead; what lies outside of them stays."""
+    narrow = 2 if config.train.precision in {"bf16", "f16"} else width
+    outside = facts.params - facts.blocks * facts.block_params
+    blocks = min(2, facts.blocks) if config.devices.reshard else facts.blocks
     return [
-        Term("weights", facts.params * width, f"{facts.params} x {width} B"),
-        Term("gradients", facts.trainable * width, f"{facts.trainable} x {width} B"),
-        Term("optimizer", facts.trainable * width * moments, f"{facts.trainable} x {width} B x {moments} ({config.optimizer.name})"),
-        Term("process", _RESERVED[kind], "libraries and context"),
+        Term("gathered", outside * width + blocks * facts.block_params * narrow, f"{outside} x {width} B outside of blocks + {blocks} blocks of {facts.block_params} x {narrow} B"),
+        Term("reduced", 2 * max(outside, facts.block_params) * width, f"2 x {max(outside, facts.block_params)} x {width} B: the largest group's gradients on their way"),
     ]
 
 
 def sample_bytes(config: Config, facts: Facts) -> int | None:
     """Activations of one sample in flight."""
-    if facts.bytes_per_sample is None:
-        return None
-    return max(1, int(facts.bytes_per_sample * _ACTIVATION_SHARE[config.train.precision]))
+    kept = facts.recompute_bytes.get(config.train.recompute, facts.bytes_per_sample)
+    return None if kept is None else max(1, int(kept * _ACTIVATION_SHARE[config.train.precision]))
 
 
 def activation_term(config: Config, facts: Facts, micro: int) -> Term | None:
     each = sample_bytes(config, facts)
     if each is None:
         return None
-    return Term("activations", micro * each, f"{micro} samples x {each} B; {facts.formulas.get('bytes_per_sample', '')}".rstrip("; "))
+    again = f", recompute {config.train.recompute}" if config.train.recompute in facts.recompute_bytes else ""
+    return Term("activations", micro * each, f"{micro} samples x {each} B{again}; {facts.formulas.get('bytes_per_sample', '')}".rstrip("; "))

@@ -1,12 +1,22 @@
 """Which devices, which strategy, which sync: the part of plan() that chooses, and refuses what it can't serve by name."""
 
 import re
+from collections.abc import Callable
+from dataclasses import dataclass
 
-from lockstep.core.config import Config
+from lockstep.core.config import Config, StrategyName
 from lockstep.core.machine import Device, Machine
 from lockstep.errors import UserError
 
-_HERE = ("single", "ddp")  # strategies of this version
+
+@dataclass(frozen=True)
+class Layout:
+    """How a model lies on devices. processes: ranks, one for each device or one for all. shards: devices that share one copy of the model."""
+
+    strategy: StrategyName
+    devices: tuple[Device, ...]
+    processes: int
+    shards: int
 
 
 def choose_devices(config: Config, machine: Machine, because: dict[str, str]) -> tuple[Device, ...]:
@@ -45,31 +55,73 @@ def _by_index(use: str, gpus: tuple[Device, ...], because: dict[str, str]) -> tu
     return tuple(by_index[index] for index in wanted)
 
 
-def choose_strategy(config: Config, devices: tuple[Device, ...], because: dict[str, str]) -> tuple[str, tuple[Device, ...]]:
-    wanted = config.devices.strategy
+def choose_layout(config: Config, devices: tuple[Device, ...], fits: Callable[[int], bool], because: dict[str, str]) -> Layout:
+    """fits: whether a device's part fits if one copy of the model is shared out among so many."""
     if config.engine != "torch":
         raise UserError(f"engine {config.engine} is not in this version", "--engine torch", "engine")
+    strategy, devices = _strategy(config, devices, fits, because)
+    world, shards = len(devices), _shards(config, strategy, len(devices), because)
+    if config.devices.offload and (shards == 1 or devices[0].kind == "cpu"):
+        why = f"strategy {strategy} holds the whole model on each device" if shards == 1 else "these are CPU ranks: their state is in host memory already"
+        raise UserError(f"devices.offload: {why}", "leave it out, or --strategy fsdp on GPUs", "devices.offload")
+    if config.devices.compress != "none":
+        _check_compress(config, strategy)
+    return Layout(strategy, devices, 1 if strategy in {"single", "dp"} else world, shards)
+
+
+def _strategy(config: Config, devices: tuple[Device, ...], fits: Callable[[int], bool], because: dict[str, str]) -> tuple[StrategyName, tuple[Device, ...]]:
+    wanted, world = config.devices.strategy, len(devices)
     if wanted == "auto":
-        because["strategy"] = "one device" if len(devices) == 1 else "several devices; the whole model fits on each"
-        return ("single" if len(devices) == 1 else "ddp"), devices
-    if wanted not in _HERE:
-        raise UserError(f"strategy {wanted} is not in this version", f"one of {', '.join(_HERE)}, or auto", "devices.strategy")
-    because["strategy"] = "as asked"
-    if wanted == "single" and len(devices) > 1:
+        if world == 1:
+            because["strategy"] = "one device"
+            return "single", devices
+        whole = fits(1)
+        because["strategy"] = "several devices; the whole model fits on each" if whole else f"the whole model does not fit on one device; shared out among {world} it does"
+        return ("ddp" if whole or not fits(world) else "fsdp"), devices
+    because["strategy"] = "as asked" + ("; on one device nothing is shared out" if wanted in {"dp", "ddp", "fsdp"} and world == 1 else "")
+    if wanted == "single" and world > 1:
         if config.devices.use not in {"auto", "all"}:
-            raise UserError(f"strategy single takes one device, not the {len(devices)} of {config.devices.use}", "--strategy ddp, or one device", "devices.strategy")
-        because["devices"] = f"1 of {len(devices)} visible devices: strategy single takes one"
+            raise UserError(f"strategy single takes one device, not the {world} of {config.devices.use}", "--strategy ddp, or one device", "devices.strategy")
+        because["devices"] = f"1 of {world} visible devices: strategy single takes one"
         return wanted, devices[:1]
     return wanted, devices
 
 
-def choose_sync(config: Config, strategy: str, devices: tuple[Device, ...], because: dict[str, str]) -> str:
+def _shards(config: Config, strategy: StrategyName, world: int, because: dict[str, str]) -> int:
+    """Devices that share one copy of the model."""
+    wanted = config.devices.shards
+    if strategy != "hsdp":
+        if wanted is not None:
+            raise UserError(f"devices.shards is for strategy hsdp, not {strategy}", "--strategy hsdp, or leave it out", "devices.shards")
+        return world if strategy == "fsdp" else 1
+    proper = [count for count in range(2, world) if world % count == 0]
+    if not proper:
+        raise UserError(f"strategy hsdp needs groups of at least 2 devices, repeated at least twice; {world} can't be cut so", "--strategy fsdp, or 4, 6, 8, ... devices", "devices.strategy")
+    if wanted is not None and wanted not in proper:
+        raise UserError(f"devices.shards {wanted}: {world} devices can be cut into groups of {', '.join(map(str, proper))}", "one of these, or leave it out", "devices.shards")
+    shards = wanted or proper[-1]
+    because["strategy"] = f"as asked; {world // shards} copies of the model, each shared out among {shards} devices"
+    return shards
+
+
+def _check_compress(config: Config, strategy: StrategyName) -> None:
+    compress = config.devices.compress
+    if strategy != "ddp":
+        raise UserError(f"compress {compress} is for the gradients that ddp sends; strategy {strategy} has none of them", "--strategy ddp, or leave --compress out", "devices.compress")
+    if config.train.precision == "f64":
+        raise UserError(f"compress {compress} would throw away what f64 is for", "leave --compress out, or --dtype f32", "devices.compress")
+
+
+def choose_sync(config: Config, layout: Layout, because: dict[str, str]) -> str:
     wanted = config.devices.sync
-    gpus = devices[0].kind == "cuda"
+    gpus = layout.devices[0].kind == "cuda"
     if wanted == "nccl" and not gpus:
         raise UserError("sync nccl needs GPUs; these are CPU ranks", "--sync-backend cpu (gloo), or auto", "devices.sync")
-    if strategy == "single":
-        because["sync"] = "nothing to synchronise"
+    if layout.strategy in {"single", "dp"}:
+        because["sync"] = "nothing to synchronise" if layout.strategy == "single" else "one process: copies between its devices"
         return "none"
     because["sync"] = "as asked" if wanted != "auto" else ("every rank has a GPU of its own" if gpus else "CPU ranks")
-    return {"auto": "nccl" if gpus else "gloo", "nccl": "nccl"}.get(wanted, "gloo")
+    backend = {"auto": "nccl" if gpus else "gloo", "nccl": "nccl"}.get(wanted, "gloo")
+    if backend == "gloo" and gpus and layout.shards > 1:
+        raise UserError(f"strategy {layout.strategy} gathers weights between GPUs, which gloo can't", "--sync-backend nccl, or --strategy ddp", "devices.sync")
+    return backend

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from lockstep.core.events import Event, Phase, Request
 from lockstep.core.facts import Facts
+from lockstep.core.initial import Initial
 from lockstep.core.mean import Mean
 from lockstep.core.order import Ids
 
@@ -20,15 +21,11 @@ Pulse = Callable[[int, Phase], None]
 
 @dataclass(frozen=True)
 class Rank:
-    """One process of a run. index: of world; local: on this host. device: its place in the plan's devices."""
+    """One process of a run. index: of world; local: on this host."""
 
     index: int
     local: int
     world: int
-
-    @property
-    def device(self) -> int:
-        return self.index
 
 
 class Source(Protocol):
@@ -38,38 +35,59 @@ class Source(Protocol):
     def __getitem__(self, ids: Ids) -> Mapping[str, NDArray[Any]]: ...
 
 
+@dataclass(frozen=True)
+class Slot:
+    """What one device computes at once. keys: one number a row, following the sample (core/keys.py); None where nothing is keyed.
+    real False: a copy of a real row, run so that its rank can take part, and dropped."""
+
+    arrays: Arrays
+    real: bool = True
+    keys: Any = None
+
+
+Round = tuple[Slot | None, ...]  # one slot for each device of the process; None: that one idles
+
+
 @dataclass
 class Batch:
-    """One rank's share of a step.
+    """One process's share of a step, in order. samples: of the whole step. wait: seconds waited for it."""
 
-    slots: the arrays of each slot, in order. real False: this rank has no sample in this step; its one slot is a copy
-    of a real row, run so that the rank can take part, and dropped. samples: of the whole step. wait: seconds waited for it.
-    """
-
-    slots: Sequence[Arrays]
-    real: bool
+    rounds: Sequence[Round]
+    step: int
     samples: int
     wait: float = 0.0
 
 
 class Piece(NamedTuple):
-    """One named array of a checkpoint, in host memory. dtype: as safetensors names it (F32). buffer: C-contiguous."""
+    """A box of one named array of a checkpoint, in host memory. dtype: as safetensors names it (F32). shape: of the whole array.
+    offsets: where the box begins in it. buffer: the box, C-contiguous."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
+    offsets: tuple[int, ...]
     buffer: NDArray[Any]
+
+
+class Stored(Protocol):
+    """The arrays of a checkpoint by canonical name, read when asked for."""
+
+    def __getitem__(self, name: str) -> NDArray[Any]: ...
+    def __contains__(self, name: object) -> bool: ...
+    def __iter__(self) -> Iterator[str]: ...
+    def shape(self, name: str) -> tuple[int, ...]: ...
+    def part(self, name: str, offsets: tuple[int, ...], shape: tuple[int, ...]) -> NDArray[Any]: ...
 
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint opened. arrays: by canonical name, read when asked for. loop: counters of the loop."""
+    """A checkpoint opened. loop: counters of the loop."""
 
     path: str
     step: int
     epoch: int
     consumed: int
-    arrays: Mapping[str, NDArray[Any]]
+    arrays: Stored
     loop: Mapping[str, Any]
 
 
@@ -82,7 +100,7 @@ class Stats(Protocol):
 @dataclass(frozen=True)
 class Figures:
     """loss: sum / weight. norm: of the whole gradient before clipping. finite False: the update was masked on every rank.
-    asked: requests seen by any rank. waits, memory: by rank (seconds, bytes). at: when the step was done (perf_counter)."""
+    asked: requests seen by any rank. waits: seconds by rank; memory: peak bytes by device. at: when the step was done (perf_counter)."""
 
     loss: float
     weight: float
@@ -96,14 +114,14 @@ class Figures:
 
 
 class Task(Protocol):
-    """What is trained. A class with these methods; no base class."""
+    """What is trained. A class with these methods; no base class. initial None: the value that the model itself gave the parameter."""
 
     def facts(self) -> Facts: ...
     def fingerprint(self) -> str: ...
     def train_data(self) -> Source: ...
     def eval_data(self) -> Source | None: ...
     def model(self) -> Any: ...
-    def initial_std(self, name: str, shape: tuple[int, ...]) -> float | None: ...
+    def initial(self, name: str, shape: tuple[int, ...]) -> Initial | None: ...
     def loss(self, model: Any, batch: Arrays) -> Mean: ...
     def eval_names(self) -> tuple[str, ...]: ...
     def evaluate(self, model: Any, batch: Arrays) -> Mapping[str, Any]: ...
@@ -118,14 +136,15 @@ class Engine(Protocol):
     def init(self) -> Any: ...
     def restore(self, saved: Saved) -> Any: ...
     def step(self, state: Any, batch: Batch, lr: float, asked: Sequence[int]) -> tuple[Any, Stats]: ...
-    def evaluate(self, state: Any, batches: Iterable[Arrays]) -> dict[str, float]: ...
+    def evaluate(self, state: Any, rounds: Iterable[Round]) -> dict[str, float]: ...
     def sample(self, state: Any, step: int) -> list[str]: ...
     def gather(self, state: Any) -> list[Piece]: ...
+    def close(self) -> None: ...
 
 
 class Feed(Protocol):
     def __iter__(self) -> Iterator[tuple[int, Batch]]: ...
-    def evaluation(self) -> Iterator[Arrays]: ...
+    def evaluation(self) -> Iterator[Round]: ...
     def ids(self, step: int) -> list[int]: ...
 
 

@@ -1,4 +1,4 @@
-"""One rank's batches, in the run's order, prepared ahead by a background thread.
+"""One process's batches, in the run's order, prepared ahead by a background thread.
 
 The thread computes ids for many steps at once and gathers rows; with prefetch 0 the same happens in place. Batches are
 the same either way, and a feed can be opened at any step.
@@ -7,25 +7,26 @@ the same either way, and a feed can be opened at any step.
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from lockstep.core.dealing import Hand, deal
+from lockstep.core.keys import row_keys
 from lockstep.core.order import Ids
 from lockstep.core.plan import Plan
-from lockstep.core.protocols import Arrays, Batch, Source
+from lockstep.core.protocols import Arrays, Batch, Round, Slot, Source
 
 Stage = Callable[[Mapping[str, Any]], Arrays]
 _IDS_AT_ONCE = 65_536
 
 
 class Feed:
-    """The steps from `start` to the plan's end, for device `device`. stage: host arrays -> what the engine takes (pinned, say)."""
+    """The steps from `start` to the plan's end, for these of the plan's devices. stage: host arrays -> what the engine takes (pinned, say)."""
 
-    def __init__(self, plan: Plan, device: int, train: Source, evaluation: Source | None, stage: Stage, start: int = 0, prefetch: int = 2) -> None:
-        self._plan, self._device, self._stage = plan, device, stage
+    def __init__(self, plan: Plan, devices: Sequence[int], train: Source, evaluation: Source | None, stage: Stage, start: int = 0, prefetch: int = 2) -> None:
+        self._plan, self._devices, self._stage = plan, devices, stage
         self._train, self._evaluation = train, evaluation
         self._start, self._prefetch = start, prefetch
         self._order = plan.order
@@ -39,15 +40,13 @@ class Feed:
             item = next(batches, None)
             if item is None:
                 return
-            item[1].wait = time.perf_counter() - began
-            yield item
+            item.wait = time.perf_counter() - began
+            yield item.step, item
 
-    def evaluation(self) -> Iterator[Arrays]:
-        """This device's slots of the evaluation: the first plan.eval_samples of it, in their own order."""
-        if self._evaluation is None:
-            return
-        for first, last in deal(self._plan.eval_samples, self._plan.micro, self._device, self._plan.world).spans:
-            yield self._stage(self._evaluation[np.arange(first, last)])
+    def evaluation(self) -> Iterator[Round]:
+        """The evaluation: the first plan.eval_samples of it, in their own order."""
+        if self._evaluation is not None:
+            yield from self._rounds(self._evaluation, np.arange(self._plan.eval_samples), 0, 0)
 
     def ids(self, step: int) -> list[int]:
         """The sample ids of a whole step."""
@@ -60,30 +59,43 @@ class Feed:
         if self._thread is not None:
             self._thread.join()
 
-    def _steps(self) -> Iterator[tuple[int, Batch]]:
+    def _steps(self) -> Iterator[Batch]:
         at_once = max(1, _IDS_AT_ONCE // self._plan.batch)
         for block in range(self._start, self._plan.steps, at_once):
             steps = range(block, min(block + at_once, self._plan.steps))
             for step, ids in zip(steps, self._order.ids(steps), strict=True):
-                yield step, self._batch(ids)
+                epoch = self._order.position(step).epoch if self._plan.keyed else 0
+                yield Batch(list(self._rounds(self._train, ids, epoch, 1)), step, len(ids))
 
-    def _batch(self, ids: Ids) -> Batch:
-        hand = deal(len(ids), self._plan.micro, self._device, self._plan.world)
+    def _rounds(self, source: Source, ids: Ids, epoch: int, least: int) -> Iterator[Round]:
+        """Rounds in which no device of this process has a slot are left out, unless all must take part in each; `least` remain."""
+        hands = [deal(len(ids), self._plan.micro, device, self._plan.world) for device in self._devices]
+        slots = [self._slots(source, ids, epoch, hand) for hand in hands]
+        idle = len(hands[0].rounds) - max(len(hand.spans) for hand in hands)
+        idle = 0 if self._plan.together else min(idle, len(hands[0].rounds) - least)
+        for index in range(idle, len(hands[0].rounds)):
+            made = [next(mine) if hand.rounds[index] else None for mine, hand in zip(slots, hands, strict=True)]
+            if self._plan.together or not any(made):
+                dummy = Slot(self._stage(source[ids[:1]]), False, self._keys(ids[:1], epoch))
+                made = [slot or (dummy if self._plan.together or not device else None) for device, slot in enumerate(made)]
+            yield tuple(made)
+
+    def _slots(self, source: Source, ids: Ids, epoch: int, hand: Hand) -> Iterator[Slot]:
+        """One gather for all of a device's slots, which neighbour each other; then views of it."""
         if not hand.spans:
-            return Batch([self._stage(self._train[ids[:1]])], real=False, samples=len(ids))
-        return Batch([self._stage(slot) for slot in self._gather(ids, hand)], real=True, samples=len(ids))
-
-    def _gather(self, ids: Ids, hand: Hand) -> Iterator[dict[str, Any]]:
-        """One gather for all of this device's slots, which neighbour each other; then views of it."""
+            return
         first = hand.spans[0][0]
-        rows = self._train[ids[first : hand.spans[-1][1]]]
+        rows = source[ids[first : hand.spans[-1][1]]]
         for begin, end in hand.spans:
-            yield {name: array[begin - first : end - first] for name, array in rows.items()}
+            yield Slot(self._stage({name: array[begin - first : end - first] for name, array in rows.items()}), True, self._keys(ids[begin:end], epoch))
 
-    def _ahead(self) -> Iterator[tuple[int, Batch]]:
-        ready: queue.Queue[tuple[int, Batch] | BaseException | None] = queue.Queue(self._prefetch)
+    def _keys(self, ids: Ids, epoch: int) -> Any:
+        return self._stage({"keys": row_keys(self._plan.fixed.seed, epoch, ids)})["keys"] if self._plan.keyed else None
 
-        def put(item: tuple[int, Batch] | BaseException | None) -> bool:
+    def _ahead(self) -> Iterator[Batch]:
+        ready: queue.Queue[Batch | BaseException | None] = queue.Queue(self._prefetch)
+
+        def put(item: Batch | BaseException | None) -> bool:
             while not self._closed.is_set():
                 try:
                     ready.put(item, timeout=0.1)

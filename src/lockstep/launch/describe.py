@@ -32,6 +32,8 @@ def describe(config: Config) -> Facts:
     """UserError: the model or the data is not as the config has it (missing file, empty corpus, vocabulary)."""
     cache = cache_home()
     identity = _identity(config)
+    if identity is None:
+        return _facts(_in_subprocess(config, cache))
     key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:24]
     kept = cache / "facts" / f"{key}.json"
     try:
@@ -41,12 +43,20 @@ def describe(config: Config) -> Facts:
         if _identity(config) == identity:  # the files rested while they were read
             kept.parent.mkdir(parents=True, exist_ok=True)
             write_json(kept, value)
-    return Facts(**{**value, "coupled": tuple(value["coupled"])})
+    return _facts(value)
+
+
+def _facts(value: Mapping[str, Any]) -> Facts:
+    return Facts(**{key: tuple(item) if isinstance(item, list) else item for key, item in value.items()})
 
 
 def _identity(config: Config) -> Any:
+    """What facts follow from; None: that can't be told without looking."""
+    stamp = Tasks().stamp(config)
+    if stamp is None:
+        return None
     data = config.data.model_dump(mode="json", exclude=set(config.data.indifferent))
-    return [lockstep.__version__, config.task, config.engine, config.model.model_dump(mode="json"), data, Tasks().stamp(config)]
+    return [lockstep.__version__, config.task, config.engine, config.model.model_dump(mode="json"), data, stamp]
 
 
 def _in_subprocess(config: Config, cache: Path) -> dict[str, Any]:

@@ -117,7 +117,7 @@ def _elastic(prepared: Prepared, devices: Devices) -> LockstepError | None:
         from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
         config = LaunchConfig(
-            min_nodes=1, max_nodes=1, nproc_per_node=prepared.plan.world, run_id=prepared.attempt.name, rdzv_backend="c10d",
+            min_nodes=1, max_nodes=1, nproc_per_node=prepared.plan.processes, run_id=prepared.attempt.name, rdzv_backend="c10d",
             rdzv_endpoint=f"localhost:{devices.port}", max_restarts=0, monitor_interval=0.1, logs_specs=DefaultLogsSpecs())
         try:
             elastic_launch(config, sys.executable)("-u", "-m", "lockstep.launch.worker", prepared.attempt.to_json())
@@ -139,7 +139,7 @@ def _spawn(prepared: Prepared, devices: Devices) -> LockstepError | None:
         resource_tracker.ensure_running()  # first, since it unblocks signals when it starts
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # of this thread, and so of its children: Ctrl-C is the launcher's
         store = TCPStore("localhost", devices.port, is_master=True, wait_for_workers=False)
-        world = prepared.plan.world
+        world = prepared.plan.processes
         context = start_processes(  # type: ignore[no-untyped-call]
             _spawned, (prepared.attempt.to_json(), world, store.port), nprocs=world, join=False, start_method="spawn")
         assert context is not None

@@ -28,6 +28,7 @@ from lockstep.core.place import choose_devices
 from lockstep.core.plan import Plan
 from lockstep.core.protocols import Rank
 from lockstep.data.feed import Feed
+from lockstep.diagnose.memory import out_of_memory
 from lockstep.diagnose.crash import explain, note_of, read_notes, write_note
 from lockstep.errors import LockstepError, RunError, UserError
 from lockstep.launch.cluster import rank_from
@@ -74,8 +75,8 @@ def work(attempt: Attempt, rank: Rank, store: Any = None, catch_stop: bool = Fal
     if catch_stop:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: _stop_or_leave(requests, run, attempt))
-    ranks, device = _join(plan, rank, store)
-    outcome = train_rank(attempt, plan, config, rank, ranks, device, open_task(config, str(cache_home())), requests)
+    ranks, devices = _join(plan, rank, store)
+    outcome = train_rank(attempt, plan, config, rank, ranks, devices, open_task(config, str(cache_home())), requests)
     _leave(ranks)
     return outcome
 
@@ -95,48 +96,98 @@ def _stop_or_leave(requests: Requests, run: Run, attempt: Attempt) -> None:
     timer.start()
 
 
-def train_rank(attempt: Attempt, plan: Plan, config: Config, rank: Rank, ranks: Any, device: Any, task: Any, requests: Requests) -> Outcome:
-    """Engine, feed, store and journal of one rank, and the loop over them. ranks, device: torch's."""
+def train_rank(attempt: Attempt, plan: Plan, config: Config, rank: Rank, ranks: Any, devices: Any, task: Any, requests: Requests, keep: bool = True) -> Outcome:
+    """Engine, feed, store and journal of one rank, and the loop over them. ranks, devices: torch's. keep False: nothing is saved."""
     from lockstep.on_torch.engine import TorchEngine
 
     run, first = Run(Path(attempt.run)), rank.index == 0
     if task.fingerprint() != plan.fixed.fingerprint or len(task.train_data()) != plan.samples:
         raise RunError("the data changed while the run was starting: it is not what the plan was made for", "run the same command again, once the files rest", "data")
     _keep_assets(run, task, first)
-    engine = TorchEngine(task, plan, config.optimizer, ranks, device)
+    engine = TorchEngine(task, plan, config.optimizer, ranks, devices)
     saved = load(Path(attempt.resume)) if attempt.resume else None
-    feed = Feed(plan, rank.device, task.train_data(), task.eval_data(), engine.stage, saved.step if saved else 0, config.data.prefetch)
+    feed = Feed(plan, plan.held_by(rank.index), task.train_data(), task.eval_data(), engine.stage, saved.step if saved else 0, config.data.prefetch)
     journal = Journal(run.journal) if first else None
     record: Callable[[Event], None] = journal.record if journal else lambda event: None
-    writer = _store(run, plan, config, rank, attempt, first, record, journal)
+    writer = Unsaved() if not keep else _store(run, plan, config, rank, attempt, first, record, journal)
     try:
         _, outcome = train(plan, engine, feed, writer, record, Pulse(run.logs / f"pulse-{rank.index}"), requests, task.summarize, saved, attempt.stop_at)
-    except BaseException:
+    except BaseException as error:
         writer.abandon()
+        if short := out_of_memory(error, plan, rank.index, engine.peak_memory()):
+            raise short from error
         raise
     finally:
         feed.close()
+        engine.close()
         if journal:
             journal.close()
     return outcome
 
 
+class Unsaved:
+    """The store of a run that is thrown away."""
+
+    def save(self, step: int, pieces: Sequence[Any], loop: Any) -> None: ...
+    def check(self) -> None: ...
+    def close(self) -> None: ...
+    def abandon(self) -> None: ...
+
+
+def try_out(index: int, group: Any, argument: str) -> None:
+    """Train as a rank of `group` and save nothing."""
+    rehearse(index, group, argument, keep=False)
+
+
+def rehearse(index: int, group: Any, argument: str, keep: bool = True) -> None:
+    """Train as a rank of `group`, whose processes are warm and will do more than this; random masks off. What `lockstep verify` does."""
+    import torch
+
+    from lockstep.on_torch.collectives import Ranks
+    from lockstep.on_torch.dropout import switch_off
+
+    attempt = Attempt.from_json(argument)
+    run = Run(Path(attempt.run))
+    plan, config = run.read_plan(), run.read_config(Tasks())
+    torch.set_num_threads(plan.threads)
+    devices = _devices(plan, index)
+    task = open_task(config, str(cache_home()))
+    made = task.model
+
+    def model() -> Any:
+        quiet = made()
+        switch_off(quiet)
+        return quiet
+
+    task.model = model  # type: ignore[method-assign]
+    ranks = Ranks(group) if plan.backend != "none" else Ranks()
+    train_rank(attempt, plan, config, Rank(index, index, plan.processes), ranks, devices, task, Requests(None), keep)
+
+
+def _devices(plan: Plan, rank: int) -> list[Any]:
+    import torch
+
+    devices = [torch.device(plan.devices[place].place) for place in plan.held_by(rank)]
+    if devices[0].type == "cuda":
+        torch.cuda.set_device(devices[0])
+    return devices
+
+
 def _join(plan: Plan, rank: Rank, store: Any) -> tuple[Any, Any]:
-    """Threads, device and process group."""
+    """Threads, devices and process group."""
     import torch
     import torch.distributed as dist
 
     from lockstep.on_torch.collectives import Ranks
 
     torch.set_num_threads(plan.threads)
-    device = torch.device(plan.devices[rank.device].place)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
+    devices = _devices(plan, rank.index)
+    device = devices[0]
     if plan.backend == "none":
-        return Ranks(), device
+        return Ranks(), devices
     where: dict[str, Any] = {"store": store, "rank": rank.index, "world_size": rank.world} if store is not None else {}
     dist.init_process_group(plan.backend, timeout=_JOIN, device_id=device if plan.backend == "nccl" else None, **where)
-    return Ranks(dist.group.WORLD), device
+    return Ranks(dist.group.WORLD), devices
 
 
 def _leave(ranks: Any) -> None:
@@ -205,11 +256,14 @@ def joined(rank: Rank, read: Callable[[], Loaded], options: Options, headless: b
         if "leave" in word:
             return int(word["leave"])
         attempt = Attempt(**word["attempt"])
-        _log_to(Run(Path(attempt.run)).logs / f"rank-{rank.index}.log")
+        log_to(Run(Path(attempt.run)).logs / f"rank-{rank.index}.log")
         code = guarded(attempt, rank, store=ranks, catch_stop=True)
         os._exit(code)  # not waiting for a collective that a lost rank left hanging
     try:
         prepared = prepare(_on_ranks(read(), rank.world), options)
+        if prepared.plan.processes != rank.world:
+            prepared.lock.release()
+            raise UserError(f"strategy {prepared.plan.strategy} is one process; torchrun started {rank.world}", "start it without torchrun, or --strategy ddp", "devices.strategy")
     except BaseException as error:
         store.set(_WORD, json.dumps({"leave": error.exit_code if isinstance(error, LockstepError) else 1}))
         raise
@@ -256,7 +310,7 @@ def main(argument: str) -> None:
     die_with(int(os.environ[_LAUNCHER]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher owns signals
     rank = rank_from(os.environ)
-    _log_to(Run(Path(attempt.run)).logs / f"rank-{rank.index}.log")
+    log_to(Run(Path(attempt.run)).logs / f"rank-{rank.index}.log")
     code = guarded(attempt, rank)
     with suppress(OSError):
         sys.stdout.flush()
@@ -264,7 +318,7 @@ def main(argument: str) -> None:
     os._exit(code)  # not waiting for a collective's threads that a lost rank left hanging
 
 
-def _log_to(path: Path) -> None:
+def log_to(path: Path) -> None:
     """All that this process and its libraries print goes to a file."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(descriptor, 1)

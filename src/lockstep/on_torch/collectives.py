@@ -1,11 +1,11 @@
 """What passes between ranks, always over an explicit group: sums only, never averages."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import GradBucket  # public as dist.GradBucket, where type checkers don't see it
+from torch._C._distributed_c10d import GradBucket, ReduceOp  # public in torch.distributed, where type checkers don't see them
 
 
 class Ranks:
@@ -14,7 +14,7 @@ class Ranks:
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self.group = group
         self.index = dist.get_rank(group) if group is not None else 0
-        self.world = dist.get_world_size(group) if group is not None else 1
+        self.world = self.count = dist.get_world_size(group) if group is not None else 1
 
     def sum(self, values: torch.Tensor) -> Callable[[], torch.Tensor]:
         """Start adding up `values` over all ranks, in place; call the result to have it."""
@@ -28,19 +28,60 @@ class Ranks:
 
         return wait
 
+    def total(self, values: torch.Tensor) -> torch.Tensor:
+        """The sum over all ranks, `values` left as they are."""
+        return self.sum(values.clone())()
 
-class BucketSum:
-    """A DDP communication hook that adds gradients, where DDP's own would average. `real` False drops this rank's: they came from a dummy."""
+    @torch.no_grad()
+    def copy_from_first(self, tensors: Iterable[torch.Tensor], device: torch.device) -> None:
+        """Give every rank the first one's values. device: where this group's collectives run."""
+        if self.group is None:
+            return
+        for tensor in tensors:
+            sent = tensor.to(device)
+            dist.broadcast(torch.view_as_real(sent) if sent.is_complex() else sent, group=self.group, group_src=0)
+            tensor.copy_(sent)
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        self.group = group
-        self.real = True
 
-    @staticmethod
-    def hook(state: "BucketSum", bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+def sum_bucket(group: dist.ProcessGroup, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """A DDP communication hook that adds gradients, where DDP's own would average."""
+    future: Any = dist.all_reduce(bucket.buffer(), group=group, async_op=True).get_future()
+    result: torch.futures.Future[torch.Tensor] = future.then(lambda done: done.value()[0])
+    return result
+
+
+def narrow_sum(dtype: torch.dtype) -> Callable[[dist.ProcessGroup, GradBucket], torch.futures.Future[torch.Tensor]]:
+    """sum_bucket with gradients sent as `dtype`."""
+
+    def hook(group: dist.ProcessGroup, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         buffer = bucket.buffer()
-        if not state.real:
-            buffer.zero_()  # not multiplied by 0: a dummy's inf must not become nan
-        future: Any = dist.all_reduce(buffer, group=state.group, async_op=True).get_future()
-        result: torch.futures.Future[torch.Tensor] = future.then(lambda done: done.value()[0])
+        future: Any = dist.all_reduce(buffer.to(dtype), group=group, async_op=True).get_future()
+
+        def widen(done: Any) -> torch.Tensor:
+            return buffer.copy_(done.value()[0])
+
+        result: torch.futures.Future[torch.Tensor] = future.then(widen)
         return result
+
+    return hook
+
+
+class RealPairs:
+    """Collectives of fully_shard for complex tensors, which NCCL does not know: as pairs of real numbers."""
+
+    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+
+class GatherPairs(RealPairs):
+    def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, async_op: bool = False) -> Any:
+        return dist.all_gather_into_tensor(_real(output_tensor), _real(input_tensor), group=group, async_op=async_op)
+
+
+class ScatterPairs(RealPairs):
+    def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, op: ReduceOp, async_op: bool = False) -> Any:
+        return dist.reduce_scatter_tensor(_real(output_tensor), _real(input_tensor), op=op, group=group, async_op=async_op)
+
+
+def _real(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_real(tensor).flatten() if tensor.is_complex() else tensor

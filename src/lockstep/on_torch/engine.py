@@ -1,11 +1,14 @@
-"""One rank's training on a torch device: slots, reduction, clipping, scale and update, in one call that never waits for the device."""
+"""One process's training on torch devices: slots, reduction, clipping, scale and update, in one call that never waits for the device."""
 
 import math
+import random
 import resource
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,17 +17,20 @@ from torch import nn
 
 from lockstep.core.config import Optimizer
 from lockstep.core.events import REQUESTS
-from lockstep.core.initial import normal
+from lockstep.core.initial import values
 from lockstep.core.plan import Plan
-from lockstep.core.protocols import Arrays, Batch, Figures, Piece, Saved, Task
+from lockstep.core.protocols import Arrays, Batch, Figures, Piece, Round, Saved, Slot, Task
 from lockstep.errors import UserError
 from lockstep.on_torch import state as states
+from lockstep.on_torch.build import Filler, cast, recompute, seeded
 from lockstep.on_torch.collectives import Ranks
+from lockstep.on_torch.dropout import key_dropout
+from lockstep.on_torch.norms import Rows, coupled, synchronise
 from lockstep.on_torch.precision import Scale, compute, weight_dtype
 from lockstep.on_torch.state import State
 from lockstep.on_torch.strategies import STRATEGIES
 
-_HEAD = 2 + len(REQUESTS)  # loss sum, weight, requests; then waits and memory by rank
+_HEAD = 2 + len(REQUESTS)  # loss sum, weight, requests; then waits by rank and memory by device
 
 
 @dataclass(frozen=True)
@@ -32,7 +38,7 @@ class Stats:
     """A step's figures on their way to the host; read() waits for them."""
 
     values: torch.Tensor
-    world: int
+    ranks: int
     ready: torch.cuda.Event | float  # what tells when the step is done, or when it was
 
     def read(self) -> Figures:
@@ -45,27 +51,29 @@ class Stats:
         summed, (norm, finite, scale) = values[:-3], values[-3:]
         loss_sum, weight = summed[:2]
         asked = {request: int(count) for request, count in zip(REQUESTS, summed[2:_HEAD], strict=True)}
-        waits, memory = summed[_HEAD : _HEAD + self.world], summed[_HEAD + self.world :]
+        waits, memory = summed[_HEAD : _HEAD + self.ranks], summed[_HEAD + self.ranks :]
         return Figures(loss_sum / weight if weight else math.nan, weight, norm, bool(finite), asked, tuple(waits), tuple(memory), at, scale)
 
 
 class TorchEngine:
-    """task: what is trained. ranks: who trains together. device: this rank's."""
+    """task: what is trained. ranks: who trains together. devices: those of this process."""
 
-    def __init__(self, task: Task, plan: Plan, optimizer: Optimizer, ranks: Ranks, device: torch.device) -> None:
-        self.task, self.plan, self.device, self.ranks = task, plan, device, ranks
+    def __init__(self, task: Task, plan: Plan, optimizer: Optimizer, ranks: Ranks, devices: Sequence[torch.device]) -> None:
+        self.task, self.plan, self.devices, self.ranks = task, plan, devices, ranks
+        self.device = devices[0]
         self._fields = optimizer
         self._slots = states.SLOTS[optimizer.name]
-        self._strategy = STRATEGIES[plan.strategy](ranks, device)
+        self._strategy = STRATEGIES[plan.strategy](plan, ranks, devices)
+        self._rows = [Rows() for _ in devices]
+        self._checked = False  # whether every parameter has been seen to have a gradient
 
     def init(self) -> State:
-        model = self._empty_model()
-        _initialise(model, self.task, self.plan.fixed.seed)
-        return self._assemble(model)
+        return self._assemble(self._draw)
 
     def restore(self, saved: Saved) -> State:
-        state = self._assemble(self._empty_model())
-        states.restore(state, self._slots, saved)
+        state = self._assemble(lambda name, tensor: None)
+        states.restore(state, self._slots, self._strategy.box, self._strategy.holders, saved)
+        self._strategy.spread()
         return state
 
     def stage(self, arrays: Mapping[str, Any]) -> Arrays:
@@ -75,87 +83,175 @@ class TorchEngine:
 
     def step(self, state: State, batch: Batch, lr: float, asked: Sequence[int]) -> tuple[State, Stats]:
         summed = self._summed(self._accumulate(state, batch), batch, asked)()
-        gradients = [p.grad for p in state.trained if p.grad is not None]
+        for weight in state.trained:
+            weight.follow()
+        gradients = [weight.seen.grad for weight in state.trained if weight.seen.grad is not None]
         correction = self.plan.nominal / (summed[1] * state.scale.value)
         norm = self._strategy.norm(gradients) * correction
         finite = torch.isfinite(norm * summed[0])
         clip = self._fields.clip
         factor = correction * (clip / norm.clamp(min=clip)) if clip else correction
-        torch._foreach_mul_(gradients, factor.to(gradients[0].dtype))
+        torch._foreach_mul_(gradients, factor.to(gradients[0].device, gradients[0].dtype))
         self._update(state, lr, finite)
+        self._strategy.spread()
         figures = torch.cat([summed, torch.stack([norm, finite.double(), state.scale.value])])
         state.scale.update(finite)
         return state, self._fetch(figures)
 
     @torch.no_grad()
-    def evaluate(self, state: State, batches: Iterable[Arrays]) -> dict[str, float]:
-        """Sums of the task's figures over all ranks. The order of the names is the task's, the same on every rank."""
-        state.model.eval()
+    def evaluate(self, state: State, rounds: Iterable[Round]) -> dict[str, float]:
+        """Sums of the task's figures over all devices. The order of the names is the task's, the same on every rank."""
         names = self.task.eval_names()
+        self._ready(state)
+        self._mode(train=False)
         total = torch.zeros(len(names), dtype=torch.float64, device=self.device)
-        for batch in batches:
-            with compute(self.plan.precision, self.device):
-                found = self.task.evaluate(state.model, self._move(batch))
-            total += torch.stack([torch.as_tensor(found[name], dtype=torch.float64, device=self.device) for name in names])
-        state.model.train()
+        for found in rounds:
+            total = sum(self._strategy.run([partial(self._evaluated, index, slot, names) for index, slot in enumerate(found)]), start=total)
+        self._mode(train=True)
         return dict(zip(names, self.ranks.sum(total)().tolist(), strict=True))
+
+    def _evaluated(self, index: int, slot: Slot | None, names: Sequence[str]) -> torch.Tensor:
+        total = torch.zeros(len(names), dtype=torch.float64, device=self.device)
+        if slot is None:
+            return total
+        device = self.devices[index]
+        with torch.no_grad(), compute(self.plan.precision, device):
+            found = self.task.evaluate(self._strategy.models[index], _move(slot.arrays, device))
+        return torch.stack([torch.as_tensor(found[name], dtype=torch.float64).to(self.device) for name in names]) if slot.real else total
 
     @torch.no_grad()
     def sample(self, state: State, step: int) -> list[str]:
-        state.model.eval()
+        self._ready(state)
+        self._mode(train=False)
         with compute(self.plan.precision, self.device):
             texts = self.task.sample(state.model, self.plan.fixed.seed + step)
-        state.model.train()
+        self._mode(train=True)
         return texts
 
     def gather(self, state: State) -> list[Piece]:
-        return states.gather(state, self._slots, self.ranks.world, self.ranks.index)
+        self._ready(state)
+        return states.gather(state, self._slots, self._strategy.box, self._strategy.holders, self.ranks, self.device)
 
-    def _empty_model(self) -> nn.Module:
-        with torch.device(self.device):
-            model: nn.Module = self.task.model()
-        return model.to(weight_dtype(self.plan.precision))
+    def peak_memory(self) -> int:
+        """Bytes that the fullest of this process's devices has held at most."""
+        return max(map(_memory, self.devices))
 
-    def _assemble(self, model: nn.Module) -> State:
-        model.train()
-        placed = self._strategy.place(model)
-        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        return State(model, placed, trained, states.make_optimizer(self._fields, model), Scale(self.plan.precision, self.device))
+    def close(self) -> None:
+        self._strategy.close()
 
-    def _move(self, arrays: Arrays) -> Arrays:
-        return {name: tensor.to(self.device, non_blocking=True) for name, tensor in arrays.items()}
+    def _assemble(self, value: Any) -> State:
+        """value: fills a parameter made on the meta device."""
+        models = [self._build(index) for index in range(len(self.devices))]
+        self._strategy.place(models, Filler(models[0], self.device, value))
+        self._drifting = [buffer for buffer in models[0].buffers() if buffer.is_floating_point()] if coupled(models[0]) and not self.plan.norm_sync else []
+        self._mode(train=True)
+        trained = states.weights(models[0])
+        return State(models[0], trained, states.make_optimizer(self._fields, trained), Scale(self.plan.precision, self.device))
+
+    def _build(self, index: int) -> nn.Module:
+        """The model for one of this process's devices, on the meta device if all its values follow from the seed, else with the values it gave itself, as the first rank has them."""
+        model = _on_meta(self.task)
+        if model is None:
+            with seeded(self.plan.fixed.seed):
+                random.seed(self.plan.fixed.seed)
+                np.random.seed(self.plan.fixed.seed % (1 << 32))
+                model = self.task.model()
+            self._own_values(model)
+        model = cast(model, self.plan.precision)
+        if self.plan.norm_sync:
+            synchronise(model, self._strategy.peers()[index], self._rows[index])
+        if self.plan.keyed:
+            key_dropout(model, self._rows[index], self.plan.fixed.seed)
+        recompute(model, self.plan.recompute)
+        return model.train()
+
+    @torch.no_grad()
+    def _own_values(self, model: nn.Module) -> None:
+        for name, parameter in model.named_parameters():
+            if self.task.initial(name, tuple(parameter.shape)) is not None:
+                self._draw(name, parameter)
+        self.ranks.copy_from_first([*(p.detach() for p in model.parameters()), *model.buffers()], self.device)
+
+    def _draw(self, name: str, tensor: torch.Tensor) -> None:
+        initial = self.task.initial(name, tuple(tensor.shape))
+        assert initial is not None
+        if initial.std < 0:
+            raise UserError(f"initial({name}) has standard deviation {initial.std}", "0 or more, or None to keep the model's own values", "task")
+        tensor.copy_(torch.from_numpy(values(self.plan.fixed.seed, name, tuple(tensor.shape), initial)))
+
+    def _mode(self, train: bool) -> None:
+        for module in (*self._strategy.models, *self._strategy.replicas):
+            module.train(train)
+
+    def _ready(self, state: State) -> None:
+        """Before what all ranks must see alike: buffers that each kept for itself (train.allow_coupled) as the first has them."""
+        self.ranks.copy_from_first(self._drifting, self.device)
 
     def _accumulate(self, state: State, batch: Batch) -> torch.Tensor:
-        """Gradients of the step's scaled sum into the model, reduced in the last round. Returns this rank's [loss sum, weight]."""
+        """Gradients of the step's scaled sum, reduced, into the model. Returns this process's [loss sum, weight]."""
         self._clear(state)
-        total = torch.zeros(2, dtype=torch.float64, device=self.device)
-        factor = (state.scale.value / self.plan.nominal).to(weight_dtype(self.plan.precision))
-        for index, slot in enumerate(batch.slots):
-            with self._strategy.round(index == len(batch.slots) - 1, batch.real):
-                with compute(self.plan.precision, self.device):
-                    loss = self.task.loss(state.placed, self._move(slot))
-                torch.autograd.backward(loss.sum, factor.to(loss.sum.dtype))
-            if batch.real:
-                total += torch.stack([loss.sum.detach().double(), torch.as_tensor(loss.weight, dtype=torch.float64, device=self.device)])
+        if self.plan.reseeded:
+            torch.manual_seed(hash((self.plan.fixed.seed, batch.step, self.ranks.index)) & 0x7FFFFFFF)
+        factor = state.scale.value / self.plan.nominal
+        jobs = [partial(self._rounds, index, [round[index] for round in batch.rounds], factor) for index in range(len(self.devices))]
+        total: torch.Tensor = sum(self._strategy.run(jobs), start=torch.zeros(2, dtype=torch.float64, device=self.device))
+        if not self._checked:
+            self._check_used(state)
+        self._strategy.reduce([weight.parameter for weight in state.trained], first=not self._checked)
+        self._checked = True
         return total
+
+    def _rounds(self, index: int, slots: Sequence[Slot | None], factor: torch.Tensor) -> torch.Tensor:
+        """One device's slots. A dummy's loss is scaled by 0: it is a copy of a real row, so only what spoils the step anyway could make that a nan."""
+        device = self.devices[index]
+        total = torch.zeros(2, dtype=torch.float64, device=device)
+        factor = factor.to(device, weight_dtype(self.plan.precision))
+        for number, slot in enumerate(slots):
+            if slot is None:
+                continue
+            with self._round(number == len(slots) - 1):
+                loss_sum, weight = self._forward(index, slot, device)
+                torch.autograd.backward(loss_sum, (factor if slot.real else torch.zeros_like(factor)).to(loss_sum.dtype))
+            if slot.real:
+                total += torch.stack([loss_sum.detach().double(), torch.as_tensor(weight, dtype=torch.float64, device=device)])
+        return total.to(self.device)
+
+    def _round(self, last: bool) -> AbstractContextManager[Any]:
+        return self._strategy.round(last) if self._checked else self._strategy.apart(last)
+
+    def _forward(self, index: int, slot: Slot, device: torch.device) -> Any:
+        self._rows[index].begin(None if slot.keys is None else slot.keys.to(device, non_blocking=True), slot.real)
+        with compute(self.plan.precision, device):
+            return self.task.loss(self._strategy.replicas[index], _move(slot.arrays, device))
+
+    def _check_used(self, state: State) -> None:
+        """UserError, on every rank: parameters that the loss does not reach on one of them; gradients could not be added up."""
+        reached = {name for model in self._strategy.models for name, parameter in model.named_parameters() if parameter.grad is not None}
+        unused = torch.tensor([float(weight.name not in reached) for weight in state.trained], dtype=torch.float64, device=self.device)
+        names = [weight.name for weight, count in zip(state.trained, self.ranks.sum(unused)().tolist(), strict=True) if count]
+        if names:
+            shown = f"{', '.join(names[:4])}{f' and {len(names) - 4} more' if len(names) > 4 else ''}"
+            raise UserError(f"the loss does not use {shown}", "take them out of the model, or freeze them there: parameter.requires_grad_(False)", "model")
 
     def _clear(self, state: State) -> None:
         """Where several rounds add up before a reduction, gradients stay where DDP's buckets are: a second copy of them would be a whole model more."""
-        kept = [p.grad for p in state.trained if p.grad is not None] if self.plan.rounds > 1 and self.ranks.group is not None else []
+        kept = [w.parameter.grad for w in state.trained if w.parameter.grad is not None] if self.plan.rounds > 1 and self.ranks.group is not None and self.plan.shards == 1 else []
         if kept:
             torch._foreach_zero_(kept)
             return
-        for parameter in state.trained:
-            parameter.grad = None
+        for weight in state.trained:
+            weight.parameter.grad = None
 
     def _summed(self, total: torch.Tensor, batch: Batch, asked: Sequence[int]) -> Any:
-        own = [0.0] * (2 * self.ranks.world)
+        ranks, held = self.ranks.world, self.plan.held_by(self.ranks.index)
+        own = [0.0] * (ranks + self.plan.world)
         own[self.ranks.index] = batch.wait
-        own[self.ranks.world + self.ranks.index] = self._memory()
+        for device, place in zip(self.devices, held, strict=True):
+            own[ranks + place] = _memory(device)
         host = torch.tensor([0.0, 0.0, *asked, *own], dtype=torch.float64)
-        values = host.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else host
-        values[:2] = total
-        return self.ranks.sum(values)
+        found = host.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else host
+        found[:2] = total
+        return self.ranks.sum(found)
 
     def _update(self, state: State, lr: float, finite: torch.Tensor) -> None:
         """One optimizer step, left out on the device itself where the gradient is not finite."""
@@ -163,7 +259,7 @@ class TorchEngine:
             group["lr"] = lr
         fused: Any = state.optimizer
         fused.grad_scale = None
-        fused.found_inf = (~finite).float()
+        fused.found_inf = (~finite).float().to(state.trained[0].seen.device)
         state.optimizer.step()
 
     def _fetch(self, figures: torch.Tensor) -> Stats:
@@ -175,20 +271,24 @@ class TorchEngine:
         ready.record()
         return Stats(host, self.ranks.world, ready)
 
-    def _memory(self) -> int:
-        """Peak bytes: allocated on the GPU, or resident in this process."""
-        if self.device.type == "cuda":
-            return torch.cuda.max_memory_allocated(self.device)
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+def _move(arrays: Arrays, device: torch.device) -> Arrays:
+    return {name: tensor.to(device, non_blocking=True) for name, tensor in arrays.items()}
 
 
-@torch.no_grad()
-def _initialise(model: nn.Module, task: Task, seed: int) -> None:
-    """Every parameter from (seed, name, shape), whatever the device. UserError: the task gives no value for one."""
-    for name, parameter in model.named_parameters():
-        std = task.initial_std(name, tuple(parameter.shape))
-        if std is None:
-            continue  # the module's own constant (a norm's ones)
-        if std < 0:
-            raise UserError(f"initial_std({name}) is {std}", "a standard deviation, or None to keep the module's own values", "task")
-        parameter.copy_(torch.from_numpy(normal(seed, name, tuple(parameter.shape), std)))
+def _memory(device: torch.device) -> int:
+    """Peak bytes: allocated on the GPU, or resident in this process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def _on_meta(task: Task) -> nn.Module | None:
+    """The model without its values, if the task gives a rule for every one of them."""
+    try:
+        with torch.device("meta"):
+            model: nn.Module = task.model()
+    except (RuntimeError, NotImplementedError):
+        return None  # it computes with values while it is built
+    ruled = all(p.is_meta and task.initial(name, tuple(p.shape)) is not None for name, p in model.named_parameters())
+    return model if ruled and not any(True for _ in model.buffers()) else None

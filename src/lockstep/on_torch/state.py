@@ -1,40 +1,75 @@
 """A training state, and the canonical names under which a checkpoint holds it.
 
 model/<parameter>, optimizer/<slot>/<parameter>, optimizer/step, loop/scale, loop/scale_streak: no topology, no engine.
+Complex values are pairs of real ones there, in a last dimension of 2.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from lockstep.core.config import Optimizer
 from lockstep.core.protocols import Piece, Saved, share
 from lockstep.errors import RunError, UserError
+from lockstep.on_torch.collectives import Ranks
 from lockstep.on_torch.precision import Scale
 
 SLOTS = {"adamw": ("exp_avg", "exp_avg_sq"), "sgd": ("momentum_buffer",)}
 _NAMES = {torch.float64: "F64", torch.float32: "F32", torch.int64: "I64"}
 
+Box = Callable[[torch.Tensor], tuple[tuple[int, ...], tuple[int, ...]]]
+Holders = Callable[[torch.Tensor], tuple[int, int]]
+
+
+@dataclass
+class Weight:
+    """A trained parameter and the real, local values of it that the optimizer sees: the parameter itself, unless it is complex or shared out."""
+
+    name: str
+    parameter: nn.Parameter
+    seen: nn.Parameter
+
+    def follow(self) -> None:
+        """Let the optimizer see this step's gradient (and the values, which a strategy may have moved)."""
+        if self.seen is not self.parameter:
+            self.seen.data = local(self.parameter.detach())
+            self.seen.grad = None if self.parameter.grad is None else local(self.parameter.grad)
+
 
 @dataclass
 class State:
-    """model: bare, holding weights and gradients. placed: what a step calls. trained: the parameters with gradients."""
+    """model: bare, holding weights and gradients of the first device of this process."""
 
     model: nn.Module
-    placed: nn.Module
-    trained: list[nn.Parameter]
+    trained: list[Weight]
     optimizer: torch.optim.Optimizer
     scale: Scale
 
 
-def make_optimizer(fields: Optimizer, model: nn.Module) -> torch.optim.Optimizer:
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """This process's part of a tensor, complex values as pairs of real ones; no copy."""
+    part = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return torch.view_as_real(part) if part.is_complex() else part
+
+
+def weights(model: nn.Module) -> list[Weight]:
+    found = []
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            direct = not isinstance(parameter, DTensor) and not parameter.is_complex()
+            found.append(Weight(name, parameter, parameter if direct else nn.Parameter(local(parameter.detach()))))
+    return found
+
+
+def make_optimizer(fields: Optimizer, trained: list[Weight]) -> torch.optim.Optimizer:
     """Decay on matrices only; fused; its slots exist from the start, so that saving, loading and masking need no first step."""
     groups = [
-        {"params": [p for p in model.parameters() if p.requires_grad and p.ndim >= 2], "weight_decay": fields.weight_decay},
-        {"params": [p for p in model.parameters() if p.requires_grad and p.ndim < 2], "weight_decay": 0.0},
+        {"params": [w.seen for w in trained if w.parameter.ndim >= 2], "weight_decay": fields.weight_decay},
+        {"params": [w.seen for w in trained if w.parameter.ndim < 2], "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
     optimizer: torch.optim.Optimizer
@@ -51,59 +86,77 @@ def make_optimizer(fields: Optimizer, model: nn.Module) -> torch.optim.Optimizer
     return optimizer
 
 
-def _tensors(state: State, slots: tuple[str, ...]) -> Iterator[tuple[str, torch.Tensor]]:
-    named = dict(state.model.named_parameters())
-    for name, parameter in named.items():
-        yield f"model/{name}", parameter.detach()
+@dataclass(frozen=True)
+class Entry:
+    """One named array: this process's part of it, where that lies in the whole, and who else holds the same."""
+
+    part: torch.Tensor
+    shape: tuple[int, ...]
+    offsets: tuple[int, ...]
+    holder: tuple[int, int]
+
+
+def _entries(state: State, slots: tuple[str, ...], box: Box, holders: Holders) -> Iterator[tuple[str, Entry]]:
+    def entry(tensor: torch.Tensor, part: torch.Tensor) -> Entry:
+        shape, offsets = box(tensor)
+        pair = part.ndim - len(shape)  # 1 for a complex array
+        return Entry(part, shape + (2,) * pair, offsets + (0,) * pair, holders(tensor))
+
+    kept = state.model.state_dict().keys()
+    for name, parameter in state.model.named_parameters():
+        yield f"model/{name}", entry(parameter, local(parameter.detach()))
     for name, buffer in state.model.named_buffers():
-        if name in state.model.state_dict():
-            yield f"model/{name}", buffer
-    for name, parameter in named.items():
+        if name in kept:
+            yield f"model/{name}", entry(buffer, local(buffer))
+    for weight in state.trained:
         for slot in slots:
-            if parameter in state.optimizer.state:
-                yield f"optimizer/{slot}/{name}", state.optimizer.state[parameter][slot]
-    if state.scale.active:
-        yield "loop/scale", state.scale.value
-        yield "loop/scale_streak", state.scale.streak
+            yield f"optimizer/{slot}/{weight.name}", entry(weight.parameter, state.optimizer.state[weight.seen][slot])
+    extra = {"loop/scale": state.scale.value, "loop/scale_streak": state.scale.streak} if state.scale.active else {}
+    if steps := _steps(state):
+        extra["optimizer/step"] = steps[0]
+    for name, tensor in extra.items():
+        yield name, entry(tensor, tensor)
 
 
 def _steps(state: State) -> list[torch.Tensor]:
     return [slots["step"] for slots in state.optimizer.state.values() if "step" in slots]
 
 
-def gather(state: State, slots: tuple[str, ...], world: int, rank: int) -> list[Piece]:
-    """Copies in host memory of the arrays that this rank writes. RunError, on every rank: one of all the arrays is not finite."""
-    tensors = dict(_tensors(state, slots))
-    if steps := _steps(state):
-        tensors["optimizer/step"] = steps[0]
-    bad = [name for name, tensor in tensors.items() if not tensor.isfinite().all()]
-    if bad:
-        raise RunError(f"not saved: {_list('not finite any more are', bad).rstrip('; ')}", "--resume RUN with a smaller --lr goes on from its last save")
-    mine = share({name: tensor.nbytes for name, tensor in tensors.items()}, world, rank)
-    copies = {name: tensors[name].detach().to("cpu", copy=True).contiguous() for name in mine}
-    return [Piece(name, _NAMES[copy.dtype], tuple(copy.shape), copy.numpy()) for name, copy in copies.items()]
+def gather(state: State, slots: tuple[str, ...], box: Box, holders: Holders, ranks: Ranks, device: torch.device) -> list[Piece]:
+    """Copies in host memory of what this process writes. RunError, on every rank: one of all the arrays is not finite."""
+    entries = dict(_entries(state, slots, box, holders))
+    bad = torch.stack([(~entry.part.isfinite()).any().double().to(device) for entry in entries.values()])
+    names = [name for name, count in zip(entries, ranks.sum(bad)().tolist(), strict=True) if count]
+    if names:
+        raise RunError(f"not saved: {_list('not finite any more are', names).rstrip('; ')}", "--resume RUN with a smaller --lr goes on from its last save")
+    mine: list[str] = []
+    for which, many in sorted({entry.holder for entry in entries.values()}):
+        mine += share({name: entry.part.nbytes for name, entry in entries.items() if entry.holder == (which, many)}, many, which)
+    pieces = []
+    for name in mine:
+        entry = entries[name]
+        if entry.part.numel():
+            copy = entry.part.to("cpu", copy=True).contiguous()
+            pieces.append(Piece(name, _NAMES[copy.dtype], entry.shape, entry.offsets, copy.numpy()))
+    return pieces
 
 
-def restore(state: State, slots: tuple[str, ...], saved: Saved) -> None:
-    """Fill a state from a checkpoint, which may have been made at another precision. UserError: names or shapes that don't fit."""
-    tensors = dict(_tensors(state, slots))
-    optional = {"loop/scale", "loop/scale_streak"}
-    missing = [name for name in tensors if name not in saved.arrays and name not in optional]
-    extra = [name for name in saved.arrays if name not in tensors and name != "optimizer/step" and name not in optional]
+@torch.no_grad()
+def restore(state: State, slots: tuple[str, ...], box: Box, holders: Holders, saved: Saved) -> None:
+    """Fill a state from a checkpoint, which may have been made at another precision, strategy or world. UserError: names or shapes that don't fit."""
+    entries = dict(_entries(state, slots, box, holders))
+    optional = {"loop/scale", "loop/scale_streak", "optimizer/step"}
+    missing = [name for name in entries if name not in saved.arrays and name not in optional]
+    extra = [name for name in saved.arrays if name not in entries and name not in optional]
     if missing or extra:
         raise UserError(f"{saved.path} does not fit this model: {_list('missing', missing)}{_list('unknown', extra)}".rstrip("; "), "the same model and optimizer as it was saved with, or another --save-dir", saved.path)
-    for name, tensor in tensors.items():
-        if name in saved.arrays:
-            _fill(name, tensor, saved.arrays, saved.path)
+    for name, entry in entries.items():
+        if name in saved.arrays and name != "optimizer/step":
+            if saved.arrays.shape(name) != entry.shape:
+                raise UserError(f"{name} has shape {saved.arrays.shape(name)} in {saved.path}, {entry.shape} in this model", "the same model as it was saved with", saved.path)
+            entry.part.copy_(torch.from_numpy(saved.arrays.part(name, entry.offsets, tuple(entry.part.shape))))
     for step in _steps(state):
         step.fill_(float(saved.arrays["optimizer/step"]))
-
-
-def _fill(name: str, tensor: torch.Tensor, arrays: Mapping[str, Any], path: str) -> None:
-    array = arrays[name]
-    if tuple(array.shape) != tuple(tensor.shape):
-        raise UserError(f"{name} has shape {tuple(array.shape)} in {path}, {tuple(tensor.shape)} in this model", "the same model as it was saved with", path)
-    tensor.copy_(torch.from_numpy(array))
 
 
 def _list(word: str, names: list[str]) -> str:

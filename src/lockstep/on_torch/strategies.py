@@ -1,71 +1,197 @@
-"""How a model is laid out over ranks. A strategy is one class here, one formula in core/memory.py and one entry in STRATEGIES."""
+"""How a model is laid out over devices. A strategy is one class, one formula in core/memory.py and one entry in STRATEGIES."""
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as powersgd
 from torch.nn.parallel import DistributedDataParallel
 
-from lockstep.on_torch.collectives import BucketSum, Ranks
+from lockstep.core.plan import Plan
+from lockstep.on_torch.collectives import Ranks, narrow_sum, sum_bucket
+from lockstep.on_torch.sharded import FSDP
+from lockstep.on_torch.threads import Team
 
-# A model's buffers are functions of its fields here, so none is sent along; torch 2.13 renamed the argument.
+# A model's buffers are functions of its fields or of the whole step here, so none is sent along; torch 2.13 renamed the argument.
 _RENAMED = "forward_sync_buffers" in inspect.signature(DistributedDataParallel.__init__).parameters
 _NO_BUFFER_SYNC: dict[str, Any] = {"forward_sync_buffers" if _RENAMED else "broadcast_buffers": False}
 
+Fill = Callable[[nn.Module], None]
+
 
 class Strategy(Protocol):
-    def place(self, model: nn.Module) -> nn.Module:
-        """The module to call in a step; gradients land in the parameters of `model`."""
+    """models: one for each device of this process; the first holds the weights and, after reduce(), the gradients. replicas: what a step calls for them."""
+
+    models: list[nn.Module]
+    replicas: list[nn.Module]
+
+    def peers(self) -> Sequence[Any]:
+        """For each device of this process, what adds up values over all devices (norms.Peers)."""
         ...
 
-    def round(self, last: bool, real: bool) -> AbstractContextManager[Any]:
-        """Around forward and backward of one slot. The last round leaves the sum over all ranks in the gradients."""
+    def place(self, models: list[nn.Module], fill: Fill) -> None:
+        """Lay out the first of `models` (made real by fill, part by part); the others are for the other devices of this process."""
+        ...
+
+    def run(self, jobs: Sequence[Callable[[], Any]]) -> list[Any]:
+        """One job for each device of this process."""
+        ...
+
+    def round(self, last: bool) -> AbstractContextManager[Any]:
+        """Around forward and backward of one slot."""
+        ...
+
+    def apart(self, last: bool) -> AbstractContextManager[Any]:
+        """Around a round of the very first step, whose gradients may be incomplete: reduced by reduce() instead, where that is possible."""
+        ...
+
+    def reduce(self, parameters: Sequence[nn.Parameter], first: bool) -> None:
+        """After the last round: leave the sum over all devices in the first replica's gradients. first: the rounds ran apart."""
         ...
 
     def norm(self, gradients: Iterable[torch.Tensor]) -> torch.Tensor:
-        """The norm of the whole gradient, after the reduction; float64, the same on every rank."""
+        """The norm of the whole gradient from this process's part of it; float64, the same on every rank."""
         ...
+
+    def spread(self) -> None:
+        """After an update: give the other replicas of this process the new weights."""
+        ...
+
+    def box(self, tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """(shape of the whole, where this process's part of it begins)."""
+        ...
+
+    def holders(self, tensor: torch.Tensor) -> tuple[int, int]:
+        """(which, of how many) processes hold the same part of it as this one."""
+        ...
+
+    def close(self) -> None: ...
 
 
 class Single:
     """One device."""
 
-    def __init__(self, ranks: Ranks, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, plan: Plan, ranks: Ranks, devices: Sequence[torch.device]) -> None:
+        self._plan, self._ranks, self._devices = plan, ranks, devices
+        self.models: list[nn.Module] = []
 
-    def place(self, model: nn.Module) -> nn.Module:
-        return model
+    def peers(self) -> Sequence[Any]:
+        return [self._ranks]
 
-    def round(self, last: bool, real: bool) -> AbstractContextManager[Any]:
+    def place(self, models: list[nn.Module], fill: Fill) -> None:
+        fill(models[0])
+        self.models = self.replicas = [models[0].to(self._devices[0])]
+
+    def run(self, jobs: Sequence[Callable[[], Any]]) -> list[Any]:
+        return [job() for job in jobs]
+
+    def round(self, last: bool) -> AbstractContextManager[Any]:
         return nullcontext()
+
+    def apart(self, last: bool) -> AbstractContextManager[Any]:
+        return self.round(last)
+
+    def reduce(self, parameters: Sequence[nn.Parameter], first: bool) -> None: ...
 
     def norm(self, gradients: Iterable[torch.Tensor]) -> torch.Tensor:
         norms = torch._foreach_norm(list(gradients))
         whole: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms).double())
         return whole
 
+    def spread(self) -> None: ...
+
+    def box(self, tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        return tuple(tensor.shape), (0,) * tensor.ndim
+
+    def holders(self, tensor: torch.Tensor) -> tuple[int, int]:
+        return self._ranks.index, self._ranks.world
+
+    def close(self) -> None: ...
+
+
+class DP(Single):
+    """One process, a thread and a replica of its own for each device. The first device holds the optimizer, and adds up the gradients in the devices' order."""
+
+    def __init__(self, plan: Plan, ranks: Ranks, devices: Sequence[torch.device]) -> None:
+        super().__init__(plan, ranks, devices)
+        self._team = Team(len(devices))
+
+    def peers(self) -> Sequence[Any]:
+        return self._team.peers
+
+    def place(self, models: list[nn.Module], fill: Fill) -> None:
+        super().place(models, fill)
+        whole = models[0].state_dict()
+        for model, device in zip(models[1:], self._devices[1:], strict=True):
+            model.load_state_dict({name: tensor.to(device) for name, tensor in whole.items()}, assign=True)
+            for parameter, mine in zip(models[0].parameters(), model.parameters(), strict=True):
+                mine.requires_grad_(parameter.requires_grad)
+            self.models.append(model.to(device))
+
+    def run(self, jobs: Sequence[Callable[[], Any]]) -> list[Any]:
+        return self._team.run(jobs)
+
+    def reduce(self, parameters: Sequence[nn.Parameter], first: bool) -> None:
+        for model in self.models[1:]:
+            for parameter, other in zip(parameters, (p for p in model.parameters() if p.requires_grad), strict=True):
+                if other.grad is not None:
+                    brought = other.grad.to(parameter.device)
+                    parameter.grad = brought if parameter.grad is None else parameter.grad.add_(brought)
+                    other.grad = None
+
+    @torch.no_grad()
+    def spread(self) -> None:
+        first, *others = [[*model.parameters(), *model.buffers()] for model in self.models]
+        for other in others:
+            for mine, tensor in zip(other, first, strict=True):
+                mine.copy_(tensor)
+
+    def close(self) -> None:
+        self._team.close()
+
 
 class DDP(Single):
     """Every device holds the whole model; gradients are summed once a step, overlapped with the last backward pass."""
 
-    def __init__(self, ranks: Ranks, device: torch.device) -> None:
-        super().__init__(ranks, device)
-        assert ranks.group is not None
-        self._sum = BucketSum(ranks.group)
+    def place(self, models: list[nn.Module], fill: Fill) -> None:
+        super().place(models, fill)
+        device, group = self._devices[0], self._ranks.group
+        assert group is not None
+        self._placed = DistributedDataParallel(models[0], device_ids=[device.index] if device.type == "cuda" else None, process_group=group, gradient_as_bucket_view=True, **_NO_BUFFER_SYNC)
+        self._placed.register_comm_hook(*_hook(self._plan.compress, group))
+        self.replicas = [self._placed]
 
-    def place(self, model: nn.Module) -> nn.Module:
-        self._placed = DistributedDataParallel(
-            model, device_ids=[self._device.index] if self._device.type == "cuda" else None,
-            process_group=self._sum.group, gradient_as_bucket_view=True, **_NO_BUFFER_SYNC)
-        self._placed.register_comm_hook(self._sum, BucketSum.hook)
-        return self._placed
-
-    def round(self, last: bool, real: bool) -> AbstractContextManager[Any]:
-        self._sum.real = real
+    def round(self, last: bool) -> AbstractContextManager[Any]:
         return nullcontext() if last else self._placed.no_sync()
 
+    def apart(self, last: bool) -> AbstractContextManager[Any]:
+        return self._placed.no_sync()
 
-STRATEGIES: dict[str, Callable[[Ranks, torch.device], Strategy]] = {"single": Single, "ddp": DDP}
+    def reduce(self, parameters: Sequence[nn.Parameter], first: bool) -> None:
+        if first:
+            for parameter in parameters:
+                if parameter.grad is not None:
+                    self._ranks.sum(torch.view_as_real(parameter.grad) if parameter.grad.is_complex() else parameter.grad)()
+
+
+def _hook(compress: str, group: dist.ProcessGroup) -> tuple[Any, Any]:
+    """(state, hook) for DDP."""
+    if compress == "powersgd":
+        return powersgd.PowerSGDState(process_group=group, matrix_approximation_rank=4, start_powerSGD_iter=2, use_error_feedback=True), _summed_powersgd
+    narrow = {"bf16": torch.bfloat16, "fp16": torch.float16}
+    return group, narrow_sum(narrow[compress]) if compress in narrow else sum_bucket
+
+
+def _summed_powersgd(state: powersgd.PowerSGDState, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+    """PowerSGD averages; sums are what a step wants. Source of the method: Vogels et al. 2019, arXiv:1905.13727."""
+    world = dist.get_world_size(state.process_group)
+    future: Any = powersgd.powerSGD_hook(state, bucket)
+    result: torch.futures.Future[torch.Tensor] = future.then(lambda done: done.value().mul_(world))
+    return result
+
+
+STRATEGIES: dict[str, Callable[[Plan, Ranks, Sequence[torch.device]], Strategy]] = {"single": Single, "dp": DP, "ddp": DDP, "fsdp": FSDP, "hsdp": FSDP}

@@ -1,9 +1,14 @@
-"""The tasks, found by name. Their fields import no engine; their models are imported where they are trained."""
+"""The tasks, found by name, and users' own, found by file and class. Their fields import no engine; their models are imported where they are trained."""
 
 import importlib
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from lockstep.core.config import Config, TaskFields
+from lockstep.errors import UserError
+from lockstep.tasks.own.fields import FIELDS, place_of
+from lockstep.tasks.own.loading import check
 
 if TYPE_CHECKING:  # numpy is not imported for a config error
     from lockstep.core.protocols import Task
@@ -21,17 +26,41 @@ class Tasks:
     def later(self) -> tuple[str, ...]:
         return _LATER
 
+    def knows(self, task: object) -> bool:
+        """A name, or path/to/file.py:Class, whether or not that file exists."""
+        return task in _HERE or place_of(task) is not None
+
     def fields(self, task: str) -> TaskFields:
+        if place_of(task):
+            return FIELDS
         found: TaskFields = importlib.import_module(f"lockstep.tasks.{task}.fields").FIELDS
         return found
 
     def stamp(self, config: Config) -> object:
-        """What the data is made from, as far as it can be told without reading it: changes when a file does. UserError: missing files."""
+        """What the data is made from, as far as it can be told without reading it: changes when a file does. None: it can't be told.
+
+        UserError: missing files.
+        """
+        place = place_of(config.task)
+        if place:
+            check(place)
+            return None
         return importlib.import_module(f"lockstep.tasks.{config.task}.corpus").stamp(config.data)
 
 
 def open_task(config: Config, cache: str) -> "Task":
     """The task of a config, its data ready in `cache`. Imports the engine's model code."""
-    module = importlib.import_module(f"lockstep.tasks.{config.task}.task")
-    made: Task = module.open_task(config, cache)
+    made: Task = _module(config).open_task(config, cache)
     return made
+
+
+def open_saved(config: Config, assets: Path, shapes: Mapping[str, tuple[int, ...]]) -> tuple[Any, Callable[[Any, str, int, float, int], str]]:
+    """What a checkpoint's weights go into, and how it continues a prompt (model, prompt, tokens, temperature, seed). UserError: it makes nothing to show."""
+    if place_of(config.task):
+        raise UserError(f"{config.task} is a task of your own: how it would continue a prompt is not known", "load its weights in Python", "RUN")
+    opened: tuple[Any, Callable[[Any, str, int, float, int], str]] = _module(config).open_saved(config, assets, shapes)
+    return opened
+
+
+def _module(config: Config) -> Any:
+    return importlib.import_module("lockstep.tasks.own.task" if place_of(config.task) else f"lockstep.tasks.{config.task}.task")

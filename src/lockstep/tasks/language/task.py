@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from lockstep.core.config import Config
 from lockstep.core.facts import Facts
+from lockstep.core.initial import Initial
 from lockstep.core.mean import Mean
 from lockstep.core.order import Ids
 from lockstep.core.protocols import Arrays, Source
@@ -18,7 +19,7 @@ from lockstep.errors import RunError, UserError
 from lockstep.tasks.language.corpus import Corpus, prepare
 from lockstep.tasks.language.fields import LanguageData, LanguageModel
 from lockstep.tasks.language.tokenizer import Bytes, Library, Tokenizer
-from lockstep.tasks.language.torch_model import Decoder, initial_std
+from lockstep.tasks.language.torch_model import Decoder, initial
 
 TOKENIZER = "tokenizer.json"  # as a run directory's assets keep it
 
@@ -44,12 +45,17 @@ class LanguageTask:
         matrices = sum(p.numel() for name, p in model.named_parameters() if p.ndim == 2 and not name.startswith(("embed_tokens", "lm_head"))) + head
         f, length = self.fields, self.length
         per_token = 6 * matrices + 6 * f.num_layers * f.hidden_size * length
-        kept = f.num_layers * (8 * f.hidden_size + 2 * f.groups * f.head_size + 4 * f.inner) + 2 * f.hidden_size + 3 * self.vocab
+        block = 8 * f.hidden_size + 2 * f.groups * f.head_size + 4 * f.inner
+        products = 3 * f.hidden_size + 2 * f.groups * f.head_size + 2 * f.inner  # of a block, beside its input: what recompute "selective" keeps
+        outside = 2 * f.hidden_size + 3 * self.vocab
+        kept = f.num_layers * block + outside
+        again = {"block": f.num_layers * f.hidden_size + block + outside, "selective": f.num_layers * (f.hidden_size + products) + block + outside}
         held_out = self.eval_data()
         return Facts(
             samples=window_count(self._split, length), eval_samples=len(held_out) if held_out else 0, tokens_per_sample=length,
             params=params, trainable=params, blocks=f.num_layers, bytes_per_sample=4 * length * kept, flops_per_sample=float(per_token * length),
-            coupled=(), fingerprint=self.fingerprint(),
+            coupled=(), fingerprint=self.fingerprint(), block_params=sum(p.numel() for p in model.layers[0].parameters()),
+            recompute_bytes={how: 4 * length * numbers for how, numbers in again.items()},
             formulas={
                 "flops": f"6 x {matrices} matrix weights + 6 x layers x hidden x length (causal attention), a token; Kaplan et al. 2020, Chowdhery et al. 2022",
                 "bytes_per_sample": "4 B x length x (layers x (8 hidden + 2 kv + 4 inner) + 2 hidden + 3 vocab), counted from torch_model.py"},
@@ -71,8 +77,8 @@ class LanguageTask:
     def model(self) -> Decoder:
         return Decoder(self.fields, self.vocab)
 
-    def initial_std(self, name: str, shape: tuple[int, ...]) -> float | None:
-        return initial_std(name, self.fields)
+    def initial(self, name: str, shape: tuple[int, ...]) -> Initial | None:
+        return initial(name, self.fields)
 
     def loss(self, model: Any, batch: Arrays) -> Mean:
         logits = model(batch["tokens"])

@@ -1,0 +1,122 @@
+"""A training step with keyed dropout beside torch's own and none, alternating in one process: a GPT and a ConvNet, on one thread and two.
+
+A step is forward, backward and AdamW (fused). Prints each variant's median and, as medians over the alternations, keyed
+over native and keyed over none; writes benchmarks/results/dropout-<cpu>.json. Run: python -m benchmarks.dropout
+"""
+
+import json
+import platform
+import re
+import statistics
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from lockstep.core.keys import row_keys
+from lockstep.on_torch.dropout import key_dropout
+from lockstep.on_torch.norms import Rows
+from lockstep.probe import cpu
+
+ALTERNATIONS, THREADS = 15, (1, 2)
+VARIANTS = ("none", "native", "keyed")
+VOCABULARY, LENGTH, HIDDEN = 1024, 128, 256
+
+
+class Block(nn.Module):
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList([nn.LayerNorm(HIDDEN), nn.LayerNorm(HIDDEN)])
+        self.qkv, self.out = nn.Linear(HIDDEN, 3 * HIDDEN), nn.Linear(HIDDEN, HIDDEN)
+        self.mlp = nn.Sequential(nn.Linear(HIDDEN, 4 * HIDDEN), nn.GELU(), nn.Linear(4 * HIDDEN, HIDDEN), nn.Dropout(p))
+        self.drop = nn.Dropout(p)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (part.unflatten(-1, (4, -1)).transpose(1, 2) for part in self.qkv(self.norms[0](x)).chunk(3, -1))
+        x = x + self.drop(self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)))
+        summed: torch.Tensor = x + self.mlp(self.norms[1](x))
+        return summed
+
+
+class GPT(nn.Module):
+    """Hidden 256, 4 layers; dropout after the embedding, and in each block after attention and after the MLP."""
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.tokens, self.positions, self.drop = nn.Embedding(VOCABULARY, HIDDEN), nn.Embedding(LENGTH, HIDDEN), nn.Dropout(p)
+        self.blocks = nn.Sequential(*[Block(p) for _ in range(4)])
+        self.head = nn.Linear(HIDDEN, VOCABULARY)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(self.head(self.blocks(self.drop(self.tokens(tokens) + self.positions.weight))).flatten(0, 1), tokens.flatten())
+
+
+class ConvNet(nn.Module):
+    """32x32 pictures; dropout after each of three stages."""
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        widths = (3, 64, 128, 256)
+        stages = [nn.Sequential(nn.Conv2d(a, b, 3, padding=1, bias=False), nn.BatchNorm2d(b), nn.ReLU(), nn.Conv2d(b, b, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(p))
+                  for a, b in pairwise(widths)]
+        self.net = nn.Sequential(*stages, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(256, 10))
+
+    def forward(self, pictures: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(self.net(pictures), torch.arange(len(pictures), device=pictures.device) % 10)
+
+
+def stepper(make: Callable[[float], nn.Module], variant: str, batch: torch.Tensor) -> Callable[[], None]:
+    torch.manual_seed(0)
+    model = make(0.0 if variant == "none" else 0.1)
+    rows, keys = Rows(), torch.from_numpy(row_keys(0, 0, np.arange(len(batch))))
+    if variant == "keyed":
+        key_dropout(model, rows, 0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        rows.begin(keys)
+        torch.autograd.backward(model(batch))
+        optimizer.step()
+
+    return step
+
+
+def compare(make: Callable[[float], nn.Module], batch: torch.Tensor, threads: int) -> dict[str, Any]:
+    torch.set_num_threads(threads)
+    steps = {variant: stepper(make, variant, batch) for variant in VARIANTS}
+    found: dict[str, list[float]] = {variant: [] for variant in VARIANTS}
+    for alternation in range(-2, ALTERNATIONS):
+        for variant, step in steps.items():
+            began = time.perf_counter()
+            step()
+            if alternation >= 0:
+                found[variant].append(time.perf_counter() - began)
+    over = {other: statistics.median(a / b for a, b in zip(found["keyed"], found[other], strict=True)) for other in ("native", "none")}
+    return {"threads": threads, "seconds": found, "keyed_over_native": over["native"], "keyed_over_none": over["none"]}
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    cases: dict[str, tuple[Callable[[float], nn.Module], torch.Tensor]] = {
+        "gpt": (GPT, torch.randint(VOCABULARY, (16, LENGTH))),
+        "convnet": (ConvNet, torch.randn(64, 3, 32, 32)),
+    }
+    rows = [{"model": name, **compare(make, batch, threads)} for name, (make, batch) in cases.items() for threads in THREADS]
+    print(f"{'model':<10}{'threads':>8}" + "".join(f"{variant + ' ms':>12}" for variant in VARIANTS) + f"{'keyed/native':>15}{'keyed/none':>13}")
+    for row in rows:
+        medians = "".join(f"{statistics.median(row['seconds'][variant]) * 1e3:12.1f}" for variant in VARIANTS)
+        print(f"{row['model']:<10}{row['threads']:>8}{medians}{row['keyed_over_native']:15.3f}{row['keyed_over_none']:13.3f}")
+    result = {"machine": cpu.name(), "python": platform.python_version(), "torch": torch.__version__, "rows": rows}
+    place = Path(__file__).parent / "results" / f"dropout-{re.sub('[^A-Za-z0-9]+', '-', cpu.name()).strip('-').lower()}.json"
+    place.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""From a task's model to one that is ready to be laid out: number format, blocks, recompute, and real values for what was made on the meta device."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from lockstep.core.config import Precision, Recompute
+from lockstep.on_torch.precision import weight_dtype
+
+Value = Callable[[str, torch.Tensor], None]  # fills a parameter, given by its name in the whole model
+
+# What recompute "selective" keeps: the products that cost most to run again.
+_KEPT = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default, torch.ops.aten.convolution.default,
+         torch.ops.aten._scaled_dot_product_flash_attention.default, torch.ops.aten._scaled_dot_product_efficient_attention.default,
+         torch.ops.aten._scaled_dot_product_cudnn_attention.default, torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default}
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """torch's own random numbers from `seed`, and afterwards as they were."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        yield
+
+
+def cast(model: nn.Module, precision: Precision) -> nn.Module:
+    """Floating values in the precision's weight format, complex ones in pairs of it (Module.to would drop their imaginary parts)."""
+    real = weight_dtype(precision)
+    pair = torch.complex128 if real == torch.float64 else torch.complex64
+
+    def fitting(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(pair) if tensor.is_complex() else tensor.to(real) if tensor.is_floating_point() else tensor
+
+    return model._apply(fitting)
+
+
+def blocks(model: nn.Module) -> list[nn.Module]:
+    """The repeated parts: the elements of the outermost ModuleLists and Sequentials of at least two parts with parameters."""
+    found: list[nn.Module] = []
+
+    def look(module: nn.Module) -> None:
+        for child in module.children():
+            parts = [part for part in child.children() if any(True for _ in part.parameters())]
+            if isinstance(child, nn.ModuleList | nn.Sequential) and len(parts) > 1:
+                found.extend(parts)
+            else:
+                look(child)
+
+    look(model)
+    return found
+
+
+def recompute(model: nn.Module, how: Recompute) -> None:
+    """Let each block run again in backward instead of keeping its activations; names and results stay."""
+    if how == "none":
+        return
+    extra: dict[str, Any] = {"context_fn": partial(create_selective_checkpoint_contexts, _policy)} if how == "selective" else {}
+    for block in blocks(model):
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False, **extra)  # type: ignore[method-assign]
+
+
+def _policy(context: Any, operation: Any, *arguments: Any, **keywords: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if operation in _KEPT else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+class Filler:
+    """Makes a model's meta parameters real, part by part, so that a model larger than the device can be shared out as it comes to be. Shared parameters stay shared."""
+
+    def __init__(self, model: nn.Module, device: torch.device, value: Value) -> None:
+        self._names = {id(parameter): name for name, parameter in model.named_parameters()}
+        self._device, self._value = device, value
+        self._made: dict[int, nn.Parameter] = {}
+
+    @torch.no_grad()
+    def __call__(self, part: nn.Module) -> None:
+        for module in part.modules():
+            for attribute, parameter in module._parameters.items():
+                if parameter is not None and id(parameter) in self._names and parameter.is_meta:
+                    module._parameters[attribute] = self._real(parameter)
+
+    def _real(self, parameter: nn.Parameter) -> nn.Parameter:
+        if id(parameter) not in self._made:
+            made = nn.Parameter(torch.empty_like(parameter, device=self._device), parameter.requires_grad)
+            self._value(self._names[id(parameter)], made)
+            self._made[id(parameter)] = made
+        return self._made[id(parameter)]

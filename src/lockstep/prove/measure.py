@@ -1,0 +1,90 @@
+"""--probe-batch: how many samples at once really fit, tried in throw-away processes, never in the run itself."""
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import click
+
+from lockstep.core.config import Batch, Config
+from lockstep.core.facts import Facts
+from lockstep.core.machine import Machine
+from lockstep.core.memory import USABLE
+from lockstep.core.plan import Plan, plan
+from lockstep.errors import UserError
+from lockstep.launch.describe import describe
+from lockstep.launch.files import Attempt, Run
+from lockstep.launch.worker import try_out
+from lockstep.observe.journal import read
+from lockstep.probe import probe
+from lockstep.prove.pool import JobFailed, pool
+from lockstep.units import show_bytes
+
+_PATIENCE = 900.0  # seconds for one size
+_TRIES = 8
+_STEPS = 2  # the second one has the optimizer's state and warm caches
+
+
+def probe_batch(config: Config) -> Facts:
+    """Facts with what fitted. UserError: not even one sample does."""
+    machine, facts = probe(), describe(config)
+    made = plan(config, machine, facts)
+    share = -(-made.batch // made.world)
+    limit = min(int(min(device.memory for device in made.devices) * USABLE), config.devices.memory or 1 << 62)
+    click.echo(f"probe  up to {share} samples at once on each of {made.world} device{'s' if made.world > 1 else ''}; {show_bytes(limit)} may be used", err=True)
+    fits = largest(share, limit, lambda micro: _peak(config, machine, facts, micro))
+    if not fits:
+        raise UserError(f"not even one sample at once fits into {show_bytes(limit)} under {made.strategy}", "--strategy fsdp, --set train.recompute=block, or a smaller model", "--probe-batch")
+    return replace(facts, fits=fits)
+
+
+def largest(share: int, limit: int, peak: Callable[[int], int | None]) -> int:
+    """The largest micro-batch up to `share` whose peak stays below the limit; 0: none. peak None: it failed.
+
+    Grows along the line through what was seen, so that a size that can't fit is rarely tried; halves what failed.
+    """
+    seen: dict[int, int] = {}
+    failed = share + 1
+    size = 1
+    for _ in range(_TRIES):
+        found = peak(size)
+        click.echo(f"probe  {size} at once: {'did not fit' if found is None or found > limit else f'{show_bytes(found)} at most'}", err=True)
+        if found is None or found > limit:
+            failed = size
+        else:
+            seen[size] = found
+        best = max(seen, default=0)
+        if best + 1 >= failed:
+            break
+        size = _next(seen, best, failed, limit)
+    return max(seen, default=0)
+
+
+def _next(seen: dict[int, int], best: int, failed: int, limit: int) -> int:
+    """Between the largest that fitted and the smallest that did not, or was not asked for."""
+    smaller = [size for size in seen if size < best]
+    if not smaller:
+        return min(best * 2 if best else 1, failed - 1)
+    slope = max(1.0, (seen[best] - seen[max(smaller)]) / (best - max(smaller)))
+    return max(best + 1, min(failed - 1, best + int((limit - seen[best]) / slope)))
+
+
+def _peak(config: Config, machine: Machine, facts: Facts, micro: int) -> int | None:
+    """Bytes that the fullest device holds with `micro` samples at once; None: out of memory."""
+    world = plan(config, machine, facts).world
+    tried = config.model_copy(update={"batch": Batch(samples=micro * world)})
+    made: Plan = plan(tried, machine, replace(facts, fits=micro))
+    made = replace(made, steps=_STEPS, eval_samples=0, every=replace(made.every, sample=0))
+    with tempfile.TemporaryDirectory(prefix="lockstep-probe-") as scratch, pool(made.processes, Path(scratch) / "ranks.log", _PATIENCE) as ranks:
+        run = Run(Path(scratch) / "run")
+        run.logs.mkdir(parents=True)
+        run.write(tried, made, {}, {})
+        attempt = Attempt("probe", str(run.home))
+        try:
+            ranks.run(made.processes, try_out, attempt.to_json(), backend=made.backend if made.backend != "none" else "gloo")
+        except JobFailed as error:
+            if "ran out of memory" in error.cause or error.ended:
+                return None
+            raise
+        return max(int(event.values["memory_bytes"]) for event in read(run.journal) if event.kind == "step")

@@ -1,0 +1,87 @@
+"""`lockstep verify`: what to try on this machine, the table, the exit code."""
+
+import tempfile
+from pathlib import Path
+
+import click
+
+from lockstep.core.config import Config, Loaded
+from lockstep.core.facts import Facts
+from lockstep.core.machine import Machine
+from lockstep.errors import UserError
+from lockstep.launch.describe import cache_home, describe
+from lockstep.probe import probe
+from lockstep.prove.pool import pool
+from lockstep.prove.verify import TOLERANCE, Layout, Trials, Verdict, as_json, default_layouts, parse_layout, verify
+from lockstep.units import show_seconds
+
+_CPU_RANKS = 3  # worlds 2 and an odd one
+_PATIENCE = 1800.0  # seconds for one layout
+
+
+def prove(loaded: Loaded, wanted: str | None, steps: int, json: bool) -> int:
+    """Prints as it goes; returns the exit code: 0 only if every layout passes."""
+    config, machine = loaded.config, probe()
+    tolerance = TOLERANCE.get(config.train.precision)
+    if tolerance is None:
+        raise UserError(f"verify compares in f64 or f32; {config.train.precision} rounds away what it looks for", "--dtype f64, or leave --dtype out", "--dtype")
+    facts = describe(config)
+    on = _where(config, machine)
+    layouts = [parse_layout(part) for part in wanted.split(",")] if wanted else default_layouts(_CPU_RANKS if on == "cpu" else len(machine.devices), not facts.coupled)
+    left_out = _left_out(facts, on, machine) if not wanted else []
+    with tempfile.TemporaryDirectory(prefix="lockstep-verify-", dir=_scratch()) as scratch, pool(max(layout.most for layout in layouts), Path(scratch) / "ranks.log", _PATIENCE) as ranks:
+        trials = Trials(config, machine, facts, steps, on, ranks, Path(scratch))
+        found: list[Verdict] = []
+        for verdict in verify(trials, layouts, tolerance):
+            if not json:
+                click.echo("\n".join([*(_head(trials, config, on, tolerance, layouts) if not found else []), _row(verdict)]))
+            found.append(verdict)
+    failed = [verdict for verdict in found if verdict.verdict != "PASS"]
+    if json:
+        click.echo(as_json(trials, config, tolerance, found, left_out))
+    else:
+        click.echo("\n".join([*(f"left out: {line}" for line in left_out), _last(found, failed)]))
+    return 1 if failed else 0
+
+
+def _where(config: Config, machine: Machine) -> str:
+    """cuda where several GPUs may be used, else cpu: layouts are compared on one kind of device."""
+    return "cuda" if len(machine.devices) > 1 and not config.devices.use.startswith("cpu") else "cpu"
+
+
+def _left_out(facts: Facts, on: str, machine: Machine) -> list[str]:
+    lines = []
+    if facts.coupled:
+        lines.append("layouts with accumulation: the model mixes the samples of a round")
+    if on == "cpu" and machine.devices:
+        lines.append("the GPU: several layouts need several of them; these ran on CPU ranks")
+    return lines
+
+
+def _scratch() -> Path:
+    home = cache_home() / "verify"
+    home.mkdir(parents=True, exist_ok=True)
+    return home
+
+
+def _head(trials: Trials, config: Config, on: str, tolerance: float, layouts: list[Layout]) -> list[str]:
+    width = _width(layouts)
+    return [
+        f"verify {trials.steps} steps of {trials.batch} samples in {config.train.precision} on {'CPU ranks' if on == 'cpu' else 'GPUs'}, dropout off; largest relative difference to one device, tolerance {tolerance:g}",
+        f"       {'layout':<{width}} {'loss':>9} {'grad norm':>10} {'parameters':>11}   first step  verdict"]
+
+
+def _width(layouts: list[Layout]) -> int:
+    return max(18, *(len(str(layout)) for layout in layouts))
+
+
+def _row(verdict: Verdict) -> str:
+    first = "-" if verdict.first_step is None else str(verdict.first_step)
+    lines = [f"       {verdict.layout:<18} {verdict.loss:>9.1e} {verdict.grad_norm:>10.1e} {verdict.parameters:>11.1e}   {first:>10}  {verdict.verdict}   ({show_seconds(verdict.seconds)})"]
+    return "\n".join([*lines, *([f"         {verdict.culprit}"] if verdict.culprit else [])])
+
+
+def _last(found: list[Verdict], failed: list[Verdict]) -> str:
+    if failed:
+        return f"FAIL   {len(failed)} of {len(found)} layouts differ from one device: {', '.join(verdict.layout for verdict in failed)}"
+    return f"PASS   all {len(found)} layouts give one device's result; largest difference {max(verdict.worst for verdict in found):.1e}"
