@@ -67,8 +67,8 @@ def setting(home: Path) -> tuple[LanguageTask, Plan, torch.device]:
 def ours(task: LanguageTask, made: Plan, device: torch.device, home: Path) -> float:
     """Seconds a step of the whole loop, journal and heartbeat included."""
     config = load(Document({"batch": {"samples": 4}}), Tasks()).config
-    engine = TorchEngine(task, made, config.optimizer, Ranks(), device)
-    feed = Feed(made, 0, task.train_data(), None, engine.stage, prefetch=2)
+    engine = TorchEngine(task, made, config.optimizer, Ranks(), [device])
+    feed = Feed(made, [0], task.train_data(), None, engine.stage, prefetch=2)
     journal = Journal(home / f"journal-{time.time_ns()}.jsonl")
     times: list[float] = []
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import worlds
-from lockstep.prove.pool import pool as prove_pool
+from lockstep.launch.pool import pool as prove_pool
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,7 @@ from lockstep.flags import Option, config_options, load_config
 
 if TYPE_CHECKING:
     from lockstep.core.config import Loaded
+    from lockstep.core.facts import Facts
 
 _LATER_FLAGS = {"--num-workers", "--compile", "--exact", "--bits", "--init-from", "--max-restarts", "--no-preflight", "--nnodes", "--rdzv", "--node-rank", "--machine"}
 _LATER_VERBS = {"check", "run", "bench", "profile", "eval", "init", "compare-runs", "report", "export", "data", "convert", "submit", "ui"}
@@ -47,6 +48,15 @@ class Verb(click.Command):
         return super().parse_args(ctx, args)
 
 
+_probe = click.option("--probe-batch", is_flag=True, help="first try, in throw-away processes, how many samples at once fit, and plan from that")
+
+
+def _probed(loaded: "Loaded") -> "Facts":
+    from lockstep.prove.measure import probe_batch
+
+    return probe_batch(loaded.config)
+
+
 @click.group(cls=Verbs, context_settings={"token_normalize_func": _dashes, "help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="lockstep")
 def cli() -> None:
@@ -65,16 +75,19 @@ def cli() -> None:
 @click.option("--new-batch", is_flag=True, help="on a resume, take the config's batch instead of the run's own")
 @click.option("--stop-after", type=click.IntRange(min=1), help="save and leave after so many steps; the schedule keeps its length")
 @click.option("--headless", is_flag=True, help="JSON lines on stdout, nothing else there")
-def train(save_dir: Path | None, resume: str, new_batch: bool, stop_after: int | None, headless: bool, **flags: Any) -> None:
+@_probe
+def train(save_dir: Path | None, resume: str, new_batch: bool, stop_after: int | None, headless: bool, probe_batch: bool, **flags: Any) -> None:
     """Train. Run the same command again to go on."""
     signal.signal(signal.SIGTERM, _terminated)
     if "TORCHELASTIC_RUN_ID" in os.environ:
+        if probe_batch:
+            raise click.UsageError("--probe-batch starts processes of its own; under torchrun try it first with `lockstep plan --probe-batch`")
         _join(lambda: load_config(flags, say=not headless), headless, save_dir, resume, stop_after, new_batch)
     loaded = load_config(flags, say=not headless)
     from lockstep.launch.prepare import Options, done_line, prepare
 
     options = Options(save_dir, resume, stop_after, new_batch)
-    prepared = prepare(loaded, options)
+    prepared = prepare(loaded, options, _probed(loaded) if probe_batch else None)
     if prepared.done:
         prepared.lock.release()
         click.echo(done_line(prepared), err=headless)
@@ -96,7 +109,8 @@ def _join(read: "Callable[[], Loaded]", headless: bool, *options: Any) -> NoRetu
 @cli.command(cls=Verb)
 @config_options
 @click.option("--json", "as_json", is_flag=True, help="the plan as JSON")
-def plan(as_json: bool, **flags: Any) -> None:
+@_probe
+def plan(as_json: bool, probe_batch: bool, **flags: Any) -> None:
     """What train would do, and why. Trains nothing."""
     loaded = load_config(flags, say=not as_json)
     import json
@@ -105,7 +119,7 @@ def plan(as_json: bool, **flags: Any) -> None:
     from lockstep.launch.prepare import make_plan
     from lockstep.observe.banner import table
 
-    made, facts = make_plan(loaded)
+    made, facts = make_plan(loaded, _probed(loaded) if probe_batch else None)
     if as_json:
         click.echo(json.dumps({"plan": made.to_json(), "origins": loaded.origins, "formulas": facts.formulas}, indent=1))
     else:

@@ -19,6 +19,8 @@ GIB = 1 << 30
 GPUS = Machine(tuple(Device("cuda", i, "NVIDIA H100 80GB HBM3", 80 * GIB) for i in range(4)), (), 256 * GIB, 32)
 FACTS = Facts(samples=1000, eval_samples=50, tokens_per_sample=512, params=10**8, trainable=10**8, blocks=12, bytes_per_sample=GIB, flops_per_sample=1e12, coupled=(), fingerprint="x")
 
+NORMED = replace(FACTS, coupled=("BatchNorm2d net.1",), bytes_per_sample=1 << 20)
+
 
 def config(**sections: Any) -> Config:
     return load(Document({"batch": {"samples": 64}, **sections}), Tasks()).config
@@ -77,7 +79,15 @@ def test_learning_rate_scaling(rule: str, peak: float) -> None:
     ({"devices": {"use": "cpu:0"}}, "0 CPU ranks"),
     ({"devices": {"use": "cpu:2", "sync": "nccl"}}, "nccl needs GPUs"),
     ({"devices": {"use": "0,1", "strategy": "single"}}, "single takes one device"),
-    ({"devices": {"strategy": "fsdp"}}, "fsdp is not in this version"),
+    ({"devices": {"use": "cpu:3", "strategy": "hsdp"}}, "hsdp needs groups"),
+    ({"devices": {"strategy": "hsdp", "shards": 3}}, "groups of 2"),
+    ({"devices": {"strategy": "fsdp", "shards": 2}}, "shards is for strategy hsdp"),
+    ({"devices": {"strategy": "fsdp", "sync": "cpu"}}, "gloo can't"),
+    ({"devices": {"strategy": "ddp", "offload": True}}, "holds the whole model"),
+    ({"devices": {"use": "cpu:2", "strategy": "fsdp", "offload": True}}, "in host memory already"),
+    ({"devices": {"strategy": "ddp", "compress": "bf16"}, "train": {"precision": "f64"}}, "what f64 is for"),
+    ({"devices": {"strategy": "fsdp", "compress": "bf16"}}, "strategy fsdp has none of them"),
+    ({"devices": {"strategy": "ddp", "memory": "1GiB"}}, "1.0 GiB may be used"),
     ({"engine": "jax"}, "jax is not in this version"),
     ({"batch": {"per_device": 500}}, "don't fit"),
     ({"schedule": {"scale_lr": "linear"}}, "needs the batch"),
@@ -90,11 +100,58 @@ def test_refusals_name_what_and_why(sections: dict[str, Any], says: str) -> None
 
 
 def test_refusals_that_follow_from_the_task() -> None:
-    with pytest.raises(UserError, match="BatchNorm"):
-        plan(config(), GPUS, replace(FACTS, coupled=("BatchNorm2d",)))
+    with pytest.raises(UserError, match=r"BatchNorm2d net\.1 mixes"):
+        plan(config(), GPUS, NORMED)
+    with pytest.raises(UserError, match="over 1 device in 4 rounds"):
+        plan(config(batch={"samples": 64, "accumulate": 4}, devices={"use": "0"}, train={"norm_sync": True}), GPUS, NORMED)
+    with pytest.raises(UserError, match="contrastive"):
+        plan(config(train={"norm_sync": True}), GPUS, replace(NORMED, coupled=("contrastive loss",)))
+    with pytest.raises(UserError, match="statistics twice"):
+        plan(config(train={"norm_sync": True, "recompute": "block"}), GPUS, NORMED)
     with pytest.raises(UserError, match=r"need .* on each device"):
         plan(config(), GPUS, replace(FACTS, params=10**11, trainable=10**11))
     with pytest.raises(UserError, match="data has changed"):
         plan(config(), GPUS, replace(FACTS, fingerprint="y"), plan(config(), GPUS, FACTS).fixed)
     with pytest.raises(UserError, match="began with seed 0"):
         plan(config(train={"seed": 1}), GPUS, FACTS, plan(config(), GPUS, FACTS).fixed)
+
+
+def test_coupled_models_train_where_their_statistics_are_whole_or_by_consent() -> None:
+    assert plan(config(train={"norm_sync": True}), GPUS, NORMED).together
+    assert plan(config(devices={"use": "0"}), GPUS, NORMED).rounds == 1
+    allowed = plan(config(train={"allow_coupled": True}), GPUS, NORMED)
+    assert any("results depend on the 4 devices" in warning for warning in allowed.warnings)
+
+
+def test_auto_takes_ddp_where_the_model_fits_and_fsdp_where_only_a_part_does() -> None:
+    """2.5B parameters need 40 GB of state in f32 with AdamW."""
+    large = replace(FACTS, params=25 * 10**8, trainable=25 * 10**8, block_params=10**8, bytes_per_sample=GIB)
+    small = Machine(tuple(replace(gpu, memory=40 * GIB) for gpu in GPUS.devices), (), 64 * GIB, 16)
+    assert plan(config(), GPUS, large).strategy == "ddp"
+    made = plan(config(), small, large)
+    assert (made.strategy, made.shards, made.processes, made.together) == ("fsdp", 4, 4, True)
+    assert "does not fit on one device" in made.because["strategy"]
+    with pytest.raises(UserError, match="under ddp") as caught:
+        plan(config(devices={"strategy": "ddp"}), small, large)
+    assert "--strategy fsdp" in caught.value.remedy
+    assert plan(config(devices={"memory": "38GiB"}), GPUS, large).strategy == "fsdp"
+
+
+def test_dp_is_one_process_whose_first_device_holds_more() -> None:
+    made = plan(config(devices={"strategy": "dp"}), GPUS, FACTS)
+    assert (made.processes, made.world, made.backend, list(made.held_by(0))) == (1, 4, "none", [0, 1, 2, 3])
+    assert any("the first device holds 762.9 MiB more" in warning for warning in made.warnings)
+
+
+def test_hsdp_repeats_groups_of_shards() -> None:
+    made = plan(config(devices={"strategy": "hsdp"}), GPUS, FACTS)
+    assert (made.shards, made.world) == (2, 4)
+    assert "2 copies of the model" in made.because["strategy"]
+
+
+def test_recompute_keeps_less_and_what_fitted_is_obeyed() -> None:
+    facts = replace(FACTS, recompute_bytes={"block": GIB // 8})
+    activations = [next(term.bytes for term in plan(config(train={"recompute": how}), GPUS, facts).memory if term.name == "activations") for how in ("none", "block")]
+    assert activations[0] == 8 * activations[1]
+    tried = plan(config(), GPUS, replace(FACTS, fits=3))
+    assert (tried.micro, tried.rounds) == (3, 6)

@@ -105,6 +105,21 @@ def test_the_mask_is_that_of_the_formula(dtype: torch.dtype) -> None:
         model(x)
 
 
+@pytest.mark.gpu
+def test_a_gpu_draws_the_masks_of_a_cpu() -> None:
+    """Outputs and gradients to the last bit, in float32 and bfloat16."""
+    found = []
+    for device in ("cpu", "cuda:0"):
+        for dtype in (torch.float32, torch.bfloat16):
+            model, rows = keyed(nn.Dropout(0.3))
+            rows.begin(keys(range(4)).to(device))
+            x = (torch.rand(4, 3, 7, generator=torch.Generator().manual_seed(0)) + 1).to(dtype).to(device).requires_grad_()
+            output = model(x)
+            found.append([output.cpu(), torch.autograd.grad(output.sum(), x)[0].cpu()])
+    for cpu, gpu in zip(found[:2], found[2:], strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(cpu, gpu, strict=True))
+
+
 def masks(count: int, epoch: int = 0) -> NDArray[np.float64]:
     """What three layers keep of `count` samples of 999 elements, p = 0.1, less its mean: [layer, sample, element]."""
     model, rows = keyed(nn.ModuleList([nn.Dropout(0.1) for _ in range(3)]))

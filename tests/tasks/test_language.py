@@ -10,7 +10,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from lockstep.core.initial import normal
+from lockstep.core.initial import Initial, values
 from lockstep.data.tokens import IGNORED
 from lockstep.errors import UserError
 from lockstep.tasks.language.corpus import prepare
@@ -94,11 +94,12 @@ def test_shared_key_heads_equal_repeated_ones() -> None:
 
 
 def test_initial_values_follow_from_seed_name_and_shape_alone() -> None:
-    values = normal(3, "layers.0.mlp.up_proj.weight", (300, 200), 0.02)
-    np.testing.assert_array_equal(values, normal(3, "layers.0.mlp.up_proj.weight", (300, 200), 0.02))
-    assert float(values.std()) == pytest.approx(0.02, rel=0.02)
-    assert float(values[0, 0]) == pytest.approx(-0.018871938809752464, rel=1e-6)  # pinned: a resumed or repeated run must find the same
-    assert abs(np.corrcoef(values.ravel(), normal(4, "layers.0.mlp.up_proj.weight", (300, 200), 0.02).ravel())[0, 1]) < 0.02
+    drawn = values(3, "layers.0.mlp.up_proj.weight", (300, 200), Initial(0.02))
+    np.testing.assert_array_equal(drawn, values(3, "layers.0.mlp.up_proj.weight", (300, 200), Initial(0.02)))
+    assert float(drawn.std()) == pytest.approx(0.02, rel=0.02)
+    assert float(drawn[0, 0]) == pytest.approx(-0.018871938809752464, rel=1e-6)  # pinned: a resumed or repeated run must find the same
+    assert abs(np.corrcoef(drawn.ravel(), values(4, "layers.0.mlp.up_proj.weight", (300, 200), Initial(0.02)).ravel())[0, 1]) < 0.02
+    assert values(3, "norm.weight", (3,), Initial(0.0, 1.0)).tolist() == [1.0] * 3
 
 
 @pytest.mark.parametrize("tied", [False, True])

@@ -3,7 +3,7 @@
 import pickle
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +158,15 @@ def test_facts_are_those_of_the_class(write: Callable[..., Config]) -> None:
     assert (facts.bytes_per_sample, facts.flops_per_sample) == (None, None)
     assert facts.coupled[0] == "contrast"
     assert any("norm" in name.lower() for name in facts.coupled[1:])
+
+
+def test_dropout_is_found_and_told_apart(write: Callable[..., Config]) -> None:
+    """Layers whose masks can follow the sample, and those that draw by device: the plan goes by both."""
+    facts = opened(write("super().__init__()\n        self.stem", "super().__init__()\n        self.drop, self.off = nn.Dropout(0.1), nn.Dropout(0.0)\n"
+                                                               "        self.memory = nn.LSTM(4, 4, 2, dropout=0.1)\n        self.stem")).facts()
+    assert facts.keyed == ("drop",)
+    assert facts.unkeyed == ("LSTM memory",)
+    assert (opened(write()).facts().keyed, opened(write()).facts().unkeyed) == ((), ())
 
 
 def test_complex_frozen_and_value_bound_models_are_counted(write: Callable[..., Config]) -> None:
@@ -409,6 +418,15 @@ def test_a_stamp_can_not_be_told_and_a_prompt_not_continued(write: Callable[...,
     assert "a task of your own" in said(lambda: open_saved(config, tmp_path, {}))
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Small models on a busy machine: two threads that wait for each other take ten times as long."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def losses_by(name: str, seed: int) -> list[float]:
     """A plain loop in float64 over an example's own plan: its order, learning rates, optimizer and clipping, from these initial values."""
     document = read_file(EXAMPLES / f"{name}.yaml")
@@ -435,6 +453,7 @@ def losses_by(name: str, seed: int) -> list[float]:
     return losses
 
 
+@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("name", ["fft", "batchnorm", "ragged"])
 def test_the_examples_learn_and_keep_to_float64(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Short files; with its YAML as it stands each learns whatever its initial values (no lucky seed); a float64 model computes in float64."""

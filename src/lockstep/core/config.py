@@ -118,7 +118,7 @@ class Devices(Section):
     """Where it runs."""
 
     use: str = Field("auto", description="auto, all, cpu, cpu:4, or indices: 0,1")
-    strategy: Literal["auto", StrategyName] = Field("auto", description="single; dp: one process, a thread a device; ddp: a process a device; fsdp: weights, gradients and optimizer shared out; hsdp: shared out in groups, repeated")
+    strategy: Literal["auto", StrategyName] = Field("auto", description="dp: one process, a thread a device; ddp: a process a device; fsdp: weights, gradients and optimizer shared out; hsdp: in groups, repeated")
     shards: PositiveInt | None = Field(None, description="hsdp: devices that share one copy of the model; the largest proper divisor of their number if not given")
     reshard: bool = Field(True, description="fsdp, hsdp: let go of a block's gathered weights after its forward pass (less memory), or keep them until backward (less traffic)")
     offload: bool = Field(False, description="fsdp, hsdp: weights, gradients and optimizer in host memory")
@@ -275,5 +275,5 @@ def flatten(section: BaseModel, prefix: str = "") -> dict[str, Any]:
             result |= flatten(value, f"{prefix}{name}.")
         else:
             result[prefix + name] = value
-    return result
+    return result | {prefix + name: value for name, value in (section.model_extra or {}).items()}
 

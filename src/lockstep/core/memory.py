@@ -45,7 +45,7 @@ def state_terms(config: Config, facts: Facts, kind: str, shards: int) -> list[Te
 def _gathered(config: Config, facts: Facts, width: int) -> list[Term]:
     """What fsdp holds whole for a while. Blocks come and go one after the other, the next gathered ahead; what lies outside of them stays."""
     narrow = 2 if config.train.precision in {"bf16", "f16"} else width
-    outside = facts.params - facts.blocks * facts.block_params
+    outside = max(0, facts.params - facts.blocks * facts.block_params)  # blocks may be unequal: block_params is the largest
     blocks = min(2, facts.blocks) if config.devices.reshard else facts.blocks
     return [
         Term("gathered", outside * width + blocks * facts.block_params * narrow, f"{outside} x {width} B outside of blocks + {blocks} blocks of {facts.block_params} x {narrow} B"),

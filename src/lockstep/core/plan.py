@@ -1,20 +1,21 @@
 """plan(): what a run will do, and why. A pure function; every worker obeys its result, nothing after it changes a number."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from lockstep.core.capacity import capacity, room
+from lockstep.core.caveats import check_coupled, warn_of_layout
 from lockstep.core.config import Compress, Config, Precision, Recompute, epochs_of
 from lockstep.core.dealing import slots
 from lockstep.core.facts import Facts, Fixed
 from lockstep.core.machine import Device, Machine
 from lockstep.core.mean import nominal_weight
-from lockstep.core.memory import USABLE, Term, activation_term, sample_bytes, state_terms
+from lockstep.core.memory import Term, activation_term, sample_bytes
 from lockstep.core.order import Anchor, Order
-from lockstep.core.place import Layout, choose_devices, choose_layout, choose_sync
+from lockstep.core.place import choose_devices, choose_layout, choose_sync
 from lockstep.core.schedule import Schedule
 from lockstep.errors import UserError
-from lockstep.units import show_bytes, show_params
 
 
 @dataclass(frozen=True)
@@ -117,20 +118,20 @@ def plan(config: Config, machine: Machine, facts: Facts, fixed: Fixed | None = N
     because: dict[str, str] = {}
     warnings: list[str] = []
     chosen = choose_devices(config, machine, because)
-    layout = choose_layout(config, chosen, lambda shards: _room(config, facts, chosen, shards)[1] >= (sample_bytes(config, facts) or 0), because)
+    layout = choose_layout(config, chosen, lambda shards: room(config, facts, chosen, shards)[1] >= (sample_bytes(config, facts) or 0), because)
     devices, world = layout.devices, len(layout.devices)
     backend = choose_sync(config, layout, because)
     _check(facts, fixed, config.train.seed)
-    cap, memory = _capacity(config, facts, layout, because)
-    batch, micro, rounds = _batch(config, facts, world, cap, fixed, because)
+    cap, memory = capacity(config, facts, layout, because)
+    batch, micro, rounds = _batch(config, facts.fits is not None, world, cap, fixed, because)
     term = activation_term(config, facts, micro)
     seed = fixed.seed if fixed else config.train.seed
     threads = max(1, machine.cores // world)
     order = Order(facts.samples, batch, seed, fixed.anchor if fixed else Anchor())
     schedule = _schedule(config, order, batch, world, because, warnings)
-    _check_coupled(config, facts, layout, rounds, len(slots(batch, micro)), because, warnings)
+    check_coupled(config, facts, layout, rounds, len(slots(batch, micro)), because, warnings)
     _warn(config, facts, batch, micro, devices, because, warnings)
-    _warn_of_layout(config, facts, layout, memory, warnings)
+    warn_of_layout(config, facts, layout, memory, warnings)
     because["threads"] = f"{machine.cores} core{'s' if machine.cores > 1 else ''} for {world} {'device' if layout.processes < world else 'rank'}{'s' if world > 1 else ''}"
     peaks = [device.peak(config.train.precision) for device in devices]
     return Plan(
@@ -158,74 +159,7 @@ def _check(facts: Facts, fixed: Fixed | None, seed: int) -> None:
         raise UserError(f"this run began with seed {fixed.seed}, not {seed}", f"--set train.seed={fixed.seed}, or another --save-dir", "train.seed")
 
 
-def _check_coupled(config: Config, facts: Facts, layout: Layout, rounds: int, count: int, because: dict[str, str], warnings: list[str]) -> None:
-    """A model that mixes samples gives the same result only if all that it mixes is computed together."""
-    others = [name for name in facts.coupled if not name.startswith("BatchNorm")]
-    synchronised = config.train.norm_sync and facts.coupled
-    if config.train.norm_sync and not facts.coupled:
-        warnings.append("train.norm_sync: the model has no BatchNorm, so there is nothing to synchronise")
-    if facts.coupled and config.train.recompute != "none":
-        raise UserError(f"{_some(facts.coupled)} would count its statistics twice where blocks are computed again", "leave train.recompute out", "train.recompute")
-    if not facts.coupled or (count == 1 and not others) or (synchronised and rounds == 1 and not others):
-        if facts.coupled:
-            because["coupled"] = f"{_some(facts.coupled)}: " + ("statistics over the whole step, synchronised" if synchronised else "one slot a step, so nothing is split")
-        return
-    if config.train.allow_coupled:
-        warnings.append(f"{_some(facts.coupled)} mixes the samples of a slot: results depend on the {len(layout.devices)} devices and {rounds} rounds (train.allow_coupled)")
-        return
-    split = f"{len(layout.devices)} device{'s' if len(layout.devices) > 1 else ''} in {rounds} round{'s' if rounds > 1 else ''}"
-    remedy = "a norm that treats each sample by itself (GroupNorm, LayerNorm); --set train.allow_coupled=true trains it all the same"
-    if not others:
-        remedy = ("--set train.norm_sync=true takes its statistics over all devices; or " if rounds == 1 else "a batch that fits in one round, with --set train.norm_sync=true; or ") + remedy
-    raise UserError(f"{_some(others or facts.coupled)} mixes the samples of a batch, so the result would depend on how it is split: here over {split}", remedy, "model")
-
-
-def _some(names: Sequence[str]) -> str:
-    return f"{names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}"
-
-
-def _room(config: Config, facts: Facts, devices: tuple[Device, ...], shards: int) -> tuple[list[Term], float]:
-    """What the smallest device holds besides activations, and bytes left for these."""
-    device = min(devices, key=lambda d: d.memory)
-    terms = state_terms(config, facts, device.kind, shards)
-    return terms, _usable(config, device) - sum(term.bytes for term in terms)
-
-
-def _usable(config: Config, device: Device) -> float:
-    return min(device.memory * USABLE, config.devices.memory or float("inf"))
-
-
-def _capacity(config: Config, facts: Facts, layout: Layout, because: dict[str, str]) -> tuple[int | None, list[Term]]:
-    """Samples that fit in flight on the smallest device (None unknown), and what it holds besides."""
-    device = min(layout.devices, key=lambda d: d.memory)
-    terms, room = _room(config, facts, layout.devices, layout.shards)
-    held, each = sum(term.bytes for term in terms), sample_bytes(config, facts)
-    usable = f"{show_bytes(_usable(config, device))} may be used (devices.memory)" if config.devices.memory else f"{show_bytes(device.memory)}, of which {USABLE:.0%} are planned with"
-    if room < (each or 0):
-        raise UserError(
-            f"{show_params(facts.params)} parameters with their gradients and {config.optimizer.name} state need {show_bytes(held + (each or 0))} on each device under {layout.strategy}; "
-            f"{device.name} has {usable}", _smaller(config, facts, layout), "model")
-    because["memory"] = f"{show_bytes(held)} held, {show_bytes(room)} left for activations; {device.name} has {usable}"
-    if facts.fits is not None:
-        because["memory"] += f"; {facts.fits} samples at once were tried and fitted"
-        return facts.fits, terms
-    return (int(room // each) if each else None), terms
-
-
-def _smaller(config: Config, facts: Facts, layout: Layout) -> str:
-    """What would need less."""
-    ways = []
-    world, need = len(layout.devices), sample_bytes(config, facts) or 0
-    if layout.shards < world and _room(config, facts, layout.devices, world)[1] >= need:
-        ways.append("--strategy fsdp shares the state out")
-    if config.train.recompute == "none" and facts.recompute_bytes and _room(config, facts, layout.devices, layout.shards)[1] >= facts.recompute_bytes["block"]:
-        ways.append("--set train.recompute=block keeps less for backward")
-    if layout.devices[0].kind == "cpu" and world > 1:
-        ways.append("fewer ranks on this host, since they share its memory")
-    return "; or ".join(ways or ["a smaller model, more devices with --strategy fsdp, or a device with more memory"])
-
-
-def _batch(config: Config, facts: Facts, world: int, cap: int | None, fixed: Fixed | None, because: dict[str, str]) -> tuple[int, int, int]:
+def _batch(config: Config, tried: bool, world: int, cap: int | None, fixed: Fixed | None, because: dict[str, str]) -> tuple[int, int, int]:
     """(samples of a step, samples of a slot, slots of a device)."""
     given = config.batch
     kept = fixed.batch if fixed else None
@@ -247,7 +181,8 @@ def _batch(config: Config, facts: Facts, world: int, cap: int | None, fixed: Fix
     because["batch"] = "batch.samples, whatever the devices"
     if kept is not None:
         because["batch"] = "as this run began" + (f" (the config's {asked} would need --new-batch)" if asked != kept else "")
-    because["micro"] = "the largest that memory allows" if rounds > 1 and most == cap else ("at most batch.per_device" if given.per_device else "a device's whole share")
+    largest = "the largest that fitted when tried" if tried else "the largest that memory allows"
+    because["micro"] = largest if rounds > 1 and most == cap else ("at most batch.per_device" if given.per_device else "a device's whole share")
     return batch, micro, -(-len(slots(batch, micro)) // world)
 
 
@@ -290,20 +225,6 @@ def _warn(config: Config, facts: Facts, batch: int, micro: int, devices: tuple[D
     because["precision"] = "train.precision"
     if config.train.precision == "f32" and devices[0].peak("bf16"):
         because["precision"] += "; --dtype bf16 is several times faster on this GPU"
-
-
-def _warn_of_layout(config: Config, facts: Facts, layout: Layout, memory: list[Term], warnings: list[str]) -> None:
-    """What a user of this strategy should know."""
-    if layout.strategy == "dp" and len(layout.devices) > 1:
-        more = sum(term.bytes for term in memory if term.name == "optimizer")
-        warnings.append(f"dp: the first device holds {show_bytes(more)} more than the others (the optimizer's state), and adds up all gradients; --strategy ddp is even, and faster")
-    if config.devices.compress != "none":
-        warnings.append(f"gradients are reduced as {config.devices.compress}: results change with it and with the number of devices")
-    if not config.devices.reshard and layout.shards == 1:
-        warnings.append(f"devices.reshard has no effect under {layout.strategy}, which gathers no weights")
-    if facts.unkeyed:
-        warnings.append(f"{_some(facts.unkeyed)} draws its dropout by device: results depend on the devices (seeded anew each step from seed, step and rank)"
-                        + ("; under dp even two runs on these devices differ" if layout.strategy == "dp" and layout.devices[0].kind == "cpu" and len(layout.devices) > 1 else ""))
 
 
 def _steps(duration: int | str, order: Order) -> int:

@@ -47,7 +47,8 @@ def describe(config: Config) -> Facts:
 
 
 def _facts(value: Mapping[str, Any]) -> Facts:
-    return Facts(**{key: tuple(item) if isinstance(item, list) else item for key, item in value.items()})
+    tuples: dict[str, Any] = {key: tuple(item) if isinstance(item, list) else item for key, item in value.items()}
+    return Facts(**tuples)
 
 
 def _identity(config: Config) -> Any:
@@ -84,6 +85,8 @@ def die_with(parent: int) -> None:
 
 def main(cache: str, parent: str) -> None:
     die_with(int(parent))
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what a user's file prints is no answer
     try:
         config = load(Document(json.loads(sys.stdin.read())), Tasks()).config
         answer: dict[str, Any] = {"facts": asdict(open_task(config, cache).facts())}
@@ -91,7 +94,7 @@ def main(cache: str, parent: str) -> None:
         answer = {"error": {"cause": error.cause, "remedy": error.remedy, "where": error.where}, "exit_code": error.exit_code}
     except OSError as error:
         answer = {"error": {"cause": f"preparing the data failed: {error}", "remedy": f"is there room in {cache}? LOCKSTEP_CACHE names another place", "where": cache}, "exit_code": 1}
-    print(json.dumps(answer))
+    print(json.dumps(answer), file=answers, flush=True)
 
 
 if __name__ == "__main__":

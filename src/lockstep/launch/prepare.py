@@ -58,17 +58,17 @@ class _Origin:
         return int(self.manifest.get("step", 0))
 
 
-def make_plan(loaded: Loaded) -> tuple[Plan, Facts]:
-    """What `lockstep plan` shows: a run from the start."""
-    facts = describe(loaded.config)
+def make_plan(loaded: Loaded, facts: Facts | None = None) -> tuple[Plan, Facts]:
+    """What `lockstep plan` shows: a run from the start. facts: if they were measured."""
+    facts = facts or describe(loaded.config)
     return plan(loaded.config, probe(), facts), facts
 
 
-def prepare(loaded: Loaded, options: Options) -> Prepared:
-    """UserError: anything that can't be honoured; the disk is then as it was before."""
+def prepare(loaded: Loaded, options: Options, facts: Facts | None = None) -> Prepared:
+    """facts: if they were measured. UserError: anything that can't be honoured; the disk is then as it was before."""
     machine = probe()
     plan(loaded.config, machine, _least_facts())  # devices, strategy and sync are refused before any data is read
-    facts = describe(loaded.config)
+    facts = facts or describe(loaded.config)
     origin = _origin(loaded, options)
     fixed = _fixed(origin, options)
     _refuse_changes(origin, loaded.config)
@@ -218,6 +218,8 @@ def _refuse_changes(origin: _Origin, config: Config) -> None:
     saved = origin.manifest.get("config") or (flatten(origin.run.read_config(Tasks())) if origin.run else {})
     before, after = _plain(saved), _plain(flatten(config))
     indifferent = {f"data.{name}" for name in config.data.indifferent}
+    new = [key for key in {**before, **after} if (key not in before or key not in after) and key.startswith(("model.", "data.")) and saved]
+    before, after = {**dict.fromkeys(new), **before}, {**dict.fromkeys(new), **after}
     changed = [key for key in after if key in before and before[key] != after[key] and key not in indifferent]
     fatal = [key for key in changed if key.startswith(("model.", "data.")) or key in {"task", "optimizer.name"}]
     if fatal:

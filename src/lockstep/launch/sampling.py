@@ -1,6 +1,5 @@
 """What a run's model makes: its newest checkpoint, a prompt, a continuation. Runs in this process, on one device."""
 
-import importlib
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from lockstep.checkpoint.store import newest
 from lockstep.core.protocols import Saved
 from lockstep.errors import RunError, UserError
 from lockstep.launch.files import Run
-from lockstep.tasks import Tasks
+from lockstep.tasks import Tasks, open_saved
 
 
 @dataclass(frozen=True)
@@ -30,8 +29,7 @@ def sample(path: Path, prompt: str, tokens: int, temperature: float, seed: int, 
     where = _device(device)
     run, saved, weights, notes = _weights(path)
     config = run.read_config(Tasks())
-    module = importlib.import_module(f"lockstep.tasks.{config.task}.task")
-    model, speak = module.open_saved(config, run.assets, {name: array.shape for name, array in weights.items()})
+    model, speak = open_saved(config, run.assets, {name: array.shape for name, array in weights.items()})
     model.load_state_dict({name: torch.from_numpy(array) for name, array in weights.items()}, strict=False)
     model = model.to(where).eval()
     text: Any = speak(model, prompt, tokens, temperature, seed)

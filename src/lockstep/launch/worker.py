@@ -28,8 +28,8 @@ from lockstep.core.place import choose_devices
 from lockstep.core.plan import Plan
 from lockstep.core.protocols import Rank
 from lockstep.data.feed import Feed
-from lockstep.diagnose.memory import out_of_memory
 from lockstep.diagnose.crash import explain, note_of, read_notes, write_note
+from lockstep.diagnose.memory import out_of_memory
 from lockstep.errors import LockstepError, RunError, UserError
 from lockstep.launch.cluster import rank_from
 from lockstep.launch.describe import cache_home, die_with
@@ -135,12 +135,12 @@ class Unsaved:
 
 
 def try_out(index: int, group: Any, argument: str) -> None:
-    """Train as a rank of `group` and save nothing."""
-    rehearse(index, group, argument, keep=False)
+    """Train as a rank of `group` and save nothing: how --probe-batch sees what fits."""
+    rehearse(index, group, argument, for_good=True, keep=False)
 
 
-def rehearse(index: int, group: Any, argument: str, keep: bool = True) -> None:
-    """Train as a rank of `group`, whose processes are warm and will do more than this; random masks off. What `lockstep verify` does."""
+def rehearse(index: int, group: Any, argument: str, for_good: bool = False, keep: bool = True) -> None:
+    """Train as a rank of `group`, whose processes are warm and will do more than this: what `lockstep verify` does. Random masks are off, unless for_good."""
     import torch
 
     from lockstep.on_torch.collectives import Ranks
@@ -156,7 +156,8 @@ def rehearse(index: int, group: Any, argument: str, keep: bool = True) -> None:
 
     def model() -> Any:
         quiet = made()
-        switch_off(quiet)
+        if not for_good:
+            switch_off(quiet)
         return quiet
 
     task.model = model  # type: ignore[method-assign]

@@ -36,7 +36,8 @@ def cast(model: nn.Module, precision: Precision) -> nn.Module:
     def fitting(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(pair) if tensor.is_complex() else tensor.to(real) if tensor.is_floating_point() else tensor
 
-    return model._apply(fitting)
+    model._apply(fitting)  # type: ignore[no-untyped-call]
+    return model
 
 
 def blocks(model: nn.Module) -> list[nn.Module]:
@@ -61,7 +62,7 @@ def recompute(model: nn.Module, how: Recompute) -> None:
         return
     extra: dict[str, Any] = {"context_fn": partial(create_selective_checkpoint_contexts, _policy)} if how == "selective" else {}
     for block in blocks(model):
-        block.forward = partial(checkpoint, block.forward, use_reentrant=False, **extra)  # type: ignore[method-assign]
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False, **extra)
 
 
 def _policy(context: Any, operation: Any, *arguments: Any, **keywords: Any) -> CheckpointPolicy:

@@ -127,6 +127,10 @@ class _Site:
     masks: _Masks
     channels: tuple[int, ...] | None
 
+    def __deepcopy__(self, memo: object) -> "_Site":
+        """A copied model draws what this one does; one for another device is given rows of its own by key_dropout."""
+        return self
+
     def mask(self, input: torch.Tensor, threshold: int) -> torch.Tensor:
         """1 where kept, else 0, in the shape of the input or of its channels. As numbers on a CPU, where bool is three times slower; as bool, a byte each, elsewhere."""
         samples = self.masks.samples
@@ -138,7 +142,7 @@ class _Site:
         shape = input.shape if self.channels is None else [*input.shape[:2], *[1] * (input.dim() - 2)]
         lanes = self.masks.lanes(self.index, torch.Size(shape).numel() // samples)
         if input.device.type == "cpu":
-            return torch.ge(lanes, threshold, out=torch.empty(lanes.shape, dtype=input.dtype.to_real())).view(shape)
+            return torch.ge(lanes, threshold, out=torch.empty(lanes.shape, dtype=input.real.dtype)).view(shape)
         return (lanes >= threshold).view(shape)
 
 
@@ -164,6 +168,7 @@ def _keyed(kind: Any) -> Any:
     return type(f"Keyed{kind.__name__}", (_Keyed, kind), {"__module__": __name__})
 
 
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _salt(seed: int, name: str, call: int) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed}/{name}/{call}".encode()).digest()[:8], "little", signed=True)
 

@@ -100,6 +100,10 @@ class _Place:
     peers: Peers
     rows: Rows
 
+    def __deepcopy__(self, memo: object) -> "_Place":
+        """A copied model (an average of weights, say) is in the same place; one for another device is given its own by synchronise."""
+        return self
+
 
 @cache
 def _synchronised(kind: Any) -> Any:
@@ -150,16 +154,23 @@ def _statistics(input: torch.Tensor, peers: Peers, real: bool) -> tuple[torch.Te
     channels = input.shape[1]
     table = torch.zeros(peers.count, 1 + 2 * channels, dtype=torch.float64, device=input.device)
     if real:
-        variance, mean = torch.var_mean(input.to(_wide(input)), _over(input), correction=0)
-        own = table[peers.index]
-        own[0] = input.numel() // channels
-        own[1 : 1 + channels] = mean
-        own[1 + channels :] = variance * own[0]
+        table[peers.index] = torch.cat(_moments(input))
     counts, means, squares = torch.split(peers.total(table), [1, channels, channels], 1)
     count = counts.sum()
     some = count.clamp(min=1)
     mean = (counts * means).sum(0) / some
     return count, mean, (squares + counts * (means - mean).square()).sum(0) / some
+
+
+def _moments(input: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(count [1], mean [C], sum of squared deviations from it [C]), float64, of one peer: in two passes, the second of which corrects the first's mean."""
+    wide, over = input.to(_wide(input)), _over(input)
+    count = torch.full([1], input.numel() // input.shape[1], dtype=torch.float64, device=input.device)
+    guess = wide.mean(over, keepdim=True)
+    centred = wide - guess
+    off = centred.sum(over).double() / count
+    squares = centred.square_().sum(over).double() - count * off.square()
+    return count, guess.flatten().double() + off, squares.clamp(min=0)
 
 
 class _Normalise(torch.autograd.Function):
@@ -170,30 +181,31 @@ class _Normalise(torch.autograd.Function):
                 mean: torch.Tensor, variance: torch.Tensor, eps: float, peers: Peers, real: bool) -> torch.Tensor:
         wide = _wide(input)
         mean, variance = mean.to(wide), variance.to(wide)
-        ctx.save_for_backward(input, weight, count, mean, (variance + eps).rsqrt())
-        ctx.peers, ctx.real, ctx.bias_dtype = peers, real, None if bias is None else bias.dtype
+        ctx.save_for_backward(input, weight, count, mean, variance)
+        ctx.eps, ctx.peers, ctx.real, ctx.bias_dtype = eps, peers, real, None if bias is None else bias.dtype
         return F.batch_norm(input, mean, variance, _as(weight, wide), _as(bias, wide), False, 0.0, eps)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        input, weight, count, mean, scale = ctx.saved_tensors
-        wide, over, shape = mean.dtype, _over(input), [1, -1] + [1] * (input.dim() - 2)
+        """With n the input normalised and means over all peers' rows: (gradient - mean(gradient) - n * mean(gradient * n)) * weight / deviation."""
+        input, weight, count, mean, variance = ctx.saved_tensors
+        scale, over, shape = (variance + ctx.eps).rsqrt(), _over(input), [1, -1] + [1] * (input.dim() - 2)
+        values, gradient = input.to(mean.dtype), gradient.to(mean.dtype)
         if ctx.real:
-            gradient, centred = gradient.to(wide), input.to(wide) - mean.view(shape)
-            own = torch.stack([gradient.sum(over), (gradient * centred).sum(over) * scale])
+            own = torch.stack([gradient.sum(over), (values - mean.view(shape)).mul_(gradient).sum(over) * scale])
         else:
             own = mean.new_zeros(2, len(mean))
-        for_weight = own[1].to(weight.dtype) if ctx.needs_input_grad[1] else None
-        for_bias = own[0].to(ctx.bias_dtype) if ctx.needs_input_grad[2] else None
         for_input = None
         if ctx.needs_input_grad[0]:
-            shift, slope = (ctx.peers.total(own) / count.clamp(min=1).to(wide)).unbind()
-            factor = scale if weight is None else scale * weight.to(wide)
+            factor = scale if weight is None else scale * weight.to(mean.dtype)
+            shift, slope = (ctx.peers.total(own) / count.clamp(min=1).to(mean.dtype) * -factor).unbind()
             if ctx.real:
-                for_input = (gradient - shift.view(shape)).sub_(centred.mul_((slope * scale).view(shape))).mul_(factor.view(shape)).to(input.dtype)
+                for_input = F.batch_norm(values, mean, variance, slope, shift, False, 0.0, ctx.eps).addcmul_(gradient, factor.view(shape)).to(input.dtype)
             else:
                 for_input = torch.zeros_like(input)
+        for_weight = own[1].to(weight.dtype) if ctx.needs_input_grad[1] else None
+        for_bias = own[0].to(ctx.bias_dtype) if ctx.needs_input_grad[2] else None
         return for_input, for_weight, for_bias, None, None, None, None, None, None
 
 

@@ -6,7 +6,6 @@ Complex values are pairs of real ones there, in a last dimension of 2.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn

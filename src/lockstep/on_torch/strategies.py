@@ -12,6 +12,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as powersg
 from torch.nn.parallel import DistributedDataParallel
 
 from lockstep.core.plan import Plan
+from lockstep.on_torch.build import Filler
 from lockstep.on_torch.collectives import Ranks, narrow_sum, sum_bucket
 from lockstep.on_torch.sharded import FSDP
 from lockstep.on_torch.threads import Team
@@ -125,12 +126,10 @@ class DP(Single):
 
     def place(self, models: list[nn.Module], fill: Fill) -> None:
         super().place(models, fill)
-        whole = models[0].state_dict()
         for model, device in zip(models[1:], self._devices[1:], strict=True):
-            model.load_state_dict({name: tensor.to(device) for name, tensor in whole.items()}, assign=True)
-            for parameter, mine in zip(models[0].parameters(), model.parameters(), strict=True):
-                mine.requires_grad_(parameter.requires_grad)
+            Filler(model, device, lambda name, tensor: None)(model)
             self.models.append(model.to(device))
+        self.spread()
 
     def run(self, jobs: Sequence[Callable[[], Any]]) -> list[Any]:
         return self._team.run(jobs)

@@ -15,10 +15,10 @@ from lockstep.core.plan import Plan, plan
 from lockstep.errors import UserError
 from lockstep.launch.describe import describe
 from lockstep.launch.files import Attempt, Run
+from lockstep.launch.pool import JobFailed, pool
 from lockstep.launch.worker import try_out
 from lockstep.observe.journal import read
 from lockstep.probe import probe
-from lockstep.prove.pool import JobFailed, pool
 from lockstep.units import show_bytes
 
 _PATIENCE = 900.0  # seconds for one size

@@ -10,8 +10,8 @@ from lockstep.core.facts import Facts
 from lockstep.core.machine import Machine
 from lockstep.errors import UserError
 from lockstep.launch.describe import cache_home, describe
+from lockstep.launch.pool import pool
 from lockstep.probe import probe
-from lockstep.prove.pool import pool
 from lockstep.prove.verify import TOLERANCE, Layout, Trials, Verdict, as_json, default_layouts, parse_layout, verify
 from lockstep.units import show_seconds
 

@@ -22,9 +22,9 @@ from lockstep.core.plan import Plan, plan
 from lockstep.core.protocols import Stored
 from lockstep.errors import LockstepError, UserError
 from lockstep.launch.files import Attempt, Run
+from lockstep.launch.pool import JobFailed, Pool, pool
 from lockstep.launch.worker import rehearse
 from lockstep.observe.journal import read
-from lockstep.prove.pool import JobFailed, Pool, pool
 
 TOLERANCE = {"f64": 1e-10, "f32": 1e-5}  # relative
 _PART = rf"(?P<strategy>{'|'.join(get_args(StrategyName))})(?::(?P<world>\d+))?(?:/(?P<rounds>\d+))?"
@@ -128,7 +128,8 @@ class Trials:
         return self._course(run, run)
 
     def _run(self, name: str, legs: Sequence[tuple[Layout, int]]) -> Run:
-        run = Run(self._home / re.sub(r"[^A-Za-z0-9-]+", "-", name))
+        name = re.sub(r"[^A-Za-z0-9-]+", "-", name)
+        run = Run(self._home / name)
         for directory in (run.home, run.checkpoints, run.logs):
             directory.mkdir(exist_ok=True)
         last: Path | None = None

@@ -21,6 +21,8 @@ from lockstep.core.mean import Mean
 from lockstep.core.protocols import Arrays
 from lockstep.errors import UserError
 from lockstep.on_torch.build import blocks
+from lockstep.on_torch.dropout import key_dropout, unkeyed
+from lockstep.on_torch.norms import Rows as Keys
 from lockstep.on_torch.norms import coupled
 from lockstep.tasks.own.fields import Place, place_of
 from lockstep.tasks.own.loading import calling, load_class
@@ -68,6 +70,7 @@ class OwnTask:
             samples=len(self._train), eval_samples=len(self._held_out) if self._held_out else 0, tokens_per_sample=1,
             params=sum(map(_scalars, model.parameters())), trainable=trainable, blocks=len(parts), block_params=max(parts),
             bytes_per_sample=None, flops_per_sample=None, coupled=(*getattr(self._own, "coupled", ()), *coupled(model)), fingerprint=self.fingerprint(),
+            unkeyed=unkeyed(model), keyed=key_dropout(model, Keys(), 0),  # on this outline only, to learn their names
         )
 
     def fingerprint(self) -> str:

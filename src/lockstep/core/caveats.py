@@ -1,0 +1,50 @@
+"""What makes a result depend on its layout after all, and what a strategy's user should know: refused, or said, by plan()."""
+
+from collections.abc import Sequence
+
+from lockstep.core.config import Config
+from lockstep.core.facts import Facts
+from lockstep.core.memory import Term
+from lockstep.core.place import Layout
+from lockstep.errors import UserError
+from lockstep.units import show_bytes
+
+
+def check_coupled(config: Config, facts: Facts, layout: Layout, rounds: int, count: int, because: dict[str, str], warnings: list[str]) -> None:
+    """A model that mixes samples gives the same result only if all that it mixes is computed together."""
+    others = [name for name in facts.coupled if not name.startswith("BatchNorm")]
+    synchronised = config.train.norm_sync and facts.coupled
+    if config.train.norm_sync and not facts.coupled:
+        warnings.append("train.norm_sync: the model has no BatchNorm, so there is nothing to synchronise")
+    if facts.coupled and config.train.recompute != "none":
+        raise UserError(f"{_some(facts.coupled)} would count its statistics twice where blocks are computed again", "leave train.recompute out", "train.recompute")
+    if not facts.coupled or (count == 1 and not others) or (synchronised and rounds == 1 and not others):
+        if facts.coupled:
+            because["coupled"] = f"{_some(facts.coupled)}: " + ("statistics over the whole step, synchronised" if synchronised else "one slot a step, so nothing is split")
+        return
+    if config.train.allow_coupled:
+        warnings.append(f"{_some(facts.coupled)} mixes the samples of a slot: results depend on the {len(layout.devices)} devices and {rounds} rounds (train.allow_coupled)")
+        return
+    split = f"{len(layout.devices)} device{'s' if len(layout.devices) > 1 else ''} in {rounds} round{'s' if rounds > 1 else ''}"
+    remedy = "a norm that treats each sample by itself (GroupNorm, LayerNorm); --set train.allow_coupled=true trains it all the same"
+    if not others:
+        remedy = ("--set train.norm_sync=true takes its statistics over all devices; or " if rounds == 1 else "a batch that fits in one round, with --set train.norm_sync=true; or ") + remedy
+    raise UserError(f"{_some(others or facts.coupled)} mixes the samples of a batch, so the result would depend on how it is split: here over {split}", remedy, "model")
+
+
+def _some(names: Sequence[str]) -> str:
+    return f"{names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}"
+
+
+def warn_of_layout(config: Config, facts: Facts, layout: Layout, memory: list[Term], warnings: list[str]) -> None:
+    """What a user of this strategy should know."""
+    if layout.strategy == "dp" and len(layout.devices) > 1:
+        more = sum(term.bytes for term in memory if term.name == "optimizer")
+        warnings.append(f"dp: the first device holds {show_bytes(more)} more than the others (the optimizer's state), and adds up all gradients; --strategy ddp is even, and faster")
+    if config.devices.compress != "none":
+        warnings.append(f"gradients are reduced as {config.devices.compress}: results change with it and with the number of devices")
+    if not config.devices.reshard and layout.shards == 1:
+        warnings.append(f"devices.reshard has no effect under {layout.strategy}, which gathers no weights")
+    if facts.unkeyed:
+        warnings.append(f"{_some(facts.unkeyed)} draws its dropout by device: results depend on the devices (seeded anew each step from seed, step and rank)"
+                        + ("; under dp even two runs on these devices differ" if layout.strategy == "dp" and layout.devices[0].kind == "cpu" and len(layout.devices) > 1 else ""))

@@ -1,0 +1,74 @@
+"""Faults to plant in a rank: each a rehearsal that is right but for one thing."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from lockstep.core.mean import Mean
+from lockstep.core.protocols import Arrays
+from lockstep.launch import worker
+from lockstep.launch.files import Run
+from lockstep.on_torch.sharded import FSDP
+from lockstep.on_torch.strategies import DDP
+from lockstep.tasks.language.task import LanguageTask
+
+LOST = "layers.1.mlp.up_proj.weight"
+
+
+def mean_of_means(index: int, group: Any, argument: str) -> None:
+    """Each slot's mean counts the same, however many tokens it has."""
+    right = LanguageTask.loss
+
+    def loss(task: LanguageTask, model: Any, batch: Arrays) -> Mean:
+        found = right(task, model, batch)
+        return Mean(found.sum / found.weight, 1)
+
+    with patch.object(LanguageTask, "loss", loss):
+        worker.rehearse(index, group, argument)
+
+
+def another_seed(index: int, group: Any, argument: str) -> None:
+    """The second rank draws its samples by another seed."""
+    right = Run.read_plan
+
+    def read_plan(run: Run) -> Any:
+        made = right(run)
+        return replace(made, fixed=replace(made.fixed, seed=made.fixed.seed + index))
+
+    with patch.object(Run, "read_plan", read_plan):
+        worker.rehearse(index, group, argument)
+
+
+def one_not_reduced(index: int, group: Any, argument: str) -> None:
+    """DDP leaves one parameter's gradient as each rank has it."""
+    place, reduce = DDP.place, DDP.reduce
+
+    def placed(strategy: DDP, models: list[nn.Module], fill: Any) -> None:
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(models[0], [LOST])  # type: ignore[no-untyped-call]
+        place(strategy, models, fill)
+
+    def reduced(strategy: DDP, parameters: Sequence[nn.Parameter], first: bool) -> None:
+        lost = dict(strategy.models[0].named_parameters())[LOST]
+        reduce(strategy, [parameter for parameter in parameters if parameter is not lost], first)
+
+    with patch.object(DDP, "place", placed), patch.object(DDP, "reduce", reduced):
+        worker.rehearse(index, group, argument)
+
+
+def factor_on_the_root_alone(index: int, group: Any, argument: str) -> None:
+    """fully_shard's sums instead of means are asked of the root, not of each block."""
+    with patch.object(FSDP, "_sharded", staticmethod(lambda model: [model] if hasattr(model, "layers") else [])):
+        worker.rehearse(index, group, argument)
+
+
+def dies(index: int, group: Any, argument: str) -> None:
+    """The second rank ends without a word."""
+    if index == 1:
+        import os
+
+        os._exit(3)
+    worker.rehearse(index, group, argument)
