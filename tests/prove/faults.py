@@ -1,6 +1,5 @@
 """Faults to plant in a rank: each a rehearsal that is right but for one thing."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
@@ -45,17 +44,13 @@ def another_seed(index: int, group: Any, argument: str) -> None:
 
 def one_not_reduced(index: int, group: Any, argument: str) -> None:
     """DDP leaves one parameter's gradient as each rank has it."""
-    place, reduce = DDP.place, DDP.reduce
+    place = DDP.place
 
     def placed(strategy: DDP, models: list[nn.Module], fill: Any) -> None:
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(models[0], [LOST])  # type: ignore[no-untyped-call]
         place(strategy, models, fill)
 
-    def reduced(strategy: DDP, parameters: Sequence[nn.Parameter], first: bool) -> None:
-        lost = dict(strategy.models[0].named_parameters())[LOST]
-        reduce(strategy, [parameter for parameter in parameters if parameter is not lost], first)
-
-    with patch.object(DDP, "place", placed), patch.object(DDP, "reduce", reduced):
+    with patch.object(DDP, "place", placed):
         worker.rehearse(index, group, argument)
 
 

@@ -84,6 +84,7 @@ class Ledger:
         self._owed: tuple[int, Batch, Stats] | None = None
         self._began = self._clock = time.perf_counter()
         self._useful, self._trained = 0.0, 0
+        self._peaks = [0] * plan.world
 
     def owe(self, step: int, batch: Batch, stats: Stats) -> None:
         self._owed = (step, batch, stats)
@@ -101,6 +102,7 @@ class Ledger:
         seconds, self._clock = max(figures.at - self._clock, 1e-9), figures.at
         self._useful += seconds
         self._trained += 1
+        self._peaks = [max(peak, int(found)) for peak, found in zip(self._peaks, figures.memory, strict=True)]
         values: dict[str, Any] = {"loss": figures.loss, "grad_norm": figures.norm, "lr": self._plan.lr_at(step), "samples_per_second": batch.samples / seconds,
                                   "seconds": seconds, "wait_seconds": max(figures.waits), "memory_bytes": int(max(figures.memory))}
         if self._plan.tokens_per_sample > 1:
@@ -116,9 +118,11 @@ class Ledger:
         self._record(Event("step", step + 1, values))
         return {request for request, count in figures.asked.items() if count}
 
-    def totals(self) -> Mapping[str, float | int]:
+    def totals(self) -> Mapping[str, Any]:
+        """Of this start; memory: each device's peak beside what the plan expected of it."""
         wall = time.perf_counter() - self._began
-        return {"seconds": wall, "steps": self._trained, "goodput": self._useful / wall if wall else 0.0, "skipped": self.counters.skipped}
+        memory = {"memory_bytes_by_device": self._peaks, "memory_estimate_bytes": self._plan.memory_estimate}
+        return {"seconds": wall, "steps": self._trained, "goodput": self._useful / wall if wall else 0.0, "skipped": self.counters.skipped, **memory}
 
     def _not_finite(self, step: int, loss: float, norm: float, scale: float, values: dict[str, Any]) -> None:
         """The update was masked on every rank. An f16 scale that is still being found is no fault; else the policy decides."""

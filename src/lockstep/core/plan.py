@@ -81,6 +81,12 @@ class Plan:
         return range(rank, rank + 1) if self.processes == self.world else range(self.world)
 
     @property
+    def memory_estimate(self) -> int | None:
+        """Bytes of a device's peak, as it is measured: without the process itself on a GPU. None: activations are not known."""
+        counted = [term for term in self.memory if term.name != "process" or self.devices[0].kind == "cpu"]
+        return sum(term.bytes for term in counted) if any(term.name == "activations" for term in self.memory) else None
+
+    @property
     def order(self) -> Order:
         return Order(self.samples, self.batch, self.fixed.seed, self.fixed.anchor)
 

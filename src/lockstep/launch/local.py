@@ -90,6 +90,8 @@ def _environment(plan: Plan) -> Iterator[None]:
     defaults = {"OMP_NUM_THREADS": str(plan.threads), "PYTHONUNBUFFERED": "1", "PYTHONHASHSEED": "0", _LAUNCHER: str(os.getpid())}
     if plan.devices[0].kind == "cuda":
         defaults |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "PYTORCH_ALLOC_CONF": "expandable_segments:True", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
+    if plan.devices[0].kind == "cpu" and plan.shards > 1:
+        defaults["MALLOC_MMAP_THRESHOLD_"] = str(1 << 20)  # else glibc keeps what each gathered block leaves: measured 804 MiB instead of 326 after 4 steps of 26M parameters
     added = {name: value for name, value in defaults.items() if name not in os.environ or name == _LAUNCHER}
     os.environ.update(added)
     try:

@@ -170,7 +170,15 @@ def _finished(event: Event, plan: Plan, run: Path) -> list[str]:
     if "loss" in values:
         loss = f"  validation loss {_figure(values['loss'], '.4f')} nats" + (f" (single-token entropy of the corpus {entropy:.4f})" if entropy else "")
     skipped = f"  {values['skipped']} updates left out" if values["skipped"] else ""
-    return [f"done   step {event.step}  {values['steps']} steps in {show_seconds(values['seconds'])}  goodput {values['goodput']:.0%}{loss}{skipped}  {run}"]
+    return [f"done   step {event.step}  {values['steps']} steps in {show_seconds(values['seconds'])}  goodput {values['goodput']:.0%}{loss}{skipped}  {run}", *_memory(values)]
+
+
+def _memory(values: dict[str, Any]) -> list[str]:
+    """The measured peak beside the plan's estimate; by device where they differ."""
+    peaks, estimate = values["memory_bytes_by_device"], values["memory_estimate_bytes"]
+    shown = show_bytes(max(peaks)) if min(peaks) > 0.98 * max(peaks) else ", ".join(map(show_bytes, peaks))
+    against = "; the plan had no estimate" if estimate is None else f" of {show_bytes(estimate)} estimated ({max(peaks) / estimate:.0%})"
+    return [f"memory {shown} a device at most{against}"]
 
 
 def printable(text: str) -> str:

@@ -1,5 +1,6 @@
 """From a task's model to one that is ready to be laid out: number format, blocks, recompute, and real values for what was made on the meta device."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -74,8 +75,10 @@ class Filler:
 
     def __init__(self, model: nn.Module, device: torch.device, value: Value) -> None:
         self._names = {id(parameter): name for name, parameter in model.named_parameters()}
+        uses = Counter(id(parameter) for module in model.modules() for parameter in module._parameters.values() if parameter is not None)
+        self._shared = {key for key, count in uses.items() if count > 1}
         self._device, self._value = device, value
-        self._made: dict[int, nn.Parameter] = {}
+        self._made: dict[int, nn.Parameter] = {}  # shared ones only: the others are let go of as soon as a strategy has taken its part of them
 
     @torch.no_grad()
     def __call__(self, part: nn.Module) -> None:
@@ -85,8 +88,10 @@ class Filler:
                     module._parameters[attribute] = self._real(parameter)
 
     def _real(self, parameter: nn.Parameter) -> nn.Parameter:
-        if id(parameter) not in self._made:
-            made = nn.Parameter(torch.empty_like(parameter, device=self._device), parameter.requires_grad)
-            self._value(self._names[id(parameter)], made)
+        if id(parameter) in self._made:
+            return self._made[id(parameter)]
+        made = nn.Parameter(torch.empty_like(parameter, device=self._device), parameter.requires_grad)
+        self._value(self._names[id(parameter)], made)
+        if id(parameter) in self._shared:
             self._made[id(parameter)] = made
-        return self._made[id(parameter)]
+        return made

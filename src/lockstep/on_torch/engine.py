@@ -6,7 +6,6 @@ import resource
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -29,6 +28,7 @@ from lockstep.on_torch.norms import Rows, coupled, synchronise
 from lockstep.on_torch.precision import Scale, compute, weight_dtype
 from lockstep.on_torch.state import State
 from lockstep.on_torch.strategies import STRATEGIES
+from lockstep.on_torch.used import check
 
 _HEAD = 2 + len(REQUESTS)  # loss sum, weight, requests; then waits by rank and memory by device
 
@@ -197,8 +197,7 @@ class TorchEngine:
         total: torch.Tensor = sum(self._strategy.run(jobs), start=torch.zeros(2, dtype=torch.float64, device=self.device))
         if not self._checked:
             self._check_used(state)
-        self._strategy.reduce([weight.parameter for weight in state.trained], first=not self._checked)
-        self._checked = True
+        self._strategy.reduce([weight.parameter for weight in state.trained])
         return total
 
     def _rounds(self, index: int, slots: Sequence[Slot | None], factor: torch.Tensor) -> torch.Tensor:
@@ -209,15 +208,14 @@ class TorchEngine:
         for number, slot in enumerate(slots):
             if slot is None:
                 continue
-            with self._round(number == len(slots) - 1):
+            with self._strategy.round(number == len(slots) - 1):
                 loss_sum, weight = self._forward(index, slot, device)
+                if not self._checked:
+                    self._strategy.expect(loss_sum)
                 torch.autograd.backward(loss_sum, (factor if slot.real else torch.zeros_like(factor)).to(loss_sum.dtype))
             if slot.real:
                 total += torch.stack([loss_sum.detach().double(), torch.as_tensor(weight, dtype=torch.float64, device=device)])
         return total.to(self.device)
-
-    def _round(self, last: bool) -> AbstractContextManager[Any]:
-        return self._strategy.round(last) if self._checked else self._strategy.apart(last)
 
     def _forward(self, index: int, slot: Slot, device: torch.device) -> Any:
         self._rows[index].begin(None if slot.keys is None else slot.keys.to(device, non_blocking=True), slot.real)
@@ -225,13 +223,9 @@ class TorchEngine:
             return self.task.loss(self._strategy.replicas[index], _move(slot.arrays, device))
 
     def _check_used(self, state: State) -> None:
-        """UserError, on every rank: parameters that the loss does not reach on one of them; gradients could not be added up."""
         reached = {name for model in self._strategy.models for name, parameter in model.named_parameters() if parameter.grad is not None}
-        unused = torch.tensor([float(weight.name not in reached) for weight in state.trained], dtype=torch.float64, device=self.device)
-        names = [weight.name for weight, count in zip(state.trained, self.ranks.sum(unused)().tolist(), strict=True) if count]
-        if names:
-            shown = f"{', '.join(names[:4])}{f' and {len(names) - 4} more' if len(names) > 4 else ''}"
-            raise UserError(f"the loss does not use {shown}", "take them out of the model, or freeze them there: parameter.requires_grad_(False)", "model")
+        check([weight.name for weight in state.trained], (weight.name in reached for weight in state.trained), self.ranks, self.device)
+        self._checked = True
 
     def _clear(self, state: State) -> None:
         """Where several rounds add up before a reduction, gradients stay where DDP's buckets are: a second copy of them would be a whole model more."""
@@ -240,7 +234,7 @@ class TorchEngine:
             torch._foreach_zero_(kept)
             return
         for weight in state.trained:
-            weight.parameter.grad = None
+            weight.parameter.grad = weight.seen.grad = None
 
     def _summed(self, total: torch.Tensor, batch: Batch, asked: Sequence[int]) -> Any:
         ranks, held = self.ranks.world, self.plan.held_by(self.ranks.index)

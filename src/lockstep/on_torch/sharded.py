@@ -94,10 +94,9 @@ class FSDP:
             root.set_requires_all_reduce(last)
         return nullcontext()
 
-    def apart(self, last: bool) -> AbstractContextManager[Any]:
-        return self.round(last)
+    def expect(self, loss: torch.Tensor) -> None: ...
 
-    def reduce(self, parameters: Sequence[nn.Parameter], first: bool) -> None: ...
+    def reduce(self, parameters: Sequence[nn.Parameter]) -> None: ...
 
     def norm(self, gradients: Iterable[torch.Tensor]) -> torch.Tensor:
         norms = torch._foreach_norm(list(gradients))

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import GradBucket  # public in torch.distributed, where type checkers do not see it
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as powersgd
 from torch.nn.parallel import DistributedDataParallel
 
@@ -16,6 +17,7 @@ from lockstep.on_torch.build import Filler
 from lockstep.on_torch.collectives import Ranks, narrow_sum, sum_bucket
 from lockstep.on_torch.sharded import FSDP
 from lockstep.on_torch.threads import Team
+from lockstep.on_torch.used import check, reached, trainable
 
 # A model's buffers are functions of its fields or of the whole step here, so none is sent along; torch 2.13 renamed the argument.
 _RENAMED = "forward_sync_buffers" in inspect.signature(DistributedDataParallel.__init__).parameters
@@ -46,12 +48,12 @@ class Strategy(Protocol):
         """Around forward and backward of one slot."""
         ...
 
-    def apart(self, last: bool) -> AbstractContextManager[Any]:
-        """Around a round of the very first step, whose gradients may be incomplete: reduced by reduce() instead, where that is possible."""
+    def expect(self, loss: torch.Tensor) -> None:
+        """Before the very first backward. UserError, on every rank: it would not give all gradients that the reduction waits for."""
         ...
 
-    def reduce(self, parameters: Sequence[nn.Parameter], first: bool) -> None:
-        """After the last round: leave the sum over all devices in the first replica's gradients. first: the rounds ran apart."""
+    def reduce(self, parameters: Sequence[nn.Parameter]) -> None:
+        """After the last round: leave the sum over all devices in the first replica's gradients."""
         ...
 
     def norm(self, gradients: Iterable[torch.Tensor]) -> torch.Tensor:
@@ -93,10 +95,9 @@ class Single:
     def round(self, last: bool) -> AbstractContextManager[Any]:
         return nullcontext()
 
-    def apart(self, last: bool) -> AbstractContextManager[Any]:
-        return self.round(last)
+    def expect(self, loss: torch.Tensor) -> None: ...
 
-    def reduce(self, parameters: Sequence[nn.Parameter], first: bool) -> None: ...
+    def reduce(self, parameters: Sequence[nn.Parameter]) -> None: ...
 
     def norm(self, gradients: Iterable[torch.Tensor]) -> torch.Tensor:
         norms = torch._foreach_norm(list(gradients))
@@ -134,7 +135,7 @@ class DP(Single):
     def run(self, jobs: Sequence[Callable[[], Any]]) -> list[Any]:
         return self._team.run(jobs)
 
-    def reduce(self, parameters: Sequence[nn.Parameter], first: bool) -> None:
+    def reduce(self, parameters: Sequence[nn.Parameter]) -> None:
         for model in self.models[1:]:
             for parameter, other in zip(parameters, (p for p in model.parameters() if p.requires_grad), strict=True):
                 if other.grad is not None:
@@ -167,14 +168,10 @@ class DDP(Single):
     def round(self, last: bool) -> AbstractContextManager[Any]:
         return nullcontext() if last else self._placed.no_sync()
 
-    def apart(self, last: bool) -> AbstractContextManager[Any]:
-        return self._placed.no_sync()
-
-    def reduce(self, parameters: Sequence[nn.Parameter], first: bool) -> None:
-        if first:
-            for parameter in parameters:
-                if parameter.grad is not None:
-                    self._ranks.sum(torch.view_as_real(parameter.grad) if parameter.grad.is_complex() else parameter.grad)()
+    def expect(self, loss: torch.Tensor) -> None:
+        """Its buckets wait for every gradient: a missing one would leave ranks waiting for each other."""
+        used, named = reached(loss), trainable(self.models[0].named_parameters())
+        check(list(named), (id(parameter) in used for parameter in named.values()), self._ranks, self._devices[0])
 
 
 def _hook(compress: str, group: dist.ProcessGroup) -> tuple[Any, Any]:
@@ -185,7 +182,7 @@ def _hook(compress: str, group: dist.ProcessGroup) -> tuple[Any, Any]:
     return group, narrow_sum(narrow[compress]) if compress in narrow else sum_bucket
 
 
-def _summed_powersgd(state: powersgd.PowerSGDState, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+def _summed_powersgd(state: powersgd.PowerSGDState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     """PowerSGD averages; sums are what a step wants. Source of the method: Vogels et al. 2019, arXiv:1905.13727."""
     world = dist.get_world_size(state.process_group)
     future: Any = powersgd.powerSGD_hook(state, bucket)
