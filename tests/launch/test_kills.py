@@ -28,7 +28,7 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Path:
 
 @pytest.mark.parametrize("kills", [3, pytest.param(20, marks=[pytest.mark.long, pytest.mark.timeout(3000)])])
 def test_killed_and_gone_on_with(kills: int, unbroken: Path, tmp_path: Path, corpus: Path) -> None:
-    """Phases and ranks swept: the launcher or one of its ranks dies in a step, while saving, evaluating, or just starting; the next attempt has another world."""
+    """Phases and ranks swept: the launcher or one of its ranks dies in a step, while saving, evaluating, or just starting; the next attempt has another world, and every second one another strategy."""
     home, run = tmp_path, tmp_path / "run"
     chance = random.Random(kills)
     for kill in range(kills):
@@ -36,7 +36,7 @@ def test_killed_and_gone_on_with(kills: int, unbroken: Path, tmp_path: Path, cor
             _fresh(home, corpus, kill)
         world = 1 + kill % 3
         saved_before = _last_saved(run)
-        with started("train", "-f", home / "tiny.yaml", "--save-dir", "run", "--devices", f"cpu:{world}", cwd=home) as live:
+        with started("train", "-f", home / "tiny.yaml", "--save-dir", "run", "--devices", f"cpu:{world}", "--strategy", ("auto", "fsdp", "dp")[kill // 2 % 3], cwd=home) as live:
             phase = ("step", "save", "evaluate", "start")[kill % 4]
             until(partial(_reached_or_ended, run, phase, saved_before, live))
             assert live.poll() is None, live.communicate()[0]

@@ -5,6 +5,7 @@ import shlex
 from pathlib import Path
 
 from commands import lockstep, losses
+
 from lockstep.observe.journal import read
 
 LARGE = """\

@@ -9,8 +9,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lockstep.core.mean import Mean
 from lockstep.core.protocols import Arrays
-from lockstep.launch import worker
 from lockstep.launch.files import Run
+from lockstep.launch.rehearsal import rehearse
 from lockstep.on_torch.sharded import FSDP
 from lockstep.on_torch.strategies import DDP
 from lockstep.tasks.language.task import LanguageTask
@@ -27,7 +27,7 @@ def mean_of_means(index: int, group: Any, argument: str) -> None:
         return Mean(found.sum / found.weight, 1)
 
     with patch.object(LanguageTask, "loss", loss):
-        worker.rehearse(index, group, argument)
+        rehearse(index, group, argument)
 
 
 def another_seed(index: int, group: Any, argument: str) -> None:
@@ -39,7 +39,7 @@ def another_seed(index: int, group: Any, argument: str) -> None:
         return replace(made, fixed=replace(made.fixed, seed=made.fixed.seed + index))
 
     with patch.object(Run, "read_plan", read_plan):
-        worker.rehearse(index, group, argument)
+        rehearse(index, group, argument)
 
 
 def one_not_reduced(index: int, group: Any, argument: str) -> None:
@@ -51,13 +51,13 @@ def one_not_reduced(index: int, group: Any, argument: str) -> None:
         place(strategy, models, fill)
 
     with patch.object(DDP, "place", placed):
-        worker.rehearse(index, group, argument)
+        rehearse(index, group, argument)
 
 
 def factor_on_the_root_alone(index: int, group: Any, argument: str) -> None:
     """fully_shard's sums instead of means are asked of the root, not of each block."""
     with patch.object(FSDP, "_sharded", staticmethod(lambda model: [model] if hasattr(model, "layers") else [])):
-        worker.rehearse(index, group, argument)
+        rehearse(index, group, argument)
 
 
 def dies(index: int, group: Any, argument: str) -> None:
@@ -66,4 +66,4 @@ def dies(index: int, group: Any, argument: str) -> None:
         import os
 
         os._exit(3)
-    worker.rehearse(index, group, argument)
+    rehearse(index, group, argument)

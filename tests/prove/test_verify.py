@@ -11,7 +11,7 @@ import pytest
 from lockstep.core.config import Config
 from lockstep.errors import UserError
 from lockstep.launch.describe import describe
-from lockstep.launch.worker import rehearse
+from lockstep.launch.rehearsal import rehearse
 from lockstep.prove.verify import Layout, Trials, Verdict, as_json, default_layouts, parse_layout, verify
 from tiny import MACHINE, config_of, tiny_values
 from worlds import Pool

@@ -136,6 +136,8 @@ def plan(config: Config, machine: Machine, facts: Facts, fixed: Fixed | None = N
     order = Order(facts.samples, batch, seed, fixed.anchor if fixed else Anchor())
     schedule = _schedule(config, order, batch, world, because, warnings)
     check_coupled(config, facts, layout, rounds, len(slots(batch, micro)), because, warnings)
+    if facts.keyed:
+        because["dropout"] = f"masks of {len(facts.keyed)} layer{'s' if len(facts.keyed) > 1 else ''} follow the sample, whatever the device"
     _warn(config, facts, batch, micro, devices, because, warnings)
     warn_of_layout(config, facts, layout, memory, warnings)
     because["threads"] = f"{machine.cores} core{'s' if machine.cores > 1 else ''} for {world} {'device' if layout.processes < world else 'rank'}{'s' if world > 1 else ''}"

@@ -96,8 +96,8 @@ def _stop_or_leave(requests: Requests, run: Run, attempt: Attempt) -> None:
     timer.start()
 
 
-def train_rank(attempt: Attempt, plan: Plan, config: Config, rank: Rank, ranks: Any, devices: Any, task: Any, requests: Requests, keep: bool = True) -> Outcome:
-    """Engine, feed, store and journal of one rank, and the loop over them. ranks, devices: torch's. keep False: nothing is saved."""
+def train_rank(attempt: Attempt, plan: Plan, config: Config, rank: Rank, ranks: Any, devices: Any, task: Any, requests: Requests, store: Any = None) -> Outcome:
+    """Engine, feed, store and journal of one rank, and the loop over them. ranks, devices: torch's. store: another than the run's own checkpoints."""
     from lockstep.on_torch.engine import TorchEngine
 
     run, first = Run(Path(attempt.run)), rank.index == 0
@@ -109,7 +109,7 @@ def train_rank(attempt: Attempt, plan: Plan, config: Config, rank: Rank, ranks: 
     feed = Feed(plan, plan.held_by(rank.index), task.train_data(), task.eval_data(), engine.stage, saved.step if saved else 0, config.data.prefetch)
     journal = Journal(run.journal) if first else None
     record: Callable[[Event], None] = journal.record if journal else lambda event: None
-    writer = Unsaved() if not keep else _store(run, plan, config, rank, attempt, first, record, journal)
+    writer = store or _store(run, plan, config, rank, attempt, first, record, journal)
     try:
         _, outcome = train(plan, engine, feed, writer, record, Pulse(run.logs / f"pulse-{rank.index}"), requests, task.summarize, saved, attempt.stop_at)
     except BaseException as error:
@@ -125,47 +125,8 @@ def train_rank(attempt: Attempt, plan: Plan, config: Config, rank: Rank, ranks: 
     return outcome
 
 
-class Unsaved:
-    """The store of a run that is thrown away."""
-
-    def save(self, step: int, pieces: Sequence[Any], loop: Any) -> None: ...
-    def check(self) -> None: ...
-    def close(self) -> None: ...
-    def abandon(self) -> None: ...
-
-
-def try_out(index: int, group: Any, argument: str) -> None:
-    """Train as a rank of `group` and save nothing: how --probe-batch sees what fits."""
-    rehearse(index, group, argument, for_good=True, keep=False)
-
-
-def rehearse(index: int, group: Any, argument: str, for_good: bool = False, keep: bool = True) -> None:
-    """Train as a rank of `group`, whose processes are warm and will do more than this: what `lockstep verify` does. Random masks are off, unless for_good."""
-    import torch
-
-    from lockstep.on_torch.collectives import Ranks
-    from lockstep.on_torch.dropout import switch_off
-
-    attempt = Attempt.from_json(argument)
-    run = Run(Path(attempt.run))
-    plan, config = run.read_plan(), run.read_config(Tasks())
-    torch.set_num_threads(plan.threads)
-    devices = _devices(plan, index)
-    task = open_task(config, str(cache_home()))
-    made = task.model
-
-    def model() -> Any:
-        quiet = made()
-        if not for_good:
-            switch_off(quiet)
-        return quiet
-
-    task.model = model  # type: ignore[method-assign]
-    ranks = Ranks(group) if plan.backend != "none" else Ranks()
-    train_rank(attempt, plan, config, Rank(index, index, plan.processes), ranks, devices, task, Requests(None), keep)
-
-
-def _devices(plan: Plan, rank: int) -> list[Any]:
+def devices_of(plan: Plan, rank: int) -> list[Any]:
+    """torch's devices of one process, the first made the current one."""
     import torch
 
     devices = [torch.device(plan.devices[place].place) for place in plan.held_by(rank)]
@@ -182,7 +143,7 @@ def _join(plan: Plan, rank: Rank, store: Any) -> tuple[Any, Any]:
     from lockstep.on_torch.collectives import Ranks
 
     torch.set_num_threads(plan.threads)
-    devices = _devices(plan, rank.index)
+    devices = devices_of(plan, rank.index)
     device = devices[0]
     if plan.backend == "none":
         return Ranks(), devices

@@ -205,12 +205,13 @@ class TorchEngine:
         device = self.devices[index]
         total = torch.zeros(2, dtype=torch.float64, device=device)
         factor = factor.to(device, weight_dtype(self.plan.precision))
+        first = next((number for number, slot in enumerate(slots) if slot), 0)  # ranks may differ in how many they have
         for number, slot in enumerate(slots):
             if slot is None:
                 continue
             with self._strategy.round(number == len(slots) - 1):
                 loss_sum, weight = self._forward(index, slot, device)
-                if not self._checked:
+                if not self._checked and number == first:
                     self._strategy.expect(loss_sum)
                 torch.autograd.backward(loss_sum, (factor if slot.real else torch.zeros_like(factor)).to(loss_sum.dtype))
             if slot.real:

@@ -16,7 +16,7 @@ from lockstep.errors import UserError
 from lockstep.launch.describe import describe
 from lockstep.launch.files import Attempt, Run
 from lockstep.launch.pool import JobFailed, pool
-from lockstep.launch.worker import try_out
+from lockstep.launch.rehearsal import try_out
 from lockstep.observe.journal import read
 from lockstep.probe import probe
 from lockstep.units import show_bytes

@@ -23,7 +23,7 @@ from lockstep.core.protocols import Stored
 from lockstep.errors import LockstepError, UserError
 from lockstep.launch.files import Attempt, Run
 from lockstep.launch.pool import JobFailed, Pool, pool
-from lockstep.launch.worker import rehearse
+from lockstep.launch.rehearsal import rehearse
 from lockstep.observe.journal import read
 
 TOLERANCE = {"f64": 1e-10, "f32": 1e-5}  # relative
