@@ -4,7 +4,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from commands import lockstep
 
+from lockstep.observe.journal import read
 from tiny import tiny_values, train_tiny
 from worlds import Pool
 
@@ -41,3 +43,35 @@ def test_a_checkpoint_moves_between_gpu_and_cpu(pool: Pool, corpus: Path, cache:
     pool.run(1, train_tiny, tmp_path / "moved", values, cache, "", None, 25, "cuda:0")
     moved = pool.run(2, train_tiny, tmp_path / "moved", values, cache, "", tmp_path / "moved/checkpoints/step-00000025")[0]
     np.testing.assert_allclose(moved.losses, whole.losses, rtol=1e-10)
+
+
+@pytest.mark.parametrize("strategy", ["dp", "ddp"])
+def test_replicas_on_one_gpu_give_one_curve(strategy: str, pool: Pool, corpus: Path, cache: Path, tmp_path: Path) -> None:
+    one = pool.run(1, train_tiny, tmp_path / "one", tiny_values(corpus), cache, "", None, None, "cuda:0")[0]
+    values = tiny_values(corpus, devices={"use": "cpu:2", "strategy": strategy})
+    found = pool.run(1 if strategy == "dp" else 2, train_tiny, tmp_path / "two", values, cache, "", None, None, "cuda:0")[0]
+    np.testing.assert_allclose(found.losses, one.losses, rtol=1e-12)
+
+
+@pytest.mark.parametrize("precision", ["f64", "bf16"])
+def test_fsdp_on_a_gpu_gives_one_curve(precision: str, pool: Pool, corpus: Path, cache: Path, tmp_path: Path) -> None:
+    """One rank over nccl: its gathers and scatters run, with nothing to share out; with and without recompute."""
+    one = pool.run(1, train_tiny, tmp_path / "one", tiny_values(corpus, train={"precision": precision}), cache, "", None, None, "cuda:0")[0]
+    for how in ("none", "block", "selective"):
+        values = tiny_values(corpus, train={"precision": precision, "recompute": how}, devices={"strategy": "fsdp"})
+        found = pool.run(1, train_tiny, tmp_path / how, values, cache, "", None, None, "cuda:0", backend="nccl")[0]
+        np.testing.assert_allclose(found.losses, one.losses, rtol=1e-11 if precision == "f64" else 5e-3)
+
+
+def test_the_estimate_is_near_what_the_gpu_holds(corpus: Path, tmp_path: Path) -> None:
+    """26M parameters at sequence 256: the plan's sum against the allocator's peak."""
+    (tmp_path / "large.yaml").write_text(f"""\
+model: {{hidden_size: 512, num_layers: 8, num_heads: 8, intermediate_size: 1408, max_seq_len: 256}}
+data: {{source: {corpus}, eval_samples: 1}}
+batch: {{samples: 8}}
+train: {{steps: 4}}
+devices: {{use: "0"}}
+""")
+    lockstep("train", "-f", "large.yaml", "--save-dir", "run", cwd=tmp_path)
+    last = read(tmp_path / "run/journal.jsonl")[-1].values
+    assert 0.6 < max(last["memory_bytes_by_device"]) / last["memory_estimate_bytes"] < 1.05
