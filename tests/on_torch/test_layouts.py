@@ -10,7 +10,6 @@ from lockstep.core.config import Config, load
 from lockstep.core.document import Document, read_file
 from lockstep.core.plan import plan
 from lockstep.core.protocols import Rank
-from lockstep.launch.describe import describe
 from lockstep.launch.files import Attempt, Run
 from lockstep.launch.pool import JobFailed
 from lockstep.launch.worker import Requests, train_rank
@@ -33,7 +32,7 @@ def small(**sections: Any) -> Config:
 def trained(pool: Pool, home: Path, config: Config, strategy: str, world: int) -> list[float]:
     devices = config.devices.model_copy(update={"use": f"cpu:{world}", "strategy": strategy})
     config = config.model_copy(update={"devices": devices})
-    made = plan(config, MACHINE, describe(config))
+    made = plan(config, MACHINE, open_task(config, "").facts())
     run = Run(home)
     for directory in (run.home, run.checkpoints, run.logs):
         directory.mkdir(parents=True, exist_ok=True)
@@ -61,7 +60,7 @@ def test_complex_weights_batch_statistics_and_ragged_text_are_one_curve(example:
     document.set("train.precision", "f64", "test")
     document.set("task", f"{EXAMPLES.parent}/{document.value['task']}", "test")
     config = load(document, Tasks()).config
-    trials = Trials(config, MACHINE, describe(config), 5, "cpu", pool, tmp_path)
+    trials = Trials(config, MACHINE, open_task(config, "").facts(), 5, "cpu", pool, tmp_path)
     layouts = ["dp:3", "ddp:3", "fsdp:2", "hsdp:4", "fsdp:3..dp:2..ddp:4"] + (["fsdp:3/2"] if example != "batchnorm" else [])
     verdicts = list(verify(trials, [parse_layout(layout) for layout in layouts], 1e-11))
     assert [verdict.verdict for verdict in verdicts] == ["PASS"] * len(layouts), verdicts

@@ -283,7 +283,7 @@ def _on_meta(task: Task) -> nn.Module | None:
     try:
         with torch.device("meta"):
             model: nn.Module = task.model()
-    except (RuntimeError, NotImplementedError):
+    except RuntimeError:
         return None  # it computes with values while it is built
     ruled = all(p.is_meta and task.initial(name, tuple(p.shape)) is not None for name, p in model.named_parameters())
     return model if ruled and not any(True for _ in model.buffers()) else None
