@@ -169,6 +169,20 @@ def test_one_value_alone_has_no_variance_and_makes_no_nan() -> None:
     assert norm.running_var.tolist() == [1, 1]
 
 
+def test_an_overflow_does_not_stay_in_the_running_values() -> None:
+    """The step itself is lost, in that channel."""
+    whole = torch.randn(6, 2)
+    whole[3, 1] = torch.inf
+    (output, _, norm), (_, _, other) = on_two([whole[:4], whole[4:]])
+    assert output.isfinite().all(0).tolist() == [True, False]
+    for running in (norm.running_mean, norm.running_var):
+        assert running is not None
+        assert running.isfinite().all()
+    assert norm.running_mean is not None
+    assert norm.running_mean.tolist() == pytest.approx([0.1 * whole[:, 0].mean().item(), 0])
+    assert all(torch.equal(a, b) for a, b in zip(norm.buffers(), other.buffers(), strict=True))
+
+
 def test_the_model_stays_what_it_was() -> None:
     """Objects, names, kinds; evaluation by torch's own code; a block that is computed again counts once."""
     net, reference = plain(), plain()

@@ -45,6 +45,8 @@ def warn_of_layout(config: Config, facts: Facts, layout: Layout, memory: list[Te
         warnings.append(f"gradients are reduced as {config.devices.compress}: results change with it and with the number of devices")
     if not config.devices.reshard and layout.shards == 1:
         warnings.append(f"devices.reshard has no effect under {layout.strategy}, which gathers no weights")
+    if config.train.recompute != "none" and facts.blocks < 2:
+        raise UserError(f"train.recompute {config.train.recompute}: the model has no repeated blocks that could be run again", "its layers in a ModuleList or Sequential, or leave it out", "train.recompute")
     if facts.unkeyed:
         warnings.append(f"{_some(facts.unkeyed)} draws its dropout by device: results depend on the devices (seeded anew each step from seed, step and rank)"
                         + ("; under dp even two runs on these devices differ" if layout.strategy == "dp" and layout.devices[0].kind == "cpu" and len(layout.devices) > 1 else ""))

@@ -248,4 +248,4 @@ def _void_later(run: Run, origin: _Origin) -> None:
 
 def _least_facts() -> Facts:
     """A stand-in that fits anywhere, to try the choices that depend on no model."""
-    return Facts(1 << 40, 1, 1, 1, 1, 1, 1, None, (), "")
+    return Facts(1 << 40, 1, 1, 1, 1, 2, 1, None, (), "")

@@ -46,11 +46,11 @@ def blocks(model: nn.Module) -> list[nn.Module]:
     found: list[nn.Module] = []
 
     def look(module: nn.Module) -> None:
-        for child in module.children():
-            parts = [part for part in child.children() if any(True for _ in part.parameters())]
-            if isinstance(child, nn.ModuleList | nn.Sequential) and len(parts) > 1:
-                found.extend(parts)
-            else:
+        parts = [part for part in module.children() if any(True for _ in part.parameters())]
+        if isinstance(module, nn.ModuleList | nn.Sequential) and len(parts) > 1:
+            found.extend(parts)
+        else:
+            for child in module.children():
                 look(child)
 
     look(model)

@@ -80,10 +80,10 @@ class _Masks:
     def __init__(self, rows: Rows, seed: int, names: tuple[str, ...]) -> None:
         self.names = names
         self._rows, self._seed = rows, seed
-        self._salts = torch.tensor([[_salt(seed, name, 0)] for name in names], dtype=torch.int64)
+        self._salts = torch.tensor([[_salt(seed, name, 0)] for name in names], dtype=torch.int64, device="cpu")
         self._keys: torch.Tensor | None = None  # those that the table is of
         self._table = self._salts
-        self._hashes = torch.empty(0, dtype=torch.int32)
+        self._hashes = torch.empty(0, dtype=torch.int32, device="cpu")
 
     @property
     def samples(self) -> int:

@@ -25,7 +25,7 @@ from lockstep.on_torch.build import Filler, cast, recompute, seeded
 from lockstep.on_torch.collectives import Ranks
 from lockstep.on_torch.dropout import key_dropout
 from lockstep.on_torch.norms import Rows, coupled, synchronise
-from lockstep.on_torch.precision import Scale, compute, weight_dtype
+from lockstep.on_torch.precision import Scale, compute, current, weight_dtype
 from lockstep.on_torch.state import State
 from lockstep.on_torch.strategies import STRATEGIES
 from lockstep.on_torch.used import check
@@ -115,7 +115,7 @@ class TorchEngine:
         if slot is None:
             return total
         device = self.devices[index]
-        with torch.no_grad(), compute(self.plan.precision, device):
+        with torch.no_grad(), current(device), compute(self.plan.precision, device):
             found = self.task.evaluate(self._strategy.models[index], _move(slot.arrays, device))
         return torch.stack([torch.as_tensor(found[name], dtype=torch.float64).to(self.device) for name in names]) if slot.real else total
 
@@ -209,7 +209,7 @@ class TorchEngine:
         for number, slot in enumerate(slots):
             if slot is None:
                 continue
-            with self._strategy.round(number == len(slots) - 1):
+            with current(device), self._strategy.round(number == len(slots) - 1):
                 loss_sum, weight = self._forward(index, slot, device)
                 if not self._checked and number == first:
                     self._strategy.expect(loss_sum)

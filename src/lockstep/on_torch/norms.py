@@ -135,14 +135,14 @@ class _Synchronised(_BatchNorm):
 
     @torch.no_grad()
     def _track(self, count: torch.Tensor, mean: torch.Tensor, variance: torch.Tensor) -> None:
-        """As torch does, on the device; but one value has no variance, so running_var then stays, and without a real row everything does."""
+        """As torch does, but on the device, and what has no value stays: the variance of one value, anything without a real row, an overflow (which would stay for good)."""
         if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
             return
-        some, several = count > 0, count > 1
-        self.num_batches_tracked += some
-        share = 1 / self.num_batches_tracked.clamp(min=1) if self.momentum is None else torch.full_like(count, self.momentum)
-        self.running_mean += (mean - self.running_mean) * (share * some)
-        self.running_var += (variance * (count / (count - 1).clamp(min=1)) - self.running_var) * (share * several)
+        self.num_batches_tracked += count > 0
+        share = 1 / self.num_batches_tracked.clamp(min=1) if self.momentum is None else self.momentum
+        for kept, found, least in ((self.running_mean, mean, 1), (self.running_var, variance * (count / (count - 1).clamp(min=1)), 2)):
+            moved = kept + (found - kept) * share
+            kept.copy_(torch.where((count >= least) & moved.isfinite(), moved, kept))
 
 
 @torch.no_grad()

@@ -14,6 +14,11 @@ def weight_dtype(precision: Precision) -> torch.dtype:
     return torch.float64 if precision == "f64" else torch.float32
 
 
+def current(device: torch.device) -> AbstractContextManager[object]:
+    """Makes a GPU the current one of this thread: what a model makes on "cuda" then lies beside its weights."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
 def compute(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
     """The context of a forward pass."""
     if precision in {"bf16", "f16"}:
