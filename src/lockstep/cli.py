@@ -129,9 +129,9 @@ def plan(as_json: bool, probe_batch: bool, **flags: Any) -> None:
 @cli.command(cls=Verb)
 @config_options
 @click.option("--layouts", metavar="LIST", help="such as ddp:2,fsdp:3,ddp:2/4 (rounds),ddp:2..fsdp:3 (saved, resumed); all that this machine can do if not given")
-@click.option("--steps", type=click.IntRange(min=1), default=6, show_default=True, help="optimizer steps of each layout")
+@click.option("--steps", type=click.IntRange(min=1), help="optimizer steps of each layout; 6 if not given, or all that the run has")
 @click.option("--json", "as_json", is_flag=True, help="the verdicts as JSON")
-def verify(layouts: str | None, steps: int, as_json: bool, **flags: Any) -> None:
+def verify(layouts: str | None, steps: int | None, as_json: bool, **flags: Any) -> None:
     """Does the number of devices change the result? A few steps in each layout, against one device."""
     signal.signal(signal.SIGTERM, _terminated)
     from lockstep.prove.proof import prove

@@ -19,7 +19,7 @@ _CPU_RANKS = 3  # worlds 2 and an odd one
 _PATIENCE = 1800.0  # seconds for one layout
 
 
-def prove(loaded: Loaded, wanted: str | None, steps: int, json: bool) -> int:
+def prove(loaded: Loaded, wanted: str | None, steps: int | None, json: bool) -> int:
     """Prints as it goes; returns the exit code: 0 only if every layout passes."""
     config, machine = loaded.config, probe()
     tolerance = TOLERANCE.get(config.train.precision)
