@@ -7,6 +7,7 @@ from typing import Any
 
 import faults
 import pytest
+from commands import lockstep, refused, write_config
 
 from lockstep.core.config import Config
 from lockstep.errors import UserError
@@ -71,3 +72,17 @@ def test_a_layout_that_cannot_be_is_refused_before_anything_runs(pool: Pool, cor
     with pytest.raises(UserError, match="layout hsdp:3: strategy hsdp needs groups"):
         tried(pool, tmp_path, corpus, "single,hsdp:3")
     assert not list(tmp_path.iterdir())
+
+
+def test_the_command_says_pass_and_leaves_nothing_behind(corpus: Path, tmp_path: Path, cache: Path) -> None:
+    done = lockstep("verify", "-f", write_config(tmp_path, corpus), "--layouts", "single,ddp:2..fsdp:2", "--steps", "3", "--json", cwd=tmp_path)
+    said = json.loads(done.stdout)
+    assert (said["passed"], said["dtype"], said["steps"], [entry["verdict"] for entry in said["layouts"]]) == (True, "f64", 3, ["PASS", "PASS"])
+    assert not list((cache / "verify").iterdir())
+    assert {path.name for path in tmp_path.iterdir()} == {"tiny.yaml"}
+
+
+@pytest.mark.parametrize(("flags", "says"), [
+    (("--layouts", "ddp:two"), "is no layout"), (("--dtype", "bf16"), "verify compares in f64 or f32"), (("--steps", "1000"), "the config trains 60"), (("--layouts", "hsdp:3"), "layout hsdp:3")])
+def test_the_command_refuses_what_it_cannot_compare(flags: tuple[str, str], says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], corpus: Path, tmp_path: Path) -> None:
+    assert says in refused(monkeypatch, capsys, "verify", "-f", write_config(tmp_path, corpus), *flags, cwd=tmp_path)

@@ -42,7 +42,7 @@ def probe_batch(config: Config) -> Facts:
 def largest(share: int, limit: int, peak: Callable[[int], int | None]) -> int:
     """The largest micro-batch up to `share` whose peak stays below the limit; 0: none. peak None: it failed.
 
-    Grows along the line through what was seen, so that a size that can't fit is rarely tried; halves what failed.
+    Grows along the line through what was seen, so that a size that can't fit is rarely tried.
     """
     seen: dict[int, int] = {}
     failed = share + 1
@@ -56,18 +56,21 @@ def largest(share: int, limit: int, peak: Callable[[int], int | None]) -> int:
             seen[size] = found
         best = max(seen, default=0)
         if best + 1 >= failed:
-            break
-        size = _next(seen, best, failed, limit)
+            break  # nothing lies between
+        size = _next(seen, best, failed, share, limit)
     return max(seen, default=0)
 
 
-def _next(seen: dict[int, int], best: int, failed: int, limit: int) -> int:
-    """Between the largest that fitted and the smallest that did not, or was not asked for."""
+def _next(seen: dict[int, int], best: int, failed: int, share: int, limit: int) -> int:
+    """Along the line through the two largest that fitted, at most eightfold; once one has failed, at most half way to it."""
     smaller = [size for size in seen if size < best]
-    if not smaller:
-        return min(best * 2 if best else 1, failed - 1)
-    slope = max(1.0, (seen[best] - seen[max(smaller)]) / (best - max(smaller)))
-    return max(best + 1, min(failed - 1, best + int((limit - seen[best]) / slope)))
+    if smaller:
+        slope = max(1.0, (seen[best] - seen[max(smaller)]) / (best - max(smaller)))
+        ahead = min(best + int((limit - seen[best]) / slope), best * 8)
+    else:
+        ahead = best * 2
+    ceiling = failed - 1 if failed > share else (best + failed) // 2
+    return max(best + 1, min(ahead, ceiling))
 
 
 def _peak(config: Config, machine: Machine, facts: Facts, micro: int) -> int | None:
