@@ -58,15 +58,20 @@ def largest(share: int, limit: int, peak: Callable[[int], int | None]) -> int:
         if best + 1 >= failed:
             break  # nothing lies between
         size = _next(seen, best, failed, share, limit)
+        if size == best:
+            break
     return max(seen, default=0)
 
 
 def _next(seen: dict[int, int], best: int, failed: int, share: int, limit: int) -> int:
-    """Along the line through the two largest that fitted, at most eightfold; once one has failed, at most half way to it."""
+    """Along the line through the two largest that fitted, at most eightfold; once one has failed, at most half way to it. The largest itself: the line leaves no room for one more."""
     smaller = [size for size in seen if size < best]
     if smaller:
         slope = max(1.0, (seen[best] - seen[max(smaller)]) / (best - max(smaller)))
-        ahead = min(best + int((limit - seen[best]) / slope), best * 8)
+        room = int((limit - seen[best]) / slope)
+        if not room:
+            return best
+        ahead = min(best + room, best * 8)
     else:
         ahead = best * 2
     ceiling = failed - 1 if failed > share else (best + failed) // 2
