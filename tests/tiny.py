@@ -111,6 +111,8 @@ def train_tiny(index: int, group: dist.ProcessGroup, home: Path, values: Mapping
     made = plan(config.model_copy(update={"devices": devices}), MACHINE, task.facts(), fixed)
     if fault == "another order" and index == 1:
         made = replace(made, fixed=replace(made.fixed, seed=made.fixed.seed + 1))
+    if fault == "offload":  # which plan() refuses for CPU ranks, whose memory it would only shift
+        made = replace(made, offload=True)
     run = Run(home)
     for directory in (run.home, run.checkpoints, run.logs):
         directory.mkdir(parents=True, exist_ok=True)

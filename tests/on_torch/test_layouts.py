@@ -102,6 +102,13 @@ def test_fsdp_rounds_as_autocast_does_and_recompute_changes_nothing(pool: Pool, 
         assert run(f"fsdp-{how}", "fsdp", how) == fsdp
 
 
+def test_offloaded_state_changes_nothing(pool: Pool, corpus: Path, cache: Path, tmp_path: Path) -> None:
+    """The way through host memory, on ranks whose device is the host."""
+    values = tiny_values(corpus, train={"steps": 8}, devices={"strategy": "fsdp"})
+    plain, offloaded = (pool.run(2, train_tiny, tmp_path / f"run{fault}", values, cache, fault)[0] for fault in ("", "offload"))
+    assert offloaded.losses == plain.losses
+
+
 @pytest.mark.parametrize("compress", ["bf16", "fp16", "powersgd"])
 def test_compressed_gradients_learn_much_the_same(compress: str, pool: Pool, corpus: Path, cache: Path, tmp_path: Path) -> None:
     def run(name: str) -> Any:

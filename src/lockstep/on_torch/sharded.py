@@ -66,7 +66,7 @@ class FSDP:
     def _share_out(self, part: nn.Module, reshard: bool) -> None:
         """In groups of one number format each: complex ones, those gathered in two bytes, the rest."""
         rest = [module for module in part.modules() if not isinstance(module, FSDPModule)]
-        how: dict[str, Any] = {"mesh": self._mesh, "reshard_after_forward": reshard, "offload_policy": CPUOffloadPolicy() if self._plan.offload else OffloadPolicy()}
+        how: dict[str, Any] = {"mesh": self._mesh, "reshard_after_forward": reshard, "offload_policy": CPUOffloadPolicy(pin_memory=self._device.type == "cuda") if self._plan.offload else OffloadPolicy()}
         for module in rest:
             if module is not part and any(parameter.is_complex() for parameter in module.parameters(recurse=False)):
                 fully_shard(module, **how)
