@@ -45,6 +45,6 @@ def _smaller(config: Config, facts: Facts, layout: Layout) -> str:
         ways.append("--strategy fsdp shares the state out")
     if config.train.recompute == "none" and facts.recompute_bytes and room(config, facts, layout.devices, layout.shards)[1] >= facts.recompute_bytes["block"]:
         ways.append("--set train.recompute=block keeps less for backward")
-    if layout.devices[0].kind == "cpu" and world > 1:
+    if layout.devices[0].kind == "cpu" and world > 1 and not config.devices.memory:
         ways.append("fewer ranks on this host, since they share its memory")
     return "; or ".join(ways or ["a smaller model, more devices with --strategy fsdp, or a device with more memory"])

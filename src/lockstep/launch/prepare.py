@@ -67,7 +67,8 @@ def make_plan(loaded: Loaded, facts: Facts | None = None) -> tuple[Plan, Facts]:
 def prepare(loaded: Loaded, options: Options, facts: Facts | None = None) -> Prepared:
     """facts: if they were measured. UserError: anything that can't be honoured; the disk is then as it was before."""
     machine = probe()
-    plan(loaded.config, machine, _least_facts())  # devices, strategy and sync are refused before any data is read
+    unlimited = loaded.config.model_copy(update={"devices": loaded.config.devices.model_copy(update={"memory": None})})
+    plan(unlimited, machine, _least_facts())  # devices, strategy and sync are refused before any data is read
     facts = facts or describe(loaded.config)
     origin = _origin(loaded, options)
     fixed = _fixed(origin, options)
