@@ -87,7 +87,7 @@ def test_learning_rate_scaling(rule: str, peak: float) -> None:
     ({"devices": {"use": "cpu:2", "strategy": "fsdp", "offload": True}}, "in host memory already"),
     ({"devices": {"strategy": "ddp", "compress": "bf16"}, "train": {"precision": "f64"}}, "what f64 is for"),
     ({"devices": {"strategy": "fsdp", "compress": "bf16"}}, "strategy fsdp has none of them"),
-    ({"devices": {"strategy": "ddp", "memory": "1GiB"}}, "1.0 GiB may be used"),
+    ({"devices": {"strategy": "ddp", "memory": "1GiB"}}, "1.0 GiB to use"),
     ({"engine": "jax"}, "jax is not in this version"),
     ({"batch": {"per_device": 500}}, "don't fit"),
     ({"schedule": {"scale_lr": "linear"}}, "needs the batch"),

@@ -25,7 +25,7 @@ def capacity(config: Config, facts: Facts, layout: Layout, because: dict[str, st
     device = min(layout.devices, key=lambda d: d.memory)
     terms, left = room(config, facts, layout.devices, layout.shards)
     held, each = sum(term.bytes for term in terms), sample_bytes(config, facts)
-    usable = f"{show_bytes(_usable(config, device))} may be used (devices.memory)" if config.devices.memory else f"{show_bytes(device.memory)}, of which {USABLE:.0%} are planned with"
+    usable = f"{show_bytes(_usable(config, device))} to use (devices.memory)" if config.devices.memory else f"{show_bytes(device.memory)}, of which {USABLE:.0%} are planned with"
     if left < (each or 0):
         raise UserError(
             f"{show_params(facts.params)} parameters with their gradients and {config.optimizer.name} state need {show_bytes(held + (each or 0))} on each device under {layout.strategy}; "

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from lockstep.core.events import Event
 from lockstep.core.plan import Plan
-from lockstep.core.protocols import Batch, Counters, Engine, Feed, Pulse, Record, Requests, Saved, Stats, Store
+from lockstep.core.protocols import Batch, Counters, Engine, Feed, Figures, Pulse, Record, Requests, Saved, Stats, Store
 from lockstep.errors import RunError
 
 Outcome = Literal["finished", "stopped"]
@@ -114,7 +114,7 @@ class Ledger:
         if figures.scale != 1.0:
             values["scale"] = figures.scale
         if not figures.finite:
-            self._not_finite(step, figures.loss, figures.norm, figures.scale, values)
+            self._not_finite(step, figures, values)
         self._record(Event("step", step + 1, values))
         return {request for request, count in figures.asked.items() if count}
 
@@ -124,14 +124,17 @@ class Ledger:
         memory = {"memory_bytes_by_device": self._peaks, "memory_estimate_bytes": self._plan.memory_estimate}
         return {"seconds": wall, "steps": self._trained, "goodput": self._useful / wall if wall else 0.0, "skipped": self.counters.skipped, **memory}
 
-    def _not_finite(self, step: int, loss: float, norm: float, scale: float, values: dict[str, Any]) -> None:
+    def _not_finite(self, step: int, figures: Figures, values: dict[str, Any]) -> None:
         """The update was masked on every rank. An f16 scale that is still being found is no fault; else the policy decides."""
+        loss, norm, scale = figures.loss, figures.norm, figures.scale
         searching = self._plan.precision == "f16" and math.isfinite(loss) and scale > _SMALLEST_SCALE
         values.update(skipped=True, loss=loss if math.isfinite(loss) else None, grad_norm=None)
         self.counters.skipped += 1
         if searching or self._plan.non_finite == "skip":
             return
         self._record(Event("step", step + 1, values))
+        if not figures.weight:
+            raise RunError(f"step {step + 1}: no sample of it has any weight, so it has no loss", "data whose labels count, or --set train.non_finite=skip, which leaves such steps out")
         self._record(Event("warned", step + 1, {"text": f"step {step + 1} gave a gradient that is not finite", "sample_ids": self._feed.ids(step)}))
         raise RunError(
             f"step {step + 1}: loss {loss:g}, gradient norm {norm:g}: not finite; its update was left out on every rank, and its sample ids are in journal.jsonl",

@@ -48,7 +48,7 @@ def _gathered(config: Config, facts: Facts, width: int) -> list[Term]:
     outside = max(0, facts.params - facts.blocks * facts.block_params)  # blocks may be unequal: block_params is the largest
     blocks = min(2, facts.blocks) if config.devices.reshard else facts.blocks
     return [
-        Term("gathered", outside * width + blocks * facts.block_params * narrow, f"{outside} x {width} B outside of blocks + {blocks} blocks of {facts.block_params} x {narrow} B"),
+        Term("gathered", min(facts.params * width, outside * width + blocks * facts.block_params * narrow), f"{outside} x {width} B outside of blocks + {blocks} blocks of {facts.block_params} x {narrow} B"),
         Term("reduced", 2 * max(outside, facts.block_params) * width, f"2 x {max(outside, facts.block_params)} x {width} B: the largest group's gradients on their way"),
     ]
 

@@ -142,11 +142,14 @@ class TorchEngine:
     def _assemble(self, value: Any) -> State:
         """value: fills a parameter made on the meta device."""
         models = [self._build(index) for index in range(len(self.devices))]
+        if len({id(model) for model in models}) < len(models):
+            raise UserError("model() gave the same object twice; each device needs one of its own", "build the module in model(), anew each time", "task")
         self._strategy.place(models, Filler(models[0], self.device, value))
         self._drifting = [buffer for buffer in models[0].buffers() if buffer.is_floating_point()] if coupled(models[0]) and not self.plan.norm_sync else []
         self._mode(train=True)
         trained = states.weights(models[0])
-        return State(models[0], trained, states.make_optimizer(self._fields, trained), Scale(self.plan.precision, self.device))
+        unbounded = frozenset(name for name, buffer in models[0].named_buffers() if not buffer.isfinite().all())
+        return State(models[0], trained, states.make_optimizer(self._fields, trained), Scale(self.plan.precision, self.device), unbounded)
 
     def _build(self, index: int) -> nn.Module:
         """The model for one of this process's devices, on the meta device if all its values follow from the seed, else with the values it gave itself, as the first rank has them."""

@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from lockstep.core.plan import Plan
+from lockstep.errors import UserError
 from lockstep.on_torch.build import blocks
 from lockstep.on_torch.collectives import GatherPairs, Ranks, ScatterPairs
 
@@ -51,6 +52,7 @@ class FSDP:
 
     def place(self, models: list[nn.Module], fill: Callable[[nn.Module], None]) -> None:
         model = models[0]
+        _check_shareable(model)
         for block in blocks(model):
             fill(block)
             self._share_out(block, self._plan.reshard)
@@ -117,6 +119,19 @@ class FSDP:
         return self._ranks.index // self._plan.shards, self._plan.world // self._plan.shards
 
     def close(self) -> None: ...
+
+
+def _check_shareable(model: nn.Module) -> None:
+    """UserError: what fully_shard can't group."""
+    owner: dict[int, int] = {}
+    for number, block in enumerate(blocks(model)):
+        for name, parameter in block.named_parameters():
+            if owner.setdefault(id(parameter), number) != number:
+                raise UserError(f"fsdp: two blocks share {name}, and each block is gathered by itself", "--strategy ddp, or share the whole block", "model")
+    for name, module in model.named_modules():
+        kinds = {parameter.is_complex() for parameter in module.parameters(recurse=False)}
+        if len(kinds) > 1:
+            raise UserError(f"fsdp: {name or 'the model'} holds complex and real parameters side by side", "put the complex ones in a module of their own, or --strategy ddp", "model")
 
 
 def _shared(part: nn.Module) -> set[int]:

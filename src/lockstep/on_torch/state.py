@@ -41,12 +41,13 @@ class Weight:
 
 @dataclass
 class State:
-    """model: bare, holding weights and gradients of the first device of this process."""
+    """model: bare, holding weights and gradients of the first device of this process. unbounded: buffers that hold infinities from the start (a mask)."""
 
     model: nn.Module
     trained: list[Weight]
     optimizer: torch.optim.Optimizer
     scale: Scale
+    unbounded: frozenset[str] = frozenset()
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
@@ -124,8 +125,9 @@ def _steps(state: State) -> list[torch.Tensor]:
 def gather(state: State, slots: tuple[str, ...], box: Box, holders: Holders, ranks: Ranks, device: torch.device) -> list[Piece]:
     """Copies in host memory of what this process writes. RunError, on every rank: one of all the arrays is not finite."""
     entries = dict(_entries(state, slots, box, holders))
-    bad = torch.stack([(~entry.part.isfinite()).any().double().to(device) for entry in entries.values()])
-    names = [name for name, count in zip(entries, ranks.sum(bad)().tolist(), strict=True) if count]
+    bad = torch.stack([(~entry.part.isfinite()).any().double().to(device) for name, entry in entries.items() if name.removeprefix("model/") not in state.unbounded])
+    checked = [name for name in entries if name.removeprefix("model/") not in state.unbounded]
+    names = [name for name, count in zip(checked, ranks.sum(bad)().tolist(), strict=True) if count]
     if names:
         raise RunError(f"not saved: {_list('not finite any more are', names).rstrip('; ')}", "--resume RUN with a smaller --lr goes on from its last save")
     mine: list[str] = []

@@ -13,6 +13,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as powersg
 from torch.nn.parallel import DistributedDataParallel
 
 from lockstep.core.plan import Plan
+from lockstep.errors import UserError
 from lockstep.on_torch.build import Filler
 from lockstep.on_torch.collectives import Ranks, narrow_sum, sum_bucket
 from lockstep.on_torch.sharded import FSDP
@@ -162,16 +163,31 @@ class DDP(Single):
         device, group = self._devices[0], self._ranks.group
         assert group is not None
         self._placed = DistributedDataParallel(models[0], device_ids=[device.index] if device.type == "cuda" else None, process_group=group, gradient_as_bucket_view=True, **_NO_BUFFER_SYNC)
-        self._placed.register_comm_hook(*_hook(self._plan.compress, group))
+        state, hook = _hook(self._plan.compress, group)
+
+        def counted(held: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+            self._reduced += len(bucket.parameters())
+            return hook(held, bucket)  # type: ignore[no-any-return]
+
+        self._reduced = 0
+        self._placed.register_comm_hook(state, counted)
         self.replicas = [self._placed]
 
     def round(self, last: bool) -> AbstractContextManager[Any]:
         return nullcontext() if last else self._placed.no_sync()
 
     def expect(self, loss: torch.Tensor) -> None:
-        """Its buckets wait for every gradient: a missing one would leave ranks waiting for each other."""
+        """Its buckets wait for every gradient: a missing one would leave ranks waiting for each other. Later steps: see reduce()."""
         used, named = reached(loss), trainable(self.models[0].named_parameters())
         check(list(named), (id(parameter) in used for parameter in named.values()), self._ranks, self._devices[0])
+
+
+    def reduce(self, parameters: Sequence[nn.Parameter]) -> None:
+        """UserError: a bucket was still waiting for a gradient when backward ended, so its parameters were not summed."""
+        reduced, self._reduced = self._reduced, 0
+        if reduced != len(parameters):
+            raise UserError(f"this step's loss did not use all parameters, as the first one did: the gradients of {len(parameters) - reduced} were not added up",
+                            "use them in every step (times 0 where they don't count), or --strategy fsdp", "model")
 
 
 def _hook(compress: str, group: dist.ProcessGroup) -> tuple[Any, Any]:

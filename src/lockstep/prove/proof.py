@@ -1,9 +1,12 @@
 """`lockstep verify`: what to try on this machine, the table, the exit code."""
 
+import os
+import shutil
 import tempfile
 from pathlib import Path
 
 import click
+import psutil
 
 from lockstep.core.config import Config, Loaded
 from lockstep.core.facts import Facts
@@ -27,9 +30,11 @@ def prove(loaded: Loaded, wanted: str | None, steps: int | None, json: bool) -> 
         raise UserError(f"verify compares in f64 or f32; {config.train.precision} rounds away what it looks for", "--dtype f64, or leave --dtype out", "--dtype")
     facts = describe(config)
     on = _where(config, machine)
-    layouts = [parse_layout(part) for part in wanted.split(",")] if wanted else default_layouts(_CPU_RANKS if on == "cpu" else len(machine.devices), not facts.coupled)
-    left_out = _left_out(facts, on, machine) if not wanted else []
-    with tempfile.TemporaryDirectory(prefix="lockstep-verify-", dir=_scratch()) as scratch, pool(max(layout.most for layout in layouts), Path(scratch) / "ranks.log", _PATIENCE) as ranks:
+    layouts = [parse_layout(part) for part in wanted.split(",")] if wanted is not None else default_layouts(_CPU_RANKS if on == "cpu" else len(machine.devices), not facts.coupled)
+    left_out = _left_out(facts, on, machine) if wanted is None else []
+    if config.devices.compress != "none":
+        left_out.append(f"compress {config.devices.compress}: it changes results, and is off here")
+    with tempfile.TemporaryDirectory(prefix=f"{os.getpid()}-", dir=_scratch()) as scratch, pool(max(layout.most for layout in layouts), Path(scratch) / "ranks.log", _PATIENCE) as ranks:
         trials = Trials(config, machine, facts, steps, on, ranks, Path(scratch))
         found: list[Verdict] = []
         for verdict in verify(trials, layouts, tolerance):
@@ -61,6 +66,10 @@ def _left_out(facts: Facts, on: str, machine: Machine) -> list[str]:
 def _scratch() -> Path:
     home = cache_home() / "verify"
     home.mkdir(parents=True, exist_ok=True)
+    for left in home.iterdir():  # by one that was killed
+        pid = left.name.partition("-")[0]
+        if pid.isdigit() and not psutil.pid_exists(int(pid)):
+            shutil.rmtree(left, ignore_errors=True)
     return home
 
 

@@ -45,6 +45,10 @@ class Layout:
         return own + (f"/{self.rounds}" if self.rounds else "") + (f"..{self.then}" if self.then else "")
 
     @property
+    def legs(self) -> "list[Layout]":
+        return [self, *(self.then.legs if self.then else [])]
+
+    @property
     def most(self) -> int:
         return max(self.world, self.then.most if self.then else 1)
 
@@ -124,7 +128,8 @@ class Trials:
 
     def course(self, layout: Layout) -> Course:
         if layout.then:
-            return self._course(self._run(str(layout), [(layout, max(1, self.steps // 2)), (layout.then, self.steps)]), None)
+            legs = layout.legs
+            return self._course(self._run(str(layout), [(leg, self.steps * (number + 1) // len(legs)) for number, leg in enumerate(legs)]), None)
         run = self._run(str(layout), [(layout, 1), (layout, self.steps)] if self.steps > 1 else [(layout, 1)])
         return self._course(run, run)
 
@@ -171,10 +176,12 @@ def _alone(config: Config, on: str) -> Config:
 
 def verify(trials: Trials, layouts: Sequence[Layout], tolerance: float) -> Iterator[Verdict]:
     """One verdict after the other. UserError, before any of them: a layout that can't be."""
+    layouts = list(dict.fromkeys(layouts))
     for layout in layouts:
-        for part in (layout, layout.then):
-            if part:
-                _plannable(trials, layout, part)
+        for leg in layout.legs:
+            _plannable(trials, layout, leg)
+        if len(layout.legs) > trials.steps:
+            raise UserError(f"layout {layout} changes {len(layout.legs) - 1} times in {trials.steps} steps", f"--steps {len(layout.legs)} or more", "--steps")
     reference = trials.reference()
     for layout in layouts:
         began = time.perf_counter()
@@ -195,8 +202,9 @@ def _plannable(trials: Trials, layout: Layout, part: Layout) -> None:
 
 def judge(name: str, course: Course, reference: Course, tolerance: float, seconds: float) -> Verdict:
     losses, norms = _apart(course.losses, reference.losses), _apart(course.norms, reference.norms)
-    parameters = {key.removeprefix("model/"): _distance(course.arrays[key], reference.arrays[key]) for key in reference.arrays if key.startswith("model/")}
-    gradient = {key: _distance(course.gradient[key], reference.gradient[key]) for key in course.gradient}
+    names = [key for key in reference.arrays if key.startswith("model/")]
+    parameters = _distances({key.removeprefix("model/"): (course.arrays[key], reference.arrays[key]) for key in names})
+    gradient = _distances({key: (course.gradient[key], reference.gradient[key]) for key in course.gradient})
     late = [step + 1 for step in range(len(losses)) if max(losses[step], norms[step]) > tolerance]
     figures = max(losses), max(norms), max(parameters.values())
     worst = max(figures)
@@ -228,11 +236,15 @@ def _apart(found: Sequence[float | None], expected: Sequence[float | None]) -> l
     return [0.0 if a == b else np.inf if a is None or b is None else abs(a - b) / max(abs(b), 1e-300) for a, b in pairs]
 
 
-def _distance(found: Any, expected: Any) -> float:
-    """Norm of the difference relative to the norm of what was expected. Not the largest element's: where a gradient is no more than
-    rounding, AdamW still moves that weight by the learning rate, one way or the other."""
-    scale = float(np.linalg.norm(expected.astype(np.float64, copy=False)))
-    return float(np.linalg.norm((found - expected).astype(np.float64, copy=False))) / (scale or 1.0)
+def _distances(pairs: Mapping[str, tuple[Any, Any]]) -> dict[str, float]:
+    """For each array the norm of the difference, relative to the norm of all that was expected.
+
+    Not relative to itself: a bias before a BatchNorm has no gradient but rounding, which AdamW still turns into steps.
+    """
+    with np.errstate(invalid="ignore"):  # a mask's infinities, equal on both sides
+        apart = {name: float(np.linalg.norm(np.where(found == expected, 0.0, found - expected).ravel())) for name, (found, expected) in pairs.items()}
+    scale = float(np.sqrt(sum(float(np.sum(np.square(expected[np.isfinite(expected)], dtype=np.float64))) for _, expected in pairs.values())))
+    return {name: distance / (scale or 1.0) for name, distance in apart.items()}
 
 
 def as_json(trials: Trials, config: Config, tolerance: float, verdicts: Sequence[Verdict], left_out: Sequence[str]) -> str:
