@@ -1,10 +1,12 @@
 """A training step with keyed dropout beside torch's own and none, alternating in one process: a GPT and a ConvNet, on one thread and two.
 
 A step is forward, backward and AdamW (fused). "fixed" multiplies by masks made beforehand, which any dropout must at the
-least. Prints each variant's median and, as medians over the alternations, keyed over each of the others; writes benchmarks/results/dropout-<cpu>.json. Run: python -m benchmarks.dropout
+least. Prints each variant's median and, as medians over the alternations, keyed over each of the others, with
+the cores that other programs kept busy meanwhile; writes benchmarks/results/dropout-<cpu>.json. Run: python -m benchmarks.dropout
 """
 
 import json
+import os
 import platform
 import re
 import statistics
@@ -15,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -107,6 +110,7 @@ def compare(make: Callable[[float], nn.Module], batch: torch.Tensor, threads: in
     torch.set_num_threads(threads)
     steps = {variant: stepper(make, variant, batch) for variant in (*OTHERS, "keyed")}
     found: dict[str, list[float]] = {variant: [] for variant in (*OTHERS, "keyed")}
+    before = busy()
     for alternation in range(-2, ALTERNATIONS):
         for variant, step in steps.items():
             began = time.perf_counter()
@@ -114,7 +118,14 @@ def compare(make: Callable[[float], nn.Module], batch: torch.Tensor, threads: in
             if alternation >= 0:
                 found[variant].append(time.perf_counter() - began)
     over = {other: statistics.median(a / b for a, b in zip(found["keyed"], found[other], strict=True)) for other in OTHERS}
-    return {"threads": threads, "seconds": found, "keyed_over": over}
+    own, others, wall = (now - then for now, then in zip(busy(), before, strict=True))
+    return {"threads": threads, "seconds": found, "keyed_over": over, "cores_used_by_others": round((others - own) / wall, 2)}
+
+
+def busy() -> tuple[float, float, float]:
+    """Seconds worked by this process, worked by all, and gone by: where others worked too, ratios on several threads say little."""
+    times = psutil.cpu_times()
+    return sum(os.times()[:2]), sum(times) - times.idle - times.iowait, time.perf_counter()
 
 
 def main() -> None:
@@ -124,10 +135,10 @@ def main() -> None:
         "convnet": (ConvNet, torch.randn(64, 3, 32, 32)),
     }
     rows = [{"model": name, **compare(make, batch, threads)} for name, (make, batch) in cases.items() for threads in THREADS]
-    print(f"{'model':<10}{'threads':>8}" + "".join(f"{variant + ' ms':>12}" for variant in (*OTHERS, "keyed")) + "".join(f"{'keyed/' + other:>15}" for other in OTHERS))
+    print(f"{'model':<10}{'threads':>8}" + "".join(f"{variant + ' ms':>12}" for variant in (*OTHERS, "keyed")) + "".join(f"{'keyed/' + other:>15}" for other in OTHERS) + f"{'others cores':>15}")
     for row in rows:
         medians = "".join(f"{statistics.median(seconds) * 1e3:12.1f}" for seconds in row["seconds"].values())
-        print(f"{row['model']:<10}{row['threads']:>8}{medians}" + "".join(f"{ratio:15.3f}" for ratio in row["keyed_over"].values()))
+        print(f"{row['model']:<10}{row['threads']:>8}{medians}" + "".join(f"{ratio:15.3f}" for ratio in row["keyed_over"].values()) + f"{row['cores_used_by_others']:15.2f}")
     result = {"machine": cpu.name(), "python": platform.python_version(), "torch": torch.__version__, "rows": rows}
     place = Path(__file__).parent / "results" / f"dropout-{re.sub('[^A-Za-z0-9]+', '-', cpu.name()).strip('-').lower()}.json"
     place.write_text(json.dumps(result, indent=1) + "\n")
