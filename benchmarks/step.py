@@ -30,7 +30,7 @@ from lockstep.on_torch.engine import TorchEngine
 from lockstep.probe import cpu, probe
 from lockstep.tasks import Tasks
 from lockstep.tasks.language.fields import LanguageData, LanguageModel
-from lockstep.tasks.language.task import LanguageTask
+from lockstep.tasks.language.torch_task import TorchLanguage
 
 STEPS, ALTERNATIONS = 100, 5
 
@@ -48,7 +48,7 @@ class NoRequests:
         return [0] * 4
 
 
-def setting(home: Path) -> tuple[LanguageTask, Plan, torch.device]:
+def setting(home: Path) -> tuple[TorchLanguage, Plan, torch.device]:
     text = home / "text.txt"
     text.write_text("".join(f"{i} squared is {i * i}\n" for i in range(20_000)))
     values = {
@@ -58,13 +58,13 @@ def setting(home: Path) -> tuple[LanguageTask, Plan, torch.device]:
     config = load(Document(values), Tasks()).config
     assert isinstance(config.model, LanguageModel)
     assert isinstance(config.data, LanguageData)
-    task = LanguageTask(config.model, config.data, home / "cache")
+    task = TorchLanguage(config.model, config.data, home / "cache")
     made = plan(config, probe(), task.facts())
     torch.set_num_threads(1)
     return task, made, torch.device(made.devices[0].place)
 
 
-def ours(task: LanguageTask, made: Plan, device: torch.device, home: Path) -> float:
+def ours(task: TorchLanguage, made: Plan, device: torch.device, home: Path) -> float:
     """Seconds a step of the whole loop, journal and heartbeat included."""
     config = load(Document({"batch": {"samples": 4}}), Tasks()).config
     engine = TorchEngine(task, made, config.optimizer, Ranks(), [device])
@@ -81,7 +81,7 @@ def ours(task: LanguageTask, made: Plan, device: torch.device, home: Path) -> fl
     return statistics.median(b - a for a, b in pairwise(times[20:-3]))
 
 
-def raw(task: LanguageTask, made: Plan, device: torch.device) -> float:
+def raw(task: TorchLanguage, made: Plan, device: torch.device) -> float:
     model = task.model().to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
     data, order = task.train_data(), made.order

@@ -24,9 +24,10 @@ from lockstep.launch.files import Attempt, Run
 from lockstep.launch.worker import Requests, train_rank
 from lockstep.observe.journal import read
 from lockstep.on_torch.collectives import Ranks
+from lockstep.on_torch.engine import TorchEngine
 from lockstep.tasks import Tasks
 from lockstep.tasks.language.fields import LanguageData, LanguageModel
-from lockstep.tasks.language.task import LanguageTask
+from lockstep.tasks.language.torch_task import TorchLanguage
 
 MACHINE = Machine((), (), 8 << 30, 4)
 
@@ -66,7 +67,7 @@ class Sources:
         return rows
 
 
-class RaggedTask(LanguageTask):
+class RaggedTask(TorchLanguage):
     """The language task on 23 samples of ragged token counts. fault: 'mean of means' plants that."""
 
     def __init__(self, config: Config, cache: Path, fault: str = "") -> None:
@@ -119,7 +120,8 @@ def train_tiny(index: int, group: dist.ProcessGroup, home: Path, values: Mapping
     dist.barrier(group)
     ranks = Ranks() if made.backend == "none" else Ranks(group)
     attempt = Attempt("test", str(home), str(resume) if resume else None, stop_at)
-    train_rank(attempt, made, config, Rank(index, index, processes), ranks, [torch.device(device)] * len(made.held_by(index)), task, Requests(None))
+    engine = TorchEngine(task, made, config.optimizer, ranks, [torch.device(device)] * len(made.held_by(index)))
+    train_rank(attempt, made, config, Rank(index, index, processes), engine, task, Requests(None))
     dist.barrier(group)
     events = read(run.journal)
     steps = [event.values for event in events if event.kind == "step"]

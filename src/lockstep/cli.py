@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from lockstep.core.config import Loaded
     from lockstep.core.facts import Facts
 
-_LATER_FLAGS = {"--num-workers", "--compile", "--exact", "--bits", "--init-from", "--max-restarts", "--no-preflight", "--nnodes", "--rdzv", "--node-rank", "--machine"}
+_LATER_FLAGS = {"--num-workers", "--compile", "--exact", "--bits", "--init-from", "--max-restarts", "--machine"}
 _LATER_VERBS = {"check", "run", "bench", "profile", "eval", "init", "compare-runs", "report", "export", "data", "convert", "submit", "ui"}
 
 
@@ -74,14 +74,21 @@ def cli() -> None:
 @click.option("--resume", default="auto", show_default=True, metavar="auto|never|PATH", help="auto: go on where the run directory, or an unfinished run of this config, exists")
 @click.option("--new-batch", is_flag=True, help="on a resume, take the config's batch instead of the run's own")
 @click.option("--stop-after", type=click.IntRange(min=1), help="save and leave after so many steps; the schedule keeps its length")
+@click.option("--nnodes", type=click.IntRange(min=1), default=1, show_default=True, help="hosts; the same command on each (engine jax)")
+@click.option("--rdzv", metavar="HOST:PORT", help="where they meet: on the first of them")
+@click.option("--node-rank", type=click.IntRange(min=0), help="which of them this is, from 0")
 @click.option("--headless", is_flag=True, help="JSON lines on stdout, nothing else there")
 @_probe
-def train(save_dir: Path | None, resume: str, new_batch: bool, stop_after: int | None, headless: bool, probe_batch: bool, **flags: Any) -> None:
+def train(save_dir: Path | None, resume: str, new_batch: bool, stop_after: int | None, headless: bool, probe_batch: bool, nnodes: int, rdzv: str | None, node_rank: int | None, **flags: Any) -> None:
     """Train. Run the same command again to go on."""
     signal.signal(signal.SIGTERM, _terminated)
-    if "TORCHELASTIC_RUN_ID" in os.environ:
+    from lockstep.launch.cluster import one_of, started
+
+    if nnodes > 1:
+        os.environ.update(one_of(nnodes, rdzv, node_rank))
+    if nnodes > 1 or started(os.environ):
         if probe_batch:
-            raise click.UsageError("--probe-batch starts processes of its own; under torchrun try it first with `lockstep plan --probe-batch`")
+            raise click.UsageError("--probe-batch starts processes of its own; try it first with `lockstep plan --probe-batch`")
         _join(lambda: load_config(flags, say=not headless), headless, save_dir, resume, stop_after, new_batch)
     loaded = load_config(flags, say=not headless)
     from lockstep.launch.prepare import Options, done_line, prepare
@@ -98,11 +105,16 @@ def train(save_dir: Path | None, resume: str, new_batch: bool, stop_after: int |
 
 
 def _join(read: "Callable[[], Loaded]", headless: bool, *options: Any) -> NoReturn:
-    """Started by torchrun: be one of its ranks."""
-    from lockstep.launch.cluster import rank_from
+    """Started as one of several: be one of the ranks."""
+    from lockstep.launch.cluster import from_slurm, rank_from
+    from lockstep.launch.describe import die_with
     from lockstep.launch.prepare import Options
     from lockstep.launch.worker import joined
 
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        die_with(os.getppid())
+    elif "RANK" not in os.environ:
+        os.environ.update(from_slurm(os.environ))
     sys.exit(joined(rank_from(os.environ), read, Options(*options), headless))
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _VALUES: list[tuple[tuple[str, ...], str, Any, str]] = [
     (("--devices",), "devices.use", str, "auto, all, cpu, cpu:N, or indices: 0,1"),
     (("--strategy", "--multi-gpu"), "devices.strategy", str, "auto, single, dp, ddp, fsdp, hsdp"),
-    (("--engine",), "engine", str, "torch"),
+    (("--engine",), "engine", str, "torch, jax"),
     (("--sync-backend", "--backend", "--distributed-backend"), "devices.sync", str, "auto, cpu, gloo, nccl"),
     (("--dtype",), "train.precision", str, "f32, bf16, f16, f64"),
     (("--seq-len",), "model.max_seq_len", int, "tokens of a sample"),
@@ -59,6 +59,7 @@ def config_options(command: Callable[..., None]) -> Callable[..., None]:
         *(option(*names, _parameter(names), type=kind, help=text, hidden=names[0] in _HIDDEN) for names, _, kind, text in _VALUES),
         option("--no-amp", is_flag=True, help="precision f32"),
         option("--bf16", is_flag=True, hidden=True),
+        option("--no-preflight", is_flag=True, help="no first collective with a time limit before training"),
         option("--spawn", is_flag=True, hidden=True),
         option("--distributed-data-loading", is_flag=True, hidden=True),
         option("--batch-size", type=int, help="samples per device and round"),
@@ -112,6 +113,8 @@ def _apply_flags(document: "Document", flags: dict[str, Any]) -> None:
     for flag, key, value in (("no_amp", "train.precision", "f32"), ("bf16", "train.precision", "bf16"), ("spawn", "devices.launcher", "spawn")):
         if flags[flag]:
             document.set(key, value, f"--{flag.replace('_', '-')}")
+    if flags["no_preflight"]:
+        document.set("devices.preflight", 0, "--no-preflight")
     _apply_devices(document, flags["devices"], flags["gpus"], flags["num_gpus"])
     _apply_length(document, flags["epochs"], flags["max_steps"])
     if flags["warmup_epochs"] is not None:

@@ -43,7 +43,7 @@ def ids(batch: Batch) -> list[int]:
 
 
 def feed(world: int, device: int, prefetch: int = 0, start: int = 0, accumulate: int = 1, bad: int | None = None) -> Feed:
-    return Feed(made(world, accumulate), [device], Itself(23, bad), Itself(7), lambda arrays: arrays, start, prefetch)
+    return Feed(made(world, accumulate), [device], Itself(23, bad), Itself(7), list, start, prefetch)
 
 
 @pytest.mark.parametrize("accumulate", [1, 4])
@@ -65,7 +65,7 @@ def test_a_thread_changes_nothing(prefetch: int) -> None:
 
 
 def test_evaluation_is_dealt_without_remainder() -> None:
-    found = [int(i) for device in range(3) for (slot,) in feed(3, device).evaluation() if slot for i in slot.arrays["id"]]
+    found = [int(i) for device in range(3) for staged in feed(3, device).evaluation() for (slot,) in staged if slot for i in slot.arrays["id"]]
     assert found == list(range(7))
 
 

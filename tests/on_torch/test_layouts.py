@@ -43,14 +43,12 @@ def trained(pool: Pool, home: Path, config: Config, strategy: str, world: int) -
 
 def for_good(index: int, group: Any, home: str) -> None:
     """A rank's part, random masks on."""
-    import torch
-
-    from lockstep.on_torch.collectives import Ranks
+    from lockstep.launch.engines import warm_seat
 
     run = Run(Path(home))
     made, config = run.read_plan(), run.read_config(Tasks())
-    ranks = Ranks() if made.backend == "none" else Ranks(group)
-    train_rank(Attempt("test", home), made, config, Rank(index, index, made.processes), ranks, [torch.device("cpu")] * len(made.held_by(index)), open_task(config, ""), Requests(None))
+    task = open_task(config, "")
+    train_rank(Attempt("test", home), made, config, Rank(index, index, made.processes), warm_seat(made, index, group).engine(task, config.optimizer), task, Requests(None))
 
 
 @pytest.mark.parametrize("example", ["fft", "batchnorm", "ragged"])

@@ -13,20 +13,20 @@ from lockstep.launch.files import Run
 from lockstep.launch.rehearsal import rehearse
 from lockstep.on_torch.sharded import FSDP
 from lockstep.on_torch.strategies import DDP
-from lockstep.tasks.language.task import LanguageTask
+from lockstep.tasks.language.torch_task import TorchLanguage
 
 LOST = "layers.1.mlp.up_proj.weight"
 
 
 def mean_of_means(index: int, group: Any, argument: str) -> None:
     """Each slot's mean counts the same, however many tokens it has."""
-    right = LanguageTask.loss
+    right = TorchLanguage.loss
 
-    def loss(task: LanguageTask, model: Any, batch: Arrays) -> Mean:
+    def loss(task: TorchLanguage, model: Any, batch: Arrays) -> Mean:
         found = right(task, model, batch)
         return Mean(found.sum / found.weight, 1)
 
-    with patch.object(LanguageTask, "loss", loss):
+    with patch.object(TorchLanguage, "loss", loss):
         rehearse(index, group, argument)
 
 

@@ -59,13 +59,14 @@ def test_a_rank_that_ends_fails_its_layout_and_no_other(corpus: Path, tmp_path: 
 
 
 def test_layouts_are_read_and_refused() -> None:
-    for text in ("single", "ddp:2", "fsdp:3/4", "ddp:2/4..hsdp:4"):
+    for text in ("single", "ddp:2", "fsdp:3/4", "ddp:2/4..hsdp:4", "jax:8/4", "ddp:2..jax-fsdp:3"):
         assert str(parse_layout(text)) == text
     for text in ("ddp:x", "ddp:0", "dpp:2", "single:2", "ddp:2..", "ddp:2/0", ""):
         with pytest.raises(UserError, match="is no layout"):
             parse_layout(text)
-    assert [str(layout) for layout in default_layouts(2, True)] == ["single", "dp:2", "ddp:2", "fsdp:2", "single/4", "ddp:2/4", "fsdp:2/4", "ddp:2..fsdp:2"]
-    assert Layout("ddp", 3) in default_layouts(8, False)
+    assert [str(layout) for layout in default_layouts(2, True, ["torch"])] == ["single", "dp:2", "ddp:2", "fsdp:2", "single/4", "ddp:2/4", "fsdp:2/4", "ddp:2..fsdp:2"]
+    assert Layout("ddp", 3) in default_layouts(8, False, ["torch", "jax"])
+    assert default_layouts(8, True, ["jax", "torch"])[0] == Layout("jax", 1)
 
 
 def test_a_layout_that_cannot_be_is_refused_before_anything_runs(pool: Pool, corpus: Path, tmp_path: Path) -> None:

@@ -15,14 +15,14 @@ from lockstep.data.tokens import IGNORED
 from lockstep.errors import UserError
 from lockstep.tasks.language.corpus import prepare
 from lockstep.tasks.language.fields import LanguageData, LanguageModel
-from lockstep.tasks.language.task import LanguageTask
 from lockstep.tasks.language.torch_model import Decoder
+from lockstep.tasks.language.torch_task import TorchLanguage
 
 FIELDS = LanguageModel(hidden_size=64, num_layers=3, num_heads=4, kv_heads=2, intermediate_size=96, max_seq_len=32)
 
 
-def task(corpus: Path, cache: Path, fields: LanguageModel = FIELDS, **data: Any) -> LanguageTask:
-    return LanguageTask(fields, LanguageData(source=str(corpus), **data), cache)
+def task(corpus: Path, cache: Path, fields: LanguageModel = FIELDS, **data: Any) -> TorchLanguage:
+    return TorchLanguage(fields, LanguageData(source=str(corpus), **data), cache)
 
 
 def test_bytes_of_the_standard_library(cache: Path) -> None:

@@ -19,7 +19,7 @@ from lockstep.core.plan import plan
 from lockstep.errors import ConfigErrors, UserError
 from lockstep.on_torch.build import cast
 from lockstep.tasks import Tasks, open_saved, open_task
-from lockstep.tasks.own.task import OwnTask
+from lockstep.tasks.own.torch_task import TorchOwn
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 WHOLE = '''
@@ -110,9 +110,9 @@ def write(tmp_path: Path) -> Callable[..., Config]:
     return made
 
 
-def opened(config: Config) -> OwnTask:
+def opened(config: Config) -> TorchOwn:
     task = open_task(config, "")
-    assert isinstance(task, OwnTask)
+    assert isinstance(task, TorchOwn)
     return task
 
 
@@ -122,7 +122,7 @@ def said(call: Callable[[], object]) -> str:
     return str(caught.value)
 
 
-def batch_of(task: OwnTask, count: int) -> dict[str, torch.Tensor]:
+def batch_of(task: TorchOwn, count: int) -> dict[str, torch.Tensor]:
     return {name: torch.from_numpy(array) for name, array in task.train_data()[np.arange(count)].items()}
 
 

@@ -125,6 +125,7 @@ class Devices(Section):
     compress: Compress = Field("none", description="ddp: what gradients are reduced as; changes results")
     memory: Size | None = Field(None, description="bytes of each device to plan with at most (40GiB), where not all of it is this run's")
     sync: Literal["auto", "cpu", "gloo", "nccl"] = Field("auto", description="cpu (gloo): gradients through host memory; nccl: between GPUs")
+    preflight: NonNegativeInt = Field(60, description="seconds in which a first collective over all devices must end, before anything is trained; 0: not tried")
     launcher: Literal["elastic", "spawn"] = Field("elastic", description="what starts the ranks; same results")
     port: Annotated[int, Field(ge=0, le=65535)] = Field(0, description="of the rendezvous; 0: any free one")
 
@@ -140,7 +141,7 @@ class Config(Section):
     """The whole config. `model` and `data` are the task's own fields."""
 
     task: str
-    engine: Literal["torch", "jax"] = "torch"
+    engine: Literal["torch", "jax"] = Field("torch", description="same results; jax: one process drives all of a host's devices")
     model: SerializeAsAny[Section]
     data: SerializeAsAny[DataFields]
     batch: Batch

@@ -53,13 +53,18 @@ class Link:
 
 @dataclass(frozen=True)
 class Machine:
-    """devices: GPUs, none on a machine without. host_bytes, cores: what this process may use, limits applied."""
+    """devices: GPUs, none on a machine without. host_bytes, cores: what this process may use, limits applied.
+
+    started, hosts: processes that torchrun, Slurm or the user started already, and on how many hosts like this one.
+    """
 
     devices: tuple[Device, ...]
     links: tuple[Link, ...]
     host_bytes: int
     cores: int
     cpu: str = "CPU"
+    started: int = 1
+    hosts: int = 1
 
     def ranks_on_cpu(self, count: int) -> tuple[Device, ...]:
         """Host memory and cores shared out to `count` CPU ranks."""

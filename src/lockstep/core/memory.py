@@ -47,6 +47,8 @@ def _gathered(config: Config, facts: Facts, width: int) -> list[Term]:
     narrow = 2 if config.train.precision in {"bf16", "f16"} else width
     outside = max(0, facts.params - facts.blocks * facts.block_params)  # blocks may be unequal: block_params is the largest
     blocks = min(2, facts.blocks) if config.devices.reshard else facts.blocks
+    if config.engine == "jax":  # gathered once a step, kept to the end of its last backward pass
+        return [Term("gathered", facts.params * width, f"{facts.params} x {width} B, whole during a step"), Term("reduced", facts.trainable * width, f"{facts.trainable} x {width} B, whole gradients")]
     return [
         Term("gathered", min(facts.params * width, outside * width + blocks * facts.block_params * narrow), f"{outside} x {width} B outside of blocks + {blocks} blocks of {facts.block_params} x {narrow} B"),
         Term("reduced", 2 * max(outside, facts.block_params) * width, f"2 x {max(outside, facts.block_params)} x {width} B: the largest group's gradients on their way"),

@@ -11,15 +11,24 @@ from lockstep.errors import UserError
 
 @dataclass(frozen=True)
 class Layout:
-    """How a model lies on devices. processes: ranks, one for each device or one for all. shards: devices that share one copy of the model."""
+    """How a model lies on devices. processes: ranks, one for each device or one for all of a host. shards: devices that share one copy of the model. together: all processes take part in each round."""
 
     strategy: StrategyName
     devices: tuple[Device, ...]
     processes: int
     shards: int
+    together: bool
 
 
 def choose_devices(config: Config, machine: Machine, because: dict[str, str]) -> tuple[Device, ...]:
+    """Of each host; several hosts are taken to be alike."""
+    chosen = _on_this_host(config, machine, because)
+    if machine.hosts > 1:
+        because["devices"] += f"; on each of {machine.hosts} hosts, taken to be like this one"
+    return chosen * machine.hosts
+
+
+def _on_this_host(config: Config, machine: Machine, because: dict[str, str]) -> tuple[Device, ...]:
     use = config.devices.use.strip()
     gpus = machine.devices
     cpus = re.fullmatch(r"cpu(?::(\d+))?", use)
@@ -55,10 +64,10 @@ def _by_index(use: str, gpus: tuple[Device, ...], because: dict[str, str]) -> tu
     return tuple(by_index[index] for index in wanted)
 
 
-def choose_layout(config: Config, devices: tuple[Device, ...], fits: Callable[[int], bool], because: dict[str, str]) -> Layout:
-    """fits: whether a device's part fits if one copy of the model is shared out among so many."""
-    if config.engine != "torch":
-        raise UserError(f"engine {config.engine} is not in this version", "--engine torch", "engine")
+def choose_layout(config: Config, devices: tuple[Device, ...], started: int, fits: Callable[[int], bool], because: dict[str, str]) -> Layout:
+    """fits: whether a device's part fits if one copy of the model is shared out among so many. started: processes that there are already."""
+    if config.engine == "jax":
+        return _jax_layout(config, devices, started, fits, because)
     strategy, devices = _strategy(config, devices, fits, because)
     world, shards = len(devices), _shards(config, strategy, len(devices), because)
     if config.devices.offload and (shards == 1 or devices[0].kind == "cpu"):
@@ -66,10 +75,29 @@ def choose_layout(config: Config, devices: tuple[Device, ...], fits: Callable[[i
         raise UserError(f"devices.offload: {why}", "leave it out, or --strategy fsdp on GPUs", "devices.offload")
     if config.devices.compress != "none":
         _check_compress(config, strategy)
-    return Layout(strategy, devices, 1 if strategy in {"single", "dp"} else world, shards)
+    return Layout(strategy, devices, 1 if strategy in {"single", "dp"} else world, shards, shards > 1)
 
 
-def _strategy(config: Config, devices: tuple[Device, ...], fits: Callable[[int], bool], because: dict[str, str]) -> tuple[StrategyName, tuple[Device, ...]]:
+def _jax_layout(config: Config, devices: tuple[Device, ...], started: int, fits: Callable[[int], bool], because: dict[str, str]) -> Layout:
+    """single, dp (replicated) and fsdp (shared out), all in one process for a host's devices."""
+    section = config.devices
+    if section.strategy in {"ddp", "hsdp"}:
+        instead = "dp is its data parallel: one process drives all devices, one all-reduce a step" if section.strategy == "ddp" else "fsdp shares the model out among all devices"
+        raise UserError(f"strategy {section.strategy} is for engine torch", f"--strategy {'dp' if section.strategy == 'ddp' else 'fsdp'}: {instead}", "devices.strategy")
+    for key, given in (("offload", section.offload), ("shards", section.shards is not None), ("compress", section.compress != "none")):
+        if given:
+            raise UserError(f"devices.{key} is for engine torch", "leave it out, or --engine torch", f"devices.{key}")
+    if config.train.norm_sync:
+        raise UserError("train.norm_sync is for engine torch", "a norm that treats each sample by itself (GroupNorm, LayerNorm), or --engine torch", "train.norm_sync")
+    strategy, devices = _strategy(config, devices, fits, because, "dp")
+    if len(devices) % started:
+        raise UserError(f"{started} processes can't share {len(devices)} devices evenly", "a process for each host, or for each device", "devices.use")
+    shards = len(devices) if strategy == "fsdp" else 1
+    return Layout(strategy, devices, started, shards, started > 1)
+
+
+def _strategy(config: Config, devices: tuple[Device, ...], fits: Callable[[int], bool], because: dict[str, str], copies: StrategyName = "ddp") -> tuple[StrategyName, tuple[Device, ...]]:
+    """copies: what `auto` takes where the whole model fits on each device."""
     wanted, world = config.devices.strategy, len(devices)
     if wanted == "auto":
         if world == 1:
@@ -77,7 +105,7 @@ def _strategy(config: Config, devices: tuple[Device, ...], fits: Callable[[int],
             return "single", devices
         whole = fits(1)
         because["strategy"] = "several devices; the whole model fits on each" if whole else f"the whole model does not fit on one device; shared out among {world} it does"
-        return ("ddp" if whole or not fits(world) else "fsdp"), devices
+        return (copies if whole or not fits(world) else "fsdp"), devices
     because["strategy"] = "as asked" + ("; on one device nothing is shared out" if wanted in {"dp", "ddp", "fsdp"} and world == 1 else "")
     if wanted == "single" and world > 1:
         if config.devices.use not in {"auto", "all"}:
@@ -115,6 +143,11 @@ def _check_compress(config: Config, strategy: StrategyName) -> None:
 def choose_sync(config: Config, layout: Layout, because: dict[str, str]) -> str:
     wanted = config.devices.sync
     gpus = layout.devices[0].kind == "cuda"
+    if config.engine == "jax":
+        if wanted not in {"auto", "nccl" if gpus else "gloo"} and not (wanted == "cpu" and not gpus):
+            raise UserError(f"sync {wanted}: jax reduces {'between GPUs with NCCL' if gpus else 'between CPU devices in host memory'}, compiled into its step", "--sync-backend auto, or --engine torch", "devices.sync")
+        because["sync"] = "compiled into the step by XLA" if len(layout.devices) > 1 else "nothing to synchronise"
+        return "xla" if len(layout.devices) > 1 else "none"
     if wanted == "nccl" and not gpus:
         raise UserError("sync nccl needs GPUs; these are CPU ranks", "--sync-backend cpu (gloo), or auto", "devices.sync")
     if layout.strategy in {"single", "dp"}:

@@ -60,6 +60,7 @@ class Plan:
     compress: Compress
     keyed: bool
     reseeded: bool
+    preflight: int
     schedule: Schedule
     every: Every
     keep: int
@@ -76,9 +77,15 @@ class Plan:
     def world(self) -> int:
         return len(self.devices)
 
+    @property
+    def in_place(self) -> bool:
+        """Whether the process that launches trains by itself: one process, and nobody to meet."""
+        return self.backend == "none" or (self.engine == "jax" and self.processes == 1)
+
     def held_by(self, rank: int) -> range:
         """Which of the devices one process computes on."""
-        return range(rank, rank + 1) if self.processes == self.world else range(self.world)
+        each = self.world // self.processes
+        return range(rank * each, (rank + 1) * each)
 
     @property
     def memory_estimate(self) -> int | None:
@@ -124,7 +131,7 @@ def plan(config: Config, machine: Machine, facts: Facts, fixed: Fixed | None = N
     because: dict[str, str] = {}
     warnings: list[str] = []
     chosen = choose_devices(config, machine, because)
-    layout = choose_layout(config, chosen, lambda shards: room(config, facts, chosen, shards)[1] >= (sample_bytes(config, facts) or 0), because)
+    layout = choose_layout(config, chosen, machine.started, lambda shards: room(config, facts, chosen, shards)[1] >= (sample_bytes(config, facts) or 0), because)
     devices, world = layout.devices, len(layout.devices)
     backend = choose_sync(config, layout, because)
     _check(facts, fixed, config.train.seed)
@@ -144,11 +151,11 @@ def plan(config: Config, machine: Machine, facts: Facts, fixed: Fixed | None = N
     peaks = [device.peak(config.train.precision) for device in devices]
     return Plan(
         engine=config.engine, strategy=layout.strategy, backend=backend, devices=devices, visible=len(machine.devices) or world,
-        processes=layout.processes, shards=layout.shards, together=layout.shards > 1 or (config.train.norm_sync and bool(facts.coupled)),
+        processes=layout.processes, shards=layout.shards, together=layout.together or (config.train.norm_sync and bool(facts.coupled)),
         batch=batch, micro=micro, rounds=rounds, nominal=nominal_weight(batch, facts.tokens_per_sample), steps=schedule.steps,
         samples=facts.samples, eval_samples=facts.eval_samples, tokens_per_sample=facts.tokens_per_sample,
-        precision=config.train.precision, threads=threads, recompute=config.train.recompute, norm_sync=config.train.norm_sync and bool(facts.coupled), reshard=config.devices.reshard,
-        offload=config.devices.offload, compress=config.devices.compress, keyed=bool(facts.keyed), reseeded=bool(facts.unkeyed), schedule=schedule,
+        precision=config.train.precision, threads=threads, recompute=config.train.recompute, norm_sync=config.train.norm_sync and bool(facts.coupled), reshard=config.devices.reshard and config.engine == "torch",
+        offload=config.devices.offload, compress=config.devices.compress, keyed=bool(facts.keyed), reseeded=bool(facts.unkeyed), preflight=config.devices.preflight, schedule=schedule,
         every=Every(config.train.log_every, _gap(config.train.eval_every, order), _gap(config.train.save_every, order), _gap(config.train.sample_every, order)),
         keep=config.train.keep, non_finite=config.train.non_finite, memory=(*memory, *([term] if term else [])),
         flops_per_step=facts.flops_per_sample * batch if facts.flops_per_sample else None,

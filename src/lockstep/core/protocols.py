@@ -21,11 +21,12 @@ Pulse = Callable[[int, Phase], None]
 
 @dataclass(frozen=True)
 class Rank:
-    """One process of a run. index: of world; local: on this host."""
+    """One process of a run. index: of world; local: on this host, one of `hosts`."""
 
     index: int
     local: int
     world: int
+    hosts: int = 1
 
 
 class Source(Protocol):
@@ -50,9 +51,9 @@ Round = tuple[Slot | None, ...]  # one slot for each device of the process; None
 
 @dataclass
 class Batch:
-    """One process's share of a step, in order. samples: of the whole step. wait: seconds waited for it."""
+    """One process's share of a step. rounds: in order, as the engine's stage() made them. samples: of the whole step. wait: seconds waited for it."""
 
-    rounds: Sequence[Round]
+    rounds: Any
     step: int
     samples: int
     wait: float = 0.0
@@ -132,20 +133,27 @@ class Task(Protocol):
 
 
 class Engine(Protocol):
-    """Runs steps of a task on this rank's device. All ranks make the same calls in the same order."""
+    """Runs steps of a task on this process's devices. All ranks make the same calls in the same order.
 
+    stage: rounds of host arrays -> what step and evaluate take; called by the feed's thread. preflight: the sum over all
+    devices of a 1 from each. peak_memory: bytes that the fullest of these devices has held.
+    """
+
+    def stage(self, rounds: Sequence[Round]) -> Any: ...
+    def preflight(self) -> float: ...
     def init(self) -> Any: ...
     def restore(self, saved: Saved) -> Any: ...
     def step(self, state: Any, batch: Batch, lr: float, asked: Sequence[int]) -> tuple[Any, Stats]: ...
-    def evaluate(self, state: Any, rounds: Iterable[Round]) -> dict[str, float]: ...
+    def evaluate(self, state: Any, rounds: Iterable[Any]) -> dict[str, float]: ...
     def sample(self, state: Any, step: int) -> list[str]: ...
     def gather(self, state: Any) -> list[Piece]: ...
+    def peak_memory(self) -> int: ...
     def close(self) -> None: ...
 
 
 class Feed(Protocol):
     def __iter__(self) -> Iterator[tuple[int, Batch]]: ...
-    def evaluation(self) -> Iterator[Round]: ...
+    def evaluation(self) -> Iterator[Any]: ...
     def ids(self, step: int) -> list[int]: ...
 
 

@@ -7,7 +7,7 @@ the same either way, and a feed can be opened at any step.
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,14 +16,14 @@ from lockstep.core.dealing import Hand, deal
 from lockstep.core.keys import row_keys
 from lockstep.core.order import Ids
 from lockstep.core.plan import Plan
-from lockstep.core.protocols import Arrays, Batch, Round, Slot, Source
+from lockstep.core.protocols import Batch, Round, Slot, Source
 
-Stage = Callable[[Mapping[str, Any]], Arrays]
+Stage = Callable[[Sequence[Round]], Any]
 _IDS_AT_ONCE = 65_536
 
 
 class Feed:
-    """The steps from `start` to the plan's end, for these of the plan's devices. stage: host arrays -> what the engine takes (pinned, say)."""
+    """The steps from `start` to the plan's end, for these of the plan's devices. stage: rounds of host arrays -> what the engine takes (pinned, or on the device)."""
 
     def __init__(self, plan: Plan, devices: Sequence[int], train: Source, evaluation: Source | None, stage: Stage, start: int = 0, prefetch: int = 2) -> None:
         self._plan, self._devices, self._stage = plan, devices, stage
@@ -43,10 +43,10 @@ class Feed:
             item.wait = time.perf_counter() - began
             yield item.step, item
 
-    def evaluation(self) -> Iterator[Round]:
-        """The evaluation: the first plan.eval_samples of it, in their own order."""
+    def evaluation(self) -> Iterator[Any]:
+        """The evaluation, staged round by round: the first plan.eval_samples of it, in their own order."""
         if self._evaluation is not None:
-            yield from self._rounds(self._evaluation, np.arange(self._plan.eval_samples), 0, 0)
+            yield from (self._stage([found]) for found in self._rounds(self._evaluation, np.arange(self._plan.eval_samples), 0, 0))
 
     def ids(self, step: int) -> list[int]:
         """The sample ids of a whole step."""
@@ -65,7 +65,7 @@ class Feed:
             steps = range(block, min(block + at_once, self._plan.steps))
             for step, ids in zip(steps, self._order.ids(steps), strict=True):
                 epoch = self._order.position(step).epoch if self._plan.keyed else 0
-                yield Batch(list(self._rounds(self._train, ids, epoch, 1)), step, len(ids))
+                yield Batch(self._stage(list(self._rounds(self._train, ids, epoch, 1))), step, len(ids))
 
     def _rounds(self, source: Source, ids: Ids, epoch: int, least: int) -> Iterator[Round]:
         """Rounds in which no device of this process has a slot are left out, unless all must take part in each; `least` remain."""
@@ -76,7 +76,7 @@ class Feed:
         for index in range(idle, len(hands[0].rounds)):
             made = [next(mine) if hand.rounds[index] else None for mine, hand in zip(slots, hands, strict=True)]
             if self._plan.together or not any(made):
-                dummy = Slot(self._stage(source[ids[:1]]), False, self._keys(ids[:1], epoch))
+                dummy = Slot(source[ids[:1]], False, self._keys(ids[:1], epoch))
                 made = [slot or (dummy if self._plan.together or not device else None) for device, slot in enumerate(made)]
             yield tuple(made)
 
@@ -87,10 +87,10 @@ class Feed:
         first = hand.spans[0][0]
         rows = source[ids[first : hand.spans[-1][1]]]
         for begin, end in hand.spans:
-            yield Slot(self._stage({name: array[begin - first : end - first] for name, array in rows.items()}), True, self._keys(ids[begin:end], epoch))
+            yield Slot({name: array[begin - first : end - first] for name, array in rows.items()}, True, self._keys(ids[begin:end], epoch))
 
     def _keys(self, ids: Ids, epoch: int) -> Any:
-        return self._stage({"keys": row_keys(self._plan.fixed.seed, epoch, ids)})["keys"] if self._plan.keyed else None
+        return row_keys(self._plan.fixed.seed, epoch, ids) if self._plan.keyed else None
 
     def _ahead(self) -> Iterator[Batch]:
         ready: queue.Queue[Batch | BaseException | None] = queue.Queue(self._prefetch)

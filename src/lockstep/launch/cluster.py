@@ -1,19 +1,60 @@
 """Who this process is, when somebody else started it: read from the environment, nothing is started here."""
 
+import re
 from collections.abc import Mapping
 
 from lockstep.core.protocols import Rank
 from lockstep.errors import UserError
 
 _NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_SLURM = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_NUM_NODES", "SLURM_STEP_NODELIST", "SLURM_JOB_ID")
+_FIRST_PORT, _PORTS = 20_000, 10_000  # one a Slurm job, so that two on a host don't meet
+
+
+def started(environment: Mapping[str, str]) -> bool:
+    """Whether torchrun, or Slurm with several tasks, started this process as one of several."""
+    return "TORCHELASTIC_RUN_ID" in environment or int(environment.get("SLURM_STEP_NUM_TASKS", "1")) > 1
 
 
 def rank_from(environment: Mapping[str, str]) -> Rank:
-    """The rank that torchrun, or our launcher, gave. UserError: a half-set environment, or several machines."""
+    """The rank that torchrun or our launcher gave. UserError: a half-set environment."""
     missing = [name for name in _NEEDED if name not in environment]
     if missing:
-        raise UserError(f"started by torchrun, but {', '.join(missing)} is not set", "start it with torchrun --nproc_per_node=N -m lockstep train ...", "environment")
+        raise UserError(f"started as one of several ranks, but {', '.join(missing)} is not set", "start it with torchrun --nproc_per_node=N -m lockstep train ...", "environment")
     world, local_world = int(environment["WORLD_SIZE"]), int(environment["LOCAL_WORLD_SIZE"])
-    if world != local_world:
-        raise UserError(f"{world} ranks on several machines: not in this version", "torchrun --nproc_per_node=N on one machine", "torchrun")
-    return Rank(int(environment["RANK"]), int(environment["LOCAL_RANK"]), world)
+    return Rank(int(environment["RANK"]), int(environment["LOCAL_RANK"]), world, world // local_world)
+
+
+def from_slurm(environment: Mapping[str, str]) -> dict[str, str]:
+    """A task of `srun` as torchrun's variables. UserError: a half-set environment, or tasks spread unevenly."""
+    missing = [name for name in _SLURM if name not in environment]
+    if missing:
+        raise UserError(f"started by Slurm, but {', '.join(missing)} is not set", "start it with srun, inside a job", "environment")
+    tasks, nodes = int(environment["SLURM_STEP_NUM_TASKS"]), int(environment["SLURM_STEP_NUM_NODES"])
+    if tasks % nodes:
+        raise UserError(f"{tasks} tasks on {nodes} nodes", "as many on each: srun --ntasks-per-node=N", "environment")
+    return explicit(int(environment["SLURM_PROCID"]), tasks, int(environment["SLURM_LOCALID"]), tasks // nodes,
+                    first_host(environment["SLURM_STEP_NODELIST"]), _FIRST_PORT + int(environment["SLURM_JOB_ID"]) % _PORTS)
+
+
+def first_host(nodes: str) -> str:
+    """'gpu[07-09,12],cpu1' -> 'gpu07', as Slurm writes lists of hosts."""
+    found = re.match(r"([^,\[]+)(?:\[([^,\-\]]+)[^\]]*\]([^,]*))?", nodes)
+    return "".join(part or "" for part in found.groups()) if found else nodes
+
+
+def explicit(index: int, world: int, local: int, local_world: int, host: str, port: int) -> dict[str, str]:
+    """A rank's variables as torchrun sets them."""
+    return {"RANK": str(index), "WORLD_SIZE": str(world), "LOCAL_RANK": str(local), "LOCAL_WORLD_SIZE": str(local_world), "MASTER_ADDR": host, "MASTER_PORT": str(port)}
+
+
+def one_of(nodes: int, rendezvous: str | None, index: int | None) -> dict[str, str]:
+    """--nnodes, --rdzv, --node-rank: one process on each host. UserError: one of them is missing or wrong."""
+    if rendezvous is None or index is None:
+        raise UserError(f"--nnodes {nodes} needs --rdzv HOST:PORT of the first host and --node-rank 0..{nodes - 1}", "the same --rdzv on every host, another --node-rank on each", "--nnodes")
+    host, _, port = rendezvous.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise UserError(f"--rdzv {rendezvous} is not HOST:PORT", "a name or address of the first host that all others reach, and a free port there: node1:29500", "--rdzv")
+    if not 0 <= index < nodes:
+        raise UserError(f"--node-rank {index} of {nodes} hosts", f"0 to {nodes - 1}, another on each host", "--node-rank")
+    return explicit(index, nodes, 0, 1, host, int(port))

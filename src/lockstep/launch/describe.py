@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,20 @@ def cache_home(environment: Mapping[str, str] = os.environ) -> Path:
     return Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lockstep"
 
 
+def missing(engine: str) -> list[str]:
+    """Libraries of an engine that are not installed."""
+    return [name for name in ({"jax": ("jax", "flax", "optax")}.get(engine, ())) if find_spec(name) is None]
+
+
+def check_installed(config: Config) -> None:
+    """UserError: the engine's libraries are not there."""
+    if missing(config.engine):
+        raise UserError(f"engine {config.engine} needs {', '.join(missing(config.engine))}: not installed", "pip install 'lockstep[jax]' (for NVIDIA GPUs also 'jax[cuda13]'), or --engine torch", "engine")
+
+
 def describe(config: Config) -> Facts:
     """UserError: the model or the data is not as the config has it (missing file, empty corpus, vocabulary)."""
+    check_installed(config)
     cache = cache_home()
     identity = _identity(config)
     if identity is None:
@@ -63,7 +76,7 @@ def _identity(config: Config) -> Any:
 def _in_subprocess(config: Config, cache: Path) -> dict[str, Any]:
     done = subprocess.run(
         [sys.executable, "-m", "lockstep.launch.describe", str(cache), str(os.getpid())],
-        input=config.model_dump_json(), capture_output=True, text=True, check=False)
+        input=config.model_dump_json(), capture_output=True, text=True, check=False, env={**os.environ, "JAX_PLATFORMS": "cpu"})  # what is only described needs no GPU
     try:
         answer = json.loads(done.stdout)
     except ValueError:

@@ -82,12 +82,13 @@ class Run:
 
 @dataclass(frozen=True)
 class Attempt:
-    """One go at a run. resume: the checkpoint it begins from. stop_at: steps after which it saves and leaves."""
+    """One go at a run. resume: the checkpoint it begins from. stop_at: steps after which it saves and leaves. coordinator: host:port where jax's processes meet, if there are several."""
 
     name: str
     run: str
     resume: str | None = None
     stop_at: int | None = None
+    coordinator: str | None = None
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

@@ -21,8 +21,9 @@ from lockstep.core.protocols import Rank
 from lockstep.diagnose.crash import explain, note_of, read_notes
 from lockstep.errors import LockstepError
 from lockstep.launch.files import Run, ask
+from lockstep.launch.preflight import record_failure
 from lockstep.launch.prepare import Prepared
-from lockstep.launch.worker import STOP_SIGNAL, main, record_failure, work
+from lockstep.launch.worker import STOP_SIGNAL, main, work
 from lockstep.observe.console import showing, view
 
 _LAUNCHER = "LOCKSTEP_LAUNCHER"
@@ -56,7 +57,7 @@ class Signals:
 def launch(prepared: Prepared, devices: Devices, headless: bool) -> int:
     """Train what was prepared. Returns the exit code: 0, or 128 + the signal that stopped it. LockstepError: why it failed, once."""
     run, plan, attempt = prepared.run, prepared.plan, prepared.attempt
-    alone = plan.backend == "none"
+    alone = plan.in_place
     ask_stop = _stopper(run, attempt.name, headless, alone)
     start = _in_place if alone else (_spawn if devices.launcher == "spawn" else _elastic)
     try:

@@ -10,6 +10,7 @@ from lockstep.checkpoint.store import checkpoints, newest, sweep
 from lockstep.core.config import Config, Loaded, flatten
 from lockstep.core.events import Event
 from lockstep.core.facts import Facts, Fixed
+from lockstep.core.machine import Machine
 from lockstep.core.order import Anchor
 from lockstep.core.plan import Plan, fixed_from_json, plan
 from lockstep.errors import LockstepError, UserError
@@ -64,9 +65,9 @@ def make_plan(loaded: Loaded, facts: Facts | None = None) -> tuple[Plan, Facts]:
     return plan(loaded.config, probe(), facts), facts
 
 
-def prepare(loaded: Loaded, options: Options, facts: Facts | None = None) -> Prepared:
-    """facts: if they were measured. UserError: anything that can't be honoured; the disk is then as it was before."""
-    machine = probe()
+def prepare(loaded: Loaded, options: Options, facts: Facts | None = None, machine: Machine | None = None) -> Prepared:
+    """facts: if they were measured. machine: another than this one by itself. UserError: anything that can't be honoured; the disk is then as it was before."""
+    machine = machine or probe()
     unlimited = loaded.config.model_copy(update={"devices": loaded.config.devices.model_copy(update={"memory": None})})
     plan(unlimited, machine, _least_facts())  # devices, strategy and sync are refused before any data is read
     facts = facts or describe(loaded.config)
@@ -178,7 +179,7 @@ def _from_path(path: Path, options: Options) -> _Origin:
 
 
 def _unfinished(loaded: Loaded) -> Run | None:
-    """The newest run of the same config (devices aside) that has not finished, so that the same command goes on."""
+    """The newest run of the same config (devices and engine aside) that has not finished, so that the same command goes on."""
     wanted = _comparable(loaded.config)
     for home in sorted(Path("runs").glob(f"{loaded.name}-*"), reverse=True):
         run = Run(home)
@@ -193,7 +194,7 @@ def _unfinished(loaded: Loaded) -> Run | None:
 
 
 def _comparable(config: Config) -> dict[str, Any]:
-    return config.model_dump(mode="json", exclude={"devices": True, "data": set(config.data.indifferent)})
+    return config.model_dump(mode="json", exclude={"devices": True, "engine": True, "data": set(config.data.indifferent)})
 
 
 def _finished(run: Run) -> bool:

@@ -6,8 +6,9 @@ from typing import Any
 
 from lockstep.core.protocols import Rank
 from lockstep.launch.describe import cache_home
+from lockstep.launch.engines import warm_seat
 from lockstep.launch.files import Attempt, Run
-from lockstep.launch.worker import Requests, devices_of, train_rank
+from lockstep.launch.worker import Requests, train_rank
 from lockstep.tasks import Tasks, open_task
 
 
@@ -27,25 +28,24 @@ def try_out(index: int, group: Any, argument: str) -> None:
 
 def rehearse(index: int, group: Any, argument: str, for_good: bool = False, keep: bool = True) -> None:
     """Train as a rank of `group`, whose processes are warm and will do more than this: what `lockstep verify` does. Random masks are off, unless for_good."""
-    import torch
-
-    from lockstep.on_torch.collectives import Ranks
-    from lockstep.on_torch.dropout import switch_off
-
     attempt = Attempt.from_json(argument)
     run = Run(Path(attempt.run))
     plan, config = run.read_plan(), run.read_config(Tasks())
-    torch.set_num_threads(plan.threads)
-    devices = devices_of(plan, index)
     task = open_task(config, str(cache_home()))
+    if plan.engine == "torch" and not for_good:
+        _quieten(task)
+    engine = warm_seat(plan, index, group).engine(task, config.optimizer)
+    train_rank(attempt, plan, config, Rank(index, index, plan.processes), engine, task, Requests(None), None if keep else Unsaved())
+
+
+def _quieten(task: Any) -> None:
+    from lockstep.on_torch.dropout import switch_off
+
     made = task.model
 
     def model() -> Any:
         quiet = made()
-        if not for_good:
-            switch_off(quiet)
+        switch_off(quiet)
         return quiet
 
-    task.model = model  # type: ignore[method-assign]
-    ranks = Ranks(group) if plan.backend != "none" else Ranks()
-    train_rank(attempt, plan, config, Rank(index, index, plan.processes), ranks, devices, task, Requests(None), None if keep else Unsaved())
+    task.model = model

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -26,25 +27,27 @@ from lockstep.core.events import REQUESTS, Event
 from lockstep.core.loop import Outcome, train
 from lockstep.core.place import choose_devices
 from lockstep.core.plan import Plan
-from lockstep.core.protocols import Rank
+from lockstep.core.protocols import Engine, Rank
 from lockstep.data.feed import Feed
 from lockstep.diagnose.crash import explain, note_of, read_notes, write_note
 from lockstep.diagnose.memory import out_of_memory
 from lockstep.errors import LockstepError, RunError, UserError
 from lockstep.launch.cluster import rank_from
 from lockstep.launch.describe import cache_home, die_with
+from lockstep.launch.engines import JOIN, free_port, take_seat
 from lockstep.launch.files import Attempt, ControlFile, Run
-from lockstep.launch.prepare import Options, done_line, prepare
+from lockstep.launch.preflight import Deadline, check_sum, record_failure
+from lockstep.launch.prepare import Options, Prepared, done_line, prepare
 from lockstep.observe.console import showing, view
-from lockstep.observe.journal import Journal, append
-from lockstep.observe.pulse import Pulse, read_pulse
+from lockstep.observe.journal import Journal
+from lockstep.observe.pulse import Pulse
 from lockstep.probe import probe
 from lockstep.tasks import Tasks, open_task
 
 STOP_SIGNAL = signal.SIGUSR1  # what the launcher sends where the control file can't be written
 _LAUNCHER = "LOCKSTEP_LAUNCHER"
-_JOIN = timedelta(minutes=30)
 _WORD = "lockstep/word"  # from the first rank to the others, before they start
+_READ = "lockstep/read"  # how many have read it
 _PREPARED = timedelta(days=7)  # a large corpus takes its time; torchrun ends the others if the first rank dies
 _LAST = 20.0  # seconds after torchrun's SIGTERM in which to leave in order; it kills after 30
 _OTHERS = 1.0  # seconds in which ranks that failed first have left their notes
@@ -75,9 +78,14 @@ def work(attempt: Attempt, rank: Rank, store: Any = None, catch_stop: bool = Fal
     if catch_stop:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: _stop_or_leave(requests, run, attempt))
-    ranks, devices = _join(plan, rank, store)
-    outcome = train_rank(attempt, plan, config, rank, ranks, devices, open_task(config, str(cache_home())), requests)
-    _leave(ranks)
+    seat = take_seat(plan, rank, store, attempt.coordinator)
+    task = open_task(config, str(cache_home()))
+    engine = seat.engine(task, config.optimizer)
+    if plan.preflight and plan.world > 1:
+        with Deadline(plan, run, attempt.name, rank, speaks=first and (catch_stop or rank.world == 1)):
+            check_sum(engine.preflight(), plan)
+    outcome = train_rank(attempt, plan, config, rank, engine, task, requests)
+    seat.leave()
     return outcome
 
 
@@ -96,15 +104,12 @@ def _stop_or_leave(requests: Requests, run: Run, attempt: Attempt) -> None:
     timer.start()
 
 
-def train_rank(attempt: Attempt, plan: Plan, config: Config, rank: Rank, ranks: Any, devices: Any, task: Any, requests: Requests, store: Any = None) -> Outcome:
-    """Engine, feed, store and journal of one rank, and the loop over them. ranks, devices: torch's. store: another than the run's own checkpoints."""
-    from lockstep.on_torch.engine import TorchEngine
-
+def train_rank(attempt: Attempt, plan: Plan, config: Config, rank: Rank, engine: Engine, task: Any, requests: Requests, store: Any = None) -> Outcome:
+    """Feed, store and journal of one rank, and the loop over them. store: another than the run's own checkpoints."""
     run, first = Run(Path(attempt.run)), rank.index == 0
     if task.fingerprint() != plan.fixed.fingerprint or len(task.train_data()) != plan.samples:
         raise RunError("the data changed while the run was starting: it is not what the plan was made for", "run the same command again, once the files rest", "data")
     _keep_assets(run, task, first)
-    engine = TorchEngine(task, plan, config.optimizer, ranks, devices)
     saved = load(Path(attempt.resume)) if attempt.resume else None
     feed = Feed(plan, plan.held_by(rank.index), task.train_data(), task.eval_data(), engine.stage, saved.step if saved else 0, config.data.prefetch)
     journal = Journal(run.journal) if first else None
@@ -125,47 +130,12 @@ def train_rank(attempt: Attempt, plan: Plan, config: Config, rank: Rank, ranks: 
     return outcome
 
 
-def devices_of(plan: Plan, rank: int) -> list[Any]:
-    """torch's devices of one process, the first made the current one."""
-    import torch
-
-    devices = [torch.device(plan.devices[place].place) for place in plan.held_by(rank)]
-    if devices[0].type == "cuda":
-        torch.cuda.set_device(devices[0])
-    return devices
-
-
-def _join(plan: Plan, rank: Rank, store: Any) -> tuple[Any, Any]:
-    """Threads, devices and process group."""
-    import torch
-    import torch.distributed as dist
-
-    from lockstep.on_torch.collectives import Ranks
-
-    torch.set_num_threads(plan.threads)
-    devices = devices_of(plan, rank.index)
-    device = devices[0]
-    if plan.backend == "none":
-        return Ranks(), devices
-    where: dict[str, Any] = {"store": store, "rank": rank.index, "world_size": rank.world} if store is not None else {}
-    dist.init_process_group(plan.backend, timeout=_JOIN, device_id=device if plan.backend == "nccl" else None, **where)
-    return Ranks(dist.group.WORLD), devices
-
-
-def _leave(ranks: Any) -> None:
-    if ranks.group is not None:
-        import torch.distributed as dist
-
-        dist.barrier(ranks.group)  # nobody takes the rendezvous away while another still needs it
-        dist.destroy_process_group()
-
-
 def _store(run: Run, plan: Plan, config: Config, rank: Rank, attempt: Attempt, first: bool, record: Callable[[Event], None], journal: Journal | None) -> Store:
     values = flatten(config)
 
     def meta(step: int) -> dict[str, Any]:
         position = plan.order.position(step)
-        return {"step": step, "epoch": position.epoch, "consumed": position.first, "config": values, "fixed": plan.to_json()["fixed"], "versions": _versions()}
+        return {"step": step, "epoch": position.epoch, "consumed": position.first, "config": values, "fixed": plan.to_json()["fixed"], "versions": _versions(plan.engine)}
 
     def published(save: Published) -> None:
         record(Event("saved", save.step, {"path": save.path, "bytes": save.bytes, "seconds": save.seconds, "blocked_seconds": save.blocked}))
@@ -173,10 +143,8 @@ def _store(run: Run, plan: Plan, config: Config, rank: Rank, attempt: Attempt, f
     return Store(run.checkpoints, rank.index, rank.world, plan.keep, attempt.name, first, meta, published, journal.sync if journal else lambda: None)
 
 
-def _versions() -> dict[str, str]:
-    import torch
-
-    return {"lockstep": lockstep.__version__, "torch": torch.__version__, "python": sys.version.split()[0]}
+def _versions(engine: str) -> dict[str, str]:
+    return {"lockstep": lockstep.__version__, engine: version(engine), "python": sys.version.split()[0]}
 
 
 def _keep_assets(run: Run, task: Any, first: bool) -> None:
@@ -203,18 +171,18 @@ def guarded(attempt: Attempt, rank: Rank, **how: Any) -> int:
 
 
 def joined(rank: Rank, read: Callable[[], Loaded], options: Options, headless: bool) -> int:
-    """This process as a rank that torchrun started. The first rank reads the config and prepares the run, tells the others, and speaks for all. Returns the exit code."""
+    """This process as a rank that torchrun, Slurm or the user started. The first rank reads the config and prepares the run, tells the others, and speaks for all. Returns the exit code."""
     from torch.distributed.distributed_c10d import PrefixStore
     from torch.distributed.rendezvous import rendezvous
 
-    die_with(os.getppid())
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # as the probe counts
-    whole, _, _ = next(rendezvous("env://", timeout=_JOIN))
+    whole, _, _ = next(rendezvous("env://", timeout=JOIN))
     store = PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), whole)  # torchrun's store outlives a restart, with all that was said in it
     ranks = PrefixStore("ranks", store)
     if rank.index:
         store.wait([_WORD], _PREPARED)
         word = json.loads(store.get(_WORD))
+        store.add(_READ, 1)
         if "leave" in word:
             return int(word["leave"])
         attempt = Attempt(**word["attempt"])
@@ -222,17 +190,15 @@ def joined(rank: Rank, read: Callable[[], Loaded], options: Options, headless: b
         code = guarded(attempt, rank, store=ranks, catch_stop=True)
         os._exit(code)  # not waiting for a collective that a lost rank left hanging
     try:
-        prepared = prepare(_on_ranks(read(), rank.world), options)
-        if prepared.plan.processes != rank.world:
-            prepared.lock.release()
-            raise UserError(f"strategy {prepared.plan.strategy} is one process; torchrun started {rank.world}", "start it without torchrun, or --strategy ddp", "devices.strategy")
+        prepared = _prepared(read(), rank, options)
     except BaseException as error:
-        store.set(_WORD, json.dumps({"leave": error.exit_code if isinstance(error, LockstepError) else 1}))
+        _tell(store, rank, {"leave": error.exit_code if isinstance(error, LockstepError) else 1})
         raise
-    store.set(_WORD, json.dumps({"leave": 0} if prepared.done else {"attempt": asdict(prepared.attempt)}))
     if prepared.done:
+        _tell(store, rank, {"leave": 0})
         print(done_line(prepared), file=sys.stderr if headless else sys.stdout)
         return 0
+    store.set(_WORD, json.dumps({"attempt": asdict(prepared.attempt)}))
     with showing(view(prepared.plan, prepared.run.home, headless), prepared.run.journal, prepared.begin):
         try:
             work(prepared.attempt, rank, store=ranks, catch_stop=True)
@@ -245,24 +211,42 @@ def joined(rank: Rank, read: Callable[[], Loaded], options: Options, headless: b
     raise failure
 
 
-def record_failure(run: Run, failure: LockstepError) -> None:
-    """The journal's last word, by whoever still lives."""
-    pulse = read_pulse(run.logs / "pulse-0")
-    with suppress(OSError):  # a full disk is what may have failed; the terminal is told all the same
-        append(run.journal, Event("failed", pulse[0] if pulse else 0, {"cause": failure.cause, "remedy": failure.remedy}))
+def _prepared(loaded: Loaded, rank: Rank, options: Options) -> Prepared:
+    """What the processes that were started are to do. UserError: they are not what the config asks for."""
+    jax = loaded.config.engine == "jax"
+    if rank.hosts > 1 and not jax:
+        raise UserError(f"{rank.world} ranks on {rank.hosts} machines: engine torch trains on one in this version", "one machine, or --engine jax", "engine")
+    machine = replace(probe(), started=rank.world, hosts=rank.hosts) if jax else probe()
+    prepared = prepare(_on_ranks(loaded, rank.world // rank.hosts, jax), options, machine=machine)
+    if prepared.plan.processes != rank.world:
+        prepared.lock.release()
+        raise UserError(f"strategy {prepared.plan.strategy} is one process; {rank.world} were started", "one process, or --strategy ddp", "devices.strategy")
+    if jax and rank.world > 1:
+        prepared.attempt = replace(prepared.attempt, coordinator=f"{os.environ['MASTER_ADDR']}:{free_port()}")
+    return prepared
 
 
-def _on_ranks(loaded: Loaded, world: int) -> Loaded:
-    """The config on as many devices as ranks were started. UserError: it asks for other ones."""
+def _tell(store: Any, rank: Rank, word: dict[str, Any]) -> None:
+    """The last word to the others. The store may live in this process: it stays until they have read it."""
+    store.set(_WORD, json.dumps(word))
+    until = time.monotonic() + _LAST
+    while store.add(_READ, 0) < rank.world - 1 and time.monotonic() < until:
+        time.sleep(0.05)
+
+
+def _on_ranks(loaded: Loaded, count: int, jax: bool) -> Loaded:
+    """The config on as many devices of this host as ranks were started on it (jax: a rank may hold several). UserError: it asks for other ones."""
     devices = loaded.config.devices
     gpus = len(probe().devices)
-    use = devices.use if devices.use not in {"auto", "all"} else (",".join(map(str, range(world))) if gpus else f"cpu:{world}")
+    use = devices.use
+    if use in {"auto", "all"} and (not gpus or not jax):
+        use = ",".join(map(str, range(count))) if gpus else f"cpu:{count}"
     if use == "cpu":
-        use = f"cpu:{world}"
+        use = f"cpu:{count}"
     config = loaded.config.model_copy(update={"devices": devices.model_copy(update={"use": use})})
-    count = len(choose_devices(config, probe(), {}))
-    if count != world:
-        raise UserError(f"torchrun started {world} ranks; devices {devices.use} names {count}", f"--nproc_per_node={count}, or leave --devices out", "devices.use")
+    found = len(choose_devices(config, probe(), {}))
+    if found != count and not jax:
+        raise UserError(f"torchrun started {count} ranks; devices {devices.use} names {found}", f"--nproc_per_node={found}, or leave --devices out", "devices.use")
     return replace(loaded, config=config)
 
 

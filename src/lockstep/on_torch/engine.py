@@ -5,7 +5,7 @@ import random
 import resource
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -76,10 +76,18 @@ class TorchEngine:
         self._strategy.spread()
         return state
 
-    def stage(self, arrays: Mapping[str, Any]) -> Arrays:
+    def stage(self, rounds: Sequence[Round]) -> list[Round]:
         """Host arrays as tensors, in pinned memory where they go to a GPU."""
-        tensors = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}  # a strided copy to a GPU would not be pinned
-        return {name: tensor.pin_memory() for name, tensor in tensors.items()} if self.device.type == "cuda" else tensors
+        return [tuple(slot and Slot({name: self._tensor(array) for name, array in slot.arrays.items()}, slot.real, None if slot.keys is None else self._tensor(slot.keys)) for slot in found) for found in rounds]
+
+    def _tensor(self, array: Any) -> torch.Tensor:
+        tensor = torch.from_numpy(np.ascontiguousarray(array))  # a strided copy to a GPU would not be pinned
+        return tensor.pin_memory() if self.device.type == "cuda" else tensor
+
+    def preflight(self) -> float:
+        """Through the collective that steps use, or by copies between this process's devices."""
+        ones = torch.stack([torch.ones((), device=device).to(self.device) for device in self.devices])
+        return float(self.ranks.sum(ones.sum())())
 
     def step(self, state: State, batch: Batch, lr: float, asked: Sequence[int]) -> tuple[State, Stats]:
         summed = self._summed(self._accumulate(state, batch), batch, asked)()
@@ -99,13 +107,13 @@ class TorchEngine:
         return state, self._fetch(figures)
 
     @torch.no_grad()
-    def evaluate(self, state: State, rounds: Iterable[Round]) -> dict[str, float]:
+    def evaluate(self, state: State, rounds: Iterable[Sequence[Round]]) -> dict[str, float]:
         """Sums of the task's figures over all devices. The order of the names is the task's, the same on every rank."""
         names = self.task.eval_names()
         self._ready(state)
         self._mode(train=False)
         total = torch.zeros(len(names), dtype=torch.float64, device=self.device)
-        for found in rounds:
+        for found in (found for staged in rounds for found in staged):
             total = sum(self._strategy.run([partial(self._evaluated, index, slot, names) for index, slot in enumerate(found)]), start=total)
         self._mode(train=True)
         return dict(zip(names, self.ranks.sum(total)().tolist(), strict=True))

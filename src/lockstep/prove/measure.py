@@ -90,7 +90,7 @@ def _peak(config: Config, machine: Machine, facts: Facts, micro: int) -> int | N
         run.write(tried, made, {}, {})
         attempt = Attempt("probe", str(run.home))
         try:
-            ranks.run(made.processes, try_out, attempt.to_json(), backend=made.backend if made.backend != "none" else "gloo")
+            ranks.run(made.processes, try_out, attempt.to_json(), backend=made.backend if made.backend in {"gloo", "nccl"} else "gloo")
         except JobFailed as error:
             if "ran out of memory" in error.cause or error.ended:
                 return None

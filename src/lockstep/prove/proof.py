@@ -12,10 +12,11 @@ from lockstep.core.config import Config, Loaded
 from lockstep.core.facts import Facts
 from lockstep.core.machine import Machine
 from lockstep.errors import UserError
-from lockstep.launch.describe import cache_home, describe
+from lockstep.launch.describe import cache_home, describe, missing
 from lockstep.launch.pool import pool
 from lockstep.probe import probe
 from lockstep.prove.verify import TOLERANCE, Layout, Trials, Verdict, as_json, default_layouts, parse_layout, verify
+from lockstep.tasks import engines_of
 from lockstep.units import show_seconds
 
 _CPU_RANKS = 3  # worlds 2 and an odd one
@@ -30,8 +31,11 @@ def prove(loaded: Loaded, wanted: str | None, steps: int | None, json: bool) -> 
         raise UserError(f"verify compares in f64 or f32; {config.train.precision} rounds away what it looks for", "--dtype f64, or leave --dtype out", "--dtype")
     facts = describe(config)
     on = _where(config, machine)
-    layouts = [parse_layout(part) for part in wanted.split(",")] if wanted is not None else default_layouts(_CPU_RANKS if on == "cpu" else len(machine.devices), not facts.coupled)
-    left_out = _left_out(facts, on, machine) if wanted is None else []
+    engines = [engine for engine in engines_of(config) if not missing(engine)]
+    layouts = [parse_layout(part) for part in wanted.split(",")] if wanted is not None else default_layouts(_CPU_RANKS if on == "cpu" else len(machine.devices), not facts.coupled, engines)
+    for engine in {leg.engine for layout in layouts for leg in layout.legs} - {config.engine}:
+        describe(config.model_copy(update={"engine": engine}))  # refuses what this task has no model for
+    left_out = _left_out(config, facts, on, machine) if wanted is None else []
     if config.devices.compress != "none":
         left_out.append(f"compress {config.devices.compress}: it changes results, and is off here")
     with tempfile.TemporaryDirectory(prefix=f"{os.getpid()}-", dir=_scratch()) as scratch, pool(max(layout.most for layout in layouts), Path(scratch) / "ranks.log", _PATIENCE) as ranks:
@@ -54,10 +58,11 @@ def _where(config: Config, machine: Machine) -> str:
     return "cuda" if len(machine.devices) > 1 and not config.devices.use.startswith("cpu") else "cpu"
 
 
-def _left_out(facts: Facts, on: str, machine: Machine) -> list[str]:
+def _left_out(config: Config, facts: Facts, on: str, machine: Machine) -> list[str]:
     lines = []
     if facts.coupled:
         lines.append("layouts with accumulation: the model mixes the samples of a round")
+    lines += [f"engine {engine}: {', '.join(missing(engine))} not installed (pip install 'lockstep[{engine}]')" for engine in engines_of(config) if missing(engine)]
     if on == "cpu" and machine.devices:
         lines.append("the GPU: several layouts need several of them; these ran on CPU ranks")
     return lines

@@ -28,7 +28,8 @@ from lockstep.observe.journal import read
 
 TOLERANCE = {"f64": 1e-10, "f32": 1e-5}  # relative
 STEPS = 6
-_PART = rf"(?P<strategy>{'|'.join(get_args(StrategyName))})(?::(?P<world>\d+))?(?:/(?P<rounds>\d+))?"
+_JAX = {"jax": "dp", "jax-fsdp": "fsdp"}  # what layouts of engine jax are called -> its strategies
+_PART = rf"(?P<strategy>{'|'.join([*get_args(StrategyName), *reversed(_JAX)])})(?::(?P<world>\d+))?(?:/(?P<rounds>\d+))?"
 
 
 @dataclass(frozen=True)
@@ -45,12 +46,17 @@ class Layout:
         return own + (f"/{self.rounds}" if self.rounds else "") + (f"..{self.then}" if self.then else "")
 
     @property
+    def engine(self) -> str:
+        return "jax" if self.strategy in _JAX else "torch"
+
+    @property
     def legs(self) -> "list[Layout]":
         return [self, *(self.then.legs if self.then else [])]
 
     @property
     def most(self) -> int:
-        return max(self.world, self.then.most if self.then else 1)
+        """Processes at once: jax's devices are all in one."""
+        return max(1 if self.engine == "jax" else self.world, self.then.most if self.then else 1)
 
 
 def parse_layout(text: str) -> Layout:
@@ -60,16 +66,27 @@ def parse_layout(text: str) -> Layout:
         found = re.fullmatch(_PART, part)
         world = int(found["world"] or 1) if found else 0
         if not found or not 1 <= world <= 64 or (found["strategy"] == "single" and world != 1) or found["rounds"] == "0":
-            raise UserError(f"--layouts: {text!r} is no layout", "for example single, ddp:2, fsdp:3, ddp:2/4 (4 rounds of accumulation), ddp:2..fsdp:3 (saved by the one, resumed by the other)", "--layouts")
+            raise UserError(f"--layouts: {text!r} is no layout", "for example single, ddp:2, fsdp:3, jax:4, jax-fsdp:2, ddp:2/4 (4 rounds of accumulation), ddp:2..fsdp:3 (saved by the one, resumed by the other)", "--layouts")
         made = Layout(found["strategy"], world, int(found["rounds"]) if found["rounds"] else None, made)
     assert made is not None
     return made
 
 
-def default_layouts(devices: int, accumulates: bool) -> list[Layout]:
-    """devices: how many there are to try. accumulates: whether the model may be split into rounds."""
-    odd = 3 if devices >= 3 else None
-    worlds = [world for world in (2, odd) if world]
+def default_layouts(devices: int, accumulates: bool, engines: Sequence[str]) -> list[Layout]:
+    """devices: how many there are to try. accumulates: whether the model may be split into rounds. engines: which can train it, the config's own first."""
+    worlds = [2, 3] if devices >= 3 else [2]
+    alone, other = [_torch_layouts(worlds, accumulates), _jax_layouts(worlds, accumulates)][:: 1 if engines[0] == "torch" else -1]
+    if len(engines) == 1:
+        return alone
+    return [*alone, *other, Layout("ddp", 2, None, Layout("jax", worlds[-1], None, Layout("fsdp", 2)))]
+
+
+def _jax_layouts(worlds: Sequence[int], accumulates: bool) -> list[Layout]:
+    found = [Layout("jax", 1), *(Layout(strategy, world) for strategy in _JAX for world in worlds)]
+    return [*found, *([Layout("jax", 2, 4)] if accumulates else []), Layout("jax", 2, None, Layout("jax-fsdp", worlds[-1]))]
+
+
+def _torch_layouts(worlds: Sequence[int], accumulates: bool) -> list[Layout]:
     found = [Layout("single", 1), *(Layout(strategy, world) for strategy in ("dp", "ddp", "fsdp") for world in worlds)]
     if accumulates:
         found += [Layout("single", 1, 4), Layout("ddp", 2, 4), Layout("fsdp", worlds[-1], 4)]
@@ -117,12 +134,12 @@ class Trials:
 
     def _laid_out(self, layout: Layout) -> Config:
         use = f"cpu:{layout.world}" if self._on == "cpu" else ",".join(str(gpu.index) for gpu in self._machine.devices[: layout.world])
-        devices = self._config.devices.model_copy(update={"use": use, "strategy": layout.strategy, "shards": None, "compress": "none"})
-        return self._config.model_copy(update={"devices": devices, "batch": Batch(samples=self.batch, accumulate=layout.rounds)})
+        devices = self._config.devices.model_copy(update={"use": use, "strategy": _JAX.get(layout.strategy, layout.strategy), "shards": None, "compress": "none"})
+        return self._config.model_copy(update={"engine": layout.engine, "devices": devices, "batch": Batch(samples=self.batch, accumulate=layout.rounds)})
 
     def reference(self) -> Course:
         """One device, unbroken; its first step once more, to be saved by itself."""
-        single = Layout("single", 1)
+        single = Layout("jax" if self._config.engine == "jax" else "single", 1)
         first = self._run("reference-first", [(single, 1)])
         return self._course(self._run("reference", [(single, self.steps)]), first)
 
@@ -148,7 +165,7 @@ class Trials:
         return run
 
     def _train(self, made: Plan, attempt: Attempt) -> None:
-        how: dict[str, Any] = {"backend": made.backend if made.backend != "none" else "gloo"}
+        how: dict[str, Any] = {"backend": made.backend if made.backend in {"gloo", "nccl"} else "gloo"}
         if 1 < made.shards < made.world and made.world < self._pool.size:  # its groups are made by all processes that there are
             with pool(made.world) as own:
                 own.run(made.processes, self._rehearsal, attempt.to_json(), **how)

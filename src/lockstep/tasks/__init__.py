@@ -48,19 +48,24 @@ class Tasks:
         return importlib.import_module(f"lockstep.tasks.{config.task}.corpus").stamp(config.data)
 
 
+def engines_of(config: Config) -> tuple[str, ...]:
+    """The engines that have a model of this task, the config's own first: a user's has one."""
+    return (config.engine,) if place_of(config.task) else (config.engine, "jax" if config.engine == "torch" else "torch")
+
+
 def open_task(config: Config, cache: str) -> "Task":
     """The task of a config, its data ready in `cache`. Imports the engine's model code."""
-    made: Task = _module(config).open_task(config, cache)
+    made: Task = _module(config, config.engine).open_task(config, cache)
     return made
 
 
 def open_saved(config: Config, assets: Path, shapes: Mapping[str, tuple[int, ...]]) -> tuple[Any, Callable[[Any, str, int, float, int], str]]:
-    """What a checkpoint's weights go into, and how it continues a prompt (model, prompt, tokens, temperature, seed). UserError: it makes nothing to show."""
+    """What a checkpoint's weights go into (with torch, whichever engine trained them), and how it continues a prompt (model, prompt, tokens, temperature, seed). UserError: it makes nothing to show."""
     if place_of(config.task):
         raise UserError(f"{config.task} is a task of your own: how it would continue a prompt is not known", "load its weights in Python", "RUN")
-    opened: tuple[Any, Callable[[Any, str, int, float, int], str]] = _module(config).open_saved(config, assets, shapes)
+    opened: tuple[Any, Callable[[Any, str, int, float, int], str]] = _module(config, "torch").open_saved(config, assets, shapes)
     return opened
 
 
-def _module(config: Config) -> Any:
-    return importlib.import_module("lockstep.tasks.own.task" if place_of(config.task) else f"lockstep.tasks.{config.task}.task")
+def _module(config: Config, engine: str) -> Any:
+    return importlib.import_module(f"lockstep.tasks.{'own' if place_of(config.task) else config.task}.{engine}_task")

@@ -1,12 +1,13 @@
-"""The language task: a decoder, a corpus, next-token cross-entropy."""
+"""The language task: a decoder, a corpus, next-token cross-entropy. No engine is imported here; torch_task.py and jax_task.py bring their own.
+"""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-import torch.nn.functional as F
+from numpy.typing import NDArray
 
 from lockstep.core.config import Config
 from lockstep.core.facts import Facts
@@ -14,17 +15,20 @@ from lockstep.core.initial import Initial
 from lockstep.core.mean import Mean
 from lockstep.core.order import Ids
 from lockstep.core.protocols import Arrays, Source
-from lockstep.data.tokens import IGNORED, TokenWindows, window_count
+from lockstep.data.tokens import TokenWindows, window_count
 from lockstep.errors import RunError, UserError
 from lockstep.tasks.language.corpus import Corpus, prepare
 from lockstep.tasks.language.fields import LanguageData, LanguageModel
+from lockstep.tasks.language.shapes import initial, shapes
 from lockstep.tasks.language.tokenizer import Bytes, Library, Tokenizer
-from lockstep.tasks.language.torch_model import Decoder, initial
 
 TOKENIZER = "tokenizer.json"  # as a run directory's assets keep it
 
 
-class LanguageTask:
+Logits = Callable[[list[int]], NDArray[np.float64]]  # token ids -> the next one's logits
+
+
+class LanguageTask(ABC):
     """model, data: the config's sections. cache: where token files are kept."""
 
     def __init__(self, model: LanguageModel, data: LanguageData, cache: Path) -> None:
@@ -38,11 +42,10 @@ class LanguageTask:
                             f"more text, or --seq-len {max(1, self._split // 8)}", "data.source")
 
     def facts(self) -> Facts:
-        with torch.device("meta"):
-            model = self.model()
-        params = sum(p.numel() for p in model.parameters())
+        sizes = {name: int(np.prod(shape)) for name, shape in self.shapes().items()}
+        params = sum(sizes.values())
         head = self.vocab * self.fields.hidden_size
-        matrices = sum(p.numel() for name, p in model.named_parameters() if p.ndim == 2 and not name.startswith(("embed_tokens", "lm_head"))) + head
+        matrices = sum(size for name, size in sizes.items() if "norm" not in name and not name.startswith(("embed_tokens", "lm_head"))) + head
         f, length = self.fields, self.length
         per_token = 6 * matrices + 6 * f.num_layers * f.hidden_size * length
         block = 8 * f.hidden_size + 2 * f.groups * f.head_size + 4 * f.inner
@@ -54,7 +57,7 @@ class LanguageTask:
         return Facts(
             samples=window_count(self._split, length), eval_samples=len(held_out) if held_out else 0, tokens_per_sample=length,
             params=params, trainable=params, blocks=f.num_layers, bytes_per_sample=4 * length * kept, flops_per_sample=float(per_token * length),
-            coupled=(), fingerprint=self.fingerprint(), block_params=sum(p.numel() for p in model.layers[0].parameters()),
+            coupled=(), fingerprint=self.fingerprint(), block_params=sum(size for name, size in sizes.items() if name.startswith("layers.0.")),
             recompute_bytes={how: 4 * length * numbers for how, numbers in again.items()},
             formulas={
                 "flops": f"6 x {matrices} matrix weights + 6 x layers x hidden x length (causal attention), a token; Kaplan et al. 2020, Chowdhery et al. 2022",
@@ -74,26 +77,27 @@ class LanguageTask:
             return None
         return Spread(windows, min(len(windows), self.data.eval_samples or len(windows)))
 
-    def model(self) -> Decoder:
-        return Decoder(self.fields, self.vocab)
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Every parameter by name: the same under each engine."""
+        return shapes(self.fields, self.vocab)
+
+    @abstractmethod
+    def model(self) -> Any: ...
+
+    @abstractmethod
+    def loss(self, model: Any, batch: Arrays) -> Mean: ...
+
+    @abstractmethod
+    def evaluate(self, model: Any, batch: Arrays) -> Mapping[str, Any]: ...
+
+    @abstractmethod
+    def logits(self, model: Any) -> Logits: ...
 
     def initial(self, name: str, shape: tuple[int, ...]) -> Initial | None:
         return initial(name, self.fields)
 
-    def loss(self, model: Any, batch: Arrays) -> Mean:
-        logits = model(batch["tokens"])
-        labels = batch["labels"]
-        return Mean(F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum"), (labels != IGNORED).sum())
-
     def eval_names(self) -> tuple[str, ...]:
         return ("loss_sum", "correct", "tokens")
-
-    def evaluate(self, model: Any, batch: Arrays) -> Mapping[str, Any]:
-        logits = model(batch["tokens"])
-        labels = batch["labels"]
-        real = labels != IGNORED
-        loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum")
-        return {"loss_sum": loss, "correct": ((logits.argmax(-1) == labels) & real).sum(), "tokens": real.sum()}
 
     def summarize(self, sums: Mapping[str, float]) -> dict[str, float]:
         loss = sums["loss_sum"] / sums["tokens"]
@@ -103,7 +107,7 @@ class LanguageTask:
         tokenizer = self.corpus.decoder()
         if not self.corpus.size:
             return []  # raw tokens without a tokenizer can't be shown
-        return [generate(model, tokenizer, prompt, self.data.sample_tokens, 0.8, seed, self.length) for prompt in self.data.prompts]
+        return [generate(self.logits(model), tokenizer, prompt, self.data.sample_tokens, 0.8, seed, self.length) for prompt in self.data.prompts]
 
     def assets(self) -> Mapping[str, Path]:
         return {} if self.corpus.tokenizer == "bytes" else {TOKENIZER: Path(self.corpus.tokenizer)}
@@ -122,15 +126,12 @@ class Spread:
         return self._source[np.asarray(ids) * len(self._source) // self._count]
 
 
-@torch.no_grad()
-def generate(model: Any, tokenizer: Tokenizer, prompt: str, tokens: int, temperature: float, seed: int, context: int) -> str:
+def generate(next_logits: Logits, tokenizer: Tokenizer, prompt: str, tokens: int, temperature: float, seed: int, context: int) -> str:
     """prompt and its continuation by `tokens` tokens. temperature 0: always the likeliest. The same seed gives the same text."""
-    device = next(model.parameters()).device
     ids = [int(i) for i in tokenizer.encode([prompt.encode()])] or [10 if tokenizer.size > 10 else 0]
     random = np.random.default_rng(seed)
     for _ in range(tokens):
-        window = torch.tensor([ids[-context:]], dtype=torch.int64, device=device)
-        logits = model(window)[0, -1].double().cpu().numpy()[: tokenizer.size]
+        logits = next_logits(ids[-context:])[: tokenizer.size]
         if not np.isfinite(logits).all():
             raise RunError("the model's logits are not finite: it has nothing to say", "an older checkpoint, or a smaller --lr")
         if temperature == 0:
@@ -141,29 +142,17 @@ def generate(model: Any, tokenizer: Tokenizer, prompt: str, tokens: int, tempera
     return tokenizer.decode(ids)
 
 
-def open_saved(config: Config, assets: Path, shapes: Mapping[str, tuple[int, ...]]) -> tuple[Decoder, Callable[[Any, str, int, float, int], str]]:
-    """What a checkpoint's weights go into, and how it continues a prompt (model, prompt, tokens, temperature, seed); the corpus is not needed.
+def speaker(config: Config, assets: Path) -> Tokenizer:
+    """What a run's text is written in; the corpus is not needed.
 
     UserError: the run was trained on raw tokens, so that nothing says what they mean.
     """
-    fields, data = config.model, config.data
-    assert isinstance(fields, LanguageModel)
+    data = config.data
     assert isinstance(data, LanguageData)
     raw = any(source.endswith(".bin") for source in data.sources)
     if raw and not (assets / TOKENIZER).exists():
         raise UserError("this run was trained on raw tokens without a tokenizer: what they mean is not known", "train with data.tokenizer=PATH of their tokenizer.json", "data.tokenizer")
-    tokenizer: Tokenizer = Library(assets / TOKENIZER) if (assets / TOKENIZER).exists() else Bytes()
-
-    def speak(model: Any, prompt: str, tokens: int, temperature: float, seed: int) -> str:
-        return generate(model, tokenizer, prompt, tokens, temperature, seed, fields.max_seq_len)
-
-    return Decoder(fields, shapes["embed_tokens.weight"][0]), speak
-
-
-def open_task(config: Config, cache: str) -> LanguageTask:
-    assert isinstance(config.model, LanguageModel)
-    assert isinstance(config.data, LanguageData)
-    return LanguageTask(config.model, config.data, Path(cache))
+    return Library(assets / TOKENIZER) if (assets / TOKENIZER).exists() else Bytes()
 
 
 def _vocabulary(model: LanguageModel, data: LanguageData, corpus: Corpus) -> int:

@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lockstep.core.initial import Initial
 from lockstep.tasks.language.fields import LanguageModel
 
 
@@ -91,13 +90,3 @@ class Decoder(nn.Module):
         for block in self.layers:
             x = block(x, cos, sin)
         return cast(Tensor, self.lm_head(self.norm(x)))
-
-
-def initial(name: str, fields: LanguageModel) -> Initial:
-    """GPT-2's: 0.02, and less by the root of the number of additions for what is added to the residual stream; norms begin as ones.
-
-    Source: Radford et al., "Language models are unsupervised multitask learners", 2019, section 2.3.
-    """
-    if "norm" in name:
-        return Initial(0.0, 1.0)
-    return Initial(0.02 / (2 * fields.num_layers) ** 0.5 if name.endswith(("o_proj.weight", "down_proj.weight")) else 0.02)

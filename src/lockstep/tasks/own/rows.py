@@ -4,13 +4,12 @@ The same id must give the same row whenever it is read, or else a resumed run wo
 """
 
 import hashlib
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch.utils.data import Dataset, IterableDataset
 
 from lockstep.core.order import Ids
 from lockstep.errors import UserError
@@ -25,7 +24,7 @@ class Rows:
     def __init__(self, data: Any, what: str) -> None:
         self._data, self._what = data, what
         self._count = _length(data, what)
-        self._read: Callable[[Ids], Any] = self._stacked if isinstance(data, Dataset) else data.__getitem__
+        self._read: Callable[[Ids], Any] = self._stacked if _is_torch(data, "Dataset") else data.__getitem__
 
     def __len__(self) -> int:
         return self._count
@@ -83,8 +82,14 @@ class Rows:
         return UserError(f"the data of {self._what} {cause}", remedy, "task")
 
 
+def _is_torch(data: Any, kind: str) -> bool:
+    """Whether it is one of torch's data sets, which only exist where torch has been imported."""
+    torch: Any = sys.modules.get("torch.utils.data")
+    return torch is not None and isinstance(data, getattr(torch, kind))
+
+
 def _array(value: Any) -> NDArray[Any]:
-    array: NDArray[Any] = value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
+    array: NDArray[Any] = value.detach().cpu().numpy() if hasattr(value, "detach") else np.asarray(value)
     return array
 
 
@@ -96,8 +101,8 @@ def _named(item: Any) -> dict[str, Any]:
 
 def _length(data: Any, what: str) -> int:
     """UserError: none, or nothing to count."""
-    if isinstance(data, IterableDataset) or not hasattr(data, "__getitem__") or not hasattr(data, "__len__"):
-        lacks = "is read in its own order, not by id" if isinstance(data, IterableDataset) else f"has no {'length (__len__)' if hasattr(data, '__getitem__') else '__getitem__'}"
+    if _is_torch(data, "IterableDataset") or not hasattr(data, "__getitem__") or not hasattr(data, "__len__"):
+        lacks = "is read in its own order, not by id" if _is_torch(data, "IterableDataset") else f"has no {'length (__len__)' if hasattr(data, '__getitem__') else '__getitem__'}"
         raise UserError(f"the data of {what}, of type {type(data).__name__}, {lacks}", f"return {_FORM}: which samples a step takes follows from their number and the seed", "task")
     count = len(data)
     if count < 1:

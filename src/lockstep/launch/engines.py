@@ -1,0 +1,93 @@
+"""The engine of a plan in this process: joined to its peers, ready to train, left in order. The one place where engines are chosen."""
+
+import os
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from lockstep.core.config import Optimizer
+from lockstep.core.plan import Plan
+from lockstep.core.protocols import Engine, Rank, Task
+from lockstep.launch.describe import cache_home
+
+JOIN = timedelta(minutes=30)
+
+
+@dataclass(frozen=True)
+class Seat:
+    """A process's place among those that train together. leave: called when nothing more is to be done together."""
+
+    engine: Callable[[Task, Optimizer], Engine]
+    leave: Callable[[], None] = lambda: None
+
+
+def take_seat(plan: Plan, rank: Rank, store: Any, coordinator: str | None) -> Seat:
+    """Meet the other ranks. store: torch's rendezvous; None: from the environment. coordinator: host:port where jax's processes meet."""
+    return _join_jax(plan, rank, coordinator) if plan.engine == "jax" else _join_torch(plan, rank, store)
+
+
+def warm_seat(plan: Plan, index: int, group: Any) -> Seat:
+    """In a process that torch made a rank of `group` before, and that will do more than this."""
+    return _jax_seat(plan, index) if plan.engine == "jax" else _torch_seat(plan, index, group if plan.backend != "none" else None, _torch_devices(plan, index))
+
+
+def _torch_devices(plan: Plan, index: int) -> list[Any]:
+    """Those of one process, the first made the current one."""
+    import torch
+
+    torch.set_num_threads(plan.threads)
+    devices = [torch.device(plan.devices[place].place) for place in plan.held_by(index)]
+    if devices[0].type == "cuda":
+        torch.cuda.set_device(devices[0])
+    return devices
+
+
+def _torch_seat(plan: Plan, index: int, group: Any, devices: list[Any], leave: Callable[[], None] = lambda: None) -> Seat:
+    from lockstep.on_torch.collectives import Ranks
+    from lockstep.on_torch.engine import TorchEngine
+
+    return Seat(lambda task, optimizer: TorchEngine(task, plan, optimizer, Ranks(group), devices), leave)
+
+
+def _join_torch(plan: Plan, rank: Rank, store: Any) -> Seat:
+    import torch.distributed as dist
+
+    devices = _torch_devices(plan, rank.index)
+    if plan.backend == "none":
+        return _torch_seat(plan, rank.index, None, devices)
+    where: dict[str, Any] = {"store": store, "rank": rank.index, "world_size": rank.world} if store is not None else {}
+    dist.init_process_group(plan.backend, timeout=JOIN, device_id=devices[0] if plan.backend == "nccl" else None, **where)
+
+    def leave() -> None:
+        dist.barrier()  # nobody takes the rendezvous away while another still needs it
+        dist.destroy_process_group()
+
+    return _torch_seat(plan, rank.index, dist.group.WORLD, devices, leave)
+
+
+def _jax_seat(plan: Plan, index: int, leave: Callable[[], None] = lambda: None) -> Seat:
+    from lockstep.on_jax import runtime
+    from lockstep.on_jax.engine import JaxEngine
+
+    os.environ.update(runtime.environment(plan, os.environ.get("XLA_FLAGS", "")))
+    runtime.configure(plan, index, str(cache_home() / "jax"))
+    devices = runtime.devices_of(plan)
+    return Seat(lambda task, optimizer: JaxEngine(task, plan, optimizer, devices, index), leave)
+
+
+def _join_jax(plan: Plan, rank: Rank, coordinator: str | None) -> Seat:
+    from lockstep.on_jax import runtime
+
+    if coordinator is None:
+        return _jax_seat(plan, rank.index)
+    runtime.configure(plan, rank.index, str(cache_home() / "jax"))
+    runtime.join(coordinator, plan, rank.index)
+    return _jax_seat(plan, rank.index, runtime.leave)
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("", 0))
+        return int(found.getsockname()[1])

@@ -1,0 +1,67 @@
+"""Before the first step: one small collective over all devices, with a time limit that ends the process, and a sum that must be right."""
+
+import os
+import sys
+import threading
+from contextlib import suppress
+
+from lockstep.core.events import Event
+from lockstep.core.plan import Plan
+from lockstep.core.protocols import Rank
+from lockstep.diagnose.crash import note_of, write_note
+from lockstep.errors import LockstepError, RunError
+from lockstep.launch.files import Run
+from lockstep.observe.journal import append
+from lockstep.observe.pulse import read_pulse
+
+
+class Deadline:
+    """Ends this process if what is done inside takes longer than plan.preflight seconds: a collective that hangs can't be interrupted otherwise. speaks: no launcher tells the failure."""
+
+    def __init__(self, plan: Plan, run: Run, attempt: str, rank: Rank, speaks: bool) -> None:
+        self._plan, self._run, self._attempt, self._rank, self._speaks = plan, run, attempt, rank, speaks
+        self._timer = threading.Timer(plan.preflight, self._expire)
+        self._timer.daemon = True
+
+    def __enter__(self) -> None:
+        self._timer.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+
+    def _expire(self) -> None:
+        error = _silent(self._rank, self._plan)
+        with suppress(OSError):
+            write_note(self._run.logs, self._attempt, note_of(self._rank.index, error))
+        with suppress(OSError):
+            print(f"error: {error}", file=sys.stderr, flush=True)
+        if self._speaks:
+            record_failure(self._run, error)
+        os._exit(error.exit_code)
+
+
+def check_sum(found: float, plan: Plan) -> None:
+    """RunError: devices pass on wrong numbers."""
+    if found != plan.world:
+        raise RunError(f"pre-flight: a 1 from each of {plan.world} devices added up to {found:g}", f"transfers between these devices lose data: {_ways(plan)}", "devices")
+
+
+def _silent(rank: Rank, plan: Plan) -> RunError:
+    return RunError(
+        f"pre-flight: the first collective over {plan.world} devices did not end within {plan.preflight} s (rank {rank.index} of {rank.world} waited; {plan.engine}, {plan.backend})",
+        f"a rank that is stopped or overloaded, or devices that don't reach each other: {_ways(plan)}; --set devices.preflight={10 * plan.preflight} waits longer, --no-preflight leaves this check out", "devices")
+
+
+def _ways(plan: Plan) -> str:
+    if plan.devices[0].kind == "cuda":
+        return "NCCL_DEBUG=INFO says more; NCCL_P2P_DISABLE=1 or --sync-backend cpu goes around a broken link between GPUs"
+    return "GLOO_SOCKET_IFNAME=lo keeps ranks of one machine off its network" if plan.processes > 1 else "`top` shows what else keeps the cores"
+
+
+def record_failure(run: Run, failure: LockstepError) -> None:
+    """The journal's last word, by whoever still lives."""
+    pulse = read_pulse(run.logs / "pulse-0")
+    with suppress(OSError):  # a full disk is what may have failed; the terminal is told all the same
+        append(run.journal, Event("failed", pulse[0] if pulse else 0, {"cause": failure.cause, "remedy": failure.remedy}))
+
+

@@ -1,0 +1,119 @@
+"""A flax model as named arrays, and back: names are paths joined by dots, complex parameters pairs of real ones.
+
+Initial values come from core/initial.py where the task has a rule for them, so that they are torch's; else from the model itself.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from numpy.typing import NDArray
+
+from lockstep.core.config import Precision, Recompute
+from lockstep.core.initial import values
+from lockstep.core.protocols import Task
+from lockstep.errors import UserError
+from lockstep.on_jax.pairs import is_complex, join
+
+
+Value = Callable[[str], NDArray[Any]]  # a parameter's initial values, by name
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A parameter as it is held. shape: with a last dimension of 2 where it is complex. matrix: whether weight decay reaches it."""
+
+    shape: tuple[int, ...]
+    complex: bool
+    matrix: bool
+
+
+@dataclass(frozen=True)
+class Model:
+    """specs: by name, in the order of the tree's leaves. rest: what is not trained."""
+
+    graph: Any
+    tree: Any
+    rest: Any
+    specs: dict[str, Spec]
+
+    def merge(self, arrays: Mapping[str, Any]) -> Any:
+        """name -> array, as the flax module."""
+        return self.assemble(self.joined(arrays))
+
+    def joined(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
+        """Complex parameters as the module has them."""
+        return {name: join(arrays[name]) if spec.complex else arrays[name] for name, spec in self.specs.items()}
+
+    def assemble(self, parameters: Mapping[str, Any]) -> Any:
+        return nnx.merge(self.graph, self.tree.unflatten([parameters[name] for name in self.specs]), self.rest)
+
+
+def open_model(task: Task, precision: Precision, how: Recompute, seed: int) -> tuple[Model, Value]:
+    """The model, and the initial values of its parameters. UserError: some that can't be trained."""
+    real = np.dtype(np.float64 if precision == "f64" else np.float32)
+    outline = nnx.eval_shape(task.model)
+    names, leaves, tree, rest = _parts(outline, how)
+    rules = [task.initial(name, leaf.shape) for name, leaf in zip(names, leaves, strict=True)]
+    own = not all(rules) or bool(jax.tree.leaves(rest))  # values that only the model knows
+    model = outline
+    if own:
+        with jax.default_device(jax.local_devices(backend="cpu")[0]):
+            model = task.model()
+        names, leaves, tree, rest = _parts(model, how)
+    graph = nnx.graphdef(model)
+    specs = {name: _spec(name, leaf) for name, leaf in zip(names, leaves, strict=True)}
+    given = {name: (leaf, rule) for name, leaf, rule in zip(names, leaves, rules, strict=True)}
+
+    def value(name: str) -> NDArray[Any]:
+        leaf, rule = given[name]
+        found = np.asarray(leaf) if rule is None else values(seed, name, leaf.shape, rule)
+        if specs[name].complex:
+            found = np.stack([found.real, found.imag], axis=-1)
+        return found.astype(real)
+
+    return Model(graph, tree, rest, specs), value
+
+
+def _parts(model: Any, how: Recompute) -> tuple[list[str], list[Any], Any, Any]:
+    """Names and leaves of the parameters, their tree, and what else the model holds."""
+    recompute(model, how)
+    params, rest = nnx.state(model, nnx.Param), nnx.state(model, nnx.Not(nnx.Param))
+    names = [".".join(map(str, path)) for path, _ in nnx.to_flat_state(params)]
+    leaves, tree = jax.tree.flatten(params)
+    return names, leaves, tree, rest
+
+
+def _spec(name: str, leaf: Any) -> Spec:
+    if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+        raise UserError(f"parameter {name} holds {leaf.dtype}", "nnx.Param for what is trained, in float32 or complex64; another nnx.Variable for what is not", "task")
+    pair = is_complex(leaf)
+    return Spec((*leaf.shape, 2) if pair else tuple(leaf.shape), pair, len(leaf.shape) >= 2)
+
+
+def blocks(model: Any) -> list[Any]:
+    """The repeated parts: the elements of the outermost nnx.Lists of at least two modules."""
+    lists = [(path, module) for path, module in nnx.iter_modules(model) if isinstance(module, nnx.List) and len(module) > 1]
+    outer = [module for path, module in lists if not any(other != path and path[: len(other)] == other for other, _ in lists)]
+    return [part for module in outer for part in module if isinstance(part, nnx.Module)]
+
+
+def recompute(model: Any, how: Recompute) -> None:
+    """Let each block run again in backward instead of keeping what it computed; names and results stay."""
+    if how == "none":
+        return
+    for block in blocks(model):
+        kind: Any = type(block)
+        again = nnx.remat(kind.__call__, policy=_products if how == "selective" else None)
+        block.__class__ = type(kind.__name__, (kind,), {"__call__": again})
+
+
+def _products(primitive: Any, *inputs: Any, **parameters: Any) -> bool:
+    """What "selective" keeps: products with weights. Not complex ones: jax.checkpoint can't keep complex values (reduce_precision refuses them)."""
+    whether: Callable[..., bool] = partial(jax.checkpoint_policies.dots_with_no_batch_dims_saveable, primitive)
+    return whether(*inputs, **parameters) and not any(is_complex(one) for one in inputs)

@@ -1,0 +1,143 @@
+"""A training state as one tree of arrays, and the canonical names under which a checkpoint holds it: those of on_torch/state.py.
+
+    {"params": {name: array}, "moments": optax's own, "scale": f16's factor, "streak": finite steps since it last changed}
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from lockstep.core.config import Optimizer
+from lockstep.core.protocols import Piece, Saved, share
+from lockstep.errors import RunError, UserError
+from lockstep.on_jax.model import Model, Spec, Value
+from lockstep.on_jax.strategies import Part, Strategy
+
+State = dict[str, Any]
+INITIAL_SCALE = 2.0**16
+_SLOTS = {"mu": "exp_avg", "nu": "exp_avg_sq", "trace": "momentum_buffer"}  # optax's names -> torch's
+_DTYPES = {"float64": "F64", "float32": "F32", "int32": "F32"}  # as a file has them: torch counts steps in float32
+_LONE = {"optimizer/step", "loop/scale", "loop/scale_streak"}  # what a checkpoint may lack
+
+
+def optimizer(fields: Optimizer, specs: Mapping[str, Spec]) -> optax.GradientTransformation:
+    """What is to be taken off the weights, times the learning rate: torch's AdamW and SGD, decay on matrices only."""
+    decay = optax.add_decayed_weights(fields.weight_decay, mask={name: spec.matrix for name, spec in specs.items()})
+    if fields.name == "adamw":
+        return optax.chain(optax.scale_by_adam(*fields.betas, fields.eps), decay)
+    return optax.chain(decay, optax.trace(fields.momentum))  # torch adds sgd's decay to the gradient
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One leaf of a state. name: canonical. shape: of the whole array."""
+
+    name: str
+    shape: tuple[int, ...]
+
+
+class Layout:
+    """Where the leaves of a state lie, and what each is called."""
+
+    def __init__(self, model: Model, fields: Optimizer, strategy: Strategy, half: bool, dtype: Any) -> None:
+        self._strategy, self._half = strategy, half
+        shapes = {name: jax.ShapeDtypeStruct(spec.shape, dtype) for name, spec in model.specs.items()}
+        number = jax.ShapeDtypeStruct((), dtype)
+        self.transform = optimizer(fields, model.specs)
+        outline = {"params": shapes, "moments": jax.eval_shape(self.transform.init, shapes), "scale": number, "streak": number}
+        leaves, tree = jax.tree_util.tree_flatten_with_path(outline)
+        self._tree: Any = tree
+        self._entries = [Entry(_name(path), tuple(leaf.shape)) for path, leaf in leaves]
+        self._dtypes = [leaf.dtype for _, leaf in leaves]
+
+    @property
+    def specs(self) -> State:
+        """The state's tree of partition specs."""
+        found: State = self._tree.unflatten([self._strategy.spec(entry.shape) for entry in self._entries])
+        return found
+
+    def begin(self, value: Value) -> State:
+        """A state whose moments are zero."""
+
+        def part(entry: Entry) -> Part:
+            if not entry.name.startswith("model/"):
+                return self._zero(entry)
+            whole = value(entry.name.removeprefix("model/"))
+            return lambda offsets, shape: whole[tuple(slice(at, at + size) for at, size in zip(offsets, shape, strict=True))]
+
+        return self._make(part)
+
+    def restore(self, saved: Saved) -> State:
+        """From a checkpoint made by any engine, precision, strategy or world. UserError: names or shapes that don't fit."""
+        wanted = {entry.name: entry.shape for entry in self._entries}
+        missing = [name for name in wanted if name not in saved.arrays and name not in _LONE]
+        extra = [name for name in saved.arrays if name not in wanted and name not in _LONE]
+        if missing or extra:
+            cause = f"{saved.path} does not fit this model: {_list('missing', missing)}{_list('unknown', extra)}".rstrip("; ")
+            raise UserError(cause, "the same model and optimizer as it was saved with, or another --save-dir", saved.path)
+        for name, shape in wanted.items():
+            if name in saved.arrays and saved.arrays.shape(name) != shape:
+                raise UserError(f"{name} has shape {saved.arrays.shape(name)} in {saved.path}, {shape} in this model", "the same model as it was saved with", saved.path)
+
+        def part(entry: Entry) -> Part:
+            return (lambda offsets, shape: saved.arrays.part(entry.name, offsets, shape)) if entry.name in saved.arrays and self._kept(entry.name) else self._zero(entry)
+
+        return self._make(part)
+
+    def gather(self, state: State, bad: Mapping[str, bool], process: int, processes: int) -> list[Piece]:
+        """Copies in host memory of what this process writes. bad: names of arrays that are not finite. RunError: there are any."""
+        names = [entry.name for entry in self._entries if bad[entry.name]]
+        if names:
+            raise RunError(f"not saved: {_list('not finite any more are', names).rstrip('; ')}", "--resume RUN with a smaller --lr goes on from its last save")
+        sizes = {entry.name: array.nbytes for entry, array in self._held(state) if array.is_fully_replicated}
+        mine = set(share(sizes, processes, process))
+        pieces = []
+        for entry, array in self._held(state):
+            if array.is_fully_replicated and entry.name not in mine:
+                continue
+            offsets, box = self._strategy.box(array, entry.shape)
+            if box.size:
+                kind = _DTYPES[box.dtype.name]
+                pieces.append(Piece(entry.name, kind, entry.shape, offsets, box.astype(np.float32) if box.dtype == np.int32 else box))
+        return pieces
+
+    def finite(self, state: State) -> dict[str, jax.Array]:
+        """Canonical name -> whether it holds a value that is not finite; to be compiled."""
+        return {entry.name: ~jnp.isfinite(leaf).all() for entry, leaf in zip(self._entries, jax.tree.leaves(state), strict=True)}
+
+    def _held(self, state: State) -> Iterator[tuple[Entry, jax.Array]]:
+        return ((entry, leaf) for entry, leaf in zip(self._entries, jax.tree.leaves(state), strict=True) if self._kept(entry.name))
+
+    def _kept(self, name: str) -> bool:
+        return self._half or not name.startswith("loop/")
+
+    def _zero(self, entry: Entry) -> Part:
+        first = (INITIAL_SCALE if self._half else 1.0) if entry.name == "loop/scale" else 0.0
+        return lambda offsets, shape: np.full(shape, first)
+
+    def _make(self, part: Any) -> State:
+        leaves = [self._strategy.put(entry.shape, dtype, part(entry)) for entry, dtype in zip(self._entries, self._dtypes, strict=True)]
+        found: State = self._tree.unflatten(leaves)
+        return found
+
+
+def _name(path: Any) -> str:
+    """A leaf's canonical name."""
+    keys = [str(getattr(key, "key", getattr(key, "name", ""))) for key in path]
+    if keys[0] == "params":
+        return f"model/{keys[-1]}"
+    if keys[0] == "moments":
+        slot = next((_SLOTS[key] for key in keys if key in _SLOTS), None)
+        return f"optimizer/{slot}/{keys[-1]}" if slot else "optimizer/step"
+    return {"scale": "loop/scale", "streak": "loop/scale_streak"}[keys[0]]
+
+
+def _list(word: str, names: list[str]) -> str:
+    return f"{word} {', '.join(names[:4])}{f' and {len(names) - 4} more' if len(names) > 4 else ''}; " if names else ""
+
+

@@ -1,0 +1,122 @@
+"""The compiled programs: one optimizer step, and one round of an evaluation, each a shard_map over all devices.
+
+Rows are mapped one by one (vmap), so that rows which only fill a compiled shape can be left out of sum and weight; gradients
+add up over rounds on each device, and over devices once, where sums and weights are added too. One division follows.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import PartitionSpec
+
+from lockstep.core.config import Optimizer
+from lockstep.core.plan import Plan
+from lockstep.core.protocols import Task
+from lockstep.on_jax.model import Model
+from lockstep.on_jax.state import Layout, State
+from lockstep.on_jax.strategies import AXIS, Strategy
+
+_GROW_AFTER = 2000  # finite steps before f16's scale is doubled, as torch.amp.GradScaler has it
+_BY_DEVICE = PartitionSpec(AXIS)
+Arrays = dict[str, jax.Array]
+
+
+def make_step(task: Task, model: Model, plan: Plan, fields: Optimizer, strategy: Strategy, layout: Layout) -> Callable[..., tuple[State, jax.Array]]:
+    """(state, rows, real, extra, lr) -> (state, figures). rows: arrays [devices, rounds, micro, ...]; real: which rows count; extra: [devices, n], added up.
+
+    figures: loss sum, weight, extra, gradient norm before clipping, whether the update was made, f16's scale. The state given is used up.
+    """
+    shapes = {name: spec.shape for name, spec in model.specs.items()}
+
+    def step(state: State, rows: Arrays, real: jax.Array, extra: jax.Array, lr: jax.Array) -> tuple[State, jax.Array]:
+        params, scale = state["params"], state["scale"]
+        gradients, sums = _accumulate(task, model, strategy.whole(params, shapes), {name: array[0] for name, array in rows.items()}, real[0], scale / plan.nominal)
+        gradients, (sums, extra) = strategy.reduce(gradients, (sums, extra[0]))
+        correction = plan.nominal / (sums[1] * scale)
+        norm = jnp.sqrt(strategy.square(gradients)) * correction
+        finite = jnp.isfinite(norm * sums[0])
+        factor = correction * (fields.clip / jnp.maximum(norm, fields.clip)) if fields.clip else correction
+        clipped = {name: gradient * factor.astype(gradient.dtype) for name, gradient in gradients.items()}
+        directions, moments = layout.transform.update(clipped, state["moments"], params)
+        moved = {name: params[name] - lr.astype(params[name].dtype) * directions[name] for name in params}
+        new = {"params": moved, "moments": moments, **_scale(plan, state, finite)}
+        kept = {**state, "scale": new["scale"], "streak": new["streak"]}
+        state = jax.tree.map(lambda ours, theirs: jnp.where(finite, ours, theirs), new, kept)
+        return state, jnp.concatenate([sums, extra, jnp.stack([norm, finite.astype(norm.dtype), scale])])
+
+    specs = layout.specs
+    mapped = jax.shard_map(step, mesh=strategy.mesh, in_specs=(specs, _BY_DEVICE, _BY_DEVICE, _BY_DEVICE, PartitionSpec()), out_specs=(specs, PartitionSpec()), check_vma=False)
+    return jax.jit(mapped, donate_argnums=0)
+
+
+def _scale(plan: Plan, state: State, finite: jax.Array) -> State:
+    """f16's factor: halved after a gradient that is not finite, doubled after many that are."""
+    if plan.precision != "f16":
+        return {"scale": state["scale"], "streak": state["streak"]}
+    streak = jnp.where(finite, state["streak"] + 1, 0)
+    grow = streak >= _GROW_AFTER
+    scale = jnp.where(finite, jnp.where(grow, state["scale"] * 2, state["scale"]), state["scale"] * 0.5)
+    return {"scale": scale, "streak": jnp.where(grow, 0, streak)}
+
+
+def _accumulate(task: Task, model: Model, params: Arrays, rows: Arrays, real: jax.Array, factor: jax.Array) -> tuple[Arrays, jax.Array]:
+    """One device's rounds -> gradients of their scaled sum, and [loss sum, weight]."""
+
+    def scaled(params: Arrays, rows: Arrays, real: jax.Array) -> tuple[jax.Array, jax.Array]:
+        sums = _masked(_by_row(lambda row: task.loss(model.merge(params), row), rows), real, factor.dtype)
+        return sums[0] * factor, sums
+
+    def one(rows: Arrays, real: jax.Array) -> tuple[Arrays, jax.Array]:
+        (_, sums), gradients = jax.value_and_grad(scaled, has_aux=True)(params, rows, real)
+        return gradients, sums
+
+    if real.shape[0] == 1:
+        return one({name: array[0] for name, array in rows.items()}, real[0])
+
+    def add(carry: tuple[Arrays, jax.Array], given: tuple[Arrays, jax.Array]) -> tuple[tuple[Arrays, jax.Array], None]:
+        return jax.tree.map(jnp.add, carry, one(*given)), None
+
+    nothing = jax.tree.map(jnp.zeros_like, params), jnp.zeros(2, factor.dtype)
+    total, _ = lax.scan(add, nothing, (rows, real))
+    return total
+
+
+def _by_row(of_one: Callable[[Arrays], Sequence[Any]], rows: Arrays) -> list[jax.Array]:
+    """Figures of each row by itself, [figures][rows]."""
+    return jax.vmap(lambda row: [jnp.asarray(figure) for figure in of_one({name: array[None] for name, array in row.items()})])(rows)
+
+
+def _masked(figures: Sequence[jax.Array], real: jax.Array, dtype: Any) -> jax.Array:
+    """Their sums over the rows that count. The others are copies of real ones, so only what spoils the step anyway could make those a nan."""
+    return jnp.stack([jnp.where(real, figure.astype(dtype), 0).sum() for figure in figures])
+
+
+def make_evaluation(task: Task, model: Model, names: Sequence[str], strategy: Strategy, layout: Layout, dtype: Any) -> Callable[..., jax.Array]:
+    """(params, rows, real) -> sums of the task's figures over all devices, in the order of names."""
+    shapes = {name: spec.shape for name, spec in model.specs.items()}
+
+    def evaluate(params: Arrays, rows: Arrays, real: jax.Array) -> jax.Array:
+        whole = model.merge(strategy.whole(params, shapes))
+
+        def of_one(row: Arrays) -> list[Any]:
+            found: Mapping[str, Any] = task.evaluate(whole, row)
+            return [found[name] for name in names]
+
+        figures = _by_row(of_one, {name: array[0, 0] for name, array in rows.items()})
+        found: jax.Array = lax.psum(_masked(figures, real[0, 0], dtype), AXIS)
+        return found
+
+    return jax.jit(jax.shard_map(evaluate, mesh=strategy.mesh, in_specs=(layout.specs["params"], _BY_DEVICE, _BY_DEVICE), out_specs=PartitionSpec(), check_vma=False))
+
+
+def unused(task: Task, model: Model, row: Mapping[str, Any], dtype: Any) -> list[str]:
+    """Parameters that the loss of a row [1, ...] does not touch."""
+    pairs = {name: jax.ShapeDtypeStruct(spec.shape, dtype) for name, spec in model.specs.items()}
+    parameters = list(jax.eval_shape(model.joined, pairs).values())
+    names = list(model.specs)
+    traced = jax.make_jaxpr(lambda leaves: tuple(task.loss(model.assemble(dict(zip(names, leaves, strict=True))), dict(row))))(parameters).jaxpr
+    read = {id(variable) for equation in traced.eqns for variable in equation.invars}
+    return [name for name, variable in zip(names, traced.invars, strict=True) if id(variable) not in read]

@@ -1,0 +1,70 @@
+"""The language task with jax."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from numpy.typing import NDArray
+
+from lockstep.core.config import Config, Precision
+from lockstep.core.mean import Mean
+from lockstep.core.protocols import Arrays
+from lockstep.data.tokens import IGNORED
+from lockstep.tasks.language.fields import LanguageData, LanguageModel
+from lockstep.tasks.language.jax_model import Decoder
+from lockstep.tasks.language.task import LanguageTask, Logits
+
+_NARROW = {"bf16": jnp.bfloat16, "f16": jnp.float16}
+
+
+class JaxLanguage(LanguageTask):
+    """precision: what products are computed in."""
+
+    def __init__(self, model: LanguageModel, data: LanguageData, cache: Path, precision: Precision) -> None:
+        super().__init__(model, data, cache)
+        self._narrow = _NARROW.get(precision)
+
+    def model(self) -> Decoder:
+        return Decoder(self.fields, self.vocab, self._narrow)
+
+    def loss(self, model: Any, batch: Arrays) -> Mean:
+        logits = _wide(model(batch["tokens"]))
+        real = batch["labels"] != IGNORED
+        return Mean(_cross_entropy(logits, batch["labels"], real), real.sum())
+
+    def evaluate(self, model: Any, batch: Arrays) -> Mapping[str, Any]:
+        logits = _wide(model(batch["tokens"]))
+        real = batch["labels"] != IGNORED
+        return {"loss_sum": _cross_entropy(logits, batch["labels"], real), "correct": ((logits.argmax(-1) == batch["labels"]) & real).sum(), "tokens": real.sum()}
+
+    def logits(self, model: Any) -> Logits:
+        """Compiled once: the window is filled up to the context's length, which a causal model does not see."""
+        graph, params = nnx.split(model)
+        last = jax.jit(lambda params, window, at: nnx.merge(graph, params)(window[None])[0, at])
+
+        def logits(ids: list[int]) -> NDArray[np.float64]:
+            window = np.zeros(self.length, np.int32)
+            window[: len(ids)] = ids
+            return np.asarray(last(params, window, len(ids) - 1), np.float64)
+
+        return logits
+
+
+def _wide(logits: jax.Array) -> jax.Array:
+    return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+
+
+def _cross_entropy(logits: jax.Array, labels: jax.Array, real: jax.Array) -> jax.Array:
+    """Summed over the places that have a label."""
+    picked = jnp.take_along_axis(logits, jnp.where(real, labels, 0)[..., None], axis=-1)[..., 0]
+    return jnp.where(real, jax.nn.logsumexp(logits, axis=-1) - picked, 0).sum()
+
+
+def open_task(config: Config, cache: str) -> JaxLanguage:
+    assert isinstance(config.model, LanguageModel)
+    assert isinstance(config.data, LanguageData)
+    return JaxLanguage(config.model, config.data, Path(cache), config.train.precision)

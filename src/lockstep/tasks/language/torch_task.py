@@ -1,0 +1,67 @@
+"""The language task with PyTorch."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+
+from lockstep.core.config import Config
+from lockstep.core.mean import Mean
+from lockstep.core.protocols import Arrays
+from lockstep.data.tokens import IGNORED
+from lockstep.tasks.language.fields import LanguageData, LanguageModel
+from lockstep.tasks.language.task import LanguageTask, Logits, generate, speaker
+from lockstep.tasks.language.torch_model import Decoder
+
+
+class TorchLanguage(LanguageTask):
+    def model(self) -> Decoder:
+        return Decoder(self.fields, self.vocab)
+
+    def loss(self, model: Any, batch: Arrays) -> Mean:
+        logits = model(batch["tokens"])
+        labels = batch["labels"]
+        return Mean(F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum"), (labels != IGNORED).sum())
+
+    def evaluate(self, model: Any, batch: Arrays) -> Mapping[str, Any]:
+        logits = model(batch["tokens"])
+        labels = batch["labels"]
+        real = labels != IGNORED
+        loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum")
+        return {"loss_sum": loss, "correct": ((logits.argmax(-1) == labels) & real).sum(), "tokens": real.sum()}
+
+    def logits(self, model: Any) -> Logits:
+        return _logits(model)
+
+
+def _logits(model: Any) -> Logits:
+    device = next(model.parameters()).device
+
+    @torch.no_grad()
+    def logits(ids: list[int]) -> NDArray[np.float64]:
+        found: NDArray[np.float64] = model(torch.tensor([ids], dtype=torch.int64, device=device))[0, -1].double().cpu().numpy()
+        return found
+
+    return logits
+
+
+def open_saved(config: Config, assets: Path, shapes: Mapping[str, tuple[int, ...]]) -> tuple[Decoder, Callable[[Any, str, int, float, int], str]]:
+    """What a checkpoint's weights go into, whichever engine made it, and how it continues a prompt (model, prompt, tokens, temperature, seed)."""
+    fields = config.model
+    assert isinstance(fields, LanguageModel)
+    tokenizer = speaker(config, assets)
+
+    def speak(model: Any, prompt: str, tokens: int, temperature: float, seed: int) -> str:
+        return generate(_logits(model), tokenizer, prompt, tokens, temperature, seed, fields.max_seq_len)
+
+    return Decoder(fields, shapes["embed_tokens.weight"][0]), speak
+
+
+def open_task(config: Config, cache: str) -> TorchLanguage:
+    assert isinstance(config.model, LanguageModel)
+    assert isinstance(config.data, LanguageData)
+    return TorchLanguage(config.model, config.data, Path(cache))

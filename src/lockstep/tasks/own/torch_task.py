@@ -1,0 +1,100 @@
+"""A user's class with PyTorch."""
+
+import warnings
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from lockstep.core.config import Config
+from lockstep.core.mean import Mean
+from lockstep.errors import UserError
+from lockstep.on_torch.build import blocks
+from lockstep.on_torch.dropout import key_dropout, unkeyed
+from lockstep.on_torch.norms import Rows as Keys
+from lockstep.on_torch.norms import coupled
+from lockstep.tasks.own.fields import place_of
+from lockstep.tasks.own.task import MEAN, OwnTask
+
+
+class TorchOwn(OwnTask):
+    needed: ClassVar[dict[str, str]] = {"model": "model(self) -> torch.nn.Module: the model, built anew", **OwnTask.needed}
+
+    def describe(self) -> Mapping[str, Any]:
+        model = self._outline()
+        trainable = sum(_scalars(p) for p in model.parameters() if p.requires_grad)
+        if not trainable:
+            raise UserError(f"{self._place.name}.model() has no parameter to train", "nn.Parameters with requires_grad, in the module or its children", "task")
+        parts = [sum(map(_scalars, block.parameters())) for block in blocks(model) or [model]]
+        return {
+            "params": sum(map(_scalars, model.parameters())), "trainable": trainable, "blocks": len(parts), "block_params": max(parts),
+            "coupled": (*getattr(self._own, "coupled", ()), *coupled(model)),
+            "unkeyed": unkeyed(model), "keyed": key_dropout(model, Keys(), 0),  # on this outline only, to learn their names
+        }
+
+    def model(self) -> nn.Module:
+        """RuntimeError: on the meta device, the user's code looks at values."""
+        try:
+            with self._calling("model"):
+                made = self._own.model()
+        except UserError as error:
+            if torch.get_default_device().type == "meta":
+                raise RuntimeError(error.cause) from error
+            raise
+        if not isinstance(made, nn.Module):
+            flax = any(kind.__module__.startswith("flax.") for kind in type(made).__mro__)
+            raise UserError(f"{self._place.name}.model() returns {type(made).__name__}, not a torch.nn.Module", "--engine jax, which trains flax modules" if flax else self.needed["model"], "task")
+        return made
+
+    def check_loss(self, found: object, what: str) -> None:
+        _check_loss(found, what)
+        self._checked = torch.is_grad_enabled()
+
+    def names_measured(self, row: Mapping[str, NDArray[Any]]) -> tuple[str, ...]:
+        """On a model without values, or else on a real one."""
+        rows = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in row.items()}
+        with torch.no_grad():
+            try:
+                with torch.device("meta"):
+                    return tuple(self.measured(self.model().eval(), {name: tensor.to("meta") for name, tensor in rows.items()}))
+            except Exception:  # it looks at values
+                with torch.random.fork_rng(devices=[]), self._calling("metrics"):
+                    return tuple(self.measured(self.model().eval(), rows))
+
+    def _outline(self) -> nn.Module:
+        """The model without values, or with them where it can't be built so."""
+        try:
+            with torch.device("meta"), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of values that go nowhere
+                return self.model()
+        except RuntimeError:
+            with torch.random.fork_rng(devices=[]):
+                return self.model()
+
+
+def _scalars(parameter: torch.Tensor) -> int:
+    return parameter.numel() * (2 if parameter.is_complex() else 1)
+
+
+def _check_loss(found: object, what: str) -> None:
+    """UserError: it can't be added up and divided once."""
+    if not isinstance(found, Mean):
+        shape = f" of shape {tuple(found.shape)}" if isinstance(found, torch.Tensor) else ""
+        raise UserError(f"{what} returns {type(found).__name__}{shape}, not a lockstep.Mean", MEAN, "task")
+    if not isinstance(found.sum, torch.Tensor) or found.sum.ndim or not found.sum.is_floating_point():
+        kind = f"a {found.sum.dtype} tensor of shape {tuple(found.sum.shape)}" if isinstance(found.sum, torch.Tensor) else f"of type {type(found.sum).__name__}"
+        raise UserError(f"the sum of {what} is {kind}, not a tensor with one real number", MEAN, "task")
+    if torch.is_grad_enabled() and not found.sum.requires_grad:
+        raise UserError(f"the sum of {what} has no gradient", "compute it from the model's output, without .item(), .detach(), float() or torch.no_grad() on the way", "task")
+    if not isinstance(found.weight, int | float) and not (isinstance(found.weight, torch.Tensor) and not found.weight.ndim):
+        kind = f"a tensor of shape {tuple(found.weight.shape)}" if isinstance(found.weight, torch.Tensor) else f"of type {type(found.weight).__name__}"
+        raise UserError(f"the weight of {what} is {kind}, not one number", MEAN, "task")
+
+
+def open_task(config: Config, cache: str) -> TorchOwn:
+    place = place_of(config.task)
+    assert place is not None
+    return TorchOwn(place, config.model.model_extra or {}, config.data.model_extra or {}, config.train.precision, config.train.seed)
