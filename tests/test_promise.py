@@ -13,9 +13,9 @@ from worlds import Pool
 TOLERANCE = {"f64": 1e-12, "f32": 2e-6}
 
 
-def run(pool: Pool, home: Path, corpus: Path, cache: Path, world: int, precision: str, fault: str = "", strategy: str = "auto", **sections: Any) -> list[Outcome]:
+def run(pool: Pool, home: Path, corpus: Path, cache: Path, world: int, precision: str, fault: str = "", strategy: str = "auto", engine: str = "torch", **sections: Any) -> list[Outcome]:
     config = tiny_values(corpus, train={"precision": precision, **sections.pop("train", {})}, devices={"use": f"cpu:{world}", "strategy": strategy}, **sections)
-    return pool.run(1 if strategy == "dp" else world, train_tiny, home, config, cache, fault)
+    return pool.run(1 if strategy == "dp" or engine == "jax" else world, train_tiny, home, {**config, "engine": engine}, cache, fault)
 
 
 def worst(first: Outcome, second: Outcome) -> float:
@@ -26,28 +26,35 @@ def worst(first: Outcome, second: Outcome) -> float:
 
 @pytest.fixture(scope="module")
 def references(pool: Pool, corpus: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
-    """One process, whole batches."""
+    """torch, one process, whole batches."""
     return {precision: run(pool, tmp_path_factory.mktemp("reference"), corpus, cache, 1, precision)[0] for precision in TOLERANCE}
 
 
-LAYOUTS = [  # strategy, world, accumulation
-    ("single", 1, 4), ("ddp", 2, 1), ("ddp", 3, 4), ("ddp", 4, 1), ("dp", 1, 1), ("dp", 2, 4), ("dp", 3, 1), ("dp", 4, 4),
-    ("fsdp", 1, 1), ("fsdp", 2, 4), ("fsdp", 3, 1), ("fsdp", 4, 4), ("hsdp", 4, 1), ("hsdp", 4, 4)]
-IN_F32 = [("single", 1, 4), ("ddp", 3, 4), ("ddp", 4, 1), ("dp", 3, 1), ("fsdp", 3, 4), ("hsdp", 4, 1)]
+LAYOUTS = {  # engine -> strategy, world, accumulation
+    "torch": [("single", 1, 4), ("ddp", 2, 1), ("ddp", 3, 4), ("ddp", 4, 1), ("dp", 1, 1), ("dp", 2, 4), ("dp", 3, 1), ("fsdp", 1, 1), ("fsdp", 2, 4), ("fsdp", 3, 1), ("hsdp", 4, 1)],
+    "jax": [("single", 1, 1), ("dp", 2, 4), ("dp", 8, 1), ("fsdp", 2, 1), ("fsdp", 4, 4), ("fsdp", 8, 1)]}
+IN_F32 = {"torch": [("single", 1, 4), ("ddp", 3, 4), ("dp", 3, 1), ("fsdp", 3, 1)], "jax": [("dp", 4, 1), ("fsdp", 8, 4)]}
+MORE = {  # make test-long
+    "torch": [("dp", 4, 4), ("fsdp", 4, 4), ("hsdp", 4, 4), ("ddp", 4, 4)],
+    "jax": [(strategy, world, accumulate) for strategy in ("dp", "fsdp") for world in (1, 2, 4, 8) for accumulate in (1, 4)]}
+CASES = [
+    *((engine, "f64", *layout) for engine, layouts in LAYOUTS.items() for layout in layouts), *((engine, "f32", *layout) for engine, layouts in IN_F32.items() for layout in layouts),
+    *(pytest.param(engine, precision, *layout, marks=pytest.mark.long) for engine, layouts in MORE.items() for precision, done in (("f64", LAYOUTS), ("f32", IN_F32)) for layout in layouts if layout not in done[engine])]
 
 
-@pytest.mark.parametrize(("precision", "strategy", "world", "accumulate"), [*(("f64", *layout) for layout in LAYOUTS), *(("f32", *layout) for layout in IN_F32)])
-def test_neither_devices_nor_strategy_change_training(precision: str, strategy: str, world: int, accumulate: int, references: dict[str, Outcome], pool: Pool, corpus: Path, cache: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("engine", "precision", "strategy", "world", "accumulate"), CASES)
+def test_neither_devices_nor_strategy_nor_engine_change_training(
+        engine: str, precision: str, strategy: str, world: int, accumulate: int, references: dict[str, Outcome], pool: Pool, corpus: Path, cache: Path, tmp_path: Path) -> None:
     """Batch 10 over 3 or 4 ranks is uneven, the epoch's tail of 3 leaves ranks without a sample, token counts differ by sample."""
     expected = references[precision]
-    outcomes = run(pool, tmp_path, corpus, cache, world, precision, strategy=strategy, batch={"accumulate": accumulate})
+    outcomes = run(pool, tmp_path, corpus, cache, world, precision, strategy=strategy, engine=engine, batch={"accumulate": accumulate})
     found = outcomes[0]
     assert (found.plan.strategy, found.plan.world) == (strategy, world)
     assert len(found.losses) == 50
     assert worst(found, expected) <= TOLERANCE[precision]
     for name, array in expected.arrays.items():
         np.testing.assert_allclose(found.arrays[name], array, rtol=0, atol=1e-12 if precision == "f64" else 2e-5, err_msg=name)
-    if strategy in {"single", "ddp"}:
+    if strategy in {"single", "ddp"} and engine == "torch":
         assert _step_ids(outcomes, world) == _step_ids([expected], 1)
     assert found.evaluated[-1]["loss"] == pytest.approx(expected.evaluated[-1]["loss"], rel=TOLERANCE[precision])
 
@@ -61,13 +68,14 @@ def test_a_planted_fault_is_seen(fault: str, pool: Pool, corpus: Path, cache: Pa
         assert _step_ids(faulty, 2) != _step_ids([sound], 1)
 
 
-def test_a_run_moved_between_layouts_equals_the_unbroken_one(pool: Pool, corpus: Path, cache: Path, tmp_path: Path) -> None:
+def test_a_run_moved_between_layouts_and_engines_equals_the_unbroken_one(pool: Pool, corpus: Path, cache: Path, tmp_path: Path) -> None:
     """Each layout leaves after some steps, and the next resumes from what it saved; the batch stays."""
     whole = pool.run(1, train_tiny, tmp_path / "whole", tiny_values(corpus), cache)[0]
     home, last, moved = tmp_path / "moved", None, []
-    for strategy, world, stop in (("ddp", 2, 6), ("fsdp", 3, 13), ("single", 1, 20), ("hsdp", 4, 27), ("fsdp", 2, 32), ("dp", 3, 37), ("fsdp", 4, 43), ("ddp", 4, 50)):
-        config = tiny_values(corpus, devices={"use": f"cpu:{world}", "strategy": strategy})
-        moved = pool.run(1 if strategy == "dp" else world, train_tiny, home, config, cache, "", last, stop)
+    for strategy, world, stop in (("ddp", 2, 6), ("jax dp", 4, 13), ("fsdp", 2, 18), ("single", 1, 21), ("hsdp", 4, 26), ("jax fsdp", 3, 31), ("dp", 3, 37), ("fsdp", 4, 43), ("ddp", 4, 50)):
+        engine, _, name = f"torch {strategy}".replace("torch jax", "jax").partition(" ")
+        config = {**tiny_values(corpus, devices={"use": f"cpu:{world}", "strategy": name}), "engine": engine}
+        moved = pool.run(1 if name == "dp" or engine == "jax" else world, train_tiny, home, config, cache, "", last, stop)
         last = home / "checkpoints" / f"step-{stop:08d}"
     assert worst(moved[0], whole) <= 1e-12
     for name, array in whole.arrays.items():

@@ -18,8 +18,9 @@ from lockstep.core.machine import Machine
 from lockstep.core.mean import Mean
 from lockstep.core.order import Ids
 from lockstep.core.plan import Plan, fixed_from_json, plan
-from lockstep.core.protocols import Arrays, Rank, Source
+from lockstep.core.protocols import Arrays, Engine, Rank, Source
 from lockstep.data.tokens import IGNORED
+from lockstep.launch.engines import warm_seat
 from lockstep.launch.files import Attempt, Run
 from lockstep.launch.worker import Requests, train_rank
 from lockstep.observe.journal import read
@@ -67,25 +68,36 @@ class Sources:
         return rows
 
 
-class RaggedTask(TorchLanguage):
-    """The language task on 23 samples of ragged token counts. fault: 'mean of means' plants that."""
+def ragged(base: Any) -> Any:
+    """The language task of an engine on 23 samples of ragged token counts. fault: 'mean of means' plants that."""
 
-    def __init__(self, config: Config, cache: Path, fault: str = "") -> None:
-        assert isinstance(config.model, LanguageModel)
-        assert isinstance(config.data, LanguageData)
-        super().__init__(config.model, config.data, cache)
-        self.fault = fault
-        self.source = Sources(super().train_data(), 23)
+    class Ragged(base):  # type: ignore[misc]
+        def __init__(self, *arguments: Any, fault: str = "") -> None:
+            super().__init__(*arguments)
+            self.fault = fault
+            self.source = Sources(super().train_data(), 23)
 
-    def facts(self) -> Any:
-        return replace(super().facts(), samples=len(self.source))
+        def facts(self) -> Any:
+            return replace(super().facts(), samples=len(self.source))
 
-    def train_data(self) -> Source:
-        return self.source
+        def train_data(self) -> Source:
+            return self.source
 
-    def loss(self, model: Any, batch: Arrays) -> Mean:
-        loss = super().loss(model, batch)
-        return Mean(loss.sum / loss.weight, 1) if self.fault == "mean of means" else loss
+        def loss(self, model: Any, batch: Arrays) -> Mean:
+            loss: Mean = super().loss(model, batch)
+            return Mean(loss.sum / loss.weight, 1) if self.fault == "mean of means" else loss
+
+    return Ragged
+
+
+def ragged_task(config: Config, cache: Path, fault: str = "") -> Any:
+    assert isinstance(config.model, LanguageModel)
+    assert isinstance(config.data, LanguageData)
+    if config.engine == "torch":
+        return ragged(TorchLanguage)(config.model, config.data, cache, fault=fault)
+    from lockstep.tasks.language.jax_task import JaxLanguage
+
+    return ragged(JaxLanguage)(config.model, config.data, cache, config.train.precision, fault=fault)
 
 
 @dataclass
@@ -101,12 +113,12 @@ class Outcome:
 
 
 def train_tiny(index: int, group: dist.ProcessGroup, home: Path, values: Mapping[str, Any], cache: Path, fault: str = "", resume: Path | None = None, stop_at: int | None = None, device: str = "cpu") -> Outcome:
-    """One rank's part. The world is the group's (dp: as devices.use says, in a group of one). device: where every rank computes."""
+    """One rank's part. The world is the group's (dp, jax: as devices.use says, in a group of one). device: where every rank computes."""
     config = config_of(values)
-    task = RaggedTask(config, cache, fault)
+    task = ragged_task(config, cache, fault)
     processes = dist.get_world_size(group)
-    dp = config.devices.strategy == "dp"
-    world = int(config.devices.use.removeprefix("cpu:")) if dp else processes
+    alone = config.devices.strategy == "dp" or config.engine == "jax"
+    world = int(config.devices.use.removeprefix("cpu:")) if alone else processes
     devices = config.devices.model_copy(update={"use": f"cpu:{world}"})
     fixed: Fixed | None = fixed_from_json(_manifest(resume)["fixed"]) if resume else None
     made = plan(config.model_copy(update={"devices": devices}), MACHINE, task.facts(), fixed)
@@ -118,9 +130,9 @@ def train_tiny(index: int, group: dist.ProcessGroup, home: Path, values: Mapping
     for directory in (run.home, run.checkpoints, run.logs):
         directory.mkdir(parents=True, exist_ok=True)
     dist.barrier(group)
-    ranks = Ranks() if made.backend == "none" else Ranks(group)
+    ranks = Ranks() if alone or made.backend == "none" else Ranks(group)
     attempt = Attempt("test", str(home), str(resume) if resume else None, stop_at)
-    engine = TorchEngine(task, made, config.optimizer, ranks, [torch.device(device)] * len(made.held_by(index)))
+    engine: Engine = warm_seat(made, index, group).engine(task, config.optimizer) if config.engine == "jax" else TorchEngine(task, made, config.optimizer, ranks, [torch.device(device)] * len(made.held_by(index)))
     train_rank(attempt, made, config, Rank(index, index, processes), engine, task, Requests(None))
     dist.barrier(group)
     events = read(run.journal)

@@ -38,7 +38,7 @@ def _some(names: Sequence[str]) -> str:
 
 def warn_of_layout(config: Config, facts: Facts, layout: Layout, memory: list[Term], warnings: list[str]) -> None:
     """What a user of this strategy should know."""
-    if layout.strategy == "dp" and len(layout.devices) > 1:
+    if layout.strategy == "dp" and config.engine == "torch" and len(layout.devices) > 1:
         more = sum(term.bytes for term in memory if term.name == "optimizer")
         warnings.append(f"dp: the first device holds {show_bytes(more)} more than the others (the optimizer's state), and adds up all gradients; --strategy ddp is even, and faster")
     if config.devices.compress != "none":

@@ -36,7 +36,7 @@ def _on_this_host(config: Config, machine: Machine, because: dict[str, str]) -> 
         count = int(cpus.group(1) or 1)
         if not 1 <= count <= 256:
             raise UserError(f"{use}: {count} CPU ranks", "between 1 and 256", "devices.use")
-        because["devices"] = f"{use}: {count} of any number of CPU ranks, sharing {machine.cores} cores"
+        because["devices"] = f"{use}: {count} of any number of CPU {'ranks' if config.engine == 'torch' else 'devices'}, sharing {machine.cores} cores"
         return machine.ranks_on_cpu(count)
     if use == "auto" and not gpus:
         because["devices"] = "no GPU found; --devices cpu:2 for more ranks"

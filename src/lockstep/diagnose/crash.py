@@ -70,8 +70,8 @@ def explain(notes: list[Note], exits: Mapping[int, int], logs: Path) -> Lockstep
         return _error(causes[0], logs)
     if killed:
         name = signal.Signals(-exits[killed[0]]).name
-        why = "; the kernel does so when memory runs out" if name == "SIGKILL" else ""
-        return RunError(f"rank {killed[0]} was ended by {name}{why}", "run the same command again: it goes on from the last save", str(logs / f"rank-{killed[0]}.log"))
+        why = {"SIGKILL": "; the kernel does so when memory runs out", "SIGABRT": "; jax and NCCL do so when another rank is lost"}.get(name, "")
+        return RunError(f"rank {killed[0]} was ended by {name}{why}", "run the same command again: it goes on from the last save; the log says more", str(logs / f"rank-{killed[0]}.log"))
     told = [rank for rank, code in exits.items() if code == -signal.SIGTERM and rank not in {note.rank for note in notes}]
     if notes and told:  # those left have only lost a peer, so the one that somebody ended came first
         return RunError(f"rank {told[0]} was ended by SIGTERM", "run the same command again: it goes on from the last save; to stop a run, signal its launcher")

@@ -14,23 +14,30 @@ from lockstep.launch.files import Run
 from lockstep.observe.journal import append
 from lockstep.observe.pulse import read_pulse
 
+MEETING = 10  # times plan.preflight: ranks may start minutes apart where libraries come over a network
+
 
 class Deadline:
-    """Ends this process if what is done inside takes longer than plan.preflight seconds: a collective that hangs can't be interrupted otherwise. speaks: no launcher tells the failure."""
+    """Ends this process if what is done inside takes longer than `seconds` (0: no limit): a collective that hangs can't be interrupted otherwise.
 
-    def __init__(self, plan: Plan, run: Run, attempt: str, rank: Rank, speaks: bool) -> None:
-        self._plan, self._run, self._attempt, self._rank, self._speaks = plan, run, attempt, rank, speaks
-        self._timer = threading.Timer(plan.preflight, self._expire)
+    what: is done inside. speaks: no launcher tells the failure.
+    """
+
+    def __init__(self, seconds: int, what: str, plan: Plan, run: Run, attempt: str, rank: Rank, speaks: bool) -> None:
+        self._error = _silent(seconds, what, rank, plan)
+        self._seconds, self._run, self._attempt, self._rank, self._speaks = seconds, run, attempt, rank, speaks
+        self._timer = threading.Timer(seconds, self._expire)
         self._timer.daemon = True
 
     def __enter__(self) -> None:
-        self._timer.start()
+        if self._seconds:
+            self._timer.start()
 
     def __exit__(self, *_: object) -> None:
         self._timer.cancel()
 
     def _expire(self) -> None:
-        error = _silent(self._rank, self._plan)
+        error = self._error
         with suppress(OSError):
             write_note(self._run.logs, self._attempt, note_of(self._rank.index, error))
         with suppress(OSError):
@@ -46,9 +53,9 @@ def check_sum(found: float, plan: Plan) -> None:
         raise RunError(f"pre-flight: a 1 from each of {plan.world} devices added up to {found:g}", f"transfers between these devices lose data: {_ways(plan)}", "devices")
 
 
-def _silent(rank: Rank, plan: Plan) -> RunError:
+def _silent(seconds: int, what: str, rank: Rank, plan: Plan) -> RunError:
     return RunError(
-        f"pre-flight: the first collective over {plan.world} devices did not end within {plan.preflight} s (rank {rank.index} of {rank.world} waited; {plan.engine}, {plan.backend})",
+        f"pre-flight: {what} over {plan.world} devices did not end within {seconds} s (rank {rank.index} of {rank.world} waited; {plan.engine}, {plan.backend})",
         f"a rank that is stopped or overloaded, or devices that don't reach each other: {_ways(plan)}; --set devices.preflight={10 * plan.preflight} waits longer, --no-preflight leaves this check out", "devices")
 
 

@@ -29,23 +29,22 @@ from lockstep.core.place import choose_devices
 from lockstep.core.plan import Plan
 from lockstep.core.protocols import Engine, Rank
 from lockstep.data.feed import Feed
-from lockstep.diagnose.crash import explain, note_of, read_notes, write_note
+from lockstep.diagnose.crash import Note, explain, note_of, read_notes, write_note
 from lockstep.diagnose.memory import out_of_memory
 from lockstep.errors import LockstepError, RunError, UserError
 from lockstep.launch.cluster import rank_from
 from lockstep.launch.describe import cache_home, die_with
 from lockstep.launch.engines import JOIN, free_port, take_seat
 from lockstep.launch.files import Attempt, ControlFile, Run
-from lockstep.launch.preflight import Deadline, check_sum, record_failure
+from lockstep.launch.preflight import MEETING, Deadline, check_sum, record_failure
 from lockstep.launch.prepare import Options, Prepared, done_line, prepare
+from lockstep.launch.signals import LAUNCHER, STOP_SIGNAL, run_child
 from lockstep.observe.console import showing, view
 from lockstep.observe.journal import Journal
 from lockstep.observe.pulse import Pulse
 from lockstep.probe import probe
 from lockstep.tasks import Tasks, open_task
 
-STOP_SIGNAL = signal.SIGUSR1  # what the launcher sends where the control file can't be written
-_LAUNCHER = "LOCKSTEP_LAUNCHER"
 _WORD = "lockstep/word"  # from the first rank to the others, before they start
 _READ = "lockstep/read"  # how many have read it
 _PREPARED = timedelta(days=7)  # a large corpus takes its time; torchrun ends the others if the first rank dies
@@ -78,11 +77,13 @@ def work(attempt: Attempt, rank: Rank, store: Any = None, catch_stop: bool = Fal
     if catch_stop:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: _stop_or_leave(requests, run, attempt))
-    seat = take_seat(plan, rank, store, attempt.coordinator)
+    speaks = first and (catch_stop or rank.world == 1)
+    with Deadline(MEETING * plan.preflight, "meeting the other ranks", plan, run, attempt.name, rank, speaks):
+        seat = take_seat(plan, rank, store, attempt.coordinator)
     task = open_task(config, str(cache_home()))
     engine = seat.engine(task, config.optimizer)
     if plan.preflight and plan.world > 1:
-        with Deadline(plan, run, attempt.name, rank, speaks=first and (catch_stop or rank.world == 1)):
+        with Deadline(plan.preflight, "a first collective", plan, run, attempt.name, rank, speaks):
             check_sum(engine.preflight(), plan)
     outcome = train_rank(attempt, plan, config, rank, engine, task, requests)
     seat.leave()
@@ -186,6 +187,8 @@ def joined(rank: Rank, read: Callable[[], Loaded], options: Options, headless: b
         if "leave" in word:
             return int(word["leave"])
         attempt = Attempt(**word["attempt"])
+        if attempt.coordinator:
+            return _followed(run_child(attempt), rank, attempt)
         log_to(Run(Path(attempt.run)).logs / f"rank-{rank.index}.log")
         code = guarded(attempt, rank, store=ranks, catch_stop=True)
         os._exit(code)  # not waiting for a collective that a lost rank left hanging
@@ -199,16 +202,31 @@ def joined(rank: Rank, read: Callable[[], Loaded], options: Options, headless: b
         print(done_line(prepared), file=sys.stderr if headless else sys.stdout)
         return 0
     store.set(_WORD, json.dumps({"attempt": asdict(prepared.attempt)}))
+    own: list[Note] = []
+    exits: dict[int, int] = {}
     with showing(view(prepared.plan, prepared.run.home, headless), prepared.run.journal, prepared.begin):
         try:
-            work(prepared.attempt, rank, store=ranks, catch_stop=True)
-            return 0
+            if not prepared.attempt.coordinator:
+                work(prepared.attempt, rank, store=ranks, catch_stop=True)
+                return 0
+            exits = {rank.index: run_child(prepared.attempt)}
+            if not any(exits.values()):
+                return 0
         except BaseException as error:
-            own = note_of(rank.index, error)
+            own = [note_of(rank.index, error)]
     time.sleep(_OTHERS)
-    failure = explain(sorted([*read_notes(prepared.run.logs, prepared.attempt.name), own], key=lambda note: note.time), {}, prepared.run.logs)
+    failure = explain(sorted([*read_notes(prepared.run.logs, prepared.attempt.name), *own], key=lambda note: note.time), exits, prepared.run.logs)
     record_failure(prepared.run, failure)
     raise failure
+
+
+def _followed(code: int, rank: Rank, attempt: Attempt) -> int:
+    """The exit code of a rank that is not the first. The first one's terminal says what failed; this one's, that something did."""
+    if code:
+        logs = Run(Path(attempt.run)).logs
+        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        print(f"error: rank {rank.index} left with {how}\n  remedy: the first host's terminal says why; {logs / f'rank-{rank.index}.log'} has more", file=sys.stderr)
+    return 1 if code < 0 else code
 
 
 def _prepared(loaded: Loaded, rank: Rank, options: Options) -> Prepared:
@@ -253,7 +271,7 @@ def _on_ranks(loaded: Loaded, count: int, jax: bool) -> Loaded:
 def main(argument: str) -> None:
     """A rank started by our launcher: `python -m lockstep.launch.worker ATTEMPT`."""
     attempt = Attempt.from_json(argument)
-    die_with(int(os.environ[_LAUNCHER]))
+    die_with(int(os.environ[LAUNCHER]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher owns signals
     rank = rank_from(os.environ)
     log_to(Run(Path(attempt.run)).logs / f"rank-{rank.index}.log")

@@ -13,9 +13,10 @@ def banner(plan: Plan) -> list[str]:
     held = sum(term.bytes for term in plan.memory)
     room = min(device.memory for device in plan.devices)
     over = f" over {plan.backend}" if plan.backend != "none" else ""
-    several = "multi-GPU enabled" if plan.devices[0].kind == "cuda" else "CPU ranks"
+    several = "multi-GPU enabled" if plan.devices[0].kind == "cuda" else "virtual CPU devices" if plan.engine == "jax" else "CPU ranks"
+    engine = "" if plan.engine == "torch" else f"{plan.engine} "
     lines = [
-        f"plan   world {plan.world}   {plan.strategy}{over}   {plan.precision}   {_devices(plan)}",
+        f"plan   world {plan.world}   {engine}{plan.strategy}{over}   {plan.precision}   {_devices(plan)}",
         f"       {arithmetic(plan)} ({plan.because['batch']})   lr {plan.schedule.peak:.3g} ({plan.because['lr']})",
         f"       {plan.steps} steps of {plan.batch} samples; an epoch is {plan.order.steps_per_epoch}   memory {show_bytes(held)} of {show_bytes(room)} a device (estimate)",
         f"       Running on {plan.world} device{'s' if plan.world > 1 else ''}" + (f" ({several})" if plan.world > 1 else ""),

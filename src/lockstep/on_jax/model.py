@@ -20,7 +20,6 @@ from lockstep.core.protocols import Task
 from lockstep.errors import UserError
 from lockstep.on_jax.pairs import is_complex, join
 
-
 Value = Callable[[str], NDArray[Any]]  # a parameter's initial values, by name
 
 
@@ -107,10 +106,21 @@ def recompute(model: Any, how: Recompute) -> None:
     """Let each block run again in backward instead of keeping what it computed; names and results stay."""
     if how == "none":
         return
+    policy = _products if how == "selective" else None
+    kinds = {kind: _again(kind, policy) for kind in {type(block) for block in blocks(model)}}
     for block in blocks(model):
-        kind: Any = type(block)
-        again = nnx.remat(kind.__call__, policy=_products if how == "selective" else None)
-        block.__class__ = type(kind.__name__, (kind,), {"__call__": again})
+        block.__class__ = kinds[type(block)]
+
+
+def _again(kind: Any, policy: Any) -> Any:
+    """The class, its calls run again in backward."""
+
+    def call(block: Any, *arguments: Any, **keywords: Any) -> Any:
+        graph, state = nnx.split(block)
+        pure = jax.checkpoint(lambda state, *given, **named: kind.__call__(nnx.merge(graph, state), *given, **named), policy=policy)
+        return pure(state, *arguments, **keywords)
+
+    return type(kind.__name__, (kind,), {"__call__": call})
 
 
 def _products(primitive: Any, *inputs: Any, **parameters: Any) -> bool:

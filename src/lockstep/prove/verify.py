@@ -66,7 +66,7 @@ def parse_layout(text: str) -> Layout:
         found = re.fullmatch(_PART, part)
         world = int(found["world"] or 1) if found else 0
         if not found or not 1 <= world <= 64 or (found["strategy"] == "single" and world != 1) or found["rounds"] == "0":
-            raise UserError(f"--layouts: {text!r} is no layout", "for example single, ddp:2, fsdp:3, jax:4, jax-fsdp:2, ddp:2/4 (4 rounds of accumulation), ddp:2..fsdp:3 (saved by the one, resumed by the other)", "--layouts")
+            raise UserError(f"--layouts: {text!r} is no layout", "for example single, ddp:2, jax:4, jax-fsdp:2, ddp:2/4 (4 rounds of accumulation), ddp:2..fsdp:3 (saved by the one, resumed by the other)", "--layouts")
         made = Layout(found["strategy"], world, int(found["rounds"]) if found["rounds"] else None, made)
     assert made is not None
     return made

@@ -1,0 +1,59 @@
+"""Signals belong to whoever launched: the first asks the run to stop, the second kills. And a rank as a child that is told so."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import psutil
+
+from lockstep.launch.files import Attempt
+
+STOP_SIGNAL = signal.SIGUSR1  # what the launcher sends where the control file can't be written, or is not its own
+LAUNCHER = "LOCKSTEP_LAUNCHER"
+
+
+class Signals:
+    """SIGINT and SIGTERM, from when this is entered. received: the number of the first one."""
+
+    def __init__(self, first: Callable[[], None], second: Callable[[], None]) -> None:
+        self._first, self._second = first, second
+        self.received: int | None = None
+        self._old: dict[int, Any] = {}
+
+    def __enter__(self) -> "Signals":
+        self._old = {number: signal.signal(number, self._on) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._old.items():
+            signal.signal(number, handler)
+
+    def _on(self, number: int, _: object) -> None:
+        if self.received is None:
+            self.received = number
+            self._first()
+            return
+        self._second()
+        os._exit(128 + number)
+
+
+def leave_at_once() -> None:
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            child.kill()
+    if sys.stdout.isatty():
+        os.write(1, b"\x1b[?25h")  # the cursor, which the progress bar had hidden
+
+
+def run_child(attempt: Attempt) -> int:
+    """The rank that the environment describes, in a process of its own: its library may abort it when it loses a peer, and somebody must be left to say so. Its exit code, negative for a signal."""
+    child = subprocess.Popen([sys.executable, "-u", "-m", "lockstep.launch.worker", attempt.to_json()], env={**os.environ, LAUNCHER: str(os.getpid())})
+    with Signals(lambda: child.send_signal(STOP_SIGNAL), leave_at_once):
+        while child.poll() is None:
+            time.sleep(0.1)
+    return child.returncode
