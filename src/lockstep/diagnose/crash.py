@@ -76,7 +76,10 @@ def explain(notes: list[Note], exits: Mapping[int, int], logs: Path) -> Lockstep
     if notes and told:  # those left have only lost a peer, so the one that somebody ended came first
         return RunError(f"rank {told[0]} was ended by SIGTERM", "run the same command again: it goes on from the last save; to stop a run, signal its launcher")
     if notes:
-        return _error(notes[0], logs)
+        first = notes[0]
+        said = first.cause.splitlines()[0][:200]
+        remedy = "what ended that one stands in its log, or on its host's terminal; the same command again goes on from the last save"
+        return RunError(f"rank {first.rank} lost another rank: {said}", remedy, str(logs / f"rank-{first.rank}.log"))
     rank, code = next(iter(exits.items()), (0, 1))
     return RunError(f"rank {rank} left with exit code {code} and no word", "its log may say why", str(logs / f"rank-{rank}.log"))
 

@@ -19,7 +19,7 @@ from lockstep.core.config import Config, load
 from lockstep.core.document import Document
 from lockstep.core.facts import Facts
 from lockstep.errors import LockstepError, RunError, UserError
-from lockstep.tasks import Tasks, open_task
+from lockstep.tasks import Tasks, facts
 
 
 def cache_home(environment: Mapping[str, str] = os.environ) -> Path:
@@ -102,7 +102,7 @@ def main(cache: str, parent: str) -> None:
     os.dup2(2, 1)  # what a user's file prints is no answer
     try:
         config = load(Document(json.loads(sys.stdin.read())), Tasks()).config
-        answer: dict[str, Any] = {"facts": asdict(open_task(config, cache).facts())}
+        answer: dict[str, Any] = {"facts": asdict(facts(config, cache))}
     except LockstepError as error:
         answer = {"error": {"cause": error.cause, "remedy": error.remedy, "where": error.where}, "exit_code": error.exit_code}
     except OSError as error:

@@ -13,6 +13,7 @@ from lockstep.core.protocols import Engine, Rank, Task
 from lockstep.launch.describe import cache_home
 
 JOIN = timedelta(minutes=30)
+_SPARE = 8  # CPU devices of a process that will run several layouts: to make more later throws away all that was compiled
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ def take_seat(plan: Plan, rank: Rank, store: Any, coordinator: str | None) -> Se
 
 def warm_seat(plan: Plan, index: int, group: Any) -> Seat:
     """In a process that torch made a rank of `group` before, and that will do more than this."""
-    return _jax_seat(plan, index) if plan.engine == "jax" else _torch_seat(plan, index, group if plan.backend != "none" else None, _torch_devices(plan, index))
+    return _jax_seat(plan, index, least=_SPARE) if plan.engine == "jax" else _torch_seat(plan, index, group if plan.backend != "none" else None, _torch_devices(plan, index))
 
 
 def _torch_devices(plan: Plan, index: int) -> list[Any]:
@@ -67,12 +68,12 @@ def _join_torch(plan: Plan, rank: Rank, store: Any) -> Seat:
     return _torch_seat(plan, rank.index, dist.group.WORLD, devices, leave)
 
 
-def _jax_seat(plan: Plan, index: int, leave: Callable[[], None] = lambda: None) -> Seat:
+def _jax_seat(plan: Plan, index: int, leave: Callable[[], None] = lambda: None, least: int = 1) -> Seat:
     from lockstep.on_jax import runtime
     from lockstep.on_jax.engine import JaxEngine
 
     os.environ.update(runtime.environment(plan, os.environ.get("XLA_FLAGS", "")))
-    runtime.configure(plan, index, str(cache_home() / "jax"))
+    runtime.configure(plan, index, str(cache_home() / "jax"), least)
     devices = runtime.devices_of(plan)
     return Seat(lambda task, optimizer: JaxEngine(task, plan, optimizer, devices, index), leave)
 

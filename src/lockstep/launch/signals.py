@@ -51,9 +51,12 @@ def leave_at_once() -> None:
 
 
 def run_child(attempt: Attempt) -> int:
-    """The rank that the environment describes, in a process of its own: its library may abort it when it loses a peer, and somebody must be left to say so. Its exit code, negative for a signal."""
+    """The rank that the environment describes, in a process of its own: its library may abort it when it loses a peer, and somebody must be left to say so.
+
+    Its exit code, negative for a signal that ended it; 128 + the signal that asked it to stop, which it then did in order.
+    """
     child = subprocess.Popen([sys.executable, "-u", "-m", "lockstep.launch.worker", attempt.to_json()], env={**os.environ, LAUNCHER: str(os.getpid())})
-    with Signals(lambda: child.send_signal(STOP_SIGNAL), leave_at_once):
+    with Signals(lambda: child.send_signal(STOP_SIGNAL), leave_at_once) as signals:
         while child.poll() is None:
             time.sleep(0.1)
-    return child.returncode
+    return 128 + signals.received if signals.received and not child.returncode else child.returncode

@@ -209,9 +209,10 @@ def joined(rank: Rank, read: Callable[[], Loaded], options: Options, headless: b
             if not prepared.attempt.coordinator:
                 work(prepared.attempt, rank, store=ranks, catch_stop=True)
                 return 0
-            exits = {rank.index: run_child(prepared.attempt)}
-            if not any(exits.values()):
-                return 0
+            code = run_child(prepared.attempt)
+            if code == 0 or code > 128:
+                return code
+            exits = {rank.index: code}
         except BaseException as error:
             own = [note_of(rank.index, error)]
     time.sleep(_OTHERS)
@@ -222,7 +223,7 @@ def joined(rank: Rank, read: Callable[[], Loaded], options: Options, headless: b
 
 def _followed(code: int, rank: Rank, attempt: Attempt) -> int:
     """The exit code of a rank that is not the first. The first one's terminal says what failed; this one's, that something did."""
-    if code:
+    if code and code < 128:
         logs = Run(Path(attempt.run)).logs
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         print(f"error: rank {rank.index} left with {how}\n  remedy: the first host's terminal says why; {logs / f'rank-{rank.index}.log'} has more", file=sys.stderr)

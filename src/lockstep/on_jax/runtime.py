@@ -20,8 +20,8 @@ def environment(plan: Plan, flags: str) -> dict[str, str]:
     return {"XLA_FLAGS": " ".join([flags, *(flag for flag in _SLOW_IS_FINE if flag.partition("=")[0] not in flags)]).strip()}
 
 
-def configure(plan: Plan, index: int, cache: str) -> None:
-    """index: of this process. cache: a directory where compiled programs are kept from run to run."""
+def configure(plan: Plan, index: int, cache: str, least: int = 1) -> None:
+    """index: of this process. cache: a directory where compiled programs are kept from run to run. least: CPU devices to make, for runs to come."""
     cpu = plan.devices[0].kind == "cpu"
     jax.config.update("jax_enable_x64", plan.precision == "f64")
     jax.config.update("jax_default_matmul_precision", "highest" if plan.precision in {"f32", "f64"} else None)  # f32 means f32, as with torch: not TF32
@@ -29,13 +29,13 @@ def configure(plan: Plan, index: int, cache: str) -> None:
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
     if cpu:
         jax.config.update("jax_platforms", "cpu")
-        _virtual_devices(len(plan.held_by(index)))
+        _virtual_devices(len(plan.held_by(index)), least)
 
 
-def _virtual_devices(count: int) -> None:
+def _virtual_devices(count: int, least: int) -> None:
     """At least so many CPU devices: an earlier run in this process may have made fewer."""
     try:
-        jax.config.update("jax_num_cpu_devices", count)
+        jax.config.update("jax_num_cpu_devices", max(count, least))
     except RuntimeError:  # jax has begun to compute
         if len(jax.local_devices(backend="cpu")) < count:
             clear_backends()

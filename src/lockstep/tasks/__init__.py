@@ -11,6 +11,7 @@ from lockstep.tasks.own.fields import FIELDS, place_of
 from lockstep.tasks.own.loading import check
 
 if TYPE_CHECKING:  # numpy is not imported for a config error
+    from lockstep.core.facts import Facts
     from lockstep.core.protocols import Task
 
 _HERE = ("language",)
@@ -51,6 +52,14 @@ class Tasks:
 def engines_of(config: Config) -> tuple[str, ...]:
     """The engines that have a model of this task, the config's own first: a user's has one."""
     return (config.engine,) if place_of(config.task) else (config.engine, "jax" if config.engine == "torch" else "torch")
+
+
+def facts(config: Config, cache: str) -> "Facts":
+    """What plan() must know of the task. Imports an engine only for a user's own, whose model must be looked at."""
+    if place_of(config.task):
+        return open_task(config, cache).facts()
+    found: Facts = importlib.import_module(f"lockstep.tasks.{config.task}.task").facts(config, cache)
+    return found
 
 
 def open_task(config: Config, cache: str) -> "Task":

@@ -41,7 +41,10 @@ class JaxLanguage(LanguageTask):
         real = batch["labels"] != IGNORED
         return {"loss_sum": _cross_entropy(logits, batch["labels"], real), "correct": ((logits.argmax(-1) == batch["labels"]) & real).sum(), "tokens": real.sum()}
 
-    def logits(self, model: Any) -> Logits:
+    def sample(self, model: Any, seed: int) -> list[str]:
+        return self.continued(self._logits(model), seed)
+
+    def _logits(self, model: Any) -> Logits:
         """Compiled once: the window is filled up to the context's length, which a causal model does not see."""
         graph, params = nnx.split(model)
         last = jax.jit(lambda params, window, at: nnx.merge(graph, params)(window[None])[0, at])

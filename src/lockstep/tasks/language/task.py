@@ -1,7 +1,5 @@
-"""The language task: a decoder, a corpus, next-token cross-entropy. No engine is imported here; torch_task.py and jax_task.py bring their own.
-"""
+"""The language task: a decoder, a corpus, next-token cross-entropy. No engine is imported here; torch_task.py and jax_task.py bring their own."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,9 +10,8 @@ from numpy.typing import NDArray
 from lockstep.core.config import Config
 from lockstep.core.facts import Facts
 from lockstep.core.initial import Initial
-from lockstep.core.mean import Mean
 from lockstep.core.order import Ids
-from lockstep.core.protocols import Arrays, Source
+from lockstep.core.protocols import Source
 from lockstep.data.tokens import TokenWindows, window_count
 from lockstep.errors import RunError, UserError
 from lockstep.tasks.language.corpus import Corpus, prepare
@@ -28,8 +25,8 @@ TOKENIZER = "tokenizer.json"  # as a run directory's assets keep it
 Logits = Callable[[list[int]], NDArray[np.float64]]  # token ids -> the next one's logits
 
 
-class LanguageTask(ABC):
-    """model, data: the config's sections. cache: where token files are kept."""
+class LanguageTask:
+    """All of the task but its model. model, data: the config's sections. cache: where token files are kept."""
 
     def __init__(self, model: LanguageModel, data: LanguageData, cache: Path) -> None:
         self.fields, self.data = model, data
@@ -81,18 +78,6 @@ class LanguageTask(ABC):
         """Every parameter by name: the same under each engine."""
         return shapes(self.fields, self.vocab)
 
-    @abstractmethod
-    def model(self) -> Any: ...
-
-    @abstractmethod
-    def loss(self, model: Any, batch: Arrays) -> Mean: ...
-
-    @abstractmethod
-    def evaluate(self, model: Any, batch: Arrays) -> Mapping[str, Any]: ...
-
-    @abstractmethod
-    def logits(self, model: Any) -> Logits: ...
-
     def initial(self, name: str, shape: tuple[int, ...]) -> Initial | None:
         return initial(name, self.fields)
 
@@ -103,11 +88,12 @@ class LanguageTask(ABC):
         loss = sums["loss_sum"] / sums["tokens"]
         return {"loss": loss, "perplexity": float(np.exp(min(loss, 700.0))), "accuracy": sums["correct"] / sums["tokens"]}
 
-    def sample(self, model: Any, seed: int) -> list[str]:
+    def continued(self, logits: Logits, seed: int) -> list[str]:
+        """The config's prompts, each with what follows."""
         tokenizer = self.corpus.decoder()
         if not self.corpus.size:
             return []  # raw tokens without a tokenizer can't be shown
-        return [generate(self.logits(model), tokenizer, prompt, self.data.sample_tokens, 0.8, seed, self.length) for prompt in self.data.prompts]
+        return [generate(logits, tokenizer, prompt, self.data.sample_tokens, 0.8, seed, self.length) for prompt in self.data.prompts]
 
     def assets(self) -> Mapping[str, Path]:
         return {} if self.corpus.tokenizer == "bytes" else {TOKENIZER: Path(self.corpus.tokenizer)}
@@ -140,6 +126,13 @@ def generate(next_logits: Logits, tokenizer: Tokenizer, prompt: str, tokens: int
         weights = np.exp((logits - logits.max()) / temperature)
         ids.append(int(random.choice(len(weights), p=weights / weights.sum())))
     return tokenizer.decode(ids)
+
+
+def facts(config: Config, cache: str) -> Facts:
+    """What plan() must know, without an engine."""
+    assert isinstance(config.model, LanguageModel)
+    assert isinstance(config.data, LanguageData)
+    return LanguageTask(config.model, config.data, Path(cache)).facts()
 
 
 def speaker(config: Config, assets: Path) -> Tokenizer:

@@ -34,8 +34,8 @@ class TorchLanguage(LanguageTask):
         loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum")
         return {"loss_sum": loss, "correct": ((logits.argmax(-1) == labels) & real).sum(), "tokens": real.sum()}
 
-    def logits(self, model: Any) -> Logits:
-        return _logits(model)
+    def sample(self, model: Any, seed: int) -> list[str]:
+        return self.continued(_logits(model), seed)
 
 
 def _logits(model: Any) -> Logits:

@@ -1,0 +1,86 @@
+"""The command with --engine jax: one process for all devices of a host, a run moved to torch and back, several hosts."""
+
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from commands import lockstep, losses, started, steps_written, until, write_config
+
+from lockstep.checkpoint.format import load
+from lockstep.launch.engines import free_port
+
+ROOT = Path(__file__).parents[2]
+
+
+def arrays_agree(one: Path, other: Path, apart: float) -> None:
+    first, second = load(one).arrays, load(other).arrays
+    assert set(first) == set(second)
+    for name, array in first.items():
+        np.testing.assert_allclose(second[name], array, rtol=0, atol=apart, err_msg=name)
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Path:
+    """60 steps with torch on one device."""
+    home = tmp_path_factory.mktemp("unbroken")
+    lockstep("train", "-f", write_config(home, corpus), "--save-dir", home / "run", "--devices", "cpu", cwd=home)
+    return home / "run"
+
+
+def test_a_run_moves_between_engines(unbroken: Path, tmp_path: Path, corpus: Path) -> None:
+    """torch ddp:2 -> jax:4 -> torch on one, by the same command; fsdp and more moves are in tests/test_promise.py."""
+    train = ["train", "-f", write_config(tmp_path, corpus), "--save-dir", "run"]
+    lockstep(*train, "--devices", "cpu:2", "--stop-after", "15", cwd=tmp_path)
+    moved = lockstep(*train, "--engine", "jax", "--devices", "cpu:4", "--stop-after", "15", cwd=tmp_path)
+    assert "jax dp over xla" in moved.stdout
+    assert "Running on 4 devices (virtual CPU devices)" in moved.stdout
+    assert "engine torch -> jax" in moved.stdout
+    lockstep(*train, "--devices", "cpu", cwd=tmp_path)
+    np.testing.assert_allclose(losses(tmp_path / "run"), losses(unbroken), rtol=1e-12)
+    arrays_agree(tmp_path / "run/checkpoints/step-00000060", unbroken / "checkpoints/step-00000060", 1e-12)
+
+
+def test_hosts_train_together(unbroken: Path, tmp_path: Path, corpus: Path) -> None:
+    """Two processes with two devices each; Ctrl-C at one stops both; the same command goes on under another strategy."""
+    config = write_config(tmp_path, corpus)
+
+    def train(node: int, port: int, *more: object) -> Sequence[object]:
+        return ("train", "-f", config, "--engine", "jax", "--devices", "cpu:2", "--save-dir", "run", "--nnodes", 2, "--rdzv", f"127.0.0.1:{port}", "--node-rank", node, *more)
+
+    port = free_port()
+    with started(*train(0, port), cwd=tmp_path) as first, started(*train(1, port), cwd=tmp_path) as second:
+        until(lambda: steps_written(tmp_path / "run") >= 5)
+        second.send_signal(signal.SIGINT)
+        said = first.communicate(timeout=60)[0]
+        assert (first.returncode, second.wait(60)) == (0, 130), said
+    assert "plan   world 4   jax dp over xla" in said
+    assert 5 <= steps_written(tmp_path / "run") < 60
+    port = free_port()
+    with started(*train(0, port, "--strategy", "fsdp"), cwd=tmp_path) as first, started(*train(1, port, "--strategy", "fsdp"), cwd=tmp_path) as second:
+        said = first.communicate(timeout=90)[0]
+        assert (first.returncode, second.wait(60)) == (0, 0), said
+    np.testing.assert_allclose(losses(tmp_path / "run"), losses(unbroken), rtol=1e-12)
+    arrays_agree(tmp_path / "run/checkpoints/step-00000060", unbroken / "checkpoints/step-00000060", 1e-12)
+
+
+@pytest.mark.long
+def test_a_lost_host_ends_the_others_with_a_word(tmp_path: Path, corpus: Path) -> None:
+    config, port = write_config(tmp_path, corpus), free_port()
+    train = ("train", "-f", config, "--engine", "jax", "--devices", "cpu:2", "--save-dir", "run", "--nnodes", 2, "--rdzv", f"127.0.0.1:{port}", "--max-steps", 100_000, "--node-rank")
+    with started(*train, 0, cwd=tmp_path) as first, started(*train, 1, cwd=tmp_path) as second:
+        until(lambda: steps_written(tmp_path / "run") >= 25)
+        second.kill()
+        said = first.communicate(timeout=90)[0]
+    assert first.returncode == 1, said
+    assert "Traceback" not in said
+    assert "the same command again" in said
+
+
+@pytest.mark.long
+def test_the_engines_agree_on_the_example(tmp_path: Path) -> None:
+    """models/tiny.yaml in float64 over 30 AdamW steps."""
+    for name, more in (("torch", ("--devices", "cpu:2")), ("jax", ("--devices", "cpu:4", "--engine", "jax"))):
+        lockstep("train", "-f", ROOT / "models/tiny.yaml", "--dtype", "f64", "--max-steps", 30, "--set", "data.eval_samples=8", "--save-dir", name, *more, cwd=tmp_path, timeout=900)
+    np.testing.assert_allclose(losses(tmp_path / "jax"), losses(tmp_path / "torch"), rtol=1e-8)
