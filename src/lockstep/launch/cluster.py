@@ -2,9 +2,12 @@
 
 import re
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from lockstep.core.protocols import Rank
 from lockstep.errors import UserError
+
+if TYPE_CHECKING:  # numpy is not imported for a config error
+    from lockstep.core.protocols import Rank
 
 _NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _SLURM = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_NUM_NODES", "SLURM_STEP_NODELIST", "SLURM_JOB_ID")
@@ -16,8 +19,10 @@ def started(environment: Mapping[str, str]) -> bool:
     return "TORCHELASTIC_RUN_ID" in environment or int(environment.get("SLURM_STEP_NUM_TASKS", "1")) > 1
 
 
-def rank_from(environment: Mapping[str, str]) -> Rank:
+def rank_from(environment: Mapping[str, str]) -> "Rank":
     """The rank that torchrun or our launcher gave. UserError: a half-set environment."""
+    from lockstep.core.protocols import Rank
+
     missing = [name for name in _NEEDED if name not in environment]
     if missing:
         raise UserError(f"started as one of several ranks, but {', '.join(missing)} is not set", "start it with torchrun --nproc_per_node=N -m lockstep train ...", "environment")
