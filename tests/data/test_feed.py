@@ -43,7 +43,7 @@ def ids(batch: Batch) -> list[int]:
 
 
 def feed(world: int, device: int, prefetch: int = 0, start: int = 0, accumulate: int = 1, bad: int | None = None) -> Feed:
-    return Feed(made(world, accumulate), [device], Itself(23, bad), Itself(7), list, start, prefetch)
+    return Feed(made(world, accumulate), [device], Itself(23, bad), Itself(7), lambda rounds, of: list(rounds), start, prefetch)
 
 
 @pytest.mark.parametrize("accumulate", [1, 4])

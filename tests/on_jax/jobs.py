@@ -18,6 +18,7 @@ from lockstep.errors import UserError
 from lockstep.launch.engines import warm_seat
 from lockstep.launch.files import Run
 from lockstep.launch.preflight import Deadline
+from lockstep.probe import probe
 from lockstep.tasks import Tasks, open_task
 from tiny import MACHINE
 
@@ -30,7 +31,7 @@ def opened(values: Mapping[str, Any]) -> tuple[Any, Plan, Any, Feed]:
     """Engine, plan, state and feed of a config, on this process's devices."""
     config = config_of(values)
     task = open_task(config, "")
-    made = plan(config, MACHINE, task.facts())
+    made = plan(config, MACHINE if config.devices.use.startswith("cpu") else probe(), task.facts())
     engine = warm_seat(made, 0, None).engine(task, config.optimizer)
     return engine, made, engine.init(), Feed(made, made.held_by(0), task.train_data(), task.eval_data(), engine.stage, 0, 0)
 

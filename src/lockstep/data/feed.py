@@ -18,12 +18,12 @@ from lockstep.core.order import Ids
 from lockstep.core.plan import Plan
 from lockstep.core.protocols import Batch, Round, Slot, Source
 
-Stage = Callable[[Sequence[Round]], Any]
+Stage = Callable[[Sequence[Round], int], Any]
 _IDS_AT_ONCE = 65_536
 
 
 class Feed:
-    """The steps from `start` to the plan's end, for these of the plan's devices. stage: rounds of host arrays -> what the engine takes (pinned, or on the device)."""
+    """The steps from `start` to the plan's end, for these of the plan's devices. stage: rounds of host arrays, and how many a whole step has -> what the engine takes (pinned, or on the device)."""
 
     def __init__(self, plan: Plan, devices: Sequence[int], train: Source, evaluation: Source | None, stage: Stage, start: int = 0, prefetch: int = 2) -> None:
         self._plan, self._devices, self._stage = plan, devices, stage
@@ -46,7 +46,7 @@ class Feed:
     def evaluation(self) -> Iterator[Any]:
         """The evaluation, staged round by round: the first plan.eval_samples of it, in their own order."""
         if self._evaluation is not None:
-            yield from (self._stage([found]) for found in self._rounds(self._evaluation, np.arange(self._plan.eval_samples), 0, 0))
+            yield from (self._stage([found], 1) for found in self._rounds(self._evaluation, np.arange(self._plan.eval_samples), 0, 0))
 
     def ids(self, step: int) -> list[int]:
         """The sample ids of a whole step."""
@@ -65,7 +65,7 @@ class Feed:
             steps = range(block, min(block + at_once, self._plan.steps))
             for step, ids in zip(steps, self._order.ids(steps), strict=True):
                 epoch = self._order.position(step).epoch if self._plan.keyed else 0
-                yield Batch(self._stage(list(self._rounds(self._train, ids, epoch, 1))), step, len(ids))
+                yield Batch(self._stage(list(self._rounds(self._train, ids, epoch, 1)), self._plan.rounds), step, len(ids))
 
     def _rounds(self, source: Source, ids: Ids, epoch: int, least: int) -> Iterator[Round]:
         """Rounds in which no device of this process has a slot are left out, unless all must take part in each; `least` remain."""

@@ -6,7 +6,7 @@ from lockstep.core.plan import Plan
 from lockstep.errors import RunError
 from lockstep.units import show_bytes
 
-_ASKED = (re.compile(r"Tried to allocate ([\d.]+) ([KMGT]?i?B)"), re.compile(r"you tried to allocate (\d+) ()bytes"))
+_ASKED = (re.compile(r"[Tt]r(?:ied|ying) to allocate ([\d.]+) ?([KMGT]?i?B)"), re.compile(r"(?:to allocate|allocating) (\d+) ()bytes"))
 _UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 
 
@@ -14,7 +14,7 @@ def out_of_memory(error: BaseException, plan: Plan, rank: int, peak: int) -> Run
     """peak: bytes that the rank has held at most. None: the error is another one. Told by name and words, so that no engine is imported."""
     text = str(error)
     names = {kind.__name__ for kind in type(error).__mro__}
-    if not ({"OutOfMemoryError", "MemoryError"} & names or "DefaultCPUAllocator: can't allocate memory" in text or "Cannot allocate memory" in text):
+    if not ({"OutOfMemoryError", "MemoryError"} & names or "DefaultCPUAllocator: can't allocate memory" in text or "Cannot allocate memory" in text or "RESOURCE_EXHAUSTED" in text):
         return None
     asked = next((int(float(found[1]) * _UNITS[found[2]]) for pattern in _ASKED if (found := pattern.search(text))), 0)
     device = plan.devices[plan.held_by(rank)[0]]

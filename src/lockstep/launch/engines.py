@@ -31,7 +31,10 @@ def take_seat(plan: Plan, rank: Rank, store: Any, coordinator: str | None) -> Se
 
 def warm_seat(plan: Plan, index: int, group: Any) -> Seat:
     """In a process that torch made a rank of `group` before, and that will do more than this."""
-    return _jax_seat(plan, index, least=_SPARE) if plan.engine == "jax" else _torch_seat(plan, index, group if plan.backend != "none" else None, _torch_devices(plan, index))
+    if plan.engine == "jax":
+        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # torch may want the same GPU's memory next
+        return _jax_seat(plan, index, least=_SPARE)
+    return _torch_seat(plan, index, group if plan.backend != "none" else None, _torch_devices(plan, index))
 
 
 def _torch_devices(plan: Plan, index: int) -> list[Any]:

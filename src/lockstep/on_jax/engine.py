@@ -62,13 +62,14 @@ class JaxEngine:
         self._strategy = STRATEGIES[plan.strategy](self._mesh)
         self._dtype = np.dtype(np.float64 if plan.precision == "f64" else np.float32)
         self._by_device = NamedSharding(self._mesh, PartitionSpec(AXIS))
-        self._values: Value | None = None
         self._checked = False  # whether the loss has been seen to use every parameter
 
     @cached_property
     def _model(self) -> Model:
-        model, self._values = open_model(self.task, self.plan.precision, self.plan.recompute, self.plan.fixed.seed)
-        return model
+        return self._opened()[0]
+
+    def _opened(self) -> tuple[Model, Value]:
+        return open_model(self.task, self.plan.precision, self.plan.recompute, self.plan.fixed.seed)
 
     @cached_property
     def _layout(self) -> Layout:
@@ -91,24 +92,20 @@ class JaxEngine:
         return self._placed(np.zeros((len(self._own), 0), self._dtype))
 
     def init(self) -> State:
-        layout, value = self._layout, self._values
-        assert value is not None
-        self._values = None  # which may hold a whole model
-        return layout.begin(value)
+        self._model, value = self._opened()  # the values are let go of: they may be a whole model
+        return self._layout.begin(value)
 
     def restore(self, saved: Saved) -> State:
-        layout, self._values = self._layout, None
-        return layout.restore(saved)
+        return self._layout.restore(saved)
 
-    def stage(self, rounds: Sequence[Round]) -> Staged:
-        """Rows side by side on their devices; what is short of plan.micro rows, or of plan.rounds, is filled up with copies of a row."""
+    def stage(self, rounds: Sequence[Round], of: int) -> Staged:
+        """Rows side by side on their devices; what is short of plan.micro rows, or of so many rounds, is filled up with copies of a row: a program has one shape."""
         given = next(slot for found in rounds for slot in found if slot)
         row = {name: array[:1] for name, array in given.arrays.items()}
-        deep = 1 if len(rounds) == 1 else self.plan.rounds
-        shape = (len(self._own), deep, self.plan.micro)
+        shape = (len(self._own), of, self.plan.micro)
         real = np.zeros(shape, bool)
         rows = {name: np.broadcast_to(array[0], (*shape, *array.shape[1:])).copy() for name, array in row.items()}
-        for number, found in enumerate(rounds, deep - len(rounds)):
+        for number, found in enumerate(rounds, of - len(rounds)):
             for place, slot in enumerate(found):
                 if slot and slot.real:
                     count = len(next(iter(slot.arrays.values())))

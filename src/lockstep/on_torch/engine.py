@@ -76,7 +76,7 @@ class TorchEngine:
         self._strategy.spread()
         return state
 
-    def stage(self, rounds: Sequence[Round]) -> list[Round]:
+    def stage(self, rounds: Sequence[Round], of: int) -> list[Round]:
         """Host arrays as tensors, in pinned memory where they go to a GPU."""
         return [tuple(slot and Slot({name: self._tensor(array) for name, array in slot.arrays.items()}, slot.real, None if slot.keys is None else self._tensor(slot.keys)) for slot in found) for found in rounds]
 

@@ -1,0 +1,167 @@
+"""Seconds a step of engine jax, beside a hand-written jit loop of the same model, data and optimizer, alternating in one process.
+
+The raw loop is a careful script's: one jitted shard_map with donated state, whole batches (no vmap over rows), a mean over all
+tokens, optax's clip and AdamW, batches gathered and sent ahead by a thread, the loss of each step read one step late. Prints
+each side's median, the ratio, and how busy other programs kept the machine; writes benchmarks/results/jax-step-<machine>.json.
+Run: python -m benchmarks.jax_step [--devices cpu:2]
+"""
+
+import argparse
+import json
+import platform
+import queue
+import re
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+from benchmarks.step import NoRequests, NoStore
+from lockstep.core.config import Config, load
+from lockstep.core.document import Document
+from lockstep.core.events import Event
+from lockstep.core.loop import train
+from lockstep.core.plan import Plan, plan
+from lockstep.data.feed import Feed
+from lockstep.data.tokens import IGNORED
+from lockstep.launch.engines import warm_seat
+from lockstep.observe.journal import Journal
+from lockstep.observe.pulse import Pulse
+from lockstep.probe import cpu, probe
+from lockstep.tasks import Tasks, open_task
+
+ALTERNATIONS, WARM = 5, 5
+SIZES = {  # model, batch, steps: one whose time is overhead, one whose time is arithmetic
+    "small": ({"hidden_size": 32, "num_layers": 1, "num_heads": 2, "max_seq_len": 16}, 8, 150),
+    "tiny": ({"hidden_size": 128, "num_layers": 4, "num_heads": 4, "kv_heads": 2, "intermediate_size": 512, "max_seq_len": 128, "tie_embeddings": True}, 16, 30)}
+
+
+def setting(home: Path, size: str, devices: str) -> tuple[Config, Any, Plan]:
+    model, batch, steps = SIZES[size]
+    text = home / "text.txt"
+    text.write_text("".join(f"{i} squared is {i * i}\n" for i in range(40_000)))
+    values = {"engine": "jax", "model": model, "data": {"source": str(text), "eval_samples": 0}, "batch": {"samples": batch}, "train": {"steps": steps}, "devices": {"use": devices}}
+    config = load(Document(values), Tasks()).config
+    task: Any = open_task(config, str(home / "cache"))
+    return config, task, plan(config, probe(), task.facts())
+
+
+def ours(engine: Any, task: Any, made: Plan, home: Path) -> float:
+    """Seconds a step of the whole loop, feed, journal and heartbeat included."""
+    feed = Feed(made, made.held_by(0), task.train_data(), None, engine.stage, prefetch=2)
+    journal = Journal(home / f"journal-{time.time_ns()}.jsonl")
+    times: list[float] = []
+
+    def record(event: Event) -> None:
+        times.append(time.perf_counter())
+        journal.record(event)
+
+    train(made, engine, feed, NoStore(), record, Pulse(home / "pulse"), NoRequests(), task.summarize)
+    journal.close()
+    return statistics.median(b - a for a, b in pairwise(times[1 + WARM : -2]))
+
+
+def raw_step(model: Any, fields: Any, mesh: Any) -> tuple[Callable[[], Any], Callable[..., Any]]:
+    """What makes an initial state, and the compiled step: (state, tokens, labels, lr) -> (state, loss)."""
+    import jax
+    import jax.numpy as jnp
+    import optax
+    from flax import nnx
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    graph, params = nnx.split(model)
+    params = jax.tree.map(np.asarray, params)
+    chain = optax.chain(optax.clip_by_global_norm(fields.clip), optax.scale_by_adam(*fields.betas, fields.eps), optax.add_decayed_weights(fields.weight_decay, mask=lambda tree: jax.tree.map(lambda p: p.ndim >= 2, tree)))
+
+    def step(state: Any, tokens: Any, labels: Any, lr: Any) -> Any:
+        params, moments = state
+
+        def total(params: Any) -> Any:
+            logits = nnx.merge(graph, params)(tokens)
+            real = labels != IGNORED
+            return jnp.where(real, optax.softmax_cross_entropy_with_integer_labels(logits, jnp.where(real, labels, 0)), 0).sum(), real.sum()
+
+        (loss, count), gradients = jax.value_and_grad(total, has_aux=True)(params)
+        loss, count, gradients = jax.lax.psum((loss, count, gradients), "data")
+        directions, moments = chain.update(jax.tree.map(lambda g: g / count, gradients), moments, params)
+        return (jax.tree.map(lambda p, d: p - lr * d, params, directions), moments), loss / count
+
+    by_device, alike = PartitionSpec("data"), PartitionSpec()
+    mapped = jax.shard_map(step, mesh=mesh, in_specs=(alike, by_device, by_device, alike), out_specs=(alike, alike), check_vma=False)
+    return lambda: jax.device_put((params, chain.init(params)), NamedSharding(mesh, alike)), jax.jit(mapped, donate_argnums=0)
+
+
+def batches(task: Any, made: Plan, place: Any) -> Iterator[tuple[Any, Any]]:
+    """Gathered and sent by a thread, two ahead."""
+    import jax
+
+    data, ready = task.train_data(), queue.Queue[Any](2)
+
+    def work() -> None:
+        for ids in made.order.ids(range(made.steps)):
+            rows = data[ids]
+            ready.put(jax.device_put((rows["tokens"].astype(np.int32), rows["labels"].astype(np.int32)), place))
+        ready.put(None)
+
+    threading.Thread(target=work, daemon=True).start()
+    while (item := ready.get()) is not None:
+        yield item
+
+
+def raw(task: Any, made: Plan, mesh: Any, state: Any, step: Callable[..., Any]) -> float:
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    times, owed = [], None
+    for number, (tokens, labels) in enumerate(batches(task, made, NamedSharding(mesh, PartitionSpec("data")))):
+        state, loss = step(state, tokens, labels, np.float32(made.lr_at(number)))
+        if owed is not None:
+            float(owed)
+            times.append(time.perf_counter())
+        owed = loss
+    return statistics.median(b - a for a, b in pairwise(times[WARM:]))
+
+
+def measure(size: str, devices: str, home: Path) -> dict[str, Any]:
+    from jax.sharding import Mesh
+
+    from lockstep.on_jax.runtime import devices_of
+
+    config, task, made = setting(home, size, devices)
+    engine: Any = warm_seat(made, 0, None).engine(task, config.optimizer)
+    mesh = Mesh(np.array(devices_of(made)), ("data",))
+    found: dict[str, list[float]] = {"lockstep": [], "raw": []}
+    begin, step = raw_step(engine._model.merge(engine.init()["params"]), config.optimizer, mesh)
+    busy = []
+    for _ in range(ALTERNATIONS):
+        psutil.cpu_percent()
+        found["lockstep"].append(ours(engine, task, made, home))
+        found["raw"].append(raw(task, made, mesh, begin(), step))
+        busy.append(psutil.cpu_percent() - psutil.Process().cpu_percent() / (psutil.cpu_count() or 1))
+    ratios = [a / b for a, b in zip(found["lockstep"], found["raw"], strict=True)]
+    for name, seconds in found.items():
+        print(f"{size:<7}{name:<10}{statistics.median(seconds) * 1e6:9.0f} us a step   ({', '.join(f'{s * 1e6:.0f}' for s in seconds)})")
+    print(f"{size:<7}ratio     {statistics.median(ratios):9.3f}   lockstep adds {statistics.median(a - b for a, b in zip(found['lockstep'], found['raw'], strict=True)) * 1e6:.0f} us a step")
+    return {"devices": [device.name for device in made.devices], "seconds": found, "ratio": statistics.median(ratios), "ratios": ratios, "other_programs_percent": [round(max(0.0, b), 1) for b in busy]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--devices", default="all" if probe().devices else "cpu:2")
+    devices = parser.parse_args().devices
+    with tempfile.TemporaryDirectory() as scratch:
+        result = {size: measure(size, devices, Path(scratch)) for size in SIZES}
+    name = probe().devices[0].name if probe().devices and not devices.startswith("cpu") else cpu.name()
+    place = Path(__file__).parent / "results" / f"jax-step-{re.sub('[^A-Za-z0-9]+', '-', name).strip('-').lower()}.json"
+    place.write_text(json.dumps({"machine": name, "python": platform.python_version(), "jax": version("jax"), **result}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
