@@ -62,6 +62,7 @@ class JaxEngine:
         self._strategy = STRATEGIES[plan.strategy](self._mesh)
         self._dtype = np.dtype(np.float64 if plan.precision == "f64" else np.float32)
         self._by_device = NamedSharding(self._mesh, PartitionSpec(AXIS))
+        self._masks: dict[bytes, Any] = {}  # a step's, by which rows are real
         self._checked = False  # whether the loss has been seen to use every parameter
 
     @cached_property
@@ -88,7 +89,7 @@ class JaxEngine:
         return jax.jit(self._layout.finite, out_shardings=NamedSharding(self._mesh, PartitionSpec()))
 
     @cached_property
-    def _nothing(self) -> jax.Array:
+    def _nothing(self) -> Any:
         return self._placed(np.zeros((len(self._own), 0), self._dtype))
 
     def init(self) -> State:
@@ -112,7 +113,14 @@ class JaxEngine:
                     real[place, number, :count] = True
                     for name, array in slot.arrays.items():
                         rows[name][place, number, :count] = array
-        return Staged({name: self._placed(self._narrow(array)) for name, array in rows.items()}, self._placed(real), {name: self._narrow(array) for name, array in row.items()})
+        return Staged(self._placed({name: self._narrow(array) for name, array in rows.items()}), self._mask(real), {name: self._narrow(array) for name, array in row.items()})
+
+    def _mask(self, real: NDArray[np.bool_]) -> Any:
+        """Sent once: most steps are alike."""
+        key = real.tobytes()
+        if key not in self._masks:
+            self._masks[key] = self._placed(real)
+        return self._masks[key]
 
     def step(self, state: State, batch: Batch, lr: float, asked: Sequence[int]) -> tuple[State, Stats]:
         staged: Staged = batch.rounds
@@ -152,10 +160,11 @@ class JaxEngine:
 
     def close(self) -> None: ...
 
-    def _placed(self, own: NDArray[Any]) -> jax.Array:
-        """This process's rows of a global array, one row a device."""
-        found: jax.Array = jax.make_array_from_process_local_data(self._by_device, own, (self.plan.world, *own.shape[1:]))
-        return found
+    def _placed(self, own: Any) -> Any:
+        """Arrays (a tree of them) of which this process has its devices' rows, one a device."""
+        if self.plan.processes == 1:
+            return jax.device_put(own, self._by_device)  # all at once
+        return jax.tree.map(lambda array: jax.make_array_from_process_local_data(self._by_device, array, (self.plan.world, *array.shape[1:])), own)
 
     def _narrow(self, array: NDArray[Any]) -> NDArray[Any]:
         """Numbers in the width that this run computes in."""
@@ -170,7 +179,7 @@ class JaxEngine:
             memory[place] = self._memory(device)
         return np.concatenate([np.asarray(asked, np.float64), waits, memory])
 
-    def _shared(self, own: NDArray[np.float64]) -> jax.Array:
+    def _shared(self, own: NDArray[np.float64]) -> Any:
         """What all processes add up in the step; nothing where there is one."""
         if self.plan.processes == 1:
             return self._nothing
