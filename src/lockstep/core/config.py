@@ -120,7 +120,7 @@ class Devices(Section):
     use: str = Field("auto", description="auto, all, cpu, cpu:4, or indices: 0,1")
     strategy: Literal["auto", StrategyName] = Field("auto", description="dp: one process, a thread a device; ddp: a process a device; fsdp: weights, gradients and optimizer shared out; hsdp: in groups, repeated")
     shards: PositiveInt | None = Field(None, description="hsdp: devices that share one copy of the model; the largest proper divisor of their number if not given")
-    reshard: bool = Field(True, description="fsdp, hsdp: let go of a block's gathered weights after its forward pass (less memory), or keep them until backward (less traffic)")
+    reshard: bool = Field(True, description="fsdp, hsdp with engine torch: let go of a block's gathered weights after its forward pass (less memory), or keep them until backward (less traffic)")
     offload: bool = Field(False, description="fsdp, hsdp: weights, gradients and optimizer in host memory")
     compress: Compress = Field("none", description="ddp: what gradients are reduced as; changes results")
     memory: Size | None = Field(None, description="bytes of each device to plan with at most (40GiB), where not all of it is this run's")

@@ -181,17 +181,7 @@ def joined(rank: Rank, read: Callable[[], Loaded], options: Options, headless: b
     store = PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), whole)  # torchrun's store outlives a restart, with all that was said in it
     ranks = PrefixStore("ranks", store)
     if rank.index:
-        store.wait([_WORD], _PREPARED)
-        word = json.loads(store.get(_WORD))
-        store.add(_READ, 1)
-        if "leave" in word:
-            return int(word["leave"])
-        attempt = Attempt(**word["attempt"])
-        if attempt.coordinator:
-            return _followed(run_child(attempt), rank, attempt)
-        log_to(Run(Path(attempt.run)).logs / f"rank-{rank.index}.log")
-        code = guarded(attempt, rank, store=ranks, catch_stop=True)
-        os._exit(code)  # not waiting for a collective that a lost rank left hanging
+        return _told(rank, store, ranks)
     try:
         prepared = _prepared(read(), rank, options)
     except BaseException as error:
@@ -202,6 +192,11 @@ def joined(rank: Rank, read: Callable[[], Loaded], options: Options, headless: b
         print(done_line(prepared), file=sys.stderr if headless else sys.stdout)
         return 0
     store.set(_WORD, json.dumps({"attempt": asdict(prepared.attempt)}))
+    return _led(prepared, rank, ranks, headless)
+
+
+def _led(prepared: Prepared, rank: Rank, ranks: Any, headless: bool) -> int:
+    """The first rank trains, and shows what the run does. LockstepError: why it failed."""
     own: list[Note] = []
     exits: dict[int, int] = {}
     with showing(view(prepared.plan, prepared.run.home, headless), prepared.run.journal, prepared.begin):
@@ -219,6 +214,21 @@ def joined(rank: Rank, read: Callable[[], Loaded], options: Options, headless: b
     failure = explain(sorted([*read_notes(prepared.run.logs, prepared.attempt.name), *own], key=lambda note: note.time), exits, prepared.run.logs)
     record_failure(prepared.run, failure)
     raise failure
+
+
+def _told(rank: Rank, store: Any, ranks: Any) -> int:
+    """Another rank does what the first one says."""
+    store.wait([_WORD], _PREPARED)
+    word = json.loads(store.get(_WORD))
+    store.add(_READ, 1)
+    if "leave" in word:
+        return int(word["leave"])
+    attempt = Attempt(**word["attempt"])
+    if attempt.coordinator:
+        return _followed(run_child(attempt), rank, attempt)
+    log_to(Run(Path(attempt.run)).logs / f"rank-{rank.index}.log")
+    code = guarded(attempt, rank, store=ranks, catch_stop=True)
+    os._exit(code)  # not waiting for a collective that a lost rank left hanging
 
 
 def _followed(code: int, rank: Rank, attempt: Attempt) -> int:

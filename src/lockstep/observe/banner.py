@@ -19,7 +19,7 @@ def banner(plan: Plan) -> list[str]:
         f"plan   world {plan.world}   {engine}{plan.strategy}{over}   {plan.precision}   {_devices(plan)}",
         f"       {arithmetic(plan)} ({plan.because['batch']})   lr {plan.schedule.peak:.3g} ({plan.because['lr']})",
         f"       {plan.steps} steps of {plan.batch} samples; an epoch is {plan.order.steps_per_epoch}   memory {show_bytes(held)} of {show_bytes(room)} a device (estimate)",
-        f"       Running on {plan.world} device{'s' if plan.world > 1 else ''}" + (f" ({several})" if plan.world > 1 else ""),
+        f"       Running on {plan.world} device{'s' if plan.world > 1 else ''}" + (f" ({several})" if plan.world > 1 else "") + ("; the first step is compiled before it runs" if plan.engine == "jax" else ""),
     ]
     return lines + [f"warn   {warning}" for warning in plan.warnings]
 
