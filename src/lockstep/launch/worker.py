@@ -5,7 +5,6 @@ The first rank keeps the journal, publishes checkpoints and reads requests; nowh
 
 import json
 import os
-import shutil
 import signal
 import sys
 import threading
@@ -15,14 +14,11 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import lockstep
 from lockstep.checkpoint.format import load
-from lockstep.checkpoint.store import Published, Store
-from lockstep.core.config import Config, Loaded, flatten
+from lockstep.core.config import Config, Loaded
 from lockstep.core.events import REQUESTS, Event
 from lockstep.core.loop import Outcome, train
 from lockstep.core.place import choose_devices
@@ -38,6 +34,7 @@ from lockstep.launch.engines import JOIN, free_port, take_seat
 from lockstep.launch.files import Attempt, ControlFile, Run
 from lockstep.launch.preflight import MEETING, Deadline, check_sum, record_failure
 from lockstep.launch.prepare import Options, Prepared, done_line, prepare
+from lockstep.launch.saving import checkpoint_store, keep_assets
 from lockstep.launch.signals import LAUNCHER, STOP_SIGNAL, run_child
 from lockstep.observe.console import showing, view
 from lockstep.observe.journal import Journal
@@ -110,12 +107,13 @@ def train_rank(attempt: Attempt, plan: Plan, config: Config, rank: Rank, engine:
     run, first = Run(Path(attempt.run)), rank.index == 0
     if task.fingerprint() != plan.fixed.fingerprint or len(task.train_data()) != plan.samples:
         raise RunError("the data changed while the run was starting: it is not what the plan was made for", "run the same command again, once the files rest", "data")
-    _keep_assets(run, task, first)
+    if first:
+        keep_assets(run, task)
     saved = load(Path(attempt.resume)) if attempt.resume else None
     feed = Feed(plan, plan.held_by(rank.index), task.train_data(), task.eval_data(), engine.stage, saved.step if saved else 0, config.data.prefetch)
     journal = Journal(run.journal) if first else None
     record: Callable[[Event], None] = journal.record if journal else lambda event: None
-    writer = store or _store(run, plan, config, rank, attempt, first, record, journal)
+    writer = store or checkpoint_store(run, plan, config, rank, attempt, first, record, journal)
     try:
         _, outcome = train(plan, engine, feed, writer, record, Pulse(run.logs / f"pulse-{rank.index}"), requests, task.summarize, saved, attempt.stop_at)
     except BaseException as error:
@@ -129,31 +127,6 @@ def train_rank(attempt: Attempt, plan: Plan, config: Config, rank: Rank, engine:
         if journal:
             journal.close()
     return outcome
-
-
-def _store(run: Run, plan: Plan, config: Config, rank: Rank, attempt: Attempt, first: bool, record: Callable[[Event], None], journal: Journal | None) -> Store:
-    values = flatten(config)
-
-    def meta(step: int) -> dict[str, Any]:
-        position = plan.order.position(step)
-        return {"step": step, "epoch": position.epoch, "consumed": position.first, "config": values, "fixed": plan.to_json()["fixed"], "versions": _versions(plan.engine)}
-
-    def published(save: Published) -> None:
-        record(Event("saved", save.step, {"path": save.path, "bytes": save.bytes, "seconds": save.seconds, "blocked_seconds": save.blocked}))
-
-    return Store(run.checkpoints, rank.index, rank.world, plan.keep, attempt.name, first, meta, published, journal.sync if journal else lambda: None)
-
-
-def _versions(engine: str) -> dict[str, str]:
-    return {"lockstep": lockstep.__version__, engine: version(engine), "python": sys.version.split()[0]}
-
-
-def _keep_assets(run: Run, task: Any, first: bool) -> None:
-    """Copies of what the model's use needs beside its weights (a tokenizer)."""
-    if first:
-        for name, source in task.assets().items():
-            run.assets.mkdir(exist_ok=True)
-            shutil.copyfile(source, run.assets / name)
 
 
 def guarded(attempt: Attempt, rank: Rank, **how: Any) -> int:
