@@ -1,11 +1,12 @@
 """Running the program as a user does: a process of its own, its output, its exit code."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -62,9 +63,9 @@ def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 
 
 @contextmanager
-def started(*arguments: object, cwd: Path) -> Iterator[subprocess.Popen[str]]:
-    """A live run, ended with the block whatever becomes of the test."""
-    with subprocess.Popen(command(*arguments), cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+def started(*arguments: object, cwd: Path, env: Mapping[str, str] | None = None) -> Iterator[subprocess.Popen[str]]:
+    """A live run, ended with the block whatever becomes of the test. env: variables beside this process's own."""
+    with subprocess.Popen(command(*arguments), cwd=cwd, env={**os.environ, **(env or {})}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         try:
             yield process
         finally:

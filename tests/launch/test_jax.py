@@ -1,7 +1,9 @@
 """The command with --engine jax: one process for all devices of a host, a run moved to torch and back, several hosts."""
 
 import signal
+import socket
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +11,8 @@ import pytest
 from commands import lockstep, losses, started, steps_written, until, write_config
 
 from lockstep.checkpoint.format import load
+from lockstep.errors import UserError
+from lockstep.launch.cluster import first_host, from_slurm, rank_from
 from lockstep.launch.engines import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -43,8 +47,9 @@ def test_a_run_moves_between_engines(unbroken: Path, tmp_path: Path, corpus: Pat
 
 
 def test_hosts_train_together(unbroken: Path, tmp_path: Path, corpus: Path) -> None:
-    """Two processes with two devices each; Ctrl-C at one stops both; the same command goes on under another strategy."""
+    """Two processes with two devices each; Ctrl-C at one stops both; two tasks of a Slurm job go on under another strategy."""
     config = write_config(tmp_path, corpus)
+    again = ("train", "-f", config, "--engine", "jax", "--devices", "cpu:2", "--strategy", "fsdp", "--save-dir", "run")
 
     def train(node: int, port: int, *more: object) -> Sequence[object]:
         return ("train", "-f", config, "--engine", "jax", "--devices", "cpu:2", "--save-dir", "run", "--nnodes", 2, "--rdzv", f"127.0.0.1:{port}", "--node-rank", node, *more)
@@ -57,12 +62,34 @@ def test_hosts_train_together(unbroken: Path, tmp_path: Path, corpus: Path) -> N
         assert (first.returncode, second.wait(60)) == (0, 130), said
     assert "plan   world 4   jax dp over xla" in said
     assert 5 <= steps_written(tmp_path / "run") < 60
-    port = free_port()
-    with started(*train(0, port, "--strategy", "fsdp"), cwd=tmp_path) as first, started(*train(1, port, "--strategy", "fsdp"), cwd=tmp_path) as second:
+    job = _job()
+    with started(*again, cwd=tmp_path, env=slurm(0, job)) as first, started(*again, cwd=tmp_path, env=slurm(1, job)) as second:
         said = first.communicate(timeout=90)[0]
         assert (first.returncode, second.wait(60)) == (0, 0), said
     np.testing.assert_allclose(losses(tmp_path / "run"), losses(unbroken), rtol=1e-12)
     arrays_agree(tmp_path / "run/checkpoints/step-00000060", unbroken / "checkpoints/step-00000060", 1e-12)
+
+
+def slurm(task: int, job: int) -> dict[str, str]:
+    """What srun sets in one of two tasks, each on a node of its own (here both on this one)."""
+    return {"SLURM_PROCID": str(task), "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "0", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NODELIST": "localhost,other[1-3]", "SLURM_JOB_ID": str(job)}
+
+
+def _job() -> int:
+    """A job whose port is free."""
+    for job in range(7000, 8000):
+        with socket.socket() as found, suppress(OSError):
+            found.bind(("", int(from_slurm(slurm(0, job))["MASTER_PORT"])))
+            return job
+    raise AssertionError("no port is free")
+
+
+def test_whoever_started_a_rank_says_who_it_is() -> None:
+    assert [first_host(nodes) for nodes in ("n1", "n1,n2", "gpu[07-09,12],cpu1", "a[3,5]-ib", "n[1-2],m")] == ["n1", "n1", "gpu07", "a3-ib", "n1"]
+    found = rank_from(from_slurm({**slurm(5, 123), "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "1"}))
+    assert (found.index, found.local, found.world, found.hosts) == (5, 1, 8, 2)
+    with pytest.raises(UserError, match="3 tasks on 2 nodes"):
+        from_slurm({**slurm(0, 1), "SLURM_STEP_NUM_TASKS": "3"})
 
 
 @pytest.mark.long

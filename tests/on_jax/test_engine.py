@@ -131,3 +131,19 @@ def test_a_rank_that_never_comes_ends_the_preflight(engine: str, corpus: Path, t
     word = json.loads((tmp_path / "run" / "logs" / "failure-0.json").read_text())
     assert "a first collective over 2 devices did not end within 2 s" in word["cause"]
     assert "--no-preflight" in word["remedy"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("precision", ["f64", "f32"])
+def test_complex_weights_on_one_to_eight_devices(precision: str, pool: Pool) -> None:
+    """50 AdamW steps with clipping, 64 samples in tens (a tail of 4), held whole and shared out, one round and four."""
+    def run(world: int, strategy: str, accumulate: int) -> list[float]:
+        sections: dict[str, Any] = {"train": {"precision": precision, "steps": 50}, "batch": {"samples": 10, "accumulate": accumulate}, "optimizer": {"lr": 3e-3, "clip": 0.5}}
+        losses: list[float] = pool.run(1, jobs.trained, small(devices=f"cpu:{world}", strategy=strategy, **sections))[0][0]
+        return losses
+
+    one = run(1, "single", 1)
+    for world in (1, 2, 4, 8):
+        for strategy in ("dp", "fsdp"):
+            for accumulate in (1, 4):
+                np.testing.assert_allclose(run(world, strategy, accumulate), one, rtol=1e-10 if precision == "f64" else 2e-6, err_msg=f"{strategy}:{world}/{accumulate}")
