@@ -89,6 +89,16 @@ class JaxEngine:
         return jax.jit(self._layout.finite, out_shardings=NamedSharding(self._mesh, PartitionSpec()))
 
     @cached_property
+    def _gathered(self) -> Any:
+        """Every parameter whole on every device."""
+        shapes = {name: spec.shape for name, spec in self._model.specs.items()}
+
+        def whole(params: dict[str, jax.Array]) -> dict[str, jax.Array]:
+            return {name: jax.lax.slice(params[name], (0,) * len(shape), shape) for name, shape in shapes.items()}
+
+        return jax.jit(whole, out_shardings=NamedSharding(self._mesh, PartitionSpec()))
+
+    @cached_property
     def _nothing(self) -> Any:
         return self._placed(np.zeros((len(self._own), 0), self._dtype))
 
@@ -144,11 +154,11 @@ class JaxEngine:
         return dict(zip(names, total.tolist(), strict=True))
 
     def sample(self, state: State, step: int) -> list[str]:
-        return self.task.sample(self._model.merge(self._whole(state)), self.plan.fixed.seed + step)
+        whole = {name: array.addressable_data(0) for name, array in self._gathered(state["params"]).items()}
+        return self.task.sample(self._model.merge(whole), self.plan.fixed.seed + step)
 
     def gather(self, state: State) -> list[Piece]:
-        bad = {name: bool(found) for name, found in self._finite(state).items()}
-        return self._layout.gather(state, bad, self._index, self.plan.processes)
+        return self._layout.gather(state, np.asarray(self._finite(state)).tolist(), self._index, self.plan.processes)
 
     def preflight(self) -> float:
         """Through the collective that steps use."""
@@ -186,13 +196,6 @@ class JaxEngine:
         rows = np.zeros((len(self._own), len(own)), self._dtype)
         rows[0] = own
         return self._placed(rows)
-
-    def _whole(self, state: State) -> dict[str, jax.Array]:
-        """Every parameter on this process's first device."""
-        shapes = {name: spec.shape for name, spec in self._model.specs.items()}
-        everywhere = NamedSharding(self._mesh, PartitionSpec())
-        cut = jax.jit(lambda params: {name: jax.lax.slice(params[name], (0,) * len(shape), shape) for name, shape in shapes.items()}, out_shardings=everywhere)
-        return {name: array.addressable_data(0) for name, array in cut(state["params"]).items()}
 
     def _check_used(self, staged: Staged) -> None:
         names = unused(self.task, self._model, {name: jnp.asarray(array) for name, array in staged.row.items()}, self._dtype)

@@ -3,7 +3,7 @@
     {"params": {name: array}, "moments": optax's own, "scale": f16's factor, "streak": finite steps since it last changed}
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,9 +89,9 @@ class Layout:
 
         return self._make(part)
 
-    def gather(self, state: State, bad: Mapping[str, bool], process: int, processes: int) -> list[Piece]:
-        """Copies in host memory of what this process writes. bad: names of arrays that are not finite. RunError: there are any."""
-        names = [entry.name for entry in self._entries if bad[entry.name]]
+    def gather(self, state: State, finite: Sequence[bool], process: int, processes: int) -> list[Piece]:
+        """Copies in host memory of what this process writes. finite: what finite() found. RunError: an array is not."""
+        names = [entry.name for entry, sound in zip(self._entries, finite, strict=True) if not sound]
         if names:
             raise RunError(f"not saved: {_list('not finite any more are', names).rstrip('; ')}", "--resume RUN with a smaller --lr goes on from its last save")
         sizes = {entry.name: array.nbytes for entry, array in self._held(state) if array.is_fully_replicated}
@@ -106,9 +106,9 @@ class Layout:
                 pieces.append(Piece(entry.name, kind, entry.shape, offsets, box.astype(np.float32) if box.dtype == np.int32 else box))
         return pieces
 
-    def finite(self, state: State) -> dict[str, jax.Array]:
-        """Canonical name -> whether it holds a value that is not finite; to be compiled."""
-        return {entry.name: ~jnp.isfinite(leaf).all() for entry, leaf in zip(self._entries, jax.tree.leaves(state), strict=True)}
+    def finite(self, state: State) -> jax.Array:
+        """For each leaf whether all its values are; to be compiled."""
+        return jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(state)])
 
     def _held(self, state: State) -> Iterator[tuple[Entry, jax.Array]]:
         return ((entry, leaf) for entry, leaf in zip(self._entries, jax.tree.leaves(state), strict=True) if self._kept(entry.name))

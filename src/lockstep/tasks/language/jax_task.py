@@ -1,6 +1,7 @@
 """The language task with jax."""
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,16 +46,22 @@ class JaxLanguage(LanguageTask):
         return self.continued(self._logits(model), seed)
 
     def _logits(self, model: Any) -> Logits:
-        """Compiled once: the window is filled up to the context's length, which a causal model does not see."""
+        """The window is filled up to the context's length, which a causal model does not see, so that one program serves all."""
         graph, params = nnx.split(model)
-        last = jax.jit(lambda params, window, at: nnx.merge(graph, params)(window[None])[0, at])
 
         def logits(ids: list[int]) -> NDArray[np.float64]:
             window = np.zeros(self.length, np.int32)
             window[: len(ids)] = ids
-            return np.asarray(last(params, window, len(ids) - 1), np.float64)
+            return np.asarray(_last(graph, params, window, len(ids) - 1), np.float64)
 
         return logits
+
+
+@partial(jax.jit, static_argnums=0)
+def _last(graph: Any, params: Any, window: Any, at: int) -> jax.Array:
+    """The logits after the token at this place. Compiled once for a model."""
+    logits: jax.Array = nnx.merge(graph, params)(window[None])[0, at]
+    return logits
 
 
 def _wide(logits: jax.Array) -> jax.Array:
