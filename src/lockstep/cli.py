@@ -84,6 +84,8 @@ def train(save_dir: Path | None, resume: str, new_batch: bool, stop_after: int |
     signal.signal(signal.SIGTERM, _terminated)
     from lockstep.launch.cluster import one_of, started
 
+    if nnodes == 1 and (rdzv is not None or node_rank is not None):
+        raise click.UsageError("--rdzv and --node-rank are for several hosts: give --nnodes too")
     if nnodes > 1:
         os.environ.update(one_of(nnodes, rdzv, node_rank))
     if nnodes > 1 or started(os.environ):

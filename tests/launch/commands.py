@@ -3,11 +3,12 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,15 @@ def write_config(home: Path, corpus: Path, steps: int = 60, save: int = 20) -> P
     path = home / "tiny.yaml"
     path.write_text(CONFIG.format(corpus=corpus, steps=steps, save=save))
     return path
+
+
+def free_port() -> int:
+    """One whose next is free too."""
+    while True:
+        with socket.socket() as first, socket.socket() as second, suppress(OSError):
+            first.bind(("", 0))
+            second.bind(("", first.getsockname()[1] + 1))
+            return int(first.getsockname()[1])
 
 
 def command(*arguments: object) -> list[str]:

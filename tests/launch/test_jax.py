@@ -8,12 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import lockstep, losses, started, steps_written, until, write_config
+from commands import free_port, lockstep, losses, started, steps_written, until, write_config
 
 from lockstep.checkpoint.format import load
 from lockstep.errors import UserError
 from lockstep.launch.cluster import first_host, from_slurm, rank_from
-from lockstep.launch.engines import free_port
 
 ROOT = Path(__file__).parents[2]
 

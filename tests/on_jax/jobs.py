@@ -15,6 +15,7 @@ from lockstep.core.plan import Plan, plan
 from lockstep.core.protocols import Rank
 from lockstep.data.feed import Feed
 from lockstep.errors import UserError
+from lockstep.launch.describe import cache_home
 from lockstep.launch.engines import warm_seat
 from lockstep.launch.files import Run
 from lockstep.launch.preflight import Deadline
@@ -30,7 +31,7 @@ def config_of(values: Mapping[str, Any]) -> Config:
 def opened(values: Mapping[str, Any]) -> tuple[Any, Plan, Any, Feed]:
     """Engine, plan, state and feed of a config, on this process's devices."""
     config = config_of(values)
-    task = open_task(config, "")
+    task = open_task(config, str(cache_home()))
     made = plan(config, MACHINE if config.devices.use.startswith("cpu") else probe(), task.facts())
     engine = warm_seat(made, 0, None).engine(task, config.optimizer)
     return engine, made, engine.init(), Feed(made, made.held_by(0), task.train_data(), task.eval_data(), engine.stage, 0, 0)
@@ -114,7 +115,7 @@ def conjugates(index: int, group: Any) -> dict[str, Any]:
 def silent(index: int, group: Any, values: Mapping[str, Any], home: str, coordinator: str) -> None:
     """Rank 1 never comes to the first collective. coordinator: for jax's processes."""
     config = config_of(values)
-    task = open_task(config, "")
+    task = open_task(config, str(cache_home()))
     made = plan(config, replace(MACHINE, started=2) if config.engine == "jax" else MACHINE, task.facts())
     if config.engine == "jax":
         from lockstep.launch.engines import take_seat

@@ -8,10 +8,9 @@ from typing import Any
 import jobs
 import numpy as np
 import pytest
-from commands import refused
+from commands import free_port, refused
 
 from lockstep.core.document import read_file
-from lockstep.launch.engines import free_port
 from lockstep.launch.pool import JobFailed
 from lockstep.prove.verify import Trials, parse_layout, verify
 from lockstep.tasks import open_task
@@ -100,6 +99,7 @@ def test_a_batch_smaller_than_the_devices_is_served_and_said(pool: Pool) -> None
     (small("no sum"), "not one real number", "Mean(sum, weight)"),
     (small(task="Plain", train={"precision": "bf16"}), "can't be told to compute in bf16", "def model(self, dtype)"),
     ({**small(task="Plain"), "engine": "torch"}, "not a torch.nn.Module", "--engine jax"),
+    ({**small(), "engine": "torch"}, "asks for dtype and rngs, as flax models do", "--engine jax"),
     ({**small(), "task": f"{EXAMPLES}/fft.py:Spectral", "model": {"width": 4, "depth": 2}, "data": {"samples": 8}}, "not a flax.nnx.Module", "--engine torch"),
 ])
 def test_what_a_task_of_ones_own_gets_wrong_is_said(values: dict[str, Any], says: str, remedy: str, pool: Pool) -> None:

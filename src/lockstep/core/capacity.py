@@ -12,7 +12,7 @@ from lockstep.units import show_bytes, show_params
 def room(config: Config, facts: Facts, devices: tuple[Device, ...], shards: int) -> tuple[list[Term], float]:
     """What the smallest device holds besides activations, and bytes left for these."""
     device = min(devices, key=lambda d: d.memory)
-    terms = state_terms(config, facts, device.kind, shards)
+    terms = state_terms(config, facts, device.kind, shards, len(devices) if config.engine == "jax" and device.kind == "cpu" else 1)
     return terms, _usable(config, device) - sum(term.bytes for term in terms)
 
 

@@ -101,7 +101,7 @@ class Train(Section):
     """How long, how exactly, and what is written when. 0: never (a run always saves at its end)."""
 
     steps: Duration = Field(1000, description="optimizer steps, or epochs (2ep)")
-    precision: Precision = Field("f32", description="bf16, f16: autocast, weights in f32; f16 scales its loss")
+    precision: Precision = Field("f32", description="bf16, f16: products in two bytes, weights in f32; f16 scales its loss")
     seed: NonNegativeInt = Field(0, description="of initial values and of the data order")
     log_every: PositiveInt = Field(10, description="steps between console lines; the journal has every step")
     eval_every: Duration = Field(0, description="steps or epochs between evaluations; one more at the end")
@@ -118,7 +118,7 @@ class Devices(Section):
     """Where it runs."""
 
     use: str = Field("auto", description="auto, all, cpu, cpu:4, or indices: 0,1")
-    strategy: Literal["auto", StrategyName] = Field("auto", description="dp: one process, a thread a device; ddp: a process a device; fsdp: weights, gradients and optimizer shared out; hsdp: in groups, repeated")
+    strategy: Literal["auto", StrategyName] = Field("auto", description="dp: one process for all devices; ddp: a process a device; fsdp: the model shared out; hsdp: in groups, repeated. jax has single, dp, fsdp")
     shards: PositiveInt | None = Field(None, description="hsdp: devices that share one copy of the model; the largest proper divisor of their number if not given")
     reshard: bool = Field(True, description="fsdp, hsdp with engine torch: let go of a block's gathered weights after its forward pass (less memory), or keep them until backward (less traffic)")
     offload: bool = Field(False, description="fsdp, hsdp: weights, gradients and optimizer in host memory")

@@ -27,8 +27,8 @@ def itemsize(precision: Precision) -> int:
     return 8 if precision == "f64" else 4
 
 
-def state_terms(config: Config, facts: Facts, kind: str, shards: int) -> list[Term]:
-    """What is held whatever the micro-batch. shards: devices among which one copy of the model is shared out (1: each holds the whole)."""
+def state_terms(config: Config, facts: Facts, kind: str, shards: int, together: int = 1) -> list[Term]:
+    """What is held whatever the micro-batch. together: devices of one process on a CPU, which share what that needs itself. shards: devices among which one copy of the model is shared out (1: each holds the whole)."""
     width = itemsize(config.train.precision)
     moments = 2 if config.optimizer.name == "adamw" else 1
     over = f" / {shards} shards" if shards > 1 else ""
@@ -39,7 +39,7 @@ def state_terms(config: Config, facts: Facts, kind: str, shards: int) -> list[Te
     ]
     if config.devices.offload:
         held = [Term(term.name, 0, f"{term.formula}: in host memory") for term in held]
-    return [*held, *(_gathered(config, facts, width) if shards > 1 else []), Term("process", _RESERVED[kind], "libraries and context")]
+    return [*held, *(_gathered(config, facts, width) if shards > 1 else []), Term("process", _RESERVED[kind] // together, "libraries and context" + (f", shared by {together} devices" if together > 1 else ""))]
 
 
 def _gathered(config: Config, facts: Facts, width: int) -> list[Term]:

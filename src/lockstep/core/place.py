@@ -109,7 +109,7 @@ def _strategy(config: Config, devices: tuple[Device, ...], fits: Callable[[int],
     because["strategy"] = "as asked" + ("; on one device nothing is shared out" if wanted in {"dp", "ddp", "fsdp"} and world == 1 else "")
     if wanted == "single" and world > 1:
         if config.devices.use not in {"auto", "all"}:
-            raise UserError(f"strategy single takes one device, not the {world} of {config.devices.use}", "--strategy ddp, or one device", "devices.strategy")
+            raise UserError(f"strategy single takes one device, not the {world} of {config.devices.use}", f"--strategy {copies}, or one device", "devices.strategy")
         because["devices"] = f"1 of {world} visible devices: strategy single takes one"
         return wanted, devices[:1]
     return wanted, devices

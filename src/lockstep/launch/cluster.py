@@ -1,16 +1,23 @@
 """Who this process is, when somebody else started it: read from the environment, nothing is started here."""
 
+import os
 import re
+import socket
+import sys
+import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
 
-from lockstep.errors import UserError
+from lockstep.errors import RunError, UserError
 
 if TYPE_CHECKING:  # numpy is not imported for a config error
     from lockstep.core.protocols import Rank
 
 _NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _SLURM = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_NUM_NODES", "SLURM_STEP_NODELIST", "SLURM_JOB_ID")
+_JOIN = timedelta(minutes=30)
+_TRY = 3.0  # seconds for one connection
 _FIRST_PORT, _PORTS = 20_000, 10_000  # one a Slurm job, so that two on a host don't meet
 
 
@@ -63,3 +70,45 @@ def one_of(nodes: int, rendezvous: str | None, index: int | None) -> dict[str, s
     if not 0 <= index < nodes:
         raise UserError(f"--node-rank {index} of {nodes} hosts", f"0 to {nodes - 1}, another on each host", "--node-rank")
     return explicit(index, nodes, 0, 1, host, int(port))
+
+
+def meet(serves: bool) -> tuple[Any, Any]:
+    """A store for words between the ranks, and one for their own rendezvous. serves: the first rank holds it, where torchrun does not.
+
+    RunError: the first rank can't be reached. Its waiting ends with Ctrl-C, as long as it has not begun to train.
+    """
+    from torch._C._distributed_c10d import TCPStore
+    from torch.distributed.distributed_c10d import PrefixStore
+
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        from torch.distributed.rendezvous import rendezvous
+
+        whole = next(rendezvous("env://", timeout=_JOIN))[0]
+    elif serves:
+        try:
+            whole = TCPStore(host, port, is_master=True, wait_for_workers=False, timeout=_JOIN)
+        except RuntimeError as error:
+            raise RunError(f"port {port} can't be used for the rendezvous: {str(error).splitlines()[0]}", "another port, the same on every host", "--rdzv") from None
+    else:
+        whole = _reached(host, port)
+    store = PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), whole)  # torchrun's store outlives a restart, with all that was said in it
+    return store, PrefixStore("ranks", store)
+
+
+def _reached(host: str, port: int) -> Any:
+    from torch._C._distributed_c10d import TCPStore
+
+    began, told = time.monotonic(), False
+    while True:
+        try:
+            socket.create_connection((host, port), timeout=_TRY).close()  # first by itself: the store's own tries can't be interrupted
+            return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=_JOIN)
+        except OSError as error:
+            if time.monotonic() - began > _JOIN.total_seconds():
+                remedy = "the same --rdzv on every host: a name of the first one; it needs that port and the one after it"
+                raise RunError(f"{host}:{port} was not reached in {_JOIN.total_seconds() / 60:g} minutes: {error}", remedy, "--rdzv") from None
+        if not told:
+            print(f"waiting for the first host at {host}:{port}", file=sys.stderr, flush=True)
+            told = True
+        time.sleep(0.5)

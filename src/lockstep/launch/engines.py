@@ -1,7 +1,6 @@
 """The engine of a plan in this process: joined to its peers, ready to train, left in order. The one place where engines are chosen."""
 
 import os
-import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -89,9 +88,3 @@ def _join_jax(plan: Plan, rank: Rank, coordinator: str | None) -> Seat:
     runtime.configure(plan, rank.index, str(cache_home() / "jax"))
     runtime.join(coordinator, plan, rank.index)
     return _jax_seat(plan, rank.index, runtime.leave)
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("", 0))
-        return int(found.getsockname()[1])

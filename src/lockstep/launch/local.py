@@ -24,7 +24,7 @@ from lockstep.errors import LockstepError
 from lockstep.launch.files import Run, ask
 from lockstep.launch.preflight import record_failure
 from lockstep.launch.prepare import Prepared
-from lockstep.launch.signals import LAUNCHER, STOP_SIGNAL, Signals, leave_at_once
+from lockstep.launch.signals import LAUNCHER, STOP_SIGNAL, STOPPING, Signals, leave_at_once
 from lockstep.launch.worker import main, work
 from lockstep.observe.console import showing, view
 
@@ -57,7 +57,7 @@ def _stopper(run: Run, attempt: str, headless: bool, in_place: bool) -> Callable
             for pid in [os.getpid()] if in_place else _ranks():
                 os.kill(pid, STOP_SIGNAL)
         if not headless:
-            os.write(2, b"\nstopping at the end of this step, after saving; once more to leave at once\n")
+            os.write(2, STOPPING)
 
     return stop
 

@@ -15,6 +15,7 @@ from lockstep.launch.files import Attempt
 
 STOP_SIGNAL = signal.SIGUSR1  # what the launcher sends where the control file can't be written, or is not its own
 LAUNCHER = "LOCKSTEP_LAUNCHER"
+STOPPING = b"\nstopping at the end of this step, after saving; once more to leave at once\n"
 
 
 class Signals:
@@ -56,7 +57,12 @@ def run_child(attempt: Attempt) -> int:
     Its exit code, negative for a signal that ended it; 128 + the signal that asked it to stop, which it then did in order.
     """
     child = subprocess.Popen([sys.executable, "-u", "-m", "lockstep.launch.worker", attempt.to_json()], env={**os.environ, LAUNCHER: str(os.getpid())})
-    with Signals(lambda: child.send_signal(STOP_SIGNAL), leave_at_once) as signals:
+
+    def stop() -> None:
+        child.send_signal(STOP_SIGNAL)
+        os.write(2, STOPPING)
+
+    with Signals(stop, leave_at_once) as signals:
         while child.poll() is None:
             time.sleep(0.1)
     return 128 + signals.received if signals.received and not child.returncode else child.returncode

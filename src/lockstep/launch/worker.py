@@ -13,7 +13,6 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +27,11 @@ from lockstep.data.feed import Feed
 from lockstep.diagnose.crash import Note, explain, note_of, read_notes, write_note
 from lockstep.diagnose.memory import out_of_memory
 from lockstep.errors import LockstepError, RunError, UserError
-from lockstep.launch.cluster import rank_from
+from lockstep.launch.cluster import meet, rank_from
 from lockstep.launch.describe import cache_home, die_with
-from lockstep.launch.engines import JOIN, free_port, take_seat
+from lockstep.launch.engines import take_seat
 from lockstep.launch.files import Attempt, ControlFile, Run
+from lockstep.launch.place import check_port
 from lockstep.launch.preflight import MEETING, Deadline, check_sum, record_failure
 from lockstep.launch.prepare import Options, Prepared, done_line, prepare
 from lockstep.launch.saving import checkpoint_store, keep_assets
@@ -44,7 +44,7 @@ from lockstep.tasks import Tasks, open_task
 
 _WORD = "lockstep/word"  # from the first rank to the others, before they start
 _READ = "lockstep/read"  # how many have read it
-_PREPARED = timedelta(days=7)  # a large corpus takes its time; torchrun ends the others if the first rank dies
+_PREPARED = 7 * 86_400.0  # seconds; a large corpus takes its time; torchrun ends the others if the first rank dies
 _LAST = 20.0  # seconds after torchrun's SIGTERM in which to leave in order; it kills after 30
 _OTHERS = 1.0  # seconds in which ranks that failed first have left their notes
 
@@ -146,13 +146,8 @@ def guarded(attempt: Attempt, rank: Rank, **how: Any) -> int:
 
 def joined(rank: Rank, read: Callable[[], Loaded], options: Options, headless: bool) -> int:
     """This process as a rank that torchrun, Slurm or the user started. The first rank reads the config and prepares the run, tells the others, and speaks for all. Returns the exit code."""
-    from torch.distributed.distributed_c10d import PrefixStore
-    from torch.distributed.rendezvous import rendezvous
-
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # as the probe counts
-    whole, _, _ = next(rendezvous("env://", timeout=JOIN))
-    store = PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), whole)  # torchrun's store outlives a restart, with all that was said in it
-    ranks = PrefixStore("ranks", store)
+    store, ranks = meet(serves=rank.index == 0)
     if rank.index:
         return _told(rank, store, ranks)
     try:
@@ -191,12 +186,18 @@ def _led(prepared: Prepared, rank: Rank, ranks: Any, headless: bool) -> int:
 
 def _told(rank: Rank, store: Any, ranks: Any) -> int:
     """Another rank does what the first one says."""
-    store.wait([_WORD], _PREPARED)
+    until = time.monotonic() + _PREPARED
+    while not store.check([_WORD]):
+        time.sleep(0.1)
+        if time.monotonic() > until:
+            raise RunError("the first rank never said what to do", "its terminal or log says why", "--rdzv")
     word = json.loads(store.get(_WORD))
     store.add(_READ, 1)
     if "leave" in word:
         return int(word["leave"])
     attempt = Attempt(**word["attempt"])
+    if rank.hosts > 1 and not rank.local:
+        print(f"rank {rank.index} of {rank.world} trains in {attempt.run}; the first host shows how it goes", flush=True)
     if attempt.coordinator:
         return _followed(run_child(attempt), rank, attempt)
     log_to(Run(Path(attempt.run)).logs / f"rank-{rank.index}.log")
@@ -224,7 +225,9 @@ def _prepared(loaded: Loaded, rank: Rank, options: Options) -> Prepared:
         prepared.lock.release()
         raise UserError(f"strategy {prepared.plan.strategy} is one process; {rank.world} were started", "one process, or --strategy ddp", "devices.strategy")
     if jax and rank.world > 1:
-        prepared.attempt = replace(prepared.attempt, coordinator=f"{os.environ['MASTER_ADDR']}:{free_port()}")
+        port = int(os.environ["MASTER_PORT"]) + 1  # one that whoever opens ports between hosts can know
+        check_port(port)
+        prepared.attempt = replace(prepared.attempt, coordinator=f"{os.environ['MASTER_ADDR']}:{port}")
     return prepared
 
 

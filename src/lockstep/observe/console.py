@@ -43,18 +43,19 @@ class Headless:
 
 
 class Pace:
-    """Seconds a step, smoothed over some twenty of them."""
+    """Seconds a step, and seconds of them waited for data, smoothed over some twenty steps: one alone says little where the device runs ahead of what is read of it."""
 
     def __init__(self) -> None:
         self.seconds: float | None = None
+        self.waited = 0.0
         self._started = False
 
     def add(self, event: Event) -> None:
         if event.kind == "step" and not self._started:
             self._started = True  # the first step also warms up, and would say too much of the others
         elif event.kind == "step":
-            new = float(event.values["seconds"])
-            self.seconds = new if self.seconds is None else 0.95 * self.seconds + 0.05 * new
+            new, waited = float(event.values["seconds"]), float(event.values["wait_seconds"])
+            self.seconds, self.waited = (new, waited) if self.seconds is None else (0.95 * self.seconds + 0.05 * new, 0.95 * self.waited + 0.05 * waited)
 
 
 class Plain:
@@ -72,7 +73,7 @@ class Plain:
             if event.step % self._plan.every.log and event.step != self._plan.steps and time.monotonic() - self._last < _AT_LEAST_EVERY:
                 return
             self._last = time.monotonic()
-        for line in lines(event, self._plan, self._run, self._pace.seconds):
+        for line in lines(event, self._plan, self._run, self._pace):
             self._write(line)
 
     def close(self) -> None:
@@ -102,7 +103,7 @@ class Rich:
 
     def _fitting(self, event: Event) -> str:
         """As many of the step's figures as the line has room for beside the bar, the most wanted first."""
-        parts = step_parts(event.step, event.values, self._plan, self._pace.seconds or event.values["seconds"])
+        parts = step_parts(event.step, event.values, self._plan, self._pace)
         room = self._terminal.width - _BAR - 3
         kept: set[str] = set()
         for name in ("step", "loss", "left", "rate", "compute", "grad", "memory", "lr", "wait", "skipped"):
@@ -114,13 +115,13 @@ class Rich:
         self._bar.stop()
 
 
-def lines(event: Event, plan: Plan, run: Path, pace: float | None = None) -> list[str]:
-    """An event as console lines. pace: seconds a step, for the time left."""
+def lines(event: Event, plan: Plan, run: Path, pace: Pace | None = None) -> list[str]:
+    """An event as console lines. pace: of the steps so far."""
     values = event.values
     if event.kind == "planned":
         return [*banner(plan), f"run    {run}"]
     if event.kind == "step":
-        return ["  ".join(step_parts(event.step, values, plan, pace or values["seconds"]).values())]
+        return ["  ".join(step_parts(event.step, values, plan, pace or Pace()).values())]
     if event.kind == "evaluated":
         shown = "  ".join(f"{name} {_figure(value, '.4f')}" for name, value in values.items() if name not in {"seconds", "best_loss", "best_step"})
         best = ""
@@ -142,8 +143,10 @@ def lines(event: Event, plan: Plan, run: Path, pace: float | None = None) -> lis
     return []
 
 
-def step_parts(step: int, values: dict[str, Any], plan: Plan, pace: float) -> dict[str, str]:
-    """A step's figures as texts, by name, in the order in which they are shown."""
+def step_parts(step: int, values: dict[str, Any], plan: Plan, pace: Pace) -> dict[str, str]:
+    """A step's figures as texts, by name, in the order in which they are shown; rates at the pace of the steps so far."""
+    seconds, waited = (pace.seconds, pace.waited) if pace.seconds else (values["seconds"], values["wait_seconds"])
+    values = {name: value * values["seconds"] / seconds if name.endswith("_per_second") or name == "mfu" else value for name, value in values.items()}
     rate = values.get("tokens_per_second")
     parts = {
         "step": f"step   {step}/{plan.steps}", "loss": f"loss {_figure(values.get('loss'), '.4f')}", "grad": f"grad {_figure(values.get('grad_norm'), '.3f')}",
@@ -153,9 +156,9 @@ def step_parts(step: int, values: dict[str, Any], plan: Plan, pace: float) -> di
         parts["compute"] = f"MFU {values['mfu']:.1%}"
     elif "flops_per_second" in values:
         parts["compute"] = f"{values['flops_per_second'] / 1e12:.3f} TFLOP/s"
-    parts["wait"] = f"wait {values['wait_seconds'] / values['seconds']:.1%}"
+    parts["wait"] = f"wait {min(1.0, waited / seconds):.1%}"
     parts["memory"] = f"mem {show_bytes(values['memory_bytes'])}"
-    parts["left"] = f"left {show_seconds((plan.steps - step) * pace)}"
+    parts["left"] = f"left {show_seconds((plan.steps - step) * seconds)}"
     return parts | ({"skipped": "update left out"} if values.get("skipped") else {})
 
 

@@ -8,7 +8,7 @@ from jax.extend.backend import clear_backends
 from lockstep.core.plan import Plan
 from lockstep.errors import RunError
 
-_PATIENCE = 300  # seconds for all processes to have come
+_PATIENCE = 86_400  # seconds for all processes to have come; launch/preflight.py ends the waiting, with a word
 # XLA's CPU devices meet in memory and, by default, abort the process if one of them computes for 40 s longer than another: easily so where many share few cores.
 _SLOW_IS_FINE = ("--xla_cpu_collective_call_warn_stuck_timeout_seconds=600", "--xla_cpu_collective_call_terminate_timeout_seconds=86400")
 

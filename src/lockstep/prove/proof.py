@@ -43,7 +43,7 @@ def prove(loaded: Loaded, wanted: str | None, steps: int | None, json: bool) -> 
         found: list[Verdict] = []
         for verdict in verify(trials, layouts, tolerance):
             if not json:
-                click.echo("\n".join([*(_head(trials, config, on, tolerance, layouts) if not found else []), _row(verdict)]))
+                click.echo("\n".join([*(_head(trials, config, on, tolerance, layouts) if not found else []), _row(verdict, _width(layouts))]))
             found.append(verdict)
     failed = [verdict for verdict in found if verdict.verdict != "PASS"]
     if json:
@@ -81,7 +81,7 @@ def _scratch() -> Path:
 def _head(trials: Trials, config: Config, on: str, tolerance: float, layouts: list[Layout]) -> list[str]:
     width = _width(layouts)
     return [
-        f"verify {trials.steps} steps of {trials.batch} samples in {config.train.precision} on {'CPU ranks' if on == 'cpu' else 'GPUs'}, dropout off; largest relative difference to one device, tolerance {tolerance:g}",
+        f"verify {trials.steps} steps of {trials.batch} samples in {config.train.precision} on {'the CPU' if on == 'cpu' else 'GPUs'}, dropout off; largest relative difference to one device, tolerance {tolerance:g}",
         f"       {'layout':<{width}} {'loss':>9} {'grad norm':>10} {'parameters':>11}   first step  verdict"]
 
 
@@ -89,9 +89,9 @@ def _width(layouts: list[Layout]) -> int:
     return max(18, *(len(str(layout)) for layout in layouts))
 
 
-def _row(verdict: Verdict) -> str:
+def _row(verdict: Verdict, width: int) -> str:
     first = "-" if verdict.first_step is None else str(verdict.first_step)
-    lines = [f"       {verdict.layout:<18} {verdict.loss:>9.1e} {verdict.grad_norm:>10.1e} {verdict.parameters:>11.1e}   {first:>10}  {verdict.verdict}   ({show_seconds(verdict.seconds)})"]
+    lines = [f"       {verdict.layout:<{width}} {verdict.loss:>9.1e} {verdict.grad_norm:>10.1e} {verdict.parameters:>11.1e}   {first:>10}  {verdict.verdict}   ({show_seconds(verdict.seconds)})"]
     return "\n".join([*lines, *([f"         {verdict.culprit}"] if verdict.culprit else [])])
 
 

@@ -1,5 +1,6 @@
 """A user's class with PyTorch."""
 
+import inspect
 import warnings
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -37,6 +38,9 @@ class TorchOwn(OwnTask):
 
     def model(self) -> nn.Module:
         """RuntimeError: on the meta device, the user's code looks at values."""
+        asked = [name for name, parameter in inspect.signature(self._own.model).parameters.items() if name in {"rngs", "dtype"} and parameter.default is parameter.empty]
+        if asked:
+            raise UserError(f"{self._place.name}.model() asks for {' and '.join(asked)}, as flax models do", "--engine jax, which gives it; or a model() without it, which returns a torch.nn.Module", "task")
         try:
             with self._calling("model"):
                 made = self._own.model()
