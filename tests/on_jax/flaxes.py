@@ -11,12 +11,14 @@ from lockstep import Mean
 
 
 class Source:
+    shift = 0
+
     def __len__(self) -> int:
         return 64
 
     def __getitem__(self, ids: Any) -> dict[str, Any]:
         rows = np.stack([np.random.default_rng(int(i)).normal(size=8) for i in ids]).astype(np.float32)
-        return {"x": rows, "y": (rows.sum(1) > 0).astype(np.int64)}
+        return {"x": rows, "y": (rows.sum(1) > 0).astype(np.int64) + self.shift * np.asarray(ids)}
 
 
 class Layer(nnx.Module):
@@ -41,10 +43,28 @@ class Net(nnx.Module):
             self.drop = nnx.Dropout(0.5, rngs=rngs)
         if kind == "counts":
             self.count = nnx.Param(jnp.zeros(3, jnp.int32))
+        if kind == "odd":  # a recurrent layer keeps counters of random numbers; an empty, a scalar and a short parameter; constants
+            self.recurrent = nnx.RNN(nnx.LSTMCell(8, 8, param_dtype=dtype, rngs=rngs))
+            self.empty, self.scalar, self.short = nnx.Param(jnp.zeros((0, 8))), nnx.Param(jnp.ones(())), nnx.Param(jnp.ones(3))
+            self.table, self.plain = np.full(8, 0.5), jnp.ones(8)
+            self.constant, self.again = nnx.Variable(jnp.linspace(0, 1, 8)), nnx.Linear(8, 8, rngs=rngs)
+        if kind == "noise":
+            self.rngs = rngs
+        if kind == "spectral":
+            self.spectral = nnx.SpectralNorm(nnx.Linear(8, 8, rngs=rngs), rngs=rngs)
+        if kind == "dotted":
+            self.parts = nnx.Dict({"a.b": nnx.Param(jnp.ones(8)), "a": nnx.Dict({"b": nnx.Param(jnp.ones(8))})})
 
     def __call__(self, x: jax.Array) -> jax.Array:
         for layer in self.layers:
             x = layer(x)
+        if self.kind == "odd":
+            x = self.recurrent(x[:, None])[:, 0] + self.empty[...].sum(0) + self.scalar[...] * self.constant[...] * self.short[...].sum() * self.table * self.plain
+            x = nnx.remat(lambda layer, given: layer(given))(self.again, x)
+        if self.kind == "noise":
+            x = x + jax.random.normal(self.rngs(), x.shape)
+        if self.kind == "spectral":
+            x = self.spectral(x)
         return self.head(jnp.fft.ifft(jnp.fft.fft(x) * self.turn[...]).real)
 
 
@@ -62,10 +82,14 @@ class Small:
         loss = -jnp.take_along_axis(logits, batch["y"][:, None], axis=1)
         if self.kind == "mean":
             return loss.mean()
+        if self.kind == "raises":
+            raise ZeroDivisionError("what the user's own code does")
         return Mean(loss if self.kind == "no sum" else loss.sum(), len(batch["y"]))
 
     def train_data(self) -> Source:
-        return Source()
+        source = Source()
+        source.shift = 3_000_000_000 if self.kind == "large" else 0
+        return source
 
     def eval_data(self) -> Source:
         return Source()

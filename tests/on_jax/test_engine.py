@@ -59,6 +59,14 @@ def test_complex_weights_are_one_curve(pool: Pool, tmp_path: Path) -> None:
     assert [verdict.verdict for verdict in verdicts] == ["PASS"] * len(layouts), verdicts
 
 
+def test_odd_parameters_layers_and_variables_are_one_curve_too(pool: Pool, tmp_path: Path) -> None:
+    """Empty, scalar and short parameters, a recurrent layer, a transform in the forward pass, constants: saved, resumed, evaluated."""
+    config = jobs.config_of(small("odd"))
+    trials = Trials(config, MACHINE, open_task(config, "").facts(), 3, "cpu", pool, tmp_path)
+    verdicts = list(verify(trials, [parse_layout(layout) for layout in ("jax-fsdp:8",)], 1e-11))
+    assert [verdict.verdict for verdict in verdicts] == ["PASS"], verdicts
+
+
 def test_gradients_of_complex_numbers_as_pairs(pool: Pool) -> None:
     """By pairs they are the slopes along x and y; jax.grad's own is the conjugate; sums over devices know complex leaves."""
     found = pool.run(1, jobs.conjugates)[0]
@@ -95,6 +103,11 @@ def test_a_batch_smaller_than_the_devices_is_served_and_said(pool: Pool) -> None
     (small("dropout"), "Dropout drop draws its masks by the device", "--engine torch"),
     (small("counts"), "parameter count holds int32", "float32"),
     (small("unused"), "the loss does not use spare.bias, spare.kernel", "use them in the loss"),
+    (small("noise"), "the loss depends on random numbers of", "numbers that follow from the row"),
+    (small("spectral"), "the forward pass changes spectral.", "no running statistics"),
+    (small("dotted"), "two parameters are called parts.a.b", "keys without dots"),
+    (small("raises"), "Small.loss(): ZeroDivisionError: what the user's own code does", "mend it at this place"),
+    (small("large", train={"precision": "f32"}), 'data "y" has int64 numbers beyond 32 bits', "--dtype f64"),
     (small("mean"), "not a lockstep.Mean", "Mean(sum, weight)"),
     (small("no sum"), "not one real number", "Mean(sum, weight)"),
     (small(task="Plain", train={"precision": "bf16"}), "can't be told to compute in bf16", "def model(self, dtype)"),

@@ -19,9 +19,10 @@ from lockstep.core.events import REQUESTS
 from lockstep.core.plan import Plan
 from lockstep.core.protocols import Batch, Figures, Piece, Round, Saved, Task
 from lockstep.errors import UserError
+from lockstep.on_jax.examine import examine
 from lockstep.on_jax.model import Model, Value, open_model
 from lockstep.on_jax.state import Layout, State
-from lockstep.on_jax.step import make_evaluation, make_step, unused
+from lockstep.on_jax.step import make_evaluation, make_step
 from lockstep.on_jax.strategies import AXIS, STRATEGIES
 
 
@@ -123,7 +124,7 @@ class JaxEngine:
                     real[place, number, :count] = True
                     for name, array in slot.arrays.items():
                         rows[name][place, number, :count] = array
-        return Staged(self._placed({name: self._narrow(array) for name, array in rows.items()}), self._mask(real), {name: self._narrow(array) for name, array in row.items()})
+        return Staged(self._placed({name: self._narrow(name, array) for name, array in rows.items()}), self._mask(real), {name: self._narrow(name, array) for name, array in row.items()})
 
     def _mask(self, real: NDArray[np.bool_]) -> Any:
         """Sent once: most steps are alike."""
@@ -176,11 +177,18 @@ class JaxEngine:
             return jax.device_put(own, self._by_device)  # all at once
         return jax.tree.map(lambda array: jax.make_array_from_process_local_data(self._by_device, array, (self.plan.world, *array.shape[1:])), own)
 
-    def _narrow(self, array: NDArray[Any]) -> NDArray[Any]:
-        """Numbers in the width that this run computes in."""
+    def _narrow(self, name: str, array: NDArray[Any]) -> NDArray[Any]:
+        """Numbers in the width that this run computes in. UserError: integers that don't fit."""
         if array.dtype.kind == "c":
             return array.astype(np.complex128 if self._dtype == np.float64 else np.complex64)
-        return array.astype(self._dtype) if array.dtype.kind == "f" else array
+        if array.dtype.kind == "f":
+            return array.astype(self._dtype)
+        if array.dtype.itemsize < 8 or self._dtype == np.float64:
+            return array
+        narrow = array.astype(np.int32)  # as jax would, without a word
+        if not (narrow == array).all():
+            raise UserError(f"data \"{name}\" has {array.dtype} numbers beyond 32 bits, which jax has in f64 only", "smaller numbers, floats, or --dtype f64", "data")
+        return narrow
 
     def _figures(self, batch: Batch, asked: Sequence[int]) -> NDArray[np.float64]:
         waits, memory = np.zeros(self.plan.processes), np.zeros(self.plan.world)
@@ -198,10 +206,7 @@ class JaxEngine:
         return self._placed(rows)
 
     def _check_used(self, staged: Staged) -> None:
-        names = unused(self.task, self._model, {name: jnp.asarray(array) for name, array in staged.row.items()}, self._dtype)
-        if names:
-            shown = f"{', '.join(names[:4])}{f' and {len(names) - 4} more' if len(names) > 4 else ''}"
-            raise UserError(f"the loss does not use {shown}: weight decay alone would move {'it' if len(names) == 1 else 'them'}", "leave such parameters out of the model, or use them in the loss", "task")
+        examine(self.task, self._model, {name: jnp.asarray(array) for name, array in staged.row.items()}, self._dtype)
         self._checked = True
 
     def _memory(self, device: jax.Device) -> int:

@@ -3,6 +3,7 @@
 Initial values come from core/initial.py where the task has a rule for them, so that they are torch's; else from the model itself.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -34,11 +35,12 @@ class Spec:
 
 @dataclass(frozen=True)
 class Model:
-    """specs: by name, in the order of the tree's leaves. rest: what is not trained."""
+    """specs: by name, in the order of the tree's leaves. rest: what is not trained, by name."""
 
     graph: Any
     tree: Any
-    rest: Any
+    rest_tree: Any
+    rest: dict[str, Any]
     specs: dict[str, Spec]
 
     def merge(self, arrays: Mapping[str, Any]) -> Any:
@@ -49,22 +51,24 @@ class Model:
         """Complex parameters as the module has them."""
         return {name: join(arrays[name]) if spec.complex else arrays[name] for name, spec in self.specs.items()}
 
-    def assemble(self, parameters: Mapping[str, Any]) -> Any:
-        return nnx.merge(self.graph, self.tree.unflatten([parameters[name] for name in self.specs]), self.rest)
+    def assemble(self, parameters: Mapping[str, Any], rest: Mapping[str, Any] | None = None) -> Any:
+        """The module, its variables made anew: a forward pass may change them, and is forgotten."""
+        rest = self.rest if rest is None else rest
+        return nnx.merge(self.graph, self.tree.unflatten([parameters[name] for name in self.specs]), self.rest_tree.unflatten([rest[name] for name in self.rest]))
 
 
 def open_model(task: Task, precision: Precision, how: Recompute, seed: int) -> tuple[Model, Value]:
     """The model, and the initial values of its parameters. UserError: some that can't be trained."""
     real = np.dtype(np.float64 if precision == "f64" else np.float32)
-    outline = nnx.eval_shape(task.model)
-    names, leaves, tree, rest = _parts(outline, how)
+    outline = outline_of(task.model)
+    names, leaves, tree, rest, rest_tree = _parts(outline, how)
     rules = [task.initial(name, leaf.shape) for name, leaf in zip(names, leaves, strict=True)]
-    own = not all(rules) or bool(jax.tree.leaves(rest))  # values that only the model knows
+    own = not all(rules) or bool(rest)  # values that only the model knows
     model = outline
     if own:
         with jax.default_device(jax.local_devices(backend="cpu")[0]):
             model = task.model()
-        names, leaves, tree, rest = _parts(model, how)
+        names, leaves, tree, rest, rest_tree = _parts(model, how)
     graph = nnx.graphdef(model)
     specs = {name: _spec(name, leaf) for name, leaf in zip(names, leaves, strict=True)}
     given = {name: (leaf, rule) for name, leaf, rule in zip(names, leaves, rules, strict=True)}
@@ -76,16 +80,28 @@ def open_model(task: Task, precision: Precision, how: Recompute, seed: int) -> t
             found = np.stack([found.real, found.imag], axis=-1)
         return found.astype(real)
 
-    return Model(graph, tree, rest, specs), value
+    return Model(graph, tree, rest_tree, rest, specs), value
 
 
-def _parts(model: Any, how: Recompute) -> tuple[list[str], list[Any], Any, Any]:
-    """Names and leaves of the parameters, their tree, and what else the model holds."""
+def outline_of(model: Callable[[], Any]) -> Any:
+    """The model without values, or with them where it looks at them while it is built."""
+    try:
+        return nnx.eval_shape(model)
+    except Exception:  # whatever is really wrong comes again
+        return model()
+
+
+def _parts(model: Any, how: Recompute) -> tuple[list[str], list[Any], Any, dict[str, Any], Any]:
+    """Names and leaves of the parameters, their tree, what else the model holds, and that one's tree. UserError: two of one name."""
     recompute(model, how)
     params, rest = nnx.state(model, nnx.Param), nnx.state(model, nnx.Not(nnx.Param))
-    names = [".".join(map(str, path)) for path, _ in nnx.to_flat_state(params)]
+    names, others = ([".".join(map(str, path)) for path, _ in nnx.to_flat_state(state)] for state in (params, rest))
+    twice = [name for name, count in Counter(names + others).items() if count > 1]
+    if twice:
+        raise UserError(f"two parameters are called {twice[0]}: one by its path, one by a dot in a key of it", "keys without dots", "task")
     leaves, tree = jax.tree.flatten(params)
-    return names, leaves, tree, rest
+    kept, rest_tree = jax.tree.flatten(rest)
+    return names, leaves, tree, dict(zip(others, kept, strict=True)), rest_tree
 
 
 def _spec(name: str, leaf: Any) -> Spec:
@@ -96,10 +112,10 @@ def _spec(name: str, leaf: Any) -> Spec:
 
 
 def blocks(model: Any) -> list[Any]:
-    """The repeated parts: the elements of the outermost nnx.Lists of at least two modules."""
-    lists = [(path, module) for path, module in nnx.iter_modules(model) if isinstance(module, nnx.List) and len(module) > 1]
+    """The repeated parts: the elements of the outermost nnx.Lists of at least two modules that can be called."""
+    lists = [(path, module) for path, module in nnx.iter_modules(model) if isinstance(module, nnx.List) and sum(map(callable, module)) > 1]
     outer = [module for path, module in lists if not any(other != path and path[: len(other)] == other for other, _ in lists)]
-    return [part for module in outer for part in module if isinstance(part, nnx.Module)]
+    return [part for module in outer for part in module if isinstance(part, nnx.Module) and callable(part)]
 
 
 def recompute(model: Any, how: Recompute) -> None:

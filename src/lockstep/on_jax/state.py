@@ -75,7 +75,7 @@ class Layout:
     def restore(self, saved: Saved) -> State:
         """From a checkpoint made by any engine, precision, strategy or world. UserError: names or shapes that don't fit."""
         wanted = {entry.name: entry.shape for entry in self._entries}
-        missing = [name for name in wanted if name not in saved.arrays and name not in _LONE]
+        missing = [name for name, shape in wanted.items() if name not in saved.arrays and name not in _LONE and 0 not in shape]  # what is empty is in no file
         extra = [name for name in saved.arrays if name not in wanted and name not in _LONE]
         if missing or extra:
             cause = f"{saved.path} does not fit this model: {_list('missing', missing)}{_list('unknown', extra)}".rstrip("; ")

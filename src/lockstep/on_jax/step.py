@@ -99,10 +99,10 @@ def make_evaluation(task: Task, model: Model, names: Sequence[str], strategy: St
     shapes = {name: spec.shape for name, spec in model.specs.items()}
 
     def evaluate(params: Arrays, rows: Arrays, real: jax.Array) -> jax.Array:
-        whole = model.merge(strategy.whole(params, shapes))
+        whole = strategy.whole(params, shapes)
 
         def of_one(row: Arrays) -> list[Any]:
-            found: Mapping[str, Any] = task.evaluate(whole, row)
+            found: Mapping[str, Any] = task.evaluate(model.merge(whole), row)
             return [found[name] for name in names]
 
         figures = _by_row(of_one, {name: array[0, 0] for name, array in rows.items()})
@@ -110,13 +110,3 @@ def make_evaluation(task: Task, model: Model, names: Sequence[str], strategy: St
         return found
 
     return jax.jit(jax.shard_map(evaluate, mesh=strategy.mesh, in_specs=(layout.specs["params"], _BY_DEVICE, _BY_DEVICE), out_specs=PartitionSpec(), check_vma=False))
-
-
-def unused(task: Task, model: Model, row: Mapping[str, Any], dtype: Any) -> list[str]:
-    """Parameters that the loss of a row [1, ...] does not touch."""
-    pairs = {name: jax.ShapeDtypeStruct(spec.shape, dtype) for name, spec in model.specs.items()}
-    parameters = list(jax.eval_shape(model.joined, pairs).values())
-    names = list(model.specs)
-    traced = jax.make_jaxpr(lambda leaves: tuple(task.loss(model.assemble(dict(zip(names, leaves, strict=True))), dict(row))))(parameters).jaxpr
-    read = {id(variable) for equation in traced.eqns for variable in equation.invars}
-    return [name for name, variable in zip(names, traced.invars, strict=True) if id(variable) not in read]

@@ -64,6 +64,10 @@ class Sharded:
     def __init__(self, mesh: Mesh) -> None:
         self.mesh, self._count = mesh, mesh.size
 
+    def _alike(self, shape: tuple[int, ...]) -> bool:
+        """Whether there is nothing to cut: such an array is the same on every device."""
+        return 0 in shape or not shape
+
     def _cut(self, shape: tuple[int, ...]) -> int:
         return min(range(len(shape)), key=lambda axis: (self._padded(shape[axis]) / max(1, shape[axis]), axis))
 
@@ -71,10 +75,10 @@ class Sharded:
         return -(-size // self._count) * self._count
 
     def spec(self, shape: tuple[int, ...]) -> PartitionSpec:
-        return PartitionSpec(*(AXIS if axis == self._cut(shape) else None for axis in range(len(shape)))) if shape else PartitionSpec()
+        return PartitionSpec(*(AXIS if axis == self._cut(shape) else None for axis in range(len(shape)))) if not self._alike(shape) else PartitionSpec()
 
     def put(self, shape: tuple[int, ...], dtype: Any, part: Part) -> jax.Array:
-        if not shape:
+        if self._alike(shape):
             return Replicated(self.mesh).put(shape, dtype, part)
         axis = self._cut(shape)
         padded = (*shape[:axis], self._padded(shape[axis]), *shape[axis + 1 :])
@@ -92,8 +96,8 @@ class Sharded:
         return jax.make_array_from_callback(padded, NamedSharding(self.mesh, self.spec(shape)), piece)
 
     def box(self, array: jax.Array, shape: tuple[int, ...]) -> tuple[tuple[int, ...], NDArray[Any]]:
-        if not shape:
-            return (), np.array(array.addressable_data(0))
+        if self._alike(shape):
+            return Replicated(self.mesh).box(array, shape)
         axis = self._cut(shape)
         mine = sorted(array.addressable_shards, key=lambda shard: shard.index[axis].start or 0)
         first = mine[0].index[axis].start or 0
@@ -102,14 +106,14 @@ class Sharded:
         return tuple(first if dimension == axis else 0 for dimension in range(len(shape))), np.ascontiguousarray(joined[keep])
 
     def whole(self, parts: dict[str, jax.Array], shapes: dict[str, tuple[int, ...]]) -> dict[str, jax.Array]:
-        gathered = {name: lax.all_gather(part, AXIS, axis=self._cut(shapes[name]), tiled=True) if shapes[name] else part for name, part in parts.items()}
+        gathered = {name: lax.all_gather(part, AXIS, axis=self._cut(shapes[name]), tiled=True) if not self._alike(shapes[name]) else part for name, part in parts.items()}
         return {name: lax.slice(array, (0,) * array.ndim, shapes[name]) for name, array in gathered.items()}
 
     def reduce(self, gradients: dict[str, jax.Array], figures: Any) -> tuple[dict[str, jax.Array], Any]:
         return {name: self._scattered(gradient) for name, gradient in gradients.items()}, lax.psum(figures, AXIS)
 
     def _scattered(self, gradient: jax.Array) -> jax.Array:
-        if not gradient.shape:
+        if self._alike(gradient.shape):
             found: jax.Array = lax.psum(gradient, AXIS)
             return found
         axis = self._cut(gradient.shape)
@@ -119,7 +123,7 @@ class Sharded:
         return scattered
 
     def square(self, gradients: dict[str, jax.Array]) -> jax.Array:
-        cut, alike = [g for g in gradients.values() if g.ndim], [g for g in gradients.values() if not g.ndim]
+        cut, alike = [g for g in gradients.values() if g.size and g.ndim], [g for g in gradients.values() if not g.ndim]
         found: jax.Array = lax.psum(_square(cut), AXIS) + _square(alike)
         return found
 

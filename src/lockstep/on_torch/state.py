@@ -147,7 +147,7 @@ def restore(state: State, slots: tuple[str, ...], box: Box, holders: Holders, sa
     """Fill a state from a checkpoint, which may have been made at another precision, strategy or world. UserError: names or shapes that don't fit."""
     entries = dict(_entries(state, slots, box, holders))
     optional = {"loop/scale", "loop/scale_streak", "optimizer/step"}
-    missing = [name for name in entries if name not in saved.arrays and name not in optional]
+    missing = [name for name, entry in entries.items() if name not in saved.arrays and name not in optional and 0 not in entry.shape]  # what is empty is in no file
     extra = [name for name in saved.arrays if name not in entries and name not in optional]
     if missing or extra:
         raise UserError(f"{saved.path} does not fit this model: {_list('missing', missing)}{_list('unknown', extra)}".rstrip("; "), "the same model and optimizer as it was saved with, or another --save-dir", saved.path)

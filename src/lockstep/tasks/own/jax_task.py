@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from lockstep.core.config import Config
 from lockstep.core.mean import Mean
+from lockstep.core.protocols import Arrays
 from lockstep.errors import UserError
-from lockstep.on_jax.model import blocks
+from lockstep.on_jax.model import blocks, outline_of
 from lockstep.on_jax.pairs import is_complex
 from lockstep.tasks.own.fields import place_of
 from lockstep.tasks.own.task import MEAN, OwnTask
@@ -27,7 +28,8 @@ class JaxOwn(OwnTask):
     needed: ClassVar[dict[str, str]] = {"model": "model(self) -> flax.nnx.Module: the model, built anew; model(self, dtype) where its layers can compute in bf16 or f16", **OwnTask.needed}
 
     def describe(self) -> Mapping[str, Any]:
-        model = nnx.eval_shape(self.model)
+        with jax.enable_x64(self._precision == "f64"):
+            model = outline_of(self.model)
         self._refuse(model)
         params = sum(map(_scalars, jax.tree.leaves(nnx.state(model, nnx.Param))))
         if not params:
@@ -48,6 +50,14 @@ class JaxOwn(OwnTask):
             torch = any(kind.__module__.startswith("torch.") for kind in type(made).__mro__)
             raise UserError(f"{self._place.name}.model() returns {type(made).__name__}, not a flax.nnx.Module", "--engine torch, which trains torch modules" if torch else self.needed["model"], "task")
         return made
+
+    def loss(self, model: Any, batch: Arrays) -> Mean:
+        with self._calling("loss"):
+            return super().loss(model, batch)
+
+    def measured(self, model: Any, batch: Arrays) -> Mapping[str, Mean]:
+        with self._calling("metrics"):
+            return super().measured(model, batch)
 
     def check_loss(self, found: object, what: str) -> None:
         _check_loss(found, what)
