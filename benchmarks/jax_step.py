@@ -2,7 +2,8 @@
 
 The raw loop is a careful script's: one jitted shard_map with donated state, whole batches (no vmap over rows), a mean over all
 tokens, optax's clip and AdamW, batches gathered and sent ahead by a thread, the loss of each step read one step late. Prints
-each side's median, the ratio, and how busy other programs kept the machine; writes benchmarks/results/jax-step-<machine>.json.
+each side's median, the ratio, and how busy other programs kept the machine. The compiled programs by themselves are compared too, step by
+step in turn, which noise moves less; writes benchmarks/results/jax-step-<machine>.json.
 Run: python -m benchmarks.jax_step [--devices cpu:2]
 """
 
@@ -129,6 +130,24 @@ def raw(task: Any, made: Plan, mesh: Any, state: Any, step: Callable[..., Any]) 
     return statistics.median(b - a for a, b in pairwise(times[WARM:]))
 
 
+def programs(engine: Any, task: Any, made: Plan, mesh: Any, state: Any, step: Callable[..., Any]) -> float:
+    """Median ratio of one compiled step to the other, run in turn on the same rows."""
+    import jax
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    batch = next(iter(Feed(made, made.held_by(0), task.train_data(), None, engine.stage, prefetch=0)))[1]
+    tokens, labels = next(batches(task, made, NamedSharding(mesh, PartitionSpec("data"))))
+    own, ratios = engine.init(), []
+    for number in range(made.steps):
+        began = time.perf_counter()
+        own, stats = engine.step(own, batch, made.lr_at(number), NoRequests().pending())
+        stats.read()
+        between = time.perf_counter()
+        state, loss = jax.block_until_ready(step(state, tokens, labels, np.float32(made.lr_at(number))))
+        ratios.append((between - began) / (time.perf_counter() - between))
+    return statistics.median(ratios[WARM:])
+
+
 def measure(size: str, devices: str, home: Path) -> dict[str, Any]:
     from jax.sharding import Mesh
 
@@ -149,7 +168,9 @@ def measure(size: str, devices: str, home: Path) -> dict[str, Any]:
     for name, seconds in found.items():
         print(f"{size:<7}{name:<10}{statistics.median(seconds) * 1e6:9.0f} us a step   ({', '.join(f'{s * 1e6:.0f}' for s in seconds)})")
     print(f"{size:<7}ratio     {statistics.median(ratios):9.3f}   lockstep adds {statistics.median(a - b for a, b in zip(found['lockstep'], found['raw'], strict=True)) * 1e6:.0f} us a step")
-    return {"devices": [device.name for device in made.devices], "seconds": found, "ratio": statistics.median(ratios), "ratios": ratios, "other_programs_percent": [round(max(0.0, b), 1) for b in busy]}
+    alone = programs(engine, task, made, mesh, begin(), step)
+    print(f"{size:<7}programs  {alone:9.3f}   by themselves, in turn")
+    return {"programs_ratio": alone, "devices": [device.name for device in made.devices], "seconds": found, "ratio": statistics.median(ratios), "ratios": ratios, "other_programs_percent": [round(max(0.0, b), 1) for b in busy]}
 
 
 def main() -> None:

@@ -25,12 +25,18 @@ _NARROW = {"bf16": jnp.bfloat16, "f16": jnp.float16}
 class JaxLanguage(LanguageTask):
     """precision: what products are computed in."""
 
+    whole_scores = True
+
     def __init__(self, model: LanguageModel, data: LanguageData, cache: Path, precision: Precision) -> None:
         super().__init__(model, data, cache)
         self._narrow = _NARROW.get(precision)
 
     def model(self) -> Decoder:
         return Decoder(self.fields, self.vocab, self._narrow)
+
+    def leave_out(self, rows: Arrays, real: jax.Array) -> Arrays:
+        """The rows that do not count, without labels."""
+        return {**rows, "labels": jnp.where(real[:, None], rows["labels"], IGNORED)}
 
     def loss(self, model: Any, batch: Arrays) -> Mean:
         logits = _wide(model(batch["tokens"]))

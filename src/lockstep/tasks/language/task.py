@@ -26,7 +26,12 @@ Logits = Callable[[list[int]], NDArray[np.float64]]  # token ids -> the next one
 
 
 class LanguageTask:
-    """All of the task but its model. model, data: the config's sections. cache: where token files are kept."""
+    """All of the task but its model. model, data: the config's sections. cache: where token files are kept.
+
+    whole_scores: whether attention keeps its length x length scores for backward, where no fused kernel does without.
+    """
+
+    whole_scores = False
 
     def __init__(self, model: LanguageModel, data: LanguageData, cache: Path) -> None:
         self.fields, self.data = model, data
@@ -45,7 +50,8 @@ class LanguageTask:
         matrices = sum(size for name, size in sizes.items() if "norm" not in name and not name.startswith(("embed_tokens", "lm_head"))) + head
         f, length = self.fields, self.length
         per_token = 6 * matrices + 6 * f.num_layers * f.hidden_size * length
-        block = 8 * f.hidden_size + 2 * f.groups * f.head_size + 4 * f.inner
+        scores = 2 * f.num_heads * length if self.whole_scores else 0
+        block = 8 * f.hidden_size + 2 * f.groups * f.head_size + 4 * f.inner + scores
         products = 3 * f.hidden_size + 2 * f.groups * f.head_size + 2 * f.inner  # of a block, beside its input: what recompute "selective" keeps
         outside = 2 * f.hidden_size + 3 * self.vocab
         kept = f.num_layers * block + outside
@@ -58,7 +64,7 @@ class LanguageTask:
             recompute_bytes={how: 4 * length * numbers for how, numbers in again.items()},
             formulas={
                 "flops": f"6 x {matrices} matrix weights + 6 x layers x hidden x length (causal attention), a token; Kaplan et al. 2020, Chowdhery et al. 2022",
-                "bytes_per_sample": "4 B x length x (layers x (8 hidden + 2 kv + 4 inner) + 2 hidden + 3 vocab), counted from torch_model.py"},
+                "bytes_per_sample": f"4 B x length x (layers x (8 hidden + 2 kv + 4 inner{' + 2 heads x length' if scores else ''}) + 2 hidden + 3 vocab), counted from torch_model.py"},
             reference={"unigram_entropy": self.corpus.entropy, "tokens": self.corpus.count, "vocabulary": self.vocab},
         )
 
@@ -132,7 +138,9 @@ def facts(config: Config, cache: str) -> Facts:
     """What plan() must know, without an engine."""
     assert isinstance(config.model, LanguageModel)
     assert isinstance(config.data, LanguageData)
-    return LanguageTask(config.model, config.data, Path(cache)).facts()
+    task = LanguageTask(config.model, config.data, Path(cache))
+    task.whole_scores = config.engine == "jax"
+    return task.facts()
 
 
 def speaker(config: Config, assets: Path) -> Tokenizer:

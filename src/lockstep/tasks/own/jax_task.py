@@ -27,6 +27,11 @@ _KEPT = (nnx.Intermediate, nnx.Cache)  # what a forward pass may leave behind
 class JaxOwn(OwnTask):
     needed: ClassVar[dict[str, str]] = {"model": "model(self) -> flax.nnx.Module: the model, built anew; model(self, dtype) where its layers can compute in bf16 or f16", **OwnTask.needed}
 
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        if hasattr(self._own, "leave_out"):
+            self.leave_out = self._own.leave_out
+
     def describe(self) -> Mapping[str, Any]:
         with jax.enable_x64(self._precision == "f64"):
             model = outline_of(self.model)
