@@ -143,7 +143,7 @@ def programs(engine: Any, task: Any, made: Plan, mesh: Any, state: Any, step: Ca
         own, stats = engine.step(own, batch, made.lr_at(number), NoRequests().pending())
         stats.read()
         between = time.perf_counter()
-        state, loss = jax.block_until_ready(step(state, tokens, labels, np.float32(made.lr_at(number))))
+        state, _ = jax.block_until_ready(step(state, tokens, labels, np.float32(made.lr_at(number))))
         ratios.append((between - began) / (time.perf_counter() - between))
     return statistics.median(ratios[WARM:])
 
@@ -170,7 +170,9 @@ def measure(size: str, devices: str, home: Path) -> dict[str, Any]:
     print(f"{size:<7}ratio     {statistics.median(ratios):9.3f}   lockstep adds {statistics.median(a - b for a, b in zip(found['lockstep'], found['raw'], strict=True)) * 1e6:.0f} us a step")
     alone = programs(engine, task, made, mesh, begin(), step)
     print(f"{size:<7}programs  {alone:9.3f}   by themselves, in turn")
-    return {"programs_ratio": alone, "devices": [device.name for device in made.devices], "seconds": found, "ratio": statistics.median(ratios), "ratios": ratios, "other_programs_percent": [round(max(0.0, b), 1) for b in busy]}
+    return {
+        "programs_ratio": alone, "devices": [device.name for device in made.devices], "seconds": found, "ratio": statistics.median(ratios), "ratios": ratios,
+        "other_programs_percent": [round(max(0.0, b), 1) for b in busy]}
 
 
 def main() -> None:

@@ -91,6 +91,13 @@ def test_recompute_changes_nothing_and_half_precision_learns(pool: Pool) -> None
         assert ("loop/scale" in arrays) == (precision == "f16")
 
 
+def test_a_task_that_leaves_rows_out_by_itself_gives_the_same(pool: Pool) -> None:
+    """Short last batches on three devices, where rows fill up what is compiled."""
+    by_row, whole = (pool.run(1, jobs.trained, small(devices="cpu:3", task=task))[0] for task in ("Small", "Whole"))
+    np.testing.assert_allclose(whole[0], by_row[0], rtol=1e-13)
+    assert whole[1] == pytest.approx(by_row[1], rel=1e-13)
+
+
 def test_a_batch_smaller_than_the_devices_is_served_and_said(pool: Pool) -> None:
     """Three samples on eight devices, and a model trained by sgd."""
     one, eight = (pool.run(1, jobs.trained, small(devices=devices, batch={"samples": 3}, optimizer={"name": "sgd", "lr": 0.1}))[0] for devices in ("cpu:1", "cpu:8"))
