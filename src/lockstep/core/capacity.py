@@ -9,10 +9,10 @@ from lockstep.errors import UserError
 from lockstep.units import show_bytes, show_params
 
 
-def room(config: Config, facts: Facts, devices: tuple[Device, ...], shards: int) -> tuple[list[Term], float]:
-    """What the smallest device holds besides activations, and bytes left for these."""
+def room(config: Config, facts: Facts, devices: tuple[Device, ...], shards: int, processes: int = 1) -> tuple[list[Term], float]:
+    """What the smallest device holds besides activations, and bytes left for these. processes: of engine jax, which share the devices."""
     device = min(devices, key=lambda d: d.memory)
-    terms = state_terms(config, facts, device.kind, shards, len(devices) if config.engine == "jax" and device.kind == "cpu" else 1)
+    terms = state_terms(config, facts, device.kind, shards, len(devices) // processes if config.engine == "jax" and device.kind == "cpu" else 1)
     return terms, _usable(config, device) - sum(term.bytes for term in terms)
 
 
@@ -23,7 +23,7 @@ def _usable(config: Config, device: Device) -> float:
 def capacity(config: Config, facts: Facts, layout: Layout, because: dict[str, str]) -> tuple[int | None, list[Term]]:
     """Samples that fit in flight on the smallest device (None unknown), and what it holds besides."""
     device = min(layout.devices, key=lambda d: d.memory)
-    terms, left = room(config, facts, layout.devices, layout.shards)
+    terms, left = room(config, facts, layout.devices, layout.shards, layout.processes)
     held, each = sum(term.bytes for term in terms), sample_bytes(config, facts)
     usable = f"{show_bytes(_usable(config, device))} to use (devices.memory)" if config.devices.memory else f"{show_bytes(device.memory)}, of which {USABLE:.0%} are planned with"
     if left < (each or 0):
