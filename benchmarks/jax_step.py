@@ -25,17 +25,13 @@ from typing import Any
 import numpy as np
 import psutil
 
-from benchmarks.step import NoRequests, NoStore
+from benchmarks.step import NoRequests, timed
 from lockstep.core.config import Config, load
 from lockstep.core.document import Document
-from lockstep.core.events import Event
-from lockstep.core.loop import train
 from lockstep.core.plan import Plan, plan
 from lockstep.data.feed import Feed
 from lockstep.data.tokens import IGNORED
 from lockstep.launch.engines import warm_seat
-from lockstep.observe.journal import Journal
-from lockstep.observe.pulse import Pulse
 from lockstep.probe import cpu, probe
 from lockstep.tasks import Tasks, open_task
 
@@ -53,21 +49,6 @@ def setting(home: Path, size: str, devices: str) -> tuple[Config, Any, Plan]:
     config = load(Document(values), Tasks()).config
     task: Any = open_task(config, str(home / "cache"))
     return config, task, plan(config, probe(), task.facts())
-
-
-def ours(engine: Any, task: Any, made: Plan, home: Path) -> float:
-    """Seconds a step of the whole loop, feed, journal and heartbeat included."""
-    feed = Feed(made, made.held_by(0), task.train_data(), None, engine.stage, prefetch=2)
-    journal = Journal(home / f"journal-{time.time_ns()}.jsonl")
-    times: list[float] = []
-
-    def record(event: Event) -> None:
-        times.append(time.perf_counter())
-        journal.record(event)
-
-    train(made, engine, feed, NoStore(), record, Pulse(home / "pulse"), NoRequests(), task.summarize)
-    journal.close()
-    return statistics.median(b - a for a, b in pairwise(times[1 + WARM : -2]))
 
 
 def raw_step(model: Any, fields: Any, mesh: Any) -> tuple[Callable[[], Any], Callable[..., Any]]:
@@ -161,7 +142,7 @@ def measure(size: str, devices: str, home: Path) -> dict[str, Any]:
     busy = []
     for _ in range(ALTERNATIONS):
         psutil.cpu_percent()
-        found["lockstep"].append(ours(engine, task, made, home))
+        found["lockstep"].append(timed(engine, task, made, home, 1 + WARM))
         found["raw"].append(raw(task, made, mesh, begin(), step))
         busy.append(psutil.cpu_percent() - psutil.Process().cpu_percent() / (psutil.cpu_count() or 1))
     ratios = [a / b for a, b in zip(found["lockstep"], found["raw"], strict=True)]

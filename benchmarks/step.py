@@ -22,6 +22,7 @@ from lockstep.core.document import Document
 from lockstep.core.events import Event
 from lockstep.core.loop import train
 from lockstep.core.plan import Plan, plan
+from lockstep.core.protocols import Engine, Task
 from lockstep.data.feed import Feed
 from lockstep.observe.journal import Journal
 from lockstep.observe.pulse import Pulse
@@ -67,8 +68,12 @@ def setting(home: Path) -> tuple[TorchLanguage, Plan, torch.device]:
 def ours(task: TorchLanguage, made: Plan, device: torch.device, home: Path) -> float:
     """Seconds a step of the whole loop, journal and heartbeat included."""
     config = load(Document({"batch": {"samples": 4}}), Tasks()).config
-    engine = TorchEngine(task, made, config.optimizer, Ranks(), [device])
-    feed = Feed(made, [0], task.train_data(), None, engine.stage, prefetch=2)
+    return timed(TorchEngine(task, made, config.optimizer, Ranks(), [device]), task, made, home, 20)
+
+
+def timed(engine: Engine, task: Task, made: Plan, home: Path, warm: int) -> float:
+    """Median seconds a step of a run by itself, its first `warm` steps left out."""
+    feed = Feed(made, made.held_by(0), task.train_data(), None, engine.stage, prefetch=2)
     journal = Journal(home / f"journal-{time.time_ns()}.jsonl")
     times: list[float] = []
 
@@ -78,7 +83,7 @@ def ours(task: TorchLanguage, made: Plan, device: torch.device, home: Path) -> f
 
     train(made, engine, feed, NoStore(), record, Pulse(home / "pulse"), NoRequests(), task.summarize)
     journal.close()
-    return statistics.median(b - a for a, b in pairwise(times[20:-3]))
+    return statistics.median(b - a for a, b in pairwise(times[warm:-3]))
 
 
 def raw(task: TorchLanguage, made: Plan, device: torch.device) -> float:
