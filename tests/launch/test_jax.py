@@ -69,6 +69,45 @@ def test_hosts_train_together(unbroken: Path, tmp_path: Path, corpus: Path) -> N
     arrays_agree(tmp_path / "run/checkpoints/step-00000060", unbroken / "checkpoints/step-00000060", 1e-12)
 
 
+OWN = '''\
+import os
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from lockstep import Mean
+
+class Net(nnx.Module):
+    def __init__(self):
+        self.p = nnx.Param(jnp.full(2, os.getpid() + 0.5))
+
+class Source:
+    def __len__(self):
+        return 8
+    def __getitem__(self, ids):
+        return {"x": np.ones((len(ids), 1), np.float32)}
+
+class Own:
+    def __init__(self, model, data): ...
+    def model(self):
+        return Net()
+    def loss(self, model, batch):
+        return Mean(model.p[...].sum() * batch["x"].sum(), 1)
+    def train_data(self):
+        return Source()
+'''
+
+
+def test_processes_begin_with_the_first_ones_values(tmp_path: Path) -> None:
+    """A model that draws its values otherwise in each process: the loss is that of the weights that are saved, no mean over two models."""
+    (tmp_path / "own.py").write_text(OWN)
+    train = ("train", "--set", "task=own.py:Own", "--engine", "jax", "--dtype", "f64", "--devices", "cpu:1", "--global-batch", 4, "--max-steps", 1, "--lr", 1e-12,
+             "--save-dir", "run", "--nnodes", 2, "--rdzv", f"127.0.0.1:{free_port()}", "--node-rank")
+    with started(*train, 0, cwd=tmp_path) as first, started(*train, 1, cwd=tmp_path) as second:
+        said = first.communicate(timeout=90)[0]
+        assert (first.returncode, second.wait(60)) == (0, 0), said
+    assert losses(tmp_path / "run") == pytest.approx([float(load(tmp_path / "run/checkpoints/step-00000001").arrays["model/p"].sum())], rel=1e-12)
+
+
 def slurm(task: int, job: int) -> dict[str, str]:
     """What srun sets in one of two tasks, each on a node of its own (here both on this one)."""
     return {"SLURM_PROCID": str(task), "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "0", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NODELIST": "localhost,other[1-3]", "SLURM_JOB_ID": str(job)}

@@ -85,7 +85,7 @@ def trained(index: int, group: Any, values: Mapping[str, Any]) -> tuple[list[flo
     return losses, metrics, {piece.name: piece.buffer for piece in engine.gather(state)}, made.warnings
 
 
-def conjugates(index: int, group: Any) -> dict[str, Any]:
+def conjugates(index: int, group: Any, values: Mapping[str, Any]) -> dict[str, Any]:
     """The gradient of |w z - 1|^2 at a complex w by jax.grad, by pairs, and by finite differences; and a sum of complex leaves over devices."""
     import jax
     import jax.numpy as jnp
@@ -94,8 +94,7 @@ def conjugates(index: int, group: Any) -> dict[str, Any]:
 
     from lockstep.on_jax.pairs import descent, join, psum, split
 
-    jax.config.update("jax_platforms", "cpu")
-    jax.config.update("jax_enable_x64", True)
+    opened(values)  # sets jax up: float64, devices
     w, z = jnp.array([0.3 + 0.7j, -1.1 + 0.2j]), jnp.array([1.5 - 0.5j, 0.4 + 2.0j])
 
     def loss(w: Any) -> Any:
@@ -109,7 +108,7 @@ def conjugates(index: int, group: Any) -> dict[str, Any]:
     tree = {"c": jnp.array([1 + 2j, 3 - 4j]), "r": jnp.array([5.0, 6.0])}
     added = jax.shard_map(lambda leaves: psum(leaves, "data"), mesh=mesh, in_specs=PartitionSpec("data"), out_specs=PartitionSpec(), check_vma=False)(tree)
     return {"raw": np.asarray(raw), "descent": np.asarray(descent(raw)), "pairs": np.asarray(jax.grad(lambda pair: loss(join(pair)))(split(w))), "x": slope(1), "y": slope(1j),
-            "sum": np.asarray(added["c"]), "real": np.asarray(added["r"]), "devices": mesh.size}
+            "sum": np.asarray(added["c"]), "real": np.asarray(added["r"])}
 
 
 def silent(index: int, group: Any, values: Mapping[str, Any], home: str, coordinator: str) -> None:

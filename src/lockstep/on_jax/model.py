@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.experimental.multihost_utils import broadcast_one_to_all
 from numpy.typing import NDArray
 
 from lockstep.core.config import Precision, Recompute
@@ -69,13 +70,14 @@ def open_model(task: Task, precision: Precision, how: Recompute, seed: int) -> t
         with jax.default_device(jax.local_devices(backend="cpu")[0]):
             model = task.model()
         names, leaves, tree, rest, rest_tree = _parts(model, how)
+        rest = {name: leaf if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else _of_first(leaf) for name, leaf in rest.items()}
     graph = nnx.graphdef(model)
     specs = {name: _spec(name, leaf) for name, leaf in zip(names, leaves, strict=True)}
     given = {name: (leaf, rule) for name, leaf, rule in zip(names, leaves, rules, strict=True)}
 
     def value(name: str) -> NDArray[Any]:
         leaf, rule = given[name]
-        found = np.asarray(leaf) if rule is None else values(seed, name, leaf.shape, rule)
+        found = np.asarray(_of_first(leaf)) if rule is None else values(seed, name, leaf.shape, rule)
         if specs[name].complex:
             found = np.stack([found.real, found.imag], axis=-1)
         return found.astype(real)
@@ -102,6 +104,11 @@ def _parts(model: Any, how: Recompute) -> tuple[list[str], list[Any], Any, dict[
     leaves, tree = jax.tree.flatten(params)
     kept, rest_tree = jax.tree.flatten(rest)
     return names, leaves, tree, dict(zip(others, kept, strict=True)), rest_tree
+
+
+def _of_first(value: Any) -> Any:
+    """The first process's: a user's model may draw its values otherwise in each."""
+    return broadcast_one_to_all(value) if jax.process_count() > 1 else value
 
 
 def _spec(name: str, leaf: Any) -> Spec:

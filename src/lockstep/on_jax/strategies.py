@@ -10,6 +10,8 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numpy.typing import NDArray
 
+from lockstep.on_jax.pairs import psum
+
 AXIS = "data"
 Part = Callable[[tuple[int, ...], tuple[int, ...]], NDArray[Any]]  # offsets, shape -> a box of an array
 
@@ -51,7 +53,7 @@ class Replicated:
         return parts
 
     def reduce(self, gradients: dict[str, jax.Array], figures: Any) -> tuple[dict[str, jax.Array], Any]:
-        found: tuple[dict[str, jax.Array], Any] = lax.psum((gradients, figures), AXIS)
+        found: tuple[dict[str, jax.Array], Any] = psum((gradients, figures), AXIS)
         return found
 
     def square(self, gradients: dict[str, jax.Array]) -> jax.Array:
@@ -110,7 +112,7 @@ class Sharded:
         return {name: lax.slice(array, (0,) * array.ndim, shapes[name]) for name, array in gathered.items()}
 
     def reduce(self, gradients: dict[str, jax.Array], figures: Any) -> tuple[dict[str, jax.Array], Any]:
-        return {name: self._scattered(gradient) for name, gradient in gradients.items()}, lax.psum(figures, AXIS)
+        return {name: self._scattered(gradient) for name, gradient in gradients.items()}, psum(figures, AXIS)
 
     def _scattered(self, gradient: jax.Array) -> jax.Array:
         if self._alike(gradient.shape):
