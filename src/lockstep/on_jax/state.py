@@ -13,8 +13,8 @@ import numpy as np
 import optax
 
 from lockstep.core.config import Optimizer
+from lockstep.core.fit import check_finite, check_fit
 from lockstep.core.protocols import Piece, Saved, share
-from lockstep.errors import RunError, UserError
 from lockstep.on_jax.model import Model, Spec, Value
 from lockstep.on_jax.strategies import Part, Strategy
 
@@ -75,14 +75,7 @@ class Layout:
     def restore(self, saved: Saved) -> State:
         """From a checkpoint made by any engine, precision, strategy or world. UserError: names or shapes that don't fit."""
         wanted = {entry.name: entry.shape for entry in self._entries}
-        missing = [name for name, shape in wanted.items() if name not in saved.arrays and name not in _LONE and 0 not in shape]  # what is empty is in no file
-        extra = [name for name in saved.arrays if name not in wanted and name not in _LONE]
-        if missing or extra:
-            cause = f"{saved.path} does not fit this model: {_list('missing', missing)}{_list('unknown', extra)}".rstrip("; ")
-            raise UserError(cause, "the same model and optimizer as it was saved with, or another --save-dir", saved.path)
-        for name, shape in wanted.items():
-            if name in saved.arrays and saved.arrays.shape(name) != shape:
-                raise UserError(f"{name} has shape {saved.arrays.shape(name)} in {saved.path}, {shape} in this model", "the same model as it was saved with", saved.path)
+        check_fit(saved, wanted, _LONE)
 
         def part(entry: Entry) -> Part:
             return (lambda offsets, shape: saved.arrays.part(entry.name, offsets, shape)) if entry.name in saved.arrays and self._kept(entry.name) else self._zero(entry)
@@ -91,9 +84,7 @@ class Layout:
 
     def gather(self, state: State, finite: Sequence[bool], process: int, processes: int) -> list[Piece]:
         """Copies in host memory of what this process writes. finite: what finite() found. RunError: an array is not."""
-        names = [entry.name for entry, sound in zip(self._entries, finite, strict=True) if not sound]
-        if names:
-            raise RunError(f"not saved: {_list('not finite any more are', names).rstrip('; ')}", "--resume RUN with a smaller --lr goes on from its last save")
+        check_finite([entry.name for entry, sound in zip(self._entries, finite, strict=True) if not sound])
         sizes = {entry.name: array.nbytes for entry, array in self._held(state) if array.is_fully_replicated}
         mine = set(share(sizes, processes, process))
         pieces = []
@@ -135,9 +126,3 @@ def _name(path: Any) -> str:
         slot = next((_SLOTS[key] for key in keys if key in _SLOTS), None)
         return f"optimizer/{slot}/{keys[-1]}" if slot else "optimizer/step"
     return {"scale": "loop/scale", "streak": "loop/scale_streak"}[keys[0]]
-
-
-def _list(word: str, names: list[str]) -> str:
-    return f"{word} {', '.join(names[:4])}{f' and {len(names) - 4} more' if len(names) > 4 else ''}; " if names else ""
-
-

@@ -12,8 +12,8 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from lockstep.core.config import Optimizer
+from lockstep.core.fit import check_finite, check_fit
 from lockstep.core.protocols import Piece, Saved, share
-from lockstep.errors import RunError, UserError
 from lockstep.on_torch.collectives import Ranks
 from lockstep.on_torch.precision import Scale
 
@@ -128,8 +128,7 @@ def gather(state: State, slots: tuple[str, ...], box: Box, holders: Holders, ran
     bad = torch.stack([(~entry.part.isfinite()).any().double().to(device) for name, entry in entries.items() if name.removeprefix("model/") not in state.unbounded])
     checked = [name for name in entries if name.removeprefix("model/") not in state.unbounded]
     names = [name for name, count in zip(checked, ranks.sum(bad)().tolist(), strict=True) if count]
-    if names:
-        raise RunError(f"not saved: {_list('not finite any more are', names).rstrip('; ')}", "--resume RUN with a smaller --lr goes on from its last save")
+    check_finite(names)
     mine: list[str] = []
     for which, many in sorted({entry.holder for entry in entries.values()}):
         mine += share({name: entry.part.nbytes for name, entry in entries.items() if entry.holder == (which, many)}, many, which)
@@ -147,18 +146,9 @@ def restore(state: State, slots: tuple[str, ...], box: Box, holders: Holders, sa
     """Fill a state from a checkpoint, which may have been made at another precision, strategy or world. UserError: names or shapes that don't fit."""
     entries = dict(_entries(state, slots, box, holders))
     optional = {"loop/scale", "loop/scale_streak", "optimizer/step"}
-    missing = [name for name, entry in entries.items() if name not in saved.arrays and name not in optional and 0 not in entry.shape]  # what is empty is in no file
-    extra = [name for name in saved.arrays if name not in entries and name not in optional]
-    if missing or extra:
-        raise UserError(f"{saved.path} does not fit this model: {_list('missing', missing)}{_list('unknown', extra)}".rstrip("; "), "the same model and optimizer as it was saved with, or another --save-dir", saved.path)
+    check_fit(saved, {name: entry.shape for name, entry in entries.items()}, optional)
     for name, entry in entries.items():
         if name in saved.arrays and name != "optimizer/step":
-            if saved.arrays.shape(name) != entry.shape:
-                raise UserError(f"{name} has shape {saved.arrays.shape(name)} in {saved.path}, {entry.shape} in this model", "the same model as it was saved with", saved.path)
             entry.part.copy_(torch.from_numpy(saved.arrays.part(name, entry.offsets, tuple(entry.part.shape))))
     for step in _steps(state):
         step.fill_(float(saved.arrays["optimizer/step"]))
-
-
-def _list(word: str, names: list[str]) -> str:
-    return f"{word} {', '.join(names[:4])}{f' and {len(names) - 4} more' if len(names) > 4 else ''}; " if names else ""
