@@ -102,7 +102,7 @@ def ragged_task(config: Config, cache: Path, fault: str = "") -> Any:
 
 @dataclass
 class Outcome:
-    """losses, norms: by step, from the journal. ids: what this rank gathered, step by step. arrays: the last checkpoint's."""
+    """losses, norms: by step, from the journal. ids: what this rank gathered, step by step. arrays: the last checkpoint's. hashes: of the state, by step (exact)."""
 
     losses: list[float]
     norms: list[float]
@@ -110,6 +110,7 @@ class Outcome:
     arrays: dict[str, Any]
     plan: Plan
     evaluated: list[dict[str, float]]
+    hashes: dict[int, str]
 
 
 def train_tiny(index: int, group: dist.ProcessGroup, home: Path, values: Mapping[str, Any], cache: Path, fault: str = "", resume: Path | None = None, stop_at: int | None = None, device: str = "cpu") -> Outcome:
@@ -140,7 +141,8 @@ def train_tiny(index: int, group: dist.ProcessGroup, home: Path, values: Mapping
     last = sorted(run.checkpoints.glob("step-*"))[-1]
     arrays = {name: array.copy() for name, array in load(last).arrays.items()} if index == 0 else {}
     evaluated = [event.values for event in events if event.kind == "evaluated"]
-    return Outcome([s["loss"] for s in steps], [s["grad_norm"] for s in steps], task.source.asked, arrays, made, evaluated)
+    hashes = {event.step: event.values["hash"] for event in events if event.kind == "hashed"}
+    return Outcome([s["loss"] for s in steps], [s["grad_norm"] for s in steps], task.source.asked, arrays, made, evaluated, hashes)
 
 
 def _manifest(path: Path) -> Any:

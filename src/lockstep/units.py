@@ -1,7 +1,8 @@
-"""Bytes, seconds and counts as people write and read them. Sizes are binary (GiB), counts decimal (1.1M)."""
+"""Bytes, seconds, counts and lists as people write and read them. Sizes are binary (GiB), counts decimal (1.1M)."""
 
 import math
 import re
+from collections.abc import Sequence
 
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _DECIMAL = ("", "k", "M", "G", "T", "P", "E")
@@ -43,3 +44,8 @@ def show_seconds(seconds: float) -> str:
     if minutes < 60:
         return f"{minutes}m{rest:02d}s"
     return f"{minutes // 60}h{minutes % 60:02d}m"
+
+
+def some(names: Sequence[str]) -> str:
+    """['a', 'b', 'c'] -> 'a and 2 more'."""
+    return f"{names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}"

@@ -1,13 +1,13 @@
 """What makes a result depend on its layout after all, and what a strategy's user should know: refused, or said, by plan()."""
 
-from collections.abc import Sequence
+
 
 from lockstep.core.config import Config
 from lockstep.core.facts import Facts
 from lockstep.core.memory import Term
 from lockstep.core.place import Layout
 from lockstep.errors import UserError
-from lockstep.units import show_bytes
+from lockstep.units import show_bytes, some
 
 
 def check_coupled(config: Config, facts: Facts, layout: Layout, rounds: int, count: int, because: dict[str, str], warnings: list[str]) -> None:
@@ -17,23 +17,22 @@ def check_coupled(config: Config, facts: Facts, layout: Layout, rounds: int, cou
     if config.train.norm_sync and not facts.coupled:
         warnings.append("train.norm_sync: the model has no BatchNorm, so there is nothing to synchronise")
     if facts.coupled and config.train.recompute != "none":
-        raise UserError(f"{_some(facts.coupled)} would count its statistics twice where blocks are computed again", "leave train.recompute out", "train.recompute")
+        raise UserError(f"{some(facts.coupled)} would count its statistics twice where blocks are computed again", "leave train.recompute out", "train.recompute")
     if not facts.coupled or (count == 1 and not others) or (synchronised and rounds == 1 and not others):
         if facts.coupled:
-            because["coupled"] = f"{_some(facts.coupled)}: " + ("statistics over the whole step, synchronised" if synchronised else "one slot a step, so nothing is split")
+            because["coupled"] = f"{some(facts.coupled)}: " + ("statistics over the whole step, synchronised" if synchronised else "one slot a step, so nothing is split")
+        return
+    if config.train.allow_coupled and config.train.exact:
+        because["coupled"] = f"{some(facts.coupled)} mixes the samples of a slot, which are the same on any devices (train.exact)"
         return
     if config.train.allow_coupled:
-        warnings.append(f"{_some(facts.coupled)} mixes the samples of a slot: results depend on the {len(layout.devices)} devices and {rounds} rounds (train.allow_coupled)")
+        warnings.append(f"{some(facts.coupled)} mixes the samples of a slot: results depend on the {len(layout.devices)} devices and {rounds} rounds (train.allow_coupled)")
         return
     split = f"{len(layout.devices)} device{'s' if len(layout.devices) > 1 else ''} in {rounds} round{'s' if rounds > 1 else ''}"
     remedy = "a norm that treats each sample by itself (GroupNorm, LayerNorm); --set train.allow_coupled=true trains it all the same"
     if not others:
         remedy = ("--set train.norm_sync=true takes its statistics over all devices; or " if rounds == 1 else "a batch that fits in one round, with --set train.norm_sync=true; or ") + remedy
-    raise UserError(f"{_some(others or facts.coupled)} mixes the samples of a batch, so the result would depend on how it is split: here over {split}", remedy, "model")
-
-
-def _some(names: Sequence[str]) -> str:
-    return f"{names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}"
+    raise UserError(f"{some(others or facts.coupled)} mixes the samples of a batch, so the result would depend on how it is split: here over {split}", remedy, "model")
 
 
 def warn_of_layout(config: Config, facts: Facts, layout: Layout, memory: list[Term], warnings: list[str]) -> None:
@@ -48,5 +47,5 @@ def warn_of_layout(config: Config, facts: Facts, layout: Layout, memory: list[Te
     if config.train.recompute != "none" and facts.blocks < 2:
         raise UserError(f"train.recompute {config.train.recompute}: the model has no repeated blocks that could be run again", "its layers in a ModuleList or Sequential, or leave it out", "train.recompute")
     if facts.unkeyed:
-        warnings.append(f"{_some(facts.unkeyed)} draws its dropout by device: results depend on the devices (seeded anew each step from seed, step and rank)"
+        warnings.append(f"{some(facts.unkeyed)} draws its dropout by device: results depend on the devices (seeded anew each step from seed, step and rank)"
                         + ("; under dp even two runs on these devices differ" if layout.strategy == "dp" and layout.devices[0].kind == "cpu" and len(layout.devices) > 1 else ""))

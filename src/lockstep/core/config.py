@@ -16,7 +16,7 @@ from lockstep.errors import ConfigErrors, UserError
 from lockstep.units import parse_bytes
 
 # Keys of the design that a later version will have: refused by name, not as a slip of the pen.
-_LATER = {"train.exact", "train.compile", "devices.max_restarts", "devices.hang_floor", "devices.balance", "data.workers",
+_LATER = {"train.compile", "devices.max_restarts", "devices.hang_floor", "devices.balance", "data.workers",
           "model.num_experts", "model.experts_per_tok", "model.shared_expert_enabled", "model.kv_latent_dim", "model.q_latent_dim", "model.d_rope", "model.mamba_layers"}
 
 Precision = Literal["f32", "bf16", "f16", "f64"]
@@ -62,7 +62,7 @@ class Batch(Section):
     """How much data one optimizer step consumes."""
 
     samples: PositiveInt | None = Field(None, description="over all devices, whatever their number; the plan finds micro-batch and rounds")
-    per_device: PositiveInt | None = Field(None, description="on each device, each round; with `samples`: the most that a device takes at once")
+    per_device: PositiveInt | None = Field(None, description="on each device, each round; with `samples`: the most that a device takes at once; with train.exact: the size of a slot")
     accumulate: PositiveInt | None = Field(None, description="rounds before one optimizer step; with `samples`: the rounds to cut it into")
 
     @model_validator(mode="after")
@@ -111,6 +111,8 @@ class Train(Section):
     recompute: Recompute = Field("none", description="block: keep only each block's input and run it again in backward; selective: keep matrix products, run the rest again; same results, less memory")
     norm_sync: bool = Field(False, description="BatchNorm over the whole step's samples, on whatever devices they are")
     allow_coupled: bool = Field(False, description="train a model that mixes the samples of a batch although its results then depend on the devices")
+    exact: bool = Field(False, description="the same bits on any number of devices: each slot's gradient by itself, all added along one tree; single, dp, ddp")
+    hash_every: NonNegativeInt = Field(100, description="exact: steps between hashes of parameters and optimizer state in the journal; one more at the end")
     non_finite: Literal["stop", "skip"] = Field("stop", description="a gradient that is not finite: stop, or skip the step on every rank and count it")
 
 
@@ -124,6 +126,7 @@ class Devices(Section):
     offload: bool = Field(False, description="fsdp, hsdp: weights, gradients and optimizer in host memory")
     compress: Compress = Field("none", description="ddp: what gradients are reduced as; changes results")
     memory: Size | None = Field(None, description="bytes of each device to plan with at most (40GiB), where not all of it is this run's")
+    threads: PositiveInt | None = Field(None, description="engine torch on CPU ranks: threads of each; the cores shared out if not given, 1 with train.exact")
     sync: Literal["auto", "cpu", "gloo", "nccl"] = Field("auto", description="cpu (gloo): gradients through host memory; nccl: between GPUs")
     preflight: NonNegativeInt = Field(60, description="seconds in which a first collective over all devices must end, before anything is trained; 0: not tried")
     launcher: Literal["elastic", "spawn"] = Field("elastic", description="what starts the ranks; same results")

@@ -1,12 +1,17 @@
-"""How a step's samples are shared out: ids -> slots -> devices and rounds.
+"""Ids -> slots -> devices and rounds; and the tree along which slots are added where every bit counts.
 
 A slot is at most `micro` neighbouring positions of a step, and one computation wherever it runs. Devices take
 contiguous runs of slots. A device with fewer slots than rounds idles in its first rounds, so that the last round,
 which reduces, is real on every device that has work at all. Dealing never sees the permutation.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+Node = tuple[int, int]  # level, index: the slots [index << level, (index + 1) << level) of a step
 
 
 @dataclass(frozen=True)
@@ -27,10 +32,55 @@ def slots(samples: int, micro: int) -> list[tuple[int, int]]:
     return list(pairwise(bounds))
 
 
+def share(count: int, device: int, world: int) -> range:
+    """Which of `count` slots are one device's."""
+    return range(count * device // world, count * (device + 1) // world)
+
+
 def deal(samples: int, micro: int, device: int, world: int) -> Hand:
     """The hand of one device out of `world`, in a step of `samples` cut into slots of `micro`."""
     every = slots(samples, micro)
-    count = len(every)
-    mine = every[count * device // world : count * (device + 1) // world]
-    rounds = -(-count // world)
+    mine = [every[number] for number in share(len(every), device, world)]
+    rounds = -(-len(every) // world)
     return Hand((None,) * (rounds - len(mine)) + tuple(mine))
+
+
+class Sums(Generic[T]):
+    """What the slots of a step give, added along one binary tree, so that the sum does not depend on who computed what.
+
+    A node is the sum of its two children, (level - 1, 2 index) and the one after it; where the right one would begin at or
+    beyond `count`, the left one is passed on as it is. Values come from left to right (some may be left out: they are another
+    device's); what can be added is added at once, so that at most log2(count) + 1 values are held for neighbouring slots.
+    add: (left, right) -> their sum; it may use both up.
+    """
+
+    def __init__(self, count: int, add: Callable[[T, T], T]) -> None:
+        self._count, self._add = count, add
+        self.held: list[tuple[Node, T]] = []
+
+    def give(self, node: Node, value: T) -> None:
+        while True:
+            (level, index), size = node, 1 << node[0]
+            if index % 2 and self.held and self.held[-1][0] == (level, index - 1):
+                value = self._add(self.held.pop()[1], value)
+            elif index % 2 or (index + 1) * size < self._count or size >= self._count:
+                break
+            node = (level + 1, index // 2)
+        self.held.append((node, value))
+
+    def take(self, node: Node) -> T | None:
+        """The last value, if it is this node's: its sibling is about to be added to it elsewhere."""
+        return self.held.pop()[1] if self.held and self.held[-1][0] == node else None
+
+    def total(self) -> T:
+        """Once every slot was given."""
+        ((_, value),) = self.held
+        return value
+
+
+def nodes(mine: range, count: int) -> list[Node]:
+    """The nodes whose sums one device has after its slots: the largest that lie within them, from left to right."""
+    sums: Sums[None] = Sums(count, lambda left, right: None)
+    for number in mine:
+        sums.give((0, number), None)
+    return [node for node, _ in sums.held]

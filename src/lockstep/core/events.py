@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-Kind = Literal["planned", "started", "step", "evaluated", "saved", "sampled", "sensors", "slow", "warned", "restarted", "resumed", "stopped", "failed", "finished"]
+Kind = Literal["planned", "started", "step", "evaluated", "saved", "sampled", "hashed", "sensors", "slow", "warned", "restarted", "resumed", "stopped", "failed", "finished"]
 Request = Literal["stop", "save", "evaluate", "sample"]
 Phase = Literal["start", "data", "step", "evaluate", "sample", "save", "end"]
 

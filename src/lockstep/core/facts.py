@@ -41,7 +41,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Fixed:
-    """What a run's first plan fixed for good; copied into every checkpoint. batch None: to be decided anew (--new-batch)."""
+    """What a run's first plan fixed for good; copied into every checkpoint. batch None: to be decided anew (--new-batch). made_on: engine and kind of device."""
 
     batch: int | None
     slot: int
@@ -50,3 +50,4 @@ class Fixed:
     fingerprint: str
     threads: int
     anchor: Anchor = Anchor()
+    made_on: str = ""

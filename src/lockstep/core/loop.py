@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, Literal
 
+from lockstep.core.digest import combined
 from lockstep.core.events import Event
 from lockstep.core.plan import Plan
 from lockstep.core.protocols import Batch, Counters, Engine, Feed, Figures, Pulse, Record, Requests, Saved, Stats, Store
@@ -28,7 +29,7 @@ def train(plan: Plan, engine: Engine, feed: Feed, store: Store, record: Record, 
     state = engine.restore(saved) if saved else engine.init()
     ledger = Ledger(plan, feed, record, Counters(**saved.loop) if saved else Counters())
     done = saved.step if saved else 0
-    record(Event("started", done))
+    record(Event("started", done, {"exact": True} if plan.exact else {}))
     for step, batch in feed:
         pulse(step, "step")
         state, stats = engine.step(state, batch, plan.lr_at(step), requests.pending())
@@ -51,7 +52,7 @@ def train(plan: Plan, engine: Engine, feed: Feed, store: Store, record: Record, 
 
 
 def _serve(due: set[str], done: int, plan: Plan, engine: Engine, state: Any, feed: Feed, store: Store, record: Record, pulse: Pulse, ledger: "Ledger", summarize: Any) -> None:
-    """Evaluate, sample and save, in this order, so that a checkpoint carries its own metrics."""
+    """Evaluate, sample, hash and save, in this order, so that a checkpoint carries its own metrics."""
     counters = ledger.counters
     if "evaluate" in due and plan.eval_samples:
         pulse(done, "evaluate")
@@ -69,6 +70,10 @@ def _serve(due: set[str], done: int, plan: Plan, engine: Engine, state: Any, fee
         texts = engine.sample(state, done)
         if texts:
             record(Event("sampled", done, {"texts": texts}))
+    if "hash" in due:
+        pulse(done, "save")
+        digests = engine.digests(state)
+        record(Event("hashed", done, {"hash": combined(digests), "arrays": digests}))
     if due & {"save", "stop"}:
         pulse(done, "save")
         store.save(done, engine.gather(state), asdict(counters))

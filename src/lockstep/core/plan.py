@@ -8,12 +8,13 @@ from lockstep.core.capacity import capacity, room
 from lockstep.core.caveats import check_coupled, warn_of_layout
 from lockstep.core.config import Compress, Config, Precision, Recompute, epochs_of
 from lockstep.core.dealing import slots
+from lockstep.core.exact import check_exact, exact_batch
 from lockstep.core.facts import Facts, Fixed
 from lockstep.core.machine import Device, Machine
 from lockstep.core.mean import nominal_weight
 from lockstep.core.memory import Term, activation_term, sample_bytes
 from lockstep.core.order import Anchor, Order
-from lockstep.core.place import choose_devices, choose_layout, choose_sync
+from lockstep.core.place import Layout, choose_devices, choose_layout, choose_sync
 from lockstep.core.schedule import Schedule
 from lockstep.errors import UserError
 
@@ -26,13 +27,15 @@ class Every:
     evaluate: int
     save: int
     sample: int
+    hash: int = 0
 
 
 @dataclass(frozen=True)
 class Plan:
     """devices: one for each place of work. processes: ranks. shards: devices that share one copy of the model. together: every rank
     takes part in each round (what it computes with is spread over all). micro: samples of a slot. rounds: slots of a device in
-    a full step. nominal: see core/mean.py. reseeded: random masks drawn by the device, seeded anew each step.
+    a full step. nominal: see core/mean.py. reseeded: random masks drawn by the device, seeded anew each step. exact: slots are
+    computed one by one, and what they give is added along dealing.Sums' tree.
     """
 
     engine: str
@@ -72,6 +75,7 @@ class Plan:
     because: Mapping[str, str]
     warnings: tuple[str, ...]
     fixed: Fixed
+    exact: bool = False
 
     @property
     def world(self) -> int:
@@ -103,8 +107,8 @@ class Plan:
     def due(self, done: int) -> set[str]:
         """What is to be done after so many steps; everything at the end."""
         if done >= self.steps:
-            return {"evaluate", "sample", "save"}
-        every = {"evaluate": self.every.evaluate, "sample": self.every.sample, "save": self.every.save}
+            return {"evaluate", "sample", "save", *(["hash"] if self.exact else [])}
+        every = {"evaluate": self.every.evaluate, "sample": self.every.sample, "save": self.every.save, "hash": self.every.hash}
         return {what for what, gap in every.items() if gap and done % gap == 0}
 
     def to_json(self) -> dict[str, Any]:
@@ -136,10 +140,14 @@ def plan(config: Config, machine: Machine, facts: Facts, fixed: Fixed | None = N
     backend = choose_sync(config, layout, because)
     _check(facts, fixed, config.train.seed)
     cap, memory = capacity(config, facts, layout, because)
-    batch, micro, rounds = _batch(config, facts.fits is not None, world, cap, fixed, because)
+    if config.train.exact:
+        check_exact(config, facts, layout)
+        batch, micro, rounds = exact_batch(config, world, cap, fixed, because)
+    else:
+        batch, micro, rounds = _batch(config, facts.fits is not None, world, cap, fixed, because)
     term = activation_term(config, facts, micro)
     seed = fixed.seed if fixed else config.train.seed
-    threads = max(1, machine.cores // world)
+    threads = _threads(config, machine, layout, fixed, because, warnings)
     order = Order(facts.samples, batch, seed, fixed.anchor if fixed else Anchor())
     schedule = _schedule(config, order, batch, world, because, warnings)
     check_coupled(config, facts, layout, rounds, len(slots(batch, micro)), because, warnings)
@@ -147,21 +155,24 @@ def plan(config: Config, machine: Machine, facts: Facts, fixed: Fixed | None = N
         because["dropout"] = f"masks of {len(facts.keyed)} layer{'s' if len(facts.keyed) > 1 else ''} follow the sample, whatever the device"
     _warn(config, facts, batch, micro, devices, because, warnings)
     warn_of_layout(config, facts, layout, memory, warnings)
-    because["threads"] = f"{machine.cores} core{'s' if machine.cores > 1 else ''} for {world} {'device' if layout.processes < world else 'rank'}{'s' if world > 1 else ''}"
+    made_on = f"{config.engine} on {devices[0].name}"
+    if config.train.exact and fixed and fixed.made_on and fixed.made_on != made_on:
+        warnings.append(f"this run began with {fixed.made_on}; from here its bits are those of {made_on}")
     peaks = [device.peak(config.train.precision) for device in devices]
     return Plan(
         engine=config.engine, strategy=layout.strategy, backend=backend, devices=devices, visible=len(machine.devices) or world,
-        processes=layout.processes, shards=layout.shards, together=layout.together or (config.train.norm_sync and bool(facts.coupled)),
+        processes=layout.processes, shards=layout.shards, together=not config.train.exact and (layout.together or (config.train.norm_sync and bool(facts.coupled))),
         batch=batch, micro=micro, rounds=rounds, nominal=nominal_weight(batch, facts.tokens_per_sample), steps=schedule.steps,
         samples=facts.samples, eval_samples=facts.eval_samples, tokens_per_sample=facts.tokens_per_sample,
         precision=config.train.precision, threads=threads, recompute=config.train.recompute, norm_sync=config.train.norm_sync and bool(facts.coupled), reshard=config.devices.reshard and config.engine == "torch",
         offload=config.devices.offload, compress=config.devices.compress, keyed=bool(facts.keyed), reseeded=bool(facts.unkeyed), preflight=config.devices.preflight, schedule=schedule,
-        every=Every(config.train.log_every, _gap(config.train.eval_every, order), _gap(config.train.save_every, order), _gap(config.train.sample_every, order)),
+        every=Every(config.train.log_every, _gap(config.train.eval_every, order), _gap(config.train.save_every, order), _gap(config.train.sample_every, order), config.train.hash_every if config.train.exact else 0),
         keep=config.train.keep, non_finite=config.train.non_finite, memory=(*memory, *([term] if term else [])),
         flops_per_step=facts.flops_per_sample * batch if facts.flops_per_sample else None,
         peak_flops=sum(peak for peak in peaks if peak) if all(peaks) else None,
         reference=facts.reference, because=because, warnings=tuple(warnings),
-        fixed=replace(fixed, batch=batch) if fixed else Fixed(batch, micro, seed, facts.samples, facts.fingerprint, threads),
+        fixed=replace(fixed, batch=batch) if fixed else Fixed(batch, micro, seed, facts.samples, facts.fingerprint, threads, made_on=made_on),
+        exact=config.train.exact,
     )
 
 
@@ -172,6 +183,25 @@ def _check(facts: Facts, fixed: Fixed | None, seed: int) -> None:
         raise UserError("the data has changed since this run began", "bring the old data back, or begin a new run with another --save-dir", "data")
     if fixed and fixed.seed != seed:
         raise UserError(f"this run began with seed {fixed.seed}, not {seed}", f"--set train.seed={fixed.seed}, or another --save-dir", "train.seed")
+
+
+def _threads(config: Config, machine: Machine, layout: Layout, fixed: Fixed | None, because: dict[str, str], warnings: list[str]) -> int:
+    """Threads inside one device's operations. Their number changes the order in which a CPU adds, so exact runs keep it."""
+    world, cpu = len(layout.devices), layout.devices[0].kind == "cpu"
+    asked = config.devices.threads
+    if asked and (not cpu or config.engine == "jax"):
+        raise UserError("devices.threads is for CPU ranks of engine torch", "leave it out", "devices.threads")
+    if config.train.exact and cpu and config.engine == "torch":
+        found = fixed.threads if fixed else asked or 1
+        because["threads"] = "as this run began" if fixed else "devices.threads" if asked else "1 for each rank, whatever the machine, so that every rank adds in the same order (devices.threads gives more)"
+        if asked and asked != found:
+            warnings.append(f"devices.threads {asked}: this run began with {found} threads a rank, and train.exact keeps them")
+        return found
+    if asked:
+        because["threads"] = "devices.threads"
+        return asked
+    because["threads"] = f"{machine.cores} core{'s' if machine.cores > 1 else ''} for {world} {'device' if layout.processes < world else 'rank'}{'s' if world > 1 else ''}"
+    return max(1, machine.cores // world)
 
 
 def _batch(config: Config, tried: bool, world: int, cap: int | None, fixed: Fixed | None, because: dict[str, str]) -> tuple[int, int, int]:

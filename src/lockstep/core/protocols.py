@@ -39,11 +39,12 @@ class Source(Protocol):
 @dataclass(frozen=True)
 class Slot:
     """What one device computes at once. keys: one number a row, following the sample (core/keys.py); None where nothing is keyed.
-    real False: a copy of a real row, run so that its rank can take part, and dropped."""
+    real False: a copy of a real row, run so that its rank can take part, and dropped. number: which of the step's slots."""
 
     arrays: Arrays
     real: bool = True
     keys: Any = None
+    number: int = 0
 
 
 Round = tuple[Slot | None, ...]  # one slot for each device of the process; None: that one idles
@@ -136,7 +137,7 @@ class Engine(Protocol):
     """Runs steps of a task on this process's devices. All ranks make the same calls in the same order.
 
     stage: rounds of host arrays, of so many in a whole step -> what step and evaluate take; called by the feed's thread. preflight: the sum over all
-    devices of a 1 from each. peak_memory: bytes that the fullest of these devices has held.
+    devices of a 1 from each. digests: of every array of the state by canonical name (core/digest.py). peak_memory: bytes that the fullest of these devices has held.
     """
 
     def stage(self, rounds: Sequence[Round], of: int) -> Any: ...
@@ -147,6 +148,7 @@ class Engine(Protocol):
     def evaluate(self, state: Any, rounds: Iterable[Any]) -> dict[str, float]: ...
     def sample(self, state: Any, step: int) -> list[str]: ...
     def gather(self, state: Any) -> list[Piece]: ...
+    def digests(self, state: Any) -> dict[str, str]: ...
     def peak_memory(self) -> int: ...
     def close(self) -> None: ...
 

@@ -65,7 +65,7 @@ class Feed:
             steps = range(block, min(block + at_once, self._plan.steps))
             for step, ids in zip(steps, self._order.ids(steps), strict=True):
                 epoch = self._order.position(step).epoch if self._plan.keyed else 0
-                yield Batch(self._stage(list(self._rounds(self._train, ids, epoch, 1)), self._plan.rounds), step, len(ids))
+                yield Batch(self._stage(list(self._rounds(self._train, ids, epoch, 0 if self._plan.exact else 1)), self._plan.rounds), step, len(ids))
 
     def _rounds(self, source: Source, ids: Ids, epoch: int, least: int) -> Iterator[Round]:
         """Rounds in which no device of this process has a slot are left out, unless all must take part in each; `least` remain."""
@@ -87,7 +87,7 @@ class Feed:
         first = hand.spans[0][0]
         rows = source[ids[first : hand.spans[-1][1]]]
         for begin, end in hand.spans:
-            yield Slot({name: array[begin - first : end - first] for name, array in rows.items()}, True, self._keys(ids[begin:end], epoch))
+            yield Slot({name: array[begin - first : end - first] for name, array in rows.items()}, True, self._keys(ids[begin:end], epoch), begin // self._plan.micro)
 
     def _keys(self, ids: Ids, epoch: int) -> Any:
         return row_keys(self._plan.fixed.seed, epoch, ids) if self._plan.keyed else None

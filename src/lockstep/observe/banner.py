@@ -53,7 +53,7 @@ def table(plan: Plan, origins: Mapping[str, str], values: Mapping[str, object], 
     }
     lines = [*banner(plan), "", "decision    value, because"]
     lines += [f"  {name:<10}{value}: {plan.because[name]}" for name, value in decisions.items()]
-    lines += [f"  {name:<10}{plan.because[name]}" for name in ("coupled", "dropout") if name in plan.because]
+    lines += [f"  {name:<10}{plan.because[name]}" for name in ("coupled", "dropout", "exact") if name in plan.because]
     lines += ["", f"memory on each device (estimate): {plan.because['memory']}"]
     lines += [f"  {term.name:<12}{show_bytes(term.bytes):>10}   {term.formula}" for term in plan.memory]
     if plan.flops_per_step:

@@ -132,6 +132,8 @@ def lines(event: Event, plan: Plan, run: Path, pace: Pace | None = None) -> list
         return [f"saved  step {event.step}  {show_bytes(values['bytes'])} in {show_seconds(values['seconds'])} (blocked {show_seconds(values['blocked_seconds'])})  {values['path']}"]
     if event.kind == "sampled":
         return [line for text in values["texts"] for line in ["sample", *(f"  | {row}" for row in printable(text).splitlines())]]
+    if event.kind == "hashed":
+        return [f"hash   step {event.step}  {values['hash'][:16]}"]
     if event.kind == "resumed":
         return [f"resume step {event.step}  {values['text']}"]
     if event.kind == "stopped":

@@ -82,11 +82,11 @@ def mend(path: Path) -> None:
 
 
 def read(path: Path) -> list[Event]:
-    """The events that count, lines that are none passed over: a `resumed` at step s voids the step, evaluated and saved lines beyond s before it."""
+    """The events that count, lines that are none passed over: a `resumed` at step s voids what was done beyond s before it."""
     events: list[Event] = []
     for event in _lines(path):
         if event.kind == "resumed":
-            events = [e for e in events if e.step <= event.step or e.kind not in {"step", "evaluated", "saved", "sampled"}]
+            events = [e for e in events if e.step <= event.step or e.kind not in {"step", "evaluated", "saved", "sampled", "hashed"}]
         events.append(event)
     return events
 

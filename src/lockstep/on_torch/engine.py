@@ -6,7 +6,7 @@ import resource
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from lockstep.core.config import Optimizer
+from lockstep.core.dealing import slots
 from lockstep.core.events import REQUESTS
 from lockstep.core.initial import values
 from lockstep.core.plan import Plan
@@ -24,10 +25,11 @@ from lockstep.on_torch import state as states
 from lockstep.on_torch.build import Filler, cast, recompute, seeded
 from lockstep.on_torch.collectives import Ranks
 from lockstep.on_torch.dropout import key_dropout
+from lockstep.on_torch.exact import Exact, settle, tree
 from lockstep.on_torch.norms import Rows, coupled, synchronise
 from lockstep.on_torch.precision import Scale, compute, current, weight_dtype
 from lockstep.on_torch.state import State
-from lockstep.on_torch.strategies import STRATEGIES
+from lockstep.on_torch.strategies import STRATEGIES, Strategy
 from lockstep.on_torch.used import check
 
 _HEAD = 2 + len(REQUESTS)  # loss sum, weight, requests; then waits by rank and memory by device
@@ -63,7 +65,8 @@ class TorchEngine:
         self.device = devices[0]
         self._fields = optimizer
         self._slots = states.SLOTS[optimizer.name]
-        self._strategy = STRATEGIES[plan.strategy](plan, ranks, devices)
+        settle(plan.exact)
+        self._strategy: Strategy = Exact(plan, ranks, devices) if plan.exact else STRATEGIES[plan.strategy](plan, ranks, devices)
         self._rows = [Rows() for _ in devices]
         self._checked = False  # whether every parameter has been seen to have a gradient
 
@@ -78,11 +81,13 @@ class TorchEngine:
 
     def stage(self, rounds: Sequence[Round], of: int) -> list[Round]:
         """Host arrays as tensors, in pinned memory where they go to a GPU."""
-        return [tuple(slot and Slot({name: self._tensor(array) for name, array in slot.arrays.items()}, slot.real, None if slot.keys is None else self._tensor(slot.keys)) for slot in found) for found in rounds]
+        return [tuple(slot and replace(slot, arrays={name: self._tensor(array) for name, array in slot.arrays.items()}, keys=None if slot.keys is None else self._tensor(slot.keys)) for slot in found) for found in rounds]
 
     def _tensor(self, array: Any) -> torch.Tensor:
         tensor = torch.from_numpy(np.ascontiguousarray(array))  # a strided copy to a GPU would not be pinned
-        return tensor.pin_memory() if self.device.type == "cuda" else tensor
+        if self.device.type == "cuda":
+            return tensor.pin_memory()
+        return tensor.clone() if self.plan.exact else tensor  # torch aligns its memory, numpy does not, and kernels may add in another order then
 
     def preflight(self) -> float:
         """Through the collective that steps use, or by copies between this process's devices."""
@@ -90,7 +95,9 @@ class TorchEngine:
         return float(self.ranks.sum(ones.sum())())
 
     def step(self, state: State, batch: Batch, lr: float, asked: Sequence[int]) -> tuple[State, Stats]:
-        summed = self._summed(self._accumulate(state, batch), batch, asked)()
+        figures = self._accumulate(state, batch)
+        summed = self._summed(figures, batch, asked)()
+        summed = torch.cat([tree(summed[: figures.numel()].view_as(figures)), summed[figures.numel() :]])
         for weight in state.trained:
             weight.follow()
         gradients = [weight.seen.grad for weight in state.trained if weight.seen.grad is not None]
@@ -112,11 +119,20 @@ class TorchEngine:
         names = self.task.eval_names()
         self._ready(state)
         self._mode(train=False)
-        total = torch.zeros(len(names), dtype=torch.float64, device=self.device)
+        total = self._rows_for(self.plan.eval_samples, len(names), self.device)
         for found in (found for staged in rounds for found in staged):
-            total = sum(self._strategy.run([partial(self._evaluated, index, slot, names) for index, slot in enumerate(found)]), start=total)
+            sums = self._strategy.run([partial(self._evaluated, index, slot, names) for index, slot in enumerate(found)])
+            for slot, own in zip(found, sums, strict=True):
+                total[self._row(slot)] += own
         self._mode(train=True)
-        return dict(zip(names, self.ranks.sum(total)().tolist(), strict=True))
+        return dict(zip(names, tree(self.ranks.sum(total)()).tolist(), strict=True))
+
+    def _rows_for(self, samples: int, figures: int, device: torch.device) -> torch.Tensor:
+        """For what is added up over devices: one row, or, exact, one for each slot, which only its own device fills."""
+        return torch.zeros(len(slots(samples, self.plan.micro)) if self.plan.exact else 1, figures, dtype=torch.float64, device=device)
+
+    def _row(self, slot: Slot | None) -> int:
+        return slot.number if slot and self.plan.exact else 0
 
     def _evaluated(self, index: int, slot: Slot | None, names: Sequence[str]) -> torch.Tensor:
         total = torch.zeros(len(names), dtype=torch.float64, device=self.device)
@@ -139,6 +155,10 @@ class TorchEngine:
     def gather(self, state: State) -> list[Piece]:
         self._ready(state)
         return states.gather(state, self._slots, self._strategy.box, self._strategy.holders, self.ranks, self.device)
+
+    def digests(self, state: State) -> dict[str, str]:
+        self._ready(state)
+        return states.digests(state, self._slots, self._strategy.box, self._strategy.holders, self.ranks, self.device)
 
     def peak_memory(self) -> int:
         """Bytes that the fullest of this process's devices has held at most."""
@@ -199,64 +219,64 @@ class TorchEngine:
         self.ranks.copy_from_first(self._drifting, self.device)
 
     def _accumulate(self, state: State, batch: Batch) -> torch.Tensor:
-        """Gradients of the step's scaled sum, reduced, into the model. Returns this process's [loss sum, weight]."""
-        self._clear(state)
+        """Gradients of the step's scaled sum, reduced, into the model. Returns this process's [rows, 2]: loss sums and weights."""
+        for weight in state.trained:
+            if weight.seen is not weight.parameter:
+                weight.seen.grad = None
+        parameters = [weight.parameter for weight in state.trained]
+        self._strategy.begin(parameters, len(slots(batch.samples, self.plan.micro)))
         if self.plan.reseeded:
             torch.manual_seed(hash((self.plan.fixed.seed, batch.step, self.ranks.index)) & 0x7FFFFFFF)
         factor = state.scale.value / self.plan.nominal
-        jobs = [partial(self._rounds, index, [round[index] for round in batch.rounds], factor) for index in range(len(self.devices))]
-        total: torch.Tensor = sum(self._strategy.run(jobs), start=torch.zeros(2, dtype=torch.float64, device=self.device))
+        jobs = [partial(self._rounds, index, [round[index] for round in batch.rounds], batch.samples, factor) for index in range(len(self.devices))]
+        total: torch.Tensor = sum(self._strategy.run(jobs), start=self._rows_for(batch.samples, 2, self.device))
+        self._strategy.reduce(parameters)
         if not self._checked:
             self._check_used(state)
-        self._strategy.reduce([weight.parameter for weight in state.trained])
         return total
 
-    def _rounds(self, index: int, slots: Sequence[Slot | None], factor: torch.Tensor) -> torch.Tensor:
+    def _rounds(self, index: int, slots: Sequence[Slot | None], samples: int, factor: torch.Tensor) -> torch.Tensor:
         """One device's slots. A dummy's loss is scaled by 0: it is a copy of a real row, so only what spoils the step anyway could make that a nan."""
         device = self.devices[index]
-        total = torch.zeros(2, dtype=torch.float64, device=device)
+        total = self._rows_for(samples, 2, device)
         factor = factor.to(device, weight_dtype(self.plan.precision))
         first = next((number for number, slot in enumerate(slots) if slot), 0)  # ranks may differ in how many they have
         for number, slot in enumerate(slots):
             if slot is None:
                 continue
-            with current(device), self._strategy.round(number == len(slots) - 1):
+            with current(device), self._strategy.round(index, slot, number == len(slots) - 1):
                 loss_sum, weight = self._forward(index, slot, device)
                 if not self._checked and number == first:
                     self._strategy.expect(loss_sum)
                 torch.autograd.backward(loss_sum, (factor if slot.real else torch.zeros_like(factor)).to(loss_sum.dtype))
             if slot.real:
-                total += torch.stack([loss_sum.detach().double(), torch.as_tensor(weight, dtype=torch.float64, device=device)])
+                total[self._row(slot)] += torch.stack([loss_sum.detach().double(), torch.as_tensor(weight, dtype=torch.float64, device=device)])
         return total.to(self.device)
 
     def _forward(self, index: int, slot: Slot, device: torch.device) -> Any:
         self._rows[index].begin(None if slot.keys is None else slot.keys.to(device, non_blocking=True), slot.real)
+        drawn = None if self._checked or not self.plan.exact else _drawn(device)
         with compute(self.plan.precision, device):
-            return self.task.loss(self._strategy.replicas[index], _move(slot.arrays, device))
+            loss = self.task.loss(self._strategy.replicas[index], _move(slot.arrays, device))
+        if drawn is not None and not torch.equal(drawn, _drawn(device)):
+            raise UserError("train.exact: the loss draws random numbers, which follow the device", "numbers that follow from the sample (its data can hold some), nn.Dropout, or leave --exact out", "task")
+        return loss
 
     def _check_used(self, state: State) -> None:
-        reached = {name for model in self._strategy.models for name, parameter in model.named_parameters() if parameter.grad is not None}
+        reached = self._strategy.reached()
         check([weight.name for weight in state.trained], (weight.name in reached for weight in state.trained), self.ranks, self.device)
         self._checked = True
-
-    def _clear(self, state: State) -> None:
-        """Where several rounds add up before a reduction, gradients stay where DDP's buckets are: a second copy of them would be a whole model more."""
-        kept = [w.parameter.grad for w in state.trained if w.parameter.grad is not None] if self.plan.rounds > 1 and self.ranks.group is not None and self.plan.shards == 1 else []
-        if kept:
-            torch._foreach_zero_(kept)
-            return
-        for weight in state.trained:
-            weight.parameter.grad = weight.seen.grad = None
 
     def _summed(self, total: torch.Tensor, batch: Batch, asked: Sequence[int]) -> Any:
         ranks, held = self.ranks.world, self.plan.held_by(self.ranks.index)
         own = [0.0] * (ranks + self.plan.world)
+        first = total.numel()
         own[self.ranks.index] = batch.wait
         for device, place in zip(self.devices, held, strict=True):
             own[ranks + place] = _memory(device)
-        host = torch.tensor([0.0, 0.0, *asked, *own], dtype=torch.float64)
+        host = torch.tensor([*[0.0] * first, *asked, *own], dtype=torch.float64)
         found = host.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else host
-        found[:2] = total
+        found[:first] = total.view(-1)
         return self.ranks.sum(found)
 
     def _update(self, state: State, lr: float, finite: torch.Tensor) -> None:
@@ -276,6 +296,11 @@ class TorchEngine:
         ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
         ready.record()
         return Stats(host, self.ranks.world, ready)
+
+
+def _drawn(device: torch.device) -> torch.Tensor:
+    """What changes with every random number drawn on the host, or on this device."""
+    return torch.cat([torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])])
 
 
 def _move(arrays: Arrays, device: torch.device) -> Arrays:

@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from lockstep.core.plan import Plan
+from lockstep.core.protocols import Slot
 from lockstep.errors import UserError
 from lockstep.on_torch.build import blocks
 from lockstep.on_torch.collectives import GatherPairs, Ranks, ScatterPairs
@@ -90,13 +91,20 @@ class FSDP:
     def run(self, jobs: Sequence[Callable[[], Any]]) -> list[Any]:
         return [job() for job in jobs]
 
-    def round(self, last: bool) -> AbstractContextManager[Any]:
+    def begin(self, parameters: Sequence[nn.Parameter], count: int) -> None:
+        for parameter in parameters:
+            parameter.grad = None
+
+    def round(self, index: int, slot: Slot, last: bool) -> AbstractContextManager[Any]:
         if self._plan.shards < self._plan.world:
             root: Any = self.models[0]
             root.set_requires_all_reduce(last)
         return nullcontext()
 
     def expect(self, loss: torch.Tensor) -> None: ...
+
+    def reached(self) -> set[str]:
+        return {name for name, parameter in self.models[0].named_parameters() if parameter.grad is not None}
 
     def reduce(self, parameters: Sequence[nn.Parameter]) -> None: ...
 

@@ -7,11 +7,13 @@ Complex values are pairs of real ones there, in a last dimension of 2.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
 from lockstep.core.config import Optimizer
+from lockstep.core.digest import BYTES, digest
 from lockstep.core.fit import check_finite, check_fit
 from lockstep.core.protocols import Piece, Saved, share
 from lockstep.on_torch.collectives import Ranks
@@ -139,6 +141,18 @@ def gather(state: State, slots: tuple[str, ...], box: Box, holders: Holders, ran
             copy = entry.part.to("cpu", copy=True).contiguous()
             pieces.append(Piece(name, _NAMES[copy.dtype], entry.shape, entry.offsets, copy.numpy()))
     return pieces
+
+
+def digests(state: State, slots: tuple[str, ...], box: Box, holders: Holders, ranks: Ranks, device: torch.device) -> dict[str, str]:
+    """Of every array of a state that all ranks hold whole; each rank hashes some of them."""
+    entries = dict(_entries(state, slots, box, holders))
+    mine = set(share({name: entry.part.nbytes for name, entry in entries.items()}, ranks.world, ranks.index))
+    found = np.zeros((len(entries), BYTES), np.uint8)
+    for row, (name, entry) in enumerate(entries.items()):
+        if name in mine:
+            found[row] = np.frombuffer(digest(entry.part.to("cpu").numpy()), np.uint8)
+    summed = ranks.sum(torch.from_numpy(found.view(np.int64)).to(device))().cpu().numpy()
+    return {name: row.tobytes().hex() for name, row in zip(entries, summed, strict=True)}
 
 
 @torch.no_grad()

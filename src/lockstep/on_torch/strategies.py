@@ -13,6 +13,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as powersg
 from torch.nn.parallel import DistributedDataParallel
 
 from lockstep.core.plan import Plan
+from lockstep.core.protocols import Slot
 from lockstep.errors import UserError
 from lockstep.on_torch.build import Filler
 from lockstep.on_torch.collectives import Ranks, narrow_sum, sum_bucket
@@ -45,12 +46,20 @@ class Strategy(Protocol):
         """One job for each device of this process."""
         ...
 
-    def round(self, last: bool) -> AbstractContextManager[Any]:
-        """Around forward and backward of one slot."""
+    def begin(self, parameters: Sequence[nn.Parameter], count: int) -> None:
+        """Before a step of so many slots: no gradient is left."""
+        ...
+
+    def round(self, index: int, slot: Slot, last: bool) -> AbstractContextManager[Any]:
+        """Around forward and backward of one slot, on one device of this process."""
         ...
 
     def expect(self, loss: torch.Tensor) -> None:
         """Before the very first backward. UserError, on every rank: it would not give all gradients that the reduction waits for."""
+        ...
+
+    def reached(self) -> set[str]:
+        """After reduce(): parameters that some slot of this process gave a gradient."""
         ...
 
     def reduce(self, parameters: Sequence[nn.Parameter]) -> None:
@@ -93,10 +102,17 @@ class Single:
     def run(self, jobs: Sequence[Callable[[], Any]]) -> list[Any]:
         return [job() for job in jobs]
 
-    def round(self, last: bool) -> AbstractContextManager[Any]:
+    def begin(self, parameters: Sequence[nn.Parameter], count: int) -> None:
+        for parameter in parameters:
+            parameter.grad = None
+
+    def round(self, index: int, slot: Slot, last: bool) -> AbstractContextManager[Any]:
         return nullcontext()
 
     def expect(self, loss: torch.Tensor) -> None: ...
+
+    def reached(self) -> set[str]:
+        return {name for model in self.models for name, parameter in model.named_parameters() if parameter.grad is not None}
 
     def reduce(self, parameters: Sequence[nn.Parameter]) -> None: ...
 
@@ -134,7 +150,7 @@ class DP(Single):
         self.spread()
 
     def run(self, jobs: Sequence[Callable[[], Any]]) -> list[Any]:
-        return self._team.run(jobs)
+        return self._team.run(jobs) if len(jobs) > 1 else super().run(jobs)
 
     def reduce(self, parameters: Sequence[nn.Parameter]) -> None:
         for model in self.models[1:]:
@@ -173,7 +189,15 @@ class DDP(Single):
         self._placed.register_comm_hook(state, counted)
         self.replicas = [self._placed]
 
-    def round(self, last: bool) -> AbstractContextManager[Any]:
+    def begin(self, parameters: Sequence[nn.Parameter], count: int) -> None:
+        """Where several rounds add up before a reduction, gradients stay where the buckets are: a second copy of them would be a whole model more."""
+        kept = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        if kept and self._plan.rounds > 1:
+            torch._foreach_zero_(kept)
+        else:
+            super().begin(parameters, count)
+
+    def round(self, index: int, slot: Slot, last: bool) -> AbstractContextManager[Any]:
         return nullcontext() if last else self._placed.no_sync()
 
     def expect(self, loss: torch.Tensor) -> None:
