@@ -19,6 +19,17 @@ def run(pool: Pool, home: Path, corpus: Path, cache: Path, strategy: str, world:
     return outcome
 
 
+def test_jax_one_hash_on_1_2_4_8(pool: Pool, corpus: Path, cache: Path, tmp_path: Path) -> None:
+    import time
+    hashes = {}
+    for world in (1, 2, 4, 8, 3):
+        began = time.time()
+        found = run(pool, tmp_path / f"{world}", corpus, cache, "dp", world, "f32", engine="jax", steps=30)
+        print(world, time.time() - began, found.hashes, found.losses[-1])
+        hashes[world] = (found.hashes, found.losses, found.norms, found.evaluated[-1]["loss"])
+    assert all(h == hashes[1] for h in hashes.values())
+
+
 @pytest.mark.parametrize("precision", ["f32", "bf16", "f64"])
 def test_one_hash_on_any_number_of_devices(precision: str, pool: Pool, corpus: Path, cache: Path, tmp_path: Path) -> None:
     expected = run(pool, tmp_path / "one", corpus, cache, "single", 1, precision)

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from lockstep.core.config import Loaded
     from lockstep.core.facts import Facts
 
-_LATER_FLAGS = {"--num-workers", "--compile", "--exact", "--bits", "--init-from", "--max-restarts", "--machine"}
-_LATER_VERBS = {"check", "run", "bench", "profile", "eval", "init", "compare-runs", "report", "export", "data", "convert", "submit", "ui"}
+_LATER_FLAGS = {"--num-workers", "--compile", "--init-from", "--max-restarts", "--machine"}
+_LATER_VERBS = {"check", "run", "bench", "profile", "eval", "init", "report", "export", "data", "convert", "submit", "ui"}
 
 
 def _dashes(name: str) -> str:
@@ -144,13 +144,15 @@ def plan(as_json: bool, probe_batch: bool, **flags: Any) -> None:
 @config_options
 @click.option("--layouts", metavar="LIST", help="such as ddp:2,fsdp:3,ddp:2/4 (rounds),ddp:2..fsdp:3 (saved, resumed); all that this machine can do if not given")
 @click.option("--steps", type=click.IntRange(min=1), help="optimizer steps of each layout; 6 if not given, or all that the run has")
+@click.option("--bits", is_flag=True, help="to the last bit: with train.exact, in the config's own precision")
 @click.option("--json", "as_json", is_flag=True, help="the verdicts as JSON")
-def verify(layouts: str | None, steps: int | None, as_json: bool, **flags: Any) -> None:
+def verify(layouts: str | None, steps: int | None, bits: bool, as_json: bool, **flags: Any) -> None:
     """Does the number of devices change the result? A few steps in each layout, against one device."""
     signal.signal(signal.SIGTERM, _terminated)
     from lockstep.prove.proof import prove
 
-    sys.exit(prove(load_config({**flags, "dtype": flags["dtype"] or "f64"}, say=not as_json), layouts, steps, as_json))
+    how = {"exact": True} if bits or flags["exact"] else {"dtype": flags["dtype"] or "f64"}
+    sys.exit(prove(load_config({**flags, **how}, say=not as_json), layouts, steps, as_json))
 
 
 @cli.command(cls=Verb)
@@ -169,6 +171,17 @@ def sample(run: Path, prompt: str, tokens: int, temperature: float, seed: int, d
     for note in made.notes:
         click.echo(f"warn   {note}", err=True)
     click.echo(printable(made.text) if sys.stdout.isatty() else made.text)
+
+
+@cli.command("compare-runs", cls=Verb)
+@click.argument("first", type=Path, metavar="RUN")
+@click.argument("second", type=Path, metavar="RUN")
+@click.option("--json", "as_json", is_flag=True, help="what was found as JSON")
+def compare_runs(first: Path, second: Path, as_json: bool) -> None:
+    """Equal to the last bit, or the first step and array that differ. Exit code 1 if they do."""
+    from lockstep.prove.compare import compare_runs as compare
+
+    sys.exit(compare(first, second, as_json))
 
 
 @cli.command(cls=Verb)

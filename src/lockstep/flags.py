@@ -59,6 +59,7 @@ def config_options(command: Callable[..., None]) -> Callable[..., None]:
         *(option(*names, _parameter(names), type=kind, help=text, hidden=names[0] in _HIDDEN) for names, _, kind, text in _VALUES),
         option("--no-amp", is_flag=True, help="precision f32"),
         option("--bf16", is_flag=True, hidden=True),
+        option("--exact", is_flag=True, help="the same bits on any number of devices"),
         option("--no-preflight", is_flag=True, help="no first collective with a time limit before training"),
         option("--spawn", is_flag=True, hidden=True),
         option("--distributed-data-loading", is_flag=True, hidden=True),
@@ -113,6 +114,8 @@ def _apply_flags(document: "Document", flags: dict[str, Any]) -> None:
     for flag, key, value in (("no_amp", "train.precision", "f32"), ("bf16", "train.precision", "bf16"), ("spawn", "devices.launcher", "spawn")):
         if flags[flag]:
             document.set(key, value, f"--{flag.replace('_', '-')}")
+    if flags["exact"]:
+        document.set("train.exact", True, "--exact")
     if flags["no_preflight"]:
         document.set("devices.preflight", 0, "--no-preflight")
     _apply_devices(document, flags["devices"], flags["gpus"], flags["num_gpus"])

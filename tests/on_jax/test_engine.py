@@ -12,7 +12,8 @@ from commands import free_port, refused
 
 from lockstep.core.document import read_file
 from lockstep.launch.pool import JobFailed
-from lockstep.prove.verify import Trials, parse_layout, verify
+from lockstep.prove.layouts import parse_layout
+from lockstep.prove.verify import Trials, verify
 from lockstep.tasks import open_task
 from tiny import MACHINE, tiny_values
 from worlds import Pool

@@ -14,7 +14,8 @@ from lockstep.launch.files import Attempt, Run
 from lockstep.launch.pool import JobFailed
 from lockstep.launch.worker import Requests, train_rank
 from lockstep.observe.journal import read
-from lockstep.prove.verify import Trials, parse_layout, verify
+from lockstep.prove.layouts import parse_layout
+from lockstep.prove.verify import Trials, verify
 from lockstep.tasks import Tasks, open_task
 from tiny import MACHINE, tiny_values, train_tiny
 from worlds import Pool

@@ -13,7 +13,8 @@ from lockstep.core.config import Config
 from lockstep.errors import UserError
 from lockstep.launch.describe import describe
 from lockstep.launch.rehearsal import rehearse
-from lockstep.prove.verify import Layout, Trials, Verdict, as_json, default_layouts, parse_layout, verify
+from lockstep.prove.layouts import Layout, default_layouts, parse_layout
+from lockstep.prove.verify import Trials, Verdict, as_json, verify
 from tiny import MACHINE, config_of, tiny_values
 from worlds import Pool
 

@@ -1,8 +1,9 @@
 """What train.exact takes: slots of one size whatever the devices, and nothing whose bits depend on these; the rest is refused by name."""
 
 from lockstep.core.config import Config
-from lockstep.core.dealing import slots
+from lockstep.core.dealing import Sums, nodes, share, slots
 from lockstep.core.facts import Facts, Fixed
+from lockstep.core.memory import Term, itemsize, sample_bytes
 from lockstep.core.place import Layout
 from lockstep.errors import UserError
 from lockstep.units import some
@@ -28,9 +29,9 @@ def check_exact(config: Config, facts: Facts, layout: Layout) -> None:
         raise UserError(f"train.exact: the running statistics of {some(norms)} follow the device", "a norm that treats each sample by itself (GroupNorm, LayerNorm), or leave --exact out", "model")
 
 
-def exact_batch(config: Config, world: int, cap: int | None, fixed: Fixed | None, because: dict[str, str]) -> tuple[int, int, int]:
+def exact_batch(config: Config, facts: Facts, layout: Layout, cap: int | None, fixed: Fixed | None, because: dict[str, str]) -> tuple[int, int, int]:
     """(samples of a step, samples of a slot, slots of a device). The slot's size never follows from the devices. cap: samples that fit in flight."""
-    given = config.batch
+    given, world = config.batch, len(layout.devices)
     if given.samples and given.accumulate:
         raise UserError("train.exact: batch.accumulate cuts a step by the number of devices", "batch.per_device: the samples of a slot, on any devices", "batch.accumulate")
     batch = (fixed.batch if fixed else None) or given.samples or (given.per_device or 0) * (given.accumulate or 1) * world
@@ -41,9 +42,36 @@ def exact_batch(config: Config, world: int, cap: int | None, fixed: Fixed | None
         micro, because["micro"] = min(given.per_device, batch), "batch.per_device"
     else:
         micro, because["micro"] = -(-batch // _SLOTS), f"a {_SLOTS}th of the batch, whatever the devices (train.exact); batch.per_device gives another slot"
+    count = len(slots(batch, micro))
+    each = sample_bytes(config, facts)
+    if cap is not None and each:
+        cap -= -(-exact_term(config, facts, count, layout).bytes // each)
+    if cap is not None and cap < 1:
+        raise UserError("the sums that train.exact holds beside the gradients leave no room for a sample", "a smaller model, or leave --exact out", "train.exact")
     if cap is not None and micro > cap:
         remedy = f"fewer ranks on this machine, or a device with more memory: this run's slots are of {micro}" if fixed else f"--set batch.per_device={cap}: slots of that size wherever this is to give the same bits"
         raise UserError(f"a slot of {micro} samples does not fit: {cap} do", remedy, "batch.per_device")
-    count = len(slots(batch, micro))
     because["exact"] = f"{count} slots of {micro} a step, computed one by one and added along one tree; the order of devices changes no bit"
     return batch, micro, -(-count // world)
+
+
+def exact_term(config: Config, facts: Facts, count: int, layout: Layout) -> Term:
+    """What is held beside one gradient: sums of parts of the step that wait for their siblings, and what devices exchange."""
+    world = len(layout.devices)
+    waiting = max(_most_waiting(count, place, world) for place in range(world))
+    sent = max(len(nodes(share(count, place, world), count)) for place in range(world))
+    moved = 3 if config.engine == "jax" else 2 if layout.processes > 1 else 0  # torch's dp adds up in place
+    copies = waiting + moved * sent
+    each = facts.trainable * itemsize(config.train.precision)
+    return Term("exact", copies * each, f"{copies} x {facts.trainable} x {itemsize(config.train.precision)} B: {waiting} sums that wait, the rest on its way between devices")
+
+
+def _most_waiting(count: int, device: int, world: int) -> int:
+    """Sums held while the next slot's gradient comes to be. A right sibling is added in place to the left one."""
+    sums: Sums[None] = Sums(count, lambda left, right: None)
+    most = 0
+    for number in share(count, device, world):
+        paired = number % 2 == 1 and bool(sums.held) and sums.held[-1][0] == (0, number - 1)
+        most = max(most, len(sums.held) - paired)
+        sums.give((0, number), None)
+    return most

@@ -8,7 +8,7 @@ from lockstep.core.capacity import capacity, room
 from lockstep.core.caveats import check_coupled, warn_of_layout
 from lockstep.core.config import Compress, Config, Precision, Recompute, epochs_of
 from lockstep.core.dealing import slots
-from lockstep.core.exact import check_exact, exact_batch
+from lockstep.core.exact import check_exact, exact_batch, exact_term
 from lockstep.core.facts import Facts, Fixed
 from lockstep.core.machine import Device, Machine
 from lockstep.core.mean import nominal_weight
@@ -142,7 +142,8 @@ def plan(config: Config, machine: Machine, facts: Facts, fixed: Fixed | None = N
     cap, memory = capacity(config, facts, layout, because)
     if config.train.exact:
         check_exact(config, facts, layout)
-        batch, micro, rounds = exact_batch(config, world, cap, fixed, because)
+        batch, micro, rounds = exact_batch(config, facts, layout, cap, fixed, because)
+        memory.append(exact_term(config, facts, len(slots(batch, micro)), layout))
     else:
         batch, micro, rounds = _batch(config, facts.fits is not None, world, cap, fixed, because)
     term = activation_term(config, facts, micro)

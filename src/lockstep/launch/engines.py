@@ -75,11 +75,13 @@ def _join_torch(plan: Plan, rank: Rank, store: Any) -> Seat:
 def _jax_seat(plan: Plan, index: int, leave: Callable[[], None] = lambda: None, least: int = 1) -> Seat:
     from lockstep.on_jax import runtime
     from lockstep.on_jax.engine import JaxEngine
+    from lockstep.on_jax.exact import ExactEngine
 
+    kind = ExactEngine if plan.exact else JaxEngine
     os.environ.update(runtime.environment(plan, os.environ.get("XLA_FLAGS", "")))
     runtime.configure(plan, index, str(cache_home() / "jax"), least)
     devices = runtime.devices_of(plan)
-    return Seat(lambda task, optimizer: JaxEngine(task, plan, optimizer, devices, index), leave)
+    return Seat(lambda task, optimizer: kind(task, plan, optimizer, devices, index), leave)
 
 
 def _join_jax(plan: Plan, rank: Rank, coordinator: str | None) -> Seat:

@@ -27,12 +27,12 @@ def try_out(index: int, group: Any, argument: str) -> None:
 
 
 def rehearse(index: int, group: Any, argument: str, for_good: bool = False, keep: bool = True) -> None:
-    """Train as a rank of `group`, whose processes are warm and will do more than this: what `lockstep verify` does. Random masks are off, unless for_good."""
+    """Train as a rank of `group`, whose processes are warm and will do more than this: what `lockstep verify` does. Random masks are off, unless for_good or exact, where they follow the sample."""
     attempt = Attempt.from_json(argument)
     run = Run(Path(attempt.run))
     plan, config = run.read_plan(), run.read_config(Tasks())
     task = open_task(config, str(cache_home()))
-    if plan.engine == "torch" and not for_good:
+    if plan.engine == "torch" and not for_good and not plan.exact:
         _quieten(task)
     engine = warm_seat(plan, index, group).engine(task, config.optimizer)
     train_rank(attempt, plan, config, Rank(index, index, plan.processes), engine, task, Requests(None), None if keep else Unsaved())

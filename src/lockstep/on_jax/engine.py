@@ -15,6 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numpy.typing import NDArray
 
 from lockstep.core.config import Optimizer
+from lockstep.core.digest import digest
 from lockstep.core.events import REQUESTS
 from lockstep.core.plan import Plan
 from lockstep.core.protocols import Batch, Figures, Piece, Round, Saved, Task
@@ -160,6 +161,10 @@ class JaxEngine:
 
     def gather(self, state: State) -> list[Piece]:
         return self._layout.gather(state, np.asarray(self._finite(state)).tolist(), self._index, self.plan.processes)
+
+    def digests(self, state: State) -> dict[str, str]:
+        """Of arrays as this process's first device has them."""
+        return {name: digest(np.asarray(array.addressable_data(0))).hex() for name, array in self._layout.arrays(state)}
 
     def preflight(self) -> float:
         """Through the collective that steps use."""

@@ -101,6 +101,10 @@ class Layout:
         """For each leaf whether all its values are; to be compiled."""
         return jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(state)])
 
+    def arrays(self, state: State) -> Iterator[tuple[str, jax.Array]]:
+        """What a checkpoint holds of a state, by name."""
+        return ((entry.name, array) for entry, array in self._held(state))
+
     def _held(self, state: State) -> Iterator[tuple[Entry, jax.Array]]:
         return ((entry, leaf) for entry, leaf in zip(self._entries, jax.tree.leaves(state), strict=True) if self._kept(entry.name))
 

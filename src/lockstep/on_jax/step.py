@@ -34,24 +34,30 @@ def make_step(task: Task, model: Model, plan: Plan, fields: Optimizer, strategy:
     shapes = {name: spec.shape for name, spec in model.specs.items()}
 
     def step(state: State, rows: Arrays, real: jax.Array, extra: jax.Array, lr: jax.Array) -> tuple[State, jax.Array]:
-        params, scale = state["params"], state["scale"]
-        gradients, sums = _accumulate(task, model, strategy.whole(params, shapes), {name: array[0] for name, array in rows.items()}, real[0], scale / plan.nominal)
+        gradients, sums = _accumulate(task, model, strategy.whole(state["params"], shapes), {name: array[0] for name, array in rows.items()}, real[0], state["scale"] / plan.nominal)
         gradients, (sums, extra) = strategy.reduce(gradients, (sums, extra[0]))
-        correction = plan.nominal / (sums[1] * scale)
-        norm = jnp.sqrt(strategy.square(gradients)) * correction
-        finite = jnp.isfinite(norm * sums[0])
-        factor = correction * (fields.clip / jnp.maximum(norm, fields.clip)) if fields.clip else correction
-        clipped = {name: gradient * factor.astype(gradient.dtype) for name, gradient in gradients.items()}
-        directions, moments = layout.transform.update(clipped, state["moments"], params)
-        moved = {name: params[name] - lr.astype(params[name].dtype) * directions[name] for name in params}
-        new = {"params": moved, "moments": moments, **_scale(plan, state, finite)}
-        kept = {**state, "scale": new["scale"], "streak": new["streak"]}
-        state = jax.tree.map(lambda ours, theirs: jnp.where(finite, ours, theirs), new, kept)
-        return state, jnp.concatenate([sums, extra, jnp.stack([norm, finite.astype(norm.dtype), scale])])
+        state, figures = updated(plan, fields, layout, state, gradients, sums, strategy.square(gradients), lr)
+        return state, jnp.concatenate([sums, extra, figures])
 
     specs = layout.specs
     mapped = jax.shard_map(step, mesh=strategy.mesh, in_specs=(specs, _BY_DEVICE, _BY_DEVICE, _BY_DEVICE, PartitionSpec()), out_specs=(specs, PartitionSpec()), check_vma=False)
     return jax.jit(mapped, donate_argnums=0)
+
+
+def updated(plan: Plan, fields: Optimizer, layout: Layout, state: State, gradients: Arrays, sums: jax.Array, square: jax.Array, lr: jax.Array) -> tuple[State, jax.Array]:
+    """One update from a step's summed gradients. sums: [loss sum, weight]; square: of the gradients' norm. Returns the state, and norm before clipping, whether the update was made, f16's scale."""
+    params, scale = state["params"], state["scale"]
+    correction = plan.nominal / (sums[1] * scale)
+    norm = jnp.sqrt(square) * correction
+    finite = jnp.isfinite(norm * sums[0])
+    factor = correction * (fields.clip / jnp.maximum(norm, fields.clip)) if fields.clip else correction
+    clipped = {name: gradient * factor.astype(gradient.dtype) for name, gradient in gradients.items()}
+    directions, moments = layout.transform.update(clipped, state["moments"], params)
+    moved = {name: params[name] - lr.astype(params[name].dtype) * directions[name] for name in params}
+    new = {"params": moved, "moments": moments, **_scale(plan, state, finite)}
+    kept = {**state, "scale": new["scale"], "streak": new["streak"]}
+    state = jax.tree.map(lambda ours, theirs: jnp.where(finite, ours, theirs), new, kept)
+    return state, jnp.stack([norm, finite.astype(norm.dtype), scale])
 
 
 def _scale(plan: Plan, state: State, finite: jax.Array) -> State:
@@ -66,24 +72,36 @@ def _scale(plan: Plan, state: State, finite: jax.Array) -> State:
 
 def _accumulate(task: Task, model: Model, params: Arrays, rows: Arrays, real: jax.Array, factor: jax.Array) -> tuple[Arrays, jax.Array]:
     """One device's rounds -> gradients of their scaled sum, and [loss sum, weight]."""
-
-    def scaled(params: Arrays, rows: Arrays, real: jax.Array) -> tuple[jax.Array, jax.Array]:
-        sums = _sums(task, lambda rows: task.loss(model.merge(params), rows), rows, real, factor.dtype)
-        return sums[0] * factor, sums
-
-    def one(rows: Arrays, real: jax.Array) -> tuple[Arrays, jax.Array]:
-        (_, sums), gradients = jax.value_and_grad(scaled, has_aux=True)(params, rows, real)
-        return gradients, sums
-
     if real.shape[0] == 1:
-        return one({name: array[0] for name, array in rows.items()}, real[0])
+        return slot_gradients(task, model, params, {name: array[0] for name, array in rows.items()}, real[0], factor)
 
     def add(carry: tuple[Arrays, jax.Array], given: tuple[Arrays, jax.Array]) -> tuple[tuple[Arrays, jax.Array], None]:
-        return jax.tree.map(jnp.add, carry, one(*given)), None
+        return jax.tree.map(jnp.add, carry, slot_gradients(task, model, params, *given, factor)), None
 
     nothing = jax.tree.map(jnp.zeros_like, params), jnp.zeros(2, factor.dtype)
     total, _ = lax.scan(add, nothing, (rows, real))
     return total
+
+
+def slot_gradients(task: Task, model: Model, params: Arrays, rows: Arrays, real: jax.Array, factor: jax.Array) -> tuple[Arrays, jax.Array]:
+    """Of one slot: gradients of its scaled sum, and [loss sum, weight]."""
+
+    def scaled(params: Arrays) -> tuple[jax.Array, jax.Array]:
+        sums = _sums(task, lambda rows: task.loss(model.merge(params), rows), rows, real, factor.dtype)
+        return sums[0] * factor, sums
+
+    (_, sums), gradients = jax.value_and_grad(scaled, has_aux=True)(params)
+    return gradients, sums
+
+
+def slot_figures(task: Task, model: Model, names: Sequence[str], params: Arrays, rows: Arrays, real: jax.Array, dtype: Any) -> jax.Array:
+    """Of one slot of an evaluation: sums of the task's figures, in the order of names."""
+
+    def figures(rows: Arrays) -> list[Any]:
+        found: Mapping[str, Any] = task.evaluate(model.merge(params), rows)
+        return [found[name] for name in names]
+
+    return _sums(task, figures, rows, real, dtype)
 
 
 def _sums(task: Task, figures: Callable[[Arrays], Sequence[Any]], rows: Arrays, real: jax.Array, dtype: Any) -> jax.Array:
@@ -100,13 +118,8 @@ def make_evaluation(task: Task, model: Model, names: Sequence[str], strategy: St
     shapes = {name: spec.shape for name, spec in model.specs.items()}
 
     def evaluate(params: Arrays, rows: Arrays, real: jax.Array) -> jax.Array:
-        whole = strategy.whole(params, shapes)
-
-        def figures(rows: Arrays) -> list[Any]:
-            found: Mapping[str, Any] = task.evaluate(model.merge(whole), rows)
-            return [found[name] for name in names]
-
-        found: jax.Array = lax.psum(_sums(task, figures, {name: array[0, 0] for name, array in rows.items()}, real[0, 0], dtype), AXIS)
+        own = slot_figures(task, model, names, strategy.whole(params, shapes), {name: array[0, 0] for name, array in rows.items()}, real[0, 0], dtype)
+        found: jax.Array = lax.psum(own, AXIS)
         return found
 
     return jax.jit(jax.shard_map(evaluate, mesh=strategy.mesh, in_specs=(layout.specs["params"], _BY_DEVICE, _BY_DEVICE), out_specs=PartitionSpec(), check_vma=False))

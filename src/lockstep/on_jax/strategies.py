@@ -57,7 +57,7 @@ class Replicated:
         return found
 
     def square(self, gradients: dict[str, jax.Array]) -> jax.Array:
-        return _square(gradients.values())
+        return square(gradients.values())
 
 
 class Sharded:
@@ -126,11 +126,11 @@ class Sharded:
 
     def square(self, gradients: dict[str, jax.Array]) -> jax.Array:
         cut, alike = [g for g in gradients.values() if g.size and g.ndim], [g for g in gradients.values() if not g.ndim]
-        found: jax.Array = lax.psum(_square(cut), AXIS) + _square(alike)
+        found: jax.Array = lax.psum(square(cut), AXIS) + square(alike)
         return found
 
 
-def _square(gradients: Iterable[jax.Array]) -> jax.Array:
+def square(gradients: Iterable[jax.Array]) -> jax.Array:
     return sum((jnp.vdot(g, g) for g in gradients), start=jnp.zeros(()))
 
 

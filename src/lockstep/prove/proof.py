@@ -15,7 +15,8 @@ from lockstep.errors import UserError
 from lockstep.launch.describe import cache_home, describe, missing
 from lockstep.launch.pool import pool
 from lockstep.probe import probe
-from lockstep.prove.verify import TOLERANCE, Layout, Trials, Verdict, as_json, default_layouts, parse_layout, verify
+from lockstep.prove.layouts import Layout, default_bits, default_layouts, parse_layout
+from lockstep.prove.verify import TOLERANCE, Trials, Verdict, as_json, verify
 from lockstep.tasks import engines_of
 from lockstep.units import show_seconds
 
@@ -26,13 +27,15 @@ _PATIENCE = 1800.0  # seconds for one layout
 def prove(loaded: Loaded, wanted: str | None, steps: int | None, json: bool) -> int:
     """Prints as it goes; returns the exit code: 0 only if every layout passes."""
     config, machine = loaded.config, probe()
-    tolerance = TOLERANCE.get(config.train.precision)
+    bits = config.train.exact
+    tolerance = 0.0 if bits else TOLERANCE.get(config.train.precision)
     if tolerance is None:
-        raise UserError(f"verify compares in f64 or f32; {config.train.precision} rounds away what it looks for", "--dtype f64, or leave --dtype out", "--dtype")
+        raise UserError(f"verify compares in f64 or f32; {config.train.precision} rounds away what it looks for", "--dtype f64, or leave --dtype out; --bits compares any to the last bit", "--dtype")
     facts = describe(config)
     on = _where(config, machine)
     engines = [engine for engine in engines_of(config) if not missing(engine)]
-    layouts = [parse_layout(part) for part in wanted.split(",")] if wanted is not None else default_layouts(_CPU_RANKS if on == "cpu" else len(machine.devices), not facts.coupled, engines)
+    there = _CPU_RANKS if on == "cpu" else len(machine.devices)
+    layouts = [parse_layout(part) for part in wanted.split(",")] if wanted is not None else default_bits(there, engines) if bits else default_layouts(there, not facts.coupled, engines)
     for engine in {leg.engine for layout in layouts for leg in layout.legs} - {config.engine}:
         describe(config.model_copy(update={"engine": engine}))  # refuses what this task has no model for
     left_out = _left_out(config, facts, on, machine) if wanted is None else []
@@ -43,13 +46,13 @@ def prove(loaded: Loaded, wanted: str | None, steps: int | None, json: bool) -> 
         found: list[Verdict] = []
         for verdict in verify(trials, layouts, tolerance):
             if not json:
-                click.echo("\n".join([*(_head(trials, config, on, tolerance, layouts) if not found else []), _row(verdict, _width(layouts))]))
+                click.echo("\n".join([*(_head(trials, config, on, tolerance, layouts) if not found else []), _row(verdict, _width(layouts), bits)]))
             found.append(verdict)
     failed = [verdict for verdict in found if verdict.verdict != "PASS"]
     if json:
         click.echo(as_json(trials, config, tolerance, found, left_out))
     else:
-        click.echo("\n".join([*(f"left out: {line}" for line in left_out), _last(found, failed)]))
+        click.echo("\n".join([*(f"left out: {line}" for line in left_out), _last(found, failed, bits)]))
     return 1 if failed else 0
 
 
@@ -80,8 +83,11 @@ def _scratch() -> Path:
 
 def _head(trials: Trials, config: Config, on: str, tolerance: float, layouts: list[Layout]) -> list[str]:
     width = _width(layouts)
+    what = f"verify {trials.steps} steps of {trials.batch} samples in {config.train.precision} on {'the CPU' if on == 'cpu' else 'GPUs'}"
+    if trials.exact:
+        return [f"{what}; losses, norms, parameters and optimizer state, bit for bit against one device", f"       {'layout':<{width}} hash of the last state   first step  verdict"]
     return [
-        f"verify {trials.steps} steps of {trials.batch} samples in {config.train.precision} on {'the CPU' if on == 'cpu' else 'GPUs'}, dropout off; largest relative difference to one device, tolerance {tolerance:g}",
+        f"{what}, dropout off; largest relative difference to one device, tolerance {tolerance:g}",
         f"       {'layout':<{width}} {'loss':>9} {'grad norm':>10} {'parameters':>11}   first step  verdict"]
 
 
@@ -89,13 +95,16 @@ def _width(layouts: list[Layout]) -> int:
     return max(18, *(len(str(layout)) for layout in layouts))
 
 
-def _row(verdict: Verdict, width: int) -> str:
+def _row(verdict: Verdict, width: int, bits: bool) -> str:
     first = "-" if verdict.first_step is None else str(verdict.first_step)
-    lines = [f"       {verdict.layout:<{width}} {verdict.loss:>9.1e} {verdict.grad_norm:>10.1e} {verdict.parameters:>11.1e}   {first:>10}  {verdict.verdict}   ({show_seconds(verdict.seconds)})"]
+    figures = f"{verdict.hash[:16]:<22}" if bits else f"{verdict.loss:>9.1e} {verdict.grad_norm:>10.1e} {verdict.parameters:>11.1e}"
+    lines = [f"       {verdict.layout:<{width}} {figures}   {first:>10}  {verdict.verdict}   ({show_seconds(verdict.seconds)})"]
     return "\n".join([*lines, *([f"         {verdict.culprit}"] if verdict.culprit else [])])
 
 
-def _last(found: list[Verdict], failed: list[Verdict]) -> str:
+def _last(found: list[Verdict], failed: list[Verdict], bits: bool) -> str:
     if failed:
         return f"FAIL   {len(failed)} of {len(found)} layouts differ from one device: {', '.join(verdict.layout for verdict in failed)}"
+    if bits:
+        return f"PASS   all {len(found)} layouts give the bits of one device"
     return f"PASS   all {len(found)} layouts give one device's result; largest difference {max(verdict.worst for verdict in found):.1e}"

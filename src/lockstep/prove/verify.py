@@ -10,92 +10,32 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 
 from lockstep.checkpoint.format import load, name_of
-from lockstep.core.config import Batch, Config, StrategyName
+from lockstep.core.config import Batch, Config
+from lockstep.core.digest import combined, digest
 from lockstep.core.facts import Facts
 from lockstep.core.machine import Machine
 from lockstep.core.plan import Plan, plan
 from lockstep.core.protocols import Stored
-from lockstep.errors import LockstepError, UserError
+from lockstep.errors import UserError
 from lockstep.launch.files import Attempt, Run
 from lockstep.launch.pool import JobFailed, Pool, pool
 from lockstep.launch.rehearsal import rehearse
 from lockstep.observe.journal import read
+from lockstep.prove.layouts import JAX, Layout
+from lockstep.units import some
 
 TOLERANCE = {"f64": 1e-10, "f32": 1e-5}  # relative
 STEPS = 6
-_JAX = {"jax": "dp", "jax-fsdp": "fsdp"}  # what layouts of engine jax are called -> its strategies
-_PART = rf"(?P<strategy>{'|'.join([*get_args(StrategyName), *reversed(_JAX)])})(?::(?P<world>\d+))?(?:/(?P<rounds>\d+))?"
-
-
-@dataclass(frozen=True)
-class Layout:
-    """strategy:world, /rounds of accumulation; then: another one that goes on from what this one saved half way."""
-
-    strategy: str
-    world: int
-    rounds: int | None = None
-    then: "Layout | None" = None
-
-    def __str__(self) -> str:
-        own = self.strategy if self.strategy == "single" else f"{self.strategy}:{self.world}"
-        return own + (f"/{self.rounds}" if self.rounds else "") + (f"..{self.then}" if self.then else "")
-
-    @property
-    def engine(self) -> str:
-        return "jax" if self.strategy in _JAX else "torch"
-
-    @property
-    def legs(self) -> "list[Layout]":
-        return [self, *(self.then.legs if self.then else [])]
-
-    @property
-    def most(self) -> int:
-        """Processes at once: jax's devices are all in one."""
-        return max(1 if self.engine == "jax" else self.world, self.then.most if self.then else 1)
-
-
-def parse_layout(text: str) -> Layout:
-    """'ddp:2', 'fsdp:3/4', 'ddp:2..fsdp:3'. UserError: none of these."""
-    made: Layout | None = None
-    for part in reversed(text.strip().split("..")):
-        found = re.fullmatch(_PART, part)
-        world = int(found["world"] or 1) if found else 0
-        if not found or not 1 <= world <= 64 or (found["strategy"] == "single" and world != 1) or found["rounds"] == "0":
-            raise UserError(f"--layouts: {text!r} is no layout", "for example single, ddp:2, jax:4, jax-fsdp:2, ddp:2/4 (4 rounds of accumulation), ddp:2..fsdp:3 (saved by the one, resumed by the other)", "--layouts")
-        made = Layout(found["strategy"], world, int(found["rounds"]) if found["rounds"] else None, made)
-    assert made is not None
-    return made
-
-
-def default_layouts(devices: int, accumulates: bool, engines: Sequence[str]) -> list[Layout]:
-    """devices: how many there are to try. accumulates: whether the model may be split into rounds. engines: which can train it, the config's own first."""
-    worlds = [2, 3] if devices >= 3 else [2]
-    alone, other = [_torch_layouts(worlds, accumulates), _jax_layouts(worlds, accumulates)][:: 1 if engines[0] == "torch" else -1]
-    if len(engines) == 1:
-        return alone
-    return [*alone, *other, Layout("ddp", 2, None, Layout("jax", worlds[-1], None, Layout("fsdp", 2)))]
-
-
-def _jax_layouts(worlds: Sequence[int], accumulates: bool) -> list[Layout]:
-    found = [Layout("jax", 1), *(Layout(strategy, world) for strategy in _JAX for world in worlds)]
-    return [*found, *([Layout("jax", 2, 4)] if accumulates else []), Layout("jax", 2, None, Layout("jax-fsdp", worlds[-1]))]
-
-
-def _torch_layouts(worlds: Sequence[int], accumulates: bool) -> list[Layout]:
-    found = [Layout("single", 1), *(Layout(strategy, world) for strategy in ("dp", "ddp", "fsdp") for world in worlds)]
-    if accumulates:
-        found += [Layout("single", 1, 4), Layout("ddp", 2, 4), Layout("fsdp", worlds[-1], 4)]
-    return [*found, Layout("ddp", 2, None, Layout("fsdp", worlds[-1]))]
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Largest relative differences to the reference. first_step: where loss or norm first exceeds the tolerance. culprit: what is wrong, and where."""
+    """Largest relative differences to the reference. first_step: where loss or norm first exceeds the tolerance. culprit: what is wrong, and where. hash: of the last state."""
 
     layout: str
     loss: float
@@ -106,6 +46,7 @@ class Verdict:
     verdict: str
     culprit: str
     seconds: float
+    hash: str = ""
 
 
 @dataclass(frozen=True)
@@ -124,9 +65,15 @@ class Trials:
     def __init__(self, config: Config, machine: Machine, facts: Facts, steps: int | None, on: str, pool: Pool, home: Path, rehearsal: Callable[..., Any] = rehearse) -> None:
         own = plan(_alone(config, on), machine, facts) if config.batch.samples else plan(config, machine, facts)
         self.batch, self.steps = own.batch, steps or min(STEPS, own.steps)
+        self._slot = own.micro
         if self.steps > own.steps:
             raise UserError(f"--steps {steps}: the config trains {own.steps}", f"--steps {own.steps}, or a longer run", "--steps")
         self._config, self._machine, self._facts, self._on, self._pool, self._home, self._rehearsal = config, machine, facts, on, pool, home, rehearsal
+        self._references: dict[str, Course] = {}
+
+    @property
+    def exact(self) -> bool:
+        return self._config.train.exact
 
     def plan(self, layout: Layout) -> Plan:
         """UserError: this model can't be laid out so on this machine."""
@@ -134,14 +81,25 @@ class Trials:
 
     def _laid_out(self, layout: Layout) -> Config:
         use = f"cpu:{layout.world}" if self._on == "cpu" else ",".join(str(gpu.index) for gpu in self._machine.devices[: layout.world])
-        devices = self._config.devices.model_copy(update={"use": use, "strategy": _JAX.get(layout.strategy, layout.strategy), "shards": None, "compress": "none"})
-        return self._config.model_copy(update={"engine": layout.engine, "devices": devices, "batch": Batch(samples=self.batch, accumulate=layout.rounds)})
+        devices = self._config.devices.model_copy(update={"use": use, "strategy": JAX.get(layout.strategy, layout.strategy), "shards": None, "compress": "none"})
+        return self._config.model_copy(update={"engine": layout.engine, "devices": devices, "batch": self._batch(layout)})
 
-    def reference(self) -> Course:
-        """One device, unbroken; its first step once more, to be saved by itself."""
-        single = Layout("jax" if self._config.engine == "jax" else "single", 1)
-        first = self._run("reference-first", [(single, 1)])
-        return self._course(self._run("reference", [(single, self.steps)]), first)
+    def _batch(self, layout: Layout) -> Batch:
+        if not self._config.train.exact:
+            return Batch(samples=self.batch, accumulate=layout.rounds)
+        if layout.rounds:
+            raise UserError("train.exact: rounds follow from the slots, whose size is the same on any devices", "--set batch.per_device=N for slots of N samples", "--layouts")
+        return Batch(samples=self.batch, per_device=self._slot)
+
+    def reference(self, engine: str) -> Course:
+        """One device, unbroken; its first step once more, to be saved by itself. Where every bit counts, of this engine; else of the config's."""
+        if not self._config.train.exact:
+            engine = self._config.engine
+        if engine not in self._references:
+            single = Layout("jax" if engine == "jax" else "single", 1)
+            first = self._run(f"reference-{engine}-first", [(single, 1)])
+            self._references[engine] = self._course(self._run(f"reference-{engine}", [(single, self.steps)]), first)
+        return self._references[engine]
 
     def course(self, layout: Layout) -> Course:
         if layout.then:
@@ -192,15 +150,15 @@ def _alone(config: Config, on: str) -> Config:
 
 
 def verify(trials: Trials, layouts: Sequence[Layout], tolerance: float) -> Iterator[Verdict]:
-    """One verdict after the other. UserError, before any of them: a layout that can't be."""
+    """One verdict after the other. tolerance 0: every bit counts. UserError, before any of them: a layout that can't be."""
     layouts = list(dict.fromkeys(layouts))
     for layout in layouts:
         for leg in layout.legs:
             _plannable(trials, layout, leg)
         if len(layout.legs) > trials.steps:
             raise UserError(f"layout {layout} changes {len(layout.legs) - 1} times in {trials.steps} steps", f"--steps {len(layout.legs)} or more", "--steps")
-    reference = trials.reference()
     for layout in layouts:
+        reference = trials.reference(layout.engine)
         began = time.perf_counter()
         try:
             course = trials.course(layout)
@@ -211,6 +169,8 @@ def verify(trials: Trials, layouts: Sequence[Layout], tolerance: float) -> Itera
 
 
 def _plannable(trials: Trials, layout: Layout, part: Layout) -> None:
+    if trials.exact and part.engine != layout.engine:
+        raise UserError(f"layout {layout}: the two engines compute with different kernels, so their bits differ", "layouts of one engine with --bits, or leave --bits out", "--layouts")
     try:
         trials.plan(part)
     except UserError as error:
@@ -225,9 +185,25 @@ def judge(name: str, course: Course, reference: Course, tolerance: float, second
     late = [step + 1 for step in range(len(losses)) if max(losses[step], norms[step]) > tolerance]
     figures = max(losses), max(norms), max(parameters.values())
     worst = max(figures)
-    passed = worst <= tolerance
     first = late[0] if late else None
-    return Verdict(name, *figures, worst, first, "PASS" if passed else "FAIL", "" if passed else _culprit(first, losses, gradient, parameters, tolerance), seconds)
+    odd = [] if tolerance else _odd(course.arrays, reference.arrays)
+    passed = worst <= tolerance and not odd
+    culprit = "" if passed else f"the last state alone differs: {some(odd)}" if worst <= tolerance else _culprit(first, losses, gradient, parameters, tolerance)
+    return Verdict(name, *figures, worst, first, "PASS" if passed else "FAIL", culprit, seconds, _hash(course.arrays))
+
+
+def _digests(arrays: Stored) -> dict[str, str]:
+    return {name: digest(array).hex() for name, array in arrays.items()}
+
+
+def _hash(arrays: Stored) -> str:
+    return combined(_digests(arrays))
+
+
+def _odd(found: Stored, expected: Stored) -> list[str]:
+    """Arrays of a state, the optimizer's too, that are not equal to the last bit."""
+    ours, theirs = _digests(found), _digests(expected)
+    return sorted(name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name))
 
 
 def _culprit(first: int | None, losses: Sequence[float], gradient: Mapping[str, float], parameters: Mapping[str, float], tolerance: float) -> str:
@@ -266,8 +242,6 @@ def _distances(pairs: Mapping[str, tuple[Any, Any]]) -> dict[str, float]:
 
 def as_json(trials: Trials, config: Config, tolerance: float, verdicts: Sequence[Verdict], left_out: Sequence[str]) -> str:
     layouts = [{key: value if not isinstance(value, float) or np.isfinite(value) else None for key, value in asdict(verdict).items()} for verdict in verdicts]
-    head = {"reference": "single", "steps": trials.steps, "batch": trials.batch, "dtype": config.train.precision, "tolerance": tolerance}
+    head = {"reference": "single", "steps": trials.steps, "batch": trials.batch, "dtype": config.train.precision, "bits": trials.exact, "tolerance": tolerance}
     return json.dumps({**head, "layouts": layouts, "left_out": list(left_out), "passed": all(verdict.verdict == "PASS" for verdict in verdicts)}, indent=1)
 
-
-__all__ = ["TOLERANCE", "Layout", "LockstepError", "Trials", "Verdict", "as_json", "default_layouts", "judge", "parse_layout", "verify"]
