@@ -54,6 +54,17 @@ def lockstep(*arguments: object, cwd: Path, code: int | None = 0, timeout: float
     return done
 
 
+def warm(index: int, group: object, cwd: Path, *arguments: object) -> None:
+    """A job of the pool: the whole command, in a process that has torch already (a start of its own takes seconds). It must leave with 0."""
+    os.chdir(cwd)
+    sys.argv = ["lockstep", *map(str, arguments)]
+    try:
+        main()
+    except SystemExit as leaving:
+        if leaving.code:
+            raise RuntimeError(f"exit {leaving.code}") from None
+
+
 def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: object, cwd: Path) -> str:
     """What the program says when it refuses, run in this process (a start of its own each would take a minute in all); its exit code must be 2."""
     monkeypatch.chdir(cwd)

@@ -21,6 +21,8 @@ def banner(plan: Plan) -> list[str]:
         f"       {plan.steps} steps of {plan.batch} samples; an epoch is {plan.order.steps_per_epoch}   memory {show_bytes(held)} of {show_bytes(room)} a device (estimate)",
         f"       Running on {plan.world} device{'s' if plan.world > 1 else ''}" + (f" ({several})" if plan.world > 1 else "") + ("; the first step is compiled before it runs" if plan.engine == "jax" else ""),
     ]
+    if plan.exact:
+        lines.append(f"       exact: {plan.because['exact']}")
     return lines + [f"warn   {warning}" for warning in plan.warnings]
 
 
@@ -53,7 +55,7 @@ def table(plan: Plan, origins: Mapping[str, str], values: Mapping[str, object], 
     }
     lines = [*banner(plan), "", "decision    value, because"]
     lines += [f"  {name:<10}{value}: {plan.because[name]}" for name, value in decisions.items()]
-    lines += [f"  {name:<10}{plan.because[name]}" for name in ("coupled", "dropout", "exact") if name in plan.because]
+    lines += [f"  {name:<10}{plan.because[name]}" for name in ("coupled", "dropout") if name in plan.because]
     lines += ["", f"memory on each device (estimate): {plan.because['memory']}"]
     lines += [f"  {term.name:<12}{show_bytes(term.bytes):>10}   {term.formula}" for term in plan.memory]
     if plan.flops_per_step:

@@ -153,17 +153,17 @@ def described(found: Comparison, first: Path, second: Path) -> list[str]:
     held = [f"{found.steps} steps (loss, grad_norm)", f"{found.hashes} hashes of the state", *([f"the arrays saved at step {found.saved}"] if found.saved is not None else [])]
     if found.equal:
         return [*lines, f"equal  {first} and {second}, to the last bit: {', '.join(held)}", *_advice(found)]
+    parted = []
     if found.figure:
-        lines.append(f"differ step {found.figure.step}: {found.figure.what} {_full(found.figure.first)} against {_full(found.figure.second)}" + _apart(found.figure) + "; the first of all steps that differs")
-    else:
-        lines.append(f"figures of all {found.steps} steps are equal")
-    if found.arrays:
-        before = f"; equal at step {found.equal_until}" if found.equal_until is not None else ""
-        shown = ", ".join(found.arrays[:_SHOWN])
-        lines.append(f"differ step {found.arrays_at}: {shown}{f' and {len(found.arrays) - _SHOWN} more' if len(found.arrays) > _SHOWN else ''}, of {found.of} arrays{before}")
-    elif found.hashes or found.saved is not None:
-        lines.append(f"arrays equal at step {found.equal_until}, the last that both hashed or saved")
-    return [*lines, *_advice(found)]
+        at = found.figure
+        parted.append((at.step, f"differ step {at.step}: {at.what} {_full(at.first)} against {_full(at.second)}{_apart(at)}; equal in every step before"))
+    if found.arrays and found.arrays_at is not None:
+        before = f"; all equal at step {found.equal_until}" if found.equal_until is not None else ""
+        more = f" and {len(found.arrays) - _SHOWN} more" if len(found.arrays) > _SHOWN else ""
+        parted.append((found.arrays_at, f"differ step {found.arrays_at}: {', '.join(found.arrays[:_SHOWN])}{more}, of {found.of} arrays{before}"))
+    elif found.equal_until is not None:
+        parted.append((found.equal_until, f"equal  step {found.equal_until}: all arrays, at the last step that both hashed or saved"))
+    return [*lines, *(line for _, line in sorted(parted)), *_advice(found)]
 
 
 def _advice(found: Comparison) -> list[str]:
