@@ -6,7 +6,7 @@ from pathlib import Path
 import jobs
 import numpy as np
 import pytest
-from commands import lockstep
+from commands import lockstep, write_config
 from test_engine import EXAMPLES, small
 
 from lockstep.observe.journal import read
@@ -22,6 +22,16 @@ def test_gpus_and_a_cpu_give_one_curve(precision: str, strategy: str, pool: Pool
     one = pool.run(1, jobs.trained, small(devices="cpu:1", train={"precision": precision}))[0][0]
     all_gpus = pool.run(1, jobs.trained, small(devices="all", strategy=strategy, train={"precision": precision}))[0][0]
     np.testing.assert_allclose(all_gpus, one, rtol=1e-10 if precision == "f64" else 1e-4)
+
+
+def test_exact_has_one_hash_on_any_number_of_gpus(corpus: Path, tmp_path: Path) -> None:
+    """One GPU twice, and all there are, each in a process of its own: kernels are chosen anew in each."""
+    train = ["train", "-f", write_config(tmp_path, corpus, 20, 10), "--engine", "jax", "--exact", "--dtype", "f32"]
+    hashes = []
+    for name, devices in (("one", "0"), ("again", "0"), ("all", "all")):
+        lockstep(*train, "--devices", devices, "--save-dir", name, cwd=tmp_path)
+        hashes.append([event.values["hash"] for event in read(tmp_path / name / "journal.jsonl") if event.kind == "hashed"])
+    assert hashes[0] == hashes[1] == hashes[2]
 
 
 @pytest.mark.parametrize("precision", ["bf16", "f16"])

@@ -63,6 +63,17 @@ def test_fsdp_on_a_gpu_gives_one_curve(precision: str, pool: Pool, corpus: Path,
         np.testing.assert_allclose(found.losses, one.losses, rtol=1e-11 if precision == "f64" else 5e-3)
 
 
+@pytest.mark.parametrize("precision", ["f32", "bf16"])
+def test_exact_has_one_hash_on_a_gpu(precision: str, pool: Pool, corpus: Path, cache: Path, tmp_path: Path) -> None:
+    """One rank, two and three over Gloo, and two replicas, all on this GPU; and twice the same."""
+    found = []
+    for number, (strategy, world) in enumerate((("single", 1), ("single", 1), ("ddp", 2), ("ddp", 3), ("dp", 2))):
+        values = tiny_values(corpus, train={"precision": precision, "exact": True, "hash_every": 10}, devices={"use": f"cpu:{world}", "strategy": strategy})
+        outcome = pool.run(1 if strategy == "dp" else world, train_tiny, tmp_path / f"{number}", values, cache, "", None, None, "cuda:0")[0]
+        found.append((outcome.hashes, outcome.losses))
+    assert all(one == found[0] for one in found)
+
+
 def test_the_estimate_is_near_what_the_gpu_holds(corpus: Path, tmp_path: Path) -> None:
     """26M parameters at sequence 256: the plan's sum against the allocator's peak."""
     (tmp_path / "large.yaml").write_text(f"""\

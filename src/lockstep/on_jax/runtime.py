@@ -11,13 +11,15 @@ from lockstep.errors import RunError
 _PATIENCE = 86_400  # seconds for all processes to have come; launch/preflight.py ends the waiting, with a word
 # XLA's CPU devices meet in memory and, by default, abort the process if one of them computes for 40 s longer than another: easily so where many share few cores.
 _SLOW_IS_FINE = ("--xla_cpu_collective_call_warn_stuck_timeout_seconds=600", "--xla_cpu_collective_call_terminate_timeout_seconds=86400")
+# On a GPU XLA tries several kernels and takes what was fastest then, on each device by itself, and some of them add in no fixed order.
+_SAME_KERNELS = ("--xla_gpu_deterministic_ops=true", "--xla_gpu_autotune_level=0")
 
 
 def environment(plan: Plan, flags: str) -> dict[str, str]:
     """Variables to set before jax's first computation. flags: XLA_FLAGS as they are; what the user set stays."""
-    if plan.devices[0].kind != "cpu":
-        return {}
-    return {"XLA_FLAGS": " ".join([flags, *(flag for flag in _SLOW_IS_FINE if flag.partition("=")[0] not in flags)]).strip()}
+    wanted = _SLOW_IS_FINE if plan.devices[0].kind == "cpu" else _SAME_KERNELS if plan.exact else ()
+    more = [flag for flag in wanted if flag.partition("=")[0] not in flags]
+    return {"XLA_FLAGS": " ".join([flags, *more]).strip()} if more else {}
 
 
 def configure(plan: Plan, index: int, cache: str, least: int = 1) -> None:

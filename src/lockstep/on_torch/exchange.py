@@ -15,6 +15,7 @@ from lockstep.on_torch.collectives import Ranks
 from lockstep.on_torch.state import local
 
 _all_gather: Any = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # renamed in torch 2.13
+_AHEAD = 2  # buckets on their way before the first of them is waited for
 _ALIGN = 16  # elements: every parameter begins where vectors do, on any number of ranks
 Gradients = list[torch.Tensor | None]  # by parameter of a bucket
 
@@ -34,8 +35,9 @@ class Exchange:
         shares = self._shares.setdefault(count, [nodes(share(count, rank, self._ranks.world), count) for rank in range(self._ranks.world)])
         bucket = self._buckets[number]
         works = bucket.scatter(held, shares, self._ranks)
-        self._next()  # the one before has had this one's backward to arrive
         self._going.append((bucket, partial(bucket.add, works, shares, count)))
+        if len(self._going) > _AHEAD:
+            self._next()  # has had the backward passes of those after it to arrive
 
     def _next(self) -> None:
         """Let the bucket that was sent first be added up, and its sum be sent round."""
