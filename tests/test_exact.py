@@ -6,11 +6,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from commands import free_port, lockstep, started, steps_written, until, warm, write_config
 
+from lockstep.core.plan import plan
+from lockstep.data.feed import Feed
+from lockstep.errors import UserError
 from lockstep.observe.journal import read
+from lockstep.on_torch.collectives import Ranks
+from lockstep.on_torch.engine import TorchEngine
+from lockstep.on_torch.exact import settle
 from lockstep.prove.compare import compare, described
-from tiny import Outcome, tiny_values, train_tiny
+from lockstep.prove.layouts import parse_layout
+from lockstep.prove.verify import Trials, verify
+from lockstep.tasks import open_task
+from tiny import MACHINE, Outcome, config_of, tiny_values, train_tiny
 from worlds import Pool
 
 STEPS = 100
@@ -105,3 +115,30 @@ def test_a_race_in_one_gradient_is_found_by_its_array(pool: Pool, tmp_path: Path
     assert found.figure is not None
     assert found.arrays_at == found.figure.step - 1
     assert described(found, tmp_path / "one", tmp_path / "two")[0].startswith(f"differ step {found.arrays_at}: model/second.weight, ")
+
+
+ODD = f"{Path(__file__).parent}/on_torch/odd.py:Odd"
+
+
+@pytest.mark.parametrize("batch", [{"samples": 10, "per_device": 1}, {"samples": 3}])
+def test_odd_models_have_one_hash_too(batch: dict[str, int], pool: Pool, tmp_path: Path) -> None:
+    """A parameter that few samples use, transposed ones, a shared layer; more slots than devices, and fewer."""
+    config = config_of({"task": ODD, "batch": batch, "optimizer": {"lr": 1e-2}, "train": {"exact": True}})
+    trials = Trials(config, MACHINE, open_task(config, "").facts(), 5, "cpu", pool, tmp_path)
+    verdicts = list(verify(trials, [parse_layout(layout) for layout in ("dp:3", "ddp:3", "ddp:4", "ddp:2..single..ddp:3")], 0.0))
+    assert [verdict.verdict for verdict in verdicts] == ["PASS"] * 4, verdicts
+    assert len({verdict.hash for verdict in verdicts}) == 1
+
+
+@pytest.mark.parametrize(("kind", "says"), [("reentrant", "adds to the same gradient several times"), ("running", "changes buffer mean"), ("random", "draws random numbers"), ("sparse", "sparse gradients")])
+def test_what_follows_the_device_is_refused_at_the_first_step(kind: str, says: str, tmp_path: Path) -> None:
+    config = config_of({"task": ODD, "model": {"kind": kind}, "batch": {"samples": 4}, "train": {"exact": True, "steps": 2}})
+    made = plan(config, MACHINE, open_task(config, "").facts())
+    task = open_task(config, "")
+    engine = TorchEngine(task, made, config.optimizer, Ranks(), [torch.device("cpu")])
+    feed = Feed(made, made.held_by(0), task.train_data(), None, engine.stage, 0, 0)
+    try:
+        with pytest.raises(UserError, match=says):
+            engine.step(engine.init(), next(iter(feed))[1], 1e-3, [0] * 4)
+    finally:
+        settle(False)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lockstep.core.dealing import deal, slots
+from lockstep.core.dealing import Sums, deal, nodes, share, slots
 
 
 @pytest.mark.parametrize("samples", [1, 2, 7, 10, 64])
@@ -21,3 +21,25 @@ def test_slots_are_positions() -> None:
     assert slots(10, 4) == [(0, 4), (4, 8), (8, 10)]
     assert deal(10, 4, 1, 2).rounds == ((4, 8), (8, 10))
     assert deal(10, 4, 0, 2).rounds == (None, (0, 4))
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4, 7, 8, 11])
+def test_the_tree_is_the_same_whoever_adds(world: int) -> None:
+    """A sum that remembers its own form: every device adds what it can, and what all have makes the tree that one device makes, level by level."""
+
+    def add(left: str, right: str) -> str:
+        return f"({left}+{right})"
+
+    for count in range(1, 40):
+        row = [str(number) for number in range(count)]
+        while len(row) > 1:
+            row = [add(*row[at : at + 2]) if at + 1 < len(row) else row[at] for at in range(0, len(row), 2)]
+        total = Sums(count, add)
+        for device in range(world):
+            own = Sums(count, add)
+            for number in share(count, device, world):
+                own.give((0, number), str(number))
+            assert [node for node, _ in own.held] == nodes(share(count, device, world), count)
+            for node, value in own.held:
+                total.give(node, value)
+        assert total.total() == row[0]

@@ -120,6 +120,36 @@ def test_refusals_that_follow_from_the_task() -> None:
         plan(config(train={"seed": 1}), GPUS, FACTS, plan(config(), GPUS, FACTS).fixed)
 
 
+@pytest.mark.parametrize(("sections", "facts", "says"), [
+    ({"devices": {"strategy": "fsdp"}}, {}, "strategy fsdp cuts weights"),
+    ({"engine": "jax", "devices": {"strategy": "fsdp"}}, {}, "strategy fsdp cuts weights"),
+    ({}, {"params": 5 * 10**9, "trainable": 5 * 10**9, "block_params": 4 * 10**8}, "taken because the model does not fit"),
+    ({"devices": {"compress": "bf16", "strategy": "ddp"}}, {}, "compress bf16 rounds"),
+    ({"batch": {"samples": 64, "accumulate": 2}}, {}, "accumulate cuts a step by the number of devices"),
+    ({"batch": {"samples": 640}}, {}, "a slot of 80 samples does not fit"),
+    ({}, {"unkeyed": ("LSTM net.1",)}, r"LSTM net\.1 draws its dropout by device"),
+    ({"train": {"exact": True, "allow_coupled": True}}, {"coupled": ("BatchNorm2d net.1",)}, "running statistics"),
+    ({"devices": {"threads": 2}}, {}, "threads is for CPU ranks"),
+])
+def test_exact_refuses_what_follows_the_devices(sections: dict[str, Any], facts: dict[str, Any], says: str) -> None:
+    with pytest.raises(UserError, match=says) as caught:
+        plan(config(**{"train": {"exact": True}, **sections}), GPUS, replace(FACTS, **facts))
+    assert caught.value.remedy
+
+
+def test_exact_cuts_a_batch_alike_on_any_devices_and_for_good() -> None:
+    made = {world: plan(config(train={"exact": True}, devices={"use": f"cpu:{world}"}), GPUS, FACTS) for world in (1, 2, 3, 8)}
+    assert {(found.micro, found.threads, found.exact) for found in made.values()} == {(8, 1, True)}
+    again = plan(config(batch={"samples": 64, "per_device": 4}, train={"exact": True}, devices={"use": "cpu:2", "threads": 4}), GPUS, FACTS, made[3].fixed)
+    assert (again.micro, again.threads, again.rounds) == (8, 1, 4)
+    assert any("threads a rank" in warning for warning in again.warnings)
+    moved = plan(config(train={"exact": True}, devices={"use": "0"}), GPUS, FACTS, made[3].fixed)
+    assert any("its bits are those of torch on NVIDIA H100" in warning for warning in moved.warnings)
+    mixed = replace(GPUS, devices=(*GPUS.devices[:1], replace(GPUS.devices[1], name="NVIDIA A100")))
+    with pytest.raises(UserError, match="compute with different kernels"):
+        plan(config(train={"exact": True}), mixed, FACTS)
+
+
 def test_coupled_models_train_where_their_statistics_are_whole_or_by_consent() -> None:
     assert plan(config(train={"norm_sync": True}), GPUS, NORMED).together
     assert plan(config(devices={"use": "0"}), GPUS, NORMED).rounds == 1

@@ -25,7 +25,7 @@ from lockstep.on_torch import state as states
 from lockstep.on_torch.build import Filler, cast, recompute, seeded
 from lockstep.on_torch.collectives import Ranks
 from lockstep.on_torch.dropout import key_dropout
-from lockstep.on_torch.exact import Exact, settle, tree
+from lockstep.on_torch.exact import Before, Exact, settle, tree
 from lockstep.on_torch.norms import Rows, coupled, synchronise
 from lockstep.on_torch.precision import Scale, compute, current, weight_dtype
 from lockstep.on_torch.state import State
@@ -255,16 +255,16 @@ class TorchEngine:
 
     def _forward(self, index: int, slot: Slot, device: torch.device) -> Any:
         self._rows[index].begin(None if slot.keys is None else slot.keys.to(device, non_blocking=True), slot.real)
-        drawn = None if self._checked or not self.plan.exact else _drawn(device)
+        seen = None if self._checked or not self.plan.exact else Before(self._strategy.models[index], device)
         with compute(self.plan.precision, device):
             loss = self.task.loss(self._strategy.replicas[index], _move(slot.arrays, device))
-        if drawn is not None and not torch.equal(drawn, _drawn(device)):
-            raise UserError("train.exact: the loss draws random numbers, which follow the device", "numbers that follow from the sample (its data can hold some), nn.Dropout, or leave --exact out", "task")
+        if seen:
+            seen.check()
         return loss
 
     def _check_used(self, state: State) -> None:
         reached = self._strategy.reached()
-        check([weight.name for weight in state.trained], (weight.name in reached for weight in state.trained), self.ranks, self.device)
+        check([weight.name for weight in state.trained], (weight.name in reached for weight in state.trained), self.ranks, self.device, by_one=self.plan.exact)
         self._checked = True
 
     def _summed(self, total: torch.Tensor, batch: Batch, asked: Sequence[int]) -> Any:
@@ -296,11 +296,6 @@ class TorchEngine:
         ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
         ready.record()
         return Stats(host, self.ranks.world, ready)
-
-
-def _drawn(device: torch.device) -> torch.Tensor:
-    """What changes with every random number drawn on the host, or on this device."""
-    return torch.cat([torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])])
 
 
 def _move(arrays: Arrays, device: torch.device) -> Arrays:

@@ -4,16 +4,22 @@ Every other slot's gradient is added by autograd itself to its left neighbour's,
 Several processes exchange what they have bucket by bucket, while the last backward pass still runs (exchange.py).
 """
 
+import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from lockstep.core.dealing import Node, Sums
 from lockstep.core.protocols import Slot
+from lockstep.errors import UserError
 from lockstep.on_torch.exchange import Exchange, Gradients
 from lockstep.on_torch.strategies import DP
+from lockstep.units import some
 
 _BUCKET = 8 << 20  # bytes
 
@@ -34,6 +40,31 @@ def tree(rows: torch.Tensor) -> torch.Tensor:
     return rows[0]
 
 
+class Before:
+    """What a forward pass must leave as it is: a slot's result would else depend on which slots this device computed before."""
+
+    def __init__(self, model: nn.Module, device: torch.device) -> None:
+        self._model, self._device = model, device
+        self._numbers, self._buffers = self._drawn(), self._versions()
+
+    def check(self) -> None:
+        """UserError: numbers were drawn, or buffers changed."""
+        if self._drawn() != self._numbers:
+            raise UserError("train.exact: the loss draws random numbers, which follow the device", "numbers that follow from the sample (its data can hold some), nn.Dropout, or leave --exact out", "task")
+        changed = [name for name, version in self._versions().items() if self._buffers.get(name) != version]
+        if changed:
+            raise UserError(f"train.exact: the forward pass changes buffer {some(changed)}, which then follows the device", "a buffer that stays as it is in training, or leave --exact out", "model")
+
+    def _drawn(self) -> tuple[Any, ...]:
+        """What changes with every random number: torch's on the host and this device, numpy's, Python's own."""
+        here = torch.cuda.get_rng_state(self._device).numpy().tobytes() if self._device.type == "cuda" else b""
+        numpy = np.random.get_state(legacy=False)
+        return torch.get_rng_state().numpy().tobytes(), here, str(numpy), random.getstate()
+
+    def _versions(self) -> dict[str, tuple[int, int]]:
+        return {name: (id(buffer), buffer._version) for name, buffer in self._model.named_buffers()}
+
+
 class Exact(DP):
     """single, dp and ddp in one: a bare replica for each device of this process."""
 
@@ -44,9 +75,10 @@ class Exact(DP):
         self._exchange = Exchange([self._parameters[0][cut] for cut in self._cuts], self._ranks, self._plan.backend) if self._ranks.group else None
         self._names = [name for name, parameter in self.models[0].named_parameters() if parameter.requires_grad]
         self._after: Callable[[nn.Parameter], None] | None = None  # what the last slot does with a gradient as soon as it is there
-        if self._exchange:
-            for parameter in self._parameters[0]:
-                parameter.register_post_accumulate_grad_hook(self._ready)  # type: ignore[no-untyped-call]
+        self._fired: list[set[int]] = [set() for _ in self.models]
+        for own, fired in zip(self._parameters, self._fired, strict=True):
+            for parameter in own:
+                parameter.register_post_accumulate_grad_hook(partial(self._ready, fired))  # type: ignore[no-untyped-call]
 
     def begin(self, parameters: Sequence[nn.Parameter], count: int) -> None:
         self._count = count
@@ -65,6 +97,7 @@ class Exact(DP):
         if not paired:
             _clear(self._parameters[index])
         self._after = self._sender(node) if last and self._exchange else None
+        self._fired[index].clear()
         yield
         self._after = None
         for bucket in range(self._sent, len(self._cuts)):
@@ -86,7 +119,14 @@ class Exact(DP):
 
         return ready
 
-    def _ready(self, parameter: torch.Tensor) -> None:
+    def _ready(self, fired: set[int], parameter: torch.Tensor) -> None:
+        """UserError: one backward pass adds to a gradient twice, so that it is no single number to add along the tree."""
+        if id(parameter) in fired:
+            raise UserError("train.exact: a backward pass adds to the same gradient several times, as torch.utils.checkpoint does with use_reentrant=True",
+                            "use_reentrant=False, or train.recompute, or leave --exact out", "model")
+        if parameter.grad is not None and parameter.grad.is_sparse:
+            raise UserError("train.exact: a layer gives sparse gradients", "sparse=False (nn.Embedding), or leave --exact out", "model")
+        fired.add(id(parameter))
         if self._after:
             self._after(parameter)  # type: ignore[arg-type]
 

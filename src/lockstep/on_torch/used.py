@@ -25,10 +25,10 @@ def reached(loss: torch.Tensor) -> set[int]:
     return found
 
 
-def check(names: Sequence[str], used: Iterable[bool], ranks: Ranks, device: torch.device) -> None:
-    """UserError, on every rank: a parameter that one of them does not use."""
+def check(names: Sequence[str], used: Iterable[bool], ranks: Ranks, device: torch.device, by_one: bool = False) -> None:
+    """UserError, on every rank: a parameter that one of them does not use; by_one: that none of them uses."""
     unused = torch.tensor([float(not one) for one in used], dtype=torch.float64, device=device)
-    found = [name for name, count in zip(names, ranks.sum(unused)().tolist(), strict=True) if count]
+    found = [name for name, count in zip(names, ranks.sum(unused)().tolist(), strict=True) if count > (ranks.world - 1 if by_one else 0)]
     if found:
         shown = f"{', '.join(found[:4])}{f' and {len(found) - 4} more' if len(found) > 4 else ''}"
         raise UserError(f"the loss does not use {shown}", "take them out of the model, or freeze them there: parameter.requires_grad_(False)", "model")
