@@ -1,12 +1,9 @@
 """One process's training on torch devices: slots, reduction, clipping, scale and update, in one call that never waits for the device."""
 
-import math
 import random
-import resource
-import sys
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,10 +13,9 @@ from torch import nn
 
 from lockstep.core.config import Optimizer
 from lockstep.core.dealing import slots
-from lockstep.core.events import REQUESTS
 from lockstep.core.initial import values
 from lockstep.core.plan import Plan
-from lockstep.core.protocols import Arrays, Batch, Figures, Piece, Round, Saved, Slot, Task
+from lockstep.core.protocols import Arrays, Batch, Piece, Round, Saved, Slot, Task
 from lockstep.errors import UserError
 from lockstep.on_torch import state as states
 from lockstep.on_torch.build import Filler, cast, recompute, seeded
@@ -29,32 +25,9 @@ from lockstep.on_torch.exact import Before, Exact, settle, tree
 from lockstep.on_torch.norms import Rows, coupled, synchronise
 from lockstep.on_torch.precision import Scale, compute, current, weight_dtype
 from lockstep.on_torch.state import State
+from lockstep.on_torch.stats import Stats, peak
 from lockstep.on_torch.strategies import STRATEGIES, Strategy
 from lockstep.on_torch.used import check
-
-_HEAD = 2 + len(REQUESTS)  # loss sum, weight, requests; then waits by rank and memory by device
-
-
-@dataclass(frozen=True)
-class Stats:
-    """A step's figures on their way to the host; read() waits for them."""
-
-    values: torch.Tensor
-    ranks: int
-    ready: torch.cuda.Event | float  # what tells when the step is done, or when it was
-
-    def read(self) -> Figures:
-        if isinstance(self.ready, float):
-            at = self.ready
-        else:
-            self.ready.synchronize()
-            at = time.perf_counter()
-        values = self.values.tolist()
-        summed, (norm, finite, scale) = values[:-3], values[-3:]
-        loss_sum, weight = summed[:2]
-        asked = {request: int(count) for request, count in zip(REQUESTS, summed[2:_HEAD], strict=True)}
-        waits, memory = summed[_HEAD : _HEAD + self.ranks], summed[_HEAD + self.ranks :]
-        return Figures(loss_sum / weight if weight else math.nan, weight, norm, bool(finite), asked, tuple(waits), tuple(memory), at, scale)
 
 
 class TorchEngine:
@@ -162,7 +135,7 @@ class TorchEngine:
 
     def peak_memory(self) -> int:
         """Bytes that the fullest of this process's devices has held at most."""
-        return max(map(_memory, self.devices))
+        return max(map(peak, self.devices))
 
     def close(self) -> None:
         self._strategy.close()
@@ -273,7 +246,7 @@ class TorchEngine:
         first = total.numel()
         own[self.ranks.index] = batch.wait
         for device, place in zip(self.devices, held, strict=True):
-            own[ranks + place] = _memory(device)
+            own[ranks + place] = peak(device)
         host = torch.tensor([*[0.0] * first, *asked, *own], dtype=torch.float64)
         found = host.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else host
         found[:first] = total.view(-1)
@@ -300,13 +273,6 @@ class TorchEngine:
 
 def _move(arrays: Arrays, device: torch.device) -> Arrays:
     return {name: tensor.to(device, non_blocking=True) for name, tensor in arrays.items()}
-
-
-def _memory(device: torch.device) -> int:
-    """Peak bytes: allocated on the GPU, or resident in this process."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def _on_meta(task: Task) -> nn.Module | None:
