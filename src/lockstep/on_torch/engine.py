@@ -38,7 +38,8 @@ class TorchEngine:
         self.device = devices[0]
         self._fields = optimizer
         self._slots = states.SLOTS[optimizer.name]
-        settle(plan.exact)
+        if plan.exact:  # else as the user's own file may have set it
+            settle(True)
         self._strategy: Strategy = Exact(plan, ranks, devices) if plan.exact else STRATEGIES[plan.strategy](plan, ranks, devices)
         self._rows = [Rows() for _ in devices]
         self._checked = False  # whether every parameter has been seen to have a gradient
@@ -139,6 +140,8 @@ class TorchEngine:
 
     def close(self) -> None:
         self._strategy.close()
+        if self.plan.exact:
+            settle(False)
 
     def _assemble(self, value: Any) -> State:
         """value: fills a parameter made on the meta device."""
