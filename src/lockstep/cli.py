@@ -9,20 +9,15 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from lockstep import __version__
+from lockstep import __version__, after
 from lockstep.errors import LockstepError, UserError
-from lockstep.flags import Option, config_options, load_config
+from lockstep.flags import Option, Verb, config_options, dashes, load_config
 
 if TYPE_CHECKING:
     from lockstep.core.config import Loaded
     from lockstep.core.facts import Facts
 
-_LATER_FLAGS = {"--num-workers", "--compile", "--init-from", "--max-restarts", "--machine"}
 _LATER_VERBS = {"check", "run", "bench", "profile", "eval", "init", "report", "export", "data", "convert", "submit", "ui"}
-
-
-def _dashes(name: str) -> str:
-    return name.replace("_", "-")
 
 
 class Verbs(click.Group):
@@ -34,18 +29,9 @@ class Verbs(click.Group):
         return super().parse_args(ctx, args)
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and _dashes(args[0]) in _LATER_VERBS:
+        if args and dashes(args[0]) in _LATER_VERBS:
             raise click.UsageError(f"lockstep {args[0]} is not in this version; here: {', '.join(self.list_commands(ctx))}")
         return super().resolve_command(ctx, args)
-
-
-class Verb(click.Command):
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        for argument in args:
-            flag = _dashes(argument.partition("=")[0])
-            if flag in _LATER_FLAGS:
-                raise click.UsageError(f"{flag} is not in this version")
-        return super().parse_args(ctx, args)
 
 
 _probe = click.option("--probe-batch", is_flag=True, help="first try, in throw-away processes, how many samples at once fit, and plan from that")
@@ -57,7 +43,7 @@ def _probed(loaded: "Loaded") -> "Facts":
     return probe_batch(loaded.config)
 
 
-@click.group(cls=Verbs, context_settings={"token_normalize_func": _dashes, "help_option_names": ["-h", "--help"]})
+@click.group(cls=Verbs, context_settings={"token_normalize_func": dashes, "help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="lockstep")
 def cli() -> None:
     """Train one model on one device or on many, with the same loss curve.
@@ -156,35 +142,6 @@ def verify(layouts: str | None, steps: int | None, bits: bool, as_json: bool, **
 
 
 @cli.command(cls=Verb)
-@click.argument("run", type=Path)
-@click.option("--prompt", default="", help="what the text begins with")
-@click.option("--tokens", type=click.IntRange(1, 100_000), default=200, show_default=True, help="length of the continuation")
-@click.option("--temperature", type=click.FloatRange(0, 10), default=0.8, show_default=True, help="0: always the likeliest token")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="the same seed gives the same text")
-@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:1")
-def sample(run: Path, prompt: str, tokens: int, temperature: float, seed: int, device: str) -> None:
-    """What the model of a RUN makes, from its newest checkpoint (or the checkpoint named)."""
-    from lockstep.launch.sampling import sample as make
-    from lockstep.observe.console import printable
-
-    made = make(run, prompt, tokens, temperature, seed, device)
-    for note in made.notes:
-        click.echo(f"warn   {note}", err=True)
-    click.echo(printable(made.text) if sys.stdout.isatty() else made.text)
-
-
-@cli.command("compare-runs", cls=Verb)
-@click.argument("first", type=Path, metavar="RUN")
-@click.argument("second", type=Path, metavar="RUN")
-@click.option("--json", "as_json", is_flag=True, help="what was found as JSON")
-def compare_runs(first: Path, second: Path, as_json: bool) -> None:
-    """Equal to the last bit, or the first step and array that differ. Exit code 1 if they do."""
-    from lockstep.prove.compare import compare_runs as compare
-
-    sys.exit(compare(first, second, as_json))
-
-
-@cli.command(cls=Verb)
 @click.option("--table", is_flag=True, help="as a table of keys, defaults and meanings (Markdown)")
 def schema(table: bool) -> None:
     """The JSON Schema of the config, for editors."""
@@ -194,6 +151,10 @@ def schema(table: bool) -> None:
     from lockstep.tasks import Tasks
 
     click.echo(as_table(Tasks()) if table else json.dumps(json_schema(Tasks()), indent=1))
+
+
+for _verb in (after.sample, after.compare_runs):
+    cli.add_command(_verb)
 
 
 def _terminated(number: int, _: object) -> None:

@@ -36,6 +36,23 @@ _VALUES: list[tuple[tuple[str, ...], str, Any, str]] = [
     (("--cssm",), "model.cssm", str, ""),
 ]
 _HIDDEN = {"--mode", "--arch", "--cssm"}
+_LATER = {"--num-workers", "--compile", "--init-from", "--max-restarts", "--machine"}
+
+
+def dashes(name: str) -> str:
+    """Underscores and dashes are one."""
+    return name.replace("_", "-")
+
+
+class Verb(click.Command):
+    """A flag of a later version is refused by name."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        for argument in args:
+            flag = dashes(argument.partition("=")[0])
+            if flag in _LATER:
+                raise click.UsageError(f"{flag} is not in this version")
+        return super().parse_args(ctx, args)
 
 
 class Option(click.Option):
