@@ -27,6 +27,7 @@ _VALUES: list[tuple[tuple[str, ...], str, Any, str]] = [
     (("--scale-lr",), "schedule.scale_lr", str, "none, linear, sqrt: by batch / schedule.base_batch"),
     (("--warmup",), "schedule.warmup", int, "steps"),
     (("--compress",), "devices.compress", str, "none, bf16, fp16, powersgd: what ddp reduces gradients as; changes results"),
+    (("--num-workers",), "data.workers", int, "processes a device that read samples; 0: a thread of the rank"),
     (("--prefetch",), "data.prefetch", int, "steps prepared ahead"),
     (("--max-checkpoints",), "train.keep", int, "newest checkpoints kept, beside the best"),
     (("--launcher",), "devices.launcher", str, "elastic, spawn"),
@@ -36,7 +37,7 @@ _VALUES: list[tuple[tuple[str, ...], str, Any, str]] = [
     (("--cssm",), "model.cssm", str, ""),
 ]
 _HIDDEN = {"--mode", "--arch", "--cssm"}
-_LATER = {"--num-workers", "--compile", "--init-from", "--max-restarts", "--machine"}
+_LATER = {"--compile", "--init-from", "--max-restarts", "--machine"}
 
 
 def dashes(name: str) -> str:

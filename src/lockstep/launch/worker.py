@@ -34,6 +34,7 @@ from lockstep.launch.files import Attempt, ControlFile, Run
 from lockstep.launch.place import check_port
 from lockstep.launch.preflight import MEETING, Deadline, check_sum, record_failure
 from lockstep.launch.prepare import Options, Prepared, done_line, prepare
+from lockstep.launch.reading import Readers
 from lockstep.launch.saving import checkpoint_store, keep_assets
 from lockstep.launch.signals import LAUNCHER, STOP_SIGNAL, run_child
 from lockstep.observe.console import showing, view
@@ -110,7 +111,9 @@ def train_rank(attempt: Attempt, plan: Plan, config: Config, rank: Rank, engine:
     if first:
         keep_assets(run, task)
     saved = load(Path(attempt.resume)) if attempt.resume else None
-    feed = Feed(plan, plan.held_by(rank.index), task.train_data(), task.eval_data(), engine.stage, saved.step if saved else 0, config.data.prefetch)
+    devices = plan.held_by(rank.index)
+    readers = Readers(config, config.data.workers * len(devices)) if config.data.workers else None
+    feed = Feed(plan, devices, task.train_data(), task.eval_data(), engine.stage, saved.step if saved else 0, config.data.prefetch, readers.workers if readers else None)
     journal = Journal(run.journal) if first else None
     record: Callable[[Event], None] = journal.record if journal else lambda event: None
     writer = store or checkpoint_store(run, plan, config, rank, attempt, first, record, journal)
@@ -122,6 +125,8 @@ def train_rank(attempt: Attempt, plan: Plan, config: Config, rank: Rank, engine:
             raise short from error
         raise
     finally:
+        if readers:
+            readers.kill()
         feed.close()
         engine.close()
         if journal:

@@ -48,7 +48,7 @@ class LanguageModel(Section):
 class LanguageData(DataFields):
     """Where the text comes from, and what is a token of it."""
 
-    indifferent: ClassVar[tuple[str, ...]] = ("prefetch", "prompts", "sample_tokens")
+    indifferent: ClassVar[tuple[str, ...]] = (*DataFields.indifferent, "prompts", "sample_tokens")
 
     source: str | list[str] = Field("python-stdlib", description="python-stdlib, or text files, globs and directories, or one .bin file of raw tokens")
     tokenizer: str = Field("bytes", description="bytes, bpe:N (trained once on the corpus, cached), or the path of a tokenizer.json")

@@ -46,10 +46,10 @@ class OwnTask(ABC):
                 self._own = _instance(made, model, data)
             self._check_methods()
             with self._calling("train_data"):
-                self._train = Rows(self._own.train_data(), f"{place.name}.train_data()")
+                self._train = Rows(self._own.train_data(), f"{place.name}.train_data()", place.path)
             with self._calling("eval_data"):
                 held_out = self._own.eval_data() if hasattr(self._own, "eval_data") else None
-                self._held_out = None if held_out is None else Rows(held_out, f"{place.name}.eval_data()")
+                self._held_out = None if held_out is None else Rows(held_out, f"{place.name}.eval_data()", place.path)
 
     @abstractmethod
     def model(self) -> Any: ...
