@@ -142,7 +142,7 @@ def _send(pipe: Connection, rows: Rows) -> None:
     pipe.send_bytes(json.dumps({"rows": [(name, array.dtype.str, array.shape) for name, array in arrays.items()]}).encode())
     for array in arrays.values():
         if array.nbytes:
-            pipe.send_bytes(memoryview(array.reshape(-1).view(np.uint8)))
+            pipe.send_bytes(array.reshape(-1).view(np.uint8).data)
 
 
 def _send_error(pipe: Connection, error: Exception, ids: Ids) -> None:
