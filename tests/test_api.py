@@ -4,11 +4,13 @@ import asyncio
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import nbformat
 import psutil
 import pytest
 from commands import steps_written, until
+from jupyter_core.utils import ensure_async
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
@@ -41,7 +43,8 @@ def test_a_notebook(tmp_path: Path, corpus: Path) -> None:
             training = asyncio.create_task(client.async_execute_cell(cells[1], 1))
             while "step " not in text_of(cells[1]):  # shown while it trains
                 await asyncio.sleep(0.05)
-            await client.km.interrupt_kernel()
+            assert client.km
+            await ensure_async(client.km.interrupt_kernel())
             with pytest.raises(CellExecutionError, match="holds what was trained, and the same call goes on"):
                 await training
             await client.async_execute_cell(cells[2], 2)
@@ -69,7 +72,8 @@ def test_a_run_ends_with_the_process_that_began_it(tmp_path: Path, corpus: Path)
 def test_what_can_not_be_honoured_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     began = time.monotonic()
-    for flags, said in (({"devcies": "cpu"}, "did you mean devices?"), ({"lr": "much"}, "not a valid float"), ({"set": "a=b"}, "a mapping of config keys")):
+    refused: list[tuple[dict[str, Any], str]] = [({"devcies": "cpu"}, "did you mean devices?"), ({"lr": "much"}, "not a valid float"), ({"set": "a=b"}, "a mapping of config keys")]
+    for flags, said in refused:
         with pytest.raises(UserError, match=said):
             lockstep.train({"batch": {"samples": 2}, "model": {}}, **flags)
     assert time.monotonic() - began < 5
