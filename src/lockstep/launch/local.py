@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
@@ -84,6 +85,8 @@ def _in_place(prepared: Prepared, devices: Devices) -> LockstepError | None:
         work(prepared.attempt, Rank(0, 0, 1))
         return None
     except Exception as error:
+        with open(prepared.run.logs / "rank-0.log", "a") as log:
+            traceback.print_exc(file=log)
         return explain([note_of(0, error)], {}, prepared.run.logs)
 
 
