@@ -1,5 +1,6 @@
 """The flags that say what the config says, and how they, --set and the file become one: flag > --set > file > default."""
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -43,6 +44,11 @@ _LATER = {"--compile", "--init-from", "--max-restarts", "--machine"}
 def dashes(name: str) -> str:
     """Underscores and dashes are one."""
     return name.replace("_", "-")
+
+
+def terminated(number: int, _: object) -> None:
+    """SIGTERM before anything runs: leave, nothing being half done."""
+    sys.exit(128 + number)
 
 
 class Verb(click.Command):
