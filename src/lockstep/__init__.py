@@ -1,18 +1,21 @@
 """Train one model on one device or on many, with the same loss curve.
 
-Mean and Initial are what a task of one's own is written with; importing them imports no engine.
+plan, train and Run serve scripts and notebooks; Mean and Initial are what a task of one's own is written with. Importing them imports no engine.
 """
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lockstep.api import Run as Run
+    from lockstep.api import plan as plan
+    from lockstep.api import train as train
     from lockstep.core.initial import Initial as Initial
     from lockstep.core.mean import Mean as Mean
 
 __version__ = "0.1.0"
-__all__ = ["Initial", "Mean", "__version__"]
+__all__ = ["Initial", "Mean", "Run", "__version__", "plan", "train"]
 
-_ROOMS = {"Initial": "lockstep.core.initial", "Mean": "lockstep.core.mean"}
+_ROOMS = {"Initial": "lockstep.core.initial", "Mean": "lockstep.core.mean", **dict.fromkeys(("Run", "plan", "train"), "lockstep.api")}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,11 +1,13 @@
 """The verbs for what a run leaves behind. As in cli.py: parse, call one function, print one thing."""
 
+import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
-from lockstep.flags import Verb
+from lockstep.flags import Verb, terminated
 
 
 @click.command(cls=Verb)
@@ -35,3 +37,36 @@ def compare_runs(first: Path, second: Path, as_json: bool) -> None:
     from lockstep.prove.compare import compare_runs as compare
 
     sys.exit(compare(first, second, as_json))
+
+
+@click.command("eval", cls=Verb)
+@click.argument("run", type=Path)
+@click.option("-d", "--data", type=str, help="evaluate on all of this instead of what the run held back: data.source")
+@click.option("--on", type=click.Choice(["held-out", "train"]), default="held-out", show_default=True, help="what was held back, or what the run trained on")
+@click.option("--devices", type=str, help="auto, all, cpu, cpu:N, or indices: 0,1; the run's own if not given")
+@click.option("--gpus", type=str, metavar="0,1", help="GPUs by index")
+@click.option("--strategy", type=str, help="auto, single, dp, ddp, fsdp, hsdp")
+@click.option("--engine", type=str, help="torch, jax")
+@click.option("--dtype", type=str, help="f32, bf16, f16, f64")
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="any config value")
+@click.option("--json", "as_json", is_flag=True, help="the metrics as JSON, and nothing else on stdout")
+def evaluate(run: Path, data: str | None, on: Any, devices: str | None, gpus: str | None, strategy: str | None, engine: str | None, dtype: str | None, settings: tuple[str, ...], as_json: bool) -> None:
+    """The metrics of a RUN's newest checkpoint (or of the checkpoint named), on any devices."""
+    import json
+
+    from lockstep.core.document import parse_setting
+    from lockstep.launch.evaluating import evaluate as measure
+    from lockstep.units import show_seconds
+
+    signal.signal(signal.SIGTERM, terminated)
+    given = {"devices.use": (gpus or devices, "--gpus" if gpus else "--devices"), "devices.strategy": (strategy, "--strategy"), "engine": (engine, "--engine"), "train.precision": (dtype, "--dtype")}
+    chosen = {key: (value, flag) for key, (value, flag) in given.items() if value is not None}
+    for setting in settings:
+        key, value = parse_setting(setting)
+        chosen[key] = (value, f"--set {key}")
+    found = measure(run, chosen, data, on, lambda line: click.echo(line, err=True))
+    if as_json:
+        click.echo(json.dumps({"step": found.step, "samples": found.samples, **found.metrics, "seconds": found.seconds}))
+    else:
+        shown = "  ".join(f"{name} {'not finite' if value is None else format(value, '.4f')}" for name, value in found.metrics.items())
+        click.echo(f"eval   step {found.step}  {shown}  ({found.samples} samples, {found.plan.world} x {found.plan.devices[0].kind} {found.plan.strategy}, {show_seconds(found.seconds)})")

@@ -11,13 +11,13 @@ import click
 
 from lockstep import __version__, after
 from lockstep.errors import LockstepError, UserError
-from lockstep.flags import Option, Verb, config_options, dashes, load_config
+from lockstep.flags import Option, Verb, config_options, dashes, load_config, terminated
 
 if TYPE_CHECKING:
     from lockstep.core.config import Loaded
     from lockstep.core.facts import Facts
 
-_LATER_VERBS = {"check", "run", "bench", "profile", "eval", "init", "report", "export", "data", "convert", "submit", "ui"}
+_LATER_VERBS = {"check", "run", "bench", "profile", "init", "report", "export", "data", "convert", "submit", "ui"}
 
 
 class Verbs(click.Group):
@@ -67,7 +67,7 @@ def cli() -> None:
 @_probe
 def train(save_dir: Path | None, resume: str, new_batch: bool, stop_after: int | None, headless: bool, probe_batch: bool, nnodes: int, rdzv: str | None, node_rank: int | None, **flags: Any) -> None:
     """Train. Run the same command again to go on."""
-    signal.signal(signal.SIGTERM, _terminated)
+    signal.signal(signal.SIGTERM, terminated)
     from lockstep.launch.cluster import one_of, started
 
     if nnodes == 1 and (rdzv is not None or node_rank is not None):
@@ -134,7 +134,7 @@ def plan(as_json: bool, probe_batch: bool, **flags: Any) -> None:
 @click.option("--json", "as_json", is_flag=True, help="the verdicts as JSON")
 def verify(layouts: str | None, steps: int | None, bits: bool, as_json: bool, **flags: Any) -> None:
     """Does the number of devices change the result? A few steps in each layout, against one device."""
-    signal.signal(signal.SIGTERM, _terminated)
+    signal.signal(signal.SIGTERM, terminated)
     from lockstep.prove.proof import prove
 
     how = {"exact": True} if bits or flags["exact"] else {"dtype": flags["dtype"] or "f64"}
@@ -153,13 +153,8 @@ def schema(table: bool) -> None:
     click.echo(as_table(Tasks()) if table else json.dumps(json_schema(Tasks()), indent=1))
 
 
-for _verb in (after.sample, after.compare_runs):
+for _verb in (after.sample, after.evaluate, after.compare_runs):
     cli.add_command(_verb)
-
-
-def _terminated(number: int, _: object) -> None:
-    """SIGTERM before anything runs: leave, nothing being half done."""
-    sys.exit(128 + number)
 
 
 def main() -> None:

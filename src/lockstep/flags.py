@@ -1,5 +1,6 @@
 """The flags that say what the config says, and how they, --set and the file become one: flag > --set > file > default."""
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -27,6 +28,7 @@ _VALUES: list[tuple[tuple[str, ...], str, Any, str]] = [
     (("--scale-lr",), "schedule.scale_lr", str, "none, linear, sqrt: by batch / schedule.base_batch"),
     (("--warmup",), "schedule.warmup", int, "steps"),
     (("--compress",), "devices.compress", str, "none, bf16, fp16, powersgd: what ddp reduces gradients as; changes results"),
+    (("--num-workers",), "data.workers", int, "processes a device that read samples; 0: a thread of the rank"),
     (("--prefetch",), "data.prefetch", int, "steps prepared ahead"),
     (("--max-checkpoints",), "train.keep", int, "newest checkpoints kept, beside the best"),
     (("--launcher",), "devices.launcher", str, "elastic, spawn"),
@@ -36,12 +38,17 @@ _VALUES: list[tuple[tuple[str, ...], str, Any, str]] = [
     (("--cssm",), "model.cssm", str, ""),
 ]
 _HIDDEN = {"--mode", "--arch", "--cssm"}
-_LATER = {"--num-workers", "--compile", "--init-from", "--max-restarts", "--machine"}
+_LATER = {"--compile", "--init-from", "--max-restarts", "--machine"}
 
 
 def dashes(name: str) -> str:
     """Underscores and dashes are one."""
     return name.replace("_", "-")
+
+
+def terminated(number: int, _: object) -> None:
+    """SIGTERM before anything runs: leave, nothing being half done."""
+    sys.exit(128 + number)
 
 
 class Verb(click.Command):

@@ -16,7 +16,7 @@ from lockstep.errors import ConfigErrors, UserError
 from lockstep.units import parse_bytes
 
 # Keys of the design that a later version will have: refused by name, not as a slip of the pen.
-_LATER = {"train.compile", "devices.max_restarts", "devices.hang_floor", "devices.balance", "data.workers",
+_LATER = {"train.compile", "devices.max_restarts", "devices.hang_floor", "devices.balance",
           "model.num_experts", "model.experts_per_tok", "model.shared_expert_enabled", "model.kv_latent_dim", "model.q_latent_dim", "model.d_rope", "model.mamba_layers"}
 
 Precision = Literal["f32", "bf16", "f16", "f64"]
@@ -136,8 +136,9 @@ class Devices(Section):
 class DataFields(Section):
     """What every task's data section has. Fields named in `indifferent` change no sample."""
 
-    indifferent: ClassVar[tuple[str, ...]] = ("prefetch",)
+    indifferent: ClassVar[tuple[str, ...]] = ("prefetch", "workers")
     prefetch: NonNegativeInt = Field(2, description="steps prepared ahead by a background thread; same batches as 0")
+    workers: NonNegativeInt = Field(0, description="processes for each device that read samples, where decoding them takes long; same batches as 0")
 
 
 class Config(Section):

@@ -30,7 +30,7 @@ class Every:
     hash: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan:
     """devices: one for each place of work. processes: ranks. shards: devices that share one copy of the model. together: every rank
     takes part in each round (what it computes with is spread over all). micro: samples of a slot. rounds: slots of a device in
@@ -76,6 +76,9 @@ class Plan:
     warnings: tuple[str, ...]
     fixed: Fixed
     exact: bool = False
+
+    def __repr__(self) -> str:
+        return f"<Plan: {self.engine} {self.strategy} on {self.world} device{'s' if self.world > 1 else ''}, batch {self.batch}, {self.steps} steps>"
 
     @property
     def world(self) -> int:

@@ -1,14 +1,15 @@
 """One process's batches, in the run's order, prepared ahead by a background thread.
 
-The thread computes ids for many steps at once and gathers rows; with prefetch 0 the same happens in place. Batches are
-the same either way, and a feed can be opened at any step.
+The thread computes ids for many steps at once and gathers rows, or lets workers gather them for some steps to come;
+with prefetch 0 the same happens in place. Batches are the same in every way, and a feed can be opened at any step.
 """
 
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,20 +18,31 @@ from lockstep.core.keys import row_keys
 from lockstep.core.order import Ids
 from lockstep.core.plan import Plan
 from lockstep.core.protocols import Batch, Round, Slot, Source
+from lockstep.data.workers import Workers
 
 Stage = Callable[[Sequence[Round], int], Any]
+Read = Callable[[], Mapping[str, Any]]  # rows that were asked for
 _IDS_AT_ONCE = 65_536
+_TRAIN, _HELD_OUT = 0, 1
+
+
+class _Asked(NamedTuple):
+    """A device's share of a step: its hand, and its slots' rows, several slots in a read that begins at a position of the step."""
+
+    hand: Hand
+    reads: Iterable[tuple[int, int, Read]]
 
 
 class Feed:
-    """The steps from `start` to the plan's end, for these of the plan's devices. stage: rounds of host arrays, and how many a whole step has -> what the engine takes (pinned, or on the device)."""
+    """The steps from `start` to the plan's end, for these of the plan's devices. stage: rounds of host arrays, and how many a whole step has -> what the engine takes (pinned, or on the device).
+    workers: who reads the two sources; None: this thread."""
 
-    def __init__(self, plan: Plan, devices: Sequence[int], train: Source, evaluation: Source | None, stage: Stage, start: int = 0, prefetch: int = 2) -> None:
+    def __init__(self, plan: Plan, devices: Sequence[int], train: Source, evaluation: Source | None, stage: Stage, start: int = 0, prefetch: int = 2, workers: Workers | None = None) -> None:
         self._plan, self._devices, self._stage = plan, devices, stage
-        self._train, self._evaluation = train, evaluation
+        self._sources, self._workers = (train, evaluation), workers
         self._start, self._prefetch = start, prefetch
         self._order = plan.order
-        self._closed = threading.Event()
+        self._leave: queue.SimpleQueue[bool] = queue.SimpleQueue()  # for the thread to hand over one more; False: to end
         self._thread: threading.Thread | None = None
 
     def __iter__(self) -> Iterator[tuple[int, Batch]]:
@@ -45,8 +57,11 @@ class Feed:
 
     def evaluation(self) -> Iterator[Any]:
         """The evaluation, staged round by round: the first plan.eval_samples of it, in their own order."""
-        if self._evaluation is not None:
-            yield from (self._stage([found], 1) for found in self._rounds(self._evaluation, np.arange(self._plan.eval_samples), 0, 0))
+        if self._sources[_HELD_OUT] is not None:
+            ids = np.arange(self._plan.eval_samples)
+            hands = [deal(len(ids), self._plan.micro, device, self._plan.world) for device in self._devices]
+            asked = [_Asked(hand, self._in_turn(ids, hand.spans)) for hand in hands]
+            yield from (self._stage([found], 1) for found in self._rounds(_HELD_OUT, asked, ids, 0, 0))
 
     def ids(self, step: int) -> list[int]:
         """The sample ids of a whole step."""
@@ -55,70 +70,109 @@ class Feed:
 
     def close(self) -> None:
         """End the thread, and wait for it: one still inside an engine's code when the interpreter ends aborts the process."""
-        self._closed.set()
+        self._leave.put(False)
         if self._thread is not None:
             self._thread.join()
 
     def _steps(self) -> Iterator[Batch]:
+        """Each step is asked for as many steps ahead as keep the workers busy."""
+        ahead: deque[tuple[int, Ids, list[_Asked]]] = deque()
+        for step, ids in self._numbered():
+            ahead.append((step, ids, self._asked(ids)))
+            if len(ahead) > self._depth(len(ids)):
+                yield self._made(*ahead.popleft())
+        while ahead:
+            yield self._made(*ahead.popleft())
+
+    def _depth(self, samples: int) -> int:
+        """Steps to ask for ahead: workers read a slot at a time."""
+        slots = max(1, samples * len(self._devices) // (self._plan.micro * self._plan.world))
+        return -(-self._workers.depth // slots) if self._workers else 0
+
+    def _numbered(self) -> Iterator[tuple[int, Ids]]:
         at_once = max(1, _IDS_AT_ONCE // self._plan.batch)
         for block in range(self._start, self._plan.steps, at_once):
             steps = range(block, min(block + at_once, self._plan.steps))
-            for step, ids in zip(steps, self._order.ids(steps), strict=True):
-                epoch = self._order.position(step).epoch if self._plan.keyed else 0
-                yield Batch(self._stage(list(self._rounds(self._train, ids, epoch, 0 if self._plan.exact else 1)), self._plan.rounds), step, len(ids))
+            yield from zip(steps, self._order.ids(steps), strict=True)
 
-    def _rounds(self, source: Source, ids: Ids, epoch: int, least: int) -> Iterator[Round]:
+    def _made(self, step: int, ids: Ids, asked: list[_Asked]) -> Batch:
+        epoch = self._order.position(step).epoch if self._plan.keyed else 0
+        return Batch(self._stage(list(self._rounds(_TRAIN, asked, ids, epoch, 0 if self._plan.exact else 1)), self._plan.rounds), step, len(ids))
+
+    def _asked(self, ids: Ids) -> list[_Asked]:
+        """What each device of this process is to have. Without workers one read for all of a device's slots, which neighbour each other; with them, one each."""
+        asked = []
+        for device in self._devices:
+            hand = deal(len(ids), self._plan.micro, device, self._plan.world)
+            whole = [(hand.spans[0][0], hand.spans[-1][1])] if hand.spans else []
+            asked.append(_Asked(hand, [(begin, end, self._ask(_TRAIN, ids[begin:end])) for begin, end in (hand.spans if self._workers else whole)]))
+        return asked
+
+    def _in_turn(self, ids: Ids, spans: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, Read]]:
+        """Slot by slot, since held-out data may be more than memory holds, some asked for ahead."""
+        ahead: deque[tuple[int, int, Read]] = deque()
+        for begin, end in spans:
+            ahead.append((begin, end, self._ask(_HELD_OUT, ids[begin:end])))
+            if len(ahead) > (self._workers.depth if self._workers else 0):
+                yield ahead.popleft()
+        yield from ahead
+
+    def _ask(self, source: int, ids: Ids) -> Read:
+        if self._workers:
+            return self._workers.ask(source, ids)
+        found = self._sources[source]
+        assert found is not None
+        return lambda: found[ids]
+
+    def _rounds(self, source: int, asked: list[_Asked], ids: Ids, epoch: int, least: int) -> Iterator[Round]:
         """Rounds in which no device of this process has a slot are left out, unless all must take part in each; `least` remain."""
-        hands = [deal(len(ids), self._plan.micro, device, self._plan.world) for device in self._devices]
-        slots = [self._slots(source, ids, epoch, hand) for hand in hands]
+        hands = [mine.hand for mine in asked]
+        slots = [self._slots(mine, ids, epoch) for mine in asked]
         idle = len(hands[0].rounds) - max(len(hand.spans) for hand in hands)
         idle = 0 if self._plan.together else min(idle, len(hands[0].rounds) - least)
         for index in range(idle, len(hands[0].rounds)):
             made = [next(mine) if hand.rounds[index] else None for mine, hand in zip(slots, hands, strict=True)]
-            if self._plan.together or not any(made):
-                dummy = Slot(source[ids[:1]], False, self._keys(ids[:1], epoch))
+            if (self._plan.together and not all(made)) or not any(made):
+                dummy = Slot(self._ask(source, ids[:1])(), False, self._keys(ids[:1], epoch))
                 made = [slot or (dummy if self._plan.together or not device else None) for device, slot in enumerate(made)]
             yield tuple(made)
 
-    def _slots(self, source: Source, ids: Ids, epoch: int, hand: Hand) -> Iterator[Slot]:
-        """One gather for all of a device's slots, which neighbour each other; then views of it."""
-        if not hand.spans:
-            return
-        first = hand.spans[0][0]
-        rows = source[ids[first : hand.spans[-1][1]]]
-        for begin, end in hand.spans:
+    def _slots(self, asked: _Asked, ids: Ids, epoch: int) -> Iterator[Slot]:
+        """The slots of a device, views of what was read."""
+        reads = iter(asked.reads)
+        first, last = 0, 0
+        rows: Mapping[str, Any] = {}
+        for begin, end in asked.hand.spans:
+            if begin >= last:
+                first, last, read = next(reads)
+                rows = read()
             yield Slot({name: array[begin - first : end - first] for name, array in rows.items()}, True, self._keys(ids[begin:end], epoch), begin // self._plan.micro)
 
     def _keys(self, ids: Ids, epoch: int) -> Any:
         return row_keys(self._plan.fixed.seed, epoch, ids) if self._plan.keyed else None
 
     def _ahead(self) -> Iterator[Batch]:
-        ready: queue.Queue[Batch | BaseException | None] = queue.Queue(self._prefetch)
-
-        def put(item: Batch | BaseException | None) -> bool:
-            while not self._closed.is_set():
-                try:
-                    ready.put(item, timeout=0.1)
-                    return True
-                except queue.Full:
-                    continue
-            return False
+        ready: queue.SimpleQueue[Batch | BaseException | None] = queue.SimpleQueue()
 
         def work() -> None:
             try:
                 for item in self._steps():
-                    if not put(item):
+                    if not self._leave.get():
                         return
-                put(None)
+                    ready.put(item)
+                ready.put(None)
             except BaseException as error:  # handed to the loop, which raises it
-                put(error)
+                ready.put(error)
 
+        for _ in range(self._prefetch):
+            self._leave.put(True)
         self._thread = threading.Thread(target=work, name="feed", daemon=True)
         self._thread.start()
         try:
             while (item := ready.get()) is not None:
                 if isinstance(item, BaseException):
                     raise item
+                self._leave.put(True)
                 yield item
         finally:
             self.close()

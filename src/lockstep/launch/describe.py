@@ -88,10 +88,10 @@ def _in_subprocess(config: Config, cache: Path) -> dict[str, Any]:
     return facts
 
 
-def die_with(parent: int) -> None:
-    """Let the system end this process when its parent ends, even by kill -9. Linux only; elsewhere nothing happens."""
+def die_with(parent: int, by: int = signal.SIGKILL) -> None:
+    """Let the system end this process, by a signal, when its parent ends, even by kill -9. Linux only; elsewhere nothing happens."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+        ctypes.CDLL(None).prctl(1, by)  # PR_SET_PDEATHSIG
         if os.getppid() != parent:
             os._exit(1)
 

@@ -82,13 +82,15 @@ class Run:
 
 @dataclass(frozen=True)
 class Attempt:
-    """One go at a run. resume: the checkpoint it begins from. stop_at: steps after which it saves and leaves. coordinator: host:port where jax's processes meet, if there are several."""
+    """One go at a run. resume: the checkpoint it begins from. stop_at: steps after which it saves and leaves. coordinator: host:port where jax's processes meet, if there are several.
+    evaluate: train nothing, only evaluate what is resumed, on "held-out" or "train" data."""
 
     name: str
     run: str
     resume: str | None = None
     stop_at: int | None = None
     coordinator: str | None = None
+    evaluate: str | None = None
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

@@ -105,7 +105,7 @@ def _begin(run: Run, lock: Lock, loaded: Loaded, options: Options, origin: _Orig
         return Prepared(run, made, attempt, lock, begin, done)
     began = run.began() if run.exists() else str(origin.checkpoint) if origin.checkpoint and not origin.own else None
     run.write(loaded.config, made, loaded.origins, facts.formulas, began)
-    append(run.journal, Event("planned", origin.step, {"attempt": attempt.name, "plan": made.to_json()}))
+    append(run.journal, Event("planned", origin.step, {"attempt": attempt.name, "run": str(run.home), "plan": made.to_json()}))
     if origin.own and origin.run:
         _void_later(run, origin)
     for word in (*loaded.notes, *origin.words):

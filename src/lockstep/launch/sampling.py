@@ -39,7 +39,7 @@ def sample(path: Path, prompt: str, tokens: int, temperature: float, seed: int, 
 def _weights(path: Path) -> tuple[Run, Saved, dict[str, Any], list[str]]:
     """All of a model's arrays, read at once: a live run may take an older checkpoint away at any time, and then there is a newer one."""
     for tries_left in range(4, -1, -1):
-        run, checkpoint, notes = _find(path)
+        run, checkpoint, notes = find(path)
         try:
             saved = load(checkpoint)
             return run, saved, {name.removeprefix("model/"): array for name, array in saved.arrays.items() if name.startswith("model/")}, notes
@@ -49,7 +49,7 @@ def _weights(path: Path) -> tuple[Run, Saved, dict[str, Any], list[str]]:
     raise AssertionError("unreachable")
 
 
-def _find(path: Path) -> tuple[Run, Path, list[str]]:
+def find(path: Path) -> tuple[Run, Path, list[str]]:
     if (path / MANIFEST).is_file():
         try:
             verify(path)

@@ -22,7 +22,7 @@ from lockstep.core.events import REQUESTS, Event
 from lockstep.core.loop import Outcome, train
 from lockstep.core.place import choose_devices
 from lockstep.core.plan import Plan
-from lockstep.core.protocols import Engine, Rank
+from lockstep.core.protocols import Engine, Rank, Saved
 from lockstep.data.feed import Feed
 from lockstep.diagnose.crash import Note, explain, note_of, read_notes, write_note
 from lockstep.diagnose.memory import out_of_memory
@@ -34,6 +34,7 @@ from lockstep.launch.files import Attempt, ControlFile, Run
 from lockstep.launch.place import check_port
 from lockstep.launch.preflight import MEETING, Deadline, check_sum, record_failure
 from lockstep.launch.prepare import Options, Prepared, done_line, prepare
+from lockstep.launch.reading import Readers
 from lockstep.launch.saving import checkpoint_store, keep_assets
 from lockstep.launch.signals import LAUNCHER, STOP_SIGNAL, run_child
 from lockstep.observe.console import showing, view
@@ -110,11 +111,17 @@ def train_rank(attempt: Attempt, plan: Plan, config: Config, rank: Rank, engine:
     if first:
         keep_assets(run, task)
     saved = load(Path(attempt.resume)) if attempt.resume else None
-    feed = Feed(plan, plan.held_by(rank.index), task.train_data(), task.eval_data(), engine.stage, saved.step if saved else 0, config.data.prefetch)
+    devices = plan.held_by(rank.index)
+    readers = Readers(config, config.data.workers * len(devices)) if config.data.workers else None
+    held_out = task.train_data() if attempt.evaluate == "train" else task.eval_data()
+    feed = Feed(plan, devices, task.train_data(), held_out, engine.stage, saved.step if saved else 0, config.data.prefetch, readers.workers if readers else None)
     journal = Journal(run.journal) if first else None
     record: Callable[[Event], None] = journal.record if journal else lambda event: None
     writer = store or checkpoint_store(run, plan, config, rank, attempt, first, record, journal)
     try:
+        if attempt.evaluate:
+            assert saved
+            return _evaluate(plan, engine, feed, saved, record, task.summarize)
         _, outcome = train(plan, engine, feed, writer, record, Pulse(run.logs / f"pulse-{rank.index}"), requests, task.summarize, saved, attempt.stop_at)
     except BaseException as error:
         writer.abandon()
@@ -122,11 +129,20 @@ def train_rank(attempt: Attempt, plan: Plan, config: Config, rank: Rank, engine:
             raise short from error
         raise
     finally:
+        if readers:
+            readers.kill()
         feed.close()
         engine.close()
         if journal:
             journal.close()
     return outcome
+
+
+def _evaluate(plan: Plan, engine: Engine, feed: Feed, saved: Saved, record: Callable[[Event], None], summarize: Any) -> Outcome:
+    began = time.perf_counter()
+    found = summarize(engine.evaluate(engine.restore(saved), feed.evaluation()))
+    record(Event("evaluated", saved.step, {**found, "seconds": time.perf_counter() - began}))
+    return "finished"
 
 
 def guarded(attempt: Attempt, rank: Rank, **how: Any) -> int:

@@ -76,5 +76,13 @@ def open_saved(config: Config, assets: Path, shapes: Mapping[str, tuple[int, ...
     return opened
 
 
+def other_data(task: str, source: str, assets: Path, reference: Mapping[str, float]) -> Mapping[str, Any]:
+    """Config values by which a task reads all of another source, in the words of the run whose assets and reference figures these are."""
+    if place_of(task):
+        return {"data.source": source}
+    found: Mapping[str, Any] = importlib.import_module(f"lockstep.tasks.{task}.fields").other_data(source, assets, reference)
+    return found
+
+
 def _module(config: Config, engine: str) -> Any:
     return importlib.import_module(f"lockstep.tasks.{'own' if place_of(config.task) else config.task}.{engine}_task")

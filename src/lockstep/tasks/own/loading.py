@@ -15,7 +15,7 @@ from types import ModuleType
 
 import lockstep
 from lockstep.core.document import suggest
-from lockstep.errors import LockstepError, UserError
+from lockstep.errors import LockstepError, RunError, UserError
 from lockstep.tasks.own.fields import Place
 
 
@@ -25,7 +25,7 @@ def check(task: Place) -> None:
     try:
         tree = ast.parse(source, str(task.path))
     except (SyntaxError, ValueError) as error:
-        raise _explained("loading it", error, task.path) from None
+        raise _explained("loading it", error, task.path, UserError) from None
     bound: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef):
@@ -49,14 +49,16 @@ def load_class(task: Place) -> type:
 
 
 @contextmanager
-def calling(what: str, path: Path) -> Iterator[None]:
-    """Around a call of the user's code, of which `path` is the file. UserError: what it raised, and at which of the user's lines."""
+def calling(what: str, path: Path, kind: type[LockstepError] = UserError) -> Iterator[None]:
+    """Around a call of the user's code, of which `path` is the file. An error of this kind: what it raised, and at which of the user's lines. A lost peer and lack of memory are told elsewhere."""
     try:
         yield
-    except LockstepError:
+    except (LockstepError, MemoryError):
         raise
     except (Exception, SystemExit) as error:
-        raise _explained(what, error, path) from error
+        if _of_a_peer(error):
+            raise
+        raise _explained(what, error, path, kind) from error
 
 
 def _source(path: Path) -> bytes:
@@ -108,11 +110,35 @@ def _no_class(task: Place, classes: list[str]) -> UserError:
     return UserError(f"{task.path} has no class {task.name}; {has}", suggest(task.name, classes) or f"task: {task.path}:{classes[0] if classes else 'MyTask'}", "task")
 
 
-def _explained(what: str, error: BaseException, path: Path) -> UserError:
+def _of_a_peer(error: BaseException) -> bool:
+    """Raised by a collective, inside torch's own code."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and ("/torch/distributed/" in frames[-1].filename or frames[-1].filename.endswith("/torch/nn/parallel/distributed.py"))
+
+
+def _explained(what: str, error: BaseException, path: Path, kind: type[LockstepError]) -> LockstepError:
     if isinstance(error, SyntaxError):
         return UserError(f"not valid Python: {error.msg}", "mend it at this place", f"{_shown(error.filename or str(path))}:{error.lineno or 1}")
-    remedy = f"install {error.name}, or put it beside {path.name}" if isinstance(error, ModuleNotFoundError) else "mend it at this place"
-    return UserError(f"{what}: {type(error).__name__}: {error}".rstrip(": "), remedy, _where(error, path))
+    kind = RunError if isinstance(error, OSError) and not isinstance(error, FileNotFoundError) else kind
+    said = ": ".join([what, *getattr(error, "__notes__", ()), type(error).__name__, str(error)]).rstrip(": ")
+    return kind(said, _remedy(error, path), _where(error, path))
+
+
+def _remedy(error: BaseException, path: Path) -> str:
+    """What most likely helps; for what people forget, how it is written."""
+    if isinstance(error, ModuleNotFoundError):
+        return f"install {error.name}, or put it beside {path.name}"
+    if isinstance(error, AttributeError) and "before Module.__init__() call" in str(error):
+        return "super().__init__() as the first line of the module's own __init__"
+    if isinstance(error, AttributeError) and _forgot_init(error):
+        return f"def __init__(self, model, data): self.{error.name} = ...: it is given the config's model and data sections"
+    return "mend it at this place"
+
+
+def _forgot_init(error: AttributeError) -> bool:
+    """An attribute that only __init__ could have set, of a class of the user's that has none."""
+    kind = type(error.obj)
+    return error.obj is not None and kind.__init__ is object.__init__ and not isinstance(error.obj, type | ModuleType)
 
 
 def _where(error: BaseException, path: Path) -> str:

@@ -6,6 +6,7 @@ The same id must give the same row whenever it is read, or else a resumed run wo
 import hashlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,16 +14,17 @@ from numpy.typing import NDArray
 
 from lockstep.core.order import Ids
 from lockstep.errors import UserError
+from lockstep.tasks.own.loading import calling
 
 _FORM = "a torch Dataset (not its DataLoader), or an object with __len__ and __getitem__(ids: int64 array) -> {name: array with one row an id}"
 _KNOWN_BY = 16  # rows that stand for data without a fingerprint of its own
 
 
 class Rows:
-    """data: a source, or a torch Dataset, whose items are stacked. what: the call that gave it, for errors."""
+    """data: a source, or a torch Dataset, whose items are stacked. what: the call that gave it, for errors. path: the user's file, which may raise."""
 
-    def __init__(self, data: Any, what: str) -> None:
-        self._data, self._what = data, what
+    def __init__(self, data: Any, what: str, path: Path) -> None:
+        self._data, self._what, self._path = data, what, path
         self._count = _length(data, what)
         self._read: Callable[[Ids], Any] = self._stacked if _is_torch(data, "Dataset") else data.__getitem__
 
@@ -30,7 +32,8 @@ class Rows:
         return self._count
 
     def __getitem__(self, ids: Ids) -> dict[str, NDArray[Any]]:
-        found = self._read(ids)
+        with calling(f"the data of {self._what}", self._path):
+            found = self._read(ids)
         if not isinstance(found, Mapping) or not found:
             raise self._wrong(f"gives {type(found).__name__} for {len(ids)} ids", f"it must be {_FORM}")
         return {str(name): self._column(str(name), column, len(ids)) for name, column in found.items()}
@@ -65,11 +68,18 @@ class Rows:
     def _stacked(self, ids: Ids) -> dict[str, Any]:
         """The items of a torch Dataset, name by name."""
         many = getattr(self._data, "__getitems__", None)
-        items = [_named(item) for item in (many(ids.tolist()) if many else [self._data[i] for i in ids.tolist()])]
+        items = [_named(item) for item in (many(ids.tolist()) if many else [self._item(i) for i in ids.tolist()])]
         names = list(items[0])
         if any(list(item) != names for item in items):
             raise self._wrong(f"gives items of unlike parts: some have {', '.join(names)}", "every item has the same names")
         return {name: self._stack(name, [item[name] for item in items]) for name in names}
+
+    def _item(self, index: int) -> Any:
+        try:
+            return self._data[index]
+        except Exception as error:
+            error.add_note(f"sample {index}")
+            raise
 
     def _stack(self, name: str, values: Sequence[Any]) -> NDArray[Any]:
         parts = [_array(value) for value in values]

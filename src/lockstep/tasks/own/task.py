@@ -19,7 +19,7 @@ from lockstep.core.facts import Facts
 from lockstep.core.initial import Initial
 from lockstep.core.mean import Mean
 from lockstep.core.protocols import Arrays
-from lockstep.errors import UserError
+from lockstep.errors import LockstepError, UserError
 from lockstep.tasks.own.fields import Place
 from lockstep.tasks.own.loading import calling, load_class
 from lockstep.tasks.own.rows import Rows
@@ -46,10 +46,10 @@ class OwnTask(ABC):
                 self._own = _instance(made, model, data)
             self._check_methods()
             with self._calling("train_data"):
-                self._train = Rows(self._own.train_data(), f"{place.name}.train_data()")
+                self._train = Rows(self._own.train_data(), f"{place.name}.train_data()", place.path)
             with self._calling("eval_data"):
                 held_out = self._own.eval_data() if hasattr(self._own, "eval_data") else None
-                self._held_out = None if held_out is None else Rows(held_out, f"{place.name}.eval_data()")
+                self._held_out = None if held_out is None else Rows(held_out, f"{place.name}.eval_data()", place.path)
 
     @abstractmethod
     def model(self) -> Any: ...
@@ -142,8 +142,8 @@ class OwnTask(ABC):
     def _wrong_metrics(self, cause: str, remedy: str) -> UserError:
         return UserError(f"{self._place.name}.metrics() {cause}", remedy, "task")
 
-    def _calling(self, method: str) -> AbstractContextManager[None]:
-        return calling(f"{self._place.name}.{method}()", self._place.path)
+    def _calling(self, method: str, kind: type[LockstepError] = UserError) -> AbstractContextManager[None]:
+        return calling(f"{self._place.name}.{method}()", self._place.path, kind)
 
     def _check_methods(self) -> None:
         """UserError: what is missing, all at once."""

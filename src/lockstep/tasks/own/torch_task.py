@@ -12,13 +12,17 @@ from torch import nn
 
 from lockstep.core.config import Config
 from lockstep.core.mean import Mean
-from lockstep.errors import UserError
+from lockstep.core.protocols import Arrays
+from lockstep.errors import RunError, UserError
 from lockstep.on_torch.build import blocks
 from lockstep.on_torch.dropout import key_dropout, unkeyed
 from lockstep.on_torch.norms import Rows as Keys
 from lockstep.on_torch.norms import coupled
+from lockstep.tasks.own.adding import check_adds
 from lockstep.tasks.own.fields import place_of
 from lockstep.tasks.own.task import MEAN, OwnTask
+
+_TRIED = 50_000_000  # parameters at most of a model that is tried on two samples beforehand: a second or so
 
 
 class TorchOwn(OwnTask):
@@ -29,6 +33,8 @@ class TorchOwn(OwnTask):
         trainable = sum(_scalars(p) for p in model.parameters() if p.requires_grad)
         if not trainable:
             raise UserError(f"{self._place.name}.model() has no parameter to train", "nn.Parameters with requires_grad, in the module or its children", "task")
+        if tried := self._tried(sum(map(_scalars, model.parameters()))):
+            check_adds(tried, f"{self._place.name}.loss()")
         parts = [sum(map(_scalars, block.parameters())) for block in blocks(model) or [model]]
         return {
             "params": sum(map(_scalars, model.parameters())), "trainable": trainable, "blocks": len(parts), "block_params": max(parts),
@@ -56,6 +62,28 @@ class TorchOwn(OwnTask):
     def check_loss(self, found: object, what: str) -> None:
         _check_loss(found, what)
         self._checked = torch.is_grad_enabled()
+
+    def loss(self, model: Any, batch: Arrays) -> Mean:
+        with self._calling("loss", RunError if self._checked else UserError):
+            return super().loss(model, batch)
+
+    def _tried(self, params: int) -> list[Mean] | None:
+        """The loss of two samples, and of each alone, on a CPU before anything is trained. None: it can't be had here, which proves nothing of the run; its first step will tell."""
+        if params > _TRIED or len(self._train) < 2:
+            return None
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            torch.manual_seed(self._seed)
+            model = self.model().eval()
+            rows = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in self._train[np.arange(2)].items()}
+            found = []
+            for which in ([0, 1], [0], [1]):
+                try:
+                    loss = self._own.loss(model, {name: tensor[which] for name, tensor in rows.items()})
+                except Exception:  # a model for GPUs only, say
+                    return None
+                _check_loss(loss, f"{self._place.name}.loss()")
+                found.append(Mean(*map(float, loss)))
+        return found
 
     def names_measured(self, row: Mapping[str, NDArray[Any]]) -> tuple[str, ...]:
         """On a model without values, or else on a real one."""

@@ -1,0 +1,136 @@
+"""Data workers: the same batches as without them; one that dies is named, and the same command goes on."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from commands import lockstep, losses, warm
+
+import worlds
+from lockstep.core.config import Config, load
+from lockstep.core.document import Document
+from lockstep.core.machine import Machine
+from lockstep.core.plan import plan
+from lockstep.data.feed import Feed
+from lockstep.errors import RunError, UserError
+from lockstep.launch.reading import Readers
+from lockstep.tasks import Tasks, open_task
+
+TASK = '''
+import os, signal, threading
+import numpy as np
+import torch
+from lockstep import Mean
+
+class Rows:
+    def __init__(self, count, first):
+        self.count, self.first = count, first
+        self.lock, self.shift = threading.Lock(), lambda x: x  # nothing of this could be pickled
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, ids):
+        if os.path.exists("die") and 7 in ids and self.first == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.first and 5 in ids and os.path.exists("bad"):
+            raise ValueError("a bad picture")
+        x = np.stack([np.random.default_rng(self.first + i).normal(size=3) for i in ids])
+        return {"id": ids, "x": self.shift(x), "half": x[:, :1].astype(np.float16), "none": np.zeros((len(ids), 0))}
+
+    def fingerprint(self):
+        return "normal"
+
+class Sums:
+    def model(self):
+        return torch.nn.Linear(3, 1, dtype=torch.float64)
+
+    def loss(self, model, batch):
+        return Mean(((model(batch["x"]) - batch["x"].sum(-1, keepdim=True)) ** 2).sum(), len(batch["x"]))
+
+    def train_data(self):
+        return Rows(23, 0)
+
+    def eval_data(self):
+        return Rows(11, 1000)
+'''
+
+
+def config(home: Path) -> Config:
+    (home / "sums.py").write_text(TASK)
+    values = {"task": f"{home / 'sums.py'}:Sums", "model": {}, "data": {"workers": 3}, "batch": {"samples": 10, "accumulate": 2}, "train": {"steps": 9, "precision": "f64"}, "devices": {"use": "cpu:2"}}
+    return load(Document(values), Tasks()).config
+
+
+@pytest.fixture
+def readers(tmp_path: Path) -> Iterator[tuple[Config, Readers]]:
+    made = config(tmp_path)
+    opened = Readers(made, 3)
+    yield made, opened
+    opened.kill()
+
+
+def test_who_reads_changes_nothing_and_a_death_is_named(readers: tuple[Config, Readers]) -> None:
+    made, opened = readers
+    task: Any = open_task(made, "")
+    found = plan(made, Machine((), (), 8 << 30, 2), task.facts())
+
+    def batches(workers: Any, prefetch: int) -> list[list[Any]]:
+        feed = Feed(found, [1], task.train_data(), task.eval_data(), lambda rounds, of: [slot.arrays for (slot,) in rounds if slot], 1, prefetch, workers)
+        taken = []
+        for step, batch in feed:
+            taken.append(batch.rounds)
+            if step % 3 == 0:  # while the thread reads ahead
+                taken += feed.evaluation()
+        return [[array.tolist() for rows in rounds for array in rows.values()] for rounds in taken]
+
+    assert batches(opened.workers, 2) == batches(opened.workers, 0) == batches(None, 2)
+    ids = np.arange(3, 8)
+    assert {name: (array.dtype, array.shape) for name, array in opened.workers.ask(0, ids)().items()} == {name: (array.dtype, array.shape) for name, array in task.train_data()[ids].items()}
+
+    server = next(child for child in psutil.Process().children() if "lockstep.launch.reading" in child.cmdline())
+    victim = server.children()[1]
+    os.kill(victim.pid, signal.SIGKILL)
+    with pytest.raises(RunError, match=r"data worker 1 of 3 was ended by SIGKILL while it read samples 3, 4, 5, 6, 7;"):
+        read_often(opened, ids)
+    deadline = time.monotonic() + 5
+    while server.is_running() and server.status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def read_often(opened: Readers, ids: Any) -> None:
+    for _ in range(3):
+        opened.workers.ask(0, ids)()
+
+
+def test_what_a_source_raises_comes_back_with_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bad").touch()
+    opened = Readers(config(tmp_path), 1)
+    try:
+        with pytest.raises(UserError, match="ValueError: a bad picture") as caught:
+            opened.workers.ask(1, np.array([5]))()
+        assert caught.value.where == "sums.py:19"
+    finally:
+        opened.kill()
+
+
+def test_a_run_goes_on_after_a_workers_death(pool: worlds.Pool, tmp_path: Path) -> None:
+    config(tmp_path)
+    (tmp_path / "sums.yaml").write_text("task: sums.py:Sums\nbatch: {samples: 10}\ntrain: {steps: 12, save_every: 2, precision: f64}\n")
+    line = ("train", "-f", "sums.yaml", "--num-workers", 2, "--save-dir")
+    pool.run(1, warm, tmp_path, *line, "whole")
+    (tmp_path / "die").touch()
+    said = lockstep(*line, "run", cwd=tmp_path, code=1).stderr
+    assert said.count("was ended by SIGKILL while it read samples") == 1
+    assert "Traceback" not in said
+    (tmp_path / "die").unlink()
+    pool.run(1, warm, tmp_path, *line, "run")
+    assert losses(tmp_path / "run") == losses(tmp_path / "whole")
