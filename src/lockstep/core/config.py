@@ -230,7 +230,7 @@ def _explain(error: ValidationError, document: Document, fields: TaskFields) -> 
         kind = item["type"]
         part = served(dotted(key)) if kind == "extra_forbidden" else None
         if part:
-            errors.append(UserError(f"{dotted(key)}: {part[0]} is not in task {document.value.get('task', 'language')} of this version", part[1], where))
+            errors.append(UserError(f"{dotted(key)} is for {part[0]}, which task {document.value.get('task', 'language')} of this version does not have", part[1], where))
         elif kind == "extra_forbidden" and dotted(key) in _LATER:
             errors.append(UserError(f"{dotted(key)} is not in this version", "leave it out", where))
         elif kind == "extra_forbidden":

@@ -7,7 +7,7 @@ _PARTS = {
     "model.num_experts": _EXPERTS, "model.experts_per_tok": _EXPERTS, "model.shared_expert_enabled": _EXPERTS,
     "model.kv_latent_dim": _LATENT, "model.q_latent_dim": _LATENT, "model.d_rope": _LATENT,
     "model.mamba_layers": _MAMBA, "model.mamba2_": _MAMBA, "model.mamba3_": ("Mamba-3 layers", ""),
-    "model.arch": ("the choice of a vision model", "vision"), "model.cssm": ("the choice of a spectral state space model", "vision"), "data.mode": ("how channels become samples", "timeseries"),
+    "model.arch": ("a vision model", "vision"), "model.cssm": ("a vision model", "vision"), "data.mode": ("sensor channels", "timeseries"),
 }
 OWN = "a task of your own does it today: task: FILE.py:CLASS (docs/own-task.md)"
 

@@ -4,6 +4,7 @@ Every field ends in exactly one Reading. Values pass on as they stand: whether o
 """
 
 import json
+import re
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -106,11 +107,11 @@ class Old:
         if not self._open(field):
             return
         if self._given[field] is None:
-            self.left(field, "null: as if it were not there")
+            self.left(field, "as if it were not there")
             return
         same = value is _SAME
         value = self._given[field] if same else value
-        self.new.set(key, value, f"{self._places[field]} {plain(field)}")
+        self.new.set(key, value, self._places[field] if field == key else f"{self._places[field]} {plain(field)}")
         self._say("read", field, f"{key}{'' if same else f' {shown(value)}'}{f' ({why})' if why else ''}")
 
     def takes(self, field: str, key: str, table: dict[Any, Any], remedy: str, why: str = "") -> None:
@@ -133,12 +134,14 @@ class Old:
 
     def refuse(self, field: str, why: str, remedy: str, key: str = "") -> None:
         if self._open(field):
-            self.refused.append(Refusal(key, UserError(f"{plain(field)} {shown(self._given[field])} {why}", remedy, self._places[field])))
+            self.refused.append(Refusal(key, UserError(f"{plain(field)} {self._shown(field)} {why}", remedy, self._places[field])))
             self._say("refused", field, why)
 
     def rest(self, known: tuple[str, ...]) -> None:
         """What is in no table is refused by name: it may mean anything."""
         for field in self.given():
+            if self._given[field] is None:
+                self.left(field, "as if it were not there")
             near = suggest(field, known)
             self.refuse(field, "is a field that this program does not know", near or "take it out of the file if the run does not need it")
 
@@ -147,18 +150,17 @@ class Old:
 
     def _say(self, outcome: Literal["read", "left", "refused"], field: str, text: str) -> None:
         self._done.add(field)
-        hidden = any(word in field.lower() for word in _HIDDEN)
-        self.readings.append(Reading(outcome, plain(field), "(not shown)" if hidden else shown(self._given[field]), text, self._places[field]))
+        self.readings.append(Reading(outcome, plain(field), self._shown(field), text, self._places[field]))
+
+    def _shown(self, field: str) -> str:
+        return "(not shown)" if any(word in field.lower() for word in _HIDDEN) else shown(self._given[field])
 
 
 def shown(value: Any) -> str:
     """A value as YAML has it, on one short line."""
     if isinstance(value, dict):
         return f"{{{len(value)} fields}}"
-    if isinstance(value, str):
-        text = plain(value) if value else '""'
-    else:
-        text = json.dumps(value, default=str)
+    text = plain(value) if isinstance(value, str) and re.search(r"[^\d.+-]", value) else json.dumps(value, default=str)
     return text if len(text) <= 60 else text[:57] + "..."
 
 

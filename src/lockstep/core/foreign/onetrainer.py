@@ -27,11 +27,12 @@ _DIFFUSION = (  # names, and beginnings of names, of what a diffusion model, its
 _LEFT = {  # names, and beginnings of names (with a _ at their end), of what changes nothing in the result
     "of its window, its files and its caches": (
         "__version", "debug_", "cache_dir", "clear_cache_before_training", "only_cache", "latent_caching", "image_caching", "text_caching",
-        "tensorboard", "tensorboard_", "cloud", "secrets", "prevent_overwrites", "optimizer_defaults", "save_", "backup_before_save", "validate_after_unit"),
+        "tensorboard", "tensorboard_", "cloud", "secrets", "prevent_overwrites", "optimizer_defaults", "backup_before_save", "validate_after_unit"),
     "data is read ahead by a thread (data.prefetch)": ("dataloader_threads", "caching_threads", "prefetch_next_batch"),
     "weights and optimizer stay in f32 on their device; autocast needs no setting": (
         "temp_device", "fallback_train_dtype", "enable_autocast_cache", "async_offloading", "enable_async_offloading", "enable_activation_offloading", "layer_offload_fraction"),
     "gradients are reduced in f32, in buckets, while backward runs": ("gradient_reduce_precision", "fused_gradient_reduce", "async_gradient_reduce", "async_gradient_reduce_buffer"),
+    "copies of the model on the way; here there are checkpoints": ("save_",),
     "the devices say so": ("world_size", "rank", "num_gpus"),
     "the same command goes on where a run was left": ("continue_last_backup",),
 }
@@ -75,14 +76,16 @@ def _devices(old: Old) -> None:
     """The switch for several GPUs, its upstream form and its forks', and how they meet."""
     several = next((name for name in ("enable_multi_gpu", "multi_gpu", "distributed.enabled") if old.value(name) is not None), "")
     chosen = old.value("device_indexes")
-    if several and old.value(several) is False:
+    if several and not isinstance(old.value(several), bool):
+        old.refuse(several, "is neither true nor false", "--devices all, or cpu, or --gpus 0,1", "devices.use")
+    elif several and old.value(several) is False:
         old.read(several, "devices.strategy", "single")
         old.left("device_indexes", "one device: --gpus I says which")
     elif several and isinstance(chosen, str) and chosen:
         old.left(several, "several devices are several devices")
         old.read("device_indexes", "devices.use", chosen)
     elif several:
-        old.takes(several, "devices.use", {True: "all"}, "true or false")
+        old.read(several, "devices.use", "all")
     old.left("device_indexes", "all that are visible")
     device = old.value("train_device", "cuda")
     if device == "cpu":

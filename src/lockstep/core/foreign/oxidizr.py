@@ -25,6 +25,7 @@ def convert(document: Document) -> Converted:
     old = Old(document, ("model", "trainer", "trainer.distributed"))
     old.new.set("task", "language", "a config of Oxidizr")
     old.new.set("model", {}, "a config of Oxidizr")
+    old.read("data", "data")
     _model(old)
     _length(old)
     for name, key in _TRAINER.items():
@@ -70,7 +71,7 @@ def _length(old: Old) -> None:
         old.left("trainer.num_epochs", "max_steps says how long the run is (there it ended after so many epochs, if that was sooner)")
     elif count is None:
         old.refuse("trainer.max_steps", "means whole epochs, and num_epochs does not say how many", "--epochs N", "train.steps")
-        old.left("trainer.num_epochs", "null: as if it were not there")
+        old.left("trainer.num_epochs", "as if it were not there")
     else:
         old.left("trainer.max_steps", "whole epochs, as many as num_epochs says")
         old.read("trainer.num_epochs", "train.steps", epochs(count))
