@@ -124,9 +124,9 @@ class Old:
             self.refuse(field, f"is not one of {', '.join(map(shown, table))}, which there are here", remedy, key)
 
     def always(self, key: str, value: Any, why: str) -> None:
-        """Not in the file: how that tool does it in any case. A flag still wins."""
-        self.new.set(key, value, f"always so there: {why}")
-        self.readings.append(Reading("read", "(always so)", why, f"{key} {shown(value)}", "-"))
+        """Not in the file: how that tool does it then. A flag still wins."""
+        self.new.set(key, value, f"not in the file; there: {why}")
+        self.readings.append(Reading("read", "(not in the file)", why, f"{key} {shown(value)}", "-"))
 
     def left(self, field: str, why: str) -> None:
         if self._open(field):

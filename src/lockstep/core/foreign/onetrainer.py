@@ -36,6 +36,12 @@ _LEFT = {  # names, and beginnings of names (with a _ at their end), of what cha
     "the devices say so": ("world_size", "rank", "num_gpus"),
     "the same command goes on where a run was left": ("continue_last_backup",),
 }
+_DEFAULTS = {  # field -> our key, its value, and what it is there
+    "epochs": ("train.steps", "100ep", "100 epochs"), "batch_size": ("batch.per_device", 1, "one sample at once"), "learning_rate": ("optimizer.lr", 3e-6, "its default rate"),
+    "learning_rate_scheduler": ("schedule.decay", "constant", "no decay"), "learning_rate_min_factor": ("schedule.final", 0.0, "a decay ends at nothing"),
+    "learning_rate_warmup_steps": ("schedule.warmup", 200, "200 batches of warm-up"), "train_dtype": ("train.precision", "f16", "half precision"),
+    "optimizer.beta2": ("optimizer.betas", [0.9, 0.999], "AdamW's betas"), "optimizer.weight_decay": ("optimizer.weight_decay", 0.01, "AdamW's weight decay (here on matrices only)"),
+}
 
 
 def is_one(document: Document) -> bool:
@@ -67,6 +73,9 @@ def convert(document: Document) -> Converted:
             old.refuse(field, "has no counterpart: a loss here is a sum divided by how much was counted, a schedule one of constant, linear, cosine, wsd", "take it out of the file to train without")
     for field in ("compile", "ema", "ema_decay", "ema_update_step_interval", "loss_scaler", "scheduler_params", "custom_learning_rate_scheduler"):
         old.left(field, "switched off, or part of what is")
+    for field, (key, value, why) in _DEFAULTS.items():
+        if old.value(field) is None and not old.new.place(tuple(key.split("."))):
+            old.always(key, _steps(value, old.value("gradient_accumulation_steps", 1)) if key == "schedule.warmup" else value, why)
     _remaining(old)
     old.rest((*_PLAIN, "learning_rate", "epochs", "train_dtype", "enable_multi_gpu", "multi_gpu", "distributed_backend"))
     return old.done(TOOL)

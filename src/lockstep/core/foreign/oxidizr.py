@@ -40,7 +40,7 @@ def convert(document: Document) -> Converted:
     if isinstance(home, str) and home:
         old.home = home
         old.left("trainer.checkpoint_dir", "the run directory, unless --save-dir names another")
-    old.left("trainer.load_balance_alpha", "balances experts; there are none")
+    old.left("trainer.load_balance_alpha", "goes with model.num_experts" if old.value("model.num_experts") else "balances experts; there are none")
     for name in ("group_size", "beta_kl"):
         old.left(f"trainer.{name}", "of a training method that nothing there used either")
     old.always("optimizer.betas", [0.9, 0.999], "AdamW's betas")
