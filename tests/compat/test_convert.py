@@ -44,8 +44,8 @@ def test_what_is_written_is_planned_as_the_old_file_is(home: Path, corpus: Path,
 
 
 def test_an_old_config_trains_in_its_own_directory(home: Path, corpus: Path, pool: Pool) -> None:
-    """On two devices, stopped, and gone on with on three: the batch stays."""
-    for more in (["--devices", "cpu:2", "--stop-after", 4], ["--devices", "cpu:3"]):
+    """On two devices, stopped, and gone on with on three by `--resume PATH`: the batch stays."""
+    for more in (["--devices", "cpu:2", "--stop-after", 4], ["--devices", "cpu:3", "--resume", "kept/nano"]):
         pool.run(1, warm, home, "-f", "old.yaml", "-d", corpus, "--strategy", "dp", *more)
     assert len(losses(home / "kept/nano")) == 6
     assert Run(home / "kept/nano").read_plan().batch == 8
