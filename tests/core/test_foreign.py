@@ -97,6 +97,7 @@ def test_a_field_of_the_trainer(change: str, becomes: dict[str, Any]) -> None:
     ({"multi_gpu": True, "learning_rate_scaler": "GLOBAL_BATCH"}, {"schedule.scale_lr": "sqrt", "schedule.base_batch": 2}),
     ({"multi_gpu": True, "learning_rate_scaler": "BATCH"}, {"optimizer.lr": 2e-5}),
     ({"multi_gpu": True, "learning_rate_warmup_steps": 0.05}, {"schedule.warmup": "0.5ep"}),
+    ({"multi_gpu": True, "optimizer": "SGD", "optimizer_momentum": 0.5, "optimizer_weight_decay": 0.0}, {"optimizer.name": "sgd", "optimizer.momentum": 0.5, "optimizer.weight_decay": 0.0}),
     ({"multi_gpu": True, "epochs": None, "train_dtype": None}, {"train.steps": "100ep", "train.precision": "f16", "schedule.final": 0.0}),
     ({"multi_gpu": True, "backup_after": 100, "backup_after_unit": "STEP"}, {"train.save_every": 50, "schedule.warmup": 100, "train.precision": "bf16", "optimizer.betas": (0.9, 0.99), "train.steps": "10ep"}),
 ])

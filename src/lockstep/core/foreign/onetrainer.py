@@ -15,7 +15,7 @@ _DECAYS = {"CONSTANT": "constant", "LINEAR": "linear", "COSINE": "cosine"}
 _RECOMPUTE = {"ON": "block", "OFF": "none", "CPU_OFFLOADED": "block", True: "block", False: "none"}
 _PLAIN = {"batch_size": "batch.per_device", "gradient_accumulation_steps": "batch.accumulate", "learning_rate_min_factor": "schedule.final", "seed": "train.seed"}
 _OPTIMIZER = {"weight_decay": "optimizer.weight_decay", "eps": "optimizer.eps", "momentum": "optimizer.momentum"}
-_CHANGED = ("amsgrad", "nesterov", "maximize", "dampening", "cautious", "adam_w_mode", "fused_back_pass")  # of an optimizer: would change what it does, if on
+_CHANGED = ("amsgrad", "nesterov", "maximize", "dampening", "cautious", "fused_back_pass")  # of an optimizer: would change what it does, if on
 
 _DIFFUSION = (  # names, and beginnings of names, of what a diffusion model, its data and its samples are
     "training_method", "base_model_name", "output_", "unet", "prior", "transformer", "unconditional_transformer", "text_encoder", "vae", "effnet_encoder", "decoder",
@@ -165,12 +165,10 @@ def _optimizer(old: Old) -> None:
     old.read("clip_grad_norm", "optimizer.clip")
     for name in ("optimizer.optimizer", "optimizer"):
         old.read(name, "optimizer.name", str(old.value(name)).lower())
-    first, second = old.value("optimizer.beta1"), old.value("optimizer.beta2")
-    if first is not None or second is not None:
-        betas = [0.9 if first is None else first, 0.999 if second is None else second]
-        for name in ("optimizer.beta1", "optimizer.beta2"):
-            old.read(name, "optimizer.betas", betas)
     for prefix in ("optimizer.", "optimizer_"):
+        betas = [old.value(f"{prefix}beta1", 0.9), old.value(f"{prefix}beta2", 0.999)]
+        for name in ("beta1", "beta2"):
+            old.read(prefix + name, "optimizer.betas", betas)
         for name, key in _OPTIMIZER.items():
             old.read(prefix + name, key)
         for name in _CHANGED:
