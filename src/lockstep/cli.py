@@ -1,6 +1,7 @@
 """The verbs. A verb parses, builds the config, calls one function and prints one thing; nothing heavy is imported for help or a config error."""
 
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Callable
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from lockstep.core.config import Loaded
     from lockstep.core.facts import Facts
 
-_LATER_VERBS = {"check", "run", "bench", "profile", "init", "report", "export", "data", "convert", "submit", "ui"}
+_LATER_VERBS = {"check", "run", "bench", "profile", "init", "report", "export", "data", "submit", "ui"}
 
 
 class Verbs(click.Group):
@@ -151,6 +152,22 @@ def schema(table: bool) -> None:
     from lockstep.tasks import Tasks
 
     click.echo(as_table(Tasks()) if table else json.dumps(json_schema(Tasks()), indent=1))
+
+
+@cli.command(cls=Verb)
+@click.argument("old", type=Path)
+@click.option("--to", "new", type=Path, required=True, metavar="NEW.yaml", help="the file to write; one that exists is refused")
+def convert(old: Path, new: Path) -> None:
+    """Another tool's config (OLD) as one of Lockstep's: Oxidizr's YAML, OneTrainer's JSON."""
+    from lockstep.errors import ConfigErrors
+    from lockstep.launch.converting import convert as write
+
+    converted, errors = write(old, new)
+    click.echo("\n".join(converted.lines()))
+    home = f" --save-dir {shlex.quote(converted.home)}" if converted.home else ""
+    click.echo(f"wrote  {new}, which is refused until what follows is settled" if errors else f"wrote  {new}; lockstep train -f {shlex.quote(str(new))}{home}")
+    if errors:
+        raise ConfigErrors(errors)
 
 
 for _verb in (after.sample, after.evaluate, after.compare_runs):

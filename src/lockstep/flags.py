@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lockstep.errors import UserError
+from lockstep.errors import ConfigErrors, UserError
 
 if TYPE_CHECKING:
     from lockstep.core.config import Loaded
     from lockstep.core.document import Document
+    from lockstep.core.foreign import Converted
 
 # flag -> config key, for flags that only name a value. The names after the first are those of other tools, kept out of help.
 _VALUES: list[tuple[tuple[str, ...], str, Any, str]] = [
@@ -105,13 +106,17 @@ def _parameter(names: tuple[str, ...]) -> str:
 
 
 def load_config(flags: dict[str, Any], say: bool) -> "Loaded":
-    """File, then --set, then flags: the later wins."""
-    from lockstep.core.config import apply_batch_flags, load
+    """File, then --set, then flags: the later wins. A file of another tool is converted first, and how is said."""
+    from lockstep.core.config import apply_batch_flags
     from lockstep.core.document import Document, parse_setting, read_file
-    from lockstep.tasks import Tasks
+    from lockstep.core.foreign import convert
 
     file: Path | None = flags["file"]
     document = read_file(file) if file else Document()
+    converted = convert(document)
+    if converted:
+        click.echo("\n".join([f"note   {file} is a config of {converted.tool}; `lockstep convert {file} --to NEW.yaml` writes it as one of Lockstep", *converted.lines()]), err=True)
+        document = converted.document
     for setting in flags["settings"]:
         key, value = parse_setting(setting)
         document.set(key, value, f"--set {key}")
@@ -125,8 +130,24 @@ def load_config(flags: dict[str, Any], say: bool) -> "Loaded":
         raise UserError("no config was given", "-f FILE, for example -f models/tiny.yaml", "-f")
     if flags["distributed_data_loading"] and say:
         click.echo("note   --distributed-data-loading: always so; each rank reads only its own samples", err=True)
-    loaded = load(document, Tasks(), file.stem if file else "run")
-    return replace(loaded, notes=(note,)) if note else loaded
+    return _load(document, file.stem if file else "run", converted, note)
+
+
+def _load(document: "Document", name: str, converted: "Converted | None", note: str | None) -> "Loaded":
+    """ConfigErrors: what another tool's config asks for and is not served, with all that is wrong otherwise."""
+    from lockstep.core.config import load
+    from lockstep.tasks import Tasks
+
+    unsettled = converted.unsettled(document) if converted else []
+    try:
+        loaded = load(document, Tasks(), name)
+    except ConfigErrors as wrong:
+        raise ConfigErrors([*unsettled, *wrong.errors]) from None
+    except UserError as wrong:
+        raise (ConfigErrors([*unsettled, wrong]) if unsettled else wrong) from None
+    if unsettled:
+        raise ConfigErrors(unsettled)
+    return replace(loaded, notes=(note,) if note else (), home=converted.home if converted else None)
 
 
 def _apply_flags(document: "Document", flags: dict[str, Any]) -> None:
@@ -163,9 +184,13 @@ def _apply_devices(document: "Document", devices: str | None, gpus: str | None, 
 
 
 def _apply_length(document: "Document", epochs: float | None, steps: int | None) -> None:
+    section = document.value.get("train")
+    given = section.get("steps") if isinstance(section, dict) else None
     if epochs is not None and steps:
         raise UserError(f"--epochs {epochs:g} and --max-steps {steps} both fix the length", "give one of them", "--max-steps")
     if epochs is None and steps == 0:
+        if str(given).endswith("ep"):
+            return  # the config says how many
         raise UserError("--max-steps 0 means whole epochs", "say how many: --epochs N", "--max-steps")
     if epochs is not None:
         document.set("train.steps", _epochs(epochs), "--epochs")

@@ -9,22 +9,8 @@ from typing import Any
 
 import pytest
 
-LIBRARY = r"""
-#include <stdio.h>
-#include <string.h>
-typedef struct { unsigned long long total, free, used; } memory_t;
-static int handles[3] = {0, 1, 2};
-int nvmlInit_v2(void) { return 0; }
-int nvmlInitWithFlags(unsigned flags) { return 0; }
-int nvmlShutdown(void) { return 0; }
-const char *nvmlErrorString(int code) { return "error"; }
-int nvmlSystemGetDriverVersion(char *text, unsigned size) { snprintf(text, size, "580.00"); return 0; }
-int nvmlDeviceGetCount_v2(unsigned *count) { *count = 3; return 0; }
-int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **handle) { if (index > 2) return 2; *handle = &handles[index]; return 0; }
-int nvmlDeviceGetName(void *handle, char *text, unsigned size) { snprintf(text, size, "NVIDIA H200 no. %d", *(int *)handle); return 0; }
-int nvmlDeviceGetUUID(void *handle, char *text, unsigned size) { snprintf(text, size, "GPU-%d%d-x", *(int *)handle, *(int *)handle); return 0; }
-int nvmlDeviceGetMemoryInfo(void *handle, memory_t *memory) { memory->total = 150000000000ULL; memory->free = memory->total; memory->used = 0; return 0; }
-"""
+import nvml
+
 PROGRAM = """
 import json
 from lockstep.core.config import load
@@ -44,10 +30,7 @@ except UserError as error:
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    home = tmp_path_factory.mktemp("nvml")
-    (home / "nvml.c").write_text(LIBRARY)
-    subprocess.run(["gcc", "-shared", "-fPIC", "-o", home / "libnvidia-ml.so.1", home / "nvml.c"], check=True)
-    return home
+    return nvml.library(tmp_path_factory.mktemp("nvml"), 3)
 
 
 def choose(library: Path, use: str, visible: str | None = None) -> Any:

@@ -11,13 +11,13 @@ from typing import Annotated, Any, ClassVar, Literal, Protocol, cast
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PlainValidator, PositiveFloat, PositiveInt, SerializeAsAny, ValidationError, create_model, model_validator
 
 from lockstep.core.document import Document, Key, dotted, suggest
+from lockstep.core.later import OWN, served
 from lockstep.core.schedule import Decay
 from lockstep.errors import ConfigErrors, UserError
 from lockstep.units import parse_bytes
 
 # Keys of the design that a later version will have: refused by name, not as a slip of the pen.
-_LATER = {"train.compile", "devices.max_restarts", "devices.hang_floor", "devices.balance",
-          "model.num_experts", "model.experts_per_tok", "model.shared_expert_enabled", "model.kv_latent_dim", "model.q_latent_dim", "model.d_rope", "model.mamba_layers"}
+_LATER = {"train.compile", "devices.max_restarts", "devices.hang_floor", "devices.balance"}
 
 Precision = Literal["f32", "bf16", "f16", "f64"]
 Recompute = Literal["none", "block", "selective"]
@@ -172,20 +172,21 @@ class Registry(Protocol):
 
 @dataclass(frozen=True)
 class Loaded:
-    """A config, its name, for each dotted key that was given where it came from, and what the user should know of how it was read."""
+    """A config, its name, for each dotted key that was given where it came from, and what the user should know of how it was read. home: the run directory that another tool's config names."""
 
     config: Config
     name: str
     origins: Mapping[str, str]
     notes: tuple[str, ...] = ()
+    home: str | None = None
 
 
 def load(document: Document, registry: Registry, name: str = "run") -> Loaded:
     """Document -> config. ConfigErrors lists everything that is wrong with it, each with its place."""
     task = document.value.get("task", "language")
     if not registry.knows(task):
-        hint = "is not in this version" if task in registry.later() else "is not a task"
-        raise UserError(f"task: {task} {hint}", suggest(str(task), registry.names()) or f"tasks: {', '.join(registry.names())}", document.place(("task",)))
+        hint, instead = ("is not in this version", f"; {OWN}") if task in registry.later() else ("is not a task", "")
+        raise UserError(f"task: {task} {hint}", suggest(str(task), registry.names()) or f"tasks: {', '.join(registry.names())}{instead}", document.place(("task",)))
     try:
         config = config_class(task, registry.fields(task)).model_validate({"model": {}, "data": {}, **document.value, "task": task})
     except ValidationError as error:
@@ -227,7 +228,10 @@ def _explain(error: ValidationError, document: Document, fields: TaskFields) -> 
         key = tuple(item["loc"])
         where = document.place(key)
         kind = item["type"]
-        if kind == "extra_forbidden" and (dotted(key) in _LATER or dotted(key).startswith("model.mamba2_")):
+        part = served(dotted(key)) if kind == "extra_forbidden" else None
+        if part:
+            errors.append(UserError(f"{dotted(key)} is for {part[0]}, which task {document.value.get('task', 'language')} of this version does not have", part[1], where))
+        elif kind == "extra_forbidden" and dotted(key) in _LATER:
             errors.append(UserError(f"{dotted(key)} is not in this version", "leave it out", where))
         elif kind == "extra_forbidden":
             known = _known(key[:-1], fields)

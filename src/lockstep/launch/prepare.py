@@ -68,6 +68,8 @@ def make_plan(loaded: Loaded, facts: Facts | None = None) -> tuple[Plan, Facts]:
 def prepare(loaded: Loaded, options: Options, facts: Facts | None = None, machine: Machine | None = None) -> Prepared:
     """facts: if they were measured. machine: another than this one by itself. UserError: anything that can't be honoured; the disk is then as it was before."""
     machine = machine or probe()
+    if loaded.home and not options.save_dir and options.resume in {"auto", "never"}:
+        options = replace(options, save_dir=Path(loaded.home))
     unlimited = loaded.config.model_copy(update={"devices": loaded.config.devices.model_copy(update={"memory": None})})
     plan(unlimited, machine, _least_facts())  # devices, strategy and sync are refused before any data is read
     facts = facts or describe(loaded.config)

@@ -1,0 +1,28 @@
+"""A stand-in for the NVIDIA driver's library, under the unmodified pynvml: so many GPUs as COUNT says."""
+
+import subprocess
+from pathlib import Path
+
+_SOURCE = r"""
+#include <stdio.h>
+#include <string.h>
+typedef struct { unsigned long long total, free, used; } memory_t;
+static int handles[COUNT];
+int nvmlInit_v2(void) { for (int i = 0; i < COUNT; i++) handles[i] = i; return 0; }
+int nvmlInitWithFlags(unsigned flags) { return nvmlInit_v2(); }
+int nvmlShutdown(void) { return 0; }
+const char *nvmlErrorString(int code) { return "error"; }
+int nvmlSystemGetDriverVersion(char *text, unsigned size) { snprintf(text, size, "580.00"); return 0; }
+int nvmlDeviceGetCount_v2(unsigned *count) { *count = COUNT; return 0; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **handle) { if (index >= COUNT) return 2; *handle = &handles[index]; return 0; }
+int nvmlDeviceGetName(void *handle, char *text, unsigned size) { snprintf(text, size, "NVIDIA H200 no. %d", *(int *)handle); return 0; }
+int nvmlDeviceGetUUID(void *handle, char *text, unsigned size) { snprintf(text, size, "GPU-%d%d-x", *(int *)handle, *(int *)handle); return 0; }
+int nvmlDeviceGetMemoryInfo(void *handle, memory_t *memory) { memory->total = 150000000000ULL; memory->free = memory->total; memory->used = 0; return 0; }
+"""
+
+
+def library(home: Path, count: int) -> Path:
+    """The directory to name in LD_LIBRARY_PATH."""
+    (home / "nvml.c").write_text(_SOURCE)
+    subprocess.run(["gcc", f"-DCOUNT={count}", "-shared", "-fPIC", "-o", home / "libnvidia-ml.so.1", home / "nvml.c"], check=True)
+    return home
