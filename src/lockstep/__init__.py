@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lockstep.core.initial import Initial as Initial
     from lockstep.core.mean import Mean as Mean
+    from lockstep.launch.weights import load as load
 
 __version__ = "0.1.0"
-__all__ = ["Initial", "Mean", "__version__"]
+__all__ = ["Initial", "Mean", "__version__", "load"]
 
-_ROOMS = {"Initial": "lockstep.core.initial", "Mean": "lockstep.core.mean"}
+_ROOMS = {"Initial": "lockstep.core.initial", "Mean": "lockstep.core.mean", "load": "lockstep.launch.weights"}
 
 
 def __getattr__(name: str) -> Any:

@@ -36,7 +36,7 @@ _VALUES: list[tuple[tuple[str, ...], str, Any, str]] = [
     (("--cssm",), "model.cssm", str, ""),
 ]
 _HIDDEN = {"--mode", "--arch", "--cssm"}
-_LATER = {"--num-workers", "--compile", "--init-from", "--max-restarts", "--machine"}
+_LATER = {"--num-workers", "--compile", "--max-restarts", "--machine"}
 
 
 def dashes(name: str) -> str:

@@ -110,12 +110,13 @@ def train_rank(attempt: Attempt, plan: Plan, config: Config, rank: Rank, engine:
     if first:
         keep_assets(run, task)
     saved = load(Path(attempt.resume)) if attempt.resume else None
+    weights = load(Path(attempt.weights)) if attempt.weights else None
     feed = Feed(plan, plan.held_by(rank.index), task.train_data(), task.eval_data(), engine.stage, saved.step if saved else 0, config.data.prefetch)
     journal = Journal(run.journal) if first else None
     record: Callable[[Event], None] = journal.record if journal else lambda event: None
     writer = store or checkpoint_store(run, plan, config, rank, attempt, first, record, journal)
     try:
-        _, outcome = train(plan, engine, feed, writer, record, Pulse(run.logs / f"pulse-{rank.index}"), requests, task.summarize, saved, attempt.stop_at)
+        _, outcome = train(plan, engine, feed, writer, record, Pulse(run.logs / f"pulse-{rank.index}"), requests, task.summarize, saved, attempt.stop_at, weights)
     except BaseException as error:
         writer.abandon()
         if short := out_of_memory(error, plan, rank.index, engine.peak_memory()):
