@@ -105,7 +105,7 @@ def _write_weights(home: Path, tensors: Mapping[str, Any], shards: list[dict[str
     places = {}
     for file, shard in _named(shards):
         try:
-            save_file({name: _converted(name, tensors[name], kind) for name in shard}, home / file, {"format": "pt", "lockstep_step": str(step)})
+            save_file({name: converted(name, tensors[name], kind) for name in shard}, home / file, {"format": "pt", "lockstep_step": str(step)})
         except SafetensorError as error:  # the library wraps the system's error in its own
             raise OSError(str(error)) from error
         places.update(dict.fromkeys(shard, file))
@@ -122,7 +122,7 @@ def _named(shards: list[dict[str, int]]) -> Iterator[tuple[str, dict[str, int]]]
         yield f"model-{number:05d}-of-{len(shards):05d}.safetensors", shard
 
 
-def _converted(name: str, tensor: Any, kind: str) -> Any:
+def converted(name: str, tensor: Any, kind: str) -> Any:
     """A copy of its own: two names of one tensor would not be written."""
     import torch
 
