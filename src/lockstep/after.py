@@ -44,7 +44,10 @@ def compare_runs(first: Path, second: Path, as_json: bool) -> None:
 @click.option("--dtype", type=click.Choice(["f32", "bf16", "f16"]), help="of the weights; as they were trained if not given")
 @click.option("--shard-size", default="5GB", show_default=True, metavar="SIZE", help="the most that one file holds; more files get an index")
 def export(run: Path, to: Path, form: str, dtype: str | None, shard_size: str) -> None:
-    """The weights and config of a RUN for other programs, from its newest checkpoint (or the checkpoint named)."""
+    """A RUN's weights and config for other programs.
+
+    They are those of its newest checkpoint, or of the checkpoint named.
+    """
     from lockstep.launch.export import export as make
     from lockstep.units import parse_bytes, show_bytes
 

@@ -15,7 +15,8 @@ class Filter(nn.Module):
         self.weight = nn.Parameter(torch.randn(5, dtype=torch.complex64))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.fft.irfft(torch.fft.rfft(x) * self.weight, n=8)
+        found: torch.Tensor = torch.fft.irfft(torch.fft.rfft(x) * self.weight, n=8)
+        return found
 
 
 class Net(nn.Module):

@@ -18,6 +18,7 @@ from lockstep.errors import UserError
 from lockstep.launch.export import converted, export
 from lockstep.launch.initial import examine
 from lockstep.tasks import facts, open_task
+from lockstep.tasks.language.fields import LanguageModel
 from lockstep.tasks.language.huggingface import theirs
 from lockstep.tasks.language.torch_model import Decoder
 from tiny import config_of
@@ -123,13 +124,18 @@ class Other:
     """What a pickle could run."""
 
 
+def cut(write: Callable[..., object], state: object, path: Path) -> None:
+    write(state, path)
+    path.write_bytes(path.read_bytes()[:5000])
+
+
 REFUSED: dict[str, tuple[str, Callable[[dict[str, Any], Path], object], str]] = {
     "a key less": ("w.pt", lambda state, path: torch.save({name: value for name, value in state.items() if "norm" not in name}, path), "5 missing (layers.0.input_layernorm.weight,"),
     "a key more": ("w.safetensors", lambda state, path: save_file({**state, "extra": torch.ones(1)}, path), "1 unexpected (extra)"),
     "another shape": ("w.safetensors", lambda state, path: save_file({**state, "norm.weight": torch.ones(31)}, path), "1 of another shape (norm.weight [31], here [32])"),
     "any object": ("w.pt", lambda state, path: torch.save({"model": state, "made by": Other()}, path), "is more than weights, and nothing else is loaded from a pickle"),
-    "cut off": ("w.safetensors", lambda state, path: (save_file(state, path), path.write_bytes(path.read_bytes()[:5000])), "can't be read"),
-    "cut off too": ("w.pt", lambda state, path: (torch.save(state, path), path.write_bytes(path.read_bytes()[:5000])), "can't be read"),
+    "cut off": ("w.safetensors", lambda state, path: cut(save_file, state, path), "can't be read"),
+    "cut off too": ("w.pt", lambda state, path: cut(torch.save, state, path), "can't be read"),
     "no weights": ("w.pt", lambda state, path: torch.save([1, 2], path), "holds no single state dict: it is of type list"),
     "integers": ("w.pt", lambda state, path: torch.save({name: value.long() for name, value in state.items()}, path), "no floating values in"),
     "not finite": ("w.pt", lambda state, path: torch.save({**state, "norm.weight": torch.full((32,), torch.nan)}, path), "norm.weight has values that are not finite"),
@@ -189,6 +195,7 @@ def test_tied_embeddings_are_one_array_there_and_back(pool: Pool, corpus: Path, 
         assert export(tmp_path / "run", tmp_path / form, form, None, GB).arrays == names
         found = examine(tmp_path / form, config, facts(config, str(cache)))
         assert len(found.arrays) == 20
+    assert isinstance(config.model, LanguageModel)
     model = Decoder(config.model, 300).double()
     model.load_state_dict(load_file(tmp_path / "safetensors/model.safetensors"))
     torch.testing.assert_close(model.state_dict(), lockstep.load(tmp_path / "run").state_dict(), rtol=0, atol=0)

@@ -58,7 +58,7 @@ def export(path: Path, to: Path, form: str, dtype: str | None, largest: int) -> 
         if other:
             notes += other.write(config, found.run.assets, tensors, kind, scratch)
         (scratch / "config.yaml").write_text(dump(config.model_dump(mode="json")))
-        (scratch / "README.md").write_text(_readme(found, form, kind))
+        (scratch / "README.md").write_text(_readme(found, form, kind, len(shards)))
         scratch.rename(to)
     except OSError as error:
         raise RunError(f"{to} can't be written: {error}", "another --to, or free some space", "--to") from None
@@ -143,15 +143,16 @@ def _metrics(found: Found) -> dict[str, float]:
     return {**metrics, "step": loop["metrics_step"]} if metrics and loop.get("metrics_step") is not None else {}
 
 
-def _readme(found: Found, form: str, kind: str) -> str:
+def _readme(found: Found, form: str, kind: str, files: int) -> str:
     config = found.config
     metrics = _metrics(found)
     measured = f" Evaluated at step {metrics['step']}: {', '.join(f'{name} {value:.6g}' for name, value in metrics.items() if name != 'step')}." if metrics else ""
     if form == "huggingface":
         use = 'from transformers import AutoModelForCausalLM\n\nmodel = AutoModelForCausalLM.from_pretrained("DIR")'
-    elif config.engine == "jax" and config.task.partition(":")[0].endswith(".py"):
-        use = 'from safetensors.numpy import load_file\n\nweights = load_file("DIR/model.safetensors")  # by the paths of the nnx.Params, joined by dots'
     else:
-        use = 'from safetensors.torch import load_file\n\nmodel.load_state_dict(load_file("DIR/model.safetensors"))'
+        flax = config.engine == "jax" and ".py:" in config.task
+        read = 'load_file("DIR/model.safetensors")' if files == 1 else '{name: value for file in Path("DIR").glob("*.safetensors") for name, value in load_file(file).items()}'
+        use = ("from pathlib import Path\n\n" if files > 1 else "") + f"from safetensors.{'numpy' if flax else 'torch'} import load_file\n\nweights = {read}"
+        use += "  # by the paths of the nnx.Params, joined by dots" if flax else "\nmodel.load_state_dict(weights)"
     return (f"# {found.run.home.resolve().name}, step {found.step}\n\nWeights ({kind}) of a run of Lockstep, task `{config.task}`, engine {config.engine}; `config.yaml` is its config. "
             f"Optimizer state is not here.{measured}\n\n```python\n{use}\n```\n\n`lockstep train -f config.yaml --init-from DIR` trains on from these weights.\n")
