@@ -136,6 +136,7 @@ REFUSED: dict[str, tuple[str, Callable[[dict[str, Any], Path], object], str]] = 
     "any object": ("w.pt", lambda state, path: torch.save({"model": state, "made by": Other()}, path), "is more than weights, and nothing else is loaded from a pickle"),
     "cut off": ("w.safetensors", lambda state, path: cut(save_file, state, path), "can't be read"),
     "cut off too": ("w.pt", lambda state, path: cut(torch.save, state, path), "can't be read"),
+    "no pickle": ("w.pt", lambda state, path: path.write_bytes(b"\x80\x02junk"), "w.pt can't be read"),
     "no weights": ("w.pt", lambda state, path: torch.save([1, 2], path), "holds no single state dict: it is of type list"),
     "integers": ("w.pt", lambda state, path: torch.save({name: value.long() for name, value in state.items()}, path), "no floating values in"),
     "not finite": ("w.pt", lambda state, path: torch.save({**state, "norm.weight": torch.full((32,), torch.nan)}, path), "norm.weight has values that are not finite"),

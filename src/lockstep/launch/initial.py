@@ -30,6 +30,7 @@ _WHERE = "--init-from"
 _WRAPPERS = ("module.", "_orig_mod.")  # what DistributedDataParallel, DataParallel and torch.compile put before names
 _FILE = 1 << 30  # bytes of a file of the copy, and so what is held in memory at once
 _KINDS = {"float64": "F64", "float32": "F32", "int64": "I64", "int32": "I32"}
+_WIDE = {"float64", "int64", "complex128"}
 _LONG = {"F64": "float64", "F32": "float32", "I64": "int64", "I32": "int32"}
 
 
@@ -102,7 +103,7 @@ def examine(path: Path, config: Config, facts: Facts) -> Source:
 
 def keep(source: Source, run: Run) -> None:
     """Copy what was read into the directory that is to be a run, under a scratch name (publish() gives it its own). UserError: no room, values that are not finite."""
-    size = sum(int(np.prod(array.shape)) * (8 if "64" in array.dtype else 4) for array in source.arrays.values())
+    size = sum(int(np.prod(array.shape)) * (8 if array.dtype in _WIDE else 4) for array in source.arrays.values())
     free = shutil.disk_usage(run.home).free
     if free < size * 1.05:
         raise UserError(f"{show_bytes(free)} are free at {run.home}; a copy of the weights needs {show_bytes(size)}", "free some space, or another --save-dir", "--save-dir")

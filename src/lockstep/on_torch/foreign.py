@@ -110,7 +110,7 @@ def _unpickled(path: Path) -> Any:
         what = f": it holds {next(group for group in named.groups() if group)}" if named else ""
         raise UserError(f"{path} is more than weights, and nothing else is loaded from a pickle, which could run any code{what}",
                         "save the weights alone where you trust the file: torch.save(model.state_dict(), 'weights.pt'), or safetensors.torch.save_file", _WHERE) from None
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError, IndexError, AttributeError, TypeError) as error:
+    except Exception as error:  # of any kind: what is no pickle is read as one
         raise UserError(f"{path} can't be read: {(str(error).splitlines() or [type(error).__name__])[0]}", "is it whole, and written by torch.save? get it again", _WHERE) from None
 
 
