@@ -6,9 +6,12 @@ Mean and Initial are what a task of one's own is written with; importing them im
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from lockstep.core.initial import Initial as Initial
     from lockstep.core.mean import Mean as Mean
-    from lockstep.launch.weights import load as load
+
+    load: Callable[[Any], Any]  # only named here: an import of launch would be one of all rooms, which import this module
 
 __version__ = "0.1.0"
 __all__ = ["Initial", "Mean", "__version__", "load"]
