@@ -70,3 +70,29 @@ def evaluate(run: Path, data: str | None, on: Any, devices: str | None, gpus: st
     else:
         shown = "  ".join(f"{name} {'not finite' if value is None else format(value, '.4f')}" for name, value in found.metrics.items())
         click.echo(f"eval   step {found.step}  {shown}  ({found.samples} samples, {found.plan.world} x {found.plan.devices[0].kind} {found.plan.strategy}, {show_seconds(found.seconds)})")
+
+
+@click.command(cls=Verb)
+@click.argument("run", type=Path)
+@click.option("--to", required=True, type=Path, metavar="DIR", help="where to; a directory that is not there yet, or is empty")
+@click.option("--format", "form", type=click.Choice(["safetensors", "huggingface"]), default="safetensors", show_default=True, help="huggingface: as transformers loads it, with the tokenizer (task language)")
+@click.option("--dtype", type=click.Choice(["f32", "bf16", "f16"]), help="of the weights; as they were trained if not given")
+@click.option("--shard-size", default="5GB", show_default=True, metavar="SIZE", help="the most that one file holds; more files get an index")
+def export(run: Path, to: Path, form: str, dtype: str | None, shard_size: str) -> None:
+    """A RUN's weights and config for other programs.
+
+    They are those of its newest checkpoint, or of the checkpoint named.
+    """
+    from lockstep.launch.export import export as make
+    from lockstep.units import parse_bytes, show_bytes
+
+    try:
+        largest = parse_bytes(shard_size)
+    except ValueError as error:
+        raise click.UsageError(f"--shard-size {shard_size}: {error}") from None
+    made = make(run, to, form, dtype, largest)
+    for note in made.notes:
+        click.echo(f"warn   {note}", err=True)
+    measured = f"; evaluated at step {made.metrics['step']}: loss {made.metrics['loss']:.4f}" if "loss" in made.metrics else ""
+    click.echo(f"export step {made.step}  {made.arrays} arrays  {show_bytes(made.bytes)} in {made.files} file{'s' if made.files > 1 else ''}  {made.dtype}  {to}{measured}")
+    click.echo(f"       left out: optimizer state and counters ({made.left} arrays); the run keeps them")

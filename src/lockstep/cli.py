@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from lockstep.core.config import Loaded
     from lockstep.core.facts import Facts
 
-_LATER_VERBS = {"check", "run", "bench", "profile", "init", "report", "export", "data", "submit", "ui"}
+_LATER_VERBS = {"check", "run", "bench", "profile", "init", "report", "data", "submit", "ui"}
 
 
 class Verbs(click.Group):
@@ -36,6 +36,8 @@ class Verbs(click.Group):
 
 
 _probe = click.option("--probe-batch", is_flag=True, help="first try, in throw-away processes, how many samples at once fit, and plan from that")
+
+_init_from = click.option("--init-from", type=Path, metavar="PATH", help="begin with these weights, without state: a run, a checkpoint, safetensors, a .pt; the same command goes on with the run")
 
 
 def _probed(loaded: "Loaded") -> "Facts":
@@ -65,8 +67,10 @@ def cli() -> None:
 @click.option("--rdzv", metavar="HOST:PORT", help="where they meet: on the first of them")
 @click.option("--node-rank", type=click.IntRange(min=0), help="which of them this is, from 0")
 @click.option("--headless", is_flag=True, help="JSON lines on stdout, nothing else there")
+@_init_from
 @_probe
-def train(save_dir: Path | None, resume: str, new_batch: bool, stop_after: int | None, headless: bool, probe_batch: bool, nnodes: int, rdzv: str | None, node_rank: int | None, **flags: Any) -> None:
+def train(save_dir: Path | None, resume: str, new_batch: bool, stop_after: int | None, headless: bool, probe_batch: bool, nnodes: int, rdzv: str | None, node_rank: int | None,
+          init_from: Path | None, **flags: Any) -> None:
     """Train. Run the same command again to go on."""
     signal.signal(signal.SIGTERM, terminated)
     from lockstep.launch.cluster import one_of, started
@@ -78,11 +82,11 @@ def train(save_dir: Path | None, resume: str, new_batch: bool, stop_after: int |
     if nnodes > 1 or started(os.environ):
         if probe_batch:
             raise click.UsageError("--probe-batch starts processes of its own; try it first with `lockstep plan --probe-batch`")
-        _join(lambda: load_config(flags, say=not headless), headless, save_dir, resume, stop_after, new_batch)
+        _join(lambda: load_config(flags, say=not headless), headless, save_dir, resume, stop_after, new_batch, init_from)
     loaded = load_config(flags, say=not headless)
     from lockstep.launch.prepare import Options, done_line, prepare
 
-    options = Options(save_dir, resume, stop_after, new_batch)
+    options = Options(save_dir, resume, stop_after, new_batch, init_from)
     prepared = prepare(loaded, options, _probed(loaded) if probe_batch else None)
     if prepared.done:
         prepared.lock.release()
@@ -110,21 +114,24 @@ def _join(read: "Callable[[], Loaded]", headless: bool, *options: Any) -> NoRetu
 @cli.command(cls=Verb)
 @config_options
 @click.option("--json", "as_json", is_flag=True, help="the plan as JSON")
+@_init_from
 @_probe
-def plan(as_json: bool, probe_batch: bool, **flags: Any) -> None:
+def plan(as_json: bool, probe_batch: bool, init_from: Path | None, **flags: Any) -> None:
     """What train would do, and why. Trains nothing."""
     loaded = load_config(flags, say=not as_json)
     import json
 
     from lockstep.core.config import flatten
+    from lockstep.launch.initial import examine
     from lockstep.launch.prepare import make_plan
     from lockstep.observe.banner import table
 
     made, facts = make_plan(loaded, _probed(loaded) if probe_batch else None)
+    weights = examine(init_from, loaded.config, facts).words if init_from else ()
     if as_json:
-        click.echo(json.dumps({"plan": made.to_json(), "origins": loaded.origins, "formulas": facts.formulas}, indent=1))
+        click.echo(json.dumps({"plan": made.to_json(), "origins": loaded.origins, "formulas": facts.formulas, **({"weights": weights} if weights else {})}, indent=1))
     else:
-        click.echo("\n".join([*(f"note   {note}" for note in loaded.notes), table(made, loaded.origins, flatten(loaded.config), facts.formulas)]))
+        click.echo("\n".join([*(f"note   {note}" for note in (*loaded.notes, *weights)), table(made, loaded.origins, flatten(loaded.config), facts.formulas)]))
 
 
 @cli.command(cls=Verb)
@@ -170,7 +177,7 @@ def convert(old: Path, new: Path) -> None:
         raise ConfigErrors(errors)
 
 
-for _verb in (after.sample, after.evaluate, after.compare_runs):
+for _verb in (after.sample, after.evaluate, after.export, after.compare_runs):
     cli.add_command(_verb)
 
 

@@ -39,7 +39,7 @@ _VALUES: list[tuple[tuple[str, ...], str, Any, str]] = [
     (("--cssm",), "model.cssm", str, ""),
 ]
 _HIDDEN = {"--mode", "--arch", "--cssm"}
-_LATER = {"--compile", "--init-from", "--max-restarts", "--machine"}
+_LATER = {"--compile", "--max-restarts", "--machine"}
 
 
 def dashes(name: str) -> str:

@@ -16,7 +16,7 @@ def test_a_checkpoint_has_one_set_of_metrics(pool: worlds.Pool, tmp_path: Path, 
     own = [event.values for event in read(tmp_path / "run/journal.jsonl") if event.kind == "evaluated"]
     files = sorted(tmp_path.rglob("*"))
     last = json.loads(lockstep("eval", "run", "--devices", "cpu:3", "--strategy", "fsdp", "--json", cwd=tmp_path).stdout)
-    assert {"step": 8, "samples": 8} == {name: last[name] for name in ("step", "samples")}
+    assert {name: last[name] for name in ("step", "samples")} == {"step": 8, "samples": 8}
     assert [last[name] for name in ("loss", "perplexity", "accuracy")] == pytest.approx([own[-1][name] for name in ("loss", "perplexity", "accuracy")], rel=1e-12)
     shown = lockstep("eval", "run/checkpoints/step-00000004", "-d", config, cwd=tmp_path).stdout
     assert shown.startswith("eval   step 4  loss ")

@@ -18,7 +18,7 @@ from lockstep.core.machine import Machine
 from lockstep.core.plan import plan
 from lockstep.errors import ConfigErrors, UserError
 from lockstep.on_torch.build import cast
-from lockstep.tasks import Tasks, open_saved, open_task
+from lockstep.tasks import Tasks, open_task, speaking
 from lockstep.tasks.own.torch_task import TorchOwn
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -419,7 +419,7 @@ def test_a_stamp_can_not_be_told_and_a_prompt_not_continued(write: Callable[...,
     config = write()
     assert Tasks().stamp(config) is None
     assert Tasks().stamp(write("class My:", "from elsewhere import *\nclass Other:")) is None  # My may come from there
-    assert "a task of your own" in said(lambda: open_saved(config, tmp_path, {}))
+    assert "a task of your own" in said(lambda: speaking(config, tmp_path))
 
 
 @pytest.fixture

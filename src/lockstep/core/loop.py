@@ -21,12 +21,12 @@ _SMALLEST_SCALE = 2.0**-14
 
 
 def train(plan: Plan, engine: Engine, feed: Feed, store: Store, record: Record, pulse: Pulse, requests: Requests,
-          summarize: Any, saved: Saved | None = None, stop_at: int | None = None) -> tuple[Any, Outcome]:
-    """Train from `saved`, or from the start, to plan.steps, to stop_at, or until asked to stop. Returns the state and how it ended.
+          summarize: Any, saved: Saved | None = None, stop_at: int | None = None, weights: Saved | None = None) -> tuple[Any, Outcome]:
+    """Train from `saved`, or from the start (with these weights, if they are given), to plan.steps, to stop_at, or until asked to stop. Returns the state and how it ended.
 
     summarize: sums of an evaluation -> metrics. RunError: a gradient was not finite and plan says stop.
     """
-    state = engine.restore(saved) if saved else engine.init()
+    state = engine.restore(saved) if saved else engine.init(weights)
     ledger = Ledger(plan, feed, record, Counters(**saved.loop) if saved else Counters())
     done = saved.step if saved else 0
     record(Event("started", done, {"exact": True} if plan.exact else {}))

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from lockstep.checkpoint.format import read_manifest
 from lockstep.core.config import Loaded, load
 from lockstep.core.document import Document, read_file
 from lockstep.core.events import Event
@@ -17,7 +16,7 @@ from lockstep.launch.describe import describe
 from lockstep.launch.files import Attempt, Lock, Run, new_attempt_name
 from lockstep.launch.local import launch
 from lockstep.launch.prepare import Prepared
-from lockstep.launch.sampling import find
+from lockstep.launch.weights import find
 from lockstep.observe.console import lines
 from lockstep.observe.journal import append, read
 from lockstep.probe import probe
@@ -57,21 +56,21 @@ def evaluate(path: Path, settings: Mapping[str, tuple[Any, str]], data: str | No
 
     UserError: nothing saved, or nothing to evaluate. RunError: it failed.
     """
-    run, checkpoint, notes = find(path)
-    for note in notes:
+    found = find(path)
+    run, checkpoint = found.run, found.path
+    for note in found.notes:
         say(f"warn   {note}")
     loaded = _loaded(run, settings, data)
     facts = describe(loaded.config)
-    manifest = read_manifest(checkpoint)
     changed = data is not None or any(key.startswith("data.") for key in settings)
-    made = plan(loaded.config, probe(), facts, None if changed else fixed_from_json(manifest["fixed"]))
+    made = plan(loaded.config, probe(), facts, None if changed else fixed_from_json(found.manifest["fixed"]))
     if data is not None or which == "train":
         made = replace(made, eval_samples=made.samples)
     if not made.eval_samples:
         raise UserError(f"{run.home} holds no data back to evaluate on", "--on train evaluates on what it was trained on; -d names other data", "RUN")
     scratch = Path(tempfile.mkdtemp(prefix="lockstep-eval-"))
     try:
-        return _run(Run(scratch), loaded, made, checkpoint.resolve(), "train" if data is not None else which, int(manifest["step"]), say)
+        return _run(Run(scratch), loaded, made, checkpoint.resolve(), "train" if data is not None else which, found.step, say)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 

@@ -17,6 +17,8 @@ from lockstep.core.events import REQUESTS, Request
 from lockstep.core.plan import Plan
 from lockstep.errors import RunError, UserError
 
+SCRATCH = ".initial"  # where weights to begin from are copied to, before a run is one
+
 
 @dataclass(frozen=True)
 class Run:
@@ -52,20 +54,32 @@ class Run:
     def assets(self) -> Path:
         return self.home / "assets"
 
+    @property
+    def initial(self) -> Path:
+        """A copy of the weights that the run began from (--init-from)."""
+        return self.home / "initial"
+
     def exists(self) -> bool:
         return self.plan.is_file()
 
-    def write(self, config: Config, plan: Plan, origins: Mapping[str, str], formulas: Mapping[str, str], began: str | None = None) -> None:
-        """began: the checkpoint of another run that this one begins from."""
+    def write(self, config: Config, plan: Plan, origins: Mapping[str, str], formulas: Mapping[str, str], began: str | None = None, weights: str | None = None) -> None:
+        """began: the checkpoint of another run that this one begins from. weights: what --init-from named."""
         scratch = self.config.with_name("config.yaml.part")
         scratch.write_text(dump(config.model_dump(mode="json")))
         scratch.replace(self.config)
-        write_json(self.plan, {"plan": plan.to_json(), "origins": dict(origins), "formulas": dict(formulas), "began": began})
+        write_json(self.plan, {"plan": plan.to_json(), "origins": dict(origins), "formulas": dict(formulas), "began": began, "weights": weights})
 
     def began(self) -> str | None:
         """The checkpoint of another run that this one began from."""
+        return self._said("began")
+
+    def weights(self) -> str | None:
+        """The path of the weights that this one began from."""
+        return self._said("weights")
+
+    def _said(self, key: str) -> str | None:
         try:
-            found: str | None = json.loads(self.plan.read_text()).get("began")
+            found: str | None = json.loads(self.plan.read_text()).get(key)
             return found
         except (OSError, ValueError, AttributeError):
             return None
@@ -82,7 +96,8 @@ class Run:
 
 @dataclass(frozen=True)
 class Attempt:
-    """One go at a run. resume: the checkpoint it begins from. stop_at: steps after which it saves and leaves. coordinator: host:port where jax's processes meet, if there are several.
+    """One go at a run. resume: the checkpoint it begins from; weights: if there is none, a checkpoint of no more than the model.
+    stop_at: steps after which it saves and leaves. coordinator: host:port where jax's processes meet, if there are several.
     evaluate: train nothing, only evaluate what is resumed, on "held-out" or "train" data."""
 
     name: str
@@ -91,6 +106,7 @@ class Attempt:
     stop_at: int | None = None
     coordinator: str | None = None
     evaluate: str | None = None
+    weights: str | None = None
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

@@ -16,7 +16,8 @@ from lockstep.core.plan import Plan, fixed_from_json, plan
 from lockstep.errors import LockstepError, UserError
 from lockstep.launch.describe import describe
 from lockstep.launch.files import Attempt, Lock, Run, is_live, new_attempt_name
-from lockstep.launch.place import check_port, check_room, free_name, make
+from lockstep.launch.initial import keep, publish, weights_for
+from lockstep.launch.place import check_port, check_room, free_name, leave, make
 from lockstep.observe.journal import append, mend
 from lockstep.probe import probe
 from lockstep.tasks import Tasks
@@ -30,6 +31,7 @@ class Options:
     resume: str = "auto"  # auto, never, or the path of a run or checkpoint
     stop_after: int | None = None
     new_batch: bool = False
+    init_from: Path | None = None
 
 
 @dataclass
@@ -77,22 +79,28 @@ def prepare(loaded: Loaded, options: Options, facts: Facts | None = None, machin
     fixed = _fixed(origin, options)
     _refuse_changes(origin, loaded.config)
     made = plan(loaded.config, machine, facts, fixed)
+    weights = weights_for(origin.run, origin.own, origin.checkpoint is not None, options.init_from, loaded.config, facts, origin.words)
     check_port(loaded.config.devices.port)
     check_room(origin.run.home if origin.run else options.save_dir or Path("runs"), loaded.config, facts)
     home = origin.run or Run(options.save_dir or free_name(loaded.name))
     make(home.home)
     lock = Lock(home)
     try:
-        return _begin(home, lock, loaded, options, origin, made, facts)
+        if weights:
+            keep(weights, home)
+            origin.words.extend(weights.words)
+        return _begin(home, lock, loaded, options, origin, made, facts, str(weights.path) if weights else home.weights())
     except OSError as error:
         lock.release()
+        leave(home.home)
         raise UserError(f"{error.filename or home.home} can't be written: {error.strerror}", "another --save-dir, or mend this one", "--save-dir") from None
     except BaseException:
         lock.release()
+        leave(home.home)
         raise
 
 
-def _begin(run: Run, lock: Lock, loaded: Loaded, options: Options, origin: _Origin, made: Plan, facts: Facts) -> Prepared:
+def _begin(run: Run, lock: Lock, loaded: Loaded, options: Options, origin: _Origin, made: Plan, facts: Facts, weights: str | None) -> Prepared:
     for directory in (run.checkpoints, run.logs):
         directory.mkdir(exist_ok=True)
     for stale in run.logs.glob("failure-*.json"):
@@ -102,11 +110,13 @@ def _begin(run: Run, lock: Lock, loaded: Loaded, options: Options, origin: _Orig
     begin = run.journal.stat().st_size if run.journal.exists() else 0
     done = origin.checkpoint is not None and origin.step >= made.steps
     stop_at = None if options.stop_after is None else origin.step + options.stop_after
-    attempt = Attempt(new_attempt_name(), str(run.home), str(origin.checkpoint) if origin.checkpoint else None, stop_at)
+    attempt = Attempt(new_attempt_name(), str(run.home), str(origin.checkpoint) if origin.checkpoint else None, stop_at, weights=str(run.initial) if weights and not origin.checkpoint else None)
     if done:
         return Prepared(run, made, attempt, lock, begin, done)
     began = run.began() if run.exists() else str(origin.checkpoint) if origin.checkpoint and not origin.own else None
-    run.write(loaded.config, made, loaded.origins, facts.formulas, began)
+    if weights and not run.exists():
+        publish(run)
+    run.write(loaded.config, made, loaded.origins, facts.formulas, began, weights)
     append(run.journal, Event("planned", origin.step, {"attempt": attempt.name, "run": str(run.home), "plan": made.to_json()}))
     if origin.own and origin.run:
         _void_later(run, origin)
@@ -136,7 +146,7 @@ def _origin(loaded: Loaded, options: Options) -> _Origin:
         if options.save_dir and Run(options.save_dir).exists():
             raise UserError(f"{options.save_dir} holds a run already", "another --save-dir, or --resume auto to go on with it", "--resume never")
         return _Origin()
-    run = Run(options.save_dir) if options.save_dir else _unfinished(loaded)
+    run = Run(options.save_dir) if options.save_dir else _unfinished(loaded, options.init_from)
     if run is None or not run.exists():
         return _Origin()
     origin = _newest_of(run)
@@ -180,12 +190,13 @@ def _from_path(path: Path, options: Options) -> _Origin:
     return replace(origin, run=None, own=False)
 
 
-def _unfinished(loaded: Loaded) -> Run | None:
-    """The newest run of the same config (devices and engine aside) that has not finished, so that the same command goes on."""
+def _unfinished(loaded: Loaded, init_from: Path | None) -> Run | None:
+    """The newest run of the same config (devices and engine aside) and weights to begin from that has not finished, so that the same command goes on."""
     wanted = _comparable(loaded.config)
+    weights = str(init_from.resolve()) if init_from else None
     for home in sorted(Path("runs").glob(f"{loaded.name}-*"), reverse=True):
         run = Run(home)
-        if not run.exists() or is_live(run) or _finished(run):
+        if not run.exists() or run.weights() != weights or is_live(run) or _finished(run):
             continue
         try:
             if _comparable(run.read_config(Tasks())) == wanted:

@@ -111,6 +111,7 @@ def train_rank(attempt: Attempt, plan: Plan, config: Config, rank: Rank, engine:
     if first:
         keep_assets(run, task)
     saved = load(Path(attempt.resume)) if attempt.resume else None
+    weights = load(Path(attempt.weights)) if attempt.weights else None
     devices = plan.held_by(rank.index)
     readers = Readers(config, config.data.workers * len(devices)) if config.data.workers else None
     held_out = task.train_data() if attempt.evaluate == "train" else task.eval_data()
@@ -122,7 +123,7 @@ def train_rank(attempt: Attempt, plan: Plan, config: Config, rank: Rank, engine:
         if attempt.evaluate:
             assert saved
             return _evaluate(plan, engine, feed, saved, record, task.summarize)
-        _, outcome = train(plan, engine, feed, writer, record, Pulse(run.logs / f"pulse-{rank.index}"), requests, task.summarize, saved, attempt.stop_at)
+        _, outcome = train(plan, engine, feed, writer, record, Pulse(run.logs / f"pulse-{rank.index}"), requests, task.summarize, saved, attempt.stop_at, weights)
     except BaseException as error:
         writer.abandon()
         if short := out_of_memory(error, plan, rank.index, engine.peak_memory()):

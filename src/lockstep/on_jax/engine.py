@@ -104,9 +104,9 @@ class JaxEngine:
     def _nothing(self) -> Any:
         return self._placed(np.zeros((len(self._own), 0), self._dtype))
 
-    def init(self) -> State:
+    def init(self, weights: Saved | None = None) -> State:
         self._model, value = self._opened()  # the values are let go of: they may be a whole model
-        return self._layout.begin(value)
+        return self._layout.begin(value, weights)
 
     def restore(self, saved: Saved) -> State:
         return self._layout.restore(saved)

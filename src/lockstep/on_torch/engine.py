@@ -44,8 +44,13 @@ class TorchEngine:
         self._rows = [Rows() for _ in devices]
         self._checked = False  # whether every parameter has been seen to have a gradient
 
-    def init(self) -> State:
-        return self._assemble(self._draw)
+    def init(self, weights: Saved | None = None) -> State:
+        if weights is None:
+            return self._assemble(self._draw)
+        state = self._assemble(lambda name, tensor: None)
+        states.fill(state, self._strategy.box, self._strategy.holders, weights)
+        self._strategy.spread()
+        return state
 
     def restore(self, saved: Saved) -> State:
         state = self._assemble(lambda name, tensor: None)

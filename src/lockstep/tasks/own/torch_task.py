@@ -12,12 +12,13 @@ from torch import nn
 
 from lockstep.core.config import Config
 from lockstep.core.mean import Mean
-from lockstep.core.protocols import Arrays
+from lockstep.core.protocols import Arrays, Stored
 from lockstep.errors import RunError, UserError
-from lockstep.on_torch.build import blocks
+from lockstep.on_torch.build import blocks, cast, seeded
 from lockstep.on_torch.dropout import key_dropout, unkeyed
 from lockstep.on_torch.norms import Rows as Keys
 from lockstep.on_torch.norms import coupled
+from lockstep.on_torch.weights import fill, outline
 from lockstep.tasks.own.adding import check_adds
 from lockstep.tasks.own.fields import place_of
 from lockstep.tasks.own.task import MEAN, OwnTask
@@ -39,7 +40,7 @@ class TorchOwn(OwnTask):
         return {
             "params": sum(map(_scalars, model.parameters())), "trainable": trainable, "blocks": len(parts), "block_params": max(parts),
             "coupled": (*getattr(self._own, "coupled", ()), *coupled(model)),
-            "unkeyed": unkeyed(model), "keyed": key_dropout(model, Keys(), 0),  # on this outline only, to learn their names
+            **outline(model), "unkeyed": unkeyed(model), "keyed": key_dropout(model, Keys(), 0),  # on this outline only, to learn their names
         }
 
     def model(self) -> nn.Module:
@@ -130,3 +131,14 @@ def open_task(config: Config, cache: str) -> TorchOwn:
     place = place_of(config.task)
     assert place is not None
     return TorchOwn(place, config.model.model_extra or {}, config.data.model_extra or {}, config.train.precision, config.train.seed)
+
+
+def named_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+    return model.state_dict()
+
+
+def load_model(config: Config, cache: str, weights: Stored) -> nn.Module:
+    """The user's model with these weights. The values that it draws for itself first are let go of, and leave torch's generators as they were."""
+    task = open_task(config, cache)
+    with seeded(config.train.seed):
+        return fill(cast(task.model(), config.train.precision), weights)
