@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from lockstep.core.config import Loaded
     from lockstep.core.facts import Facts
 
-_LATER_VERBS = {"check", "run", "bench", "profile", "eval", "init", "report", "export", "data", "convert", "submit", "ui"}
+_LATER_VERBS = {"check", "run", "bench", "profile", "eval", "init", "export", "data", "convert", "submit", "ui"}
 
 
 class Verbs(click.Group):
@@ -153,7 +153,7 @@ def schema(table: bool) -> None:
     click.echo(as_table(Tasks()) if table else json.dumps(json_schema(Tasks()), indent=1))
 
 
-for _verb in (after.sample, after.compare_runs):
+for _verb in (after.sample, after.compare_runs, after.report):
     cli.add_command(_verb)
 
 

@@ -17,6 +17,7 @@ from lockstep.errors import LockstepError, UserError
 from lockstep.launch.describe import describe
 from lockstep.launch.files import Attempt, Lock, Run, is_live, new_attempt_name
 from lockstep.launch.place import check_port, check_room, free_name, make
+from lockstep.launch.surroundings import surroundings
 from lockstep.observe.journal import append, mend
 from lockstep.probe import probe
 from lockstep.tasks import Tasks
@@ -81,7 +82,7 @@ def prepare(loaded: Loaded, options: Options, facts: Facts | None = None, machin
     make(home.home)
     lock = Lock(home)
     try:
-        return _begin(home, lock, loaded, options, origin, made, facts)
+        return _begin(home, lock, loaded, options, origin, made, facts, machine)
     except OSError as error:
         lock.release()
         raise UserError(f"{error.filename or home.home} can't be written: {error.strerror}", "another --save-dir, or mend this one", "--save-dir") from None
@@ -90,7 +91,7 @@ def prepare(loaded: Loaded, options: Options, facts: Facts | None = None, machin
         raise
 
 
-def _begin(run: Run, lock: Lock, loaded: Loaded, options: Options, origin: _Origin, made: Plan, facts: Facts) -> Prepared:
+def _begin(run: Run, lock: Lock, loaded: Loaded, options: Options, origin: _Origin, made: Plan, facts: Facts, machine: Machine) -> Prepared:
     for directory in (run.checkpoints, run.logs):
         directory.mkdir(exist_ok=True)
     for stale in run.logs.glob("failure-*.json"):
@@ -105,7 +106,7 @@ def _begin(run: Run, lock: Lock, loaded: Loaded, options: Options, origin: _Orig
         return Prepared(run, made, attempt, lock, begin, done)
     began = run.began() if run.exists() else str(origin.checkpoint) if origin.checkpoint and not origin.own else None
     run.write(loaded.config, made, loaded.origins, facts.formulas, began)
-    append(run.journal, Event("planned", origin.step, {"attempt": attempt.name, "plan": made.to_json()}))
+    append(run.journal, Event("planned", origin.step, {"attempt": attempt.name, "plan": made.to_json(), "environment": surroundings(made.engine, machine)}))
     if origin.own and origin.run:
         _void_later(run, origin)
     for word in (*loaded.notes, *origin.words):
