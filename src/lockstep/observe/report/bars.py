@@ -72,10 +72,10 @@ def time_bars(stories: Sequence[Story], names: Sequence[str]) -> Picture | None:
         for use, colour in _USES.items():
             widths = [uses[use] / size for uses in spent]
             if any(widths):
-                axes.barh(range(len(spent)), widths, left=left, height=0.6, color=COLOURS[colour], label=use)
+                axes.barh(range(len(spent)), widths, left=left, height=0.6, color=COLOURS[colour], label=f"{use} {spent[0][use] / sum(spent[0].values()):.0%}" if len(spent) == 1 else use)
             left = [before + width for before, width in zip(left, widths, strict=True)]
         axes.set_yticks(range(len(spent)), [label(name, 20) for name in names]) if 1 < len(spent) <= _NAMED_ROWS else axes.set_yticks([])
-        axes.invert_yaxis()
+        axes.set_ylim(len(spent), -1)
         axes.grid(axis="y", visible=False)
         axes.set_xlabel(f"{unit} in which processes ran, all starts")
         figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=3)

@@ -4,8 +4,9 @@ What has no numbers is left out and named, so that a missing figure is no riddle
 """
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -63,7 +64,17 @@ def draw(stories: Sequence[Story], names: Sequence[str]) -> tuple[list[Picture],
         ("where time went", lambda: time_bars(stories, names)),
     ]
     made = [(what, maker()) for what, maker in makers]
-    return [picture for _, picture in made if picture], [what for what, picture in made if picture is None and what not in {"loss scale"}]
+    return _told_apart([picture for _, picture in made if picture]), [what for what, picture in made if picture is None and what not in {"loss scale"}]
+
+
+def _told_apart(pictures: Sequence[Picture]) -> list[Picture]:
+    """Metrics whose names differ only in what no file name holds get a number."""
+    seen: Counter[str] = Counter()
+    found = []
+    for picture in pictures:
+        seen[picture.name] += 1
+        found.append(replace(picture, name=f"{picture.name}-{seen[picture.name]}") if seen[picture.name] > 1 else picture)
+    return found
 
 
 def _hours(stories: Sequence[Story]) -> Across:
@@ -100,8 +111,7 @@ def _loss(stories: Sequence[Story], names: Sequence[str], across: Across, name: 
             at = across.at(story, [event.step for event in story.evaluated])
             losses = np.array([number(event.values.get("loss")) for event in story.evaluated], np.float64)
             if np.isfinite(losses).any():
-                x, y = thin(at, losses)
-                axes.plot(x, y, color=SERIES[1] if alone else colour, linestyle=style, marker="o", markersize=4, linewidth=1.0, label="validation" if alone else "_")
+                axes.plot(*thin(at, losses), color=SERIES[1] if alone else colour, linestyle="-" if alone else ":", marker="o", markersize=4, linewidth=1.0, label="validation" if alone else "_")
                 shown.append(losses)
         if alone:
             _marks(axes, stories[0], across)
@@ -134,6 +144,8 @@ def _curve(stories: Sequence[Story], names: Sequence[str], across: Across, name:
         for (story, legend, colour, style), column in zip(_looks(stories, names), columns, strict=True):
             shown += _line(axes, story, across, column, "_" if alone else legend, colour, style, raw=alone and raw, notes=notes, smoothed=raw)
         notes += _fit(axes, shown)
+        if alone:
+            _seams(axes, stories[0], across)
         if zero:
             axes.set_ylim(bottom=0)
         return _done(figure, axes, across, name, title, notes)
@@ -149,7 +161,7 @@ def _line(axes: "Axes", story: Story, across: Across, column: Column, legend: st
     mean = smooth(column, width)
     axes.plot(*thin(x, mean), color=colour, linestyle=style, label=legend, marker="o" if len(column) == 1 else None, markersize=4)
     if width > 1:
-        note = f"mean of {width} steps" + (", each step pale" if raw else "")
+        note = f"mean of {width} steps, each step pale" if raw else "each the mean over a fiftieth of its steps"
         notes += [] if note in notes else [note]
     return [column if raw else mean]
 
@@ -161,12 +173,16 @@ def _marks(axes: "Axes", story: Story, across: Across) -> None:
         at = across.at(story, steps)
         if steps:
             axes.plot(at, np.full(len(at), 0.03), linestyle="none", marker=marker, color=COLOURS[colour], markersize=6, label=text, transform=axes.get_xaxis_transform(), clip_on=False)
-        if kind in {"resumed", "restarted"}:
-            for x in at:
-                axes.axvline(x, color=COLOURS["ink"], linewidth=0.6, linestyle=":")
+    _seams(axes, story, across)
     skipped = across.values(story)[story.column("skipped") > 0][-_MOST_MARKS:]
     if len(skipped):
         axes.plot(skipped, np.full(len(skipped), 0.03), linestyle="none", marker="s", color=COLOURS["bad"], markersize=4, label="update left out", transform=axes.get_xaxis_transform(), clip_on=False)
+
+
+def _seams(axes: "Axes", story: Story, across: Across) -> None:
+    """A line across wherever other processes, and maybe other devices, went on with the run."""
+    for x in across.at(story, [event.step for event in story.told if event.kind in {"resumed", "restarted"}][-_MOST_MARKS:]):
+        axes.axvline(x, color=COLOURS["ink"], linewidth=0.6, linestyle=":")
 
 
 def _fit(axes: "Axes", shown: Sequence[Column]) -> list[str]:

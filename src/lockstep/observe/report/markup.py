@@ -5,6 +5,8 @@ from typing import Any
 
 from lockstep.observe.console import printable
 
+_VOID = {"meta", "img"}  # elements that have no end
+
 
 class Html(str):
     """Markup that is safe as it stands."""
@@ -15,7 +17,7 @@ class Html(str):
 def element(name: str, /, *inner: Any, **attributes: Any) -> Html:
     """<name attribute="...">inner</name>. Attributes: a trailing underscore is left out (class_), an inner one is a dash; None leaves the attribute out."""
     given = "".join(f' {key.rstrip("_").replace("_", "-")}="{escaped(value)}"' for key, value in attributes.items() if value is not None)
-    return Html(f"<{name}{given}>{joined(*inner)}</{name}>")
+    return Html(f"<{name}{given}>" + ("" if name in _VOID else f"{joined(*inner)}</{name}>"))
 
 
 def joined(*parts: Any) -> Html:

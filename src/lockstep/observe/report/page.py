@@ -78,7 +78,7 @@ def _differences(found: Mapping[str, Mapping[str, Sequence[Any]]], names: Sequen
     for part, title in titles.items():
         yield element("h2", title)
         if found[part]:
-            yield table([part, *names], [[key, *map(plain, values)] for key, values in found[part].items()])
+            yield table([part, *names], [[key, *(plain(value, key) for value in values)] for key, values in found[part].items()])
         else:
             yield element("p", f"The same {part} in all.", class_="quiet")
 

@@ -153,7 +153,7 @@ def environment(story: Story) -> Iterator[Html]:
     if not found:
         yield element("p", "Not recorded: the run was made by an older version.", class_="quiet")
         return
-    yield table([], [[name, show_bytes(value) if name.endswith("_bytes") and isinstance(value, int) else plain(value)] for name, value in found.items()])
+    yield table([], [[name, plain(value, name)] for name, value in found.items()])
 
 
 def checkpoints(story: Story) -> Iterator[Html]:

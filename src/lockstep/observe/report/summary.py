@@ -148,7 +148,7 @@ def differences(stories: Sequence[Story]) -> dict[str, dict[str, list[Any]]]:
 def planned(story: Story) -> dict[str, Any]:
     """The plan's decisions, as far as they bear on results, speed or memory."""
     plan, made = story.plan, story.made
-    derived = {"lr": made.schedule.peak, "warmup": made.schedule.warmup, "memory estimate": made.memory_estimate, "seed": made.fixed.seed} if isinstance(made, Plan) else {}
+    derived = {"lr": made.schedule.peak, "warmup": made.schedule.warmup, "memory_estimate_bytes": made.memory_estimate, "seed": made.fixed.seed} if isinstance(made, Plan) else {}
     fixed = _of(plan, "fixed")
     return {**{name: plan.get(name) for name in _RESULT}, "devices": ", ".join(f"{count} x {name}" for name, count in devices(plan).items()), "processes": plan.get("processes"), "threads": plan.get("threads"),
             "recompute": plan.get("recompute"), "compress": plan.get("compress"), **derived, "data": fixed.get("fingerprint")}

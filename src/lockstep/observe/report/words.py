@@ -31,8 +31,10 @@ def moment(seconds: float) -> str:
         return f"{seconds:g}"
 
 
-def plain(value: Any) -> str:
-    """A value of a config or plan, as one would write it; long ones cut."""
+def plain(value: Any, name: str = "") -> str:
+    """A value of a config, plan or environment, as one would write it; long ones cut."""
+    if name.endswith("_bytes") and isinstance(value, int):
+        return show_bytes(value)
     text = "(none)" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= 400 else f"{text[:397]}..."
 
