@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
-from lockstep import __version__
+import lockstep
 from lockstep.observe.report import sections
 from lockstep.observe.report.canvas import MADE_BY, Picture
 from lockstep.observe.report.markup import Html, element, joined, table
@@ -19,7 +19,7 @@ def page(stories: Sequence[Story], names: Sequence[str], pictures: Sequence[Pict
     """now: seconds since 1970, when it is made."""
     title = names[0] if len(stories) == 1 else f"{len(stories)} runs compared"
     body = _one(stories[0], names[0], pictures, left_out) if len(stories) == 1 else _several(stories, names, pictures, left_out)
-    foot = element("p", f"Made by lockstep report {__version__}, {moment(now)}, from the files of the run{'s' if len(stories) > 1 else ''}.", class_="quiet")
+    foot = element("p", f"Made by lockstep report {lockstep.__version__}, {moment(now)}, from the files of the run{'s' if len(stories) > 1 else ''}.", class_="quiet")
     head = element(
         "head", element("meta", charset="utf-8"), element("meta", name="viewport", content="width=device-width, initial-scale=1"), element("meta", name="generator", content=MADE_BY),
         Html(f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'), element("title", f"{title} \N{MIDDLE DOT} lockstep"), element("style", Html(files(__package__).joinpath("page.css").read_text())))

@@ -129,7 +129,7 @@ def check_is_run(home: Path) -> None:
         return
     if not home.exists():
         raise UserError(f"{home} does not exist", "a run directory: what train printed after `run`", str(home))
-    above = next((path for path in home.absolute().parents if (path / "plan.json").is_file()), None)
+    above = next((path for path in (*home.parents, *home.absolute().parents) if (path / "plan.json").is_file()), None)
     if above is not None:
         raise UserError(f"{home} is no run directory", f"it lies in the run {above}", str(home))
     within = sorted(path.parent.name for path in home.glob("*/plan.json")) if home.is_dir() else []
