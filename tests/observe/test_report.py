@@ -8,11 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import lockstep, refused, warm, write_config
+from commands import refused, warm, write_config
 
+from lockstep.cli import main
 from lockstep.core.events import Event
 from lockstep.errors import RunError
 from lockstep.observe.journal import append, read
+from lockstep.observe.report.page import page as make_page
 from lockstep.observe.report.reading import Story, read_run
 from lockstep.observe.report.summary import differences, outcome, samples_seen, summary
 from lockstep.observe.report.thinning import BUCKETS, smooth, thin
@@ -74,19 +76,26 @@ def copied(home: Path, to: Path) -> Path:
     return Path(shutil.copytree(home / "one", to))
 
 
-def test_the_page_of_a_run_says_what_its_files_say(home: Path) -> None:
-    said = lockstep("report", "one", cwd=home).stdout.split()
+def test_the_page_of_a_run_says_what_its_files_say(home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(home)
+
+    def lockstep(*arguments: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["lockstep", *arguments])
+        main()
+        return capsys.readouterr().out
+
+    said = lockstep("report", "one").split()
     events = read(home / "one" / "journal.jsonl")
     page = looked(home / said[0])
-    (plan,) = (json.loads((home / "one" / "plan.json").read_text())["plan"],)
+    plan = json.loads((home / "one" / "plan.json").read_text())["plan"]
     resumed = next(event for event in events if event.kind == "resumed")
-    for text in [*plan["because"].values(), resumed.values["text"], *next(event for event in reversed(events) if event.kind == "sampled").values["texts"], "finished", "torch 2."[:5], "versions.numpy"]:
+    for text in [*plan["because"].values(), resumed.values["text"], *next(event for event in reversed(events) if event.kind == "sampled").values["texts"], "finished", "versions.torch"]:
         assert text in page.text, text
     assert {"report.html", "report-loss.png", "report-memory.png", "report-time.png", "report-metric-perplexity.png"} <= {Path(path).name for path in said}
     assert all((home / path).read_bytes().startswith(b"\x89PNG") for path in said[1:])
     assert not [path for path in (home / "one").iterdir() if path.name.endswith(".part")]
 
-    (found,) = json.loads(lockstep("report", "one", "--json", cwd=home).stdout)["runs"]
+    (found,) = json.loads(lockstep("report", "one", "--json"))["runs"]
     losses = [event.values["loss"] for event in events if event.kind == "step"]
     best = min((event.values["loss"], event.step) for event in events if event.kind == "evaluated")
     assert (found["outcome"], found["step"], found["starts"], found["loss"]) == ("finished", 40, 2, losses[-1])
@@ -105,13 +114,14 @@ def test_runs_compared_differ_in_what_was_asked_and_nothing_else(home: Path, tmp
     made = stories[1].made
     assert made is not None
     assert samples_seen(stories[1])[-1] == sum(made.order.position(step).count for step in range(20))  # short steps end an epoch
+    (tmp_path / "both").mkdir()
+    (tmp_path / "both" / "report-old.png").write_bytes(b"\x89PNG lockstep report")  # of an earlier report
     written = report(stories, tmp_path / "both")
     page = looked(written[0])
     assert {path.name for path in written} >= {"report-loss.png", "report-loss-time.png", "report-loss-samples.png"}
     assert "optimizer.lr" in page.text
     assert "optimizer.weight_decay" not in page.text
-    first = report(stories[:1], tmp_path / "both")
-    assert {path.name for path in (tmp_path / "both").iterdir()} == {path.name for path in first}  # the other report's pictures are gone
+    assert {path.name for path in (tmp_path / "both").iterdir()} == {path.name for path in written}
 
 
 def test_nothing_that_a_run_says_becomes_markup(home: Path, tmp_path: Path) -> None:
@@ -121,7 +131,8 @@ def test_nothing_that_a_run_says_becomes_markup(home: Path, tmp_path: Path) -> N
         Event("sampled", 40, {"texts": [evil], "pictures": ["../../x.png", evil, "\x00"]}), Event("warned", 40, {"text": evil}),
         Event("evaluated", 40, {"loss": 1.0, evil: 2.0, "../../x": 3.0, "..//x": 3.5, "best_loss": [evil]}),
         Event("step", 41, {"loss": evil, "lr": [1], "seconds": 1e308, "samples_per_second": 1e308, "memory_bytes": -1e300, "wait_seconds": True}),
-        Event("sensors", 41, {"devices": [evil, {"utilization": evil}, {"utilization": 50.0}]}), Event("failed", 41, {"cause": evil, "remedy": evil}),
+        Event("sensors", 41, {"utilisation_by_device": [evil, 0.5, None], "power_watts_by_device": evil}), Event("sensors", 41, {"utilisation_by_device": [None, 0.25]}),
+        Event("failed", 41, {"cause": evil, "remedy": evil}),
     ):
         append(run / "journal.jsonl", event)
     with open(run / "journal.jsonl", "ab") as file:
@@ -130,7 +141,9 @@ def test_nothing_that_a_run_says_becomes_markup(home: Path, tmp_path: Path) -> N
     plan["plan"]["because"]["lr"] = plan["plan"]["devices"][0]["name"] = plan["formulas"]["flops"] = plan["origins"]["optimizer.lr"] = evil
     (run / "plan.json").write_text(json.dumps(plan))
     (run / "config.yaml").write_text((run / "config.yaml").read_text() + f"note: {json.dumps(evil)}\n")
-    page = looked(report([read_run(run, live=False)], None)[0])
+    story = read_run(run, live=False)
+    page = looked(report([story], None)[0])
+    assert summary(story)["utilisation_mean"] == 0.375
     assert page.text.count("<script>alert(1)</script>") >= 6
     assert "6 lines passed over" in page.text
     assert not [path for path in tmp_path.iterdir() if path != run]
@@ -145,7 +158,7 @@ def test_every_state_of_a_run_has_a_page_that_says_so(home: Path, tmp_path: Path
         run = copied(home, tmp_path / name)
         (run / "journal.jsonl").write_bytes(journal)
         story = read_run(run, live)
-        return story, looked(report([story], None)[0]).text
+        return story, Looked(make_page([story], [name], [], ["loss"], 0.0)).text
 
     killed, said = page("killed", b"".join(lines[: trained + 7]) + lines[trained + 7][:30])
     assert (outcome(killed), summary(killed)["step"]) == ("cut off", 7)
@@ -155,7 +168,8 @@ def test_every_state_of_a_run_has_a_page_that_says_so(home: Path, tmp_path: Path
     live, said = page("live", lines[0], live=True)
     assert (outcome(live), live.faults) == ("running", [])
     assert "No step was trained" in said
-    assert "loss, " in said.split("no numbers for it: ")[1]
+    assert "no numbers for it: loss" in said
+    assert [path.name for path in report([live], None)] == ["report.html", "report-memory.png"]
 
 
 def test_steps_that_were_done_again_count_once(home: Path, tmp_path: Path) -> None:
@@ -194,7 +208,6 @@ def test_thinning_keeps_extremes_and_smoothing_keeps_digits() -> None:
     assert {123_456.0, 654_321.0, 0.0, 999_999.0} <= set(at)
     assert (np.diff(at) > 0).all()
     assert np.isnan(kept[(at >= 500_000) & (at < 510_000)]).any()
-    assert thin(x[:50], y[:50])[1] is not None
     np.testing.assert_array_equal(thin(x[:50], y[:50])[1], y[:50])
     mean = smooth(y, 2001)
     for step in (0, 500, 122_000, 125_000, 123_456, 499_500, 505_000, 999_999):

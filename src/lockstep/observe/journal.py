@@ -12,7 +12,7 @@ from pathlib import Path
 from lockstep.core.events import Event
 from lockstep.errors import RunError
 
-VOIDED = frozenset({"step", "evaluated", "saved", "sampled", "hashed"})  # kinds that a `resumed` at an earlier step takes back
+VOIDED = frozenset({"step", "evaluated", "saved", "sampled", "hashed"})  # by a later `resumed` at a step before theirs
 _DELAY = 0.5
 
 

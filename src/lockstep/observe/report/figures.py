@@ -59,7 +59,7 @@ def draw(stories: Sequence[Story], names: Sequence[str]) -> tuple[list[Picture],
         ("data wait", lambda: _curve(stories, names, steps, "wait", "Waiting for data, % of a step (slowest rank)", _waits, zero=True)),
         ("loss scale", lambda: _curve(stories, names, steps, "scale", "Loss scale (f16)", lambda story: story.column("scale"), raw=False)),
         ("memory", lambda: memory_bars(stories, names)),
-        ("utilisation", lambda: _sensor(stories, names, "utilization", "Utilisation of devices, %")),
+        ("utilisation", lambda: _sensor(stories, names, "utilisation", "Utilisation of devices, %", 100.0)),
         ("power", lambda: _sensor(stories, names, "power_watts", "Power of all devices, W")),
         ("where time went", lambda: time_bars(stories, names)),
     ]
@@ -198,28 +198,25 @@ def _fit(axes: "Axes", shown: Sequence[Column]) -> list[str]:
     return [f"{int((numbers > top).sum())} above the picture, up to {show_count(most)}"]
 
 
-def _sensor(stories: Sequence[Story], names: Sequence[str], figure_of: str, title: str) -> Picture | None:
+def _sensor(stories: Sequence[Story], names: Sequence[str], figure_of: str, title: str, scale: float = 1.0) -> Picture | None:
     """Utilisation: mean of a run's devices, and a band from the least to the most used. Power: their sum."""
-    read = [sensed(story)[figure_of] for story in stories]
-    if not any(read):
+    read = [sensed(story)[figure_of] * scale for story in stories]
+    if not any(rows.size for rows in read):
         return None
+    total, alone = figure_of == "power_watts", len(stories) == 1
+    unit, size = time_unit(max(event.time - story.sensors[0].time for story in stories for event in story.sensors))
     with canvas() as (figure, axes):
-        longest = max(event.time - story.sensors[0].time for story in stories for event in story.sensors)
-        unit, size = time_unit(longest)
-        for (story, legend, colour, style), devices in zip(_looks(stories, names), read, strict=True):
-            if not devices:
+        for (story, legend, colour, style), rows in zip(_looks(stories, names), read, strict=True):
+            some = np.isfinite(rows).any(axis=0) if rows.size else np.zeros(len(story.sensors), bool)
+            x, shown = (np.array([event.time for event in story.sensors])[some] - (story.sensors[0].time if story.sensors else 0.0)) / size, rows[:, some]
+            if not shown.size:
                 continue
-            x = (np.array([event.time for event in story.sensors]) - story.sensors[0].time) / size
-            rows = np.array(list(devices.values()))
-            some = np.isfinite(rows).any(axis=0)
-            rows, x = rows[:, some], x[some]
-            total = figure_of == "power_watts"
-            axes.plot(*thin(x, np.nansum(rows, axis=0) if total else np.nanmean(rows, axis=0)), color=colour, linestyle=style, label="_" if len(stories) == 1 else legend)
-            if not total and len(rows) > 1:
-                (at, low), (also, high) = thin(x, np.nanmin(rows, axis=0)), thin(x, np.nanmax(rows, axis=0))
+            axes.plot(*thin(x, np.nansum(shown, axis=0) if total else np.nanmean(shown, axis=0)), color=colour, linestyle=style, label="_" if alone else legend, marker="o" if len(x) == 1 else None)
+            if not total and len(shown) > 1:
+                (at, low), (also, high) = thin(x, np.nanmin(shown, axis=0)), thin(x, np.nanmax(shown, axis=0))
                 axes.fill(np.concatenate((at, also[::-1])), np.concatenate((low, high[::-1])), color=colour, alpha=0.2, linewidth=0)
         axes.set_ylim(bottom=0)
-        note = "mean of the devices; band: the least to the most used" if figure_of == "utilization" and any(len(devices) > 1 for devices in read) else ""
+        note = "mean of the devices; band: from the least to the most used" if not total and any(len(rows) > 1 for rows in read) else ""
         return _done(figure, axes, Across(f"{unit} since the first reading", lambda story: story.column("time")), figure_of.replace("_", "-"), title, [note] if note else [])
 
 

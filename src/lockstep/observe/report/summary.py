@@ -9,12 +9,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lockstep.core.plan import Plan
 from lockstep.observe.report.reading import Start, Story, flat, number
 from lockstep.observe.report.thinning import Column, window
 
 NOT_METRICS = {"loss", "best_loss", "best_step", "seconds"}  # of an `evaluated` line
+Grid = NDArray[np.float64]
+
+_MOST_DEVICES = 4096
 _MOST_SAMPLES = 1e12  # of one step: no more is a number of samples
 _RESULT = ("engine", "strategy", "backend", "precision", "batch", "micro", "rounds", "steps", "samples", "exact")
 
@@ -26,6 +30,7 @@ def outcome(story: Story) -> str:
     return story.starts[-1].end or ("running" if story.live else "cut off")
 
 
+@np.errstate(all="ignore")  # a damaged journal may hold any number
 def summary(story: Story) -> dict[str, Any]:
     steps = story.column("step")
     return {
@@ -83,21 +88,23 @@ def _memory(story: Story) -> dict[str, Any]:
 
 
 def _sensed(story: Story) -> dict[str, Any]:
-    readings = sensed(story)
-    return {f"{name}_mean": _mean(np.concatenate(list(readings[name].values()))) if readings[name] else None for name in ("utilization", "power_watts")}
+    """Means over devices and readings; power: of all devices together."""
+    read = sensed(story)
+    return {"utilisation_mean": _mean(read["utilisation"]), "power_watts_mean": _mean(np.nansum(read["power_watts"], axis=0)) if read["power_watts"].size else None,
+            "celsius_max": _known(np.nanmax(read["celsius"])) if read["celsius"].size else None}
 
 
-def sensed(story: Story) -> dict[str, dict[int, Column]]:
-    """By figure and device: one number a reading, nan where it is missing."""
-    found: dict[str, dict[int, Column]] = {"utilization": {}, "power_watts": {}, "celsius": {}}
-    for at, event in enumerate(story.sensors):
-        read = event.values.get("devices")
-        for index, device in enumerate(read if isinstance(read, list) else []):
-            for name, columns in found.items():
-                value = number(device.get(name)) if isinstance(device, Mapping) else math.nan
-                if math.isfinite(value):
-                    columns.setdefault(index, np.full(len(story.sensors), np.nan))[at] = value
-    return found
+def sensed(story: Story) -> dict[str, Grid]:
+    """By figure: a row for each device, a number for each reading, nan where it is missing; no row where there is no number at all."""
+    return {name: _grid([event.values.get(f"{name}_by_device") for event in story.sensors]) for name in ("utilisation", "power_watts", "celsius")}
+
+
+def _grid(read: Sequence[Any]) -> Grid:
+    lists = [[number(value) for value in values[:_MOST_DEVICES]] if isinstance(values, list) else [] for values in read]
+    found: Grid = np.full((max(map(len, lists), default=0), len(lists)), np.nan)
+    for at, values in enumerate(lists):
+        found[: len(values), at] = values
+    return found[np.isfinite(found).any(axis=1)]
 
 
 def samples_seen(story: Story) -> Column:
@@ -124,7 +131,7 @@ def _known(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-def _mean(column: Column) -> float | None:
+def _mean(column: Column | Grid) -> float | None:
     finite = column[np.isfinite(column)]
     return float(finite.mean()) if len(finite) else None
 

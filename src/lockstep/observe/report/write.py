@@ -40,9 +40,8 @@ def report(stories: Sequence[Story], to: Path | None) -> list[Path]:
 
 def numbers(stories: Sequence[Story]) -> dict[str, Any]:
     """The summaries, and what differs between several."""
-    with np.errstate(all="ignore"):
-        found: dict[str, Any] = {"runs": [summary(story) for story in stories]}
-        return {**found, **({"differences": differences(stories)} if len(stories) > 1 else {})}
+    found: dict[str, Any] = {"runs": [summary(story) for story in stories]}
+    return {**found, **({"differences": differences(stories)} if len(stories) > 1 else {})}
 
 
 def short_names(homes: Sequence[Path]) -> list[str]:
@@ -82,7 +81,7 @@ def _publish(home: Path, made: Mapping[str, bytes]) -> list[Path]:
             if stale.name not in made and _ours(stale):
                 stale.unlink()
     except OSError as error:
-        raise RunError(f"{error.filename or home} can't be written: {error.strerror}", "--to DIR where you may write and there is room", str(home)) from None
+        raise RunError(f"{home} can't be written: {error.strerror}", "--to DIR where you may write and there is room", str(home)) from None
     finally:
         for part, _ in scratch:
             with contextlib.suppress(OSError):  # the one that was renamed is gone, and where none could be written there is none
