@@ -96,3 +96,24 @@ def export(run: Path, to: Path, form: str, dtype: str | None, shard_size: str) -
     measured = f"; evaluated at step {made.metrics['step']}: loss {made.metrics['loss']:.4f}" if "loss" in made.metrics else ""
     click.echo(f"export step {made.step}  {made.arrays} arrays  {show_bytes(made.bytes)} in {made.files} file{'s' if made.files > 1 else ''}  {made.dtype}  {to}{measured}")
     click.echo(f"       left out: optimizer state and counters ({made.left} arrays); the run keeps them")
+
+
+@click.command(cls=Verb)
+@click.argument("runs", nargs=-1, required=True, type=Path, metavar="RUN...")
+@click.option("--to", type=Path, metavar="DIR", help="where to write; the run's own directory for one run, report/ for several, if not given")
+@click.option("--json", "as_json", is_flag=True, help="the summary's numbers as JSON, and no page unless --to asks for one")
+def report(runs: tuple[Path, ...], to: Path | None, as_json: bool) -> None:
+    """One page (HTML, PNG) for a RUN, or several compared: curves, throughput, memory, plan, environment."""
+    import json
+
+    from lockstep.launch.files import Run, is_live
+    from lockstep.observe.report.reading import read_runs
+    from lockstep.observe.report.write import numbers
+    from lockstep.observe.report.write import report as write
+
+    stories = read_runs(runs, lambda home: is_live(Run(home)))
+    written = [] if as_json and to is None else write(stories, to)
+    if as_json:
+        click.echo(json.dumps({**numbers(stories), "files": list(map(str, written))}, indent=1))
+    else:
+        click.echo("\n".join(click.format_filename(path) for path in written))

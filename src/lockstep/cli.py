@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from lockstep.core.config import Loaded
     from lockstep.core.facts import Facts
 
-_LATER_VERBS = {"check", "run", "bench", "profile", "init", "report", "data", "submit", "ui"}
+_LATER_VERBS = {"check", "run", "bench", "profile", "init", "data", "submit", "ui"}
 
 
 class Verbs(click.Group):
@@ -177,7 +177,7 @@ def convert(old: Path, new: Path) -> None:
         raise ConfigErrors(errors)
 
 
-for _verb in (after.sample, after.evaluate, after.export, after.compare_runs):
+for _verb in (after.sample, after.evaluate, after.export, after.report, after.compare_runs):
     cli.add_command(_verb)
 
 

@@ -18,6 +18,7 @@ from lockstep.launch.describe import describe
 from lockstep.launch.files import Attempt, Lock, Run, is_live, new_attempt_name
 from lockstep.launch.initial import keep, publish, weights_for
 from lockstep.launch.place import check_port, check_room, free_name, leave, make
+from lockstep.launch.surroundings import surroundings
 from lockstep.observe.journal import append, mend
 from lockstep.probe import probe
 from lockstep.tasks import Tasks
@@ -89,7 +90,7 @@ def prepare(loaded: Loaded, options: Options, facts: Facts | None = None, machin
         if weights:
             keep(weights, home)
             origin.words.extend(weights.words)
-        return _begin(home, lock, loaded, options, origin, made, facts, str(weights.path) if weights else home.weights())
+        return _begin(home, lock, loaded, options, origin, made, facts, machine, str(weights.path) if weights else home.weights())
     except OSError as error:
         lock.release()
         leave(home.home)
@@ -100,7 +101,7 @@ def prepare(loaded: Loaded, options: Options, facts: Facts | None = None, machin
         raise
 
 
-def _begin(run: Run, lock: Lock, loaded: Loaded, options: Options, origin: _Origin, made: Plan, facts: Facts, weights: str | None) -> Prepared:
+def _begin(run: Run, lock: Lock, loaded: Loaded, options: Options, origin: _Origin, made: Plan, facts: Facts, machine: Machine, weights: str | None) -> Prepared:
     for directory in (run.checkpoints, run.logs):
         directory.mkdir(exist_ok=True)
     for stale in run.logs.glob("failure-*.json"):
@@ -117,7 +118,7 @@ def _begin(run: Run, lock: Lock, loaded: Loaded, options: Options, origin: _Orig
     if weights and not run.exists():
         publish(run)
     run.write(loaded.config, made, loaded.origins, facts.formulas, began, weights)
-    append(run.journal, Event("planned", origin.step, {"attempt": attempt.name, "run": str(run.home), "plan": made.to_json()}))
+    append(run.journal, Event("planned", origin.step, {"attempt": attempt.name, "run": str(run.home), "plan": made.to_json(), "environment": surroundings(made.engine, machine)}))
     if origin.own and origin.run:
         _void_later(run, origin)
     for word in (*loaded.notes, *origin.words):

@@ -12,6 +12,7 @@ from pathlib import Path
 from lockstep.core.events import Event
 from lockstep.errors import RunError
 
+VOIDED = frozenset({"step", "evaluated", "saved", "sampled", "hashed"})  # by a later `resumed` at a step before theirs
 _DELAY = 0.5
 
 
@@ -86,7 +87,7 @@ def read(path: Path) -> list[Event]:
     events: list[Event] = []
     for event in _lines(path):
         if event.kind == "resumed":
-            events = [e for e in events if e.step <= event.step or e.kind not in {"step", "evaluated", "saved", "sampled", "hashed"}]
+            events = [e for e in events if e.step <= event.step or e.kind not in VOIDED]
         events.append(event)
     return events
 
