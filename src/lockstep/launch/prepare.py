@@ -7,7 +7,7 @@ from typing import Any
 
 from lockstep.checkpoint.format import MANIFEST, Damaged, name_of, read_manifest, verify
 from lockstep.checkpoint.store import checkpoints, newest, sweep
-from lockstep.core.config import Config, Loaded, flatten
+from lockstep.core.config import Config, Loaded, Track, flatten
 from lockstep.core.events import Event
 from lockstep.core.facts import Facts, Fixed
 from lockstep.core.machine import Machine
@@ -17,6 +17,7 @@ from lockstep.errors import LockstepError, UserError
 from lockstep.launch.describe import describe
 from lockstep.launch.files import Attempt, Lock, Run, is_live, new_attempt_name
 from lockstep.launch.place import check_port, check_room, free_name, make
+from lockstep.launch.watching import check_trackers
 from lockstep.observe.journal import append, mend
 from lockstep.probe import probe
 from lockstep.tasks import Tasks
@@ -34,7 +35,7 @@ class Options:
 
 @dataclass
 class Prepared:
-    """A run ready to start, its lock held. begin: where its journal ended before. done: nothing is left to train."""
+    """A run ready to start, its lock held. begin: where its journal ended before. done: nothing is left to train. track: who is told of it."""
 
     run: Run
     plan: Plan
@@ -42,6 +43,7 @@ class Prepared:
     lock: Lock
     begin: int
     done: bool
+    track: Track
 
 
 @dataclass
@@ -70,6 +72,7 @@ def prepare(loaded: Loaded, options: Options, facts: Facts | None = None, machin
     machine = machine or probe()
     unlimited = loaded.config.model_copy(update={"devices": loaded.config.devices.model_copy(update={"memory": None})})
     plan(unlimited, machine, _least_facts())  # devices, strategy and sync are refused before any data is read
+    check_trackers(loaded.config.track)
     facts = facts or describe(loaded.config)
     origin = _origin(loaded, options)
     fixed = _fixed(origin, options)
@@ -93,7 +96,7 @@ def prepare(loaded: Loaded, options: Options, facts: Facts | None = None, machin
 def _begin(run: Run, lock: Lock, loaded: Loaded, options: Options, origin: _Origin, made: Plan, facts: Facts) -> Prepared:
     for directory in (run.checkpoints, run.logs):
         directory.mkdir(exist_ok=True)
-    for stale in run.logs.glob("failure-*.json"):
+    for stale in (path for kind in ("failure-*.json", "process-*.json", "pulse-*") for path in run.logs.glob(kind)):
         stale.unlink()
     sweep(run.checkpoints)
     mend(run.journal)
@@ -102,7 +105,7 @@ def _begin(run: Run, lock: Lock, loaded: Loaded, options: Options, origin: _Orig
     stop_at = None if options.stop_after is None else origin.step + options.stop_after
     attempt = Attempt(new_attempt_name(), str(run.home), str(origin.checkpoint) if origin.checkpoint else None, stop_at)
     if done:
-        return Prepared(run, made, attempt, lock, begin, done)
+        return Prepared(run, made, attempt, lock, begin, done, loaded.config.track)
     began = run.began() if run.exists() else str(origin.checkpoint) if origin.checkpoint and not origin.own else None
     run.write(loaded.config, made, loaded.origins, facts.formulas, began)
     append(run.journal, Event("planned", origin.step, {"attempt": attempt.name, "plan": made.to_json()}))
@@ -112,7 +115,7 @@ def _begin(run: Run, lock: Lock, loaded: Loaded, options: Options, origin: _Orig
         append(run.journal, Event("warned", origin.step, {"text": word}))
     if begin or origin.checkpoint:
         append(run.journal, Event("resumed", origin.step, {"attempt": attempt.name, "text": _resumed(origin, made)}))
-    return Prepared(run, made, attempt, lock, begin, done)
+    return Prepared(run, made, attempt, lock, begin, done, loaded.config.track)
 
 
 def _resumed(origin: _Origin, made: Plan) -> str:
@@ -194,7 +197,7 @@ def _unfinished(loaded: Loaded) -> Run | None:
 
 
 def _comparable(config: Config) -> dict[str, Any]:
-    return config.model_dump(mode="json", exclude={"devices": True, "engine": True, "data": set(config.data.indifferent)})
+    return config.model_dump(mode="json", exclude={"devices": True, "engine": True, "track": True, "data": set(config.data.indifferent)})
 
 
 def _finished(run: Run) -> bool:
@@ -226,7 +229,7 @@ def _refuse_changes(origin: _Origin, config: Config) -> None:
     fatal = [key for key in changed if key.startswith(("model.", "data.")) or key in {"task", "optimizer.name"}]
     if fatal:
         raise UserError(f"this run began with another model or data: {_changes(fatal, before, after)}", "the config as it was, or a new run with another --save-dir", str(origin.checkpoint or origin.run))
-    said = [key for key in changed if not key.startswith(("devices.", "batch."))]
+    said = [key for key in changed if not key.startswith(("devices.", "batch.", "track."))]
     if said:
         origin.words.append(f"changed since the run was last saved: {_changes(said, before, after)}")
 
