@@ -60,7 +60,6 @@ def _idle(plan: Plan, owners: Sequence[int], idle: Sequence[int], patience: floa
     """Which devices do nothing, and what may help."""
     devices = ", ".join(f"{device} ({plan.devices[device].place}, rank {owners[device]})" for device in idle)
     count = len(slots(plan.batch, plan.micro))
-    several = "devices have" if len(idle) > 1 else "device has"
     ranks = ", ".join(f"logs/rank-{rank}.log" for rank in dict.fromkeys(owners[device] for device in idle))
     if count < plan.world:
         remedy = f"a step is {count} slot{'s' if count > 1 else ''} of {plan.micro} samples for {plan.world} devices: a larger --global-batch, or fewer devices (--gpus, --devices)"
@@ -68,7 +67,7 @@ def _idle(plan: Plan, owners: Sequence[int], idle: Sequence[int], patience: floa
         remedy = f"a rank may be stuck ({ranks}) or wait for data (--prefetch); a larger --global-batch gives each device more to do"
     else:
         remedy = "a larger --global-batch gives each device more to do; --gpus names those to use"
-    return f"{len(idle)} of {plan.world} {several} done nothing for {patience:g} s while others worked: {devices}. {remedy}"
+    return f"device{'s' if len(idle) > 1 else ''} {devices} did nothing for {patience:g} s while others worked: {remedy}"
 
 
 @contextmanager

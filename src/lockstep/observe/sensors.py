@@ -16,7 +16,7 @@ from lockstep.observe.pulse import read_pulse
 from lockstep.units import show_bytes
 
 PATIENCE = 60.0  # seconds
-_IDLE, _BUSY = 0.05, 0.2  # utilisation below which a device does nothing; from which one works
+_IDLE, _BUSY = 0.05, 0.15  # utilisation below which a device does nothing; from which one works
 _LEAVE = 2.0  # seconds for a reading under way: a driver may hang
 
 Values = Sequence[float | None]
