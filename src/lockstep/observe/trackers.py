@@ -44,8 +44,8 @@ def main(name: str, run: Path, mode: str, project: str) -> int:
 
         traceback.print_exc()
         pulse = read_pulse(run / "logs/pulse-0")
-        said = " ".join(str(error).split()) or type(error).__name__
-        remedy = "; `wandb login`, or --wandb offline" if mode == "online" and name == "wandb" else ""
+        said = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+        remedy = "; or --wandb offline" if mode == "online" and name == "wandb" else ""
         text = f"{TITLES[name]}: {said[:300]}{remedy}; the run goes on, and its next start sends what is missing"
         append(run / "journal.jsonl", Event("warned", pulse[0] if pulse else 0, {"text": text}))
         return SAID
