@@ -1,10 +1,12 @@
 """When a device is called idle, and the console's one line for all of them."""
 
+from collections.abc import Sequence
+
 from lockstep.core.events import Event
 from lockstep.observe.sensors import Idle, load_line
 
 
-def found(*readings: tuple[float, list[float | None]]) -> list[tuple[float, list[int]]]:
+def found(*readings: tuple[float, Sequence[float | None]]) -> list[tuple[float, list[int]]]:
     idle = Idle(60)
     return [(at, new) for at, values in readings if (new := idle.add(at, values))]
 

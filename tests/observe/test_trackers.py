@@ -1,5 +1,6 @@
 """TensorBoard and W&B have what the journal has, each step once, through kills and resumes; read back with their own readers."""
 
+import importlib
 import json
 import struct
 import subprocess
@@ -138,12 +139,10 @@ def test_wandb_has_the_journal_offline(run: Path) -> None:
 
 def history(run: Path) -> dict[int, dict[str, Any]]:
     """The rows of all offline files, by step; no step in two of them."""
-    from wandb.proto.wandb_internal_pb2 import Record
-
     rows: dict[int, dict[str, Any]] = {}
     for path in sorted((run / "logs/wandb").glob("offline-run-*-1a-2/*.wandb")):
         for content in records(path.read_bytes()):
-            record = Record.FromString(content)
+            record = importlib.import_module("wandb.proto.wandb_internal_pb2").Record.FromString(content)
             if record.HasField("history"):
                 row = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
                 assert row["_step"] not in rows

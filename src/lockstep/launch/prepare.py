@@ -17,7 +17,7 @@ from lockstep.errors import LockstepError, UserError
 from lockstep.launch.describe import describe
 from lockstep.launch.files import Attempt, Lock, Run, is_live, new_attempt_name
 from lockstep.launch.place import check_port, check_room, free_name, make
-from lockstep.launch.watching import check_trackers
+from lockstep.launch.watching import catch_up, check_trackers
 from lockstep.observe.journal import append, mend
 from lockstep.probe import probe
 from lockstep.tasks import Tasks
@@ -125,9 +125,10 @@ def _resumed(origin: _Origin, made: Plan) -> str:
 
 
 def done_line(prepared: Prepared) -> str:
-    """What is said of a run that has nothing left to train."""
+    """What is said of a run that has nothing left to train, once its trackers have what they missed."""
     steps = prepared.plan.steps
-    return f"done   {steps} of {steps} steps were trained before; --max-steps N trains on, another --save-dir begins anew  {prepared.run.home}"
+    warned = "".join(f"warn   {text}\n" for text in catch_up(prepared.run, prepared.track))
+    return f"{warned}done   {steps} of {steps} steps were trained before; --max-steps N trains on, another --save-dir begins anew  {prepared.run.home}"
 
 
 def _origin(loaded: Loaded, options: Options) -> _Origin:

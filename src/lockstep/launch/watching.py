@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from importlib.util import find_spec
@@ -18,10 +17,10 @@ from lockstep.core.events import Event
 from lockstep.core.plan import Plan
 from lockstep.errors import UserError
 from lockstep.launch.files import Run
-from lockstep.observe.journal import append
+from lockstep.observe.journal import append, follow
 from lockstep.observe.pulse import read_pulse
 from lockstep.observe.sensors import PATIENCE, sensing
-from lockstep.observe.trackers import SAID, TITLES
+from lockstep.observe.trackers import GOES_ON, SAID, TITLES
 from lockstep.probe.sensors import Sensors
 
 DRAIN = 120.0  # seconds for a tracker to take the rest: an upload may be slow
@@ -81,6 +80,16 @@ def tracked(run: Run, track: Track, drain: float = DRAIN) -> Iterator[None]:
             tracker.finish(drain)
 
 
+def catch_up(run: Run, track: Track) -> list[str]:
+    """For a run that has nothing left to train: its trackers take what they missed. Returns what they warned of."""
+    before = run.journal.stat().st_size
+    with tracked(run, track):
+        pass
+    ended = threading.Event()
+    ended.set()
+    return [str(event.values["text"]) for event in follow(run.journal, ended, before) if event.kind == "warned"]
+
+
 class Tracker:
     """The process of one tracker. How it failed is said once, in the journal; the run goes on."""
 
@@ -104,19 +113,17 @@ class Tracker:
             return
         with suppress(OSError):  # it has ended
             self._process.stdin.close()
-        began = time.monotonic()
         try:
-            self._watch.join(_QUIET)
-            if self._watch.is_alive():
-                os.write(2, f"waiting for {TITLES[self._name]} to take the rest; Ctrl-C leaves it\n".encode())
-                self._watch.join(drain)
-        except KeyboardInterrupt:
-            drain = 0
+            with suppress(KeyboardInterrupt):
+                self._watch.join(_QUIET)
+                if self._watch.is_alive():
+                    os.write(2, f"waiting for {TITLES[self._name]} to take the rest; Ctrl-C leaves it\n".encode())
+                    self._watch.join(drain)
         finally:
             if self._watch.is_alive():
                 self._ending = True
                 self._process.kill()
-                self._warn(f"left after {time.monotonic() - began:.0f} s before it had taken everything")
+                self._warn("was left before it had taken everything")
 
     def _wait(self) -> None:
         assert self._process is not None
@@ -127,4 +134,4 @@ class Tracker:
     def _warn(self, what: str) -> None:
         pulse = read_pulse(self._run.logs / "pulse-0")
         with suppress(OSError):  # a full disk: the run itself says so
-            append(self._run.journal, Event("warned", pulse[0] if pulse else 0, {"text": f"{TITLES[self._name]}: {what}; the run goes on, and its next start sends what is missing"}))
+            append(self._run.journal, Event("warned", pulse[0] if pulse else 0, {"text": f"{TITLES[self._name]}: {what}; {GOES_ON}"}))

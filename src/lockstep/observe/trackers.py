@@ -20,6 +20,7 @@ from lockstep.observe.journal import VOIDED, append, batches
 from lockstep.observe.pulse import read_pulse
 
 TITLES = {"tensorboard": "TensorBoard", "wandb": "W&B"}
+GOES_ON = "training goes on without it, and the same command sends later what is missing"
 SAID = 3  # exit code: it failed, and the journal says so
 _PAUSE = 1.0  # seconds between looks at the journal
 
@@ -46,7 +47,7 @@ def main(name: str, run: Path, mode: str, project: str) -> int:
         pulse = read_pulse(run / "logs/pulse-0")
         said = " ".join(str(error).split()).rstrip(".") or type(error).__name__
         remedy = "; or --wandb offline" if mode == "online" and name == "wandb" else ""
-        text = f"{TITLES[name]}: {said[:300]}{remedy}; the run goes on, and its next start sends what is missing"
+        text = f"{TITLES[name]}: {said[:300]}{remedy}; {GOES_ON}"
         append(run / "journal.jsonl", Event("warned", pulse[0] if pulse else 0, {"text": text}))
         return SAID
 

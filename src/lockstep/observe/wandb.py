@@ -23,9 +23,8 @@ class WandB:
         self._sent = int(covered.get("sent", 0))  # the newest step that W&B has
         self._again = int(covered.get("again", 0))  # up to here what comes was sent before
         self._early: list[Event] = []  # readings of sensors at a step whose line is still to come
-        settings = wandb.Settings(console="off", silent=True, disable_code=True, disable_git=True, x_disable_stats=True, x_disable_meta=True, x_save_requirements=False)
-        self._to = wandb.init(project=project, id=_identity(run), name=run.resolve().name, dir=str(run / "logs"), mode="online" if mode == "online" else "offline", resume="allow",
-                              config=read_file(run / "config.yaml").value, allow_val_change=True, settings=settings)
+        self._mode, self._project = mode, project
+        self._to: Any = None  # opened for the first figure: a run that W&B has whole leaves nothing new
 
     def take(self, event: Event) -> None:
         if event.kind == "resumed":
@@ -51,10 +50,17 @@ class WandB:
     def close(self) -> None:
         for early in self._early:
             self._log(self._sent, figures(early))
-        self._to.finish()
+        if self._to:
+            self._to.finish()
+
+    def _open(self) -> Any:
+        settings = wandb.Settings(console="off", silent=True, disable_code=True, disable_git=True, x_disable_stats=True, x_disable_meta=True, x_save_requirements=False)
+        return wandb.init(project=self._project, id=_identity(self._run), name=self._run.resolve().name, dir=str(self._run / "logs"), mode="online" if self._mode == "online" else "offline",
+                          resume="allow", config=read_file(self._run / "config.yaml").value, allow_val_change=True, settings=settings)
 
     def _log(self, step: int, values: dict[str, Any]) -> None:
         if values:
+            self._to = self._to or self._open()
             self._sent = max(step, self._sent)
             self._to.log(values, step=self._sent)
 
