@@ -5,6 +5,7 @@ import json
 import struct
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,14 +21,22 @@ from lockstep.core.document import dump
 from lockstep.core.events import Event
 from lockstep.core.plan import plan
 from lockstep.observe.journal import append, read
+from lockstep.observe.trackers import track
 from tiny import MACHINE, config_of, ragged_task, tiny_values
 
 LOSSES = np.random.default_rng(0).normal(3, 1, 100)
 
 
-def track(run: Path, name: str, *how: str) -> None:
-    """The tracker's process, from its start to its end; its input is at its end at once."""
-    done = subprocess.run([sys.executable, "-m", "lockstep.observe.trackers", name, str(run), *(how or ("file", ""))], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False)
+def tensorboard(run: Path) -> None:
+    ended = threading.Event()
+    ended.set()
+    track("tensorboard", run, "file", "", ended)
+
+
+def wandb(run: Path) -> None:
+    """In a process, as always: it leaves threads and a service."""
+    how = [sys.executable, "-m", "lockstep.observe.trackers", "wandb", str(run), "offline", "tiny"]
+    done = subprocess.run(how, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
 
 
@@ -91,7 +100,7 @@ def agree(scalars: dict[str, list[tuple[int, np.float32]]], run: Path) -> None:
 
 
 def test_tensorboard_has_the_journal(run: Path) -> None:
-    track(run, "tensorboard")
+    tensorboard(run)
     reader, scalars = shown(run)
     agree(scalars, run)
     assert len(scalars["train/loss"]) == 12
@@ -111,27 +120,31 @@ def test_tensorboard_has_the_journal(run: Path) -> None:
 
 def test_a_resume_leaves_each_step_once(run: Path) -> None:
     """A tracker that was killed in a write, then a resume; and the same journal given to a tracker for the first time."""
-    track(run, "tensorboard")
+    tensorboard(run)
     with open(run / "logs/tensorboard/events.out.tfevents.lockstep", "ab") as file:
         file.write(struct.pack("<Q", 400) + b"half a record")
     resume(run)
-    track(run, "tensorboard")
+    tensorboard(run)
     agree(shown(run)[1], run)
     assert [step for step, _ in shown(run)[1]["train/loss"]] == list(range(1, 14))
-    (run / "logs/tensorboard/events.out.tfevents.lockstep").unlink()
-    track(run, "tensorboard")
+    home = run / "logs/tensorboard"
+    (home / "events.out.tfevents.lockstep").unlink()
+    tensorboard(run)
+    agree(shown(run)[1], run)
+    (home / "tensorboard-file.json").write_text('{"position"')
+    tensorboard(run)
     agree(shown(run)[1], run)
 
 
 def test_wandb_has_the_journal_offline(run: Path) -> None:
     """Each step once, the first values of those trained again; one id through all starts."""
     pytest.importorskip("wandb", reason="W&B is not installed: pip install 'lockstep[wandb]'")
-    track(run, "wandb", "offline", "tiny")
+    wandb(run)
     first = history(run)
     assert {step: row["train/loss"] for step, row in first.items() if "train/loss" in row} == {step: LOSSES[step] for step in range(1, 13)}
     assert (first[10]["eval/perplexity"], first[9]["sensors/host_utilisation"]) == (12.18, 0.25)
     resume(run)
-    track(run, "wandb", "offline", "tiny")
+    wandb(run)
     both = history(run)
     assert {step: row["train/loss"] for step, row in both.items()} == {step: LOSSES[step] + (0.5 if step > 12 else 0) for step in range(1, 14)}
     assert "steps 9 to 12 from before" in [event.values["text"] for event in read(run / "journal.jsonl") if event.kind == "warned"][-1]

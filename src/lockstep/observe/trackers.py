@@ -38,7 +38,7 @@ def main(name: str, run: Path, mode: str, project: str) -> int:
     stop = threading.Event()
     threading.Thread(target=_until_input_ends, args=(stop,), daemon=True).start()
     try:
-        _track(name, run, mode, project, stop)
+        track(name, run, mode, project, stop)
         return 0
     except Exception as error:
         import traceback
@@ -58,7 +58,8 @@ def _until_input_ends(stop: threading.Event) -> None:
     stop.set()
 
 
-def _track(name: str, run: Path, mode: str, project: str, stop: threading.Event) -> None:
+def track(name: str, run: Path, mode: str, project: str, stop: threading.Event) -> None:
+    """Give a run's journal to a tracker as it grows, from where it was left, until stop is set and the journal is read to its end."""
     home = run / "logs" / name
     home.mkdir(parents=True, exist_ok=True)
     with open(home / "lock", "a") as lock:
