@@ -17,7 +17,10 @@ int nvmlDeviceGetCount_v2(unsigned *count) { *count = COUNT; return 0; }
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **handle) { if (index >= COUNT) return 2; *handle = &handles[index]; return 0; }
 int nvmlDeviceGetName(void *handle, char *text, unsigned size) { snprintf(text, size, "NVIDIA H200 no. %d", *(int *)handle); return 0; }
 int nvmlDeviceGetUUID(void *handle, char *text, unsigned size) { snprintf(text, size, "GPU-%d%d-x", *(int *)handle, *(int *)handle); return 0; }
-int nvmlDeviceGetMemoryInfo(void *handle, memory_t *memory) { memory->total = 150000000000ULL; memory->free = memory->total; memory->used = 0; return 0; }
+int nvmlDeviceGetMemoryInfo(void *handle, memory_t *memory) { memory->total = 150000000000ULL; memory->used = 1000 * (*(int *)handle + 1); memory->free = memory->total - memory->used; return 0; }
+typedef struct { unsigned gpu, memory; } use_t;
+int nvmlDeviceGetUtilizationRates(void *handle, use_t *use) { use->gpu = 90 + *(int *)handle; use->memory = 0; return 0; }
+int nvmlDeviceGetPowerUsage(void *handle, unsigned *milliwatts) { *milliwatts = 650500; return *(int *)handle == 1 ? 3 : 0; }
 """
 
 

@@ -34,6 +34,7 @@ _VALUES: list[tuple[tuple[str, ...], str, Any, str]] = [
     (("--max-checkpoints",), "train.keep", int, "newest checkpoints kept, beside the best"),
     (("--launcher",), "devices.launcher", str, "elastic, spawn"),
     (("--port",), "devices.port", int, "of the rendezvous; 0: any free one"),
+    (("--wandb",), "track.wandb", str, "off, offline, online: W&B too"),
     (("--mode",), "data.mode", str, ""),
     (("--arch",), "model.arch", str, ""),
     (("--cssm",), "model.cssm", str, ""),
@@ -85,6 +86,7 @@ def config_options(command: Callable[..., None]) -> Callable[..., None]:
         option("--no-amp", is_flag=True, help="precision f32"),
         option("--bf16", is_flag=True, hidden=True),
         option("--exact", is_flag=True, help="the same bits on any number of devices"),
+        option("--tensorboard", is_flag=True, help="TensorBoard too: logs/tensorboard in the run directory"),
         option("--no-preflight", is_flag=True, help="no first collective with a time limit before training"),
         option("--spawn", is_flag=True, hidden=True),
         option("--distributed-data-loading", is_flag=True, hidden=True),
@@ -161,6 +163,8 @@ def _apply_flags(document: "Document", flags: dict[str, Any]) -> None:
             document.set(key, value, f"--{flag.replace('_', '-')}")
     if flags["exact"]:
         document.set("train.exact", True, "--exact")
+    if flags["tensorboard"]:
+        document.set("track.tensorboard", True, "--tensorboard")
     if flags["no_preflight"]:
         document.set("devices.preflight", 0, "--no-preflight")
     _apply_devices(document, flags["devices"], flags["gpus"], flags["num_gpus"])

@@ -42,6 +42,29 @@ def choose(library: Path, use: str, visible: str | None = None) -> Any:
     return json.loads(done.stdout)
 
 
+SENSORS = """
+import json, os
+from lockstep.probe import probe
+from lockstep.probe.sensors import Sensors
+gpus = probe().devices
+sensors = Sensors((gpus[1], gpus[0], gpus[1]), (0, 1, 2), 1)
+print(json.dumps(sensors.read({0: os.getpid(), 1: os.getpid()})))
+sensors.close()
+"""
+
+
+def test_sensors_follow_the_devices_and_miss_what_is_not_there(library: Path) -> None:
+    """GPUs 2 and 1 of the driver; rank 2 lives on another host. No temperature in this driver, no power of GPU 1."""
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(library), "CUDA_VISIBLE_DEVICES": "1,2"}
+    found = json.loads(subprocess.run([sys.executable, "-c", SENSORS], env=environment, capture_output=True, text=True, check=True).stdout)
+    assert found["utilisation_by_device"] == [0.92, 0.91, None]
+    assert found["memory_bytes_by_device"] == [3000, 2000, None]
+    assert found["power_watts_by_device"] == [650.5, None, None]
+    assert "celsius_by_device" not in found
+    assert found["memory_bytes_by_process"][2] is None
+    assert found["host_memory_bytes"] > 0
+
+
 def test_all_are_found_with_name_memory_and_driver(library: Path) -> None:
     assert choose(library, "auto") == [[i, f"NVIDIA H200 no. {i}", 150000000000, "580.00"] for i in range(3)]
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Protocol, cast
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PlainValidator, PositiveFloat, PositiveInt, SerializeAsAny, ValidationError, create_model, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PlainValidator, PositiveFloat, PositiveInt, SerializeAsAny, ValidationError, create_model, model_validator
 
 from lockstep.core.document import Document, Key, dotted, suggest
 from lockstep.core.later import OWN, served
@@ -133,6 +133,20 @@ class Devices(Section):
     port: Annotated[int, Field(ge=0, le=65535)] = Field(0, description="of the rendezvous; 0: any free one")
 
 
+def _off(value: object) -> object:
+    """`wandb: off` is what YAML calls a no."""
+    return "off" if value is False else value
+
+
+class Track(Section):
+    """What is read beside the losses, and who else is told of them. Changes no result."""
+
+    sensors_every: NonNegativeInt = Field(5, description="seconds between readings of utilisation, memory, power and temperature of each device; 0: never")
+    tensorboard: bool = Field(False, description="also for TensorBoard, in logs/tensorboard of the run (the extra `tensorboard`)")
+    wandb: Annotated[Literal["off", "offline", "online"], BeforeValidator(_off)] = Field("off", description="also for W&B, in logs/wandb of the run and, online, at its server (the extra `wandb`)")
+    wandb_project: str = Field("lockstep", description="the project at W&B")
+
+
 class DataFields(Section):
     """What every task's data section has. Fields named in `indifferent` change no sample."""
 
@@ -153,6 +167,7 @@ class Config(Section):
     schedule: ScheduleFields = ScheduleFields()
     train: Train = Train()
     devices: Devices = Devices()
+    track: Track = Track()
 
 
 @dataclass(frozen=True)

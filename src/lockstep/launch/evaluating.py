@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from lockstep.core.config import Loaded, load
+from lockstep.core.config import Loaded, Track, load
 from lockstep.core.document import Document, read_file
 from lockstep.core.events import Event
 from lockstep.core.plan import Plan, fixed_from_json, plan
@@ -99,7 +99,7 @@ def _run(scratch: Run, loaded: Loaded, made: Plan, checkpoint: Path, which: Whic
     scratch.write(loaded.config, made, loaded.origins, {})
     attempt = Attempt(new_attempt_name(), str(scratch.home), str(checkpoint), evaluate=which)
     append(scratch.journal, Event("planned", step, {"attempt": attempt.name, "run": str(scratch.home), "plan": made.to_json()}))
-    code = launch(Prepared(scratch, made, attempt, Lock(scratch), 0, False), loaded.config.devices, False, _Said(made, scratch, say))
+    code = launch(Prepared(scratch, made, attempt, Lock(scratch), 0, False, Track(sensors_every=0)), loaded.config.devices, False, _Said(made, scratch, say))
     found = [event for event in read(scratch.journal) if event.kind == "evaluated"]
     if code or not found:
         raise RunError("the evaluation was stopped", "", str(checkpoint))

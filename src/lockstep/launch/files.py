@@ -6,6 +6,7 @@ import os
 import socket
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,21 @@ class Run:
 
     def exists(self) -> bool:
         return self.plan.is_file()
+
+    def announce(self, rank: int) -> None:
+        """Which process is this rank, for those who watch it."""
+        with suppress(OSError):  # a full disk; then it is watched by nobody, and training says what is wrong
+            write_json(self.logs / f"process-{rank}.json", {"pid": os.getpid(), "host": socket.gethostname()})
+
+    def processes(self) -> dict[int, int]:
+        """The processes of the ranks that were started on this host, by rank."""
+        found = {}
+        for path in self.logs.glob("process-*.json"):
+            with suppress(OSError, ValueError, KeyError, TypeError):  # somebody else's file
+                said = json.loads(path.read_text())
+                if said["host"] == socket.gethostname():
+                    found[int(path.stem.removeprefix("process-"))] = int(said["pid"])
+        return found
 
     def write(self, config: Config, plan: Plan, origins: Mapping[str, str], formulas: Mapping[str, str], began: str | None = None, weights: str | None = None) -> None:
         """began: the checkpoint of another run that this one begins from. weights: what --init-from named."""

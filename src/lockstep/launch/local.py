@@ -27,6 +27,7 @@ from lockstep.launch.files import Run, ask
 from lockstep.launch.preflight import record_failure
 from lockstep.launch.prepare import Prepared
 from lockstep.launch.signals import LAUNCHER, STOP_SIGNAL, STOPPING, Signals, leave_at_once
+from lockstep.launch.watching import tracked, watched
 from lockstep.launch.worker import main, work
 from lockstep.observe.console import View, showing, view
 
@@ -40,8 +41,9 @@ def launch(prepared: Prepared, devices: Devices, headless: bool, chosen: View | 
     ask_stop = _leaver(run) if attempt.evaluate else _stopper(run, attempt.name, headless, alone)
     start = _in_place if alone else (_spawn if devices.launcher == "spawn" else _elastic)
     try:
-        with showing(chosen or view(plan, run.home, headless), run.journal, prepared.begin), Signals(ask_stop, leave_at_once) as signals, _environment(plan):
-            failure = start(prepared, devices)
+        with showing(chosen or view(plan, run.home, headless), run.journal, prepared.begin), tracked(run, prepared.track), Signals(ask_stop, leave_at_once) as signals, _environment(plan):
+            with watched(run, plan, prepared.track.sensors_every):
+                failure = start(prepared, devices)
             if failure:
                 record_failure(run, failure)
     finally:

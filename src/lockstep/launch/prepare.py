@@ -7,7 +7,7 @@ from typing import Any
 
 from lockstep.checkpoint.format import MANIFEST, Damaged, name_of, read_manifest, verify
 from lockstep.checkpoint.store import checkpoints, newest, sweep
-from lockstep.core.config import Config, Loaded, flatten
+from lockstep.core.config import Config, Loaded, Track, flatten
 from lockstep.core.events import Event
 from lockstep.core.facts import Facts, Fixed
 from lockstep.core.machine import Machine
@@ -19,6 +19,7 @@ from lockstep.launch.files import Attempt, Lock, Run, is_live, new_attempt_name
 from lockstep.launch.initial import keep, publish, weights_for
 from lockstep.launch.place import check_port, check_room, free_name, leave, make
 from lockstep.launch.surroundings import surroundings
+from lockstep.launch.watching import catch_up, check_trackers
 from lockstep.observe.journal import append, mend
 from lockstep.probe import probe
 from lockstep.tasks import Tasks
@@ -37,7 +38,7 @@ class Options:
 
 @dataclass
 class Prepared:
-    """A run ready to start, its lock held. begin: where its journal ended before. done: nothing is left to train."""
+    """A run ready to start, its lock held. begin: where its journal ended before. done: nothing is left to train. track: who is told of it."""
 
     run: Run
     plan: Plan
@@ -45,6 +46,7 @@ class Prepared:
     lock: Lock
     begin: int
     done: bool
+    track: Track
 
 
 @dataclass
@@ -75,6 +77,7 @@ def prepare(loaded: Loaded, options: Options, facts: Facts | None = None, machin
         options = replace(options, save_dir=Path(loaded.home))
     unlimited = loaded.config.model_copy(update={"devices": loaded.config.devices.model_copy(update={"memory": None})})
     plan(unlimited, machine, _least_facts())  # devices, strategy and sync are refused before any data is read
+    check_trackers(loaded.config.track)
     facts = facts or describe(loaded.config)
     origin = _origin(loaded, options)
     fixed = _fixed(origin, options)
@@ -104,7 +107,7 @@ def prepare(loaded: Loaded, options: Options, facts: Facts | None = None, machin
 def _begin(run: Run, lock: Lock, loaded: Loaded, options: Options, origin: _Origin, made: Plan, facts: Facts, machine: Machine, weights: str | None) -> Prepared:
     for directory in (run.checkpoints, run.logs):
         directory.mkdir(exist_ok=True)
-    for stale in run.logs.glob("failure-*.json"):
+    for stale in (path for kind in ("failure-*.json", "process-*.json", "pulse-*") for path in run.logs.glob(kind)):
         stale.unlink()
     sweep(run.checkpoints)
     mend(run.journal)
@@ -113,7 +116,7 @@ def _begin(run: Run, lock: Lock, loaded: Loaded, options: Options, origin: _Orig
     stop_at = None if options.stop_after is None else origin.step + options.stop_after
     attempt = Attempt(new_attempt_name(), str(run.home), str(origin.checkpoint) if origin.checkpoint else None, stop_at, weights=str(run.initial) if weights and not origin.checkpoint else None)
     if done:
-        return Prepared(run, made, attempt, lock, begin, done)
+        return Prepared(run, made, attempt, lock, begin, done, loaded.config.track)
     began = run.began() if run.exists() else str(origin.checkpoint) if origin.checkpoint and not origin.own else None
     if weights and not run.exists():
         publish(run)
@@ -125,7 +128,7 @@ def _begin(run: Run, lock: Lock, loaded: Loaded, options: Options, origin: _Orig
         append(run.journal, Event("warned", origin.step, {"text": word}))
     if begin or origin.checkpoint:
         append(run.journal, Event("resumed", origin.step, {"attempt": attempt.name, "text": _resumed(origin, made)}))
-    return Prepared(run, made, attempt, lock, begin, done)
+    return Prepared(run, made, attempt, lock, begin, done, loaded.config.track)
 
 
 def _resumed(origin: _Origin, made: Plan) -> str:
@@ -135,9 +138,10 @@ def _resumed(origin: _Origin, made: Plan) -> str:
 
 
 def done_line(prepared: Prepared) -> str:
-    """What is said of a run that has nothing left to train."""
+    """What is said of a run that has nothing left to train, once its trackers have what they missed."""
     steps = prepared.plan.steps
-    return f"done   {steps} of {steps} steps were trained before; --max-steps N trains on, another --save-dir begins anew  {prepared.run.home}"
+    warned = "".join(f"warn   {text}\n" for text in catch_up(prepared.run, prepared.track))
+    return f"{warned}done   {steps} of {steps} steps were trained before; --max-steps N trains on, another --save-dir begins anew  {prepared.run.home}"
 
 
 def _origin(loaded: Loaded, options: Options) -> _Origin:
@@ -208,7 +212,7 @@ def _unfinished(loaded: Loaded, init_from: Path | None) -> Run | None:
 
 
 def _comparable(config: Config) -> dict[str, Any]:
-    return config.model_dump(mode="json", exclude={"devices": True, "engine": True, "data": set(config.data.indifferent)})
+    return config.model_dump(mode="json", exclude={"devices": True, "engine": True, "track": True, "data": set(config.data.indifferent)})
 
 
 def _finished(run: Run) -> bool:
@@ -240,7 +244,7 @@ def _refuse_changes(origin: _Origin, config: Config) -> None:
     fatal = [key for key in changed if key.startswith(("model.", "data.")) or key in {"task", "optimizer.name"}]
     if fatal:
         raise UserError(f"this run began with another model or data: {_changes(fatal, before, after)}", "the config as it was, or a new run with another --save-dir", str(origin.checkpoint or origin.run))
-    said = [key for key in changed if not key.startswith(("devices.", "batch."))]
+    said = [key for key in changed if not key.startswith(("devices.", "batch.", "track."))]
     if said:
         origin.words.append(f"changed since the run was last saved: {_changes(said, before, after)}")
 
