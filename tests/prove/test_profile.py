@@ -117,3 +117,10 @@ def test_the_command_writes_a_trace_and_leaves_nothing_else(corpus: Path, tmp_pa
     assert [Path(trace["path"]).name for trace in said["traces"]] == ["rank-0.json.gz", "rank-1.json.gz"]
     assert not list((cache / "profile").iterdir())
     assert {path.name for path in tmp_path.iterdir()} == {"tiny.yaml", "traces"}
+
+
+@pytest.mark.parametrize(("flags", "says"), [
+    (("--trace", "tiny.yaml"), "is there already"), (("--trace", "tiny.yaml/below"), "nothing can be written into"), (("--steps", "0"), "is not in the range"), (("--strategy", "hsdp", "--devices", "cpu:3"), "hsdp")])
+def test_the_command_refuses_before_anything_runs(flags: tuple[str, str], says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], corpus: Path, tmp_path: Path) -> None:
+    assert says in refused(monkeypatch, capsys, "profile", "-f", write_config(tmp_path, corpus), *flags, cwd=tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"tiny.yaml"}

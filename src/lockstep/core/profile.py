@@ -18,7 +18,7 @@ MEANING = {
     "backward": "gradients, with what recompute does again",
     "sync": "waiting for other devices or sending to them, computing nothing; not what overlaps with backward",
     "optimizer": "norm, clipping, update",
-    "device": "the compiled step: forward, backward, collectives and update, one program that a clock can't tell apart",
+    "device": "the compiled step: forward, backward, collectives and update, which a clock can't tell apart",
     "other": "the rest: the loop, figures, the journal",
 }
 

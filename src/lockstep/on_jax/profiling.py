@@ -20,7 +20,7 @@ from lockstep.core.profile import Course, Found, Operation, Step
 from lockstep.core.protocols import Batch
 from lockstep.on_jax.engine import JaxEngine
 
-_COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "collective-", "all-to-all")
+_COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "collective-", "all-to-all", "psum")
 _INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\((.*)$", re.MULTILINE)
 _SOURCE = re.compile(r'op_name="([^"]*)"')
 _TOP = 400  # operations that are handed on
@@ -146,9 +146,9 @@ def _operations(lines: Sequence[Sequence[_Timing]], named: dict[str, tuple[str, 
             calls[name] = calls.get(name, 0) + 1
             seconds[name] = seconds.get(name, 0.0) + took / 1e9
     found = []
-    for name, took in sorted(seconds.items(), key=lambda item: -item[1]):
+    for name, whole in sorted(seconds.items(), key=lambda item: -item[1]):
         opcode, what = named.get(name, (name, ""))
-        found.append(Operation(name, what, calls[name] / runs, took / runs, opcode.startswith(_COLLECTIVES)))
+        found.append(Operation(name, what, calls[name] / runs, whole / runs, opcode.replace("_", "-").startswith(_COLLECTIVES)))
     return tuple(found)
 
 

@@ -22,6 +22,7 @@ from lockstep.on_torch.stats import peak
 _PARTS = {"forward": "forward", "backward": "backward", "sync": "sync", "clip": "optimizer", "optimizer": "optimizer"}
 _BETWEEN = ("rounds", "reduce", "spread")  # where several devices pass values on, or wait for each other
 _COLLECTIVE = ("nccl", "gloo:", "c10d::")
+_ENGINE = "autograd::engine::evaluate_function: "
 _TOP = 400  # operations that are handed on
 
 
@@ -87,7 +88,7 @@ class TorchWatch:
         gpu = [ProfilerActivity.CUDA] if self._engine.device.type == "cuda" else []
         self._marks.around = lambda name, lane: record_function(f"lockstep/{name}")
         self._profiler = profile(activities=[ProfilerActivity.CPU, *gpu], schedule=schedule(wait=0, warmup=1, active=self._course.traced, repeat=1), record_shapes=True,
-                                 experimental_config=_ExperimentalConfig(profile_all_threads=True))  # type: ignore[no-untyped-call]  # dp's threads, too
+                                 experimental_config=_ExperimentalConfig(profile_all_threads=True))  # dp's threads, too
         self._profiler.start()
 
     def _next_traced(self, number: int) -> None:
@@ -130,7 +131,7 @@ def _operations(averages: Any, device: str, steps: int) -> tuple[Operation, ...]
     for one in averages:
         own = (one.self_device_time_total if device == "cuda" else one.self_cpu_time_total) / 1e6 / steps
         if own > 0 and not one.is_user_annotation and not one.key.startswith("ProfilerStep"):
-            found.append(Operation(one.key, _shapes(one.input_shapes), one.count / steps, own, one.key.startswith(_COLLECTIVE)))
+            found.append(Operation(one.key.replace(_ENGINE, "autograd: "), _shapes(one.input_shapes), one.count / steps, own, one.key.startswith(_COLLECTIVE)))
     return tuple(sorted(found, key=lambda operation: -operation.seconds)[:_TOP])
 
 

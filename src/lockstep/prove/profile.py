@@ -3,6 +3,7 @@
 import gzip
 import os
 import shutil
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -44,8 +45,11 @@ class Place:
         if self.path.exists() and (self.file or not self.path.is_dir() or any(self.path.iterdir())):
             raise UserError(f"--trace: {self.path} is there already", "another name, or take it away", "--trace")
         above = next(parent for parent in self.path.absolute().parents if parent.exists())
-        if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
-            raise UserError(f"--trace: nothing can be written into {above}", "a directory of yours", "--trace")
+        try:
+            with tempfile.TemporaryFile(dir=above):
+                pass
+        except OSError as error:
+            raise UserError(f"--trace: nothing can be written into {above}: {error.strerror}", "a directory of yours", "--trace") from None
 
     def publish(self, found: Sequence[Found]) -> list[Traced]:
         """Whole files only: copied beside their place, then renamed."""
@@ -120,7 +124,13 @@ def measure(config: Config, made: Plan, steps: int, ranks: Pool, home: Path, tra
     try:
         found = ranks.run(made.processes, watched, Attempt("profile", str(run.home)).to_json(), course, traced, backend=made.backend if made.backend in {"gloo", "nccl"} else "gloo")
     except JobFailed as error:
-        log = home / "ranks.log"
-        said = "\n".join(log.read_text(errors="replace").splitlines()[-_LOG_LINES:]) if error.ended and log.exists() else ""
-        raise RunError(f"{error.cause}\n{said}".rstrip(), error.remedy if not error.ended else "is there memory enough? --probe-batch of lockstep plan tries what fits") from None
+        raise RunError(f"{error.cause}\n{_last_words(error, home / 'ranks.log')}".rstrip(), error.remedy or ("`lockstep plan --probe-batch` tries what fits" if error.ended else "")) from None
     return Profile(made, course, tuple(one.whole() for one in found))
+
+
+def _last_words(error: JobFailed, log: Path) -> str:
+    """Of a rank that ended: what it wrote; of one that failed without a remedy of ours: where."""
+    if error.ended and log.exists():
+        return "\n".join(log.read_text(errors="replace").splitlines()[-_LOG_LINES:])
+    at = error.trace.rfind("  File ")
+    return "" if error.remedy or at < 0 else "\n".join(error.trace[at:].splitlines()[:2])

@@ -112,9 +112,13 @@ def _operations(found: Profile, top: int) -> list[str]:
 
 
 def _row(operation: Operation, whole: float) -> str:
-    name = operation.name if len(operation.name) <= _NAMED else f"{operation.name[: _NAMED - 3]}..."
-    what = operation.what if len(operation.what) <= _SHAPED else f"{operation.what[: _SHAPED - 3]}..."
+    name, what = _cut(operation.name, _NAMED), _cut(operation.what, _SHAPED)
     return f"       {name:<{_NAMED}} {operation.calls:>7.4g} {_ms(operation.seconds):>8} {_share(operation.seconds, whole):>7}   {what}".rstrip()
+
+
+def _cut(text: str, most: int) -> str:
+    """Without its middle, where it is too long: how an operation's name ends tells it from others."""
+    return text if len(text) <= most else f"{text[: most // 2 - 2]}...{text[-(most - most // 2 - 1):]}"
 
 
 def terms(found: Profile) -> list[dict[str, Any]]:
