@@ -23,7 +23,6 @@ from lockstep.on_jax.engine import JaxEngine
 _COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "collective-", "all-to-all", "psum")
 _INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\((.*)$", re.MULTILINE)
 _SOURCE = re.compile(r'op_name="([^"]*)"')
-_TOP = 400  # operations that are handed on
 _Timing = tuple[int, int, str]  # begin, end (nanoseconds), instruction
 
 
@@ -72,7 +71,7 @@ class JaxWatch:
         steps = [_step(before.done.result(), this) for before, this in zip(taken[course.warm - 1 :], taken[course.warm : course.tracer], strict=False)]
         traced = statistics.mean(this.done.result() - this.began for this in taken[course.tracer + 1 : course.last])
         queueing = statistics.median(this.called - this.began for this in taken[course.warm : course.tracer])
-        return Found(0, tuple(steps), traced, self._operations[:_TOP], self._memory, self._peaks, taken[0].done.result() - taken[0].began, queueing=queueing, trace=str(self._trace) if self._trace else None)
+        return Found(0, tuple(steps), traced, self._operations, self._memory, self._peaks, taken[0].done.result() - taken[0].began, queueing=queueing, trace=str(self._trace) if self._trace else None)
 
     def _begin_trace(self) -> None:
         options = ProfileOptions()

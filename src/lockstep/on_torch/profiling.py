@@ -23,7 +23,6 @@ _PARTS = {"forward": "forward", "backward": "backward", "sync": "sync", "clip": 
 _BETWEEN = ("rounds", "reduce", "spread")  # where several devices pass values on, or wait for each other
 _COLLECTIVE = ("nccl", "gloo:", "c10d::")
 _ENGINE = "autograd::engine::evaluate_function: "
-_TOP = 400  # operations that are handed on
 
 
 @dataclass(frozen=True)
@@ -132,7 +131,7 @@ def _operations(averages: Any, device: str, steps: int) -> tuple[Operation, ...]
         own = (one.self_device_time_total if device == "cuda" else one.self_cpu_time_total) / 1e6 / steps
         if own > 0 and not one.is_user_annotation and not one.key.startswith("ProfilerStep"):
             found.append(Operation(one.key.replace(_ENGINE, "autograd: "), _shapes(one.input_shapes), one.count / steps, own, one.key.startswith(_COLLECTIVE)))
-    return tuple(sorted(found, key=lambda operation: -operation.seconds)[:_TOP])
+    return tuple(found)
 
 
 def _shapes(shapes: Any) -> str:
