@@ -124,3 +124,11 @@ def test_the_command_writes_a_trace_and_leaves_nothing_else(corpus: Path, tmp_pa
 def test_the_command_refuses_before_anything_runs(flags: tuple[str, str], says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], corpus: Path, tmp_path: Path) -> None:
     assert says in refused(monkeypatch, capsys, "profile", "-f", write_config(tmp_path, corpus), *flags, cwd=tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"tiny.yaml"}
+
+
+@pytest.mark.gpu
+def test_a_gpus_own_clock(corpus: Path, tmp_path: Path) -> None:
+    said = json.loads(lockstep("profile", "-f", write_config(tmp_path, corpus), "--gpus", "0", "--dtype", "bf16", "--steps", "4", "--json", cwd=tmp_path).stdout)
+    assert sum(part["share"] for part in said["parts"].values()) == pytest.approx(1)
+    assert min(_seconds(said, part) for part in ("forward", "backward", "optimizer")) > 0
+    assert any(operation["name"] == "aten::mm" for operation in said["operations"])

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._C._autograd import DeviceType
 from torch._C._profiler import _ExperimentalConfig  # public nowhere; what it says is asked for by torch.profiler.profile
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
@@ -129,7 +130,8 @@ def _operations(averages: Any, device: str, steps: int) -> tuple[Operation, ...]
     found = []
     for one in averages:
         own = (one.self_device_time_total if device == "cuda" else one.self_cpu_time_total) / 1e6 / steps
-        if own > 0 and not one.is_user_annotation and not one.key.startswith("ProfilerStep"):
+        called = one.device_type == DeviceType.CPU  # kernels have lines of their own, with the times of those who called them
+        if own > 0 and called and not one.is_user_annotation and not one.key.startswith("ProfilerStep"):
             found.append(Operation(one.key.replace(_ENGINE, "autograd: "), _shapes(one.input_shapes), one.count / steps, own, one.key.startswith(_COLLECTIVE)))
     return tuple(found)
 
