@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from lockstep.core.config import Loaded
     from lockstep.core.facts import Facts
 
-_LATER_VERBS = {"check", "run", "bench", "profile", "init", "data", "submit", "ui"}
+_LATER_VERBS = {"check", "run", "bench", "init", "data", "submit", "ui"}
 
 
 class Verbs(click.Group):
@@ -147,6 +147,24 @@ def verify(layouts: str | None, steps: int | None, bits: bool, as_json: bool, **
 
     how = {"exact": True} if bits or flags["exact"] else {"dtype": flags["dtype"] or "f64"}
     sys.exit(prove(load_config({**flags, **how}, say=not as_json), layouts, steps, as_json))
+
+
+@cli.command(cls=Verb)
+@config_options
+@click.option("--steps", type=click.IntRange(1, 1000), default=10, show_default=True, help="optimizer steps that are timed")
+@click.option("--top", type=click.IntRange(1, 400), default=10, show_default=True, help="so many of the costliest operations")
+@click.option("--trace", type=Path, metavar="PATH", help="write a Chrome trace: the first rank's into PATH.json or PATH.json.gz, or every rank's into a directory")
+@click.option("--json", "as_json", is_flag=True, help="what was found as JSON")
+def profile(steps: int, top: int, trace: Path | None, as_json: bool, **flags: Any) -> None:
+    """Where the time and memory of a step go. Trains a few steps in throw-away processes; leaves nothing but a trace that was asked for."""
+    signal.signal(signal.SIGTERM, _terminated)
+    from lockstep.launch.cluster import started
+
+    if started(os.environ):
+        raise click.UsageError("profile starts its ranks itself: run it by itself, not under torchrun or srun")
+    from lockstep.prove.profile import profile as measured
+
+    sys.exit(measured(load_config(flags, say=not as_json), steps, top, trace, as_json))
 
 
 @cli.command(cls=Verb)
