@@ -157,7 +157,7 @@ def verify(layouts: str | None, steps: int | None, bits: bool, as_json: bool, **
 @click.option("--json", "as_json", is_flag=True, help="what was found as JSON")
 def profile(steps: int, top: int, trace: Path | None, as_json: bool, **flags: Any) -> None:
     """Where the time and memory of a step go. Trains a few steps in throw-away processes; leaves nothing but a trace that was asked for."""
-    signal.signal(signal.SIGTERM, _terminated)
+    signal.signal(signal.SIGTERM, terminated)
     from lockstep.launch.cluster import started
 
     if started(os.environ):

@@ -19,10 +19,10 @@ from typing import Any
 from lockstep.checkpoint.format import load
 from lockstep.core.config import Config, Loaded
 from lockstep.core.events import REQUESTS, Event
-from lockstep.core.loop import Outcome, train
+from lockstep.core.loop import Outcome, evaluate, train
 from lockstep.core.place import choose_devices
 from lockstep.core.plan import Plan
-from lockstep.core.protocols import Engine, Rank, Saved
+from lockstep.core.protocols import Engine, Rank
 from lockstep.data.feed import Feed
 from lockstep.diagnose.crash import Note, explain, note_of, read_notes, write_note
 from lockstep.diagnose.memory import out_of_memory
@@ -125,7 +125,7 @@ def train_rank(attempt: Attempt, plan: Plan, config: Config, rank: Rank, engine:
     try:
         if attempt.evaluate:
             assert saved
-            return _evaluate(plan, engine, feed, saved, record, task.summarize)
+            return evaluate(engine, feed, saved, record, task.summarize)
         _, outcome = train(plan, engine, feed, writer, record, Pulse(run.logs / f"pulse-{rank.index}"), requests, task.summarize, saved, attempt.stop_at, weights)
     except BaseException as error:
         writer.abandon()
@@ -140,13 +140,6 @@ def train_rank(attempt: Attempt, plan: Plan, config: Config, rank: Rank, engine:
         if journal:
             journal.close()
     return outcome
-
-
-def _evaluate(plan: Plan, engine: Engine, feed: Feed, saved: Saved, record: Callable[[Event], None], summarize: Any) -> Outcome:
-    began = time.perf_counter()
-    found = summarize(engine.evaluate(engine.restore(saved), feed.evaluation()))
-    record(Event("evaluated", saved.step, {**found, "seconds": time.perf_counter() - began}))
-    return "finished"
 
 
 def guarded(attempt: Attempt, rank: Rank, **how: Any) -> int:
