@@ -109,7 +109,6 @@ def _parameter(names: tuple[str, ...]) -> str:
 
 def load_config(flags: dict[str, Any], say: bool) -> "Loaded":
     """File, then --set, then flags: the later wins. A file of another tool is converted first, and how is said."""
-    from lockstep.core.config import apply_batch_flags
     from lockstep.core.document import Document, parse_setting, read_file
     from lockstep.core.foreign import convert
 
@@ -127,7 +126,7 @@ def load_config(flags: dict[str, Any], say: bool) -> "Loaded":
         if value is not None:
             document.set(key, value, names[0])
     _apply_flags(document, flags)
-    note = apply_batch_flags(document, flags["batch_size"], flags["grad_accum"], flags["global_batch"])
+    note = apply_batch(document, flags["batch_size"], flags["grad_accum"], flags["global_batch"])
     if not file and not document.value:
         raise UserError("no config was given", "-f FILE, for example -f models/tiny.yaml", "-f")
     if flags["distributed_data_loading"] and say:
@@ -210,3 +209,26 @@ def _only_one(flags: dict[str, Any], *names: str) -> None:
     given = [f"--{name.replace('_', '-')}" for name in names if flags[name]]
     if len(given) > 1:
         raise UserError(f"{' and '.join(given)} contradict each other", "give one of them", given[0])
+
+
+def apply_batch(document: "Document", batch_size: int | None, grad_accum: int | None, global_batch: int | None) -> str | None:
+    """--batch-size and --grad-accum replace the batch section, unless --global-batch fixes the product. Returns what to say of it."""
+    given = {"samples": (global_batch, "--global-batch"), "per_device": (batch_size, "--batch-size"), "accumulate": (grad_accum, "--grad-accum")}
+    if all(value is None for value, _ in given.values()):
+        return None
+    section = document.value.get("batch")
+    old = section if isinstance(section, dict) else {}
+    if global_batch is None and batch_size is None and old.get("per_device") is None:
+        raise UserError(
+            f"--grad-accum {grad_accum} needs a batch per device; the config gives {old.get('samples', 'no')} samples over all devices",
+            f"--batch-size N --grad-accum {grad_accum}; or leave it out: the plan finds the rounds", "--grad-accum")
+    kept = {} if global_batch is not None else {k: v for k, v in old.items() if k in {"per_device", "accumulate"}}
+    places = {k: document.place(("batch", k)) for k in kept}
+    document.set("batch", {}, "flags")
+    for key, value in kept.items():
+        document.set(f"batch.{key}", value, places[key])
+    for key, (new, flag) in given.items():
+        if new is not None:
+            document.set(f"batch.{key}", new, flag)
+    replaced = global_batch is None and old.get("samples") is not None
+    return f"--batch-size is per device: it replaces the config's {old['samples']} samples over all devices (--global-batch fixes those)" if replaced else None

@@ -214,29 +214,6 @@ def config_class(task: str, fields: TaskFields) -> type[Config]:
     return create_model(f"{task.capitalize()}Config", __base__=Config, **own)
 
 
-def apply_batch_flags(document: Document, batch_size: int | None, grad_accum: int | None, global_batch: int | None) -> str | None:
-    """--batch-size and --grad-accum replace the batch section, unless --global-batch fixes the product. Returns what to say of it."""
-    given = {"samples": (global_batch, "--global-batch"), "per_device": (batch_size, "--batch-size"), "accumulate": (grad_accum, "--grad-accum")}
-    if all(value is None for value, _ in given.values()):
-        return None
-    section = document.value.get("batch")
-    old = section if isinstance(section, dict) else {}
-    if global_batch is None and batch_size is None and old.get("per_device") is None:
-        raise UserError(
-            f"--grad-accum {grad_accum} needs a batch per device; the config gives {old.get('samples', 'no')} samples over all devices",
-            f"--batch-size N --grad-accum {grad_accum}; or leave it out: the plan finds the rounds", "--grad-accum")
-    kept = {} if global_batch is not None else {k: v for k, v in old.items() if k in {"per_device", "accumulate"}}
-    places = {k: document.place(("batch", k)) for k in kept}
-    document.set("batch", {}, "flags")
-    for key, value in kept.items():
-        document.set(f"batch.{key}", value, places[key])
-    for key, (new, flag) in given.items():
-        if new is not None:
-            document.set(f"batch.{key}", new, flag)
-    replaced = global_batch is None and old.get("samples") is not None
-    return f"--batch-size is per device: it replaces the config's {old['samples']} samples over all devices (--global-batch fixes those)" if replaced else None
-
-
 def _explain(error: ValidationError, document: Document, fields: TaskFields) -> list[UserError]:
     errors = []
     for item in error.errors(include_url=False):
