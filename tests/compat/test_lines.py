@@ -38,7 +38,7 @@ PLANNED = {
     # C: the HAR guide, what of it is not of its task
     "train -f models/nano.yaml --multi-gpu dp --batch-size 32": ["world 8   dp", "batch 512 = 8 devices x 32 x 2 rounds"],
     "train -f models/nano.yaml --multi-gpu dp --backend auto --gpu-ids 0,1,3 --grad-accum-steps 1 --batch-size 32 --lr 2e-3 --save-dir runs/dp_3gpu": ["world 3   dp", "batch 96 = 3 devices x 32 x 1 round", "lr 0.002"],
-    "CUDA_VISIBLE_DEVICES=0,1,2,3 train -f models/nano.yaml --multi-gpu ddp --batch-size 16 --grad-accum-steps 4 --epochs 30 --lr 4e-3 --warmup-epochs 3 --weight-decay 1e-4 --num-workers 4 --no-amp --save-dir checkpoints/ddp_4gpu":
+    "CUDA_VISIBLE_DEVICES=0,1,2,3 train -f models/nano.yaml --multi-gpu ddp --batch-size 16 --grad-accum-steps 4 --epochs 30 --lr 4e-3 --warmup-epochs 3 --weight-decay 1e-4 --num-workers 4 --no-amp --save-dir runs/4gpu":
         ["batch 256 = 4 devices x 16 x 4 rounds", "lr 0.004", "schedule.warmup = 3ep", "optimizer.weight_decay = 0.0001", "data.workers = 4", "train.precision = f32"],
     # D: CSSM, what of it is not of its task
     "CUDA_VISIBLE_DEVICES=0,1,2,3 train -f models/nano.yaml --batch_size 64 --grad_accum 1 --bf16 --checkpoint_dir /local/scratch/checkpoints":

@@ -26,7 +26,7 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Path:
     return home / "run"
 
 
-@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=[pytest.mark.long, pytest.mark.timeout(3000)])])
+@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=[pytest.mark.long, pytest.mark.timeout(3000)])])
 def test_killed_and_gone_on_with(kills: int, unbroken: Path, tmp_path: Path, corpus: Path) -> None:
     """Phases and ranks swept: the launcher or one of its ranks dies in a step, while saving, evaluating, or just starting; the next attempt has another world, and every second one another strategy."""
     home, run = tmp_path, tmp_path / "run"
