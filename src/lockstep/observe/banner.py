@@ -23,6 +23,7 @@ def banner(plan: Plan) -> list[str]:
     ]
     if plan.exact:
         lines.append(f"       exact: {plan.because['exact']}")
+    lines += [f"       {name}: {plan.because[name]}" for name in ("optimizer", "groups") if name in plan.because]
     return lines + [f"warn   {warning}" for warning in plan.warnings]
 
 
@@ -36,6 +37,8 @@ def arithmetic(plan: Plan) -> str:
 
 
 def _plain(value: object) -> str:
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key}: {_plain(item)}' for key, item in value.items())}}}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_plain, value))}]"
     return "(none)" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
