@@ -38,7 +38,7 @@ def check_coupled(config: Config, facts: Facts, layout: Layout, rounds: int, cou
 def check_optimizer(config: Config, facts: Facts, layout: Layout, because: dict[str, str]) -> None:
     """What is trained otherwise, and by whose optimizer. UserError: the config's section says what a task's own optimizer does not hear."""
     if facts.groups:
-        because["groups"] = "; ".join(facts.groups)
+        because["groups"] = "\n".join(facts.groups)
     own, fields = facts.own, config.optimizer
     if own is None:
         return
@@ -56,8 +56,9 @@ def check_optimizer(config: Config, facts: Facts, layout: Layout, because: dict[
         raise UserError(f"{own.by}: {cut}, and the task does not say that {own.name} updates each number by itself",
                         "elementwise = True in the task's class, if it does (Adam and its kin do; Muon, Adafactor, LAMB don't); or " + ("--strategy ddp" if layout.shards > 1 else "leave --exact out"), "task")
     scales = " and ".join(f"{scale:.6g}" for scale in own.scales)
+    rates = f"learning rate x {scales}" if own.takes_lr else f"learning rate its own, {scales} times what is shown as lr"
     hold = ("lr, " if own.takes_lr else "") + "clip and what groups freeze"
-    because["optimizer"] = f"{own.name} of {own.by}: learning rate x {scales}; of the config's section {hold} hold; the host waits for each step, to leave out what is not finite"
+    because["optimizer"] = f"{own.name} of {own.by}: {rates}; of the config's section {hold} hold; the host waits for each step, to leave out what is not finite"
 
 
 def warn_of_layout(config: Config, facts: Facts, layout: Layout, memory: list[Term], warnings: list[str]) -> None:

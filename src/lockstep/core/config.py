@@ -241,7 +241,7 @@ def _explain(error: ValidationError, document: Document, fields: TaskFields) -> 
         elif kind == "missing":
             errors.append(UserError(f"{dotted(key)}: missing", "give it in the file, or with --set", where or document.place(key[:-1])))
         else:
-            text = "should be a section of `key: value`" if kind == "model_type" else item["msg"].removeprefix("Value error, ").replace("Input should", "should")
+            text = "should be a section of `key: value`" if kind == "model_type" else item["msg"].removeprefix("Value error, ").replace("Input should", "should").replace("a valid tuple", "a list")
             shown = "" if isinstance(item["input"], dict) else f" (is {_short(item['input'])})"
             errors.append(UserError(f"{dotted(key)}: {text}{shown}", "`lockstep schema --table` says what each key takes", where))
     return errors

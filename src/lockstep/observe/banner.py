@@ -23,7 +23,9 @@ def banner(plan: Plan) -> list[str]:
     ]
     if plan.exact:
         lines.append(f"       exact: {plan.because['exact']}")
-    lines += [f"       {name}: {plan.because[name]}" for name in ("optimizer", "groups") if name in plan.because]
+    if "optimizer" in plan.because:
+        lines.append(f"       optimizer {plan.because['optimizer']}")
+    lines += [f"       group {group}" for group in plan.because.get("groups", "").splitlines()]
     return lines + [f"warn   {warning}" for warning in plan.warnings]
 
 

@@ -106,7 +106,7 @@ class Own:
         if missing:
             raise self._refused(f"was not given {some(missing)}", remedy)
         if len(given) > len(self._trained):
-            raise self._refused(f"was given {len(given) - len(self._trained)} parameters that are not among `params`", remedy)
+            raise self._refused(f"was given more than `params` (parameters beside them: {len(given) - len(self._trained)})", remedy)
 
     def _check_state(self) -> None:
         known = {id(weight.seen): weight for weight in self._trained}
