@@ -92,7 +92,7 @@ class Brings:
             return None
         if kind == "Raises":
             return torch.optim.RAdam(params, lr=lr, betas=(2, 2))
-        return getattr(torch.optim, kind)(params, lr=lr)
+        return getattr(torch.optim, kind)(params, lr=lr, **({"fused": True} if fault == "fused" else {}))
 
 
 class Elementwise(Brings):

@@ -48,6 +48,7 @@ def opened(config: Config) -> tuple[TorchEngine, Feed]:
     ("NAdam", "Brings", ["ddp:2..single"]),
     ("Signs", "Elementwise", ["fsdp:2..single"]),
     ("Groups", "Brings", ["ddp:2..single"]),
+    ("Adam fused", "Elementwise", ["dp:2..fsdp:2"]),
 ])
 def test_a_tasks_own_optimizer_is_one_curve(kind: str, task: str, layouts: list[str], pool: Pool, tmp_path: Path) -> None:
     """Against one device, unbroken: losses, norms, weights and the optimizer's state, in tensors, in single ones and in plain numbers; a complex layer is among the weights."""
@@ -109,6 +110,7 @@ def first_step(config: Config) -> None:
     (config_of("None"), "Brings.optimizer() returns NoneType"),
     (config_of("Raises"), "ValueError: Invalid beta parameter"),
     (config_of("Adafactor"), "Adafactor keeps 'row_var' of layers.0.weight as a tensor of shape (8, 8, 1), where it has (8, 8, 2)"),
+    (config_of("SparseAdam"), "RuntimeError: SparseAdam does not support dense gradients"),
     (config_of("Signs list"), "Signs keeps 'all' of scale as list"),
     (config_of("Signs narrow"), "Signs keeps 'low' of scale as torch.bfloat16"),
     (config_of("Signs group"), "Signs changes steps of its parameter groups as it goes"),
@@ -124,6 +126,14 @@ def test_what_it_cannot_do_is_refused_by_name(config: Config, says: str) -> None
     with pytest.raises(UserError) as refused:
         first_step(config)
     assert says in str(refused.value)
+
+
+@pytest.mark.parametrize(("kind", "slots"), [("RAdam", 2), ("Adam fused", 2), ("Rprop", 2), ("SGD", 0)])
+def test_what_it_keeps_is_known_before_a_run(kind: str, slots: int) -> None:
+    """From parameters without values, or with some where it wants them."""
+    facts = open_task(config_of(kind), "").facts()
+    assert facts.own is not None
+    assert facts.own.slots == slots
 
 
 def test_the_plan_says_whose_optimizer_it_is() -> None:

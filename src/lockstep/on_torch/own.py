@@ -19,6 +19,7 @@ from lockstep.on_torch.weights import Weight, local
 from lockstep.units import some
 
 _SAVED = {torch.float64, torch.float32, torch.int64}
+_FEW = 1 << 24  # scalars with which an optimizer that looks at values is tried before a run
 _NAMED = {"params", "param_names", "lr"}  # of a parameter group: not what the optimizer learns
 Params = list[tuple[str, nn.Parameter]]
 Bring = Callable[[Params, float], torch.optim.Optimizer]
@@ -52,13 +53,13 @@ class Own:
         if self._checked:
             step()
             return
-        before, drawn = self._settings(), torch.random.get_rng_state()
+        before, drawn = self._settings(), self._drawn()
         step()
         self._check_state()
         changed = [key for key, value in self._settings().items() if before.get(key) != value]
         if changed:
             raise self._refused(f"changes {some(changed)} of its parameter groups as it goes, which no checkpoint holds", "an optimizer that keeps its course in its state, by parameter")
-        if not torch.equal(drawn, torch.random.get_rng_state()):
+        if self._drawn() != drawn:
             raise self._refused("draws random numbers, which each rank would draw for itself", "an optimizer that follows from the gradients alone")
         self._checked = True
 
@@ -89,6 +90,11 @@ class Own:
 
     def _settings(self) -> dict[str, str]:
         return {key: repr([group.get(key) for group in self._optimizer.param_groups]) for group in self._optimizer.param_groups for key in group if key not in _NAMED}
+
+    def _drawn(self) -> list[bytes]:
+        """What changes with every random number of torch's."""
+        device = self._trained[0].seen.device
+        return [state.numpy().tobytes() for state in (torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else []))]
 
     def _rate(self, group: Mapping[str, Any]) -> float:
         rate = group.get("lr")
@@ -144,7 +150,7 @@ def _tensor(value: Any) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Tried:
-    """name: of its class. scales: of the config's learning rate, by group. slots: arrays of a parameter's shape for each; None: it looks at values."""
+    """name: of its class. scales: of the config's learning rate, by group. slots: arrays of a parameter's shape for each; None: not tried, since it looks at values and there are many."""
 
     name: str
     scales: tuple[float, ...]
@@ -152,15 +158,23 @@ class Tried:
 
 
 def tried(bring: Bring, fields: Optimizer, model: nn.Module) -> Tried:
-    """What an optimizer does with parameters without values. UserError: it is refused."""
-    trained = [Weight(name, parameter, nn.Parameter(local(parameter.detach().to("meta")))) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    """What an optimizer does with the parameters of an outline. UserError: it is refused."""
+    try:
+        return _tried(bring, fields, model, "meta")
+    except Exception:  # it looks at values, or at where they lie; whatever is really wrong comes again
+        return _tried(bring, fields, model, "cpu")
+
+
+def _tried(bring: Bring, fields: Optimizer, model: nn.Module, device: str) -> Tried:
+    trained = [Weight(name, parameter, nn.Parameter(torch.zeros_like(local(parameter.detach()), device=device))) for name, parameter in model.named_parameters() if parameter.requires_grad]
     made = Own(bring, fields, trained)
-    slots: int | None
+    if device != "meta" and sum(weight.seen.numel() for weight in trained) > _FEW:
+        return Tried(made.name, tuple(made.scales), None)
     try:
         made.begin()
-        slots = max(sum(tensor.shape == weight.seen.shape and bool(tensor.ndim) for tensor in made.slots(weight).values()) for weight in trained)
     except UserError:
         raise
-    except Exception:  # values are all that it may miss here; whatever is really wrong comes again at the first step
-        slots = None
+    except Exception as error:
+        raise UserError(f"optimizer() of the task: {made.name} fails in a first step with zero gradients: {type(error).__name__}: {error}", "an optimizer that takes dense gradients of any value", "task") from error
+    slots = max(sum(tensor.shape == weight.seen.shape and bool(tensor.ndim) for tensor in made.slots(weight).values()) for weight in trained)
     return Tried(made.name, tuple(made.scales), slots)
