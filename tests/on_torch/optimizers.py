@@ -27,7 +27,7 @@ class Net(nn.Module):
         self.head = nn.Linear(8, 2)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x.to(self.layers[0].weight.dtype)
+        x = torch.complex(x, torch.zeros_like(x)).to(next(self.layers.parameters()).dtype)
         for layer in self.layers:
             x = layer(x)
             x = x / (1 + x.abs())
@@ -42,7 +42,7 @@ class Signs(torch.optim.Optimizer):
         self.fault = fault
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             for parameter in group["params"]:
                 state = self.state[parameter]
@@ -57,7 +57,7 @@ class Signs(torch.optim.Optimizer):
         if self.fault == "noise":
             torch.rand(1)
         if self.fault == "global":
-            self.state["whole"] = {"norm": 1.0}
+            self.state[torch.zeros(1)] = {"norm": 1.0}
 
 
 class Brings:
@@ -81,7 +81,8 @@ class Brings:
             return Signs(params, lr, fault)
         if kind == "Groups":  # biases at a tenth
             biases, rest = ([pair for pair in params if pair[0].endswith("bias") == bias] for bias in (True, False))
-            return torch.optim.RAdam([{"params": rest}, {"params": biases, "lr": lr / 10}], lr=lr)
+            parts: list[dict[str, Any]] = [{"params": rest}, {"params": biases, "lr": lr / 10}]
+            return torch.optim.RAdam(parts, lr=lr)
         if kind == "Some":
             return torch.optim.RAdam(params[1:], lr=lr)
         if kind == "Others":

@@ -115,7 +115,7 @@ def first_step(config: Config) -> None:
     (config_of("Signs narrow"), "Signs keeps 'low' of scale as torch.bfloat16"),
     (config_of("Signs group"), "Signs changes steps of its parameter groups as it goes"),
     (config_of("Signs noise"), "Signs draws random numbers"),
-    (config_of("Signs global"), "Signs keeps state that belongs to no parameter (whole)"),
+    (config_of("Signs global"), "Signs keeps state that belongs to no parameter"),
     (config_of("RAdam", devices={"use": "cpu:2", "strategy": "fsdp"}), "elementwise = True in the task's class"),
     (config_of("RAdam", train={"exact": True}), "elementwise = True in the task's class"),
     (config_of("RAdam", optimizer={"name": "sgd", "weight_decay": 0.3}), "optimizer.name and optimizer.weight_decay do not reach"),

@@ -28,8 +28,8 @@ from lockstep.on_torch.precision import Scale, compute, current, weight_dtype
 from lockstep.on_torch.state import State
 from lockstep.on_torch.stats import Stats, peak
 from lockstep.on_torch.strategies import STRATEGIES, Strategy
+from lockstep.on_torch.trained import weights
 from lockstep.on_torch.used import check
-from lockstep.on_torch.weights import weights
 
 
 class TorchEngine:

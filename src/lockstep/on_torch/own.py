@@ -14,8 +14,8 @@ from torch import nn
 from lockstep.core.config import Optimizer
 from lockstep.core.protocols import Stored, Task
 from lockstep.errors import UserError
+from lockstep.on_torch.trained import Weight, local
 from lockstep.on_torch.update import Configured, Update
-from lockstep.on_torch.weights import Weight, local
 from lockstep.units import some
 
 _SAVED = {torch.float64, torch.float32, torch.int64}

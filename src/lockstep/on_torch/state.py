@@ -16,8 +16,8 @@ from lockstep.core.fit import check_finite, check_fit
 from lockstep.core.protocols import Piece, Saved, share
 from lockstep.on_torch.collectives import Ranks
 from lockstep.on_torch.precision import Scale
+from lockstep.on_torch.trained import Weight, local
 from lockstep.on_torch.update import Update
-from lockstep.on_torch.weights import Weight, local
 
 _NAMES = {torch.float64: "F64", torch.float32: "F32", torch.int64: "I64"}
 

@@ -7,7 +7,7 @@ import torch
 
 from lockstep.core.config import Optimizer
 from lockstep.core.protocols import Stored
-from lockstep.on_torch.weights import Weight
+from lockstep.on_torch.trained import Weight
 
 _SLOTS = {"adamw": ("exp_avg", "exp_avg_sq"), "sgd": ("momentum_buffer",)}
 
