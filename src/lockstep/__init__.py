@@ -6,16 +6,20 @@ plan, train and Run serve scripts and notebooks; Mean and Initial are what a tas
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from lockstep.api import Run as Run
     from lockstep.api import plan as plan
     from lockstep.api import train as train
     from lockstep.core.initial import Initial as Initial
     from lockstep.core.mean import Mean as Mean
 
-__version__ = "0.1.0"
-__all__ = ["Initial", "Mean", "Run", "__version__", "plan", "train"]
+    load: Callable[[Any], Any]  # only named here: an import of launch would be one of all rooms, which import this module
 
-_ROOMS = {"Initial": "lockstep.core.initial", "Mean": "lockstep.core.mean", **dict.fromkeys(("Run", "plan", "train"), "lockstep.api")}
+__version__ = "0.1.0"
+__all__ = ["Initial", "Mean", "Run", "__version__", "load", "plan", "train"]
+
+_ROOMS = {"Initial": "lockstep.core.initial", "Mean": "lockstep.core.mean", "load": "lockstep.launch.weights", **dict.fromkeys(("Run", "plan", "train"), "lockstep.api")}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,6 +1,7 @@
 """The verbs. A verb parses, builds the config, calls one function and prints one thing; nothing heavy is imported for help or a config error."""
 
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Callable
@@ -11,13 +12,13 @@ import click
 
 from lockstep import __version__, after
 from lockstep.errors import LockstepError, UserError
-from lockstep.flags import Option, Verb, config_options, dashes, load_config
+from lockstep.flags import Option, Verb, config_options, dashes, load_config, terminated
 
 if TYPE_CHECKING:
     from lockstep.core.config import Loaded
     from lockstep.core.facts import Facts
 
-_LATER_VERBS = {"check", "run", "bench", "profile", "eval", "init", "report", "export", "data", "convert", "submit", "ui"}
+_LATER_VERBS = {"check", "run", "bench", "init", "data", "submit", "ui"}
 
 
 class Verbs(click.Group):
@@ -35,6 +36,8 @@ class Verbs(click.Group):
 
 
 _probe = click.option("--probe-batch", is_flag=True, help="first try, in throw-away processes, how many samples at once fit, and plan from that")
+
+_init_from = click.option("--init-from", type=Path, metavar="PATH", help="begin with these weights, without state: a run, a checkpoint, safetensors, a .pt; the same command goes on with the run")
 
 
 def _probed(loaded: "Loaded") -> "Facts":
@@ -64,10 +67,12 @@ def cli() -> None:
 @click.option("--rdzv", metavar="HOST:PORT", help="where they meet: on the first of them")
 @click.option("--node-rank", type=click.IntRange(min=0), help="which of them this is, from 0")
 @click.option("--headless", is_flag=True, help="JSON lines on stdout, nothing else there")
+@_init_from
 @_probe
-def train(save_dir: Path | None, resume: str, new_batch: bool, stop_after: int | None, headless: bool, probe_batch: bool, nnodes: int, rdzv: str | None, node_rank: int | None, **flags: Any) -> None:
+def train(save_dir: Path | None, resume: str, new_batch: bool, stop_after: int | None, headless: bool, probe_batch: bool, nnodes: int, rdzv: str | None, node_rank: int | None,
+          init_from: Path | None, **flags: Any) -> None:
     """Train. Run the same command again to go on."""
-    signal.signal(signal.SIGTERM, _terminated)
+    signal.signal(signal.SIGTERM, terminated)
     from lockstep.launch.cluster import one_of, started
 
     if nnodes == 1 and (rdzv is not None or node_rank is not None):
@@ -77,11 +82,11 @@ def train(save_dir: Path | None, resume: str, new_batch: bool, stop_after: int |
     if nnodes > 1 or started(os.environ):
         if probe_batch:
             raise click.UsageError("--probe-batch starts processes of its own; try it first with `lockstep plan --probe-batch`")
-        _join(lambda: load_config(flags, say=not headless), headless, save_dir, resume, stop_after, new_batch)
+        _join(lambda: load_config(flags, say=not headless), headless, save_dir, resume, stop_after, new_batch, init_from)
     loaded = load_config(flags, say=not headless)
     from lockstep.launch.prepare import Options, done_line, prepare
 
-    options = Options(save_dir, resume, stop_after, new_batch)
+    options = Options(save_dir, resume, stop_after, new_batch, init_from)
     prepared = prepare(loaded, options, _probed(loaded) if probe_batch else None)
     if prepared.done:
         prepared.lock.release()
@@ -109,21 +114,24 @@ def _join(read: "Callable[[], Loaded]", headless: bool, *options: Any) -> NoRetu
 @cli.command(cls=Verb)
 @config_options
 @click.option("--json", "as_json", is_flag=True, help="the plan as JSON")
+@_init_from
 @_probe
-def plan(as_json: bool, probe_batch: bool, **flags: Any) -> None:
+def plan(as_json: bool, probe_batch: bool, init_from: Path | None, **flags: Any) -> None:
     """What train would do, and why. Trains nothing."""
     loaded = load_config(flags, say=not as_json)
     import json
 
     from lockstep.core.config import flatten
+    from lockstep.launch.initial import examine
     from lockstep.launch.prepare import make_plan
     from lockstep.observe.banner import table
 
     made, facts = make_plan(loaded, _probed(loaded) if probe_batch else None)
+    weights = examine(init_from, loaded.config, facts).words if init_from else ()
     if as_json:
-        click.echo(json.dumps({"plan": made.to_json(), "origins": loaded.origins, "formulas": facts.formulas}, indent=1))
+        click.echo(json.dumps({"plan": made.to_json(), "origins": loaded.origins, "formulas": facts.formulas, **({"weights": weights} if weights else {})}, indent=1))
     else:
-        click.echo("\n".join([*(f"note   {note}" for note in loaded.notes), table(made, loaded.origins, flatten(loaded.config), facts.formulas)]))
+        click.echo("\n".join([*(f"note   {note}" for note in (*loaded.notes, *weights)), table(made, loaded.origins, flatten(loaded.config), facts.formulas)]))
 
 
 @cli.command(cls=Verb)
@@ -134,11 +142,29 @@ def plan(as_json: bool, probe_batch: bool, **flags: Any) -> None:
 @click.option("--json", "as_json", is_flag=True, help="the verdicts as JSON")
 def verify(layouts: str | None, steps: int | None, bits: bool, as_json: bool, **flags: Any) -> None:
     """Does the number of devices change the result? A few steps in each layout, against one device."""
-    signal.signal(signal.SIGTERM, _terminated)
+    signal.signal(signal.SIGTERM, terminated)
     from lockstep.prove.proof import prove
 
     how = {"exact": True} if bits or flags["exact"] else {"dtype": flags["dtype"] or "f64"}
     sys.exit(prove(load_config({**flags, **how}, say=not as_json), layouts, steps, as_json))
+
+
+@cli.command(cls=Verb)
+@config_options
+@click.option("--steps", type=click.IntRange(1, 1000), default=10, show_default=True, help="optimizer steps that are timed")
+@click.option("--top", type=click.IntRange(1, 400), default=10, show_default=True, help="so many of the costliest operations")
+@click.option("--trace", type=Path, metavar="PATH", help="write a Chrome trace: the first rank's into PATH.json or PATH.json.gz, or every rank's into a directory")
+@click.option("--json", "as_json", is_flag=True, help="what was found as JSON")
+def profile(steps: int, top: int, trace: Path | None, as_json: bool, **flags: Any) -> None:
+    """Where the time and memory of a step go. Trains a few steps in throw-away processes; leaves nothing but a trace that was asked for."""
+    signal.signal(signal.SIGTERM, terminated)
+    from lockstep.launch.cluster import started
+
+    if started(os.environ):
+        raise click.UsageError("profile starts its ranks itself: run it by itself, not under torchrun or srun")
+    from lockstep.prove.profile import profile as measured
+
+    sys.exit(measured(load_config(flags, say=not as_json), steps, top, trace, as_json))
 
 
 @cli.command(cls=Verb)
@@ -153,13 +179,24 @@ def schema(table: bool) -> None:
     click.echo(as_table(Tasks()) if table else json.dumps(json_schema(Tasks()), indent=1))
 
 
-for _verb in (after.sample, after.compare_runs):
+@cli.command(cls=Verb)
+@click.argument("old", type=Path)
+@click.option("--to", "new", type=Path, required=True, metavar="NEW.yaml", help="the file to write; one that exists is refused")
+def convert(old: Path, new: Path) -> None:
+    """Another tool's config (OLD) as one of Lockstep's: Oxidizr's YAML, OneTrainer's JSON."""
+    from lockstep.errors import ConfigErrors
+    from lockstep.launch.converting import convert as write
+
+    converted, errors = write(old, new)
+    click.echo("\n".join(converted.lines()))
+    home = f" --save-dir {shlex.quote(converted.home)}" if converted.home else ""
+    click.echo(f"wrote  {new}, which is refused until what follows is settled" if errors else f"wrote  {new}; lockstep train -f {shlex.quote(str(new))}{home}")
+    if errors:
+        raise ConfigErrors(errors)
+
+
+for _verb in (after.sample, after.evaluate, after.export, after.report, after.compare_runs):
     cli.add_command(_verb)
-
-
-def _terminated(number: int, _: object) -> None:
-    """SIGTERM before anything runs: leave, nothing being half done."""
-    sys.exit(128 + number)
 
 
 def main() -> None:

@@ -1,5 +1,6 @@
 """The flags that say what the config says, and how they, --set and the file become one: flag > --set > file > default."""
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -8,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lockstep.errors import UserError
+from lockstep.errors import ConfigErrors, UserError
 
 if TYPE_CHECKING:
     from lockstep.core.config import Loaded
     from lockstep.core.document import Document
+    from lockstep.core.foreign import Converted
 
 # flag -> config key, for flags that only name a value. The names after the first are those of other tools, kept out of help.
 _VALUES: list[tuple[tuple[str, ...], str, Any, str]] = [
@@ -32,17 +34,23 @@ _VALUES: list[tuple[tuple[str, ...], str, Any, str]] = [
     (("--max-checkpoints",), "train.keep", int, "newest checkpoints kept, beside the best"),
     (("--launcher",), "devices.launcher", str, "elastic, spawn"),
     (("--port",), "devices.port", int, "of the rendezvous; 0: any free one"),
+    (("--wandb",), "track.wandb", str, "off, offline, online: W&B too"),
     (("--mode",), "data.mode", str, ""),
     (("--arch",), "model.arch", str, ""),
     (("--cssm",), "model.cssm", str, ""),
 ]
 _HIDDEN = {"--mode", "--arch", "--cssm"}
-_LATER = {"--compile", "--init-from", "--max-restarts", "--machine"}
+_LATER = {"--compile", "--max-restarts", "--machine"}
 
 
 def dashes(name: str) -> str:
     """Underscores and dashes are one."""
     return name.replace("_", "-")
+
+
+def terminated(number: int, _: object) -> None:
+    """SIGTERM before anything runs: leave, nothing being half done."""
+    sys.exit(128 + number)
 
 
 class Verb(click.Command):
@@ -78,6 +86,7 @@ def config_options(command: Callable[..., None]) -> Callable[..., None]:
         option("--no-amp", is_flag=True, help="precision f32"),
         option("--bf16", is_flag=True, hidden=True),
         option("--exact", is_flag=True, help="the same bits on any number of devices"),
+        option("--tensorboard", is_flag=True, help="TensorBoard too: logs/tensorboard in the run directory"),
         option("--no-preflight", is_flag=True, help="no first collective with a time limit before training"),
         option("--spawn", is_flag=True, hidden=True),
         option("--distributed-data-loading", is_flag=True, hidden=True),
@@ -99,13 +108,16 @@ def _parameter(names: tuple[str, ...]) -> str:
 
 
 def load_config(flags: dict[str, Any], say: bool) -> "Loaded":
-    """File, then --set, then flags: the later wins."""
-    from lockstep.core.config import apply_batch_flags, load
+    """File, then --set, then flags: the later wins. A file of another tool is converted first, and how is said."""
     from lockstep.core.document import Document, parse_setting, read_file
-    from lockstep.tasks import Tasks
+    from lockstep.core.foreign import convert
 
     file: Path | None = flags["file"]
     document = read_file(file) if file else Document()
+    converted = convert(document)
+    if converted:
+        click.echo("\n".join([f"note   {file} is a config of {converted.tool}; `lockstep convert {file} --to NEW.yaml` writes it as one of Lockstep", *converted.lines()]), err=True)
+        document = converted.document
     for setting in flags["settings"]:
         key, value = parse_setting(setting)
         document.set(key, value, f"--set {key}")
@@ -114,13 +126,29 @@ def load_config(flags: dict[str, Any], say: bool) -> "Loaded":
         if value is not None:
             document.set(key, value, names[0])
     _apply_flags(document, flags)
-    note = apply_batch_flags(document, flags["batch_size"], flags["grad_accum"], flags["global_batch"])
+    note = apply_batch(document, flags["batch_size"], flags["grad_accum"], flags["global_batch"])
     if not file and not document.value:
         raise UserError("no config was given", "-f FILE, for example -f models/tiny.yaml", "-f")
     if flags["distributed_data_loading"] and say:
         click.echo("note   --distributed-data-loading: always so; each rank reads only its own samples", err=True)
-    loaded = load(document, Tasks(), file.stem if file else "run")
-    return replace(loaded, notes=(note,)) if note else loaded
+    return _load(document, file.stem if file else "run", converted, note)
+
+
+def _load(document: "Document", name: str, converted: "Converted | None", note: str | None) -> "Loaded":
+    """ConfigErrors: what another tool's config asks for and is not served, with all that is wrong otherwise."""
+    from lockstep.core.config import load
+    from lockstep.tasks import Tasks
+
+    unsettled = converted.unsettled(document) if converted else []
+    try:
+        loaded = load(document, Tasks(), name)
+    except ConfigErrors as wrong:
+        raise ConfigErrors([*unsettled, *wrong.errors]) from None
+    except UserError as wrong:
+        raise (ConfigErrors([*unsettled, wrong]) if unsettled else wrong) from None
+    if unsettled:
+        raise ConfigErrors(unsettled)
+    return replace(loaded, notes=(note,) if note else (), home=converted.home if converted else None)
 
 
 def _apply_flags(document: "Document", flags: dict[str, Any]) -> None:
@@ -134,6 +162,8 @@ def _apply_flags(document: "Document", flags: dict[str, Any]) -> None:
             document.set(key, value, f"--{flag.replace('_', '-')}")
     if flags["exact"]:
         document.set("train.exact", True, "--exact")
+    if flags["tensorboard"]:
+        document.set("track.tensorboard", True, "--tensorboard")
     if flags["no_preflight"]:
         document.set("devices.preflight", 0, "--no-preflight")
     _apply_devices(document, flags["devices"], flags["gpus"], flags["num_gpus"])
@@ -157,9 +187,13 @@ def _apply_devices(document: "Document", devices: str | None, gpus: str | None, 
 
 
 def _apply_length(document: "Document", epochs: float | None, steps: int | None) -> None:
+    section = document.value.get("train")
+    given = section.get("steps") if isinstance(section, dict) else None
     if epochs is not None and steps:
         raise UserError(f"--epochs {epochs:g} and --max-steps {steps} both fix the length", "give one of them", "--max-steps")
     if epochs is None and steps == 0:
+        if str(given).endswith("ep"):
+            return  # the config says how many
         raise UserError("--max-steps 0 means whole epochs", "say how many: --epochs N", "--max-steps")
     if epochs is not None:
         document.set("train.steps", _epochs(epochs), "--epochs")
@@ -175,3 +209,26 @@ def _only_one(flags: dict[str, Any], *names: str) -> None:
     given = [f"--{name.replace('_', '-')}" for name in names if flags[name]]
     if len(given) > 1:
         raise UserError(f"{' and '.join(given)} contradict each other", "give one of them", given[0])
+
+
+def apply_batch(document: "Document", batch_size: int | None, grad_accum: int | None, global_batch: int | None) -> str | None:
+    """--batch-size and --grad-accum replace the batch section, unless --global-batch fixes the product. Returns what to say of it."""
+    given = {"samples": (global_batch, "--global-batch"), "per_device": (batch_size, "--batch-size"), "accumulate": (grad_accum, "--grad-accum")}
+    if all(value is None for value, _ in given.values()):
+        return None
+    section = document.value.get("batch")
+    old = section if isinstance(section, dict) else {}
+    if global_batch is None and batch_size is None and old.get("per_device") is None:
+        raise UserError(
+            f"--grad-accum {grad_accum} needs a batch per device; the config gives {old.get('samples', 'no')} samples over all devices",
+            f"--batch-size N --grad-accum {grad_accum}; or leave it out: the plan finds the rounds", "--grad-accum")
+    kept = {} if global_batch is not None else {k: v for k, v in old.items() if k in {"per_device", "accumulate"}}
+    places = {k: document.place(("batch", k)) for k in kept}
+    document.set("batch", {}, "flags")
+    for key, value in kept.items():
+        document.set(f"batch.{key}", value, places[key])
+    for key, (new, flag) in given.items():
+        if new is not None:
+            document.set(f"batch.{key}", new, flag)
+    replaced = global_batch is None and old.get("samples") is not None
+    return f"--batch-size is per device: it replaces the config's {old['samples']} samples over all devices (--global-batch fixes those)" if replaced else None

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.core.config import Loaded, apply_batch_flags, load
+from lockstep.core.config import Loaded, load
 from lockstep.core.document import dump, parse, parse_setting
 from lockstep.core.schema import as_table, json_schema
 from lockstep.errors import ConfigErrors, UserError
+from lockstep.flags import apply_batch
 from lockstep.tasks import Tasks
 
 ROOT = Path(__file__).parents[2]
@@ -87,7 +88,7 @@ def test_json_with_tabs() -> None:
 ])
 def test_batch_flags(section: str, flags: tuple[int | None, int | None, int | None], becomes: dict[str, int]) -> None:
     document = parse(f"batch: {section}\n", "c.yaml")
-    apply_batch_flags(document, *flags)
+    apply_batch(document, *flags)
     assert load(document, Tasks()).config.batch.model_dump(exclude_none=True) == becomes
 
 
@@ -99,7 +100,7 @@ def test_batches_that_say_too_little_or_too_much(section: str) -> None:
 
 def test_grad_accum_alone_needs_a_batch_per_device() -> None:
     with pytest.raises(UserError, match="needs a batch per device"):
-        apply_batch_flags(parse(LEAST, "c.yaml"), None, 4, None)
+        apply_batch(parse(LEAST, "c.yaml"), None, 4, None)
 
 
 def test_the_schema_and_its_table_in_the_docs_are_current() -> None:

@@ -23,7 +23,7 @@ from lockstep.launch.reading import Readers
 from lockstep.tasks import Tasks, open_task
 
 TASK = '''
-import os, signal
+import os, signal, threading
 import numpy as np
 import torch
 from lockstep import Mean
@@ -31,6 +31,7 @@ from lockstep import Mean
 class Rows:
     def __init__(self, count, first):
         self.count, self.first = count, first
+        self.lock, self.shift = threading.Lock(), lambda x: x  # nothing of this could be pickled
 
     def __len__(self):
         return self.count
@@ -41,7 +42,7 @@ class Rows:
         if self.first and 5 in ids and os.path.exists("bad"):
             raise ValueError("a bad picture")
         x = np.stack([np.random.default_rng(self.first + i).normal(size=3) for i in ids])
-        return {"id": ids, "x": x, "half": x[:, :1].astype(np.float16), "none": np.zeros((len(ids), 0))}
+        return {"id": ids, "x": self.shift(x), "half": x[:, :1].astype(np.float16), "none": np.zeros((len(ids), 0))}
 
     def fingerprint(self):
         return "normal"
@@ -116,7 +117,7 @@ def test_what_a_source_raises_comes_back_with_its_place(tmp_path: Path, monkeypa
     try:
         with pytest.raises(UserError, match="ValueError: a bad picture") as caught:
             opened.workers.ask(1, np.array([5]))()
-        assert caught.value.where == "sums.py:18"
+        assert caught.value.where == "sums.py:19"
     finally:
         opened.kill()
 

@@ -40,7 +40,7 @@ def opened(values: Mapping[str, Any]) -> tuple[Any, Plan, Any, Feed]:
 def programs(index: int, group: Any, values: Mapping[str, Any]) -> dict[str, int]:
     """How many collectives of each kind the compiled step has."""
     engine, _, state, feed = opened(values)
-    text = engine.program(state, next(iter(feed))[1])
+    text = str(engine.program(state, next(iter(feed))[1]).as_text())
     return {kind: len(re.findall(rf"\b{kind}(?:-start)?\(", text)) for kind in ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")}
 
 

@@ -9,22 +9,8 @@ from typing import Any
 
 import pytest
 
-LIBRARY = r"""
-#include <stdio.h>
-#include <string.h>
-typedef struct { unsigned long long total, free, used; } memory_t;
-static int handles[3] = {0, 1, 2};
-int nvmlInit_v2(void) { return 0; }
-int nvmlInitWithFlags(unsigned flags) { return 0; }
-int nvmlShutdown(void) { return 0; }
-const char *nvmlErrorString(int code) { return "error"; }
-int nvmlSystemGetDriverVersion(char *text, unsigned size) { snprintf(text, size, "580.00"); return 0; }
-int nvmlDeviceGetCount_v2(unsigned *count) { *count = 3; return 0; }
-int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **handle) { if (index > 2) return 2; *handle = &handles[index]; return 0; }
-int nvmlDeviceGetName(void *handle, char *text, unsigned size) { snprintf(text, size, "NVIDIA H200 no. %d", *(int *)handle); return 0; }
-int nvmlDeviceGetUUID(void *handle, char *text, unsigned size) { snprintf(text, size, "GPU-%d%d-x", *(int *)handle, *(int *)handle); return 0; }
-int nvmlDeviceGetMemoryInfo(void *handle, memory_t *memory) { memory->total = 150000000000ULL; memory->free = memory->total; memory->used = 0; return 0; }
-"""
+import nvml
+
 PROGRAM = """
 import json
 from lockstep.core.config import load
@@ -44,10 +30,7 @@ except UserError as error:
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    home = tmp_path_factory.mktemp("nvml")
-    (home / "nvml.c").write_text(LIBRARY)
-    subprocess.run(["gcc", "-shared", "-fPIC", "-o", home / "libnvidia-ml.so.1", home / "nvml.c"], check=True)
-    return home
+    return nvml.library(tmp_path_factory.mktemp("nvml"), 3)
 
 
 def choose(library: Path, use: str, visible: str | None = None) -> Any:
@@ -57,6 +40,29 @@ def choose(library: Path, use: str, visible: str | None = None) -> Any:
         environment["CUDA_VISIBLE_DEVICES"] = visible
     done = subprocess.run([sys.executable, "-c", PROGRAM, use], env=environment, capture_output=True, text=True, check=True)
     return json.loads(done.stdout)
+
+
+SENSORS = """
+import json, os
+from lockstep.probe import probe
+from lockstep.probe.sensors import Sensors
+gpus = probe().devices
+sensors = Sensors((gpus[1], gpus[0], gpus[1]), (0, 1, 2), 1)
+print(json.dumps(sensors.read({0: os.getpid(), 1: os.getpid()})))
+sensors.close()
+"""
+
+
+def test_sensors_follow_the_devices_and_miss_what_is_not_there(library: Path) -> None:
+    """GPUs 2 and 1 of the driver; rank 2 lives on another host. No temperature in this driver, no power of GPU 1."""
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(library), "CUDA_VISIBLE_DEVICES": "1,2"}
+    found = json.loads(subprocess.run([sys.executable, "-c", SENSORS], env=environment, capture_output=True, text=True, check=True).stdout)
+    assert found["utilisation_by_device"] == [0.92, 0.91, None]
+    assert found["memory_bytes_by_device"] == [3000, 2000, None]
+    assert found["power_watts_by_device"] == [650.5, None, None]
+    assert "celsius_by_device" not in found
+    assert found["memory_bytes_by_process"][2] is None
+    assert found["host_memory_bytes"] > 0
 
 
 def test_all_are_found_with_name_memory_and_driver(library: Path) -> None:

@@ -18,7 +18,7 @@ from lockstep.core.machine import Machine
 from lockstep.core.plan import plan
 from lockstep.errors import ConfigErrors, UserError
 from lockstep.on_torch.build import cast
-from lockstep.tasks import Tasks, open_saved, open_task
+from lockstep.tasks import Tasks, open_task, speaking
 from lockstep.tasks.own.torch_task import TorchOwn
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -318,6 +318,10 @@ def test_mistakes_told_when_the_task_is_opened(old: str, new: str, words: list[s
     ('"y": torch.from_numpy(ids % 5)', '"y": [str(i) for i in ids]', ['gives "y" as <U2, not as numbers']),
     ('"y": torch.from_numpy(ids % 5)', '"y": ids[:3]', ['gives "y" of shape (3,) for 16 ids', "one row an id"]),
     ('return {"x": self.x[ids], "y": torch.from_numpy(ids % 5)}', "return self.x[ids]", ["gives ndarray for 16 ids", "{name: array with one row an id}"]),
+    ('Mean(model(batch["x"]).sum(), len(batch["x"]))', 'Mean(model(batch["x"]).mean(), len(batch["x"]))', ["My.loss() gives the sum ", "that is their mean", 'reduction="sum"']),
+    ('Mean(model(batch["x"]).sum(), len(batch["x"]))', 'Mean(model(batch["x"]).mean(), 1)', ["gives weight 1 for two samples as for each of them alone"]),
+    ("super().__init__()", "pass", ["before Module.__init__() call", "super().__init__() as the first line"]),
+    ("def __init__(self, model, data):\n", "def prepare(self, model, data):\n", ["object has no attribute 'data'", "def __init__(self, model, data): self.data = ..."]),
 ])
 def test_mistakes_told_when_it_is_described(old: str, new: str, words: list[str], write: Callable[..., Config]) -> None:
     text = said(lambda: opened(write(old, new)).facts())
@@ -415,7 +419,7 @@ def test_a_stamp_can_not_be_told_and_a_prompt_not_continued(write: Callable[...,
     config = write()
     assert Tasks().stamp(config) is None
     assert Tasks().stamp(write("class My:", "from elsewhere import *\nclass Other:")) is None  # My may come from there
-    assert "a task of your own" in said(lambda: open_saved(config, tmp_path, {}))
+    assert "a task of your own" in said(lambda: speaking(config, tmp_path))
 
 
 @pytest.fixture

@@ -141,6 +141,16 @@ class Arrays(Mapping[str, NDArray[Any]]):
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._arrays[name]["shape"])
 
+    def dtype(self, name: str) -> str:
+        """As safetensors names it (F32)."""
+        return str(self._arrays[name]["dtype"])
+
+    def hold(self) -> None:
+        """Open every file now: what is open can still be read when a live run takes its older checkpoints away."""
+        for entry in self._arrays.values():
+            for box in entry["boxes"]:
+                self._file(box["file"])
+
     def part(self, name: str, offsets: tuple[int, ...], shape: tuple[int, ...]) -> NDArray[Any]:
         """The box of this shape that begins at `offsets`, put together from the boxes that ranks wrote."""
         entry = self._arrays[name]

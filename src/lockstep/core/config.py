@@ -8,18 +8,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Protocol, cast, get_args
 
-from pydantic import BaseModel, Field, NonNegativeFloat, NonNegativeInt, PlainValidator, PositiveFloat, PositiveInt, SerializeAsAny, ValidationError, create_model, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, NonNegativeFloat, NonNegativeInt, PlainValidator, PositiveFloat, PositiveInt, SerializeAsAny, ValidationError, create_model, model_validator
 
 from lockstep.core.document import Document, Key, dotted, suggest
 from lockstep.core.groups import Group, Rules
+from lockstep.core.later import OWN, served
 from lockstep.core.schedule import Decay
 from lockstep.core.section import Section as Section  # noqa: PLC0414  (all tasks' fields take it from here)
 from lockstep.errors import ConfigErrors, UserError
 from lockstep.units import parse_bytes
 
 # Keys of the design that a later version will have: refused by name, not as a slip of the pen.
-_LATER = {"train.compile", "devices.max_restarts", "devices.hang_floor", "devices.balance",
-          "model.num_experts", "model.experts_per_tok", "model.shared_expert_enabled", "model.kv_latent_dim", "model.q_latent_dim", "model.d_rope", "model.mamba_layers"}
+_LATER = {"train.compile", "devices.max_restarts", "devices.hang_floor", "devices.balance"}
 
 Precision = Literal["f32", "bf16", "f16", "f64"]
 Recompute = Literal["none", "block", "selective"]
@@ -136,6 +136,20 @@ class Devices(Section):
     port: Annotated[int, Field(ge=0, le=65535)] = Field(0, description="of the rendezvous; 0: any free one")
 
 
+def _off(value: object) -> object:
+    """`wandb: off` is what YAML calls a no."""
+    return "off" if value is False else value
+
+
+class Track(Section):
+    """What is read beside the losses, and who else is told of them. Changes no result."""
+
+    sensors_every: NonNegativeInt = Field(5, description="seconds between readings of utilisation, memory, power and temperature of each device; 0: never")
+    tensorboard: bool = Field(False, description="also for TensorBoard, in logs/tensorboard of the run (the extra `tensorboard`)")
+    wandb: Annotated[Literal["off", "offline", "online"], BeforeValidator(_off)] = Field("off", description="also for W&B, in logs/wandb of the run and, online, at its server (the extra `wandb`)")
+    wandb_project: str = Field("lockstep", description="the project at W&B")
+
+
 class DataFields(Section):
     """What every task's data section has. Fields named in `indifferent` change no sample."""
 
@@ -156,6 +170,7 @@ class Config(Section):
     schedule: ScheduleFields = ScheduleFields()
     train: Train = Train()
     devices: Devices = Devices()
+    track: Track = Track()
 
 
 @dataclass(frozen=True)
@@ -175,20 +190,21 @@ class Registry(Protocol):
 
 @dataclass(frozen=True)
 class Loaded:
-    """A config, its name, for each dotted key that was given where it came from, and what the user should know of how it was read."""
+    """A config, its name, for each dotted key that was given where it came from, and what the user should know of how it was read. home: the run directory that another tool's config names."""
 
     config: Config
     name: str
     origins: Mapping[str, str]
     notes: tuple[str, ...] = ()
+    home: str | None = None
 
 
 def load(document: Document, registry: Registry, name: str = "run") -> Loaded:
     """Document -> config. ConfigErrors lists everything that is wrong with it, each with its place."""
     task = document.value.get("task", "language")
     if not registry.knows(task):
-        hint = "is not in this version" if task in registry.later() else "is not a task"
-        raise UserError(f"task: {task} {hint}", suggest(str(task), registry.names()) or f"tasks: {', '.join(registry.names())}", document.place(("task",)))
+        hint, instead = ("is not in this version", f"; {OWN}") if task in registry.later() else ("is not a task", "")
+        raise UserError(f"task: {task} {hint}", suggest(str(task), registry.names()) or f"tasks: {', '.join(registry.names())}{instead}", document.place(("task",)))
     try:
         config = config_class(task, registry.fields(task)).model_validate({"model": {}, "data": {}, **document.value, "task": task})
     except ValidationError as error:
@@ -201,36 +217,16 @@ def config_class(task: str, fields: TaskFields) -> type[Config]:
     return create_model(f"{task.capitalize()}Config", __base__=Config, **own)
 
 
-def apply_batch_flags(document: Document, batch_size: int | None, grad_accum: int | None, global_batch: int | None) -> str | None:
-    """--batch-size and --grad-accum replace the batch section, unless --global-batch fixes the product. Returns what to say of it."""
-    given = {"samples": (global_batch, "--global-batch"), "per_device": (batch_size, "--batch-size"), "accumulate": (grad_accum, "--grad-accum")}
-    if all(value is None for value, _ in given.values()):
-        return None
-    section = document.value.get("batch")
-    old = section if isinstance(section, dict) else {}
-    if global_batch is None and batch_size is None and old.get("per_device") is None:
-        raise UserError(
-            f"--grad-accum {grad_accum} needs a batch per device; the config gives {old.get('samples', 'no')} samples over all devices",
-            f"--batch-size N --grad-accum {grad_accum}; or leave it out: the plan finds the rounds", "--grad-accum")
-    kept = {} if global_batch is not None else {k: v for k, v in old.items() if k in {"per_device", "accumulate"}}
-    places = {k: document.place(("batch", k)) for k in kept}
-    document.set("batch", {}, "flags")
-    for key, value in kept.items():
-        document.set(f"batch.{key}", value, places[key])
-    for key, (new, flag) in given.items():
-        if new is not None:
-            document.set(f"batch.{key}", new, flag)
-    replaced = global_batch is None and old.get("samples") is not None
-    return f"--batch-size is per device: it replaces the config's {old['samples']} samples over all devices (--global-batch fixes those)" if replaced else None
-
-
 def _explain(error: ValidationError, document: Document, fields: TaskFields) -> list[UserError]:
     errors = []
     for item in error.errors(include_url=False):
         key = tuple(item["loc"])
         where = document.place(key)
         kind = item["type"]
-        if kind == "extra_forbidden" and (dotted(key) in _LATER or dotted(key).startswith("model.mamba2_")):
+        part = served(dotted(key)) if kind == "extra_forbidden" else None
+        if part:
+            errors.append(UserError(f"{dotted(key)} is for {part[0]}, which task {document.value.get('task', 'language')} of this version does not have", part[1], where))
+        elif kind == "extra_forbidden" and dotted(key) in _LATER:
             errors.append(UserError(f"{dotted(key)} is not in this version", "leave it out", where))
         elif kind == "extra_forbidden":
             known = _known(key[:-1], fields)

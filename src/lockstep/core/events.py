@@ -39,8 +39,10 @@ class Event:
         """None for a line that is no event (somebody wrote into the file)."""
         try:
             values = json.loads(line)
+            if not isinstance(values["kind"], str):
+                return None
             return cls(values.pop("kind"), int(values.pop("step")), time=float(values.pop("time")), values=values)
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             return None
 
 

@@ -34,6 +34,8 @@ class Facts:
     by train.recompute. block_params: scalars of the largest of the blocks. flops_per_sample: forward and backward; None unknown.
     coupled: what mixes the samples of a batch (BatchNorm), so that a split would change the result. keyed, unkeyed: layers
     whose random masks follow the sample, and those whose masks are drawn by the device.
+    arrays: what there is of the model to be given values, by a checkpoint's names (complex ones as pairs); buffers: those of them that may be left as they are;
+    aliases: other names of the same arrays (tied weights).
     fits: samples that were seen to fit in flight (--probe-batch); None: not tried.
     groups: what optimizer.groups makes of the parameters, in words. own: the optimizer that the task brings.
     fingerprint: of the data. formulas: how the figures were made. reference: figures of the data to hold losses against.
@@ -54,6 +56,9 @@ class Facts:
     keyed: tuple[str, ...] = ()
     unkeyed: tuple[str, ...] = ()
     fits: int | None = None
+    arrays: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    buffers: tuple[str, ...] = ()
+    aliases: Mapping[str, str] = field(default_factory=dict)
     formulas: Mapping[str, str] = field(default_factory=dict)
     reference: Mapping[str, float] = field(default_factory=dict)
     groups: tuple[str, ...] = ()

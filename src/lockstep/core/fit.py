@@ -18,6 +18,18 @@ def check_fit(saved: Saved, wanted: Mapping[str, tuple[int, ...]], optional: Col
             raise UserError(f"{name} has shape {saved.arrays.shape(name)} in {saved.path}, {shape} in this model", "the same model as it was saved with", saved.path)
 
 
+def check_weights(given: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tuple[int, ...]], optional: Collection[str], source: str, where: str = "--init-from") -> None:
+    """Weights without the rest of a state. optional: buffers, which may keep the values that the model gave them. UserError: all that does not fit."""
+    wrong = {
+        "missing": [name for name, shape in wanted.items() if name not in given and name not in optional and 0 not in shape],
+        "unexpected": [name for name in given if name not in wanted],
+        "of another shape": [f"{name} {list(given[name])}, here {list(shape)}" for name, shape in wanted.items() if name in given and given[name] != shape],
+    }
+    if any(wrong.values()):
+        cause = "; ".join(f"{len(names)} {word} ({_some(names)})" for word, names in wrong.items() if names)
+        raise UserError(f"{source} does not fit this model: {cause}", "the model.* fields of the model that these weights are of, or other weights", where)
+
+
 def check_finite(names: Sequence[str]) -> None:
     """names: arrays with a value that is not. RunError: there are any; they are not saved."""
     if names:

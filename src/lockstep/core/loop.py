@@ -21,12 +21,12 @@ _SMALLEST_SCALE = 2.0**-14
 
 
 def train(plan: Plan, engine: Engine, feed: Feed, store: Store, record: Record, pulse: Pulse, requests: Requests,
-          summarize: Any, saved: Saved | None = None, stop_at: int | None = None) -> tuple[Any, Outcome]:
-    """Train from `saved`, or from the start, to plan.steps, to stop_at, or until asked to stop. Returns the state and how it ended.
+          summarize: Any, saved: Saved | None = None, stop_at: int | None = None, weights: Saved | None = None) -> tuple[Any, Outcome]:
+    """Train from `saved`, or from the start (with these weights, if they are given), to plan.steps, to stop_at, or until asked to stop. Returns the state and how it ended.
 
     summarize: sums of an evaluation -> metrics. RunError: a gradient was not finite and plan says stop.
     """
-    state = engine.restore(saved) if saved else engine.init()
+    state = engine.restore(saved) if saved else engine.init(weights)
     ledger = Ledger(plan, feed, record, Counters(**saved.loop) if saved else Counters())
     done = saved.step if saved else 0
     record(Event("started", done, {"exact": True} if plan.exact else {}))
@@ -51,14 +51,26 @@ def train(plan: Plan, engine: Engine, feed: Feed, store: Store, record: Record, 
     return state, outcome
 
 
+def evaluate(engine: Engine, feed: Feed, saved: Saved, record: Record, summarize: Any) -> Outcome:
+    """The metrics of `saved`, and nothing trained."""
+    began = time.perf_counter()
+    found = _measured(engine, engine.restore(saved), feed, summarize)
+    record(Event("evaluated", saved.step, {**found, "seconds": time.perf_counter() - began}))
+    return "finished"
+
+
+def _measured(engine: Engine, state: Any, feed: Feed, summarize: Any) -> dict[str, float | None]:
+    found: dict[str, float] = summarize(engine.evaluate(state, feed.evaluation()))
+    return {name: value if math.isfinite(value) else None for name, value in found.items()}
+
+
 def _serve(due: set[str], done: int, plan: Plan, engine: Engine, state: Any, feed: Feed, store: Store, record: Record, pulse: Pulse, ledger: "Ledger", summarize: Any) -> None:
     """Evaluate, sample, hash and save, in this order, so that a checkpoint carries its own metrics."""
     counters = ledger.counters
     if "evaluate" in due and plan.eval_samples:
         pulse(done, "evaluate")
         began = time.perf_counter()
-        found: dict[str, float] = summarize(engine.evaluate(state, feed.evaluation()))
-        counters.metrics = {name: value if math.isfinite(value) else None for name, value in found.items()}
+        counters.metrics = _measured(engine, state, feed, summarize)
         counters.metrics_step = done
         loss = counters.metrics["loss"]
         if loss is not None and (counters.best_loss is None or loss < counters.best_loss):

@@ -12,8 +12,9 @@ _UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 
 
 def out_of_memory(error: BaseException, plan: Plan, rank: int, peak: int) -> RunError | None:
     """peak: bytes that the rank has held at most. None: the error is another one. Told by name and words, so that no engine is imported."""
-    text = str(error)
-    names = {kind.__name__ for kind in type(error).__mro__}
+    errors = [error, *([error.__cause__] if error.__cause__ else [])]  # it may come explained, as raised by a user's line
+    text = "\n".join(map(str, errors))
+    names = {kind.__name__ for one in errors for kind in type(one).__mro__}
     if not ({"OutOfMemoryError", "MemoryError"} & names or "DefaultCPUAllocator: can't allocate memory" in text or "Cannot allocate memory" in text or "RESOURCE_EXHAUSTED" in text):
         return None
     asked = next((int(float(found[1]) * _UNITS[found[2]]) for pattern in _ASKED if (found := pattern.search(text))), 0)

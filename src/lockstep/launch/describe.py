@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -61,7 +61,8 @@ def describe(config: Config) -> Facts:
 
 def _facts(value: Mapping[str, Any]) -> Facts:
     tuples: dict[str, Any] = {key: tuple(item) if isinstance(item, list) else item for key, item in value.items()}
-    return Facts(**{**tuples, "own": OwnOptimizer.from_json(value["own"]) if value["own"] else None})
+    own = OwnOptimizer.from_json(value["own"]) if value["own"] else None
+    return Facts(**{**tuples, "arrays": {name: tuple(shape) for name, shape in value["arrays"].items()}, "own": own})
 
 
 def _identity(config: Config) -> Any:
@@ -71,7 +72,7 @@ def _identity(config: Config) -> Any:
         return None
     data = config.data.model_dump(mode="json", exclude=set(config.data.indifferent))
     groups = [group.model_dump(mode="json") for group in config.optimizer.groups]
-    return [lockstep.__version__, config.task, config.engine, config.model.model_dump(mode="json"), data, stamp, groups]
+    return [lockstep.__version__, [field.name for field in fields(Facts)], config.task, config.engine, config.model.model_dump(mode="json"), data, stamp, groups]
 
 
 def _in_subprocess(config: Config, cache: Path) -> dict[str, Any]:

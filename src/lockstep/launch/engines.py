@@ -4,10 +4,12 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 from lockstep.core.config import Optimizer
 from lockstep.core.plan import Plan
+from lockstep.core.profile import Course
 from lockstep.core.protocols import Engine, Rank, Task
 from lockstep.launch.describe import cache_home
 
@@ -92,3 +94,14 @@ def _join_jax(plan: Plan, rank: Rank, coordinator: str | None) -> Seat:
     runtime.configure(plan, rank.index, str(cache_home() / "jax"))
     runtime.join(coordinator, plan, rank.index)
     return _jax_seat(plan, rank.index, runtime.leave)
+
+
+def watch_of(engine: Any, plan: Plan, course: Course, scratch: Path, trace: Path | None) -> Any:
+    """What watches an engine's steps. trace: where the profiler's trace goes, None: nowhere."""
+    if plan.engine == "jax":
+        from lockstep.on_jax.profiling import JaxWatch
+
+        return JaxWatch(engine, course, scratch, trace)
+    from lockstep.on_torch.profiling import TorchWatch
+
+    return TorchWatch(engine, course, trace)

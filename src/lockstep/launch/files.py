@@ -6,6 +6,7 @@ import os
 import socket
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from lockstep.core.document import dump, read_file
 from lockstep.core.events import REQUESTS, Request
 from lockstep.core.plan import Plan
 from lockstep.errors import RunError, UserError
+
+SCRATCH = ".initial"  # where weights to begin from are copied to, before a run is one
 
 
 @dataclass(frozen=True)
@@ -52,20 +55,47 @@ class Run:
     def assets(self) -> Path:
         return self.home / "assets"
 
+    @property
+    def initial(self) -> Path:
+        """A copy of the weights that the run began from (--init-from)."""
+        return self.home / "initial"
+
     def exists(self) -> bool:
         return self.plan.is_file()
 
-    def write(self, config: Config, plan: Plan, origins: Mapping[str, str], formulas: Mapping[str, str], began: str | None = None) -> None:
-        """began: the checkpoint of another run that this one begins from."""
+    def announce(self, rank: int) -> None:
+        """Which process is this rank, for those who watch it."""
+        with suppress(OSError):  # a full disk; then it is watched by nobody, and training says what is wrong
+            write_json(self.logs / f"process-{rank}.json", {"pid": os.getpid(), "host": socket.gethostname()})
+
+    def processes(self) -> dict[int, int]:
+        """The processes of the ranks that were started on this host, by rank."""
+        found = {}
+        for path in self.logs.glob("process-*.json"):
+            with suppress(OSError, ValueError, KeyError, TypeError):  # somebody else's file
+                said = json.loads(path.read_text())
+                if said["host"] == socket.gethostname():
+                    found[int(path.stem.removeprefix("process-"))] = int(said["pid"])
+        return found
+
+    def write(self, config: Config, plan: Plan, origins: Mapping[str, str], formulas: Mapping[str, str], began: str | None = None, weights: str | None = None) -> None:
+        """began: the checkpoint of another run that this one begins from. weights: what --init-from named."""
         scratch = self.config.with_name("config.yaml.part")
         scratch.write_text(dump(config.model_dump(mode="json")))
         scratch.replace(self.config)
-        write_json(self.plan, {"plan": plan.to_json(), "origins": dict(origins), "formulas": dict(formulas), "began": began})
+        write_json(self.plan, {"plan": plan.to_json(), "origins": dict(origins), "formulas": dict(formulas), "began": began, "weights": weights})
 
     def began(self) -> str | None:
         """The checkpoint of another run that this one began from."""
+        return self._said("began")
+
+    def weights(self) -> str | None:
+        """The path of the weights that this one began from."""
+        return self._said("weights")
+
+    def _said(self, key: str) -> str | None:
         try:
-            found: str | None = json.loads(self.plan.read_text()).get("began")
+            found: str | None = json.loads(self.plan.read_text()).get(key)
             return found
         except (OSError, ValueError, AttributeError):
             return None
@@ -82,13 +112,17 @@ class Run:
 
 @dataclass(frozen=True)
 class Attempt:
-    """One go at a run. resume: the checkpoint it begins from. stop_at: steps after which it saves and leaves. coordinator: host:port where jax's processes meet, if there are several."""
+    """One go at a run. resume: the checkpoint it begins from; weights: if there is none, a checkpoint of no more than the model.
+    stop_at: steps after which it saves and leaves. coordinator: host:port where jax's processes meet, if there are several.
+    evaluate: train nothing, only evaluate what is resumed, on "held-out" or "train" data."""
 
     name: str
     run: str
     resume: str | None = None
     stop_at: int | None = None
     coordinator: str | None = None
+    evaluate: str | None = None
+    weights: str | None = None
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

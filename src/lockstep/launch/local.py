@@ -5,10 +5,12 @@ The launcher owns signals: the first asks the run to stop (it saves at the step'
 
 import logging
 import os
+import shutil
 import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
@@ -25,21 +27,23 @@ from lockstep.launch.files import Run, ask
 from lockstep.launch.preflight import record_failure
 from lockstep.launch.prepare import Prepared
 from lockstep.launch.signals import LAUNCHER, STOP_SIGNAL, STOPPING, Signals, leave_at_once
+from lockstep.launch.watching import tracked, watched
 from lockstep.launch.worker import main, work
-from lockstep.observe.console import showing, view
+from lockstep.observe.console import View, showing, view
 
 _GRACE = 10.0  # seconds in which ranks leave by themselves after one has failed
 
 
-def launch(prepared: Prepared, devices: Devices, headless: bool) -> int:
-    """Train what was prepared. Returns the exit code: 0, or 128 + the signal that stopped it. LockstepError: why it failed, once."""
+def launch(prepared: Prepared, devices: Devices, headless: bool, chosen: View | None = None) -> int:
+    """Train what was prepared. chosen: shows what happens; None: as a terminal wants it. Returns the exit code: 0, or 128 + the signal that stopped it. LockstepError: why it failed, once."""
     run, plan, attempt = prepared.run, prepared.plan, prepared.attempt
     alone = plan.in_place
-    ask_stop = _stopper(run, attempt.name, headless, alone)
+    ask_stop = _leaver(run) if attempt.evaluate else _stopper(run, attempt.name, headless, alone)
     start = _in_place if alone else (_spawn if devices.launcher == "spawn" else _elastic)
     try:
-        with showing(view(plan, run.home, headless), run.journal, prepared.begin), Signals(ask_stop, leave_at_once) as signals, _environment(plan):
-            failure = start(prepared, devices)
+        with showing(chosen or view(plan, run.home, headless), run.journal, prepared.begin), tracked(run, prepared.track), Signals(ask_stop, leave_at_once) as signals, _environment(plan):
+            with watched(run, plan, prepared.track.sensors_every):
+                failure = start(prepared, devices)
             if failure:
                 record_failure(run, failure)
     finally:
@@ -60,6 +64,18 @@ def _stopper(run: Run, attempt: str, headless: bool, in_place: bool) -> Callable
             os.write(2, STOPPING)
 
     return stop
+
+
+def _leaver(run: Run) -> Callable[[], None]:
+    """Of an evaluation, which has nothing to save."""
+
+    def leave() -> None:
+        leave_at_once()
+        shutil.rmtree(run.home, ignore_errors=True)
+        os.write(2, b"\nstopped: nothing was evaluated\n")
+        os._exit(130)
+
+    return leave
 
 
 @contextmanager
@@ -84,6 +100,8 @@ def _in_place(prepared: Prepared, devices: Devices) -> LockstepError | None:
         work(prepared.attempt, Rank(0, 0, 1))
         return None
     except Exception as error:
+        with open(prepared.run.logs / "rank-0.log", "a") as log:
+            traceback.print_exc(file=log)
         return explain([note_of(0, error)], {}, prepared.run.logs)
 
 

@@ -11,7 +11,7 @@ from lockstep.core.config import Config
 from lockstep.core.facts import Facts
 from lockstep.core.memory import itemsize, optimizer_slots
 from lockstep.errors import UserError
-from lockstep.launch.files import Run
+from lockstep.launch.files import SCRATCH, Run
 from lockstep.units import show_bytes
 
 
@@ -54,8 +54,19 @@ def _upwards(path: Path) -> Iterator[Path]:
     yield from path.parents
 
 
+def leave(home: Path) -> None:
+    """Where nothing was begun after all: what was made for it is taken away again."""
+    if Run(home).exists():
+        return
+    for copy in (home / SCRATCH, Run(home).initial):
+        shutil.rmtree(copy, ignore_errors=True)
+    if [path.name for path in home.iterdir()] == ["lock"]:
+        (home / "lock").unlink()
+        home.rmdir()
+
+
 def make(home: Path) -> None:
-    if home.is_dir() and not Run(home).exists() and any(path.name != "lock" for path in home.iterdir()):
+    if home.is_dir() and not Run(home).exists() and any(path.name not in {"lock", SCRATCH} for path in home.iterdir()):
         raise UserError(f"{home} is neither empty nor a run directory", "another --save-dir", "--save-dir")
     try:
         home.mkdir(parents=True, exist_ok=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 from lockstep.checkpoint.format import MANIFEST, Damaged, name_of, read_manifest, verify
 from lockstep.checkpoint.store import checkpoints, newest, sweep
-from lockstep.core.config import Config, Loaded, flatten
+from lockstep.core.config import Config, Loaded, Track, flatten
 from lockstep.core.events import Event
 from lockstep.core.facts import Facts, Fixed
 from lockstep.core.groups import Group, Rules
@@ -17,7 +17,10 @@ from lockstep.core.plan import Plan, fixed_from_json, plan
 from lockstep.errors import LockstepError, UserError
 from lockstep.launch.describe import describe
 from lockstep.launch.files import Attempt, Lock, Run, is_live, new_attempt_name
-from lockstep.launch.place import check_port, check_room, free_name, make
+from lockstep.launch.initial import keep, publish, weights_for
+from lockstep.launch.place import check_port, check_room, free_name, leave, make
+from lockstep.launch.surroundings import surroundings
+from lockstep.launch.watching import catch_up, check_trackers
 from lockstep.observe.journal import append, mend
 from lockstep.probe import probe
 from lockstep.tasks import Tasks
@@ -32,11 +35,12 @@ class Options:
     resume: str = "auto"  # auto, never, or the path of a run or checkpoint
     stop_after: int | None = None
     new_batch: bool = False
+    init_from: Path | None = None
 
 
 @dataclass
 class Prepared:
-    """A run ready to start, its lock held. begin: where its journal ended before. done: nothing is left to train."""
+    """A run ready to start, its lock held. begin: where its journal ended before. done: nothing is left to train. track: who is told of it."""
 
     run: Run
     plan: Plan
@@ -44,6 +48,7 @@ class Prepared:
     lock: Lock
     begin: int
     done: bool
+    track: Track
 
 
 @dataclass
@@ -70,51 +75,62 @@ def make_plan(loaded: Loaded, facts: Facts | None = None) -> tuple[Plan, Facts]:
 def prepare(loaded: Loaded, options: Options, facts: Facts | None = None, machine: Machine | None = None) -> Prepared:
     """facts: if they were measured. machine: another than this one by itself. UserError: anything that can't be honoured; the disk is then as it was before."""
     machine = machine or probe()
+    if loaded.home and not options.save_dir and options.resume in {"auto", "never"}:
+        options = replace(options, save_dir=Path(loaded.home))
     unlimited = loaded.config.model_copy(update={"devices": loaded.config.devices.model_copy(update={"memory": None})})
     plan(unlimited, machine, _least_facts())  # devices, strategy and sync are refused before any data is read
+    check_trackers(loaded.config.track)
     facts = facts or describe(loaded.config)
     origin = _origin(loaded, options)
     fixed = _fixed(origin, options)
     _refuse_changes(origin, loaded.config)
     made = plan(loaded.config, machine, facts, fixed)
+    weights = weights_for(origin.run, origin.own, origin.checkpoint is not None, options.init_from, loaded.config, facts, origin.words)
     check_port(loaded.config.devices.port)
     check_room(origin.run.home if origin.run else options.save_dir or Path("runs"), loaded.config, facts)
     home = origin.run or Run(options.save_dir or free_name(loaded.name))
     make(home.home)
     lock = Lock(home)
     try:
-        return _begin(home, lock, loaded, options, origin, made, facts)
+        if weights:
+            keep(weights, home)
+            origin.words.extend(weights.words)
+        return _begin(home, lock, loaded, options, origin, made, facts, machine, str(weights.path) if weights else home.weights())
     except OSError as error:
         lock.release()
+        leave(home.home)
         raise UserError(f"{error.filename or home.home} can't be written: {error.strerror}", "another --save-dir, or mend this one", "--save-dir") from None
     except BaseException:
         lock.release()
+        leave(home.home)
         raise
 
 
-def _begin(run: Run, lock: Lock, loaded: Loaded, options: Options, origin: _Origin, made: Plan, facts: Facts) -> Prepared:
+def _begin(run: Run, lock: Lock, loaded: Loaded, options: Options, origin: _Origin, made: Plan, facts: Facts, machine: Machine, weights: str | None) -> Prepared:
     for directory in (run.checkpoints, run.logs):
         directory.mkdir(exist_ok=True)
-    for stale in run.logs.glob("failure-*.json"):
+    for stale in (path for kind in ("failure-*.json", "process-*.json", "pulse-*") for path in run.logs.glob(kind)):
         stale.unlink()
     sweep(run.checkpoints)
     mend(run.journal)
     begin = run.journal.stat().st_size if run.journal.exists() else 0
     done = origin.checkpoint is not None and origin.step >= made.steps
     stop_at = None if options.stop_after is None else origin.step + options.stop_after
-    attempt = Attempt(new_attempt_name(), str(run.home), str(origin.checkpoint) if origin.checkpoint else None, stop_at)
+    attempt = Attempt(new_attempt_name(), str(run.home), str(origin.checkpoint) if origin.checkpoint else None, stop_at, weights=str(run.initial) if weights and not origin.checkpoint else None)
     if done:
-        return Prepared(run, made, attempt, lock, begin, done)
+        return Prepared(run, made, attempt, lock, begin, done, loaded.config.track)
     began = run.began() if run.exists() else str(origin.checkpoint) if origin.checkpoint and not origin.own else None
-    run.write(loaded.config, made, loaded.origins, facts.formulas, began)
-    append(run.journal, Event("planned", origin.step, {"attempt": attempt.name, "run": str(run.home), "plan": made.to_json()}))
+    if weights and not run.exists():
+        publish(run)
+    run.write(loaded.config, made, loaded.origins, facts.formulas, began, weights)
+    append(run.journal, Event("planned", origin.step, {"attempt": attempt.name, "run": str(run.home), "plan": made.to_json(), "environment": surroundings(made.engine, machine)}))
     if origin.own and origin.run:
         _void_later(run, origin)
     for word in (*loaded.notes, *origin.words):
         append(run.journal, Event("warned", origin.step, {"text": word}))
     if begin or origin.checkpoint:
         append(run.journal, Event("resumed", origin.step, {"attempt": attempt.name, "text": _resumed(origin, made)}))
-    return Prepared(run, made, attempt, lock, begin, done)
+    return Prepared(run, made, attempt, lock, begin, done, loaded.config.track)
 
 
 def _resumed(origin: _Origin, made: Plan) -> str:
@@ -124,9 +140,10 @@ def _resumed(origin: _Origin, made: Plan) -> str:
 
 
 def done_line(prepared: Prepared) -> str:
-    """What is said of a run that has nothing left to train."""
+    """What is said of a run that has nothing left to train, once its trackers have what they missed."""
     steps = prepared.plan.steps
-    return f"done   {steps} of {steps} steps were trained before; --max-steps N trains on, another --save-dir begins anew  {prepared.run.home}"
+    warned = "".join(f"warn   {text}\n" for text in catch_up(prepared.run, prepared.track))
+    return f"{warned}done   {steps} of {steps} steps were trained before; --max-steps N trains on, another --save-dir begins anew  {prepared.run.home}"
 
 
 def _origin(loaded: Loaded, options: Options) -> _Origin:
@@ -136,7 +153,7 @@ def _origin(loaded: Loaded, options: Options) -> _Origin:
         if options.save_dir and Run(options.save_dir).exists():
             raise UserError(f"{options.save_dir} holds a run already", "another --save-dir, or --resume auto to go on with it", "--resume never")
         return _Origin()
-    run = Run(options.save_dir) if options.save_dir else _unfinished(loaded)
+    run = Run(options.save_dir) if options.save_dir else _unfinished(loaded, options.init_from)
     if run is None or not run.exists():
         return _Origin()
     origin = _newest_of(run)
@@ -180,12 +197,13 @@ def _from_path(path: Path, options: Options) -> _Origin:
     return replace(origin, run=None, own=False)
 
 
-def _unfinished(loaded: Loaded) -> Run | None:
-    """The newest run of the same config (devices and engine aside) that has not finished, so that the same command goes on."""
+def _unfinished(loaded: Loaded, init_from: Path | None) -> Run | None:
+    """The newest run of the same config (devices and engine aside) and weights to begin from that has not finished, so that the same command goes on."""
     wanted = _comparable(loaded.config)
+    weights = str(init_from.resolve()) if init_from else None
     for home in sorted(Path("runs").glob(f"{loaded.name}-*"), reverse=True):
         run = Run(home)
-        if not run.exists() or is_live(run) or _finished(run):
+        if not run.exists() or run.weights() != weights or is_live(run) or _finished(run):
             continue
         try:
             if _comparable(run.read_config(Tasks())) == wanted:
@@ -196,7 +214,7 @@ def _unfinished(loaded: Loaded) -> Run | None:
 
 
 def _comparable(config: Config) -> dict[str, Any]:
-    return config.model_dump(mode="json", exclude={"devices": True, "engine": True, "data": set(config.data.indifferent)})
+    return config.model_dump(mode="json", exclude={"devices": True, "engine": True, "track": True, "data": set(config.data.indifferent)})
 
 
 def _finished(run: Run) -> bool:
@@ -229,7 +247,7 @@ def _refuse_changes(origin: _Origin, config: Config) -> None:
     fatal = [key for key in changed if key.startswith(("model.", "data.")) or key in {"task", "optimizer.name"}]
     if fatal:
         raise UserError(f"this run began with another model or data: {_changes(fatal, before, after)}", "the config as it was, or a new run with another --save-dir", str(origin.checkpoint or origin.run))
-    said = [key for key in changed if not key.startswith(("devices.", "batch."))]
+    said = [key for key in changed if not key.startswith(("devices.", "batch.", "track."))]
     if said:
         origin.words.append(f"changed since the run was last saved: {_changes(said, before, after)}")
 
@@ -242,7 +260,7 @@ def _refuse_thawed(origin: _Origin, before: list[Any], config: Config) -> None:
     if changed:
         how = "frozen" if then.frozen(changed[0]) else "trained"
         raise UserError(f"optimizer.groups: {some(changed)} was {how} when this run was last saved, and the other way round it would have no fitting optimizer state",
-                        "the same parameters frozen as before, or a new run with another --save-dir", str(origin.checkpoint))
+                        "the same parameters frozen as before, or a new run with another --save-dir: --init-from RUN begins with these weights", str(origin.checkpoint))
 
 
 def _plain(values: dict[str, Any]) -> dict[str, Any]:

@@ -3,14 +3,10 @@
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from lockstep.checkpoint.format import MANIFEST, Damaged, load, verify
-from lockstep.checkpoint.store import newest
-from lockstep.core.protocols import Saved
-from lockstep.errors import RunError, UserError
-from lockstep.launch.files import Run
-from lockstep.tasks import Tasks, open_saved
+from lockstep.errors import UserError
+from lockstep.launch.weights import find
+from lockstep.tasks import speaking
 
 
 @dataclass(frozen=True)
@@ -24,45 +20,10 @@ class Sampled:
 
 def sample(path: Path, prompt: str, tokens: int, temperature: float, seed: int, device: str) -> Sampled:
     """path: a run directory (its newest whole checkpoint) or one checkpoint. UserError: neither, or none saved yet."""
-    import torch
-
     where = _device(device)
-    run, saved, weights, notes = _weights(path)
-    config = run.read_config(Tasks())
-    model, speak = open_saved(config, run.assets, {name: array.shape for name, array in weights.items()})
-    model.load_state_dict({name: torch.from_numpy(array) for name, array in weights.items()}, strict=False)
-    model = model.to(where).eval()
-    text: Any = speak(model, prompt, tokens, temperature, seed)
-    return Sampled(str(text), saved.step, notes)
-
-
-def _weights(path: Path) -> tuple[Run, Saved, dict[str, Any], list[str]]:
-    """All of a model's arrays, read at once: a live run may take an older checkpoint away at any time, and then there is a newer one."""
-    for tries_left in range(4, -1, -1):
-        run, checkpoint, notes = _find(path)
-        try:
-            saved = load(checkpoint)
-            return run, saved, {name.removeprefix("model/"): array for name, array in saved.arrays.items() if name.startswith("model/")}, notes
-        except (RunError, OSError):
-            if not tries_left or checkpoint.exists():
-                raise
-    raise AssertionError("unreachable")
-
-
-def _find(path: Path) -> tuple[Run, Path, list[str]]:
-    if (path / MANIFEST).is_file():
-        try:
-            verify(path)
-        except Damaged as error:
-            raise UserError(f"checkpoint {path}: {error}", "name the run directory: its newest whole checkpoint is taken", "RUN") from None
-        return Run(path.resolve().parent.parent), path, []
-    run = Run(path)
-    if not run.exists():
-        raise UserError(f"{path} is neither a run directory nor a checkpoint", "a directory that `lockstep train` made, such as runs/tiny-20260101-120000", "RUN")
-    found, damaged = newest(run.checkpoints)
-    if found is None:
-        raise UserError(f"{path} has no whole checkpoint yet" + "".join(f"; {line}" for line in damaged), "let it train until it has saved (train.save_every)", "RUN")
-    return run, found, damaged
+    found = find(path)
+    speak = speaking(found.config, found.run.assets)
+    return Sampled(speak(found.model().to(where), prompt, tokens, temperature, seed), found.step, found.notes)
 
 
 def _device(name: str) -> str:

@@ -19,7 +19,7 @@ from typing import Any
 from lockstep.checkpoint.format import load
 from lockstep.core.config import Config, Loaded
 from lockstep.core.events import REQUESTS, Event
-from lockstep.core.loop import Outcome, train
+from lockstep.core.loop import Outcome, evaluate, train
 from lockstep.core.place import choose_devices
 from lockstep.core.plan import Plan
 from lockstep.core.protocols import Engine, Rank
@@ -37,6 +37,7 @@ from lockstep.launch.prepare import Options, Prepared, done_line, prepare
 from lockstep.launch.reading import Readers
 from lockstep.launch.saving import checkpoint_store, keep_assets
 from lockstep.launch.signals import LAUNCHER, STOP_SIGNAL, run_child
+from lockstep.launch.watching import tracked, watched
 from lockstep.observe.console import showing, view
 from lockstep.observe.journal import Journal
 from lockstep.observe.pulse import Pulse
@@ -47,6 +48,7 @@ _WORD = "lockstep/word"  # from the first rank to the others, before they start
 _READ = "lockstep/read"  # how many have read it
 _PREPARED = 7 * 86_400.0  # seconds; a large corpus takes its time; torchrun ends the others if the first rank dies
 _LAST = 20.0  # seconds after torchrun's SIGTERM in which to leave in order; it kills after 30
+_REST = 10.0  # seconds for trackers to take the rest, within what torchrun leaves
 _OTHERS = 1.0  # seconds in which ranks that failed first have left their notes
 
 
@@ -69,6 +71,7 @@ def work(attempt: Attempt, rank: Rank, store: Any = None, catch_stop: bool = Fal
     """Train as this rank. store: of the ranks' rendezvous (None: from the environment). catch_stop: SIGTERM and SIGINT ask for a stop."""
     run = Run(Path(attempt.run))
     plan, config = run.read_plan(), run.read_config(Tasks())
+    run.announce(rank.index)
     first = rank.index == 0
     requests = Requests(ControlFile(run, attempt.name) if first else None)
     signal.signal(STOP_SIGNAL, lambda *_: requests.stop())
@@ -111,14 +114,19 @@ def train_rank(attempt: Attempt, plan: Plan, config: Config, rank: Rank, engine:
     if first:
         keep_assets(run, task)
     saved = load(Path(attempt.resume)) if attempt.resume else None
+    weights = load(Path(attempt.weights)) if attempt.weights else None
     devices = plan.held_by(rank.index)
     readers = Readers(config, config.data.workers * len(devices)) if config.data.workers else None
-    feed = Feed(plan, devices, task.train_data(), task.eval_data(), engine.stage, saved.step if saved else 0, config.data.prefetch, readers.workers if readers else None)
+    held_out = task.train_data() if attempt.evaluate == "train" else task.eval_data()
+    feed = Feed(plan, devices, task.train_data(), held_out, engine.stage, saved.step if saved else 0, config.data.prefetch, readers.workers if readers else None)
     journal = Journal(run.journal) if first else None
     record: Callable[[Event], None] = journal.record if journal else lambda event: None
     writer = store or checkpoint_store(run, plan, config, rank, attempt, first, record, journal)
     try:
-        _, outcome = train(plan, engine, feed, writer, record, Pulse(run.logs / f"pulse-{rank.index}"), requests, task.summarize, saved, attempt.stop_at)
+        if attempt.evaluate:
+            assert saved
+            return evaluate(engine, feed, saved, record, task.summarize)
+        _, outcome = train(plan, engine, feed, writer, record, Pulse(run.logs / f"pulse-{rank.index}"), requests, task.summarize, saved, attempt.stop_at, weights)
     except BaseException as error:
         writer.abandon()
         if short := out_of_memory(error, plan, rank.index, engine.peak_memory()):
@@ -172,7 +180,8 @@ def _led(prepared: Prepared, rank: Rank, ranks: Any, headless: bool) -> int:
     """The first rank trains, and shows what the run does. LockstepError: why it failed."""
     own: list[Note] = []
     exits: dict[int, int] = {}
-    with showing(view(prepared.plan, prepared.run.home, headless), prepared.run.journal, prepared.begin):
+    run, every = prepared.run, prepared.track.sensors_every
+    with showing(view(prepared.plan, run.home, headless), run.journal, prepared.begin), tracked(run, prepared.track, _REST), watched(run, prepared.plan, every):
         try:
             if not prepared.attempt.coordinator:
                 work(prepared.attempt, rank, store=ranks, catch_stop=True)

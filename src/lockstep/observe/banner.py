@@ -52,14 +52,18 @@ def _devices(plan: Plan) -> str:
     return f"{shown}; {plan.because['devices']}"
 
 
+def decisions(plan: Plan) -> dict[str, str]:
+    """What was decided, in words, by its name in `because`."""
+    return {
+        "devices": ", ".join(device.place for device in plan.devices), "strategy": plan.strategy, "sync": plan.backend, "precision": plan.precision,
+        "batch": arithmetic(plan), "micro": f"{plan.micro} samples a slot", "steps": str(plan.steps), "lr": f"{plan.schedule.peak:.6g}", "threads": f"{plan.threads} a rank",
+    }
+
+
 def table(plan: Plan, origins: Mapping[str, str], values: Mapping[str, object], formulas: Mapping[str, str]) -> str:
     """Every decision with its reason, the memory terms, and where each config value came from."""
-    decisions = {
-        "devices": ", ".join(device.place for device in plan.devices), "strategy": plan.strategy, "sync": plan.backend, "precision": plan.precision,
-        "batch": arithmetic(plan), "micro": f"{plan.micro} samples a slot", "steps": plan.steps, "lr": f"{plan.schedule.peak:.6g}", "threads": f"{plan.threads} a rank",
-    }
     lines = [*banner(plan), "", "decision    value, because"]
-    lines += [f"  {name:<10}{value}: {plan.because[name]}" for name, value in decisions.items()]
+    lines += [f"  {name:<10}{value}: {plan.because[name]}" for name, value in decisions(plan).items()]
     lines += [f"  {name:<10}{plan.because[name]}" for name in ("coupled", "dropout") if name in plan.because]
     lines += ["", f"memory on each device (estimate): {plan.because['memory']}"]
     lines += [f"  {term.name:<12}{show_bytes(term.bytes):>10}   {term.formula}" for term in plan.memory]

@@ -8,18 +8,21 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
 from rich.console import Console as Terminal
+from rich.console import RenderableType
 from rich.progress import BarColumn, Progress, TextColumn
+from rich.text import Text
 
 from lockstep.core.events import Event
 from lockstep.core.plan import Plan
 from lockstep.observe.banner import banner
 from lockstep.observe.journal import follow
+from lockstep.observe.sensors import load_line
 from lockstep.units import show_bytes, show_count, show_seconds
 
 _AT_LEAST_EVERY = 30.0
@@ -64,7 +67,7 @@ class Plain:
     def __init__(self, plan: Plan, run: Path, write: Callable[[str], None] | None = None) -> None:
         self._plan, self._run = plan, run
         self._write = write or (lambda line: print(line, flush=True))
-        self._last = time.monotonic()
+        self._last = self._sensed = time.monotonic()
         self._pace = Pace()
 
     def show(self, event: Event) -> None:
@@ -73,6 +76,10 @@ class Plain:
             if event.step % self._plan.every.log and event.step != self._plan.steps and time.monotonic() - self._last < _AT_LEAST_EVERY:
                 return
             self._last = time.monotonic()
+        if event.kind == "sensors":
+            if time.monotonic() - self._sensed < _AT_LEAST_EVERY:
+                return
+            self._sensed = time.monotonic()
         for line in lines(event, self._plan, self._run, self._pace):
             self._write(line)
 
@@ -80,15 +87,26 @@ class Plain:
         pass
 
 
+class Bar(Progress):
+    """below: a line under the bar."""
+
+    below = ""
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield self.make_tasks_table(self.tasks)
+        if self.below:
+            yield Text(self.below, no_wrap=True, overflow="ellipsis")
+
+
 class Rich:
-    """A bar with the latest step's figures; other events scroll above it."""
+    """A bar with the latest step's figures, the sensors' under it; other events scroll above it."""
 
     def __init__(self, plan: Plan, run: Path) -> None:
         self._terminal = Terminal(highlight=False, soft_wrap=True)
         self._plain = Plain(plan, run, lambda line: self._terminal.print(line, markup=False))
         self._plan, self._run = plan, run
         self._pace = Pace()
-        self._bar = Progress(TextColumn("{task.description}", markup=False), BarColumn(bar_width=_BAR), console=self._terminal, transient=True, refresh_per_second=4)
+        self._bar = Bar(TextColumn("{task.description}", markup=False), BarColumn(bar_width=_BAR), console=self._terminal, transient=True, refresh_per_second=4)
         self._task = self._bar.add_task("starting", total=plan.steps)
         self._bar.start()
 
@@ -98,6 +116,8 @@ class Rich:
             self._bar.update(self._task, completed=event.step, description=self._fitting(event))
             if event.step % (self._plan.every.log * 10) == 0 or event.values.get("skipped"):
                 self._plain.show(event)
+        elif event.kind == "sensors":
+            self._bar.below = load_line(event)
         else:
             self._plain.show(event)
 
@@ -140,6 +160,8 @@ def lines(event: Event, plan: Plan, run: Path, pace: Pace | None = None) -> list
         return [f"stop   step {event.step} of {plan.steps}; --resume {run} goes on from here"]
     if event.kind == "finished":
         return _finished(event, plan, run)
+    if event.kind == "sensors":
+        return [load_line(event)]
     if event.kind in {"warned", "slow", "restarted"}:
         return [f"warn   {values.get('text', '')}"]
     return []

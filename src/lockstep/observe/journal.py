@@ -5,14 +5,15 @@ Lines reach the file whole, in one O_APPEND write, at most half a second late; a
 
 import os
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from lockstep.core.events import Event
 from lockstep.errors import RunError
 
+VOIDED = frozenset({"step", "evaluated", "saved", "sampled", "hashed"})  # by a later `resumed` at a step before theirs
 _DELAY = 0.5
+_AT_ONCE = 1 << 20  # bytes
 
 
 class Journal:
@@ -63,7 +64,7 @@ class Journal:
 
 
 def append(path: Path, event: Event) -> None:
-    """One line, where no Journal is open: by the launcher."""
+    """One line, by others than the rank that writes the journal: the launcher, and what reads beside it."""
     with open(path, "ab", buffering=0) as file:
         file.write(event.line().encode())
 
@@ -86,7 +87,7 @@ def read(path: Path) -> list[Event]:
     events: list[Event] = []
     for event in _lines(path):
         if event.kind == "resumed":
-            events = [e for e in events if e.step <= event.step or e.kind not in {"step", "evaluated", "saved", "sampled", "hashed"}]
+            events = [e for e in events if e.step <= event.step or e.kind not in VOIDED]
         events.append(event)
     return events
 
@@ -101,16 +102,24 @@ def _lines(path: Path) -> Iterator[Event]:
 
 def follow(path: Path, stop: threading.Event, start: int = 0, pause: float = 0.1) -> Iterator[Event]:
     """Events as they are written, from byte `start` on, until stop is set and the file is read to its end."""
+    for events, _ in batches(path, stop, start, pause):
+        yield from events
+
+
+def batches(path: Path, stop: threading.Event, start: int = 0, pause: float = 0.1) -> Iterator[tuple[list[Event], int]]:
+    """As follow(), several at once, each time with the byte at which their lines end."""
     position, rest = start, b""
     while True:
-        ending = stop.is_set()
+        ending, new = stop.is_set(), b""
         if path.exists():
             with open(path, "rb") as file:
-                file.seek(position)
-                new = file.read()
-            position += len(new)
-            *lines, rest = (rest + new).split(b"\n")
-            yield from filter(None, map(Event.from_line, lines))
-        if ending:
-            return
-        time.sleep(pause)
+                file.seek(position + len(rest))
+                new = file.read(_AT_ONCE)
+        *lines, rest = (rest + new).split(b"\n")
+        if lines:
+            position += sum(map(len, lines)) + len(lines)
+            yield list(filter(None, map(Event.from_line, lines))), position
+        if len(new) < _AT_ONCE:
+            if ending:
+                return
+            stop.wait(pause)

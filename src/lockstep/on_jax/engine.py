@@ -3,7 +3,7 @@
 import resource
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -104,9 +104,9 @@ class JaxEngine:
     def _nothing(self) -> Any:
         return self._placed(np.zeros((len(self._own), 0), self._dtype))
 
-    def init(self) -> State:
+    def init(self, weights: Saved | None = None) -> State:
         self._model, value = self._opened()  # the values are let go of: they may be a whole model
-        return self._layout.begin(value)
+        return self._layout.begin(value, weights)
 
     def restore(self, saved: Saved) -> State:
         return self._layout.restore(saved)
@@ -142,11 +142,10 @@ class JaxEngine:
         state, values = self._step(state, staged.rows, staged.real, self._shared(own), np.asarray(lr, self._dtype))
         return state, Stats(values, own, self.plan.processes)
 
-    def program(self, state: State, batch: Batch) -> str:
+    def program(self, state: State, batch: Batch) -> Any:
         """The step as XLA compiled it."""
         staged: Staged = batch.rounds
-        lowered = self._step.lower(state, staged.rows, staged.real, self._shared(self._figures(batch, [0] * len(REQUESTS))), np.asarray(0.0, self._dtype))
-        return str(lowered.compile().as_text())
+        return self._step.lower(state, staged.rows, staged.real, self._shared(self._figures(batch, [0] * len(REQUESTS))), np.asarray(0.0, self._dtype)).compile()
 
     def evaluate(self, state: State, rounds: Iterable[Staged]) -> dict[str, float]:
         """Sums of the task's figures over all devices."""
@@ -164,7 +163,11 @@ class JaxEngine:
 
     def digests(self, state: State) -> dict[str, str]:
         """Of arrays as this process's first device has them."""
-        return {name: digest(np.asarray(array.addressable_data(0))).hex() for name, array in self._layout.arrays(state)}
+        return {name: digest(np.asarray(array.addressable_data(0))).hex() for name, array in self.held(state)}
+
+    def held(self, state: State) -> Iterator[tuple[str, jax.Array]]:
+        """What a checkpoint would hold of a state, by name."""
+        return self._layout.arrays(state)
 
     def preflight(self) -> float:
         """Through the collective that steps use."""

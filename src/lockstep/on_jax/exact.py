@@ -38,8 +38,8 @@ class OneSlot:
 class ExactEngine(JaxEngine):
     """A state is a list of whole states, one for each device of this process."""
 
-    def init(self) -> Any:
-        return self._spread(super().init())
+    def init(self, weights: Saved | None = None) -> Any:
+        return self._spread(super().init(weights))
 
     def restore(self, saved: Saved) -> Any:
         return self._spread(super().restore(saved))

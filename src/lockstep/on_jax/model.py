@@ -85,6 +85,18 @@ def open_model(task: Task, precision: Precision, how: Recompute, seed: int) -> t
     return Model(graph, tree, rest_tree, rest, specs), value
 
 
+def shapes(outline: Any) -> dict[str, tuple[int, ...]]:
+    """Of a model's parameters, by a checkpoint's names."""
+    names, leaves, *_ = _parts(outline, "none")
+    return {name: _spec(name, leaf).shape for name, leaf in zip(names, leaves, strict=True)}
+
+
+def named_values(model: Any) -> dict[str, NDArray[Any]]:
+    """A module's parameters by those names, as it has them."""
+    names, leaves, *_ = _parts(model, "none")
+    return {name: np.asarray(leaf) for name, leaf in zip(names, leaves, strict=True)}
+
+
 def outline_of(model: Callable[[], Any]) -> Any:
     """The model without values, or with them where it looks at them while it is built."""
     try:

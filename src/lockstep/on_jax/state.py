@@ -5,6 +5,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -13,7 +14,7 @@ import numpy as np
 import optax
 
 from lockstep.core.config import Optimizer
-from lockstep.core.fit import check_finite, check_fit
+from lockstep.core.fit import check_finite, check_fit, check_weights
 from lockstep.core.groups import Rule
 from lockstep.core.protocols import Piece, Saved, share
 from lockstep.on_jax.model import Model, Value
@@ -71,12 +72,17 @@ class Layout:
         found: State = self._tree.unflatten([self._strategy.spec(entry.shape) for entry in self._entries])
         return found
 
-    def begin(self, value: Value) -> State:
-        """A state whose moments are zero."""
+    def begin(self, value: Value, weights: Saved | None = None) -> State:
+        """A state whose moments are zero. weights: of the model, instead of its initial values. UserError: they don't fit."""
+        if weights:
+            wanted = {entry.name: entry.shape for entry in self._entries if entry.name.startswith("model/")}
+            check_weights({name: weights.arrays.shape(name) for name in weights.arrays}, wanted, (), weights.path)
 
         def part(entry: Entry) -> Part:
             if not entry.name.startswith("model/"):
                 return self._zero(entry)
+            if weights and entry.name in weights.arrays:
+                return partial(weights.arrays.part, entry.name)
             whole = value(entry.name.removeprefix("model/"))
             return lambda offsets, shape: whole[tuple(slice(at, at + size) for at, size in zip(offsets, shape, strict=True))]
 

@@ -7,12 +7,15 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket, ReduceOp  # public in torch.distributed, where type checkers don't see them
 
+from lockstep.on_torch.marks import Marks
+
 
 class Ranks:
-    """The processes that train together. group None: this one alone."""
+    """The processes that train together. group None: this one alone. marks: where in a step this one is."""
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self.group = group
+        self.marks = Marks()
         self.index = dist.get_rank(group) if group is not None else 0
         self.world = self.count = dist.get_world_size(group) if group is not None else 1
 

@@ -45,8 +45,13 @@ class TorchEngine:
         self._rows = [Rows() for _ in devices]
         self._checked = False  # whether every parameter has been seen to have a gradient
 
-    def init(self) -> State:
-        return self._assemble(self._draw)
+    def init(self, weights: Saved | None = None) -> State:
+        if weights is None:
+            return self._assemble(self._draw)
+        state = self._assemble(lambda name, tensor: None)
+        states.fill(state, self._strategy.box, self._strategy.holders, weights)
+        self._strategy.spread()
+        return state
 
     def restore(self, saved: Saved) -> State:
         state = self._assemble(lambda name, tensor: None)
@@ -77,13 +82,16 @@ class TorchEngine:
             weight.follow()
         gradients = [weight.seen.grad for weight in state.trained if weight.seen.grad is not None]
         correction = self.plan.nominal / (summed[1] * state.scale.value)
-        norm = self._strategy.norm(gradients) * correction
-        finite = torch.isfinite(norm * summed[0])
-        clip = self._fields.clip
-        factor = correction * (clip / norm.clamp(min=clip)) if clip else correction
-        torch._foreach_mul_(gradients, factor.to(gradients[0].device, gradients[0].dtype))
-        state.update.step(lr, finite)
-        self._strategy.spread()
+        with self.ranks.marks.phase("clip"):
+            norm = self._strategy.norm(gradients) * correction
+            finite = torch.isfinite(norm * summed[0])
+            clip = self._fields.clip
+            factor = correction * (clip / norm.clamp(min=clip)) if clip else correction
+            torch._foreach_mul_(gradients, factor.to(gradients[0].device, gradients[0].dtype))
+        with self.ranks.marks.phase("optimizer"):
+            state.update.step(lr, finite)
+        with self.ranks.marks.phase("spread"):
+            self._strategy.spread()
         figures = torch.cat([summed, torch.stack([norm, finite.double(), state.scale.value])])
         state.scale.update(finite)
         return state, self._fetch(figures)
@@ -207,8 +215,10 @@ class TorchEngine:
             torch.manual_seed(hash((self.plan.fixed.seed, batch.step, self.ranks.index)) & 0x7FFFFFFF)
         factor = state.scale.value / self.plan.nominal
         jobs = [partial(self._rounds, index, [round[index] for round in batch.rounds], batch.samples, factor) for index in range(len(self.devices))]
-        total: torch.Tensor = sum(self._strategy.run(jobs), start=self._rows_for(batch.samples, 2, self.device))
-        self._strategy.reduce(parameters)
+        with self.ranks.marks.phase("rounds"):
+            total: torch.Tensor = sum(self._strategy.run(jobs), start=self._rows_for(batch.samples, 2, self.device))
+        with self.ranks.marks.phase("reduce"):
+            self._strategy.reduce(parameters)
         if not self._checked:
             self._check_used(state)
         return total
@@ -223,10 +233,12 @@ class TorchEngine:
             if slot is None:
                 continue
             with current(device), self._strategy.round(index, slot, number == len(slots) - 1):
-                loss_sum, weight = self._forward(index, slot, device)
+                with self.ranks.marks.phase("forward", index):
+                    loss_sum, weight = self._forward(index, slot, device)
                 if not self._checked and number == first:
                     self._strategy.expect(loss_sum)
-                torch.autograd.backward(loss_sum, (factor if slot.real else torch.zeros_like(factor)).to(loss_sum.dtype))
+                with self.ranks.marks.phase("backward", index):
+                    torch.autograd.backward(loss_sum, (factor if slot.real else torch.zeros_like(factor)).to(loss_sum.dtype))
             if slot.real:
                 total[self._row(slot)] += torch.stack([loss_sum.detach().double(), torch.as_tensor(weight, dtype=torch.float64, device=device)])
         return total.to(self.device)

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from lockstep.core.digest import BYTES, digest
-from lockstep.core.fit import check_finite, check_fit
+from lockstep.core.fit import check_finite, check_fit, check_weights
 from lockstep.core.protocols import Piece, Saved, share
 from lockstep.on_torch.collectives import Ranks
 from lockstep.on_torch.precision import Scale
@@ -109,3 +109,14 @@ def restore(state: State, box: Box, holders: Holders, saved: Saved) -> None:
         if name in saved.arrays and name != "optimizer/step":
             entry.part.copy_(torch.from_numpy(saved.arrays.part(name, entry.offsets, tuple(entry.part.shape))))
     state.update.restored(saved.arrays, {name: entry.part for name, entry in entries.items()})
+
+
+@torch.no_grad()
+def fill(state: State, box: Box, holders: Holders, weights: Saved) -> None:
+    """Give a fresh state's model these weights; a buffer that they lack stays as it is. UserError: names or shapes that don't fit."""
+    entries = {name: entry for name, entry in _entries(state, box, holders) if name.startswith("model/")}
+    buffers = {f"model/{name}" for name, _ in state.model.named_buffers()}
+    check_weights({name: weights.arrays.shape(name) for name in weights.arrays}, {name: entry.shape for name, entry in entries.items()}, buffers, weights.path)
+    for name, entry in entries.items():
+        if name in weights.arrays:
+            entry.part.copy_(torch.from_numpy(weights.arrays.part(name, entry.offsets, tuple(entry.part.shape))))

@@ -183,6 +183,8 @@ class DDP(Single):
 
         def counted(held: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
             self._reduced += len(bucket.parameters())
+            if bucket.is_last():  # every gradient is there: what is left of backward waits for the other ranks
+                self._ranks.marks.rest("sync")
             return hook(held, bucket)  # type: ignore[no-any-return]
 
         self._reduced = 0

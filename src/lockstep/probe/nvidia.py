@@ -24,13 +24,24 @@ def devices(environment: Mapping[str, str]) -> tuple[Device, ...]:
         return ()
     try:
         driver = _text(pynvml.nvmlSystemGetDriverVersion())
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        chosen = _visible(environment.get(VISIBLE), handles)
         return tuple(
             Device("cuda", seen, _text(pynvml.nvmlDeviceGetName(handle)), int(pynvml.nvmlDeviceGetMemoryInfo(handle).total), driver)
-            for seen, handle in enumerate(chosen))
+            for seen, handle in enumerate(_chosen(environment)))
     finally:
         pynvml.nvmlShutdown()
+
+
+def handles(environment: Mapping[str, str]) -> list[Any]:
+    """The driver's handle of each of devices(); its library stays open until nvmlShutdown(). [] without a driver."""
+    try:
+        pynvml.nvmlInit()
+        return _chosen(environment)
+    except pynvml.NVMLError:
+        return []
+
+
+def _chosen(environment: Mapping[str, str]) -> list[Any]:
+    return _visible(environment.get(VISIBLE), [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())])
 
 
 def _visible(variable: str | None, handles: list[Any]) -> list[Any]:

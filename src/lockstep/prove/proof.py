@@ -1,21 +1,16 @@
 """`lockstep verify`: what to try on this machine, the table, the exit code."""
 
-import os
-import shutil
-import tempfile
-from pathlib import Path
-
 import click
-import psutil
 
 from lockstep.core.config import Config, Loaded
 from lockstep.core.facts import Facts
 from lockstep.core.machine import Machine
 from lockstep.errors import UserError
-from lockstep.launch.describe import cache_home, describe, missing
+from lockstep.launch.describe import describe, missing
 from lockstep.launch.pool import pool
 from lockstep.probe import probe
 from lockstep.prove.layouts import Layout, default_bits, default_layouts, parse_layout
+from lockstep.prove.scratch import scratch
 from lockstep.prove.verify import TOLERANCE, Trials, Verdict, as_json, verify
 from lockstep.tasks import engines_of
 from lockstep.units import show_seconds
@@ -44,8 +39,8 @@ def prove(loaded: Loaded, wanted: str | None, steps: int | None, json: bool) -> 
         left_out.append(f"fsdp: {facts.own.by} is not said to be elementwise")
     if config.devices.compress != "none":
         left_out.append(f"compress {config.devices.compress}: it changes results, and is off here")
-    with tempfile.TemporaryDirectory(prefix=f"{os.getpid()}-", dir=_scratch()) as scratch, pool(max(layout.most for layout in layouts), Path(scratch) / "ranks.log", _PATIENCE) as ranks:
-        trials = Trials(config, machine, facts, steps, on, ranks, Path(scratch))
+    with scratch("verify") as home, pool(max(layout.most for layout in layouts), home / "ranks.log", _PATIENCE) as ranks:
+        trials = Trials(config, machine, facts, steps, on, ranks, home)
         found: list[Verdict] = []
         for verdict in verify(trials, layouts, tolerance):
             if not json:
@@ -72,16 +67,6 @@ def _left_out(config: Config, facts: Facts, on: str, machine: Machine) -> list[s
     if on == "cpu" and machine.devices:
         lines.append("the GPU: several layouts need several of them; these ran on CPU ranks")
     return lines
-
-
-def _scratch() -> Path:
-    home = cache_home() / "verify"
-    home.mkdir(parents=True, exist_ok=True)
-    for left in home.iterdir():  # by one that was killed
-        pid = left.name.partition("-")[0]
-        if pid.isdigit() and not psutil.pid_exists(int(pid)):
-            shutil.rmtree(left, ignore_errors=True)
-    return home
 
 
 def _head(trials: Trials, config: Config, on: str, tolerance: float, layouts: list[Layout]) -> list[str]:

@@ -1,7 +1,7 @@
 """The tasks, found by name, and users' own, found by file and class. Their fields import no engine; their models are imported where they are trained."""
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from lockstep.tasks.own.loading import check
 
 if TYPE_CHECKING:  # numpy is not imported for a config error
     from lockstep.core.facts import Facts
-    from lockstep.core.protocols import Task
+    from lockstep.core.protocols import Stored, Task
 
 _HERE = ("language",)
 _LATER = ("timeseries", "vision", "huggingface", "diffusion")
@@ -68,12 +68,52 @@ def open_task(config: Config, cache: str) -> "Task":
     return made
 
 
-def open_saved(config: Config, assets: Path, shapes: Mapping[str, tuple[int, ...]]) -> tuple[Any, Callable[[Any, str, int, float, int], str]]:
-    """What a checkpoint's weights go into (with torch, whichever engine trained them), and how it continues a prompt (model, prompt, tokens, temperature, seed). UserError: it makes nothing to show."""
+def load_model(config: Config, cache: str, weights: "Stored") -> Any:
+    """The model with these weights, by a checkpoint's names: with torch whichever engine trained them, but for a user's own task, which has one engine."""
+    return _module(config, config.engine if place_of(config.task) else "torch").load_model(config, cache, weights)
+
+
+def speaking(config: Config, assets: Path) -> Callable[[Any, str, int, float, int], str]:
+    """How a model continues a prompt (model, prompt, tokens, temperature, seed). UserError: it makes nothing to show."""
     if place_of(config.task):
-        raise UserError(f"{config.task} is a task of your own: how it would continue a prompt is not known", "load its weights in Python", "RUN")
-    opened: tuple[Any, Callable[[Any, str, int, float, int], str]] = _module(config, "torch").open_saved(config, assets, shapes)
-    return opened
+        raise UserError(f"{config.task} is a task of your own: how it would continue a prompt is not known", "lockstep.load(RUN) gives the model in Python", "RUN")
+    found: Callable[[Any, str, int, float, int], str] = _module(config, "torch").speaking(config, assets)
+    return found
+
+
+def named_tensors(config: Config, model: Any) -> dict[str, Any]:
+    """A loaded model's weights by the model's own names, as torch tensors; weights that are tied come under each of their names."""
+    found: dict[str, Any] = _module(config, config.engine if place_of(config.task) else "torch").named_tensors(model)
+    return found
+
+
+def huggingface_of(config: Config) -> Any:
+    """How a task's models look to the Hugging Face libraries: renamed(), write(). UserError: they know no such model."""
+    if place_of(config.task):
+        raise UserError(f"{config.task} is a task of your own: the Hugging Face libraries know no such model", "--format safetensors", "--format")
+    return importlib.import_module(f"lockstep.tasks.{config.task}.huggingface")
+
+
+def our_names(config: Config, names: Sequence[str]) -> Mapping[str, str]:
+    """What others call the model's arrays -> what a checkpoint calls them; names of what is not needed are left out."""
+    return {name: name for name in names} if place_of(config.task) else importlib.import_module(f"lockstep.tasks.{config.task}.huggingface").ours(names)
+
+
+def unlike(config: Config, said: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """What else is said of a model than the config says, though its arrays may fit: what makes its weights meaningless here, and what only changes their use. said: its `model` section, or its config.json."""
+    if not place_of(config.task):
+        found: tuple[list[str], list[str]] = importlib.import_module(f"lockstep.tasks.{config.task}.huggingface").unlike(config.model, said)
+        return found
+    here = config.model.model_dump()
+    return [], [f"{name} {value}, here {here[name]}" for name, value in said.items() if name in here and here[name] != value]
+
+
+def other_data(task: str, source: str, assets: Path, reference: Mapping[str, float]) -> Mapping[str, Any]:
+    """Config values by which a task reads all of another source, in the words of the run whose assets and reference figures these are."""
+    if place_of(task):
+        return {"data.source": source}
+    found: Mapping[str, Any] = importlib.import_module(f"lockstep.tasks.{task}.fields").other_data(source, assets, reference)
+    return found
 
 
 def _module(config: Config, engine: str) -> Any:

@@ -1,7 +1,9 @@
 """The language task's `model` and `data` fields. No engine is imported here."""
 
 import re
-from typing import Annotated, ClassVar, Literal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
 
@@ -75,6 +77,12 @@ class LanguageData(DataFields):
     @property
     def sources(self) -> tuple[str, ...]:
         return (self.source,) if isinstance(self.source, str) else tuple(self.source)
+
+
+def other_data(source: str, assets: Path, reference: Mapping[str, float]) -> Mapping[str, Any]:
+    """All of it, in the run's own tokens."""
+    made = assets / "tokenizer.json"
+    return {"data.source": source, "data.validation": 0.0, "data.eval_samples": None, "model.vocab_size": int(reference["vocabulary"]), **({"data.tokenizer": str(made.resolve())} if made.exists() else {})}
 
 
 FIELDS = TaskFields(LanguageModel, LanguageData)

@@ -8,11 +8,14 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
+from torch import nn
 
 from lockstep.core.config import Config
 from lockstep.core.mean import Mean
-from lockstep.core.protocols import Arrays
+from lockstep.core.protocols import Arrays, Stored
 from lockstep.data.tokens import IGNORED
+from lockstep.on_torch.build import cast
+from lockstep.on_torch.weights import fill
 from lockstep.tasks.language.fields import LanguageData, LanguageModel
 from lockstep.tasks.language.task import LanguageTask, Logits, generate, speaker
 from lockstep.tasks.language.torch_model import Decoder
@@ -49,8 +52,18 @@ def _logits(model: Any) -> Logits:
     return logits
 
 
-def open_saved(config: Config, assets: Path, shapes: Mapping[str, tuple[int, ...]]) -> tuple[Decoder, Callable[[Any, str, int, float, int], str]]:
-    """What a checkpoint's weights go into, whichever engine made it, and how it continues a prompt (model, prompt, tokens, temperature, seed)."""
+def named_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+    return model.state_dict()
+
+
+def load_model(config: Config, cache: str, weights: Stored) -> nn.Module:
+    """The decoder with these weights, whichever engine trained them."""
+    assert isinstance(config.model, LanguageModel)
+    return fill(cast(Decoder(config.model, weights["embed_tokens.weight"].shape[0]), config.train.precision), weights)
+
+
+def speaking(config: Config, assets: Path) -> Callable[[Any, str, int, float, int], str]:
+    """How a model continues a prompt (model, prompt, tokens, temperature, seed)."""
     fields = config.model
     assert isinstance(fields, LanguageModel)
     tokenizer = speaker(config, assets)
@@ -58,7 +71,7 @@ def open_saved(config: Config, assets: Path, shapes: Mapping[str, tuple[int, ...
     def speak(model: Any, prompt: str, tokens: int, temperature: float, seed: int) -> str:
         return generate(_logits(model), tokenizer, prompt, tokens, temperature, seed, fields.max_seq_len)
 
-    return Decoder(fields, shapes["embed_tokens.weight"][0]), speak
+    return speak
 
 
 def open_task(config: Config, cache: str) -> TorchLanguage:

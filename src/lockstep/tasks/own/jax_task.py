@@ -12,10 +12,11 @@ from flax import nnx
 from numpy.typing import NDArray
 
 from lockstep.core.config import Config
+from lockstep.core.fit import check_weights
 from lockstep.core.mean import Mean
-from lockstep.core.protocols import Arrays
+from lockstep.core.protocols import Arrays, Stored
 from lockstep.errors import UserError
-from lockstep.on_jax.model import blocks, outline_of
+from lockstep.on_jax.model import blocks, named_values, open_model, outline_of, shapes
 from lockstep.on_jax.pairs import is_complex
 from lockstep.tasks.own.fields import place_of
 from lockstep.tasks.own.task import MEAN, OwnTask
@@ -43,7 +44,7 @@ class JaxOwn(OwnTask):
         if not params:
             raise UserError(f"{self._place.name}.model() has no parameter to train", "nnx.Params, in the module or its children", "task")
         parts = [sum(map(_scalars, jax.tree.leaves(nnx.state(block, nnx.Param)))) for block in blocks(model) or [model]]
-        return {**self._optimizer.rules.facts(sizes), "params": params, "blocks": len(parts), "block_params": max(parts), "coupled": tuple(getattr(self._own, "coupled", ()))}
+        return {**self._optimizer.rules.facts(sizes), "params": params, "blocks": len(parts), "block_params": max(parts), "arrays": shapes(model), "coupled": tuple(getattr(self._own, "coupled", ()))}
 
     def model(self) -> nnx.Module:
         takes = inspect.signature(self._own.model).parameters
@@ -114,3 +115,19 @@ def open_task(config: Config, cache: str) -> JaxOwn:
     place = place_of(config.task)
     assert place is not None
     return JaxOwn(place, config.model.model_extra or {}, config.data.model_extra or {}, config.train.precision, config.train.seed, config.optimizer)
+
+
+def named_tensors(model: nnx.Module) -> dict[str, Any]:
+    import torch  # only to be written: safetensors' formats are wider there than in numpy
+
+    return {name: torch.from_numpy(np.array(value)) for name, value in named_values(model).items()}
+
+
+def load_model(config: Config, cache: str, weights: Stored) -> nnx.Module:
+    """The user's model with these weights."""
+    with jax.enable_x64(config.train.precision == "f64"):
+        opened, initial = open_model(open_task(config, cache), config.train.precision, "none", config.train.seed)
+        check_weights({name: weights.shape(name) for name in weights}, {name: spec.shape for name, spec in opened.specs.items()}, (), "the checkpoint", "task")
+        made: nnx.Module = opened.merge({name: jnp.asarray(weights[name] if np.prod(spec.shape) else initial(name)) for name, spec in opened.specs.items()})
+    made.eval()
+    return made

@@ -25,7 +25,7 @@ def check(task: Place) -> None:
     try:
         tree = ast.parse(source, str(task.path))
     except (SyntaxError, ValueError) as error:
-        raise _explained("loading it", error, task.path) from None
+        raise _explained("loading it", error, task.path, UserError) from None
     bound: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef):
@@ -49,14 +49,16 @@ def load_class(task: Place) -> type:
 
 
 @contextmanager
-def calling(what: str, path: Path) -> Iterator[None]:
-    """Around a call of the user's code, of which `path` is the file. UserError: what it raised, and at which of the user's lines."""
+def calling(what: str, path: Path, kind: type[LockstepError] = UserError) -> Iterator[None]:
+    """Around a call of the user's code, of which `path` is the file. An error of this kind: what it raised, and at which of the user's lines. A lost peer and lack of memory are told elsewhere."""
     try:
         yield
     except (LockstepError, MemoryError):
         raise
     except (Exception, SystemExit) as error:
-        raise _explained(what, error, path) from error
+        if _of_a_peer(error):
+            raise
+        raise _explained(what, error, path, kind) from error
 
 
 def _source(path: Path) -> bytes:
@@ -108,10 +110,16 @@ def _no_class(task: Place, classes: list[str]) -> UserError:
     return UserError(f"{task.path} has no class {task.name}; {has}", suggest(task.name, classes) or f"task: {task.path}:{classes[0] if classes else 'MyTask'}", "task")
 
 
-def _explained(what: str, error: BaseException, path: Path) -> LockstepError:
+def _of_a_peer(error: BaseException) -> bool:
+    """Raised by a collective, inside torch's own code."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and ("/torch/distributed/" in frames[-1].filename or frames[-1].filename.endswith("/torch/nn/parallel/distributed.py"))
+
+
+def _explained(what: str, error: BaseException, path: Path, kind: type[LockstepError]) -> LockstepError:
     if isinstance(error, SyntaxError):
         return UserError(f"not valid Python: {error.msg}", "mend it at this place", f"{_shown(error.filename or str(path))}:{error.lineno or 1}")
-    kind = RunError if isinstance(error, OSError) and not isinstance(error, FileNotFoundError) else UserError
+    kind = RunError if isinstance(error, OSError) and not isinstance(error, FileNotFoundError) else kind
     said = ": ".join([what, *getattr(error, "__notes__", ()), type(error).__name__, str(error)]).rstrip(": ")
     return kind(said, _remedy(error, path), _where(error, path))
 

@@ -19,7 +19,7 @@ from lockstep.core.facts import Facts
 from lockstep.core.initial import Initial
 from lockstep.core.mean import Mean
 from lockstep.core.protocols import Arrays
-from lockstep.errors import UserError
+from lockstep.errors import LockstepError, UserError
 from lockstep.tasks.own.fields import Place
 from lockstep.tasks.own.loading import calling, load_class
 from lockstep.tasks.own.rows import Rows
@@ -142,8 +142,8 @@ class OwnTask(ABC):
     def _wrong_metrics(self, cause: str, remedy: str) -> UserError:
         return UserError(f"{self._place.name}.metrics() {cause}", remedy, "task")
 
-    def _calling(self, method: str) -> AbstractContextManager[None]:
-        return calling(f"{self._place.name}.{method}()", self._place.path)
+    def _calling(self, method: str, kind: type[LockstepError] = UserError) -> AbstractContextManager[None]:
+        return calling(f"{self._place.name}.{method}()", self._place.path, kind)
 
     def _check_methods(self) -> None:
         """UserError: what is missing, all at once."""

@@ -13,14 +13,19 @@ from torch import nn
 from lockstep.core.config import Config
 from lockstep.core.facts import OwnOptimizer
 from lockstep.core.mean import Mean
-from lockstep.errors import UserError
-from lockstep.on_torch.build import blocks, freeze
+from lockstep.core.protocols import Arrays, Stored
+from lockstep.errors import RunError, UserError
+from lockstep.on_torch.build import blocks, cast, freeze, seeded
 from lockstep.on_torch.dropout import key_dropout, unkeyed
 from lockstep.on_torch.norms import Rows as Keys
 from lockstep.on_torch.norms import coupled
 from lockstep.on_torch.own import Params, tried
+from lockstep.on_torch.weights import fill, outline
+from lockstep.tasks.own.adding import check_adds
 from lockstep.tasks.own.fields import place_of
 from lockstep.tasks.own.task import MEAN, OwnTask
+
+_TRIED = 50_000_000  # parameters at most of a model that is tried on two samples beforehand: a second or so
 
 
 class TorchOwn(OwnTask):
@@ -35,6 +40,8 @@ class TorchOwn(OwnTask):
         model = self._outline()
         if not any(p.requires_grad and p.numel() for p in model.parameters()):
             raise UserError(f"{self._place.name}.model() has no parameter to train", "nn.Parameters with requires_grad, in the module or its children", "task")
+        if tried := self._tried(sum(map(_scalars, model.parameters()))):
+            check_adds(tried, f"{self._place.name}.loss()")
         named = dict(model.named_parameters())
         groups = self._optimizer.rules.facts({name: _scalars(p) for name, p in named.items()}, [name for name, p in named.items() if not p.requires_grad])
         freeze(model, self._optimizer.rules)
@@ -42,7 +49,7 @@ class TorchOwn(OwnTask):
         return {
             **groups, "own": self._own_optimizer(model), "params": sum(map(_scalars, model.parameters())), "blocks": len(parts), "block_params": max(parts),
             "coupled": (*getattr(self._own, "coupled", ()), *coupled(model)),
-            "unkeyed": unkeyed(model), "keyed": key_dropout(model, Keys(), 0),  # on this outline only, to learn their names
+            **outline(model), "unkeyed": unkeyed(model), "keyed": key_dropout(model, Keys(), 0),  # on this outline only, to learn their names
         }
 
     def model(self) -> nn.Module:
@@ -82,6 +89,28 @@ class TorchOwn(OwnTask):
     def check_loss(self, found: object, what: str) -> None:
         _check_loss(found, what)
         self._checked = torch.is_grad_enabled()
+
+    def loss(self, model: Any, batch: Arrays) -> Mean:
+        with self._calling("loss", RunError if self._checked else UserError):
+            return super().loss(model, batch)
+
+    def _tried(self, params: int) -> list[Mean] | None:
+        """The loss of two samples, and of each alone, on a CPU before anything is trained. None: it can't be had here, which proves nothing of the run; its first step will tell."""
+        if params > _TRIED or len(self._train) < 2:
+            return None
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            torch.manual_seed(self._seed)
+            model = self.model().eval()
+            rows = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in self._train[np.arange(2)].items()}
+            found = []
+            for which in ([0, 1], [0], [1]):
+                try:
+                    loss = self._own.loss(model, {name: tensor[which] for name, tensor in rows.items()})
+                except Exception:  # a model for GPUs only, say
+                    return None
+                _check_loss(loss, f"{self._place.name}.loss()")
+                found.append(Mean(*map(float, loss)))
+        return found
 
     def names_measured(self, row: Mapping[str, NDArray[Any]]) -> tuple[str, ...]:
         """On a model without values, or else on a real one."""
@@ -128,3 +157,14 @@ def open_task(config: Config, cache: str) -> TorchOwn:
     place = place_of(config.task)
     assert place is not None
     return TorchOwn(place, config.model.model_extra or {}, config.data.model_extra or {}, config.train.precision, config.train.seed, config.optimizer)
+
+
+def named_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+    return model.state_dict()
+
+
+def load_model(config: Config, cache: str, weights: Stored) -> nn.Module:
+    """The user's model with these weights. The values that it draws for itself first are let go of, and leave torch's generators as they were."""
+    task = open_task(config, cache)
+    with seeded(config.train.seed):
+        return fill(cast(task.model(), config.train.precision), weights)

@@ -1,0 +1,138 @@
+"""Where the time and memory of a step go: what a rank found, and what that says of all of them.
+
+The parts of a step add up to it: `other` is what none of them covers. They are what the step would be shorter by: what
+happens while the device computes anyway (data prepared ahead, gradients sent under backward) is in none of them.
+"""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+PARTS = {  # by engine, in the order of a step
+    "torch": ("data", "forward", "backward", "sync", "optimizer", "other"),
+    "jax": ("data", "device", "other"),
+}
+MEANING = {
+    "data": "nothing to compute: the feed has no batch yet",
+    "forward": "model and loss; the batch's way to the device",
+    "backward": "gradients, with what recompute does again",
+    "sync": "waiting for other devices or sending to them, computing nothing; not what overlaps with backward",
+    "optimizer": "norm, clipping, update",
+    "device": "the compiled step: forward, backward, collectives and update, which a clock can't tell apart",
+    "other": "the rest: the loop, figures, the journal",
+}
+
+
+@dataclass(frozen=True)
+class Course:
+    """The steps of a profile, in this order. The last one is for what is asked of a step, not timed."""
+
+    warm: int = 3
+    timed: int = 10
+    traced: int = 3
+
+    @property
+    def steps(self) -> int:
+        return self.last + 1
+
+    @property
+    def tracer(self) -> int:
+        """The step before those traced, in which the profiler warms up."""
+        return self.warm + self.timed
+
+    @property
+    def last(self) -> int:
+        return self.tracer + 1 + self.traced
+
+
+@dataclass(frozen=True)
+class Step:
+    """parts: seconds, without `other`. devices: seconds that each device of the process computed, where there are several."""
+
+    seconds: float
+    samples: int
+    parts: Mapping[str, float]
+    devices: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Operation:
+    """calls, seconds: a step; without what it calls itself. what: shapes, or what it was compiled from. collective: passes values between devices."""
+
+    name: str
+    what: str
+    calls: float
+    seconds: float
+    collective: bool = False
+
+
+@dataclass(frozen=True)
+class Found:
+    """One rank's. traced: seconds of a step under the profiler. memory: bytes by plan term, of one device. kept: bytes for backward by module.
+    peaks: bytes by device. first: seconds of the first step. queueing: seconds that the host takes to queue one, where the device computes meanwhile. trace: its file."""
+
+    rank: int
+    steps: tuple[Step, ...]
+    traced: float
+    operations: tuple[Operation, ...]
+    memory: Mapping[str, int]
+    peaks: tuple[int, ...]
+    first: float
+    kept: Mapping[str, int] = field(default_factory=dict)
+    queueing: float | None = None
+    trace: str | None = None
+
+    def whole(self) -> "Found":
+        """Without the steps of an epoch's short tail, unless there are no others."""
+        most = max(step.samples for step in self.steps)
+        return Found(**{**self.__dict__, "steps": tuple(step for step in self.steps if step.samples == most)})
+
+    @property
+    def seconds(self) -> float:
+        """Of a step, in the mean."""
+        return statistics.mean(step.seconds for step in self.steps)
+
+    def parts(self, names: Sequence[str]) -> dict[str, float]:
+        """Seconds of a step, in the mean, by part; their sum is `seconds`."""
+        known = {name: statistics.mean(step.parts.get(name, 0.0) for step in self.steps) for name in names if name != "other"}
+        return {**known, "other": self.seconds - sum(known.values())}
+
+    def own(self, names: Sequence[str]) -> float:
+        """Seconds of a step in which this rank did not wait for others."""
+        return self.seconds - self.parts(names).get("sync", 0.0)
+
+    def computing(self) -> tuple[float, ...]:
+        """Seconds of a step that each device computed, where this process has several."""
+        return tuple(statistics.mean(one) for one in zip(*(step.devices for step in self.steps), strict=True))
+
+
+def mean_parts(found: Sequence[Found], names: Sequence[str]) -> dict[str, float]:
+    """Over ranks."""
+    each = [one.parts(names) for one in found]
+    return {name: statistics.mean(parts[name] for parts in each) for name in names}
+
+
+def durations(found: Sequence[Found]) -> list[float]:
+    """Of each step, the slowest rank's: what a step takes."""
+    return [max(step.seconds for step in steps) for steps in zip(*(one.steps for one in found), strict=True)]
+
+
+def operations(found: Sequence[Found]) -> list[Operation]:
+    """The mean over ranks, the costliest first."""
+    calls: dict[tuple[str, str, bool], float] = {}
+    seconds: dict[tuple[str, str, bool], float] = {}
+    for one in found:
+        for operation in one.operations:
+            key = operation.name, operation.what, operation.collective
+            calls[key] = calls.get(key, 0.0) + operation.calls / len(found)
+            seconds[key] = seconds.get(key, 0.0) + operation.seconds / len(found)
+    return [Operation(name, what, calls[key], took, collective) for key, took in sorted(seconds.items(), key=lambda item: -item[1]) for name, what, collective in [key]]
+
+
+def slowest(found: Sequence[Found], names: Sequence[str]) -> tuple[int, float, float] | None:
+    """(rank whose own work takes longest, its seconds of a step, the fastest one's); None: one rank."""
+    if len(found) < 2:
+        return None
+    own = {one.rank: one.own(names) for one in found}
+    rank = max(own, key=lambda rank: own[rank])
+    return rank, own[rank], min(own.values())

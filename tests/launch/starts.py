@@ -1,0 +1,43 @@
+"""Runs begun through the program's own prepare(), their ranks warm ones of the pool."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from commands import losses
+
+from lockstep.core.config import Loaded
+from lockstep.launch.files import Run
+from lockstep.launch.prepare import Options, Prepared, prepare
+from lockstep.launch.rehearsal import rehearse
+from lockstep.tasks import facts
+from tiny import MACHINE, config_of, tiny_values
+from worlds import Pool
+
+
+def start(home: Path, values: Mapping[str, Any], cache: Path, init_from: Path | None = None, resume: str = "auto") -> Prepared:
+    """Prepared, and its lock let go of. home: the run directory."""
+    config = config_of(values)
+    prepared = prepare(Loaded(config, "tiny", {}), Options(home, resume, None, False, init_from), facts(config, str(cache)), MACHINE)
+    prepared.lock.release()
+    return prepared
+
+
+def train(pool: Pool, prepared: Prepared) -> list[float]:
+    """All of it. Returns the losses."""
+    pool.run(prepared.plan.processes, rehearse, prepared.attempt.to_json())
+    return losses(prepared.run.home)
+
+
+def values(corpus: Path, layout: str = "single:1", **sections: Mapping[str, Any]) -> dict[str, Any]:
+    """Tiny values, 1 step of 10 samples. layout: strategy:devices, or jax-strategy:devices."""
+    strategy, _, count = layout.partition(":")
+    engine = "jax" if strategy.startswith("jax-") else "torch"
+    devices = {"use": f"cpu:{count}", "strategy": strategy.removeprefix("jax-"), "preflight": 0}
+    return {**tiny_values(corpus, **{"train": {"steps": 1, "precision": "f64"}, **sections}), "devices": devices, "engine": engine}
+
+
+def begun_from(run: Path) -> str:
+    found = Run(run).weights()
+    assert found is not None
+    return found

@@ -1,0 +1,235 @@
+"""A report says what the run's files say, keeps every spike, lets nothing of a run become markup, and refuses what it can't honour before it writes."""
+
+import json
+import shutil
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from commands import refused, warm, write_config
+
+from lockstep.cli import main
+from lockstep.core.events import Event
+from lockstep.errors import RunError
+from lockstep.observe.journal import append, read
+from lockstep.observe.report.page import page as make_page
+from lockstep.observe.report.reading import Story, read_run
+from lockstep.observe.report.summary import differences, outcome, samples_seen, summary
+from lockstep.observe.report.thinning import BUCKETS, smooth, thin
+from lockstep.observe.report.write import report
+from worlds import Pool
+
+pytest.importorskip("matplotlib", reason="pip install 'lockstep[report]'")
+
+_MARKUP = {"html", "head", "meta", "title", "style", "body", "header", "h1", "h2", "h3", "p", "b", "span", "div", "dl", "dt", "dd", "small", "pre", "figure", "figcaption", "img", "table", "thead", "tbody",
+           "tr", "th", "td", "details", "summary", "svg", "g", "path", "defs", "use", "text", "clippath", "rect", "tspan", "metadata"}
+
+
+class Looked(HTMLParser):
+    """The elements of a page, what it would fetch, and its text."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.elements: set[str] = set()
+        self.open: list[str] = []
+        self.fetched: list[str] = []
+        self.text = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.add(tag)
+        if tag not in {"meta", "img"}:
+            self.open.append(tag)
+        for name, value in attrs:
+            assert not name.startswith("on"), (tag, name, value)
+            if name in {"src", "href", "xlink:href"} and not str(value).startswith(("data:image/png;base64,", "#")):
+                self.fetched.append(str(value))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def looked(page: Path) -> Looked:
+    found = Looked(page.read_text())
+    assert found.elements <= _MARKUP
+    assert not found.fetched
+    assert not found.open
+    return found
+
+
+@pytest.fixture(scope="module")
+def home(pool: Pool, tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Path:
+    """`one` was left at step 25 and gone on with; `two` has another learning rate and batch."""
+    home = tmp_path_factory.mktemp("reported")
+    config = write_config(home, corpus, steps=40)
+    for more in (("--save-dir", "one", "--stop-after", "25"), ("--save-dir", "one"), ("--save-dir", "two", "--lr", "1e-3", "--global-batch", "8", "--max-steps", "20")):
+        pool.run(1, warm, home, "train", "-f", config, "--devices", "cpu", *more)
+    return home
+
+
+def copied(home: Path, to: Path) -> Path:
+    return Path(shutil.copytree(home / "one", to))
+
+
+def test_the_page_of_a_run_says_what_its_files_say(home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(home)
+
+    def lockstep(*arguments: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["lockstep", *arguments])
+        main()
+        return capsys.readouterr().out
+
+    said = lockstep("report", "one").split()
+    events = read(home / "one" / "journal.jsonl")
+    page = looked(home / said[0])
+    plan = json.loads((home / "one" / "plan.json").read_text())["plan"]
+    resumed = next(event for event in events if event.kind == "resumed")
+    for text in [*plan["because"].values(), resumed.values["text"], *next(event for event in reversed(events) if event.kind == "sampled").values["texts"], "finished", "versions.torch"]:
+        assert text in page.text, text
+    assert {"report.html", "report-loss.png", "report-memory.png", "report-time.png", "report-metric-perplexity.png"} <= {Path(path).name for path in said}
+    assert all((home / path).read_bytes().startswith(b"\x89PNG") for path in said[1:])
+    assert not [path for path in (home / "one").iterdir() if path.name.endswith(".part")]
+
+    (found,) = json.loads(lockstep("report", "one", "--json"))["runs"]
+    losses = [event.values["loss"] for event in events if event.kind == "step"]
+    best = min((event.values["loss"], event.step) for event in events if event.kind == "evaluated")
+    assert (found["outcome"], found["step"], found["starts"], found["loss"]) == ("finished", 40, 2, losses[-1])
+    assert (found["best_loss"], found["best_step"]) == best
+    assert found["memory_bytes"] == max(event.values["memory_bytes"] for event in events if event.kind == "step" and event.step > 25)
+    assert found["seconds_by_use"]["evaluating"] == pytest.approx(sum(event.values["seconds"] for event in events if event.kind == "evaluated"))
+
+
+def test_runs_compared_differ_in_what_was_asked_and_nothing_else(home: Path, tmp_path: Path) -> None:
+    stories = [read_run(home / name, live=False) for name in ("one", "two")]
+    found = differences(stories)
+    assert found["config"] == {"batch.samples": [10, 8], "optimizer.lr": [3e-3, 1e-3], "train.steps": [40, 20]}
+    assert found["environment"] == {}
+    assert {"batch", "lr", "steps"} <= found["plan"].keys()
+    assert not {"strategy", "precision", "seed", "data", "threads"} & found["plan"].keys()
+    made = stories[1].made
+    assert made is not None
+    assert samples_seen(stories[1])[-1] == sum(made.order.position(step).count for step in range(20))  # short steps end an epoch
+    (tmp_path / "both").mkdir()
+    (tmp_path / "both" / "report-old.png").write_bytes(b"\x89PNG lockstep report")  # of an earlier report
+    written = report(stories, tmp_path / "both")
+    page = looked(written[0])
+    assert {path.name for path in written} >= {"report-loss.png", "report-loss-time.png", "report-loss-samples.png"}
+    assert "optimizer.lr" in page.text
+    assert "optimizer.weight_decay" not in page.text
+    assert {path.name for path in (tmp_path / "both").iterdir()} == {path.name for path in written}
+
+
+def test_nothing_that_a_run_says_becomes_markup(home: Path, tmp_path: Path) -> None:
+    evil = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)> $\\frac{ \ud800 \u202e \x1b[2J"
+    run = copied(home, tmp_path / "_<b>$x^2$&")
+    for event in (
+        Event("sampled", 40, {"texts": [evil], "pictures": ["../../x.png", evil, "\x00"]}), Event("warned", 40, {"text": evil}),
+        Event("evaluated", 40, {"loss": 1.0, evil: 2.0, "../../x": 3.0, "..//x": 3.5, "best_loss": [evil]}),
+        Event("step", 41, {"loss": evil, "lr": [1], "seconds": 1e308, "samples_per_second": 1e308, "memory_bytes": -1e300, "wait_seconds": True}),
+        Event("sensors", 41, {"utilisation_by_device": [evil, 0.5, None], "power_watts_by_device": evil}), Event("sensors", 41, {"utilisation_by_device": [None, 0.25]}),
+        Event("failed", 41, {"cause": evil, "remedy": evil}),
+    ):
+        append(run / "journal.jsonl", event)
+    with open(run / "journal.jsonl", "ab") as file:
+        file.write(b'{"kind": [], "step": 1, "time": 1}\n{"kind": "step", "step": Infinity, "time": 1}\n{"kind": "step", "step": 1, "time": NaN}\n\xff\xfe\n' + b"[" * 100_000 + b"\n[1]\n")
+    plan = json.loads((run / "plan.json").read_text())
+    plan["plan"]["because"]["lr"] = plan["plan"]["devices"][0]["name"] = plan["formulas"]["flops"] = plan["origins"]["optimizer.lr"] = evil
+    (run / "plan.json").write_text(json.dumps(plan))
+    (run / "config.yaml").write_text((run / "config.yaml").read_text() + f"note: {json.dumps(evil)}\n")
+    story = read_run(run, live=False)
+    page = looked(report([story], None)[0])
+    assert summary(story)["utilisation_mean"] == 0.375
+    assert page.text.count("<script>alert(1)</script>") >= 6
+    assert "6 lines passed over" in page.text
+    assert not [path for path in tmp_path.iterdir() if path != run]
+
+
+def test_every_state_of_a_run_has_a_page_that_says_so(home: Path, tmp_path: Path) -> None:
+    lines = (home / "one" / "journal.jsonl").read_bytes().splitlines(keepends=True)
+    kinds = [json.loads(line)["kind"] for line in lines]
+    trained = kinds.index("step")
+
+    def page(name: str, journal: bytes, live: bool = False) -> tuple[Story, str]:
+        run = copied(home, tmp_path / name)
+        (run / "journal.jsonl").write_bytes(journal)
+        story = read_run(run, live)
+        return story, Looked(make_page([story], [name], [], ["loss"], 0.0)).text
+
+    killed, said = page("killed", b"".join(lines[: trained + 7]) + lines[trained + 7][:30])
+    assert (outcome(killed), summary(killed)["step"]) == ("cut off", 7)
+    assert "killed, or the machine went down" in said
+    assert "never evaluated" in said
+    assert "1 line passed over" in said
+    live, said = page("live", lines[0], live=True)
+    assert (outcome(live), live.faults) == ("running", [])
+    assert "No step was trained" in said
+    assert "no numbers for it: loss" in said
+    assert [path.name for path in report([live], None)] == ["report.html", "report-memory.png"]
+
+
+def test_steps_that_were_done_again_count_once(home: Path, tmp_path: Path) -> None:
+    """Killed after a save: the steps beyond it are trained again, by a second start."""
+    run = copied(home, tmp_path / "again")
+    whole = summary(read_run(run, live=False))
+    append(run / "journal.jsonl", Event("planned", 20, {"plan": {}}))
+    append(run / "journal.jsonl", Event("resumed", 20, {"text": "from a save"}))
+    story = read_run(run, live=False)
+    assert (story.trained, story.totals.voided_steps, outcome(story)) == (20, 20, "cut off")
+    assert [event.step for event in story.evaluated] == [20]
+    found = summary(story)
+    assert found["seconds_by_use"]["steps done again"] + found["training_seconds"] == pytest.approx(whole["training_seconds"])
+    assert found["goodput"] < whole["goodput"]
+
+
+def test_a_damaged_plan_is_said_and_the_journals_taken(home: Path, tmp_path: Path) -> None:
+    run = copied(home, tmp_path / "run")
+    (run / "plan.json").write_text('{"plan"')
+    (run / "config.yaml").write_bytes(b"\xff\xfe\x00")
+    story = read_run(run, live=False)
+    assert story.made is not None
+    assert [fault.split(" can't be read")[0] for fault in story.faults] == ["plan.json", "config.yaml"]
+    (run / "journal.jsonl").unlink()
+    with pytest.raises(RunError, match=r"plan\.json can't be read"):
+        read_run(run, live=False)
+
+
+def test_thinning_keeps_extremes_and_smoothing_keeps_digits() -> None:
+    """A million steps, one spike each way, gaps; against the plain sums."""
+    rng = np.random.default_rng(0)
+    x, y = np.arange(1_000_000.0), rng.normal(3.0, 0.1, 1_000_000)
+    y[123_456], y[654_321], y[500_000:510_000] = 1e30, -7.0, np.nan
+    at, kept = thin(x, y)
+    assert len(kept) <= 2 * BUCKETS + 2
+    assert {123_456.0, 654_321.0, 0.0, 999_999.0} <= set(at)
+    assert (np.diff(at) > 0).all()
+    assert np.isnan(kept[(at >= 500_000) & (at < 510_000)]).any()
+    np.testing.assert_array_equal(thin(x[:50], y[:50])[1], y[:50])
+    mean = smooth(y, 2001)
+    for step in (0, 500, 122_000, 125_000, 123_456, 499_500, 505_000, 999_999):
+        around = y[max(0, step - 1000) : step + 1001]
+        np.testing.assert_allclose(mean[step], around[np.isfinite(around)].mean() if np.isfinite(around).any() else np.nan, rtol=1e-9)
+
+
+def test_refusals_come_before_anything_is_written(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    copied(home, tmp_path / "run")
+    (tmp_path / "else").mkdir()
+    (tmp_path / "else" / "report.html").write_text("mine")
+    before = sorted(path.name for path in tmp_path.rglob("*"))
+
+    def no(*arguments: str) -> str:
+        return refused(monkeypatch, capsys, "report", *arguments, cwd=tmp_path)
+
+    assert "nowhere does not exist" in no("run", "nowhere")
+    assert "it lies in the run" in no("run/checkpoints")
+    assert "runs lie in it: run" in no(".")
+    assert "run/../run is named twice" in no("run", "run/../run")
+    assert "else/report.html was not written by lockstep report" in no("run", "--to", "else")
+    assert "is no directory" in no("run", "--to", "run/plan.json")
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert "pip install 'lockstep[report]'" in no("run")
+    assert sorted(path.name for path in tmp_path.rglob("*")) == before

@@ -1,0 +1,179 @@
+"""TensorBoard and W&B have what the journal has, each step once, through kills and resumes; read back with their own readers."""
+
+import importlib
+import json
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator as PluginAccumulator
+from tensorboard.util.tensor_util import make_ndarray
+
+from lockstep.core.document import dump
+from lockstep.core.events import Event
+from lockstep.core.plan import plan
+from lockstep.observe.journal import append, read
+from lockstep.observe.trackers import track
+from tiny import MACHINE, config_of, ragged_task, tiny_values
+
+LOSSES = np.random.default_rng(0).normal(3, 1, 100)
+
+
+def tensorboard(run: Path) -> None:
+    ended = threading.Event()
+    ended.set()
+    track("tensorboard", run, "file", "", ended)
+
+
+def wandb(run: Path) -> None:
+    """In a process, as always: it leaves threads and a service."""
+    how = [sys.executable, "-m", "lockstep.observe.trackers", "wandb", str(run), "offline", "tiny"]
+    done = subprocess.run(how, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def write(run: Path, *events: Event) -> None:
+    for event in events:
+        append(run / "journal.jsonl", event)
+
+
+def steps(first: int, last: int, shift: float = 0.0) -> list[Event]:
+    return [Event("step", step, {"loss": LOSSES[step] + shift, "lr": 1e-3 / step, "memory_bytes": 359366656, "skipped": True, "grad_norm": None}) for step in range(first, last + 1)]
+
+
+@pytest.fixture
+def run(tmp_path: Path, corpus: Path, cache: Path) -> Path:
+    """A run as its launcher leaves it when it is killed at step 12, its last checkpoint at 8."""
+    home = tmp_path / "run"
+    (home / "logs").mkdir(parents=True)
+    values = tiny_values(corpus)
+    (home / "config.yaml").write_text(dump(values))
+    config = config_of(values)
+    made = plan(config, MACHINE, ragged_task(config, cache).facts())
+    Image.new("RGB", (5, 3), "red").save(home / "logs/red.png")
+    (home / "logs/torn.png").write_bytes(b"\x89PNG")
+    write(home, Event("planned", 0, {"attempt": "1a-2", "plan": made.to_json()}), Event("started", 0), *steps(1, 8), Event("saved", 8, {"path": "p"}))
+    write(home, Event("sensors", 9, {"utilisation_by_device": [0.5, None], "host_utilisation": 0.25}), Event("sensors", 9, {"utilisation_by_device": [0.6, 0.7]}), *steps(9, 10))
+    write(home, Event("evaluated", 10, {"loss": 2.5, "perplexity": 12.18, "best_step": 10}), Event("warned", 10, {"text": "one"}), Event("warned", 10, {"text": "two"}))
+    write(home, Event("sampled", 10, {"texts": ["the *square*"], "pictures": ["logs/red.png", "logs/torn.png", "../../secret.png"]}), *steps(11, 12))
+    return home
+
+
+def resume(run: Path) -> None:
+    """From 8 on, with other numbers, to step 13."""
+    write(run, Event("planned", 8, {"attempt": "1b-3", "plan": {}}), Event("resumed", 8, {"attempt": "1b-3", "text": "from p"}), *steps(9, 13, 0.5), Event("finished", 13, {}))
+
+
+def wanted(run: Path) -> dict[str, dict[int, np.float32]]:
+    """What the journal says, as TensorBoard holds it."""
+    found: dict[str, dict[int, np.float32]] = {}
+    for event in read(run / "journal.jsonl"):
+        if event.kind in {"step", "evaluated"}:
+            group = "train" if event.kind == "step" else "eval"
+            for name, value in event.values.items():
+                if isinstance(value, float | int) and not isinstance(value, bool):
+                    found.setdefault(f"{group}/{name}", {})[event.step] = np.float32(value)
+    return found
+
+
+def shown(run: Path) -> tuple[Any, dict[str, list[tuple[int, np.float32]]]]:
+    """TensorBoard's reader, and all its scalars; the one behind its pages has the same."""
+    reader = EventAccumulator(str(run / "logs/tensorboard"), size_guidance={"scalars": 0, "tensors": 0, "images": 0}).Reload()
+    scalars = {tag: [(event.step, np.float32(event.value)) for event in reader.Scalars(tag)] for tag in reader.Tags()["scalars"]}
+    other = PluginAccumulator(str(run / "logs/tensorboard"), size_guidance={"tensors": 0}).Reload()
+    assert {tag: [(event.step, make_ndarray(event.tensor_proto).item()) for event in other.Tensors(tag)] for tag in scalars} == scalars
+    return reader, scalars
+
+
+def agree(scalars: dict[str, list[tuple[int, np.float32]]], run: Path) -> None:
+    """Each step once, each number the journal's."""
+    expected = wanted(run)
+    assert {tag: points for tag, points in scalars.items() if points and not tag.startswith("sensors/")} == {tag: list(points.items()) for tag, points in expected.items()}
+
+
+def test_tensorboard_has_the_journal(run: Path) -> None:
+    tensorboard(run)
+    reader, scalars = shown(run)
+    agree(scalars, run)
+    assert len(scalars["train/loss"]) == 12
+    assert scalars["sensors/utilisation/0"] == [(9, np.float32(0.5))]
+    assert "sensors/utilisation/1" not in scalars
+    texts = {tag: [(event.step, make_ndarray(event.tensor_proto).item().decode()) for event in reader.Tensors(tag)] for tag in reader.Tags()["tensors"]}
+    assert "Running on 1 device" in texts["plan"][0][1]
+    assert "hidden_size: 32" in texts["config"][0][1]
+    assert texts["samples/0"] == [(10, "    the *square*")]
+    assert "one\n\ntwo" in texts["warnings"][-1][1]
+    assert "torn.png is left out: it is no PNG" in texts["warnings"][-1][1]
+    assert "secret.png is left out: it lies outside" in texts["warnings"][-1][1]
+    (picture,) = reader.Images("pictures/0")
+    assert (picture.step, picture.width, picture.height) == (10, 5, 3)
+    assert picture.encoded_image_string == (run / "logs/red.png").read_bytes()
+
+
+def test_a_resume_leaves_each_step_once(run: Path) -> None:
+    """A tracker that was killed in a write, then a resume; and the same journal given to a tracker for the first time."""
+    tensorboard(run)
+    with open(run / "logs/tensorboard/events.out.tfevents.lockstep", "ab") as file:
+        file.write(struct.pack("<Q", 400) + b"half a record")
+    resume(run)
+    tensorboard(run)
+    agree(shown(run)[1], run)
+    assert [step for step, _ in shown(run)[1]["train/loss"]] == list(range(1, 14))
+    home = run / "logs/tensorboard"
+    (home / "events.out.tfevents.lockstep").unlink()
+    tensorboard(run)
+    agree(shown(run)[1], run)
+    (home / "tensorboard-file.json").write_text('{"position"')
+    tensorboard(run)
+    agree(shown(run)[1], run)
+
+
+def test_wandb_has_the_journal_offline(run: Path) -> None:
+    """Each step once, the first values of those trained again; one id through all starts."""
+    pytest.importorskip("wandb", reason="W&B is not installed: pip install 'lockstep[wandb]'")
+    wandb(run)
+    first = history(run)
+    assert {step: row["train/loss"] for step, row in first.items() if "train/loss" in row} == {step: LOSSES[step] for step in range(1, 13)}
+    assert (first[10]["eval/perplexity"], first[9]["sensors/host_utilisation"]) == (12.18, 0.25)
+    resume(run)
+    wandb(run)
+    both = history(run)
+    assert {step: row["train/loss"] for step, row in both.items()} == {step: LOSSES[step] + (0.5 if step > 12 else 0) for step in range(1, 14)}
+    assert "steps 9 to 12 from before" in [event.values["text"] for event in read(run / "journal.jsonl") if event.kind == "warned"][-1]
+
+
+def history(run: Path) -> dict[int, dict[str, Any]]:
+    """The rows of all offline files, by step; no step in two of them."""
+    rows: dict[int, dict[str, Any]] = {}
+    for path in sorted((run / "logs/wandb").glob("offline-run-*-1a-2/*.wandb")):
+        for content in records(path.read_bytes()):
+            record = importlib.import_module("wandb.proto.wandb_internal_pb2").Record.FromString(content)
+            if record.HasField("history"):
+                row = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
+                assert row["_step"] not in rows
+                rows[row["_step"]] = row
+    return rows
+
+
+def records(content: bytes) -> Iterator[bytes]:
+    """Of W&B's file: seven bytes, then blocks of 32 KiB, a record in one to several pieces, none across blocks."""
+    at, whole = 7, b""
+    while at < len(content):
+        left = 32768 - at % 32768
+        if left < 7:
+            at += left
+            continue
+        _, size, kind = struct.unpack_from("<IHB", content, at)
+        whole += content[at + 7:at + 7 + size]
+        at += 7 + size
+        if kind in {1, 4}:
+            yield whole
+            whole = b""

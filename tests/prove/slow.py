@@ -1,0 +1,63 @@
+"""Ranks that are slow in one place, to plant it: each does what `profile` has a rank do, but for that."""
+
+import time
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from lockstep.core.mean import Mean
+from lockstep.core.protocols import Arrays
+from lockstep.data.tokens import TokenWindows
+from lockstep.launch.profiling import watch_rank
+from lockstep.tasks.language.torch_task import TorchLanguage
+
+SECONDS = 0.12  # well above what a busy machine does to a step of a few milliseconds
+SIZE = 900
+
+
+def source(*given: Any) -> Any:
+    """Each batch of data takes its time."""
+    right = TokenWindows.__getitem__
+
+    def slow(windows: TokenWindows, ids: Any) -> Any:
+        time.sleep(SECONDS)
+        return right(windows, ids)
+
+    with patch.object(TokenWindows, "__getitem__", slow):
+        return watch_rank(*given)
+
+
+def forward(*given: Any) -> Any:
+    """The model multiplies large matrices by the way."""
+    right = TorchLanguage.loss
+    large = torch.ones(SIZE, SIZE)
+
+    def slow(task: TorchLanguage, model: Any, batch: Arrays) -> Mean:
+        found = right(task, model, batch)
+        return Mean(found.sum + 0 * (large @ large).sum(), found.weight)
+
+    with patch.object(TorchLanguage, "loss", slow):
+        return watch_rank(*given)
+
+
+def second_rank(index: int, *given: Any) -> Any:
+    """The forward pass of the second rank takes longer than the first one's."""
+    right = TorchLanguage.loss
+
+    def slow(task: TorchLanguage, model: Any, batch: Arrays) -> Mean:
+        time.sleep(SECONDS * index)
+        return right(task, model, batch)
+
+    with patch.object(TorchLanguage, "loss", slow):
+        return watch_rank(index, *given)
+
+
+def dies(index: int, *given: Any) -> Any:
+    """The second rank ends without a word, but for its log."""
+    if index == 1:
+        import os
+
+        print("the last word of a rank", flush=True)
+        os._exit(3)
+    return watch_rank(index, *given)
