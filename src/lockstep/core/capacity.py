@@ -3,7 +3,7 @@
 from lockstep.core.config import Config
 from lockstep.core.facts import Facts
 from lockstep.core.machine import Device
-from lockstep.core.memory import USABLE, Term, sample_bytes, state_terms
+from lockstep.core.memory import USABLE, Term, optimizer_slots, sample_bytes, state_terms
 from lockstep.core.place import Layout
 from lockstep.errors import UserError
 from lockstep.units import show_bytes, show_params
@@ -28,7 +28,7 @@ def capacity(config: Config, facts: Facts, layout: Layout, because: dict[str, st
     usable = f"{show_bytes(_usable(config, device))} to use (devices.memory)" if config.devices.memory else f"{show_bytes(device.memory)}, of which {USABLE:.0%} are planned with"
     if left < (each or 0):
         raise UserError(
-            f"{show_params(facts.params)} parameters with their gradients and {config.optimizer.name} state need {show_bytes(held + (each or 0))} on each device under {layout.strategy}; "
+            f"{show_params(facts.params)} parameters with their gradients and {optimizer_slots(config, facts)[1]} state need {show_bytes(held + (each or 0))} on each device under {layout.strategy}; "
             f"{device.name} has {usable}", _smaller(config, facts, layout), "model")
     because["memory"] = f"{show_bytes(held)} held, {show_bytes(left)} left for activations; {device.name} has {usable}"
     if facts.fits is not None:

@@ -35,6 +35,32 @@ def check_coupled(config: Config, facts: Facts, layout: Layout, rounds: int, cou
     raise UserError(f"{some(others or facts.coupled)} mixes the samples of a batch, so the result would depend on how it is split: here over {split}", remedy, "model")
 
 
+def check_optimizer(config: Config, facts: Facts, layout: Layout, because: dict[str, str]) -> None:
+    """What is trained otherwise, and by whose optimizer. UserError: the config's section says what a task's own optimizer does not hear."""
+    if facts.groups:
+        because["groups"] = "\n".join(facts.groups)
+    own, fields = facts.own, config.optimizer
+    if own is None:
+        return
+    defaults = type(fields)()
+    deaf = [name for name in ("name", "weight_decay", "betas", "eps", "momentum", *(() if own.takes_lr else ("lr",))) if getattr(fields, name) != getattr(defaults, name)]
+    if deaf:
+        takes = f"; def optimizer(self, params, lr) takes it: {own.name}(params, lr=lr)" if deaf == ["lr"] else ""
+        keys = " and ".join(f"optimizer.{name}" for name in deaf)
+        raise UserError(f"the task brings its own optimizer, {own.by}, which {keys} do{'es' if len(deaf) == 1 else ''} not reach", f"leave it out of the config{takes}", f"optimizer.{deaf[0]}")
+    for number, group in enumerate(fields.groups):
+        if not group.freeze:
+            raise UserError(f"the task brings its own optimizer, {own.by}, whose parameter groups are its own", f"groups of {own.name} there; freeze: true holds here too", f"optimizer.groups.{number}")
+    cut = f"strategy {layout.strategy} gives it only a part of each parameter" if layout.shards > 1 else "train.exact asks for arithmetic that is the same number by number" if config.train.exact else ""
+    if cut and not own.elementwise:
+        raise UserError(f"{own.by}: {cut}, and the task does not say that {own.name} updates each number by itself",
+                        "elementwise = True in the task's class, if it does (Adam and its kin do; Muon, Adafactor, LAMB don't); or " + ("--strategy ddp" if layout.shards > 1 else "leave --exact out"), "task")
+    scales = " and ".join(f"{scale:.6g}" for scale in own.scales)
+    rates = f"learning rate x {scales}" if own.takes_lr else f"learning rate its own, {scales} times what is shown as lr"
+    hold = ("lr, " if own.takes_lr else "") + "clip and what groups freeze"
+    because["optimizer"] = f"{own.name} of {own.by}: {rates}; of the config's section {hold} hold; the host waits for each step, to leave out what is not finite"
+
+
 def warn_of_layout(config: Config, facts: Facts, layout: Layout, memory: list[Term], warnings: list[str]) -> None:
     """What a user of this strategy should know."""
     if layout.strategy == "dp" and config.engine == "torch" and len(layout.devices) > 1:

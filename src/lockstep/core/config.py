@@ -6,13 +6,15 @@ A task brings its own `model` and `data` fields through a registry, so that this
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, Protocol, cast
+from typing import Annotated, Any, ClassVar, Literal, Protocol, cast, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PlainValidator, PositiveFloat, PositiveInt, SerializeAsAny, ValidationError, create_model, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, NonNegativeFloat, NonNegativeInt, PlainValidator, PositiveFloat, PositiveInt, SerializeAsAny, ValidationError, create_model, model_validator
 
 from lockstep.core.document import Document, Key, dotted, suggest
+from lockstep.core.groups import Group, Rules
 from lockstep.core.later import OWN, served
 from lockstep.core.schedule import Decay
+from lockstep.core.section import Section as Section  # noqa: PLC0414  (all tasks' fields take it from here)
 from lockstep.errors import ConfigErrors, UserError
 from lockstep.units import parse_bytes
 
@@ -23,10 +25,6 @@ Precision = Literal["f32", "bf16", "f16", "f64"]
 Recompute = Literal["none", "block", "selective"]
 Compress = Literal["none", "bf16", "fp16", "powersgd"]
 StrategyName = Literal["single", "dp", "ddp", "fsdp", "hsdp"]
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, defer_build=True)
 
 
 def _duration(value: object) -> int | str:
@@ -84,6 +82,11 @@ class Optimizer(Section):
     eps: PositiveFloat = Field(1e-8, description="adamw: added to the root of the second moment")
     momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.9, description="sgd only")
     clip: NonNegativeFloat = Field(1.0, description="largest norm of the whole gradient; 0: not clipped")
+    groups: tuple[Group, ...] = Field((), strict=False, description="parameters, by name, that are trained otherwise or not at all")
+
+    @property
+    def rules(self) -> Rules:
+        return Rules(self.groups, self.weight_decay)
 
 
 class ScheduleFields(Section):
@@ -234,7 +237,7 @@ def _explain(error: ValidationError, document: Document, fields: TaskFields) -> 
         elif kind == "missing":
             errors.append(UserError(f"{dotted(key)}: missing", "give it in the file, or with --set", where or document.place(key[:-1])))
         else:
-            text = "should be a section of `key: value`" if kind == "model_type" else item["msg"].removeprefix("Value error, ").replace("Input should", "should")
+            text = "should be a section of `key: value`" if kind == "model_type" else item["msg"].removeprefix("Value error, ").replace("Input should", "should").replace("a valid tuple", "a list")
             shown = "" if isinstance(item["input"], dict) else f" (is {_short(item['input'])})"
             errors.append(UserError(f"{dotted(key)}: {text}{shown}", "`lockstep schema --table` says what each key takes", where))
     return errors
@@ -246,7 +249,10 @@ def _known(section: Key, fields: TaskFields) -> list[str]:
         if part in {"model", "data"} and at is Config:
             at = fields.model if part == "model" else fields.data
             continue
-        inner = at.model_fields[str(part)].annotation if str(part) in at.model_fields else None
+        if isinstance(part, int):
+            continue
+        inner = at.model_fields[part].annotation if part in at.model_fields else None
+        inner = next(iter(get_args(inner)), inner)  # the sections of a list
         if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
             return []
         at = inner
@@ -274,6 +280,8 @@ def flatten(section: BaseModel, prefix: str = "") -> dict[str, Any]:
         value = getattr(section, name)
         if isinstance(value, BaseModel):
             result |= flatten(value, f"{prefix}{name}.")
+        elif isinstance(value, tuple) and any(isinstance(item, BaseModel) for item in value):
+            result[prefix + name] = [item.model_dump(mode="json", exclude_defaults=True) for item in value]
         else:
             result[prefix + name] = value
     return result | {prefix + name: value for name, value in (section.model_extra or {}).items()}

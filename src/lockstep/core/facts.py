@@ -2,8 +2,26 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from lockstep.core.order import Anchor
+
+
+@dataclass(frozen=True)
+class OwnOptimizer:
+    """What a task's own optimizer is. name: its class; by: what returns it. elementwise: the task says that each number is updated by itself. takes_lr: it is given the config's learning rate.
+    scales: of that one, by its groups. slots: arrays of a parameter's shape that it keeps for each; None unknown."""
+
+    name: str
+    by: str
+    elementwise: bool
+    takes_lr: bool
+    scales: tuple[float, ...]
+    slots: int | None
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> "OwnOptimizer":
+        return cls(**{**value, "scales": tuple(value["scales"])})
 
 
 @dataclass(frozen=True)
@@ -19,6 +37,7 @@ class Facts:
     arrays: what there is of the model to be given values, by a checkpoint's names (complex ones as pairs); buffers: those of them that may be left as they are;
     aliases: other names of the same arrays (tied weights).
     fits: samples that were seen to fit in flight (--probe-batch); None: not tried.
+    groups: what optimizer.groups makes of the parameters, in words. own: the optimizer that the task brings.
     fingerprint: of the data. formulas: how the figures were made. reference: figures of the data to hold losses against.
     """
 
@@ -42,6 +61,8 @@ class Facts:
     aliases: Mapping[str, str] = field(default_factory=dict)
     formulas: Mapping[str, str] = field(default_factory=dict)
     reference: Mapping[str, float] = field(default_factory=dict)
+    groups: tuple[str, ...] = ()
+    own: OwnOptimizer | None = None
 
 
 @dataclass(frozen=True)

@@ -27,15 +27,22 @@ def itemsize(precision: Precision) -> int:
     return 8 if precision == "f64" else 4
 
 
+def optimizer_slots(config: Config, facts: Facts) -> tuple[int, str]:
+    """Arrays of its shape that the optimizer keeps for each parameter, and whose figure that is."""
+    if not facts.own:
+        return (2 if config.optimizer.name == "adamw" else 1), config.optimizer.name
+    return facts.own.slots or 0, facts.own.name if facts.own.slots is not None else f"{facts.own.name}: not known, so not counted"
+
+
 def state_terms(config: Config, facts: Facts, kind: str, shards: int, together: int = 1) -> list[Term]:
     """What is held whatever the micro-batch. together: devices of one process on a CPU, which share what that needs itself. shards: devices among which one copy of the model is shared out (1: each holds the whole)."""
     width = itemsize(config.train.precision)
-    moments = 2 if config.optimizer.name == "adamw" else 1
+    moments, optimizer = optimizer_slots(config, facts)
     over = f" / {shards} shards" if shards > 1 else ""
     held = [
         Term("weights", -(-facts.params * width // shards), f"{facts.params} x {width} B{over}"),
         Term("gradients", -(-facts.trainable * width // shards), f"{facts.trainable} x {width} B{over}"),
-        Term("optimizer", -(-facts.trainable * width * moments // shards), f"{facts.trainable} x {width} B x {moments} ({config.optimizer.name}){over}"),
+        Term("optimizer", -(-facts.trainable * width * moments // shards), f"{facts.trainable} x {width} B x {moments} ({optimizer}){over}"),
     ]
     if config.devices.offload:
         held = [Term(term.name, 0, f"{term.formula}: in host memory") for term in held]

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from lockstep.core.capacity import capacity, room
-from lockstep.core.caveats import check_coupled, warn_of_layout
+from lockstep.core.caveats import check_coupled, check_optimizer, warn_of_layout
 from lockstep.core.config import Compress, Config, Precision, Recompute, epochs_of
 from lockstep.core.dealing import slots
 from lockstep.core.exact import check_exact, exact_batch, exact_term
@@ -155,8 +155,7 @@ def plan(config: Config, machine: Machine, facts: Facts, fixed: Fixed | None = N
     order = Order(facts.samples, batch, seed, fixed.anchor if fixed else Anchor())
     schedule = _schedule(config, order, batch, world, because, warnings)
     check_coupled(config, facts, layout, rounds, len(slots(batch, micro)), because, warnings)
-    if facts.keyed:
-        because["dropout"] = f"masks of {len(facts.keyed)} layer{'s' if len(facts.keyed) > 1 else ''} follow the sample, whatever the device"
+    check_optimizer(config, facts, layout, because)
     _warn(config, facts, batch, micro, devices, because, warnings)
     warn_of_layout(config, facts, layout, memory, warnings)
     made_on = f"{config.engine} on {devices[0].name}"
@@ -271,6 +270,8 @@ def _warn(config: Config, facts: Facts, batch: int, micro: int, devices: tuple[D
         warnings.append("there is nothing to evaluate on: data.validation is 0, or too small for one sample")
     if any(device.name != devices[0].name for device in devices):
         warnings.append("the devices differ: each step waits for the slowest")
+    if facts.keyed:
+        because["dropout"] = f"masks of {len(facts.keyed)} layer{'s' if len(facts.keyed) > 1 else ''} follow the sample, whatever the device"
     because["precision"] = "train.precision"
     if config.train.precision == "f32" and devices[0].peak("bf16"):
         because["precision"] += "; --dtype bf16 is several times faster on this GPU"

@@ -30,6 +30,9 @@ def _rows(schema: dict[str, Any], definitions: dict[str, Any], prefix: str) -> I
             continue
         default = "" if field.get("default") is None else f"`{_plain(field['default'])}`"
         yield prefix + name, _kind(field), default, field.get("description", "")
+        listed = definitions.get(str(field.get("items", {}).get("$ref", "")).rpartition("/")[2])
+        if listed:
+            yield from _rows(listed, definitions, f"{prefix}{name}[].")
 
 
 def _kind(field: dict[str, Any]) -> str:
@@ -43,7 +46,7 @@ def _kind(field: dict[str, Any]) -> str:
         return "epochs (2ep)"
     if field.get("type") == "array":
         items = field.get("items") or (field.get("prefixItems") or [{}])[0]
-        return f"list of {_kind(items)}"
+        return f"list of {_kind(items) or 'sections'}"
     return {"integer": "whole number", "number": "number", "string": "text", "boolean": "true, false"}.get(field.get("type", ""), "")
 
 

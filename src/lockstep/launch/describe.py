@@ -17,7 +17,7 @@ import lockstep
 from lockstep.checkpoint.format import write_json
 from lockstep.core.config import Config, load
 from lockstep.core.document import Document
-from lockstep.core.facts import Facts
+from lockstep.core.facts import Facts, OwnOptimizer
 from lockstep.errors import LockstepError, RunError, UserError
 from lockstep.tasks import Tasks, facts
 
@@ -61,7 +61,8 @@ def describe(config: Config) -> Facts:
 
 def _facts(value: Mapping[str, Any]) -> Facts:
     tuples: dict[str, Any] = {key: tuple(item) if isinstance(item, list) else item for key, item in value.items()}
-    return Facts(**{**tuples, "arrays": {name: tuple(shape) for name, shape in value["arrays"].items()}})
+    own = OwnOptimizer.from_json(value["own"]) if value["own"] else None
+    return Facts(**{**tuples, "arrays": {name: tuple(shape) for name, shape in value["arrays"].items()}, "own": own})
 
 
 def _identity(config: Config) -> Any:
@@ -70,7 +71,8 @@ def _identity(config: Config) -> Any:
     if stamp is None:
         return None
     data = config.data.model_dump(mode="json", exclude=set(config.data.indifferent))
-    return [lockstep.__version__, [field.name for field in fields(Facts)], config.task, config.engine, config.model.model_dump(mode="json"), data, stamp]
+    groups = [group.model_dump(mode="json") for group in config.optimizer.groups]
+    return [lockstep.__version__, [field.name for field in fields(Facts)], config.task, config.engine, config.model.model_dump(mode="json"), data, stamp, groups]
 
 
 def _in_subprocess(config: Config, cache: Path) -> dict[str, Any]:

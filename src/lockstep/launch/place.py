@@ -9,7 +9,7 @@ from pathlib import Path
 
 from lockstep.core.config import Config
 from lockstep.core.facts import Facts
-from lockstep.core.memory import itemsize
+from lockstep.core.memory import itemsize, optimizer_slots
 from lockstep.errors import UserError
 from lockstep.launch.files import SCRATCH, Run
 from lockstep.units import show_bytes
@@ -41,7 +41,7 @@ def check_port(port: int) -> None:
 
 def check_room(home: Path, config: Config, facts: Facts) -> None:
     """Room for two checkpoints (one stays until the next is published). UserError: not enough."""
-    moments = 2 if config.optimizer.name == "adamw" else 1
+    moments, _ = optimizer_slots(config, facts)
     each = itemsize(config.train.precision) * (facts.params + moments * facts.trainable)
     at = next(path for path in _upwards(home.absolute()) if path.is_dir())
     free = shutil.disk_usage(at).free

@@ -10,6 +10,7 @@ from lockstep.checkpoint.store import checkpoints, newest, sweep
 from lockstep.core.config import Config, Loaded, Track, flatten
 from lockstep.core.events import Event
 from lockstep.core.facts import Facts, Fixed
+from lockstep.core.groups import Group, Rules
 from lockstep.core.machine import Machine
 from lockstep.core.order import Anchor
 from lockstep.core.plan import Plan, fixed_from_json, plan
@@ -23,6 +24,7 @@ from lockstep.launch.watching import catch_up, check_trackers
 from lockstep.observe.journal import append, mend
 from lockstep.probe import probe
 from lockstep.tasks import Tasks
+from lockstep.units import some
 
 
 @dataclass(frozen=True)
@@ -236,7 +238,8 @@ def _fixed(origin: _Origin, options: Options) -> Fixed | None:
 def _refuse_changes(origin: _Origin, config: Config) -> None:
     """What the model or the data is can't change under way; what else did is said."""
     saved = origin.manifest.get("config") or (flatten(origin.run.read_config(Tasks())) if origin.run else {})
-    before, after = _plain(saved), _plain(flatten(config))
+    before, after = _plain({"optimizer.groups": [], **saved}), _plain(flatten(config))
+    _refuse_thawed(origin, before["optimizer.groups"], config)
     indifferent = {f"data.{name}" for name in config.data.indifferent}
     new = [key for key in {**before, **after} if (key not in before or key not in after) and key.startswith(("model.", "data.")) and saved]
     before, after = {**dict.fromkeys(new), **before}, {**dict.fromkeys(new), **after}
@@ -247,6 +250,17 @@ def _refuse_changes(origin: _Origin, config: Config) -> None:
     said = [key for key in changed if not key.startswith(("devices.", "batch.", "track."))]
     if said:
         origin.words.append(f"changed since the run was last saved: {_changes(said, before, after)}")
+
+
+def _refuse_thawed(origin: _Origin, before: list[Any], config: Config) -> None:
+    """The optimizer has no state of what was frozen, and state without use of what is from now on."""
+    names = [name.removeprefix("model/") for name in origin.manifest.get("arrays", {}) if name.startswith("model/")]
+    then, now = Rules([Group(**group) for group in before], 0.0), config.optimizer.rules
+    changed = [name for name in names if then.frozen(name) != now.frozen(name)]
+    if changed:
+        how = "frozen" if then.frozen(changed[0]) else "trained"
+        raise UserError(f"optimizer.groups: {some(changed)} was {how} when this run was last saved, and the other way round it would have no fitting optimizer state",
+                        "the same parameters frozen as before, or a new run with another --save-dir: --init-from RUN begins with these weights", str(origin.checkpoint))
 
 
 def _plain(values: dict[str, Any]) -> dict[str, Any]:

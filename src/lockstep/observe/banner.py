@@ -23,6 +23,9 @@ def banner(plan: Plan) -> list[str]:
     ]
     if plan.exact:
         lines.append(f"       exact: {plan.because['exact']}")
+    if "optimizer" in plan.because:
+        lines.append(f"       optimizer {plan.because['optimizer']}")
+    lines += [f"       group {group}" for group in plan.because.get("groups", "").splitlines()]
     return lines + [f"warn   {warning}" for warning in plan.warnings]
 
 
@@ -36,6 +39,8 @@ def arithmetic(plan: Plan) -> str:
 
 
 def _plain(value: object) -> str:
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key}: {_plain(item)}' for key, item in value.items())}}}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_plain, value))}]"
     return "(none)" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -22,7 +22,7 @@ from lockstep.core.protocols import Batch, Figures, Piece, Round, Saved, Task
 from lockstep.errors import UserError
 from lockstep.on_jax.examine import examine
 from lockstep.on_jax.model import Model, Value, open_model
-from lockstep.on_jax.state import Layout, State
+from lockstep.on_jax.state import Layout, State, weights
 from lockstep.on_jax.step import make_evaluation, make_step
 from lockstep.on_jax.strategies import AXIS, STRATEGIES
 
@@ -150,12 +150,12 @@ class JaxEngine:
     def evaluate(self, state: State, rounds: Iterable[Staged]) -> dict[str, float]:
         """Sums of the task's figures over all devices."""
         names = self.task.eval_names()
-        sums = [self._evaluation(state["params"], staged.rows, staged.real) for staged in rounds]
+        sums = [self._evaluation(weights(state), staged.rows, staged.real) for staged in rounds]
         total = np.sum([np.asarray(found, np.float64) for found in sums], axis=0) if sums else np.zeros(len(names))
         return dict(zip(names, total.tolist(), strict=True))
 
     def sample(self, state: State, step: int) -> list[str]:
-        whole = {name: array.addressable_data(0) for name, array in self._gathered(state["params"]).items()}
+        whole = {name: array.addressable_data(0) for name, array in self._gathered(weights(state)).items()}
         return self.task.sample(self._model.merge(whole), self.plan.fixed.seed + step)
 
     def gather(self, state: State) -> list[Piece]:
@@ -214,7 +214,7 @@ class JaxEngine:
         return self._placed(rows)
 
     def _check_used(self, staged: Staged) -> None:
-        examine(self.task, self._model, {name: jnp.asarray(array) for name, array in staged.row.items()}, self._dtype)
+        examine(self.task, self._model, {name: jnp.asarray(array) for name, array in staged.row.items()}, self._dtype, self._layout.trained)
         self._checked = True
 
     def _memory(self, device: jax.Device) -> int:

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from lockstep.core.dealing import Sums, nodes, share, slots
 from lockstep.core.protocols import Batch, Piece, Round, Saved
 from lockstep.on_jax.engine import JaxEngine, Staged, Stats
-from lockstep.on_jax.state import State
-from lockstep.on_jax.step import Arrays, slot_figures, slot_gradients, updated
+from lockstep.on_jax.state import State, weights
+from lockstep.on_jax.step import Arrays, opened, slot_figures, slot_gradients, updated
 from lockstep.on_jax.strategies import AXIS, square
 
 Given = tuple[Arrays, jax.Array]  # gradients, [loss sum, weight]
@@ -66,7 +66,7 @@ class ExactEngine(JaxEngine):
         sums = [Sums[Given](count, self._add) for _ in self._own]
         for slot in staged:
             own = state[slot.place]
-            sums[slot.place].give((0, slot.number), self._slot(own["params"], slot.rows, slot.real, own["scale"]))
+            sums[slot.place].give((0, slot.number), self._slot(weights(own), slot.rows, slot.real, own["scale"]))
         figures = self._figures(batch, asked)
         totals = self._totals(count, [[value for _, value in one.held] for one in sums], self._shared(figures))
         rate = np.asarray(lr, self._dtype)
@@ -75,8 +75,9 @@ class ExactEngine(JaxEngine):
 
     @cached_property
     def _slot(self) -> Any:
-        def program(params: Arrays, rows: Arrays, real: jax.Array, scale: jax.Array) -> Given:
-            return slot_gradients(self.task, self._model, params, rows, real, scale / self.plan.nominal)
+        def program(whole: Arrays, rows: Arrays, real: jax.Array, scale: jax.Array) -> Given:
+            params, merge = opened(self._model, whole, self._layout.trained)
+            return slot_gradients(self.task, merge, params, rows, real, scale / self.plan.nominal)
 
         return jax.jit(program)
 
@@ -90,9 +91,10 @@ class ExactEngine(JaxEngine):
 
         def program(state: State, row: jax.Array, extra: jax.Array, lr: jax.Array) -> tuple[State, jax.Array]:
             gradients, at = {}, 0
-            for name, spec in self._model.specs.items():
-                size = int(np.prod(spec.shape, dtype=np.int64))
-                gradients[name] = row[at : at + size].reshape(spec.shape)
+            for name in self._layout.trained:
+                shape = self._model.specs[name].shape
+                size = int(np.prod(shape, dtype=np.int64))
+                gradients[name] = row[at : at + size].reshape(shape)
                 at += size
             sums = row[at:]
             state, figures = updated(self.plan, self._fields, self._layout, state, gradients, sums, square(gradients.values()), lr)
@@ -105,7 +107,7 @@ class ExactEngine(JaxEngine):
         """What one device has, as [1, nodes, values]: no arithmetic."""
 
         def program(held: list[Given]) -> jax.Array:
-            return jnp.stack([jnp.concatenate([*(gradients[name].ravel() for name in self._model.specs), sums]) for gradients, sums in held])[None]
+            return jnp.stack([jnp.concatenate([*(gradients[name].ravel() for name in self._layout.trained), sums]) for gradients, sums in held])[None]
 
         return jax.jit(program)
 
@@ -118,7 +120,7 @@ class ExactEngine(JaxEngine):
         return [(found[0][device], found[1][device]) for device in self._own]
 
     def _nothing_held(self, place: int, most: int) -> jax.Array:
-        length = sum(int(np.prod(spec.shape, dtype=np.int64)) for spec in self._model.specs.values()) + 2
+        length = sum(int(np.prod(self._model.specs[name].shape, dtype=np.int64)) for name in self._layout.trained) + 2
         made: jax.Array = jax.device_put(np.zeros((1, most, length), self._dtype), self._own[place])
         return made
 
@@ -148,7 +150,7 @@ class ExactEngine(JaxEngine):
 
     def evaluate(self, state: Any, rounds: Iterable[Any]) -> dict[str, float]:
         names = self.task.eval_names()
-        found = [(slot.number, self._slot_figures(state[slot.place]["params"], slot.rows, slot.real)) for staged in rounds for slot in staged]
+        found = [(slot.number, self._slot_figures(weights(state[slot.place]), slot.rows, slot.real)) for staged in rounds for slot in staged]
         rows = np.zeros((len(slots(self.plan.eval_samples, self.plan.micro)), len(names)), self._dtype)
         for number, figures in found:
             rows[number] = np.asarray(figures)
@@ -171,7 +173,7 @@ class ExactEngine(JaxEngine):
         return np.asarray(add(self._placed(own)))
 
     def sample(self, state: Any, step: int) -> list[str]:
-        return self.task.sample(self._model.merge(state[0]["params"]), self.plan.fixed.seed + step)
+        return self.task.sample(self._model.merge(weights(state[0])), self.plan.fixed.seed + step)
 
     def gather(self, state: Any) -> list[Piece]:
         return self._layout.gather(state[0], np.asarray(jax.jit(self._layout.finite)(state[0])).tolist(), self._index, self.plan.processes)

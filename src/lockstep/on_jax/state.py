@@ -1,6 +1,6 @@
 """A training state as one tree of arrays, and the canonical names under which a checkpoint holds it: those of on_torch/state.py.
 
-    {"params": {name: array}, "moments": optax's own, "scale": f16's factor, "streak": finite steps since it last changed}
+    {"params": {name: array}, "frozen": likewise, what is not trained, "moments": optax's own, "scale": f16's factor, "streak": finite steps since it last changed}
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,8 +15,9 @@ import optax
 
 from lockstep.core.config import Optimizer
 from lockstep.core.fit import check_finite, check_fit, check_weights
+from lockstep.core.groups import Rule
 from lockstep.core.protocols import Piece, Saved, share
-from lockstep.on_jax.model import Model, Spec, Value
+from lockstep.on_jax.model import Model, Value
 from lockstep.on_jax.strategies import Part, Strategy
 
 State = dict[str, Any]
@@ -26,12 +27,18 @@ _DTYPES = {"float64": "F64", "float32": "F32", "int32": "F32"}  # as a file has 
 _LONE = {"optimizer/step", "loop/scale", "loop/scale_streak"}  # what a checkpoint may lack
 
 
-def optimizer(fields: Optimizer, specs: Mapping[str, Spec]) -> optax.GradientTransformation:
-    """What is to be taken off the weights, times the learning rate: torch's AdamW and SGD, decay on matrices only."""
-    decay = optax.add_decayed_weights(fields.weight_decay, mask={name: spec.matrix for name, spec in specs.items()})
+def optimizer(fields: Optimizer, rules: Mapping[str, Rule]) -> optax.GradientTransformation:
+    """What is to be taken off the weights, times the learning rate: torch's AdamW and SGD. rules: of what is trained, by name."""
+    values = sorted({rule.weight_decay for rule in rules.values()} - {0.0})
+    decay = [optax.add_decayed_weights(value, mask={name: rule.weight_decay == value for name, rule in rules.items()}) for value in values]
     if fields.name == "adamw":
-        return optax.chain(optax.scale_by_adam(*fields.betas, fields.eps), decay)
-    return optax.chain(decay, optax.trace(fields.momentum))  # torch adds sgd's decay to the gradient
+        return optax.chain(optax.scale_by_adam(*fields.betas, fields.eps), *decay)
+    return optax.chain(*decay, optax.trace(fields.momentum))  # torch adds sgd's decay to the gradient
+
+
+def weights(state: Mapping[str, Any]) -> dict[str, Any]:
+    """All parameters of a state, or what its tree has in their place."""
+    return {**state["frozen"], **state["params"]}
 
 
 @dataclass(frozen=True)
@@ -43,14 +50,17 @@ class Entry:
 
 
 class Layout:
-    """Where the leaves of a state lie, and what each is called."""
+    """Where the leaves of a state lie, and what each is called. trained: how, by name. UserError: a group of the config rules nothing."""
 
     def __init__(self, model: Model, fields: Optimizer, strategy: Strategy, half: bool, dtype: Any) -> None:
         self._strategy, self._half = strategy, half
-        shapes = {name: jax.ShapeDtypeStruct(spec.shape, dtype) for name, spec in model.specs.items()}
+        fields.rules.check(model.specs)
+        rules = {name: fields.rules.of(name, spec.matrix) for name, spec in model.specs.items()}
+        self.trained = {name: rule for name, rule in rules.items() if not rule.frozen}
+        params, frozen = ({name: jax.ShapeDtypeStruct(spec.shape, dtype) for name, spec in model.specs.items() if (name in self.trained) == trained} for trained in (True, False))
         number = jax.ShapeDtypeStruct((), dtype)
-        self.transform = optimizer(fields, model.specs)
-        outline = {"params": shapes, "moments": jax.eval_shape(self.transform.init, shapes), "scale": number, "streak": number}
+        self.transform = optimizer(fields, self.trained)
+        outline = {"params": params, "frozen": frozen, "moments": jax.eval_shape(self.transform.init, params), "scale": number, "streak": number}
         leaves, tree = jax.tree_util.tree_flatten_with_path(outline)
         self._tree: Any = tree
         self._entries = [Entry(_name(path), tuple(leaf.shape)) for path, leaf in leaves]
@@ -130,7 +140,7 @@ class Layout:
 def _name(path: Any) -> str:
     """A leaf's canonical name."""
     keys = [str(getattr(key, "key", getattr(key, "name", ""))) for key in path]
-    if keys[0] == "params":
+    if keys[0] in {"params", "frozen"}:
         return f"model/{keys[-1]}"
     if keys[0] == "moments":
         slot = next((_SLOTS[key] for key in keys if key in _SLOTS), None)

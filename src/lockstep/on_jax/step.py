@@ -6,7 +6,7 @@ a step of models/tiny.yaml on two CPU devices). Gradients add up over rounds on 
 and weights are added too. One division follows.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,15 +15,17 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from lockstep.core.config import Optimizer
+from lockstep.core.groups import Rule
 from lockstep.core.plan import Plan
 from lockstep.core.protocols import Task
 from lockstep.on_jax.model import Model
-from lockstep.on_jax.state import Layout, State
+from lockstep.on_jax.state import Layout, State, weights
 from lockstep.on_jax.strategies import AXIS, Strategy
 
 _GROW_AFTER = 2000  # finite steps before f16's scale is doubled, as torch.amp.GradScaler has it
 _BY_DEVICE = PartitionSpec(AXIS)
 Arrays = dict[str, jax.Array]
+Merge = Callable[[Arrays], Any]  # what is trained -> the module
 
 
 def make_step(task: Task, model: Model, plan: Plan, fields: Optimizer, strategy: Strategy, layout: Layout) -> Callable[..., tuple[State, jax.Array]]:
@@ -34,7 +36,8 @@ def make_step(task: Task, model: Model, plan: Plan, fields: Optimizer, strategy:
     shapes = {name: spec.shape for name, spec in model.specs.items()}
 
     def step(state: State, rows: Arrays, real: jax.Array, extra: jax.Array, lr: jax.Array) -> tuple[State, jax.Array]:
-        gradients, sums = _accumulate(task, model, strategy.whole(state["params"], shapes), {name: array[0] for name, array in rows.items()}, real[0], state["scale"] / plan.nominal)
+        params, merge = opened(model, strategy.whole(weights(state), shapes), layout.trained)
+        gradients, sums = _accumulate(task, merge, params, {name: array[0] for name, array in rows.items()}, real[0], state["scale"] / plan.nominal)
         gradients, (sums, extra) = strategy.reduce(gradients, (sums, extra[0]))
         state, figures = updated(plan, fields, layout, state, gradients, sums, strategy.square(gradients), lr)
         return state, jnp.concatenate([sums, extra, figures])
@@ -42,6 +45,11 @@ def make_step(task: Task, model: Model, plan: Plan, fields: Optimizer, strategy:
     specs = layout.specs
     mapped = jax.shard_map(step, mesh=strategy.mesh, in_specs=(specs, _BY_DEVICE, _BY_DEVICE, _BY_DEVICE, PartitionSpec()), out_specs=(specs, PartitionSpec()), check_vma=False)
     return jax.jit(mapped, donate_argnums=0)
+
+
+def opened(model: Model, whole: Arrays, trained: Collection[str]) -> tuple[Arrays, Merge]:
+    """Of all parameters those that are trained, and what makes the module of them."""
+    return {name: whole[name] for name in trained}, lambda params: model.merge({**whole, **params})
 
 
 def updated(plan: Plan, fields: Optimizer, layout: Layout, state: State, gradients: Arrays, sums: jax.Array, square: jax.Array, lr: jax.Array) -> tuple[State, jax.Array]:
@@ -53,11 +61,15 @@ def updated(plan: Plan, fields: Optimizer, layout: Layout, state: State, gradien
     factor = correction * (fields.clip / jnp.maximum(norm, fields.clip)) if fields.clip else correction
     clipped = {name: gradient * factor.astype(gradient.dtype) for name, gradient in gradients.items()}
     directions, moments = layout.transform.update(clipped, state["moments"], params)
-    moved = {name: params[name] - lr.astype(params[name].dtype) * directions[name] for name in params}
+    moved = {name: params[name] - _rate(lr, layout.trained[name]).astype(params[name].dtype) * directions[name] for name in params}
     new = {"params": moved, "moments": moments, **_scale(plan, state, finite)}
-    kept = {**state, "scale": new["scale"], "streak": new["streak"]}
-    state = jax.tree.map(lambda ours, theirs: jnp.where(finite, ours, theirs), new, kept)
+    kept = {name: new[name] if name in {"scale", "streak"} else state[name] for name in new}
+    state = {**jax.tree.map(lambda ours, theirs: jnp.where(finite, ours, theirs), new, kept), "frozen": state["frozen"]}
     return state, jnp.stack([norm, finite.astype(norm.dtype), scale])
+
+
+def _rate(lr: jax.Array, rule: Rule) -> jax.Array:
+    return lr if rule.lr_scale == 1 else lr * rule.lr_scale
 
 
 def _scale(plan: Plan, state: State, finite: jax.Array) -> State:
@@ -70,24 +82,24 @@ def _scale(plan: Plan, state: State, finite: jax.Array) -> State:
     return {"scale": scale, "streak": jnp.where(grow, 0, streak)}
 
 
-def _accumulate(task: Task, model: Model, params: Arrays, rows: Arrays, real: jax.Array, factor: jax.Array) -> tuple[Arrays, jax.Array]:
+def _accumulate(task: Task, merge: Merge, params: Arrays, rows: Arrays, real: jax.Array, factor: jax.Array) -> tuple[Arrays, jax.Array]:
     """One device's rounds -> gradients of their scaled sum, and [loss sum, weight]."""
     if real.shape[0] == 1:
-        return slot_gradients(task, model, params, {name: array[0] for name, array in rows.items()}, real[0], factor)
+        return slot_gradients(task, merge, params, {name: array[0] for name, array in rows.items()}, real[0], factor)
 
     def add(carry: tuple[Arrays, jax.Array], given: tuple[Arrays, jax.Array]) -> tuple[tuple[Arrays, jax.Array], None]:
-        return jax.tree.map(jnp.add, carry, slot_gradients(task, model, params, *given, factor)), None
+        return jax.tree.map(jnp.add, carry, slot_gradients(task, merge, params, *given, factor)), None
 
     nothing = jax.tree.map(jnp.zeros_like, params), jnp.zeros(2, factor.dtype)
     total, _ = lax.scan(add, nothing, (rows, real))
     return total
 
 
-def slot_gradients(task: Task, model: Model, params: Arrays, rows: Arrays, real: jax.Array, factor: jax.Array) -> tuple[Arrays, jax.Array]:
+def slot_gradients(task: Task, merge: Merge, params: Arrays, rows: Arrays, real: jax.Array, factor: jax.Array) -> tuple[Arrays, jax.Array]:
     """Of one slot: gradients of its scaled sum, and [loss sum, weight]."""
 
     def scaled(params: Arrays) -> tuple[jax.Array, jax.Array]:
-        sums = _sums(task, lambda rows: task.loss(model.merge(params), rows), rows, real, factor.dtype)
+        sums = _sums(task, lambda rows: task.loss(merge(params), rows), rows, real, factor.dtype)
         return sums[0] * factor, sums
 
     (_, sums), gradients = jax.value_and_grad(scaled, has_aux=True)(params)
@@ -122,4 +134,4 @@ def make_evaluation(task: Task, model: Model, names: Sequence[str], strategy: St
         found: jax.Array = lax.psum(own, AXIS)
         return found
 
-    return jax.jit(jax.shard_map(evaluate, mesh=strategy.mesh, in_specs=(layout.specs["params"], _BY_DEVICE, _BY_DEVICE), out_specs=PartitionSpec(), check_vma=False))
+    return jax.jit(jax.shard_map(evaluate, mesh=strategy.mesh, in_specs=(weights(layout.specs), _BY_DEVICE, _BY_DEVICE), out_specs=PartitionSpec(), check_vma=False))

@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from lockstep.core.config import Precision, Recompute
+from lockstep.core.groups import Rules
 from lockstep.on_torch.precision import weight_dtype
 
 Value = Callable[[str, torch.Tensor], None]  # fills a parameter, given by its name in the whole model
@@ -39,6 +40,14 @@ def cast(model: nn.Module, precision: Precision) -> nn.Module:
 
     model._apply(fitting)  # type: ignore[no-untyped-call]
     return model
+
+
+def freeze(model: nn.Module, rules: Rules) -> None:
+    """What a group of the config freezes is no more trained than what the model froze itself. UserError: a group rules nothing."""
+    rules.check(name for name, _ in model.named_parameters())
+    for name, parameter in model.named_parameters():
+        if rules.frozen(name):
+            parameter.requires_grad_(False)
 
 
 def blocks(model: nn.Module) -> list[nn.Module]:

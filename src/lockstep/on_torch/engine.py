@@ -18,15 +18,17 @@ from lockstep.core.plan import Plan
 from lockstep.core.protocols import Arrays, Batch, Piece, Round, Saved, Slot, Task
 from lockstep.errors import UserError
 from lockstep.on_torch import state as states
-from lockstep.on_torch.build import Filler, cast, recompute, seeded
+from lockstep.on_torch.build import Filler, cast, freeze, recompute, seeded
 from lockstep.on_torch.collectives import Ranks
 from lockstep.on_torch.dropout import key_dropout
 from lockstep.on_torch.exact import Before, Exact, settle, tree
 from lockstep.on_torch.norms import Rows, coupled, synchronise
+from lockstep.on_torch.own import make_update
 from lockstep.on_torch.precision import Scale, compute, current, weight_dtype
 from lockstep.on_torch.state import State
 from lockstep.on_torch.stats import Stats, peak
 from lockstep.on_torch.strategies import STRATEGIES, Strategy
+from lockstep.on_torch.trained import weights
 from lockstep.on_torch.used import check
 
 
@@ -37,7 +39,6 @@ class TorchEngine:
         self.task, self.plan, self.devices, self.ranks = task, plan, devices, ranks
         self.device = devices[0]
         self._fields = optimizer
-        self._slots = states.SLOTS[optimizer.name]
         if plan.exact:  # else as the user's own file may have set it
             settle(True)
         self._strategy: Strategy = Exact(plan, ranks, devices) if plan.exact else STRATEGIES[plan.strategy](plan, ranks, devices)
@@ -54,7 +55,7 @@ class TorchEngine:
 
     def restore(self, saved: Saved) -> State:
         state = self._assemble(lambda name, tensor: None)
-        states.restore(state, self._slots, self._strategy.box, self._strategy.holders, saved)
+        states.restore(state, self._strategy.box, self._strategy.holders, saved)
         self._strategy.spread()
         return state
 
@@ -88,7 +89,7 @@ class TorchEngine:
             factor = correction * (clip / norm.clamp(min=clip)) if clip else correction
             torch._foreach_mul_(gradients, factor.to(gradients[0].device, gradients[0].dtype))
         with self.ranks.marks.phase("optimizer"):
-            self._update(state, lr, finite)
+            state.update.step(lr, finite)
         with self.ranks.marks.phase("spread"):
             self._strategy.spread()
         figures = torch.cat([summed, torch.stack([norm, finite.double(), state.scale.value])])
@@ -136,11 +137,11 @@ class TorchEngine:
 
     def gather(self, state: State) -> list[Piece]:
         self._ready(state)
-        return states.gather(state, self._slots, self._strategy.box, self._strategy.holders, self.ranks, self.device)
+        return states.gather(state, self._strategy.box, self._strategy.holders, self.ranks, self.device)
 
     def digests(self, state: State) -> dict[str, str]:
         self._ready(state)
-        return states.digests(state, self._slots, self._strategy.box, self._strategy.holders, self.ranks, self.device)
+        return states.digests(state, self._strategy.box, self._strategy.holders, self.ranks, self.device)
 
     def peak_memory(self) -> int:
         """Bytes that the fullest of this process's devices has held at most."""
@@ -159,9 +160,9 @@ class TorchEngine:
         self._strategy.place(models, Filler(models[0], self.device, value))
         self._drifting = [buffer for buffer in models[0].buffers() if buffer.is_floating_point()] if coupled(models[0]) and not self.plan.norm_sync else []
         self._mode(train=True)
-        trained = states.weights(models[0])
+        trained = weights(models[0])
         unbounded = frozenset(name for name, buffer in models[0].named_buffers() if not buffer.isfinite().all())
-        return State(models[0], trained, states.make_optimizer(self._fields, trained), Scale(self.plan.precision, self.device), unbounded)
+        return State(models[0], trained, make_update(self.task, self._fields, trained), Scale(self.plan.precision, self.device), unbounded)
 
     def _build(self, index: int) -> nn.Module:
         """The model for one of this process's devices, on the meta device if all its values follow from the seed, else with the values it gave itself, as the first rank has them."""
@@ -173,6 +174,7 @@ class TorchEngine:
                 model = self.task.model()
             self._own_values(model)
         model = cast(model, self.plan.precision)
+        freeze(model, self._fields.rules)
         if self.plan.norm_sync:
             synchronise(model, self._strategy.peers()[index], self._rows[index])
         if self.plan.keyed:
@@ -266,15 +268,6 @@ class TorchEngine:
         found = host.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else host
         found[:first] = total.view(-1)
         return self.ranks.sum(found)
-
-    def _update(self, state: State, lr: float, finite: torch.Tensor) -> None:
-        """One optimizer step, left out on the device itself where the gradient is not finite."""
-        for group in state.optimizer.param_groups:
-            group["lr"] = lr
-        fused: Any = state.optimizer
-        fused.grad_scale = None
-        fused.found_inf = (~finite).float().to(state.trained[0].seen.device)
-        state.optimizer.step()
 
     def _fetch(self, figures: torch.Tensor) -> Stats:
         if self.device.type != "cuda":

@@ -12,7 +12,7 @@ from torch import nn
 
 from lockstep.core.dealing import Node, Sums, nodes, share
 from lockstep.on_torch.collectives import Ranks
-from lockstep.on_torch.state import local
+from lockstep.on_torch.trained import local
 
 _all_gather: Any = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # renamed in torch 2.13
 _AHEAD = 2  # buckets on their way before the first of them is waited for

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from lockstep.errors import UserError
-from lockstep.on_torch.state import local
+from lockstep.on_torch.trained import local
 
 PICKLED = (".pt", ".pth", ".bin")
 _NAMES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")  # in a directory, the first that is there

@@ -17,8 +17,9 @@ from lockstep.core.profile import Course, Found, Operation, Step
 from lockstep.core.protocols import Batch
 from lockstep.on_torch.engine import TorchEngine
 from lockstep.on_torch.marks import Span, Timed, by_name, seconds
-from lockstep.on_torch.state import State, local
+from lockstep.on_torch.state import State
 from lockstep.on_torch.stats import peak
+from lockstep.on_torch.trained import local
 
 _PARTS = {"forward": "forward", "backward": "backward", "sync": "sync", "clip": "optimizer", "optimizer": "optimizer"}
 _BETWEEN = ("rounds", "reduce", "spread")  # where several devices pass values on, or wait for each other
@@ -146,7 +147,7 @@ def _held(state: State) -> dict[str, int]:
         parts = [local(tensor.detach()) for tensor in tensors if tensor is not None]
         return sum({part.data_ptr() or id(part): part.nbytes for part in parts}.values())
 
-    slots = (value for held in state.optimizer.state.values() for value in held.values() if isinstance(value, torch.Tensor) and value.ndim)
+    slots = (tensor for weight in state.trained for tensor in state.update.slots(weight).values() if tensor.ndim)
     return {"weights": size(iter(state.model.parameters())), "gradients": size(parameter.grad for parameter in state.model.parameters()), "optimizer": size(slots)}
 
 

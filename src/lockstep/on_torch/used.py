@@ -31,7 +31,7 @@ def check(names: Sequence[str], used: Iterable[bool], ranks: Ranks, device: torc
     found = [name for name, count in zip(names, ranks.sum(unused)().tolist(), strict=True) if count > (ranks.world - 1 if by_one else 0)]
     if found:
         shown = f"{', '.join(found[:4])}{f' and {len(found) - 4} more' if len(found) > 4 else ''}"
-        raise UserError(f"the loss does not use {shown}", "take them out of the model, or freeze them there: parameter.requires_grad_(False)", "model")
+        raise UserError(f"the loss does not use {shown}", "take them out of the model, or freeze them: parameter.requires_grad_(False) there, or optimizer.groups in the config", "model")
 
 
 def trainable(named: Iterable[tuple[str, torch.nn.Parameter]]) -> Mapping[str, torch.nn.Parameter]:

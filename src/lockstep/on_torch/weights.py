@@ -7,7 +7,7 @@ from torch import nn
 
 from lockstep.core.fit import check_weights
 from lockstep.core.protocols import Stored
-from lockstep.on_torch.state import local
+from lockstep.on_torch.trained import local
 
 
 def outline(model: nn.Module) -> dict[str, Any]:

@@ -34,6 +34,9 @@ def prove(loaded: Loaded, wanted: str | None, steps: int | None, json: bool) -> 
     for engine in {leg.engine for layout in layouts for leg in layout.legs} - {config.engine}:
         describe(config.model_copy(update={"engine": engine}))  # refuses what this task has no model for
     left_out = _left_out(config, facts, on, machine) if wanted is None else []
+    if wanted is None and facts.own and not facts.own.elementwise:
+        layouts = [layout for layout in layouts if not any("fsdp" in leg.strategy for leg in layout.legs)]
+        left_out.append(f"fsdp: {facts.own.by} is not said to be elementwise")
     if config.devices.compress != "none":
         left_out.append(f"compress {config.devices.compress}: it changes results, and is off here")
     with scratch("verify") as home, pool(max(layout.most for layout in layouts), home / "ranks.log", _PATIENCE) as ranks:

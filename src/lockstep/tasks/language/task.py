@@ -1,6 +1,7 @@
 """The language task: a decoder, a corpus, next-token cross-entropy. No engine is imported here; torch_task.py and jax_task.py bring their own."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -141,7 +142,7 @@ def facts(config: Config, cache: str) -> Facts:
     assert isinstance(config.data, LanguageData)
     task = LanguageTask(config.model, config.data, Path(cache))
     task.whole_scores = config.engine == "jax"
-    return task.facts()
+    return replace(task.facts(), **config.optimizer.rules.facts({name: int(np.prod(shape)) for name, shape in task.shapes().items()}))
 
 
 def speaker(config: Config, assets: Path) -> Tokenizer:

@@ -10,6 +10,8 @@
         def eval_data(self): ...                 # optional: likewise, held out
         def metrics(self, model, batch): ...     # optional: -> {name: Mean}, added over all devices and divided once
         def initial(self, name, shape): ...      # optional: -> Initial(std, mean) | None: the module's own value
+        def optimizer(self, params, lr): ...     # optional (torch): -> torch.optim.Optimizer over (name, parameter) pairs
+        elementwise = True                       # optional: that optimizer updates each number by itself
         coupled = ("contrastive loss",)          # optional: what mixes the samples of a batch, beside BatchNorm, which is found
 
 What `__init__`, `train_data` and `eval_data` draw from the global generators of torch, numpy and Python is the same in

@@ -37,11 +37,14 @@ class JaxOwn(OwnTask):
         with jax.enable_x64(self._precision == "f64"):
             model = outline_of(self.model)
         self._refuse(model)
-        params = sum(map(_scalars, jax.tree.leaves(nnx.state(model, nnx.Param))))
+        if hasattr(self._own, "optimizer"):
+            raise UserError(f"{self._place.name}.optimizer(): engine jax trains with the config's adamw and sgd only, in this version", "leave it out of the class, or --engine torch with a torch model", "task")
+        sizes = {".".join(map(str, path)): sum(map(_scalars, jax.tree.leaves(leaf))) for path, leaf in nnx.to_flat_state(nnx.state(model, nnx.Param))}
+        params = sum(sizes.values())
         if not params:
             raise UserError(f"{self._place.name}.model() has no parameter to train", "nnx.Params, in the module or its children", "task")
         parts = [sum(map(_scalars, jax.tree.leaves(nnx.state(block, nnx.Param)))) for block in blocks(model) or [model]]
-        return {"params": params, "trainable": params, "blocks": len(parts), "block_params": max(parts), "arrays": shapes(model), "coupled": tuple(getattr(self._own, "coupled", ()))}
+        return {**self._optimizer.rules.facts(sizes), "params": params, "blocks": len(parts), "block_params": max(parts), "arrays": shapes(model), "coupled": tuple(getattr(self._own, "coupled", ()))}
 
     def model(self) -> nnx.Module:
         takes = inspect.signature(self._own.model).parameters
@@ -111,7 +114,7 @@ def _check_loss(found: object, what: str) -> None:
 def open_task(config: Config, cache: str) -> JaxOwn:
     place = place_of(config.task)
     assert place is not None
-    return JaxOwn(place, config.model.model_extra or {}, config.data.model_extra or {}, config.train.precision, config.train.seed)
+    return JaxOwn(place, config.model.model_extra or {}, config.data.model_extra or {}, config.train.precision, config.train.seed, config.optimizer)
 
 
 def named_tensors(model: nnx.Module) -> dict[str, Any]:

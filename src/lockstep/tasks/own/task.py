@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.core.config import Precision
+from lockstep.core.config import Optimizer, Precision
 from lockstep.core.facts import Facts
 from lockstep.core.initial import Initial
 from lockstep.core.mean import Mean
@@ -24,22 +24,22 @@ from lockstep.tasks.own.fields import Place
 from lockstep.tasks.own.loading import calling, load_class
 from lockstep.tasks.own.rows import Rows
 
-_OPTIONAL = ("eval_data", "metrics", "initial")
+_OPTIONAL = ("eval_data", "metrics", "initial", "optimizer")
 _TAKEN = {"loss", "best_loss", "best_step", "seconds"}  # names in the journal's lines
 MEAN = ('return Mean(sum, weight): sum is the loss added over what was counted (reduction="sum"), weight is how much that was (len(x) samples, (labels != -100).sum() tokens). '
         "Both are added over all devices and divided once: a mean of means would depend on the number of devices")
 
 
 class OwnTask(ABC):
-    """place: of the user's class. model, data: the config's own fields. precision: what the model is to compute in. seed: of what its constructor and data draw from global generators."""
+    """place: of the user's class. model, data: the config's own fields. precision: what the model is to compute in. seed: of what its constructor and data draw from global generators. optimizer: the config's section."""
 
     needed: ClassVar[dict[str, str]] = {
         "loss": "loss(self, model, batch) -> lockstep.Mean: the loss added over what was counted, and how much that was",
         "train_data": "train_data(self): a torch Dataset, or an object with __len__ and __getitem__(ids) -> {name: array with one row an id}",
     }
 
-    def __init__(self, place: Place, model: Mapping[str, Any], data: Mapping[str, Any], precision: Precision, seed: int) -> None:
-        self._place, self._precision, self._seed, self._checked = place, precision, seed, False
+    def __init__(self, place: Place, model: Mapping[str, Any], data: Mapping[str, Any], precision: Precision, seed: int, optimizer: Optimizer) -> None:
+        self._place, self._precision, self._seed, self._optimizer, self._checked = place, precision, seed, optimizer, False
         made = load_class(place)
         with _seeded(seed):
             with self._calling("__init__"):
@@ -154,6 +154,10 @@ class OwnTask(ABC):
             raise UserError(f"{name}.__init__ sets self.{hidden[0]}, which hides the method {hidden[0]}()", f"keep it under another name, such as self.{hidden[0]}_fields", "task")
         if missing:
             raise UserError(f"{name} has no {' and no '.join(f'{method}()' for method in missing)}", "".join(f"\n    {needed[method]}" for method in missing).removeprefix("\n    "), "task")
+        if hasattr(own, "optimizer") and not callable(own.optimizer):
+            raise UserError(f"{name}.optimizer is {type(own.optimizer).__name__}, where a method optimizer(self, params) brings an optimizer", "another name for it", "task")
+        if not isinstance(getattr(own, "elementwise", False), bool):
+            raise UserError(f"{name}.elementwise is {own.elementwise!r}", "True: the optimizer updates each number by itself, whatever the others are; or leave it out", "task")
         mixing = getattr(own, "coupled", ())
         if not isinstance(mixing, tuple | list) or not all(isinstance(word, str) for word in mixing):
             raise UserError(f"{name}.coupled is {mixing!r}", 'a tuple of words for what mixes the samples of a batch: ("contrastive loss",)', "task")

@@ -11,13 +11,15 @@ from numpy.typing import NDArray
 from torch import nn
 
 from lockstep.core.config import Config
+from lockstep.core.facts import OwnOptimizer
 from lockstep.core.mean import Mean
 from lockstep.core.protocols import Arrays, Stored
 from lockstep.errors import RunError, UserError
-from lockstep.on_torch.build import blocks, cast, seeded
+from lockstep.on_torch.build import blocks, cast, freeze, seeded
 from lockstep.on_torch.dropout import key_dropout, unkeyed
 from lockstep.on_torch.norms import Rows as Keys
 from lockstep.on_torch.norms import coupled
+from lockstep.on_torch.own import Params, tried
 from lockstep.on_torch.weights import fill, outline
 from lockstep.tasks.own.adding import check_adds
 from lockstep.tasks.own.fields import place_of
@@ -29,16 +31,23 @@ _TRIED = 50_000_000  # parameters at most of a model that is tried on two sample
 class TorchOwn(OwnTask):
     needed: ClassVar[dict[str, str]] = {"model": "model(self) -> torch.nn.Module: the model, built anew", **OwnTask.needed}
 
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        if hasattr(self._own, "optimizer"):
+            self.optimizer = self._bring
+
     def describe(self) -> Mapping[str, Any]:
         model = self._outline()
-        trainable = sum(_scalars(p) for p in model.parameters() if p.requires_grad)
-        if not trainable:
+        if not any(p.requires_grad and p.numel() for p in model.parameters()):
             raise UserError(f"{self._place.name}.model() has no parameter to train", "nn.Parameters with requires_grad, in the module or its children", "task")
         if tried := self._tried(sum(map(_scalars, model.parameters()))):
             check_adds(tried, f"{self._place.name}.loss()")
+        named = dict(model.named_parameters())
+        groups = self._optimizer.rules.facts({name: _scalars(p) for name, p in named.items()}, [name for name, p in named.items() if not p.requires_grad])
+        freeze(model, self._optimizer.rules)
         parts = [sum(map(_scalars, block.parameters())) for block in blocks(model) or [model]]
         return {
-            "params": sum(map(_scalars, model.parameters())), "trainable": trainable, "blocks": len(parts), "block_params": max(parts),
+            **groups, "own": self._own_optimizer(model), "params": sum(map(_scalars, model.parameters())), "blocks": len(parts), "block_params": max(parts),
             "coupled": (*getattr(self._own, "coupled", ()), *coupled(model)),
             **outline(model), "unkeyed": unkeyed(model), "keyed": key_dropout(model, Keys(), 0),  # on this outline only, to learn their names
         }
@@ -59,6 +68,23 @@ class TorchOwn(OwnTask):
             flax = any(kind.__module__.startswith("flax.") for kind in type(made).__mro__)
             raise UserError(f"{self._place.name}.model() returns {type(made).__name__}, not a torch.nn.Module", "--engine jax, which trains flax modules" if flax else self.needed["model"], "task")
         return made
+
+    def _bring(self, params: Params, lr: float) -> torch.optim.Optimizer:
+        """The class's own optimizer."""
+        with self._calling("optimizer"):
+            made = self._own.optimizer(params, **({"lr": lr} if self._takes_lr() else {}))
+        if not isinstance(made, torch.optim.Optimizer):
+            raise UserError(f"{self._place.name}.optimizer() returns {type(made).__name__}, not a torch.optim.Optimizer", "one optimizer over all of `params`, such as torch.optim.RAdam(params, lr=lr)", "task")
+        return made
+
+    def _takes_lr(self) -> bool:
+        return "lr" in inspect.signature(self._own.optimizer).parameters
+
+    def _own_optimizer(self, model: nn.Module) -> OwnOptimizer | None:
+        if not hasattr(self._own, "optimizer"):
+            return None
+        found = tried(self._bring, self._optimizer, model)
+        return OwnOptimizer(found.name, f"{self._place.name}.optimizer()", getattr(self._own, "elementwise", False), self._takes_lr(), found.scales, found.slots)
 
     def check_loss(self, found: object, what: str) -> None:
         _check_loss(found, what)
@@ -130,7 +156,7 @@ def _check_loss(found: object, what: str) -> None:
 def open_task(config: Config, cache: str) -> TorchOwn:
     place = place_of(config.task)
     assert place is not None
-    return TorchOwn(place, config.model.model_extra or {}, config.data.model_extra or {}, config.train.precision, config.train.seed)
+    return TorchOwn(place, config.model.model_extra or {}, config.data.model_extra or {}, config.train.precision, config.train.seed, config.optimizer)
 
 
 def named_tensors(model: nn.Module) -> dict[str, torch.Tensor]:

@@ -1,0 +1,38 @@
+"""A trained parameter as an optimizer sees it: real numbers, this process's part of them."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+
+@dataclass
+class Weight:
+    """A trained parameter and the real, local values of it that the optimizer sees: the parameter itself, unless it is complex or shared out."""
+
+    name: str
+    parameter: nn.Parameter
+    seen: nn.Parameter
+
+    def follow(self) -> None:
+        """Let the optimizer see this step's gradient (and the values, which a strategy may have moved)."""
+        if self.seen is not self.parameter:
+            self.seen.data = local(self.parameter.detach())
+            self.seen.grad = None if self.parameter.grad is None else local(self.parameter.grad)
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """This process's part of a tensor, complex values as pairs of real ones; no copy."""
+    part = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return torch.view_as_real(part) if part.is_complex() else part
+
+
+def weights(model: nn.Module) -> list[Weight]:
+    """Those that are trained."""
+    found = []
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            direct = not isinstance(parameter, DTensor) and not parameter.is_complex()
+            found.append(Weight(name, parameter, parameter if direct else nn.Parameter(local(parameter.detach()))))
+    return found
