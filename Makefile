@@ -24,7 +24,7 @@ lint: .venv/.test
 	$(BIN)/lint-imports
 
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-long: lint
 	$(BIN)/python -m pytest -m long --timeout 3600
