@@ -120,3 +120,9 @@ class Whole(Small):
         right = model(batch["x"]).argmax(-1) == batch["y"]
         real = batch.get("real", jnp.ones(len(right), bool))
         return {"accuracy": Mean((right & real).sum(), real.sum())}
+
+
+class Brings(Small):
+    """An optimizer of its own, which this engine has no place for."""
+
+    def optimizer(self, params: Any) -> None: ...

@@ -108,6 +108,8 @@ def test_a_batch_smaller_than_the_devices_is_served_and_said(pool: Pool) -> None
 
 @pytest.mark.parametrize(("values", "says", "remedy"), [
     (small("batchnorm"), "BatchNorm norm mixes the samples", "nnx.GroupNorm"),
+    (small(task="Brings"), "Brings.optimizer(): engine jax trains with the config's adamw and sgd only", "--engine torch"),
+    (small(optimizer={"groups": [{"match": "hed.*", "freeze": True}]}), "'hed.*' matches none of the 7 parameters", "head.bias"),
     (small("dropout"), "Dropout drop draws its masks by the device", "--engine torch"),
     (small("counts"), "parameter count holds int32", "float32"),
     (small("unused"), "the loss does not use spare.bias, spare.kernel", "use them in the loss"),
