@@ -23,6 +23,8 @@ lint: .venv/.test
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+test test-long: export PYTHONDONTWRITEBYTECODE :=  # some hundred processes import the program: compile it once
+
 test: lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 

@@ -26,7 +26,7 @@ from worlds import Pool
 STEPS = 100
 ALL = [("ddp", 2), ("ddp", 3), ("ddp", 4), ("dp", 2), ("dp", 3)]
 LAYOUTS = {"f32": [("ddp", 2), ("dp", 3)], "bf16": [("ddp", 3)], "f64": [("ddp", 4)]}
-MORE = [(precision, [layout for layout in ALL if layout not in done]) for precision, done in LAYOUTS.items()]
+SOME = 40  # steps of make test
 
 
 def run(pool: Pool, home: Path, corpus: Path, cache: Path, strategy: str, world: int, precision: str, engine: str = "torch", **train: Any) -> Outcome:
@@ -42,13 +42,13 @@ def same(found: Outcome, expected: Outcome) -> bool:
     return (found.hashes, found.losses, found.norms, [e["loss"] for e in found.evaluated]) == (expected.hashes, expected.losses, expected.norms, [e["loss"] for e in expected.evaluated])
 
 
-@pytest.mark.parametrize(("precision", "layouts"), [*LAYOUTS.items(), *(pytest.param(*case, marks=pytest.mark.long) for case in MORE)])
-def test_one_hash_on_any_number_of_devices(precision: str, layouts: list[tuple[str, int]], pool: Pool, corpus: Path, cache: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("precision", "layouts", "steps"), [*((*case, SOME) for case in LAYOUTS.items()), *(pytest.param(precision, ALL, STEPS, marks=pytest.mark.long) for precision in LAYOUTS)])
+def test_one_hash_on_any_number_of_devices(precision: str, layouts: list[tuple[str, int]], steps: int, pool: Pool, corpus: Path, cache: Path, tmp_path: Path) -> None:
     """Also the losses, norms and evaluations of every step, which are counted along the same tree."""
-    expected = run(pool, tmp_path / "one", corpus, cache, "single", 1, precision)
-    assert len(expected.hashes) == STEPS // 10
+    expected = run(pool, tmp_path / "one", corpus, cache, "single", 1, precision, steps=steps)
+    assert len(expected.hashes) == steps // 10
     for strategy, world in layouts:
-        found = run(pool, tmp_path / f"{strategy}-{world}", corpus, cache, strategy, world, precision)
+        found = run(pool, tmp_path / f"{strategy}-{world}", corpus, cache, strategy, world, precision, steps=steps)
         assert (found.plan.strategy, found.plan.world, found.plan.micro) == (strategy, world, 2)
         assert same(found, expected), (strategy, world)
 
@@ -114,7 +114,8 @@ def test_a_race_in_one_gradient_is_found_by_its_array(pool: Pool, tmp_path: Path
     found = compare(tmp_path / "one", tmp_path / "two")
     assert found.arrays == ["model/second.weight", "optimizer/exp_avg/second.weight", "optimizer/exp_avg_sq/second.weight"]
     assert found.figure is not None
-    assert found.arrays_at == found.figure.step - 1
+    assert found.arrays_at is not None
+    assert found.arrays_at < found.figure.step  # a small difference of weights need not show in the next loss
     assert described(found, tmp_path / "one", tmp_path / "two")[0].startswith(f"differ step {found.arrays_at}: model/second.weight, ")
 
 

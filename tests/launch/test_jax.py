@@ -32,6 +32,7 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Path:
     return home / "run"
 
 
+@pytest.mark.long
 def test_a_run_moves_between_engines(unbroken: Path, tmp_path: Path, corpus: Path) -> None:
     """torch ddp:2 -> jax:4 -> torch on one, by the same command; fsdp and more moves are in tests/test_promise.py."""
     train = ["train", "-f", write_config(tmp_path, corpus), "--save-dir", "run"]

@@ -68,12 +68,12 @@ def test_a_model_beyond_one_devices_memory_trains_under_fsdp(tmp_path: Path, cor
     refused = lockstep("train", "-f", "large.yaml", *limit, "--strategy", "ddp", cwd=tmp_path, code=2).stderr
     assert "on each device under ddp" in refused
     assert "--strategy fsdp" in refused
-    for name, flags in (("fsdp", limit), ("ddp", ("--strategy", "ddp")), ("empty", ("--strategy", "ddp", "--set", "model.hidden_size=16", "--set", "model.intermediate_size=16"))):
+    for name, flags in (("fsdp", limit), ("ddp", ("--strategy", "ddp"))):
         lockstep("train", "-f", "large.yaml", *flags, "--save-dir", name, cwd=tmp_path)
-    base, ddp, fsdp = (_peak(tmp_path / name) for name in ("empty", "ddp", "fsdp"))
+    ddp, fsdp = (_peak(tmp_path / name) for name in ("ddp", "fsdp"))
     assert "fsdp" in (tmp_path / "fsdp/plan.json").read_text()
     assert fsdp <= 760 << 20
-    assert 0.4 < (fsdp - base) / (ddp - base) < 0.7
+    assert 0.3 < (ddp - fsdp) / 407e6 < 0.6
     assert max(abs(a - b) for a, b in zip(losses(tmp_path / "fsdp"), losses(tmp_path / "ddp"), strict=True)) < 1e-5
 
 

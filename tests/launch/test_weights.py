@@ -51,7 +51,7 @@ def test_transformers_loads_an_export_with_equal_logits_and_tokens(source: Path,
     assert tokenizer.decode(list(b"\xff abc \xe6\x97")) == b"\xff abc \xe6\x97".decode("utf-8", "replace")
 
 
-@pytest.mark.parametrize("layout", ["single:1", "dp:2", "ddp:2", "fsdp:3", "hsdp:4", "jax-fsdp:2"])
+@pytest.mark.parametrize("layout", ["single:1", "dp:2", "ddp:2", "fsdp:3", *(pytest.param(layout, marks=pytest.mark.long) for layout in ("hsdp:4", "jax-fsdp:2"))])
 def test_a_run_begins_with_the_weights_it_was_given(layout: str, source: Path, pool: Pool, corpus: Path, cache: Path, tmp_path: Path) -> None:
     """From each of the formats in turn; its first loss is that of the source's model on its first batch."""
     given = tmp_path / "given"
@@ -230,6 +230,7 @@ def test_a_model_of_ones_own_goes_out_and_in_whole(pool: Pool, cache: Path, tmp_
     assert train(pool, begun)[0] == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.long
 def test_a_flax_model_of_ones_own_goes_out_and_in(pool: Pool, cache: Path, tmp_path: Path) -> None:
     pool.run(1, flax_round_trip, tmp_path, cache)
 

@@ -78,6 +78,7 @@ def test_gradients_of_complex_numbers_as_pairs(pool: Pool) -> None:
     assert found["real"].tolist() == [11.0]
 
 
+@pytest.mark.long
 def test_recompute_changes_nothing_and_half_precision_learns(pool: Pool) -> None:
     plain, metrics, *_ = pool.run(1, jobs.trained, small())[0]
     assert metrics["accuracy"] > 0.4
@@ -141,7 +142,7 @@ def test_without_jax_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.Monk
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize("engine", ["torch", "jax"])
+@pytest.mark.parametrize("engine", ["torch", pytest.param("jax", marks=pytest.mark.long)])
 def test_a_rank_that_never_comes_ends_the_preflight(engine: str, corpus: Path, tmp_path: Path) -> None:
     """The collective hangs for good; the limit ends the process that waits, which leaves its word."""
     values = {**tiny_values(corpus, devices={"use": "cpu:2"}), "engine": engine}

@@ -97,6 +97,7 @@ def test_dropout_follows_the_sample(pool: Pool, tmp_path: Path) -> None:
         assert trained(pool, tmp_path / strategy, config, strategy, world) == pytest.approx(one, rel=1e-12)
 
 
+@pytest.mark.long
 def test_fsdp_rounds_as_autocast_does_and_recompute_changes_nothing(pool: Pool, corpus: Path, cache: Path, tmp_path: Path) -> None:
     """bf16: the first two losses of fsdp are ddp's to the bit (the second follows one update); later ones differ by the order of sums only."""
     def run(name: str, strategy: str, recompute: str = "none") -> list[float]:
@@ -118,7 +119,7 @@ def test_offloaded_state_changes_nothing(pool: Pool, corpus: Path, cache: Path, 
     assert offloaded.losses == plain.losses
 
 
-@pytest.mark.parametrize("compress", ["bf16", "fp16", "powersgd"])
+@pytest.mark.parametrize("compress", ["bf16", "powersgd", pytest.param("fp16", marks=pytest.mark.long)])
 def test_compressed_gradients_learn_much_the_same(compress: str, pool: Pool, corpus: Path, cache: Path, tmp_path: Path) -> None:
     def run(name: str) -> Any:
         return pool.run(2, train_tiny, tmp_path / name, tiny_values(corpus, train={"precision": "f32"}, devices={"strategy": "ddp", "compress": name}), cache)[0]

@@ -63,7 +63,7 @@ def test_a_costly_forward_pass_is_named_by_its_operation(profiled: Run) -> None:
     assert any(operation["collective"] for operation in said["operations"])
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp", marks=pytest.mark.long)])
 def test_the_others_wait_for_the_slowest_rank(strategy: str, profiled: Run) -> None:
     """What the second rank computes longer, the first waits for: exposed, and not in its backward pass."""
     said = profiled(strategy, 2, slow.second_rank)
