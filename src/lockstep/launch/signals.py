@@ -15,6 +15,7 @@ from lockstep.launch.files import Attempt
 
 STOP_SIGNAL = signal.SIGUSR1  # what the launcher sends where the control file can't be written, or is not its own
 LAUNCHER = "LOCKSTEP_LAUNCHER"
+_ONCE = 0.2  # seconds in which signals are one: a parent of several threads leaves its children its death signal once for each
 STOPPING = b"\nstopping at the end of this step, after saving; once more to leave at once\n"
 
 
@@ -24,6 +25,7 @@ class Signals:
     def __init__(self, first: Callable[[], None], second: Callable[[], None]) -> None:
         self._first, self._second = first, second
         self.received: int | None = None
+        self._at = 0.0
         self._old: dict[int, Any] = {}
 
     def __enter__(self) -> "Signals":
@@ -36,8 +38,10 @@ class Signals:
 
     def _on(self, number: int, _: object) -> None:
         if self.received is None:
-            self.received = number
+            self.received, self._at = number, time.monotonic()
             self._first()
+            return
+        if time.monotonic() - self._at < _ONCE:
             return
         self._second()
         os._exit(128 + number)
