@@ -267,7 +267,7 @@ def _warn(config: Config, facts: Facts, batch: int, micro: int, devices: tuple[D
     if count < len(devices):
         warnings.append(f"{len(devices) - count} of {len(devices)} devices have nothing to do: a batch of {batch} is {count} slots of {micro}")
     if config.train.eval_every and not facts.eval_samples:
-        warnings.append("there is nothing to evaluate on: data.validation is 0, or too small for one sample")
+        warnings.append("there is nothing to evaluate on: no data is held back (data.validation; eval_data() of a task of one's own)")
     if any(device.name != devices[0].name for device in devices):
         warnings.append("the devices differ: each step waits for the slowest")
     if facts.keyed:

@@ -67,6 +67,8 @@ def leave(home: Path) -> None:
 
 def make(home: Path) -> None:
     if home.is_dir() and not Run(home).exists() and any(path.name not in {"lock", SCRATCH} for path in home.iterdir()):
+        if Run(home).checkpoints.is_dir():
+            raise UserError(f"{home} has lost its plan.json", "--resume CHECKPOINT (of its checkpoints) with another --save-dir goes on from there", "--save-dir")
         raise UserError(f"{home} is neither empty nor a run directory", "another --save-dir", "--save-dir")
     try:
         home.mkdir(parents=True, exist_ok=True)

@@ -21,7 +21,7 @@ from lockstep.launch.initial import keep, publish, weights_for
 from lockstep.launch.place import check_port, check_room, free_name, leave, make
 from lockstep.launch.surroundings import surroundings
 from lockstep.launch.watching import catch_up, check_trackers
-from lockstep.observe.journal import append, mend
+from lockstep.observe.journal import append, last_step, mend
 from lockstep.probe import probe
 from lockstep.tasks import Tasks
 from lockstep.units import some
@@ -114,6 +114,8 @@ def _begin(run: Run, lock: Lock, loaded: Loaded, options: Options, origin: _Orig
     sweep(run.checkpoints)
     mend(run.journal)
     begin = run.journal.stat().st_size if run.journal.exists() else 0
+    if origin.own and origin.checkpoint and (written := last_step(run.journal)) < origin.step:  # a save waits for its journal, so somebody cut it
+        origin.words.append(f"journal.jsonl lacks steps {written + 1} to {origin.step}, which {origin.checkpoint.name} holds: what reads it (report, losses) will not know them")
     done = origin.checkpoint is not None and origin.step >= made.steps
     stop_at = None if options.stop_after is None else origin.step + options.stop_after
     attempt = Attempt(new_attempt_name(), str(run.home), str(origin.checkpoint) if origin.checkpoint else None, stop_at, weights=str(run.initial) if weights and not origin.checkpoint else None)
@@ -246,7 +248,7 @@ def _refuse_changes(origin: _Origin, config: Config) -> None:
     changed = [key for key in after if key in before and before[key] != after[key] and key not in indifferent]
     fatal = [key for key in changed if key.startswith(("model.", "data.")) or key in {"task", "optimizer.name"}]
     if fatal:
-        raise UserError(f"this run began with another model or data: {_changes(fatal, before, after)}", "the config as it was, or a new run with another --save-dir", str(origin.checkpoint or origin.run))
+        raise UserError(f"this run began with another model or data: {_changes(fatal, before, after)}", "the config as it was, or a new run with another --save-dir", str(origin.checkpoint or (origin.run.home if origin.run else "")))
     said = [key for key in changed if not key.startswith(("devices.", "batch.", "track."))]
     if said:
         origin.words.append(f"changed since the run was last saved: {_changes(said, before, after)}")

@@ -96,6 +96,8 @@ def _find(path: Path, where: str) -> tuple[Run, Path, list[str]]:
             raise UserError(f"checkpoint {path} lies in no run directory: {run.config} is missing", "leave checkpoints where their run has put them, or copy the whole run", where)
         return run, path, []
     run = Run(path)
+    if not run.exists() and run.checkpoints.is_dir():
+        raise UserError(f"{path} has lost its plan.json", f"name one of its checkpoints, in {run.checkpoints}", where)
     if not run.exists():
         raise UserError(f"{path} is neither a run directory nor a checkpoint", "a directory that `lockstep train` made, such as runs/tiny-20260101-120000", where)
     found, damaged = newest(run.checkpoints)

@@ -82,6 +82,16 @@ def mend(path: Path) -> None:
             file.truncate(size - back + tail.rfind(b"\n") + 1)
 
 
+def last_step(path: Path) -> int:
+    """The last step that its end tells of; 0: of none."""
+    if not path.exists():
+        return 0
+    with open(path, "rb") as file:
+        file.seek(-min(file.seek(0, os.SEEK_END), 1 << 20), os.SEEK_END)
+        events = filter(None, map(Event.from_line, file.read().split(b"\n")))
+    return max((event.step for event in events if event.kind == "step"), default=0)
+
+
 def read(path: Path) -> list[Event]:
     """The events that count, lines that are none passed over: a `resumed` at step s voids what was done beyond s before it."""
     events: list[Event] = []
