@@ -248,7 +248,8 @@ def _refuse_changes(origin: _Origin, config: Config) -> None:
     changed = [key for key in after if key in before and before[key] != after[key] and key not in indifferent]
     fatal = [key for key in changed if key.startswith(("model.", "data.")) or key in {"task", "optimizer.name"}]
     if fatal:
-        raise UserError(f"this run began with another model or data: {_changes(fatal, before, after)}", "the config as it was, or a new run with another --save-dir", str(origin.checkpoint or (origin.run.home if origin.run else "")))
+        where = origin.checkpoint or (origin.run.home if origin.run else "")
+        raise UserError(f"this run began with another model or data: {_changes(fatal, before, after)}", "the config as it was, or a new run with another --save-dir", str(where))
     said = [key for key in changed if not key.startswith(("devices.", "batch.", "track."))]
     if said:
         origin.words.append(f"changed since the run was last saved: {_changes(said, before, after)}")

@@ -155,7 +155,8 @@ class OwnTask(ABC):
             raise UserError(f"{name}.__init__ sets self.{hidden[0]}, which hides the method {hidden[0]}()", f"keep it under another name, such as self.{hidden[0]}_fields", "task")
         if missing:
             near = [hint for method in missing if (hint := suggest(method, [found for found in dir(own) if not found.startswith("__")]))]
-            raise UserError(f"{name} has no {' and no '.join(f'{method}()' for method in missing)}" + (f"; {', '.join(near)}" if near else ""), "".join(f"\n    {needed[method]}" for method in missing).removeprefix("\n    "), "task")
+            lacks = "; ".join([" and ".join(f"no {method}()" for method in missing), *near])
+            raise UserError(f"{name} has {lacks}", "".join(f"\n    {needed[method]}" for method in missing).removeprefix("\n    "), "task")
         if hasattr(own, "optimizer") and not callable(own.optimizer):
             raise UserError(f"{name}.optimizer is {type(own.optimizer).__name__}, where a method optimizer(self, params) brings an optimizer", "another name for it", "task")
         if not isinstance(getattr(own, "elementwise", False), bool):
