@@ -10,8 +10,9 @@ import sysconfig
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 
 import lockstep
 from lockstep.core.document import suggest
@@ -71,6 +72,13 @@ def _source(path: Path) -> bytes:
         raise UserError(f"{path} can't be read: {error.strerror}", "check its path and permissions", "task") from None
 
 
+class _AsItStands(SourceFileLoader):
+    """Compiled from the file each time: Python's own cache takes a file of equal size, changed within the same second, for the old one."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        return compile(self.get_data(self.path), self.path, "exec", dont_inherit=True)
+
+
 def _module(path: Path) -> ModuleType:
     """Named after path and content, and found under that name, so that what its classes make can be pickled."""
     whole = path.resolve()
@@ -79,7 +87,7 @@ def _module(path: Path) -> ModuleType:
     name = f"lockstep_own_{stem}_{digest}"
     if name in sys.modules:
         return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, whole)
+    spec = importlib.util.spec_from_file_location(name, whole, loader=_AsItStands(name, str(whole)))
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
