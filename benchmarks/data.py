@@ -66,7 +66,7 @@ class Watched:
         return nn.Linear(1, 1)
 
     def loss(self, model: nn.Module, batch: Any) -> Mean:
-        return Mean(model(batch["x"].float().mean().view(1, 1)).sum(), len(batch["x"]))
+        return Mean(model(batch["x"].float().mean((1, 2, 3))[:, None]).sum(), len(batch["x"]))
 
     def train_data(self) -> Pictures:
         return Pictures(self._heavy)
