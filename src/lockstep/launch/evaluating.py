@@ -27,7 +27,7 @@ Which = Literal["held-out", "train"]
 
 @dataclass(frozen=True)
 class Evaluated:
-    """metrics: of the checkpoint at `step`. samples: how many were read. stopped: the signal that ended it before."""
+    """metrics: of the checkpoint at `step`. samples: how many were read. plan: on what. seconds: of the evaluation itself."""
 
     step: int
     samples: int
