@@ -115,7 +115,8 @@ def test_a_race_in_one_gradient_is_found_by_its_array(pool: Pool, tmp_path: Path
     assert found.arrays == ["model/second.weight", "optimizer/exp_avg/second.weight", "optimizer/exp_avg_sq/second.weight"]
     assert found.figure is not None
     assert found.arrays_at is not None
-    assert found.arrays_at < found.figure.step  # a small difference of weights need not show in the next loss
+    # The norm of the gradient at fault may part in the same step as its weight, a loss only after it; either later, if the difference is small.
+    assert found.arrays_at + (found.figure.what == "loss") <= found.figure.step
     assert described(found, tmp_path / "one", tmp_path / "two")[0].startswith(f"differ step {found.arrays_at}: model/second.weight, ")
 
 

@@ -153,17 +153,17 @@ def described(found: Comparison, first: Path, second: Path) -> list[str]:
     held = [f"{found.steps} steps (loss, grad_norm)", f"{found.hashes} hashes of the state", *([f"the arrays saved at step {found.saved}"] if found.saved is not None else [])]
     if found.equal:
         return [*lines, f"equal  {first} and {second}, to the last bit: {', '.join(held)}", *_advice(found)]
-    parted = []
+    parted = []  # step; within it the loss, which the arrays come after, then those, which say more than the norm of all gradients; the line
     if found.figure:
         at = found.figure
-        parted.append((at.step, f"differ step {at.step}: {at.what} {_full(at.first)} against {_full(at.second)}{_apart(at)}; equal in every step before"))
+        parted.append((at.step, 0 if at.what == "loss" else 2, f"differ step {at.step}: {at.what} {_full(at.first)} against {_full(at.second)}{_apart(at)}; equal in every step before"))
     if found.arrays and found.arrays_at is not None:
         before = f"; all equal at step {found.equal_until}" if found.equal_until is not None else ""
         more = f" and {len(found.arrays) - _SHOWN} more" if len(found.arrays) > _SHOWN else ""
-        parted.append((found.arrays_at, f"differ step {found.arrays_at}: {', '.join(found.arrays[:_SHOWN])}{more}, of {found.of} arrays{before}"))
+        parted.append((found.arrays_at, 1, f"differ step {found.arrays_at}: {', '.join(found.arrays[:_SHOWN])}{more}, of {found.of} arrays{before}"))
     elif found.equal_until is not None:
-        parted.append((found.equal_until, f"equal  step {found.equal_until}: all arrays, at the last step that both hashed or saved"))
-    return [*lines, *(line for _, line in sorted(parted)), *_advice(found)]
+        parted.append((found.equal_until, 1, f"equal  step {found.equal_until}: all arrays, at the last step that both hashed or saved"))
+    return [*lines, *(line for *_, line in sorted(parted)), *_advice(found)]
 
 
 def _advice(found: Comparison) -> list[str]:
