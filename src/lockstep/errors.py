@@ -43,4 +43,8 @@ class ConfigErrors(UserError):
 
 
 class RunError(LockstepError):
-    """A run that could not go on: a lost rank, a full disk, a loss that is not finite."""
+    """A run that could not go on: a lost rank, a full disk, a loss that is not finite. again: starting again may help."""
+
+    def __init__(self, cause: str, remedy: str = "", where: str = "", again: bool = False) -> None:
+        super().__init__(cause, remedy, where)
+        self.again = again

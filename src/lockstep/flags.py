@@ -32,6 +32,7 @@ _VALUES: list[tuple[tuple[str, ...], str, Any, str]] = [
     (("--num-workers",), "data.workers", int, "processes a device that read samples; 0: a thread of the rank"),
     (("--prefetch",), "data.prefetch", int, "steps prepared ahead"),
     (("--max-checkpoints",), "train.keep", int, "newest checkpoints kept, beside the best"),
+    (("--max-restarts",), "devices.max_restarts", int, "starts after a failure, from the last save"),
     (("--launcher",), "devices.launcher", str, "elastic, spawn"),
     (("--port",), "devices.port", int, "of the rendezvous; 0: any free one"),
     (("--wandb",), "track.wandb", str, "off, offline, online: W&B too"),
@@ -40,7 +41,7 @@ _VALUES: list[tuple[tuple[str, ...], str, Any, str]] = [
     (("--cssm",), "model.cssm", str, ""),
 ]
 _HIDDEN = {"--mode", "--arch", "--cssm"}
-_LATER = {"--compile", "--max-restarts", "--machine"}
+_LATER = {"--compile", "--machine"}
 
 
 def dashes(name: str) -> str:

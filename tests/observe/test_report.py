@@ -68,7 +68,7 @@ def home(pool: Pool, tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> 
     home = tmp_path_factory.mktemp("reported")
     config = write_config(home, corpus, steps=40)
     for more in (("--save-dir", "one", "--stop-after", "25"), ("--save-dir", "one"), ("--save-dir", "two", "--lr", "1e-3", "--global-batch", "8", "--max-steps", "20")):
-        pool.run(1, warm, home, "train", "-f", config, "--devices", "cpu", *more)
+        pool.run(1, warm, home, "train", "-f", config, "--devices", "cpu", "--set", "track.sensors_every=0", *more)  # a slow run would have lines of them, which tests lay in themselves
     return home
 
 

@@ -19,7 +19,7 @@ from lockstep.errors import ConfigErrors, UserError
 from lockstep.units import parse_bytes
 
 # Keys of the design that a later version will have: refused by name, not as a slip of the pen.
-_LATER = {"train.compile", "devices.max_restarts", "devices.hang_floor", "devices.balance"}
+_LATER = {"train.compile", "devices.balance"}
 
 Precision = Literal["f32", "bf16", "f16", "f64"]
 Recompute = Literal["none", "block", "selective"]
@@ -132,6 +132,8 @@ class Devices(Section):
     threads: PositiveInt | None = Field(None, description="engine torch on CPU ranks: threads of each; the cores shared out if not given, 1 with train.exact")
     sync: Literal["auto", "cpu", "gloo", "nccl"] = Field("auto", description="cpu (gloo): gradients through host memory; nccl: between GPUs")
     preflight: NonNegativeInt = Field(60, description="seconds in which a first collective over all devices must end, before anything is trained; 0: not tried")
+    max_restarts: NonNegativeInt = Field(0, description="how often the ranks are started again, from the last save, after a failure that another start may end")
+    hang_floor: NonNegativeInt = Field(60, description="seconds of silence of a rank that are never taken for a hang; 0: ranks are not watched")
     launcher: Literal["elastic", "spawn"] = Field("elastic", description="what starts the ranks; same results")
     port: Annotated[int, Field(ge=0, le=65535)] = Field(0, description="of the rendezvous; 0: any free one")
 

@@ -7,14 +7,22 @@ import json
 import math
 import time
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
-Kind = Literal["planned", "started", "step", "evaluated", "saved", "sampled", "hashed", "sensors", "slow", "warned", "restarted", "resumed", "stopped", "failed", "finished"]
+Kind = Literal["planned", "started", "step", "evaluated", "saved", "sampled", "hashed", "sensors", "slow", "warned", "restarted", "recovered", "resumed", "stopped", "failed", "finished"]
 Request = Literal["stop", "save", "evaluate", "sample"]
-Phase = Literal["start", "data", "step", "evaluate", "sample", "save", "end"]
+Phase = Literal["start", "evaluate", "sample", "save", "data", "step", "end"]  # in the order in which a rank goes through them between two steps
 
 REQUESTS: tuple[Request, ...] = get_args(Request)
 PHASES: tuple[Phase, ...] = get_args(Phase)
+
+
+class Beat(NamedTuple):
+    """Where a rank was when it last gave a sign. step: finished ones. beats: counts up, so that a sign within a phase is one too."""
+
+    step: int
+    phase: Phase
+    beats: int
 
 
 @dataclass(frozen=True)

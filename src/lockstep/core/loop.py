@@ -6,7 +6,7 @@ ranks must agree on comes from those figures, which are the same on every rank.
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any, Literal
 
@@ -43,6 +43,7 @@ def train(plan: Plan, engine: Engine, feed: Feed, store: Store, record: Record, 
             _serve(due, done, plan, engine, state, feed, store, record, pulse, ledger, summarize)
         if "stop" in due and done < plan.steps:
             break
+        pulse(done, "data")
     ledger.settle()
     pulse(done, "end")
     store.close()
@@ -54,13 +55,20 @@ def train(plan: Plan, engine: Engine, feed: Feed, store: Store, record: Record, 
 def evaluate(engine: Engine, feed: Feed, saved: Saved, record: Record, summarize: Any) -> Outcome:
     """The metrics of `saved`, and nothing trained."""
     began = time.perf_counter()
-    found = _measured(engine, engine.restore(saved), feed, summarize)
+    found = _measured(engine, engine.restore(saved), feed.evaluation(), summarize)
     record(Event("evaluated", saved.step, {**found, "seconds": time.perf_counter() - began}))
     return "finished"
 
 
-def _measured(engine: Engine, state: Any, feed: Feed, summarize: Any) -> dict[str, float | None]:
-    found: dict[str, float] = summarize(engine.evaluate(state, feed.evaluation()))
+def _beating(rounds: Iterable[Any], beat: Callable[[], None]) -> Iterator[Any]:
+    """A sign of life for each round: an evaluation may take hours."""
+    for found in rounds:
+        beat()
+        yield found
+
+
+def _measured(engine: Engine, state: Any, rounds: Iterable[Any], summarize: Any) -> dict[str, float | None]:
+    found: dict[str, float] = summarize(engine.evaluate(state, rounds))
     return {name: value if math.isfinite(value) else None for name, value in found.items()}
 
 
@@ -70,7 +78,7 @@ def _serve(due: set[str], done: int, plan: Plan, engine: Engine, state: Any, fee
     if "evaluate" in due and plan.eval_samples:
         pulse(done, "evaluate")
         began = time.perf_counter()
-        counters.metrics = _measured(engine, state, feed, summarize)
+        counters.metrics = _measured(engine, state, _beating(feed.evaluation(), lambda: pulse(done, "evaluate")), summarize)
         counters.metrics_step = done
         loss = counters.metrics["loss"]
         if loss is not None and (counters.best_loss is None or loss < counters.best_loss):

@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,11 @@ class Seat:
 
     engine: Callable[[Task, Optimizer], Engine]
     leave: Callable[[], None] = lambda: None
+
+
+def import_engine(plan: Plan) -> None:
+    """What the engine needs, which takes seconds."""
+    import_module(f"lockstep.on_{plan.engine}.engine")
 
 
 def take_seat(plan: Plan, rank: Rank, store: Any, coordinator: str | None) -> Seat:

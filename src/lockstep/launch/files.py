@@ -17,6 +17,7 @@ from lockstep.core.document import dump, read_file
 from lockstep.core.events import REQUESTS, Request
 from lockstep.core.plan import Plan
 from lockstep.errors import RunError, UserError
+from lockstep.launch.starts import Earlier
 
 SCRATCH = ".initial"  # where weights to begin from are copied to, before a run is one
 
@@ -114,7 +115,7 @@ class Run:
 class Attempt:
     """One go at a run. resume: the checkpoint it begins from; weights: if there is none, a checkpoint of no more than the model.
     stop_at: steps after which it saves and leaves. coordinator: host:port where jax's processes meet, if there are several.
-    evaluate: train nothing, only evaluate what is resumed, on "held-out" or "train" data."""
+    evaluate: train nothing, only evaluate what is resumed, on "held-out" or "train" data. earlier: what the same command did before it had to start again."""
 
     name: str
     run: str
@@ -123,13 +124,19 @@ class Attempt:
     coordinator: str | None = None
     evaluate: str | None = None
     weights: str | None = None
+    earlier: Earlier | None = None
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> "Attempt":
-        return cls(**json.loads(text))
+        return cls.from_values(json.loads(text))
+
+    @classmethod
+    def from_values(cls, values: dict[str, Any]) -> "Attempt":
+        earlier = values.get("earlier")
+        return cls(**{**values, "earlier": Earlier(**{**earlier, "recoveries": tuple(earlier["recoveries"])}) if earlier else None})
 
 
 def new_attempt_name() -> str:

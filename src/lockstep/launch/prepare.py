@@ -109,8 +109,7 @@ def prepare(loaded: Loaded, options: Options, facts: Facts | None = None, machin
 def _begin(run: Run, lock: Lock, loaded: Loaded, options: Options, origin: _Origin, made: Plan, facts: Facts, machine: Machine, weights: str | None) -> Prepared:
     for directory in (run.checkpoints, run.logs):
         directory.mkdir(exist_ok=True)
-    for stale in (path for kind in ("failure-*.json", "process-*.json", "pulse-*") for path in run.logs.glob(kind)):
-        stale.unlink()
+    clear_logs(run)
     sweep(run.checkpoints)
     mend(run.journal)
     begin = run.journal.stat().st_size if run.journal.exists() else 0
@@ -133,6 +132,13 @@ def _begin(run: Run, lock: Lock, loaded: Loaded, options: Options, origin: _Orig
     if begin or origin.checkpoint:
         append(run.journal, Event("resumed", origin.step, {"attempt": attempt.name, "text": _resumed(origin, made)}))
     return Prepared(run, made, attempt, lock, begin, done, loaded.config.track)
+
+
+def clear_logs(run: Run) -> None:
+    """What an earlier start left for those who watched it."""
+    for kind in ("failure-*.json", "process-*.json", "pulse-*", "stack-*.txt", "collectives-*"):
+        for stale in run.logs.glob(kind):
+            stale.unlink()
 
 
 def _resumed(origin: _Origin, made: Plan) -> str:

@@ -29,7 +29,7 @@ from lockstep.diagnose.memory import out_of_memory
 from lockstep.errors import LockstepError, RunError, UserError
 from lockstep.launch.cluster import meet, rank_from
 from lockstep.launch.describe import cache_home, die_with
-from lockstep.launch.engines import take_seat
+from lockstep.launch.engines import import_engine, take_seat
 from lockstep.launch.files import Attempt, ControlFile, Run
 from lockstep.launch.place import check_port
 from lockstep.launch.preflight import MEETING, Deadline, check_sum, record_failure
@@ -37,7 +37,9 @@ from lockstep.launch.prepare import Options, Prepared, done_line, prepare
 from lockstep.launch.reading import Readers
 from lockstep.launch.saving import checkpoint_store, keep_assets
 from lockstep.launch.signals import LAUNCHER, STOP_SIGNAL, run_child
+from lockstep.launch.starts import Clock, accounted
 from lockstep.launch.watching import tracked, watched
+from lockstep.launch.witness import attending
 from lockstep.observe.console import showing, view
 from lockstep.observe.journal import Journal
 from lockstep.observe.pulse import Pulse
@@ -71,23 +73,26 @@ def work(attempt: Attempt, rank: Rank, store: Any = None, catch_stop: bool = Fal
     """Train as this rank. store: of the ranks' rendezvous (None: from the environment). catch_stop: SIGTERM and SIGINT ask for a stop."""
     run = Run(Path(attempt.run))
     plan, config = run.read_plan(), run.read_config(Tasks())
-    run.announce(rank.index)
-    first = rank.index == 0
+    first, clock = rank.index == 0, Clock()
     requests = Requests(ControlFile(run, attempt.name) if first else None)
     signal.signal(STOP_SIGNAL, lambda *_: requests.stop())
     if catch_stop:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: _stop_or_leave(requests, run, attempt))
     speaks = first and (catch_stop or rank.world == 1)
-    with Deadline(MEETING * plan.preflight, "meeting the other ranks", plan, run, attempt.name, rank, speaks):
-        seat = take_seat(plan, rank, store, attempt.coordinator)
-    task = open_task(config, str(cache_home()))
-    engine = seat.engine(task, config.optimizer)
-    if plan.preflight and plan.world > 1:
-        with Deadline(plan.preflight, "a first collective", plan, run, attempt.name, rank, speaks):
-            check_sum(engine.preflight(), plan)
-    outcome = train_rank(attempt, plan, config, rank, engine, task, requests)
-    seat.leave()
+    with attending(run.logs, rank.index):
+        run.announce(rank.index)
+        with clock.part("import"):
+            import_engine(plan)
+        with clock.part("rendezvous"), Deadline(MEETING * plan.preflight, "meeting the other ranks", plan, run, attempt.name, rank, speaks):
+            seat = take_seat(plan, rank, store, attempt.coordinator)
+        task = open_task(config, str(cache_home()))
+        engine = seat.engine(task, config.optimizer)
+        if plan.preflight and plan.world > 1:
+            with clock.part("preflight"), Deadline(plan.preflight, "a first collective", plan, run, attempt.name, rank, speaks):
+                check_sum(engine.preflight(), plan)
+        outcome = train_rank(attempt, plan, config, rank, engine, task, requests, clock=clock)
+        seat.leave()
     return outcome
 
 
@@ -106,8 +111,8 @@ def _stop_or_leave(requests: Requests, run: Run, attempt: Attempt) -> None:
     timer.start()
 
 
-def train_rank(attempt: Attempt, plan: Plan, config: Config, rank: Rank, engine: Engine, task: Any, requests: Requests, store: Any = None) -> Outcome:
-    """Feed, store and journal of one rank, and the loop over them. store: another than the run's own checkpoints."""
+def train_rank(attempt: Attempt, plan: Plan, config: Config, rank: Rank, engine: Engine, task: Any, requests: Requests, store: Any = None, clock: Clock | None = None) -> Outcome:
+    """Feed, store and journal of one rank, and the loop over them. store: another than the run's own checkpoints. clock: of what came before."""
     run, first = Run(Path(attempt.run)), rank.index == 0
     if task.fingerprint() != plan.fixed.fingerprint or len(task.train_data()) != plan.samples:
         raise RunError("the data changed while the run was starting: it is not what the plan was made for", "run the same command again, once the files rest", "data")
@@ -120,7 +125,7 @@ def train_rank(attempt: Attempt, plan: Plan, config: Config, rank: Rank, engine:
     held_out = task.train_data() if attempt.evaluate == "train" else task.eval_data()
     feed = Feed(plan, devices, task.train_data(), held_out, engine.stage, saved.step if saved else 0, config.data.prefetch, readers.workers if readers else None)
     journal = Journal(run.journal) if first else None
-    record: Callable[[Event], None] = journal.record if journal else lambda event: None
+    record: Callable[[Event], None] = accounted(journal.record, clock or Clock(), attempt.earlier, saved.step if saved else 0) if journal else lambda event: None
     writer = store or checkpoint_store(run, plan, config, rank, attempt, first, record, journal)
     try:
         if attempt.evaluate:
@@ -209,7 +214,7 @@ def _told(rank: Rank, store: Any, ranks: Any) -> int:
     store.add(_READ, 1)
     if "leave" in word:
         return int(word["leave"])
-    attempt = Attempt(**word["attempt"])
+    attempt = Attempt.from_values(word["attempt"])
     if rank.hosts > 1 and not rank.local:
         print(f"rank {rank.index} of {rank.world} trains in {attempt.run}; the first host shows how it goes", flush=True)
     if attempt.coordinator:

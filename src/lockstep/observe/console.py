@@ -27,6 +27,7 @@ from lockstep.units import show_bytes, show_count, show_seconds
 
 _AT_LEAST_EVERY = 30.0
 _BAR = 16
+_SLOW_START = 30.0  # seconds
 
 
 class View(Protocol):
@@ -162,9 +163,16 @@ def lines(event: Event, plan: Plan, run: Path, pace: Pace | None = None) -> list
         return _finished(event, plan, run)
     if event.kind == "sensors":
         return [load_line(event)]
-    if event.kind in {"warned", "slow", "restarted"}:
-        return [f"warn   {values.get('text', '')}"]
-    return []
+    if event.kind == "started":
+        return _slow_start(values)
+    return _word(event)
+
+
+def _word(event: Event) -> list[str]:
+    if event.kind == "recovered":
+        return [f"again  step {event.step} was trained {show_seconds(event.values['seconds'])} after the failure was found"]
+    marks = {"warned": "warn  ", "slow": "slow  ", "restarted": "again "}
+    return [f"{marks[event.kind]} {event.values.get('text', '')}"] if event.kind in marks else []
 
 
 def step_parts(step: int, values: dict[str, Any], plan: Plan, pace: Pace) -> dict[str, str]:
@@ -190,6 +198,16 @@ def _figure(value: float | None, form: str) -> str:
     return "not finite" if value is None else format(value, form)
 
 
+def _slow_start(values: dict[str, Any]) -> list[str]:
+    """A start that took long says what took it."""
+    parts = {name.removesuffix("_seconds"): float(value) for name, value in values.items() if name.endswith("_seconds")}
+    if sum(parts.values()) < _SLOW_START:
+        return []
+    told = ", ".join(f"{name} {show_seconds(value)}" for name, value in parts.items())
+    remedy = "its files may come over a network: a copy of the environment on a local disk starts sooner" if parts.get("import", 0.0) == max(parts.values()) else "the other ranks began later, or reach this one slowly"
+    return [f"slow   the start took {show_seconds(sum(parts.values()))} ({told}); {remedy}"]
+
+
 def _finished(event: Event, plan: Plan, run: Path) -> list[str]:
     values = event.values
     entropy = plan.reference.get("unigram_entropy")
@@ -197,7 +215,12 @@ def _finished(event: Event, plan: Plan, run: Path) -> list[str]:
     if "loss" in values:
         loss = f"  validation loss {_figure(values['loss'], '.4f')} nats" + (f" (single-token entropy of the corpus {entropy:.4f})" if entropy else "")
     skipped = f"  {values['skipped']} updates left out" if values["skipped"] else ""
-    return [f"done   step {event.step}  {values['steps']} steps in {show_seconds(values['seconds'])}  goodput {values['goodput']:.0%}{loss}{skipped}  {run}", *_memory(values)]
+    return [f"done   step {event.step}  {values['steps']} steps in {show_seconds(values['seconds'])}  goodput {values['goodput']:.0%}{_recoveries(values)}{loss}{skipped}  {run}", *_memory(values)]
+
+
+def _recoveries(values: dict[str, Any]) -> str:
+    found = values.get("recoveries", [])
+    return f" over {len(found) + 1} starts, again in {', '.join(map(show_seconds, found))}" if found else ""
 
 
 def _memory(values: dict[str, Any]) -> list[str]:

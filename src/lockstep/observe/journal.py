@@ -123,6 +123,8 @@ def batches(path: Path, stop: threading.Event, start: int = 0, pause: float = 0.
         ending, new = stop.is_set(), b""
         if path.exists():
             with open(path, "rb") as file:
+                if file.seek(0, os.SEEK_END) < position + len(rest):  # a torn line was cut
+                    rest = b""
                 file.seek(position + len(rest))
                 new = file.read(_AT_ONCE)
         *lines, rest = (rest + new).split(b"\n")

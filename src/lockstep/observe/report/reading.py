@@ -149,6 +149,8 @@ class _Reader:
         if event.kind == "planned" or not story.starts:
             plan, environment = event.values.get("plan"), event.values.get("environment")
             story.starts.append(Start(event.time, event.step, plan if isinstance(plan, dict) else {}, environment if isinstance(environment, dict) else {}, event.time, event.step))
+        elif event.kind == "restarted" and story.starts:
+            story.starts.append(Start(event.time, event.step, story.starts[-1].plan, story.starts[-1].environment, event.time, event.step))
         start = story.starts[-1]
         start.last_time, start.last_step = max(start.last_time, event.time), event.step
         if event.kind == "step":

@@ -1,0 +1,136 @@
+"""Watches the ranks of this host while they train: finds one that has gone silent, asks all where they are, and ends them.
+
+What it saw lies in logs/hang-*.txt afterwards.
+"""
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+
+from lockstep.core.events import Beat
+from lockstep.core.plan import Plan
+from lockstep.diagnose.hang import Seen, Silence, Verdict, Watch, judge
+from lockstep.diagnose.stacks import spot
+from lockstep.errors import RunError
+from lockstep.launch.files import Run
+from lockstep.launch.witness import ASK, last_collective
+from lockstep.observe.pulse import read_beat
+
+OFTEN = 0.2  # seconds between looks
+_ANSWER = 1.5  # seconds in which ranks say where they are
+_DEBUGGERS = ("pdb.py", "bdb.py", "pydevd.py", "debugpy")
+_STATES = {psutil.STATUS_STOPPED: "T", psutil.STATUS_TRACING_STOP: "t", psutil.STATUS_DISK_SLEEP: "D", psutil.STATUS_ZOMBIE: "Z"}
+
+
+class Hangs:
+    """floor: seconds of silence that are never a hang; 0: nobody is watched."""
+
+    def __init__(self, run: Run, plan: Plan, floor: float) -> None:
+        self._run, self._world, self._floor = run, plan.processes, floor
+        self._watch = Watch(floor)
+
+    def look(self) -> RunError | None:
+        """Called every OFTEN seconds. What is said of a hang, if there is one; its ranks are killed then, except this process itself."""
+        if not self._floor:
+            return None
+        states = {rank: state for rank, pid in self._run.processes().items() if (state := _state(pid)) not in {None, "Z"}}
+        if "t" in states.values():  # somebody debugs it
+            self._watch = Watch(self._floor)
+            return None
+        silence = self._watch.add(time.monotonic(), self._beats(states), OFTEN)
+        return self._found(silence) if silence else None
+
+    def kill(self) -> None:
+        """At once: a rank that hangs hears no SIGTERM, and those that wait for it in a collective neither."""
+        for pid in self._run.processes().values():
+            if pid != os.getpid():
+                with suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+
+    def _beats(self, ranks: Iterable[int]) -> dict[int, Beat]:
+        return {rank: beat for rank in ranks if (beat := read_beat(self._run.logs / f"pulse-{rank}"))}
+
+    def _found(self, silence: Silence) -> RunError | None:
+        dumps = self._asked()
+        if any(name in dump for dump in dumps.values() for name in _DEBUGGERS):
+            self._watch = Watch(self._floor)
+            return None
+        seen = self._seen(dumps)
+        verdict = judge(seen, silence.seconds, silence.limit, self._world)
+        report = self._report(verdict, dumps)
+        self.kill()
+        return RunError(verdict.cause, f"{verdict.remedy}; every rank's stacks are in {report}", again=verdict.again)
+
+    def _asked(self) -> dict[int, str]:
+        """The stacks of each rank that answers."""
+        processes = self._run.processes()
+        files = {rank: self._run.logs / f"stack-{rank}.txt" for rank in processes}
+        before = {rank: _size(path) for rank, path in files.items()}
+        for rank, pid in processes.items():
+            (self._run.logs / f"collectives-{rank}.json").unlink(missing_ok=True)
+            if files[rank].exists():  # else nobody there would catch the signal
+                with suppress(OSError):
+                    os.kill(pid, ASK)
+        until = time.monotonic() + _ANSWER
+        while time.monotonic() < until and not all((self._run.logs / f"collectives-{rank}.json").exists() for rank in processes):
+            time.sleep(0.05)
+        return {rank: path.read_text(errors="replace")[before[rank] :] for rank, path in files.items() if path.exists()}
+
+    def _seen(self, dumps: dict[int, str]) -> dict[int, Seen]:
+        seen = {}
+        for rank, pid in self._run.processes().items():
+            collective = None
+            with suppress(OSError, ValueError, KeyError):  # it gave no answer
+                collective = last_collective(json.loads((self._run.logs / f"collectives-{rank}.json").read_text()))
+            seen[rank] = Seen(read_beat(self._run.logs / f"pulse-{rank}"), _state(pid) or "", spot(dumps.get(rank, "")), collective)
+        return seen
+
+    def _report(self, verdict: Verdict, dumps: dict[int, str]) -> Path:
+        path = self._run.logs / f"hang-{time.strftime('%Y%m%d-%H%M%S')}.txt"
+        parts = [verdict.cause, verdict.remedy, *(f"\nrank {rank}: its threads, the main one last\n{dump.strip() or 'no answer'}" for rank, dump in sorted(dumps.items()))]
+        for rank in sorted(dumps):
+            with suppress(OSError):
+                parts.append(f"\nrank {rank}: its collectives, as torch recorded them\n{(self._run.logs / f'collectives-{rank}.json').read_text()[-4000:]}")
+        with suppress(OSError):  # a full disk
+            path.write_text("\n".join(parts) + "\n")
+        return path
+
+
+@contextmanager
+def overseen(hangs: Hangs, found: Callable[[RunError], None]) -> Iterator[None]:
+    """Looked at from a thread of this very process while the block runs. found: is told of a hang, and ends the process."""
+    stop = threading.Event()
+
+    def work() -> None:
+        while not stop.wait(OFTEN):
+            if error := hangs.look():
+                found(error)
+                return
+
+    thread = threading.Thread(target=work, name="hangs", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _state(pid: int) -> str | None:
+    """Of a process, as the kernel names the odd ones; '' for one that runs or waits. None: there is no such process."""
+    try:
+        return _STATES.get(psutil.Process(pid).status(), "")
+    except psutil.Error:
+        return None
+

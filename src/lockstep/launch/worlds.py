@@ -1,0 +1,125 @@
+"""The ranks of one start on this machine: in this process for one device, else as processes that die with it. Each way returns why it failed, or None."""
+
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from multiprocessing import resource_tracker
+from typing import Any
+
+from lockstep.core.config import Devices
+from lockstep.core.protocols import Rank
+from lockstep.diagnose.crash import explain, note_of, read_notes
+from lockstep.errors import LockstepError, RunError
+from lockstep.launch.hanging import OFTEN, Hangs, overseen
+from lockstep.launch.preflight import record_failure
+from lockstep.launch.prepare import Prepared
+from lockstep.launch.worker import main, work
+
+_GRACE = 10.0  # seconds in which ranks leave by themselves after one has failed
+
+
+def in_place(prepared: Prepared, devices: Devices) -> LockstepError | None:
+    try:
+        with overseen(_watch(prepared, devices), lambda error: left_hanging(prepared, error)):
+            work(prepared.attempt, Rank(0, 0, 1))
+        return None
+    except Exception as error:
+        with open(prepared.run.logs / "rank-0.log", "a") as log:
+            traceback.print_exc(file=log)
+        return explain([note_of(0, error)], {}, prepared.run.logs)
+
+
+def left_hanging(prepared: Prepared, error: RunError) -> None:
+    """End this process, whose own thread found that it hangs."""
+    record_failure(prepared.run, error)
+    os.write(2, f"error: {error}\n".encode())
+    os._exit(error.exit_code)
+
+
+def _watch(prepared: Prepared, devices: Devices) -> Hangs:
+    return Hangs(prepared.run, prepared.plan, 0 if prepared.attempt.evaluate else devices.hang_floor)
+
+
+def elastic(prepared: Prepared, devices: Devices) -> LockstepError | None:
+    """torch's elastic agent, in a thread, so that signals stay with us."""
+
+    def run() -> Mapping[int, int]:
+        logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+        from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+        from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+        config = LaunchConfig(
+            min_nodes=1, max_nodes=1, nproc_per_node=prepared.plan.processes, run_id=prepared.attempt.name, rdzv_backend="c10d",
+            rdzv_endpoint=f"localhost:{devices.port}", max_restarts=0, monitor_interval=0.1, logs_specs=DefaultLogsSpecs())
+        try:
+            elastic_launch(config, sys.executable)("-u", "-m", "lockstep.launch.worker", prepared.attempt.to_json())
+            return {}
+        except ChildFailedError as error:
+            return {rank: failure.exitcode for rank, failure in error.failures.items()}
+
+    return _waited(prepared, devices, run)
+
+
+def spawn(prepared: Prepared, devices: Devices) -> LockstepError | None:
+    """torch.multiprocessing, in a thread, its ranks meeting at a store that this process serves."""
+
+    def run() -> Mapping[int, int]:
+        from torch._C._distributed_c10d import TCPStore  # public as torch.distributed.TCPStore, where type checkers don't see it
+        from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException, start_processes
+
+        logging.getLogger("torch.multiprocessing").setLevel(logging.CRITICAL)
+        resource_tracker.ensure_running()  # first, since it unblocks signals when it starts
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # of this thread, and so of its children: Ctrl-C is the launcher's
+        store = TCPStore("localhost", devices.port, is_master=True, wait_for_workers=False)
+        world = prepared.plan.processes
+        context = start_processes(  # type: ignore[no-untyped-call]
+            _spawned, (prepared.attempt.to_json(), world, store.port), nprocs=world, join=False, start_method="spawn")
+        assert context is not None
+        try:
+            while not context.join():
+                pass
+            return {}
+        except (ProcessExitedException, ProcessRaisedException):
+            return {rank: process.exitcode for rank, process in enumerate(context.processes) if process.exitcode}
+
+    return _waited(prepared, devices, run)
+
+
+def _spawned(index: int, argument: str, world: int, port: int) -> None:
+    os.environ.update(RANK=str(index), LOCAL_RANK=str(index), WORLD_SIZE=str(world), LOCAL_WORLD_SIZE=str(world), MASTER_ADDR="localhost", MASTER_PORT=str(port), TORCHELASTIC_USE_AGENT_STORE="True")
+    main(argument)
+
+
+def _waited(prepared: Prepared, devices: Devices, run: Callable[[], Mapping[int, int]]) -> LockstepError | None:
+    """run() in a thread, this one free for signals and for watching the ranks. What it found, or raised, explained."""
+    found: dict[str, Any] = {}
+    watch, hang = _watch(prepared, devices), None
+
+    def target() -> None:
+        try:
+            found["exits"] = run()
+        except BaseException as error:
+            found["error"] = error
+
+    thread = threading.Thread(target=target, name="launcher")
+    thread.start()
+    failed: float | None = None
+    while thread.is_alive():
+        thread.join(OFTEN)
+        if failed is None and hang is None:
+            hang = watch.look()
+        if failed is None and any(prepared.run.logs.glob("failure-*.json")):
+            failed = time.monotonic()
+        if failed is not None and time.monotonic() - failed > _GRACE:
+            watch.kill()  # stopped, or in a collective that will never end
+    if hang:
+        return hang
+    if "error" in found:
+        return explain([note_of(0, found["error"])], {}, prepared.run.logs)
+    return explain(read_notes(prepared.run.logs, prepared.attempt.name), found["exits"], prepared.run.logs) if found["exits"] else None
