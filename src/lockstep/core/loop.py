@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from lockstep.core.digest import combined
 from lockstep.core.events import Event
+from lockstep.core.pace import Laggards
 from lockstep.core.plan import Plan
 from lockstep.core.protocols import Batch, Counters, Engine, Feed, Figures, Pulse, Record, Requests, Saved, Stats, Store
 from lockstep.errors import RunError
@@ -110,6 +111,7 @@ class Ledger:
         self._began = self._clock = time.perf_counter()
         self._useful, self._trained = 0.0, 0
         self._peaks = [0] * plan.world
+        self._laggards = Laggards()
 
     def owe(self, step: int, batch: Batch, stats: Stats) -> None:
         self._owed = (step, batch, stats)
@@ -141,6 +143,8 @@ class Ledger:
         if not figures.finite:
             self._not_finite(step, figures, values)
         self._record(Event("step", step + 1, values))
+        for found in self._laggards.add(seconds, figures.waits, figures.forwards):
+            self._record(Event("slow", step + 1, found))
         return {request for request, count in figures.asked.items() if count}
 
     def totals(self) -> Mapping[str, Any]:

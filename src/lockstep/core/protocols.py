@@ -103,7 +103,8 @@ class Stats(Protocol):
 @dataclass(frozen=True)
 class Figures:
     """loss: sum / weight. norm: of the whole gradient before clipping. finite False: the update was masked on every rank.
-    asked: requests seen by any rank. waits: seconds by rank; memory: peak bytes by device. at: when the step was done (perf_counter)."""
+    asked: requests seen by any rank. waits: seconds by rank; memory: peak bytes by device. at: when the step was done (perf_counter).
+    forwards: seconds of each rank's first forward pass, where it waits for no other; zeros where that is not known."""
 
     loss: float
     weight: float
@@ -114,6 +115,7 @@ class Figures:
     memory: tuple[float, ...]
     at: float
     scale: float = 1.0
+    forwards: tuple[float, ...] = ()
 
 
 class Task(Protocol):

@@ -3,6 +3,7 @@
 import random
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -24,6 +25,7 @@ from lockstep.on_torch.dropout import key_dropout
 from lockstep.on_torch.exact import Before, Exact, settle, tree
 from lockstep.on_torch.norms import Rows, coupled, synchronise
 from lockstep.on_torch.own import make_update
+from lockstep.on_torch.pace import Forward
 from lockstep.on_torch.precision import Scale, compute, current, weight_dtype
 from lockstep.on_torch.state import State
 from lockstep.on_torch.stats import Stats, peak
@@ -43,6 +45,7 @@ class TorchEngine:
             settle(True)
         self._strategy: Strategy = Exact(plan, ranks, devices) if plan.exact else STRATEGIES[plan.strategy](plan, ranks, devices)
         self._rows = [Rows() for _ in devices]
+        self._own_forward = Forward(self.device)
         self._checked = False  # whether every parameter has been seen to have a gradient
 
     def init(self, weights: Saved | None = None) -> State:
@@ -229,11 +232,12 @@ class TorchEngine:
         total = self._rows_for(samples, 2, device)
         factor = factor.to(device, weight_dtype(self.plan.precision))
         first = next((number for number, slot in enumerate(slots) if slot), 0)  # ranks may differ in how many they have
+        alone = not index and self.plan.shards == 1 and not self.plan.norm_sync  # its forward pass waits for no other rank
         for number, slot in enumerate(slots):
             if slot is None:
                 continue
             with current(device), self._strategy.round(index, slot, number == len(slots) - 1):
-                with self.ranks.marks.phase("forward", index):
+                with self.ranks.marks.phase("forward", index), self._own_forward.timed() if alone and number == first else nullcontext():
                     loss_sum, weight = self._forward(index, slot, device)
                 if not self._checked and number == first:
                     self._strategy.expect(loss_sum)
@@ -259,11 +263,11 @@ class TorchEngine:
 
     def _summed(self, total: torch.Tensor, batch: Batch, asked: Sequence[int]) -> Any:
         ranks, held = self.ranks.world, self.plan.held_by(self.ranks.index)
-        own = [0.0] * (ranks + self.plan.world)
+        own = [0.0] * (2 * ranks + self.plan.world)
         first = total.numel()
-        own[self.ranks.index] = batch.wait
+        own[self.ranks.index], own[ranks + self.ranks.index] = batch.wait, self._own_forward.seconds
         for device, place in zip(self.devices, held, strict=True):
-            own[ranks + place] = peak(device)
+            own[2 * ranks + place] = peak(device)
         host = torch.tensor([*[0.0] * first, *asked, *own], dtype=torch.float64)
         found = host.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else host
         found[:first] = total.view(-1)

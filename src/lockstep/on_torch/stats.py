@@ -11,7 +11,7 @@ import torch
 from lockstep.core.events import REQUESTS
 from lockstep.core.protocols import Figures
 
-_HEAD = 2 + len(REQUESTS)  # loss sum, weight, requests; then waits by rank and memory by device
+_HEAD = 2 + len(REQUESTS)  # loss sum, weight, requests; then waits and forward passes by rank, and memory by device
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,9 @@ class Stats:
         summed, (norm, finite, scale) = values[:-3], values[-3:]
         loss_sum, weight = summed[:2]
         asked = {request: int(count) for request, count in zip(REQUESTS, summed[2:_HEAD], strict=True)}
-        waits, memory = summed[_HEAD : _HEAD + self.ranks], summed[_HEAD + self.ranks :]
-        return Figures(loss_sum / weight if weight else math.nan, weight, norm, bool(finite), asked, tuple(waits), tuple(memory), at, scale)
+        own = summed[_HEAD:]
+        waits, forwards, memory = own[: self.ranks], own[self.ranks : 2 * self.ranks], own[2 * self.ranks :]
+        return Figures(loss_sum / weight if weight else math.nan, weight, norm, bool(finite), asked, tuple(waits), tuple(memory), at, scale, tuple(forwards))
 
 
 def peak(device: torch.device) -> int:

@@ -1,0 +1,48 @@
+"""Which rank the others wait for: all take a step together, so only what each does by itself tells them apart, its wait for data and its forward pass."""
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+_WARM = 50  # steps until a mean says something
+_SMOOTH = 0.05
+_RATIO, _LEAST = 1.5, 0.002  # a forward pass so many times as long as the others', and so many seconds
+_SHARE = 0.1  # of a step
+
+
+class Laggards:
+    """Found once each: a rank that holds the others up, by what it does longer."""
+
+    def __init__(self) -> None:
+        self._steps = 0
+        self._means: list[list[float]] = []
+        self._found: set[tuple[int, str]] = set()
+
+    def add(self, seconds: float, waits: Sequence[float], forwards: Sequence[float]) -> list[dict[str, Any]]:
+        """Of one step. waits: for data, by rank; forwards: of the step's first slot, by rank, zeros where they say nothing. Returns what is new, as values of a `slow` event."""
+        self._steps += 1
+        now = [[seconds], list(waits), list(forwards)]
+        self._means = now if self._steps <= _WARM // 2 else [[(1 - _SMOOTH) * mean + _SMOOTH * value for mean, value in zip(means, values, strict=True)] for means, values in zip(self._means, now, strict=True)]
+        if self._steps < _WARM or len(waits) < 2:
+            return []
+        (step,), data, forward = self._means
+        found = []
+        for rank, wait, others in _beside(data):
+            if wait - others > _SHARE * step and self._new(rank, "data"):
+                text = f"rank {rank} waits {wait:.3g} s of each step of {step:.3g} s for its data, the others {others:.2g} s, and then for it: --num-workers or --prefetch, or a quicker disk there"
+                found.append({"text": text, "rank": rank, "wait_seconds": wait, "seconds": step})
+        for rank, own, others in _beside(forward):
+            if others and own > _LEAST and own > _RATIO * others and own - others > _SHARE * step / 3 and self._new(rank, "forward"):
+                text = f"rank {rank} takes {own / others:.1f} times as long as the others for its forward pass ({own:.3g} s, {others:.3g} s): they wait for it; nvidia-smi or top shows what else uses its device or cores"
+                found.append({"text": text, "rank": rank, "ratio": own / others, "seconds": step})
+        return found
+
+    def _new(self, rank: int, kind: str) -> bool:
+        new = (rank, kind) not in self._found
+        self._found.add((rank, kind))
+        return new
+
+
+def _beside(values: Sequence[float]) -> list[tuple[int, float, float]]:
+    """(rank, its value, the median of the others)."""
+    return [(rank, value, statistics.median([*values[:rank], *values[rank + 1 :]])) for rank, value in enumerate(values)]

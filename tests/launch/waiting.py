@@ -1,0 +1,44 @@
+"""A task whose second rank goes wrong after some steps: how, says data.how. The file data.once, if there is none yet, is made first, so that it happens once."""
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from lockstep import Mean
+
+
+class Rows:
+    def __init__(self, how: str, once: str) -> None:
+        self.how, self.once, self.reads = how, Path(once), 0
+
+    def __len__(self) -> int:
+        return 256
+
+    def __getitem__(self, ids: Any) -> dict[str, Any]:
+        self.reads += 1
+        if self.reads > 20 and os.environ.get("RANK") == "1" and not self.once.exists():
+            self.once.touch()
+            if self.how == "sleep":
+                time.sleep(1000)
+            os.kill(os.getpid(), getattr(signal, self.how))
+        return {"x": np.sin(np.outer(np.asarray(ids) + 1.0, np.arange(1, 9)))}
+
+
+class Task:
+    def __init__(self, model: Any, data: Any) -> None:
+        self.data = data
+
+    def model(self) -> nn.Module:
+        return nn.Linear(8, 1)
+
+    def loss(self, model: nn.Module, batch: dict[str, torch.Tensor]) -> Mean:
+        return Mean((model(batch["x"]) ** 2).sum(), len(batch["x"]))
+
+    def train_data(self) -> Rows:
+        return Rows(self.data["how"], self.data["once"])
