@@ -21,7 +21,8 @@ import psutil
 from lockstep.core.config import Devices
 from lockstep.core.plan import Plan
 from lockstep.core.protocols import Rank
-from lockstep.diagnose.crash import explain, note_of, read_notes
+from lockstep.diagnose.crash import explain
+from lockstep.diagnose.notes import note_of, read_notes
 from lockstep.errors import LockstepError
 from lockstep.launch.files import Run, ask
 from lockstep.launch.preflight import record_failure
@@ -30,6 +31,7 @@ from lockstep.launch.signals import LAUNCHER, STOP_SIGNAL, STOPPING, Signals, le
 from lockstep.launch.watching import tracked, watched
 from lockstep.launch.worker import main, work
 from lockstep.observe.console import View, showing, view
+from lockstep.probe.cpu import oom_kills
 
 _GRACE = 10.0  # seconds in which ranks leave by themselves after one has failed
 
@@ -166,6 +168,7 @@ def _waited(prepared: Prepared, run: Callable[[], Mapping[int, int]]) -> Lockste
         except BaseException as error:
             found["error"] = error
 
+    starved = oom_kills()
     thread = threading.Thread(target=target, name="launcher")
     thread.start()
     failed: float | None = None
@@ -179,7 +182,11 @@ def _waited(prepared: Prepared, run: Callable[[], Mapping[int, int]]) -> Lockste
                     os.kill(pid, signal.SIGKILL)
     if "error" in found:
         return explain([note_of(0, found["error"])], {}, prepared.run.logs)
-    return explain(read_notes(prepared.run.logs, prepared.attempt.name), found["exits"], prepared.run.logs) if found["exits"] else None
+    if not found["exits"]:
+        return None
+    now = oom_kills()
+    return explain(
+        read_notes(prepared.run.logs, prepared.attempt.name), found["exits"], prepared.run.logs, starved=None if now is None or starved is None else now - starved, world=prepared.plan.processes)
 
 
 def _ranks() -> list[int]:
