@@ -22,7 +22,11 @@ class LockstepError(Exception):
 
     def __str__(self) -> str:
         place = f"{self.where}: " if self.where and not self.cause.startswith(self.where) else ""
-        return f"{place}{self.cause}" + (f"\n  remedy: {self.remedy}" if self.remedy else "")
+        return "\n".join([f"{place}{self.cause}", *self._under()])
+
+    def _under(self) -> list[str]:
+        """The lines below the cause."""
+        return [f"  remedy: {self.remedy}"] if self.remedy else []
 
 
 class UserError(LockstepError):
@@ -43,8 +47,14 @@ class ConfigErrors(UserError):
 
 
 class RunError(LockstepError):
-    """A run that could not go on: a lost rank, a full disk, a loss that is not finite. again: starting again may help."""
+    """A run that could not go on: a lost rank, a full disk, a loss that is not finite.
 
-    def __init__(self, cause: str, remedy: str = "", where: str = "", again: bool = False) -> None:
+    again: starting again may help (a lost rank may, a full disk does not). trace: lines that say where it came about. log: the file that has all of it.
+    """
+
+    def __init__(self, cause: str, remedy: str = "", where: str = "", *, again: bool = False, trace: str = "", log: str = "") -> None:
         super().__init__(cause, remedy, where)
-        self.again = again
+        self.again, self.trace, self.log = again, trace, log
+
+    def _under(self) -> list[str]:
+        return [*(f"  {line}" for line in self.trace.splitlines()), *super()._under(), *([f"  log: {self.log}"] if self.log else [])]

@@ -137,7 +137,9 @@ def test_a_killed_rank_ends_the_run_with_its_name(tmp_path: Path, corpus: Path) 
         os.kill(victim, signal.SIGKILL)
         output, _ = live.communicate(timeout=60)
     assert live.returncode == 1
-    assert "rank 1 was ended by SIGKILL" in output.splitlines()[-2]
+    error = output[output.index("error: "):].splitlines()
+    assert error[0] == "error: rank 1 was ended by SIGKILL; not for want of memory: somebody, or a scheduler, did"
+    assert [line.split(":")[0] for line in error[-2:]] == ["  remedy", "  log"]
     assert output.count("SIGKILL") == 1
     assert not ranks_of(tmp_path / "run")
     assert [event.kind for event in read(tmp_path / "run/journal.jsonl")][-1] == "failed"

@@ -27,6 +27,7 @@ Rows = Mapping[str, NDArray[Any]]
 _DEPTH = 2  # jobs under way for each worker
 _PATIENCE = 5.0  # seconds for the word of how a worker ended
 _SHOWN = 8  # ids of an error
+_FRAMES = 4  # of its traceback, the innermost
 _PIPE = 1 << 20  # bytes; the most that Linux lets anybody have
 _SET_PIPE_SIZE = 1031  # F_SETPIPE_SZ
 
@@ -105,12 +106,12 @@ class Workers:
     def _lost(self) -> RunError:
         found = self._ended(_PATIENCE)
         if found is None:
-            return RunError("the process that holds the data workers is gone", "the rank's log says why", "data.workers")
+            return RunError("the process that holds the data workers is gone", "the rank's log says why", "data.workers", again=True)
         worker, status = found
         how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"left with exit code {status}"
         why = "; the kernel does so when memory runs out, and fewer --num-workers need less" if status == -signal.SIGKILL else ""
         reading = f" while it read {_samples(self._under_way[worker][0].ids)}" if self._under_way[worker] else ""
-        return RunError(f"data worker {worker} of {len(self._lines)} {how}{reading}{why}", "run the same command again: it goes on from the last save", "data.workers")
+        return RunError(f"data worker {worker} of {len(self._lines)} {how}{reading}{why}", "run the same command again: it goes on from the last save", "data.workers", again=True)
 
 
 def serve(sources: Sequence[Source | None], mine: Line) -> None:
@@ -146,7 +147,7 @@ def _send(pipe: Connection, rows: Rows) -> None:
 
 
 def _send_error(pipe: Connection, error: Exception, ids: Ids) -> None:
-    told = (error.cause, error.remedy, error.where) if isinstance(error, LockstepError) else (f"reading {_samples(ids)}: {type(error).__name__}: {error}", traceback.format_exc(), "")
+    told = (error.cause, error.remedy, error.where) if isinstance(error, LockstepError) else (f"reading {_samples(ids)}: {type(error).__name__}: {error}", traceback.format_exc(limit=-_FRAMES), "")
     pipe.send_bytes(json.dumps({"error": told, "user": isinstance(error, UserError)}).encode())
 
 

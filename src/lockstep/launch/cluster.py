@@ -89,7 +89,7 @@ def meet(serves: bool) -> tuple[Any, Any]:
         try:
             whole = TCPStore(host, port, is_master=True, wait_for_workers=False, timeout=_JOIN)
         except RuntimeError as error:
-            raise RunError(f"port {port} can't be used for the rendezvous: {str(error).splitlines()[0]}", "another port, the same on every host", "--rdzv") from None
+            raise RunError(f"port {port} can't be used for the rendezvous: {str(error).splitlines()[0]}", "another port, the same on every host", "--rdzv", again=True) from None
     else:
         whole = _reached(host, port)
     store = PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), whole)  # torchrun's store outlives a restart, with all that was said in it
@@ -107,7 +107,7 @@ def _reached(host: str, port: int) -> Any:
         except OSError as error:
             if time.monotonic() - began > _JOIN.total_seconds():
                 remedy = "the same --rdzv on every host: a name of the first one; it needs that port and the one after it"
-                raise RunError(f"{host}:{port} was not reached in {_JOIN.total_seconds() / 60:g} minutes: {error}", remedy, "--rdzv") from None
+                raise RunError(f"{host}:{port} was not reached in {_JOIN.total_seconds() / 60:g} minutes: {error}", remedy, "--rdzv", again=True) from None
         if not told:
             print(f"waiting for the first host at {host}:{port}", file=sys.stderr, flush=True)
             told = True

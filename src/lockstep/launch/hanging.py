@@ -66,7 +66,7 @@ class Hangs:
         verdict = judge(seen, silence.seconds, silence.limit, self._world)
         report = self._report(verdict, dumps)
         self.kill()
-        return RunError(verdict.cause, f"{verdict.remedy}; every rank's stacks are in {report}", again=verdict.again)
+        return RunError(verdict.cause, verdict.remedy, again=verdict.again, log=str(report))
 
     def _asked(self) -> dict[int, str]:
         """The stacks of each rank that answers."""

@@ -8,7 +8,7 @@ from contextlib import suppress
 from lockstep.core.events import Event
 from lockstep.core.plan import Plan
 from lockstep.core.protocols import Rank
-from lockstep.diagnose.crash import note_of, write_note
+from lockstep.diagnose.notes import note_of, write_note
 from lockstep.errors import LockstepError, RunError
 from lockstep.launch.files import Run
 from lockstep.observe.journal import append
@@ -56,7 +56,8 @@ def check_sum(found: float, plan: Plan) -> None:
 def _silent(seconds: int, what: str, rank: Rank, plan: Plan) -> RunError:
     return RunError(
         f"pre-flight: {what} over {plan.world} devices did not end within {seconds} s (rank {rank.index} of {rank.world} waited; {plan.engine}, {plan.backend})",
-        f"a rank that is stopped or overloaded, or devices that don't reach each other: {_ways(plan)}; --set devices.preflight={10 * plan.preflight} waits longer, --no-preflight leaves this check out", "devices")
+        f"a rank that is stopped or overloaded, or devices that don't reach each other: {_ways(plan)}; --set devices.preflight={10 * plan.preflight} waits longer, --no-preflight leaves this check out", "devices",
+        again=True)
 
 
 def _ways(plan: Plan) -> str:

@@ -24,8 +24,10 @@ from lockstep.core.place import choose_devices
 from lockstep.core.plan import Plan
 from lockstep.core.protocols import Engine, Rank
 from lockstep.data.feed import Feed
-from lockstep.diagnose.crash import Note, explain, note_of, read_notes, write_note
+from lockstep.diagnose.crash import explain
 from lockstep.diagnose.memory import out_of_memory
+from lockstep.diagnose.notes import Note, note_of, read_notes, write_note
+from lockstep.diagnose.trace import BEGINS
 from lockstep.errors import LockstepError, RunError, UserError
 from lockstep.launch.cluster import meet, rank_from
 from lockstep.launch.describe import cache_home, die_with
@@ -209,7 +211,7 @@ def _told(rank: Rank, store: Any, ranks: Any) -> int:
     while not store.check([_WORD]):
         time.sleep(0.1)
         if time.monotonic() > until:
-            raise RunError("the first rank never said what to do", "its terminal or log says why", "--rdzv")
+            raise RunError("the first rank never said what to do", "its terminal or log says why", "--rdzv", again=True)
     word = json.loads(store.get(_WORD))
     store.add(_READ, 1)
     if "leave" in word:
@@ -219,7 +221,7 @@ def _told(rank: Rank, store: Any, ranks: Any) -> int:
         print(f"rank {rank.index} of {rank.world} trains in {attempt.run}; the first host shows how it goes", flush=True)
     if attempt.coordinator:
         return _followed(run_child(attempt), rank, attempt)
-    log_to(Run(Path(attempt.run)).logs / f"rank-{rank.index}.log")
+    log_to(Run(Path(attempt.run)).logs / f"rank-{rank.index}.log", attempt.name)
     code = guarded(attempt, rank, store=ranks, catch_stop=True)
     os._exit(code)  # not waiting for a collective that a lost rank left hanging
 
@@ -280,7 +282,7 @@ def main(argument: str) -> None:
     die_with(int(os.environ[LAUNCHER]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher owns signals
     rank = rank_from(os.environ)
-    log_to(Run(Path(attempt.run)).logs / f"rank-{rank.index}.log")
+    log_to(Run(Path(attempt.run)).logs / f"rank-{rank.index}.log", attempt.name)
     code = guarded(attempt, rank)
     with suppress(OSError):
         sys.stdout.flush()
@@ -288,9 +290,12 @@ def main(argument: str) -> None:
     os._exit(code)  # not waiting for a collective's threads that a lost rank left hanging
 
 
-def log_to(path: Path) -> None:
-    """All that this process and its libraries print goes to a file."""
+def log_to(path: Path, attempt: str = "") -> None:
+    """All that this process and its libraries print goes to a file. attempt: told there, since what an earlier one said stays in it."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    if attempt:
+        with suppress(OSError):  # a full disk
+            os.write(descriptor, f"{BEGINS} {attempt}\n".encode())
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)

@@ -13,12 +13,14 @@ from typing import Any
 
 from lockstep.core.config import Devices
 from lockstep.core.protocols import Rank
-from lockstep.diagnose.crash import explain, note_of, read_notes
+from lockstep.diagnose.crash import explain
+from lockstep.diagnose.notes import note_of, read_notes
 from lockstep.errors import LockstepError, RunError
 from lockstep.launch.hanging import OFTEN, Hangs, overseen
 from lockstep.launch.preflight import record_failure
 from lockstep.launch.prepare import Prepared
 from lockstep.launch.worker import main, work
+from lockstep.probe.cpu import oom_kills
 
 _GRACE = 10.0  # seconds in which ranks leave by themselves after one has failed
 
@@ -107,6 +109,7 @@ def _waited(prepared: Prepared, devices: Devices, run: Callable[[], Mapping[int,
         except BaseException as error:
             found["error"] = error
 
+    starved = oom_kills()
     thread = threading.Thread(target=target, name="launcher")
     thread.start()
     failed: float | None = None
@@ -122,4 +125,8 @@ def _waited(prepared: Prepared, devices: Devices, run: Callable[[], Mapping[int,
         return hang
     if "error" in found:
         return explain([note_of(0, found["error"])], {}, prepared.run.logs)
-    return explain(read_notes(prepared.run.logs, prepared.attempt.name), found["exits"], prepared.run.logs) if found["exits"] else None
+    if not found["exits"]:
+        return None
+    now = oom_kills()
+    notes = read_notes(prepared.run.logs, prepared.attempt.name)
+    return explain(notes, found["exits"], prepared.run.logs, starved=None if now is None or starved is None else now - starved, world=prepared.plan.processes)

@@ -74,7 +74,8 @@ def join(address: str, plan: Plan, index: int) -> None:
     try:
         jax.distributed.initialize(address, num_processes=plan.processes, process_id=index, local_device_ids=gpus, initialization_timeout=_PATIENCE)
     except RuntimeError as error:
-        raise RunError(f"process {index} of {plan.processes} did not meet the others at {address}: {error}", "the same command on each host, and a port that the first one's firewall lets through", "--rdzv") from None
+        remedy = "the same command on each host, and a port that the first one's firewall lets through"
+        raise RunError(f"process {index} of {plan.processes} did not meet the others at {address}: {error}", remedy, "--rdzv", again=True) from None
 
 
 def leave() -> None:

@@ -27,6 +27,28 @@ def memory() -> int:
     return total if limit == "max" else min(total, int(limit))
 
 
+def oom_kills(root: Path = Path("/")) -> int | None:
+    """Processes that the kernel has ended so far for want of memory: of this control group where it counts them, else of the whole machine. None: it can't be known."""
+    for path, key in (*_counters(root), (root / "proc/vmstat", "oom_kill")):
+        try:
+            return next(int(line.split()[1]) for line in path.read_text().splitlines() if line.split()[:1] == [key])
+        except (OSError, StopIteration, ValueError, IndexError):
+            continue
+    return None
+
+
+def _counters(root: Path) -> list[tuple[Path, str]]:
+    """Where a control group counts them: (file, key), version 2 first; a container may see its own group as the root."""
+    try:
+        lines = [line.split(":", 2) for line in (root / "proc/self/cgroup").read_text().splitlines()]
+    except OSError:
+        return []
+    group = root / "sys/fs/cgroup"
+    unified = [group / place for _, controllers, path in lines if not controllers for place in (path.lstrip("/"), "")]
+    older = [group / "memory" / place for _, controllers, path in lines if controllers == "memory" for place in (path.lstrip("/"), "")]
+    return [*((path / "memory.events", "oom_kill") for path in unified), *((path / "memory.oom_control", "oom_kill") for path in older)]
+
+
 def name() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
