@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 from commands import command, losses, ranks_of, started, steps_written, until
 
+from lockstep.errors import RunError
+from lockstep.launch.restarting import Budget
 from lockstep.observe.journal import read
 
 FLOOR = 3
@@ -28,12 +30,17 @@ track: {{sensors_every: 0}}
 """
 
 
-def run(home: Path, how: str = "none", *arguments: str, prefetch: int = 2, steps: int = 40, world: int = 2, restarts: int = 1, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """A whole command. The ranks it started are gone afterwards."""
-    (home / "waiting.yaml").write_text(CONFIG.format(task=Path(__file__).with_name("waiting.py"), how=how, once=home / "once", prefetch=prefetch, steps=steps, world=world, restarts=restarts, floor=FLOOR))
+def run(home: Path, how: str = "none", *arguments: str, env: dict[str, str] | None = None, **fields: Any) -> subprocess.CompletedProcess[str]:
+    """A whole command. fields: of the config. The ranks it started are gone afterwards."""
+    write(home, how, **fields)
     done = subprocess.run(command("train", "-f", "waiting.yaml", "--save-dir", "run", *arguments), cwd=home, capture_output=True, text=True, timeout=120, check=False, env={**os.environ, **(env or {})})
     assert not ranks_of(home / "run")
     return done
+
+
+def write(home: Path, how: str, once: str = "once", **fields: Any) -> None:
+    values = {"prefetch": 2, "steps": 40, "world": 2, "restarts": 1, **fields}
+    (home / "waiting.yaml").write_text(CONFIG.format(task=Path(__file__).with_name("waiting.py"), how=how, once=home / once, floor=FLOOR, **values))
 
 
 def events(home: Path, kind: str) -> list[dict[str, Any]]:
@@ -83,15 +90,28 @@ def test_a_lone_process_that_hangs_ends_itself(tmp_path: Path) -> None:
     assert re.match(r"error: rank 0 gave no sign for \d s \(limit 3 s\): rank 0 in the feed: waiting\.py:\d+ __getitem__\(\)", done.stderr), done.stderr
 
 
-def test_a_rank_that_is_killed_again_and_again_is_given_up(tmp_path: Path) -> None:
-    """Restarts are for what another start may end; those asked for are used up, then the cause is said."""
-    done = run(tmp_path, "SIGKILL", restarts=1)
-    assert done.returncode == 0, done.stderr  # `once` lets it happen once
-    assert "again  rank 1 was ended by SIGKILL" in done.stdout
-    (tmp_path / "once").unlink()
-    done = run(tmp_path, "SIGTERM", "--max-steps", "80", restarts=0)
+def test_a_rank_that_is_killed_in_every_start_is_given_up(tmp_path: Path) -> None:
+    """The starts asked for are used up, then the cause is said, once; what was saved stays."""
+    done = run(tmp_path, "SIGTERM", once="no/such", steps=100)
     assert done.returncode == 1
-    assert done.stderr.count("rank 1 was ended by SIGTERM") == 1
+    assert done.stdout.count("again  rank 1 was ended by SIGTERM") == 1
+    assert done.stderr.startswith("error: rank 1 was ended by SIGTERM\n")
+    assert done.stderr.count("rank 1 was ended by") == 1
+    assert "not started again: that was done once (--max-restarts)" in done.stderr
+    first, second = (event["from"] for event in [{"from": 0}, *events(tmp_path, "recovered")])
+    assert first < second < steps_written(tmp_path / "run")
+
+
+def test_restarts_are_for_what_another_start_may_end() -> None:
+    killed, full = RunError("killed", again=True), RunError("no space left")
+    assert Budget(0).spend(killed, "step-5") == ""
+    assert Budget(3).spend(full, "step-5") == "not started again: the same would happen"
+    fruitless = Budget(100)
+    assert [fruitless.spend(killed, "step-5") for _ in range(3)] == [None] * 3
+    assert fruitless.spend(killed, "step-5") == "not started again: 3 starts in a row failed before another save"
+    progress = Budget(10)
+    assert [progress.spend(killed, f"step-{step}") for step in range(10)] == [None] * 10
+    assert progress.spend(killed, "step-10") == "not started again: that was done 10 times (--max-restarts)"
 
 
 @pytest.mark.long
@@ -133,7 +153,7 @@ def _bare_restart(home: Path) -> float:
 
 def test_a_signal_while_ranks_start_again_stops_the_run(tmp_path: Path) -> None:
     """Asked between two starts, the next one is told."""
-    (tmp_path / "waiting.yaml").write_text(CONFIG.format(task=Path(__file__).with_name("waiting.py"), how="SIGKILL", once=tmp_path / "once", prefetch=2, steps=100_000, world=2, restarts=1, floor=FLOOR))
+    write(tmp_path, "SIGKILL", steps=100_000)
     with started("train", "-f", "waiting.yaml", "--save-dir", "run", cwd=tmp_path) as live:
         until(lambda: (tmp_path / "run/journal.jsonl").exists() and '"restarted"' in (tmp_path / "run/journal.jsonl").read_text())
         live.send_signal(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""A task whose second rank goes wrong after some steps: how, says data.how. The file data.once, if there is none yet, is made first, so that it happens once."""
+"""A task whose second rank goes wrong after some steps: how, says data.how. The file data.once is made first, so that it happens once; in a directory that does not exist, it happens in every start."""
 
 import os
 import signal
@@ -23,7 +23,8 @@ class Rows:
     def __getitem__(self, ids: Any) -> dict[str, Any]:
         self.reads += 1
         if self.reads > 20 and os.environ.get("RANK") == "1" and not self.once.exists():
-            self.once.touch()
+            if self.once.parent.exists():
+                self.once.touch()
             if self.how == "sleep":
                 time.sleep(1000)
             os.kill(os.getpid(), getattr(signal, self.how))

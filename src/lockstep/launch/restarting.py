@@ -30,7 +30,7 @@ class Budget:
         if not (isinstance(failure, RunError) and failure.again):
             return "not started again: the same would happen"
         if self.used >= self._allowed:
-            return f"not started again: that was done {self.used} times (--max-restarts)"
+            return f"not started again: that was done {'once' if self.used == 1 else f'{self.used} times'} (--max-restarts)"
         self._from.append(saved)
         if len(self._from) > _FRUITLESS and len(set(self._from[-_FRUITLESS - 1 :])) == 1:
             return f"not started again: {_FRUITLESS} starts in a row failed before another save"
