@@ -1,11 +1,12 @@
 """Which rank the others wait for: all take a step together, so only what each does by itself tells them apart, its wait for data and its forward pass."""
 
 import statistics
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-_WARM = 50  # steps until a mean says something
-_SMOOTH = 0.05
+_WINDOW = 50  # steps whose medians are compared: one odd step says nothing
+_EVERY = 10  # steps
 _RATIO, _LEAST = 1.5, 0.002  # a forward pass so many times as long as the others', and so many seconds
 _SHARE = 0.1  # of a step
 
@@ -15,17 +16,21 @@ class Laggards:
 
     def __init__(self) -> None:
         self._steps = 0
-        self._means: list[list[float]] = []
+        self._window: deque[tuple[float, Sequence[float], Sequence[float]]] = deque(maxlen=_WINDOW)
         self._found: set[tuple[int, str]] = set()
 
     def add(self, seconds: float, waits: Sequence[float], forwards: Sequence[float]) -> list[dict[str, Any]]:
         """Of one step. waits: for data, by rank; forwards: of the step's first slot, by rank, zeros where they say nothing. Returns what is new, as values of a `slow` event."""
-        self._steps += 1
-        now = [[seconds], list(waits), list(forwards)]
-        self._means = now if self._steps <= _WARM // 2 else [[(1 - _SMOOTH) * mean + _SMOOTH * value for mean, value in zip(means, values, strict=True)] for means, values in zip(self._means, now, strict=True)]
-        if self._steps < _WARM or len(waits) < 2:
+        if len(waits) < 2:
             return []
-        (step,), data, forward = self._means
+        self._steps += 1
+        self._window.append((seconds, waits, forwards))
+        if len(self._window) < _WINDOW or self._steps % _EVERY:
+            return []
+        steps, data, forward = zip(*self._window, strict=True)
+        return self._compared(statistics.median(steps), _medians(data), _medians(forward))
+
+    def _compared(self, step: float, data: list[float], forward: list[float]) -> list[dict[str, Any]]:
         found = []
         for rank, wait, others in _beside(data):
             if wait - others > _SHARE * step and self._new(rank, "data"):
@@ -41,6 +46,11 @@ class Laggards:
         new = (rank, kind) not in self._found
         self._found.add((rank, kind))
         return new
+
+
+def _medians(rows: Sequence[Sequence[float]]) -> list[float]:
+    """By rank, over steps."""
+    return [statistics.median(column) for column in zip(*rows, strict=True)]
 
 
 def _beside(values: Sequence[float]) -> list[tuple[int, float, float]]:
