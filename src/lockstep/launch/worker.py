@@ -27,16 +27,16 @@ from lockstep.data.feed import Feed
 from lockstep.diagnose.crash import explain
 from lockstep.diagnose.memory import out_of_memory
 from lockstep.diagnose.notes import Note, note_of, read_notes, write_note
-from lockstep.diagnose.trace import BEGINS
 from lockstep.errors import LockstepError, RunError, UserError
 from lockstep.launch.cluster import meet, rank_from
 from lockstep.launch.describe import cache_home, die_with
 from lockstep.launch.engines import take_seat
-from lockstep.launch.files import Attempt, ControlFile, Run
+from lockstep.launch.files import Attempt, ControlFile, Run, log_to
 from lockstep.launch.place import check_port
 from lockstep.launch.preflight import MEETING, Deadline, check_sum, record_failure
 from lockstep.launch.prepare import Options, Prepared, done_line, prepare
 from lockstep.launch.reading import Readers
+from lockstep.launch.same import answer, compare
 from lockstep.launch.saving import checkpoint_store, keep_assets
 from lockstep.launch.signals import LAUNCHER, STOP_SIGNAL, run_child
 from lockstep.launch.watching import tracked, watched
@@ -159,14 +159,17 @@ def guarded(attempt: Attempt, rank: Rank, **how: Any) -> int:
         return note.exit_code
 
 
-def joined(rank: Rank, read: Callable[[], Loaded], options: Options, headless: bool) -> int:
-    """This process as a rank that torchrun, Slurm or the user started. The first rank reads the config and prepares the run, tells the others, and speaks for all. Returns the exit code."""
+def joined(rank: Rank, read: Callable[[bool], Loaded], options: Options, headless: bool) -> int:
+    """This process as a rank that torchrun, Slurm or the user started. The first rank prepares the run, tells the others, and speaks for all. read: the config, saying what is to be said or not. Returns the exit code."""
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # as the probe counts
     store, ranks = meet(serves=rank.index == 0)
     if rank.index:
+        answer(store, rank, lambda: read(False), _WORD)
         return _told(rank, store, ranks)
     try:
-        prepared = _prepared(read(), rank, options)
+        loaded = read(True)
+        compare(store, rank, loaded)
+        prepared = _prepared(loaded, rank, options)
     except BaseException as error:
         _tell(store, rank, {"leave": error.exit_code if isinstance(error, LockstepError) else 1})
         raise
@@ -283,17 +286,6 @@ def main(argument: str) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(code)  # not waiting for a collective's threads that a lost rank left hanging
-
-
-def log_to(path: Path, attempt: str = "") -> None:
-    """All that this process and its libraries print goes to a file. attempt: told there, since what an earlier one said stays in it."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    if attempt:
-        with suppress(OSError):  # a full disk
-            os.write(descriptor, f"{BEGINS} {attempt}\n".encode())
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
-    os.close(descriptor)
 
 
 if __name__ == "__main__":
