@@ -82,7 +82,7 @@ def train(save_dir: Path | None, resume: str, new_batch: bool, stop_after: int |
     if nnodes > 1 or started(os.environ):
         if probe_batch:
             raise click.UsageError("--probe-batch starts processes of its own; try it first with `lockstep plan --probe-batch`")
-        _join(lambda: load_config(flags, say=not headless), headless, save_dir, resume, stop_after, new_batch, init_from)
+        _join(lambda loud: load_config(flags, say=not headless, loud=loud), headless, save_dir, resume, stop_after, new_batch, init_from)
     loaded = load_config(flags, say=not headless)
     from lockstep.launch.prepare import Options, done_line, prepare
 
@@ -97,7 +97,7 @@ def train(save_dir: Path | None, resume: str, new_batch: bool, stop_after: int |
     sys.exit(launch(prepared, loaded.config.devices, headless))
 
 
-def _join(read: "Callable[[], Loaded]", headless: bool, *options: Any) -> NoReturn:
+def _join(read: "Callable[[bool], Loaded]", headless: bool, *options: Any) -> NoReturn:
     """Started as one of several: be one of the ranks."""
     from lockstep.launch.cluster import from_slurm, rank_from
     from lockstep.launch.describe import die_with

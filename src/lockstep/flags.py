@@ -108,8 +108,8 @@ def _parameter(names: tuple[str, ...]) -> str:
     return names[0].removeprefix("--").replace("-", "_")
 
 
-def load_config(flags: dict[str, Any], say: bool) -> "Loaded":
-    """File, then --set, then flags: the later wins. A file of another tool is converted first, and how is said."""
+def load_config(flags: dict[str, Any], say: bool, loud: bool = True) -> "Loaded":
+    """File, then --set, then flags: the later wins. A file of another tool is converted first, and how is said, unless another process says it (loud)."""
     from lockstep.core.document import Document, parse_setting, read_file
     from lockstep.core.foreign import convert
 
@@ -117,8 +117,9 @@ def load_config(flags: dict[str, Any], say: bool) -> "Loaded":
     document = read_file(file) if file else Document()
     converted = convert(document)
     if converted:
-        click.echo("\n".join([f"note   {file} is a config of {converted.tool}; `lockstep convert {file} --to NEW.yaml` writes it as one of Lockstep", *converted.lines()]), err=True)
         document = converted.document
+    if converted and loud:
+        click.echo("\n".join([f"note   {file} is a config of {converted.tool}; `lockstep convert {file} --to NEW.yaml` writes it as one of Lockstep", *converted.lines()]), err=True)
     for setting in flags["settings"]:
         key, value = parse_setting(setting)
         document.set(key, value, f"--set {key}")
@@ -130,7 +131,7 @@ def load_config(flags: dict[str, Any], say: bool) -> "Loaded":
     note = apply_batch(document, flags["batch_size"], flags["grad_accum"], flags["global_batch"])
     if not file and not document.value:
         raise UserError("no config was given", "-f FILE, for example -f models/tiny.yaml", "-f")
-    if flags["distributed_data_loading"] and say:
+    if flags["distributed_data_loading"] and say and loud:
         click.echo("note   --distributed-data-loading: always so; each rank reads only its own samples", err=True)
     return _load(document, file.stem if file else "run", converted, note)
 

@@ -16,6 +16,7 @@ from lockstep.core.config import Config, Registry, load
 from lockstep.core.document import dump, read_file
 from lockstep.core.events import REQUESTS, Request
 from lockstep.core.plan import Plan
+from lockstep.diagnose.trace import BEGINS
 from lockstep.errors import RunError, UserError
 from lockstep.launch.starts import Earlier
 
@@ -250,3 +251,14 @@ def _request(line: bytes, attempt: str) -> Request | None:
         return None
     request: Request = found["request"]
     return request
+
+
+def log_to(path: Path, attempt: str = "") -> None:
+    """All that this process and its libraries print goes to a file. attempt: told there, since what an earlier one said stays in it."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    if attempt:
+        with suppress(OSError):  # a full disk
+            os.write(descriptor, f"{BEGINS} {attempt}\n".encode())
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)

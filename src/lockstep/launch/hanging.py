@@ -20,6 +20,7 @@ from lockstep.diagnose.hang import Seen, Silence, Verdict, Watch, judge
 from lockstep.diagnose.stacks import spot
 from lockstep.errors import RunError
 from lockstep.launch.files import Run
+from lockstep.launch.preflight import record_failure
 from lockstep.launch.witness import ASK, last_collective
 from lockstep.observe.pulse import read_beat
 
@@ -121,6 +122,14 @@ def overseen(hangs: Hangs, found: Callable[[RunError], None]) -> Iterator[None]:
     finally:
         stop.set()
         thread.join()
+
+
+def left_hanging(run: Run, error: RunError) -> None:
+    """End this process, whose own thread found that a rank hangs."""
+    record_failure(run, error)
+    with suppress(OSError):
+        os.write(2, f"error: {error}\n".encode())
+    os._exit(error.exit_code)
 
 
 def _size(path: Path) -> int:

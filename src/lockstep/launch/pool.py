@@ -94,7 +94,7 @@ class Pool:
 
 def _serve(rank: int, size: int, port: int, pipe: Connection, parent: int, log: Path | None) -> None:
     from lockstep.launch.describe import die_with
-    from lockstep.launch.worker import log_to
+    from lockstep.launch.files import log_to
 
     die_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one who asked owns signals

@@ -12,7 +12,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,23 +20,23 @@ from lockstep.checkpoint.format import load
 from lockstep.core.config import Config, Loaded
 from lockstep.core.events import REQUESTS, Event
 from lockstep.core.loop import Outcome, evaluate, train
-from lockstep.core.place import choose_devices
 from lockstep.core.plan import Plan
 from lockstep.core.protocols import Engine, Rank
 from lockstep.data.feed import Feed
 from lockstep.diagnose.crash import explain
 from lockstep.diagnose.memory import out_of_memory
 from lockstep.diagnose.notes import Note, note_of, read_notes, write_note
-from lockstep.diagnose.trace import BEGINS
-from lockstep.errors import LockstepError, RunError, UserError
+from lockstep.errors import LockstepError, RunError
 from lockstep.launch.cluster import meet, rank_from
 from lockstep.launch.describe import cache_home, die_with
 from lockstep.launch.engines import import_engine, take_seat
-from lockstep.launch.files import Attempt, ControlFile, Run
-from lockstep.launch.place import check_port
+from lockstep.launch.files import Attempt, ControlFile, Run, log_to
+from lockstep.launch.given import given
+from lockstep.launch.hanging import Hangs, left_hanging, overseen
 from lockstep.launch.preflight import MEETING, Deadline, check_sum, record_failure
-from lockstep.launch.prepare import Options, Prepared, done_line, prepare
+from lockstep.launch.prepare import Options, Prepared, done_line
 from lockstep.launch.reading import Readers
+from lockstep.launch.same import answer, compare
 from lockstep.launch.saving import checkpoint_store, keep_assets
 from lockstep.launch.signals import LAUNCHER, STOP_SIGNAL, run_child
 from lockstep.launch.starts import Clock, accounted
@@ -45,7 +45,6 @@ from lockstep.launch.witness import attending
 from lockstep.observe.console import showing, view
 from lockstep.observe.journal import Journal
 from lockstep.observe.pulse import Pulse
-from lockstep.probe import probe
 from lockstep.tasks import Tasks, open_task
 
 _WORD = "lockstep/word"  # from the first rank to the others, before they start
@@ -164,14 +163,17 @@ def guarded(attempt: Attempt, rank: Rank, **how: Any) -> int:
         return note.exit_code
 
 
-def joined(rank: Rank, read: Callable[[], Loaded], options: Options, headless: bool) -> int:
-    """This process as a rank that torchrun, Slurm or the user started. The first rank reads the config and prepares the run, tells the others, and speaks for all. Returns the exit code."""
+def joined(rank: Rank, read: Callable[[bool], Loaded], options: Options, headless: bool) -> int:
+    """This process as a rank that torchrun, Slurm or the user started. The first rank prepares the run, tells the others, and speaks for all. read: the config, saying what is to be said or not. Returns the exit code."""
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # as the probe counts
     store, ranks = meet(serves=rank.index == 0)
     if rank.index:
+        answer(store, rank, lambda: read(False), _WORD)
         return _told(rank, store, ranks)
     try:
-        prepared = _prepared(read(), rank, options)
+        loaded = read(True)
+        compare(store, rank, loaded)
+        prepared = given(loaded, rank, options)
     except BaseException as error:
         _tell(store, rank, {"leave": error.exit_code if isinstance(error, LockstepError) else 1})
         raise
@@ -180,15 +182,16 @@ def joined(rank: Rank, read: Callable[[], Loaded], options: Options, headless: b
         print(done_line(prepared), file=sys.stderr if headless else sys.stdout)
         return 0
     store.set(_WORD, json.dumps({"attempt": asdict(prepared.attempt)}))
-    return _led(prepared, rank, ranks, headless)
+    return _led(prepared, loaded.config.devices.hang_floor, rank, ranks, headless)
 
 
-def _led(prepared: Prepared, rank: Rank, ranks: Any, headless: bool) -> int:
+def _led(prepared: Prepared, hang_floor: float, rank: Rank, ranks: Any, headless: bool) -> int:
     """The first rank trains, and shows what the run does. LockstepError: why it failed."""
     own: list[Note] = []
     exits: dict[int, int] = {}
     run, every = prepared.run, prepared.track.sensors_every
-    with showing(view(prepared.plan, run.home, headless), run.journal, prepared.begin), tracked(run, prepared.track, _REST), watched(run, prepared.plan, every):
+    watch = overseen(Hangs(run, prepared.plan, hang_floor), lambda error: left_hanging(run, error))
+    with showing(view(prepared.plan, run.home, headless), run.journal, prepared.begin), tracked(run, prepared.track, _REST), watched(run, prepared.plan, every), watch:
         try:
             if not prepared.attempt.coordinator:
                 work(prepared.attempt, rank, store=ranks, catch_stop=True)
@@ -235,45 +238,12 @@ def _followed(code: int, rank: Rank, attempt: Attempt) -> int:
     return 1 if code < 0 else code
 
 
-def _prepared(loaded: Loaded, rank: Rank, options: Options) -> Prepared:
-    """What the processes that were started are to do. UserError: they are not what the config asks for."""
-    jax = loaded.config.engine == "jax"
-    if rank.hosts > 1 and not jax:
-        raise UserError(f"{rank.world} ranks on {rank.hosts} machines: engine torch trains on one in this version", "one machine, or --engine jax", "engine")
-    machine = replace(probe(), started=rank.world, hosts=rank.hosts) if jax else probe()
-    prepared = prepare(_on_ranks(loaded, rank.world // rank.hosts, jax), options, machine=machine)
-    if prepared.plan.processes != rank.world:
-        prepared.lock.release()
-        raise UserError(f"strategy {prepared.plan.strategy} is one process; {rank.world} were started", "one process, or --strategy ddp", "devices.strategy")
-    if jax and rank.world > 1:
-        port = int(os.environ["MASTER_PORT"]) + 1  # one that whoever opens ports between hosts can know
-        check_port(port)
-        prepared.attempt = replace(prepared.attempt, coordinator=f"{os.environ['MASTER_ADDR']}:{port}")
-    return prepared
-
-
 def _tell(store: Any, rank: Rank, word: dict[str, Any]) -> None:
     """The last word to the others. The store may live in this process: it stays until they have read it."""
     store.set(_WORD, json.dumps(word))
     until = time.monotonic() + _LAST
     while store.add(_READ, 0) < rank.world - 1 and time.monotonic() < until:
         time.sleep(0.05)
-
-
-def _on_ranks(loaded: Loaded, count: int, jax: bool) -> Loaded:
-    """The config on as many devices of this host as ranks were started on it (jax: a rank may hold several). UserError: it asks for other ones."""
-    devices = loaded.config.devices
-    gpus = len(probe().devices)
-    use = devices.use
-    if use in {"auto", "all"} and (not gpus or not jax):
-        use = ",".join(map(str, range(count))) if gpus else f"cpu:{count}"
-    if use == "cpu":
-        use = f"cpu:{count}"
-    config = loaded.config.model_copy(update={"devices": devices.model_copy(update={"use": use})})
-    found = len(choose_devices(config, probe(), {}))
-    if found != count and not jax:
-        raise UserError(f"torchrun started {count} ranks; devices {devices.use} names {found}", f"--nproc_per_node={found}, or leave --devices out", "devices.use")
-    return replace(loaded, config=config)
 
 
 def main(argument: str) -> None:
@@ -288,17 +258,6 @@ def main(argument: str) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(code)  # not waiting for a collective's threads that a lost rank left hanging
-
-
-def log_to(path: Path, attempt: str = "") -> None:
-    """All that this process and its libraries print goes to a file. attempt: told there, since what an earlier one said stays in it."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    if attempt:
-        with suppress(OSError):  # a full disk
-            os.write(descriptor, f"{BEGINS} {attempt}\n".encode())
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
-    os.close(descriptor)
 
 
 if __name__ == "__main__":

@@ -15,9 +15,8 @@ from lockstep.core.config import Devices
 from lockstep.core.protocols import Rank
 from lockstep.diagnose.crash import explain
 from lockstep.diagnose.notes import note_of, read_notes
-from lockstep.errors import LockstepError, RunError
-from lockstep.launch.hanging import OFTEN, Hangs, overseen
-from lockstep.launch.preflight import record_failure
+from lockstep.errors import LockstepError
+from lockstep.launch.hanging import OFTEN, Hangs, left_hanging, overseen
 from lockstep.launch.prepare import Prepared
 from lockstep.launch.worker import main, work
 from lockstep.probe.cpu import oom_kills
@@ -27,20 +26,13 @@ _GRACE = 10.0  # seconds in which ranks leave by themselves after one has failed
 
 def in_place(prepared: Prepared, devices: Devices) -> LockstepError | None:
     try:
-        with overseen(_watch(prepared, devices), lambda error: left_hanging(prepared, error)):
+        with overseen(_watch(prepared, devices), lambda error: left_hanging(prepared.run, error)):
             work(prepared.attempt, Rank(0, 0, 1))
         return None
     except Exception as error:
         with open(prepared.run.logs / "rank-0.log", "a") as log:
             traceback.print_exc(file=log)
         return explain([note_of(0, error)], {}, prepared.run.logs)
-
-
-def left_hanging(prepared: Prepared, error: RunError) -> None:
-    """End this process, whose own thread found that it hangs."""
-    record_failure(prepared.run, error)
-    os.write(2, f"error: {error}\n".encode())
-    os._exit(error.exit_code)
 
 
 def _watch(prepared: Prepared, devices: Devices) -> Hangs:
