@@ -26,7 +26,7 @@ def test_devices_and_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "4 ranks, one for each of 4 x NVIDIA H200 (150.0 GiB)" in lay_out(GPUS, None, None, False).why
     assert lay_out(GPUS, None, None, True).processes == 1  # jax drives all of them
     assert lay_out(GPUS, None, 2, True).processes == 2
-    assert "leaves 3 of them idle" in lay_out(GPUS, None, 1, False).why
+    assert "if each takes one, 3 stay idle" in lay_out(GPUS, None, 1, False).why
     assert lay_out(GPUS, "3,1", None, False).visible == "3,1"
     assert "of 4 visible" in lay_out(GPUS, "3,1", None, False).why
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,GPU-b,5,7")
@@ -112,3 +112,18 @@ def test_one_rank_for_each_gpu(library: Path, tmp_path: Path) -> None:
         assert sorted(line.removeprefix("[rank 0] ").removeprefix("[rank 1] ") for line in done.stdout.splitlines()) == [f"{each} PCI_BUS_ID" for each in expected]
         assert "NVIDIA H200 no. 0" in done.stderr
     assert len(list((tmp_path / "runs").glob("see-*/logs/rank-0.log"))) == 2
+
+
+def test_a_launcher_for_one_make_of_gpu(library: Path, tmp_path: Path) -> None:
+    """Says so where there is none, instead of training on something else."""
+    home = Path(__file__).parents[2] / "scripts"
+    plain = {**os.environ, "PYTHON": sys.executable}
+    gpus = {**plain, "LD_LIBRARY_PATH": str(library)}
+    script = tmp_path / "see.py"
+    script.write_text("import os\nprint(os.environ['WORLD_SIZE'])\n")
+    for make, environment, code, says in (("nvidia", plain, 1, "no NVIDIA GPU found (no GPU at all)"), ("amd", gpus, 1, "no AMD GPU found (NVIDIA)"),
+                                          ("nvidia", gpus, 0, "3 ranks, one for each of"), ("nvidia", {**gpus, "CUDA_VISIBLE_DEVICES": "7"}, 2, "names 7")):
+        done = subprocess.run([home / f"run_{make}_all.sh", script], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == code, done.stderr
+        assert says in done.stderr
+        assert done.stdout.count("] 3\n") == (0 if code else 3)

@@ -65,15 +65,21 @@ def wait_for(home: Path, text: str, ranks: int = 2) -> None:
     until(lambda: all((home / f"logs/rank-{rank}.log").is_file() and text in log(home, rank) for rank in range(ranks)), timeout=60)
 
 
-def test_a_ddp_script_runs_as_it_is(tmp_path: Path) -> None:
-    """Both ranks meet over the port that was held for them, and agree on the weights."""
-    out, err = run(tmp_path, SCRIPTS / "ddp.py")
-    weights = re.findall(r"^\[rank (\d)\] rank (\d) of 2: weight (\S+)$", out, re.MULTILINE)
-    assert sorted(rank for rank, _, _ in weights) == ["0", "1"]
-    assert all(prefix == rank for prefix, rank, _ in weights)
-    assert len({weight for _, _, weight in weights}) == 1
-    assert "warn" not in err
-    assert "no GPU found" in err
+def test_a_ddp_script_runs_as_it_is_twice_at_once(tmp_path: Path) -> None:
+    """The ranks of each run meet over the port that was held for them, and agree on the weights."""
+    homes = [tmp_path / "one", tmp_path / "two"]
+    for home in homes:
+        home.mkdir()
+    with running(homes[0], "--nproc", 2, SCRIPTS / "ddp.py") as one, running(homes[1], "--nproc", 2, SCRIPTS / "ddp.py") as two:
+        said = [live.communicate(timeout=100) for live in (one, two)]
+    for out, err in said:
+        weights = re.findall(r"^\[rank (\d)\] rank (\d) of 2: weight (\S+)$", out, re.MULTILINE)
+        assert sorted(rank for rank, _, _ in weights) == ["0", "1"], err
+        assert all(prefix == rank for prefix, rank, _ in weights)
+        assert len({weight for _, _, weight in weights}) == 1
+        assert "warn" not in err
+        assert "no GPU found" in err
+    assert len({err.partition("they meet at ")[2].partition("\n")[0] for _, err in said}) == 2
 
 
 def test_ranks_that_never_meet_are_told_once(tmp_path: Path) -> None:
@@ -211,6 +217,17 @@ def test_the_first_ranks_bytes_or_none(tmp_path: Path) -> None:
         assert done.stdout == expected
         assert (tmp_path / "logs/rank-1.log").read_bytes() == b"\r50%\r100%1"
         assert re.search(rb"^env .*; as you set it: .*PYTHONHASHSEED=7", done.stderr, re.MULTILINE)
+
+
+def test_a_full_disk_ends_a_log_and_not_the_run(tmp_path: Path) -> None:
+    """Files of at most 8 KiB; the screen is a pipe."""
+    script = tmp_path / "long.py"
+    script.write_text("for i in range(3000):\n    print('line', i)\n")
+    limited = ["bash", "-c", 'ulimit -f 8; exec "$@"', "bash", *command("run", "--nproc", 2, "--log-dir", "logs", script)]
+    done = subprocess.run(limited, cwd=tmp_path, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"})
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("\n") == 6000
+    assert done.stderr.count("ends early: File too large") == 2
 
 
 def test_lines_of_bars() -> None:

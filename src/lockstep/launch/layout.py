@@ -2,6 +2,7 @@
 
 import os
 import socket
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
@@ -82,8 +83,8 @@ def lay_out(found: Found, gpus: str | None, nproc: int | None, jax: bool) -> Lay
         return Layout(count, found, devices, visible, f"{_ranks(count)}, one for each of {shown}" if count > 1 else f"1 rank on {shown}")
     if count == 1 and nproc is None:
         return Layout(1, found, devices, visible, f"1 rank with all of {shown}: the script imports jax, which drives all devices from one process; --nproc N starts N")
-    idle = f"a script that drives one device leaves {len(devices) - count} of them idle; without --nproc one rank is started for each"
-    return Layout(count, found, devices, visible, f"{_ranks(count)} with {shown} in sight, {count} of {len(devices)} in use if each takes one: {idle}")
+    rest = len(devices) - count
+    return Layout(count, found, devices, visible, f"{_ranks(count)} for {shown}: if each takes one, {rest} stay{'s' if rest == 1 else ''} idle; without --nproc one rank is started for each")
 
 
 def _ranks(count: int) -> str:
@@ -149,3 +150,10 @@ def reserve() -> socket.socket:
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     held.bind(("127.0.0.1", 0))
     return held
+
+
+if __name__ == "__main__":  # for scripts/run_*_all.sh
+    try:
+        print(find(os.environ).vendor)
+    except UserError as error:
+        sys.exit(f"error: {error}")

@@ -9,7 +9,7 @@ import psutil
 
 EVERY = 5.0  # seconds between two looks at the GPUs; only what two of them agree on is told
 LONG = 60.0  # seconds after which ranks that have not met are worth a word
-LONE = "each of them trains by itself, on the same data, and what they save overwrites each other"
+LONE = "each of them trains by itself, and what they save may overwrite each other"
 REMEDY = "torch.distributed.init_process_group() and DistributedDataParallel in the script, or lockstep run --nproc 1"
 
 
