@@ -1,10 +1,11 @@
-"""A stand-in for the NVIDIA driver's library, under the unmodified pynvml: so many GPUs as COUNT says."""
+"""A stand-in for the NVIDIA driver's library, under the unmodified pynvml: so many GPUs as COUNT says. The file that NVML_PROCESSES names lists who uses them: a GPU and a process id a line."""
 
 import subprocess
 from pathlib import Path
 
 _SOURCE = r"""
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 typedef struct { unsigned long long total, free, used; } memory_t;
 static int handles[COUNT];
@@ -20,6 +21,14 @@ int nvmlDeviceGetUUID(void *handle, char *text, unsigned size) { snprintf(text, 
 int nvmlDeviceGetMemoryInfo(void *handle, memory_t *memory) { memory->total = 150000000000ULL; memory->used = 1000 * (*(int *)handle + 1); memory->free = memory->total - memory->used; return 0; }
 typedef struct { unsigned gpu, memory; } use_t;
 int nvmlDeviceGetUtilizationRates(void *handle, use_t *use) { use->gpu = 90 + *(int *)handle; use->memory = 0; return 0; }
+typedef struct { unsigned pid; unsigned long long used; unsigned gpu, compute; } process_t;
+int nvmlDeviceGetComputeRunningProcesses_v3(void *handle, unsigned *count, process_t *found) {
+  char *path = getenv("NVML_PROCESSES"); FILE *file = path ? fopen(path, "r") : NULL; unsigned room = *count, gpu, pid; *count = 0;
+  while (file && fscanf(file, "%u %u", &gpu, &pid) == 2)
+    if (gpu == (unsigned)*(int *)handle) { if (found && *count < room) found[*count].pid = pid; ++*count; }
+  if (file) fclose(file);
+  return *count > room ? 7 : 0;
+}
 int nvmlDeviceGetPowerUsage(void *handle, unsigned *milliwatts) { *milliwatts = 650500; return *(int *)handle == 1 ? 3 : 0; }
 """
 

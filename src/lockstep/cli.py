@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from lockstep.core.config import Loaded
     from lockstep.core.facts import Facts
 
-_LATER_VERBS = {"check", "run", "bench", "init", "data", "submit", "ui"}
+_LATER_VERBS = {"check", "bench", "init", "data", "submit", "ui"}
 
 
 class Verbs(click.Group):
@@ -165,6 +165,24 @@ def profile(steps: int, top: int, trace: Path | None, as_json: bool, **flags: An
     from lockstep.prove.profile import profile as measured
 
     sys.exit(measured(load_config(flags, say=not as_json), steps, top, trace, as_json))
+
+
+@cli.command(context_settings={"allow_interspersed_args": False}, options_metavar="[OPTIONS] [-m]")
+@click.option("--gpus", metavar="0,1", help="one rank on each of these, as CUDA_VISIBLE_DEVICES leaves them; all if not given")
+@click.option("--nproc", type=int, metavar="N", help="so many ranks: on the first N GPUs, or on the CPU where there is none")
+@click.option("--output", type=click.Choice(["all", "first", "files"]), default="all", show_default=True, help="on the screen: every rank's lines, the first rank as it is, or none")
+@click.option("--log-dir", type=Path, metavar="DIR", help="rank-N.log of every rank; runs/SCRIPT-TIME/logs if not given")
+@click.option("--max-restarts", type=click.IntRange(min=0), default=0, show_default=True, help="start all ranks anew so often after a failure; the script resumes by itself")
+@click.option("-m", "module", is_flag=True, help="SCRIPT is a module's name, as for python -m")
+@click.argument("script", metavar="SCRIPT")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
+def run(script: str, arguments: tuple[str, ...], **options: Any) -> None:
+    """Any script that torchrun starts, on all devices of this machine. What follows SCRIPT is the script's."""
+    signal.signal(signal.SIGTERM, terminated)
+    from lockstep.launch.script import Request
+    from lockstep.launch.script import run as launch
+
+    sys.exit(launch(Request(script, arguments, **options)))
 
 
 @cli.command(cls=Verb)

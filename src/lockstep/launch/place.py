@@ -3,7 +3,6 @@
 import os
 import shutil
 import socket
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,21 +12,6 @@ from lockstep.core.memory import itemsize, optimizer_slots
 from lockstep.errors import UserError
 from lockstep.launch.files import SCRATCH, Run
 from lockstep.units import show_bytes
-
-
-def free_name(name: str) -> Path:
-    """runs/NAME-TIME, made here so that of two runs started at once each has its own."""
-    base = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    for number in range(1, 1000):
-        home = base if number == 1 else base.with_name(f"{base.name}-{number}")
-        try:
-            home.mkdir(parents=True)
-            return home
-        except FileExistsError:
-            continue
-        except OSError as error:
-            raise UserError(f"{home} can't be made: {error.strerror}", "--save-dir DIR where you may write", "--save-dir") from None
-    raise UserError(f"{base} and 998 like it exist", "--save-dir DIR", "--save-dir")
 
 
 def check_port(port: int) -> None:

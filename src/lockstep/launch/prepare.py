@@ -18,7 +18,8 @@ from lockstep.errors import LockstepError, UserError
 from lockstep.launch.describe import describe
 from lockstep.launch.files import Attempt, Lock, Run, is_live, new_attempt_name
 from lockstep.launch.initial import keep, publish, weights_for
-from lockstep.launch.place import check_port, check_room, free_name, leave, make
+from lockstep.launch.naming import free_name
+from lockstep.launch.place import check_port, check_room, leave, make
 from lockstep.launch.surroundings import surroundings
 from lockstep.launch.watching import catch_up, check_trackers
 from lockstep.observe.journal import append, last_step, mend

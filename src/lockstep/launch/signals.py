@@ -7,11 +7,12 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from lockstep.launch.files import Attempt
+if TYPE_CHECKING:  # pydantic is not imported for `lockstep run`
+    from lockstep.launch.files import Attempt
 
 STOP_SIGNAL = signal.SIGUSR1  # what the launcher sends where the control file can't be written, or is not its own
 LAUNCHER = "LOCKSTEP_LAUNCHER"
@@ -55,7 +56,7 @@ def leave_at_once() -> None:
         os.write(1, b"\x1b[?25h")  # the cursor, which the progress bar had hidden
 
 
-def run_child(attempt: Attempt) -> int:
+def run_child(attempt: "Attempt") -> int:
     """The rank that the environment describes, in a process of its own: its library may abort it when it loses a peer, and somebody must be left to say so.
 
     Its exit code, negative for a signal that ended it; 128 + the signal that asked it to stop, which it then did in order.

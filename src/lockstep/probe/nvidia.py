@@ -40,6 +40,17 @@ def handles(environment: Mapping[str, str]) -> list[Any]:
         return []
 
 
+def holders(environment: Mapping[str, str]) -> list[set[int]]:
+    """The processes that have a context on each of devices(), by the ids that the driver knows: the host's, also in a container. [] where it can't be read."""
+    try:
+        found = [{int(process.pid) for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)} for handle in handles(environment)]
+    except pynvml.NVMLError:
+        found = []
+    with suppress(pynvml.NVMLError):
+        pynvml.nvmlShutdown()
+    return found
+
+
 def _chosen(environment: Mapping[str, str]) -> list[Any]:
     return _visible(environment.get(VISIBLE), [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())])
 

@@ -1,0 +1,134 @@
+"""What the ranks print: all of it into a log for each, and on the screen what was asked for, in whole lines, each in one write.
+
+One thread reads and writes, so lines of two ranks never mix, and a rank that prints faster than the terminal takes waits for it.
+"""
+
+import os
+import selectors
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Literal
+
+Shown = Literal["all", "first", "files"]
+_LONGEST = 1 << 20  # bytes of a line before it is shown in pieces
+_READ = 1 << 16
+
+
+@dataclass
+class Lines:
+    """Bytes in, whole lines out, each with the prefix. Of a line rewritten by carriage returns only what is left at its end."""
+
+    prefix: bytes
+    _rest: bytes = b""
+
+    def feed(self, data: bytes) -> bytes:
+        *whole, rest = (self._rest + data).split(b"\n")
+        self._rest = rest[rest.rstrip(b"\r").rfind(b"\r") + 1:]
+        if len(self._rest) > _LONGEST:
+            whole.append(self._rest)
+            self._rest = b""
+        return b"".join(self.prefix + line.rstrip(b"\r").rpartition(b"\r")[2] + b"\n" for line in whole)
+
+    def end(self) -> bytes:
+        """A last line that was never ended."""
+        return self.feed(b"\n") if self._rest.strip() else b""
+
+
+@dataclass
+class _Stream:
+    rank: int
+    screen: int  # where it goes: 1 or 2
+    lines: Lines | None  # None: not on the screen by lines
+    raw: bool  # on the screen as it is
+    tail: bytes = b""  # of a line not ended yet, for the log, where the rank's other stream must not cut it
+
+
+@dataclass
+class Outputs:
+    """Of one world. shown: all ranks' lines, the first rank's bytes, or nothing. warn: is told of a log that can't be written."""
+
+    logs: Path
+    shown: Shown
+    world: int
+    _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
+    _logs: dict[int, IO[bytes]] = field(default_factory=dict)
+    lost: dict[int, str] = field(default_factory=dict)  # rank -> why its log ends early
+
+    def add(self, rank: int, first: bool, streams: Mapping[int, IO[bytes]]) -> None:
+        """streams: by where they go on the screen."""
+        self._logs[rank] = open(self.log(rank), "wb", buffering=0)  # noqa: SIM115 - open as long as the rank prints
+        raw = first and (self.shown == "first" or (self.shown == "all" and self.world == 1))
+        for screen, pipe in streams.items():
+            os.set_blocking(pipe.fileno(), False)
+            lines = Lines(f"[rank {rank}] ".encode()) if self.shown == "all" and not raw else None
+            self._selector.register(pipe, selectors.EVENT_READ, _Stream(rank, screen, lines, raw))
+
+    def log(self, rank: int) -> Path:
+        return self.logs / f"rank-{rank}.log"
+
+    def pump(self, seconds: float) -> None:
+        """Pass on what there is; wait at most so long for something."""
+        ready = self._selector.select(seconds) if self._selector.get_map() else _asleep(seconds)
+        for key, _ in ready:
+            with suppress(BlockingIOError):
+                self._pass(key.data, os.read(key.fd, _READ), key)
+        if not ready:
+            for key in self._selector.get_map().values():
+                self._settle(key.data)
+
+    def _pass(self, stream: _Stream, data: bytes, key: selectors.SelectorKey) -> None:
+        if not data:
+            self._selector.unregister(key.fileobj)
+            self._settle(stream)
+            _write(stream.screen, stream.lines.end() if stream.lines else b"")
+            return
+        cut = max(data.rfind(b"\n") + 1, data.rfind(b"\r"))
+        if cut > 0 or data.startswith(b"\r"):
+            self.keep(stream.rank, stream.tail + data[:cut])
+            stream.tail = b""
+        stream.tail += data[max(cut, 0):]
+        if len(stream.tail) > _LONGEST:
+            self._settle(stream)
+        _write(stream.screen, stream.lines.feed(data) if stream.lines else data if stream.raw else b"")
+
+    def _settle(self, stream: _Stream) -> None:
+        self.keep(stream.rank, stream.tail)
+        stream.tail = b""
+
+    def keep(self, rank: int, data: bytes) -> None:
+        """Into the rank's log. A full disk does not end a training run: it is said once, and the screen goes on."""
+        if rank in self.lost or not data:
+            return
+        try:
+            self._logs[rank].write(data)
+        except OSError as error:
+            self.lost[rank] = error.strerror or str(error)
+
+    def drain(self, seconds: float) -> None:
+        """What is left in the pipes, some of which may be held open by a rank's children."""
+        until = time.monotonic() + seconds
+        while self._selector.get_map() and time.monotonic() < until:
+            self.pump(0.02)
+
+    def close(self) -> None:
+        for key in list(self._selector.get_map().values()):
+            self._settle(key.data)
+            if key.data.lines:
+                with suppress(OSError):
+                    _write(key.data.screen, key.data.lines.end())
+        self._selector.close()
+        for log in self._logs.values():
+            log.close()
+
+
+def _asleep(seconds: float) -> list[tuple[selectors.SelectorKey, int]]:
+    time.sleep(seconds)
+    return []
+
+
+def _write(screen: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(screen, data):]

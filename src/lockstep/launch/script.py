@@ -1,0 +1,180 @@
+"""`lockstep run`: any script that torchrun starts, on all devices of this machine. torch is not imported here, so ranks start at once."""
+
+import os
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import psutil
+
+from lockstep.errors import LockstepError, UserError
+from lockstep.launch import source
+from lockstep.launch.layout import Layout, find, lay_out, refuse_nested, reserve, seats, settings
+from lockstep.launch.naming import free_name
+from lockstep.launch.noticing import Notices
+from lockstep.launch.outputs import Outputs, Shown
+from lockstep.launch.ranks import STOPPED, Guard, World, guarded
+from lockstep.launch.signals import Signals
+from lockstep.probe import nvidia
+from lockstep.units import show_seconds
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was asked for. target: a script's path, or with `module` a module's name."""
+
+    target: str
+    arguments: tuple[str, ...] = ()
+    module: bool = False
+    gpus: str | None = None
+    nproc: int | None = None
+    output: Shown = "all"
+    log_dir: Path | None = None
+    max_restarts: int = 0
+
+
+def run(request: Request) -> int:
+    """Returns 0, or 128 + the signal that stopped it. LockstepError: why it failed, with the exit code of the first rank that did."""
+    refuse_nested(os.environ)
+    path = source.of_module(request.target) if request.module else _script(request.target)
+    wishes = source.read(path)
+    layout = lay_out(find(os.environ), request.gpus, request.nproc, wishes.jax)
+    logs = _logs(request)
+    environment, spelling = _announced(request, layout, wishes, logs)
+    began = time.monotonic()
+    with guarded() as guard:
+        for attempt in range(request.max_restarts + 1):
+            go = _Attempt(request, layout, logs, environment, spelling, attempt)
+            failure = go.run(guard)
+            if go.stopped:
+                _say("stop", f"by {signal.Signals(go.stopped).name}; logs {logs}")
+                return 128 + go.stopped
+            if failure is None:
+                _say("done", f"{_ranks(layout.processes)} in {show_seconds(time.monotonic() - began)}; logs {logs}")
+                return 0
+            if attempt == request.max_restarts:
+                raise failure
+            _say("again", f"{failure.cause.splitlines()[-1]}; all ranks start anew: restart {attempt + 1} of {request.max_restarts}")
+            _set_aside(logs, layout.processes, attempt)
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _announced(request: Request, layout: Layout, wishes: source.Source, logs: Path) -> tuple[dict[str, str], str | None]:
+    """The environment of all ranks, and the spelling of --local-rank if they are to be given it. Says both."""
+    added, kept = settings(layout, os.environ)
+    _say("run", f"{layout.why}; logs {logs}")
+    _say("env", f"{' '.join(f'{name}={shlex.quote(value)}' for name, value in added.items())}{f'; as you set it: {chr(32).join(kept)}' if kept else ''}")
+    if "MASTER_PORT" in os.environ:
+        _say("note", f"MASTER_PORT={os.environ['MASTER_PORT']} is not used: each run takes a free port")
+    spelling = wishes.local_rank if wishes.local_rank and not any(argument.partition("=")[0] == wishes.local_rank for argument in request.arguments) else None
+    if spelling:
+        _say("note", f"the script's parser has {spelling}, so each rank is given {spelling}=N, as torch.distributed.launch does")
+    return {**os.environ, **added}, spelling
+
+
+@dataclass
+class _Attempt:
+    """All ranks, once."""
+
+    request: Request
+    layout: Layout
+    logs: Path
+    environment: Mapping[str, str]
+    spelling: str | None
+    number: int
+    stopped: int | None = None
+
+    def run(self, guard: Guard) -> LockstepError | None:
+        """Why it failed; None: it did not, or was stopped."""
+        outputs = Outputs(self.logs, self.request.output, self.layout.processes)
+        with reserve() as held:
+            port = int(held.getsockname()[1])
+            environments = [{**self.environment, **seat} for seat in seats(self.layout.processes, port, self.number, self.request.max_restarts)]
+            world = World([self._command(seat["LOCAL_RANK"]) for seat in environments], environments, outputs, guard)
+            notices = Notices(self.layout.processes, port, len(self.layout.devices), partial(nvidia.holders, self.environment), partial(_say, "warn"))
+            with Signals(lambda: _stop(world, signals), world.kill) as signals:
+                try:
+                    world.start()
+                    if not self.number:
+                        _say("start", f"{_ranks(self.layout.processes)} {show_seconds(time.time() - psutil.Process().create_time())} after this command; they meet at 127.0.0.1:{port}")
+                    world.watch(notices.tick)
+                finally:
+                    left = world.clear()
+                    outputs.close()
+        self.stopped = world.stopped
+        self._remark(world, outputs, left)
+        if world.failures:
+            return self._explained(world)
+        if not self.stopped:
+            notices.ended([world.said(rank) for rank in range(self.layout.processes)])
+        return None
+
+    def _command(self, local: str) -> list[str]:
+        return ["module" if self.request.module else "script", self.request.target, *([f"{self.spelling}={local}"] if self.spelling else []), *self.request.arguments]
+
+    def _remark(self, world: World, outputs: Outputs, left: list[int]) -> None:
+        for rank, why in outputs.lost.items():
+            _say("warn", f"{outputs.log(rank)} ends early: {why}")
+        if left and not self.stopped and not world.failures:
+            _say("warn", f"rank {', '.join(map(str, left))} left processes behind, which were ended: a script should wait for those it starts")
+
+    def _explained(self, world: World) -> LockstepError:
+        from lockstep.diagnose.crash import Note, explain
+
+        order = sorted(world.failures, key=lambda rank: world.failures[rank][0])
+        words = {rank: world.said(rank) for rank in order}
+        notes = [Note(rank, word["time"], word["cause"] if word["trace"] else f"rank {rank}: {word['cause']}", "", "", word["trace"], word["code"]) for rank, word in words.items() if word.get("cause")]
+        error = explain(notes, {rank: world.failures[rank][1] for rank in order}, self.logs)
+        code = world.failures[order[0]][1]
+        error.exit_code = 128 - code if code < 0 else code  # the script's own, not ours
+        return error
+
+
+def _stop(world: World, signals: Signals) -> None:
+    number = signals.received or signal.SIGINT
+    if world.stop(number):
+        os.write(2, f"\n{signal.Signals(number).name} passed on to all ranks, which have {STOPPED[0][0]:g} s to leave; once more to kill them\n".encode())
+
+
+def _ranks(count: int) -> str:
+    return f"{count} rank{'s' if count > 1 else ''}"
+
+
+def _script(target: str) -> Path:
+    path = Path(target)
+    if path.is_dir():
+        raise UserError(f"{target} is a directory", f"a script in it, such as {target.rstrip('/')}/train.py; or -m for a package", "SCRIPT")
+    if not path.is_file():
+        flag = f"; options of lockstep run stand before the script: lockstep run {target} ... SCRIPT" if target.startswith("-") else ""
+        raise UserError(f"{target} does not exist", f"a Python script's path{flag}; -m MODULE for a module", "SCRIPT")
+    if not os.access(path, os.R_OK):
+        raise UserError(f"{target} can't be read", "mend its permissions", "SCRIPT")
+    return path
+
+
+def _logs(request: Request) -> Path:
+    """Made here."""
+    logs = request.log_dir or free_name(request.target.rpartition(".")[2] if request.module else Path(request.target).stem, "--log-dir") / "logs"
+    try:
+        logs.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{logs} can't be made: {error.strerror}", "--log-dir DIR where you may write", "--log-dir") from None
+    return logs
+
+
+def _set_aside(logs: Path, processes: int, attempt: int) -> None:
+    """The logs of an attempt that failed: rank-1.attempt-0.log."""
+    for rank in range(processes):
+        path = logs / f"rank-{rank}.log"
+        path.replace(path.with_name(f"rank-{rank}.attempt-{attempt}.log"))
+
+
+def _say(what: str, text: str) -> None:
+    """On stderr: stdout is the script's."""
+    sys.stdout.flush()
+    print(f"{what:<6} {text}", file=sys.stderr, flush=True)
