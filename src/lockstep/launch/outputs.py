@@ -4,6 +4,7 @@ One thread reads and writes, so lines of two ranks never mix, and a rank that pr
 """
 
 import os
+import select
 import selectors
 import time
 from collections.abc import Mapping
@@ -131,4 +132,7 @@ def _asleep(seconds: float) -> list[tuple[selectors.SelectorKey, int]]:
 
 def _write(screen: int, data: bytes) -> None:
     while data:
-        data = data[os.write(screen, data):]
+        try:
+            data = data[os.write(screen, data):]
+        except BlockingIOError:  # a terminal that somebody else made so
+            select.select([], [screen], [])

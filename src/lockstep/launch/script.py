@@ -59,7 +59,7 @@ def run(request: Request) -> int:
                 return 0
             if attempt == request.max_restarts:
                 raise failure
-            _say("again", f"{failure.cause.splitlines()[-1]}; all ranks start anew: restart {attempt + 1} of {request.max_restarts}")
+            _say("again", f"{_line(failure)}; all ranks start anew: restart {attempt + 1} of {request.max_restarts}")
             _set_aside(logs, layout.processes, attempt)
     raise AssertionError("the last attempt returns or raises")
 
@@ -139,6 +139,12 @@ def _stop(world: World, signals: Signals) -> None:
     number = signals.received or signal.SIGINT
     if world.stop(number):
         os.write(2, f"\n{signal.Signals(number).name} passed on to all ranks, which have {STOPPED[0][0]:g} s to leave; once more to kill them\n".encode())
+
+
+def _line(error: LockstepError) -> str:
+    """Its cause without the traceback."""
+    lines = error.cause.splitlines()
+    return next((line for line in lines if line.startswith("rank ")), lines[0])
 
 
 def _ranks(count: int) -> str:
