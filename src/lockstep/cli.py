@@ -173,6 +173,7 @@ def profile(steps: int, top: int, trace: Path | None, as_json: bool, **flags: An
 @click.option("--output", type=click.Choice(["all", "first", "files"]), default="all", show_default=True, help="on the screen: every rank's lines, the first rank as it is, or none")
 @click.option("--log-dir", type=Path, metavar="DIR", help="rank-N.log of every rank; runs/SCRIPT-TIME/logs if not given")
 @click.option("--max-restarts", type=click.IntRange(min=0), default=0, show_default=True, help="start all ranks anew so often after a failure; the script resumes by itself")
+@click.option("--hang-floor", type=click.IntRange(min=0), default=600, show_default=True, metavar="S", help="seconds in which a rank enters no collective that are never taken for a hang; 0: not watched")
 @click.option("-m", "module", is_flag=True, help="SCRIPT is a module's name, as for python -m")
 @click.argument("script", metavar="SCRIPT")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")

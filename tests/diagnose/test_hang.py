@@ -86,6 +86,12 @@ def test_who_is_named(seen: dict[int, Seen], culprits: tuple[int, ...], says: st
     assert verdict.remedy
 
 
+def test_a_start_and_many_quick_steps_between_two_looks() -> None:
+    watch = Watch(20)
+    assert watch.add(0, {0: Beat(0, "start", 0)}, OFTEN) is None
+    assert silent_after(watch, 0.2, {0: Beat(18, "data", 40)}) == pytest.approx(20, abs=1)
+
+
 def test_a_user_s_line_is_found_in_the_thread_that_reads() -> None:
     dump = """Thread 0x01 (most recent call first):
   File "/home/me/mine.py", line 31 in __getitem__

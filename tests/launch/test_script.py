@@ -281,3 +281,23 @@ def test_nothing_heavy_is_imported_to_start() -> None:
     program = "import sys, lockstep.cli, lockstep.launch.script\nprint({'torch', 'jax', 'numpy', 'pydantic', 'rich', 'asyncio'} & set(sys.modules))"
     heavy = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     assert heavy.strip() == "set()"
+
+
+@pytest.mark.parametrize(("how", "says"), [
+    ("sleep", r"rank 1 gave no sign for 3 s \(limit 3 s\): rank 0 in all_reduce \(since collective 21\); rank 1 in waits\.py:\d+ <module>\(\) \(since collective 20\)"),
+    ("stop", r"rank 1 stopped \(SIGSTOP, or a terminal's Ctrl-Z\) for 3 s: rank 0 in all_reduce"),
+])
+def test_a_rank_that_hangs_is_named_by_its_collectives(how: str, says: str, tmp_path: Path) -> None:
+    """And where it is killed and all start anew, the script ends as if nothing had been."""
+    out, err = run(tmp_path, "--hang-floor", 3, "--max-restarts", 1, SCRIPTS / "waits.py", how)
+    assert sorted(out.splitlines()) == [f"[rank {rank}] rank {rank} summed 2" for rank in (0, 1)]
+    assert err.count("watch  crashes, and hangs by the ranks' collectives") == 1
+    assert len(re.findall(f"^again  {says}.*; all ranks start anew: restart 1 of 1$", err, re.MULTILINE)) == 1
+
+
+def test_ranks_that_give_one_collective_different_shapes_are_not_started_again(tmp_path: Path) -> None:
+    """The same would happen."""
+    _, err = run(tmp_path, "--max-restarts", 3, SCRIPTS / "waits.py", "shapes", code=134)
+    assert "the ranks gave one collective tensors of different sizes" in err
+    assert err.count("not started again: the same would happen") == 1
+    assert len(err[err.index("error: "):].splitlines()) <= 10

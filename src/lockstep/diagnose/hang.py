@@ -13,7 +13,7 @@ from lockstep.core.events import PHASES, Beat, Phase
 from lockstep.diagnose.stacks import Spot
 
 _KNOWN = 3  # times that a phase was seen to end, until its limit is learnt
-_UNKNOWN = 10  # times the floor, before that: a first step compiles, a first save may be slow
+UNKNOWN = 10  # times the floor, before that: a first step compiles, a first save may be slow
 _USUAL, _LONGEST = 10, 3  # times the usual and the longest one
 _KEPT = 200
 _BEFORE: tuple[Phase, ...] = ("start", "end")  # phases that a rank goes through once
@@ -31,32 +31,33 @@ class Silence:
 
 
 class Watch:
-    """floor: seconds of silence that are never a hang."""
+    """floor: seconds of silence that are never a hang. unknown: times that, for phases whose usual time is not known."""
 
-    def __init__(self, floor: float) -> None:
-        self._floor = floor
+    def __init__(self, floor: float, unknown: float = UNKNOWN) -> None:
+        self._floor, self._unknown = floor, unknown
         self._beats: dict[int, Beat] = {}
         self._since: dict[int, float] = {}
         self._took: dict[Phase, deque[float]] = {}
-        self._last: float | None = None
+        self._began, self._last = 0.0, -1.0
 
     def add(self, at: float, beats: Mapping[int, Beat], often: float) -> Silence | None:
         """at: seconds. beats: of the ranks that live and have begun. often: seconds between two calls at most; what lies beyond, the watch itself was asleep."""
-        if self._last is not None and (slept := at - self._last - 5 * often) > 0:
+        if self._last < 0:
+            self._began = at
+        elif (slept := at - self._last - 5 * often) > 0:
             self._since = {rank: since + slept for rank, since in self._since.items()}
         self._last = at
         for rank, beat in beats.items():
             before = self._beats.get(rank)
             if beat != before:
-                if before is not None:
-                    self._learn(before, beat, at - self._since[rank])
+                self._learn(before, beat, at - self._since.get(rank, self._began))
                 self._beats[rank], self._since[rank] = beat, at
         return self._silent(at, beats)
 
-    def _learn(self, before: Beat, beat: Beat, seconds: float) -> None:
-        """Between two looks a rank may have gone through many steps: none of their phases took longer than the share of one."""
-        steps = beat.step - before.step
-        for phase in _STEP if steps > 0 and before.phase in _STEP else (before.phase,):
+    def _learn(self, before: Beat | None, beat: Beat, seconds: float) -> None:
+        """Between two looks, or before the first one, a rank may have gone through many steps: none of their phases took longer than the share of one."""
+        steps = beat.step - before.step if before else beat.beats // len(_STEP)
+        for phase in _STEP if steps > 0 else (before.phase,) if before else ():
             self._took.setdefault(phase, deque(maxlen=_KEPT)).extend([seconds / max(steps, 1)] * min(max(steps, 1), _KNOWN))
 
     def _silent(self, at: float, beats: Mapping[int, Beat]) -> Silence | None:
@@ -71,7 +72,7 @@ class Watch:
         """Seconds of silence in a phase that are a hang if they are exceeded."""
         took = self._took.get(phase, ())
         if phase in _BEFORE or len(took) < _KNOWN:
-            return _UNKNOWN * self._floor
+            return self._unknown * self._floor
         return max(self._floor, _USUAL * statistics.median(took), _LONGEST * sorted(took)[-1 - len(took) // 20])  # the longest of twenty may be odd
 
 
@@ -114,19 +115,19 @@ class Verdict:
     again: bool = True
 
 
-def judge(seen: Mapping[int, Seen], seconds: float, limit: float, world: int) -> Verdict:
-    """Who holds the others up, and where everybody is. world: how many ranks there are; those of other hosts are not seen."""
-    others = "; ".join(_said(ranks, text) for text, ranks in _grouped(seen).items())
+def judge(seen: Mapping[int, Seen], seconds: float, limit: float, world: int, knob: str = "--set devices.hang_floor=", unit: str = "step") -> Verdict:
+    """Who holds the others up, and where everybody is. world: how many ranks there are; those of other hosts are not seen. knob: how to set the floor. unit: what beats count."""
+    others = "; ".join(f"{_ranks(ranks)} {text}" for text, ranks in _grouped(seen, unit).items())
     stopped = [rank for rank, one in seen.items() if one.state == "T"]
     if stopped:
         return Verdict(tuple(stopped), f"{_ranks(stopped)} stopped (SIGSTOP, or a terminal's Ctrl-Z) for {seconds:.0f} s: {others}",
-                       "whoever stopped it can let it go on with `kill -CONT`; devices.hang_floor says how long to wait for that")
+                       f"whoever stopped it can let it go on with `kill -CONT`; {knob}N waits N seconds for that")
     apart = _mismatch(seen)
     if apart:
         return Verdict((), f"the ranks are in different collectives, which wait for each other for ever: {apart}",
                        "every rank must make the same calls with the same shapes: look for a condition on the rank, or data of unequal length", again=False)
     culprits = _behind(seen) if len(seen) == world else []
-    longer = f"if that is how long it takes, --set devices.hang_floor={round(max(2 * seconds, limit))} waits longer"
+    longer = f"if that is how long it takes, {knob}{round(max(2 * seconds, limit))} waits longer"
     if not culprits:
         return Verdict((), f"no rank has made any progress for {seconds:.0f} s (limit {limit:.0f} s): {others}", f"all wait for each other, or for what is outside the program; {longer}")
     spot = seen[culprits[0]].spot
@@ -165,29 +166,21 @@ def _mismatch(seen: Mapping[int, Seen]) -> str:
     return "; ".join(f"rank {rank} in {found.name} number {found.number} of {found.sizes}" for rank, found in sorted(waiting.items()))
 
 
-def _grouped(seen: Mapping[int, Seen]) -> dict[str, list[int]]:
+def _grouped(seen: Mapping[int, Seen], unit: str) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     for rank, one in sorted(seen.items()):
-        found.setdefault(_where(one), []).append(rank)
+        found.setdefault(_where(one, unit), []).append(rank)
     return found
 
 
-def _where(one: Seen) -> str:
+def _where(one: Seen, unit: str) -> str:
+    phase = f"{one.beat.phase}, " if one.beat and unit == "step" else ""
+    since = f" ({phase}since {unit} {one.beat.step})" if one.beat else ""
     if one.state == "T":
-        return f"stopped{_since(one)}"
+        return f"stopped{since}"
     if one.collective and not one.collective.ended:
-        return f"in {one.collective.name}{_since(one)}"
-    if one.spot:
-        return f"in {one.spot.text}{_since(one)}"
-    return f"without an answer{_since(one)}"
-
-
-def _since(one: Seen) -> str:
-    return f" ({one.beat.phase}, since step {one.beat.step})" if one.beat else ""
-
-
-def _said(ranks: list[int], text: str) -> str:
-    return f"{_ranks(ranks)} {text}"
+        return f"in {one.collective.name}{since}"
+    return f"in {one.spot.text}{since}" if one.spot else f"without an answer{since}"
 
 
 def _ranks(ranks: Iterable[int]) -> str:

@@ -8,19 +8,16 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
 
 from lockstep.core.events import Beat
-from lockstep.core.plan import Plan
-from lockstep.diagnose.hang import Seen, Silence, Verdict, Watch, judge
+from lockstep.diagnose.hang import UNKNOWN, Seen, Silence, Verdict, Watch, judge
 from lockstep.diagnose.stacks import spot
 from lockstep.errors import RunError
-from lockstep.launch.files import Run
-from lockstep.launch.preflight import record_failure
 from lockstep.launch.witness import ASK, last_collective
 from lockstep.observe.pulse import read_beat
 
@@ -31,77 +28,91 @@ _STATES = {psutil.STATUS_STOPPED: "T", psutil.STATUS_TRACING_STOP: "t", psutil.S
 
 
 class Hangs:
-    """floor: seconds of silence that are never a hang; 0: nobody is watched."""
+    """logs: where ranks beat and answer. processes: of the ranks on this host, by rank, read anew. world: how many ranks there are in all. floor: seconds of silence that are never a hang; 0: nobody is watched.
+    unknown: times that, until the usual time of a phase is known. ask: the signal that they answer to. words: how to set the floor, and what beats count."""
 
-    def __init__(self, run: Run, plan: Plan, floor: float) -> None:
-        self._run, self._world, self._floor = run, plan.processes, floor
-        self._watch = Watch(floor)
+    def __init__(self, logs: Path, processes: Callable[[], Mapping[int, int]], world: int, floor: float, unknown: float = UNKNOWN, ask: int = ASK, words: tuple[str, str] = ("--set devices.hang_floor=", "step")) -> None:
+        self._logs, self._processes, self._world, self._floor, self._unknown, self._ask, self._words = logs, processes, world, floor, unknown, ask, words
+        self._watch = Watch(floor, unknown)
 
     def look(self) -> RunError | None:
         """Called every OFTEN seconds. What is said of a hang, if there is one; its ranks are killed then, except this process itself."""
         if not self._floor:
             return None
-        states = {rank: state for rank, pid in self._run.processes().items() if (state := _state(pid)) not in {None, "Z"}}
+        states = {rank: state for rank, pid in self._processes().items() if (state := _state(pid)) not in {None, "Z"}}
         if "t" in states.values():  # somebody debugs it
-            self._watch = Watch(self._floor)
+            self._watch = Watch(self._floor, self._unknown)
             return None
         silence = self._watch.add(time.monotonic(), self._beats(states), OFTEN)
         return self._found(silence) if silence else None
 
+    @property
+    def seen(self) -> bool:
+        """Whether every rank has given a sign."""
+        return len(self._beats(range(self._world))) == self._world
+
     def kill(self) -> None:
         """At once: a rank that hangs hears no SIGTERM, and those that wait for it in a collective neither."""
-        for pid in self._run.processes().values():
+        for pid in self._processes().values():
             if pid != os.getpid():
                 with suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
 
     def _beats(self, ranks: Iterable[int]) -> dict[int, Beat]:
-        return {rank: beat for rank in ranks if (beat := read_beat(self._run.logs / f"pulse-{rank}"))}
+        return {rank: beat for rank in ranks if (beat := read_beat(self._logs / f"pulse-{rank}"))}
 
     def _found(self, silence: Silence) -> RunError | None:
         dumps = self._asked()
         if any(name in dump for dump in dumps.values() for name in _DEBUGGERS):
-            self._watch = Watch(self._floor)
+            self._watch = Watch(self._floor, self._unknown)
             return None
         seen = self._seen(dumps)
-        verdict = judge(seen, silence.seconds, silence.limit, self._world)
+        verdict = judge(seen, silence.seconds, silence.limit, self._world, *self._words)
         report = self._report(verdict, dumps)
         self.kill()
         return RunError(verdict.cause, verdict.remedy, again=verdict.again, log=str(report))
 
     def _asked(self) -> dict[int, str]:
         """The stacks of each rank that answers."""
-        processes = self._run.processes()
-        files = {rank: self._run.logs / f"stack-{rank}.txt" for rank in processes}
+        processes = self._processes()
+        files = {rank: self._logs / f"stack-{rank}.txt" for rank in processes}
         before = {rank: _size(path) for rank, path in files.items()}
+        (self._logs / "asked").touch()
         for rank, pid in processes.items():
-            (self._run.logs / f"collectives-{rank}.json").unlink(missing_ok=True)
+            (self._logs / f"collectives-{rank}.json").unlink(missing_ok=True)
             if files[rank].exists():  # else nobody there would catch the signal
                 with suppress(OSError):
-                    os.kill(pid, ASK)
+                    os.kill(pid, self._ask)
         until = time.monotonic() + _ANSWER
-        while time.monotonic() < until and not all((self._run.logs / f"collectives-{rank}.json").exists() for rank in processes):
+        while time.monotonic() < until and not all((self._logs / f"collectives-{rank}.json").exists() for rank in processes):
             time.sleep(0.05)
         return {rank: path.read_text(errors="replace")[before[rank] :] for rank, path in files.items() if path.exists()}
 
     def _seen(self, dumps: dict[int, str]) -> dict[int, Seen]:
         seen = {}
-        for rank, pid in self._run.processes().items():
+        for rank, pid in self._processes().items():
             collective = None
             with suppress(OSError, ValueError, KeyError):  # it gave no answer
-                collective = last_collective(json.loads((self._run.logs / f"collectives-{rank}.json").read_text()))
-            seen[rank] = Seen(read_beat(self._run.logs / f"pulse-{rank}"), _state(pid) or "", spot(dumps.get(rank, "")), collective)
+                collective = last_collective(json.loads((self._logs / f"collectives-{rank}.json").read_text()))
+            seen[rank] = Seen(read_beat(self._logs / f"pulse-{rank}"), _state(pid) or "", spot(dumps.get(rank, "")), collective)
         return seen
 
     def _report(self, verdict: Verdict, dumps: dict[int, str]) -> Path:
-        path = self._run.logs / f"hang-{time.strftime('%Y%m%d-%H%M%S')}.txt"
+        path = self._logs / f"hang-{time.strftime('%Y%m%d-%H%M%S')}.txt"
         parts = [verdict.cause, verdict.remedy, *(f"\nrank {rank}: its threads, the main one last\n{dump.strip() or 'no answer'}" for rank, dump in sorted(dumps.items()))]
         for rank in sorted(dumps):
             with suppress(OSError):
-                parts.append(f"\nrank {rank}: its collectives, as torch recorded them\n{(self._run.logs / f'collectives-{rank}.json').read_text()[-4000:]}")
+                parts.append(f"\nrank {rank}: its collectives, as torch recorded them\n{(self._logs / f'collectives-{rank}.json').read_text()[-4000:]}")
         with suppress(OSError):  # a full disk
             path.write_text("\n".join(parts) + "\n")
         return path
+
+
+def clear(logs: Path) -> None:
+    """What ranks of an earlier start left for whoever watched them."""
+    for kind in ("pulse-*", "stack-*.txt", "collectives-*", "asked"):
+        for stale in logs.glob(kind):
+            stale.unlink()
 
 
 @contextmanager
@@ -122,14 +133,6 @@ def overseen(hangs: Hangs, found: Callable[[RunError], None]) -> Iterator[None]:
     finally:
         stop.set()
         thread.join()
-
-
-def left_hanging(run: Run, error: RunError) -> None:
-    """End this process, whose own thread found that a rank hangs."""
-    record_failure(run, error)
-    with suppress(OSError):
-        os.write(2, f"error: {error}\n".encode())
-    os._exit(error.exit_code)
 
 
 def _size(path: Path) -> int:

@@ -73,3 +73,9 @@ def record_failure(run: Run, failure: LockstepError) -> None:
         append(run.journal, Event("failed", pulse[0] if pulse else 0, {"cause": failure.cause, "remedy": failure.remedy}))
 
 
+def left_hanging(run: Run, error: RunError) -> None:
+    """End this process, whose own thread found that a rank hangs."""
+    record_failure(run, error)
+    with suppress(OSError):
+        os.write(2, f"error: {error}\n".encode())
+    os._exit(error.exit_code)

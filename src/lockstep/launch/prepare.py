@@ -17,6 +17,7 @@ from lockstep.core.plan import Plan, fixed_from_json, plan
 from lockstep.errors import LockstepError, UserError
 from lockstep.launch.describe import describe
 from lockstep.launch.files import Attempt, Lock, Run, is_live, new_attempt_name
+from lockstep.launch.hanging import clear
 from lockstep.launch.initial import keep, publish, weights_for
 from lockstep.launch.naming import free_name
 from lockstep.launch.place import check_port, check_room, leave, make
@@ -137,9 +138,9 @@ def _begin(run: Run, lock: Lock, loaded: Loaded, options: Options, origin: _Orig
 
 def clear_logs(run: Run) -> None:
     """What an earlier start left for those who watched it."""
-    for kind in ("failure-*.json", "process-*.json", "pulse-*", "stack-*.txt", "collectives-*"):
-        for stale in run.logs.glob(kind):
-            stale.unlink()
+    for stale in (*run.logs.glob("failure-*.json"), *run.logs.glob("process-*.json")):
+        stale.unlink()
+    clear(run.logs)
 
 
 def _resumed(origin: _Origin, made: Plan) -> str:

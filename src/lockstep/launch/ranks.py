@@ -53,6 +53,7 @@ class World:
     environments: Sequence[Mapping[str, str]]
     outputs: Outputs
     guard: Guard
+    ask: int = 0  # the signal by which ranks are asked where they hang; 0: they are not watched
     failures: dict[int, tuple[float, int]] = field(default_factory=dict)  # rank -> when, exit code; those that failed by themselves
     stopped: int | None = None  # the signal that stopped it
     _processes: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
@@ -65,7 +66,7 @@ class World:
         for rank, (command, environment) in enumerate(zip(self.commands, self.environments, strict=True)):
             self.word(rank).unlink(missing_ok=True)
             process = subprocess.Popen(
-                [sys.executable, str(Path(__file__).with_name("shim.py")), str(self.word(rank).absolute()), str(os.getpid()), *command], env=dict(environment),
+                [sys.executable, str(Path(__file__).with_name("shim.py")), str(self.word(rank).absolute()), str(os.getpid()), str(int(self.ask)), *command], env=dict(environment),
                 stdin=None if len(self.environments) == 1 else subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
             self.guard.tell("+", process.pid)
             assert process.stdout is not None
@@ -76,13 +77,14 @@ class World:
                 os.kill(process.pid, self.stopped)
                 break
 
-    def watch(self, tick: Callable[[Mapping[int, int]], None]) -> None:
-        """Until all have ended. tick: called all the time, with the process ids of those that live."""
+    def watch(self, ticks: Sequence[Callable[[Mapping[int, int]], None]]) -> None:
+        """Until all have ended. ticks: called all the time, with the process ids of those that live."""
         while len(self._ended) < len(self._processes):
             self.outputs.pump(_TICK)
             self._look()
             self._press()
-            tick({rank: process.pid for rank, process in self._processes.items() if rank not in self._ended})
+            for tick in ticks:
+                tick({rank: process.pid for rank, process in self._processes.items() if rank not in self._ended})
         self.outputs.drain(0.5)
         for rank in self._processes:
             self.outputs.keep(rank, str(self.said(rank).get("said", "")).encode(errors="backslashreplace"))

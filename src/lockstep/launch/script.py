@@ -5,23 +5,26 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import psutil
 
-from lockstep.errors import LockstepError, UserError
+from lockstep.errors import LockstepError, RunError, UserError
 from lockstep.launch import source
+from lockstep.launch.hanging import OFTEN, Hangs, clear
 from lockstep.launch.layout import Layout, find, lay_out, refuse_nested, reserve, seats, settings
 from lockstep.launch.naming import free_name
-from lockstep.launch.noticing import Notices
+from lockstep.launch.noticing import LONG, Notices
 from lockstep.launch.outputs import Outputs, Shown
 from lockstep.launch.ranks import STOPPED, Guard, World, guarded
 from lockstep.launch.signals import Signals
 from lockstep.probe import nvidia
 from lockstep.units import show_seconds
+
+_ASK = signal.SIGRTMIN + 7  # no library's
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,7 @@ class Request:
     output: Shown = "all"
     log_dir: Path | None = None
     max_restarts: int = 0
+    hang_floor: int = 600
 
 
 def run(request: Request) -> int:
@@ -57,7 +61,8 @@ def run(request: Request) -> int:
             if failure is None:
                 _say("done", f"{_ranks(layout.processes)} in {show_seconds(time.monotonic() - began)}; logs {logs}")
                 return 0
-            if attempt == request.max_restarts:
+            if attempt == request.max_restarts or (isinstance(failure, RunError) and not failure.again):
+                failure.remedy += "; not started again: the same would happen" if attempt < request.max_restarts else ""
                 raise failure
             _say("again", f"{_line(failure)}; all ranks start anew: restart {attempt + 1} of {request.max_restarts}")
             _set_aside(logs, layout.processes, attempt)
@@ -88,31 +93,57 @@ class _Attempt:
     spelling: str | None
     number: int
     stopped: int | None = None
+    hung: RunError | None = None
 
     def run(self, guard: Guard) -> LockstepError | None:
         """Why it failed; None: it did not, or was stopped."""
+        clear(self.logs)
         outputs = Outputs(self.logs, self.request.output, self.layout.processes)
         with reserve() as held:
             port = int(held.getsockname()[1])
             environments = [{**self.environment, **seat} for seat in seats(self.layout.processes, port, self.number, self.request.max_restarts)]
-            world = World([self._command(seat["LOCAL_RANK"]) for seat in environments], environments, outputs, guard)
+            world = World([self._command(seat["LOCAL_RANK"]) for seat in environments], environments, outputs, guard, _ASK if self.request.hang_floor else 0)
+            watch = self._watch(world)
             notices = Notices(self.layout.processes, port, len(self.layout.devices), partial(nvidia.holders, self.environment), partial(_say, "warn"))
             with Signals(lambda: _stop(world, signals), world.kill) as signals:
                 try:
                     world.start()
                     if not self.number:
                         _say("start", f"{_ranks(self.layout.processes)} {show_seconds(time.time() - psutil.Process().create_time())} after this command; they meet at 127.0.0.1:{port}")
-                    world.watch(notices.tick)
+                    world.watch([notices.tick, watch])
                 finally:
                     left = world.clear()
                     outputs.close()
         self.stopped = world.stopped
         self._remark(world, outputs, left)
-        if world.failures:
-            return self._explained(world)
+        if self.hung or world.failures:
+            return self.hung or self._explained(world)
         if not self.stopped:
             notices.ended([world.said(rank) for rank in range(self.layout.processes)])
         return None
+
+    def _watch(self, world: World) -> Callable[[Mapping[int, int]], None]:
+        """Looks for hangs, told again and again which ranks live. Says once what it can see."""
+        alive: dict[int, int] = {}
+        hangs = Hangs(self.logs, lambda: alive, self.layout.processes, self.request.hang_floor, unknown=1, ask=_ASK, words=("--hang-floor ", "collective"))
+        began, told, due = time.monotonic(), self.number > 0 or self.layout.processes == 1 or not self.request.hang_floor, 0.0
+
+        def look(pids: Mapping[int, int]) -> None:
+            nonlocal told, due
+            if time.monotonic() < due or self.hung or not pids:
+                return
+            due = time.monotonic() + OFTEN
+            alive.clear()
+            alive.update(pids)
+            if not told and (hangs.seen or time.monotonic() - began > LONG):
+                told = True
+                _say("watch", f"crashes, and hangs by the ranks' collectives: one that enters none for {self.request.hang_floor} s (--hang-floor), or ten times as long as usual, is named and ended" if hangs.seen
+                     else "crashes only: no collective of this script has been seen, so a hang would not be")
+            self.hung = hangs.look()
+            if self.hung:
+                world.kill()
+
+        return look
 
     def _command(self, local: str) -> list[str]:
         return ["module" if self.request.module else "script", self.request.target, *([f"{self.spelling}={local}"] if self.spelling else []), *self.request.arguments]
@@ -124,7 +155,8 @@ class _Attempt:
             _say("warn", f"rank {', '.join(map(str, left))} left processes behind, which were ended: a script should wait for those it starts")
 
     def _explained(self, world: World) -> LockstepError:
-        from lockstep.diagnose.crash import Note, explain
+        from lockstep.diagnose.crash import explain
+        from lockstep.diagnose.notes import Note
 
         order = sorted(world.failures, key=lambda rank: world.failures[rank][0])
         words = {rank: world.said(rank) for rank in order}

@@ -1,6 +1,6 @@
 """What a rank of `lockstep run` is before it is the user's script: it dies with its launcher, and leaves word of how it ended.
 
-Run by its path, without the package, so that it starts as fast as the script alone: shim.py WORD LAUNCHER script|module TARGET ARGS...
+Run by its path, without the package, so that it starts as fast as the script alone: shim.py WORD LAUNCHER SIGNAL script|module TARGET ARGS...
 Inside, sys.argv, sys.path and __main__ are what `python SCRIPT` or `python -m MODULE` would make them, so that pickles and spawned processes find their way.
 The traceback of an uncaught exception goes into the word, free of frames from here; the launcher puts it into the rank's log, and tells the cause once.
 """
@@ -13,8 +13,9 @@ from typing import Any
 def main() -> None:
     if sys.path[:1] == [os.path.dirname(os.path.abspath(__file__))]:
         del sys.path[0]  # first of all: what is beside this file would shadow other modules
-    _, word, launcher, kind, *argv = sys.argv
+    _, word, launcher, number, kind, *argv = sys.argv
     _die_with(int(launcher))
+    _watched(word, int(number))
     me, error = os.getpid(), None
     try:
         (_module if kind == "module" else _script)(argv)
@@ -36,6 +37,19 @@ def _die_with(parent: int) -> None:
         ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL
         if os.getppid() != parent:
             os._exit(1)
+
+
+def _watched(word: str, number: int) -> None:
+    """number: of the signal that asks where it hangs; 0: nobody will."""
+    if number:
+        from importlib.util import module_from_spec, spec_from_file_location
+
+        spec = spec_from_file_location("lockstep_beating", os.path.join(os.path.dirname(os.path.abspath(__file__)), "beating.py"))
+        assert spec is not None
+        assert spec.loader is not None
+        beating = module_from_spec(spec)
+        spec.loader.exec_module(beating)
+        beating.begin(os.path.dirname(word), os.environ["RANK"], number)
 
 
 def _fresh() -> dict[str, Any]:

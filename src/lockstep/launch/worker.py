@@ -32,8 +32,8 @@ from lockstep.launch.describe import cache_home, die_with
 from lockstep.launch.engines import import_engine, take_seat
 from lockstep.launch.files import Attempt, ControlFile, Run, log_to
 from lockstep.launch.given import given
-from lockstep.launch.hanging import Hangs, left_hanging, overseen
-from lockstep.launch.preflight import MEETING, Deadline, check_sum, record_failure
+from lockstep.launch.hanging import Hangs, overseen
+from lockstep.launch.preflight import MEETING, Deadline, check_sum, left_hanging, record_failure
 from lockstep.launch.prepare import Options, Prepared, done_line
 from lockstep.launch.reading import Readers
 from lockstep.launch.same import answer, compare
@@ -190,7 +190,7 @@ def _led(prepared: Prepared, hang_floor: float, rank: Rank, ranks: Any, headless
     own: list[Note] = []
     exits: dict[int, int] = {}
     run, every = prepared.run, prepared.track.sensors_every
-    watch = overseen(Hangs(run, prepared.plan, hang_floor), lambda error: left_hanging(run, error))
+    watch = overseen(Hangs(run.logs, run.processes, prepared.plan.processes, hang_floor), lambda error: left_hanging(run, error))
     with showing(view(prepared.plan, run.home, headless), run.journal, prepared.begin), tracked(run, prepared.track, _REST), watched(run, prepared.plan, every), watch:
         try:
             if not prepared.attempt.coordinator:

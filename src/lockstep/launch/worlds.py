@@ -16,7 +16,8 @@ from lockstep.core.protocols import Rank
 from lockstep.diagnose.crash import explain
 from lockstep.diagnose.notes import note_of, read_notes
 from lockstep.errors import LockstepError
-from lockstep.launch.hanging import OFTEN, Hangs, left_hanging, overseen
+from lockstep.launch.hanging import OFTEN, Hangs, overseen
+from lockstep.launch.preflight import left_hanging
 from lockstep.launch.prepare import Prepared
 from lockstep.launch.worker import main, work
 from lockstep.probe.cpu import oom_kills
@@ -36,7 +37,7 @@ def in_place(prepared: Prepared, devices: Devices) -> LockstepError | None:
 
 
 def _watch(prepared: Prepared, devices: Devices) -> Hangs:
-    return Hangs(prepared.run, prepared.plan, 0 if prepared.attempt.evaluate else devices.hang_floor)
+    return Hangs(prepared.run.logs, prepared.run.processes, prepared.plan.processes, 0 if prepared.attempt.evaluate else devices.hang_floor)
 
 
 def elastic(prepared: Prepared, devices: Devices) -> LockstepError | None:
