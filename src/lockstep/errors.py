@@ -13,6 +13,7 @@ class LockstepError(Exception):
     """A failure with its cause, its remedy and, where known, its place (file:line:column, flag)."""
 
     exit_code = 1
+    rank: int | None = None  # of which rank it is told, if of one
 
     def __init__(self, cause: str, remedy: str = "", where: str = "") -> None:
         super().__init__(cause, remedy, where)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.diagnose.crash import explain
-from lockstep.diagnose.known import KNOWN, known_in
+from lockstep.diagnose.known import KNOWN, Known, known_in
 from lockstep.errors import LockstepError, RunError
 
 HERE = Path(__file__).parent
@@ -112,3 +112,15 @@ def test_no_sample_is_taken_for_another_failure(name: str, text: str, tmp_path: 
     said = fits(explain([], {0: 1}, tmp_path))
     assert "  /home/x/train.py:7 in <module>: main()\n" in said or text.startswith("[rank")
     assert not any(blank in said.splitlines()[0] for blank in ("{", "()", "( ", " )", "  "))
+
+
+def row(known: Known) -> str:
+    """An entry as docs/failures.md has it."""
+    cause, remedy = (re.sub(r"\{\w+\}", "…", text).replace("|", r"\|") for text in (known.cause, known.remedy))
+    return f"| {known.name} | {cause} | {remedy} | {'yes' if known.again else ''} |"
+
+
+def test_the_page_has_the_table() -> None:
+    page = (HERE.parents[1] / "docs/failures.md").read_text().splitlines()
+    begin = page.index("| failure | what is said | remedy | again |") + 2
+    assert page[begin:begin + len(KNOWN) + 1] == [*map(row, KNOWN), ""]

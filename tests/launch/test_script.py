@@ -284,8 +284,8 @@ def test_nothing_heavy_is_imported_to_start() -> None:
 
 
 @pytest.mark.parametrize(("how", "says"), [
-    ("sleep", r"rank 1 gave no sign for 3 s \(limit 3 s\): rank 0 in all_reduce \(since collective 21\); rank 1 in waits\.py:\d+ <module>\(\) \(since collective 20\)"),
-    ("stop", r"rank 1 stopped \(SIGSTOP, or a terminal's Ctrl-Z\) for 3 s: rank 0 in all_reduce"),
+    ("sleep", r"rank 1 gave no sign for \d+ s \(limit \d+ s\): rank 0 in all_reduce \(since collective 21\); rank 1 in waits\.py:\d+ <module>\(\) \(since collective 20\)"),
+    ("stop", r"rank 1 stopped \(SIGSTOP, or a terminal's Ctrl-Z\) for \d+ s: rank 0 in all_reduce"),
 ])
 def test_a_rank_that_hangs_is_named_by_its_collectives(how: str, says: str, tmp_path: Path) -> None:
     """And where it is killed and all start anew, the script ends as if nothing had been."""
@@ -296,8 +296,11 @@ def test_a_rank_that_hangs_is_named_by_its_collectives(how: str, says: str, tmp_
 
 
 def test_ranks_that_give_one_collective_different_shapes_are_not_started_again(tmp_path: Path) -> None:
-    """The same would happen."""
-    _, err = run(tmp_path, "--max-restarts", 3, SCRIPTS / "waits.py", "shapes", code=134)
-    assert "the ranks gave one collective tensors of different sizes" in err
+    """The same would happen. Gloo aborts (134) or waits for ever, as it comes: then the watch compares what its recorder has."""
+    with running(tmp_path, "--nproc", 2, "--log-dir", "logs", "--hang-floor", 3, "--max-restarts", 3, SCRIPTS / "waits.py", "shapes") as live:
+        _, err = live.communicate(timeout=60)
+    assert live.returncode in {1, 134}
+    told = err[err.index("error: "):]
+    assert ("tensors of different sizes" if "rank 1: " in told else "rank 0 in all_reduce number 20 of [[10]]; rank 1 in all_reduce number 20 of [[7]]") in told
     assert err.count("not started again: the same would happen") == 1
-    assert len(err[err.index("error: "):].splitlines()) <= 10
+    assert len(told.splitlines()) <= 10

@@ -55,7 +55,9 @@ def explain(notes: list[Note], exits: Mapping[int, int], logs: Path, *, starved:
     if not failed:
         return RunError("the ranks failed without a word", "their logs may say why", again=True, log=str(logs))
     first = _first(failed)
-    return _error(first, logs, starved, _others(first, failed, world))
+    error = _error(first, logs, starved, _others(first, failed, world))
+    error.rank = first.rank
+    return error
 
 
 def _of_note(note: Note, code: int) -> _Failed:

@@ -172,7 +172,8 @@ _MEETING = (
            remedy="its log says where it was; `py-spy dump` shows a live one; TORCH_DISTRIBUTED_DEBUG=DETAIL names ranks that call different collectives", again=True, follows="waited"),
     _known("another rank lost", r"Connection closed by peer", r"Connection reset by peer", r"Broken pipe", r"Connection refused", r"remote process exited", r"Socket closed", r"[Ff]ailed to recv, got 0 bytes",
            r"[Cc]onnection was likely closed", r"recvValue(?:WithTimeout)? failed", r"sendBytes failed",
-           cause="it lost another rank, or the connection to it", remedy="what ended that one stands in its log, or on its host's terminal", again=True, follows="lost"),
+           cause="it lost another rank, or the connection to it", remedy="what ended that one stands in its log, or on its host's terminal; the same command again goes on from the last save, where there is one",
+           again=True, follows="lost"),
 )
 
 KNOWN = (*_DEVICES, *_MEMORY, *_PROGRAM, *_MEETING)

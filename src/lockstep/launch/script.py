@@ -161,9 +161,9 @@ class _Attempt:
         order = sorted(world.failures, key=lambda rank: world.failures[rank][0])
         words = {rank: world.said(rank) for rank in order}
         notes = [Note(rank, word["time"], word["cause"] if word["trace"] else f"rank {rank}: {word['cause']}", "", "", word["trace"], word["code"]) for rank, word in words.items() if word.get("cause")]
-        error = explain(notes, {rank: world.failures[rank][1] for rank in order}, self.logs)
-        code = world.failures[order[0]][1]
-        error.exit_code = 128 - code if code < 0 else code  # the script's own, not ours
+        error = explain(notes, {rank: world.failures[rank][1] for rank in order}, self.logs, world=self.layout.processes)
+        code = world.failures.get(order[0] if error.rank is None else error.rank, world.failures[order[0]])[1]
+        error.exit_code = 128 - code if code < 0 else code  # the script's own, not ours: of the rank that began it
         return error
 
 
