@@ -24,6 +24,7 @@ from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from lockstep.errors import UserError
+from lockstep.on_torch.compiled import constant
 from lockstep.on_torch.norms import Rows
 
 _CHANNELS: dict[type[nn.Module], tuple[int, ...]] = {nn.Dropout1d: (3,), nn.Dropout2d: (3, 4), nn.Dropout3d: (5,)}  # dimensions of the input
@@ -168,7 +169,7 @@ def _keyed(kind: Any) -> Any:
     return type(f"Keyed{kind.__name__}", (_Keyed, kind), {"__module__": __name__})
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@constant
 def _salt(seed: int, name: str, call: int) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed}/{name}/{call}".encode()).digest()[:8], "little", signed=True)
 

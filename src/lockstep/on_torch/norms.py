@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from lockstep.errors import UserError
+from lockstep.on_torch.compiled import constant, uncompiled
 
 
 class Peers(Protocol):
@@ -65,7 +66,7 @@ class Rows:
         return 0
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@constant
 def recomputing() -> bool:
     """Whether this is a forward pass inside of a backward pass: activation checkpointing computes a block again."""
     return torch._C._current_graph_task_id() != -1
@@ -123,7 +124,7 @@ class _Synchronised(_BatchNorm):
         normalised: torch.Tensor = self._normalised(input)
         return normalised
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @uncompiled
     def _normalised(self, input: torch.Tensor) -> torch.Tensor:
         self._check_input_dim(input)  # type: ignore[no-untyped-call]
         peers, real = self._place.peers, self._place.rows.real

@@ -17,7 +17,6 @@ from lockstep.core.protocols import Slot
 from lockstep.errors import UserError
 from lockstep.on_torch.build import Filler
 from lockstep.on_torch.collectives import Ranks, narrow_sum, sum_bucket
-from lockstep.on_torch.sharded import FSDP
 from lockstep.on_torch.threads import Team
 from lockstep.on_torch.used import check, reached, trainable
 
@@ -232,4 +231,11 @@ def _summed_powersgd(state: powersgd.PowerSGDState, bucket: GradBucket) -> torch
     return result
 
 
-STRATEGIES: dict[str, Callable[[Plan, Ranks, Sequence[torch.device]], Strategy]] = {"single": Single, "dp": DP, "ddp": DDP, "fsdp": FSDP, "hsdp": FSDP}
+def _sharded(plan: Plan, ranks: Ranks, devices: Sequence[torch.device]) -> Strategy:
+    """Imported late: torch's FSDP takes two seconds."""
+    from lockstep.on_torch.sharded import FSDP
+
+    return FSDP(plan, ranks, devices)
+
+
+STRATEGIES: dict[str, Callable[[Plan, Ranks, Sequence[torch.device]], Strategy]] = {"single": Single, "dp": DP, "ddp": DDP, "fsdp": _sharded, "hsdp": _sharded}

@@ -1,10 +1,11 @@
 """A trained parameter as an optimizer sees it: real numbers, this process's part of them."""
 
+import sys
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 
 @dataclass
@@ -22,9 +23,16 @@ class Weight:
             self.seen.grad = None if self.parameter.grad is None else local(self.parameter.grad)
 
 
+def shared_out(tensor: torch.Tensor) -> bool:
+    """Whether it is a DTensor. That class takes a second to import; where it was not, nothing is one."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """This process's part of a tensor, complex values as pairs of real ones; no copy."""
-    part = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    whole: Any = tensor
+    part: torch.Tensor = whole.to_local() if shared_out(tensor) else tensor
     return torch.view_as_real(part) if part.is_complex() else part
 
 
@@ -33,6 +41,6 @@ def weights(model: nn.Module) -> list[Weight]:
     found = []
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            direct = not isinstance(parameter, DTensor) and not parameter.is_complex()
+            direct = not shared_out(parameter) and not parameter.is_complex()
             found.append(Weight(name, parameter, parameter if direct else nn.Parameter(local(parameter.detach()))))
     return found

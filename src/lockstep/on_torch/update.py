@@ -1,7 +1,8 @@
 """The update of a step by the config's optimizer, and what of its state a checkpoint holds. A task's own: own.py."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -36,54 +37,79 @@ class Update(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class _Group:
+    """Weights of one learning rate (times the schedule's), decay and number format, with their state in the same order."""
+
+    lr_scale: float
+    weight_decay: float
+    weights: list[Weight]
+
+
 class Configured:
-    """adamw or sgd, in groups of one learning rate and decay each. Fused, so that it leaves a step out on the device itself; its slots exist from the start."""
+    """adamw or sgd by torch's fused kernels, which leave a step out on the device itself; their slots exist from the start.
+
+    Called without torch.optim: its optimizers import torch._dynamo (2 s of every rank's start), and spend more of a small step than their kernels do.
+    """
 
     def __init__(self, fields: Optimizer, trained: Sequence[Weight]) -> None:
-        self._slots = _SLOTS[fields.name]
-        groups = _grouped(fields, trained)
-        self._optimizer: torch.optim.Optimizer
-        if fields.name == "adamw":
-            self._optimizer = torch.optim.AdamW(groups, lr=fields.lr, betas=fields.betas, eps=fields.eps, fused=True)
-        else:
-            self._optimizer = torch.optim.SGD(groups, lr=fields.lr, momentum=fields.momentum, fused=True)
+        self._fields = fields
+        self._groups = _grouped(fields, trained)
         self._device = trained[0].seen.device
-        self._steps = []
+        self._state: dict[int, dict[str, torch.Tensor]] = {}
+        self._steps: dict[int, torch.Tensor] = {}
         for weight in trained:
-            slots: dict[str, torch.Tensor] = {slot: torch.zeros_like(weight.seen) for slot in self._slots}
+            self._state[id(weight)] = {slot: torch.zeros_like(weight.seen, requires_grad=False) for slot in _SLOTS[fields.name]}
             if fields.name == "adamw":
-                slots["step"] = torch.zeros((), dtype=torch.float32, device=weight.seen.device)
-                self._steps.append(slots["step"])
-            self._optimizer.state[weight.seen] = slots
+                self._steps[id(weight)] = torch.zeros((), dtype=torch.float32, device=weight.seen.device)
 
+    @torch.no_grad()
     def step(self, lr: float, finite: torch.Tensor) -> None:
-        for group in self._optimizer.param_groups:
-            group["lr"] = lr * group["lr_scale"]
-        fused: Any = self._optimizer
-        fused.grad_scale = None
-        fused.found_inf = (~finite).float().to(self._device)
-        self._optimizer.step()
+        left_out = (~finite).float().to(self._device)
+        for group in self._groups:
+            weights = [weight for weight in group.weights if weight.seen.grad is not None]
+            if weights:
+                (self._adamw if self._steps else self._sgd)(group, weights, lr * group.lr_scale, left_out)
+
+    def _adamw(self, group: _Group, weights: list[Weight], lr: float, left_out: torch.Tensor) -> None:
+        steps = [self._steps[id(weight)] for weight in weights]
+        beta1, beta2 = self._fields.betas
+        torch._foreach_add_(steps, 1)
+        torch._fused_adamw_(
+            [weight.seen for weight in weights], _gradients(weights), self._slot(weights, "exp_avg"), self._slot(weights, "exp_avg_sq"), [], steps, lr=lr, beta1=beta1, beta2=beta2,
+            weight_decay=group.weight_decay, eps=self._fields.eps, amsgrad=False, maximize=False, grad_scale=None, found_inf=left_out)
+        torch._foreach_sub_(steps, [left_out] * len(steps))
+
+    def _sgd(self, group: _Group, weights: list[Weight], lr: float, left_out: torch.Tensor) -> None:
+        momentum = self._fields.momentum
+        torch._fused_sgd_(
+            [weight.seen for weight in weights], _gradients(weights), self._slot(weights, "momentum_buffer") if momentum else [], weight_decay=group.weight_decay, momentum=momentum, lr=lr,
+            dampening=0.0, nesterov=False, maximize=False, is_first_step=False, grad_scale=None, found_inf=left_out)
+
+    def _slot(self, weights: Sequence[Weight], name: str) -> list[torch.Tensor]:
+        return [self._state[id(weight)][name] for weight in weights]
 
     def slots(self, weight: Weight) -> Mapping[str, torch.Tensor]:
-        state = self._optimizer.state[weight.seen]
-        return {slot: state[slot] for slot in self._slots}
+        return self._state[id(weight)]
 
     def shared(self) -> Iterator[tuple[str, torch.Tensor]]:
-        if self._steps:
-            yield "optimizer/step", self._steps[0]
+        yield from (("optimizer/step", step) for step in list(self._steps.values())[:1])
 
     def begin(self) -> None: ...
 
     def restored(self, saved: Stored, filled: Mapping[str, torch.Tensor]) -> None:
-        for step in self._steps:
+        for step in self._steps.values():
             step.fill_(float(saved["optimizer/step"]))
 
 
-def _grouped(fields: Optimizer, trained: Sequence[Weight]) -> list[dict[str, Any]]:
+def _gradients(weights: Sequence[Weight]) -> list[torch.Tensor]:
+    return [weight.seen.grad for weight in weights if weight.seen.grad is not None]
+
+
+def _grouped(fields: Optimizer, trained: Sequence[Weight]) -> list[_Group]:
     """Decay reaches matrices only, where no group of the config says otherwise."""
-    found: dict[tuple[float, float], list[torch.Tensor]] = {}
-    rules = fields.rules
+    found: dict[tuple[float, float, torch.dtype], list[Weight]] = {}
     for weight in trained:
-        rule = rules.of(weight.name, weight.parameter.ndim >= 2)
-        found.setdefault((rule.lr_scale, rule.weight_decay), []).append(weight.seen)
-    return [{"params": seen, "lr_scale": scale, "weight_decay": decay} for (scale, decay), seen in found.items()]
+        rule = fields.rules.of(weight.name, weight.parameter.ndim >= 2)
+        found.setdefault((rule.lr_scale, rule.weight_decay, weight.seen.dtype), []).append(weight)
+    return [_Group(scale, decay, weights) for (scale, decay, _), weights in found.items()]
