@@ -33,7 +33,7 @@ _VALUES: list[tuple[tuple[str, ...], str, Any, str]] = [
     (("--prefetch",), "data.prefetch", int, "steps prepared ahead"),
     (("--max-checkpoints",), "train.keep", int, "newest checkpoints kept, beside the best"),
     (("--max-restarts",), "devices.max_restarts", int, "starts after a failure, from the last save"),
-    (("--launcher",), "devices.launcher", str, "elastic, spawn"),
+    (("--launcher",), "devices.launcher", str, "direct, elastic, spawn"),
     (("--port",), "devices.port", int, "of the rendezvous; 0: any free one"),
     (("--wandb",), "track.wandb", str, "off, offline, online: W&B too"),
     (("--mode",), "data.mode", str, ""),

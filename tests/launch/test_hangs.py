@@ -102,6 +102,19 @@ def test_a_rank_that_is_killed_in_every_start_is_given_up(tmp_path: Path) -> Non
     assert first < second < steps_written(tmp_path / "run")
 
 
+@pytest.mark.parametrize(("how", "says"), [("raise", r"error: waiting\.py:\d+: .*ValueError: a planted fault"), ("exit", "error: rank 1: SystemExit: 3")])
+def test_a_rank_that_fails_ends_the_run(how: str, says: str, tmp_path: Path) -> None:
+    """The cause first, once, with what the other rank did; a fault of the user's own is not tried again."""
+    done = run(tmp_path, how, restarts=0)
+    assert done.returncode == 1
+    said = done.stderr
+    assert re.match(says, said), said
+    assert (done.stdout + said).count("error: ") == 1
+    assert "others: rank 0 " in said
+    assert len(said.splitlines()) <= 10
+    assert events(tmp_path, "failed")
+
+
 def test_restarts_are_for_what_another_start_may_end() -> None:
     killed, full = RunError("killed", again=True), RunError("no space left")
     assert Budget(0).spend(killed, "step-5") == ""

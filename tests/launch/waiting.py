@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,10 @@ class Rows:
                 self.once.touch()
             if self.how == "sleep":
                 time.sleep(1000)
+            if self.how == "raise":
+                raise ValueError("a planted fault")
+            if self.how == "exit":
+                sys.exit(3)
             os.kill(os.getpid(), getattr(signal, self.how))
         return {"x": np.sin(np.outer(np.asarray(ids) + 1.0, np.arange(1, 9)))}
 

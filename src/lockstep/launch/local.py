@@ -18,7 +18,7 @@ from lockstep.launch.prepare import Prepared
 from lockstep.launch.restarting import Budget, again
 from lockstep.launch.signals import LAUNCHER, STOP_SIGNAL, STOPPING, Signals, leave_at_once
 from lockstep.launch.watching import tracked, watched
-from lockstep.launch.worlds import elastic, in_place, spawn
+from lockstep.launch.worlds import LAUNCHERS, in_place
 from lockstep.observe.console import View, showing, view
 
 
@@ -45,7 +45,7 @@ class _Launcher:
     def __init__(self, prepared: Prepared, devices: Devices, headless: bool) -> None:
         self._now, self._devices, self._headless = prepared, devices, headless
         self._alone = prepared.plan.in_place and not (devices.max_restarts and not prepared.attempt.evaluate)
-        self._start = in_place if self._alone else (spawn if devices.launcher == "spawn" else elastic)
+        self._start = in_place if self._alone else LAUNCHERS[devices.launcher]
 
     def train(self, signals: Signals) -> LockstepError | None:
         """To the end. Why it failed in the end, if it did."""

@@ -3,11 +3,13 @@
 import logging
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from multiprocessing import resource_tracker
 from typing import Any
 
@@ -16,12 +18,16 @@ from lockstep.core.protocols import Rank
 from lockstep.diagnose.crash import explain
 from lockstep.diagnose.notes import note_of, read_notes
 from lockstep.errors import LockstepError
+from lockstep.launch.cluster import explicit
 from lockstep.launch.hanging import OFTEN, Hangs, overseen
+from lockstep.launch.layout import reserve
 from lockstep.launch.preflight import left_hanging
 from lockstep.launch.prepare import Prepared
+from lockstep.launch.ranks import FAILED
 from lockstep.launch.worker import main, work
 from lockstep.probe.cpu import oom_kills
 
+_TICK = 0.05  # seconds
 _GRACE = 10.0  # seconds in which ranks leave by themselves after one has failed
 
 
@@ -38,6 +44,42 @@ def in_place(prepared: Prepared, devices: Devices) -> LockstepError | None:
 
 def _watch(prepared: Prepared, devices: Devices) -> Hangs:
     return Hangs(prepared.run.logs, prepared.run.processes, prepared.plan.processes, 0 if prepared.attempt.evaluate else devices.hang_floor)
+
+
+def direct(prepared: Prepared, devices: Devices) -> LockstepError | None:
+    """Processes of our own: the launcher needs no torch for it, whose import holds a start up by seconds. Their first one serves the rendezvous."""
+
+    def run() -> Mapping[int, int]:
+        world = prepared.plan.processes
+        with nullcontext() if devices.port else reserve() as held:
+            port = held.getsockname()[1] if held else devices.port
+            started = [
+                subprocess.Popen([sys.executable, "-u", "-m", "lockstep.launch.worker", prepared.attempt.to_json()], env={**os.environ, **explicit(rank, world, rank, world, "127.0.0.1", port)},
+                                 stdin=subprocess.DEVNULL, start_new_session=True)  # a session of its own: Ctrl-C is the launcher's
+                for rank in range(world)]
+            return _ends(started)
+
+    return _waited(prepared, devices, run)
+
+
+def _ends(started: Sequence["subprocess.Popen[bytes]"]) -> Mapping[int, int]:
+    """Exit codes of those that failed by themselves, in the order in which they did; the others are ended soon after the first."""
+    failed: dict[int, int] = {}
+    due: list[tuple[float, int]] = []
+    sent = False
+    while True:
+        codes = [process.poll() for process in started]
+        for rank, code in enumerate(codes):
+            if code and not sent and rank not in failed:
+                due = due or [(time.monotonic() + seconds, number) for seconds, number in FAILED]
+                failed[rank] = code
+        if None not in codes:
+            return failed
+        if due and time.monotonic() > due[0][0]:
+            sent, number = True, due.pop(0)[1]
+            for process in started:
+                process.send_signal(number)
+        time.sleep(_TICK)
 
 
 def elastic(prepared: Prepared, devices: Devices) -> LockstepError | None:
@@ -123,3 +165,6 @@ def _waited(prepared: Prepared, devices: Devices, run: Callable[[], Mapping[int,
     now = oom_kills()
     notes = read_notes(prepared.run.logs, prepared.attempt.name)
     return explain(notes, found["exits"], prepared.run.logs, starved=None if now is None or starved is None else now - starved, world=prepared.plan.processes)
+
+
+LAUNCHERS = {"direct": direct, "elastic": elastic, "spawn": spawn}
