@@ -68,6 +68,28 @@ def test_what_an_error_says_itself_is_kept(tmp_path: Path) -> None:
     assert (wrong.exit_code, str(wrong)) == (2, "tiny.yaml:3:1: no such key\n  remedy: another")
 
 
+def test_a_rank_that_left_early_is_the_cause_of_what_the_others_lost(tmp_path: Path) -> None:
+    """It ended with 0, so nothing but its peers' loss tells of it: data of unequal length. Not so where a rank failed by itself."""
+    error = explain([], {0: 1}, logs_of(tmp_path, LOST, ""), world=2, left=[1])
+    said = fits(error)
+    assert said.startswith("error: rank 1 left with exit code 0 before the others were done\n  others: rank 0 lost its peer\n")
+    assert isinstance(error, RunError)
+    assert not error.again
+    assert str(explain([], {0: 1}, logs_of(tmp_path, BROKEN, ""), world=2, left=[1])).startswith("rank 0: ValueError")
+
+
+def test_a_fault_of_one_rank_s_own_names_it(tmp_path: Path) -> None:
+    """A line of the user's own that failed on all ranks is told without one."""
+    lines = [note(rank, UserError("Task.model(): ValueError: no", "mend it", "mine.py:7"), 1.0 + rank) for rank in (0, 1)]
+    assert str(explain(lines[1:], {1: 2}, tmp_path, world=2)).startswith("rank 1: mine.py:7: Task.model()")
+    assert str(explain(lines, {0: 2, 1: 2}, tmp_path, world=2)).startswith("mine.py:7: Task.model()")
+
+
+def test_a_script_is_promised_no_save(tmp_path: Path) -> None:
+    assert "last save" in explain([], {1: KILL}, tmp_path, world=2).remedy
+    assert "last save" not in explain([], {1: KILL}, tmp_path, world=2, resumes=False).remedy
+
+
 def test_notes_come_back_in_order(tmp_path: Path) -> None:
     late, early = note(0, RunError("a", again=True), 2.0), note(1, ValueError("b"), 1.0, BROKEN)
     for one in (late, early):

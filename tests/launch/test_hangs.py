@@ -102,17 +102,24 @@ def test_a_rank_that_is_killed_in_every_start_is_given_up(tmp_path: Path) -> Non
     assert first < second < steps_written(tmp_path / "run")
 
 
-@pytest.mark.parametrize(("how", "says"), [("raise", "ValueError: a planted fault"), ("exit", "SystemExit: 3")])
-def test_a_rank_that_fails_ends_the_run(how: str, says: str, tmp_path: Path) -> None:
-    """The user's line and the cause first, once; a fault of the user's own is not tried again."""
-    done = run(tmp_path, how)
-    assert done.returncode == 2
-    said = done.stderr
-    assert re.match(rf"error: \S*waiting\.py:\d+: the data of Task\.train_data\(\): {says}\n", said), said
-    assert (done.stdout + said).count(says) == 1
-    assert "again  " not in done.stdout
-    assert len(said.splitlines()) <= 10
-    assert events(tmp_path, "failed")
+@pytest.mark.parametrize(("how", "says", "again"), [
+    ("raise", r"rank 1: \S*waiting\.py:\d+: the data of Task\.train_data\(\): ValueError: a planted fault", False),
+    ("EIO", r"rank 1: \S*waiting\.py:\d+: the data of Task\.train_data\(\): OSError: \[Errno 5\] Input/output error", True),
+    ("leave", "rank 1 left with exit code 0 before the others were done", False),
+])
+def test_a_rank_that_fails_ends_the_run(how: str, says: str, again: bool, tmp_path: Path) -> None:
+    """Its number, the user's line and the cause first, once. A fault of the user's own is not tried again, one of a disk is."""
+    done = run(tmp_path, how, restarts=1 if again else 3)
+    said = done.stdout + done.stderr
+    assert len(re.findall(says, said)) == 1
+    assert done.returncode == (0 if again else 1), said
+    if again:
+        assert re.search(f"^again  {says}; start 2, from step ", done.stdout, re.MULTILINE)
+    else:
+        assert re.match(f"error: {says}\n", done.stderr)
+        assert done.stderr.count("not started again: the same would happen") == 1
+        assert len(done.stderr.splitlines()) <= 10
+        assert events(tmp_path, "failed")
 
 
 def test_restarts_are_for_what_another_start_may_end() -> None:

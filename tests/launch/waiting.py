@@ -1,8 +1,8 @@
 """A task whose second rank goes wrong after some steps: how, says data.how. The file data.once is made first, so that it happens once; in a directory that does not exist, it happens in every start."""
 
+import errno
 import os
 import signal
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -30,8 +30,10 @@ class Rows:
                 time.sleep(1000)
             if self.how == "raise":
                 raise ValueError("a planted fault")
-            if self.how == "exit":
-                sys.exit(3)
+            if self.how == "EIO":
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            if self.how == "leave":
+                os._exit(0)
             os.kill(os.getpid(), getattr(signal, self.how))
         return {"x": np.sin(np.outer(np.asarray(ids) + 1.0, np.arange(1, 9)))}
 

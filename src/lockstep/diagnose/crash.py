@@ -20,6 +20,8 @@ _WORDS = 4  # further lines of an error, or of a log that has no traceback
 _SPEECH = 40  # lines of a log's end in which a process without a traceback may have said why
 _SILENT = re.compile(r"^pre-flight: .* did not end within ")  # what a rank says that waits for one which has failed
 _AGAIN = "the same command again goes on from the last save, where there is one"
+_ANEW = "run it again; with --max-restarts N that happens by itself, for a script that resumes"
+_LINE = re.compile(r"\.py:\d+$")  # a line of the user's own
 _HOW = {
     "SIGABRT": "; a library did so: its last words are below, if it had any", "SIGSEGV": ": native code failed; PYTHONFAULTHANDLER=1 shows where it was called",
     "SIGBUS": ": a file that it had mapped lost its room, often /dev/shm", "SIGILL": ": a library was built for another CPU",
@@ -45,19 +47,30 @@ class _Failed:
         return signal.Signals(-self.code).name if self.code < 0 and not self.known and not self.trace else ""
 
 
-def explain(notes: list[Note], exits: Mapping[int, int], logs: Path, *, starved: int | None = None, world: int = 0) -> LockstepError:
+def explain(notes: list[Note], exits: Mapping[int, int], logs: Path, *, starved: int | None = None, world: int = 0, left: Sequence[int] = (), resumes: bool = True) -> LockstepError:
     """notes: by time. exits: rank -> exit code, negative for a signal, of the ranks that did not end well, the first first.
 
     starved: processes that the kernel ended since the start for want of memory; None: not known. world: all ranks, to tell of those that did not fail.
+    left: ranks that had ended with 0 when the first one failed. resumes: the same command goes on from a save.
     """
     noted = {note.rank for note in notes}
     failed = [*(_of_note(note, exits.get(note.rank, note.exit_code)) for note in notes), *(_of_log(rank, code, logs) for rank, code in exits.items() if rank not in noted)]
     if not failed:
         return RunError("the ranks failed without a word", "their logs may say why", again=True, log=str(logs))
     first = _first(failed)
-    error = _error(first, logs, starved, _others(first, failed, world))
-    error.rank = first.rank
+    early = bool(left and first.follows)
+    others = _others(left[0] if early else first.rank, failed, world)
+    error = _left_early(left, others, logs) if early else _error(first, logs, starved, others, world > 1 and (len(notes) < world or len({note.cause for note in notes}) > 1))
+    error.rank = None if early else first.rank
+    error.remedy = error.remedy if resumes else error.remedy.replace(_AGAIN, _ANEW)
     return error
+
+
+def _left_early(left: Sequence[int], others: str, logs: Path) -> RunError:
+    """The others lost it, or waited for it: data of unequal length is the usual reason."""
+    return RunError(f"{_named(left)} left with exit code 0 before the others were done",
+                    "every rank must take the same number of steps and make the same calls: look for data of unequal length (drop_last, a sampler for each rank), or an exit that depends on the rank",
+                    trace=others, log=str(logs / f"rank-{left[0]}.log"))
 
 
 def _of_note(note: Note, code: int) -> _Failed:
@@ -96,14 +109,17 @@ def _first(failed: Sequence[_Failed]) -> _Failed:
     return next(iter([*mine, *ended, *(one for one in failed if one.follows == "lost"), *(one for one in failed if one.follows), *failed]))
 
 
-def _error(first: _Failed, logs: Path, starved: int | None, others: str) -> LockstepError:
+def _error(first: _Failed, logs: Path, starved: int | None, others: str, alone: bool) -> LockstepError:
+    """alone: not all ranks failed with the same word."""
     log = logs / f"rank-{first.rank}.log"  # a lone process has none: what it says stands on the terminal
     where = str(log) if log.exists() else ""
     below = [others] if others else []
     if first.note and not first.note.trace:
+        own = bool(_LINE.search(first.note.where))
+        cause, at = (f"rank {first.rank}: {first.note.where}: {first.note.cause}", "") if own and alone else (first.note.cause, first.note.where)
         if first.note.exit_code == UserError.exit_code:
-            return UserError(first.note.cause, first.note.remedy, first.note.where)
-        return RunError(first.note.cause, first.note.remedy, first.note.where, again=first.note.again, trace="\n".join(below))
+            return UserError(cause, first.note.remedy, at)
+        return RunError(cause, first.note.remedy, at, again=first.note.again, trace="\n".join(below), log=where if own else "")
     if first.known:
         lines = [*(first.trace.shown(_FEWER) if first.trace else []), *(clipped(line) for line in (first.trace.error.splitlines()[:1] if first.trace else first.words))]
         return RunError(f"rank {first.rank}: {clipped(first.said[0], _CAUSE)}", first.said[1], again=first.known.again, trace="\n".join([*lines, *below]), log=where)
@@ -139,18 +155,18 @@ def _killed(first: _Failed, starved: int | None) -> tuple[str, str, bool]:
     return said + _HOW.get(first.signal, ""), _AGAIN, True
 
 
-def _others(first: _Failed, failed: Sequence[_Failed], world: int) -> str:
-    """What the other ranks were doing, in one line; '' if there are none."""
-    rest = [one for one in failed if one.rank != first.rank]
+def _others(told: int, failed: Sequence[_Failed], world: int) -> str:
+    """What the ranks other than the one that is told of were doing, in one line; '' if there are none."""
+    rest = [one for one in failed if one.rank != told]
     groups = {
         "lost their peer": [one.rank for one in rest if one.follows == "lost"],
         "waited in vain": [one.rank for one in rest if one.follows == "waited"],
         "were ended": [one.rank for one in rest if one.signal in {"SIGTERM", "SIGKILL"}],
         "failed too": [one.rank for one in rest if not one.follows and one.signal not in {"SIGTERM", "SIGKILL"}],
-        "had not failed": sorted(set(range(world)) - {one.rank for one in failed}) if world > 1 else [],
+        "had not failed": sorted(set(range(world)) - {told} - {one.rank for one in failed}) if world > 1 else [],
     }
-    told = [f"{_named(ranks)} {how if len(ranks) > 1 else how.replace('their', 'its').replace('were', 'was')}" for how, ranks in groups.items() if ranks]
-    return f"others: {'; '.join(told)}" if told else ""
+    words = [f"{_named(ranks)} {how if len(ranks) > 1 else how.replace('their', 'its').replace('were', 'was')}" for how, ranks in groups.items() if ranks]
+    return f"others: {'; '.join(words)}" if words else ""
 
 
 def _named(ranks: Sequence[int]) -> str:

@@ -13,7 +13,7 @@ from lockstep.core.events import PHASES, Beat, Phase
 from lockstep.diagnose.stacks import Spot
 
 _KNOWN = 3  # times that a phase was seen to end, until its limit is learnt
-UNKNOWN = 10  # times the floor, before that: a first step compiles, a first save may be slow
+_UNKNOWN = 10  # times the floor, before that: a first step compiles, a first save may be slow
 _USUAL, _LONGEST = 10, 3  # times the usual and the longest one
 _KEPT = 200
 _BEFORE: tuple[Phase, ...] = ("start", "end")  # phases that a rank goes through once
@@ -31,10 +31,10 @@ class Silence:
 
 
 class Watch:
-    """floor: seconds of silence that are never a hang. unknown: times that, for phases whose usual time is not known."""
+    """floor: seconds of silence that are never a hang. unknown: likewise for phases whose usual time is not known; ten times the floor if not given."""
 
-    def __init__(self, floor: float, unknown: float = UNKNOWN) -> None:
-        self._floor, self._unknown = floor, unknown
+    def __init__(self, floor: float, unknown: float | None = None) -> None:
+        self._floor, self._unknown = floor, _UNKNOWN * floor if unknown is None else unknown
         self._beats: dict[int, Beat] = {}
         self._since: dict[int, float] = {}
         self._took: dict[Phase, deque[float]] = {}
@@ -72,7 +72,7 @@ class Watch:
         """Seconds of silence in a phase that are a hang if they are exceeded."""
         took = self._took.get(phase, ())
         if phase in _BEFORE or len(took) < _KNOWN:
-            return self._unknown * self._floor
+            return self._unknown
         return max(self._floor, _USUAL * statistics.median(took), _LONGEST * sorted(took)[-1 - len(took) // 20])  # the longest of twenty may be odd
 
 

@@ -18,8 +18,12 @@ from lockstep.checkpoint.format import write_json
 from lockstep.core.config import Config, load
 from lockstep.core.document import Document
 from lockstep.core.facts import Facts, OwnOptimizer
+from lockstep.diagnose.known import known_in
+from lockstep.diagnose.trace import clipped, last
 from lockstep.errors import LockstepError, RunError, UserError
 from lockstep.tasks import Tasks, facts
+
+_FRAMES, _WORDS = 8, 8  # lines of what a describing process said when it failed
 
 
 def cache_home(environment: Mapping[str, str] = os.environ) -> Path:
@@ -82,12 +86,23 @@ def _in_subprocess(config: Config, cache: Path) -> dict[str, Any]:
     try:
         answer = json.loads(done.stdout)
     except ValueError:
-        raise RunError(f"describing the model and data failed (exit {done.returncode})\n{done.stderr.strip()[-2000:]}", "the lines above say where") from None
+        raise _undescribed(done.returncode, done.stderr) from None
     if "error" in answer:
         kind = UserError if answer["exit_code"] == UserError.exit_code else RunError
         raise kind(**answer["error"])
     facts: dict[str, Any] = answer["facts"]
     return facts
+
+
+def _undescribed(code: int, said: str) -> RunError:
+    trace = last(said)
+    words = trace.error if trace else said.strip()
+    found = known_in(words)
+    if found:
+        cause, remedy = found[0].told(found[1])
+        return RunError(f"describing the model and data: {cause}", remedy, trace=clipped(words.splitlines()[0]))
+    shown = [*(trace.shown(_FRAMES) if trace else []), *map(clipped, words.splitlines()[-_WORDS:])]
+    return RunError(f"describing the model and data failed (exit {code})", "the lines above say where", trace="\n".join(shown))
 
 
 def die_with(parent: int, by: int = signal.SIGKILL) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 
 from lockstep.core.events import Beat
-from lockstep.diagnose.hang import UNKNOWN, Seen, Silence, Verdict, Watch, judge
+from lockstep.diagnose.hang import Seen, Silence, Verdict, Watch, judge
 from lockstep.diagnose.stacks import spot
 from lockstep.errors import RunError
 from lockstep.launch.witness import ASK, last_collective
@@ -28,10 +28,12 @@ _STATES = {psutil.STATUS_STOPPED: "T", psutil.STATUS_TRACING_STOP: "t", psutil.S
 
 
 class Hangs:
-    """logs: where ranks beat and answer. processes: of the ranks on this host, by rank, read anew. world: how many ranks there are in all. floor: seconds of silence that are never a hang; 0: nobody is watched.
-    unknown: times that, until the usual time of a phase is known. ask: the signal that they answer to. words: how to set the floor, and what beats count."""
+    """logs: where ranks beat and answer. processes: of the ranks on this host, by rank, read anew. world: how many ranks there are in all.
+    floor: seconds of silence that are never a hang; 0: nobody is watched.
+    unknown: likewise, until the usual time of a phase is known. ask: the signal that they answer to. words: how to set the floor, and what beats count."""
 
-    def __init__(self, logs: Path, processes: Callable[[], Mapping[int, int]], world: int, floor: float, unknown: float = UNKNOWN, ask: int = ASK, words: tuple[str, str] = ("--set devices.hang_floor=", "step")) -> None:
+    def __init__(self, logs: Path, processes: Callable[[], Mapping[int, int]], world: int, floor: float, unknown: float | None = None, ask: int = ASK,
+                 words: tuple[str, str] = ("--set devices.hang_floor=", "step")) -> None:
         self._logs, self._processes, self._world, self._floor, self._unknown, self._ask, self._words = logs, processes, world, floor, unknown, ask, words
         self._watch = Watch(floor, unknown)
 

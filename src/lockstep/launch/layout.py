@@ -65,7 +65,7 @@ def lay_out(found: Found, gpus: str | None, nproc: int | None, jax: bool) -> Lay
         remedy = f"--gpus {gpus} starts one on each; {found.variable or nvidia.VISIBLE}={gpus} lockstep run --nproc {nproc} starts {nproc} that see them all"
         raise UserError(f"--gpus {gpus} and --nproc {nproc} both say how many processes", remedy, "--gpus")
     if nproc is not None and nproc < 1:
-        raise UserError(f"--nproc {nproc}", "a number of processes from 1; leave it out for one on each GPU", "--nproc")
+        raise UserError(f"--nproc {nproc} starts no process", "a number of processes from 1; leave it out for one on each GPU", "--nproc")
     chosen = _chosen(found, gpus) if gpus is not None else list(range(len(found.devices)))
     devices, visible = tuple(found.devices[index] for index in chosen), None
     if gpus is not None:

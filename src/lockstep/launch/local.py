@@ -27,7 +27,7 @@ def launch(prepared: Prepared, devices: Devices, headless: bool, chosen: View | 
     run, plan = prepared.run, prepared.plan
     launcher = _Launcher(prepared, devices, headless)
     try:
-        with showing(chosen or view(plan, run.home, headless), run.journal, prepared.begin), tracked(run, prepared.track), Signals(launcher.stop, leave_at_once) as signals, _environment(plan):
+        with showing(chosen or view(plan, run.home, headless), run.journal, prepared.begin), tracked(run, prepared.track), Signals(launcher.stop, launcher.leave) as signals, _environment(plan):
             with watched(run, plan, prepared.track.sensors_every):
                 failure = launcher.train(signals)
             if failure:
@@ -64,6 +64,11 @@ class _Launcher:
         self._now = following
         if signals.received:  # while it asked the start that had failed
             self.stop()
+
+    def leave(self) -> None:
+        """The second signal."""
+        leave_at_once()
+        os.write(2, b"\nended at once, without saving: the same command goes on from the last save\n")
 
     def stop(self) -> None:
         """Asked by the first signal. An evaluation has nothing to save."""

@@ -60,6 +60,7 @@ class World:
     _ended: dict[int, int] = field(default_factory=dict)
     _due: list[tuple[float, int]] = field(default_factory=list)  # signals to come: when, which
     _sent: set[int] = field(default_factory=set)
+    _early: set[int] = field(default_factory=set)
 
     def start(self) -> None:
         """In the main thread: a death signal follows the thread that started the child."""
@@ -109,6 +110,10 @@ class World:
         self._set(STOPPED)
         return True
 
+    def left(self) -> list[int]:
+        """Ranks that had ended with 0 when the first one failed."""
+        return sorted(self._early)
+
     def kill(self) -> None:
         """All groups, at once."""
         for process in self._processes.values():
@@ -126,6 +131,7 @@ class World:
                 self._ended[rank] = code
             if failed and rank not in self.failures and not (code and {-code, code - 128} & self._sent and not word.get("code")) and self.stopped is None:
                 if not self.failures:
+                    self._early = {other for other, ended in self._ended.items() if ended == 0}
                     self._set(FAILED)
                 self.failures[rank] = word.get("time", time.time()), failed
 

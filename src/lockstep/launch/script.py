@@ -6,8 +6,9 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
@@ -22,9 +23,11 @@ from lockstep.launch.outputs import Outputs, Shown
 from lockstep.launch.ranks import STOPPED, Guard, World, guarded
 from lockstep.launch.signals import Signals
 from lockstep.probe import nvidia
+from lockstep.probe.cpu import oom_kills, starved_since
 from lockstep.units import show_seconds
 
 _ASK = signal.SIGRTMIN + 7  # no library's
+_START = 600  # seconds at most for a script's first collectives, where the floor is less
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,7 @@ class Request:
 def run(request: Request) -> int:
     """Returns 0, or 128 + the signal that stopped it. LockstepError: why it failed, with the exit code of the first rank that did."""
     refuse_nested(os.environ)
-    path = source.of_module(request.target) if request.module else _script(request.target)
+    path = _module(request.target) if request.module else _script(request.target)
     wishes = source.read(path)
     layout = lay_out(find(os.environ), request.gpus, request.nproc, wishes.jax)
     logs = _logs(request)
@@ -94,6 +97,7 @@ class _Attempt:
     number: int
     stopped: int | None = None
     hung: RunError | None = None
+    starved: int | None = field(default_factory=oom_kills)
 
     def run(self, guard: Guard) -> LockstepError | None:
         """Why it failed; None: it did not, or was stopped."""
@@ -105,7 +109,7 @@ class _Attempt:
             world = World([self._command(seat["LOCAL_RANK"]) for seat in environments], environments, outputs, guard, _ASK if self.request.hang_floor else 0)
             watch = self._watch(world)
             notices = Notices(self.layout.processes, port, len(self.layout.devices), partial(nvidia.holders, self.environment), partial(_say, "warn"))
-            with Signals(lambda: _stop(world, signals), world.kill) as signals:
+            with Signals(lambda: _stop(world, signals), lambda: _kill(world)) as signals:
                 try:
                     world.start()
                     if not self.number:
@@ -125,7 +129,8 @@ class _Attempt:
     def _watch(self, world: World) -> Callable[[Mapping[int, int]], None]:
         """Looks for hangs, told again and again which ranks live. Says once what it can see."""
         alive: dict[int, int] = {}
-        hangs = Hangs(self.logs, lambda: alive, self.layout.processes, self.request.hang_floor, unknown=1, ask=_ASK, words=("--hang-floor ", "collective"))
+        floor = self.request.hang_floor
+        hangs = Hangs(self.logs, lambda: alive, self.layout.processes, floor, max(floor, min(10 * floor, _START)), _ASK, ("--hang-floor ", "collective"))
         began, told, due = time.monotonic(), self.number > 0 or self.layout.processes == 1 or not self.request.hang_floor, 0.0
 
         def look(pids: Mapping[int, int]) -> None:
@@ -134,10 +139,10 @@ class _Attempt:
                 return
             due = time.monotonic() + OFTEN
             alive.clear()
-            alive.update(pids)
+            alive.update({rank: pid for rank, pid in pids.items() if not world.word(rank).exists()})  # what has left word is ending
             if not told and (hangs.seen or time.monotonic() - began > LONG):
                 told = True
-                _say("watch", f"crashes, and hangs by the ranks' collectives: one that enters none for {self.request.hang_floor} s (--hang-floor), or ten times as long as usual, is named and ended" if hangs.seen
+                _say("watch", f"crashes, and hangs by the ranks' collectives: one that enters none for {self.request.hang_floor} s (--hang-floor) and ten times as long as usual is named and ended" if hangs.seen
                      else "crashes only: no collective of this script has been seen, so a hang would not be")
             self.hung = hangs.look()
             if self.hung:
@@ -161,7 +166,7 @@ class _Attempt:
         order = sorted(world.failures, key=lambda rank: world.failures[rank][0])
         words = {rank: world.said(rank) for rank in order}
         notes = [Note(rank, word["time"], word["cause"] if word["trace"] else f"rank {rank}: {word['cause']}", "", "", word["trace"], word["code"]) for rank, word in words.items() if word.get("cause")]
-        error = explain(notes, {rank: world.failures[rank][1] for rank in order}, self.logs, world=self.layout.processes)
+        error = explain(notes, {rank: world.failures[rank][1] for rank in order}, self.logs, starved=starved_since(self.starved), world=self.layout.processes, left=world.left(), resumes=False)
         code = world.failures.get(order[0] if error.rank is None else error.rank, world.failures[order[0]])[1]
         error.exit_code = 128 - code if code < 0 else code  # the script's own, not ours: of the rank that began it
         return error
@@ -179,8 +184,20 @@ def _line(error: LockstepError) -> str:
     return next((line for line in lines if line.startswith("rank ")), lines[0])
 
 
+def _kill(world: World) -> None:
+    world.kill()
+    os.write(2, b"\nkilled, all ranks\n")
+
+
 def _ranks(count: int) -> str:
     return f"{count} rank{'s' if count > 1 else ''}"
+
+
+def _module(target: str) -> Path | None:
+    top = target.partition(".")[0]
+    if not top.isidentifier() or (find_spec(top) is None and not (Path(f"{top}.py").exists() or Path(top).is_dir())):
+        raise UserError(f"-m {target}: no module named {top}", "a module that this Python finds, or one in this directory", "-m")
+    return source.of_module(target)
 
 
 def _script(target: str) -> Path:

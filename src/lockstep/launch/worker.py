@@ -26,7 +26,7 @@ from lockstep.data.feed import Feed
 from lockstep.diagnose.crash import explain
 from lockstep.diagnose.memory import out_of_memory
 from lockstep.diagnose.notes import Note, note_of, read_notes, write_note
-from lockstep.errors import LockstepError, RunError
+from lockstep.errors import LockstepError, RunError, UserError
 from lockstep.launch.cluster import meet, rank_from
 from lockstep.launch.describe import cache_home, die_with
 from lockstep.launch.engines import import_engine, take_seat
@@ -45,6 +45,7 @@ from lockstep.launch.witness import attending
 from lockstep.observe.console import showing, view
 from lockstep.observe.journal import Journal
 from lockstep.observe.pulse import Pulse
+from lockstep.probe.cpu import oom_kills, starved_since
 from lockstep.tasks import Tasks, open_task
 
 _WORD = "lockstep/word"  # from the first rank to the others, before they start
@@ -128,13 +129,16 @@ def train_rank(attempt: Attempt, plan: Plan, config: Config, rank: Rank, engine:
     journal = Journal(run.journal) if first else None
     record: Callable[[Event], None] = accounted(journal.record, clock or Clock(), attempt.earlier, saved.step if saved else 0) if journal else lambda event: None
     writer = store or checkpoint_store(run, plan, config, rank, attempt, first, record, journal)
+    pulse = Pulse(run.logs / f"pulse-{rank.index}")
     try:
         if attempt.evaluate:
             assert saved
             return evaluate(engine, feed, saved, record, task.summarize)
-        _, outcome = train(plan, engine, feed, writer, record, Pulse(run.logs / f"pulse-{rank.index}"), requests, task.summarize, saved, attempt.stop_at, weights)
+        _, outcome = train(plan, engine, feed, writer, record, pulse, requests, task.summarize, saved, attempt.stop_at, weights)
     except BaseException as error:
         writer.abandon()
+        if isinstance(error, UserError) and pulse.trained:  # nothing is refused any more: the run has failed
+            raise RunError(error.cause, error.remedy, error.where) from error
         if short := out_of_memory(error, plan, rank.index, engine.peak_memory()):
             raise short from error
         raise
@@ -189,7 +193,7 @@ def _led(prepared: Prepared, hang_floor: float, rank: Rank, ranks: Any, headless
     """The first rank trains, and shows what the run does. LockstepError: why it failed."""
     own: list[Note] = []
     exits: dict[int, int] = {}
-    run, every = prepared.run, prepared.track.sensors_every
+    run, every, starved = prepared.run, prepared.track.sensors_every, oom_kills()
     watch = overseen(Hangs(run.logs, run.processes, prepared.plan.processes, hang_floor), lambda error: left_hanging(run, error))
     with showing(view(prepared.plan, run.home, headless), run.journal, prepared.begin), tracked(run, prepared.track, _REST), watched(run, prepared.plan, every), watch:
         try:
@@ -203,7 +207,7 @@ def _led(prepared: Prepared, hang_floor: float, rank: Rank, ranks: Any, headless
         except BaseException as error:
             own = [note_of(rank.index, error)]
     time.sleep(_OTHERS)
-    failure = explain(sorted([*read_notes(prepared.run.logs, prepared.attempt.name), *own], key=lambda note: note.time), exits, prepared.run.logs)
+    failure = explain(sorted([*read_notes(prepared.run.logs, prepared.attempt.name), *own], key=lambda note: note.time), exits, prepared.run.logs, starved=starved_since(starved))
     record_failure(prepared.run, failure)
     raise failure
 

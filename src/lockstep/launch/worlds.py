@@ -10,6 +10,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from typing import Any
 
@@ -25,10 +26,18 @@ from lockstep.launch.preflight import left_hanging
 from lockstep.launch.prepare import Prepared
 from lockstep.launch.ranks import FAILED
 from lockstep.launch.worker import main, work
-from lockstep.probe.cpu import oom_kills
+from lockstep.probe.cpu import oom_kills, starved_since
 
 _TICK = 0.05  # seconds
 _GRACE = 10.0  # seconds in which ranks leave by themselves after one has failed
+
+
+@dataclass(frozen=True)
+class Ends:
+    """failed: exit codes of ranks that did not end well, negative for a signal, the first first. left: those that had ended with 0 by then."""
+
+    failed: Mapping[int, int]
+    left: Sequence[int] = ()
 
 
 def in_place(prepared: Prepared, devices: Devices) -> LockstepError | None:
@@ -49,7 +58,7 @@ def _watch(prepared: Prepared, devices: Devices) -> Hangs:
 def direct(prepared: Prepared, devices: Devices) -> LockstepError | None:
     """Processes of our own: the launcher needs no torch for it, whose import holds a start up by seconds. Their first one serves the rendezvous."""
 
-    def run() -> Mapping[int, int]:
+    def run() -> Ends:
         world = prepared.plan.processes
         with nullcontext() if devices.port else reserve() as held:
             port = held.getsockname()[1] if held else devices.port
@@ -62,9 +71,10 @@ def direct(prepared: Prepared, devices: Devices) -> LockstepError | None:
     return _waited(prepared, devices, run)
 
 
-def _ends(started: Sequence["subprocess.Popen[bytes]"]) -> Mapping[int, int]:
-    """Exit codes of those that failed by themselves, in the order in which they did; the others are ended soon after the first."""
+def _ends(started: Sequence["subprocess.Popen[bytes]"]) -> Ends:
+    """Those that failed by themselves; the others are ended soon after the first."""
     failed: dict[int, int] = {}
+    left: list[int] = []
     due: list[tuple[float, int]] = []
     sent = False
     while True:
@@ -72,9 +82,10 @@ def _ends(started: Sequence["subprocess.Popen[bytes]"]) -> Mapping[int, int]:
         for rank, code in enumerate(codes):
             if code and not sent and rank not in failed:
                 due = due or [(time.monotonic() + seconds, number) for seconds, number in FAILED]
+                left = left if failed else [other for other, ended in enumerate(codes) if ended == 0]
                 failed[rank] = code
         if None not in codes:
-            return failed
+            return Ends(failed, left)
         if due and time.monotonic() > due[0][0]:
             sent, number = True, due.pop(0)[1]
             for process in started:
@@ -85,7 +96,7 @@ def _ends(started: Sequence["subprocess.Popen[bytes]"]) -> Mapping[int, int]:
 def elastic(prepared: Prepared, devices: Devices) -> LockstepError | None:
     """torch's elastic agent, in a thread, so that signals stay with us."""
 
-    def run() -> Mapping[int, int]:
+    def run() -> Ends:
         logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
         from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -96,9 +107,9 @@ def elastic(prepared: Prepared, devices: Devices) -> LockstepError | None:
             rdzv_endpoint=f"localhost:{devices.port}", max_restarts=0, monitor_interval=0.1, logs_specs=DefaultLogsSpecs())
         try:
             elastic_launch(config, sys.executable)("-u", "-m", "lockstep.launch.worker", prepared.attempt.to_json())
-            return {}
+            return Ends({})
         except ChildFailedError as error:
-            return {rank: failure.exitcode for rank, failure in error.failures.items()}
+            return Ends({rank: failure.exitcode for rank, failure in error.failures.items()})
 
     return _waited(prepared, devices, run)
 
@@ -106,7 +117,7 @@ def elastic(prepared: Prepared, devices: Devices) -> LockstepError | None:
 def spawn(prepared: Prepared, devices: Devices) -> LockstepError | None:
     """torch.multiprocessing, in a thread, its ranks meeting at a store that this process serves."""
 
-    def run() -> Mapping[int, int]:
+    def run() -> Ends:
         from torch._C._distributed_c10d import TCPStore  # public as torch.distributed.TCPStore, where type checkers don't see it
         from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException, start_processes
 
@@ -121,9 +132,9 @@ def spawn(prepared: Prepared, devices: Devices) -> LockstepError | None:
         try:
             while not context.join():
                 pass
-            return {}
+            return Ends({})
         except (ProcessExitedException, ProcessRaisedException):
-            return {rank: process.exitcode for rank, process in enumerate(context.processes) if process.exitcode}
+            return Ends({rank: process.exitcode for rank, process in enumerate(context.processes) if process.exitcode})
 
     return _waited(prepared, devices, run)
 
@@ -133,14 +144,14 @@ def _spawned(index: int, argument: str, world: int, port: int) -> None:
     main(argument)
 
 
-def _waited(prepared: Prepared, devices: Devices, run: Callable[[], Mapping[int, int]]) -> LockstepError | None:
+def _waited(prepared: Prepared, devices: Devices, run: Callable[[], Ends]) -> LockstepError | None:
     """run() in a thread, this one free for signals and for watching the ranks. What it found, or raised, explained."""
     found: dict[str, Any] = {}
     watch, hang = _watch(prepared, devices), None
 
     def target() -> None:
         try:
-            found["exits"] = run()
+            found["ends"] = run()
         except BaseException as error:
             found["error"] = error
 
@@ -160,11 +171,11 @@ def _waited(prepared: Prepared, devices: Devices, run: Callable[[], Mapping[int,
         return hang
     if "error" in found:
         return explain([note_of(0, found["error"])], {}, prepared.run.logs)
-    if not found["exits"]:
+    ends: Ends = found["ends"]
+    if not ends.failed:
         return None
-    now = oom_kills()
     notes = read_notes(prepared.run.logs, prepared.attempt.name)
-    return explain(notes, found["exits"], prepared.run.logs, starved=None if now is None or starved is None else now - starved, world=prepared.plan.processes)
+    return explain(notes, ends.failed, prepared.run.logs, starved=starved_since(starved), world=prepared.plan.processes, left=ends.left)
 
 
 LAUNCHERS = {"direct": direct, "elastic": elastic, "spawn": spawn}

@@ -18,8 +18,10 @@ class Pulse:
         self._map = mmap.mmap(descriptor, _FORMAT.size)
         os.close(descriptor)
         self._beats = 0
+        self.trained = False  # whether a step has been finished
 
     def __call__(self, step: int, phase: Phase) -> None:
+        self.trained = self.trained or phase == "data"
         self._beats = (self._beats + 1) % _BEATS
         _FORMAT.pack_into(self._map, 0, step, PHASES.index(phase), self._beats)
 

@@ -37,6 +37,12 @@ def oom_kills(root: Path = Path("/")) -> int | None:
     return None
 
 
+def starved_since(before: int | None) -> int | None:
+    """How many more than `before`. None: it can't be known."""
+    now = oom_kills()
+    return None if now is None or before is None else now - before
+
+
 def _counters(root: Path) -> list[tuple[Path, str]]:
     """Where a control group counts them: (file, key), version 2 first; a container may see its own group as the root."""
     try:

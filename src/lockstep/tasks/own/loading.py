@@ -1,6 +1,7 @@
 """A class out of a user's file, and what the user's code raises as an error with its place in that file. No engine is imported here."""
 
 import ast
+import errno
 import hashlib
 import importlib.util
 import os
@@ -118,6 +119,9 @@ def _no_class(task: Place, classes: list[str]) -> UserError:
     return UserError(f"{task.path} has no class {task.name}; {has}", suggest(task.name, classes) or f"task: {task.path}:{classes[0] if classes else 'MyTask'}", "task")
 
 
+_PASSING = {errno.EIO, errno.ESTALE, errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.EREMOTEIO, errno.EAGAIN}  # what a moment later may not be
+
+
 def _of_a_peer(error: BaseException) -> bool:
     """Raised by a collective, inside torch's own code."""
     frames = traceback.extract_tb(error.__traceback__)
@@ -127,8 +131,10 @@ def _of_a_peer(error: BaseException) -> bool:
 def _explained(what: str, error: BaseException, path: Path, kind: type[LockstepError]) -> LockstepError:
     if isinstance(error, SyntaxError):
         return UserError(f"not valid Python: {error.msg}", "mend it at this place", f"{_shown(error.filename or str(path))}:{error.lineno or 1}")
-    kind = RunError if isinstance(error, OSError) and not isinstance(error, FileNotFoundError) else kind
     said = ": ".join([what, *getattr(error, "__notes__", ()), type(error).__name__, str(error)]).rstrip(": ")
+    if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
+        passing = error.errno in _PASSING or isinstance(error, ConnectionError | TimeoutError)
+        return RunError(said, "a disk or a network failed, not the program: the same command again goes on from the last save" if passing else _remedy(error, path), _where(error, path), again=passing)
     return kind(said, _remedy(error, path), _where(error, path))
 
 
