@@ -304,3 +304,9 @@ def test_ranks_that_give_one_collective_different_shapes_are_not_started_again(t
     assert ("tensors of different sizes" if "rank 1: " in told else "rank 0 in all_reduce number 20 of [[10]]; rank 1 in all_reduce number 20 of [[7]]") in told
     assert err.count("not started again: the same would happen") == 1
     assert len(told.splitlines()) <= 10
+
+
+def test_a_rank_that_takes_fewer_steps_is_the_cause(tmp_path: Path) -> None:
+    """It leaves with 0, the other loses it: a loader of unequal length."""
+    _, err = run(tmp_path, SCRIPTS / "waits.py", "few", code=1)
+    assert "error: rank 1 left with exit code 0 before the others were done\n  others: rank 0 " in err

@@ -1,6 +1,7 @@
 """Out of memory, told with its sizes and the flags that keep the batch and need less."""
 
 import re
+import resource
 
 from lockstep.core.plan import Plan
 from lockstep.errors import RunError
@@ -21,6 +22,9 @@ def out_of_memory(error: BaseException, plan: Plan, rank: int, peak: int) -> Run
     device = plan.devices[plan.held_by(rank)[0]]
     wanted = f", and asked for {show_bytes(asked)} more" if asked else ""
     cause = f"rank {rank} ran out of memory on {device.place} ({device.name}, {show_bytes(device.memory)}): it had held {show_bytes(peak)} at most{wanted}, with {plan.micro} sample{'s' if plan.micro > 1 else ''} at once"
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if device.kind == "cpu" and limit != resource.RLIM_INFINITY:
+        cause += f"; `ulimit -v` limits its address space to {show_bytes(limit)}"
     return RunError(cause, f"the same command with {_smaller(plan, peak + asked)}; it goes on from the last save")
 
 

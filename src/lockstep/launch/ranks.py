@@ -131,7 +131,7 @@ class World:
                 self._ended[rank] = code
             if failed and rank not in self.failures and not (code and {-code, code - 128} & self._sent and not word.get("code")) and self.stopped is None:
                 if not self.failures:
-                    self._early = {other for other, ended in self._ended.items() if ended == 0}
+                    self._early = {other for other in self._processes if self._ended.get(other) == 0 or self.said(other).get("code") == 0}
                     self._set(FAILED)
                 self.failures[rank] = word.get("time", time.time()), failed
 

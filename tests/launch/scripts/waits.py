@@ -1,4 +1,4 @@
-"""A plain gloo script. After some steps its second rank goes wrong: sleep, stop, shapes (a sum of another shape than the others')."""
+"""A plain gloo script. After some steps its second rank goes wrong: sleep, stop, few (it leaves, as if its data had ended), shapes (a sum of another shape than the others')."""
 
 import os
 import signal
@@ -17,6 +17,8 @@ for _step in range(30):
     wrong = rank == 1 and _step == 20 and not again
     if wrong and how == "sleep":
         time.sleep(1000)
+    if wrong and how == "few":
+        sys.exit()
     if wrong and how == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
     value = torch.ones(7 if wrong and how == "shapes" else 10)
