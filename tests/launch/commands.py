@@ -1,5 +1,6 @@
 """Running the program as a user does: a process of its own, its output, its exit code."""
 
+import io
 import json
 import os
 import signal
@@ -8,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,13 @@ def warm(index: int, group: object, cwd: Path, *arguments: object) -> None:
     except SystemExit as leaving:
         if leaving.code:
             raise RuntimeError(f"exit {leaving.code}") from None
+
+
+def said(index: int, group: object, cwd: Path, *arguments: object) -> str:
+    """As warm(). Returns what it printed on stdout."""
+    with redirect_stdout(io.StringIO()) as out:
+        warm(index, group, cwd, *arguments)
+    return out.getvalue()
 
 
 def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: object, cwd: Path) -> str:

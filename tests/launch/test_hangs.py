@@ -103,7 +103,7 @@ def test_a_rank_that_is_killed_in_every_start_is_given_up(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(("how", "says", "again"), [
-    ("raise", r"rank 1: \S*waiting\.py:\d+: the data of Task\.train_data\(\): ValueError: a planted fault", False),
+    pytest.param("raise", r"rank 1: \S*waiting\.py:\d+: the data of Task\.train_data\(\): ValueError: a planted fault", False, marks=pytest.mark.long),
     ("EIO", r"rank 1: \S*waiting\.py:\d+: the data of Task\.train_data\(\): OSError: \[Errno 5\] Input/output error", True),
     ("leave", "rank 1 left with exit code 0 before the others were done", False),
 ])
@@ -171,6 +171,7 @@ def _bare_restart(home: Path) -> float:
     return times[-1] - times[0]
 
 
+@pytest.mark.long
 def test_a_signal_while_ranks_start_again_stops_the_run(tmp_path: Path) -> None:
     """Asked between two starts, the next one is told."""
     write(tmp_path, "SIGKILL", steps=100_000)

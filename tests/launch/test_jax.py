@@ -98,6 +98,7 @@ class Own:
 '''
 
 
+@pytest.mark.long
 def test_processes_begin_with_the_first_ones_values(tmp_path: Path) -> None:
     """A model that draws its values otherwise in each process: the loss is that of the weights that are saved, no mean over two models."""
     (tmp_path / "own.py").write_text(OWN)

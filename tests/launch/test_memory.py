@@ -4,6 +4,7 @@ import re
 import shlex
 from pathlib import Path
 
+import pytest
 from commands import lockstep, losses
 
 from lockstep.observe.journal import read
@@ -61,6 +62,7 @@ def _peak(run: Path) -> int:
     return int(max(finished["memory_bytes_by_device"]))
 
 
+@pytest.mark.long
 def test_a_model_beyond_one_devices_memory_trains_under_fsdp(tmp_path: Path, corpus: Path) -> None:
     """26M parameters, 407 MB of state: refused for ddp under a limit of 760 MiB a rank, taken by auto's fsdp, which stays near half of what ddp really holds."""
     (tmp_path / "large.yaml").write_text(LARGE.format(corpus=corpus))

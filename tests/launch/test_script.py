@@ -285,7 +285,7 @@ def test_nothing_heavy_is_imported_to_start() -> None:
 
 @pytest.mark.parametrize(("how", "says"), [
     ("sleep", r"rank 1 gave no sign for \d+ s \(limit \d+ s\): rank 0 in all_reduce \(since collective 21\); rank 1 in waits\.py:\d+ <module>\(\) \(since collective 20\)"),
-    ("stop", r"rank 1 stopped \(SIGSTOP, or a terminal's Ctrl-Z\) for \d+ s: rank 0 in all_reduce"),
+    pytest.param("stop", r"rank 1 stopped \(SIGSTOP, or a terminal's Ctrl-Z\) for \d+ s: rank 0 in all_reduce", marks=pytest.mark.long),
 ])
 def test_a_rank_that_hangs_is_named_by_its_collectives(how: str, says: str, tmp_path: Path) -> None:
     """And where it is killed and all start anew, the script ends as if nothing had been."""

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import pytest
 from starts import start, values
 
 from lockstep.core.mean import Mean
@@ -17,39 +16,34 @@ from lockstep.observe.journal import read
 from lockstep.tasks.language.torch_task import TorchLanguage
 from worlds import Pool
 
-STEPS = 60  # it takes 50 for a mean to say something
+STEPS = 55  # it takes 50 for a mean to say something
 
 
-def at_work(index: int, group: Any, argument: str) -> None:
-    """Train; the second rank's model takes its time."""
-    right = TorchLanguage.loss
+def slow(index: int, group: Any, argument: str) -> None:
+    """Train; the second rank's model and data take their time."""
+    loss, read_rows = TorchLanguage.loss, TokenWindows.__getitem__
 
-    def slow(task: TorchLanguage, model: Any, batch: Arrays) -> Mean:
+    def slow_loss(task: TorchLanguage, model: Any, batch: Arrays) -> Mean:
         time.sleep(0.04 * index)
-        return right(task, model, batch)
+        return loss(task, model, batch)
 
-    with patch.object(TorchLanguage, "loss", slow):
+    def slow_data(windows: TokenWindows, ids: Any) -> Any:
+        time.sleep(0.06 * index)
+        return read_rows(windows, ids)
+
+    with patch.object(TorchLanguage, "loss", slow_loss), patch.object(TokenWindows, "__getitem__", slow_data):
         rehearse(index, group, argument)
 
 
-def at_its_data(index: int, group: Any, argument: str) -> None:
-    right = TokenWindows.__getitem__
-
-    def slow(windows: TokenWindows, ids: Any) -> Any:
-        time.sleep(0.08 * index)
-        return right(windows, ids)
-
-    with patch.object(TokenWindows, "__getitem__", slow):
-        rehearse(index, group, argument)
-
-
-@pytest.mark.parametrize(("where", "says"), [(at_work, "times as long as the others for its forward pass"), (at_its_data, "for its data, the others")])
-def test_the_second_rank_is_named(where: Any, says: str, pool: Pool, tmp_path: Path, corpus: Path) -> None:
+def test_the_second_rank_is_named(pool: Pool, tmp_path: Path, corpus: Path) -> None:
+    """For its data, and for its forward pass, once each."""
     prepared = start(tmp_path / "run", values(corpus, "ddp:2", data={"prefetch": 0}, train={"steps": STEPS, "precision": "f64"}), tmp_path)
-    pool.run(2, where, prepared.attempt.to_json())
-    found = [event for event in read(prepared.run.journal) if event.kind == "slow"]
-    assert [event.values["rank"] for event in found] == [1]
-    assert says in found[0].values["text"]
+    pool.run(2, slow, prepared.attempt.to_json())
+    found = [event.values for event in read(prepared.run.journal) if event.kind == "slow"]
+    assert [values["rank"] for values in found] == [1, 1]
+    assert found[0]["wait_seconds"] > 0.05
+    assert "for its data, the others" in found[0]["text"]
+    assert "times as long as the others for its forward pass" in found[1]["text"]
 
 
 def test_ranks_that_are_alike_are_left_alone() -> None:

@@ -119,7 +119,7 @@ def test_offloaded_state_changes_nothing(pool: Pool, corpus: Path, cache: Path, 
     assert offloaded.losses == plain.losses
 
 
-@pytest.mark.parametrize("compress", ["bf16", "powersgd", pytest.param("fp16", marks=pytest.mark.long)])
+@pytest.mark.parametrize("compress", ["bf16", pytest.param("powersgd", marks=pytest.mark.long), pytest.param("fp16", marks=pytest.mark.long)])
 def test_compressed_gradients_learn_much_the_same(compress: str, pool: Pool, corpus: Path, cache: Path, tmp_path: Path) -> None:
     def run(name: str) -> Any:
         return pool.run(2, train_tiny, tmp_path / name, tiny_values(corpus, train={"precision": "f32"}, devices={"strategy": "ddp", "compress": name}), cache)[0]
