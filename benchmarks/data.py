@@ -7,6 +7,7 @@ Run: python -m benchmarks.data [--workers 0,2] [--rounds 3]
 
 import argparse
 import json
+import os
 import platform
 import re
 import statistics
@@ -74,7 +75,7 @@ class Watched:
 
 def feed_batches(config: Config, made: Plan, source: Any, workers: int) -> Iterator[float]:
     """The time at which each batch was there."""
-    readers = Readers(config, workers) if workers else None
+    readers = Readers(config, workers, Path(os.devnull)) if workers else None
     feed = Feed(made, [0], source, None, _as_tensors, 0, 2, readers.workers if readers else None)
     try:
         for _ in feed:

@@ -105,3 +105,25 @@ Current thread 0x02 (most recent call first):
     found = spot(dump)
     assert found == Spot("data", "the feed: mine.py:31 __getitem__()")
     assert spot("") is None
+
+
+def test_a_data_worker_s_line_is_found_in_its_own_stack() -> None:
+    """The feed waits for workers; of two, one is in the user's code."""
+    dump = """Thread 0x01 (most recent call first):
+  File "/usr/lib/python3.11/multiprocessing/connection.py", line 9 in recv_bytes
+  File "/x/site-packages/lockstep/data/workers.py", line 85 in _wait
+  File "/x/site-packages/lockstep/data/feed.py", line 99 in _steps
+
+Current thread 0x02 (most recent call first):
+  File "/x/site-packages/lockstep/data/feed.py", line 160 in _ahead
+"""
+    idle = """Current thread 0x03 (most recent call first):
+  File "/x/site-packages/lockstep/data/workers.py", line 130 in serve
+"""
+    busy = """Current thread 0x04 (most recent call first):
+  File "/usr/lib/python3.11/socket.py", line 700 in readinto
+  File "/home/me/mine.py", line 31 in __getitem__
+  File "/x/site-packages/lockstep/data/workers.py", line 133 in serve
+"""
+    assert spot(dump, idle + busy) == Spot("data", "the feed: a data worker in mine.py:31 __getitem__() -> readinto()")
+    assert spot(dump, idle) == Spot("data", "the feed, waiting for a data worker")

@@ -71,7 +71,7 @@ def config(home: Path) -> Config:
 @pytest.fixture
 def readers(tmp_path: Path) -> Iterator[tuple[Config, Readers]]:
     made = config(tmp_path)
-    opened = Readers(made, 3)
+    opened = Readers(made, 3, tmp_path / "stacks")
     yield made, opened
     opened.kill()
 
@@ -113,7 +113,7 @@ def read_often(opened: Readers, ids: Any) -> None:
 def test_what_a_source_raises_comes_back_with_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bad").touch()
-    opened = Readers(config(tmp_path), 1)
+    opened = Readers(config(tmp_path), 1, tmp_path / "stacks")
     try:
         with pytest.raises(UserError, match="ValueError: a bad picture") as caught:
             opened.workers.ask(1, np.array([5]))()

@@ -36,14 +36,17 @@ def threads(dump: str) -> list[list[Frame]]:
     return [[Frame(file, int(line), function) for file, line, function in _FRAME.findall(part)] for part in parts]
 
 
-def spot(dump: str) -> Spot | None:
-    """Where the program is: in its main thread, or, if that waits for data, in the thread that reads it. None: the dump holds no stack."""
+def spot(dump: str, workers: str = "") -> Spot | None:
+    """Where the program is: in its main thread, or, if that waits for data, in the thread that reads it, or in the data worker that does. workers: their stacks. None: the dump holds no stack."""
     found = threads(dump)
     if not found or not found[-1]:
         return None
     main = found[-1]
     if any(_in(frame, "lockstep/data/") for frame in main[:4]):
         feed = next((frames for frames in found[:-1] if any(_in(frame, "lockstep/data/feed.py") for frame in frames)), main)
+        if any(_in(frame, "lockstep/data/workers.py") for frame in feed):
+            own = next((_place(frames) for frames in threads(workers) if any(map(_users, frames))), None)
+            return Spot("data", f"the feed: a data worker in {own}" if own else "the feed, waiting for a data worker")
         return Spot("data", f"the feed: {_place(feed)}")
     if any(_in(frame, place) for place in _COLLECTIVES for frame in main[:6]):
         inner = next(frame for frame in main for place in _COLLECTIVES if _in(frame, place))
@@ -56,9 +59,13 @@ def spot(dump: str) -> Spot | None:
 def _place(frames: list[Frame]) -> str:
     """The innermost line that is the user's own, and what it called; else the innermost of all."""
     for index, frame in enumerate(frames):
-        if not any(part in frame.file.replace("\\", "/") for part in _LIBRARIES):
+        if _users(frame):
             return f"{frame}" + (f" -> {frames[0].function}()" if index else "")
     return str(frames[0])
+
+
+def _users(frame: Frame) -> bool:
+    return not any(part in frame.file.replace("\\", "/") for part in _LIBRARIES)
 
 
 def _in(frame: Frame, place: str) -> bool:

@@ -21,6 +21,7 @@ from lockstep.errors import RunError
 from lockstep.launch.witness import ASK, last_collective
 from lockstep.observe.pulse import read_beat
 
+READERS = "lockstep.launch.reading"  # the module that data workers run
 OFTEN = 0.2  # seconds between looks
 _ANSWER = 1.5  # seconds in which ranks say where they are
 _DEBUGGERS = ("pdb.py", "bdb.py", "pydevd.py", "debugpy")
@@ -75,7 +76,7 @@ class Hangs:
         return RunError(verdict.cause, verdict.remedy, again=verdict.again, log=str(report))
 
     def _asked(self) -> dict[int, str]:
-        """The stacks of each rank that answers."""
+        """The stacks of each rank that answers; those of its data workers go into a file of their own."""
         processes = self._processes()
         files = {rank: self._logs / f"stack-{rank}.txt" for rank in processes}
         before = {rank: _size(path) for rank, path in files.items()}
@@ -85,10 +86,15 @@ class Hangs:
             if files[rank].exists():  # else nobody there would catch the signal
                 with suppress(OSError):
                     os.kill(pid, self._ask)
+            if self._workers(rank).exists():
+                _signal_readers(pid, self._ask)
         until = time.monotonic() + _ANSWER
         while time.monotonic() < until and not all((self._logs / f"collectives-{rank}.json").exists() for rank in processes):
             time.sleep(0.05)
         return {rank: path.read_text(errors="replace")[before[rank] :] for rank, path in files.items() if path.exists()}
+
+    def _workers(self, rank: int) -> Path:
+        return self._logs / f"stack-{rank}-workers.txt"
 
     def _seen(self, dumps: dict[int, str]) -> dict[int, Seen]:
         seen = {}
@@ -96,13 +102,15 @@ class Hangs:
             collective = None
             with suppress(OSError, ValueError, KeyError):  # it gave no answer
                 collective = last_collective(json.loads((self._logs / f"collectives-{rank}.json").read_text()))
-            seen[rank] = Seen(read_beat(self._logs / f"pulse-{rank}"), _state(pid) or "", spot(dumps.get(rank, "")), collective)
+            seen[rank] = Seen(read_beat(self._logs / f"pulse-{rank}"), _state(pid) or "", spot(dumps.get(rank, ""), _read(self._workers(rank))), collective)
         return seen
 
     def _report(self, verdict: Verdict, dumps: dict[int, str]) -> Path:
         path = self._logs / f"hang-{time.strftime('%Y%m%d-%H%M%S')}.txt"
         parts = [verdict.cause, verdict.remedy, *(f"\nrank {rank}: its threads, the main one last\n{dump.strip() or 'no answer'}" for rank, dump in sorted(dumps.items()))]
         for rank in sorted(dumps):
+            if told := _read(self._workers(rank)):
+                parts.append(f"\nrank {rank}: its data workers\n{told}")
             with suppress(OSError):
                 parts.append(f"\nrank {rank}: its collectives, as torch recorded them\n{(self._logs / f'collectives-{rank}.json').read_text()[-4000:]}")
         with suppress(OSError):  # a full disk
@@ -135,6 +143,22 @@ def overseen(hangs: Hangs, found: Callable[[RunError], None]) -> Iterator[None]:
     finally:
         stop.set()
         thread.join()
+
+
+def _signal_readers(pid: int, number: int) -> None:
+    """Tell the data workers of a rank to write their stacks."""
+    with suppress(psutil.Error):
+        for child in psutil.Process(pid).children(recursive=True):
+            with suppress(psutil.Error, OSError):
+                if READERS in child.cmdline():
+                    os.kill(child.pid, number)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
 
 
 def _size(path: Path) -> int:

@@ -1,5 +1,6 @@
 """Starts the data workers of a rank: one process opens the task, then forks them, so that what its data holds in memory is held once."""
 
+import faulthandler
 import json
 import os
 import signal
@@ -9,25 +10,28 @@ import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 from lockstep.core.config import Config, load
 from lockstep.core.document import Document
 from lockstep.data.workers import Line, Workers, line, serve
 from lockstep.launch.describe import cache_home, die_with
+from lockstep.launch.witness import ASK
 from lockstep.tasks import Tasks, open_task
 
 
 class Readers:
     """The data workers of one rank. They may be asked at once, and answer when they are ready."""
 
-    def __init__(self, config: Config, count: int) -> None:
+    def __init__(self, config: Config, count: int, stacks: Path) -> None:
+        """stacks: the file that workers write their stacks to when they are asked where they are."""
         pairs = [line() for _ in range(count)]
         theirs = [mine for _, mine in pairs]
         status, tell = os.pipe()
         fds = [(each.jobs.fileno(), each.rows.fileno()) for each in theirs]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "lockstep.launch.reading", json.dumps({"parent": os.getpid(), "tell": tell, "lines": fds})],
+            [sys.executable, "-m", "lockstep.launch.reading", json.dumps({"parent": os.getpid(), "tell": tell, "lines": fds, "stacks": str(stacks)})],
             stdin=subprocess.PIPE, pass_fds=[tell, *(fd for pair in fds for fd in pair)], env={**os.environ, "OMP_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""})
         os.close(tell)
         for each in theirs:
@@ -69,6 +73,8 @@ def main(argument: str) -> None:
     sources = [task.train_data(), task.eval_data()]
     lines = [Line(Connection(jobs, writable=False), Connection(rows, readable=False)) for jobs, rows in given["lines"]]
     warnings.filterwarnings("ignore", message=r"os\.fork\(\)|.*use of fork\(\)")  # of threads that no worker uses
+    with suppress(OSError):  # a full disk: then they can't say where they hang
+        faulthandler.register(ASK, file=open(given["stacks"], "a"), all_threads=True)  # noqa: SIM115 - held as long as the processes live
     pids = [_fork(sources, lines, index, given["tell"]) for index in range(len(lines))]
     for each in lines:
         _close(each)

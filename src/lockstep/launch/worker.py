@@ -123,7 +123,7 @@ def train_rank(attempt: Attempt, plan: Plan, config: Config, rank: Rank, engine:
     saved = load(Path(attempt.resume)) if attempt.resume else None
     weights = load(Path(attempt.weights)) if attempt.weights else None
     devices = plan.held_by(rank.index)
-    readers = Readers(config, config.data.workers * len(devices)) if config.data.workers else None
+    readers = Readers(config, config.data.workers * len(devices), run.logs / f"stack-{rank.index}-workers.txt") if config.data.workers else None
     held_out = task.train_data() if attempt.evaluate == "train" else task.eval_data()
     feed = Feed(plan, devices, task.train_data(), held_out, engine.stage, saved.step if saved else 0, config.data.prefetch, readers.workers if readers else None)
     journal = Journal(run.journal) if first else None
