@@ -102,8 +102,9 @@ def test_a_rank_that_is_killed_in_every_start_is_given_up(tmp_path: Path) -> Non
     assert first < second < steps_written(tmp_path / "run")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("how", "says", "again"), [
-    pytest.param("raise", r"rank 1: \S*waiting\.py:\d+: the data of Task\.train_data\(\): ValueError: a planted fault", False, marks=pytest.mark.long),
+    ("raise", r"rank 1: \S*waiting\.py:\d+: the data of Task\.train_data\(\): ValueError: a planted fault", False),
     ("EIO", r"rank 1: \S*waiting\.py:\d+: the data of Task\.train_data\(\): OSError: \[Errno 5\] Input/output error", True),
     ("leave", "rank 1 left with exit code 0 before the others were done", False),
 ])

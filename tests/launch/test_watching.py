@@ -52,6 +52,7 @@ class Sleeper:
 """
 
 
+@pytest.mark.long
 def test_an_idle_rank_is_named_and_a_killed_tracker_stops_nothing(tmp_path: Path) -> None:
     """Two CPU ranks, one of which sleeps while the other works; read by the launcher itself, and here with less patience than its minute."""
     (tmp_path / "sleeper.py").write_text(SLEEPER)
