@@ -15,6 +15,7 @@ import pytest
 from commands import command, losses, ranks_of, started, steps_written, until
 
 from lockstep.errors import RunError
+from lockstep.launch.files import Run
 from lockstep.launch.restarting import Budget
 from lockstep.observe.journal import read
 
@@ -185,3 +186,15 @@ def test_a_signal_while_ranks_start_again_stops_the_run(tmp_path: Path) -> None:
     assert steps_written(tmp_path / "run") < 90_000
     time.sleep(0.1)
     assert not ranks_of(tmp_path / "run")
+
+
+def test_a_number_that_another_process_has_now_is_no_rank(tmp_path: Path) -> None:
+    """Ranks are killed by their number."""
+    run = Run(tmp_path)
+    run.logs.mkdir()
+    run.announce(0)
+    assert run.processes() == {0: os.getpid()}
+    written = run.logs / "process-0.json"
+    said = json.loads(written.read_text())
+    written.write_text(json.dumps({**said, "since": said["since"] - 60}))
+    assert run.processes() == {}

@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from lockstep.checkpoint.format import write_json
 from lockstep.core.config import Config, Registry, load
 from lockstep.core.document import dump, read_file
@@ -20,6 +22,7 @@ from lockstep.diagnose.trace import BEGINS
 from lockstep.errors import RunError, UserError
 from lockstep.launch.starts import Earlier
 
+_CLOCK = 2.0  # seconds by which two processes may differ on when a third began: the kernel's time of boot is rounded, and corrected
 SCRATCH = ".initial"  # where weights to begin from are copied to, before a run is one
 
 
@@ -68,15 +71,15 @@ class Run:
     def announce(self, rank: int) -> None:
         """Which process is this rank, for those who watch it."""
         with suppress(OSError):  # a full disk; then it is watched by nobody, and training says what is wrong
-            write_json(self.logs / f"process-{rank}.json", {"pid": os.getpid(), "host": socket.gethostname()})
+            write_json(self.logs / f"process-{rank}.json", {"pid": os.getpid(), "host": socket.gethostname(), "since": psutil.Process().create_time()})
 
     def processes(self) -> dict[int, int]:
-        """The processes of the ranks that were started on this host, by rank."""
+        """The live processes of the ranks that were started on this host, by rank. A number that the system has given to another process since is left out: ranks may be killed by it."""
         found = {}
         for path in self.logs.glob("process-*.json"):
-            with suppress(OSError, ValueError, KeyError, TypeError):  # somebody else's file
+            with suppress(OSError, ValueError, KeyError, TypeError, psutil.Error):  # somebody else's file, or it has ended
                 said = json.loads(path.read_text())
-                if said["host"] == socket.gethostname():
+                if said["host"] == socket.gethostname() and abs(psutil.Process(int(said["pid"])).create_time() - said["since"]) < _CLOCK:
                     found[int(path.stem.removeprefix("process-"))] = int(said["pid"])
         return found
 
