@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from commands import free_port, lockstep, started, steps_written, until, warm, write_config
+from commands import free_port, lockstep, said, started, steps_written, until, warm, write_config
 
 from lockstep.core.plan import plan
 from lockstep.data.feed import Feed
@@ -85,12 +85,11 @@ def test_killed_and_moved_and_still_the_same_bits(pool: Pool, tmp_path: Path, co
         until(lambda: steps_written(tmp_path / "moved") >= 13)
         os.kill(live.pid, signal.SIGKILL)
         live.communicate(timeout=60)
-    said = lockstep(*moved, "--devices", "cpu:3", "--stop-after", "11", cwd=tmp_path).stdout
-    assert "exact: 5 slots of 2 a step" in said
+    assert "exact: 5 slots of 2 a step" in lockstep(*moved, "--devices", "cpu:3", "--stop-after", "11", cwd=tmp_path).stdout
     pool.run(1, warm, tmp_path, *moved)
     assert hashes(tmp_path / "moved") == hashes(tmp_path / "whole")
     assert sorted(hashes(tmp_path / "whole")) == [*range(5, 45, 5)]
-    assert lockstep("compare-runs", "whole", "moved", cwd=tmp_path).stdout == "equal  whole and moved, to the last bit: 40 steps (loss, grad_norm), 8 hashes of the state, the arrays saved at step 40\n"
+    assert pool.run(1, said, tmp_path, "compare-runs", "whole", "moved")[0] == "equal  whole and moved, to the last bit: 40 steps (loss, grad_norm), 8 hashes of the state, the arrays saved at step 40\n"
 
 
 @pytest.mark.long

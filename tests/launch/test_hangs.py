@@ -91,6 +91,7 @@ def test_a_lone_process_that_hangs_ends_itself(tmp_path: Path) -> None:
     assert re.match(r"error: rank 0 gave no sign for \d+ s \(limit \d+ s\): rank 0 in the feed: waiting\.py:\d+ __getitem__\(\)", done.stderr), done.stderr
 
 
+@pytest.mark.long
 def test_a_rank_that_is_killed_in_every_start_is_given_up(tmp_path: Path) -> None:
     """The starts asked for are used up, then the cause is said, once; what was saved stays."""
     done = run(tmp_path, "SIGTERM", once="no/such", steps=100)

@@ -38,7 +38,8 @@ def same(run: Path, other: Path) -> None:
         np.testing.assert_allclose(one[name], two[name], rtol=0, atol=1e-12, err_msg=name)
 
 
-@pytest.mark.parametrize("launcher", ["elastic", pytest.param("spawn", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("launcher", ["elastic", "spawn"])
 def test_other_launchers_give_the_same_run(launcher: str, whole: Path, tmp_path: Path, corpus: Path) -> None:
     done = lockstep("train", "-f", write_config(tmp_path, corpus), "--save-dir", "run", "--devices", "cpu:2", "--launcher", launcher, "--headless", cwd=tmp_path)
     kinds = [json.loads(line)["kind"] for line in done.stdout.splitlines()]
