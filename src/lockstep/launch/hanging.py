@@ -89,7 +89,8 @@ class Hangs:
             if self._workers(rank).exists():
                 _signal_readers(pid, self._ask)
         until = time.monotonic() + _ANSWER
-        while time.monotonic() < until and not all((self._logs / f"collectives-{rank}.json").exists() for rank in processes):
+        able = [rank for rank, pid in processes.items() if _state(pid) != "T"]  # who is stopped answers nobody
+        while time.monotonic() < until and not all((self._logs / f"collectives-{rank}.json").exists() for rank in able):
             time.sleep(0.05)
         return {rank: path.read_text(errors="replace")[before[rank] :] for rank, path in files.items() if path.exists()}
 
