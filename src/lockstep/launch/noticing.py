@@ -52,8 +52,8 @@ class Notices:
 
 def verdict(ranks: Sequence[set[int]], gpus: Sequence[set[int]]) -> str | None:
     """What to say of it; "": all is as it should be; None: not to be told yet. ranks: process ids of each, with its children's."""
-    used = [index for index, holders in enumerate(gpus) if any(rank & holders for rank in ranks)]
-    if not used or any(all(not rank & holders for holders in gpus) for rank in ranks):
+    used = [index for index, holders in enumerate(gpus) if any(one & holders for one in ranks)]
+    if not used or any(all(not one & holders for holders in gpus) for one in ranks):
         return None
     if len(used) == 1 and len(ranks) > 1:
         return f"all {len(ranks)} ranks use GPU {used[0]}, and the other {len(gpus) - 1} are idle; remedy: torch.cuda.set_device(int(os.environ[\"LOCAL_RANK\"])) before anything is on a GPU"
