@@ -104,7 +104,7 @@ def test_a_rank_that_fails_ends_the_run(how: str, code: int, says: str, tmp_path
     """With its own exit code, within the grace, though the others sleep and it may hang in its own exit."""
     began = time.monotonic()
     _, err = run(tmp_path, FAULTS, how, 1, code=code)
-    assert time.monotonic() - began < 20  # they sleep for minutes; on a busy machine a start alone may take seconds
+    assert time.monotonic() - began < 10
     assert says in err[err.index("error: "):]
     assert "shim.py" not in err + log(tmp_path, 1)
     if how in {"raise", "import"}:

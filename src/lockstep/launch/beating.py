@@ -39,7 +39,7 @@ def _beat(home: str, rank: str, me: int) -> None:
                 before = count
             found = os.path.join(home, f"collectives-{rank}.json")
             if os.path.exists(os.path.join(home, "asked")) and not os.path.exists(found):
-                _write(found, json.dumps(_recorded()[-_KEPT:]).encode())
+                record(found)
         except (OSError, RuntimeError):  # no room, or the group is just being made or taken apart
             continue
 
@@ -51,6 +51,11 @@ def _entered() -> int | None:
         return None
     entered: int = sum(group._get_sequence_number_for_group() for group in list(c10d._world.pg_map))
     return entered
+
+
+def record(path: str) -> None:
+    """Write the last entries of torch's flight recorder, oldest first; none, where torch, its collectives or the recorder are not in use."""
+    _write(path, json.dumps(_recorded()[-_KEPT:]).encode())
 
 
 def _recorded() -> list[Any]:

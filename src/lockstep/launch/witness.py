@@ -5,10 +5,8 @@ recorder of collectives is read by a thread that the same signal wakes, so it an
 """
 
 import faulthandler
-import json
 import os
 import signal
-import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -16,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.diagnose.hang import Collective
+from lockstep.launch.beating import record
 
 ASK = signal.SIGUSR2
-_KEPT = 50  # entries
-_DUMPS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")  # of torch's flight recorder: NCCL's, where torch is built with it, and Gloo's
 
 
 @contextmanager
@@ -48,24 +45,7 @@ def _answer(woken: int, path: Path) -> None:
     while number := os.read(woken, 1):
         if number[0] == ASK:
             with suppress(OSError):  # a full disk: the stacks say something too
-                _write(path, (recorded() or [])[-_KEPT:])
-
-
-def _write(path: Path, found: Sequence[Any] | None) -> None:
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(found))
-    part.replace(path)
-
-
-def recorded() -> list[Any] | None:
-    """The flight recorder's entries, oldest first. None: torch, its collectives or the recorder are not in use."""
-    module = sys.modules.get("torch._C._distributed_c10d")
-    for name in _DUMPS:
-        dump = getattr(module, name, None)
-        entries = json.loads(dump()).get("entries", []) if dump else []
-        if entries:
-            return sorted(entries, key=lambda entry: int(entry["record_id"]))
-    return None
+                record(str(path))
 
 
 def last_collective(entries: Sequence[Mapping[str, Any]] | None) -> Collective | None:
