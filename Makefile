@@ -31,8 +31,16 @@ test: lint
 test-long: lint
 	$(BIN)/python -m pytest -m long --timeout 3600
 
-bench: .venv/.test
-	$(BIN)/python -m benchmarks.step
+.venv/.bench: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev,bench]'
+	touch $@ .venv/.test .venv/.run
+
+bench: .venv/.bench
+	$(BIN)/python -m benchmarks.overhead
+	$(BIN)/python -m benchmarks.ddp
+	$(BIN)/python -m benchmarks.checkpoint
+	$(BIN)/python -m benchmarks.page
 
 clean:
 	rm -rf .venv runs dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from benchmarks.step import NoRequests
+from benchmarks.common import UNASKED
 from lockstep.core.config import load
 from lockstep.core.document import Document
 from lockstep.core.machine import Machine
@@ -67,7 +67,7 @@ def race(index: int, group: dist.ProcessGroup, home: Path, modes: list[str], dty
             step, batch = next(batches)
             dist.barrier(group)
             began = time.perf_counter()
-            state[0], stats = engine.step(state[0], batch, made.lr_at(step), NoRequests().pending())
+            state[0], stats = engine.step(state[0], batch, made.lr_at(step), UNASKED)
             losses[mode] = stats.read().loss
             if number >= WARM:
                 seconds[mode].append(time.perf_counter() - began)

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from benchmarks.step import NoRequests, timed
+from benchmarks.common import UNASKED, timed
 from lockstep.core.config import Config, load
 from lockstep.core.document import Document
 from lockstep.core.plan import Plan, plan
@@ -121,7 +121,7 @@ def programs(engine: Any, task: Any, made: Plan, mesh: Any, state: Any, step: Ca
     own, ratios = engine.init(), []
     for number in range(made.steps):
         began = time.perf_counter()
-        own, stats = engine.step(own, batch, made.lr_at(number), NoRequests().pending())
+        own, stats = engine.step(own, batch, made.lr_at(number), UNASKED)
         stats.read()
         between = time.perf_counter()
         state, _ = jax.block_until_ready(step(state, tokens, labels, np.float32(made.lr_at(number))))

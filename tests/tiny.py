@@ -1,6 +1,6 @@
 """A tiny run on a pool's ranks, through the program's own parts: plan, feed, engine, store, journal and the loop."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from lockstep.core.machine import Machine
 from lockstep.core.mean import Mean
 from lockstep.core.order import Ids
 from lockstep.core.plan import Plan, fixed_from_json, plan
-from lockstep.core.protocols import Arrays, Engine, Rank, Source
+from lockstep.core.protocols import Arrays, Engine, Rank, Round, Source
 from lockstep.data.tokens import IGNORED
 from lockstep.launch.engines import warm_seat
 from lockstep.launch.files import Attempt, Run
@@ -50,18 +50,16 @@ def config_of(values: Mapping[str, Any]) -> Config:
 
 
 class Sources:
-    """`keep` samples of a source, some labels of each left out, as many as its id says; the ids that were asked for are kept."""
+    """`keep` samples of a source, each with its id, some labels of each left out, as many as its id says."""
 
     def __init__(self, inner: Source, keep: int) -> None:
         self.inner, self.keep = inner, keep
-        self.asked: list[list[int]] = []
 
     def __len__(self) -> int:
         return min(self.keep, len(self.inner))
 
     def __getitem__(self, ids: Ids) -> Mapping[str, Any]:
-        self.asked.append(ids.tolist())
-        rows = dict(self.inner[ids])
+        rows = {**self.inner[ids], "id": ids}
         length = rows["labels"].shape[1]
         cut = length - (ids * 7919 % (length - 2))
         rows["labels"] = np.where(np.arange(length)[None, :] < cut[:, None], rows["labels"], IGNORED)
@@ -102,7 +100,7 @@ def ragged_task(config: Config, cache: Path, fault: str = "") -> Any:
 
 @dataclass
 class Outcome:
-    """losses, norms: by step, from the journal. ids: what this rank gathered, step by step. arrays: the last checkpoint's. hashes: of the state, by step (exact)."""
+    """losses, norms: by step, from the journal. ids: what this rank trained on, step by step. arrays: the last checkpoint's. hashes: of the state, by step (exact)."""
 
     losses: list[float]
     norms: list[float]
@@ -111,6 +109,22 @@ class Outcome:
     plan: Plan
     evaluated: list[dict[str, float]]
     hashes: dict[int, str]
+
+
+def recorded(engine: Any) -> list[list[int]]:
+    """What the engine is given to train on from now on, by step: the ids of its real slots. They are taken out of what it sees."""
+    found: list[list[int]] = []
+    stage = engine.stage
+
+    def noting(rounds: Sequence[Round], of: int) -> Any:
+        slots = [slot for round in rounds for slot in round if slot]
+        if not slots or "id" in slots[0].arrays:  # not an evaluation's
+            found.append([int(i) for slot in slots if slot.real for i in slot.arrays["id"]])
+        without = [tuple(slot and replace(slot, arrays={name: array for name, array in slot.arrays.items() if name != "id"}) for slot in round) for round in rounds]
+        return stage(without, of)
+
+    engine.stage = noting
+    return found
 
 
 def train_tiny(index: int, group: dist.ProcessGroup, home: Path, values: Mapping[str, Any], cache: Path, fault: str = "", resume: Path | None = None, stop_at: int | None = None, device: str = "cpu") -> Outcome:
@@ -134,6 +148,7 @@ def train_tiny(index: int, group: dist.ProcessGroup, home: Path, values: Mapping
     ranks = Ranks() if alone or made.backend == "none" else Ranks(group)
     attempt = Attempt("test", str(home), str(resume) if resume else None, stop_at)
     engine: Engine = warm_seat(made, index, group).engine(task, config.optimizer) if config.engine == "jax" else TorchEngine(task, made, config.optimizer, ranks, [torch.device(device)] * len(made.held_by(index)))
+    ids = recorded(engine)
     train_rank(attempt, made, config, Rank(index, index, processes), engine, task, Requests(None))
     dist.barrier(group)
     events = read(run.journal)
@@ -142,7 +157,7 @@ def train_tiny(index: int, group: dist.ProcessGroup, home: Path, values: Mapping
     arrays = {name: array.copy() for name, array in load(last).arrays.items()} if index == 0 else {}
     evaluated = [event.values for event in events if event.kind == "evaluated"]
     hashes = {event.step: event.values["hash"] for event in events if event.kind == "hashed"}
-    return Outcome([s["loss"] for s in steps], [s["grad_norm"] for s in steps], task.source.asked, arrays, made, evaluated, hashes)
+    return Outcome([s["loss"] for s in steps], [s["grad_norm"] for s in steps], ids, arrays, made, evaluated, hashes)
 
 
 def _manifest(path: Path) -> Any:

@@ -23,11 +23,13 @@ class Itself:
 
     def __init__(self, count: int, bad: int | None = None) -> None:
         self.count, self.bad = count, bad
+        self.reads: list[int] = []
 
     def __len__(self) -> int:
         return self.count
 
     def __getitem__(self, ids: Ids) -> dict[str, Any]:
+        self.reads.append(len(ids))
         if self.bad is not None and self.bad in ids:
             raise OSError(f"sample {self.bad} can't be read")
         return {"id": np.asarray(ids)}
@@ -42,8 +44,8 @@ def ids(batch: Batch) -> list[int]:
     return [int(i) for (slot,) in batch.rounds if slot and slot.real for i in slot.arrays["id"]]
 
 
-def feed(world: int, device: int, prefetch: int = 0, start: int = 0, accumulate: int = 1, bad: int | None = None) -> Feed:
-    return Feed(made(world, accumulate), [device], Itself(23, bad), Itself(7), lambda rounds, of: list(rounds), start, prefetch)
+def feed(world: int, device: int, prefetch: int = 0, start: int = 0, accumulate: int = 1, source: Itself | None = None) -> Feed:
+    return Feed(made(world, accumulate), [device], source or Itself(23), Itself(7), lambda rounds, of: list(rounds), start, prefetch)
 
 
 @pytest.mark.parametrize("accumulate", [1, 4])
@@ -64,6 +66,22 @@ def test_a_thread_changes_nothing(prefetch: int) -> None:
     assert [step for step, _ in ahead] == [4, 5, 6, 7, 8]
 
 
+@pytest.mark.parametrize(("world", "device", "accumulate"), [(1, 0, 1), (3, 1, 4)])
+def test_steps_that_are_read_at_once_are_the_same(world: int, device: int, accumulate: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = Itself(23)
+    together = [(step, ids(batch)) for step, batch in feed(world, device, accumulate=accumulate, source=source)]
+    assert max(source.reads) > 10 // world + 1  # samples of one step at most
+    monkeypatch.setattr("lockstep.data.feed._TOGETHER", 1)
+    assert together == [(step, ids(batch)) for step, batch in feed(world, device, accumulate=accumulate)]
+
+
+def test_a_sample_that_cant_be_read_spoils_no_step_before_it() -> None:
+    found = iter(feed(1, 0, source=Itself(23, bad=int(made(1).order.ids(range(9))[2][0]))))
+    assert [next(found)[0] for _ in range(2)] == [0, 1]
+    with pytest.raises(OSError, match="can't be read"):
+        next(found)
+
+
 def test_evaluation_is_dealt_without_remainder() -> None:
     found = [int(i) for device in range(3) for staged in feed(3, device).evaluation() for (slot,) in staged if slot for i in slot.arrays["id"]]
     assert found == list(range(7))
@@ -71,7 +89,7 @@ def test_evaluation_is_dealt_without_remainder() -> None:
 
 def test_a_fault_in_the_thread_reaches_the_loop() -> None:
     with pytest.raises(OSError, match="sample 5 can't be read"):
-        list(feed(1, 0, prefetch=2, bad=5))
+        list(feed(1, 0, prefetch=2, source=Itself(23, bad=5)))
 
 
 def test_windows_predict_each_token_once(tmp_path: Path) -> None:

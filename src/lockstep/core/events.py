@@ -15,6 +15,7 @@ Phase = Literal["start", "evaluate", "sample", "save", "data", "step", "end"]  #
 
 REQUESTS: tuple[Request, ...] = get_args(Request)
 PHASES: tuple[Phase, ...] = get_args(Phase)
+_ENCODER = json.JSONEncoder(allow_nan=False)  # json.dumps makes one for each line
 
 
 class Beat(NamedTuple):
@@ -38,9 +39,9 @@ class Event:
         """JSON knows no nan and no infinity: such a number is null."""
         values = {"time": round(self.time, 3), "step": self.step, "kind": self.kind, **self.values}
         try:
-            return json.dumps(values, allow_nan=False) + "\n"
+            return _ENCODER.encode(values) + "\n"
         except ValueError:
-            return json.dumps(_finite(values), allow_nan=False) + "\n"
+            return _ENCODER.encode(_finite(values)) + "\n"
 
     @classmethod
     def from_line(cls, line: bytes) -> "Event | None":

@@ -33,9 +33,10 @@ def train(plan: Plan, engine: Engine, feed: Feed, store: Store, record: Record, 
     record(Event("started", done, {"exact": True} if plan.exact else {}))
     for step, batch in feed:
         pulse(step, "step")
-        state, stats = engine.step(state, batch, plan.lr_at(step), requests.pending())
+        lr = plan.lr_at(step)
+        state, stats = engine.step(state, batch, lr, requests.pending())
         asked = ledger.settle()
-        ledger.owe(step, batch, stats)
+        ledger.owe(step, batch, lr, stats)
         store.check()
         done = step + 1
         due: set[str] = plan.due(done) | asked | ({"save", "stop"} if done == stop_at else set())
@@ -107,14 +108,14 @@ class Ledger:
     def __init__(self, plan: Plan, feed: Feed, record: Record, counters: Counters) -> None:
         self.counters = counters
         self._plan, self._feed, self._record = plan, feed, record
-        self._owed: tuple[int, Batch, Stats] | None = None
+        self._owed: tuple[int, Batch, float, Stats] | None = None
         self._began = self._clock = time.perf_counter()
         self._useful, self._trained = 0.0, 0
         self._peaks = [0] * plan.world
         self._laggards = Laggards()
 
-    def owe(self, step: int, batch: Batch, stats: Stats) -> None:
-        self._owed = (step, batch, stats)
+    def owe(self, step: int, batch: Batch, lr: float, stats: Stats) -> None:
+        self._owed = (step, batch, lr, stats)
 
     def restart_clock(self) -> None:
         """What passed since the last step was no step's time."""
@@ -124,13 +125,13 @@ class Ledger:
         """Write the line of the step owed, if one is. Returns what the ranks were asked for when it was queued."""
         if self._owed is None:
             return set()
-        (step, batch, stats), self._owed = self._owed, None
+        (step, batch, lr, stats), self._owed = self._owed, None
         figures = stats.read()
         seconds, self._clock = max(figures.at - self._clock, 1e-9), figures.at
         self._useful += seconds
         self._trained += 1
         self._peaks = [max(peak, int(found)) for peak, found in zip(self._peaks, figures.memory, strict=True)]
-        values: dict[str, Any] = {"loss": figures.loss, "grad_norm": figures.norm, "lr": self._plan.lr_at(step), "samples_per_second": batch.samples / seconds,
+        values: dict[str, Any] = {"loss": figures.loss, "grad_norm": figures.norm, "lr": lr, "samples_per_second": batch.samples / seconds,
                                   "seconds": seconds, "wait_seconds": max(figures.waits), "memory_bytes": int(max(figures.memory))}
         if self._plan.tokens_per_sample > 1:
             values["tokens_per_second"] = figures.weight / seconds

@@ -1,7 +1,7 @@
 """One process's batches, in the run's order, prepared ahead by a background thread.
 
-The thread computes ids for many steps at once and gathers rows, or lets workers gather them for some steps to come;
-with prefetch 0 the same happens in place. Batches are the same in every way, and a feed can be opened at any step.
+The thread computes ids for many steps at once and gathers rows, of several steps together where that is a matter of microseconds, or lets workers
+gather them for some steps to come; with prefetch 0 the same happens in place. Batches are the same in every way, and a feed can be opened at any step.
 """
 
 import queue
@@ -9,6 +9,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +25,8 @@ from lockstep.data.workers import Workers
 Stage = Callable[[Sequence[Round], int], Any]
 Read = Callable[[], Mapping[str, Any]]  # rows that were asked for
 _IDS_AT_ONCE = 65_536
+_TOGETHER = 16  # steps at most whose rows are read at once
+_QUICK, _SMALL = 1e-3, 1 << 20  # seconds and bytes of such a read at most
 _TRAIN, _HELD_OUT = 0, 1
 
 
@@ -42,25 +46,27 @@ class Feed:
         self._sources, self._workers = (train, evaluation), workers
         self._start, self._prefetch = start, prefetch
         self._order = plan.order
+        self._hands: dict[int, list[Hand]] = {}
+        self._together = 1  # steps read at once: more while reading is quick
         self._leave: queue.SimpleQueue[bool] = queue.SimpleQueue()  # for the thread to hand over one more; False: to end
         self._thread: threading.Thread | None = None
 
     def __iter__(self) -> Iterator[tuple[int, Batch]]:
-        batches = self._ahead() if self._prefetch else self._steps()
+        groups = self._ahead() if self._prefetch else self._groups()
         while True:
             began = time.perf_counter()
-            item = next(batches, None)
-            if item is None:
+            group = next(groups, None)
+            if group is None:
                 return
-            item.wait = time.perf_counter() - began
-            yield item.step, item
+            group[0].wait = time.perf_counter() - began
+            for item in group:
+                yield item.step, item
 
     def evaluation(self) -> Iterator[Any]:
         """The evaluation, staged round by round: the first plan.eval_samples of it, in their own order."""
         if self._sources[_HELD_OUT] is not None:
             ids = np.arange(self._plan.eval_samples)
-            hands = [deal(len(ids), self._plan.micro, device, self._plan.world) for device in self._devices]
-            asked = [_Asked(hand, self._in_turn(ids, hand.spans)) for hand in hands]
+            asked = [_Asked(hand, self._in_turn(ids, hand.spans)) for hand in self._dealt(len(ids))]
             yield from (self._stage([found], 1) for found in self._rounds(_HELD_OUT, asked, ids, 0, 0))
 
     def ids(self, step: int) -> list[int]:
@@ -74,15 +80,58 @@ class Feed:
         if self._thread is not None:
             self._thread.join()
 
-    def _steps(self) -> Iterator[Batch]:
-        """Each step is asked for as many steps ahead as keep the workers busy."""
+    def _groups(self) -> Iterator[list[Batch]]:
+        """Steps whose rows were read at once. With workers, one by one: each is asked for as many steps ahead as keep them busy."""
+        if not self._workers:
+            numbered = self._numbered()
+            while group := list(islice(numbered, self._together)):
+                yield from self._read(group)
+            return
         ahead: deque[tuple[int, Ids, list[_Asked]]] = deque()
         for step, ids in self._numbered():
             ahead.append((step, ids, self._asked(ids)))
             if len(ahead) > self._depth(len(ids)):
-                yield self._made(*ahead.popleft())
+                yield [self._made(*ahead.popleft())]
         while ahead:
-            yield self._made(*ahead.popleft())
+            yield [self._made(*ahead.popleft())]
+
+    def _read(self, group: Sequence[tuple[int, Ids]]) -> Iterator[list[Batch]]:
+        """These steps, read at once; if that fails, one by one, so that what can be trained on before the failure is."""
+        try:
+            made = self._at_once(group)
+        except Exception:
+            if len(group) == 1:
+                raise
+            self._together = 1
+            yield from ([self._made(step, ids, self._asked(ids))] for step, ids in group)
+            return
+        yield made
+
+    def _at_once(self, group: Sequence[tuple[int, Ids]]) -> list[Batch]:
+        """One read for each device of this process, however many its slots and steps: they are views of it."""
+        source, began, size = self._sources[_TRAIN], time.perf_counter(), 0
+        assert source is not None
+        hands = [self._dealt(len(ids)) for _, ids in group]
+        asked: list[list[_Asked]] = [[] for _ in group]
+        for place in range(len(self._devices)):
+            own = [ids[begin:end] for (_, ids), dealt in zip(group, hands, strict=True) for begin, end in dealt[place].whole]
+            rows = source[np.concatenate(own) if len(own) > 1 else own[0]] if own else {}
+            size += sum(array.nbytes for array in rows.values())
+            first = 0
+            for mine, dealt in zip(asked, hands, strict=True):
+                hand = dealt[place]
+                mine.append(_Asked(hand, [(begin, end, partial(_rows, rows, first, first + end - begin)) for begin, end in hand.whole]))
+                first += sum(end - begin for begin, end in hand.whole)
+        made = [self._made(step, ids, mine) for (step, ids), mine in zip(group, asked, strict=True)]
+        self._judge(time.perf_counter() - began, size)
+        return made
+
+    def _judge(self, seconds: float, size: int) -> None:
+        """Twice as many next time, as long as that stays quick and small."""
+        if 2 * seconds < _QUICK and 2 * size < _SMALL:
+            self._together = min(2 * self._together, _TOGETHER)
+        elif seconds > _QUICK or size > _SMALL:
+            self._together = max(self._together // 2, 1)
 
     def _depth(self, samples: int) -> int:
         """Steps to ask for ahead: workers read a slot at a time."""
@@ -99,14 +148,15 @@ class Feed:
         epoch = self._order.position(step).epoch if self._plan.keyed else 0
         return Batch(self._stage(list(self._rounds(_TRAIN, asked, ids, epoch, 0 if self._plan.exact else 1)), self._plan.rounds), step, len(ids))
 
+    def _dealt(self, samples: int) -> list[Hand]:
+        """The hands of this process's devices in a step of so many samples."""
+        if samples not in self._hands:
+            self._hands[samples] = [deal(samples, self._plan.micro, device, self._plan.world) for device in self._devices]
+        return self._hands[samples]
+
     def _asked(self, ids: Ids) -> list[_Asked]:
-        """What each device of this process is to have. Without workers one read for all of a device's slots, which neighbour each other; with them, one each."""
-        asked = []
-        for device in self._devices:
-            hand = deal(len(ids), self._plan.micro, device, self._plan.world)
-            whole = [(hand.spans[0][0], hand.spans[-1][1])] if hand.spans else []
-            asked.append(_Asked(hand, [(begin, end, self._ask(_TRAIN, ids[begin:end])) for begin, end in (hand.spans if self._workers else whole)]))
-        return asked
+        """What each device of this process is to have of a step by itself. Without workers one read for all of its slots, which neighbour each other; with them, one each."""
+        return [_Asked(hand, [(begin, end, self._ask(_TRAIN, ids[begin:end])) for begin, end in (hand.spans if self._workers else hand.whole)]) for hand in self._dealt(len(ids))]
 
     def _in_turn(self, ids: Ids, spans: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, Read]]:
         """Slot by slot, since held-out data may be more than memory holds, some asked for ahead."""
@@ -151,15 +201,15 @@ class Feed:
     def _keys(self, ids: Ids, epoch: int) -> Any:
         return row_keys(self._plan.fixed.seed, epoch, ids) if self._plan.keyed else None
 
-    def _ahead(self) -> Iterator[Batch]:
-        ready: queue.SimpleQueue[Batch | BaseException | None] = queue.SimpleQueue()
+    def _ahead(self) -> Iterator[list[Batch]]:
+        ready: queue.SimpleQueue[list[Batch] | BaseException | None] = queue.SimpleQueue()
 
         def work() -> None:
             try:
-                for item in self._steps():
+                for group in self._groups():
                     if not self._leave.get():
                         return
-                    ready.put(item)
+                    ready.put(group)
                 ready.put(None)
             except BaseException as error:  # handed to the loop, which raises it
                 ready.put(error)
@@ -169,10 +219,14 @@ class Feed:
         self._thread = threading.Thread(target=work, name="feed", daemon=True)
         self._thread.start()
         try:
-            while (item := ready.get()) is not None:
-                if isinstance(item, BaseException):
-                    raise item
+            while (group := ready.get()) is not None:
+                if isinstance(group, BaseException):
+                    raise group
                 self._leave.put(True)
-                yield item
+                yield group
         finally:
             self.close()
+
+
+def _rows(rows: Mapping[str, Any], first: int, last: int) -> Mapping[str, Any]:
+    return {name: array[first:last] for name, array in rows.items()}

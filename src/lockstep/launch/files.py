@@ -23,6 +23,7 @@ from lockstep.errors import RunError, UserError
 from lockstep.launch.starts import Earlier
 
 _CLOCK = 2.0  # seconds by which two processes may differ on when a third began: the kernel's time of boot is rounded, and corrected
+_LOOK = 0.05  # seconds between two looks at the control file
 SCRATCH = ".initial"  # where weights to begin from are copied to, before a run is one
 
 
@@ -220,13 +221,18 @@ def ask(run: Run, attempt: str, request: Request) -> None:
 
 
 class ControlFile:
-    """The requests of this attempt, read by one rank: pending() gives the new ones, by events.REQUESTS."""
+    """The requests of this attempt, read by one rank: pending() gives the new ones, by events.REQUESTS. It is asked each step, and looks twenty times a second at most."""
 
     def __init__(self, run: Run, attempt: str) -> None:
         self._path, self._attempt, self._position = run.control, attempt, 0
+        self._next = 0.0
 
     def pending(self) -> list[int]:
         counts = [0] * len(REQUESTS)
+        now = time.monotonic()
+        if now < self._next:
+            return counts
+        self._next = now + _LOOK
         try:
             if os.stat(self._path).st_size <= self._position:
                 return counts

@@ -23,7 +23,8 @@ class Journal:
         mend(path)
         self._path = path
         self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        self._pending = b""
+        self._lines: list[bytes] = []
+        self._pending = b""  # of the lines before those: what could not be written yet
         self._error: RunError | None = None
         self._lock = threading.Lock()
         self._closed = threading.Event()
@@ -31,14 +32,17 @@ class Journal:
         self._thread.start()
 
     def record(self, event: Event) -> None:
+        line = event.line().encode()
         with self._lock:
-            self._pending += event.line().encode()
+            self._lines.append(line)
         if event.kind != "step" or self._error:
             self.flush()
             self._error = None
 
     def flush(self) -> None:
         with self._lock:
+            self._pending += b"".join(self._lines)
+            self._lines.clear()
             while self._pending:
                 try:
                     self._pending = self._pending[os.write(self._descriptor, self._pending) :]

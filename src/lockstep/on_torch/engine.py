@@ -4,7 +4,6 @@ import random
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -22,8 +21,9 @@ from lockstep.on_torch import state as states
 from lockstep.on_torch.build import Filler, cast, freeze, recompute, seeded
 from lockstep.on_torch.collectives import Ranks
 from lockstep.on_torch.dropout import key_dropout
-from lockstep.on_torch.exact import Before, Exact, settle, tree
+from lockstep.on_torch.exact import Before, Exact, settle
 from lockstep.on_torch.norms import Rows, coupled, synchronise
+from lockstep.on_torch.numbers import numbers_of, tree
 from lockstep.on_torch.own import make_update
 from lockstep.on_torch.pace import Forward
 from lockstep.on_torch.precision import Scale, compute, current, weight_dtype
@@ -32,6 +32,8 @@ from lockstep.on_torch.stats import Stats, peak
 from lockstep.on_torch.strategies import STRATEGIES, Strategy
 from lockstep.on_torch.trained import weights
 from lockstep.on_torch.used import check
+
+_NOTHING = nullcontext()
 
 
 class TorchEngine:
@@ -46,6 +48,8 @@ class TorchEngine:
         self._strategy: Strategy = Exact(plan, ranks, devices) if plan.exact else STRATEGIES[plan.strategy](plan, ranks, devices)
         self._rows = [Rows() for _ in devices]
         self._own_forward = Forward(self.device)
+        self._numbers = numbers_of(self.device)
+        self._seeds: list[torch.Tensor] = []
         self._checked = False  # whether every parameter has been seen to have a gradient
 
     def init(self, weights: Saved | None = None) -> State:
@@ -64,7 +68,10 @@ class TorchEngine:
 
     def stage(self, rounds: Sequence[Round], of: int) -> list[Round]:
         """Host arrays as tensors, in pinned memory where they go to a GPU."""
-        return [tuple(slot and replace(slot, arrays={name: self._tensor(array) for name, array in slot.arrays.items()}, keys=None if slot.keys is None else self._tensor(slot.keys)) for slot in found) for found in rounds]
+        return [tuple(slot and self._staged(slot) for slot in found) for found in rounds]
+
+    def _staged(self, slot: Slot) -> Slot:
+        return Slot({name: self._tensor(array) for name, array in slot.arrays.items()}, slot.real, None if slot.keys is None else self._tensor(slot.keys), slot.number)
 
     def _tensor(self, array: Any) -> torch.Tensor:
         tensor = torch.from_numpy(np.ascontiguousarray(array))  # a strided copy to a GPU would not be pinned
@@ -78,24 +85,24 @@ class TorchEngine:
         return float(self.ranks.sum(ones.sum())())
 
     def step(self, state: State, batch: Batch, lr: float, asked: Sequence[int]) -> tuple[State, Stats]:
-        figures = self._accumulate(state, batch)
-        summed = self._summed(figures, batch, asked)()
-        summed = torch.cat([tree(summed[: figures.numel()].view_as(figures)), summed[figures.numel() :]])
-        for weight in state.trained:
-            weight.follow()
+        numbers, marks = self._numbers, self.ranks.marks
+        rows, told = numbers.summed(self.ranks, self._accumulate(state, batch), self._told(batch, asked))
+        loss, weight = numbers.whole(rows)
+        for shared in state.apart:
+            shared.follow()
         gradients = [weight.seen.grad for weight in state.trained if weight.seen.grad is not None]
-        correction = self.plan.nominal / (summed[1] * state.scale.value)
-        with self.ranks.marks.phase("clip"):
-            norm = self._strategy.norm(gradients) * correction
-            finite = torch.isfinite(norm * summed[0])
+        scale = numbers.taken(state.scale.value)
+        correction = numbers.ratio(self.plan.nominal, weight * scale)
+        with marks.phase("clip"):
+            norm = numbers.taken(self._strategy.norm(gradients)) * correction
+            finite = numbers.finite(norm * loss)
             clip = self._fields.clip
-            factor = correction * (clip / norm.clamp(min=clip)) if clip else correction
-            torch._foreach_mul_(gradients, factor.to(gradients[0].device, gradients[0].dtype))
-        with self.ranks.marks.phase("optimizer"):
+            _scale(gradients, correction * numbers.ratio(clip, numbers.least(norm, clip)) if clip else correction)
+        with marks.phase("optimizer"):
             state.update.step(lr, finite)
-        with self.ranks.marks.phase("spread"):
+        with marks.phase("spread"):
             self._strategy.spread()
-        figures = torch.cat([summed, torch.stack([norm, finite.double(), state.scale.value])])
+        figures = numbers.packed((loss, weight), told, (norm, finite, scale))
         state.scale.update(finite)
         return state, self._fetch(figures)
 
@@ -105,7 +112,7 @@ class TorchEngine:
         names = self.task.eval_names()
         self._ready(state)
         self._mode(train=False)
-        total = self._rows_for(self.plan.eval_samples, len(names), self.device)
+        total = torch.zeros(self._count(self.plan.eval_samples), len(names), dtype=torch.float64, device=self.device)
         for found in (found for staged in rounds for found in staged):
             sums = self._strategy.run([partial(self._evaluated, index, slot, names) for index, slot in enumerate(found)])
             for slot, own in zip(found, sums, strict=True):
@@ -113,9 +120,9 @@ class TorchEngine:
         self._mode(train=True)
         return dict(zip(names, tree(self.ranks.sum(total)()).tolist(), strict=True))
 
-    def _rows_for(self, samples: int, figures: int, device: torch.device) -> torch.Tensor:
-        """For what is added up over devices: one row, or, exact, one for each slot, which only its own device fills."""
-        return torch.zeros(len(slots(samples, self.plan.micro)) if self.plan.exact else 1, figures, dtype=torch.float64, device=device)
+    def _count(self, samples: int) -> int:
+        """Rows for what is added up over devices: one, or, exact, one for each slot, which only its own device fills."""
+        return len(slots(samples, self.plan.micro)) if self.plan.exact else 1
 
     def _row(self, slot: Slot | None) -> int:
         return slot.number if slot and self.plan.exact else 0
@@ -207,45 +214,49 @@ class TorchEngine:
         """Before what all ranks must see alike: buffers that each kept for itself (train.allow_coupled) as the first has them."""
         self.ranks.copy_from_first(self._drifting, self.device)
 
-    def _accumulate(self, state: State, batch: Batch) -> torch.Tensor:
+    def _accumulate(self, state: State, batch: Batch) -> Any:
         """Gradients of the step's scaled sum, reduced, into the model. Returns this process's [rows, 2]: loss sums and weights."""
-        for weight in state.trained:
-            if weight.seen is not weight.parameter:
-                weight.seen.grad = None
-        parameters = [weight.parameter for weight in state.trained]
+        for weight in state.apart:
+            weight.seen.grad = None
+        parameters = state.parameters
         self._strategy.begin(parameters, len(slots(batch.samples, self.plan.micro)))
         if self.plan.reseeded:
             torch.manual_seed(hash((self.plan.fixed.seed, batch.step, self.ranks.index)) & 0x7FFFFFFF)
-        factor = state.scale.value / self.plan.nominal
-        jobs = [partial(self._rounds, index, [round[index] for round in batch.rounds], batch.samples, factor) for index in range(len(self.devices))]
+        jobs = [partial(self._rounds, index, [round[index] for round in batch.rounds], batch.samples, factor) for index, factor in enumerate(self._factors(state.scale))]
         with self.ranks.marks.phase("rounds"):
-            total: torch.Tensor = sum(self._strategy.run(jobs), start=self._rows_for(batch.samples, 2, self.device))
+            total = self._numbers.merged(self._strategy.run(jobs))
         with self.ranks.marks.phase("reduce"):
             self._strategy.reduce(parameters)
         if not self._checked:
             self._check_used(state)
         return total
 
-    def _rounds(self, index: int, slots: Sequence[Slot | None], samples: int, factor: torch.Tensor) -> torch.Tensor:
+    def _factors(self, scale: Scale) -> list[torch.Tensor]:
+        """What each device's losses are multiplied by. Only f16's changes from step to step."""
+        if not self._seeds or scale.active:
+            factor = scale.value / self.plan.nominal
+            self._seeds = [factor.to(device, weight_dtype(self.plan.precision)) for device in self.devices]
+        return self._seeds
+
+    def _rounds(self, index: int, slots: Sequence[Slot | None], samples: int, factor: torch.Tensor) -> Any:
         """One device's slots. A dummy's loss is scaled by 0: it is a copy of a real row, so only what spoils the step anyway could make that a nan."""
-        device = self.devices[index]
-        total = self._rows_for(samples, 2, device)
-        factor = factor.to(device, weight_dtype(self.plan.precision))
+        device, marks = self.devices[index], self.ranks.marks
+        total = self._numbers.rows(self._count(samples), device)
         first = next((number for number, slot in enumerate(slots) if slot), 0)  # ranks may differ in how many they have
         alone = not index and self.plan.shards == 1 and not self.plan.norm_sync  # its forward pass waits for no other rank
         for number, slot in enumerate(slots):
             if slot is None:
                 continue
             with current(device), self._strategy.round(index, slot, number == len(slots) - 1):
-                with self.ranks.marks.phase("forward", index), self._own_forward.timed() if alone and number == first else nullcontext():
+                with marks.phase("forward", index), self._own_forward.timed() if alone and number == first else _NOTHING:
                     loss_sum, weight = self._forward(index, slot, device)
                 if not self._checked and number == first:
                     self._strategy.expect(loss_sum)
-                with self.ranks.marks.phase("backward", index):
+                with marks.phase("backward", index):
                     torch.autograd.backward(loss_sum, (factor if slot.real else torch.zeros_like(factor)).to(loss_sum.dtype))
             if slot.real:
-                total[self._row(slot)] += torch.stack([loss_sum.detach().double(), torch.as_tensor(weight, dtype=torch.float64, device=device)])
-        return total.to(self.device)
+                self._numbers.add(total, self._row(slot), loss_sum, weight)
+        return total
 
     def _forward(self, index: int, slot: Slot, device: torch.device) -> Any:
         self._rows[index].begin(None if slot.keys is None else slot.keys.to(device, non_blocking=True), slot.real)
@@ -261,19 +272,16 @@ class TorchEngine:
         check([weight.name for weight in state.trained], (weight.name in reached for weight in state.trained), self.ranks, self.device, by_one=self.plan.exact)
         self._checked = True
 
-    def _summed(self, total: torch.Tensor, batch: Batch, asked: Sequence[int]) -> Any:
+    def _told(self, batch: Batch, asked: Sequence[int]) -> list[float]:
+        """What ranks tell each other of a step, each in places of its own: requests, wait and forward pass by rank, peak memory by device."""
         ranks, held = self.ranks.world, self.plan.held_by(self.ranks.index)
         own = [0.0] * (2 * ranks + self.plan.world)
-        first = total.numel()
         own[self.ranks.index], own[ranks + self.ranks.index] = batch.wait, self._own_forward.seconds
         for device, place in zip(self.devices, held, strict=True):
             own[2 * ranks + place] = peak(device)
-        host = torch.tensor([*[0.0] * first, *asked, *own], dtype=torch.float64)
-        found = host.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else host
-        found[:first] = total.view(-1)
-        return self.ranks.sum(found)
+        return [*asked, *own]
 
-    def _fetch(self, figures: torch.Tensor) -> Stats:
+    def _fetch(self, figures: Any) -> Stats:
         if self.device.type != "cuda":
             return Stats(figures, self.ranks.world, time.perf_counter())
         host = torch.empty(figures.shape, dtype=figures.dtype, pin_memory=True)
@@ -281,6 +289,11 @@ class TorchEngine:
         ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
         ready.record()
         return Stats(host, self.ranks.world, ready)
+
+
+def _scale(gradients: list[torch.Tensor], factor: Any) -> None:
+    """In place. factor: a float, or a number on the device that clips."""
+    torch._foreach_mul_(gradients, factor.to(gradients[0].device, gradients[0].dtype) if isinstance(factor, torch.Tensor) else factor)
 
 
 def _move(arrays: Arrays, device: torch.device) -> Arrays:

@@ -32,14 +32,6 @@ def settle(exact: bool) -> None:
     torch.backends.cuda.enable_cudnn_sdp(not exact)  # its backward has no deterministic form
 
 
-def tree(rows: torch.Tensor) -> torch.Tensor:
-    """[n, ...] -> [...]: their sum along the tree."""
-    while len(rows) > 1:
-        even = len(rows) // 2 * 2
-        rows = torch.cat([rows[0:even:2] + rows[1:even:2], rows[even:]])
-    return rows[0]
-
-
 class Before:
     """What a forward pass must leave as it is: a slot's result would else depend on which slots this device computed before."""
 

@@ -41,7 +41,7 @@ class Own:
         self._check_given()
         self.scales = [self._rate(group) / fields.lr for group in self._optimizer.param_groups]
 
-    def step(self, lr: float, finite: torch.Tensor) -> None:
+    def step(self, lr: float, finite: torch.Tensor | bool) -> None:
         if not bool(finite):  # waits for the device: nothing else is known to leave every such optimizer's state as it was
             return
         for group, scale in zip(self._optimizer.param_groups, self.scales, strict=True):

@@ -37,9 +37,10 @@ class Scale:
         self.value = torch.tensor(_INITIAL_SCALE if self.active else 1.0, dtype=torch.float64, device=device)
         self.streak = torch.zeros((), dtype=torch.float64, device=device)
 
-    def update(self, finite: torch.Tensor) -> None:
+    def update(self, finite: torch.Tensor | bool) -> None:
         if not self.active:
             return
+        finite = torch.as_tensor(finite)
         self.streak = torch.where(finite, self.streak + 1, 0.0)
         grow = self.streak >= _GROW_AFTER
         self.value = torch.where(finite, torch.where(grow, self.value * 2, self.value), self.value * 0.5)

@@ -27,13 +27,17 @@ Holders = Callable[[torch.Tensor], tuple[int, int]]
 
 @dataclass
 class State:
-    """model: bare, holding weights and gradients of the first device of this process. unbounded: buffers that hold infinities from the start (a mask)."""
+    """model: bare, holding weights and gradients of the first device of this process. apart: weights that the optimizer sees otherwise than the model. unbounded: buffers that hold infinities from the start (a mask)."""
 
     model: nn.Module
     trained: list[Weight]
     update: Update
     scale: Scale
     unbounded: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        self.parameters = [weight.parameter for weight in self.trained]
+        self.apart = [weight for weight in self.trained if weight.seen is not weight.parameter]
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ _HEAD = 2 + len(REQUESTS)  # loss sum, weight, requests; then waits and forward 
 
 @dataclass(frozen=True)
 class Stats:
-    """A step's figures on their way to the host; read() waits for them."""
+    """A step's figures on their way to the host, or there already; read() waits for them."""
 
-    values: torch.Tensor
+    values: torch.Tensor | list[float]
     ranks: int
     ready: torch.cuda.Event | float  # what tells when the step is done, or when it was
 
@@ -28,7 +28,7 @@ class Stats:
         else:
             self.ready.synchronize()
             at = time.perf_counter()
-        values = self.values.tolist()
+        values: list[float] = self.values if isinstance(self.values, list) else self.values.tolist()
         summed, (norm, finite, scale) = values[:-3], values[-3:]
         loss_sum, weight = summed[:2]
         asked = {request: int(count) for request, count in zip(REQUESTS, summed[2:_HEAD], strict=True)}

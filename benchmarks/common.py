@@ -1,0 +1,119 @@
+"""What the benchmarks share: real runs of ours in this process, other trainers beside them, and result files."""
+
+import importlib.metadata
+import json
+import platform
+import re
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from lockstep.core.config import Config
+from lockstep.core.events import REQUESTS, Event
+from lockstep.core.loop import train
+from lockstep.core.machine import Machine
+from lockstep.core.plan import Plan
+from lockstep.core.protocols import Engine, Task
+from lockstep.data.feed import Feed
+from lockstep.launch.files import ControlFile, Run
+from lockstep.launch.rehearsal import Unsaved
+from lockstep.observe.journal import Journal
+from lockstep.observe.pulse import Pulse
+from lockstep.probe import cpu, probe
+
+UNASKED = (0,) * len(REQUESTS)  # what ranks are asked for in a step: nothing
+RESULTS = Path(__file__).parent / "results"
+_SHOWN = ("torch", "accelerate", "lightning", "transformers", "jax", "torchao")
+
+
+def trained(engine: Engine, task: Task, made: Plan, home: Path, record: Callable[[Event], None] = lambda event: None, store: Any = None, place: int = 0) -> Any:
+    """A rank's run as worker.py puts it together: feed, journal, heartbeat, requests. record: called beside the journal. place: which rank. Returns the state."""
+    run = Run(home)
+    run.logs.mkdir(parents=True, exist_ok=True)
+    feed = Feed(made, made.held_by(place), task.train_data(), None, engine.stage)
+    journal = Journal(run.journal)
+
+    def both(event: Event) -> None:
+        journal.record(event)
+        record(event)
+
+    try:
+        state, _ = train(made, engine, feed, store or Unsaved(), both, Pulse(run.logs / "pulse-0"), ControlFile(run, "benchmark"), task.summarize)
+    finally:
+        feed.close()
+        engine.close()
+        journal.close()
+    return state
+
+
+def timed(engine: Engine, task: Task, made: Plan, home: Path, warm: int) -> float:
+    """Median seconds a step of a run by itself, its first `warm` steps left out."""
+    times: list[float] = []
+    trained(engine, task, made, home, lambda event: times.append(time.perf_counter()) if event.kind == "step" else None)
+    return statistics.median(b - a for a, b in pairwise(times[warm:]))
+
+
+class Gaps:
+    """When steps ended. seconds(): a step, the median over blocks of steps, so that what comes now and then counts, and what other programs did in one moment doesn't."""
+
+    def __init__(self, block: int) -> None:
+        self._block = block
+        self._times: list[float] = []
+
+    def mark(self, event: Event | None = None) -> None:
+        if event is None or event.kind == "step":
+            self._times.append(time.perf_counter())
+
+    def seconds(self, warm: int) -> float:
+        ends = self._times[warm :: self._block]
+        return statistics.median((b - a) / self._block for a, b in pairwise(ends))
+
+
+def alternate(sides: Mapping[str, Callable[[], float]], times: int) -> dict[str, list[float]]:
+    """Each side in turn, so often. Every other turn goes backwards: what warms up during a turn favours nobody."""
+    found: dict[str, list[float]] = {name: [] for name in sides}
+    for turn in range(times):
+        order = list(sides)[:: 1 if turn % 2 == 0 else -1]
+        for name in order:
+            found[name].append(sides[name]())
+    return found
+
+
+def paired(ours: Sequence[float], other: Sequence[float], compare: Callable[[float, float], float]) -> float:
+    """The median over alternations of what one has to the other."""
+    return statistics.median(compare(a, b) for a, b in zip(ours, other, strict=True))
+
+
+def installed(names: Iterable[str]) -> dict[str, str]:
+    """Versions of those that there are."""
+    found = {}
+    for name in names:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
+def machine_of(machine: Machine) -> str:
+    return machine.devices[0].name if machine.devices else cpu.name()
+
+
+def write(name: str, result: Mapping[str, Any], machine: str | None = None) -> Path:
+    """benchmarks/results/NAME-MACHINE.json, with what it was measured on and with."""
+    here = probe()
+    where = machine or machine_of(here)
+    said = {"machine": where, "cores": here.cores, "python": platform.python_version(), "versions": installed(_SHOWN), **result}
+    place = RESULTS / f"{name}-{re.sub('[^A-Za-z0-9]+', '-', where).strip('-').lower()}.json"
+    place.write_text(json.dumps(said, indent=1) + "\n")
+    return place
+
+
+def config_of(values: Mapping[str, Any]) -> Config:
+    from lockstep.core.config import load
+    from lockstep.core.document import Document
+    from lockstep.tasks import Tasks
+
+    return load(Document(dict(values)), Tasks()).config

@@ -1,0 +1,111 @@
+"""docs/benchmarks.md, made from benchmarks/results/*.json: every figure on it was measured, and is in one of those files. Run: python -m benchmarks.page"""
+
+import json
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common import RESULTS, paired
+
+PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
+Result = Mapping[str, Any]
+
+_HEAD = """# Benchmarks
+
+Made by `python -m benchmarks.page` from `benchmarks/results/`; nothing is written by hand here. Each table comes from one run in which the sides took turns on
+the same machine, so its ratios hold better than its absolute times, which are of small shared machines. `n` is the number of turns; medians are shown.
+The others come with the extra `bench` (`pip install -e '.[bench]'`)."""
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---", *["---:"] * (len(head) - 1)], *rows))
+
+
+def overhead(found: Result) -> str:
+    raw = found["seconds"]["raw"]
+    rows = []
+    for name, times in found["seconds"].items():
+        beyond = [f"{found['added_seconds'][name] * 1e6:+.0f}", _span([(a - b) * 1e6 for a, b in zip(times, raw, strict=True)], "+.0f")]
+        rows.append([name, f"{statistics.median(times) * 1e6:.0f}", *(beyond if name != "raw" else ["", ""])])
+    return f"n = {len(raw)}, {found['steps']} steps each, batch {found['batch']}.\n\n" + table(["trainer", "µs a step", "beyond the raw loop", "least and most"], rows)
+
+
+def ddp(found: Result) -> str:
+    rows = [[name, f"{found['tokens_per_step'] / statistics.median(times):.0f}", f"{found['of_plain'][name]:.3f}", _span([b / a for a, b in zip(times, found["seconds"]["plain ddp"], strict=True)], ".3f")]
+            for name, times in found["seconds"].items()]
+    return f"n = {len(found['seconds']['plain ddp'])}, {found['steps']} steps each, {found['world']} ranks of one thread.\n\n" + table(["trainer", "tokens/s", "of plain DDP", "least and most"], rows)
+
+
+def checkpoint(found: Result) -> str:
+    ours = found["seconds_lost"]["lockstep"]
+    rows = [[name, f"{statistics.median(times):.2f}", _span(times, ".2f"), f"{paired(times, ours, lambda a, b: a - b):+.2f}" if name != "lockstep" else ""] for name, times in found["seconds_lost"].items()]
+    return f"n = {len(ours)}; {found['bytes'] / 1e6:.0f} MB.\n\n" + table(["saver", "seconds lost", "least and most", "more than ours"], rows)
+
+
+def data(found: Result) -> str:
+    rows = [[case, *(f"{statistics.median(times):.0f}" for times in sides.values()), f"{paired(sides['feed'], sides['DataLoader'], lambda a, b: a / b):.2f}"] for case, sides in found["batches_per_second"].items()]
+    return table(["decoding, workers", "feed, batches/s", "DataLoader, batches/s", "feed beside it"], rows)
+
+
+def exact(found: Result) -> str:
+    rows = [[f"{world}, {mode}", f"{statistics.median(times) * 1e3:.0f}", f"{paired(of['seconds']['exact'], times, lambda a, b: a / b):.3f}", f"{of['peak_bytes'][mode] / 2**20:.0f}"]
+            for world, of in found["worlds"].items() for mode, times in of["seconds"].items()]
+    return table(["ranks, mode", "ms a step", "exact beside it", "MiB at most"], rows)
+
+
+def jax_step(found: Result) -> str:
+    rows = [[size, *(f"{statistics.median(times) * 1e3:.2f}" for times in found[size]["seconds"].values()), f"{found[size]['ratio']:.3f}"] for size in ("small", "tiny")]
+    return table(["model", "ours, ms a step", "raw optax loop, ms", "ours beside it"], rows)
+
+
+def dropout(found: Result) -> str:
+    rows = [[f"{row['model']}, {row['threads']} thread{'s' if row['threads'] > 1 else ''}", *(f"{ratio:.3f}" for ratio in row["keyed_over"].values())] for row in found["rows"]]
+    return table(["model", "beside none", "beside one fixed mask", "beside torch's own dropout"], rows)
+
+
+def strategies(found: Result) -> str:
+    rows = [[name, f"{statistics.median(times) * 1e3:.1f}", f"{paired(times, found['seconds']['ddp'], lambda a, b: a / b):.2f}", f"{max(found['memory_bytes'][name]) / 2**20:.0f}"]
+            for name, times in found["seconds"].items()]
+    return f"{found['config']} on {found['devices']}.\n\n" + table(["strategy", "ms a step", "beside ddp", "MiB at most"], rows)
+
+
+def _span(values: Sequence[float], form: str) -> str:
+    return f"{min(values):{form}} to {max(values):{form}}"
+
+
+KINDS: dict[str, tuple[str, str, Callable[[Result], str]]] = {
+    "overhead": ("What a trainer adds to a step", "A model of 1,800 parameters on one CPU thread, so that a step is mostly what the trainer does. The raw loop clips and logs alike. "
+                 "Below zero: less than the raw loop, whose `torch.optim` and `clip_grad_norm_` cost more than the same kernels called by themselves. `benchmarks/overhead.py`.", overhead),
+    "ddp": ("Two CPU ranks", "A GPT of 10.7M parameters, the same batches, clipping and optimizer, gradients over Gloo. `benchmarks/ddp.py`.", ddp),
+    "checkpoint": ("What a save costs training", "Seconds added to the save's own call and the five steps after it. Ours also hashes every array, writes a manifest and publishes by a rename after a sync. "
+                   "`benchmarks/checkpoint.py`.", checkpoint),
+    "data": ("Reading data", "`benchmarks/data.py`.", data),
+    "exact": ("The same bits on any number of devices", "`--exact` beside the ordinary mode in the same slots, and as it is otherwise. `benchmarks/exact.py`.", exact),
+    "dropout": ("Dropout whose masks follow the sample", "Time of a forward and backward pass with it, as a ratio. `benchmarks/dropout.py`.", dropout),
+    "jax-step": ("A step with JAX", "`benchmarks/jax_step.py`.", jax_step),
+    "strategies": ("Strategies beside each other", "`benchmarks/strategies.py`.", strategies),
+}
+
+
+def made() -> str:
+    parts = [_HEAD]
+    for kind, (head, said, rows) in KINDS.items():
+        files = sorted(RESULTS.glob(f"{kind}-*.json"))
+        if files:
+            parts += [f"## {head}", said]
+        for path in files:
+            found = json.loads(path.read_text())
+            parts += [_measured_on(found, path.stem.removeprefix(f"{kind}-")), rows(found)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _measured_on(found: Result, name: str) -> str:
+    versions = found.get("versions") or {library: found[library] for library in ("torch", "jax") if library in found}
+    cores = f", {found['cores']} cores" if "cores" in found else ""
+    return f"{found.get('machine', name)}{cores}; Python {found['python']}, {', '.join(f'{library} {version}' for library, version in versions.items())}:"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(made())
+    print(PAGE)

@@ -1,0 +1,15 @@
+"""docs/benchmarks.md is what its result files say, and nothing else."""
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_the_page_of_benchmarks_is_made_from_its_results() -> None:
+    sys.path.insert(0, str(ROOT))
+    try:
+        from benchmarks.page import PAGE, made
+    finally:
+        sys.path.remove(str(ROOT))
+    assert PAGE.read_text() == made(), "python -m benchmarks.page makes it anew"
