@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lockstep.core.dealing import Hand, deal
+from lockstep.core.dealing import Hand
 from lockstep.core.keys import row_keys
 from lockstep.core.order import Ids
 from lockstep.core.plan import Plan
@@ -59,7 +59,7 @@ class Feed:
         """The evaluation, staged round by round: the first plan.eval_samples of it, in their own order."""
         if self._sources[_HELD_OUT] is not None:
             ids = np.arange(self._plan.eval_samples)
-            hands = [deal(len(ids), self._plan.micro, device, self._plan.world) for device in self._devices]
+            hands = [self._plan.hand(len(ids), device) for device in self._devices]
             asked = [_Asked(hand, self._in_turn(ids, hand.spans)) for hand in hands]
             yield from (self._stage([found], 1) for found in self._rounds(_HELD_OUT, asked, ids, 0, 0))
 
@@ -86,8 +86,10 @@ class Feed:
 
     def _depth(self, samples: int) -> int:
         """Steps to ask for ahead: workers read a slot at a time."""
-        slots = max(1, samples * len(self._devices) // (self._plan.micro * self._plan.world))
-        return -(-self._workers.depth // slots) if self._workers else 0
+        if not self._workers:
+            return 0
+        slots = sum(len(self._plan.hand(samples, device).spans) for device in self._devices)
+        return -(-self._workers.depth // max(1, slots))
 
     def _numbered(self) -> Iterator[tuple[int, Ids]]:
         at_once = max(1, _IDS_AT_ONCE // self._plan.batch)
@@ -103,7 +105,7 @@ class Feed:
         """What each device of this process is to have. Without workers one read for all of a device's slots, which neighbour each other; with them, one each."""
         asked = []
         for device in self._devices:
-            hand = deal(len(ids), self._plan.micro, device, self._plan.world)
+            hand = self._plan.hand(len(ids), device)
             whole = [(hand.spans[0][0], hand.spans[-1][1])] if hand.spans else []
             asked.append(_Asked(hand, [(begin, end, self._ask(_TRAIN, ids[begin:end])) for begin, end in (hand.spans if self._workers else whole)]))
         return asked

@@ -22,6 +22,8 @@ def banner(plan: Plan) -> list[str]:
         f"       {plan.steps} steps of {plan.batch} samples; an epoch is {plan.order.steps_per_epoch}   memory {show_bytes(held)} of {show_bytes(room)} a device ({known})",
         f"       Running on {plan.world} device{'s' if plan.world > 1 else ''}" + (f" ({several})" if plan.world > 1 else "") + ("; the first step is compiled before it runs" if plan.engine == "jax" else ""),
     ]
+    if "balance" in plan.because:
+        lines.append(f"       balance {plan.because['balance']}")
     if plan.exact:
         lines.append(f"       exact: {plan.because['exact']}")
     if "optimizer" in plan.because:
@@ -31,8 +33,11 @@ def banner(plan: Plan) -> list[str]:
 
 
 def arithmetic(plan: Plan) -> str:
-    """'batch 256 = 4 devices x 16 x 4 rounds', or the slots where they are unequal."""
+    """'batch 256 = 4 devices x 16 x 4 rounds', or the slots where they are unequal, and who has how many where that is."""
     sizes = [last - first for first, last in slots(plan.batch, plan.micro)]
+    if plan.slot_times:
+        last = f", the last one of {sizes[-1]}" if sizes[-1] < plan.micro else ""
+        return f"batch {plan.batch} = {' + '.join(map(str, plan.shares))} slots of {plan.micro}{last}, in {plan.rounds} round{'s' if plan.rounds > 1 else ''}"
     if plan.batch == plan.world * plan.micro * plan.rounds:
         return f"batch {plan.batch} = {plan.world} device{'s' if plan.world > 1 else ''} x {plan.micro} x {plan.rounds} round{'s' if plan.rounds > 1 else ''}"
     parts = " + ".join(f"{count} slot{'s' if count > 1 else ''} of {size}" for size, count in Counter(sizes).items())
@@ -65,7 +70,7 @@ def table(plan: Plan, origins: Mapping[str, str], values: Mapping[str, object], 
     """Every decision with its reason, the memory terms, and where each config value came from."""
     lines = [*banner(plan), "", "decision    value, because"]
     lines += [f"  {name:<10}{value}: {plan.because[name]}" for name, value in decisions(plan).items()]
-    lines += [f"  {name:<10}{plan.because[name]}" for name in ("coupled", "dropout") if name in plan.because]
+    lines += [f"  {name:<10}{plan.because[name]}" for name in ("balance", "coupled", "dropout") if name in plan.because]
     lines += ["", f"memory on each device (estimate): {plan.because['memory']}"]
     lines += [f"  {term.name:<12}{show_bytes(term.bytes):>10}   {term.formula}" for term in plan.memory]
     if plan.flops_per_step:

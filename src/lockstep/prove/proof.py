@@ -37,6 +37,8 @@ def prove(loaded: Loaded, wanted: str | None, steps: int | None, json: bool) -> 
     if wanted is None and facts.own and not facts.own.elementwise:
         layouts = [layout for layout in layouts if not any("fsdp" in leg.strategy for leg in layout.legs)]
         left_out.append(f"fsdp: {facts.own.by} is not said to be elementwise")
+    if config.devices.balance == "measured":
+        left_out.append("balance measured: layouts deal evenly; a list of speeds is tried where dp or ddp has as many devices")
     if config.devices.compress != "none":
         left_out.append(f"compress {config.devices.compress}: it changes results, and is off here")
     with scratch("verify") as home, pool(max(layout.most for layout in layouts), home / "ranks.log", _PATIENCE) as ranks:
