@@ -87,12 +87,12 @@ def choose_deal(speeds: Speeds, batch: int, micro: int, cuts: bool, because: dic
     before, after = predicted(speeds, batch, micro), predicted(speeds, batch, size, times)
     if after >= before * (1 - (_WORTH if speeds.origin else 0)):
         less = f"another deal is predicted to save less than {_WORTH:.0%} of a step" if speeds.origin else "no other deal is quicker"
-        because["balance"] = f"even: {_origin(speeds, micro)}; {less}"
+        because["balance"] = f"{_origin(speeds, micro)}; {less}"
         return micro, ()
     count = -(-batch // size)
     shares = [len(share(count, place, len(times), times)) for place in range(len(times))]
     gain = f"a step is predicted to take {show_seconds(after)} instead of {show_seconds(before)}" if speeds.origin else f"forward and backward are predicted to take {after / before:.2f} of what they take dealt evenly"
-    because["balance"] = f"{' + '.join(map(str, shares))} of {count} slots: {_origin(speeds, size)}; {gain}"
+    because["balance"] = f"{_origin(speeds, size)}; {gain}"
     if size < micro:
         because["micro"] = f"small enough to deal: within {_CLOSE:.0%} of the best step that is predicted"
     warnings += [f"device {place} gets no slot: the others have done all {count} of a step before it would have done one" for place, mine in enumerate(shares) if not mine]

@@ -48,16 +48,16 @@ def describe(config: Config) -> Facts:
     """UserError: the model or the data is not as the config has it (missing file, empty corpus, vocabulary)."""
     check_installed(config)
     cache = cache_home()
-    follows = identity(config)
-    if follows is None:
+    identity = _identity(config)
+    if identity is None:
         return _facts(_in_subprocess(config, cache))
-    key = hashlib.sha256(json.dumps(follows, sort_keys=True).encode()).hexdigest()[:24]
+    key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:24]
     kept = cache / "facts" / f"{key}.json"
     try:
         value = json.loads(kept.read_text())
     except (OSError, ValueError):
         value = _in_subprocess(config, cache)
-        if identity(config) == follows:  # the files rested while they were read
+        if _identity(config) == identity:  # the files rested while they were read
             kept.parent.mkdir(parents=True, exist_ok=True)
             write_json(kept, value)
     return _facts(value)
@@ -69,7 +69,7 @@ def _facts(value: Mapping[str, Any]) -> Facts:
     return Facts(**{**tuples, "arrays": {name: tuple(shape) for name, shape in value["arrays"].items()}, "own": own})
 
 
-def identity(config: Config) -> Any:
+def _identity(config: Config) -> Any:
     """What facts follow from; None: that can't be told without looking."""
     stamp = Tasks().stamp(config)
     if stamp is None:

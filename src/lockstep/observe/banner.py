@@ -23,7 +23,7 @@ def banner(plan: Plan) -> list[str]:
         f"       Running on {plan.world} device{'s' if plan.world > 1 else ''}" + (f" ({several})" if plan.world > 1 else "") + ("; the first step is compiled before it runs" if plan.engine == "jax" else ""),
     ]
     if "balance" in plan.because:
-        lines.append(f"       balance {plan.because['balance']}")
+        lines.append(f"       balance {_balance(plan)}: {plan.because['balance']}")
     if plan.exact:
         lines.append(f"       exact: {plan.because['exact']}")
     if "optimizer" in plan.because:
@@ -42,6 +42,10 @@ def arithmetic(plan: Plan) -> str:
         return f"batch {plan.batch} = {plan.world} device{'s' if plan.world > 1 else ''} x {plan.micro} x {plan.rounds} round{'s' if plan.rounds > 1 else ''}"
     parts = " + ".join(f"{count} slot{'s' if count > 1 else ''} of {size}" for size, count in Counter(sizes).items())
     return f"batch {plan.batch} = {parts}, over {plan.world} device{'s' if plan.world > 1 else ''} in {plan.rounds} round{'s' if plan.rounds > 1 else ''}"
+
+
+def _balance(plan: Plan) -> str:
+    return f"{' + '.join(map(str, plan.shares))} of {sum(plan.shares)} slots" if plan.slot_times else "even"
 
 
 def _plain(value: object) -> str:
@@ -63,6 +67,7 @@ def decisions(plan: Plan) -> dict[str, str]:
     return {
         "devices": ", ".join(device.place for device in plan.devices), "strategy": plan.strategy, "sync": plan.backend, "precision": plan.precision,
         "batch": arithmetic(plan), "micro": f"{plan.micro} samples a slot", "steps": str(plan.steps), "lr": f"{plan.schedule.peak:.6g}", "threads": f"{plan.threads} a rank",
+        **({"balance": _balance(plan)} if "balance" in plan.because else {}),
     }
 
 
@@ -70,7 +75,7 @@ def table(plan: Plan, origins: Mapping[str, str], values: Mapping[str, object], 
     """Every decision with its reason, the memory terms, and where each config value came from."""
     lines = [*banner(plan), "", "decision    value, because"]
     lines += [f"  {name:<10}{value}: {plan.because[name]}" for name, value in decisions(plan).items()]
-    lines += [f"  {name:<10}{plan.because[name]}" for name in ("balance", "coupled", "dropout") if name in plan.because]
+    lines += [f"  {name:<10}{plan.because[name]}" for name in ("coupled", "dropout") if name in plan.because]
     lines += ["", f"memory on each device (estimate): {plan.because['memory']}"]
     lines += [f"  {term.name:<12}{show_bytes(term.bytes):>10}   {term.formula}" for term in plan.memory]
     if plan.flops_per_step:

@@ -17,6 +17,7 @@ from typing import Any
 
 import click
 
+import lockstep
 from lockstep.checkpoint.format import write_json
 from lockstep.core.balance import even, slot_times
 from lockstep.core.config import Batch, Config
@@ -25,7 +26,7 @@ from lockstep.core.machine import Machine
 from lockstep.core.plan import Plan, plan
 from lockstep.core.profile import Course, durations
 from lockstep.errors import UserError
-from lockstep.launch.describe import cache_home, identity
+from lockstep.launch.describe import cache_home
 from lockstep.launch.pool import Pool, pool
 from lockstep.launch.profiling import watch_rank
 from lockstep.prove.profile import short, watch
@@ -44,17 +45,15 @@ def measured(config: Config, machine: Machine, facts: Facts, watched: Callable[.
         return facts
     plan(config, machine, replace(facts, speeds=Speeds()))  # refused by name before anything is measured
     made, size = _trial(config, machine, facts, None, 1)
-    kept = _place(config, made, size, machine)
-    found = _read(kept) if kept else None
+    kept = _place(config, machine, facts, made, size)
+    found = _read(kept)
     if found is None:
         click.echo(f"balance {_COURSE.steps} steps of {size} samples at once{f', and of {size // _parts(size)}' if size > 1 else ''}, on {made.world} devices in throw-away processes", err=True)
         with scratch("balance") as home, pool(made.processes, home / "ranks.log", _PATIENCE) as ranks:
             found = _measure(config, machine, facts, ranks, home, watched)
-        if kept:
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            write_json(kept, asdict(found))
-    again = f"; without {kept} they are measured anew" if kept else "; measured at each start, since what is trained can't be told without looking"
-    click.echo(f"balance {listed([f'{size / seconds:.3g}' for seconds in slot_times(found, size)])} samples/s {found.origin}{again}", err=True)
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        write_json(kept, asdict(found))
+    click.echo(f"balance {listed([f'{size / seconds:.3g}' for seconds in slot_times(found, size)])} samples/s {found.origin}; without {kept} they are measured anew", err=True)
     return replace(facts, speeds=found)
 
 
@@ -112,11 +111,9 @@ def _medians(rows: Sequence[Sequence[float]]) -> list[float]:
     return [statistics.median(column) for column in zip(*rows, strict=True)]
 
 
-def _place(config: Config, made: Plan, size: int, machine: Machine) -> Path | None:
-    """Where speeds are kept, by all that they follow from; None: that can't be told."""
-    task = identity(config)
-    if task is None:
-        return None
+def _place(config: Config, machine: Machine, facts: Facts, made: Plan, size: int) -> Path:
+    """Where speeds are kept, by what they follow from, as far as that can be told without running it."""
+    task = [lockstep.__version__, config.task, config.engine, config.model.model_dump(mode="json"), asdict(replace(facts, fits=None, speeds=None))]
     devices = [[device.kind, device.index, device.name, device.driver] for device in made.devices]
     how = [made.strategy, made.backend, made.precision, made.threads, made.recompute, made.compress, made.exact, config.optimizer.model_dump(mode="json")]
     follows = [task, socket.gethostname(), machine.cores, devices, how, size]
