@@ -14,7 +14,7 @@ from lockstep.units import show_bytes
 _KEPT = 4  # modules shown
 _NAMED = 40  # characters of an operation's name
 _SHAPED = 60
-_UNEVEN = 1.2  # times as long as the fastest: worth a remedy
+_UNEVEN = 1.5  # times as long as the fastest: worth a remedy
 
 
 @dataclass(frozen=True)
