@@ -14,9 +14,10 @@ from commands import losses
 import lockstep.prove.balance as balancing
 from lockstep.core.balance import even, predicted, slot_times
 from lockstep.core.config import Config, Loaded
+from lockstep.core.facts import Measure
 from lockstep.core.plan import Plan
 from lockstep.launch.files import Run
-from lockstep.launch.prepare import Measure, Options, prepare
+from lockstep.launch.prepare import Options, prepare
 from lockstep.observe.journal import read
 from lockstep.prove.balance import measured
 from lockstep.tasks import facts

@@ -16,8 +16,7 @@ from lockstep.flags import Option, Verb, config_options, dashes, load_config, te
 
 if TYPE_CHECKING:
     from lockstep.core.config import Loaded
-    from lockstep.core.facts import Facts
-    from lockstep.launch.prepare import Measure
+    from lockstep.core.facts import Facts, Measure
 
 _LATER_VERBS = {"check", "bench", "init", "data", "submit", "ui"}
 

@@ -1,9 +1,11 @@
 """What plan() must know of a task: obtained without allocating the model, in a subprocess (launch/describe.py)."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from lockstep.core.config import Config
+from lockstep.core.machine import Machine
 from lockstep.core.order import Anchor
 
 
@@ -85,6 +87,9 @@ class Facts:
     groups: tuple[str, ...] = ()
     own: OwnOptimizer | None = None
     speeds: Speeds | None = None
+
+
+Measure = Callable[[Config, Machine, Facts], Facts]  # facts, and what the plan is to know of the devices
 
 
 @dataclass(frozen=True)

@@ -167,19 +167,9 @@ def plan(config: Config, machine: Machine, facts: Facts, fixed: Fixed | None = N
     backend = choose_sync(config, layout, because)
     _check(facts, fixed, config.train.seed)
     cap, memory = capacity(config, facts, layout, because)
-    speeds = choose_speeds(config, facts, layout)
-    times: tuple[float, ...] = ()
-    if config.train.exact:
-        check_exact(config, facts, layout)
-        batch, micro = exact_batch(config, layout, fixed, because)
-    else:
-        batch, micro = choose_batch(config, facts.fits is not None, world, cap, fixed, because)
-    if speeds:
-        micro, times = choose_deal(speeds, batch, micro, not config.train.exact, because, warnings)
+    batch, micro, times = _divided(config, facts, layout, cap, fixed, memory, because, warnings)
     count = len(slots(batch, micro))
     rounds = most_slots(count, world, times)
-    if config.train.exact:
-        memory.append(exact_room(config, facts, layout, count, micro, times, cap, fixed))
     term = activation_term(config, facts, micro)
     seed = fixed.seed if fixed else config.train.seed
     threads = _threads(config, machine, layout, fixed, because, warnings)
@@ -208,6 +198,22 @@ def plan(config: Config, machine: Machine, facts: Facts, fixed: Fixed | None = N
         fixed=replace(fixed, batch=batch) if fixed else Fixed(batch, micro, seed, facts.samples, facts.fingerprint, threads, made_on=made_on),
         exact=config.train.exact, slot_times=times,
     )
+
+
+def _divided(config: Config, facts: Facts, layout: Layout, cap: int | None, fixed: Fixed | None, memory: list[Term], because: dict[str, str], warnings: list[str]) -> tuple[int, int, tuple[float, ...]]:
+    """(samples of a step, samples of a slot, what a slot takes each device). memory: gets what exact sums hold."""
+    speeds, exact = choose_speeds(config, facts, layout), config.train.exact
+    times: tuple[float, ...] = ()
+    if exact:
+        check_exact(config, facts, layout)
+        batch, micro = exact_batch(config, layout, fixed, because)
+    else:
+        batch, micro = choose_batch(config, facts.fits is not None, len(layout.devices), cap, fixed, because)
+    if speeds:
+        micro, times = choose_deal(speeds, batch, micro, not exact, because, warnings)
+    if exact:
+        memory.append(exact_room(config, facts, layout, len(slots(batch, micro)), micro, times, cap, fixed))
+    return batch, micro, times
 
 
 def _check(facts: Facts, fixed: Fixed | None, seed: int) -> None:

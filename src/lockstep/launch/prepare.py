@@ -1,7 +1,6 @@
 """Everything before the first rank starts: which run directory, which checkpoint, which plan. Nothing is written until all of it is accepted."""
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from lockstep.checkpoint.format import MANIFEST, Damaged, name_of, read_manifest
 from lockstep.checkpoint.store import checkpoints, newest, sweep
 from lockstep.core.config import Config, Loaded, Track, flatten
 from lockstep.core.events import Event
-from lockstep.core.facts import Facts, Fixed, Speeds
+from lockstep.core.facts import Facts, Fixed, Measure, Speeds
 from lockstep.core.groups import Group, Rules
 from lockstep.core.machine import Machine
 from lockstep.core.order import Anchor
@@ -69,12 +68,9 @@ class _Origin:
         return int(self.manifest.get("step", 0))
 
 
-Measure = Callable[[Config, Machine, Facts], Facts]  # facts, and what the plan is to know of the devices
-
-
 def make_plan(loaded: Loaded, facts: Facts | None = None, measure: Measure | None = None) -> tuple[Plan, Facts]:
     """What `lockstep plan` shows: a run from the start. facts, measure: as prepare()."""
-    facts, machine = facts or describe(loaded.config), probe()
+    machine, facts = probe(), facts or describe(loaded.config)
     facts = measure(loaded.config, machine, facts) if measure else facts
     return plan(loaded.config, machine, facts), facts
 

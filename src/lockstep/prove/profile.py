@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from lockstep.core.config import Config, Loaded
-from lockstep.core.facts import Facts
+from lockstep.core.facts import Facts, Measure
 from lockstep.core.machine import Machine
 from lockstep.core.plan import Every, Plan, plan
 from lockstep.core.profile import Course, Found
@@ -20,7 +20,6 @@ from lockstep.errors import RunError, UserError
 from lockstep.launch.describe import describe
 from lockstep.launch.files import Attempt, Run
 from lockstep.launch.pool import JobFailed, Pool, pool
-from lockstep.launch.prepare import Measure
 from lockstep.launch.profiling import watch_rank
 from lockstep.probe import probe
 from lockstep.prove.profiled import Profile, Traced, as_json, as_text, head
