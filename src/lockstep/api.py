@@ -18,7 +18,7 @@ from typing import IO, Any
 
 import click
 
-from lockstep.cli import cli
+from lockstep.cli import cli, measuring, probed
 from lockstep.core.document import dump, suggest
 from lockstep.core.events import Event
 from lockstep.core.plan import Plan
@@ -81,7 +81,9 @@ class Run:
 def plan(config: Configured | None = None, **flags: Any) -> Plan:
     """What train() would do. config: a file, or its content as a mapping. flags: those of the command line, as names. UserError: anything that can't be honoured."""
     with _file(config) as file:
-        return make_plan(load_config(_parsed("plan", _arguments("plan", file, flags)), say=False))[0]
+        given = _parsed("plan", _arguments("plan", file, flags))
+        loaded = load_config(given, say=False)
+        return make_plan(loaded, probed(loaded) if given["probe_batch"] else None, measuring(loaded))[0]
 
 
 def train(config: Configured | None = None, *, quiet: bool = False, **flags: Any) -> Run:

@@ -16,7 +16,7 @@ from lockstep.flags import Option, Verb, config_options, dashes, load_config, te
 
 if TYPE_CHECKING:
     from lockstep.core.config import Loaded
-    from lockstep.core.facts import Facts
+    from lockstep.core.facts import Facts, Measure
 
 _LATER_VERBS = {"check", "bench", "init", "data", "submit", "ui"}
 
@@ -40,10 +40,19 @@ _probe = click.option("--probe-batch", is_flag=True, help="first try, in throw-a
 _init_from = click.option("--init-from", type=Path, metavar="PATH", help="begin with these weights, without state: a run, a checkpoint, safetensors, a .pt; the same command goes on with the run")
 
 
-def _probed(loaded: "Loaded") -> "Facts":
+def probed(loaded: "Loaded") -> "Facts":
     from lockstep.prove.measure import probe_batch
 
     return probe_batch(loaded.config)
+
+
+def measuring(loaded: "Loaded") -> "Measure | None":
+    """What measures the devices, if the config asks for that."""
+    if loaded.config.devices.balance != "measured":
+        return None
+    from lockstep.prove.balance import measured
+
+    return measured
 
 
 @click.group(cls=Verbs, context_settings={"token_normalize_func": dashes, "help_option_names": ["-h", "--help"]})
@@ -87,7 +96,7 @@ def train(save_dir: Path | None, resume: str, new_batch: bool, stop_after: int |
     from lockstep.launch.prepare import Options, done_line, prepare
 
     options = Options(save_dir, resume, stop_after, new_batch, init_from)
-    prepared = prepare(loaded, options, _probed(loaded) if probe_batch else None)
+    prepared = prepare(loaded, options, probed(loaded) if probe_batch else None, measure=measuring(loaded))
     if prepared.done:
         prepared.lock.release()
         click.echo(done_line(prepared), err=headless)
@@ -126,7 +135,7 @@ def plan(as_json: bool, probe_batch: bool, init_from: Path | None, **flags: Any)
     from lockstep.launch.prepare import make_plan
     from lockstep.observe.banner import table
 
-    made, facts = make_plan(loaded, _probed(loaded) if probe_batch else None)
+    made, facts = make_plan(loaded, probed(loaded) if probe_batch else None, measuring(loaded))
     weights = examine(init_from, loaded.config, facts).words if init_from else ()
     if as_json:
         click.echo(json.dumps({"plan": made.to_json(), "origins": loaded.origins, "formulas": facts.formulas, **({"weights": weights} if weights else {})}, indent=1))
@@ -164,7 +173,8 @@ def profile(steps: int, top: int, trace: Path | None, as_json: bool, **flags: An
         raise click.UsageError("profile starts its ranks itself: run it by itself, not under torchrun or srun")
     from lockstep.prove.profile import profile as measured
 
-    sys.exit(measured(load_config(flags, say=not as_json), steps, top, trace, as_json))
+    loaded = load_config(flags, say=not as_json)
+    sys.exit(measured(loaded, steps, top, trace, as_json, measuring(loaded)))
 
 
 @cli.command(context_settings={"allow_interspersed_args": False}, options_metavar="[OPTIONS] [-m]")

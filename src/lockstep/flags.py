@@ -28,6 +28,7 @@ _VALUES: list[tuple[tuple[str, ...], str, Any, str]] = [
     (("--weight-decay",), "optimizer.weight_decay", float, "on matrices only"),
     (("--scale-lr",), "schedule.scale_lr", str, "none, linear, sqrt: by batch / schedule.base_batch"),
     (("--warmup",), "schedule.warmup", int, "steps"),
+    (("--balance",), "devices.balance", str, "even, measured, or relative speeds: 2,1; dp and ddp deal slots by them; same results"),
     (("--compress",), "devices.compress", str, "none, bf16, fp16, powersgd: what ddp reduces gradients as; changes results"),
     (("--num-workers",), "data.workers", int, "processes a device that read samples; 0: a thread of the rank"),
     (("--prefetch",), "data.prefetch", int, "steps prepared ahead"),

@@ -46,6 +46,11 @@ def show_seconds(seconds: float) -> str:
     return f"{minutes // 60}h{minutes % 60:02d}m"
 
 
+def listed(words: Sequence[str]) -> str:
+    """['1', '2', '3'] -> '1, 2 and 3'."""
+    return " and ".join([*([", ".join(words[:-1])] if len(words) > 1 else []), *words[-1:]])
+
+
 def some(names: Sequence[str]) -> str:
     """['a', 'b', 'c'] -> 'a and 2 more'."""
     return f"{names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}"

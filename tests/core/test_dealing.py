@@ -1,8 +1,10 @@
 """Devices divide a step's slots: each exactly once, in order, the last round real wherever there is work."""
 
+from itertools import product
+
 import pytest
 
-from lockstep.core.dealing import Sums, deal, nodes, share, slots
+from lockstep.core.dealing import Sums, deal, nodes, rounds, share, slots
 
 
 @pytest.mark.parametrize("samples", [1, 2, 7, 10, 64])
@@ -21,6 +23,21 @@ def test_slots_are_positions() -> None:
     assert slots(10, 4) == [(0, 4), (4, 8), (8, 10)]
     assert deal(10, 4, 1, 2).rounds == ((4, 8), (8, 10))
     assert deal(10, 4, 0, 2).rounds == (None, (0, 4))
+
+
+@pytest.mark.parametrize("times", [(1.0, 3.0), (3.0, 1.0, 1.1), (0.02, 0.007, 0.5, 0.02), (1.0, 1.0, 1.0), (1e-6, 1.0)])
+def test_slots_by_speed_are_done_as_soon_as_can_be(times: tuple[float, ...]) -> None:
+    """Against every way there is to deal them; a device with no slot has none in any round, and the last round is real elsewhere."""
+    world = len(times)
+    for count in range(1, 12):
+        shares = [share(count, device, world, times) for device in range(world)]
+        assert [slot for mine in shares for slot in mine] == list(range(count))
+        best = min(max(n * t for n, t in zip(ways, times, strict=True)) for ways in product(range(count + 1), repeat=world) if sum(ways) == count)
+        assert max(len(mine) * t for mine, t in zip(shares, times, strict=True)) == pytest.approx(best, rel=1e-12)
+        hands = [deal(count * 2 - 1, 2, device, world, times) for device in range(world)]
+        assert [span for hand in hands for span in hand.spans] == slots(count * 2 - 1, 2)
+        assert {len(hand.rounds) for hand in hands} == {rounds(count, world, times)} == {max(map(len, shares))}
+        assert all(hand.rounds[-1] is not None for hand in hands if hand.spans)
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 7, 8, 11])

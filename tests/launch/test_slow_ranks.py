@@ -53,3 +53,11 @@ def test_ranks_that_are_alike_are_left_alone() -> None:
         seconds = 30.0 if not step else 5.0 if step == 300 else 0.1
         assert laggards.add(seconds, [0.001, 0.0012, 0.0011], [0.03, 0.033 - 0.003 * (step % 2), 0.4 if step == 300 else 0.03]) == []
         assert lone.add(0.1, [0.09], [0.01]) == []
+
+
+def test_a_slow_rank_that_has_less_to_do_holds_nobody_up() -> None:
+    """Three times as long for a slot, and a third of them; dealt evenly it would be named, with what helps."""
+    dealt, even = Laggards((3, 1)), Laggards((), "; the remedy")
+    found = [[*laggards.add(0.1, [0.0, 0.0], [0.01, 0.03])] for _ in range(60) for laggards in (dealt, even)]
+    assert [one["rank"] for said in found[::2] for one in said] == []
+    assert [(one["rank"], one["text"].endswith("; the remedy")) for said in found[1::2] for one in said] == [(1, True)]

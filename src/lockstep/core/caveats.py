@@ -63,6 +63,8 @@ def check_optimizer(config: Config, facts: Facts, layout: Layout, because: dict[
 
 def warn_of_layout(config: Config, facts: Facts, layout: Layout, memory: list[Term], warnings: list[str]) -> None:
     """What a user of this strategy should know."""
+    if any(device.name != layout.devices[0].name for device in layout.devices) and config.devices.balance == "even":
+        warnings.append("the devices differ: each step waits for the slowest" + ("; --balance measured deals them slots by their speed" if config.engine == "torch" and layout.shards == 1 else ""))
     if layout.strategy == "dp" and config.engine == "torch" and len(layout.devices) > 1:
         more = sum(term.bytes for term in memory if term.name == "optimizer")
         warnings.append(f"dp: the first device holds {show_bytes(more)} more than the others (the optimizer's state), and adds up all gradients; --strategy ddp is even, and faster")

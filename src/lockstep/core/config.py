@@ -3,52 +3,27 @@
 A task brings its own `model` and `data` fields through a registry, so that this room knows no task and no engine.
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, Protocol, cast, get_args
+from typing import Annotated, Any, ClassVar, Literal, Protocol, get_args
 
-from pydantic import BaseModel, BeforeValidator, Field, NonNegativeFloat, NonNegativeInt, PlainValidator, PositiveFloat, PositiveInt, SerializeAsAny, ValidationError, create_model, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, SerializeAsAny, ValidationError, create_model, model_validator
 
 from lockstep.core.document import Document, Key, dotted, suggest
 from lockstep.core.groups import Group, Rules
 from lockstep.core.later import OWN, served
 from lockstep.core.schedule import Decay
 from lockstep.core.section import Section as Section  # noqa: PLC0414  (all tasks' fields take it from here)
+from lockstep.core.values import Balance, Duration, Size
 from lockstep.errors import ConfigErrors, UserError
-from lockstep.units import parse_bytes
 
 # Keys of the design that a later version will have: refused by name, not as a slip of the pen.
-_LATER = {"train.compile", "devices.balance"}
+_LATER = {"train.compile"}
 
 Precision = Literal["f32", "bf16", "f16", "f64"]
 Recompute = Literal["none", "block", "selective"]
 Compress = Literal["none", "bf16", "fp16", "powersgd"]
 StrategyName = Literal["single", "dp", "ddp", "fsdp", "hsdp"]
-
-
-def _duration(value: object) -> int | str:
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-        return value
-    if isinstance(value, str) and re.fullmatch(r"\d+(\.\d+)?ep", value):
-        return value
-    raise ValueError("must be a number of steps (500) or of epochs (2ep)")
-
-
-_DURATION_SCHEMA = {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": r"^\d+(\.\d+)?ep$"}]}
-Duration = Annotated[int | str, PlainValidator(_duration), Field(json_schema_extra=cast(Any, _DURATION_SCHEMA))]
-
-
-def _size(value: object) -> int:
-    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-        return value
-    if isinstance(value, str):
-        return parse_bytes(value)
-    raise ValueError("must be a number of bytes, or a size such as 40GiB or 80GB")
-
-
-_SIZE_SCHEMA = {"anyOf": [{"type": "integer", "exclusiveMinimum": 0}, {"type": "string", "pattern": r"^\d+(\.\d+)?\s*[KMGTP]?i?B$"}]}
-Size = Annotated[int, PlainValidator(_size), Field(json_schema_extra=cast(Any, _SIZE_SCHEMA))]
 
 
 def epochs_of(duration: int | str) -> float | None:
@@ -128,6 +103,7 @@ class Devices(Section):
     reshard: bool = Field(True, description="fsdp, hsdp with engine torch: let go of a block's gathered weights after its forward pass (less memory), or keep them until backward (less traffic)")
     offload: bool = Field(False, description="fsdp, hsdp: weights, gradients and optimizer in host memory")
     compress: Compress = Field("none", description="ddp: what gradients are reduced as; changes results")
+    balance: Balance = Field("even", description="dp, ddp with engine torch: slots for each device alike, by its measured speed, or by relative speeds given here; same results")
     memory: Size | None = Field(None, description="bytes of each device to plan with at most (40GiB), where not all of it is this run's")
     threads: PositiveInt | None = Field(None, description="engine torch on CPU ranks: threads of each; the cores shared out if not given, 1 with train.exact")
     sync: Literal["auto", "cpu", "gloo", "nccl"] = Field("auto", description="cpu (gloo): gradients through host memory; nccl: between GPUs")

@@ -1,11 +1,12 @@
 """Ids -> slots -> devices and rounds; and the tree along which slots are added where every bit counts.
 
 A slot is at most `micro` neighbouring positions of a step, and one computation wherever it runs. Devices take
-contiguous runs of slots. A device with fewer slots than rounds idles in its first rounds, so that the last round,
-which reduces, is real on every device that has work at all. Dealing never sees the permutation.
+contiguous runs of slots, as many as their speeds ask for, or all alike. A device with fewer slots than rounds idles in
+its first rounds, so that the last round, which reduces, is real on every device that has work at all. Dealing never
+sees the permutation. times: what one slot takes each device, in any unit; empty: devices are alike.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -38,17 +39,38 @@ def slots(samples: int, micro: int) -> list[tuple[int, int]]:
     return list(pairwise(bounds))
 
 
-def share(count: int, device: int, world: int) -> range:
+def share(count: int, device: int, world: int, times: Sequence[float] = ()) -> range:
     """Which of `count` slots are one device's."""
-    return range(count * device // world, count * (device + 1) // world)
+    if not times:
+        return range(count * device // world, count * (device + 1) // world)
+    dealt = _soonest(count, times)
+    first = sum(dealt[:device])
+    return range(first, first + dealt[device])
 
 
-def deal(samples: int, micro: int, device: int, world: int) -> Hand:
+def _soonest(count: int, times: Sequence[float]) -> list[int]:
+    """How many slots each device takes so that the last of them is done as soon as can be.
+
+    Each slot goes to whoever has it done first, which is optimal for jobs of one size on machines of any speeds; those that all
+    have done by the time in which they would be if slots could be cut go first, at once. Of two that tie, the later device.
+    """
+    whole = count / sum(1 / time for time in times) * (1 - 1e-9)
+    dealt = [int(whole / time) for time in times]
+    while sum(dealt) < count:
+        dealt[min(range(len(times)), key=lambda device: ((dealt[device] + 1) * times[device], -device))] += 1
+    return dealt
+
+
+def deal(samples: int, micro: int, device: int, world: int, times: Sequence[float] = ()) -> Hand:
     """The hand of one device out of `world`, in a step of `samples` cut into slots of `micro`."""
     every = slots(samples, micro)
-    mine = [every[number] for number in share(len(every), device, world)]
-    rounds = -(-len(every) // world)
-    return Hand((None,) * (rounds - len(mine)) + tuple(mine))
+    mine = [every[number] for number in share(len(every), device, world, times)]
+    return Hand((None,) * (rounds(len(every), world, times) - len(mine)) + tuple(mine))
+
+
+def rounds(count: int, world: int, times: Sequence[float] = ()) -> int:
+    """Slots of the device that has most of them."""
+    return max(_soonest(count, times)) if times else -(-count // world)
 
 
 class Sums(Generic[T]):

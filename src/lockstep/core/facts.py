@@ -1,9 +1,11 @@
 """What plan() must know of a task: obtained without allocating the model, in a subprocess (launch/describe.py)."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from lockstep.core.config import Config
+from lockstep.core.machine import Machine
 from lockstep.core.order import Anchor
 
 
@@ -25,6 +27,27 @@ class OwnOptimizer:
 
 
 @dataclass(frozen=True)
+class Speed:
+    """Seconds of a device's forward and backward: of a slot, whatever its size (what launching its operations takes), and of each sample in it. By hand: of a sample, in any unit."""
+
+    slot: float
+    sample: float
+
+
+@dataclass(frozen=True)
+class Speeds:
+    """devices: in the plan's order; none: they are alike. rest: seconds of a step beside forward and backward. origin: when and how they were measured; '': given by hand."""
+
+    devices: tuple[Speed, ...] = ()
+    rest: float = 0.0
+    origin: str = ""
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> "Speeds":
+        return cls(tuple(Speed(**device) for device in value["devices"]), value["rest"], value["origin"])
+
+
+@dataclass(frozen=True)
 class Facts:
     """What there is to train, and on what.
 
@@ -36,7 +59,7 @@ class Facts:
     whose random masks follow the sample, and those whose masks are drawn by the device.
     arrays: what there is of the model to be given values, by a checkpoint's names (complex ones as pairs); buffers: those of them that may be left as they are;
     aliases: other names of the same arrays (tied weights).
-    fits: samples that were seen to fit in flight (--probe-batch); None: not tried.
+    fits: samples that were seen to fit in flight (--probe-batch); None: not tried. speeds: of the devices (devices.balance: measured); None: not measured.
     groups: what optimizer.groups makes of the parameters, in words. own: the optimizer that the task brings.
     fingerprint: of the data. formulas: how the figures were made. reference: figures of the data to hold losses against.
     """
@@ -63,6 +86,10 @@ class Facts:
     reference: Mapping[str, float] = field(default_factory=dict)
     groups: tuple[str, ...] = ()
     own: OwnOptimizer | None = None
+    speeds: Speeds | None = None
+
+
+Measure = Callable[[Config, Machine, Facts], Facts]  # facts, and what the plan is to know of the devices
 
 
 @dataclass(frozen=True)

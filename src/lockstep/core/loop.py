@@ -112,7 +112,7 @@ class Ledger:
         self._began = self._clock = time.perf_counter()
         self._useful, self._trained = 0.0, 0
         self._peaks = [0] * plan.world
-        self._laggards = Laggards()
+        self._laggards = Laggards(plan.shares if plan.slot_times else (), "; --balance measured would deal it fewer slots" if plan.divisible and not plan.slot_times else "")
 
     def owe(self, step: int, batch: Batch, lr: float, stats: Stats) -> None:
         self._owed = (step, batch, lr, stats)

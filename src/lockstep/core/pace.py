@@ -12,9 +12,10 @@ _SHARE = 0.1  # of a step
 
 
 class Laggards:
-    """Found once each: a rank that holds the others up, by what it does longer."""
+    """Found once each: a rank that holds the others up, by what it does longer. slots: of each rank, where it has its own number of them. remedy: more that helps against a slow forward pass."""
 
-    def __init__(self) -> None:
+    def __init__(self, slots: Sequence[int] = (), remedy: str = "") -> None:
+        self._slots, self._remedy = slots, remedy
         self._steps = 0
         self._window: deque[tuple[float, Sequence[float], Sequence[float]]] = deque(maxlen=_WINDOW)
         self._found: set[tuple[int, str]] = set()
@@ -24,6 +25,8 @@ class Laggards:
         if len(waits) < 2:
             return []
         self._steps += 1
+        if self._slots:
+            forwards = [took * count for took, count in zip(forwards, self._slots, strict=True)]
         self._window.append((seconds, waits, forwards))
         if len(self._window) < _WINDOW or self._steps % _EVERY:
             return []
@@ -38,7 +41,8 @@ class Laggards:
                 found.append({"text": text, "rank": rank, "wait_seconds": wait, "seconds": step})
         for rank, own, others in _beside(forward):
             if others and own > _LEAST and own > _RATIO * others and own - others > _SHARE * step / 3 and self._new(rank, "forward"):
-                text = f"rank {rank} takes {own / others:.1f} times as long as the others for its forward pass ({own:.3g} s, {others:.3g} s): they wait for it; nvidia-smi or top shows what else uses its device or cores"
+                ratio = f"{own / others:.1f} times as long as the others for its forward pass ({own:.3g} s, {others:.3g} s)"
+                text = f"rank {rank} takes {ratio}: they wait for it; nvidia-smi or top shows what else uses its device or cores{self._remedy}"
                 found.append({"text": text, "rank": rank, "ratio": own / others, "seconds": step})
         return found
 

@@ -4,11 +4,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from lockstep.core.balance import choose_deal, choose_speeds
+from lockstep.core.batch import choose_batch
 from lockstep.core.capacity import capacity, room
 from lockstep.core.caveats import check_coupled, check_optimizer, warn_of_layout
 from lockstep.core.config import Compress, Config, Precision, Recompute, epochs_of
-from lockstep.core.dealing import slots
-from lockstep.core.exact import check_exact, exact_batch, exact_term
+from lockstep.core.dealing import Hand, deal, share, slots
+from lockstep.core.dealing import rounds as most_slots
+from lockstep.core.exact import check_exact, exact_batch, exact_room
 from lockstep.core.facts import Facts, Fixed
 from lockstep.core.machine import Device, Machine
 from lockstep.core.mean import nominal_weight
@@ -35,7 +38,8 @@ class Plan:
     """devices: one for each place of work. processes: ranks. shards: devices that share one copy of the model. together: every rank
     takes part in each round (what it computes with is spread over all). micro: samples of a slot. rounds: slots of a device in
     a full step. nominal: see core/mean.py. reseeded: random masks drawn by the device, seeded anew each step. exact: slots are
-    computed one by one, and what they give is added along dealing.Sums' tree.
+    computed one by one, and what they give is added along dealing.Sums' tree. slot_times: what a slot takes each device, by which slots
+    are dealt; empty: evenly.
     """
 
     engine: str
@@ -76,6 +80,7 @@ class Plan:
     warnings: tuple[str, ...]
     fixed: Fixed
     exact: bool = False
+    slot_times: tuple[float, ...] = ()
 
     def __repr__(self) -> str:
         return f"<Plan: {self.engine} {self.strategy} on {self.world} device{'s' if self.world > 1 else ''}, batch {self.batch}, {self.steps} steps>"
@@ -93,6 +98,24 @@ class Plan:
         """Which of the devices one process computes on."""
         each = self.world // self.processes
         return range(rank * each, (rank + 1) * each)
+
+    def share(self, count: int, device: int) -> range:
+        """Which of a step's `count` slots are one device's."""
+        return share(count, device, self.world, self.slot_times)
+
+    def hand(self, samples: int, device: int) -> Hand:
+        """What one device does in a step of so many samples."""
+        return deal(samples, self.micro, device, self.world, self.slot_times)
+
+    @property
+    def shares(self) -> tuple[int, ...]:
+        """Slots of each device in a full step."""
+        return tuple(len(self.share(len(slots(self.batch, self.micro)), device)) for device in range(self.world))
+
+    @property
+    def divisible(self) -> bool:
+        """Whether some devices could take more slots than others."""
+        return self.engine == "torch" and self.world > 1 and self.shards == 1 and not self.together
 
     @property
     def memory_estimate(self) -> int | None:
@@ -125,6 +148,7 @@ class Plan:
             "devices": tuple(Device(**device) for device in value["devices"]),
             "schedule": Schedule(**value["schedule"]), "every": Every(**value["every"]),
             "memory": tuple(Term(**term) for term in value["memory"]), "warnings": tuple(value["warnings"]),
+            "slot_times": tuple(value.get("slot_times", ())),
             "fixed": fixed_from_json(fixed),
         })
 
@@ -143,20 +167,17 @@ def plan(config: Config, machine: Machine, facts: Facts, fixed: Fixed | None = N
     backend = choose_sync(config, layout, because)
     _check(facts, fixed, config.train.seed)
     cap, memory = capacity(config, facts, layout, because)
-    if config.train.exact:
-        check_exact(config, facts, layout)
-        batch, micro, rounds = exact_batch(config, facts, layout, cap, fixed, because)
-        memory.append(exact_term(config, facts, len(slots(batch, micro)), layout))
-    else:
-        batch, micro, rounds = _batch(config, facts.fits is not None, world, cap, fixed, because)
+    batch, micro, times = _divided(config, facts, layout, cap, fixed, memory, because, warnings)
+    count = len(slots(batch, micro))
+    rounds = most_slots(count, world, times)
     term = activation_term(config, facts, micro)
     seed = fixed.seed if fixed else config.train.seed
     threads = _threads(config, machine, layout, fixed, because, warnings)
     order = Order(facts.samples, batch, seed, fixed.anchor if fixed else Anchor())
     schedule = _schedule(config, order, batch, world, because, warnings)
-    check_coupled(config, facts, layout, rounds, len(slots(batch, micro)), because, warnings)
+    check_coupled(config, facts, layout, rounds, count, because, warnings)
     check_optimizer(config, facts, layout, because)
-    _warn(config, facts, batch, micro, devices, because, warnings)
+    _warn(config, facts, devices, batch, micro, bool(times), because, warnings)
     warn_of_layout(config, facts, layout, memory, warnings)
     made_on = f"{config.engine} on {devices[0].name}"
     if config.train.exact and fixed and fixed.made_on and fixed.made_on != made_on:
@@ -175,8 +196,24 @@ def plan(config: Config, machine: Machine, facts: Facts, fixed: Fixed | None = N
         peak_flops=sum(peak for peak in peaks if peak) if all(peaks) else None,
         reference=facts.reference, because=because, warnings=tuple(warnings),
         fixed=replace(fixed, batch=batch) if fixed else Fixed(batch, micro, seed, facts.samples, facts.fingerprint, threads, made_on=made_on),
-        exact=config.train.exact,
+        exact=config.train.exact, slot_times=times,
     )
+
+
+def _divided(config: Config, facts: Facts, layout: Layout, cap: int | None, fixed: Fixed | None, memory: list[Term], because: dict[str, str], warnings: list[str]) -> tuple[int, int, tuple[float, ...]]:
+    """(samples of a step, samples of a slot, what a slot takes each device). memory: gets what exact sums hold."""
+    speeds, exact = choose_speeds(config, facts, layout), config.train.exact
+    times: tuple[float, ...] = ()
+    if exact:
+        check_exact(config, facts, layout)
+        batch, micro = exact_batch(config, layout, fixed, because)
+    else:
+        batch, micro = choose_batch(config, facts.fits is not None, len(layout.devices), cap, fixed, because)
+    if speeds:
+        micro, times = choose_deal(speeds, batch, micro, not exact, because, warnings)
+    if exact:
+        memory.append(exact_room(config, facts, layout, len(slots(batch, micro)), micro, times, cap, fixed))
+    return batch, micro, times
 
 
 def _check(facts: Facts, fixed: Fixed | None, seed: int) -> None:
@@ -207,33 +244,6 @@ def _threads(config: Config, machine: Machine, layout: Layout, fixed: Fixed | No
     return max(1, machine.cores // world)
 
 
-def _batch(config: Config, tried: bool, world: int, cap: int | None, fixed: Fixed | None, because: dict[str, str]) -> tuple[int, int, int]:
-    """(samples of a step, samples of a slot, slots of a device)."""
-    given = config.batch
-    kept = fixed.batch if fixed else None
-    if given.samples is None and kept is None and given.per_device is not None:
-        micro, rounds = given.per_device, given.accumulate or 1
-        if cap is not None and micro > cap:
-            again = -(-micro * rounds // cap)
-            raise UserError(f"{micro} samples at once don't fit: {cap} do", f"--batch-size {-(-micro * rounds // again)} --grad-accum {again} keeps the batch of {micro * rounds * world}", "batch.per_device")
-        because["batch"] = "as given per device: it grows with the devices"
-        because["micro"] = "batch.per_device"
-        return micro * rounds * world, micro, rounds
-    batch = kept or given.samples or 0
-    most = min((rows for rows in (cap, given.per_device) if rows), default=batch)
-    rounds = given.accumulate if given.samples and given.accumulate else -(-batch // (world * most))
-    micro = -(-batch // (world * rounds))
-    if micro > most:
-        raise UserError(f"{micro} samples at once don't fit: {most} do", f"leave batch.accumulate out, or make it at least {-(-batch // (world * most))}", "batch.accumulate")
-    asked = given.samples or (given.per_device or 0) * (given.accumulate or 1) * world
-    because["batch"] = "batch.samples, whatever the devices"
-    if kept is not None:
-        because["batch"] = "as this run began" + (f" (the config's {asked} would need --new-batch)" if asked != kept else "")
-    largest = "the largest that fitted when tried" if tried else "the largest that memory allows"
-    because["micro"] = largest if rounds > 1 and most == cap else ("at most batch.per_device" if given.per_device else "a device's whole share")
-    return batch, micro, -(-len(slots(batch, micro)) // world)
-
-
 def _schedule(config: Config, order: Order, batch: int, world: int, because: dict[str, str], warnings: list[str]) -> Schedule:
     steps = _steps(config.train.steps, order)
     warmup = _steps(config.schedule.warmup, order)
@@ -258,18 +268,16 @@ def _schedule(config: Config, order: Order, batch: int, world: int, because: dic
     return Schedule(peak, steps, warmup, fields.decay, fields.final, fields.cooldown)
 
 
-def _warn(config: Config, facts: Facts, batch: int, micro: int, devices: tuple[Device, ...], because: dict[str, str], warnings: list[str]) -> None:
+def _warn(config: Config, facts: Facts, devices: tuple[Device, ...], batch: int, micro: int, dealt: bool, because: dict[str, str], warnings: list[str]) -> None:
     count = len(slots(batch, micro))
     if config.batch.samples and config.batch.accumulate and -(-count // len(devices)) != config.batch.accumulate:
         warnings.append(f"batch.accumulate {config.batch.accumulate} can't be: {batch} samples over {len(devices)} devices make {-(-count // len(devices))} rounds of slots of {micro}")
     if batch > facts.samples:
         warnings.append(f"a batch of {batch} exceeds the {facts.samples} training samples: every step is an epoch of {facts.samples}")
-    if count < len(devices):
+    if count < len(devices) and not dealt:
         warnings.append(f"{len(devices) - count} of {len(devices)} devices have nothing to do: a batch of {batch} is {count} slots of {micro}")
     if config.train.eval_every and not facts.eval_samples:
         warnings.append("there is nothing to evaluate on: no data is held back (data.validation; eval_data() of a task of one's own)")
-    if any(device.name != devices[0].name for device in devices):
-        warnings.append("the devices differ: each step waits for the slowest")
     if facts.keyed:
         because["dropout"] = f"masks of {len(facts.keyed)} layer{'s' if len(facts.keyed) > 1 else ''} follow the sample, whatever the device"
     because["precision"] = "train.precision"

@@ -25,7 +25,7 @@ MEANING = {
 
 @dataclass(frozen=True)
 class Course:
-    """The steps of a profile, in this order. The last one is for what is asked of a step, not timed."""
+    """The steps of a profile, in this order. The last one is for what is asked of a step, not timed. traced 0: no profiler."""
 
     warm: int = 3
     timed: int = 10
@@ -42,7 +42,7 @@ class Course:
 
     @property
     def last(self) -> int:
-        return self.tracer + 1 + self.traced
+        return self.tracer + (1 + self.traced if self.traced else 0)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lockstep.core.dealing import Hand, deal
+from lockstep.core.dealing import Hand
 from lockstep.core.keys import row_keys
 from lockstep.core.order import Ids
 from lockstep.core.plan import Plan
@@ -135,8 +135,10 @@ class Feed:
 
     def _depth(self, samples: int) -> int:
         """Steps to ask for ahead: workers read a slot at a time."""
-        slots = max(1, samples * len(self._devices) // (self._plan.micro * self._plan.world))
-        return -(-self._workers.depth // slots) if self._workers else 0
+        if not self._workers:
+            return 0
+        slots = sum(len(self._plan.hand(samples, device).spans) for device in self._devices)
+        return -(-self._workers.depth // max(1, slots))
 
     def _numbered(self) -> Iterator[tuple[int, Ids]]:
         at_once = max(1, _IDS_AT_ONCE // self._plan.batch)
@@ -151,7 +153,7 @@ class Feed:
     def _dealt(self, samples: int) -> list[Hand]:
         """The hands of this process's devices in a step of so many samples."""
         if samples not in self._hands:
-            self._hands[samples] = [deal(samples, self._plan.micro, device, self._plan.world) for device in self._devices]
+            self._hands[samples] = [self._plan.hand(samples, device) for device in self._devices]
         return self._hands[samples]
 
     def _asked(self, ids: Ids) -> list[_Asked]:

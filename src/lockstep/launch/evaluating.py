@@ -88,9 +88,10 @@ def _loaded(run: Run, settings: Mapping[str, tuple[Any, str]], data: str | None)
 
 
 def _alone(document: Document) -> None:
-    """Nothing of how long the run was, or of what it wrote when, matters here."""
+    """Nothing of how long the run was, of what it wrote when, or of the speed of its devices matters here."""
     for key in ("eval_every", "save_every", "sample_every"):
         document.set(f"train.{key}", 0, "eval")
+    document.set("devices.balance", "even", "eval")
 
 
 def _run(scratch: Run, loaded: Loaded, made: Plan, checkpoint: Path, which: Which, step: int, say: Any) -> Evaluated:

@@ -9,7 +9,7 @@ from lockstep.checkpoint.format import MANIFEST, Damaged, name_of, read_manifest
 from lockstep.checkpoint.store import checkpoints, newest, sweep
 from lockstep.core.config import Config, Loaded, Track, flatten
 from lockstep.core.events import Event
-from lockstep.core.facts import Facts, Fixed
+from lockstep.core.facts import Facts, Fixed, Measure, Speeds
 from lockstep.core.groups import Group, Rules
 from lockstep.core.machine import Machine
 from lockstep.core.order import Anchor
@@ -68,24 +68,26 @@ class _Origin:
         return int(self.manifest.get("step", 0))
 
 
-def make_plan(loaded: Loaded, facts: Facts | None = None) -> tuple[Plan, Facts]:
-    """What `lockstep plan` shows: a run from the start. facts: if they were measured."""
-    facts = facts or describe(loaded.config)
-    return plan(loaded.config, probe(), facts), facts
+def make_plan(loaded: Loaded, facts: Facts | None = None, measure: Measure | None = None) -> tuple[Plan, Facts]:
+    """What `lockstep plan` shows: a run from the start. facts, measure: as prepare()."""
+    machine, facts = probe(), facts or describe(loaded.config)
+    facts = measure(loaded.config, machine, facts) if measure else facts
+    return plan(loaded.config, machine, facts), facts
 
 
-def prepare(loaded: Loaded, options: Options, facts: Facts | None = None, machine: Machine | None = None) -> Prepared:
-    """facts: if they were measured. machine: another than this one by itself. UserError: anything that can't be honoured; the disk is then as it was before."""
+def prepare(loaded: Loaded, options: Options, facts: Facts | None = None, machine: Machine | None = None, measure: Measure | None = None) -> Prepared:
+    """facts: if they were measured. machine: another than this one by itself. measure: what is to be measured once all else is accepted. UserError: anything that can't be honoured; the disk is then as it was before."""
     machine = machine or probe()
     if loaded.home and not options.save_dir and options.resume in {"auto", "never"}:
         options = replace(options, save_dir=Path(loaded.home))
     unlimited = loaded.config.model_copy(update={"devices": loaded.config.devices.model_copy(update={"memory": None})})
-    plan(unlimited, machine, _least_facts())  # devices, strategy and sync are refused before any data is read
+    plan(unlimited, machine, _least_facts(measure is not None))  # devices, strategy and sync are refused before any data is read
     check_trackers(loaded.config.track)
     facts = facts or describe(loaded.config)
     origin = _origin(loaded, options)
     fixed = _fixed(origin, options)
     _refuse_changes(origin, loaded.config)
+    facts = measure(loaded.config, machine, facts) if measure else facts
     made = plan(loaded.config, machine, facts, fixed)
     weights = weights_for(origin.run, origin.own, origin.checkpoint is not None, options.init_from, loaded.config, facts, origin.words)
     check_port(loaded.config.devices.port)
@@ -291,6 +293,6 @@ def _void_later(run: Run, origin: _Origin) -> None:
             origin.words.append(f"{path.name} lies beyond where this goes on from: set aside as {aside.name}")
 
 
-def _least_facts() -> Facts:
-    """A stand-in that fits anywhere, to try the choices that depend on no model."""
-    return Facts(1 << 40, 1, 1, 1, 1, 2, 1, None, (), "")
+def _least_facts(measurable: bool) -> Facts:
+    """A stand-in that fits anywhere, to try the choices that depend on no model. measurable: whether devices can be."""
+    return Facts(1 << 40, 1, 1, 1, 1, 2, 1, None, (), "", speeds=Speeds() if measurable else None)

@@ -58,10 +58,12 @@ def watched(run: Run, plan: Plan, every: float, patience: float = PATIENCE) -> I
 def _idle(plan: Plan, owners: Sequence[int], idle: Sequence[int], patience: float) -> str:
     """Which devices do nothing, and what may help."""
     devices = ", ".join(f"{device} ({plan.devices[device].place}, rank {owners[device]})" for device in idle)
-    count = len(slots(plan.batch, plan.micro))
+    count, without = len(slots(plan.batch, plan.micro)), [device for device in idle if not plan.shares[device]]
     ranks = ", ".join(f"logs/rank-{rank}.log" for rank in dict.fromkeys(owners[device] for device in idle))
     if count < plan.world:
         remedy = f"a step is {count} slot{'s' if count > 1 else ''} of {plan.micro} samples for {plan.world} devices: a larger --global-batch, or fewer devices (--gpus, --devices)"
+    elif without:
+        remedy = f"devices.balance deals {'them' if len(without) > 1 else 'it'} no slot, since the others are so much faster: leave {'them' if len(without) > 1 else 'it'} to another run (--gpus)"
     elif plan.processes > 1:
         remedy = f"a rank may be stuck ({ranks}) or wait for data (--prefetch); a larger --global-batch gives each device more to do"
     else:

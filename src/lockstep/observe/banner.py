@@ -22,6 +22,8 @@ def banner(plan: Plan) -> list[str]:
         f"       {plan.steps} steps of {plan.batch} samples; an epoch is {plan.order.steps_per_epoch}   memory {show_bytes(held)} of {show_bytes(room)} a device ({known})",
         f"       Running on {plan.world} device{'s' if plan.world > 1 else ''}" + (f" ({several})" if plan.world > 1 else "") + ("; the first step is compiled before it runs" if plan.engine == "jax" else ""),
     ]
+    if "balance" in plan.because:
+        lines.append(f"       balance {_balance(plan)}: {plan.because['balance']}")
     if plan.exact:
         lines.append(f"       exact: {plan.because['exact']}")
     if "optimizer" in plan.because:
@@ -31,12 +33,19 @@ def banner(plan: Plan) -> list[str]:
 
 
 def arithmetic(plan: Plan) -> str:
-    """'batch 256 = 4 devices x 16 x 4 rounds', or the slots where they are unequal."""
+    """'batch 256 = 4 devices x 16 x 4 rounds', or the slots where they are unequal, and who has how many where that is."""
     sizes = [last - first for first, last in slots(plan.batch, plan.micro)]
+    if plan.slot_times:
+        last = f", the last one of {sizes[-1]}" if sizes[-1] < plan.micro else ""
+        return f"batch {plan.batch} = {' + '.join(map(str, plan.shares))} slots of {plan.micro}{last}, in {plan.rounds} round{'s' if plan.rounds > 1 else ''}"
     if plan.batch == plan.world * plan.micro * plan.rounds:
         return f"batch {plan.batch} = {plan.world} device{'s' if plan.world > 1 else ''} x {plan.micro} x {plan.rounds} round{'s' if plan.rounds > 1 else ''}"
     parts = " + ".join(f"{count} slot{'s' if count > 1 else ''} of {size}" for size, count in Counter(sizes).items())
     return f"batch {plan.batch} = {parts}, over {plan.world} device{'s' if plan.world > 1 else ''} in {plan.rounds} round{'s' if plan.rounds > 1 else ''}"
+
+
+def _balance(plan: Plan) -> str:
+    return f"{' + '.join(map(str, plan.shares))} of {sum(plan.shares)} slots" if plan.slot_times else "even"
 
 
 def _plain(value: object) -> str:
@@ -58,6 +67,7 @@ def decisions(plan: Plan) -> dict[str, str]:
     return {
         "devices": ", ".join(device.place for device in plan.devices), "strategy": plan.strategy, "sync": plan.backend, "precision": plan.precision,
         "batch": arithmetic(plan), "micro": f"{plan.micro} samples a slot", "steps": str(plan.steps), "lr": f"{plan.schedule.peak:.6g}", "threads": f"{plan.threads} a rank",
+        **({"balance": _balance(plan)} if "balance" in plan.because else {}),
     }
 
 

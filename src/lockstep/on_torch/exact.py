@@ -64,7 +64,7 @@ class Exact(DP):
         super().place(models, fill)
         self._parameters = [[parameter for parameter in model.parameters() if parameter.requires_grad] for model in self.models]
         self._cuts = _cuts(self._parameters[0]) if self._ranks.group else [slice(None)]
-        self._exchange = Exchange([self._parameters[0][cut] for cut in self._cuts], self._ranks, self._plan.backend) if self._ranks.group else None
+        self._exchange = Exchange([self._parameters[0][cut] for cut in self._cuts], self._ranks, self._plan.backend, self._plan.share) if self._ranks.group else None
         self._names = [name for name, parameter in self.models[0].named_parameters() if parameter.requires_grad]
         self._after: Callable[[nn.Parameter], None] | None = None  # what the last slot does with a gradient as soon as it is there
         self._fired: list[set[int]] = [set() for _ in self.models]

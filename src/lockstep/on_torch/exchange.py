@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from lockstep.core.dealing import Node, Sums, nodes, share
+from lockstep.core.dealing import Node, Sums, nodes
 from lockstep.on_torch.collectives import Ranks
 from lockstep.on_torch.trained import local
 
@@ -21,10 +21,10 @@ Gradients = list[torch.Tensor | None]  # by parameter of a bucket
 
 
 class Exchange:
-    """Sums over all ranks, along the tree. buckets: of parameters; their gradients come to lie in one piece of memory each."""
+    """Sums over all ranks, along the tree. buckets: of parameters; their gradients come to lie in one piece of memory each. share: which of so many slots are a rank's."""
 
-    def __init__(self, buckets: Sequence[Sequence[nn.Parameter]], ranks: Ranks, backend: str) -> None:
-        self._ranks = ranks
+    def __init__(self, buckets: Sequence[Sequence[nn.Parameter]], ranks: Ranks, backend: str, share: Callable[[int, int], range]) -> None:
+        self._ranks, self._share = ranks, share
         self._buckets = [_Bucket(parameters, ranks.world, backend) for parameters in buckets]
         self._shares: dict[int, list[list[Node]]] = {}
         self._going: list[tuple[_Bucket, Callable[[], None]]] = []  # buckets whose parts are on their way; the rest of their work
@@ -32,7 +32,9 @@ class Exchange:
 
     def send(self, number: int, held: Sequence[tuple[Node, Gradients]], count: int) -> None:
         """Called by all ranks in the same order. held: what this rank has of a step of `count` slots."""
-        shares = self._shares.setdefault(count, [nodes(share(count, rank, self._ranks.world), count) for rank in range(self._ranks.world)])
+        if count not in self._shares:
+            self._shares[count] = [nodes(self._share(count, rank), count) for rank in range(self._ranks.world)]
+        shares = self._shares[count]
         bucket = self._buckets[number]
         works = bucket.scatter(held, shares, self._ranks)
         self._going.append((bucket, partial(bucket.add, works, shares, count)))

@@ -55,7 +55,7 @@ class TorchWatch:
     def step(self, state: State, batch: Batch, lr: float, asked: Sequence[int]) -> Any:
         number, course = batch.step, self._course
         began = time.perf_counter()
-        if number == course.tracer:
+        if number == course.tracer < course.last:
             self._begin_trace()
         with self._kept.watching(state.model, self._marks) if number == course.last else nullcontext(), self._marks.waits():
             begin = self._marks.now()

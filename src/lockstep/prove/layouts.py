@@ -30,6 +30,11 @@ class Layout:
         return "jax" if self.strategy in JAX else "torch"
 
     @property
+    def deals(self) -> bool:
+        """Whether its devices may take unequal numbers of slots."""
+        return self.strategy in {"dp", "ddp"} and self.world > 1 and not self.rounds
+
+    @property
     def legs(self) -> "list[Layout]":
         return [self, *(self.then.legs if self.then else [])]
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from lockstep.core.balance import even
 from lockstep.core.config import Batch, Config
 from lockstep.core.facts import Facts
 from lockstep.core.machine import Machine
@@ -28,6 +29,7 @@ _STEPS = 2  # the second one has the optimizer's state and warm caches
 
 def probe_batch(config: Config) -> Facts:
     """Facts with what fitted. UserError: not even one sample does."""
+    config = even(config)  # a slot for uneven devices is never larger
     machine, facts = probe(), describe(config)
     made = plan(config, machine, facts)
     share = -(-made.batch // made.world)

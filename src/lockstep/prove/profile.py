@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from lockstep.core.config import Config, Loaded
-from lockstep.core.facts import Facts
+from lockstep.core.facts import Facts, Measure
 from lockstep.core.machine import Machine
 from lockstep.core.plan import Every, Plan, plan
 from lockstep.core.profile import Course, Found
@@ -86,13 +86,14 @@ def _traced(path: Path) -> Traced:
     return Traced(str(path), path.stat().st_size)
 
 
-def profile(loaded: Loaded, steps: int, top: int, trace: Path | None, json: bool) -> int:
-    """Prints what was found; returns the exit code. LockstepError: a rank failed, or the trace can't be written (after all else was printed)."""
+def profile(loaded: Loaded, steps: int, top: int, trace: Path | None, json: bool, known: Measure | None = None) -> int:
+    """known: measures what the plan is to know. Prints what was found; returns the exit code. LockstepError: a rank failed, or the trace can't be written (after all else was printed)."""
     config, machine = loaded.config, probe()
     place = Place(trace) if trace else None
     if place:
         place.check()
     facts = describe(config)
+    facts = known(config, machine, facts) if known else facts
     made = watched_plan(config, machine, facts, steps)
     if not json:
         click.echo(head(made, Course(timed=steps)), err=True)
@@ -112,13 +113,22 @@ def profile(loaded: Loaded, steps: int, top: int, trace: Path | None, json: bool
 
 def watched_plan(config: Config, machine: Machine, facts: Facts, steps: int) -> Plan:
     """The config's own plan, for as many steps as are watched; neither evaluated nor saved."""
-    made = plan(config, machine, facts)
-    return replace(made, steps=Course(timed=steps).steps, eval_samples=0, every=Every(made.every.log, 0, 0, 0))
+    return short(plan(config, machine, facts), Course(timed=steps))
+
+
+def short(made: Plan, course: Course) -> Plan:
+    """Only as many steps as are watched."""
+    return replace(made, steps=course.steps, eval_samples=0, every=Every(made.every.log, 0, 0, 0))
 
 
 def measure(config: Config, made: Plan, steps: int, ranks: Pool, home: Path, traced: bool = False, watched: Callable[..., Any] = watch_rank) -> Profile:
     """watched: what a rank does, replaced only to plant faults. RunError: a rank failed, with the last lines it wrote if it ended without a word."""
-    course, run = Course(timed=steps), Run(home / "run")
+    return watch(config, made, Course(timed=steps), ranks, home, traced, watched)
+
+
+def watch(config: Config, made: Plan, course: Course, ranks: Pool, home: Path, traced: bool, watched: Callable[..., Any]) -> Profile:
+    """As measure(), any course of it."""
+    run = Run(home / "run")
     run.logs.mkdir(parents=True)
     run.write(config, made, {}, {})
     try:

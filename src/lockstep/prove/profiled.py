@@ -14,6 +14,7 @@ from lockstep.units import show_bytes
 _KEPT = 4  # modules shown
 _NAMED = 40  # characters of an operation's name
 _SHAPED = 60
+_UNEVEN = 1.5  # times as long as the fastest: worth a remedy
 
 
 @dataclass(frozen=True)
@@ -93,11 +94,15 @@ def _slow(found: Profile) -> list[str]:
     """Who the others wait for."""
     if at := slowest(found.ranks, found.names):
         rank, most, least = at
-        return [f"slowest rank {rank}: {_ms(most)} ms of its own in a step, the fastest {_ms(least)} ms"]
+        return [f"slowest rank {rank}: {_ms(most)} ms of its own in a step, the fastest {_ms(least)} ms{_remedy(found.plan, most, least)}"]
     devices = found.ranks[0].computing()
     if not devices:
         return []
-    return [f"slowest device {devices.index(max(devices))}: {_ms(max(devices))} ms of forward and backward, the fastest {_ms(min(devices))} ms"]
+    return [f"slowest device {devices.index(max(devices))}: {_ms(max(devices))} ms of forward and backward, the fastest {_ms(min(devices))} ms{_remedy(found.plan, max(devices), min(devices))}"]
+
+
+def _remedy(plan: Plan, most: float, least: float) -> str:
+    return "; --balance measured would deal it fewer slots" if plan.divisible and not plan.slot_times and most > _UNEVEN * least else ""
 
 
 def _operations(found: Profile, top: int) -> list[str]:

@@ -37,6 +37,10 @@ def prove(loaded: Loaded, wanted: str | None, steps: int | None, json: bool) -> 
     if wanted is None and facts.own and not facts.own.elementwise:
         layouts = [layout for layout in layouts if not any("fsdp" in leg.strategy for leg in layout.legs)]
         left_out.append(f"fsdp: {facts.own.by} is not said to be elementwise")
+    balance = config.devices.balance
+    if balance != "even":
+        left_out.append(f"balance {balance}: layouts deal evenly; a list of speeds is obeyed where dp or ddp has as many devices" if isinstance(balance, str) else
+                        f"balance {' to '.join(f'{speed:g}' for speed in balance)}: obeyed where dp or ddp has {len(balance)} devices; other layouts deal evenly")
     if config.devices.compress != "none":
         left_out.append(f"compress {config.devices.compress}: it changes results, and is off here")
     with scratch("verify") as home, pool(max(layout.most for layout in layouts), home / "ranks.log", _PATIENCE) as ranks:

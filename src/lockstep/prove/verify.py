@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.checkpoint.format import load, name_of
+from lockstep.core.balance import even
 from lockstep.core.config import Batch, Config
 from lockstep.core.digest import combined, digest
 from lockstep.core.facts import Facts
@@ -63,7 +64,7 @@ class Trials:
     """Runs layouts of one config on warm ranks. rehearsal: what a rank does, replaced only to plant faults."""
 
     def __init__(self, config: Config, machine: Machine, facts: Facts, steps: int | None, on: str, pool: Pool, home: Path, rehearsal: Callable[..., Any] = rehearse) -> None:
-        own = plan(_alone(config, on), machine, facts) if config.batch.samples else plan(config, machine, facts)
+        own = plan(_alone(config, on) if config.batch.samples else even(config), machine, facts)
         self.batch, self.steps = own.batch, steps or min(STEPS, own.steps)
         self._slot = own.micro
         if self.steps > own.steps:
@@ -81,8 +82,13 @@ class Trials:
 
     def _laid_out(self, layout: Layout) -> Config:
         use = f"cpu:{layout.world}" if self._on == "cpu" else ",".join(str(gpu.index) for gpu in self._machine.devices[: layout.world])
-        devices = self._config.devices.model_copy(update={"use": use, "strategy": JAX.get(layout.strategy, layout.strategy), "shards": None, "compress": "none"})
+        devices = self._config.devices.model_copy(update={"use": use, "strategy": JAX.get(layout.strategy, layout.strategy), "shards": None, "compress": "none", "balance": self._balance(layout)})
         return self._config.model_copy(update={"engine": layout.engine, "devices": devices, "batch": self._batch(layout)})
+
+    def _balance(self, layout: Layout) -> str | tuple[float, ...]:
+        """The speeds that the config gives, where there are as many devices to deal by them."""
+        given = self._config.devices.balance
+        return given if not isinstance(given, str) and len(given) == layout.world and layout.deals else "even"
 
     def _batch(self, layout: Layout) -> Batch:
         if not self._config.train.exact:
@@ -146,7 +152,7 @@ class Trials:
 
 def _alone(config: Config, on: str) -> Config:
     """The config on one device, where its batch does not depend on how many there are."""
-    return config.model_copy(update={"devices": config.devices.model_copy(update={"use": "cpu" if on == "cpu" else config.devices.use, "strategy": "auto", "shards": None, "compress": "none"})})
+    return config.model_copy(update={"devices": config.devices.model_copy(update={"use": "cpu" if on == "cpu" else config.devices.use, "strategy": "auto", "shards": None, "compress": "none", "balance": "even"})})
 
 
 def verify(trials: Trials, layouts: Sequence[Layout], tolerance: float) -> Iterator[Verdict]:
