@@ -29,6 +29,7 @@ from lockstep.launch.files import Run as Files
 from lockstep.launch.prepare import make_plan
 from lockstep.observe.console import Plain
 from lockstep.observe.journal import read
+from lockstep.prove.machine import asked, predict
 
 Configured = str | os.PathLike[str] | Mapping[str, Any]
 _BOOKKEEPING = {"seconds", "best_loss", "best_step"}
@@ -81,7 +82,10 @@ class Run:
 def plan(config: Configured | None = None, **flags: Any) -> Plan:
     """What train() would do. config: a file, or its content as a mapping. flags: those of the command line, as names. UserError: anything that can't be honoured."""
     with _file(config) as file:
-        return make_plan(load_config(_parsed("plan", _arguments("plan", file, flags)), say=False))[0]
+        parsed = _parsed("plan", _arguments("plan", file, flags))
+        wanted = asked(*(parsed[name] for name in ("machine", "mfu", "bench", "chart")))
+        loaded = load_config(parsed, say=False)
+        return predict(loaded, wanted).served if wanted else make_plan(loaded)[0]
 
 
 def train(config: Configured | None = None, *, quiet: bool = False, **flags: Any) -> Run:

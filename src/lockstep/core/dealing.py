@@ -7,6 +7,7 @@ which reduces, is real on every device that has work at all. Dealing never sees 
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Generic, TypeVar
 
@@ -20,10 +21,15 @@ class Hand:
 
     rounds: tuple[tuple[int, int] | None, ...]
 
-    @property
+    @cached_property
     def spans(self) -> list[tuple[int, int]]:
         """The real slots, in the order in which they run."""
         return [span for span in self.rounds if span is not None]
+
+    @cached_property
+    def whole(self) -> list[tuple[int, int]]:
+        """The one interval that they fill; none, where there are none."""
+        return [(self.spans[0][0], self.spans[-1][1])] if self.spans else []
 
 
 def slots(samples: int, micro: int) -> list[tuple[int, int]]:
