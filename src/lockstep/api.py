@@ -29,6 +29,7 @@ from lockstep.launch.files import Run as Files
 from lockstep.launch.prepare import make_plan
 from lockstep.observe.console import Plain
 from lockstep.observe.journal import read
+from lockstep.prove.machine import asked, predict
 
 Configured = str | os.PathLike[str] | Mapping[str, Any]
 _BOOKKEEPING = {"seconds", "best_loss", "best_step"}
@@ -82,7 +83,10 @@ def plan(config: Configured | None = None, **flags: Any) -> Plan:
     """What train() would do. config: a file, or its content as a mapping. flags: those of the command line, as names. UserError: anything that can't be honoured."""
     with _file(config) as file:
         given = _parsed("plan", _arguments("plan", file, flags))
+        wanted = asked(*(given[name] for name in ("machine", "mfu", "bench", "chart")))
         loaded = load_config(given, say=False)
+        if wanted:
+            return predict(loaded, wanted).served
         return make_plan(loaded, probed(loaded) if given["probe_batch"] else None, measuring(loaded))[0]
 
 

@@ -17,6 +17,7 @@ from lockstep.flags import Option, Verb, config_options, dashes, load_config, te
 if TYPE_CHECKING:
     from lockstep.core.config import Loaded
     from lockstep.core.facts import Facts, Measure
+    from lockstep.prove.machine import Asked
 
 _LATER_VERBS = {"check", "bench", "init", "data", "submit", "ui"}
 
@@ -123,11 +124,23 @@ def _join(read: "Callable[[bool], Loaded]", headless: bool, *options: Any) -> No
 @cli.command(cls=Verb)
 @config_options
 @click.option("--json", "as_json", is_flag=True, help="the plan as JSON")
+@click.option("--machine", metavar="WORDS|FILE", help="on a machine that this is not: 8xH100, 4x8xH200 (hosts x devices), a JSON file; with predicted times")
+@click.option("--mfu", type=click.FloatRange(0, 1, min_open=True), help="--machine: share of a device's peak while it computes; 0.4 is assumed if not given")
+@click.option("--from", "bench", type=Path, metavar="BENCH.json", help="--machine: the share that `lockstep bench` measured on one device")
+@click.option("--chart", type=Path, metavar="FILE.png", help="--machine: efficiency over 1 to 1,024 devices, drawn")
 @_init_from
 @_probe
-def plan(as_json: bool, probe_batch: bool, init_from: Path | None, **flags: Any) -> None:
+def plan(as_json: bool, probe_batch: bool, init_from: Path | None, machine: str | None, mfu: float | None, bench: Path | None, chart: Path | None, **flags: Any) -> None:
     """What train would do, and why. Trains nothing."""
+    if machine is not None and (probe_batch or init_from):
+        raise click.UsageError(f"{'--probe-batch tries this machine' if probe_batch else '--init-from looks at weights here'}; --machine plans for another")
+    from lockstep.prove.machine import asked
+
+    wanted = asked(machine, mfu, bench, chart)
     loaded = load_config(flags, say=not as_json)
+    if wanted:
+        _plan_machine(loaded, as_json, wanted)
+        return
     import json
 
     from lockstep.core.config import flatten
@@ -141,6 +154,23 @@ def plan(as_json: bool, probe_batch: bool, init_from: Path | None, **flags: Any)
         click.echo(json.dumps({"plan": made.to_json(), "origins": loaded.origins, "formulas": facts.formulas, **({"weights": weights} if weights else {})}, indent=1))
     else:
         click.echo("\n".join([*(f"note   {note}" for note in (*loaded.notes, *weights)), table(made, loaded.origins, flatten(loaded.config), facts.formulas)]))
+
+
+def _plan_machine(loaded: "Loaded", as_json: bool, asked: "Asked") -> None:
+    """A plan that is refused ends the verb as it would end train, once all that would be served is shown."""
+    import json
+
+    from lockstep.core.config import flatten
+    from lockstep.observe.banner import table
+    from lockstep.prove.machine import predict
+
+    found = predict(loaded, asked)
+    if as_json:
+        click.echo(json.dumps({"plan": found.plan and found.plan.to_json(), "origins": loaded.origins, "formulas": found.facts.formulas, "predicted": found.json()}, indent=1))
+    else:
+        click.echo("\n".join([*(f"note   {note}" for note in loaded.notes), *([table(found.plan, loaded.origins, flatten(loaded.config), found.facts.formulas), ""] if found.plan else []), *found.lines()]))
+    if found.refused:
+        raise found.refused
 
 
 @cli.command(cls=Verb)

@@ -23,6 +23,15 @@ def parse_bytes(text: str) -> int:
     return int(float(number) * (1024 if binary else 1000) ** " KMGTP".index(prefix or " "))
 
 
+def parse_speed(text: str) -> float:
+    """'400 Gb/s' -> 5e10 bytes a second; '50 GB/s' the same. ValueError: neither."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT])([bB])/s", text.strip())
+    if not found:
+        raise ValueError("must be a number of bytes a second, or a speed such as 50 GB/s or 400 Gb/s")
+    number, prefix, unit = found.groups()
+    return float(number) * 1000.0 ** " KMGT".index(prefix) / (8 if unit == "b" else 1)
+
+
 def show_count(count: float) -> str:
     """1_058_176 -> '1.06M'."""
     power = min(int(math.log(abs(count), 1000) + 1e-12), len(_DECIMAL) - 1) if abs(count) >= 1 else 0
@@ -49,6 +58,14 @@ def show_seconds(seconds: float) -> str:
 def listed(words: Sequence[str]) -> str:
     """['1', '2', '3'] -> '1, 2 and 3'."""
     return " and ".join([*([", ".join(words[:-1])] if len(words) > 1 else []), *words[-1:]])
+
+
+def show_time(seconds: float) -> str:
+    """Three figures, whatever the size: 0.0083 -> '8.3 ms'; 75 -> '75 s'."""
+    for size, unit in ((1.0, "s"), (1e-3, "ms")):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}" if seconds / size < 1000 else f"{seconds / size:.0f} {unit}"
+    return f"{seconds * 1e6:.3g} us"
 
 
 def some(names: Sequence[str]) -> str:

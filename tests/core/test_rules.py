@@ -26,7 +26,7 @@ def test_the_first_match_rules() -> None:
     assert rules.of("norm", matrix=False) == Rule(1.0, 0.0, False)
     assert rules.facts(NAMES, fixed=["head.weight"]) == {"trainable": 104, "groups": (
         "*.bias: weight decay 0.5 (1 parameter, 4 scalars: encoder.0.bias)", "embed*: lr x 0.1 (1 parameter, 100 scalars: embed.weight)",
-        "encoder.*: frozen (1 parameter, 40 scalars: encoder.0.weight)")}
+        "encoder.*: frozen (1 parameter, 40 scalars: encoder.0.weight)"), "frozen": ("encoder.0.weight", "head.weight")}
 
 
 def test_a_config_keeps_its_groups() -> None:

@@ -92,7 +92,7 @@ class Rules:
         trained = {name: size for name, size in sizes.items() if name not in fixed and not self.frozen(name)}
         if self._groups and not sum(trained.values()):
             raise UserError("nothing is left to train: what the groups leave is frozen by the model itself", "a narrower `match` for what is frozen", _KEY)
-        return {"trainable": sum(trained.values()), "groups": tuple(said)}
+        return {"trainable": sum(trained.values()), "groups": tuple(said), "frozen": tuple(name for name in sizes if name not in trained)}
 
 
 def _idle(number: int, group: Group, matched: Sequence[str], names: Sequence[str]) -> UserError:

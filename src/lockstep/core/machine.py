@@ -3,19 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["cpu", "cuda"]
+from lockstep.core.catalogue import peak
 
-# Dense peak in FLOP/s by part of the device's name. Sources: NVIDIA data sheets of each product (SXM where there are several; without sparsity).
-_PEAKS: dict[str, dict[str, float]] = {
-    "H200": {"bf16": 989e12, "f16": 989e12, "f32": 67e12, "f64": 34e12},
-    "H100 PCIe": {"bf16": 756e12, "f16": 756e12, "f32": 51e12, "f64": 26e12},
-    "H100": {"bf16": 989e12, "f16": 989e12, "f32": 67e12, "f64": 34e12},
-    "A100": {"bf16": 312e12, "f16": 312e12, "f32": 19.5e12, "f64": 9.7e12},
-    "L40S": {"bf16": 362e12, "f16": 362e12, "f32": 91.6e12},
-    "RTX 4090": {"bf16": 165e12, "f16": 165e12, "f32": 82.6e12},
-    "RTX 3090": {"bf16": 71e12, "f16": 71e12, "f32": 35.6e12},
-    "V100": {"f16": 125e12, "f32": 15.7e12, "f64": 7.8e12},
-}
+Kind = Literal["cpu", "cuda"]
 
 
 @dataclass(frozen=True)
@@ -35,10 +25,7 @@ class Device:
 
     def peak(self, precision: str) -> float | None:
         """Dense FLOP/s at this precision, None where no data sheet is on file."""
-        for part, peaks in _PEAKS.items():
-            if part in self.name:
-                return peaks.get(precision)
-        return None
+        return peak(self.name, precision)
 
 
 @dataclass(frozen=True)

@@ -62,10 +62,17 @@ def _devices(plan: Plan) -> str:
     return f"{shown}; {plan.because['devices']}"
 
 
+def _places(plan: Plan) -> str:
+    """Those of one host, and how many hosts there are."""
+    places = list(dict.fromkeys(device.place for device in plan.devices)) if plan.devices[0].kind != "cpu" else [device.place for device in plan.devices]
+    hosts = plan.world // len(places)
+    return ", ".join(places) + (f" on {hosts} hosts" if hosts > 1 else "")
+
+
 def decisions(plan: Plan) -> dict[str, str]:
     """What was decided, in words, by its name in `because`."""
     return {
-        "devices": ", ".join(device.place for device in plan.devices), "strategy": plan.strategy, "sync": plan.backend, "precision": plan.precision,
+        "devices": _places(plan), "strategy": plan.strategy, "sync": plan.backend, "precision": plan.precision,
         "batch": arithmetic(plan), "micro": f"{plan.micro} samples a slot", "steps": str(plan.steps), "lr": f"{plan.schedule.peak:.6g}", "threads": f"{plan.threads} a rank",
         **({"balance": _balance(plan)} if "balance" in plan.because else {}),
     }

@@ -1,7 +1,7 @@
 """From a task's model to one that is ready to be laid out: number format, blocks, recompute, and real values for what was made on the meta device."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -20,6 +20,7 @@ Value = Callable[[str, torch.Tensor], None]  # fills a parameter, given by its n
 _KEPT = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default, torch.ops.aten.convolution.default,
          torch.ops.aten._scaled_dot_product_flash_attention.default, torch.ops.aten._scaled_dot_product_efficient_attention.default,
          torch.ops.aten._scaled_dot_product_cudnn_attention.default, torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default}
+_ROUNDED = {nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d}
 
 
 @contextmanager
@@ -77,6 +78,25 @@ def recompute(model: nn.Module, how: Recompute) -> None:
 
 def _policy(context: Any, operation: Any, *arguments: Any, **keywords: Any) -> CheckpointPolicy:
     return CheckpointPolicy.MUST_SAVE if operation in _KEPT else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def rounded(part: nn.Module, among: Iterable[nn.Module]) -> list[nn.Module]:
+    """Of the modules of a part those whose own weights autocast rounds before every use, and nobody else uses."""
+    uses = Counter(id(parameter) for module in part.modules() for parameter in module.parameters(recurse=False))
+    return [module for module in among if type(module) in _ROUNDED and module is not part and all(uses[id(parameter)] == 1 for parameter in module.parameters(recurse=False))]
+
+
+def gathered(model: nn.Module) -> dict[str, tuple[str, ...]]:
+    """Facts' inside and rounded of a model, which may be on the meta device."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    parts = blocks(model)
+    within = {id(module) for block in parts for module in block.modules()}
+    narrow = [module for block in parts for module in rounded(block, block.modules())] + rounded(model, [module for module in model.modules() if id(module) not in within])
+
+    def of(modules: Iterable[nn.Module]) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(names[id(parameter)] for module in modules for parameter in module.parameters(recurse=False)))
+
+    return {"inside": of(module for block in parts for module in block.modules()), "rounded": of(narrow)}
 
 
 class Filler:

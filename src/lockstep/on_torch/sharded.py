@@ -19,10 +19,9 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from lockstep.core.plan import Plan
 from lockstep.core.protocols import Slot
 from lockstep.errors import UserError
-from lockstep.on_torch.build import blocks
+from lockstep.on_torch.build import blocks, rounded
 from lockstep.on_torch.collectives import GatherPairs, Ranks, ScatterPairs
 
-_ROUNDED = {nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d}  # autocast rounds their weights before use
 _NARROW = {"bf16": torch.bfloat16, "f16": torch.float16}
 
 
@@ -74,10 +73,9 @@ class FSDP:
             if module is not part and any(parameter.is_complex() for parameter in module.parameters(recurse=False)):
                 fully_shard(module, **how)
         narrow = _NARROW.get(self._plan.precision)
-        shared = _shared(part)
-        rounded = [module for module in rest if type(module) in _ROUNDED and module is not part and not any(id(p) in shared for p in module.parameters(recurse=False))]
-        if narrow and rounded:
-            fully_shard(rounded, mp_policy=MixedPrecisionPolicy(narrow, torch.float32, cast_forward_inputs=False), **how)
+        two_bytes = rounded(part, rest) if narrow else []
+        if two_bytes:
+            fully_shard(two_bytes, mp_policy=MixedPrecisionPolicy(narrow, torch.float32, cast_forward_inputs=False), **how)
         fully_shard(part, mp_policy=MixedPrecisionPolicy(cast_forward_inputs=False), **how)
         for module in self._sharded(part):
             if any(parameter.is_complex() for parameter in module.parameters(recurse=False)):
@@ -140,12 +138,3 @@ def _check_shareable(model: nn.Module) -> None:
         kinds = {parameter.is_complex() for parameter in module.parameters(recurse=False)}
         if len(kinds) > 1:
             raise UserError(f"fsdp: {name or 'the model'} holds complex and real parameters side by side", "put the complex ones in a module of their own, or --strategy ddp", "model")
-
-
-def _shared(part: nn.Module) -> set[int]:
-    """Parameters that more than one module uses."""
-    seen: dict[int, int] = {}
-    for module in part.modules():
-        for parameter in module.parameters(recurse=False):
-            seen[id(parameter)] = seen.get(id(parameter), 0) + 1
-    return {key for key, count in seen.items() if count > 1}

@@ -66,6 +66,7 @@ class LanguageTask:
             formulas={
                 "flops": f"6 x {matrices} matrix weights + 6 x layers x hidden x length (causal attention), a token; Kaplan et al. 2020, Chowdhery et al. 2022",
                 "bytes_per_sample": f"4 B x length x (layers x (8 hidden + 2 kv + 4 inner{' + 2 heads x length' if scores else ''}) + 2 hidden + 3 vocab), counted from torch_model.py"},
+            inside=tuple(name for name in sizes if name.startswith("layers.")), rounded=tuple(name for name in sizes if "norm" not in name and not name.startswith("embed_tokens")),
             arrays=self.shapes(), aliases={"lm_head.weight": "embed_tokens.weight"} if f.tie_embeddings else {},
             reference={"unigram_entropy": self.corpus.entropy, "tokens": self.corpus.count, "vocabulary": self.vocab},
         )

@@ -15,7 +15,7 @@ from lockstep.core.facts import OwnOptimizer
 from lockstep.core.mean import Mean
 from lockstep.core.protocols import Arrays, Stored
 from lockstep.errors import RunError, UserError
-from lockstep.on_torch.build import blocks, cast, freeze, seeded
+from lockstep.on_torch.build import blocks, cast, freeze, gathered, seeded
 from lockstep.on_torch.dropout import key_dropout, unkeyed
 from lockstep.on_torch.norms import Rows as Keys
 from lockstep.on_torch.norms import coupled
@@ -49,7 +49,7 @@ class TorchOwn(OwnTask):
         return {
             **groups, "own": self._own_optimizer(model), "params": sum(map(_scalars, model.parameters())), "blocks": len(parts), "block_params": max(parts),
             "coupled": (*getattr(self._own, "coupled", ()), *coupled(model)),
-            **outline(model), "unkeyed": unkeyed(model), "keyed": key_dropout(model, Keys(), 0),  # on this outline only, to learn their names
+            **outline(model), **gathered(model), "unkeyed": unkeyed(model), "keyed": key_dropout(model, Keys(), 0),  # on this outline only, to learn their names
         }
 
     def model(self) -> nn.Module:
