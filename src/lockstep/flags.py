@@ -41,7 +41,7 @@ _VALUES: list[tuple[tuple[str, ...], str, Any, str]] = [
     (("--cssm",), "model.cssm", str, ""),
 ]
 _HIDDEN = {"--mode", "--arch", "--cssm"}
-_LATER = {"--compile", "--machine"}
+_LATER = {"--compile", "--machine", "--suite"}
 
 
 def dashes(name: str) -> str:

@@ -93,12 +93,13 @@ def profile(loaded: Loaded, steps: int, top: int, trace: Path | None, json: bool
     if place:
         place.check()
     facts = describe(config)
-    made = watched_plan(config, machine, facts, steps)
+    course = Course(timed=steps)
+    made = watched_plan(config, machine, facts, course)
     if not json:
-        click.echo(head(made, Course(timed=steps)), err=True)
+        click.echo(head(made, course), err=True)
     failed: OSError | None = None
     with scratch("profile") as home, pool(made.processes, home / "ranks.log", _PATIENCE) as ranks:
-        found = measure(config, made, steps, ranks, home, place is not None)
+        found = measure(config, made, course, ranks, home, place is not None)
         try:
             traces = place.publish(found.ranks) if place else []
         except OSError as error:
@@ -110,15 +111,15 @@ def profile(loaded: Loaded, steps: int, top: int, trace: Path | None, json: bool
     return 0
 
 
-def watched_plan(config: Config, machine: Machine, facts: Facts, steps: int) -> Plan:
+def watched_plan(config: Config, machine: Machine, facts: Facts, course: Course) -> Plan:
     """The config's own plan, for as many steps as are watched; neither evaluated nor saved."""
     made = plan(config, machine, facts)
-    return replace(made, steps=Course(timed=steps).steps, eval_samples=0, every=Every(made.every.log, 0, 0, 0))
+    return replace(made, steps=course.steps, eval_samples=0, every=Every(made.every.log, 0, 0, 0))
 
 
-def measure(config: Config, made: Plan, steps: int, ranks: Pool, home: Path, traced: bool = False, watched: Callable[..., Any] = watch_rank) -> Profile:
-    """watched: what a rank does, replaced only to plant faults. RunError: a rank failed, with the last lines it wrote if it ended without a word."""
-    course, run = Course(timed=steps), Run(home / "run")
+def measure(config: Config, made: Plan, course: Course, ranks: Pool, home: Path, traced: bool = False, watched: Callable[..., Any] = watch_rank) -> Profile:
+    """traced: the profiler's traces are kept. watched: what a rank does, replaced only to plant faults. RunError: a rank failed, with the last lines it wrote if it ended without a word."""
+    run = Run(home / "run")
     run.logs.mkdir(parents=True)
     run.write(config, made, {}, {})
     try:
