@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from lockstep.core.facts import Facts, Measure
     from lockstep.prove.machine import Asked
 
-_LATER_VERBS = {"check", "bench", "init", "data", "submit", "ui"}
+_LATER_VERBS = {"check", "init", "data", "submit", "ui"}
 
 
 class Verbs(click.Group):
@@ -205,6 +205,43 @@ def profile(steps: int, top: int, trace: Path | None, as_json: bool, **flags: An
 
     loaded = load_config(flags, say=not as_json)
     sys.exit(measured(loaded, steps, top, trace, as_json, measuring(loaded)))
+
+
+@cli.command(cls=Verb)
+@config_options
+@click.option("--worlds", metavar="1,2,4", help="numbers of devices; 1, 2, 4, ... and all that there are if not given (at most 8 CPU ranks)")
+@click.option("--strategies", metavar="ddp,dp", help="what to try on several devices; the config's own, or ddp,dp,fsdp (engine jax: dp,fsdp) if not given")
+@click.option("--steps", type=click.IntRange(1, 10_000), default=20, show_default=True, help="optimizer steps that are timed, in each layout")
+@click.option("--warm", type=click.IntRange(1, 1000), default=5, show_default=True, help="steps before them that are thrown away")
+@click.option("--collectives", is_flag=True, help="without a config: all-reduce, all-gather, reduce-scatter from 4 KiB up, their latency and bandwidth")
+@click.option("--to", type=Path, metavar="DIR", help="where bench.json, bench.html and bench.png go; bench/NAME-TIME if not given")
+@click.option("--json", "as_json", is_flag=True, help="the figures as JSON on stdout, and no files unless --to asks for them")
+def bench(worlds: str | None, strategies: str | None, steps: int, warm: int, collectives: bool, to: Path | None, as_json: bool, **flags: Any) -> None:
+    """Throughput, speed-up, efficiency and memory, by number of devices and strategy. Trains a few steps of each in throw-away processes."""
+    signal.signal(signal.SIGTERM, terminated)
+    from lockstep.launch.cluster import started
+
+    if started(os.environ):
+        raise click.UsageError("bench starts its ranks itself: run it by itself, not under torchrun or srun")
+    if collectives:
+        _check_collectives(click.get_current_context())
+        from lockstep.prove.collectives import bench_collectives
+
+        sys.exit(bench_collectives(load_config({**flags, "global_batch": 1}, say=not as_json).config, worlds, to, as_json))
+    from lockstep.core.profile import Course
+    from lockstep.prove.bench import bench as measured
+
+    if flags["warmup"] is not None:
+        click.echo(f"note   --warmup {flags['warmup']} is the learning rate's; --warm N are the steps that are thrown away", err=True)
+    sys.exit(measured(load_config(flags, say=not as_json), worlds, strategies, Course(warm, steps, 0), to, as_json))
+
+
+def _check_collectives(context: click.Context) -> None:
+    """A flag that says nothing to them is refused."""
+    taken = {"collectives", "worlds", "to", "as_json", "devices", "gpus", "num_gpus", "sync_backend"}
+    for parameter in context.command.params:
+        if parameter.name not in taken and context.get_parameter_source(str(parameter.name)) == click.core.ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"--collectives trains nothing, so {parameter.opts[0]} says nothing to it; it takes --devices, --gpus, --sync-backend, --worlds, --to, --json")
 
 
 @cli.command(context_settings={"allow_interspersed_args": False}, options_metavar="[OPTIONS] [-m]")

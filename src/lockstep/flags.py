@@ -42,7 +42,7 @@ _VALUES: list[tuple[tuple[str, ...], str, Any, str]] = [
     (("--cssm",), "model.cssm", str, ""),
 ]
 _HIDDEN = {"--mode", "--arch", "--cssm"}
-_LATER = {"--compile"}
+_LATER = {"--compile", "--suite"}
 
 
 def dashes(name: str) -> str:

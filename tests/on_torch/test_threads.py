@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
@@ -100,3 +101,23 @@ def test_closing_leaves_no_thread_and_none_was_a_daemon() -> None:
     assert not any(thread.daemon for thread in mine)
     team.close()
     assert not any(thread.is_alive() for thread in mine)
+
+
+def test_operations_keep_to_the_threads_of_who_made_the_team() -> None:
+    """OpenMP would start as many as there are cores for each job, so that the jobs of a plan would fight for them."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    team = Team(2)
+    large = torch.ones(600, 600)
+
+    def multiply() -> None:
+        large @ large
+
+    try:
+        team.run([threading.get_ident] * 2)
+        there = psutil.Process().num_threads()
+        team.run([multiply] * 2)
+        assert psutil.Process().num_threads() == there
+    finally:
+        team.close()
+        torch.set_num_threads(before)

@@ -9,6 +9,7 @@ import pytest
 import slow
 from commands import lockstep, refused, write_config
 
+from lockstep.core.profile import Course
 from lockstep.errors import RunError
 from lockstep.launch.describe import describe
 from lockstep.launch.profiling import watch_rank
@@ -19,7 +20,7 @@ from lockstep.prove.profiled import as_json, as_text
 from tiny import MACHINE, config_of, tiny_values
 from worlds import Pool
 
-STEPS = 4
+COURSE = Course(timed=4)
 Run = Callable[..., dict[str, Any]]
 
 
@@ -31,7 +32,7 @@ def profiled(pool: Pool, corpus: Path, tmp_path: Path) -> Run:
         threads = {"threads": 1} if engine == "torch" else {}  # which spin where others want the cores
         values = tiny_values(corpus, data={"source": str(corpus), "prefetch": 0}, devices={"use": f"cpu:{world}", "strategy": strategy, **threads}, train={"steps": 5, "precision": "f32"})
         config = config_of({**values, "engine": engine})
-        found = measure(config, watched_plan(config, MACHINE, describe(config), STEPS), STEPS, ranks, tmp_path, watched=watched)
+        found = measure(config, watched_plan(config, MACHINE, describe(config), COURSE), COURSE, ranks, tmp_path, watched=watched)
         assert "costly" in as_text(found, 3)
         said: dict[str, Any] = json.loads(as_json(found, "tiny", 400))
         for one in said["ranks"]:

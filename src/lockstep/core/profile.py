@@ -25,7 +25,7 @@ MEANING = {
 
 @dataclass(frozen=True)
 class Course:
-    """The steps of a profile, in this order. The last one is for what is asked of a step, not timed. traced 0: no profiler."""
+    """The steps of a profile, in this order. The last one is for what is asked of a step, not timed. traced 0: by the clock alone, and nothing is asked."""
 
     warm: int = 3
     timed: int = 10
@@ -33,7 +33,7 @@ class Course:
 
     @property
     def steps(self) -> int:
-        return self.last + 1
+        return self.last + 1 if self.traced else self.tracer
 
     @property
     def tracer(self) -> int:
@@ -68,7 +68,7 @@ class Operation:
 
 @dataclass(frozen=True)
 class Found:
-    """One rank's. traced: seconds of a step under the profiler. memory: bytes by plan term, of one device. kept: bytes for backward by module.
+    """One rank's. traced: seconds of a step under the profiler, 0 without. memory: bytes by plan term, of one device. kept: bytes for backward by module.
     peaks: bytes by device. first: seconds of the first step. queueing: seconds that the host takes to queue one, where the device computes meanwhile. trace: its file."""
 
     rank: int
@@ -115,6 +115,11 @@ def mean_parts(found: Sequence[Found], names: Sequence[str]) -> dict[str, float]
 def durations(found: Sequence[Found]) -> list[float]:
     """Of each step, the slowest rank's: what a step takes."""
     return [max(step.seconds for step in steps) for steps in zip(*(one.steps for one in found), strict=True)]
+
+
+def rate(found: Sequence[Found]) -> float:
+    """Samples a second, at the median step: what a busy machine did to a few steps does not count."""
+    return found[0].steps[0].samples / statistics.median(durations(found))
 
 
 def operations(found: Sequence[Found]) -> list[Operation]:

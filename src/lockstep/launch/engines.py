@@ -36,11 +36,11 @@ def take_seat(plan: Plan, rank: Rank, store: Any, coordinator: str | None) -> Se
     return _join_jax(plan, rank, coordinator) if plan.engine == "jax" else _join_torch(plan, rank, store)
 
 
-def warm_seat(plan: Plan, index: int, group: Any) -> Seat:
-    """In a process that torch made a rank of `group` before, and that will do more than this."""
+def warm_seat(plan: Plan, index: int, group: Any, more: bool = True) -> Seat:
+    """In a process that torch made a rank of `group` before. more: it will do more than this, on other numbers of devices."""
     if plan.engine == "jax":
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # torch may want the same GPU's memory next
-        return _jax_seat(plan, index, least=_SPARE)
+        return _jax_seat(plan, index, least=_SPARE if more else 1)
     return _torch_seat(plan, index, group if plan.backend != "none" else None, _torch_devices(plan, index))
 
 

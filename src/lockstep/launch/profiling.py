@@ -37,12 +37,12 @@ class Watched:
 
 
 def watch_rank(index: int, group: Any, argument: str, course: Course, traced: bool) -> Found:
-    """Train as a rank of `group`, watched. traced: the trace is left in the run's directory, too."""
+    """Train as a rank of `group`, watched, with as many devices as a run would have (spare ones would bring XLA threads). traced: the trace is left in the run's directory, too."""
     attempt = Attempt.from_json(argument)
     run = Run(Path(attempt.run))
     plan, config = run.read_plan(), run.read_config(Tasks())
     task = open_task(config, str(cache_home()))
-    engine = warm_seat(plan, index, group).engine(task, config.optimizer)
+    engine = warm_seat(plan, index, group, more=False).engine(task, config.optimizer)
     watch = watch_of(engine, plan, course, run.home, run.home / f"trace-{index}.json.gz" if traced else None)
     watched: Any = Watched(engine, watch)
     train_rank(attempt, plan, config, Rank(index, index, plan.processes), watched, task, Requests(None), Unsaved())

@@ -174,8 +174,12 @@ class JaxEngine:
         add = jax.jit(jax.shard_map(lambda ones: jax.lax.psum(ones.sum(), AXIS), mesh=self._mesh, in_specs=PartitionSpec(AXIS), out_specs=PartitionSpec(), check_vma=False))
         return float(add(self._placed(np.ones(len(self._own), np.float32))))
 
+    def peaks(self) -> tuple[int, ...]:
+        """By device of this process."""
+        return tuple(map(self._memory, self._own))
+
     def peak_memory(self) -> int:
-        return max(map(self._memory, self._own))
+        return max(self.peaks())
 
     def close(self) -> None: ...
 

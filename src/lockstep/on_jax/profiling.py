@@ -56,12 +56,11 @@ class JaxWatch:
         done = self._engine.step(state, batch, lr, asked)
         called = time.perf_counter()
         self._taken.append(_Taken(batch.wait, batch.samples, began, called, self._waiter.submit(_done, done[1].values)))
-        if number == 0 or number > course.tracer:
+        if number == 0 or number >= course.tracer - 1:
             self._taken[-1].done.result()
-        if number == course.tracer:
-            self._taken[-1].done.result()
-            self._peaks = (self._engine.peak_memory(),) * len(self._engine.plan.held_by(0))
-        if number == course.last - 1:
+        if number == course.tracer - 1:
+            self._peaks = self._engine.peaks()  # before the profiler adds to them
+        if course.traced and number == course.last - 1:
             self._end_trace(done[0], batch)
         return done
 
@@ -69,7 +68,7 @@ class JaxWatch:
         course, taken = self._course, self._taken
         self._waiter.shutdown()
         steps = [_step(before.done.result(), this) for before, this in zip(taken[course.warm - 1 :], taken[course.warm : course.tracer], strict=False)]
-        traced = statistics.mean(this.done.result() - this.began for this in taken[course.tracer + 1 : course.last])
+        traced = statistics.mean(this.done.result() - this.began for this in taken[course.tracer + 1 : course.last]) if course.traced else 0.0
         queueing = statistics.median(this.called - this.began for this in taken[course.warm : course.tracer])
         return Found(0, tuple(steps), traced, self._operations, self._memory, self._peaks, taken[0].done.result() - taken[0].began, queueing=queueing, trace=str(self._trace) if self._trace else None)
 

@@ -53,13 +53,17 @@ class ThreadPeer:
 
 
 class Team:
-    """`count` threads, made once: job k of every run is done by thread k. peers: for each thread, what its job adds up with."""
+    """`count` threads, made once: job k of every run is done by thread k. peers: for each thread, what its job adds up with.
+
+    Inside an operation each works with as many threads as the one that makes the team: torch says so of a new thread, but
+    OpenMP gives it all cores until it is told.
+    """
 
     def __init__(self, count: int) -> None:
         self._barrier = Barrier(count)
         boards: _Boards = ([None] * count, [None] * count)
         self.peers = [ThreadPeer(index, self._barrier, boards) for index in range(count)]
-        self._threads = [ThreadPoolExecutor(1, f"lockstep-dp-{index}") for index in range(count)]  # joined at exit too, where nobody closes
+        self._threads = [ThreadPoolExecutor(1, f"lockstep-dp-{index}", torch.set_num_threads, (torch.get_num_threads(),)) for index in range(count)]  # joined at exit too, where nobody closes
 
     def run(self, jobs: Sequence[Callable[[], T]]) -> list[T]:
         """All jobs at once; their results, once all have ended. What the first to fail raised is raised then.

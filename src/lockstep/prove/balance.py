@@ -29,7 +29,7 @@ from lockstep.errors import UserError
 from lockstep.launch.describe import cache_home
 from lockstep.launch.pool import Pool, pool
 from lockstep.launch.profiling import watch_rank
-from lockstep.prove.profile import short, watch
+from lockstep.prove.profile import measure, short
 from lockstep.prove.profiled import Profile
 from lockstep.prove.scratch import scratch
 from lockstep.units import listed
@@ -94,7 +94,7 @@ def _trial(config: Config, machine: Machine, facts: Facts, size: int | None, par
 
 def _tried(config: Config, made: Plan, ranks: Pool, home: Path, watched: Callable[..., Any]) -> tuple[float, list[float]]:
     """(seconds of a step beside forward and backward, those of each device's forward and backward in a step)."""
-    found = watch(even(config), made, _COURSE, ranks, home, False, watched)
+    found = measure(even(config), made, _COURSE, ranks, home, watched=watched)
     shutil.rmtree(home / "run")
     own = _computing(found)
     return max(0.0, statistics.median(durations(found.ranks)) - max(own)), own

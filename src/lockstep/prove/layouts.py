@@ -1,4 +1,4 @@
-"""What `lockstep verify` calls layouts: how a model lies on devices, and which of them it tries where nobody says."""
+"""What `lockstep verify` and `lockstep bench` call layouts: how a model lies on devices, and which of them they try where nobody says."""
 
 import re
 from collections.abc import Sequence
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import get_args
 
 from lockstep.core.config import StrategyName
+from lockstep.core.document import suggest
 from lockstep.errors import UserError
 
 JAX = {"jax": "dp", "jax-fsdp": "fsdp"}  # what layouts of engine jax are called -> its strategies
@@ -84,3 +85,32 @@ def _torch_layouts(worlds: Sequence[int], accumulates: bool) -> list[Layout]:
     if accumulates:
         found += [Layout("single", 1, 4), Layout("ddp", 2, 4), Layout("fsdp", worlds[-1], 4)]
     return [*found, Layout("ddp", 2, None, Layout("fsdp", worlds[-1]))]
+
+
+def parse_worlds(text: str) -> list[int]:
+    """'4,1,2' -> [1, 2, 4]. UserError: none of these."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(re.fullmatch(r"[1-9]\d{0,2}", part) and int(part) <= 256 for part in parts):
+        raise UserError(f"--worlds {text!r} is no list of numbers of devices", "for example --worlds 1,2,4, each between 1 and 256", "--worlds")
+    return sorted(set(map(int, parts)))
+
+
+def default_worlds(devices: int) -> list[int]:
+    """1, 2, 4, ... and all of them."""
+    return sorted({1, devices, *(1 << power for power in range(devices.bit_length()) if 1 << power <= devices)})
+
+
+def parse_strategies(text: str) -> list[str]:
+    """UserError: one of them is none."""
+    names = list(dict.fromkeys(part.strip() for part in text.split(",")))
+    for name in names:
+        if name not in get_args(StrategyName):
+            raise UserError(f"--strategies: {name!r} is no strategy", suggest(name, get_args(StrategyName)) or f"some of {', '.join(get_args(StrategyName))}", "--strategies")
+    return names
+
+
+def bench_layouts(worlds: Sequence[int], strategies: Sequence[str] | None, engine: str) -> list[Layout]:
+    """The smallest world first. strategies None: what suits the engine. One device has nothing to share, so there it is `single`, whatever the strategy."""
+    names = strategies or {"torch": ["ddp", "dp", "fsdp"], "jax": ["dp", "fsdp"]}[engine]
+    several = [name for name in names if name != "single"]
+    return [layout for world in worlds for layout in ([Layout("single", 1)] if world == 1 else [Layout(name, world) for name in several])]

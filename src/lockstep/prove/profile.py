@@ -94,12 +94,13 @@ def profile(loaded: Loaded, steps: int, top: int, trace: Path | None, json: bool
         place.check()
     facts = describe(config)
     facts = known(config, machine, facts) if known else facts
-    made = watched_plan(config, machine, facts, steps)
+    course = Course(timed=steps)
+    made = watched_plan(config, machine, facts, course)
     if not json:
-        click.echo(head(made, Course(timed=steps)), err=True)
+        click.echo(head(made, course), err=True)
     failed: OSError | None = None
     with scratch("profile") as home, pool(made.processes, home / "ranks.log", _PATIENCE) as ranks:
-        found = measure(config, made, steps, ranks, home, place is not None)
+        found = measure(config, made, course, ranks, home, place is not None)
         try:
             traces = place.publish(found.ranks) if place else []
         except OSError as error:
@@ -111,9 +112,9 @@ def profile(loaded: Loaded, steps: int, top: int, trace: Path | None, json: bool
     return 0
 
 
-def watched_plan(config: Config, machine: Machine, facts: Facts, steps: int) -> Plan:
+def watched_plan(config: Config, machine: Machine, facts: Facts, course: Course) -> Plan:
     """The config's own plan, for as many steps as are watched; neither evaluated nor saved."""
-    return short(plan(config, machine, facts), Course(timed=steps))
+    return short(plan(config, machine, facts), course)
 
 
 def short(made: Plan, course: Course) -> Plan:
@@ -121,13 +122,8 @@ def short(made: Plan, course: Course) -> Plan:
     return replace(made, steps=course.steps, eval_samples=0, every=Every(made.every.log, 0, 0, 0))
 
 
-def measure(config: Config, made: Plan, steps: int, ranks: Pool, home: Path, traced: bool = False, watched: Callable[..., Any] = watch_rank) -> Profile:
-    """watched: what a rank does, replaced only to plant faults. RunError: a rank failed, with the last lines it wrote if it ended without a word."""
-    return watch(config, made, Course(timed=steps), ranks, home, traced, watched)
-
-
-def watch(config: Config, made: Plan, course: Course, ranks: Pool, home: Path, traced: bool, watched: Callable[..., Any]) -> Profile:
-    """As measure(), any course of it."""
+def measure(config: Config, made: Plan, course: Course, ranks: Pool, home: Path, traced: bool = False, watched: Callable[..., Any] = watch_rank) -> Profile:
+    """traced: the profiler's traces are kept. watched: what a rank does, replaced only to plant faults. RunError: a rank failed, with the last lines it wrote if it ended without a word."""
     run = Run(home / "run")
     run.logs.mkdir(parents=True)
     run.write(config, made, {}, {})

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lockstep.core.plan import Plan
-from lockstep.core.profile import MEANING, PARTS, Course, Found, Operation, durations, mean_parts, operations, slowest
+from lockstep.core.profile import MEANING, PARTS, Course, Found, Operation, durations, mean_parts, operations, rate, slowest
 from lockstep.observe.banner import arithmetic
 from lockstep.units import show_bytes
 
@@ -56,10 +56,9 @@ def _ms(seconds: float) -> str:
 
 def _step(found: Profile) -> list[str]:
     took = durations(found.ranks)
-    samples = found.ranks[0].steps[0].samples
     left_out = found.course.timed - len(took)
     short = f"; {left_out} of {found.course.timed} were an epoch's short tail, and are left out" if left_out else ""
-    return [f"step   {_ms(statistics.median(took))} ms median ({_ms(min(took))} to {_ms(max(took))}) of {len(took)} steps; {samples / statistics.mean(took):.4g} samples/s{short}",
+    return [f"step   {_ms(statistics.median(took))} ms median ({_ms(min(took))} to {_ms(max(took))}) of {len(took)} steps; {rate(found.ranks):.4g} samples/s{short}",
             f"       the first step took {found.ranks[0].first:.2f} s" + (", compiling (or reading what was compiled before) included" if found.plan.engine == "jax" else "")]
 
 
@@ -154,15 +153,12 @@ def _traces(found: Profile) -> list[str]:
 
 
 def as_json(found: Profile, name: str, top: int) -> str:
-    plan, took = found.plan, durations(found.ranks)
+    plan = found.plan
     at = slowest(found.ranks, found.names)
     return json.dumps({
         "config": name, "engine": plan.engine, "strategy": plan.strategy, "backend": plan.backend, "world": plan.world, "processes": plan.processes, "precision": plan.precision,
         "batch": plan.batch, "micro": plan.micro, "rounds": plan.rounds, "device": plan.devices[0].name,
-        "steps": {"warm_up": found.course.warm, "timed": len(took), "profiled": found.course.traced},
-        "seconds": {"median": statistics.median(took), "mean": statistics.mean(took), "min": min(took), "max": max(took), "each": took, "first": found.ranks[0].first},
-        "samples_per_second": found.ranks[0].steps[0].samples / statistics.mean(took),
-        "parts": _json_parts(mean_parts(found.ranks, found.names)),
+        **measured_json(found),
         "slowest": {"rank": at[0], "own_seconds": at[1], "fastest_own_seconds": at[2]} if at else None,
         "ranks": [{"rank": one.rank, "seconds": one.seconds, "own_seconds": one.own(found.names), "parts": _json_parts(one.parts(found.names)), "devices_computing_seconds": list(one.computing()),
                    "memory_bytes_by_device": list(one.peaks), "held_bytes": dict(one.memory), "kept_bytes_by_module": dict(one.kept), "queueing_seconds": one.queueing} for one in found.ranks],
@@ -170,6 +166,24 @@ def as_json(found: Profile, name: str, top: int) -> str:
         "memory": {"peak_bytes": max(peak for one in found.ranks for peak in one.peaks), "estimate_bytes": plan.memory_estimate, "terms": terms(found)},
         "traces": [{"path": trace.path, "bytes": trace.bytes} for trace in found.traces], "meaning": {name: MEANING[name] for name in found.names},
     }, indent=1)
+
+
+def measured_json(found: Profile) -> dict[str, Any]:
+    """What the clock says of the timed steps: the same here and in a benchmark."""
+    took = durations(found.ranks)
+    return {
+        "steps": {"warm_up": found.course.warm, "timed": len(took), "profiled": found.course.traced},
+        "seconds": {"median": statistics.median(took), "mean": statistics.mean(took), "min": min(took), "max": max(took), "quartiles": _quartiles(took), "each": took, "first": found.ranks[0].first},
+        "samples_per_second": rate(found.ranks), "parts": _json_parts(mean_parts(found.ranks, found.names)),
+    }
+
+
+def _quartiles(took: Sequence[float]) -> list[float]:
+    """The first and the third."""
+    if len(took) < 2:
+        return [took[0], took[0]]
+    first, _, third = statistics.quantiles(took, n=4, method="inclusive")
+    return [first, third]
 
 
 def _json_parts(parts: dict[str, float]) -> dict[str, dict[str, float]]:

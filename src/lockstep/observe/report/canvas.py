@@ -66,7 +66,7 @@ def canvas() -> "Iterator[tuple[Figure, Axes]]":
         yield figure, figure.add_subplot()
 
 
-def finished(figure: "Figure", name: str, title: str, note: str) -> Picture:
+def finished(figure: "Figure", name: str, title: str, note: str, made_by: str = MADE_BY) -> Picture:
     """Within canvas()."""
     import matplotlib
 
@@ -74,7 +74,7 @@ def finished(figure: "Figure", name: str, title: str, note: str) -> Picture:
     vector, raster = io.StringIO(), io.BytesIO()
     figure.savefig(vector, format="svg", transparent=True, metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     figure.suptitle(title, fontsize=10)
-    figure.savefig(raster, format="png", dpi=_DPI, facecolor="white", metadata={"Software": MADE_BY})
+    figure.savefig(raster, format="png", dpi=_DPI, facecolor="white", metadata={"Software": made_by})
     return Picture(name, title, note, _inline(vector.getvalue(), title), raster.getvalue())
 
 

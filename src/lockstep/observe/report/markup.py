@@ -5,7 +5,7 @@ from typing import Any
 
 from lockstep.observe.console import printable
 
-_VOID = {"meta", "img"}  # elements that have no end
+_VOID = {"meta", "img", "br"}  # elements that have no end
 
 
 class Html(str):

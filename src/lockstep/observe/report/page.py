@@ -1,6 +1,6 @@
 """The report as one HTML page that needs nothing else: no script, no network, pictures within. What a run says is text, never markup."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
@@ -19,11 +19,16 @@ def page(stories: Sequence[Story], names: Sequence[str], pictures: Sequence[Pict
     """now: seconds since 1970, when it is made."""
     title = names[0] if len(stories) == 1 else f"{len(stories)} runs compared"
     body = _one(stories[0], names[0], pictures, left_out) if len(stories) == 1 else _several(stories, names, pictures, left_out)
-    foot = element("p", f"Made by lockstep report {lockstep.__version__}, {moment(now)}, from the files of the run{'s' if len(stories) > 1 else ''}.", class_="quiet")
+    foot = f"Made by {MADE_BY} {lockstep.__version__}, {moment(now)}, from the files of the run{'s' if len(stories) > 1 else ''}."
+    return document(title, MADE_BY, body, foot)
+
+
+def document(title: str, made_by: str, body: Iterable[Html], foot: str) -> str:
+    """A whole page of this look."""
     head = element(
-        "head", element("meta", charset="utf-8"), element("meta", name="viewport", content="width=device-width, initial-scale=1"), element("meta", name="generator", content=MADE_BY),
+        "head", element("meta", charset="utf-8"), element("meta", name="viewport", content="width=device-width, initial-scale=1"), element("meta", name="generator", content=made_by),
         Html(f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'), element("title", f"{title} \N{MIDDLE DOT} lockstep"), element("style", Html(files(__package__).joinpath("page.css").read_text())))
-    return f"<!doctype html>\n{element('html', head, element('body', *body, foot), lang='en')}\n"
+    return f"<!doctype html>\n{element('html', head, element('body', *body, element('p', foot, class_='quiet')), lang='en')}\n"
 
 
 def _one(story: Story, name: str, pictures: Sequence[Picture], left_out: Sequence[str]) -> Iterator[Html]:
@@ -32,7 +37,7 @@ def _one(story: Story, name: str, pictures: Sequence[Picture], left_out: Sequenc
     yield from sections.notes(story)
     yield element("dl", *(element("div", element("dt", title), element("dd", value, element("small", more) if more else "")) for title, value, more in (row(found) for row in FIGURES.values()) if value), class_="cards")
     yield from sections.plan_in_short(story)
-    yield from _figures(pictures, left_out)
+    yield from figures(pictures, left_out)
     yield from sections.happened(story)
     yield from sections.starts(story)
     yield from sections.evaluations(story)
@@ -52,7 +57,7 @@ def _several(stories: Sequence[Story], names: Sequence[str], pictures: Sequence[
     found = [summary(story) for story in stories]
     yield table(["", *names], [[title, *(_cell(row(run)) for run in found)] for title, row in _titled(found)], numbers=True)
     yield from _differences(differences(stories), names)
-    yield from _figures(pictures, left_out)
+    yield from figures(pictures, left_out)
     for name, story in zip(names, stories, strict=True):
         inner = [*sections.plan_in_short(story), *sections.happened(story), *sections.samples(story)]
         yield element("h2", name)
@@ -83,7 +88,7 @@ def _differences(found: Mapping[str, Mapping[str, Sequence[Any]]], names: Sequen
             yield element("p", f"The same {part} in all.", class_="quiet")
 
 
-def _figures(pictures: Sequence[Picture], left_out: Sequence[str]) -> Iterator[Html]:
+def figures(pictures: Sequence[Picture], left_out: Sequence[str]) -> Iterator[Html]:
     yield element("h2", "Figures")
     yield element("div", *(element("figure", element("b", picture.title), picture.svg, element("figcaption", picture.note) if picture.note else "") for picture in pictures), class_="figures")
     if left_out:
