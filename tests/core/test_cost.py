@@ -150,7 +150,7 @@ def test_curves_end_where_a_fixed_batch_has_no_work_and_go_on_where_it_grows() -
 
 @pytest.mark.parametrize(("sections", "said"), [
     ({"engine": "jax"}, "jax"), ({"train": {"exact": True, "precision": "bf16"}}, "--exact"),
-    ({"devices": {"strategy": "dp"}}, "dp"), ({"devices": {"use": "cpu:2"}}, "cpu:2"), ({"train": {"precision": "f64"}}, "no peak of L40S")])
+    ({"devices": {"strategy": "dp"}}, "dp"), ({"devices": {"balance": [2, 1]}}, "are alike"), ({"devices": {"use": "cpu:2"}}, "cpu:2"), ({"train": {"precision": "f64"}}, "no peak of L40S")])
 def test_what_is_not_predicted_is_refused_by_name(sections: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=said):
         served(config(**sections), read_setup("8xL40S"))

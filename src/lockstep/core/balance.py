@@ -34,7 +34,7 @@ def choose_speeds(config: Config, facts: Facts, layout: Layout) -> Speeds | None
         return Speeds(tuple(Speed(0.0, 1 / speed) for speed in asked))
     if facts.speeds is None:
         raise UserError("devices.balance measured: ranks that others started (torchrun, Slurm, --nnodes) can't be measured before they train",
-                        f"relative speeds by hand, one for each device: --balance {','.join(['2', *['1'] * (world - 1)])}", "devices.balance")
+                        f"relative speeds by hand, one for each of the {world} devices: --balance 2,1{',...' if world > 2 else ''}", "devices.balance")
     return facts.speeds if facts.speeds.devices else None
 
 

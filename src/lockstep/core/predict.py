@@ -63,6 +63,8 @@ def served(config: Config, setup: Setup) -> None:
         raise UserError("--machine does not predict --exact, whose sums go along a tree by other collectives", "leave one of them out", where)
     if section.offload:
         raise UserError("--machine does not predict devices.offload, whose updates are made by the host", "leave one of them out", where)
+    if section.balance != "even":
+        raise UserError("--machine predicts devices that are alike: devices.balance has nothing to deal by", "--balance even, or leave --machine out", where)
     if section.compress == "powersgd":
         raise UserError("--machine does not predict --compress powersgd", "none, bf16 or fp16", where)
     if section.strategy == "dp":
