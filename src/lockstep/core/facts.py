@@ -31,7 +31,7 @@ class Facts:
     samples, eval_samples: training samples, and held-out samples that an evaluation reads. tokens_per_sample: 1 where
     there are none. params, trainable: scalars. blocks: repeated layers. bytes_per_sample: activations kept for the
     backward pass of one sample, in 4-byte numbers; None unknown; recompute_bytes: the same where some are computed again,
-    by train.recompute. block_params: scalars of the largest of the blocks. flops_per_sample: forward and backward; None unknown.
+    by train.recompute. scratch: numbers held while a slot is computed, however large it is, by kind of device. block_params: scalars of the largest of the blocks. flops_per_sample: forward and backward; None unknown.
     coupled: what mixes the samples of a batch (BatchNorm), so that a split would change the result. keyed, unkeyed: layers
     whose random masks follow the sample, and those whose masks are drawn by the device.
     arrays: what there is of the model to be given values, by a checkpoint's names (complex ones as pairs); buffers: those of them that may be left as they are;
@@ -53,6 +53,7 @@ class Facts:
     fingerprint: str
     block_params: int = 0
     recompute_bytes: Mapping[str, int] = field(default_factory=dict)
+    scratch: Mapping[str, int] = field(default_factory=dict)
     keyed: tuple[str, ...] = ()
     unkeyed: tuple[str, ...] = ()
     fits: int | None = None
