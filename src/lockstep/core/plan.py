@@ -10,6 +10,7 @@ from lockstep.core.config import Compress, Config, Precision, Recompute, epochs_
 from lockstep.core.dealing import slots
 from lockstep.core.exact import check_exact, exact_batch, exact_term
 from lockstep.core.facts import Facts, Fixed
+from lockstep.core.fast import check_fast
 from lockstep.core.machine import Device, Machine
 from lockstep.core.mean import nominal_weight
 from lockstep.core.memory import Term, activation_term, sample_bytes
@@ -76,6 +77,8 @@ class Plan:
     warnings: tuple[str, ...]
     fixed: Fixed
     exact: bool = False
+    compile: bool = False
+    float8: bool = False
 
     def __repr__(self) -> str:
         return f"<Plan: {self.engine} {self.strategy} on {self.world} device{'s' if self.world > 1 else ''}, batch {self.batch}, {self.steps} steps>"
@@ -156,6 +159,7 @@ def plan(config: Config, machine: Machine, facts: Facts, fixed: Fixed | None = N
     schedule = _schedule(config, order, batch, world, because, warnings)
     check_coupled(config, facts, layout, rounds, len(slots(batch, micro)), because, warnings)
     check_optimizer(config, facts, layout, because)
+    check_fast(config, facts, layout, because, warnings)
     _warn(config, facts, batch, micro, devices, because, warnings)
     warn_of_layout(config, facts, layout, memory, warnings)
     made_on = f"{config.engine} on {devices[0].name}"
@@ -175,7 +179,7 @@ def plan(config: Config, machine: Machine, facts: Facts, fixed: Fixed | None = N
         peak_flops=sum(peak for peak in peaks if peak) if all(peaks) else None,
         reference=facts.reference, because=because, warnings=tuple(warnings),
         fixed=replace(fixed, batch=batch) if fixed else Fixed(batch, micro, seed, facts.samples, facts.fingerprint, threads, made_on=made_on),
-        exact=config.train.exact,
+        exact=config.train.exact, compile=config.train.compile, float8=config.train.float8,
     )
 
 

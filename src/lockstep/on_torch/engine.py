@@ -1,7 +1,6 @@
 """One process's training on torch devices: slots, reduction, clipping, scale and update, in one call that never waits for the device."""
 
 import random
-import time
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -19,7 +18,7 @@ from lockstep.core.plan import Plan
 from lockstep.core.protocols import Arrays, Batch, Piece, Round, Saved, Slot, Task
 from lockstep.errors import UserError
 from lockstep.on_torch import state as states
-from lockstep.on_torch.build import Filler, cast, freeze, recompute, seeded
+from lockstep.on_torch.build import Filler, as_written, cast, freeze, made_fast, seeded
 from lockstep.on_torch.collectives import Ranks
 from lockstep.on_torch.dropout import key_dropout
 from lockstep.on_torch.exact import Before, Exact, settle, tree
@@ -28,7 +27,7 @@ from lockstep.on_torch.own import make_update
 from lockstep.on_torch.pace import Forward
 from lockstep.on_torch.precision import Scale, compute, current, weight_dtype
 from lockstep.on_torch.state import State
-from lockstep.on_torch.stats import Stats, peak
+from lockstep.on_torch.stats import Stats, fetch, peak, scalar
 from lockstep.on_torch.strategies import STRATEGIES, Strategy
 from lockstep.on_torch.trained import weights
 from lockstep.on_torch.used import check
@@ -97,7 +96,7 @@ class TorchEngine:
             self._strategy.spread()
         figures = torch.cat([summed, torch.stack([norm, finite.double(), state.scale.value])])
         state.scale.update(finite)
-        return state, self._fetch(figures)
+        return state, fetch(figures, self.ranks.world)
 
     @torch.no_grad()
     def evaluate(self, state: State, rounds: Iterable[Sequence[Round]]) -> dict[str, float]:
@@ -133,7 +132,7 @@ class TorchEngine:
     def sample(self, state: State, step: int) -> list[str]:
         self._ready(state)
         self._mode(train=False)
-        with compute(self.plan.precision, self.device):
+        with as_written(self.plan), compute(self.plan.precision, self.device):
             texts = self.task.sample(state.model, self.plan.fixed.seed + step)
         self._mode(train=True)
         return texts
@@ -182,7 +181,7 @@ class TorchEngine:
             synchronise(model, self._strategy.peers()[index], self._rows[index])
         if self.plan.keyed:
             key_dropout(model, self._rows[index], self.plan.fixed.seed)
-        recompute(model, self.plan.recompute)
+        made_fast(model, self.plan, self.devices[index])
         return model.train()
 
     @torch.no_grad()
@@ -244,7 +243,7 @@ class TorchEngine:
                 with self.ranks.marks.phase("backward", index):
                     torch.autograd.backward(loss_sum, (factor if slot.real else torch.zeros_like(factor)).to(loss_sum.dtype))
             if slot.real:
-                total[self._row(slot)] += torch.stack([loss_sum.detach().double(), torch.as_tensor(weight, dtype=torch.float64, device=device)])
+                total[self._row(slot)] += torch.stack([loss_sum.detach().double(), scalar(weight, device)])
         return total.to(self.device)
 
     def _forward(self, index: int, slot: Slot, device: torch.device) -> Any:
@@ -272,15 +271,6 @@ class TorchEngine:
         found = host.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else host
         found[:first] = total.view(-1)
         return self.ranks.sum(found)
-
-    def _fetch(self, figures: torch.Tensor) -> Stats:
-        if self.device.type != "cuda":
-            return Stats(figures, self.ranks.world, time.perf_counter())
-        host = torch.empty(figures.shape, dtype=figures.dtype, pin_memory=True)
-        host.copy_(figures, non_blocking=True)
-        ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        ready.record()
-        return Stats(host, self.ranks.world, ready)
 
 
 def _move(arrays: Arrays, device: torch.device) -> Arrays:
