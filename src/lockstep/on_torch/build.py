@@ -95,6 +95,14 @@ def as_written(plan: Plan) -> AbstractContextManager[Any]:
     return torch.compiler.set_stance("force_eager") if plan.compile else nullcontext()  # type: ignore[no-untyped-call]
 
 
+def done_compiling(plan: Plan) -> None:
+    """Let go of the processes that the compiler started, which would else complain when this one ends."""
+    if plan.compile:
+        from torch._inductor.async_compile import shutdown_compile_workers
+
+        shutdown_compile_workers()
+
+
 def _policy(context: Any, operation: Any, *arguments: Any, **keywords: Any) -> CheckpointPolicy:
     return CheckpointPolicy.MUST_SAVE if operation in _KEPT else CheckpointPolicy.PREFER_RECOMPUTE
 

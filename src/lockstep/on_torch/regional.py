@@ -11,7 +11,7 @@ from lockstep.on_torch.head import Head, Kernel, compilable
 _PROGRAMS = 16  # at most, of one function: shapes, training and evaluation
 
 
-def compile_model(model: nn.Module, how: Recompute) -> None:
+def compile_model(model: nn.Module, how: Recompute, backend: str = "inductor") -> None:
     """Compile each repeated block (or the model, where it has none), and let it run again in backward as `how` says. Alike blocks share one program; names stay.
 
     A block's forward pass is compiled, not its call, so that hooks of strategies stay outside. What dropout and the head do for each module by name or
@@ -27,18 +27,18 @@ def compile_model(model: nn.Module, how: Recompute) -> None:
         if isinstance(module, Keyed | Head):
             module.forward = torch.compiler.disable(module.forward)
         if isinstance(module, Head):
-            module.kernel = _kernel()
+            module.kernel = _kernel(backend)
     if how != "block":
         recompute(model, how)  # the compiler sees what selective keeps
     for part in parts:
-        part.forward = torch.compile(part.forward, dynamic=False)
+        part.forward = torch.compile(part.forward, dynamic=False, backend=backend)
     if how == "block":
         recompute(model, how)
 
 
-def _kernel() -> Kernel:
+def _kernel(backend: str) -> Kernel:
     """One program for all numbers of rows: chunks' ends differ."""
-    made: Kernel = torch.compile(compilable)
+    made: Kernel = torch.compile(compilable, backend=backend)
 
     def kernel(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         for tensor in (logits, labels):
