@@ -27,10 +27,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch._C._autograd import DeviceType  # public in torch.autograd, where type checkers do not see it
 
 from benchmarks.sides import SIDES, Setting
 from lockstep.core.config import Config, load
-from lockstep.core.document import Document, read_file
+from lockstep.core.document import read_file
 from lockstep.core.plan import plan
 from lockstep.probe import cpu, probe
 from lockstep.tasks import Tasks
@@ -38,7 +39,7 @@ from lockstep.tasks.language.fields import LanguageData, LanguageModel
 from lockstep.tasks.language.torch_task import TorchLanguage
 from lockstep.units import show_bytes
 
-_VOCABULARY = {"small": 16_000, "large": 32_000}  # of the tokenizers that the configs train; the tokens here are drawn
+_VOCABULARY = {"small": 50_304, "large": 32_000}  # GPT-2's, padded, which makes it the 124M model; the config's own. The tokens are drawn
 _SAMPLES = {"large": 64}  # of a step: a quarter of the config's, so that all sides fit in ten minutes
 _PRODUCTS = ((8192, 8192, 8192), (16384, 8192, 4096), (16384, 8192, 8192))
 _LIBRARIES = ("torch", "triton", "transformers", "accelerate", "torchao", "lockstep")
@@ -74,8 +75,9 @@ def setting_of(arguments: argparse.Namespace, home: Path) -> Setting:
     assert isinstance(config.data, LanguageData)
     task = TorchLanguage(config.model, config.data, home / "cache")
     made = plan(config, probe(), task.facts())
-    if made.batch % made.micro:
-        raise SystemExit(f"the plan cuts {made.batch} samples into slots of {made.micro}, which the others can't: --micro N with N a divisor of {made.batch}")
+    if made.batch % made.micro:  # the others know rounds of one size only
+        arguments.micro = max(size for size in range(1, made.micro) if made.batch % size == 0)
+        return setting_of(arguments, home)
     torch.set_num_threads(made.threads)
     return Setting(task, config, made, torch.device(made.devices[0].place), home, arguments.warm, arguments.steps)
 
@@ -121,7 +123,8 @@ def profiled(device: torch.device, into: dict[str, Any]) -> Iterator[None]:
         if gpu:
             torch.cuda.synchronize()
     wall = time.perf_counter() - began
-    own = {entry.key: (entry.self_device_time_total if gpu else entry.self_cpu_time_total) / 1e6 for entry in found.key_averages() if (entry.device_type == torch.autograd.DeviceType.CUDA) == gpu and not (gpu and entry.is_user_annotation)}
+    entries = [entry for entry in found.key_averages() if (entry.device_type == DeviceType.CUDA) == gpu and not (gpu and entry.is_user_annotation)]
+    own = {entry.key: (entry.self_device_time_total if gpu else entry.self_cpu_time_total) / 1e6 for entry in entries}
     busy = sum(own.values())
     into["wall_seconds"], into["busy_seconds"], into["idle_share"] = wall, busy, max(0.0, 1 - busy / wall) if gpu else None
     into["operations"] = [{"name": name, "seconds": seconds, "share": seconds / busy} for name, seconds in sorted(own.items(), key=lambda item: -item[1])[:20]]

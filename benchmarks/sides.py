@@ -12,14 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from benchmarks.step import NoRequests, NoStore
+from benchmarks.common import trained
 from lockstep.core.config import Config
 from lockstep.core.events import Event
-from lockstep.core.loop import train
 from lockstep.core.plan import Plan
-from lockstep.data.feed import Feed
-from lockstep.observe.journal import Journal
-from lockstep.observe.pulse import Pulse
 from lockstep.on_torch.collectives import Ranks
 from lockstep.on_torch.engine import TorchEngine
 from lockstep.tasks.language.torch_task import TorchLanguage
@@ -69,21 +65,17 @@ def lockstep(setting: Setting, around: Around = nullcontext, float8: bool = Fals
     """Its whole loop, journal and heartbeat included. A step is told of when the next one is queued, so the clock waits for nothing. around: the last three steps."""
     made = replace(setting.plan, float8=float8)
     engine = TorchEngine(setting.task, made, setting.config.optimizer, Ranks(), [setting.device])
-    feed = Feed(made, made.held_by(0), setting.task.train_data(), None, engine.stage, prefetch=2)
-    journal = Journal(setting.home / f"journal-{time.time_ns()}.jsonl")
     times: list[float] = []
     watched = around()
 
     def record(event: Event) -> None:
-        journal.record(event)
         if event.kind == "step":
             times.append(time.perf_counter())
             if len(times) == made.steps - 3:
                 watched.__enter__()
 
-    train(made, engine, feed, NoStore(), record, Pulse(setting.home / "pulse"), NoRequests(), setting.task.summarize)
+    trained(engine, setting.task, made, setting.home / f"run-{time.time_ns()}", record)
     watched.__exit__(None, None, None)
-    journal.close()
     return (times[setting.warm + setting.steps - 1] - times[setting.warm - 1]) / setting.steps
 
 

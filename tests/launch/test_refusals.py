@@ -69,7 +69,7 @@ def _quickest(arguments: list[str], cwd: Path) -> float:
     (["--machine", "8xH100"], "--machine is not in this version"),
     (["--compile", "--engine", "jax"], "jax compiles its step anyway"),
     (["--compile", "--exact"], "its bits may differ"),
-    (["--set", "train.float8=true"], "torchao"),
+    (["--set", "train.float8=true"], "no products in eight bits"),
     (["--no-such-flag"], "No such option"),
     (["-d", "missing.txt"], "no such file"),
     (["-d", "missing.bin"], "no data file"),

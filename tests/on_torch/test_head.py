@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lockstep.core import memory
 from lockstep.on_torch.head import Head, compilable
@@ -68,7 +69,7 @@ def test_logits_are_not_held() -> None:
     kept: list[int] = []
     largest: list[int] = []
 
-    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+    class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
             found = function(*arguments, **(keywords or {}))
             largest.extend(one.untyped_storage().nbytes() for one in (found if isinstance(found, tuple) else [found]) if isinstance(one, Tensor))
@@ -81,7 +82,7 @@ def test_logits_are_not_held() -> None:
     def sizes(way: Any) -> tuple[int, int]:
         kept.clear()
         largest.clear()
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), Watch():
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), Watch():  # type: ignore[no-untyped-call]
             way(head, rows, labels)
         return max(largest), sum(kept)
 

@@ -146,7 +146,8 @@ _COMPILING = (
     _known("too many shapes", r"FailOnRecompileLimitHit: (?P<what>[^\n]{0,120})", r"recompile_limit reached with fullgraph",
            cause="train.compile: the model is called with ever other shapes, and each is compiled ({what})", remedy="samples of a few lengths (pad them), or leave --compile out"),
     _known("no C++ compiler", r"InvalidCxxCompiler: (?P<what>[^\n]{0,160})", cause="train.compile: on a CPU it needs a C++ compiler, and found none", remedy="install g++ (CXX names another), or leave --compile out"),
-    _known("no triton", r"TritonMissing", r"Cannot find a working triton installation", cause="train.compile: on a GPU it needs triton", remedy="a torch wheel for CUDA brings it (pip install triton), or leave --compile out"),
+    _known("no triton", r"TritonMissing", r"Cannot find a working triton installation",
+           cause="train.compile: on a GPU it needs triton", remedy="a torch wheel for CUDA brings it (pip install triton), or leave --compile out"),
 )
 
 _MEETING = (

@@ -93,15 +93,7 @@ def made_fast(model: nn.Module, plan: Plan, device: torch.device) -> None:
 
 def as_written(plan: Plan) -> AbstractContextManager[Any]:
     """Meanwhile nothing is compiled: for inputs of ever other lengths."""
-    return torch.compiler.set_stance("force_eager") if plan.compile else nullcontext()  # type: ignore[no-untyped-call]
-
-
-def done_compiling(plan: Plan) -> None:
-    """Let go of the processes that the compiler started, which would else complain when this one ends."""
-    if plan.compile:
-        from torch._inductor.async_compile import shutdown_compile_workers
-
-        shutdown_compile_workers()
+    return torch.compiler.set_stance("force_eager") if plan.compile else nullcontext()
 
 
 def _policy(context: Any, operation: Any, *arguments: Any, **keywords: Any) -> CheckpointPolicy:

@@ -17,7 +17,7 @@ from lockstep.core.plan import Plan
 from lockstep.core.protocols import Arrays, Batch, Piece, Round, Saved, Slot, Task
 from lockstep.errors import UserError
 from lockstep.on_torch import state as states
-from lockstep.on_torch.build import Filler, as_written, cast, done_compiling, freeze, made_fast, seeded
+from lockstep.on_torch.build import Filler, as_written, cast, freeze, made_fast, seeded
 from lockstep.on_torch.collectives import Ranks
 from lockstep.on_torch.dropout import key_dropout
 from lockstep.on_torch.exact import Before, Exact, settle
@@ -160,7 +160,6 @@ class TorchEngine:
         self._strategy.close()
         if self.plan.exact:
             settle(False)
-        done_compiling(self.plan)
 
     def _assemble(self, value: Any) -> State:
         """value: fills a parameter made on the meta device."""

@@ -172,7 +172,8 @@ class _Kept:
     def watching(self, model: nn.Module, marks: Timed, compiled: bool) -> Iterator[None]:
         """compiled: its blocks are, so what they keep is told as a block's, not as that of its parts."""
         inside = {id(module) for block in (blocks(model) or [model]) for module in block.modules() if module is not block} if compiled else set()
-        hooks = [hook for name, module in model.named_modules() if id(module) not in inside for hook in (module.register_forward_pre_hook(self._enters(name)), module.register_forward_hook(self._leaves, always_call=True))]
+        seen = [(name, module) for name, module in model.named_modules() if id(module) not in inside]
+        hooks = [hook for name, module in seen for hook in (module.register_forward_pre_hook(self._enters(name)), module.register_forward_hook(self._leaves, always_call=True))]
         marks.around = self._around
         try:
             yield

@@ -1,5 +1,10 @@
 """train.compile: torch.compile of a model's blocks, one program for all that are alike. Imported late: torch._dynamo takes a second or two."""
 
+from contextlib import suppress
+from importlib import import_module
+from threading import RLock
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -20,12 +25,16 @@ def compile_model(model: nn.Module, how: Recompute, backend: str = "inductor") -
     import torch._dynamo as dynamo
 
     dynamo.reset()  # a warm process has compiled others
+    with suppress(ImportError):  # torch counts with it; its own lock is of all processes, and a rank that is ended would leave it behind
+        tqdm: Any = import_module("tqdm").tqdm
+        tqdm.set_lock(RLock())
     parts = blocks(model) or [model]
-    dynamo.config.fail_on_recompile_limit_hit = True  # type: ignore[attr-defined]
-    dynamo.config.recompile_limit = max(_PROGRAMS, 4 * len(parts))  # type: ignore[attr-defined]
+    dynamo.config.fail_on_recompile_limit_hit = True
+    dynamo.config.recompile_limit = max(_PROGRAMS, 4 * len(parts))
+    as_written: Any = torch.compiler.disable
     for module in model.modules():
         if isinstance(module, Keyed | Head):
-            module.forward = torch.compiler.disable(module.forward)
+            module.__dict__["forward"] = as_written(module.forward)
         if isinstance(module, Head):
             module.kernel = _kernel(backend)
     if how != "block":
