@@ -31,12 +31,12 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """`gpu` tests skip without a GPU, saying so; `long` ones run only when asked for (make test-long)."""
+    """`gpu` tests skip without a GPU, saying so; `long` ones run only when asked for (make test-long). By their marks: keywords also hold the names of folders above."""
     import torch
 
     gpu = torch.cuda.is_available()
     for item in items:
-        if "gpu" in item.keywords and not gpu:
+        if item.get_closest_marker("gpu") and not gpu:
             item.add_marker(pytest.mark.skip(reason="no GPU on this machine"))
-        if "long" in item.keywords and "long" not in (config.option.markexpr or ""):
+        if item.get_closest_marker("long") and "long" not in (config.option.markexpr or ""):
             item.add_marker(pytest.mark.skip(reason="a long campaign: make test-long"))

@@ -18,7 +18,8 @@ from typing import IO, Any
 
 import click
 
-from lockstep.cli import cli, measuring, probed
+from lockstep.before import measuring, probed
+from lockstep.cli import cli
 from lockstep.core.document import dump, suggest
 from lockstep.core.events import Event
 from lockstep.core.plan import Plan

@@ -42,7 +42,7 @@ _VALUES: list[tuple[tuple[str, ...], str, Any, str]] = [
     (("--cssm",), "model.cssm", str, ""),
 ]
 _HIDDEN = {"--mode", "--arch", "--cssm"}
-_LATER = {"--compile", "--suite"}
+_LATER = {"--suite"}
 
 
 def dashes(name: str) -> str:
@@ -88,6 +88,7 @@ def config_options(command: Callable[..., None]) -> Callable[..., None]:
         option("--no-amp", is_flag=True, help="precision f32"),
         option("--bf16", is_flag=True, hidden=True),
         option("--exact", is_flag=True, help="the same bits on any number of devices"),
+        option("--compile", is_flag=True, help="compile the model's blocks: faster steps, slower first ones"),
         option("--tensorboard", is_flag=True, help="TensorBoard too: logs/tensorboard in the run directory"),
         option("--no-preflight", is_flag=True, help="no first collective with a time limit before training"),
         option("--spawn", is_flag=True, hidden=True),
@@ -163,10 +164,9 @@ def _apply_flags(document: "Document", flags: dict[str, Any]) -> None:
     for flag, key, value in (("no_amp", "train.precision", "f32"), ("bf16", "train.precision", "bf16"), ("spawn", "devices.launcher", "spawn")):
         if flags[flag]:
             document.set(key, value, f"--{flag.replace('_', '-')}")
-    if flags["exact"]:
-        document.set("train.exact", True, "--exact")
-    if flags["tensorboard"]:
-        document.set("track.tensorboard", True, "--tensorboard")
+    for flag, key in (("exact", "train.exact"), ("compile", "train.compile"), ("tensorboard", "track.tensorboard")):
+        if flags[flag]:
+            document.set(key, True, f"--{flag}")
     if flags["no_preflight"]:
         document.set("devices.preflight", 0, "--no-preflight")
     _apply_devices(document, flags["devices"], flags["gpus"], flags["num_gpus"])

@@ -183,6 +183,24 @@ def test_hsdp_repeats_groups_of_shards() -> None:
     assert "2 copies of the model" in made.because["strategy"]
 
 
+@pytest.mark.parametrize(("train", "engine", "says"), [
+    ({"compile": True}, "jax", "jax compiles its step anyway"), ({"compile": True, "exact": True}, "torch", "its bits may differ"), ({"float8": True}, "torch", "not f32"),
+    ({"float8": True, "precision": "bf16", "exact": True}, "torch", "rounds, which train.exact"), ({"float8": True, "precision": "bf16"}, "jax", "is for engine torch")])
+def test_what_is_fast_is_refused_by_name_where_it_cannot_be(train: dict[str, Any], engine: str, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        plan(config(train=train, engine=engine), GPUS, FACTS)
+
+
+def test_what_is_fast_says_what_it_changes() -> None:
+    made = plan(config(train={"float8": True, "precision": "bf16"}), GPUS, FACTS)
+    assert "results change" in made.warnings[0]
+    assert "slower than bf16" in made.warnings[1]
+    assert plan(config(train={"compile": True}), GPUS, FACTS).because["compile"].startswith("12 blocks, one program")
+    assert not plan(config(train={"compile": True}), GPUS, FACTS).warnings
+    with pytest.raises(UserError, match="CPU ranks have no products in eight bits"):
+        plan(config(train={"float8": True, "precision": "bf16"}, devices={"use": "cpu"}), GPUS, FACTS)
+
+
 def test_recompute_keeps_less_and_what_fitted_is_obeyed() -> None:
     facts = replace(FACTS, recompute_bytes={"block": GIB // 8})
     activations = [next(term.bytes for term in plan(config(train={"recompute": how}), GPUS, facts).memory if term.name == "activations") for how in ("none", "block")]

@@ -4,10 +4,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import lockstep
+import torch
+import yaml
+from commands import lockstep, losses, write_config
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from lockstep.core.plan import plan
+from lockstep.data.feed import Feed
 from lockstep.observe.journal import read
-from tiny import tiny_values, train_tiny
+from lockstep.on_torch.collectives import Ranks
+from lockstep.on_torch.engine import TorchEngine
+from lockstep.on_torch.head import Head
+from lockstep.tasks.language.fields import LanguageModel
+from lockstep.tasks.language.torch_model import Block, rotary
+from tiny import MACHINE, config_of, ragged_task, tiny_values, train_tiny
 from worlds import Pool
 
 pytestmark = pytest.mark.gpu
@@ -86,3 +96,61 @@ devices: {{use: "0"}}
     lockstep("train", "-f", "large.yaml", "--save-dir", "run", cwd=tmp_path)
     last = read(tmp_path / "run/journal.jsonl")[-1].values
     assert 0.6 < max(last["memory_bytes_by_device"]) / last["memory_estimate_bytes"] < 1.05
+
+
+def test_steps_do_not_wait_for_the_gpu(corpus: Path, cache: Path) -> None:
+    """torch raises an error where the host would wait; the first step may (its checks), and figures are read when the next one is queued."""
+    config = config_of(tiny_values(corpus, train={"precision": "bf16", "steps": 6}, devices={"strategy": "single"}))
+    device, task = torch.device("cuda:0"), ragged_task(config, cache)
+    made = plan(config, MACHINE, task.facts())
+    engine = TorchEngine(task, made, config.optimizer, Ranks(), [device])
+    state = engine.init()
+    try:
+        for step, batch in Feed(made, range(1), task.train_data(), None, engine.stage):
+            torch.cuda.set_sync_debug_mode("error" if step else "default")
+            state, stats = engine.step(state, batch, 1e-3, [0] * 4)
+            torch.cuda.set_sync_debug_mode("default")
+            stats.read()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("file", ["small", "large"])
+def test_attention_takes_the_flash_kernel(file: str) -> None:
+    """At the models' own heads and length, as the block calls it under bf16 autocast, forward and backward: no other kernel is allowed."""
+    fields = LanguageModel(**yaml.safe_load((Path(__file__).parents[2] / f"models/{file}.yaml").read_text())["model"])
+    block, x = Block(fields).to("cuda"), torch.randn(2, fields.max_seq_len, fields.hidden_size, device="cuda", requires_grad=True)
+    cos, sin = rotary(fields.max_seq_len, fields.head_size, fields.rope_theta, x)
+    with sdpa_kernel([SDPBackend.FLASH_ATTENTION]), torch.autocast("cuda", dtype=torch.bfloat16):
+        torch.autograd.backward(block(x, cos, sin).square().mean())
+    assert x.grad is not None
+    assert x.grad.isfinite().all()
+
+
+def test_all_logits_are_never_on_the_gpu() -> None:
+    """32,768 rows over 32,000 would be 4 GB in f32 alone; forward and backward stay under 1.2 GB."""
+    head, rows = Head(256, 32_000).to("cuda"), torch.randn(32_768, 256, device="cuda", requires_grad=True)
+    torch.cuda.reset_peak_memory_stats()
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        loss = head(rows, torch.randint(0, 32_000, (32_768,), device="cuda"))
+    torch.autograd.backward(loss)
+    assert torch.cuda.max_memory_allocated() < 1.2e9
+
+
+@pytest.mark.parametrize("strategy", ["single", "fsdp"])
+def test_compiled_blocks_give_one_curve(strategy: str, pool: Pool, corpus: Path, cache: Path, tmp_path: Path) -> None:
+    one = pool.run(1, train_tiny, tmp_path / "one", tiny_values(corpus), cache, "", None, None, "cuda:0")[0]
+    values = tiny_values(corpus, train={"compile": True}, devices={"strategy": strategy})
+    found = pool.run(1, train_tiny, tmp_path / strategy, values, cache, "", None, None, "cuda:0", backend="nccl")[0]
+    np.testing.assert_allclose(found.losses, one.losses, rtol=1e-10)
+
+
+def test_products_in_eight_bits_learn(corpus: Path, tmp_path: Path) -> None:
+    pytest.importorskip("torchao", reason="torchao is not installed (the extra fp8)")
+    if torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("this GPU has no products in eight bits")
+    write_config(tmp_path, corpus)
+    done = lockstep("train", "-f", "tiny.yaml", "--devices", "0", "--dtype", "bf16", "--compile", "--set", "train.float8=true", "--set", "model.intermediate_size=64", "--save-dir", "run", cwd=tmp_path, timeout=600)
+    assert "results change" in done.stdout + done.stderr
+    found = losses(tmp_path / "run")
+    assert np.mean(found[-5:]) < 0.9 * np.mean(found[:5])

@@ -17,9 +17,6 @@ from lockstep.core.section import Section as Section  # noqa: PLC0414  (all task
 from lockstep.core.values import Balance, Duration, Size
 from lockstep.errors import ConfigErrors, UserError
 
-# Keys of the design that a later version will have: refused by name, not as a slip of the pen.
-_LATER = {"train.compile"}
-
 Precision = Literal["f32", "bf16", "f16", "f64"]
 Recompute = Literal["none", "block", "selective"]
 Compress = Literal["none", "bf16", "fp16", "powersgd"]
@@ -89,6 +86,8 @@ class Train(Section):
     recompute: Recompute = Field("none", description="block: keep only each block's input and run it again in backward; selective: keep matrix products, run the rest again; same results, less memory")
     norm_sync: bool = Field(False, description="BatchNorm over the whole step's samples, on whatever devices they are")
     allow_coupled: bool = Field(False, description="train a model that mixes the samples of a batch although its results then depend on the devices")
+    compile: bool = Field(False, description="engine torch: torch.compile of each repeated block; faster steps, slower first ones; same results up to rounding")
+    float8: bool = Field(False, description="with precision bf16, on GPUs that have it: products of the blocks' linear layers in eight bits (torchao); changes results")
     exact: bool = Field(False, description="the same bits on any number of devices: each slot's gradient by itself, all added along one tree; single, dp, ddp")
     hash_every: NonNegativeInt = Field(100, description="exact: steps between hashes of parameters and optimizer state in the journal; one more at the end")
     non_finite: Literal["stop", "skip"] = Field("stop", description="a gradient that is not finite: stop, or skip the step on every rank and count it")
@@ -204,8 +203,6 @@ def _explain(error: ValidationError, document: Document, fields: TaskFields) -> 
         part = served(dotted(key)) if kind == "extra_forbidden" else None
         if part:
             errors.append(UserError(f"{dotted(key)} is for {part[0]}, which task {document.value.get('task', 'language')} of this version does not have", part[1], where))
-        elif kind == "extra_forbidden" and dotted(key) in _LATER:
-            errors.append(UserError(f"{dotted(key)} is not in this version", "leave it out", where))
         elif kind == "extra_forbidden":
             known = _known(key[:-1], fields)
             errors.append(UserError(f"{dotted(key)}: unknown key", suggest(str(key[-1]), known) or f"known here: {', '.join(known)}", where))

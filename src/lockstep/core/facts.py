@@ -54,8 +54,9 @@ class Facts:
     samples, eval_samples: training samples, and held-out samples that an evaluation reads. tokens_per_sample: 1 where
     there are none. params, trainable: scalars. blocks: repeated layers. bytes_per_sample: activations kept for the
     backward pass of one sample, in 4-byte numbers; None unknown; recompute_bytes: the same where some are computed again,
-    by train.recompute. block_params: scalars of the largest of the blocks; inside: names of the arrays within blocks; rounded: of those
-    whose values autocast rounds anyway, so that fsdp gathers them in two bytes under bf16 and f16; frozen: those that are not trained. flops_per_sample: forward and backward; None unknown.
+    by train.recompute. scratch: numbers held while a slot is computed, however large it is, by kind of device. block_params: scalars of the largest of the blocks;
+    inside: names of the arrays within blocks; rounded: of those whose values autocast rounds anyway, so that fsdp gathers them in two bytes under bf16 and f16;
+    frozen: those that are not trained. flops_per_sample: forward and backward; None unknown.
     coupled: what mixes the samples of a batch (BatchNorm), so that a split would change the result. keyed, unkeyed: layers
     whose random masks follow the sample, and those whose masks are drawn by the device.
     arrays: what there is of the model to be given values, by a checkpoint's names (complex ones as pairs); buffers: those of them that may be left as they are;
@@ -80,6 +81,7 @@ class Facts:
     rounded: tuple[str, ...] = ()
     frozen: tuple[str, ...] = ()
     recompute_bytes: Mapping[str, int] = field(default_factory=dict)
+    scratch: Mapping[str, int] = field(default_factory=dict)
     keyed: tuple[str, ...] = ()
     unkeyed: tuple[str, ...] = ()
     fits: int | None = None

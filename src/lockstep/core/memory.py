@@ -13,6 +13,14 @@ from lockstep.core.facts import Facts
 _ACTIVATION_SHARE: dict[Precision, float] = {"f64": 2.0, "f32": 1.0, "bf16": 0.75, "f16": 0.75}
 _RESERVED = {"cpu": 400 << 20, "cuda": 800 << 20}  # the process itself: libraries, context, allocator slack
 USABLE = 0.9  # share of a device's memory that is planned with
+_LOGITS = {"cpu": 1 << 22, "cuda": 1 << 26}  # numbers of a chunk of logits: few enough for a CPU's cache, enough to keep a GPU busy
+_LOGIT_ROWS = 64, 8192  # of a chunk, at least and at most: a two-byte gradient summed over more might overflow
+
+
+def logit_rows(vocab: int, kind: str) -> int:
+    """Rows whose logits are held at once (on_torch/head.py)."""
+    least, most = _LOGIT_ROWS
+    return min(most, max(least, _LOGITS[kind] // vocab))
 
 
 @dataclass(frozen=True)
@@ -46,7 +54,8 @@ def state_terms(config: Config, facts: Facts, kind: str, shards: int, together: 
     ]
     if config.devices.offload:
         held = [Term(term.name, 0, f"{term.formula}: in host memory") for term in held]
-    return [*held, *(_gathered(config, facts, width) if shards > 1 else []), Term("process", _RESERVED[kind] // together, "libraries and context" + (f", shared by {together} devices" if together > 1 else ""))]
+    scratch = [Term("scratch", facts.scratch[kind] * width, facts.formulas.get(f"scratch.{kind}", ""))] if facts.scratch else []
+    return [*held, *(_gathered(config, facts, width) if shards > 1 else []), *scratch, Term("process", _RESERVED[kind] // together, "libraries and context" + (f", shared by {together} devices" if together > 1 else ""))]
 
 
 def _gathered(config: Config, facts: Facts, width: int) -> list[Term]:

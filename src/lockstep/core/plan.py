@@ -13,6 +13,7 @@ from lockstep.core.dealing import Hand, deal, share, slots
 from lockstep.core.dealing import rounds as most_slots
 from lockstep.core.exact import check_exact, exact_batch, exact_room
 from lockstep.core.facts import Facts, Fixed
+from lockstep.core.fast import check_fast
 from lockstep.core.machine import Device, Machine
 from lockstep.core.mean import nominal_weight
 from lockstep.core.memory import Term, activation_term, sample_bytes
@@ -81,6 +82,8 @@ class Plan:
     fixed: Fixed
     exact: bool = False
     slot_times: tuple[float, ...] = ()
+    compile: bool = False
+    float8: bool = False
 
     def __repr__(self) -> str:
         return f"<Plan: {self.engine} {self.strategy} on {self.world} device{'s' if self.world > 1 else ''}, batch {self.batch}, {self.steps} steps>"
@@ -177,6 +180,7 @@ def plan(config: Config, machine: Machine, facts: Facts, fixed: Fixed | None = N
     schedule = _schedule(config, order, batch, world, because, warnings)
     check_coupled(config, facts, layout, rounds, count, because, warnings)
     check_optimizer(config, facts, layout, because)
+    check_fast(config, facts, layout, because, warnings)
     _warn(config, facts, devices, batch, micro, bool(times), because, warnings)
     warn_of_layout(config, facts, layout, memory, warnings)
     made_on = f"{config.engine} on {devices[0].name}"
@@ -196,7 +200,7 @@ def plan(config: Config, machine: Machine, facts: Facts, fixed: Fixed | None = N
         peak_flops=sum(peak for peak in peaks if peak) if all(peaks) else None,
         reference=facts.reference, because=because, warnings=tuple(warnings),
         fixed=replace(fixed, batch=batch) if fixed else Fixed(batch, micro, seed, facts.samples, facts.fingerprint, threads, made_on=made_on),
-        exact=config.train.exact, slot_times=times,
+        exact=config.train.exact, slot_times=times, compile=config.train.compile, float8=config.train.float8,
     )
 
 

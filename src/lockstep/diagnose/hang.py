@@ -39,6 +39,12 @@ class Watch:
         self._since: dict[int, float] = {}
         self._took: dict[Phase, deque[float]] = {}
         self._began, self._last = 0.0, -1.0
+        self._excused = False
+
+    def excuse(self) -> bool:
+        """This silence has a reason that ends by itself: until somebody gives a sign, only what is too long for a phase of no known length is a hang. False: it is excused already."""
+        before, self._excused = self._excused, True
+        return not before
 
     def add(self, at: float, beats: Mapping[int, Beat], often: float) -> Silence | None:
         """at: seconds. beats: of the ranks that live and have begun. often: seconds between two calls at most; what lies beyond, the watch itself was asleep."""
@@ -51,7 +57,7 @@ class Watch:
             before = self._beats.get(rank)
             if beat != before:
                 self._learn(before, beat, at - self._since.get(rank, self._began))
-                self._beats[rank], self._since[rank] = beat, at
+                self._beats[rank], self._since[rank], self._excused = beat, at, False
         return self._silent(at, beats)
 
     def _learn(self, before: Beat | None, beat: Beat, seconds: float) -> None:
@@ -71,7 +77,7 @@ class Watch:
     def limit(self, phase: Phase) -> float:
         """Seconds of silence in a phase that are a hang if they are exceeded."""
         took = self._took.get(phase, ())
-        if phase in _BEFORE or len(took) < _KNOWN:
+        if phase in _BEFORE or len(took) < _KNOWN or self._excused:
             return self._unknown
         return max(self._floor, _USUAL * statistics.median(took), _LONGEST * sorted(took)[-1 - len(took) // 20])  # the longest of twenty may be odd
 

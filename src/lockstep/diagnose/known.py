@@ -142,6 +142,14 @@ _PROGRAM = (
            cause="{name} is not set: nobody told this process which rank it is", remedy="start it by torchrun --nproc_per_node=N SCRIPT, or by `lockstep run SCRIPT`"),
 )
 
+_COMPILING = (
+    _known("too many shapes", r"FailOnRecompileLimitHit: (?P<what>[^\n]{0,120})", r"recompile_limit reached with fullgraph",
+           cause="train.compile: the model is called with ever other shapes, and each is compiled ({what})", remedy="samples of a few lengths (pad them), or leave --compile out"),
+    _known("no C++ compiler", r"InvalidCxxCompiler: (?P<what>[^\n]{0,160})", cause="train.compile: on a CPU it needs a C++ compiler, and found none", remedy="install g++ (CXX names another), or leave --compile out"),
+    _known("no triton", r"TritonMissing", r"Cannot find a working triton installation",
+           cause="train.compile: on a GPU it needs triton", remedy="a torch wheel for CUDA brings it (pip install triton), or leave --compile out"),
+)
+
 _MEETING = (
     _known("address in use", r"port: (?P<port>\d+)[^\n]*EADDRINUSE", r"EADDRINUSE", r":(?P<port>\d+) \(errno: 98 - Address already in use", r"[Aa]ddress already in use",
            cause="port {port} is taken: another run on this machine, or one that was not ended", remedy="another --master_port, or none (`lockstep` takes a free one); `ss -ltnp` names who listens there", again=True),
@@ -176,4 +184,4 @@ _MEETING = (
            again=True, follows="lost"),
 )
 
-KNOWN = (*_DEVICES, *_MEMORY, *_PROGRAM, *_MEETING)
+KNOWN = (*_COMPILING, *_DEVICES, *_MEMORY, *_PROGRAM, *_MEETING)

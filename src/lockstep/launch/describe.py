@@ -39,9 +39,11 @@ def missing(engine: str) -> list[str]:
 
 
 def check_installed(config: Config) -> None:
-    """UserError: the engine's libraries are not there."""
+    """UserError: libraries that the config asks for are not there."""
     if missing(config.engine):
         raise UserError(f"engine {config.engine} needs {', '.join(missing(config.engine))}: not installed", "pip install 'lockstep[jax]' (for NVIDIA GPUs also 'jax[cuda13]'), or --engine torch", "engine")
+    if config.train.float8 and find_spec("torchao") is None:
+        raise UserError("train.float8 needs torchao: not installed", "pip install 'lockstep[fp8]', or leave train.float8 out", "train.float8")
 
 
 def describe(config: Config) -> Facts:

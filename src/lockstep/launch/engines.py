@@ -51,6 +51,8 @@ def _torch_devices(plan: Plan, index: int) -> list[Any]:
     torch.set_num_threads(plan.threads)
     if plan.exact:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before CUDA starts: else its matrix products may differ from run to run
+    if plan.compile:
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_home() / "inductor"))  # a second start reads what the first one compiled
     devices = [torch.device(plan.devices[place].place) for place in plan.held_by(index)]
     if devices[0].type == "cuda":
         torch.cuda.set_device(devices[0])

@@ -15,12 +15,13 @@ def banner(plan: Plan) -> list[str]:
     over = f" over {plan.backend}" if plan.backend != "none" else ""
     several = "multi-GPU enabled" if plan.devices[0].kind == "cuda" else "virtual CPU devices" if plan.engine == "jax" else "CPU ranks"
     engine = "" if plan.engine == "torch" else f"{plan.engine} "
+    first = "; the first step is compiled before it runs" if plan.engine == "jax" else f"; compiled: {plan.because['compile']}" if plan.compile else ""
     known = "estimate" if plan.memory_estimate else "estimate, without activations"
     lines = [
         f"plan   world {plan.world}   {engine}{plan.strategy}{over}   {plan.precision}   {_devices(plan)}",
         f"       {arithmetic(plan)} ({plan.because['batch']})   lr {plan.schedule.peak:.3g} ({plan.because['lr']})",
         f"       {plan.steps} steps of {plan.batch} samples; an epoch is {plan.order.steps_per_epoch}   memory {show_bytes(held)} of {show_bytes(room)} a device ({known})",
-        f"       Running on {plan.world} device{'s' if plan.world > 1 else ''}" + (f" ({several})" if plan.world > 1 else "") + ("; the first step is compiled before it runs" if plan.engine == "jax" else ""),
+        f"       Running on {plan.world} device{'s' if plan.world > 1 else ''}" + (f" ({several})" if plan.world > 1 else "") + first,
     ]
     if "balance" in plan.because:
         lines.append(f"       balance {_balance(plan)}: {plan.because['balance']}")
@@ -82,7 +83,7 @@ def table(plan: Plan, origins: Mapping[str, str], values: Mapping[str, object], 
     """Every decision with its reason, the memory terms, and where each config value came from."""
     lines = [*banner(plan), "", "decision    value, because"]
     lines += [f"  {name:<10}{value}: {plan.because[name]}" for name, value in decisions(plan).items()]
-    lines += [f"  {name:<10}{plan.because[name]}" for name in ("coupled", "dropout") if name in plan.because]
+    lines += [f"  {name:<10}{plan.because[name]}" for name in ("coupled", "dropout", "compile", "float8") if name in plan.because]
     lines += ["", f"memory on each device (estimate): {plan.because['memory']}"]
     lines += [f"  {term.name:<12}{show_bytes(term.bytes):>10}   {term.formula}" for term in plan.memory]
     if plan.flops_per_step:

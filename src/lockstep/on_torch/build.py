@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from lockstep.core.config import Precision, Recompute
 from lockstep.core.groups import Rules
+from lockstep.core.plan import Plan
 from lockstep.on_torch.precision import weight_dtype
 
 Value = Callable[[str, torch.Tensor], None]  # fills a parameter, given by its name in the whole model
@@ -74,6 +75,25 @@ def recompute(model: nn.Module, how: Recompute) -> None:
     extra: dict[str, Any] = {"context_fn": partial(create_selective_checkpoint_contexts, _policy)} if how == "selective" else {}
     for block in blocks(model):
         block.forward = partial(checkpoint, block.forward, use_reentrant=False, **extra)
+
+
+def made_fast(model: nn.Module, plan: Plan, device: torch.device) -> None:
+    """As the plan has it: eight bits, recompute, compiled blocks."""
+    if plan.float8:
+        from lockstep.on_torch.float8 import convert
+
+        convert(model, device)
+    if plan.compile:
+        from lockstep.on_torch.regional import compile_model
+
+        compile_model(model, plan.recompute)
+    else:
+        recompute(model, plan.recompute)
+
+
+def as_written(plan: Plan) -> AbstractContextManager[Any]:
+    """Meanwhile nothing is compiled: for inputs of ever other lengths."""
+    return torch.compiler.set_stance("force_eager") if plan.compile else nullcontext()
 
 
 def _policy(context: Any, operation: Any, *arguments: Any, **keywords: Any) -> CheckpointPolicy:

@@ -42,7 +42,7 @@ def key_dropout(model: nn.Module, rows: Rows, seed: int) -> tuple[str, ...]:
     masks = _Masks(rows, seed, tuple(name for name, _ in found))
     for index, (name, module) in enumerate(found):
         where = f"{type(module).__name__} {name}".strip()
-        if not isinstance(module, _Keyed):
+        if not isinstance(module, Keyed):
             module.__class__ = _keyed(module.__class__)
         module._site = _Site(where, index, masks, next((dims for kind, dims in _CHANNELS.items() if isinstance(module, kind)), None))
     return masks.names
@@ -72,7 +72,7 @@ def _draws(module: nn.Module) -> bool:
 
 def _keyable(module: nn.Module) -> bool:
     """Not where a subclass has a forward pass of its own, which would be lost."""
-    return type(module).forward in (nn.Dropout.forward, nn.Dropout1d.forward, nn.Dropout2d.forward, nn.Dropout3d.forward, _Keyed.forward)
+    return type(module).forward in (nn.Dropout.forward, nn.Dropout1d.forward, nn.Dropout2d.forward, nn.Dropout3d.forward, Keyed.forward)
 
 
 class _Masks:
@@ -147,7 +147,9 @@ class _Site:
         return (lanes >= threshold).view(shape)
 
 
-class _Keyed(_DropoutNd):
+class Keyed(_DropoutNd):
+    """A Dropout whose masks follow the sample."""
+
     _site: _Site
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
@@ -166,7 +168,7 @@ class _Keyed(_DropoutNd):
 @cache
 def _keyed(kind: Any) -> Any:
     """A subclass, so that the module stays what it was to everything that asks."""
-    return type(f"Keyed{kind.__name__}", (_Keyed, kind), {"__module__": __name__})
+    return type(f"Keyed{kind.__name__}", (Keyed, kind), {"__module__": __name__})
 
 
 @constant

@@ -1,7 +1,6 @@
 """One process's training on torch devices: slots, reduction, clipping, scale and update, in one call that never waits for the device."""
 
 import random
-import time
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -18,7 +17,7 @@ from lockstep.core.plan import Plan
 from lockstep.core.protocols import Arrays, Batch, Piece, Round, Saved, Slot, Task
 from lockstep.errors import UserError
 from lockstep.on_torch import state as states
-from lockstep.on_torch.build import Filler, cast, freeze, recompute, seeded
+from lockstep.on_torch.build import Filler, as_written, cast, freeze, made_fast, seeded
 from lockstep.on_torch.collectives import Ranks
 from lockstep.on_torch.dropout import key_dropout
 from lockstep.on_torch.exact import Before, Exact, settle
@@ -28,7 +27,7 @@ from lockstep.on_torch.own import make_update
 from lockstep.on_torch.pace import Forward
 from lockstep.on_torch.precision import Scale, compute, current, weight_dtype
 from lockstep.on_torch.state import State
-from lockstep.on_torch.stats import Stats, peak
+from lockstep.on_torch.stats import Stats, fetch, peak
 from lockstep.on_torch.strategies import STRATEGIES, Strategy
 from lockstep.on_torch.trained import weights
 from lockstep.on_torch.used import check
@@ -104,7 +103,7 @@ class TorchEngine:
             self._strategy.spread()
         figures = numbers.packed((loss, weight), told, (norm, finite, scale))
         state.scale.update(finite)
-        return state, self._fetch(figures)
+        return state, fetch(figures, self.ranks.world)
 
     @torch.no_grad()
     def evaluate(self, state: State, rounds: Iterable[Sequence[Round]]) -> dict[str, float]:
@@ -140,7 +139,7 @@ class TorchEngine:
     def sample(self, state: State, step: int) -> list[str]:
         self._ready(state)
         self._mode(train=False)
-        with compute(self.plan.precision, self.device):
+        with as_written(self.plan), compute(self.plan.precision, self.device):
             texts = self.task.sample(state.model, self.plan.fixed.seed + step)
         self._mode(train=True)
         return texts
@@ -189,7 +188,7 @@ class TorchEngine:
             synchronise(model, self._strategy.peers()[index], self._rows[index])
         if self.plan.keyed:
             key_dropout(model, self._rows[index], self.plan.fixed.seed)
-        recompute(model, self.plan.recompute)
+        made_fast(model, self.plan, self.devices[index])
         return model.train()
 
     @torch.no_grad()
@@ -280,15 +279,6 @@ class TorchEngine:
         for device, place in zip(self.devices, held, strict=True):
             own[2 * ranks + place] = peak(device)
         return [*asked, *own]
-
-    def _fetch(self, figures: Any) -> Stats:
-        if self.device.type != "cuda":
-            return Stats(figures, self.ranks.world, time.perf_counter())
-        host = torch.empty(figures.shape, dtype=figures.dtype, pin_memory=True)
-        host.copy_(figures, non_blocking=True)
-        ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        ready.record()
-        return Stats(host, self.ranks.world, ready)
 
 
 def _scale(gradients: list[torch.Tensor], factor: Any) -> None:

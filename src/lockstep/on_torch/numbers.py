@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 
 from lockstep.on_torch.collectives import Ranks
+from lockstep.on_torch.stats import scalar
 
 Rows = Any  # [rows, 2]: loss sums and weights
 Number = Any
@@ -97,7 +98,7 @@ class OnDevice:
         return torch.zeros(count, 2, dtype=torch.float64, device=device)
 
     def add(self, rows: Rows, number: int, loss_sum: torch.Tensor, weight: Any) -> None:
-        rows[number].add_(torch.stack([loss_sum.detach().double(), torch.as_tensor(weight, dtype=torch.float64, device=loss_sum.device)]))
+        rows[number].add_(torch.stack([loss_sum.detach().double(), scalar(weight, loss_sum.device)]))
 
     def merged(self, parts: Sequence[Rows]) -> torch.Tensor:
         whole: torch.Tensor = parts[0] if len(parts) == 1 else torch.stack([part.to(self._device) for part in parts]).sum(0)

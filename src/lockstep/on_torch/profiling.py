@@ -15,6 +15,7 @@ from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from lockstep.core.profile import Course, Found, Operation, Step
 from lockstep.core.protocols import Batch
+from lockstep.on_torch.build import blocks
 from lockstep.on_torch.engine import TorchEngine
 from lockstep.on_torch.marks import Span, Timed, by_name, seconds
 from lockstep.on_torch.state import State
@@ -57,7 +58,7 @@ class TorchWatch:
         began = time.perf_counter()
         if number == course.tracer < course.last:
             self._begin_trace()
-        with self._kept.watching(state.model, self._marks) if number == course.last else nullcontext(), self._marks.waits():
+        with self._kept.watching(state.model, self._marks, self._engine.plan.compile) if number == course.last else nullcontext(), self._marks.waits():
             begin = self._marks.now()
             done = self._engine.step(state, batch, lr, asked)
             self._taken.append(_Taken(batch.wait, batch.samples, begin, self._marks.now(), self._marks.take()))
@@ -168,8 +169,11 @@ class _Kept:
         return recompute == "none" and any(self._most)
 
     @contextmanager
-    def watching(self, model: nn.Module, marks: Timed) -> Iterator[None]:
-        hooks = [hook for name, module in model.named_modules() for hook in (module.register_forward_pre_hook(self._enters(name)), module.register_forward_hook(self._leaves, always_call=True))]
+    def watching(self, model: nn.Module, marks: Timed, compiled: bool) -> Iterator[None]:
+        """compiled: its blocks are, so what they keep is told as a block's, not as that of its parts."""
+        inside = {id(module) for block in (blocks(model) or [model]) for module in block.modules() if module is not block} if compiled else set()
+        seen = [(name, module) for name, module in model.named_modules() if id(module) not in inside]
+        hooks = [hook for name, module in seen for hook in (module.register_forward_pre_hook(self._enters(name)), module.register_forward_hook(self._leaves, always_call=True))]
         marks.around = self._around
         try:
             yield

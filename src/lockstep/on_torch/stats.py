@@ -5,6 +5,7 @@ import resource
 import sys
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -42,3 +43,19 @@ def peak(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def fetch(figures: torch.Tensor | list[float], ranks: int) -> Stats:
+    """On their way from where they are; nobody waits."""
+    if isinstance(figures, list):
+        return Stats(figures, ranks, time.perf_counter())
+    host = torch.empty(figures.shape, dtype=figures.dtype, pin_memory=True)
+    host.copy_(figures, non_blocking=True)
+    ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    ready.record()
+    return Stats(host, ranks, ready)
+
+
+def scalar(value: Any, device: torch.device) -> torch.Tensor:
+    """float64 on the device, without the host's waiting for it as it does for torch.tensor(value, device=device)."""
+    return value.to(device, torch.float64) if isinstance(value, torch.Tensor) else torch.full((), value, dtype=torch.float64, device=device)

@@ -69,7 +69,8 @@ def row_json(row: Row, base: Profile | None) -> dict[str, Any]:
     status = "measured" if row.found else "failed" if row.failed else "refused"
     values: dict[str, Any] = {"layout": str(trial.layout), "status": status, "strategy": trial.layout.strategy, "world": trial.layout.world}
     if made:
-        values |= {"engine": made.engine, "processes": made.processes, "backend": made.backend, "threads": made.threads, "batch": made.batch, "micro": made.micro, "rounds": made.rounds, "slots": list(made.shares), "arithmetic": arithmetic(made),
+        values |= {"engine": made.engine, "processes": made.processes, "backend": made.backend, "threads": made.threads, "batch": made.batch, "micro": made.micro, "rounds": made.rounds,
+                   "slots": list(made.shares), "arithmetic": arithmetic(made),
                    "without": list(trial.without), "warnings": list(made.warnings)}
     if error:
         values |= {"why": error.cause, "remedy": error.remedy}

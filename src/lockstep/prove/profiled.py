@@ -59,7 +59,7 @@ def _step(found: Profile) -> list[str]:
     left_out = found.course.timed - len(took)
     short = f"; {left_out} of {found.course.timed} were an epoch's short tail, and are left out" if left_out else ""
     return [f"step   {_ms(statistics.median(took))} ms median ({_ms(min(took))} to {_ms(max(took))}) of {len(took)} steps; {rate(found.ranks):.4g} samples/s{short}",
-            f"       the first step took {found.ranks[0].first:.2f} s" + (", compiling (or reading what was compiled before) included" if found.plan.engine == "jax" else "")]
+            f"       the first step took {found.ranks[0].first:.2f} s" + (", compiling (or reading what was compiled before) included" if found.plan.engine == "jax" or found.plan.compile else "")]
 
 
 def _parts(found: Profile) -> list[str]:

@@ -83,7 +83,8 @@ class Trials:
     def _laid_out(self, layout: Layout) -> Config:
         use = f"cpu:{layout.world}" if self._on == "cpu" else ",".join(str(gpu.index) for gpu in self._machine.devices[: layout.world])
         devices = self._config.devices.model_copy(update={"use": use, "strategy": JAX.get(layout.strategy, layout.strategy), "shards": None, "compress": "none", "balance": self._balance(layout)})
-        return self._config.model_copy(update={"engine": layout.engine, "devices": devices, "batch": self._batch(layout)})
+        train = self._config.train.model_copy(update={"compile": self._config.train.compile and layout.engine == "torch"})  # jax compiles anyway
+        return self._config.model_copy(update={"engine": layout.engine, "devices": devices, "batch": self._batch(layout), "train": train})
 
     def _balance(self, layout: Layout) -> str | tuple[float, ...]:
         """The speeds that the config gives, where there are as many devices to deal by them."""

@@ -25,7 +25,7 @@ _NARROW = {"bf16": jnp.bfloat16, "f16": jnp.float16}
 class JaxLanguage(LanguageTask):
     """precision: what products are computed in."""
 
-    whole_scores = True
+    unfused = True
 
     def __init__(self, model: LanguageModel, data: LanguageData, cache: Path, precision: Precision) -> None:
         super().__init__(model, data, cache)

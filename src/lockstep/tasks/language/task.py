@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from lockstep.core.config import Config
 from lockstep.core.facts import Facts
 from lockstep.core.initial import Initial
+from lockstep.core.memory import logit_rows
 from lockstep.core.order import Ids
 from lockstep.core.protocols import Source
 from lockstep.data.tokens import TokenWindows, window_count
@@ -29,10 +30,10 @@ Logits = Callable[[list[int]], NDArray[np.float64]]  # token ids -> the next one
 class LanguageTask:
     """All of the task but its model. model, data: the config's sections. cache: where token files are kept.
 
-    whole_scores: whether attention keeps its length x length scores for backward, where no fused kernel does without.
+    unfused: whether attention keeps its length x length scores for backward, and the loss all logits, where no fused kernel does without.
     """
 
-    whole_scores = False
+    unfused = False
 
     def __init__(self, model: LanguageModel, data: LanguageData, cache: Path) -> None:
         self.fields, self.data = model, data
@@ -51,10 +52,11 @@ class LanguageTask:
         matrices = sum(size for name, size in sizes.items() if "norm" not in name and not name.startswith(("embed_tokens", "lm_head"))) + head
         f, length = self.fields, self.length
         per_token = 6 * matrices + 6 * f.num_layers * f.hidden_size * length
-        scores = 2 * f.num_heads * length if self.whole_scores else 0
+        scores = 2 * f.num_heads * length if self.unfused else 0
         block = 8 * f.hidden_size + 2 * f.groups * f.head_size + 4 * f.inner + scores
         products = 3 * f.hidden_size + 2 * f.groups * f.head_size + 2 * f.inner  # of a block, beside its input: what recompute "selective" keeps
-        outside = 2 * f.hidden_size + 3 * self.vocab
+        outside = 2 * f.hidden_size + 3 * self.vocab if self.unfused else 4 * f.hidden_size
+        rows = {} if self.unfused else {kind: logit_rows(self.vocab, kind) for kind in ("cpu", "cuda")}
         kept = f.num_layers * block + outside
         again = {"block": f.num_layers * f.hidden_size + block + outside, "selective": f.num_layers * (f.hidden_size + products) + block + outside}
         held_out = self.eval_data()
@@ -65,7 +67,9 @@ class LanguageTask:
             recompute_bytes={how: 4 * length * numbers for how, numbers in again.items()},
             formulas={
                 "flops": f"6 x {matrices} matrix weights + 6 x layers x hidden x length (causal attention), a token; Kaplan et al. 2020, Chowdhery et al. 2022",
-                "bytes_per_sample": f"4 B x length x (layers x (8 hidden + 2 kv + 4 inner{' + 2 heads x length' if scores else ''}) + 2 hidden + 3 vocab), counted from torch_model.py"},
+                "bytes_per_sample": f"4 B x length x (layers x (8 hidden + 2 kv + 4 inner{' + 2 heads x length' if scores else ''}) + {'2 hidden + 3 vocab' if self.unfused else '4 hidden'}), counted from torch_model.py",
+                **{f"scratch.{kind}": f"4 B x (2 x vocab {self.vocab} x {count} tokens at a time + {head}: the head's gradient)" for kind, count in rows.items()}},
+            scratch={kind: 2 * self.vocab * count + head for kind, count in rows.items()},
             inside=tuple(name for name in sizes if name.startswith("layers.")), rounded=tuple(name for name in sizes if "norm" not in name and not name.startswith("embed_tokens")),
             arrays=self.shapes(), aliases={"lm_head.weight": "embed_tokens.weight"} if f.tie_embeddings else {},
             reference={"unigram_entropy": self.corpus.entropy, "tokens": self.corpus.count, "vocabulary": self.vocab},
@@ -142,7 +146,7 @@ def facts(config: Config, cache: str) -> Facts:
     assert isinstance(config.model, LanguageModel)
     assert isinstance(config.data, LanguageData)
     task = LanguageTask(config.model, config.data, Path(cache))
-    task.whole_scores = config.engine == "jax"
+    task.unfused = config.engine == "jax"
     return replace(task.facts(), **config.optimizer.rules.facts({name: int(np.prod(shape)) for name, shape in task.shapes().items()}))
 
 

@@ -3,12 +3,13 @@
 Nothing here is computed in a fixed width, so that float64 stays float64 throughout.
 """
 
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lockstep.on_torch.head import Head
 from lockstep.tasks.language.fields import LanguageModel
 
 
@@ -72,7 +73,7 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Tokens [batch, length] -> logits [batch, length, vocab]."""
+    """Tokens [batch, length] -> logits [batch, length, vocab]; or, given labels, what Head makes of them."""
 
     def __init__(self, fields: LanguageModel, vocab: int) -> None:
         super().__init__()
@@ -80,13 +81,20 @@ class Decoder(nn.Module):
         self.embed_tokens = nn.Embedding(vocab, fields.hidden_size)
         self.layers = nn.ModuleList(Block(fields) for _ in range(fields.num_layers))
         self.norm = nn.RMSNorm(fields.hidden_size, eps=fields.norm_eps)
-        self.lm_head = nn.Linear(fields.hidden_size, vocab, bias=False)
+        self.lm_head = Head(fields.hidden_size, vocab)
         if fields.tie_embeddings:
             self.lm_head.weight = self.embed_tokens.weight
+        self._angles: tuple[Any, tuple[Tensor, Tensor]] | None = None  # of the last length: they cost a tenth of a millisecond on a CPU, ten launches on a GPU
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, labels: Tensor | None = None, score: bool = False) -> Any:
         x = self.embed_tokens(tokens)
-        cos, sin = rotary(tokens.shape[1], self.fields.head_size, self.fields.rope_theta, x)
+        cos, sin = self._rotary(x)
         for block in self.layers:
             x = block(x, cos, sin)
-        return cast(Tensor, self.lm_head(self.norm(x)))
+        return self.lm_head(self.norm(x), labels, score)
+
+    def _rotary(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        key = (x.shape[1], x.device, x.dtype, torch.is_inference_mode_enabled())  # what inference mode makes can't be trained with
+        if self._angles is None or self._angles[0] != key:
+            self._angles = key, rotary(x.shape[1], self.fields.head_size, self.fields.rope_theta, x)
+        return self._angles[1]

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import nn
 
@@ -26,16 +25,11 @@ class TorchLanguage(LanguageTask):
         return Decoder(self.fields, self.vocab)
 
     def loss(self, model: Any, batch: Arrays) -> Mean:
-        logits = model(batch["tokens"])
-        labels = batch["labels"]
-        return Mean(F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum"), (labels != IGNORED).sum())
+        return Mean(model(batch["tokens"], batch["labels"]), (batch["labels"] != IGNORED).sum())
 
     def evaluate(self, model: Any, batch: Arrays) -> Mapping[str, Any]:
-        logits = model(batch["tokens"])
-        labels = batch["labels"]
-        real = labels != IGNORED
-        loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum")
-        return {"loss_sum": loss, "correct": ((logits.argmax(-1) == labels) & real).sum(), "tokens": real.sum()}
+        loss, correct = model(batch["tokens"], batch["labels"], score=True)
+        return {"loss_sum": loss, "correct": correct, "tokens": (batch["labels"] != IGNORED).sum()}
 
     def sample(self, model: Any, seed: int) -> list[str]:
         return self.continued(_logits(model), seed)

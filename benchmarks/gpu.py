@@ -1,0 +1,223 @@
+"""Tokens a second, MFU and memory of a config on one GPU, beside others on the same model, batches and optimizer, alternating in one process.
+
+    python -m benchmarks.gpu                                 # models/small.yaml (124M)
+    python -m benchmarks.gpu --config models/large.yaml      # 1B; 64 samples a step
+    python -m benchmarks.gpu --device cpu --tiny             # the same paths in small, without a GPU: says nothing of speed
+
+Sides: lockstep (its own engine and loop, blocks compiled); plain: a loop as nanoGPT's, the whole model compiled; the Hugging Face Trainer and Accelerate,
+compiled too (benchmarks/sides.py). All in bf16 autocast with weights in f32, clipped at the same norm, by fused AdamW, in the same micro-batch and rounds.
+MFU is the plan's FLOPs (docs/plan.md) over the dense peak of the data sheet, and over the fastest of some large bf16 products measured in the same run.
+Writes benchmarks/results/gpu-<machine>-<config>.json; on a CPU only where --out says.
+"""
+
+import argparse
+import json
+import math
+import platform
+import re
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch._C._autograd import DeviceType  # public in torch.autograd, where type checkers do not see it
+
+from benchmarks.sides import SIDES, Setting
+from lockstep.core.config import Config, load
+from lockstep.core.document import read_file
+from lockstep.core.plan import plan
+from lockstep.probe import cpu, probe
+from lockstep.tasks import Tasks
+from lockstep.tasks.language.fields import LanguageData, LanguageModel
+from lockstep.tasks.language.torch_task import TorchLanguage
+from lockstep.units import show_bytes
+
+_VOCABULARY = {"small": 50_304, "large": 32_000}  # GPT-2's, padded, which makes it the 124M model; the config's own. The tokens are drawn
+_SAMPLES = {"large": 64}  # of a step: a quarter of the config's, so that all sides fit in ten minutes
+_PRODUCTS = ((8192, 8192, 8192), (16384, 8192, 4096), (16384, 8192, 8192))
+_LIBRARIES = ("torch", "triton", "transformers", "accelerate", "torchao", "lockstep")
+_TINY = {"model.hidden_size": 64, "model.num_layers": 2, "model.num_heads": 4, "model.kv_heads": 2, "model.intermediate_size": 128, "model.max_seq_len": 64, "model.vocab_size": 512, "batch.samples": 8}
+
+
+@dataclass
+class Found:
+    """seconds: a step, by turn. memory: bytes allocated at most; None on a CPU."""
+
+    seconds: list[float]
+    memory: int | None
+
+
+def config_of(arguments: argparse.Namespace, home: Path) -> Config:
+    document, name = read_file(arguments.config), arguments.config.stem
+    vocabulary = _TINY["model.vocab_size"] if arguments.tiny else _VOCABULARY.get(name, 256)
+    np.random.default_rng(0).integers(0, vocabulary, 2_000_000 if not arguments.tiny else 50_000, dtype=np.uint16).tofile(home / "tokens.bin")
+    batch = arguments.batch or _SAMPLES.get(name) or document.value["batch"].get("samples", 32)
+    values = {
+        "model.vocab_size": vocabulary, "data.source": str(home / "tokens.bin"), "data.tokenizer": "bytes", "data.token_dtype": "uint16", "data.eval_samples": 0, "data.prompts": [],
+        "batch": {"samples": batch, **({"per_device": arguments.micro} if arguments.micro else {})}, "train.steps": arguments.warm + arguments.steps + 3, "train.precision": "bf16",
+        "train.compile": True, "devices.use": "0" if arguments.device == "cuda" else "cpu", "devices.strategy": "single", "schedule.warmup": 1, **(_TINY if arguments.tiny else {}),
+    }
+    for key, value in values.items():
+        document.set(key, value, "benchmarks/gpu.py")
+    return load(document, Tasks(), name).config
+
+
+def setting_of(arguments: argparse.Namespace, home: Path) -> Setting:
+    config = config_of(arguments, home)
+    assert isinstance(config.model, LanguageModel)
+    assert isinstance(config.data, LanguageData)
+    task = TorchLanguage(config.model, config.data, home / "cache")
+    made = plan(config, probe(), task.facts())
+    if made.batch % made.micro:  # the others know rounds of one size only
+        arguments.micro = max(size for size in range(1, made.micro) if made.batch % size == 0)
+        return setting_of(arguments, home)
+    torch.set_num_threads(made.threads)
+    return Setting(task, config, made, torch.device(made.devices[0].place), home, arguments.warm, arguments.steps)
+
+
+def ceiling(device: torch.device) -> float | None:
+    """FLOP/s of the fastest of some bf16 products. None on a CPU."""
+    if device.type != "cuda":
+        return None
+    best = 0.0
+    for m, n, k in _PRODUCTS:
+        left, right = (torch.randn(shape, device=device, dtype=torch.bfloat16) for shape in ((m, k), (k, n)))
+        for _ in range(5):
+            left @ right
+        for _ in range(5):
+            torch.cuda.synchronize()
+            began = time.perf_counter()
+            for _ in range(20):
+                left @ right
+            torch.cuda.synchronize()
+            best = max(best, 20 * 2 * m * n * k / (time.perf_counter() - began))
+    return best
+
+
+def measured(side: Callable[[Setting], float], setting: Setting) -> tuple[float, int | None]:
+    """(seconds a step, bytes allocated at most)."""
+    gpu = setting.device.type == "cuda"
+    torch._dynamo.reset()
+    if gpu:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    seconds = side(setting)
+    return seconds, torch.cuda.max_memory_allocated() if gpu else None
+
+
+@contextmanager
+def profiled(device: torch.device, into: dict[str, Any]) -> Iterator[None]:
+    """Where the time of the block goes: operations by the device's own time, and how much of it the device was idle."""
+    gpu = device.type == "cuda"
+    kinds = [torch.profiler.ProfilerActivity.CPU, *([torch.profiler.ProfilerActivity.CUDA] if gpu else [])]
+    began = time.perf_counter()
+    with torch.profiler.profile(activities=kinds) as found:
+        yield
+        if gpu:
+            torch.cuda.synchronize()
+    wall = time.perf_counter() - began
+    entries = [entry for entry in found.key_averages() if (entry.device_type == DeviceType.CUDA) == gpu and not (gpu and entry.is_user_annotation)]
+    own = {entry.key: (entry.self_device_time_total if gpu else entry.self_cpu_time_total) / 1e6 for entry in entries}
+    busy = sum(own.values())
+    into["wall_seconds"], into["busy_seconds"], into["idle_share"] = wall, busy, max(0.0, 1 - busy / wall) if gpu else None
+    into["operations"] = [{"name": name, "seconds": seconds, "share": seconds / busy} for name, seconds in sorted(own.items(), key=lambda item: -item[1])[:20]]
+
+
+def version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def result_of(setting: Setting, found: dict[str, Found], skipped: dict[str, str], fastest: float | None, profile: dict[str, Any]) -> dict[str, Any]:
+    made, gpu = setting.plan, setting.device.type == "cuda"
+    sides = {}
+    for name, one in found.items():
+        seconds = statistics.median(one.seconds)
+        flops = (made.flops_per_step or math.nan) / seconds
+        sides[name] = {
+            "seconds": one.seconds, "tokens_per_second": made.batch * made.tokens_per_sample / seconds, "tflops": flops / 1e12, "mfu": flops / made.peak_flops if made.peak_flops else None,
+            "mfu_of_ceiling": flops / fastest if fastest else None, "memory_bytes": one.memory,
+            "time_beside_lockstep": statistics.median(a / b for a, b in zip(one.seconds, found["lockstep"].seconds, strict=True)) if "lockstep" in found else None}
+    return {
+        "machine": made.devices[0].name if gpu else cpu.name(), "driver": made.devices[0].driver, "cuda": torch.version.cuda, "python": platform.python_version(),
+        "versions": {name: version(name) for name in _LIBRARIES}, "model": setting.config.model.model_dump(mode="json"), "parameters": sum(math.prod(shape) for shape in setting.task.shapes().values()),
+        "batch": made.batch, "micro": made.micro, "rounds": made.rounds, "steps": setting.steps, "precision": made.precision, "peak_flops": made.peak_flops, "ceiling_flops": fastest,
+        "memory_estimate_bytes": made.memory_estimate, "sides": sides, "skipped": skipped, "profile": profile}
+
+
+def shown(result: dict[str, Any]) -> str:
+    def share(value: float | None) -> str:
+        return f"{value:7.1%}" if value is not None else "      -"
+
+    peak = f"{result['peak_flops'] / 1e12:.0f} TFLOP/s" if result["peak_flops"] else "not on file"
+    fastest = f"{result['ceiling_flops'] / 1e12:.0f} TFLOP/s" if result["ceiling_flops"] else "not measured"
+    lines = [f"{result['machine']}: {result['parameters'] / 1e6:.0f}M parameters, {result['batch']} samples = {result['micro']} x {result['rounds']}, bf16; peak {peak}, products reach {fastest}",
+             f"{'':<16}{'tokens/s':>10}{'MFU':>8}{'of products':>13}{'memory':>12}{'time':>8}"]
+    for name, side in result["sides"].items():
+        memory = show_bytes(side["memory_bytes"]) if side["memory_bytes"] else "-"
+        beside = f"x {side['time_beside_lockstep']:.3f}" if side["time_beside_lockstep"] else "-"
+        lines.append(f"{name:<16}{side['tokens_per_second']:>10.0f} {share(side['mfu'])}      {share(side['mfu_of_ceiling'])}{memory:>12}{beside:>9}")
+    lines += [f"{name:<16}left out: {why}" for name, why in result["skipped"].items()]
+    profile = result["profile"]
+    if profile:
+        idle = "" if profile["idle_share"] is None else f"; the device was idle for {profile['idle_share']:.1%}"
+        lines += ["", f"lockstep's last steps under the profiler, {profile['wall_seconds']:.2f} s{idle}", *(f"  {one['share']:6.1%}  {one['name'][:110]}" for one in profile["operations"][:12])]
+    return "\n".join(lines)
+
+
+def parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--config", type=Path, default=Path(__file__).parents[1] / "models/small.yaml")
+    parser.add_argument("--batch", type=int, help="samples of a step")
+    parser.add_argument("--micro", type=int, help="samples at once at most; the plan's own if not given")
+    parser.add_argument("--warm", type=int, default=5, help="first steps of each turn, not timed")
+    parser.add_argument("--steps", type=int, default=15, help="timed steps of each turn")
+    parser.add_argument("--turns", type=int, default=2)
+    parser.add_argument("--sides", default=",".join(name for name in SIDES if name != "lockstep-fp8"), help=f"of {', '.join(SIDES)}")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--tiny", action="store_true", help="a model of two layers of 64")
+    parser.add_argument("--out", type=Path)
+    return parser.parse_args()
+
+
+def main() -> None:
+    arguments = parsed()
+    if arguments.device == "cuda" and not torch.cuda.is_available():
+        raise SystemExit("no GPU here; --device cpu --tiny tries the same paths without one")
+    unknown = [name for name in arguments.sides.split(",") if name not in SIDES]
+    if unknown:
+        raise SystemExit(f"--sides: {', '.join(unknown)}: not among {', '.join(SIDES)}")
+    wanted = {name: SIDES[name] for name in arguments.sides.split(",")}
+    skipped = {name: f"{side.needs} is not installed (pip install 'lockstep[{side.extra}]')" for name, side in wanted.items() if side.needs and version(side.needs) is None}
+    with tempfile.TemporaryDirectory() as scratch:
+        torch._inductor.config.fx_graph_cache = True
+        setting, found = setting_of(arguments, Path(scratch)), {name: Found([], None) for name in wanted if name not in skipped}
+        fastest = ceiling(setting.device)
+        for turn in range(arguments.turns):
+            for name, one in found.items():
+                seconds, one.memory = measured(wanted[name].run, setting)
+                one.seconds.append(seconds)
+                print(f"turn {turn + 1}  {name:<14} {seconds * 1e3:.1f} ms a step", flush=True)
+        profile: dict[str, Any] = {}
+        if "lockstep" in found:
+            wanted["lockstep"].run(setting, around=lambda: profiled(setting.device, profile))
+    result = result_of(setting, found, skipped, fastest, profile)
+    print(shown(result))
+    name = re.sub("[^A-Za-z0-9]+", "-", f"{result['machine']} {arguments.config.stem}").strip("-").lower()
+    place = arguments.out or (Path(__file__).parent / "results" / f"gpu-{name}.json" if setting.device.type == "cuda" and not arguments.tiny else None)
+    if place:
+        place.write_text(json.dumps(result, indent=1) + "\n")
+        print(f"written to {place}")
+
+
+if __name__ == "__main__":
+    main()
