@@ -79,10 +79,11 @@ def _plan_machine(loaded: "Loaded", as_json: bool, asked: "Asked") -> None:
     from lockstep.prove.machine import predict
 
     found = predict(loaded, asked)
+    notes = [*loaded.notes, *(["devices.balance measured: the devices there are alike, and slots are dealt evenly"] if loaded.config.devices.balance == "measured" else [])]
     if as_json:
         click.echo(json.dumps({"plan": found.plan and found.plan.to_json(), "origins": loaded.origins, "formulas": found.facts.formulas, "predicted": found.json()}, indent=1))
     else:
-        click.echo("\n".join([*(f"note   {note}" for note in loaded.notes), *([table(found.plan, loaded.origins, flatten(loaded.config), found.facts.formulas), ""] if found.plan else []), *found.lines()]))
+        click.echo("\n".join([*(f"note   {note}" for note in notes), *([table(found.plan, loaded.origins, flatten(loaded.config), found.facts.formulas), ""] if found.plan else []), *found.lines()]))
     if found.refused:
         raise found.refused
 

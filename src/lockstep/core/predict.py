@@ -64,7 +64,7 @@ def served(config: Config, setup: Setup) -> None:
     if section.offload:
         raise UserError("--machine does not predict devices.offload, whose updates are made by the host", "leave one of them out", where)
     if section.balance != "even":
-        raise UserError("--machine predicts devices that are alike: devices.balance has nothing to deal by", "--balance even, or leave --machine out", where)
+        raise UserError("--machine predicts devices that are alike: speeds by hand (devices.balance) are of others", "--balance even, or leave --machine out", where)
     if section.compress == "powersgd":
         raise UserError("--machine does not predict --compress powersgd", "none, bf16 or fp16", where)
     if section.strategy == "dp":
