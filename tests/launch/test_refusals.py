@@ -66,7 +66,7 @@ def _quickest(arguments: list[str], cwd: Path) -> float:
     (["--epochs", "2", "--max-steps", "5"], "both fix the length"),
     (["--epochs", "-1"], "number of steps"),
     (["--dtype", "bf15"], "did you mean bf16?"),
-    (["--machine", "8xH100"], "--machine is not in this version"),
+    (["--suite", "cpu"], "--suite is not in this version"),
     (["--compile", "--engine", "jax"], "jax compiles its step anyway"),
     (["--compile", "--exact"], "its bits may differ"),
     (["--set", "train.float8=true"], "no products in eight bits"),

@@ -1,11 +1,10 @@
 """`lockstep plan --machine`: what a run would do, and how long it would take, on a machine one doesn't have. Starts nothing but the subprocess that counts the model."""
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lockstep.core.balance import even
 from lockstep.core.config import Loaded
 from lockstep.core.cost import ASSUMED, Share
 from lockstep.core.facts import Facts
@@ -85,8 +84,6 @@ def asked(machine: str | None, mfu: float | None = None, bench: Path | None = No
 
 def predict(loaded: Loaded, asked: Asked) -> Found:
     """UserError: what is asked for is not predicted, or nothing fits there."""
-    if loaded.config.devices.balance == "measured":  # devices there are taken to be alike
-        loaded = replace(loaded, config=even(loaded.config))
     setup = read_setup(asked.machine)
     served(loaded.config, setup)
     share = _share(asked, loaded.config.train.precision)
