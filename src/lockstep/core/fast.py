@@ -24,7 +24,8 @@ def _check_compile(config: Config) -> None:
     if config.engine == "jax":
         raise UserError("train.compile is for engine torch: jax compiles its step anyway", "leave --compile out (--set train.compile=false, where a file asks for it)", "train.compile")
     if config.train.exact:
-        raise UserError("train.exact: a compiled kernel is made, and on a GPU chosen by its time, where it runs: its bits may differ between devices", "leave --compile out (--set train.compile=false, where a file asks for it), or --exact", "train.compile")
+        raise UserError("train.exact: a compiled kernel is made, and on a GPU chosen by its time, where it runs: its bits may differ between devices",
+                        "leave --compile out (--set train.compile=false, where a file asks for it), or --exact", "train.compile")
 
 
 def _check_float8(config: Config, facts: Facts, layout: Layout) -> None:
