@@ -143,11 +143,10 @@ _PROGRAM = (
 )
 
 _COMPILING = (
-    _known("too many shapes", r"FailOnRecompileLimitHit: (?P<what>[^\n]{0,120})", r"recompile_limit reached with fullgraph",
-           cause="train.compile: the model is called with ever other shapes, and each is compiled ({what})", remedy="samples of a few lengths (pad them), or leave --compile out"),
-    _known("no C++ compiler", r"InvalidCxxCompiler: (?P<what>[^\n]{0,160})", cause="train.compile: on a CPU it needs a C++ compiler, and found none", remedy="install g++ (CXX names another), or leave --compile out"),
-    _known("no triton", r"TritonMissing", r"Cannot find a working triton installation",
-           cause="train.compile: on a GPU it needs triton", remedy="a torch wheel for CUDA brings it (pip install triton), or leave --compile out"),
+    _known("too many shapes", r"FailOnRecompileLimitHit", cause="train.compile: the model is called with ever other shapes, and each is compiled", remedy="samples of a few lengths (pad them), or leave --compile out"),
+    _known("no C++ compiler", r"InvalidCxxCompiler: (?P<what>[^\n]{0,160})", cause="to compile a model for a CPU, torch needs a C++ compiler: {what}", remedy="install g++ (CXX names another), or leave --compile out"),
+    _known("no triton", r"TritonMissing", r"Cannot find a working triton installation", cause="to compile a model for a GPU, torch needs triton, which was not found",
+           remedy="a torch wheel for CUDA brings it (pip install triton), or leave --compile out"),
 )
 
 _MEETING = (
