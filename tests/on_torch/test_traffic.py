@@ -1,6 +1,7 @@
 """The bytes that core/traffic.py predicts are those that torch's collectives carry, at 64 and 1,024 ranks, for the real engine and the plan of `plan --machine`."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -21,7 +22,7 @@ CASES: list[dict[str, Any]] = [
 
 def test_predicted_bytes_are_those_that_the_collectives_carry() -> None:
     """In a process of its own: fake process groups and real ones don't mix. A tiny model, so that parameters smaller than the shards are padded."""
-    found = subprocess.run([sys.executable, str(Path(__file__).with_name("fakes.py")), json.dumps(CASES)], capture_output=True, text=True, check=False)
+    found = subprocess.run([sys.executable, str(Path(__file__).with_name("fakes.py")), json.dumps(CASES)], capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
     assert found.returncode == 0, found.stderr[-3000:]
     for case, answer in zip(CASES, json.loads(found.stdout), strict=True):
         counted, predicted = answer["counted"], answer["predicted"]

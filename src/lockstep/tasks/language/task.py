@@ -70,7 +70,7 @@ class LanguageTask:
                 "bytes_per_sample": f"4 B x length x (layers x (8 hidden + 2 kv + 4 inner{' + 2 heads x length' if scores else ''}) + {'2 hidden + 3 vocab' if self.unfused else '4 hidden'}), counted from torch_model.py",
                 **{f"scratch.{kind}": f"4 B x (2 x vocab {self.vocab} x {count} tokens at a time + {head}: the head's gradient)" for kind, count in rows.items()}},
             scratch={kind: 2 * self.vocab * count + head for kind, count in rows.items()},
-            inside=tuple(name for name in sizes if name.startswith("layers.")), rounded=tuple(name for name in sizes if "norm" not in name and not name.startswith("embed_tokens")),
+            inside=tuple(name for name in sizes if name.startswith("layers.")), rounded=tuple(name for name in sizes if name.startswith("layers.") and "norm" not in name),
             arrays=self.shapes(), aliases={"lm_head.weight": "embed_tokens.weight"} if f.tie_embeddings else {},
             reference={"unigram_entropy": self.corpus.entropy, "tokens": self.corpus.count, "vocabulary": self.vocab},
         )
