@@ -1,6 +1,5 @@
 """The verbs that try a config before it trains for good: plan, verify, profile, bench. As in cli.py: parse, call one function, print one thing."""
 
-import os
 import signal
 import sys
 from pathlib import Path
@@ -112,10 +111,9 @@ def verify(layouts: str | None, steps: int | None, bits: bool, as_json: bool, **
 def profile(steps: int, top: int, trace: Path | None, as_json: bool, **flags: Any) -> None:
     """Where the time and memory of a step go. Trains a few steps in throw-away processes; leaves nothing but a trace that was asked for."""
     signal.signal(signal.SIGTERM, terminated)
-    from lockstep.launch.cluster import started
+    from lockstep.launch.cluster import alone
 
-    if started(os.environ):
-        raise click.UsageError("profile starts its ranks itself: run it by itself, not under torchrun or srun")
+    alone("profile")
     from lockstep.prove.profile import profile as measured
 
     loaded = load_config(flags, say=not as_json)
@@ -134,10 +132,9 @@ def profile(steps: int, top: int, trace: Path | None, as_json: bool, **flags: An
 def bench(worlds: str | None, strategies: str | None, steps: int, warm: int, collectives: bool, to: Path | None, as_json: bool, **flags: Any) -> None:
     """Throughput, speed-up, efficiency and memory, by number of devices and strategy. Trains a few steps of each in throw-away processes."""
     signal.signal(signal.SIGTERM, terminated)
-    from lockstep.launch.cluster import started
+    from lockstep.launch.cluster import alone
 
-    if started(os.environ):
-        raise click.UsageError("bench starts its ranks itself: run it by itself, not under torchrun or srun")
+    alone("bench")
     if collectives:
         _check_collectives(click.get_current_context())
         from lockstep.prove.collectives import bench_collectives

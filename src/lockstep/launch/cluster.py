@@ -26,6 +26,12 @@ def started(environment: Mapping[str, str]) -> bool:
     return "TORCHELASTIC_RUN_ID" in environment or int(environment.get("SLURM_STEP_NUM_TASKS", "1")) > 1
 
 
+def alone(verb: str) -> None:
+    """UserError: this process is one of several, and the verb starts its own."""
+    if started(os.environ):
+        raise UserError(f"{verb} starts its ranks itself", "run it by itself, not under torchrun or srun", verb)
+
+
 def rank_from(environment: Mapping[str, str]) -> "Rank":
     """The rank that torchrun or our launcher gave. UserError: a half-set environment."""
     from lockstep.core.protocols import Rank

@@ -32,8 +32,6 @@ from lockstep.on_torch.strategies import STRATEGIES, Strategy
 from lockstep.on_torch.trained import weights
 from lockstep.on_torch.used import check
 
-_NOTHING = nullcontext()
-
 
 class TorchEngine:
     """task: what is trained. ranks: who trains together. devices: those of this process."""
@@ -247,7 +245,7 @@ class TorchEngine:
             if slot is None:
                 continue
             with current(device), self._strategy.round(index, slot, number == len(slots) - 1):
-                with marks.phase("forward", index), self._own_forward.timed() if alone and number == first else _NOTHING:
+                with marks.phase("forward", index), self._own_forward.timed() if alone and number == first else nullcontext():
                     loss_sum, weight = self._forward(index, slot, device)
                 if not self._checked and number == first:
                     self._strategy.expect(loss_sum)
