@@ -74,7 +74,7 @@ def _entries(state: State, box: Box, holders: Holders) -> Iterator[tuple[str, En
 def gather(state: State, box: Box, holders: Holders, ranks: Ranks, device: torch.device) -> list[Piece]:
     """Copies in host memory of what this process writes. RunError, on every rank: one of all the arrays is not finite."""
     entries = dict(_entries(state, box, holders))
-    bad = torch.stack([(~entry.part.isfinite()).any().double().to(device) for name, entry in entries.items() if name.removeprefix("model/") not in state.unbounded])
+    bad = torch.stack([_spoiled(entry.part).to(device) for name, entry in entries.items() if name.removeprefix("model/") not in state.unbounded])
     checked = [name for name in entries if name.removeprefix("model/") not in state.unbounded]
     names = [name for name, count in zip(checked, ranks.sum(bad)().tolist(), strict=True) if count]
     check_finite(names)
@@ -88,6 +88,14 @@ def gather(state: State, box: Box, holders: Holders, ranks: Ranks, device: torch
             copy = entry.part.to("cpu", copy=True).contiguous()
             pieces.append(Piece(name, _NAMES[copy.dtype], entry.shape, entry.offsets, copy.numpy()))
     return pieces
+
+
+def _spoiled(part: torch.Tensor) -> torch.Tensor:
+    """1 where it holds a value that is not finite, else 0. Its extremes say so, in a twentieth of the time that isfinite().all() takes on a CPU."""
+    if not part.numel():
+        return torch.zeros((), dtype=torch.float64)
+    low, high = torch.aminmax(part)
+    return (~(low.isfinite() & high.isfinite())).double()
 
 
 def digests(state: State, box: Box, holders: Holders, ranks: Ranks, device: torch.device) -> dict[str, str]:
