@@ -16,7 +16,7 @@ from lockstep.observe.journal import read
 from lockstep.tasks.language.torch_task import TorchLanguage
 from worlds import Pool
 
-STEPS = 55  # it takes 50 for a mean to say something
+WINDOW, STEPS = 20, 25  # steps that are compared, of so many
 
 
 def slow(index: int, group: Any, argument: str) -> None:
@@ -24,14 +24,14 @@ def slow(index: int, group: Any, argument: str) -> None:
     loss, read_rows = TorchLanguage.loss, TokenWindows.__getitem__
 
     def slow_loss(task: TorchLanguage, model: Any, batch: Arrays) -> Mean:
-        time.sleep(0.04 * index)
+        time.sleep(0.1 * index)
         return loss(task, model, batch)
 
     def slow_data(windows: TokenWindows, ids: Any) -> Any:
-        time.sleep(0.06 * index)
+        time.sleep(0.15 * index)
         return read_rows(windows, ids)
 
-    with patch.object(TorchLanguage, "loss", slow_loss), patch.object(TokenWindows, "__getitem__", slow_data):
+    with patch.object(TorchLanguage, "loss", slow_loss), patch.object(TokenWindows, "__getitem__", slow_data), patch("lockstep.core.pace._WINDOW", WINDOW):
         rehearse(index, group, argument)
 
 
@@ -41,7 +41,7 @@ def test_the_second_rank_is_named(pool: Pool, tmp_path: Path, corpus: Path) -> N
     pool.run(2, slow, prepared.attempt.to_json())
     found = [event.values for event in read(prepared.run.journal) if event.kind == "slow"]
     assert [values["rank"] for values in found] == [1, 1]
-    assert found[0]["wait_seconds"] > 0.05
+    assert found[0]["wait_seconds"] > 0.14
     assert "for its data, the others" in found[0]["text"]
     assert "times as long as the others for its forward pass" in found[1]["text"]
 
