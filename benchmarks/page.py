@@ -30,8 +30,8 @@ def overhead(found: Result) -> str:
     raw = found["seconds"]["raw"]
     rows = []
     for name, times in found["seconds"].items():
-        beyond = [f"{found['added_seconds'][name] * 1e6:+.0f}", _span([(a - b) * 1e6 for a, b in zip(times, raw, strict=True)], "+.0f")]
-        rows.append([name, f"{statistics.median(times) * 1e6:.0f}", *(beyond if name != "raw" else ["", ""])])
+        beyond = ["", ""] if name == "raw" else [f"{found['added_seconds'][name] * 1e6:+.0f}", _span([(a - b) * 1e6 for a, b in zip(times, raw, strict=True)], "+.0f")]
+        rows.append([name, f"{statistics.median(times) * 1e6:.0f}", *beyond])
     return f"n = {len(raw)}, {found['steps']} steps each, batch {found['batch']}.\n\n" + table(["trainer", "µs a step", "beyond the raw loop", "least and most"], rows)
 
 
