@@ -86,9 +86,10 @@ def _span(values: Sequence[float], form: str) -> str:
 
 
 KINDS: dict[str, tuple[str, str, Callable[[Result], str]]] = {
-    "overhead": ("What a trainer adds to a step", "A model of 1,800 parameters on one CPU thread, so that a step is mostly what the trainer does. The raw loop clips and logs alike. "
+    "overhead": ("What a trainer adds to a step", "A model of 1,732 parameters on one CPU thread, so that a step is mostly what the trainer does. The raw loop clips and logs alike. "
                  "Below zero: less than the raw loop, whose `torch.optim` and `clip_grad_norm_` cost more than the same kernels called by themselves. `benchmarks/overhead.py`.", overhead),
     "ddp": ("Two CPU ranks", "A GPT of 10.7M parameters, the same batches, clipping and optimizer, gradients over Gloo. "
+            "All of them run DistributedDataParallel, and one turn differs from another by a tenth: this shows no order among them. "
             "static_graph and 5 MiB buckets: the plain loop with these, which ours does not use. `benchmarks/ddp.py`.", ddp),
     "checkpoint": ("What a save costs training", "Seconds added to the save's own call and the five steps after it. Ours also hashes every array, writes a manifest and publishes by a rename after a sync. "
                    "`benchmarks/checkpoint.py`.", checkpoint),
