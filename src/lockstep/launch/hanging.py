@@ -29,6 +29,15 @@ _COMPILERS = ("_dynamo/convert_frame.py", "_dynamo/symbolic_convert.py", "_induc
 _STATES = {psutil.STATUS_STOPPED: "T", psutil.STATUS_TRACING_STOP: "t", psutil.STATUS_DISK_SLEEP: "D", psutil.STATUS_ZOMBIE: "Z"}
 
 
+def _ask(pid: int, number: int) -> None:
+    """This process is asked through this very thread, whose handler runs before it goes on, with the interpreter's lock: stacks that are read while another thread's change crash the program."""
+    with suppress(OSError):
+        if pid == os.getpid():
+            signal.pthread_kill(threading.get_ident(), number)
+        else:
+            os.kill(pid, number)
+
+
 class Hangs:
     """logs: where ranks beat and answer. processes: of the ranks on this host, by rank, read anew. world: how many ranks there are in all.
     floor: seconds of silence that are never a hang; 0: nobody is watched.
@@ -87,8 +96,7 @@ class Hangs:
         for rank, pid in processes.items():
             (self._logs / f"collectives-{rank}.json").unlink(missing_ok=True)
             if files[rank].exists():  # else nobody there would catch the signal
-                with suppress(OSError):
-                    os.kill(pid, self._ask)
+                _ask(pid, self._ask)
             if self._workers(rank).exists():
                 _signal_readers(pid, self._ask)
         until = time.monotonic() + _ANSWER
