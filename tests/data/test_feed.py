@@ -82,6 +82,20 @@ def test_a_sample_that_cant_be_read_spoils_no_step_before_it() -> None:
         next(found)
 
 
+def test_a_failure_that_does_not_come_again_is_one_all_the_same() -> None:
+    class Once(Itself):
+        def __getitem__(self, ids: Ids) -> dict[str, Any]:
+            if len(self.reads) == 2:  # of several steps
+                self.reads.append(0)
+                raise OSError("for a moment")
+            return super().__getitem__(ids)
+
+    found = iter(feed(1, 0, source=Once(23)))
+    assert [next(found)[0] for _ in range(7)] == [*range(7)]  # 1, 2 and 4 steps at once; the last four again by themselves
+    with pytest.raises(OSError, match="for a moment"):
+        next(found)
+
+
 def test_evaluation_is_dealt_without_remainder() -> None:
     found = [int(i) for device in range(3) for staged in feed(3, device).evaluation() for (slot,) in staged if slot for i in slot.arrays["id"]]
     assert found == list(range(7))

@@ -96,7 +96,7 @@ class Feed:
             yield [self._made(*ahead.popleft())]
 
     def _read(self, group: Sequence[tuple[int, Ids]]) -> Iterator[list[Batch]]:
-        """These steps, read at once; if that fails, one by one, so that what can be trained on before the failure is."""
+        """These steps, read at once; if that fails, one by one, so that what can be trained on before the failure is. A failure stands, even if it does not come again."""
         try:
             made = self._at_once(group)
         except Exception:
@@ -104,7 +104,7 @@ class Feed:
                 raise
             self._together = 1
             yield from ([self._made(step, ids, self._asked(ids))] for step, ids in group)
-            return
+            raise
         yield made
 
     def _at_once(self, group: Sequence[tuple[int, Ids]]) -> list[Batch]:
