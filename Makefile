@@ -16,7 +16,7 @@ DEVICES := $(shell nvidia-smi -L >/dev/null 2>&1 && echo auto || echo cpu:2)
 	touch $@ .venv/.run
 
 demo: .venv/.run
-	$(BIN)/lockstep train -f models/tiny.yaml --devices $(DEVICES)
+	$(BIN)/samecurve train -f models/tiny.yaml --devices $(DEVICES)
 
 lint: .venv/.test
 	$(BIN)/ruff check .

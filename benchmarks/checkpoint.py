@@ -22,16 +22,17 @@ from numpy.typing import NDArray
 from torch import nn
 
 from benchmarks.common import alternate, config_of, trained, write
-from lockstep import Mean
-from lockstep.core.events import Event
-from lockstep.core.plan import plan
-from lockstep.core.protocols import Rank
-from lockstep.launch.files import Attempt, Run
-from lockstep.launch.saving import checkpoint_store
-from lockstep.on_torch.collectives import Ranks
-from lockstep.on_torch.engine import TorchEngine
-from lockstep.probe import probe
-from lockstep.tasks import open_task
+from samecurve import Mean
+from samecurve.core.events import Event
+from samecurve.core.planning.plan import plan
+from samecurve.core.protocols import Rank
+from samecurve.probe import probe
+from samecurve.run.attempt import Attempt
+from samecurve.run.directory import Run
+from samecurve.tasks import open_task
+from samecurve.torch_engine.engine import TorchEngine
+from samecurve.torch_engine.process_group import Ranks
+from samecurve.worker.checkpointing import checkpoint_store
 
 WIDTH, LAYERS, BATCH, AT, AFTER, LR = 2048, 6, 48, 8, 5, 1e-3
 STEPS = AT + AFTER + 1
@@ -148,7 +149,7 @@ def main() -> None:
 
             return once
 
-        sides = {"lockstep": side(ours), "torch.save": side(lambda home: loop(torch_save, home)), "dcp": side(lambda home: loop(dcp, home)), "dcp async": side(lambda home: loop(dcp_async, home))}
+        sides = {"samecurve": side(ours), "torch.save": side(lambda home: loop(torch_save, home)), "dcp": side(lambda home: loop(dcp, home)), "dcp async": side(lambda home: loop(dcp_async, home))}
         alternate(sides, 1)  # imports, first pages of files
         found = alternate(sides, given.turns)
     print(f"{'saver':<12}{'seconds lost':>13}   each turn's")

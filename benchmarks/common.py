@@ -12,18 +12,19 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from lockstep.core.config import Config
-from lockstep.core.events import REQUESTS, Event
-from lockstep.core.loop import train
-from lockstep.core.machine import Machine
-from lockstep.core.plan import Plan
-from lockstep.core.protocols import Engine, Task
-from lockstep.data.feed import Feed
-from lockstep.launch.files import ControlFile, Run
-from lockstep.launch.rehearsal import Unsaved
-from lockstep.observe.journal import Journal
-from lockstep.observe.pulse import Pulse
-from lockstep.probe import cpu, probe
+from samecurve.core.config.sections import Config
+from samecurve.core.events import REQUESTS, Event
+from samecurve.core.loop import train
+from samecurve.core.planning.machine import Machine
+from samecurve.core.planning.plan import Plan
+from samecurve.core.protocols import Engine, Task
+from samecurve.data.feed import Feed
+from samecurve.observe.heartbeat import Pulse
+from samecurve.observe.journal import Journal
+from samecurve.probe import cpu, probe
+from samecurve.run.control import ControlFile
+from samecurve.run.directory import Run
+from samecurve.worker.jobs.train import Unsaved
 
 UNASKED = (0,) * len(REQUESTS)  # what ranks are asked for in a step: nothing
 RESULTS = Path(__file__).parent / "results"
@@ -112,8 +113,8 @@ def write(name: str, result: Mapping[str, Any], machine: str | None = None) -> P
 
 
 def config_of(values: Mapping[str, Any]) -> Config:
-    from lockstep.core.config import load
-    from lockstep.core.document import Document
-    from lockstep.tasks import Tasks
+    from samecurve.core.config.document import Document
+    from samecurve.core.config.sections import load
+    from samecurve.tasks import Tasks
 
     return load(Document(dict(values)), Tasks()).config

@@ -23,15 +23,15 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from lockstep import Mean
-from lockstep.core.config import Config, load
-from lockstep.core.document import Document
-from lockstep.core.machine import Machine
-from lockstep.core.plan import Plan, plan
-from lockstep.data.feed import Feed
-from lockstep.launch.reading import Readers
-from lockstep.probe import cpu
-from lockstep.tasks import Tasks, open_task
+from samecurve import Mean
+from samecurve.core.config.document import Document
+from samecurve.core.config.sections import Config, load
+from samecurve.core.planning.machine import Machine
+from samecurve.core.planning.plan import Plan, plan
+from samecurve.data.feed import Feed
+from samecurve.probe import cpu
+from samecurve.tasks import Tasks, open_task
+from samecurve.worker.data_workers import Readers
 
 BATCH, SIDE, SAMPLES = 32, 128, 4096
 SHAPE = (3, SIDE, SIDE)

@@ -22,12 +22,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.common import alternate, config_of, installed, paired, trained, write
 from benchmarks.gpt_task import LENGTH, Gpt, Rows, loss_of
-from lockstep.core.plan import plan
-from lockstep.launch.pool import pool
-from lockstep.on_torch.collectives import Ranks
-from lockstep.on_torch.engine import TorchEngine
-from lockstep.probe import probe
-from lockstep.tasks import open_task
+from samecurve.core.planning.plan import plan
+from samecurve.launch.pool import pool
+from samecurve.probe import probe
+from samecurve.tasks import open_task
+from samecurve.torch_engine.engine import TorchEngine
+from samecurve.torch_engine.process_group import Ranks
 
 WORLD, EACH, CLIP, LR, WARM = 2, 4, 1.0, 3e-4, 3
 NEEDS = {"accelerate": ("accelerate",), "fabric": ("lightning",), "hf trainer": ("transformers", "accelerate")}
@@ -176,7 +176,7 @@ def hf_trainer(rank: int, steps: int, home: Path) -> float:
     return clock.seconds()
 
 
-SIDES: dict[str, Callable[[int, int, Path], float]] = {"plain ddp": plain, "lockstep": ours, "static_graph": static, "5 MiB buckets": small, "accelerate": accelerate, "fabric": fabric, "hf trainer": hf_trainer}
+SIDES: dict[str, Callable[[int, int, Path], float]] = {"plain ddp": plain, "samecurve": ours, "static_graph": static, "5 MiB buckets": small, "accelerate": accelerate, "fabric": fabric, "hf trainer": hf_trainer}
 
 
 def one(rank: int, group: Any, name: str, steps: int, home: str, port: int) -> float:

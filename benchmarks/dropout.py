@@ -22,10 +22,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from lockstep.core.keys import row_keys
-from lockstep.on_torch.dropout import key_dropout
-from lockstep.on_torch.norms import Rows
-from lockstep.probe import cpu
+from samecurve.core.determinism.sample_keys import row_keys
+from samecurve.probe import cpu
+from samecurve.torch_engine.layers.batch_norm import Rows
+from samecurve.torch_engine.layers.dropout import key_dropout
 
 ALTERNATIONS, THREADS = 15, (1, 2)
 OTHERS = ("none", "fixed", "native")

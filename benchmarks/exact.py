@@ -22,17 +22,17 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.common import UNASKED
-from lockstep.core.config import load
-from lockstep.core.document import Document
-from lockstep.core.machine import Machine
-from lockstep.core.plan import plan
-from lockstep.data.feed import Feed
-from lockstep.launch.pool import pool
-from lockstep.on_torch.collectives import Ranks
-from lockstep.on_torch.engine import TorchEngine
-from lockstep.on_torch.exact import settle
-from lockstep.probe import cpu, probe
-from lockstep.tasks import Tasks, open_task
+from samecurve.core.config.document import Document
+from samecurve.core.config.sections import load
+from samecurve.core.planning.machine import Machine
+from samecurve.core.planning.plan import plan
+from samecurve.data.feed import Feed
+from samecurve.launch.pool import pool
+from samecurve.probe import cpu, probe
+from samecurve.tasks import Tasks, open_task
+from samecurve.torch_engine.engine import TorchEngine
+from samecurve.torch_engine.process_group import Ranks
+from samecurve.torch_engine.strategies.exact import settle
 
 BATCH, SLOT, WARM, STEPS = 16, 2, 2, 12
 MODEL = {"hidden_size": 320, "num_layers": 8, "num_heads": 5, "kv_heads": 5, "intermediate_size": 864, "max_seq_len": 128, "tie_embeddings": True}

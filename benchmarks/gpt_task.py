@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import nn
 
-from lockstep import Mean
-from lockstep.tasks.language.fields import LanguageModel
-from lockstep.tasks.language.torch_model import Decoder
+from samecurve import Mean
+from samecurve.tasks.language.fields import LanguageModel
+from samecurve.tasks.language.torch_model import Decoder
 
 VOCAB, LENGTH, SAMPLES = 256, 128, 4096
 FIELDS = LanguageModel.model_validate({"hidden_size": 384, "num_layers": 6, "num_heads": 6, "kv_heads": 6, "intermediate_size": 1024, "max_seq_len": LENGTH})

@@ -4,7 +4,7 @@
     python -m benchmarks.gpu --config models/large.yaml      # 1B; 64 samples a step
     python -m benchmarks.gpu --device cpu --tiny             # the same paths in small, without a GPU: says nothing of speed
 
-Sides: lockstep (its own engine and loop, blocks compiled); plain: a loop as nanoGPT's, the whole model compiled; the Hugging Face Trainer and Accelerate,
+Sides: samecurve (its own engine and loop, blocks compiled); plain: a loop as nanoGPT's, the whole model compiled; the Hugging Face Trainer and Accelerate,
 compiled too (benchmarks/sides.py). All in bf16 autocast with weights in f32, clipped at the same norm, by fused AdamW, in the same micro-batch and rounds.
 MFU is the plan's FLOPs (docs/plan.md) over the dense peak of the data sheet, and over the fastest of some large bf16 products measured in the same run.
 Writes benchmarks/results/gpu-<machine>-<config>.json; on a CPU only where --out says.
@@ -27,22 +27,24 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch._C._autograd import DeviceType  # public in torch.autograd, where type checkers do not see it
+from torch._C._autograd import (
+    DeviceType,  # public in torch.autograd, where type checkers do not see it
+)
 
 from benchmarks.sides import SIDES, Setting
-from lockstep.core.config import Config, load
-from lockstep.core.document import read_file
-from lockstep.core.plan import plan
-from lockstep.probe import cpu, probe
-from lockstep.tasks import Tasks
-from lockstep.tasks.language.fields import LanguageData, LanguageModel
-from lockstep.tasks.language.torch_task import TorchLanguage
-from lockstep.units import show_bytes
+from samecurve.core.config.document import read_file
+from samecurve.core.config.sections import Config, load
+from samecurve.core.planning.plan import plan
+from samecurve.probe import cpu, probe
+from samecurve.tasks import Tasks
+from samecurve.tasks.language.fields import LanguageData, LanguageModel
+from samecurve.tasks.language.torch_task import TorchLanguage
+from samecurve.units import show_bytes
 
 _VOCABULARY = {"small": 50_304, "large": 32_000}  # GPT-2's, padded, which makes it the 124M model; the config's own. The tokens are drawn
 _SAMPLES = {"large": 64}  # of a step: a quarter of the config's, so that all sides fit in ten minutes
 _PRODUCTS = ((8192, 8192, 8192), (16384, 8192, 4096), (16384, 8192, 8192))
-_LIBRARIES = ("torch", "triton", "transformers", "accelerate", "torchao", "lockstep")
+_LIBRARIES = ("torch", "triton", "transformers", "accelerate", "torchao", "samecurve")
 _TINY = {"model.hidden_size": 64, "model.num_layers": 2, "model.num_heads": 4, "model.kv_heads": 2, "model.intermediate_size": 128, "model.max_seq_len": 64, "model.vocab_size": 512, "batch.samples": 8}
 
 
@@ -146,7 +148,7 @@ def result_of(setting: Setting, found: dict[str, Found], skipped: dict[str, str]
         sides[name] = {
             "seconds": one.seconds, "tokens_per_second": made.batch * made.tokens_per_sample / seconds, "tflops": flops / 1e12, "mfu": flops / made.peak_flops if made.peak_flops else None,
             "mfu_of_ceiling": flops / fastest if fastest else None, "memory_bytes": one.memory,
-            "time_beside_lockstep": statistics.median(a / b for a, b in zip(one.seconds, found["lockstep"].seconds, strict=True)) if "lockstep" in found else None}
+            "time_beside_samecurve": statistics.median(a / b for a, b in zip(one.seconds, found["samecurve"].seconds, strict=True)) if "samecurve" in found else None}
     return {
         "machine": made.devices[0].name if gpu else cpu.name(), "driver": made.devices[0].driver, "cuda": torch.version.cuda, "python": platform.python_version(),
         "versions": {name: version(name) for name in _LIBRARIES}, "model": setting.config.model.model_dump(mode="json"), "parameters": sum(math.prod(shape) for shape in setting.task.shapes().values()),
@@ -164,13 +166,13 @@ def shown(result: dict[str, Any]) -> str:
              f"{'':<16}{'tokens/s':>10}{'MFU':>8}{'of products':>13}{'memory':>12}{'time':>8}"]
     for name, side in result["sides"].items():
         memory = show_bytes(side["memory_bytes"]) if side["memory_bytes"] else "-"
-        beside = f"x {side['time_beside_lockstep']:.3f}" if side["time_beside_lockstep"] else "-"
+        beside = f"x {side['time_beside_samecurve']:.3f}" if side["time_beside_samecurve"] else "-"
         lines.append(f"{name:<16}{side['tokens_per_second']:>10.0f} {share(side['mfu'])}      {share(side['mfu_of_ceiling'])}{memory:>12}{beside:>9}")
     lines += [f"{name:<16}left out: {why}" for name, why in result["skipped"].items()]
     profile = result["profile"]
     if profile:
         idle = "" if profile["idle_share"] is None else f"; the device was idle for {profile['idle_share']:.1%}"
-        lines += ["", f"lockstep's last steps under the profiler, {profile['wall_seconds']:.2f} s{idle}", *(f"  {one['share']:6.1%}  {one['name'][:110]}" for one in profile["operations"][:12])]
+        lines += ["", f"samecurve's last steps under the profiler, {profile['wall_seconds']:.2f} s{idle}", *(f"  {one['share']:6.1%}  {one['name'][:110]}" for one in profile["operations"][:12])]
     return "\n".join(lines)
 
 
@@ -182,7 +184,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--warm", type=int, default=5, help="first steps of each turn, not timed")
     parser.add_argument("--steps", type=int, default=15, help="timed steps of each turn")
     parser.add_argument("--turns", type=int, default=2)
-    parser.add_argument("--sides", default=",".join(name for name in SIDES if name != "lockstep-fp8"), help=f"of {', '.join(SIDES)}")
+    parser.add_argument("--sides", default=",".join(name for name in SIDES if name != "samecurve-fp8"), help=f"of {', '.join(SIDES)}")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--tiny", action="store_true", help="a model of two layers of 64")
     parser.add_argument("--out", type=Path)
@@ -197,7 +199,7 @@ def main() -> None:
     if unknown:
         raise SystemExit(f"--sides: {', '.join(unknown)}: not among {', '.join(SIDES)}")
     wanted = {name: SIDES[name] for name in arguments.sides.split(",")}
-    skipped = {name: f"{side.needs} is not installed (pip install 'lockstep[{side.extra}]')" for name, side in wanted.items() if side.needs and version(side.needs) is None}
+    skipped = {name: f"{side.needs} is not installed (pip install 'samecurve[{side.extra}]')" for name, side in wanted.items() if side.needs and version(side.needs) is None}
     with tempfile.TemporaryDirectory() as scratch:
         torch._inductor.config.fx_graph_cache = True
         setting, found = setting_of(arguments, Path(scratch)), {name: Found([], None) for name in wanted if name not in skipped}
@@ -208,8 +210,8 @@ def main() -> None:
                 one.seconds.append(seconds)
                 print(f"turn {turn + 1}  {name:<14} {seconds * 1e3:.1f} ms a step", flush=True)
         profile: dict[str, Any] = {}
-        if "lockstep" in found:
-            wanted["lockstep"].run(setting, around=lambda: profiled(setting.device, profile))
+        if "samecurve" in found:
+            wanted["samecurve"].run(setting, around=lambda: profiled(setting.device, profile))
     result = result_of(setting, found, skipped, fastest, profile)
     print(shown(result))
     name = re.sub("[^A-Za-z0-9]+", "-", f"{result['machine']} {arguments.config.stem}").strip("-").lower()

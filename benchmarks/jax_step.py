@@ -26,14 +26,14 @@ import numpy as np
 import psutil
 
 from benchmarks.common import UNASKED, timed
-from lockstep.core.config import Config, load
-from lockstep.core.document import Document
-from lockstep.core.plan import Plan, plan
-from lockstep.data.feed import Feed
-from lockstep.data.tokens import IGNORED
-from lockstep.launch.engines import warm_seat
-from lockstep.probe import cpu, probe
-from lockstep.tasks import Tasks, open_task
+from samecurve.core.config.document import Document
+from samecurve.core.config.sections import Config, load
+from samecurve.core.planning.plan import Plan, plan
+from samecurve.data.feed import Feed
+from samecurve.data.tokens import IGNORED
+from samecurve.probe import cpu, probe
+from samecurve.tasks import Tasks, open_task
+from samecurve.worker.join import warm_seat
 
 ALTERNATIONS, WARM = 5, 5
 SIZES = {  # model, batch, steps: one whose time is overhead, one whose time is arithmetic
@@ -132,23 +132,23 @@ def programs(engine: Any, task: Any, made: Plan, mesh: Any, state: Any, step: Ca
 def measure(size: str, devices: str, home: Path) -> dict[str, Any]:
     from jax.sharding import Mesh
 
-    from lockstep.on_jax.runtime import devices_of
+    from samecurve.jax_engine.runtime import devices_of
 
     config, task, made = setting(home, size, devices)
     engine: Any = warm_seat(made, 0, None).engine(task, config.optimizer)
     mesh = Mesh(np.array(devices_of(made)), ("data",))
-    found: dict[str, list[float]] = {"lockstep": [], "raw": []}
+    found: dict[str, list[float]] = {"samecurve": [], "raw": []}
     begin, step = raw_step(engine._model.merge(engine.init()["params"]), config.optimizer, mesh)
     busy = []
     for _ in range(ALTERNATIONS):
         psutil.cpu_percent()
-        found["lockstep"].append(timed(engine, task, made, home, 1 + WARM))
+        found["samecurve"].append(timed(engine, task, made, home, 1 + WARM))
         found["raw"].append(raw(task, made, mesh, begin(), step))
         busy.append(psutil.cpu_percent() - psutil.Process().cpu_percent() / (psutil.cpu_count() or 1))
-    ratios = [a / b for a, b in zip(found["lockstep"], found["raw"], strict=True)]
+    ratios = [a / b for a, b in zip(found["samecurve"], found["raw"], strict=True)]
     for name, seconds in found.items():
         print(f"{size:<7}{name:<10}{statistics.median(seconds) * 1e6:9.0f} us a step   ({', '.join(f'{s * 1e6:.0f}' for s in seconds)})")
-    print(f"{size:<7}ratio     {statistics.median(ratios):9.3f}   lockstep adds {statistics.median(a - b for a, b in zip(found['lockstep'], found['raw'], strict=True)) * 1e6:.0f} us a step")
+    print(f"{size:<7}ratio     {statistics.median(ratios):9.3f}   samecurve adds {statistics.median(a - b for a, b in zip(found['samecurve'], found['raw'], strict=True)) * 1e6:.0f} us a step")
     alone = programs(engine, task, made, mesh, begin(), step)
     print(f"{size:<7}programs  {alone:9.3f}   by themselves, in turn")
     return {

@@ -3,7 +3,7 @@
 A tiny model, one CPU thread, one process. All get the same batches (rows of a permutation, gathered and made tensors); ours from its own feed, which adds
 order, prefetch and ids. Every side writes a line with loss and learning rate each step (raw, ours, Accelerate, Fabric and HF Trainer with the gradient's norm, too).
 Every other turn goes backwards; what counts is the median over turns of the difference to the raw loop of the same turn.
-Run: python -m benchmarks.overhead [--turns 5] [--steps 3000] [--only lockstep,raw]. Others are left out, with a word, where they are not installed (the extra `bench`).
+Run: python -m benchmarks.overhead [--turns 5] [--steps 3000] [--only samecurve,raw]. Others are left out, with a word, where they are not installed (the extra `bench`).
 """
 
 import argparse
@@ -23,11 +23,11 @@ from torch import nn
 
 from benchmarks.common import Gaps, alternate, config_of, installed, paired, trained, write
 from benchmarks.tiny_task import Rows, Tiny
-from lockstep.core.plan import plan
-from lockstep.on_torch.collectives import Ranks
-from lockstep.on_torch.engine import TorchEngine
-from lockstep.probe import probe
-from lockstep.tasks import open_task
+from samecurve.core.planning.plan import plan
+from samecurve.probe import probe
+from samecurve.tasks import open_task
+from samecurve.torch_engine.engine import TorchEngine
+from samecurve.torch_engine.process_group import Ranks
 
 BATCH, CLIP, LR, WARM, BLOCK = 8, 1.0, 1e-3, 200, 100
 NEEDS = {"accelerate": "accelerate", "fabric": "lightning", "lightning": "lightning", "hf trainer": "transformers"}
@@ -191,7 +191,7 @@ def hf_trainer(steps: int, home: Path) -> float:
     return log.gaps.seconds(WARM)
 
 
-SIDES: dict[str, Callable[[int, Path], float]] = {"raw": raw, "lockstep": ours, "fabric": fabric, "accelerate": accelerate, "lightning": lightning, "hf trainer": hf_trainer}
+SIDES: dict[str, Callable[[int, Path], float]] = {"raw": raw, "samecurve": ours, "fabric": fabric, "accelerate": accelerate, "lightning": lightning, "hf trainer": hf_trainer}
 
 
 def main() -> None:

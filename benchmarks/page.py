@@ -17,7 +17,7 @@ Made by `python -m benchmarks.page` from `benchmarks/results/`; nothing is writt
 the same machine, so its ratios hold better than its absolute times, which are of small shared machines. `n` is the number of turns; medians are shown.
 The others come with the extra `bench` (`pip install -e '.[bench]'`)."""
 
-_PUBLISHED = """Predictions of `lockstep plan --machine`, not measurements: `benchmarks/published.py`. Nothing of ours ran on these machines. The assumed MFU is the largest part of the
+_PUBLISHED = """Predictions of `samecurve plan --machine`, not measurements: `benchmarks/published.py`. Nothing of ours ran on these machines. The assumed MFU is the largest part of the
 error; with the MFU fitted at a family's first row, the others show what the model of the collectives adds: 2 to 10 % too fast at 128 to 512 devices, since stragglers,
 contention for the GPU and NCCL's later algorithms are not in it."""
 
@@ -42,8 +42,8 @@ def ddp(found: Result) -> str:
 
 
 def checkpoint(found: Result) -> str:
-    ours = found["seconds_lost"]["lockstep"]
-    rows = [[name, f"{statistics.median(times):.2f}", _span(times, ".2f"), f"{paired(times, ours, lambda a, b: a - b):+.2f}" if name != "lockstep" else ""] for name, times in found["seconds_lost"].items()]
+    ours = found["seconds_lost"]["samecurve"]
+    rows = [[name, f"{statistics.median(times):.2f}", _span(times, ".2f"), f"{paired(times, ours, lambda a, b: a - b):+.2f}" if name != "samecurve" else ""] for name, times in found["seconds_lost"].items()]
     return f"n = {len(ours)}; {found['bytes'] / 1e6:.0f} MB.\n\n" + table(["saver", "seconds lost", "least and most", "more than ours"], rows)
 
 

@@ -14,15 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.core.catalogue import card_of
-from lockstep.core.config import Config, load
-from lockstep.core.cost import ASSUMED, Share, cost
-from lockstep.core.document import Document
-from lockstep.core.facts import Facts
-from lockstep.core.predict import planned
-from lockstep.core.setup import Setup, read_setup
-from lockstep.tasks import Tasks
-from lockstep.tasks.language.task import facts as language
+from samecurve.core.config.document import Document
+from samecurve.core.config.sections import Config, load
+from samecurve.core.planning.facts import Facts
+from samecurve.core.simulation.cluster import Setup, read_setup
+from samecurve.core.simulation.compare import planned
+from samecurve.core.simulation.hardware import card_of
+from samecurve.core.simulation.step_time import ASSUMED, Share, cost
+from samecurve.tasks import Tasks
+from samecurve.tasks.language.task import facts as language
 
 _TITAN = "pytorch/torchtitan benchmarks/llama3_h100_202412_torchtitan.md at 31a17bf"
 _TITAN_A100 = "pytorch/torchtitan docs/performance.md at 0413364"

@@ -1,4 +1,4 @@
-"""How others, and Lockstep, train one language model for some steps: the sides of benchmarks/gpu.py. Each gives its seconds a step."""
+"""How others, and Samecurve, train one language model for some steps: the sides of benchmarks/gpu.py. Each gives its seconds a step."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -13,12 +13,12 @@ import torch.nn.functional as F
 from torch import nn
 
 from benchmarks.common import trained
-from lockstep.core.config import Config
-from lockstep.core.events import Event
-from lockstep.core.plan import Plan
-from lockstep.on_torch.collectives import Ranks
-from lockstep.on_torch.engine import TorchEngine
-from lockstep.tasks.language.torch_task import TorchLanguage
+from samecurve.core.config.sections import Config
+from samecurve.core.events import Event
+from samecurve.core.planning.plan import Plan
+from samecurve.tasks.language.torch_task import TorchLanguage
+from samecurve.torch_engine.engine import TorchEngine
+from samecurve.torch_engine.process_group import Ranks
 
 Around = Callable[[], AbstractContextManager[None]]
 
@@ -61,7 +61,7 @@ class Clock:
         self.seconds, self._began = (now - self._began) / self._setting.steps, now
 
 
-def lockstep(setting: Setting, around: Around = nullcontext, float8: bool = False) -> float:
+def samecurve(setting: Setting, around: Around = nullcontext, float8: bool = False) -> float:
     """Its whole loop, journal and heartbeat included. A step is told of when the next one is queued, so the clock waits for nothing. around: the last three steps."""
     made = replace(setting.plan, float8=float8)
     engine = TorchEngine(setting.task, made, setting.config.optimizer, Ranks(), [setting.device])
@@ -198,11 +198,11 @@ def trainer(setting: Setting) -> float:
     return clock.seconds
 
 
-def lockstep_fp8(setting: Setting) -> float:
-    return lockstep(setting, float8=True)
+def samecurve_fp8(setting: Setting) -> float:
+    return samecurve(setting, float8=True)
 
 
 SIDES: dict[str, Side] = {
-    "lockstep": Side(lockstep), "plain": Side(plain), "trainer": Side(trainer, "accelerate", "bench"), "accelerate": Side(accelerated, "accelerate", "bench"),
-    "lockstep-fp8": Side(lockstep_fp8, "torchao", "fp8"),
+    "samecurve": Side(samecurve), "plain": Side(plain), "trainer": Side(trainer, "accelerate", "bench"), "accelerate": Side(accelerated, "accelerate", "bench"),
+    "samecurve-fp8": Side(samecurve_fp8, "torchao", "fp8"),
 }

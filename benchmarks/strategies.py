@@ -16,8 +16,8 @@ from pathlib import Path
 
 import torch
 
-from lockstep.observe.journal import read
-from lockstep.probe import cpu, probe
+from samecurve.observe.journal import read
+from samecurve.probe import cpu, probe
 
 STEPS, SKIPPED, ALTERNATIONS = 30, 8, 3
 
@@ -25,7 +25,7 @@ STEPS, SKIPPED, ALTERNATIONS = 30, 8, 3
 def trained(config: str, strategy: str, devices: str, home: Path) -> tuple[float, list[int]]:
     """(median seconds of a step after the first few, peak bytes by device)."""
     flags = ["--strategy", strategy, "--devices", devices, "--max-steps", str(STEPS), "--warmup", "5", "--set", "train.eval_every=0", "--set", "train.save_every=0", "--set", "data.eval_samples=1"]
-    done = subprocess.run([sys.executable, "-m", "lockstep", "train", "-f", config, *flags, "--save-dir", str(home), "--resume", "never", "--headless"], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-m", "samecurve", "train", "-f", config, *flags, "--save-dir", str(home), "--resume", "never", "--headless"], capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{strategy} on {devices}: exit {done.returncode}\n{done.stderr}")
     events = read(home / "journal.jsonl")

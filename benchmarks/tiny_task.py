@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import nn
 
-from lockstep import Mean
+from samecurve import Mean
 
 
 class Rows:

@@ -1,10 +1,10 @@
-"""A small convolutional network with BatchNorm, which mixes the samples of a batch: Lockstep finds it, and says what to do about it."""
+"""A small convolutional network with BatchNorm, which mixes the samples of a batch: Samecurve finds it, and says what to do about it."""
 
 import numpy as np
 import torch.nn.functional as F
 from torch import nn
 
-from lockstep import Mean
+from samecurve import Mean
 
 SIZE, CLASSES = 16, 4
 

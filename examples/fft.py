@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from lockstep import Mean
+from samecurve import Mean
 
 
 class Waves(torch.utils.data.Dataset):

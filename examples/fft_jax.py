@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from lockstep import Mean
+from samecurve import Mean
 
 
 class Waves:

@@ -1,11 +1,11 @@
-"""A model and data of one's own, in one file of flax: does a point lie in the ring?  lockstep train -f examples/my_jax_task.yaml"""
+"""A model and data of one's own, in one file of flax: does a point lie in the ring?  samecurve train -f examples/my_jax_task.yaml"""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from lockstep import Mean
+from samecurve import Mean
 
 
 class Points:

@@ -1,10 +1,10 @@
-"""A model and data of one's own, in one file of ordinary PyTorch: does a point lie in the ring?  lockstep train -f examples/my_task.yaml"""
+"""A model and data of one's own, in one file of ordinary PyTorch: does a point lie in the ring?  samecurve train -f examples/my_task.yaml"""
 
 import numpy as np
 from torch import nn
 from torch.utils.data import Dataset
 
-from lockstep import Mean
+from samecurve import Mean
 
 
 class Points(Dataset):

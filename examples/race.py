@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from lockstep import Mean
+from samecurve import Mean
 
 PARTS = 4
 

@@ -4,7 +4,7 @@ import numpy as np
 import torch.nn.functional as F
 from torch import nn
 
-from lockstep import Mean
+from samecurve import Mean
 
 
 class Lines:

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from lockstep import Mean
+from samecurve import Mean
 
 
 class Rings:

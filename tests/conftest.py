@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import worlds
-from lockstep.launch.pool import pool as prove_pool
+from samecurve.launch.pool import pool as prove_pool
 
 
 @pytest.fixture(scope="session")
@@ -18,7 +18,7 @@ def pool() -> Iterator[worlds.Pool]:
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A cache of the session's own, so that no test finds what an older one left."""
     home = tmp_path_factory.mktemp("cache")
-    os.environ["LOCKSTEP_CACHE"] = str(home)
+    os.environ["SAMECURVE_CACHE"] = str(home)
     return home
 
 

@@ -14,8 +14,8 @@ from jupyter_core.utils import ensure_async
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
-import lockstep
-from lockstep.errors import UserError
+import samecurve
+from samecurve.errors import UserError
 
 CONFIG = """{{
     "model": {{"hidden_size": 32, "num_layers": 2, "num_heads": 4, "kv_heads": 2, "intermediate_size": 48, "max_seq_len": 16}},
@@ -29,10 +29,10 @@ def text_of(cell: nbformat.NotebookNode) -> str:
 def test_a_notebook(tmp_path: Path, corpus: Path) -> None:
     """Its own process imports no engine. The first call is interrupted, the second goes on and ends."""
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in (
-        f"import sys, lockstep\nconfig = {CONFIG.format(corpus=str(corpus))}\nplan = lockstep.plan(config, devices='cpu:2')\nprint(plan.world, plan.batch, plan)",
-        "lockstep.train(config, devices='cpu:2', save_dir='run')",
-        "print(lockstep.Run('run').outcome)",
-        "steps = len(lockstep.Run('run').losses)\nrun = lockstep.train(config, save_dir='run', max_steps=steps + 3)\nprint(len(run.losses) - steps, run.metrics['loss'] > 0, run.outcome, 'torch' in sys.modules)",
+        f"import sys, samecurve\nconfig = {CONFIG.format(corpus=str(corpus))}\nplan = samecurve.plan(config, devices='cpu:2')\nprint(plan.world, plan.batch, plan)",
+        "samecurve.train(config, devices='cpu:2', save_dir='run')",
+        "print(samecurve.Run('run').outcome)",
+        "steps = len(samecurve.Run('run').losses)\nrun = samecurve.train(config, save_dir='run', max_steps=steps + 3)\nprint(len(run.losses) - steps, run.metrics['loss'] > 0, run.outcome, 'torch' in sys.modules)",
     )])
     cells = notebook.cells
     client = NotebookClient(notebook, timeout=200, resources={"metadata": {"path": str(tmp_path)}}, kernel_name="python3")
@@ -58,7 +58,7 @@ def test_a_notebook(tmp_path: Path, corpus: Path) -> None:
 
 
 def test_a_run_ends_with_the_process_that_began_it(tmp_path: Path, corpus: Path) -> None:
-    script = f"import lockstep\nlockstep.train({CONFIG.format(corpus=str(corpus))}, devices='cpu:1', save_dir='run', quiet=True)"
+    script = f"import samecurve\nsamecurve.train({CONFIG.format(corpus=str(corpus))}, devices='cpu:1', save_dir='run', quiet=True)"
     with psutil.Popen([sys.executable, "-c", script], cwd=tmp_path) as process:
         until(lambda: steps_written(tmp_path / "run") > 2)
         children = process.children(recursive=True)
@@ -66,7 +66,7 @@ def test_a_run_ends_with_the_process_that_began_it(tmp_path: Path, corpus: Path)
     assert children
     _, alive = psutil.wait_procs(children, timeout=30)
     assert not alive
-    assert lockstep.Run(tmp_path / "run").outcome == "stopped"  # told to, so it has saved
+    assert samecurve.Run(tmp_path / "run").outcome == "stopped"  # told to, so it has saved
 
 
 def test_what_can_not_be_honoured_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,10 +75,10 @@ def test_what_can_not_be_honoured_is_raised(tmp_path: Path, monkeypatch: pytest.
     refused: list[tuple[dict[str, Any], str]] = [({"devcies": "cpu"}, "did you mean devices?"), ({"lr": "much"}, "not a valid float"), ({"set": "a=b"}, "a mapping of config keys")]
     for flags, said in refused:
         with pytest.raises(UserError, match=said):
-            lockstep.train({"batch": {"samples": 2}, "model": {}}, **flags)
+            samecurve.train({"batch": {"samples": 2}, "model": {}}, **flags)
     assert time.monotonic() - began < 5
     with pytest.raises(UserError, match="config:1:1: bathc: unknown key"):
-        lockstep.plan({"bathc": {"samples": 2}})
+        samecurve.plan({"bathc": {"samples": 2}})
     with pytest.raises(UserError, match="no run directory"):
-        lockstep.Run(tmp_path)
+        samecurve.Run(tmp_path)
     assert not list(tmp_path.iterdir())

@@ -11,16 +11,17 @@ import pytest
 import slow
 from commands import losses
 
-import lockstep.prove.balance as balancing
-from lockstep.core.balance import even, predicted, slot_times
-from lockstep.core.config import Config, Loaded
-from lockstep.core.facts import Measure
-from lockstep.core.plan import Plan
-from lockstep.launch.files import Run
-from lockstep.launch.prepare import Options, prepare
-from lockstep.observe.journal import read
-from lockstep.prove.balance import measured
-from lockstep.tasks import facts
+import samecurve.experiments.balance as balancing
+from samecurve.core.config.sections import Config, Loaded
+from samecurve.core.planning.balance import even, predicted, slot_times
+from samecurve.core.planning.facts import Measure
+from samecurve.core.planning.plan import Plan
+from samecurve.experiments.balance import measured
+from samecurve.observe.journal import read
+from samecurve.run.directory import Run
+from samecurve.run.prepare import prepare
+from samecurve.run.resume import Options
+from samecurve.tasks import facts
 from test_promise import worst
 from tiny import MACHINE, Outcome, config_of, tiny_values, train_tiny
 from worlds import Pool

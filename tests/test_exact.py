@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 import torch
-from commands import free_port, lockstep, said, started, steps_written, until, warm, write_config
+from commands import free_port, said, samecurve, started, steps_written, until, warm, write_config
 
-from lockstep.core.plan import plan
-from lockstep.data.feed import Feed
-from lockstep.errors import UserError
-from lockstep.observe.journal import read
-from lockstep.on_torch.collectives import Ranks
-from lockstep.on_torch.engine import TorchEngine
-from lockstep.on_torch.exact import settle
-from lockstep.prove.compare import compare, described
-from lockstep.prove.layouts import parse_layout
-from lockstep.prove.verify import Trials, verify
-from lockstep.tasks import open_task
+from samecurve.core.planning.plan import plan
+from samecurve.data.feed import Feed
+from samecurve.errors import UserError
+from samecurve.experiments.compare import compare, described
+from samecurve.experiments.layouts import parse_layout
+from samecurve.experiments.verify import Trials, verify
+from samecurve.observe.journal import read
+from samecurve.tasks import open_task
+from samecurve.torch_engine.engine import TorchEngine
+from samecurve.torch_engine.process_group import Ranks
+from samecurve.torch_engine.strategies.exact import settle
 from tiny import MACHINE, Outcome, config_of, tiny_values, train_tiny
 from worlds import Pool
 
@@ -85,7 +85,7 @@ def test_killed_and_moved_and_still_the_same_bits(pool: Pool, tmp_path: Path, co
         until(lambda: steps_written(tmp_path / "moved") >= 13)
         os.kill(live.pid, signal.SIGKILL)
         live.communicate(timeout=60)
-    assert "exact: 5 slots of 2 a step" in lockstep(*moved, "--devices", "cpu:3", "--stop-after", "11", cwd=tmp_path).stdout
+    assert "exact: 5 slots of 2 a step" in samecurve(*moved, "--devices", "cpu:3", "--stop-after", "11", cwd=tmp_path).stdout
     pool.run(1, warm, tmp_path, *moved)
     assert hashes(tmp_path / "moved") == hashes(tmp_path / "whole")
     assert sorted(hashes(tmp_path / "whole")) == [*range(5, 45, 5)]
@@ -96,7 +96,7 @@ def test_killed_and_moved_and_still_the_same_bits(pool: Pool, tmp_path: Path, co
 def test_jax_on_two_hosts_has_the_same_bits(tmp_path: Path, corpus: Path) -> None:
     """Two processes with a device each, then one with two."""
     train = ["train", "-f", write_config(tmp_path, corpus, 20, 10), "--engine", "jax", "--exact", "--dtype", "f32", "--set", "train.hash_every=5"]
-    lockstep(*train, "--devices", "cpu:2", "--save-dir", "one", cwd=tmp_path)
+    samecurve(*train, "--devices", "cpu:2", "--save-dir", "one", cwd=tmp_path)
     port = free_port()
     hosts = [[*train, "--devices", "cpu:1", "--save-dir", "two", "--nnodes", 2, "--rdzv", f"127.0.0.1:{port}", "--node-rank", node] for node in (0, 1)]
     with started(*hosts[0], cwd=tmp_path) as first, started(*hosts[1], cwd=tmp_path) as second:
@@ -119,7 +119,7 @@ def test_a_race_in_one_gradient_is_found_by_its_array(pool: Pool, tmp_path: Path
     assert described(found, tmp_path / "one", tmp_path / "two")[0].startswith(f"differ step {found.arrays_at}: model/second.weight, ")
 
 
-ODD = f"{Path(__file__).parent}/on_torch/odd.py:Odd"
+ODD = f"{Path(__file__).parent}/torch_engine/odd.py:Odd"
 
 
 @pytest.mark.parametrize("batch", [{"samples": 10, "per_device": 1}, {"samples": 3}])

@@ -9,9 +9,9 @@ import pytest
 import torch
 from commands import refused, warm
 
-from lockstep.core.initial import values as initial_values
-from lockstep.core.plan import plan
-from lockstep.observe.journal import read
+from samecurve.core.determinism.init_values import values as initial_values
+from samecurve.core.planning.plan import plan
+from samecurve.observe.journal import read
 from tiny import MACHINE, Outcome, config_of, ragged_task, tiny_values, train_tiny
 from worlds import Pool
 

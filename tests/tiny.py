@@ -9,26 +9,27 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from lockstep.checkpoint.format import load
-from lockstep.core.config import Config
-from lockstep.core.config import load as load_config
-from lockstep.core.document import Document
-from lockstep.core.facts import Fixed
-from lockstep.core.machine import Machine
-from lockstep.core.mean import Mean
-from lockstep.core.order import Ids
-from lockstep.core.plan import Plan, fixed_from_json, plan
-from lockstep.core.protocols import Arrays, Engine, Rank, Round, Source
-from lockstep.data.tokens import IGNORED
-from lockstep.launch.engines import warm_seat
-from lockstep.launch.files import Attempt, Run
-from lockstep.launch.worker import Requests, train_rank
-from lockstep.observe.journal import read
-from lockstep.on_torch.collectives import Ranks
-from lockstep.on_torch.engine import TorchEngine
-from lockstep.tasks import Tasks
-from lockstep.tasks.language.fields import LanguageData, LanguageModel
-from lockstep.tasks.language.torch_task import TorchLanguage
+from samecurve.checkpoint.format import load
+from samecurve.core.config.document import Document
+from samecurve.core.config.sections import Config
+from samecurve.core.config.sections import load as load_config
+from samecurve.core.determinism.data_order import Ids
+from samecurve.core.determinism.mean import Mean
+from samecurve.core.planning.facts import Fixed
+from samecurve.core.planning.machine import Machine
+from samecurve.core.planning.plan import Plan, fixed_from_json, plan
+from samecurve.core.protocols import Arrays, Engine, Rank, Round, Source
+from samecurve.data.tokens import IGNORED
+from samecurve.observe.journal import read
+from samecurve.run.attempt import Attempt
+from samecurve.run.directory import Run
+from samecurve.tasks import Tasks
+from samecurve.tasks.language.fields import LanguageData, LanguageModel
+from samecurve.tasks.language.torch_task import TorchLanguage
+from samecurve.torch_engine.engine import TorchEngine
+from samecurve.torch_engine.process_group import Ranks
+from samecurve.worker.join import warm_seat
+from samecurve.worker.main import Requests, train_rank
 
 MACHINE = Machine((), (), 8 << 30, 4)
 
@@ -93,7 +94,7 @@ def ragged_task(config: Config, cache: Path, fault: str = "") -> Any:
     assert isinstance(config.data, LanguageData)
     if config.engine == "torch":
         return ragged(TorchLanguage)(config.model, config.data, cache, fault=fault)
-    from lockstep.tasks.language.jax_task import JaxLanguage
+    from samecurve.tasks.language.jax_task import JaxLanguage
 
     return ragged(JaxLanguage)(config.model, config.data, cache, config.train.precision, fault=fault)
 
@@ -161,6 +162,6 @@ def train_tiny(index: int, group: dist.ProcessGroup, home: Path, values: Mapping
 
 
 def _manifest(path: Path) -> Any:
-    from lockstep.checkpoint.format import read_manifest
+    from samecurve.checkpoint.format import read_manifest
 
     return read_manifest(path)

@@ -1,6 +1,6 @@
 """One warm pool of four ranks for the whole test session: real processes, real Gloo; sub-groups serve worlds 1 to 4."""
 
-from lockstep.launch.pool import JobFailed, Pool
+from samecurve.launch.pool import JobFailed, Pool
 
 __all__ = ["SIZE", "JobFailed", "Pool"]
 

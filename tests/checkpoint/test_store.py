@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lockstep.checkpoint.format import Damaged, load, verify
-from lockstep.checkpoint.store import Published, Store, checkpoints, newest, sweep
-from lockstep.core.protocols import Piece, share
-from lockstep.errors import RunError
+from samecurve.checkpoint.format import Damaged, load, verify
+from samecurve.checkpoint.store import Published, Store, checkpoints, newest, sweep
+from samecurve.core.protocols import Piece, share
+from samecurve.errors import RunError
 
 ARRAYS = {f"model/{name}": np.arange(size, dtype=np.float32) for name, size in (("a", 100), ("b", 7), ("c", 1), ("d", 60))}
 

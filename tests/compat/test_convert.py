@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from commands import losses, refused, warm
 
-from lockstep.cli import main
-from lockstep.launch.files import Run
+from samecurve.cli.main import main
+from samecurve.run.directory import Run
 from worlds import Pool
 
 OLD = """\
@@ -28,7 +28,7 @@ def home(tmp_path: Path) -> Path:
 
 def said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: object, cwd: Path) -> str:
     monkeypatch.chdir(cwd)
-    monkeypatch.setattr(sys, "argv", ["lockstep", *map(str, arguments)])
+    monkeypatch.setattr(sys, "argv", ["samecurve", *map(str, arguments)])
     main()
     return capsys.readouterr().out
 
@@ -36,7 +36,7 @@ def said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *a
 def test_what_is_written_is_planned_as_the_old_file_is(home: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     printed = said(monkeypatch, capsys, "convert", "old.yaml", "--to", "new.yaml", cwd=home)
     assert "read   old.yaml:2:33  trainer.batch_size 2 -> batch.per_device" in printed
-    assert printed.endswith("wrote  new.yaml; lockstep train -f new.yaml --save-dir kept/nano\n")
+    assert printed.endswith("wrote  new.yaml; samecurve train -f new.yaml --save-dir kept/nano\n")
     plans = [json.loads(said(monkeypatch, capsys, "plan", "--json", "-f", name, "-d", corpus, "--devices", "cpu:3", cwd=home)) for name in ("old.yaml", "new.yaml")]
     assert plans[0]["plan"] == plans[1]["plan"]
     assert (plans[0]["plan"]["batch"], plans[0]["plan"]["rounds"]) == (12, 2)

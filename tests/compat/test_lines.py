@@ -13,8 +13,8 @@ import pytest
 from commands import losses, refused, warm
 
 import nvml
-from lockstep.cli import main
-from lockstep.observe.journal import read
+from samecurve.cli.main import main
+from samecurve.observe.journal import read
 from worlds import Pool
 
 ROOT = Path(__file__).parents[2]
@@ -51,12 +51,12 @@ PLANNED = {
 
 PROGRAM = """
 import contextlib, io, json, os, sys
-from lockstep.cli import main
+from samecurve.cli.main import main
 said = []
 for environment, arguments in json.load(sys.stdin):
     os.environ.pop("CUDA_VISIBLE_DEVICES", None)
     os.environ.update(environment)
-    sys.argv = ["lockstep", *arguments]
+    sys.argv = ["samecurve", *arguments]
     text = io.StringIO()
     with contextlib.redirect_stdout(text), contextlib.redirect_stderr(text):
         try:
@@ -123,7 +123,7 @@ def test_without_a_gpu_only_the_gpu_is_missing(line: str, monkeypatch: pytest.Mo
     assert re.search(r"GPU [\d, ]+ do(es)? not exist|no GPU found", said)
     assert "--devices cpu" in said
     without = re.sub(r"(--gpus|--gpu-ids|--device-ids|--num-gpus|--nproc|--sync-backend|--distributed-backend)[= ]\S+", "", " ".join(arguments))
-    monkeypatch.setattr(sys, "argv", ["lockstep", *as_plan(without.split(), "-d", str(text), "--devices", "cpu:2", "--set", "model.num_layers=1", "--set", "model.hidden_size=192")])
+    monkeypatch.setattr(sys, "argv", ["samecurve", *as_plan(without.split(), "-d", str(text), "--devices", "cpu:2", "--set", "model.num_layers=1", "--set", "model.hidden_size=192")])
     main()
     assert "plan   world 2 " in capsys.readouterr().out
 
@@ -148,7 +148,7 @@ def test_whole_epochs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
     """`--max-steps 0`: as many as the config or --epochs says; a config that counts steps says none."""
     line = ["-f", "models/nano.yaml", "-d", str(corpus), "--max-steps", "0"]
     assert "whole epochs" in refused(monkeypatch, capsys, "plan", *line, cwd=ROOT)
-    monkeypatch.setattr(sys, "argv", ["lockstep", "plan", *line, "--set", "train.steps=2ep"])
+    monkeypatch.setattr(sys, "argv", ["samecurve", "plan", *line, "--set", "train.steps=2ep"])
     main()
     assert "train.steps 2ep" in capsys.readouterr().out
 

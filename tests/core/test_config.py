@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.core.config import Loaded, load
-from lockstep.core.document import dump, parse, parse_setting
-from lockstep.core.schema import as_table, json_schema
-from lockstep.errors import ConfigErrors, UserError
-from lockstep.flags import apply_batch
-from lockstep.tasks import Tasks
+from samecurve.cli.options import apply_batch
+from samecurve.core.config.document import dump, parse, parse_setting
+from samecurve.core.config.json_schema import as_table, json_schema
+from samecurve.core.config.sections import Loaded, load
+from samecurve.errors import ConfigErrors, UserError
+from samecurve.tasks import Tasks
 
 ROOT = Path(__file__).parents[2]
 LEAST = "batch: {samples: 8}\n"

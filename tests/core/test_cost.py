@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from lockstep.core.catalogue import CARDS, card_of, peak
-from lockstep.core.config import Config, load
-from lockstep.core.cost import ASSUMED, Share, cost
-from lockstep.core.document import Document
-from lockstep.core.facts import Facts
-from lockstep.core.plan import plan
-from lockstep.core.predict import curves, planned, rows, served
-from lockstep.core.setup import read_setup
-from lockstep.core.traffic import group, padded, seconds, traffic
-from lockstep.errors import LockstepError, UserError
-from lockstep.tasks import Tasks
+from samecurve.core.config.document import Document
+from samecurve.core.config.sections import Config, load
+from samecurve.core.planning.facts import Facts
+from samecurve.core.planning.plan import plan
+from samecurve.core.simulation.cluster import read_setup
+from samecurve.core.simulation.collectives import group, padded, seconds, traffic
+from samecurve.core.simulation.compare import curves, planned, rows, served
+from samecurve.core.simulation.hardware import CARDS, card_of, peak
+from samecurve.core.simulation.step_time import ASSUMED, Share, cost
+from samecurve.errors import SamecurveError, UserError
+from samecurve.tasks import Tasks
 
 GIB = 1 << 30
 BLOCK, OUTSIDE = 4096 * 4096, 32768 * 4096
@@ -60,7 +60,7 @@ def test_a_file_describes_any_other_machine_and_its_errors_have_places(tmp_path:
         ({"inside": None}, "needs `inside`"), ({"links": 1}, "links: unknown key"), ({"inside": {"name": "x", "bandwidth": "quick"}}, "inside.bandwidth: must be")]
     for wrong, said in cases:
         path.write_text(json.dumps({**value, **wrong}))
-        with pytest.raises(LockstepError) as found:
+        with pytest.raises(SamecurveError) as found:
             read_setup(str(path))
         assert re.search(said, str(found.value)), str(found.value)
 

@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 
-from lockstep.core.dealing import Sums, deal, nodes, rounds, share, slots
+from samecurve.core.determinism.microbatches import Sums, deal, nodes, rounds, share, slots
 
 
 @pytest.mark.parametrize("samples", [1, 2, 7, 10, 64])

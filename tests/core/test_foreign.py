@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from lockstep.core.config import load
-from lockstep.core.document import Document, dump, parse
-from lockstep.core.foreign import Converted, convert
-from lockstep.errors import ConfigErrors
-from lockstep.tasks import Tasks
+from samecurve.core.config.document import Document, dump, parse
+from samecurve.core.config.importers import Converted, convert
+from samecurve.core.config.sections import load
+from samecurve.errors import ConfigErrors
+from samecurve.tasks import Tasks
 
 NANO = """\
 model: {name: nano, hidden_size: 384, num_layers: 8, num_heads: 6, kv_heads: null, kv_latent_dim: null, num_experts: null, mamba_layers: [],

@@ -1,6 +1,6 @@
 import numpy as np
 
-from lockstep.core.keys import row_keys
+from samecurve.core.determinism.sample_keys import row_keys
 
 
 def test_a_key_belongs_to_its_sample() -> None:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lockstep.core.order import Anchor, Order, permute
+from samecurve.core.determinism.data_order import Anchor, Order, permute
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 16, 17, 100, 1023, 1024, 1025, 5000])

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from lockstep.core.config import Config, load
-from lockstep.core.document import Document
-from lockstep.core.facts import Facts
-from lockstep.core.machine import Device, Machine
-from lockstep.core.order import Anchor
-from lockstep.core.plan import Plan, plan
-from lockstep.errors import UserError
-from lockstep.tasks import Tasks
+from samecurve.core.config.document import Document
+from samecurve.core.config.sections import Config, load
+from samecurve.core.determinism.data_order import Anchor
+from samecurve.core.planning.facts import Facts
+from samecurve.core.planning.machine import Device, Machine
+from samecurve.core.planning.plan import Plan, plan
+from samecurve.errors import UserError
+from samecurve.tasks import Tasks
 
 GIB = 1 << 30
 GPUS = Machine(tuple(Device("cuda", i, "NVIDIA H100 80GB HBM3", 80 * GIB) for i in range(4)), (), 256 * GIB, 32)

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from lockstep.core.config import Config, flatten, load
-from lockstep.core.document import Document, dump, parse
-from lockstep.core.groups import Rule
-from lockstep.errors import LockstepError, UserError
-from lockstep.tasks import Tasks
+from samecurve.core.config.document import Document, dump, parse
+from samecurve.core.config.param_groups import Rule
+from samecurve.core.config.sections import Config, flatten, load
+from samecurve.errors import SamecurveError, UserError
+from samecurve.tasks import Tasks
 
 NAMES = {"embed.weight": 100, "encoder.0.weight": 40, "encoder.0.bias": 4, "head.weight": 20}
 
@@ -45,7 +45,7 @@ def test_a_config_keeps_its_groups() -> None:
     ("head*", "optimizer.groups: should be a list"),
 ])
 def test_a_group_that_says_nothing_or_too_much_is_refused(groups: Any, says: str) -> None:
-    with pytest.raises(LockstepError) as refused:
+    with pytest.raises(SamecurveError) as refused:
         config_of(*groups) if isinstance(groups, list) else load(parse(dump({"data": {}, "batch": {"samples": 1}, "optimizer": {"groups": groups}}), "run.yaml"), Tasks())
     assert says in str(refused.value)
 

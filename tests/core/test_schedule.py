@@ -2,7 +2,7 @@
 
 import pytest
 
-from lockstep.core.schedule import Decay, Schedule
+from samecurve.core.planning.schedule import Decay, Schedule
 
 
 @pytest.mark.parametrize(("decay", "middle", "last"), [("constant", 1.0, 1.0), ("linear", 0.55, 0.1), ("cosine", 0.55, 0.1), ("wsd", 1.0, 0.1)])

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 from test_plan import FACTS, GPUS, NORMED, config
 
-from lockstep.core.balance import fine_enough, predicted, slot_times
-from lockstep.core.config import load
-from lockstep.core.document import Document
-from lockstep.core.facts import Facts, Speed, Speeds
-from lockstep.core.plan import Plan, plan
-from lockstep.errors import UserError
-from lockstep.observe.banner import arithmetic, decisions
-from lockstep.tasks import Tasks
+from samecurve.core.config.document import Document
+from samecurve.core.config.sections import load
+from samecurve.core.planning.balance import fine_enough, predicted, slot_times
+from samecurve.core.planning.facts import Facts, Speed, Speeds
+from samecurve.core.planning.plan import Plan, plan
+from samecurve.errors import UserError
+from samecurve.observe.plan_text import arithmetic, decisions
+from samecurve.tasks import Tasks
 
 
 def made(balance: Any, samples: int = 64, use: str = "0,1", facts: Facts = FACTS, **sections: Any) -> Plan:

@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lockstep.core.facts import Facts
-from lockstep.core.machine import Machine
-from lockstep.core.order import Ids
-from lockstep.core.plan import Plan, plan
-from lockstep.core.protocols import Batch
-from lockstep.data.feed import Feed
-from lockstep.data.tokens import IGNORED, TokenWindows, window_count
+from samecurve.core.determinism.data_order import Ids
+from samecurve.core.planning.facts import Facts
+from samecurve.core.planning.machine import Machine
+from samecurve.core.planning.plan import Plan, plan
+from samecurve.core.protocols import Batch
+from samecurve.data.feed import Feed
+from samecurve.data.tokens import IGNORED, TokenWindows, window_count
 from tiny import config_of, tiny_values
 
 FACTS = Facts(samples=23, eval_samples=7, tokens_per_sample=4, params=10, trainable=10, blocks=1, bytes_per_sample=1, flops_per_sample=1.0, coupled=(), fingerprint="")
@@ -71,7 +71,7 @@ def test_steps_that_are_read_at_once_are_the_same(world: int, device: int, accum
     source = Itself(23)
     together = [(step, ids(batch)) for step, batch in feed(world, device, accumulate=accumulate, source=source)]
     assert max(source.reads) > 10 // world + 1  # samples of one step at most
-    monkeypatch.setattr("lockstep.data.feed._TOGETHER", 1)
+    monkeypatch.setattr("samecurve.data.feed._TOGETHER", 1)
     assert together == [(step, ids(batch)) for step, batch in feed(world, device, accumulate=accumulate)]
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from test_known import fits
 
-from lockstep.diagnose.crash import explain
-from lockstep.diagnose.notes import Note, note_of, read_notes, write_note
-from lockstep.diagnose.trace import BEGINS, last
-from lockstep.errors import RunError, UserError
-from lockstep.probe.cpu import oom_kills
+from samecurve.diagnose.crash import explain
+from samecurve.diagnose.notes import Note, note_of, read_notes, write_note
+from samecurve.diagnose.tracebacks import BEGINS, last
+from samecurve.errors import RunError, UserError
+from samecurve.probe.cpu import oom_kills
 
 HEAD = "Traceback (most recent call last):\n"
 BROKEN = HEAD + '  File "train.py", line 3, in step\n    loss = model(x)\nValueError: no such class: 7\n'
@@ -100,7 +100,7 @@ def test_notes_come_back_in_order(tmp_path: Path) -> None:
 def test_a_deep_failure_fits_a_screen(tmp_path: Path) -> None:
     """Launchers' frames go, the middle goes, what the user wrote is named."""
     launchers = ['<frozen runpy>", line 198, in _run_module_as_main',
-                 '/x/site-packages/torch/distributed/elastic/multiprocessing/errors/__init__.py", line 3, in wrapper', '/x/src/lockstep/launch/worker.py", line 9, in main',
+                 '/x/site-packages/torch/distributed/elastic/multiprocessing/errors/__init__.py", line 3, in wrapper', '/x/src/samecurve/launch/worker.py", line 9, in main',
                  '/x/site-packages/torch/multiprocessing/spawn.py", line 9, in _wrap']
     mine = [f'/home/me/train.py", line {number}, in level{number}' for number in range(40)]
     library = [f'/x/site-packages/torch/nn/functional.py", line {number}, in linear' for number in range(3)]
@@ -109,7 +109,7 @@ def test_a_deep_failure_fits_a_screen(tmp_path: Path) -> None:
             + "Exception ignored in: <function x>\n" + BROKEN + "[W1121 18:30:35.3 ProcessGroup.cpp:1] destroy_process_group() was not called\n")
     said = fits(explain([], {0: 1}, tmp_path))
     assert said.startswith("error: rank 0: RuntimeError: wrong wrong")
-    assert not any(name in said for name in ("runpy", "elastic", "lockstep/launch", "spawn", "destroy_process_group", "no such class"))
+    assert not any(name in said for name in ("runpy", "elastic", "samecurve/launch", "spawn", "destroy_process_group", "no such class"))
     assert "/home/me/train.py:0 in level0: deep(x)" in said
     assert "32 frames left out" in said
     assert "  torch/nn/functional.py:2 in linear: deep(x)" in said

@@ -2,9 +2,9 @@
 
 import pytest
 
-from lockstep.core.events import Beat, Phase
-from lockstep.diagnose.hang import Collective, Seen, Watch, judge
-from lockstep.diagnose.stacks import Spot, spot
+from samecurve.core.events import Beat, Phase
+from samecurve.diagnose.hang import Collective, Seen, Watch, judge
+from samecurve.diagnose.stacks import Spot, spot
 
 OFTEN = 0.2
 
@@ -95,12 +95,12 @@ def test_a_start_and_many_quick_steps_between_two_looks() -> None:
 def test_a_user_s_line_is_found_in_the_thread_that_reads() -> None:
     dump = """Thread 0x01 (most recent call first):
   File "/home/me/mine.py", line 31 in __getitem__
-  File "/x/site-packages/lockstep/data/feed.py", line 99 in _steps
+  File "/x/site-packages/samecurve/data/feed.py", line 99 in _steps
 
 Current thread 0x02 (most recent call first):
   File "/usr/lib/python3.11/threading.py", line 10 in wait
-  File "/x/site-packages/lockstep/data/feed.py", line 160 in _ahead
-  File "/x/site-packages/lockstep/core/loop.py", line 33 in train
+  File "/x/site-packages/samecurve/data/feed.py", line 160 in _ahead
+  File "/x/site-packages/samecurve/core/loop.py", line 33 in train
 """
     found = spot(dump)
     assert found == Spot("data", "the feed: mine.py:31 __getitem__()")
@@ -111,19 +111,19 @@ def test_a_data_worker_s_line_is_found_in_its_own_stack() -> None:
     """The feed waits for workers; of two, one is in the user's code."""
     dump = """Thread 0x01 (most recent call first):
   File "/usr/lib/python3.11/multiprocessing/connection.py", line 9 in recv_bytes
-  File "/x/site-packages/lockstep/data/workers.py", line 85 in _wait
-  File "/x/site-packages/lockstep/data/feed.py", line 99 in _steps
+  File "/x/site-packages/samecurve/data/workers.py", line 85 in _wait
+  File "/x/site-packages/samecurve/data/feed.py", line 99 in _steps
 
 Current thread 0x02 (most recent call first):
-  File "/x/site-packages/lockstep/data/feed.py", line 160 in _ahead
+  File "/x/site-packages/samecurve/data/feed.py", line 160 in _ahead
 """
     idle = """Current thread 0x03 (most recent call first):
-  File "/x/site-packages/lockstep/data/workers.py", line 130 in serve
+  File "/x/site-packages/samecurve/data/workers.py", line 130 in serve
 """
     busy = """Current thread 0x04 (most recent call first):
   File "/usr/lib/python3.11/socket.py", line 700 in readinto
   File "/home/me/mine.py", line 31 in __getitem__
-  File "/x/site-packages/lockstep/data/workers.py", line 133 in serve
+  File "/x/site-packages/samecurve/data/workers.py", line 133 in serve
 """
     assert spot(dump, idle + busy) == Spot("data", "the feed: a data worker in mine.py:31 __getitem__() -> readinto()")
     assert spot(dump, idle) == Spot("data", "the feed, waiting for a data worker")

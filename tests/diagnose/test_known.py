@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.diagnose.crash import explain
-from lockstep.diagnose.known import KNOWN, Known, known_in
-from lockstep.errors import LockstepError, RunError
+from samecurve.diagnose.crash import explain
+from samecurve.diagnose.known_failures import KNOWN, Known, known_in
+from samecurve.errors import RunError, SamecurveError
 
 HERE = Path(__file__).parent
 ROWS, COLUMNS = 25, 160
@@ -71,7 +71,7 @@ def failures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
-def fits(error: LockstepError) -> str:
+def fits(error: SamecurveError) -> str:
     """What is shown, which must fit a screen and begin with the cause."""
     said = f"error: {error}"
     assert sum(-(-len(line) // COLUMNS) for line in said.splitlines()) <= ROWS, said

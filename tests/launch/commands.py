@@ -16,8 +16,8 @@ from typing import Any
 import psutil
 import pytest
 
-from lockstep.cli import main
-from lockstep.observe.journal import read
+from samecurve.cli.main import main
+from samecurve.observe.journal import read
 
 CONFIG = """\
 model: {{hidden_size: 32, num_layers: 2, num_heads: 4, kv_heads: 2, intermediate_size: 48, max_seq_len: 16}}
@@ -45,10 +45,10 @@ def free_port() -> int:
 
 
 def command(*arguments: object) -> list[str]:
-    return [sys.executable, "-m", "lockstep", *map(str, arguments)]
+    return [sys.executable, "-m", "samecurve", *map(str, arguments)]
 
 
-def lockstep(*arguments: object, cwd: Path, code: int | None = 0, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+def samecurve(*arguments: object, cwd: Path, code: int | None = 0, timeout: float = 120) -> subprocess.CompletedProcess[str]:
     """Run to its end. code: the exit code it must have, None for any."""
     done = subprocess.run(command(*arguments), cwd=cwd, capture_output=True, text=True, timeout=timeout, check=False)
     assert code is None or done.returncode == code, f"exit {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
@@ -58,7 +58,7 @@ def lockstep(*arguments: object, cwd: Path, code: int | None = 0, timeout: float
 def warm(index: int, group: object, cwd: Path, *arguments: object) -> None:
     """A job of the pool: the whole command, in a process that has torch already (a start of its own takes seconds). It must leave with 0."""
     os.chdir(cwd)
-    sys.argv = ["lockstep", *map(str, arguments)]
+    sys.argv = ["samecurve", *map(str, arguments)]
     try:
         main()
     except SystemExit as leaving:
@@ -76,7 +76,7 @@ def said(index: int, group: object, cwd: Path, *arguments: object) -> str:
 def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: object, cwd: Path) -> str:
     """What the program says when it refuses, run in this process (a start of its own each would take a minute in all); its exit code must be 2."""
     monkeypatch.chdir(cwd)
-    monkeypatch.setattr(sys, "argv", ["lockstep", *map(str, arguments)])
+    monkeypatch.setattr(sys, "argv", ["samecurve", *map(str, arguments)])
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         with pytest.raises(SystemExit) as left:
@@ -126,6 +126,6 @@ def ranks_of(run: Path) -> list[int]:
     found = []
     for process in psutil.process_iter(["pid", "cmdline", "cwd"]):
         line = process.info["cmdline"] or []
-        if "lockstep.launch.worker" in line and Path(process.info["cwd"] or "/", json.loads(line[-1])["run"]) == run:
+        if "samecurve.worker.main" in line and Path(process.info["cwd"] or "/", json.loads(line[-1])["run"]) == run:
             found.append(int(process.info["pid"]))
     return found

@@ -6,11 +6,12 @@ from typing import Any
 
 from commands import losses
 
-from lockstep.core.config import Loaded
-from lockstep.launch.files import Run
-from lockstep.launch.prepare import Options, Prepared, prepare
-from lockstep.launch.rehearsal import rehearse
-from lockstep.tasks import facts
+from samecurve.core.config.sections import Loaded
+from samecurve.run.directory import Run
+from samecurve.run.prepare import Prepared, prepare
+from samecurve.run.resume import Options
+from samecurve.tasks import facts
+from samecurve.worker.jobs.train import rehearse
 from tiny import MACHINE, config_of, tiny_values
 from worlds import Pool
 

@@ -1,13 +1,13 @@
-"""`lockstep eval`: a checkpoint has one set of metrics, on any devices."""
+"""`samecurve eval`: a checkpoint has one set of metrics, on any devices."""
 
 import json
 from pathlib import Path
 
 import pytest
-from commands import lockstep, refused, warm, write_config
+from commands import refused, samecurve, warm, write_config
 
 import worlds
-from lockstep.observe.journal import read
+from samecurve.observe.journal import read
 
 
 def test_a_checkpoint_has_one_set_of_metrics(pool: worlds.Pool, tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -15,10 +15,10 @@ def test_a_checkpoint_has_one_set_of_metrics(pool: worlds.Pool, tmp_path: Path, 
     pool.run(1, warm, tmp_path, "train", "-f", config, "--save-dir", "run")
     own = [event.values for event in read(tmp_path / "run/journal.jsonl") if event.kind == "evaluated"]
     files = sorted(tmp_path.rglob("*"))
-    last = json.loads(lockstep("eval", "run", "--devices", "cpu:3", "--strategy", "fsdp", "--json", cwd=tmp_path).stdout)
+    last = json.loads(samecurve("eval", "run", "--devices", "cpu:3", "--strategy", "fsdp", "--json", cwd=tmp_path).stdout)
     assert {name: last[name] for name in ("step", "samples")} == {"step": 8, "samples": 8}
     assert [last[name] for name in ("loss", "perplexity", "accuracy")] == pytest.approx([own[-1][name] for name in ("loss", "perplexity", "accuracy")], rel=1e-12)
-    shown = lockstep("eval", "run/checkpoints/step-00000004", "-d", config, cwd=tmp_path).stdout
+    shown = samecurve("eval", "run/checkpoints/step-00000004", "-d", config, cwd=tmp_path).stdout
     assert shown.startswith("eval   step 4  loss ")
     assert "1 x cpu single" in shown
     assert sorted(tmp_path.rglob("*")) == files

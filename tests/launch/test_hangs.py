@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from commands import command, losses, ranks_of, started, steps_written, until
 
-from lockstep.errors import RunError
-from lockstep.launch.files import Run
-from lockstep.launch.restarting import Budget
-from lockstep.observe.journal import read
+from samecurve.errors import RunError
+from samecurve.launch.restarts import Budget
+from samecurve.observe.journal import read
+from samecurve.run.directory import Run
 
 FLOOR = 3
 CONFIG = """\

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import free_port, lockstep, losses, started, steps_written, until, write_config
+from commands import free_port, losses, samecurve, started, steps_written, until, write_config
 
-from lockstep.checkpoint.format import load
-from lockstep.errors import UserError
-from lockstep.launch.cluster import first_host, from_slurm, rank_from
+from samecurve.checkpoint.format import load
+from samecurve.errors import UserError
+from samecurve.worker.cluster_env import first_host, from_slurm, rank_from
 
 ROOT = Path(__file__).parents[2]
 
@@ -28,7 +28,7 @@ def arrays_agree(one: Path, other: Path, apart: float) -> None:
 def unbroken(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Path:
     """60 steps with torch on one device."""
     home = tmp_path_factory.mktemp("unbroken")
-    lockstep("train", "-f", write_config(home, corpus), "--save-dir", home / "run", "--devices", "cpu", cwd=home)
+    samecurve("train", "-f", write_config(home, corpus), "--save-dir", home / "run", "--devices", "cpu", cwd=home)
     return home / "run"
 
 
@@ -36,12 +36,12 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Path:
 def test_a_run_moves_between_engines(unbroken: Path, tmp_path: Path, corpus: Path) -> None:
     """torch ddp:2 -> jax:4 -> torch on one, by the same command; fsdp and more moves are in tests/test_promise.py."""
     train = ["train", "-f", write_config(tmp_path, corpus), "--save-dir", "run"]
-    lockstep(*train, "--devices", "cpu:2", "--stop-after", "15", cwd=tmp_path)
-    moved = lockstep(*train, "--engine", "jax", "--devices", "cpu:4", "--stop-after", "15", cwd=tmp_path)
+    samecurve(*train, "--devices", "cpu:2", "--stop-after", "15", cwd=tmp_path)
+    moved = samecurve(*train, "--engine", "jax", "--devices", "cpu:4", "--stop-after", "15", cwd=tmp_path)
     assert "jax dp over xla" in moved.stdout
     assert "Running on 4 devices (virtual CPU devices)" in moved.stdout
     assert "engine torch -> jax" in moved.stdout
-    lockstep(*train, "--devices", "cpu", cwd=tmp_path)
+    samecurve(*train, "--devices", "cpu", cwd=tmp_path)
     np.testing.assert_allclose(losses(tmp_path / "run"), losses(unbroken), rtol=1e-12)
     arrays_agree(tmp_path / "run/checkpoints/step-00000060", unbroken / "checkpoints/step-00000060", 1e-12)
 
@@ -75,7 +75,7 @@ import os
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from lockstep import Mean
+from samecurve import Mean
 
 class Net(nnx.Module):
     def __init__(self):
@@ -149,5 +149,5 @@ def test_a_lost_host_ends_the_others_with_a_word(tmp_path: Path, corpus: Path) -
 def test_the_engines_agree_on_the_example(tmp_path: Path) -> None:
     """models/tiny.yaml in float64 over 30 AdamW steps."""
     for name, more in (("torch", ("--devices", "cpu:2")), ("jax", ("--devices", "cpu:4", "--engine", "jax"))):
-        lockstep("train", "-f", ROOT / "models/tiny.yaml", "--dtype", "f64", "--max-steps", 30, "--set", "data.eval_samples=8", "--save-dir", name, *more, cwd=tmp_path, timeout=900)
+        samecurve("train", "-f", ROOT / "models/tiny.yaml", "--dtype", "f64", "--max-steps", 30, "--set", "data.eval_samples=8", "--save-dir", name, *more, cwd=tmp_path, timeout=900)
     np.testing.assert_allclose(losses(tmp_path / "jax"), losses(tmp_path / "torch"), rtol=1e-8)

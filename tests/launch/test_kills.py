@@ -10,11 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import lockstep, losses, ranks_of, started, steps_written, until, write_config
+from commands import losses, ranks_of, samecurve, started, steps_written, until, write_config
 
-from lockstep.checkpoint.format import load, verify
-from lockstep.checkpoint.store import checkpoints
-from lockstep.observe.pulse import read_pulse
+from samecurve.checkpoint.format import load, verify
+from samecurve.checkpoint.store import checkpoints
+from samecurve.observe.heartbeat import read_pulse
 
 STEPS, SAVE = 60, 10
 
@@ -22,7 +22,7 @@ STEPS, SAVE = 60, 10
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Path:
     home = tmp_path_factory.mktemp("unbroken")
-    lockstep("train", "-f", write_config(home, corpus, STEPS, SAVE), "--save-dir", "run", cwd=home)
+    samecurve("train", "-f", write_config(home, corpus, STEPS, SAVE), "--save-dir", "run", cwd=home)
     return home / "run"
 
 
@@ -49,7 +49,7 @@ def test_killed_and_gone_on_with(kills: int, unbroken: Path, tmp_path: Path, cor
             verify(path)
         assert _last_saved(run) >= saved_before
         assert steps_written(run) - _last_saved(run) <= SAVE
-    done = lockstep("train", "-f", home / "tiny.yaml", "--save-dir", "run", "--devices", "cpu:2", cwd=home)
+    done = samecurve("train", "-f", home / "tiny.yaml", "--save-dir", "run", "--devices", "cpu:2", cwd=home)
     assert f"resume step {_resumed_at(run)}" in done.stdout
     np.testing.assert_allclose(losses(run), losses(unbroken), rtol=1e-12)
     one, two = load(run / f"checkpoints/step-{STEPS:08d}").arrays, load(unbroken / f"checkpoints/step-{STEPS:08d}").arrays

@@ -1,4 +1,4 @@
-"""How many ranks `lockstep run` starts and on what, what they find in their environment, and what is noticed of a script that ignores its rank."""
+"""How many ranks `samecurve run` starts and on what, what they find in their environment, and what is noticed of a script that ignores its rank."""
 
 import json
 import os
@@ -10,11 +10,11 @@ import pytest
 from commands import command
 
 import nvml
-from lockstep.core.machine import Device
-from lockstep.errors import UserError
-from lockstep.launch.layout import Found, lay_out, seats, settings
-from lockstep.launch.noticing import verdict
-from lockstep.launch.source import Source, of_module, read
+from samecurve.core.planning.machine import Device
+from samecurve.errors import UserError
+from samecurve.launch.script.requirements import Source, of_module, read
+from samecurve.launch.script.misuse import verdict
+from samecurve.launch.script.placement import Found, lay_out, seats, settings
 
 SCRIPTS = Path(__file__).with_name("scripts")
 GPUS = Found("NVIDIA", tuple(Device("cuda", index, "NVIDIA H200", 150 << 30) for index in range(4)), "CUDA_VISIBLE_DEVICES")
@@ -70,8 +70,8 @@ def test_what_a_source_says_of_itself(tmp_path: Path) -> None:
 
 WATCHING = """
 import os, subprocess, sys, time
-from lockstep.launch.noticing import Notices
-from lockstep.probe import nvidia
+from samecurve.launch.script.misuse import Notices
+from samecurve.probe import nvidia
 children = [subprocess.Popen(["sleep", "60"]) for _ in range(2)]
 try:
     open(os.environ["NVML_PROCESSES"], "w").write("".join(f"{gpu} {child.pid}\\n" for gpu, child in zip(map(int, sys.argv[1]), children)))

@@ -5,9 +5,9 @@ import shlex
 from pathlib import Path
 
 import pytest
-from commands import lockstep, losses
+from commands import losses, samecurve
 
-from lockstep.observe.journal import read
+from samecurve.observe.journal import read
 
 LARGE = """\
 model: {{hidden_size: 512, num_layers: 8, num_heads: 8, intermediate_size: 1408, max_seq_len: 16}}
@@ -23,7 +23,7 @@ import numpy as np
 import psutil
 import torch
 from torch import nn
-from lockstep import Mean
+from samecurve import Mean
 
 class Source:
     def __len__(self):
@@ -67,11 +67,11 @@ def test_a_model_beyond_one_devices_memory_trains_under_fsdp(tmp_path: Path, cor
     """26M parameters, 407 MB of state: refused for ddp under a limit of 760 MiB a rank, taken by auto's fsdp, which stays near half of what ddp really holds."""
     (tmp_path / "large.yaml").write_text(LARGE.format(corpus=corpus))
     limit = ("--set", "devices.memory=760MiB")
-    refused = lockstep("train", "-f", "large.yaml", *limit, "--strategy", "ddp", cwd=tmp_path, code=2).stderr
+    refused = samecurve("train", "-f", "large.yaml", *limit, "--strategy", "ddp", cwd=tmp_path, code=2).stderr
     assert "on each device under ddp" in refused
     assert "--strategy fsdp" in refused
     for name, flags in (("fsdp", limit), ("ddp", ("--strategy", "ddp")), ("empty", ("--strategy", "ddp", "--set", "model.hidden_size=16", "--set", "model.intermediate_size=16"))):
-        lockstep("train", "-f", "large.yaml", *flags, "--save-dir", name, cwd=tmp_path)
+        samecurve("train", "-f", "large.yaml", *flags, "--save-dir", name, cwd=tmp_path)
     base, ddp, fsdp = (_peak(tmp_path / name) for name in ("empty", "ddp", "fsdp"))
     assert "fsdp" in (tmp_path / "fsdp/plan.json").read_text()
     assert fsdp <= 760 << 20
@@ -83,11 +83,11 @@ def test_out_of_memory_ends_with_flags_that_keep_the_batch_and_fit(tmp_path: Pat
     """Two real ranks under a real limit; the command that is suggested is then run as it stands."""
     (tmp_path / "greedy.py").write_text(GREEDY)
     command = ["train", "--set", "task=greedy.py:Greedy", "--devices", "cpu:2", "--max-steps", "1", "--global-batch", "128", "--save-dir", "run"]
-    said = lockstep(*command, cwd=tmp_path, code=1).stderr
+    said = samecurve(*command, cwd=tmp_path, code=1).stderr
     found = re.search(r"rank \d ran out of memory on cpu .* with 64 samples at once", said)
     assert found, said
     suggested = re.search(r"(--global-batch 128 --batch-size \d+) keeps the batch of 128", said)
     assert suggested, said
-    done = lockstep(*[part for part in command if part not in {"--global-batch", "128"}], *shlex.split(suggested[1]), cwd=tmp_path)
+    done = samecurve(*[part for part in command if part not in {"--global-batch", "128"}], *shlex.split(suggested[1]), cwd=tmp_path)
     assert "keeps" not in done.stderr
     assert len(losses(tmp_path / "run")) == 1

@@ -10,23 +10,23 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from commands import lockstep, losses, warm
+from commands import losses, samecurve, warm
 
 import worlds
-from lockstep.core.config import Config, load
-from lockstep.core.document import Document
-from lockstep.core.machine import Machine
-from lockstep.core.plan import plan
-from lockstep.data.feed import Feed
-from lockstep.errors import RunError, UserError
-from lockstep.launch.reading import Readers
-from lockstep.tasks import Tasks, open_task
+from samecurve.core.config.document import Document
+from samecurve.core.config.sections import Config, load
+from samecurve.core.planning.machine import Machine
+from samecurve.core.planning.plan import plan
+from samecurve.data.feed import Feed
+from samecurve.errors import RunError, UserError
+from samecurve.tasks import Tasks, open_task
+from samecurve.worker.data_workers import Readers
 
 TASK = '''
 import os, signal, threading
 import numpy as np
 import torch
-from lockstep import Mean
+from samecurve import Mean
 
 class Rows:
     def __init__(self, count, first):
@@ -94,7 +94,7 @@ def test_who_reads_changes_nothing_and_a_death_is_named(readers: tuple[Config, R
     ids = np.arange(3, 8)
     assert {name: (array.dtype, array.shape) for name, array in opened.workers.ask(0, ids)().items()} == {name: (array.dtype, array.shape) for name, array in task.train_data()[ids].items()}
 
-    server = next(child for child in psutil.Process().children() if "lockstep.launch.reading" in child.cmdline())
+    server = next(child for child in psutil.Process().children() if "samecurve.worker.data_workers" in child.cmdline())
     victim = server.children()[1]
     os.kill(victim.pid, signal.SIGKILL)
     with pytest.raises(RunError, match=r"data worker 1 of 3 was ended by SIGKILL while it read samples 3, 4, 5, 6, 7;"):
@@ -128,7 +128,7 @@ def test_a_run_goes_on_after_a_workers_death(pool: worlds.Pool, tmp_path: Path) 
     line = ("train", "-f", "sums.yaml", "--num-workers", 2, "--save-dir")
     pool.run(1, warm, tmp_path, *line, "whole")
     (tmp_path / "die").touch()
-    said = lockstep(*line, "run", cwd=tmp_path, code=1).stderr
+    said = samecurve(*line, "run", cwd=tmp_path, code=1).stderr
     assert said.count("was ended by SIGKILL while it read samples") == 1
     assert "Traceback" not in said
     (tmp_path / "die").unlink()

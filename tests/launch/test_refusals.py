@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import command, lockstep, refused, started, steps_written, until, write_config
+from commands import command, refused, samecurve, started, steps_written, until, write_config
 
 
 def test_help_is_quick_and_imports_nothing_heavy(tmp_path: Path) -> None:
-    program = "import sys, lockstep.cli; sys.argv = ['lockstep', '--help']\ntry: lockstep.cli.main()\nfinally: print(sorted(m for m in ('torch', 'numpy', 'pydantic', 'rich') if m in sys.modules), file=sys.stderr)"
+    program = "import sys, samecurve.cli.main; sys.argv = ['samecurve', '--help']\ntry: samecurve.cli.main.main()\nfinally: print(sorted(m for m in ('torch', 'numpy', 'pydantic', 'rich') if m in sys.modules), file=sys.stderr)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stderr.strip() == "[]"
     assert "train" in done.stdout
@@ -22,7 +22,7 @@ def test_help_is_quick_and_imports_nothing_heavy(tmp_path: Path) -> None:
 def test_a_config_error_is_quick_and_imports_no_torch(tmp_path: Path, corpus: Path) -> None:
     config = write_config(tmp_path, corpus)
     arguments = ["train", "-f", str(config), "--set", "model.hiden_size=3"]
-    program = f"import sys, lockstep.cli; sys.argv = ['lockstep', *{arguments!r}]\ntry: lockstep.cli.main()\nfinally: print(sorted(m for m in ('torch', 'numpy') if m in sys.modules))"
+    program = f"import sys, samecurve.cli.main; sys.argv = ['samecurve', *{arguments!r}]\ntry: samecurve.cli.main.main()\nfinally: print(sorted(m for m in ('torch', 'numpy') if m in sys.modules))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout.strip()) == (2, "[]")
     assert "did you mean hidden_size?" in done.stderr
@@ -98,7 +98,7 @@ def test_refused_with_a_reason_and_nothing_left(
 def test_unfit_data(name: str, content: bytes, says: str, tmp_path: Path, corpus: Path) -> None:
     (tmp_path / name).write_bytes(content)
     vocabulary = ["--set", "model.vocab_size=256"] if name != "unknown.bin" else []
-    done = lockstep("train", "-f", write_config(tmp_path, corpus), "-d", name, *vocabulary, cwd=tmp_path, code=2)
+    done = samecurve("train", "-f", write_config(tmp_path, corpus), "-d", name, *vocabulary, cwd=tmp_path, code=2)
     assert says in done.stderr
     assert "remedy" in done.stderr
     assert not (tmp_path / "runs").exists()
@@ -168,7 +168,7 @@ def test_a_live_run_keeps_its_directory(tmp_path: Path, corpus: Path) -> None:
     config = write_config(tmp_path, corpus, steps=100_000, save=1)
     with started("train", "-f", config, "--save-dir", "run", cwd=tmp_path) as live:
         until(lambda: steps_written(tmp_path / "run") > 3)
-        done = lockstep("train", "-f", config, "--save-dir", "run", cwd=tmp_path, code=2)
+        done = samecurve("train", "-f", config, "--save-dir", "run", cwd=tmp_path, code=2)
         assert f"process {live.pid}" in done.stderr
         live.terminate()
         output, _ = live.communicate(timeout=60)

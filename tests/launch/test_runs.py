@@ -10,11 +10,23 @@ from pathlib import Path
 import numpy as np
 import pexpect
 import pytest
-from commands import command, lockstep, losses, ranks_of, refused, said, started, steps_written, until, warm, write_config
+from commands import (
+    command,
+    losses,
+    ranks_of,
+    refused,
+    said,
+    samecurve,
+    started,
+    steps_written,
+    until,
+    warm,
+    write_config,
+)
 
-from lockstep.checkpoint.format import load
-from lockstep.checkpoint.store import newest
-from lockstep.observe.journal import read
+from samecurve.checkpoint.format import load
+from samecurve.checkpoint.store import newest
+from samecurve.observe.journal import read
 from worlds import Pool
 
 
@@ -22,7 +34,7 @@ from worlds import Pool
 def whole(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Path:
     """A run in one process, never stopped."""
     home = tmp_path_factory.mktemp("whole")
-    done = lockstep("train", "-f", write_config(home, corpus), "--save-dir", "run", cwd=home)
+    done = samecurve("train", "-f", write_config(home, corpus), "--save-dir", "run", cwd=home)
     assert "done   step 60  60 steps" in done.stdout
     assert "single-token entropy of the corpus" in done.stdout
     return home / "run"
@@ -41,7 +53,7 @@ def same(run: Path, other: Path) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("launcher", ["elastic", "spawn"])
 def test_other_launchers_give_the_same_run(launcher: str, whole: Path, tmp_path: Path, corpus: Path) -> None:
-    done = lockstep("train", "-f", write_config(tmp_path, corpus), "--save-dir", "run", "--devices", "cpu:2", "--launcher", launcher, "--headless", cwd=tmp_path)
+    done = samecurve("train", "-f", write_config(tmp_path, corpus), "--save-dir", "run", "--devices", "cpu:2", "--launcher", launcher, "--headless", cwd=tmp_path)
     kinds = [json.loads(line)["kind"] for line in done.stdout.splitlines()]
     assert kinds.count("step") == 60
     assert (kinds[0], kinds[-1]) == ("planned", "finished")
@@ -50,7 +62,7 @@ def test_other_launchers_give_the_same_run(launcher: str, whole: Path, tmp_path:
 
 
 def test_torchrun_starts_the_ranks(whole: Path, tmp_path: Path, corpus: Path) -> None:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "-m", "lockstep", "train", "-f", str(write_config(tmp_path, corpus)), "--save-dir", "run"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "-m", "samecurve", "train", "-f", str(write_config(tmp_path, corpus)), "--save-dir", "run"]
     done = subprocess.run(torchrun, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert "done   step 60  60 steps" in done.stdout
@@ -76,7 +88,7 @@ def test_ctrl_c_saves_and_the_same_command_goes_on_elsewhere(whole: Path, tmp_pa
     assert [event.kind for event in read(run / "journal.jsonl")][-1] == "stopped"
     stopped = steps_written(run)
     assert stopped < 60
-    done = lockstep("train", "-f", config, *slow, "--devices", "cpu:3", cwd=tmp_path)
+    done = samecurve("train", "-f", config, *slow, "--devices", "cpu:3", cwd=tmp_path)
     assert f"resume step {stopped}" in done.stdout
     assert [path.name for path in (tmp_path / "runs").iterdir()] == [run.name]
     same(run, whole)
@@ -149,7 +161,7 @@ def test_a_killed_rank_ends_the_run_with_its_name(tmp_path: Path, corpus: Path) 
 
 def test_a_loss_that_is_not_finite_stops_with_its_samples(tmp_path: Path, corpus: Path) -> None:
     config = write_config(tmp_path, corpus)
-    done = lockstep("train", "-f", config, "--save-dir", "run", "--devices", "cpu:2", "--lr", "1e200", "--set", "optimizer.clip=0", "--set", "optimizer.name=sgd", cwd=tmp_path, code=1)
+    done = samecurve("train", "-f", config, "--save-dir", "run", "--devices", "cpu:2", "--lr", "1e200", "--set", "optimizer.clip=0", "--set", "optimizer.name=sgd", cwd=tmp_path, code=1)
     assert "not finite" in done.stderr
     assert done.stderr.count("error:") == 1
     warned = [event for event in read(tmp_path / "run/journal.jsonl") if event.kind == "warned"]

@@ -7,12 +7,12 @@ from pathlib import Path
 from commands import command
 from test_jax import _job, slurm
 
-from lockstep.launch.same import differences
+from samecurve.launch.rank_agreement import differences
 
 OWN = """\
 import numpy as np
 from torch import nn
-from lockstep import Mean
+from samecurve import Mean
 
 class Own:
     def model(self):
@@ -46,7 +46,7 @@ def test_ranks_of_different_config_and_code_are_refused(tmp_path: Path) -> None:
 
 
 def test_differences_are_named() -> None:
-    first = {"lockstep": "1", "torch": "2.8.0", "train.steps": "10"}
+    first = {"samecurve": "1", "torch": "2.8.0", "train.steps": "10"}
     assert differences(first, dict(first)) == ""
-    assert differences(first, {"lockstep": "1", "torch": "2.13.0", "train.seed": "3"}) == "torch 2.13.0 instead of 2.8.0; train.steps not there instead of 10; train.seed 3 instead of not there"
+    assert differences(first, {"samecurve": "1", "torch": "2.13.0", "train.seed": "3"}) == "torch 2.13.0 instead of 2.8.0; train.steps not there instead of 10; train.seed 3 instead of not there"
     assert differences(first, dict.fromkeys("abcd", "x")).endswith("; and 3 more")

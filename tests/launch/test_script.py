@@ -1,4 +1,4 @@
-"""`lockstep run`: scripts run as they are; whatever goes wrong, nothing stays behind, and the cause is told once."""
+"""`samecurve run`: scripts run as they are; whatever goes wrong, nothing stays behind, and the cause is told once."""
 
 import os
 import re
@@ -15,8 +15,8 @@ import psutil
 import pytest
 from commands import command, refused, until
 
-from lockstep.launch.layout import reserve
-from lockstep.launch.outputs import Lines
+from samecurve.launch.script.output import Lines
+from samecurve.launch.script.placement import reserve
 
 SCRIPTS = Path(__file__).with_name("scripts")
 FAULTS = SCRIPTS / "goes_wrong.py"
@@ -24,7 +24,7 @@ FAULTS = SCRIPTS / "goes_wrong.py"
 
 @contextmanager
 def running(home: Path, *arguments: object) -> Iterator[subprocess.Popen[str]]:
-    """A live `lockstep run --nproc 2 ...`, in a session of its own, with SIGINT as a terminal leaves it. Afterwards nothing may be left of it."""
+    """A live `samecurve run --nproc 2 ...`, in a session of its own, with SIGINT as a terminal leaves it. Afterwards nothing may be left of it."""
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
     with subprocess.Popen(command("run", *arguments), cwd=home, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
         try:
@@ -86,7 +86,7 @@ def test_ranks_that_never_meet_are_told_once(tmp_path: Path) -> None:
     out, err = run(tmp_path, SCRIPTS / "alone.py")
     assert out.count("trained 332833500\n") == 2
     assert err.count("none of the 2 ranks has joined a process group") == 1
-    assert "lockstep run --nproc 1" in err
+    assert "samecurve run --nproc 1" in err
 
 
 def test_an_old_script_is_given_its_local_rank(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_a_rank_that_fails_ends_the_run(how: str, code: int, says: str, tmp_path
     _, err = run(tmp_path, FAULTS, how, 1, code=code)
     assert time.monotonic() - began < 10
     assert says in err[err.index("error: "):]
-    assert "shim.py" not in err + log(tmp_path, 1)
+    assert "bootstrap.py" not in err + log(tmp_path, 1)
     if how in {"raise", "import"}:
         assert log(tmp_path, 1).startswith("here 1\nTraceback (most recent call last):\n  File")
         assert log(tmp_path, 1).count(says) == 1
@@ -278,7 +278,7 @@ def test_a_launch_inside_a_launch_is_refused(name: str, value: str, says: str, m
 
 
 def test_nothing_heavy_is_imported_to_start() -> None:
-    program = "import sys, lockstep.cli, lockstep.launch.script\nprint({'torch', 'jax', 'numpy', 'pydantic', 'rich', 'asyncio'} & set(sys.modules))"
+    program = "import sys, samecurve.cli.main, samecurve.launch.script.run\nprint({'torch', 'jax', 'numpy', 'pydantic', 'rich', 'asyncio'} & set(sys.modules))"
     heavy = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     assert heavy.strip() == "set()"
 

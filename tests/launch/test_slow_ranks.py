@@ -7,13 +7,13 @@ from unittest.mock import patch
 
 from starts import start, values
 
-from lockstep.core.mean import Mean
-from lockstep.core.pace import Laggards
-from lockstep.core.protocols import Arrays
-from lockstep.data.tokens import TokenWindows
-from lockstep.launch.rehearsal import rehearse
-from lockstep.observe.journal import read
-from lockstep.tasks.language.torch_task import TorchLanguage
+from samecurve.core.determinism.mean import Mean
+from samecurve.core.protocols import Arrays
+from samecurve.core.stragglers import Laggards
+from samecurve.data.tokens import TokenWindows
+from samecurve.observe.journal import read
+from samecurve.tasks.language.torch_task import TorchLanguage
+from samecurve.worker.jobs.train import rehearse
 from worlds import Pool
 
 WINDOW, STEPS = 20, 25  # steps that are compared, of so many
@@ -31,7 +31,7 @@ def slow(index: int, group: Any, argument: str) -> None:
         time.sleep(0.15 * index)
         return read_rows(windows, ids)
 
-    with patch.object(TorchLanguage, "loss", slow_loss), patch.object(TokenWindows, "__getitem__", slow_data), patch("lockstep.core.pace._WINDOW", WINDOW):
+    with patch.object(TorchLanguage, "loss", slow_loss), patch.object(TokenWindows, "__getitem__", slow_data), patch("samecurve.core.stragglers._WINDOW", WINDOW):
         rehearse(index, group, argument)
 
 

@@ -12,10 +12,10 @@ import pytest
 from commands import losses, refused, started, until, warm, write_config
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from lockstep.core.events import Event
-from lockstep.launch.files import Run
-from lockstep.launch.watching import watched
-from lockstep.observe.journal import read
+from samecurve.core.events import Event
+from samecurve.launch.monitors import watched
+from samecurve.observe.journal import read
+from samecurve.run.directory import Run
 from worlds import Pool
 
 SLEEPER = """
@@ -23,7 +23,7 @@ import os
 import time
 import numpy as np
 from torch import nn
-from lockstep import Mean
+from samecurve import Mean
 
 class Rows:
     def __len__(self):
@@ -62,7 +62,7 @@ def test_an_idle_rank_is_named_and_a_killed_tracker_stops_nothing(tmp_path: Path
         until(lambda: _used(run))
         with watched(run, run.read_plan(), every=0.5, patience=2.0):
             said = until(lambda: _warned(run))
-        tracker = next(child for child in psutil.Process(live.pid).children() if "lockstep.observe.trackers" in child.cmdline())
+        tracker = next(child for child in psutil.Process(live.pid).children() if "samecurve.observe.trackers" in child.cmdline())
         tracker.kill()
         until(lambda: len(_warned(run)) == 2)
         live.send_signal(signal.SIGINT)
@@ -103,8 +103,8 @@ def _shown(home: Path) -> dict[int, np.float32]:
 
 
 @pytest.mark.parametrize(("flags", "says"), [
-    (["--tensorboard"], "track.tensorboard needs tensorboard: not installed\n  remedy: pip install 'lockstep[tensorboard]'"),
-    (["--wandb", "offline"], "track.wandb needs wandb: not installed\n  remedy: pip install 'lockstep[wandb]'"),
+    (["--tensorboard"], "track.tensorboard needs tensorboard: not installed\n  remedy: pip install 'samecurve[tensorboard]'"),
+    (["--wandb", "offline"], "track.wandb needs wandb: not installed\n  remedy: pip install 'samecurve[wandb]'"),
     (["--wandb", "ofline"], "did you mean offline?"),
     (["--set", "track.wandb_project=a/b"], "'a/b' is no name for a project"),
     (["--set", "track.sensors_every=-1"], "greater than or equal to 0"),

@@ -13,14 +13,14 @@ from commands import refused, write_config
 from safetensors.torch import load_file, save_file
 from starts import begun_from, start, train, values
 
-import lockstep
-from lockstep.errors import UserError
-from lockstep.launch.export import converted, export
-from lockstep.launch.initial import examine
-from lockstep.tasks import facts, open_task
-from lockstep.tasks.language.fields import LanguageModel
-from lockstep.tasks.language.huggingface import theirs
-from lockstep.tasks.language.torch_model import Decoder
+import samecurve
+from samecurve.errors import UserError
+from samecurve.run.export import converted, export
+from samecurve.run.init_weights import examine
+from samecurve.tasks import facts, open_task
+from samecurve.tasks.language.fields import LanguageModel
+from samecurve.tasks.language.huggingface import theirs
+from samecurve.tasks.language.torch_model import Decoder
 from tiny import config_of
 from worlds import Pool
 
@@ -44,7 +44,7 @@ def test_transformers_loads_an_export_with_equal_logits_and_tokens(source: Path,
     assert not any(info.values())
     ids = torch.arange(48).view(3, 16) * 5
     with torch.no_grad():
-        torch.testing.assert_close(theirs(ids).logits.double(), lockstep.load(source)(ids), rtol=0, atol=1e-6)
+        torch.testing.assert_close(theirs(ids).logits.double(), samecurve.load(source)(ids), rtol=0, atol=1e-6)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out", model_max_length=None)
     text = "naïve \0 <0x41>\n\n  日本"
     assert tokenizer(text)["input_ids"] == list(text.encode())
@@ -63,7 +63,7 @@ def test_a_run_begins_with_the_weights_it_was_given(layout: str, source: Path, p
         assert (given / "model.safetensors").exists() == (form != "shards")
     begun = start(tmp_path / "run", values(corpus, layout), cache, given)
     loss = train(pool, begun)[0]
-    task, model = open_task(config_of(values(corpus)), str(cache)), lockstep.load(source)
+    task, model = open_task(config_of(values(corpus)), str(cache)), samecurve.load(source)
     rows = {name: torch.from_numpy(np.asarray(array)) for name, array in task.train_data()[begun.plan.order.ids(range(1))[0]].items()}
     with torch.no_grad():
         mean = task.loss(model, rows)
@@ -101,7 +101,7 @@ def test_killed_before_its_first_save_a_run_begins_with_the_same_weights_again(s
 
 
 def pickled(source: Path, path: Path, wrap: Callable[[dict[str, Any]], object]) -> Path:
-    torch.save(wrap(lockstep.load(source).state_dict()), path)
+    torch.save(wrap(samecurve.load(source).state_dict()), path)
     return path
 
 
@@ -115,7 +115,7 @@ def pickled(source: Path, path: Path, wrap: Callable[[dict[str, Any]], object]) 
 def test_a_pickled_state_dict_is_taken_under_the_names_that_wrappers_gave_it(wrap: Callable[[dict[str, Any]], object], says: str, source: Path, corpus: Path, cache: Path, tmp_path: Path) -> None:
     found = examine(pickled(source, tmp_path / "weights.pt", wrap), config_of(values(corpus)), facts(config_of(values(corpus)), str(cache)))
     assert says in "; ".join(found.words)
-    for name, value in lockstep.load(source).named_parameters():
+    for name, value in samecurve.load(source).named_parameters():
         rounded = {"bfloat16": value.bfloat16, "float16": value.half, "float64": value.double}[found.arrays[name].dtype]()
         np.testing.assert_array_equal(found.arrays[name].read(), rounded.detach().double().numpy())
 
@@ -149,7 +149,7 @@ REFUSED: dict[str, tuple[str, Callable[[dict[str, Any], Path], object], str]] = 
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_does_not_fit_is_refused_before_anything_is_written(what: str, source: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     name, write, says = REFUSED[what]
-    write(lockstep.load(source).state_dict(), tmp_path / name)
+    write(samecurve.load(source).state_dict(), tmp_path / name)
     config = write_config(tmp_path, corpus)
     before = {path.name for path in tmp_path.iterdir()}
     assert says in refused(monkeypatch, capsys, "train", "-f", config, "--init-from", name, "--save-dir", "run", cwd=tmp_path)
@@ -181,7 +181,7 @@ def test_an_export_is_whole_or_not_there_and_overwrites_nothing(source: Path, tm
     made = export(source / "checkpoints/step-00000006", tmp_path / "empty", "safetensors", "bf16", 20_000)
     assert (made.dtype, made.files, made.left) == ("bfloat16", 4, 43)
     places = json.loads((tmp_path / "empty/model.safetensors.index.json").read_text())["weight_map"]
-    for name, value in lockstep.load(source).state_dict().items():
+    for name, value in samecurve.load(source).state_dict().items():
         torch.testing.assert_close(load_file(tmp_path / "empty" / places[name])[name], value.bfloat16(), rtol=0, atol=0)
     with pytest.raises(UserError, match="norm has values beyond the range of float16"):
         converted("norm", torch.tensor([1.0, 1e5]), "float16")
@@ -199,7 +199,7 @@ def test_tied_embeddings_are_one_array_there_and_back(pool: Pool, corpus: Path, 
     assert isinstance(config.model, LanguageModel)
     model = Decoder(config.model, 300).double()
     model.load_state_dict(load_file(tmp_path / "safetensors/model.safetensors"))
-    torch.testing.assert_close(model.state_dict(), lockstep.load(tmp_path / "run").state_dict(), rtol=0, atol=0)
+    torch.testing.assert_close(model.state_dict(), samecurve.load(tmp_path / "run").state_dict(), rtol=0, atol=0)
     state = load_file(tmp_path / "safetensors/model.safetensors")
     save_file({**state, "lm_head.weight": state["lm_head.weight"] + 1}, tmp_path / "untied.safetensors")
     with pytest.raises(UserError, match="this model has one array for both"):
@@ -211,7 +211,7 @@ def test_a_model_of_ones_own_goes_out_and_in_whole(pool: Pool, cache: Path, tmp_
     own = {"task": f"{Path(__file__).parent}/everything.py:Everything", "batch": {"samples": 8}, "train": {"steps": 1}, "devices": {"use": "cpu"}}
     train(pool, start(tmp_path / "run", own, cache))
     made = export(tmp_path / "run", tmp_path / "out", "safetensors", None, GB)
-    model = lockstep.load(tmp_path / "run")
+    model = samecurve.load(tmp_path / "run")
     assert not model.training
     other = type(model)()
     other.load_state_dict(load_file(tmp_path / "out/model.safetensors"))
@@ -240,13 +240,13 @@ def flax_round_trip(index: int, group: object, home: Path, cache: Path) -> None:
     import jax
     from flax import nnx
 
-    from lockstep.launch.rehearsal import rehearse
+    from samecurve.worker.jobs.train import rehearse
 
     example = Path(__file__).parents[2] / "examples/fft_jax.py:Spectral"
     own = {"task": str(example), "engine": "jax", "model": {"width": 4, "depth": 1}, "data": {"samples": 24}, "batch": {"samples": 8}, "train": {"steps": 1}, "devices": {"use": "cpu"}}
     rehearse(0, group, start(home / "run", own, cache).attempt.to_json())
     export(home / "run", home / "out", "safetensors", None, GB)
-    model = lockstep.load(home / "run")
+    model = samecurve.load(home / "run")
     weights = load_file(home / "out/model.safetensors")
     parameters = {".".join(map(str, path)): leaf for path, leaf in nnx.to_flat_state(nnx.state(model, nnx.Param))}
     assert set(parameters) == set(weights)

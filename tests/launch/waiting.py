@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from lockstep import Mean
+from samecurve import Mean
 
 
 class Rows:

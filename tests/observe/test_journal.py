@@ -4,9 +4,9 @@ import threading
 import time
 from pathlib import Path
 
-from lockstep.core.events import Event
-from lockstep.observe.journal import Journal, append, follow, read
-from lockstep.observe.pulse import Pulse, read_pulse
+from samecurve.core.events import Event
+from samecurve.observe.heartbeat import Pulse, read_pulse
+from samecurve.observe.journal import Journal, append, follow, read
 
 
 def test_a_torn_last_line_is_cut_and_resumed_steps_are_void(tmp_path: Path) -> None:

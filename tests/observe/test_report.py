@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 from commands import refused, warm, write_config
 
-from lockstep.cli import main
-from lockstep.core.events import Event
-from lockstep.errors import RunError
-from lockstep.observe.journal import append, read
-from lockstep.observe.report.page import page as make_page
-from lockstep.observe.report.reading import Story, read_run
-from lockstep.observe.report.summary import differences, outcome, samples_seen, summary
-from lockstep.observe.report.thinning import BUCKETS, smooth, thin
-from lockstep.observe.report.write import report
+from samecurve.cli.main import main
+from samecurve.core.events import Event
+from samecurve.errors import RunError
+from samecurve.observe.journal import append, read
+from samecurve.observe.report.page import page as make_page
+from samecurve.observe.report.reading import Story, read_run
+from samecurve.observe.report.summary import differences, outcome, samples_seen, summary
+from samecurve.observe.report.thinning import BUCKETS, smooth, thin
+from samecurve.observe.report.write import report
 from worlds import Pool
 
-pytest.importorskip("matplotlib", reason="pip install 'lockstep[report]'")
+pytest.importorskip("matplotlib", reason="pip install 'samecurve[report]'")
 
 _MARKUP = {"html", "head", "meta", "title", "style", "body", "header", "h1", "h2", "h3", "p", "b", "span", "div", "dl", "dt", "dd", "small", "pre", "figure", "figcaption", "img", "table", "thead", "tbody",
            "tr", "th", "td", "details", "summary", "svg", "g", "path", "defs", "use", "text", "clippath", "rect", "tspan", "metadata"}
@@ -79,12 +79,12 @@ def copied(home: Path, to: Path) -> Path:
 def test_the_page_of_a_run_says_what_its_files_say(home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(home)
 
-    def lockstep(*arguments: str) -> str:
-        monkeypatch.setattr(sys, "argv", ["lockstep", *arguments])
+    def samecurve(*arguments: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["samecurve", *arguments])
         main()
         return capsys.readouterr().out
 
-    said = lockstep("report", "one").split()
+    said = samecurve("report", "one").split()
     events = read(home / "one" / "journal.jsonl")
     page = looked(home / said[0])
     plan = json.loads((home / "one" / "plan.json").read_text())["plan"]
@@ -95,7 +95,7 @@ def test_the_page_of_a_run_says_what_its_files_say(home: Path, monkeypatch: pyte
     assert all((home / path).read_bytes().startswith(b"\x89PNG") for path in said[1:])
     assert not [path for path in (home / "one").iterdir() if path.name.endswith(".part")]
 
-    (found,) = json.loads(lockstep("report", "one", "--json"))["runs"]
+    (found,) = json.loads(samecurve("report", "one", "--json"))["runs"]
     losses = [event.values["loss"] for event in events if event.kind == "step"]
     best = min((event.values["loss"], event.step) for event in events if event.kind == "evaluated")
     assert (found["outcome"], found["step"], found["starts"], found["loss"]) == ("finished", 40, 2, losses[-1])
@@ -115,7 +115,7 @@ def test_runs_compared_differ_in_what_was_asked_and_nothing_else(home: Path, tmp
     assert made is not None
     assert samples_seen(stories[1])[-1] == sum(made.order.position(step).count for step in range(20))  # short steps end an epoch
     (tmp_path / "both").mkdir()
-    (tmp_path / "both" / "report-old.png").write_bytes(b"\x89PNG lockstep report")  # of an earlier report
+    (tmp_path / "both" / "report-old.png").write_bytes(b"\x89PNG samecurve report")  # of an earlier report
     written = report(stories, tmp_path / "both")
     page = looked(written[0])
     assert {path.name for path in written} >= {"report-loss.png", "report-loss-time.png", "report-loss-samples.png"}
@@ -228,8 +228,8 @@ def test_refusals_come_before_anything_is_written(home: Path, tmp_path: Path, mo
     assert "it lies in the run" in no("run/checkpoints")
     assert "runs lie in it: run" in no(".")
     assert "run/../run is named twice" in no("run", "run/../run")
-    assert "else/report.html was not written by lockstep report" in no("run", "--to", "else")
+    assert "else/report.html was not written by samecurve report" in no("run", "--to", "else")
     assert "is no directory" in no("run", "--to", "run/plan.json")
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert "pip install 'lockstep[report]'" in no("run")
+    assert "pip install 'samecurve[report]'" in no("run")
     assert sorted(path.name for path in tmp_path.rglob("*")) == before

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from lockstep.core.events import Event
-from lockstep.observe.sensors import Idle, load_line
+from samecurve.core.events import Event
+from samecurve.observe.sensors import Idle, load_line
 
 
 def found(*readings: tuple[float, Sequence[float | None]]) -> list[tuple[float, list[int]]]:

@@ -14,14 +14,16 @@ import numpy as np
 import pytest
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator as PluginAccumulator
+from tensorboard.backend.event_processing.plugin_event_accumulator import (
+    EventAccumulator as PluginAccumulator,
+)
 from tensorboard.util.tensor_util import make_ndarray
 
-from lockstep.core.document import dump
-from lockstep.core.events import Event
-from lockstep.core.plan import plan
-from lockstep.observe.journal import append, read
-from lockstep.observe.trackers import track
+from samecurve.core.config.document import dump
+from samecurve.core.events import Event
+from samecurve.core.planning.plan import plan
+from samecurve.observe.journal import append, read
+from samecurve.observe.trackers import track
 from tiny import MACHINE, config_of, ragged_task, tiny_values
 
 LOSSES = np.random.default_rng(0).normal(3, 1, 100)
@@ -35,7 +37,7 @@ def tensorboard(run: Path) -> None:
 
 def wandb(run: Path) -> None:
     """In a process, as always: it leaves threads and a service."""
-    how = [sys.executable, "-m", "lockstep.observe.trackers", "wandb", str(run), "offline", "tiny"]
+    how = [sys.executable, "-m", "samecurve.observe.trackers", "wandb", str(run), "offline", "tiny"]
     done = subprocess.run(how, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
 
@@ -121,14 +123,14 @@ def test_tensorboard_has_the_journal(run: Path) -> None:
 def test_a_resume_leaves_each_step_once(run: Path) -> None:
     """A tracker that was killed in a write, then a resume; and the same journal given to a tracker for the first time."""
     tensorboard(run)
-    with open(run / "logs/tensorboard/events.out.tfevents.lockstep", "ab") as file:
+    with open(run / "logs/tensorboard/events.out.tfevents.samecurve", "ab") as file:
         file.write(struct.pack("<Q", 400) + b"half a record")
     resume(run)
     tensorboard(run)
     agree(shown(run)[1], run)
     assert [step for step, _ in shown(run)[1]["train/loss"]] == list(range(1, 14))
     home = run / "logs/tensorboard"
-    (home / "events.out.tfevents.lockstep").unlink()
+    (home / "events.out.tfevents.samecurve").unlink()
     tensorboard(run)
     agree(shown(run)[1], run)
     (home / "tensorboard-file.json").write_text('{"position"')
@@ -138,7 +140,7 @@ def test_a_resume_leaves_each_step_once(run: Path) -> None:
 
 def test_wandb_has_the_journal_offline(run: Path) -> None:
     """Each step once, the first values of those trained again; one id through all starts."""
-    pytest.importorskip("wandb", reason="W&B is not installed: pip install 'lockstep[wandb]'")
+    pytest.importorskip("wandb", reason="W&B is not installed: pip install 'samecurve[wandb]'")
     wandb(run)
     first = history(run)
     assert {step: row["train/loss"] for step, row in first.items() if "train/loss" in row} == {step: LOSSES[step] for step in range(1, 13)}

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.errors import UserError
-from lockstep.probe import amd
+from samecurve.errors import UserError
+from samecurve.probe import amd
 
 
 @pytest.fixture

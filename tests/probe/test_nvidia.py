@@ -13,12 +13,12 @@ import nvml
 
 PROGRAM = """
 import json
-from lockstep.core.config import load
-from lockstep.core.document import Document
-from lockstep.core.place import choose_devices
-from lockstep.errors import UserError
-from lockstep.probe import probe
-from lockstep.tasks import Tasks
+from samecurve.core.config.sections import load
+from samecurve.core.config.document import Document
+from samecurve.core.planning.strategies import choose_devices
+from samecurve.errors import UserError
+from samecurve.probe import probe
+from samecurve.tasks import Tasks
 import sys
 try:
     config = load(Document({"batch": {"samples": 1}, "devices": {"use": sys.argv[1]}}), Tasks()).config
@@ -44,8 +44,8 @@ def choose(library: Path, use: str, visible: str | None = None) -> Any:
 
 SENSORS = """
 import json, os
-from lockstep.probe import probe
-from lockstep.probe.sensors import Sensors
+from samecurve.probe import probe
+from samecurve.probe.sensors import Sensors
 gpus = probe().devices
 sensors = Sensors((gpus[1], gpus[0], gpus[1]), (0, 1, 2), 1)
 print(json.dumps(sensors.read({0: os.getpid(), 1: os.getpid()})))

@@ -10,13 +10,13 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from lockstep.core.initial import Initial, values
-from lockstep.data.tokens import IGNORED
-from lockstep.errors import UserError
-from lockstep.tasks.language.corpus import prepare
-from lockstep.tasks.language.fields import LanguageData, LanguageModel
-from lockstep.tasks.language.torch_model import Decoder
-from lockstep.tasks.language.torch_task import TorchLanguage
+from samecurve.core.determinism.init_values import Initial, values
+from samecurve.data.tokens import IGNORED
+from samecurve.errors import UserError
+from samecurve.tasks.language.corpus import prepare
+from samecurve.tasks.language.fields import LanguageData, LanguageModel
+from samecurve.tasks.language.torch_model import Decoder
+from samecurve.tasks.language.torch_task import TorchLanguage
 
 FIELDS = LanguageModel(hidden_size=64, num_layers=3, num_heads=4, kv_heads=2, intermediate_size=96, max_seq_len=32)
 

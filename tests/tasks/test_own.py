@@ -11,22 +11,22 @@ import numpy as np
 import pytest
 import torch
 
-from lockstep import Initial, Mean
-from lockstep.core.config import Config, load
-from lockstep.core.document import Document, read_file
-from lockstep.core.machine import Machine
-from lockstep.core.plan import plan
-from lockstep.errors import ConfigErrors, UserError
-from lockstep.on_torch.build import cast
-from lockstep.tasks import Tasks, open_task, speaking
-from lockstep.tasks.own.torch_task import TorchOwn
+from samecurve import Initial, Mean
+from samecurve.core.config.document import Document, read_file
+from samecurve.core.config.sections import Config, load
+from samecurve.core.planning.machine import Machine
+from samecurve.core.planning.plan import plan
+from samecurve.errors import ConfigErrors, UserError
+from samecurve.tasks import Tasks, open_task, speaking
+from samecurve.tasks.user.torch_task import TorchOwn
+from samecurve.torch_engine.model import cast
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 WHOLE = '''
 import numpy as np
 import torch
 from torch import nn
-from lockstep import Initial, Mean
+from samecurve import Initial, Mean
 
 
 class Rows:
@@ -126,13 +126,13 @@ def batch_of(task: TorchOwn, count: int) -> dict[str, torch.Tensor]:
     return {name: torch.from_numpy(array) for name, array in task.train_data()[np.arange(count)].items()}
 
 
-def test_importing_lockstep_imports_nothing_heavy() -> None:
-    """`from lockstep import Mean` too costs no numpy, pydantic or torch; a wrong name is told as Python tells it."""
-    code = "import sys, lockstep; lockstep.Mean; print(sorted({'torch', 'numpy', 'pydantic'} & set(sys.modules)) if 'Mean' in lockstep.__all__ else 'missing')"
+def test_importing_samecurve_imports_nothing_heavy() -> None:
+    """`from samecurve import Mean` too costs no numpy, pydantic or torch; a wrong name is told as Python tells it."""
+    code = "import sys, samecurve; samecurve.Mean; print(sorted({'torch', 'numpy', 'pydantic'} & set(sys.modules)) if 'Mean' in samecurve.__all__ else 'missing')"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
     assert (Mean._fields, Initial(1.0).mean) == (("sum", "weight"), 0.0)
     with pytest.raises(ImportError, match="cannot import name 'Meen'"):
-        from lockstep import Meen  # noqa: F401
+        from samecurve import Meen  # noqa: F401
 
 
 def test_the_sections_are_free_and_the_rest_is_not(write: Callable[..., Config]) -> None:
@@ -296,7 +296,7 @@ def test_a_file_is_a_module_with_its_neighbours(tmp_path: Path, write: Callable[
 
 
 @pytest.mark.parametrize(("old", "new", "words"), [
-    ("def loss", "def lozz", ["My has no loss()", "loss(self, model, batch) -> lockstep.Mean"]),
+    ("def loss", "def lozz", ["My has no loss()", "loss(self, model, batch) -> samecurve.Mean"]),
     ("def train_data(self):\n        rows", "def rows(self):\n        rows", ["My has no train_data()", "__getitem__(ids)"]),
     ("self.depth, self.data", "self.model = model\n        self.depth, self.data", ["sets self.model, which hides the method model()", "self.model_fields"]),
     ('coupled = ("contrast",)', 'coupled = "contrast"', ["My.coupled is 'contrast'", '("contrastive loss",)']),
@@ -338,8 +338,8 @@ def test_mistakes_of_items(item: str, words: list[str], write: Callable[..., Con
 
 
 @pytest.mark.parametrize(("value", "words"), [
-    ("model(batch['x']).mean()", ["My.loss() returns Tensor of shape (), not a lockstep.Mean", 'reduction="sum"', "a mean of means would depend on the number of devices"]),
-    ("(model(batch['x']).sum(), 3)", ["returns tuple, not a lockstep.Mean"]),
+    ("model(batch['x']).mean()", ["My.loss() returns Tensor of shape (), not a samecurve.Mean", 'reduction="sum"', "a mean of means would depend on the number of devices"]),
+    ("(model(batch['x']).sum(), 3)", ["returns tuple, not a samecurve.Mean"]),
     ("Mean(model(batch['x']), 3)", ["the sum of My.loss() is a torch.float32 tensor of shape (4,)", "added over what was counted"]),
     ("Mean(model(batch['x']).sum().item(), 3)", ["is of type float, not a tensor"]),
     ("Mean(model(batch['x']).sum().detach(), 3)", ["has no gradient", ".detach()"]),
@@ -399,7 +399,7 @@ def test_a_file_that_can_not_be_run(text: str, words: list[str], tmp_path: Path,
     config, before = write(text=text), set(sys.modules)
     shown = said(lambda: open_task(config, ""))
     assert [word for word in words if word not in shown] == [], shown
-    assert not [name for name in set(sys.modules) - before if name.startswith("lockstep_own_")]
+    assert not [name for name in set(sys.modules) - before if name.startswith("samecurve_own_")]
 
 
 def test_a_file_that_is_not_there(write: Callable[..., Config], tmp_path: Path) -> None:

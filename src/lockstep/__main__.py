@@ -1,3 +1,0 @@
-from lockstep.cli import main
-
-main()

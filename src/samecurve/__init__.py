@@ -1,0 +1,31 @@
+"""Train one model on one device or on many, with the same loss curve.
+
+plan, train and Run serve scripts and notebooks; Mean and Initial are what a task of one's own is written with. Importing them imports no engine.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from samecurve.api import Run as Run
+    from samecurve.api import plan as plan
+    from samecurve.api import train as train
+    from samecurve.core.determinism.init_values import Initial as Initial
+    from samecurve.core.determinism.mean import Mean as Mean
+
+    load: Callable[[Any], Any]  # only named here: an import of launch would be one of all rooms, which import this module
+
+__version__ = "0.1.0"
+__all__ = ["Initial", "Mean", "Run", "__version__", "load", "plan", "train"]
+
+_ROOMS = {"Initial": "samecurve.core.determinism.init_values", "Mean": "samecurve.core.determinism.mean", "load": "samecurve.run.load", **dict.fromkeys(("Run", "plan", "train"), "samecurve.api")}
+
+
+def __getattr__(name: str) -> Any:
+    """Imported when asked for, so that `import samecurve` costs nothing."""
+    if name not in _ROOMS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(_ROOMS[name]), name)

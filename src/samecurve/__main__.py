@@ -1,0 +1,3 @@
+from samecurve.cli.main import main
+
+main()

@@ -1,0 +1,186 @@
+"""Checkpoints written beside the training, published by a rename, so that a kill at any instant leaves the last good one.
+
+Each rank writes its arrays into a scratch directory and then a marker with their hashes. One rank waits for all the
+markers, writes the manifest, and renames the directory to its final name. No collective is called from these threads.
+"""
+
+import json
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from samecurve.checkpoint.format import (
+    MANIFEST,
+    Damaged,
+    manifest,
+    name_of,
+    read_manifest,
+    verify,
+    write_pieces,
+)
+from samecurve.core.protocols import Piece
+from samecurve.errors import RunError
+from samecurve.system import sync_directory, write_json
+from samecurve.units import show_bytes
+
+_POLL = 0.01
+_LAST_MOMENT = 3.0  # seconds
+_HEADROOM = 1.05  # of the arrays' bytes, for headers and the file system's own
+
+
+@dataclass(frozen=True)
+class Published:
+    """What a save came to. seconds: from the call to the rename; blocked: of those, how long training stood still."""
+
+    step: int
+    path: str
+    bytes: int
+    seconds: float
+    blocked: float
+
+
+class Store:
+    """home: the run's checkpoints directory. publisher: whether this rank publishes. meta: step -> what the manifest says beside the arrays.
+
+    published: called by the publisher, in its thread, after the rename; before: before it (the journal is synced there).
+    """
+
+    def __init__(self, home: Path, rank: int, world: int, keep: int, attempt: str, publisher: bool, meta: Callable[[int], Mapping[str, Any]],
+                 published: Callable[[Published], None], before: Callable[[], None]) -> None:
+        self._home, self._rank, self._world, self._keep, self._attempt = home, rank, world, keep, attempt
+        self._publisher, self._meta, self._published, self._before = publisher, meta, published, before
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+        self._abandoned = threading.Event()
+
+    def save(self, step: int, pieces: Sequence[Piece], loop: Mapping[str, Any]) -> None:
+        """Start writing; waits only for a save still under way. RunError: that one failed, or there is no room for this one."""
+        began = time.perf_counter()
+        self._join()
+        size = sum(piece.buffer.nbytes for piece in pieces)
+        free = shutil.disk_usage(self._home).free
+        if free < size * _HEADROOM:
+            raise RunError(f"no room for the checkpoint of step {step}: this rank's part needs {show_bytes(size)}, {show_bytes(free)} are free at {self._home}",
+                           "free some space and run the same command again: it goes on from the last save", str(self._home))
+        scratch = self._home / f".{name_of(step)}.{self._attempt}"
+        try:
+            scratch.mkdir(exist_ok=True)
+        except OSError as error:
+            raise self._failed(error) from error
+        blocked = time.perf_counter() - began
+
+        def work() -> None:
+            try:
+                written = write_pieces(scratch / f"rank-{self._rank}-of-{self._world}.safetensors", pieces)
+                write_json(scratch / f".rank-{self._rank}.json", written.to_json())
+                if self._publisher:
+                    self._publish(step, scratch, {**self._meta(step), "loop": dict(loop)}, began, blocked)
+            except BaseException as error:  # raised in the loop, by check()
+                self._error = error
+
+        self._thread = threading.Thread(target=work, name=f"save-{step}")
+        self._thread.start()
+
+    def check(self) -> None:
+        """RunError: a save under way has failed."""
+        if self._error is not None:
+            raise self._failed(self._error) from self._error
+
+    def _failed(self, error: BaseException) -> RunError:
+        return RunError(f"saving a checkpoint failed: {error}", "free some space, or mend the directory, and run the same command again: it goes on from the last save", str(self._home))
+
+    def close(self) -> None:
+        """Wait for the save under way. RunError: it failed."""
+        self._join()
+
+    def abandon(self) -> None:
+        """The run has failed: give a save under way a moment to end well, then wait for no other rank any more."""
+        if self._thread is not None:
+            self._thread.join(_LAST_MOMENT)
+        self._abandoned.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _join(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        self.check()
+
+    def _publish(self, step: int, scratch: Path, meta: Mapping[str, Any], began: float, blocked: float) -> None:
+        markers = [scratch / f".rank-{rank}.json" for rank in range(self._world)]
+        while not all(marker.exists() for marker in markers):
+            if self._abandoned.wait(_POLL):
+                return
+        written = [json.loads(marker.read_text()) for marker in markers]
+        write_json(scratch / MANIFEST, manifest(meta, written))
+        for marker in markers:
+            marker.unlink()
+        sync_directory(scratch)
+        self._before()
+        final = self._home / name_of(step)
+        if final.exists():
+            _remove(final)  # this step was saved before and is now saved again: after a resume from an older one
+        scratch.rename(final)
+        sync_directory(self._home)
+        self._published(Published(step, str(final), sum(rank["bytes"] for rank in written), time.perf_counter() - began, blocked))
+        prune(self._home, self._keep)
+
+
+def checkpoints(home: Path) -> list[Path]:
+    """Published checkpoints, newest step first."""
+    return sorted((path for path in home.glob("step-*") if path.is_dir()), reverse=True) if home.is_dir() else []
+
+
+def prune(home: Path, keep: int) -> None:
+    """Leave the newest `keep` and the one with the lowest evaluation loss."""
+    found = checkpoints(home)
+    losses = {path: loss for path in found if (loss := _loss(path)) is not None}
+    best = min(losses, key=lambda path: losses[path]) if losses else None
+    for path in found[keep:]:
+        if path != best:
+            _remove(path)
+
+
+def newest(home: Path) -> tuple[Path | None, list[str]]:
+    """The newest checkpoint that is whole, and a line for each damaged one above it."""
+    damaged: list[str] = []
+    for path in checkpoints(home):
+        try:
+            verify(path)
+            return path, damaged
+        except Damaged as error:
+            damaged.append(f"checkpoint {path.name} is damaged: {error}")
+    return None, damaged
+
+
+def sweep(home: Path) -> None:
+    """Remove what interrupted saves left. Only under the run's lock."""
+    for path in _scratches(home):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _scratches(home: Path) -> Iterator[Path]:
+    return home.glob(".step-*") if home.is_dir() else iter(())
+
+
+def _loss(path: Path) -> float | None:
+    try:
+        found = read_manifest(path)
+    except Damaged:
+        return None
+    loop = found["loop"]
+    loss = loop.get("metrics", {}).get("loss") if loop.get("metrics_step") == found["step"] else None
+    return None if loss is None else float(loss)
+
+
+def _remove(path: Path) -> None:
+    """Gone under its name at once, then gone: a kill in between leaves no half checkpoint."""
+    gone = path.with_name(f".{path.name}.gone-{os.getpid()}-{time.monotonic_ns()}")
+    path.rename(gone)
+    shutil.rmtree(gone, ignore_errors=True)

@@ -1,0 +1,112 @@
+"""What plan() must know of a task: obtained without allocating the model, in a subprocess (run/describe.py)."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from samecurve.core.config.sections import Config
+from samecurve.core.determinism.data_order import Anchor
+from samecurve.core.planning.machine import Machine
+
+
+@dataclass(frozen=True)
+class OwnOptimizer:
+    """What a task's own optimizer is. name: its class; by: what returns it. elementwise: the task says that each number is updated by itself. takes_lr: it is given the config's learning rate.
+    scales: of that one, by its groups. slots: arrays of a parameter's shape that it keeps for each; None unknown."""
+
+    name: str
+    by: str
+    elementwise: bool
+    takes_lr: bool
+    scales: tuple[float, ...]
+    slots: int | None
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> "OwnOptimizer":
+        return cls(**{**value, "scales": tuple(value["scales"])})
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Seconds of a device's forward and backward: of a slot, whatever its size (what launching its operations takes), and of each sample in it. By hand: of a sample, in any unit."""
+
+    slot: float
+    sample: float
+
+
+@dataclass(frozen=True)
+class Speeds:
+    """devices: in the plan's order; none: they are alike. rest: seconds of a step beside forward and backward. origin: when and how they were measured; '': given by hand."""
+
+    devices: tuple[Speed, ...] = ()
+    rest: float = 0.0
+    origin: str = ""
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> "Speeds":
+        return cls(tuple(Speed(**device) for device in value["devices"]), value["rest"], value["origin"])
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What there is to train, and on what.
+
+    samples, eval_samples: training samples, and held-out samples that an evaluation reads. tokens_per_sample: 1 where
+    there are none. params, trainable: scalars. blocks: repeated layers. bytes_per_sample: activations kept for the
+    backward pass of one sample, in 4-byte numbers; None unknown; recompute_bytes: the same where some are computed again,
+    by train.recompute. scratch: numbers held while a slot is computed, however large it is, by kind of device. block_params: scalars of the largest of the blocks;
+    inside: names of the arrays within blocks; rounded: of those whose values autocast rounds anyway, so that fsdp gathers them in two bytes under bf16 and f16;
+    frozen: those that are not trained. flops_per_sample: forward and backward; None unknown.
+    coupled: what mixes the samples of a batch (BatchNorm), so that a split would change the result. keyed, unkeyed: layers
+    whose random masks follow the sample, and those whose masks are drawn by the device.
+    arrays: what there is of the model to be given values, by a checkpoint's names (complex ones as pairs); buffers: those of them that may be left as they are;
+    aliases: other names of the same arrays (tied weights).
+    fits: samples that were seen to fit in flight (--probe-batch); None: not tried. speeds: of the devices (devices.balance: measured); None: not measured.
+    groups: what optimizer.groups makes of the parameters, in words. own: the optimizer that the task brings.
+    fingerprint: of the data. formulas: how the figures were made. reference: figures of the data to hold losses against.
+    """
+
+    samples: int
+    eval_samples: int
+    tokens_per_sample: int
+    params: int
+    trainable: int
+    blocks: int
+    bytes_per_sample: int | None
+    flops_per_sample: float | None
+    coupled: tuple[str, ...]
+    fingerprint: str
+    block_params: int = 0
+    inside: tuple[str, ...] = ()
+    rounded: tuple[str, ...] = ()
+    frozen: tuple[str, ...] = ()
+    recompute_bytes: Mapping[str, int] = field(default_factory=dict)
+    scratch: Mapping[str, int] = field(default_factory=dict)
+    keyed: tuple[str, ...] = ()
+    unkeyed: tuple[str, ...] = ()
+    fits: int | None = None
+    arrays: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    buffers: tuple[str, ...] = ()
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    formulas: Mapping[str, str] = field(default_factory=dict)
+    reference: Mapping[str, float] = field(default_factory=dict)
+    groups: tuple[str, ...] = ()
+    own: OwnOptimizer | None = None
+    speeds: Speeds | None = None
+
+
+Measure = Callable[[Config, Machine, Facts], Facts]  # facts, and what the plan is to know of the devices
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """What a run's first plan fixed for good; copied into every checkpoint. batch None: to be decided anew (--new-batch). made_on: engine and kind of device."""
+
+    batch: int | None
+    slot: int
+    seed: int
+    samples: int
+    fingerprint: str
+    threads: int
+    anchor: Anchor = Anchor()
+    made_on: str = ""

@@ -1,0 +1,169 @@
+"""Processes that read samples, for sources that decode: the rows and their order stay the same, only who reads them changes.
+
+One process opens the sources and forks the workers, which share what it holds in memory; nothing is pickled but ids and
+rows. Jobs are dealt in turn and answered in order, so that a slow sample delays and never reorders.
+"""
+
+import json
+import os
+import queue
+import signal
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from samecurve.core.determinism.data_order import Ids
+from samecurve.core.protocols import Source
+from samecurve.errors import RunError, SamecurveError, UserError
+
+Rows = Mapping[str, NDArray[Any]]
+_DEPTH = 2  # jobs under way for each worker
+_PATIENCE = 5.0  # seconds for the word of how a worker ended
+_SHOWN = 8  # ids of an error
+_FRAMES = 4  # of its traceback, the innermost
+_PIPE = 1 << 20  # bytes; the most that Linux lets anybody have
+_SET_PIPE_SIZE = 1031  # F_SETPIPE_SZ
+
+
+@dataclass
+class _Job:
+    worker: int
+    ids: Ids
+    rows: Rows | None = None
+
+
+@dataclass(frozen=True)
+class Line:
+    """One worker's two pipes, as the asking process has them, or as the worker does."""
+
+    jobs: Connection
+    rows: Connection
+
+
+def line() -> tuple[Line, Line]:
+    """(asker's, worker's) ends."""
+    jobs, ask = _pipe()
+    take, rows = _pipe()
+    return Line(ask, take), Line(jobs, rows)
+
+
+def _pipe() -> tuple[Connection, Connection]:
+    reading, writing = os.pipe()
+    try:
+        import fcntl
+
+        fcntl.fcntl(writing, _SET_PIPE_SIZE, _PIPE)
+    except OSError:  # as large as the system has it, then
+        pass
+    return Connection(reading, writable=False), Connection(writing, readable=False)
+
+
+class Workers:
+    """The asking side. ask() may be called by several threads. ended: how many seconds at most -> (worker, exit status) of one that ended, if any did."""
+
+    def __init__(self, lines: Sequence[Line], ended: Callable[[float], tuple[int, int] | None]) -> None:
+        self._lines, self._ended = lines, ended
+        self._under_way: list[deque[_Job]] = [deque() for _ in lines]
+        self._next = 0
+        self._lock = threading.Lock()
+
+    @property
+    def depth(self) -> int:
+        """Jobs that keep all of them busy."""
+        return _DEPTH * len(self._lines)
+
+    def ask(self, source: int, ids: Ids) -> Callable[[], Rows]:
+        """Begin to read; the result waits for it. RunError: a worker ended. Whatever the source raised comes back as an error of the run."""
+        with self._lock:
+            job = _Job(self._next % len(self._lines), ids)
+            self._next += 1
+            self._under_way[job.worker].append(job)
+            try:
+                self._lines[job.worker].jobs.send((source, ids))
+            except OSError:
+                raise self._lost() from None
+        return lambda: self._wait(job)
+
+    def _wait(self, job: _Job) -> Rows:
+        with self._lock:
+            while job.rows is None:
+                first = self._under_way[job.worker][0]
+                try:
+                    first.rows = _receive(self._lines[job.worker].rows)
+                except (EOFError, OSError):
+                    raise self._lost() from None
+                self._under_way[job.worker].popleft()
+        rows, job.rows = job.rows, {}  # read once, then let go of
+        return rows
+
+    def _lost(self) -> RunError:
+        found = self._ended(_PATIENCE)
+        if found is None:
+            return RunError("the process that holds the data workers is gone", "the rank's log says why", "data.workers", again=True)
+        worker, status = found
+        how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"left with exit code {status}"
+        why = "; the kernel does so when memory runs out, and fewer --num-workers need less" if status == -signal.SIGKILL else ""
+        reading = f" while it read {_samples(self._under_way[worker][0].ids)}" if self._under_way[worker] else ""
+        return RunError(f"data worker {worker} of {len(self._lines)} {how}{reading}{why}", "run the same command again: it goes on from the last save", "data.workers", again=True)
+
+
+def serve(sources: Sequence[Source | None], mine: Line) -> None:
+    """One worker, until nobody asks any more."""
+    asked: queue.SimpleQueue[tuple[int, Ids] | None] = queue.SimpleQueue()
+
+    def listen() -> None:  # so that nobody who asks ever waits for a worker that waits for its rows to be taken
+        try:
+            while True:
+                asked.put(mine.jobs.recv())
+        except (EOFError, OSError):
+            asked.put(None)
+
+    threading.Thread(target=listen, name="jobs", daemon=True).start()
+    while (job := asked.get()) is not None:
+        which, ids = job
+        source = sources[which]
+        assert source is not None
+        try:
+            rows = source[ids]
+        except Exception as error:
+            _send_error(mine.rows, error, ids)
+            continue
+        _send(mine.rows, rows)
+
+
+def _send(pipe: Connection, rows: Rows) -> None:
+    arrays = {name: np.ascontiguousarray(array) for name, array in rows.items()}
+    pipe.send_bytes(json.dumps({"rows": [(name, array.dtype.str, array.shape) for name, array in arrays.items()]}).encode())
+    for array in arrays.values():
+        if array.nbytes:
+            pipe.send_bytes(array.reshape(-1).view(np.uint8).data)
+
+
+def _send_error(pipe: Connection, error: Exception, ids: Ids) -> None:
+    told = (error.cause, error.remedy, error.where) if isinstance(error, SamecurveError) else (f"reading {_samples(ids)}: {type(error).__name__}: {error}", traceback.format_exc(limit=-_FRAMES), "")
+    pipe.send_bytes(json.dumps({"error": told, "user": isinstance(error, UserError)}).encode())
+
+
+def _receive(pipe: Connection) -> Rows:
+    head = json.loads(pipe.recv_bytes())
+    if "error" in head:
+        raise (UserError if head["user"] else RunError)(*head["error"])
+    rows = {}
+    for name, kind, shape in head["rows"]:
+        array = np.empty(shape, np.dtype(kind))
+        if array.nbytes:
+            pipe.recv_bytes_into(array.reshape(-1).view(np.uint8))
+        rows[name] = array
+    return rows
+
+
+def _samples(ids: Ids) -> str:
+    shown = ", ".join(map(str, ids[:_SHOWN].tolist()))
+    return f"sample{'s' if len(ids) > 1 else ''} {shown}" + (f" and {len(ids) - _SHOWN} more" if len(ids) > _SHOWN else "")

@@ -1,0 +1,61 @@
+"""What can go wrong, in the user's words: a cause, a remedy, and where.
+
+SamecurveError            everything that we raise on purpose
+├── UserError            the command line, the config or the data must change   exit 2
+│   └── ConfigErrors     all the errors of one config, at once
+└── RunError             the run itself could not go on                         exit 1
+"""
+
+from collections.abc import Sequence
+
+
+class SamecurveError(Exception):
+    """A failure with its cause, its remedy and, where known, its place (file:line:column, flag)."""
+
+    exit_code = 1
+    rank: int | None = None  # of which rank it is told, if of one
+
+    def __init__(self, cause: str, remedy: str = "", where: str = "") -> None:
+        super().__init__(cause, remedy, where)
+        self.cause = cause
+        self.remedy = remedy
+        self.where = where
+
+    def __str__(self) -> str:
+        place = f"{self.where}: " if self.where and not self.cause.startswith(self.where) else ""
+        return "\n".join([f"{place}{self.cause}", *self._under()])
+
+    def _under(self) -> list[str]:
+        """The lines below the cause."""
+        return [f"  remedy: {self.remedy}"] if self.remedy else []
+
+
+class UserError(SamecurveError):
+    """Input that cannot be honoured: refused before anything is trained or written."""
+
+    exit_code = 2
+
+
+class ConfigErrors(UserError):
+    """Every error of a config, so that one edit mends them all."""
+
+    def __init__(self, errors: Sequence[UserError]) -> None:
+        super().__init__(f"{len(errors)} errors in the config")
+        self.errors = tuple(errors)
+
+    def __str__(self) -> str:
+        return "\n".join(str(error) for error in self.errors)
+
+
+class RunError(SamecurveError):
+    """A run that could not go on: a lost rank, a full disk, a loss that is not finite.
+
+    again: starting again may help (a lost rank may, a full disk does not). trace: lines that say where it came about. log: the file that has all of it.
+    """
+
+    def __init__(self, cause: str, remedy: str = "", where: str = "", *, again: bool = False, trace: str = "", log: str = "") -> None:
+        super().__init__(cause, remedy, where)
+        self.again, self.trace, self.log = again, trace, log
+
+    def _under(self) -> list[str]:
+        return [*(f"  {line}" for line in self.trace.splitlines()), *super()._under(), *([f"  log: {self.log}"] if self.log else [])]

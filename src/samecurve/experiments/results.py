@@ -1,0 +1,62 @@
+"""Where an experiment's files go: a directory of its own, there as a whole or not at all."""
+
+import os
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from samecurve.errors import RunError, UserError
+
+
+@dataclass(frozen=True)
+class Results:
+    """home: a directory that is not there yet, or is empty."""
+
+    home: Path
+
+    @classmethod
+    def at(cls, to: Path | None, kind: str, name: str) -> "Results":
+        """to: as asked for; KIND/NAME-TIME if None. UserError: something is there, or nothing can be written there."""
+        base = Path(kind) / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+        free = (base if number == 1 else base.with_name(f"{base.name}-{number}") for number in range(1, 1000))
+        found = cls(to or next((home for home in free if not home.exists()), base))
+        found._check()
+        return found
+
+    def _check(self) -> None:
+        if self.home.exists() and (not self.home.is_dir() or any(self.home.iterdir())):
+            raise UserError(f"--to: {self.home} is there already", "a directory that is not there yet, or is empty", "--to")
+        above = next(parent for parent in (self.home.absolute(), *self.home.absolute().parents) if parent.exists())
+        try:
+            with tempfile.TemporaryFile(dir=above):
+                pass
+        except OSError as error:
+            raise UserError(f"--to: nothing can be written into {above}: {error.strerror}", "--to DIR, a directory of yours", "--to") from None
+
+    def publish(self, files: Mapping[str, bytes]) -> list[Path]:
+        """By name. RunError: they can't be written; then none of them is there."""
+        new, done = not self.home.exists(), False
+        parts = {name: self.home / f".{name}.part-{os.getpid()}" for name in files}
+        try:
+            self.home.mkdir(parents=True, exist_ok=True)
+            for name, content in files.items():
+                parts[name].write_bytes(content)
+            for name, part in parts.items():
+                part.rename(self.home / name)
+            done = True
+        except OSError as error:
+            raise RunError(f"{self.home} can't be written: {error.strerror}", "--to DIR where you may write and there is room", "--to") from None
+        finally:
+            if not done:
+                self._take_away([*parts.values(), *(self.home / name for name in files)], new)
+        return [self.home / name for name in files]
+
+    def _take_away(self, paths: Sequence[Path], home: bool) -> None:
+        with suppress(OSError):  # what could not be written can't be removed either
+            for path in paths:
+                path.unlink(missing_ok=True)
+            if home:
+                self.home.rmdir()

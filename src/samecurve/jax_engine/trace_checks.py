@@ -1,0 +1,60 @@
+"""What a task's loss does with its model, learnt from one trace: what it leaves out, draws, or changes."""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.interpreters.partial_eval import dce_jaxpr
+
+from samecurve.core.protocols import Task
+from samecurve.errors import UserError
+from samecurve.jax_engine.model import Model
+
+
+def examine(task: Task, model: Model, row: Mapping[str, Any], dtype: Any, trained: Collection[str]) -> None:
+    """row: arrays [1, ...]. UserError: trained parameters that the loss does not use, numbers drawn in it, variables changed in it."""
+    changed: list[str] = []
+
+    def loss(parameters: dict[str, Any], rest: dict[str, Any]) -> tuple[Any, Any]:
+        module = model.assemble(parameters, rest)
+        before = _variables(module)
+        found = task.loss(module, row)
+        after = _variables(module)
+        changed.extend(name for name, value in before.items() if after.get(name) is not value)
+        return found.sum, found.weight
+
+    pairs = {name: jax.ShapeDtypeStruct(spec.shape, dtype) for name, spec in model.specs.items()}
+    given = jax.eval_shape(model.joined, pairs), model.rest
+    traced = jax.make_jaxpr(loss)(*given).jaxpr
+    _, used = dce_jaxpr(traced, [True] * len(traced.outvars))
+    names, others = (jax.tree.leaves({name: name for name in part}) for part in given)
+    needed = dict(zip([*names, *others], used, strict=True))
+    _refuse([name for name in model.specs if not needed[name] and name in trained], [name for name in model.rest if needed[name] and _is_key(model.rest[name])], changed)
+
+
+def _variables(module: Any) -> dict[str, Any]:
+    """Values of what is neither trained nor a counter of random numbers."""
+    found = nnx.to_flat_state(nnx.state(module, nnx.Not(nnx.Any(nnx.Param, nnx.RngState))))
+    return {".".join(map(str, path)): variable.get_value() if isinstance(variable, nnx.Variable) else variable for path, variable in found}
+
+
+def _is_key(leaf: Any) -> bool:
+    return bool(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key))
+
+
+def _refuse(unused: list[str], drawn: list[str], changed: list[str]) -> None:
+    if drawn:
+        raise UserError(f"the loss depends on random numbers of {drawn[0]}: every row and step would see the same ones",
+                        "numbers that follow from the row (its data can hold some); dropout: --engine torch, whose masks follow the sample", "task")
+    if changed:
+        raise UserError(f"the forward pass changes {_some(changed)}, which the next step would not see",
+                        "nnx.Param for what is trained, values passed on for the rest (no running statistics, as of SpectralNorm or BatchNorm)", "task")
+    if unused:
+        raise UserError(f"the loss does not use {_some(unused)}: weight decay alone would move {'it' if len(unused) == 1 else 'them'}",
+                        "leave such parameters out of the model, freeze them (optimizer.groups), or use them in the loss", "task")
+
+
+def _some(names: list[str]) -> str:
+    return f"{', '.join(names[:4])}{f' and {len(names) - 4} more' if len(names) > 4 else ''}"

@@ -1,0 +1,135 @@
+"""What goes on beside a run: its sensors, read in a thread, and its trackers, each a process that reads the journal.
+
+A tracker's process ends when its standard input does, once it has read the journal to its end: so it outlives a killed launcher by no more than that.
+"""
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+
+from samecurve.core.config.sections import Track
+from samecurve.core.determinism.microbatches import slots
+from samecurve.core.events import Event
+from samecurve.core.planning.plan import Plan
+from samecurve.observe.heartbeat import read_pulse
+from samecurve.observe.journal import append, follow
+from samecurve.observe.sensors import PATIENCE, sensing
+from samecurve.observe.trackers import GOES_ON, SAID, TITLES
+from samecurve.probe.sensors import Sensors
+from samecurve.run.directory import Run
+from samecurve.run.preconditions import _wanted
+from samecurve.run.prepare import Prepared
+
+
+def done_line(prepared: Prepared) -> str:
+    """What is said of a run that has nothing left to train, once its trackers have what they missed."""
+    steps = prepared.plan.steps
+    warned = "".join(f"warn   {text}\n" for text in catch_up(prepared.run, prepared.track))
+    return f"{warned}done   {steps} of {steps} steps were trained before; --max-steps N trains on, another --save-dir begins anew  {prepared.run.home}"
+
+
+DRAIN = 120.0  # seconds for a tracker to take the rest: an upload may be slow
+
+
+_QUIET = 3.0  # seconds after which somebody who waits is told for what
+
+
+@contextmanager
+def watched(run: Run, plan: Plan, every: float, patience: float = PATIENCE) -> Iterator[None]:
+    """Sensor lines in the journal while the block trains. every: seconds between them; 0: none. patience: seconds until an idle device is worth a word."""
+    if not every:
+        yield
+        return
+    owners = [process for process in range(plan.processes) for _ in plan.held_by(process)]
+    sensors = Sensors(plan.devices, owners, plan.threads)
+    with ExitStack() as stack:
+        stack.callback(sensors.close)
+        stack.enter_context(sensing(lambda: sensors.read(run.processes()), lambda idle: _idle(plan, owners, idle, patience), run.logs / "pulse-0", run.journal, every, patience))
+        yield
+
+
+def _idle(plan: Plan, owners: Sequence[int], idle: Sequence[int], patience: float) -> str:
+    """Which devices do nothing, and what may help."""
+    devices = ", ".join(f"{device} ({plan.devices[device].place}, rank {owners[device]})" for device in idle)
+    count, without = len(slots(plan.batch, plan.micro)), [device for device in idle if not plan.shares[device]]
+    ranks = ", ".join(f"logs/rank-{rank}.log" for rank in dict.fromkeys(owners[device] for device in idle))
+    if count < plan.world:
+        remedy = f"a step is {count} slot{'s' if count > 1 else ''} of {plan.micro} samples for {plan.world} devices: a larger --global-batch, or fewer devices (--gpus, --devices)"
+    elif without:
+        remedy = f"devices.balance deals {'them' if len(without) > 1 else 'it'} no slot, since the others are so much faster: leave {'them' if len(without) > 1 else 'it'} to another run (--gpus)"
+    elif plan.processes > 1:
+        remedy = f"a rank may be stuck ({ranks}) or wait for data (--prefetch); a larger --global-batch gives each device more to do"
+    else:
+        remedy = "a larger --global-batch gives each device more to do; --gpus names those to use"
+    return f"device{'s' if len(idle) > 1 else ''} {devices} did nothing for {patience:g} s while others worked: {remedy}"
+
+
+@contextmanager
+def tracked(run: Run, track: Track, drain: float = DRAIN) -> Iterator[None]:
+    """TensorBoard and W&B beside the block, as the config asks; after it, at most `drain` seconds to take what is left, or until Ctrl-C."""
+    trackers = [Tracker(name, run, track) for name in _wanted(track)]
+    try:
+        yield
+    finally:
+        for tracker in trackers:
+            tracker.finish(drain)
+
+
+def catch_up(run: Run, track: Track) -> list[str]:
+    """For a run that has nothing left to train: its trackers take what they missed. Returns what they warned of."""
+    before = run.journal.stat().st_size
+    with tracked(run, track):
+        pass
+    ended = threading.Event()
+    ended.set()
+    return [str(event.values["text"]) for event in follow(run.journal, ended, before) if event.kind == "warned"]
+
+
+class Tracker:
+    """The process of one tracker. How it failed is said once, in the journal; the run goes on."""
+
+    def __init__(self, name: str, run: Run, track: Track) -> None:
+        self._name, self._run, self._ending = name, run, False
+        self._process: subprocess.Popen[bytes] | None = None
+        try:
+            with open(run.logs / f"{name}.log", "ab") as log:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", "-m", "samecurve.observe.trackers", name, str(run.home), *([track.wandb, track.wandb_project] if name == "wandb" else ["file", ""])],
+                    stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True)  # a session of its own: Ctrl-C is the launcher's
+        except OSError as error:
+            self._warn(f"could not be started: {error.strerror}")
+            return
+        self._watch = threading.Thread(target=self._wait, name=name, daemon=True)
+        self._watch.start()
+
+    def finish(self, drain: float) -> None:
+        """Its input ends; wait until it has taken everything."""
+        if self._process is None or self._process.stdin is None:
+            return
+        with suppress(OSError):  # it has ended
+            self._process.stdin.close()
+        try:
+            with suppress(KeyboardInterrupt):
+                self._watch.join(_QUIET)
+                if self._watch.is_alive():
+                    os.write(2, f"waiting for {TITLES[self._name]} to take the rest; Ctrl-C leaves it\n".encode())
+                    self._watch.join(drain)
+        finally:
+            if self._watch.is_alive():
+                self._ending = True
+                self._process.kill()
+                self._warn("was left before it had taken everything")
+
+    def _wait(self) -> None:
+        assert self._process is not None
+        code = self._process.wait()
+        if code not in {0, SAID} and not self._ending:
+            self._warn(f"its process left with {f'signal {-code}' if code < 0 else f'exit code {code}'}; {self._run.logs / f'{self._name}.log'} may say more")
+
+    def _warn(self, what: str) -> None:
+        pulse = read_pulse(self._run.logs / "pulse-0")
+        with suppress(OSError):  # a full disk: the run itself says so
+            append(self._run.journal, Event("warned", pulse[0] if pulse else 0, {"text": f"{TITLES[self._name]}: {what}; {GOES_ON}"}))

@@ -1,0 +1,44 @@
+"""A rank's heartbeat: sixteen mapped bytes (step, phase, how many beats) that others read while it works or hangs."""
+
+import mmap
+import os
+import struct
+from pathlib import Path
+
+from samecurve.core.events import PHASES, Beat, Phase
+
+_FORMAT = struct.Struct("<qII")
+_BEATS = 1 << 32
+
+
+class Pulse:
+    def __init__(self, path: Path) -> None:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        os.ftruncate(descriptor, _FORMAT.size)
+        self._map = mmap.mmap(descriptor, _FORMAT.size)
+        os.close(descriptor)
+        self._beats = 0
+        self.trained = False  # whether a step has been finished
+
+    def __call__(self, step: int, phase: Phase) -> None:
+        self.trained = self.trained or phase == "data"
+        self._beats = (self._beats + 1) % _BEATS
+        _FORMAT.pack_into(self._map, 0, step, PHASES.index(phase), self._beats)
+
+
+def read_pulse(path: Path) -> tuple[int, Phase] | None:
+    """(step, phase) of a rank, None if it has not begun."""
+    beat = read_beat(path)
+    return (beat.step, beat.phase) if beat else None
+
+
+def read_beat(path: Path) -> Beat | None:
+    """A rank's last beat, None if it has not begun."""
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return None
+    if len(content) != _FORMAT.size:
+        return None
+    step, phase, beats = _FORMAT.unpack(content)
+    return Beat(step, PHASES[phase], beats)

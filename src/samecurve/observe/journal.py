@@ -1,0 +1,141 @@
+"""journal.jsonl: what happened in a run, one JSON line each. Written by one rank; console, trackers and reports only read it.
+
+Lines reach the file whole, in one O_APPEND write, at most half a second late; at once for every kind but `step`.
+"""
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+from samecurve.core.events import Event
+from samecurve.errors import RunError
+
+VOIDED = frozenset({"step", "evaluated", "saved", "sampled", "hashed"})  # by a later `resumed` at a step before theirs
+_DELAY = 0.5
+_AT_ONCE = 1 << 20  # bytes
+
+
+class Journal:
+    """The one writer of a run's journal. RunError: it can't be written."""
+
+    def __init__(self, path: Path) -> None:
+        mend(path)
+        self._path = path
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        self._lines: list[bytes] = []
+        self._pending = b""  # of the lines before those: what could not be written yet
+        self._error: RunError | None = None
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._flush_now_and_then, name="journal", daemon=True)
+        self._thread.start()
+
+    def record(self, event: Event) -> None:
+        line = event.line().encode()
+        with self._lock:
+            self._lines.append(line)
+        if event.kind != "step" or self._error:
+            self.flush()
+            self._error = None
+
+    def flush(self) -> None:
+        with self._lock:
+            self._pending += b"".join(self._lines)
+            self._lines.clear()
+            while self._pending:
+                try:
+                    self._pending = self._pending[os.write(self._descriptor, self._pending) :]
+                except OSError as error:
+                    raise RunError(f"the journal can't be written: {error.strerror}", "free some space and run the same command again: it goes on from the last save", str(self._path)) from error
+
+    def sync(self) -> None:
+        """On disk when this returns; before a checkpoint is published, so that no checkpoint is ahead of its journal."""
+        self.flush()
+        os.fsync(self._descriptor)
+
+    def close(self) -> None:
+        self._closed.set()
+        self._thread.join()
+        self.flush()
+
+    def _flush_now_and_then(self) -> None:
+        while not self._closed.wait(_DELAY):
+            try:
+                self.flush()
+            except RunError as error:  # what could not be written stays pending; the next record() raises it
+                self._error = error
+
+
+def append(path: Path, event: Event) -> None:
+    """One line, by others than the rank that writes the journal: the launcher, and what reads beside it."""
+    with open(path, "ab", buffering=0) as file:
+        file.write(event.line().encode())
+
+
+def mend(path: Path) -> None:
+    """Cut a last line that a kill left without its end."""
+    if not path.exists():
+        return
+    with open(path, "rb+") as file:
+        size = file.seek(0, os.SEEK_END)
+        back = min(size, 1 << 20)
+        file.seek(size - back)
+        tail = file.read(back)
+        if tail and not tail.endswith(b"\n"):
+            file.truncate(size - back + tail.rfind(b"\n") + 1)
+
+
+def last_step(path: Path) -> int:
+    """The last step that its end tells of; 0: of none."""
+    if not path.exists():
+        return 0
+    with open(path, "rb") as file:
+        file.seek(-min(file.seek(0, os.SEEK_END), 1 << 20), os.SEEK_END)
+        events = filter(None, map(Event.from_line, file.read().split(b"\n")))
+    return max((event.step for event in events if event.kind == "step"), default=0)
+
+
+def read(path: Path) -> list[Event]:
+    """The events that count, lines that are none passed over: a `resumed` at step s voids what was done beyond s before it."""
+    events: list[Event] = []
+    for event in _lines(path):
+        if event.kind == "resumed":
+            events = [e for e in events if e.step <= event.step or e.kind not in VOIDED]
+        events.append(event)
+    return events
+
+
+def _lines(path: Path) -> Iterator[Event]:
+    with open(path, "rb") as file:
+        for line in file:
+            event = Event.from_line(line) if line.endswith(b"\n") else None
+            if event is not None:
+                yield event
+
+
+def follow(path: Path, stop: threading.Event, start: int = 0, pause: float = 0.1) -> Iterator[Event]:
+    """Events as they are written, from byte `start` on, until stop is set and the file is read to its end."""
+    for events, _ in batches(path, stop, start, pause):
+        yield from events
+
+
+def batches(path: Path, stop: threading.Event, start: int = 0, pause: float = 0.1) -> Iterator[tuple[list[Event], int]]:
+    """As follow(), several at once, each time with the byte at which their lines end."""
+    position, rest = start, b""
+    while True:
+        ending, new = stop.is_set(), b""
+        if path.exists():
+            with open(path, "rb") as file:
+                if file.seek(0, os.SEEK_END) < position + len(rest):  # a torn line was cut
+                    rest = b""
+                file.seek(position + len(rest))
+                new = file.read(_AT_ONCE)
+        *lines, rest = (rest + new).split(b"\n")
+        if lines:
+            position += sum(map(len, lines)) + len(lines)
+            yield list(filter(None, map(Event.from_line, lines))), position
+        if len(new) < _AT_ONCE:
+            if ending:
+                return
+            stop.wait(pause)

@@ -1,0 +1,282 @@
+"""What a run left behind, read for its report: plan, config, and the journal as columns of numbers.
+
+Only files are read, and none is written. A live run, a failed one and a damaged file are all told: what can't be read is a
+line of `faults`, never a silent gap. Steps that a resume voided are not among the columns; they are counted.
+"""
+
+import json
+import math
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from samecurve.core.config.document import read_file
+from samecurve.core.events import Event
+from samecurve.core.planning.plan import Plan
+from samecurve.errors import RunError, SamecurveError, UserError
+from samecurve.observe.journal import VOIDED
+
+Column = NDArray[np.float64]
+
+_FIGURES = ("loss", "grad_norm", "lr", "samples_per_second", "tokens_per_second", "seconds", "wait_seconds", "memory_bytes", "mfu", "scale", "skipped")
+_ENDS = ("finished", "stopped", "failed")
+_MOST_STEPS = 1 << 53  # beyond it a float is no longer exact
+_TOLD = ("resumed", "restarted", "warned", "slow", *_ENDS)
+
+
+@dataclass
+class Start:
+    """One go at a run, from its `planned` line to its last one. end: finished, stopped, failed; '' if no line says."""
+
+    time: float
+    step: int
+    plan: Mapping[str, Any]
+    environment: Mapping[str, Any]
+    last_time: float
+    last_step: int
+    trains_at: float | None = None
+    end: str = ""
+    ended: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Totals:
+    """Seconds over all starts, beside those of the steps that count; voided: of steps that a resume took back."""
+
+    evaluating: float = 0.0
+    saving: float = 0.0
+    voided: float = 0.0
+    voided_steps: int = 0
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a manifest says of it; whether the arrays are whole is not looked at. loss: of the evaluation at its step."""
+
+    step: int
+    path: str
+    bytes: int
+    loss: float
+    versions: Mapping[str, str]
+
+
+@dataclass
+class Story:
+    """A run as its files tell it. plan: as plan.json has it; made: the same as our own type, None where it is of another version.
+
+    steps: by name, one number a step, nan where there is none; `step` and `time` among them. live: somebody holds its lock.
+    """
+
+    home: Path
+    live: bool
+    plan: Mapping[str, Any] = field(default_factory=dict)
+    made: Plan | None = None
+    origins: Mapping[str, str] = field(default_factory=dict)
+    formulas: Mapping[str, str] = field(default_factory=dict)
+    began: str | None = None
+    config: Mapping[str, Any] = field(default_factory=dict)
+    steps: Mapping[str, Column] = field(default_factory=dict)
+    evaluated: list[Event] = field(default_factory=list)
+    sampled: list[Event] = field(default_factory=list)
+    sensors: list[Event] = field(default_factory=list)
+    told: list[Event] = field(default_factory=list)
+    starts: list[Start] = field(default_factory=list)
+    saved: list[Event] = field(default_factory=list)
+    checkpoints: list[Checkpoint] = field(default_factory=list)
+    totals: Totals = field(default_factory=Totals)
+    faults: list[str] = field(default_factory=list)
+
+    def column(self, name: str) -> Column:
+        return self.steps[name]
+
+    @property
+    def trained(self) -> int:
+        """Steps that count."""
+        return len(self.steps["step"])
+
+    def has(self, name: str) -> bool:
+        return bool(np.isfinite(self.steps[name]).any())
+
+
+def read_runs(homes: Sequence[Path], live: Callable[[Path], bool]) -> list[Story]:
+    """All of them are looked at before the first is read. UserError: one is no run, or is named twice."""
+    for home in homes:
+        check_is_run(home)
+    for index, home in enumerate(homes):
+        if home.resolve() in {other.resolve() for other in homes[:index]}:
+            raise UserError(f"{home} is named twice", "each run once", str(home))
+    return [read_run(home, live(home)) for home in homes]
+
+
+def read_run(home: Path, live: bool) -> Story:
+    """RunError: neither plan.json nor the journal says what this run is."""
+    story = Story(home, live)
+    _read_journal(story)
+    _read_plan(story)
+    _read_config(story)
+    story.checkpoints = _checkpoints(home, story.faults)
+    return story
+
+
+def check_is_run(home: Path) -> None:
+    """UserError: no run directory; with the runs that lie in it, or the run that it belongs to."""
+    if (home / "plan.json").is_file():
+        return
+    if not home.exists():
+        raise UserError(f"{home} does not exist", "a run directory: what train printed after `run`", str(home))
+    above = next((path for path in (*home.parents, *home.absolute().parents) if (path / "plan.json").is_file()), None)
+    if above is not None:
+        raise UserError(f"{home} is no run directory", f"it lies in the run {above}", str(home))
+    within = sorted(path.parent.name for path in home.glob("*/plan.json")) if home.is_dir() else []
+    remedy = f"runs lie in it: {home / within[0]}" + (f", and {len(within) - 1} more" if len(within) > 1 else "") if within else "a directory with plan.json and journal.jsonl in it"
+    raise UserError(f"{home} is no run directory", remedy, str(home))
+
+
+class _Reader:
+    """Takes a journal's events one by one, as many as there are, and keeps of a step twelve numbers."""
+
+    def __init__(self, story: Story) -> None:
+        self._story = story
+        self._columns = {name: array("d") for name in ("step", "time", *_FIGURES)}
+
+    def add(self, event: Event) -> None:
+        story = self._story
+        if event.kind == "planned" or not story.starts:
+            plan, environment = event.values.get("plan"), event.values.get("environment")
+            story.starts.append(Start(event.time, event.step, plan if isinstance(plan, dict) else {}, environment if isinstance(environment, dict) else {}, event.time, event.step))
+        elif event.kind == "restarted" and story.starts:
+            story.starts.append(Start(event.time, event.step, story.starts[-1].plan, story.starts[-1].environment, event.time, event.step))
+        start = story.starts[-1]
+        start.last_time, start.last_step = max(start.last_time, event.time), event.step
+        if event.kind == "step":
+            self._step(event)
+        elif event.kind == "started":
+            start.trains_at = event.time
+        elif event.kind in _TOLD:
+            story.told.append(event)
+            if event.kind == "resumed":
+                self._void(event.step)
+            elif event.kind in _ENDS:
+                start.end, start.ended = event.kind, event.values
+        elif event.kind == "evaluated":
+            story.evaluated.append(event)
+            story.totals.evaluating += number(event.values.get("seconds"), 0.0)
+        elif event.kind == "saved":
+            story.saved.append(event)
+            story.totals.saving += number(event.values.get("blocked_seconds"), 0.0)
+        elif event.kind in {"sampled", "sensors"}:
+            getattr(story, event.kind).append(event)
+
+    def _step(self, event: Event) -> None:
+        self._columns["step"].append(float(event.step))
+        self._columns["time"].append(event.time)
+        for name in _FIGURES:
+            self._columns[name].append(number(event.values.get(name)))
+
+    def _void(self, step: int) -> None:
+        """What was done beyond `step` before: done again, or given up."""
+        story = self._story
+        for kind in VOIDED & {"evaluated", "saved", "sampled"}:
+            kept = getattr(story, kind)
+            kept[:] = [event for event in kept if event.step <= step]
+        keep = np.array(self._columns["step"]) <= step
+        if keep.all():
+            return
+        story.totals.voided_steps += int((~keep).sum())
+        story.totals.voided += float(np.nansum(np.array(self._columns["seconds"])[~keep]))
+        self._columns = {name: array("d", np.array(column)[keep].tobytes()) for name, column in self._columns.items()}
+
+    def columns(self) -> dict[str, Column]:
+        return {name: np.array(column, np.float64) for name, column in self._columns.items()}
+
+
+def number(value: Any, otherwise: float = math.nan) -> float:
+    """A figure of the journal; what is none, or not finite, is `otherwise`."""
+    if not isinstance(value, int | float):
+        return otherwise
+    try:
+        found = float(value)
+    except OverflowError:
+        return otherwise
+    return found if math.isfinite(found) else otherwise
+
+
+def _read_journal(story: Story) -> None:
+    path = story.home / "journal.jsonl"
+    reader, strange = _Reader(story), 0
+    try:
+        with open(path, "rb") as file:
+            for line in file:
+                event = Event.from_line(line) if line.endswith(b"\n") else None
+                if event is not None and math.isfinite(event.time) and abs(event.step) < _MOST_STEPS:
+                    reader.add(event)
+                elif line.endswith(b"\n") or not story.live:
+                    strange += 1
+    except OSError as error:
+        story.faults.append(f"journal.jsonl can't be read: {error.strerror}; there are no curves")
+    if strange:
+        story.faults.append(f"journal.jsonl: {strange} line{'s' if strange > 1 else ''} passed over that {'are' if strange > 1 else 'is'} no event (damaged, or cut off by a kill)")
+    story.steps = reader.columns()
+
+
+def _read_plan(story: Story) -> None:
+    """From plan.json; where that is damaged, from the journal's last start."""
+    path = story.home / "plan.json"
+    try:
+        found = json.loads(path.read_text())
+        if not isinstance(found, dict) or not isinstance(found.get("plan"), dict):
+            raise ValueError("no plan in it")
+    except (OSError, ValueError, RecursionError) as error:
+        found = {"plan": next((start.plan for start in reversed(story.starts) if start.plan), None)}
+        if found["plan"] is None:
+            raise RunError(f"{path} can't be read: {error}", "without it and without a `planned` line in journal.jsonl nothing says what this run is", str(path)) from None
+        story.faults.append(f"plan.json can't be read ({error}); the plan is the one in journal.jsonl")
+    story.plan, story.began = found["plan"], found.get("began") if isinstance(found.get("began"), str) else None
+    story.origins, story.formulas = _texts(found.get("origins")), _texts(found.get("formulas"))
+    try:
+        story.made = Plan.from_json(story.plan)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        story.faults.append(f"the plan is of another version of samecurve, or damaged ({type(error).__name__}: {error}): the figures that follow from it are left out")
+
+
+def _texts(value: Any) -> dict[str, str]:
+    return {str(key): str(text) for key, text in value.items()} if isinstance(value, dict) else {}
+
+
+def _read_config(story: Story) -> None:
+    path = story.home / "config.yaml"
+    try:
+        story.config = flat(read_file(path).value)
+    except SamecurveError as error:
+        story.faults.append(f"config.yaml can't be read: {error.cause}")
+
+
+def flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as dotted keys; lists stay whole."""
+    found: dict[str, Any] = {}
+    for key, item in value.items():
+        if isinstance(item, Mapping) and item:
+            found |= flat(item, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = item
+    return found
+
+
+def _checkpoints(home: Path, faults: list[str]) -> list[Checkpoint]:
+    """What is saved, newest first."""
+    found = []
+    for path in sorted((home / "checkpoints").glob("step-*"), reverse=True):
+        try:
+            manifest = json.loads((path / "manifest.json").read_text())
+            loop, step = manifest["loop"], int(manifest["step"])
+            loss = loop.get("metrics", {}).get("loss") if loop.get("metrics_step") == step else None
+            size = sum(int(file["bytes"]) for file in manifest["files"].values())
+            found.append(Checkpoint(step, f"checkpoints/{path.name}", size, number(loss), _texts(manifest.get("versions"))))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+            faults.append(f"checkpoints/{path.name} has no manifest that can be read")
+    return found

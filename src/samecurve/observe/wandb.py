@@ -1,0 +1,87 @@
+"""A run for W&B: its config, its figures at their steps, samples and pictures; offline in logs/wandb, or at W&B's server. Nothing else is sent.
+
+W&B can't take a step back: what a resume trains again it has already, and those first values stay. So each step is sent once.
+"""
+
+import html
+from pathlib import Path
+from typing import Any
+
+import wandb
+
+from samecurve.core.config.document import read_file
+from samecurve.core.events import Event
+from samecurve.observe.journal import VOIDED, append
+from samecurve.observe.metrics import figures, pictures, png
+
+
+class WandB:
+    """covered: what flush() gave when the run was left. mode: offline or online. Its id is the run's first attempt, so that every start goes on with the same one."""
+
+    def __init__(self, run: Path, covered: dict[str, Any], mode: str, project: str) -> None:
+        self._run = run
+        self._sent = int(covered.get("sent", 0))  # the newest step that W&B has
+        self._again = int(covered.get("again", 0))  # up to here what comes was sent before
+        self._early: list[Event] = []  # readings of sensors at a step whose line is still to come
+        self._mode, self._project = mode, project
+        self._to: Any = None  # opened for the first figure: a run that W&B has whole leaves nothing new
+
+    def take(self, event: Event) -> None:
+        if event.kind == "resumed":
+            self._early = []
+            if event.step < self._sent:
+                self._again = self._sent
+                self._warn(event.step, f"W&B has steps {event.step + 1} to {self._sent} from before and keeps those values: it takes no step back")
+        elif event.kind in VOIDED | {"sensors"} and event.step <= self._again:
+            return
+        elif event.kind == "sensors" and event.step > self._sent:
+            self._early.append(event)
+        elif event.kind == "step":
+            for early in [reading for reading in self._early if reading.step < event.step]:
+                self._early.remove(early)
+                self._log(early.step, figures(early))
+            self._log(event.step, figures(event))
+        else:
+            self._log(event.step, {**figures(event), **self._media(event)})
+
+    def flush(self) -> dict[str, Any]:
+        return {"sent": self._sent, "again": self._again}
+
+    def close(self) -> None:
+        for early in self._early:
+            self._log(self._sent, figures(early))
+        if self._to:
+            self._to.finish()
+
+    def _open(self) -> Any:
+        settings = wandb.Settings(console="off", silent=True, disable_code=True, disable_git=True, x_disable_stats=True, x_disable_meta=True, x_save_requirements=False)
+        return wandb.init(project=self._project, id=_identity(self._run), name=self._run.resolve().name, dir=str(self._run / "logs"), mode="online" if self._mode == "online" else "offline",
+                          resume="allow", config=read_file(self._run / "config.yaml").value, allow_val_change=True, settings=settings)
+
+    def _log(self, step: int, values: dict[str, Any]) -> None:
+        if values:
+            self._to = self._to or self._open()
+            self._sent = max(step, self._sent)
+            self._to.log(values, step=self._sent)
+
+    def _media(self, event: Event) -> dict[str, Any]:
+        """The texts and pictures of a `sampled` event."""
+        if event.kind != "sampled":
+            return {}
+        found: dict[str, Any] = {f"samples/{index}": wandb.Html(f"<pre>{html.escape(str(text))}</pre>", inject=False) for index, text in enumerate(event.values.get("texts", ()))}
+        for index, name in enumerate(pictures(event)):
+            try:
+                png(self._run, name)
+                found[f"pictures/{index}"] = wandb.Image(str(self._run / name))
+            except (OSError, ValueError, wandb.Error) as error:  # W&B reads pictures with pillow
+                self._warn(event.step, f"W&B: picture {name} is left out: {error}")
+        return found
+
+    def _warn(self, step: int, text: str) -> None:
+        append(self._run / "journal.jsonl", Event("warned", step, {"text": text}))
+
+
+def _identity(run: Path) -> str:
+    with open(run / "journal.jsonl", "rb") as journal:
+        first = Event.from_line(journal.readline())
+    return str(first.values["attempt"]) if first and "attempt" in first.values else run.resolve().name

@@ -1,0 +1,117 @@
+"""What a run has learned: its newest whole checkpoint, and the model with its weights. Runs in this process; nothing is trained."""
+
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from samecurve.checkpoint.format import MANIFEST, Arrays, Damaged, read_manifest, verify
+from samecurve.checkpoint.store import newest
+from samecurve.core.config.sections import Config
+from samecurve.errors import UserError
+from samecurve.run.directory import Run
+from samecurve.system import cache_home
+from samecurve.tasks import Tasks
+from samecurve.tasks import load_model as with_weights
+
+_PREFIX = "model/"
+_TRIES = 5  # a live run may take an older checkpoint away at any time, and then there is a newer one
+
+
+class Weights(Mapping[str, NDArray[Any]]):
+    """The model's arrays of a checkpoint, each read when it is asked for. others: names of what else it holds."""
+
+    def __init__(self, arrays: Arrays) -> None:
+        self._arrays = arrays
+        self._names = [name.removeprefix(_PREFIX) for name in arrays if name.startswith(_PREFIX)]
+        self.others = [name for name in arrays if not name.startswith(_PREFIX)]
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        return self._arrays[_PREFIX + name]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._arrays.shape(_PREFIX + name)
+
+    def part(self, name: str, offsets: tuple[int, ...], shape: tuple[int, ...]) -> NDArray[Any]:
+        return self._arrays.part(_PREFIX + name, offsets, shape)
+
+    def dtype(self, name: str) -> str:
+        return self._arrays.dtype(_PREFIX + name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+@dataclass(frozen=True)
+class Found:
+    """A checkpoint, its files open. notes: what the user should know (a damaged checkpoint passed over)."""
+
+    run: Run
+    path: Path
+    manifest: Mapping[str, Any]
+    weights: Weights
+    notes: list[str]
+
+    @property
+    def step(self) -> int:
+        return int(self.manifest["step"])
+
+    @property
+    def config(self) -> Config:
+        return self.run.read_config(Tasks())
+
+    def model(self) -> Any:
+        return with_weights(self.config, str(cache_home()), self.weights)
+
+
+def find(path: Path, where: str = "RUN") -> Found:
+    """path: a run directory (its newest whole checkpoint) or one checkpoint. where: the argument that named it. UserError: neither, or none saved yet."""
+    for tries_left in reversed(range(_TRIES)):
+        run, checkpoint, notes = _find(path, where)
+        try:
+            manifest = read_manifest(checkpoint)
+            arrays = Arrays(checkpoint, manifest)
+            arrays.hold()
+            return Found(run, checkpoint, manifest, Weights(arrays), notes)
+        except (Damaged, OSError):
+            if not tries_left or checkpoint.exists():
+                raise
+    raise AssertionError("unreachable")
+
+
+def _find(path: Path, where: str) -> tuple[Run, Path, list[str]]:
+    if (path / MANIFEST).is_file():
+        try:
+            verify(path)
+        except Damaged as error:
+            raise UserError(f"checkpoint {path}: {error}", "name the run directory: its newest whole checkpoint is taken", where) from None
+        run = Run(path.resolve().parent.parent)
+        if not run.config.is_file():
+            raise UserError(f"checkpoint {path} lies in no run directory: {run.config} is missing", "leave checkpoints where their run has put them, or copy the whole run", where)
+        return run, path, []
+    run = Run(path)
+    if not run.exists() and run.checkpoints.is_dir():
+        raise UserError(f"{path} has lost its plan.json", f"name one of its checkpoints, in {run.checkpoints}", where)
+    if not run.exists():
+        raise UserError(f"{path} is neither a run directory nor a checkpoint", "a directory that `samecurve train` made, such as runs/tiny-20260101-120000", where)
+    found, damaged = newest(run.checkpoints)
+    if found is None:
+        raise UserError(f"{path} has no whole checkpoint yet" + "".join(f"; {line}" for line in damaged), "let it train until it has saved (train.save_every)", where)
+    return run, found, damaged
+
+
+def load(run: Any) -> Any:
+    """The model of a run with its weights, ready to be used: a torch.nn.Module in eval mode (a flax.nnx.Module for a task of one's own that jax trained).
+
+    run: a run directory (its newest whole checkpoint is taken), one checkpoint, or what samecurve.train() gave. Warns of a damaged checkpoint passed over.
+    """
+    found = find(Path(getattr(run, "directory", run)), "samecurve.load")
+    for note in found.notes:
+        warnings.warn(note, stacklevel=2)
+    return found.model()

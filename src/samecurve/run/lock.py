@@ -1,0 +1,70 @@
+"""Who owns a run directory: one lock, held by the launcher or the lone process."""
+
+import fcntl
+import json
+import os
+import socket
+import time
+from typing import Any
+
+from samecurve.errors import UserError
+from samecurve.run.directory import Run, _boot
+
+
+class Lock:
+    """Held by the one launcher (or lone process) of a run; the system lets go of it when that process ends, however it ends."""
+
+    def __init__(self, run: Run) -> None:
+        self._path = run.home / "lock"
+        try:
+            self._file = open(self._path, "a+")  # noqa: SIM115 - held as long as the lock is
+        except OSError as error:
+            raise UserError(f"{self._path} can't be opened: {error.strerror}", "another --save-dir, or mend this one", "--save-dir") from None
+        if not self._taken():
+            holder = self._holder()
+            self._file.close()
+            raise UserError(f"{run.home} belongs to a live run: process {holder.get('pid', '?')} on {holder.get('host', '?')}",
+                            "wait for it, stop it, or give another --save-dir", "--save-dir")
+        holder = self._holder()
+        if holder and holder["host"] != socket.gethostname():  # a shared file system may not lock across hosts
+            self._file.close()
+            raise UserError(f"{run.home} was locked by process {holder['pid']} on {holder['host']}, which did not let go of it",
+                            f"if that run is gone, remove {self._path}", "--save-dir")
+        self._file.truncate(0)
+        self._file.write(json.dumps({"host": socket.gethostname(), "boot": _boot(), "pid": os.getpid(), "since": time.time()}))
+        self._file.flush()
+
+    def _taken(self) -> bool:
+        """Several tries: somebody may only be looking (is_live)."""
+        for _ in range(5):
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return True
+            except OSError:
+                time.sleep(0.05)
+        return False
+
+    def _holder(self) -> dict[str, Any]:
+        self._file.seek(0)
+        try:
+            found = json.loads(self._file.read())
+        except ValueError:
+            return {}
+        return found if isinstance(found, dict) and {"host", "pid"} <= set(found) else {}
+
+    def release(self) -> None:
+        if not self._file.closed:
+            self._file.truncate(0)
+            self._file.close()
+
+
+def is_live(run: Run) -> bool:
+    """Whether somebody on this host holds the run's lock."""
+    try:
+        with open(run.home / "lock") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return False
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True

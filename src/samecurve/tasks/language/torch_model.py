@@ -1,0 +1,100 @@
+"""A Llama-style decoder: RMSNorm, rotary positions, grouped-query attention, SwiGLU. Names and layouts are those of Hugging Face's Llama.
+
+Nothing here is computed in a fixed width, so that float64 stays float64 throughout.
+"""
+
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from samecurve.tasks.language.fields import LanguageModel
+from samecurve.torch_engine.layers.cross_entropy import Head
+
+
+def rotary(length: int, head_size: int, theta: float, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosines and sines [length, head_size]: position times theta^(-2i/d), the two halves of a head rotated against each other."""
+    rates = theta ** (-torch.arange(0, head_size, 2, dtype=torch.float64, device=like.device) / head_size)
+    angles = torch.arange(length, dtype=torch.float64, device=like.device)[:, None] * rates
+    angles = torch.cat([angles, angles], dim=-1)
+    return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x: [batch, heads, length, head_size]."""
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat([-second, first], dim=-1) * sin
+
+
+class Attention(nn.Module):
+    def __init__(self, fields: LanguageModel) -> None:
+        super().__init__()
+        self.heads, self.groups, self.size = fields.num_heads, fields.groups, fields.head_size
+        self.q_proj = nn.Linear(fields.hidden_size, self.heads * self.size, bias=False)
+        self.k_proj = nn.Linear(fields.hidden_size, self.groups * self.size, bias=False)
+        self.v_proj = nn.Linear(fields.hidden_size, self.groups * self.size, bias=False)
+        self.o_proj = nn.Linear(self.heads * self.size, fields.hidden_size, bias=False)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        batch, length, _ = x.shape
+
+        def split(y: Tensor, heads: int) -> Tensor:
+            return y.view(batch, length, heads, self.size).transpose(1, 2)
+
+        q, k, v = split(self.q_proj(x), self.heads), split(self.k_proj(x), self.groups), split(self.v_proj(x), self.groups)
+        q, k = rotate(q, cos, sin).to(v.dtype), rotate(k, cos, sin).to(v.dtype)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.groups != self.heads)
+        return cast(Tensor, self.o_proj(y.transpose(1, 2).reshape(batch, length, -1)))
+
+
+class FeedForward(nn.Module):
+    def __init__(self, fields: LanguageModel) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(fields.hidden_size, fields.inner, bias=False)
+        self.up_proj = nn.Linear(fields.hidden_size, fields.inner, bias=False)
+        self.down_proj = nn.Linear(fields.inner, fields.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return cast(Tensor, self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x)))
+
+
+class Block(nn.Module):
+    def __init__(self, fields: LanguageModel) -> None:
+        super().__init__()
+        self.input_layernorm = nn.RMSNorm(fields.hidden_size, eps=fields.norm_eps)
+        self.self_attn = Attention(fields)
+        self.post_attention_layernorm = nn.RMSNorm(fields.hidden_size, eps=fields.norm_eps)
+        self.mlp = FeedForward(fields)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), cos, sin)
+        return cast(Tensor, x + self.mlp(self.post_attention_layernorm(x)))
+
+
+class Decoder(nn.Module):
+    """Tokens [batch, length] -> logits [batch, length, vocab]; or, given labels, what Head makes of them."""
+
+    def __init__(self, fields: LanguageModel, vocab: int) -> None:
+        super().__init__()
+        self.fields = fields
+        self.embed_tokens = nn.Embedding(vocab, fields.hidden_size)
+        self.layers = nn.ModuleList(Block(fields) for _ in range(fields.num_layers))
+        self.norm = nn.RMSNorm(fields.hidden_size, eps=fields.norm_eps)
+        self.lm_head = Head(fields.hidden_size, vocab)
+        if fields.tie_embeddings:
+            self.lm_head.weight = self.embed_tokens.weight
+        self._angles: tuple[Any, tuple[Tensor, Tensor]] | None = None  # of the last length: they cost a tenth of a millisecond on a CPU, ten launches on a GPU
+
+    def forward(self, tokens: Tensor, labels: Tensor | None = None, score: bool = False) -> Any:
+        x = self.embed_tokens(tokens)
+        cos, sin = self._rotary(x)
+        for block in self.layers:
+            x = block(x, cos, sin)
+        return self.lm_head(self.norm(x), labels, score)
+
+    def _rotary(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        key = (x.shape[1], x.device, x.dtype, torch.is_inference_mode_enabled())  # what inference mode makes can't be trained with
+        if self._angles is None or self._angles[0] != key:
+            self._angles = key, rotary(x.shape[1], self.fields.head_size, self.fields.rope_theta, x)
+        return self._angles[1]

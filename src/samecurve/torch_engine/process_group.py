@@ -1,0 +1,93 @@
+"""What passes between ranks, always over an explicit group: sums only, never averages."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import (  # public in torch.distributed, where type checkers don't see them
+    GradBucket,
+    ReduceOp,
+)
+
+from samecurve.torch_engine.profiling.timeline import Marks
+
+
+class Ranks:
+    """The processes that train together. group None: this one alone. marks: where in a step this one is."""
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        self.group = group
+        self.marks = Marks()
+        self.index = dist.get_rank(group) if group is not None else 0
+        self.world = self.count = dist.get_world_size(group) if group is not None else 1
+
+    def sum(self, values: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """Start adding up `values` over all ranks, in place; call the result to have it."""
+        if self.group is None:
+            return lambda: values
+        work = dist.all_reduce(values, group=self.group, async_op=True)
+
+        def wait() -> torch.Tensor:
+            work.wait()
+            return values
+
+        return wait
+
+    def total(self, values: torch.Tensor) -> torch.Tensor:
+        """The sum over all ranks, `values` left as they are."""
+        return self.sum(values.clone())()
+
+    @torch.no_grad()
+    def copy_from_first(self, tensors: Iterable[torch.Tensor], device: torch.device) -> None:
+        """Give every rank the first one's values. device: where this group's collectives run."""
+        if self.group is None:
+            return
+        for tensor in tensors:
+            sent = tensor.to(device)
+            dist.broadcast(torch.view_as_real(sent) if sent.is_complex() else sent, group=self.group, group_src=0)
+            tensor.copy_(sent)
+
+
+def sum_bucket(group: dist.ProcessGroup, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """A DDP communication hook that adds gradients, where DDP's own would average."""
+    future: Any = dist.all_reduce(bucket.buffer(), group=group, async_op=True).get_future()
+    result: torch.futures.Future[torch.Tensor] = future.then(lambda done: done.value()[0])
+    return result
+
+
+def narrow_sum(dtype: torch.dtype) -> Callable[[dist.ProcessGroup, GradBucket], torch.futures.Future[torch.Tensor]]:
+    """sum_bucket with gradients sent as `dtype`."""
+
+    def hook(group: dist.ProcessGroup, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        buffer = bucket.buffer()
+        future: Any = dist.all_reduce(buffer.to(dtype), group=group, async_op=True).get_future()
+
+        def widen(done: Any) -> torch.Tensor:
+            return buffer.copy_(done.value()[0])
+
+        result: torch.futures.Future[torch.Tensor] = future.then(widen)
+        return result
+
+    return hook
+
+
+class RealPairs:
+    """Collectives of fully_shard for complex tensors, which NCCL does not know: as pairs of real numbers."""
+
+    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+
+class GatherPairs(RealPairs):
+    def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, async_op: bool = False) -> Any:
+        return dist.all_gather_into_tensor(_real(output_tensor), _real(input_tensor), group=group, async_op=async_op)
+
+
+class ScatterPairs(RealPairs):
+    def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, op: ReduceOp, async_op: bool = False) -> Any:
+        return dist.reduce_scatter_tensor(_real(output_tensor), _real(input_tensor), op=op, group=group, async_op=async_op)
+
+
+def _real(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_real(tensor).flatten() if tensor.is_complex() else tensor

@@ -1,0 +1,143 @@
+"""Where in a step a process is: the engine says it, and somebody who watches takes the time. Unwatched, nothing is noted.
+
+Times are the device's own: on a GPU an event in the stream that computes, so that nobody waits for it; on a CPU the clock.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch._C._distributed_c10d import (
+    Work,  # public in torch.distributed, where type checkers don't see it
+)
+
+_NOTHING = nullcontext()
+_WAIT = "sync"
+
+
+class Marks:
+    """What an engine has whose steps nobody watches."""
+
+    def phase(self, name: str, lane: int = 0) -> AbstractContextManager[Any]:
+        """Around a part of a step. lane: which of this process's devices."""
+        return _NOTHING
+
+    def rest(self, name: str) -> None:
+        """What remains of the first device's open phase is this one."""
+
+
+@dataclass
+class Span:
+    """A phase that was. inside: number of the span around it, -1: the step."""
+
+    name: str
+    inside: int
+    begin: Any
+    end: Any = None
+
+
+@dataclass
+class Lane:
+    """One device's spans of a step, and its clock."""
+
+    now: Callable[[], Any]
+    spans: list[Span] = field(default_factory=list)
+    open: list[int] = field(default_factory=list)
+
+    def enter(self, name: str) -> int:
+        self.spans.append(Span(name, self.open[-1] if self.open else -1, self.now()))
+        self.open.append(len(self.spans) - 1)
+        return len(self.open)
+
+    def leave(self, depth: int) -> None:
+        """Of the phase entered at this depth, and of what was opened inside it since."""
+        end = self.now()
+        while len(self.open) >= depth:
+            self.spans[self.open.pop()].end = end
+
+
+class Timed(Marks):
+    """Takes the time of every phase. around: what is done beside it, given name and lane."""
+
+    def __init__(self, devices: list[torch.device]) -> None:
+        self.around: Callable[[str, int], AbstractContextManager[Any]] = lambda name, lane: nullcontext()
+        self._devices = devices
+        self._lanes = [Lane(_clock(device)) for device in devices]
+
+    @contextmanager
+    def phase(self, name: str, lane: int = 0) -> Iterator[None]:
+        own = self._lanes[lane]
+        depth = own.enter(name)
+        try:
+            with self.around(name, lane):
+                yield
+        finally:
+            own.leave(depth)
+
+    def rest(self, name: str) -> None:
+        self._lanes[0].enter(name)
+
+    def now(self) -> Any:
+        """On the first device's clock."""
+        return self._lanes[0].now()
+
+    def take(self) -> list[list[Span]]:
+        """By device, the spans since the last call."""
+        taken = [lane.spans for lane in self._lanes]
+        for lane in self._lanes:
+            lane.spans = []
+        return taken
+
+    @contextmanager
+    def waits(self) -> Iterator[None]:
+        """Meanwhile every wait for a collective that this process makes is a phase `sync`: torch's, which reach no code of ours under fsdp, too.
+
+        On a GPU only those that hold up the stream that computes; fsdp's wait in streams of their own.
+        """
+        torch_work: Any = Work
+        right = torch_work.wait
+        stream = self._stream()
+
+        def wait(work: Any, *arguments: Any, **options: Any) -> Any:
+            with self.phase(_WAIT) if self._stream() == stream else nullcontext():
+                return right(work, *arguments, **options)
+
+        torch_work.wait = wait
+        try:
+            yield
+        finally:
+            torch_work.wait = right
+
+    def _stream(self) -> Any:
+        return torch.cuda.current_stream(self._devices[0]) if self._devices[0].type == "cuda" else None
+
+
+def seconds(begin: Any, end: Any) -> float:
+    """Between two times of one clock; a GPU must have come past both."""
+    return end - begin if isinstance(end, float) else begin.elapsed_time(end) / 1e3  # type: ignore[no-any-return]
+
+
+def by_name(spans: list[Span]) -> dict[str, float]:
+    """Seconds of each phase without those inside it."""
+    found: dict[str, float] = {}
+    for span in spans:
+        took = seconds(span.begin, span.end)
+        found[span.name] = found.get(span.name, 0.0) + took
+        if span.inside >= 0:
+            found[spans[span.inside].name] -= took
+    return found
+
+
+def _clock(device: torch.device) -> Callable[[], Any]:
+    if device.type != "cuda":
+        return time.perf_counter
+
+    def now() -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(device))
+        return event
+
+    return now

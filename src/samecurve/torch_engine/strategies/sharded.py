@@ -1,0 +1,146 @@
+"""fsdp and hsdp: weights, gradients and optimizer state shared out among devices, a block's weights gathered whole while it runs.
+
+Under bf16 and f16 only weights that autocast would round anyway (those of linear and convolution layers) are gathered in two
+bytes, in a group of their own; norms and embeddings are gathered as they are. So the arithmetic is that of the other strategies.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from samecurve.core.planning.plan import Plan
+from samecurve.core.protocols import Slot
+from samecurve.errors import UserError
+from samecurve.torch_engine.model import blocks, rounded
+from samecurve.torch_engine.process_group import GatherPairs, Ranks, ScatterPairs
+
+_NARROW = {"bf16": torch.bfloat16, "f16": torch.float16}
+
+
+class FSDP:
+    """shards = world: fsdp. Fewer: hsdp, several copies of the model, each shared out; gradients are summed over copies in the last round only."""
+
+    def __init__(self, plan: Plan, ranks: Ranks, devices: Sequence[torch.device]) -> None:
+        assert ranks.group is not None
+        self._plan, self._ranks, self._device = plan, ranks, devices[0]
+        self.models: list[nn.Module] = []
+        self._mesh = self._make_mesh(ranks.group)
+        self._shards = Ranks(self._mesh.get_group("shard"))
+
+    def _make_mesh(self, group: dist.ProcessGroup) -> DeviceMesh:
+        kind, shards = self._device.type, self._plan.shards
+        if shards == self._ranks.world:
+            return DeviceMesh.from_group(group, kind, mesh_dim_names=("shard",))
+        members = torch.tensor(dist.get_process_group_ranks(group)).view(-1, shards)
+        own = dist.get_rank()
+        mine = []
+        for ranks in (*members.T.tolist(), *members.tolist()):  # made by all processes there are, in one order
+            made = dist.new_group(ranks)
+            mine += [made] if own in ranks else []
+        return DeviceMesh.from_group(mine, kind, mesh=members, mesh_dim_names=("copy", "shard"))
+
+    def peers(self) -> Sequence[Any]:
+        return [self._ranks]
+
+    def place(self, models: list[nn.Module], fill: Callable[[nn.Module], None]) -> None:
+        model = models[0]
+        _check_shareable(model)
+        for block in blocks(model):
+            fill(block)
+            self._share_out(block, self._plan.reshard)
+        fill(model)
+        self._share_out(model, False)
+        for module in self._sharded(model):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+        for buffer in model.buffers():
+            buffer.data = buffer.data.to(self._device)
+        self.models = self.replicas = [model]
+
+    def _share_out(self, part: nn.Module, reshard: bool) -> None:
+        """In groups of one number format each: complex ones, those gathered in two bytes, the rest."""
+        rest = [module for module in part.modules() if not isinstance(module, FSDPModule)]
+        how: dict[str, Any] = {"mesh": self._mesh, "reshard_after_forward": reshard, "offload_policy": CPUOffloadPolicy(pin_memory=self._device.type == "cuda") if self._plan.offload else OffloadPolicy()}
+        for module in rest:
+            if module is not part and any(parameter.is_complex() for parameter in module.parameters(recurse=False)):
+                fully_shard(module, **how)
+        narrow = _NARROW.get(self._plan.precision)
+        two_bytes = rounded(part, rest) if narrow else []
+        if two_bytes:
+            fully_shard(two_bytes, mp_policy=MixedPrecisionPolicy(narrow, torch.float32, cast_forward_inputs=False), **how)
+        fully_shard(part, mp_policy=MixedPrecisionPolicy(cast_forward_inputs=False), **how)
+        for module in self._sharded(part):
+            if any(parameter.is_complex() for parameter in module.parameters(recurse=False)):
+                module.set_custom_all_gather(GatherPairs())
+                module.set_custom_reduce_scatter(ScatterPairs())
+
+    @staticmethod
+    def _sharded(model: nn.Module) -> list[Any]:
+        return [module for module in model.modules() if isinstance(module, FSDPModule)]
+
+    def run(self, jobs: Sequence[Callable[[], Any]]) -> list[Any]:
+        return [job() for job in jobs]
+
+    def begin(self, parameters: Sequence[nn.Parameter], count: int) -> None:
+        for parameter in parameters:
+            parameter.grad = None
+
+    def round(self, index: int, slot: Slot, last: bool) -> AbstractContextManager[Any]:
+        if self._plan.shards < self._plan.world:
+            root: Any = self.models[0]
+            root.set_requires_all_reduce(last)
+        return nullcontext()
+
+    def expect(self, loss: torch.Tensor) -> None: ...
+
+    def reached(self) -> set[str]:
+        return {name for name, parameter in self.models[0].named_parameters() if parameter.grad is not None}
+
+    def reduce(self, parameters: Sequence[nn.Parameter]) -> None: ...
+
+    def norm(self, gradients: Iterable[torch.Tensor]) -> torch.Tensor:
+        norms = torch._foreach_norm(list(gradients))
+        own = torch.stack(norms).double().square().sum().to(self._device)
+        return self._shards.sum(own)().sqrt()
+
+    def spread(self) -> None: ...
+
+    def box(self, tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        if not isinstance(tensor, DTensor):
+            return tuple(tensor.shape), (0,) * tensor.ndim
+        _, offsets = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+        return tuple(tensor.shape), tuple(offsets)
+
+    def holders(self, tensor: torch.Tensor) -> tuple[int, int]:
+        if not isinstance(tensor, DTensor):
+            return self._ranks.index, self._ranks.world
+        return self._ranks.index // self._plan.shards, self._plan.world // self._plan.shards
+
+    def close(self) -> None: ...
+
+
+def _check_shareable(model: nn.Module) -> None:
+    """UserError: what fully_shard can't group."""
+    owner: dict[int, int] = {}
+    for number, block in enumerate(blocks(model)):
+        for name, parameter in block.named_parameters():
+            if owner.setdefault(id(parameter), number) != number:
+                raise UserError(f"fsdp: two blocks share {name}, and each block is gathered by itself", "--strategy ddp, or share the whole block", "model")
+    for name, module in model.named_modules():
+        kinds = {parameter.is_complex() for parameter in module.parameters(recurse=False)}
+        if len(kinds) > 1:
+            raise UserError(f"fsdp: {name or 'the model'} holds complex and real parameters side by side", "put the complex ones in a module of their own, or --strategy ddp", "model")

@@ -1,0 +1,115 @@
+"""The engine of a plan in this process: joined to its peers, ready to train, left in order. The one place where engines are chosen."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from samecurve.core.config.sections import Optimizer
+from samecurve.core.planning.plan import Plan
+from samecurve.core.profile_types import Course
+from samecurve.core.protocols import Engine, Rank, Task
+from samecurve.system import cache_home
+
+JOIN = timedelta(minutes=30)
+_SPARE = 8  # CPU devices of a process that will run several layouts: to make more later throws away all that was compiled
+
+
+@dataclass(frozen=True)
+class Seat:
+    """A process's place among those that train together. leave: called when nothing more is to be done together."""
+
+    engine: Callable[[Task, Optimizer], Engine]
+    leave: Callable[[], None] = lambda: None
+
+
+def import_engine(plan: Plan) -> None:
+    """What the engine needs, which takes seconds."""
+    import_module(f"samecurve.{plan.engine}_engine.engine")
+
+
+def take_seat(plan: Plan, rank: Rank, store: Any, coordinator: str | None) -> Seat:
+    """Meet the other ranks. store: torch's rendezvous; None: from the environment. coordinator: host:port where jax's processes meet."""
+    return _join_jax(plan, rank, coordinator) if plan.engine == "jax" else _join_torch(plan, rank, store)
+
+
+def warm_seat(plan: Plan, index: int, group: Any, more: bool = True) -> Seat:
+    """In a process that torch made a rank of `group` before. more: it will do more than this, on other numbers of devices."""
+    if plan.engine == "jax":
+        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # torch may want the same GPU's memory next
+        return _jax_seat(plan, index, least=_SPARE if more else 1)
+    return _torch_seat(plan, index, group if plan.backend != "none" else None, _torch_devices(plan, index))
+
+
+def _torch_devices(plan: Plan, index: int) -> list[Any]:
+    """Those of one process, the first made the current one."""
+    import torch
+
+    torch.set_num_threads(plan.threads)
+    if plan.exact:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before CUDA starts: else its matrix products may differ from run to run
+    if plan.compile:
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_home() / "inductor"))  # a second start reads what the first one compiled
+    devices = [torch.device(plan.devices[place].place) for place in plan.held_by(index)]
+    if devices[0].type == "cuda":
+        torch.cuda.set_device(devices[0])
+    return devices
+
+
+def _torch_seat(plan: Plan, index: int, group: Any, devices: list[Any], leave: Callable[[], None] = lambda: None) -> Seat:
+    from samecurve.torch_engine.engine import TorchEngine
+    from samecurve.torch_engine.process_group import Ranks
+
+    return Seat(lambda task, optimizer: TorchEngine(task, plan, optimizer, Ranks(group), devices), leave)
+
+
+def _join_torch(plan: Plan, rank: Rank, store: Any) -> Seat:
+    import torch.distributed as dist
+
+    devices = _torch_devices(plan, rank.index)
+    if plan.backend == "none":
+        return _torch_seat(plan, rank.index, None, devices)
+    where: dict[str, Any] = {"store": store, "rank": rank.index, "world_size": rank.world} if store is not None else {}
+    dist.init_process_group(plan.backend, timeout=JOIN, device_id=devices[0] if plan.backend == "nccl" else None, **where)
+
+    def leave() -> None:
+        dist.barrier()  # nobody takes the rendezvous away while another still needs it
+        dist.destroy_process_group()
+
+    return _torch_seat(plan, rank.index, dist.group.WORLD, devices, leave)
+
+
+def _jax_seat(plan: Plan, index: int, leave: Callable[[], None] = lambda: None, least: int = 1) -> Seat:
+    from samecurve.jax_engine import runtime
+    from samecurve.jax_engine.engine import JaxEngine
+    from samecurve.jax_engine.exact import ExactEngine
+
+    kind = ExactEngine if plan.exact else JaxEngine
+    os.environ.update(runtime.environment(plan, os.environ.get("XLA_FLAGS", "")))
+    runtime.configure(plan, index, str(cache_home() / "jax"), least)
+    devices = runtime.devices_of(plan)
+    return Seat(lambda task, optimizer: kind(task, plan, optimizer, devices, index), leave)
+
+
+def _join_jax(plan: Plan, rank: Rank, coordinator: str | None) -> Seat:
+    from samecurve.jax_engine import runtime
+
+    if coordinator is None:
+        return _jax_seat(plan, rank.index)
+    runtime.configure(plan, rank.index, str(cache_home() / "jax"))
+    runtime.join(coordinator, plan, rank.index)
+    return _jax_seat(plan, rank.index, runtime.leave)
+
+
+def watch_of(engine: Any, plan: Plan, course: Course, scratch: Path, trace: Path | None) -> Any:
+    """What watches an engine's steps. trace: where the profiler's trace goes, None: nowhere."""
+    if plan.engine == "jax":
+        from samecurve.jax_engine.profiler import JaxWatch
+
+        return JaxWatch(engine, course, scratch, trace)
+    from samecurve.torch_engine.profiling.profiler import TorchWatch
+
+    return TorchWatch(engine, course, trace)

@@ -1,0 +1,49 @@
+"""What a start took, and the starts before it that the same command made: written into the journal's lines as they pass."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from samecurve.core.events import Event
+from samecurve.run.attempt import Earlier
+
+
+class Clock:
+    """Seconds of a start's parts."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[f"{name}_seconds"] = round(time.perf_counter() - began, 3)
+
+
+def accounted(record: Callable[[Event], None], clock: Clock, earlier: Earlier | None, resumed: int) -> Callable[[Event], None]:
+    """record, with what the start took in `started`, a `recovered` line after a restart's first step, and the whole command's goodput at its end. resumed: the step that this start goes on from."""
+    recovery: list[float] = []
+
+    def recorded(event: Event) -> None:
+        if event.kind == "started":
+            event = replace(event, values={**event.values, **clock.seconds})
+        if earlier and event.kind in {"finished", "stopped"}:
+            event = replace(event, values={**event.values, **_whole(event, earlier, recovery)})
+        record(event)
+        if earlier and event.kind == "step" and not recovery:
+            recovery.append(round(event.time - earlier.failed, 3))
+            record(Event("recovered", event.step, {"seconds": recovery[0], "from": resumed}))
+
+    return recorded
+
+
+def _whole(event: Event, earlier: Earlier, recovery: list[float]) -> dict[str, Any]:
+    """Of all starts: wall seconds, steps, the share of those seconds in steps that count, and how long each recovery took."""
+    wall = event.time - earlier.began
+    useful = earlier.useful + event.values["goodput"] * event.values["seconds"]
+    return {"seconds": wall, "steps": earlier.steps + event.values["steps"], "goodput": useful / wall, "recoveries": [*earlier.recoveries, *recovery]}

@@ -1,0 +1,69 @@
+"""Faults to plant in a rank: each a rehearsal that is right but for one thing."""
+
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from samecurve.core.determinism.mean import Mean
+from samecurve.core.protocols import Arrays
+from samecurve.run.directory import Run
+from samecurve.tasks.language.torch_task import TorchLanguage
+from samecurve.torch_engine.strategies.replicated import DDP
+from samecurve.torch_engine.strategies.sharded import FSDP
+from samecurve.worker.jobs.train import rehearse
+
+LOST = "layers.1.mlp.up_proj.weight"
+
+
+def mean_of_means(index: int, group: Any, argument: str) -> None:
+    """Each slot's mean counts the same, however many tokens it has."""
+    right = TorchLanguage.loss
+
+    def loss(task: TorchLanguage, model: Any, batch: Arrays) -> Mean:
+        found = right(task, model, batch)
+        return Mean(found.sum / found.weight, 1)
+
+    with patch.object(TorchLanguage, "loss", loss):
+        rehearse(index, group, argument)
+
+
+def another_seed(index: int, group: Any, argument: str) -> None:
+    """The second rank draws its samples by another seed."""
+    right = Run.read_plan
+
+    def read_plan(run: Run) -> Any:
+        made = right(run)
+        return replace(made, fixed=replace(made.fixed, seed=made.fixed.seed + index))
+
+    with patch.object(Run, "read_plan", read_plan):
+        rehearse(index, group, argument)
+
+
+def one_not_reduced(index: int, group: Any, argument: str) -> None:
+    """DDP leaves one parameter's gradient as each rank has it."""
+    place = DDP.place
+
+    def placed(strategy: DDP, models: list[nn.Module], fill: Any) -> None:
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(models[0], [LOST])  # type: ignore[no-untyped-call]
+        place(strategy, models, fill)
+
+    with patch.object(DDP, "place", placed), patch.object(DDP, "reduce", lambda strategy, parameters: None):  # reduce would see it
+        rehearse(index, group, argument)
+
+
+def factor_on_the_root_alone(index: int, group: Any, argument: str) -> None:
+    """fully_shard's sums instead of means are asked of the root, not of each block."""
+    with patch.object(FSDP, "_sharded", staticmethod(lambda model: [model] if hasattr(model, "layers") else [])):
+        rehearse(index, group, argument)
+
+
+def dies(index: int, group: Any, argument: str) -> None:
+    """The second rank ends without a word."""
+    if index == 1:
+        import os
+
+        os._exit(3)
+    rehearse(index, group, argument)

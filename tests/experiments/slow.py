@@ -1,0 +1,88 @@
+"""Ranks that are slow in one place, to plant it: each does what `profile` has a rank do, but for that."""
+
+import time
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from samecurve.core.determinism.mean import Mean
+from samecurve.core.protocols import Arrays
+from samecurve.data.tokens import TokenWindows
+from samecurve.tasks.language.torch_task import TorchLanguage
+from samecurve.worker.jobs.profile import watch_rank
+from samecurve.worker.jobs.train import rehearse
+
+SECONDS = 0.12  # well above what a busy machine does to a step of a few milliseconds
+SIZE = 900
+ROW = 0.02
+
+
+def source(*given: Any) -> Any:
+    """Each batch of data takes its time."""
+    right = TokenWindows.__getitem__
+
+    def slow(windows: TokenWindows, ids: Any) -> Any:
+        time.sleep(SECONDS)
+        return right(windows, ids)
+
+    with patch.object(TokenWindows, "__getitem__", slow):
+        return watch_rank(*given)
+
+
+def forward(*given: Any) -> Any:
+    """The model multiplies large matrices by the way."""
+    right = TorchLanguage.loss
+    large = torch.ones(SIZE, SIZE)
+
+    def slow(task: TorchLanguage, model: Any, batch: Arrays) -> Mean:
+        found = right(task, model, batch)
+        return Mean(found.sum + 0 * (large @ large).sum(), found.weight)
+
+    with patch.object(TorchLanguage, "loss", slow):
+        return watch_rank(*given)
+
+
+def second_rank(index: int, *given: Any) -> Any:
+    """The forward pass of the second rank takes longer than the first one's."""
+    right = TorchLanguage.loss
+
+    def slow(task: TorchLanguage, model: Any, batch: Arrays) -> Mean:
+        time.sleep(SECONDS * index)
+        return right(task, model, batch)
+
+    with patch.object(TorchLanguage, "loss", slow):
+        return watch_rank(index, *given)
+
+
+def dies(index: int, *given: Any) -> Any:
+    """The second rank ends without a word, but for its log."""
+    if index == 1:
+        import os
+
+        print("the last word of a rank", flush=True)
+        os._exit(3)
+    return watch_rank(index, *given)
+
+
+def _lasting(index: int) -> Any:
+    """A forward pass lasts so long for each row, on the second rank three times as long. What this machine takes for it is within that, and hardly matters so."""
+    right = TorchLanguage.loss
+
+    def slow(task: TorchLanguage, model: Any, batch: Arrays) -> Mean:
+        until = time.perf_counter() + len(batch["labels"]) * ROW * (1 + 2 * index)
+        found = right(task, model, batch)
+        time.sleep(max(0.0, until - time.perf_counter()))
+        return found
+
+    return patch.object(TorchLanguage, "loss", slow)
+
+
+def rows(index: int, *given: Any) -> Any:
+    with _lasting(index):
+        return watch_rank(index, *given)
+
+
+def rehearsed(index: int, *given: Any) -> None:
+    with _lasting(index):
+        rehearse(index, *given)

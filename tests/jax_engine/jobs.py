@@ -1,0 +1,131 @@
+"""What a warm rank does with jax for the tests beside it."""
+
+import os
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from samecurve.core.config.document import Document
+from samecurve.core.config.sections import Config, load
+from samecurve.core.events import REQUESTS
+from samecurve.core.planning.plan import Plan, plan
+from samecurve.core.protocols import Rank
+from samecurve.data.feed import Feed
+from samecurve.errors import UserError
+from samecurve.probe import probe
+from samecurve.run.directory import Run
+from samecurve.system import cache_home
+from samecurve.tasks import Tasks, open_task
+from samecurve.worker.join import warm_seat
+from samecurve.worker.preflight import Deadline
+from tiny import MACHINE
+
+
+def config_of(values: Mapping[str, Any]) -> Config:
+    return load(Document(dict(values)), Tasks()).config
+
+
+def opened(values: Mapping[str, Any]) -> tuple[Any, Plan, Any, Feed]:
+    """Engine, plan, state and feed of a config, on this process's devices."""
+    config = config_of(values)
+    task = open_task(config, str(cache_home()))
+    made = plan(config, MACHINE if config.devices.use.startswith("cpu") else probe(), task.facts())
+    engine = warm_seat(made, 0, None).engine(task, config.optimizer)
+    return engine, made, engine.init(), Feed(made, made.held_by(0), task.train_data(), task.eval_data(), engine.stage, 0, 0)
+
+
+def programs(index: int, group: Any, values: Mapping[str, Any]) -> dict[str, int]:
+    """How many collectives of each kind the compiled step has."""
+    engine, _, state, feed = opened(values)
+    text = str(engine.program(state, next(iter(feed))[1]).as_text())
+    return {kind: len(re.findall(rf"\b{kind}(?:-start)?\(", text)) for kind in ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")}
+
+
+def compilations(index: int, group: Any, values: Mapping[str, Any]) -> list[int]:
+    """Programs compiled in each step of a run."""
+    import jax
+
+    found: list[int] = []
+
+    def count(event: str, duration_secs: float, **_: Any) -> None:
+        if event == "/jax/core/compile/backend_compile_duration" and found:
+            found[-1] += 1
+
+    jax.monitoring.register_event_duration_secs_listener(count)
+    engine, made, state, feed = opened(values)
+    for step, batch in feed:
+        found.append(0)
+        state, stats = engine.step(state, batch, made.lr_at(step), [0] * len(REQUESTS))
+        stats.read()
+    return found
+
+
+def failure(index: int, group: Any, values: Mapping[str, Any]) -> tuple[str, str]:
+    """Cause and remedy of what the first step of a task comes to; empty: it is trained."""
+    try:
+        engine, made, state, feed = opened(values)
+        step, batch = next(iter(feed))
+        engine.step(state, batch, made.lr_at(step), [0] * len(REQUESTS))
+    except UserError as error:
+        return error.cause, error.remedy
+    return "", ""
+
+
+def trained(index: int, group: Any, values: Mapping[str, Any]) -> tuple[list[float], dict[str, float], dict[str, Any], tuple[str, ...]]:
+    """Losses, evaluation, arrays and warnings of a run."""
+    engine, made, state, feed = opened(values)
+    losses = []
+    for step, batch in feed:
+        state, stats = engine.step(state, batch, made.lr_at(step), [0] * len(REQUESTS))
+        losses.append(stats.read().loss)
+    metrics = engine.task.summarize(engine.evaluate(state, feed.evaluation()))
+    return losses, metrics, {piece.name: piece.buffer for piece in engine.gather(state)}, made.warnings
+
+
+def conjugates(index: int, group: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The gradient of |w z - 1|^2 at a complex w by jax.grad, by pairs, and by finite differences; and a sum of complex leaves over devices."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    from jax.sharding import Mesh, PartitionSpec
+
+    from samecurve.jax_engine.complex_pairs import descent, join, psum, split
+
+    opened(values)  # sets jax up: float64, devices
+    w, z = jnp.array([0.3 + 0.7j, -1.1 + 0.2j]), jnp.array([1.5 - 0.5j, 0.4 + 2.0j])
+
+    def loss(w: Any) -> Any:
+        return jnp.sum(jnp.abs(w * z - 1) ** 2)
+
+    def slope(step: complex) -> Any:
+        return np.array([(loss(w.at[k].add(1e-6 * step)) - loss(w.at[k].add(-1e-6 * step))) / 2e-6 for k in range(2)])
+
+    raw = jax.grad(loss)(w)
+    mesh = Mesh(np.array(jax.devices()[:2]), ("data",))
+    tree = {"c": jnp.array([1 + 2j, 3 - 4j]), "r": jnp.array([5.0, 6.0])}
+    added = jax.shard_map(lambda leaves: psum(leaves, "data"), mesh=mesh, in_specs=PartitionSpec("data"), out_specs=PartitionSpec(), check_vma=False)(tree)
+    return {"raw": np.asarray(raw), "descent": np.asarray(descent(raw)), "pairs": np.asarray(jax.grad(lambda pair: loss(join(pair)))(split(w))), "x": slope(1), "y": slope(1j),
+            "sum": np.asarray(added["c"]), "real": np.asarray(added["r"])}
+
+
+def silent(index: int, group: Any, values: Mapping[str, Any], home: str, coordinator: str) -> None:
+    """Rank 1 never comes to the first collective. coordinator: for jax's processes."""
+    config = config_of(values)
+    task = open_task(config, str(cache_home()))
+    made = plan(config, replace(MACHINE, started=2) if config.engine == "jax" else MACHINE, task.facts())
+    if config.engine == "jax":
+        from samecurve.worker.join import take_seat
+
+        engine = take_seat(made, Rank(index, index, 2), None, coordinator).engine(task, config.optimizer)
+    else:
+        engine = warm_seat(made, index, group).engine(task, config.optimizer)
+    if index:
+        time.sleep(60)
+        os._exit(3)
+    run = Run(Path(home))
+    run.logs.mkdir(parents=True)
+    with Deadline(2, "a first collective", made, run, "test", Rank(index, index, 2), False):
+        engine.preflight()

@@ -1,0 +1,120 @@
+"""train.compile: blocks by themselves, one program for all that are alike, whatever is in them; the results are those of the model as written."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from commands import losses, samecurve, write_config
+from torch import nn
+from torch._dynamo.exc import FailOnRecompileLimitHit
+
+from samecurve.tasks.language.fields import LanguageModel
+from samecurve.tasks.language.torch_model import Decoder
+from samecurve.torch_engine.compile import compile_model
+from samecurve.torch_engine.layers.batch_norm import Alone, Rows, synchronise
+from samecurve.torch_engine.layers.dropout import key_dropout
+from samecurve.torch_engine.model import recompute, seeded
+
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch's compiler looks at it itself
+FIELDS = LanguageModel(hidden_size=16, num_layers=4, num_heads=2, intermediate_size=16, max_seq_len=8, tie_embeddings=True)
+
+
+def programs() -> int:
+    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+
+
+def decoder() -> Decoder:
+    with seeded(1):
+        return Decoder(FIELDS, 40).double()
+
+
+def gradients(model: nn.Module, tokens: torch.Tensor) -> list[Any]:
+    loss = model(tokens, tokens)
+    return [loss, *torch.autograd.grad(loss, [*model.parameters()])]
+
+
+@pytest.mark.parametrize("how", ["none", "block", "selective"])
+def test_alike_blocks_share_a_program_for_each_shape(how: Any) -> None:
+    """Four blocks: one program for a full slot, one more for a short one; so for the head. Kernels are not made of it here: that takes a minute."""
+    plain, compiled = decoder(), decoder()
+    recompute(plain, how)
+    compile_model(compiled, how, "eager")
+    assert [name for name, _ in compiled.named_parameters()] == [name for name, _ in plain.named_parameters()]
+    tokens = torch.arange(24).view(3, 8)
+    before = programs()
+    for rows, most in ((3, 2), (2, 3), (3, 3)):
+        for found, expected in zip(gradients(compiled, tokens[:rows]), gradients(plain, tokens[:rows]), strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
+        assert programs() - before <= most
+
+
+class Part(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.linear, self.drop = nn.BatchNorm1d(6), nn.Linear(6, 6), nn.Dropout(0.3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return cast(torch.Tensor, x + self.drop(torch.tanh(self.linear(self.norm(x)))))
+
+
+def test_masks_that_follow_the_sample_and_synchronised_norms_stay_what_they_are() -> None:
+    """Each module has a name and a number of its own there, which must not make a program each."""
+    found = []
+    for compiled in (False, True):
+        rows = Rows()
+        with seeded(2):
+            model = nn.Sequential(*(Part() for _ in range(5))).double()
+        synchronise(model, Alone(), rows)
+        key_dropout(model, rows, 7)
+        if compiled:
+            compile_model(model, "none", "eager")
+        before, steps = programs(), []
+        for keys in (torch.arange(4), torch.arange(4, 8)):
+            rows.begin(keys)
+            out = model(torch.linspace(-1, 1, 24, dtype=torch.float64).view(4, 6))
+            steps += [out, *torch.autograd.grad(out.square().sum(), [*model.parameters()])]
+        found.append(steps)
+    assert 0 < programs() - before <= 4  # a block is cut where a norm and a mask are
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-14)
+
+
+def test_ever_other_shapes_are_an_error() -> None:
+    """Not a silent return to what is slow."""
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    compile_model(model, "none", "eager")
+    with pytest.raises(FailOnRecompileLimitHit, match="recompile_limit"):
+        [model(torch.ones(rows, 3)) for rows in range(2, 40)]
+
+
+def test_without_it_nothing_of_the_compiler_is_imported() -> None:
+    """Its import takes every rank seconds."""
+    work = ("import sys, torch\nimport samecurve.torch_engine.engine, samecurve.torch_engine.model\nfrom samecurve.tasks.language.torch_model import Decoder\nfrom samecurve.tasks.language.fields import LanguageModel\n"
+            "made = Decoder(LanguageModel(hidden_size=16, num_layers=2, num_heads=2), 40)\nmade(*[torch.zeros(1, 8, dtype=torch.int64)] * 2).backward()\nprint('torch._dynamo' in sys.modules)")
+    assert subprocess.run([sys.executable, "-c", work], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("how", ["none", "block"])
+def test_verify_passes_compiled(how: str, corpus: Path, tmp_path: Path) -> None:
+    """The whole compiler, on threads, ranks, shards, with tails of three sizes."""
+    done = samecurve("verify", "-f", write_config(tmp_path, corpus), "--compile", "--layouts", "single,dp:2,ddp:3,fsdp:2,ddp:2..fsdp:2", "--steps", "4", "--set", f"train.recompute={how}", cwd=tmp_path, timeout=1200)
+    assert "PASS   all 5 layouts" in done.stdout
+    assert "leaked" not in done.stderr
+
+
+@pytest.mark.long
+def test_a_compiled_run_has_the_losses_of_one_as_written(corpus: Path, tmp_path: Path) -> None:
+    """Epochs with short tails, evaluations, samples, a stop and a resume; recompute; one block, so the whole model."""
+    write_config(tmp_path, corpus, steps=30, save=10)
+    samecurve("train", "-f", "tiny.yaml", "--devices", "cpu", "--save-dir", "plain", cwd=tmp_path)
+    samecurve("train", "-f", "tiny.yaml", "--devices", "cpu", "--save-dir", "compiled", "--compile", "--stop-after", "15", cwd=tmp_path, timeout=600)
+    samecurve("train", "-f", "tiny.yaml", "--devices", "cpu", "--save-dir", "compiled", "--compile", "--set", "train.recompute=selective", cwd=tmp_path, timeout=600)
+    np.testing.assert_allclose(losses(tmp_path / "compiled"), losses(tmp_path / "plain"), rtol=1e-11)
+    for name, flags in (("one", ()), ("whole", ("--compile",))):
+        samecurve("train", "-f", "tiny.yaml", "--devices", "cpu", "--save-dir", name, "--set", "model.num_layers=1", "--max-steps", "8", "--warmup", "1", *flags, cwd=tmp_path, timeout=600)
+    np.testing.assert_allclose(losses(tmp_path / "whole"), losses(tmp_path / "one"), rtol=1e-11)

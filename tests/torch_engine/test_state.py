@@ -1,0 +1,38 @@
+"""What is not finite is not saved."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from samecurve.errors import RunError
+from samecurve.torch_engine.checkpoint import State, gather
+from samecurve.torch_engine.model import freeze
+from samecurve.torch_engine.optimizer import Configured
+from samecurve.torch_engine.optimizer_params import weights
+from samecurve.torch_engine.precision import Scale
+from samecurve.torch_engine.process_group import Ranks
+from tiny import config_of, tiny_values
+
+CPU = torch.device("cpu")
+
+
+def state(tmp_path: Any) -> State:
+    model = torch.nn.Linear(3, 2)
+    fields = config_of(tiny_values(tmp_path)).optimizer
+    freeze(model, fields.rules)
+    trained = weights(model)
+    return State(model, trained, Configured(fields, trained), Scale("f32", CPU))
+
+
+def saved(found: State) -> list[str]:
+    return [piece.name for piece in gather(found, lambda tensor: (tuple(tensor.shape), (0,) * tensor.ndim), lambda tensor: (0, 1), Ranks(), CPU)]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_a_value_that_is_not_finite_is_named_and_nothing_is_saved(value: float, tmp_path: Any) -> None:
+    found = state(tmp_path)
+    assert "model/weight" in saved(found)
+    found.update.slots(found.trained[1])["exp_avg"][1] = value
+    with pytest.raises(RunError, match=r"not finite any more are optimizer/exp_avg/bias"):
+        saved(found)
