@@ -1,7 +1,9 @@
-"""Seconds that training loses to a save of some 300 MB: ours beside a plain torch.save, DCP and DCP's async_save, in turn, in one process.
+"""Seconds that training loses to a save of some 300 MB: ours beside a plain torch.save, DCP and
+DCP's async_save, in turn, in one process.
 
-A stack of wide layers, 25M parameters in f32 with AdamW's two moments; one training thread. What is lost: the save's own call and how much longer
-the five steps after it take than five steps without a save (the median of those before). torch.save and DCP also make no manifest, no hash and no atomic
+A stack of wide layers, 25M parameters in f32 with AdamW's two moments; one training thread. What is
+lost: the save's own call and how much longer the five steps after it take than five steps without a
+save (the median of those before). torch.save and DCP also make no manifest, no hash and no atomic
 publication; ours does. Run: python -m benchmarks.checkpoint [--turns 5]
 """
 
@@ -67,13 +69,29 @@ def lost(ends: list[float]) -> float:
 
 
 def ours(home: Path) -> float:
-    config = config_of({"task": f"{Path(__file__)}:Wide", "batch": {"samples": BATCH}, "optimizer": {"lr": LR, "clip": 1.0},
-                        "train": {"steps": STEPS, "save_every": AT}, "devices": {"use": "cpu", "strategy": "single", "threads": 1}})
+    config = config_of(
+        {
+            "task": f"{Path(__file__)}:Wide",
+            "batch": {"samples": BATCH},
+            "optimizer": {"lr": LR, "clip": 1.0},
+            "train": {"steps": STEPS, "save_every": AT},
+            "devices": {"use": "cpu", "strategy": "single", "threads": 1},
+        }
+    )
     task: Any = open_task(config, str(home / "cache"))
     made, run = plan(config, probe(), task.facts()), Run(home / "run")
     run.checkpoints.mkdir(parents=True)
     saved: list[Event] = []
-    store = checkpoint_store(run, made, config, Rank(0, 0, 1), Attempt("benchmark", str(run.home)), True, saved.append, None)
+    store = checkpoint_store(
+        run,
+        made,
+        config,
+        Rank(0, 0, 1),
+        Attempt("benchmark", str(run.home)),
+        True,
+        saved.append,
+        None,
+    )
     ends: list[float] = []
     inner = TorchEngine(task, made, config.optimizer, Ranks(), [torch.device("cpu")])
     step = inner.step
@@ -111,7 +129,9 @@ def loop(save: Callable[[nn.Module, torch.optim.Optimizer, Path], Any], home: Pa
 
 
 def torch_save(model: nn.Module, optimizer: torch.optim.Optimizer, home: Path) -> None:
-    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, home / "checkpoint.pt")
+    torch.save(
+        {"model": model.state_dict(), "optimizer": optimizer.state_dict()}, home / "checkpoint.pt"
+    )
 
 
 def _state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -149,14 +169,33 @@ def main() -> None:
 
             return once
 
-        sides = {"samecurve": side(ours), "torch.save": side(lambda home: loop(torch_save, home)), "dcp": side(lambda home: loop(dcp, home)), "dcp async": side(lambda home: loop(dcp_async, home))}
+        sides = {
+            "samecurve": side(ours),
+            "torch.save": side(lambda home: loop(torch_save, home)),
+            "dcp": side(lambda home: loop(dcp, home)),
+            "dcp async": side(lambda home: loop(dcp_async, home)),
+        }
         alternate(sides, 1)  # imports, first pages of files
         found = alternate(sides, given.turns)
     print(f"{'saver':<12}{'seconds lost':>13}   each turn's")
     for name, times in found.items():
-        print(f"{name:<12}{statistics.median(times):13.2f}   {', '.join(f'{seconds:.2f}' for seconds in times)}")
+        print(
+            f"{name:<12}{statistics.median(times):13.2f}  "
+            f" {', '.join(f'{seconds:.2f}' for seconds in times)}"
+        )
     if not given.dry:
-        print(write("checkpoint", {"seconds_lost": found, "bytes": 3 * 4 * sum(parameter.numel() for parameter in Wide().model().parameters()), "steps_after": AFTER}))
+        print(
+            write(
+                "checkpoint",
+                {
+                    "seconds_lost": found,
+                    "bytes": (
+                        3 * 4 * sum(parameter.numel() for parameter in Wide().model().parameters())
+                    ),
+                    "steps_after": AFTER,
+                },
+            )
+        )
 
 
 if __name__ == "__main__":

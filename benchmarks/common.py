@@ -1,4 +1,6 @@
-"""What the benchmarks share: real runs of ours in this process, other trainers beside them, and result files."""
+"""What the benchmarks share: real runs of ours in this process, other trainers beside them, and
+result files.
+"""
 
 import importlib.metadata
 import json
@@ -31,8 +33,19 @@ RESULTS = Path(__file__).parent / "results"
 _SHOWN = ("torch", "accelerate", "lightning", "transformers", "jax", "torchao")
 
 
-def trained(engine: Engine, task: Task, made: Plan, home: Path, record: Callable[[Event], None] = lambda event: None, store: Any = None, place: int = 0) -> Any:
-    """A rank's run as worker.py puts it together: feed, journal, heartbeat, requests. record: called beside the journal. place: which rank. Returns the state."""
+def trained(
+    engine: Engine,
+    task: Task,
+    made: Plan,
+    home: Path,
+    record: Callable[[Event], None] = lambda event: None,
+    store: Any = None,
+    place: int = 0,
+) -> Any:
+    """A rank's run as worker.py puts it together: feed, journal, heartbeat, requests.
+
+    record: called beside the journal. place: which rank. Returns the state.
+    """
     run = Run(home)
     run.logs.mkdir(parents=True, exist_ok=True)
     feed = Feed(made, made.held_by(place), task.train_data(), None, engine.stage)
@@ -43,7 +56,16 @@ def trained(engine: Engine, task: Task, made: Plan, home: Path, record: Callable
         record(event)
 
     try:
-        state, _ = train(made, engine, feed, store or Unsaved(), both, Pulse(run.logs / "pulse-0"), ControlFile(run, "benchmark"), task.summarize)
+        state, _ = train(
+            made,
+            engine,
+            feed,
+            store or Unsaved(),
+            both,
+            Pulse(run.logs / "pulse-0"),
+            ControlFile(run, "benchmark"),
+            task.summarize,
+        )
     finally:
         feed.close()
         engine.close()
@@ -54,12 +76,22 @@ def trained(engine: Engine, task: Task, made: Plan, home: Path, record: Callable
 def timed(engine: Engine, task: Task, made: Plan, home: Path, warm: int) -> float:
     """Median seconds a step of a run by itself, its first `warm` steps left out."""
     times: list[float] = []
-    trained(engine, task, made, home, lambda event: times.append(time.perf_counter()) if event.kind == "step" else None)
+    trained(
+        engine,
+        task,
+        made,
+        home,
+        lambda event: times.append(time.perf_counter()) if event.kind == "step" else None,
+    )
     return statistics.median(b - a for a, b in pairwise(times[warm:]))
 
 
 class Gaps:
-    """When steps ended. seconds(): a step, the median over blocks of steps, so that what comes now and then counts, and what other programs did in one moment doesn't."""
+    """When steps ended.
+
+    seconds(): a step, the median over blocks of steps, so that what comes now and then counts, and
+    what other programs did in one moment doesn't.
+    """
 
     def __init__(self, block: int) -> None:
         self._block = block
@@ -75,7 +107,10 @@ class Gaps:
 
 
 def alternate(sides: Mapping[str, Callable[[], float]], times: int) -> dict[str, list[float]]:
-    """Each side in turn, so often. Every other turn goes backwards: what warms up during a turn favours nobody."""
+    """Each side in turn, so often.
+
+    Every other turn goes backwards: what warms up during a turn favours nobody.
+    """
     found: dict[str, list[float]] = {name: [] for name in sides}
     for turn in range(times):
         order = list(sides)[:: 1 if turn % 2 == 0 else -1]
@@ -84,7 +119,9 @@ def alternate(sides: Mapping[str, Callable[[], float]], times: int) -> dict[str,
     return found
 
 
-def paired(ours: Sequence[float], other: Sequence[float], compare: Callable[[float, float], float]) -> float:
+def paired(
+    ours: Sequence[float], other: Sequence[float], compare: Callable[[float, float], float]
+) -> float:
     """The median over alternations of what one has to the other."""
     return statistics.median(compare(a, b) for a, b in zip(ours, other, strict=True))
 
@@ -106,7 +143,13 @@ def write(name: str, result: Mapping[str, Any], machine: str | None = None) -> P
     """benchmarks/results/NAME-MACHINE.json, with what it was measured on and with."""
     here = probe()
     where = machine or machine_of(here)
-    said = {"machine": where, "cores": here.cores, "python": platform.python_version(), "versions": installed(_SHOWN), **result}
+    said = {
+        "machine": where,
+        "cores": here.cores,
+        "python": platform.python_version(),
+        "versions": installed(_SHOWN),
+        **result,
+    }
     place = RESULTS / f"{name}-{re.sub('[^A-Za-z0-9]+', '-', where).strip('-').lower()}.json"
     place.write_text(json.dumps(said, indent=1) + "\n")
     return place

@@ -1,8 +1,10 @@
-"""Batches a second of the feed beside torch's DataLoader, in one process, in turn: light decoding (a slice) and heavy (inflate and normalise), with 0 and more workers.
+"""Batches a second of the feed beside torch's DataLoader, in one process, in turn: light decoding
+(a slice) and heavy (inflate and normalise), with 0 and more workers.
 
-Both read the same samples in the same order and end with the same torch tensors; a batch counts when it is there. The DataLoader is given the
-feed's ids as its batches, and persistent workers. Prints a table; writes benchmarks/results/data-<machine>.json.
-Run: python -m benchmarks.data [--workers 0,2] [--rounds 3]
+Both read the same samples in the same order and end with the same torch tensors; a batch counts
+when it is there. The DataLoader is given the feed's ids as its batches, and persistent workers.
+Prints a table; writes benchmarks/results/data-<machine>.json. Run: python -m benchmarks.data
+[--workers 0,2] [--rounds 3]
 """
 
 import argparse
@@ -40,7 +42,9 @@ WARM = 8
 
 
 class Pictures(Dataset[dict[str, Any]]):
-    """Random pictures that lie ready in memory (light), or deflated, to be inflated and normalised (heavy, some 3 ms each)."""
+    """Random pictures that lie ready in memory (light), or deflated, to be inflated and normalised
+    (heavy, some 3 ms each).
+    """
 
     def __init__(self, heavy: bool) -> None:
         raw = np.random.default_rng(0).integers(0, 16, (64, *SHAPE), dtype=np.uint8)
@@ -53,8 +57,18 @@ class Pictures(Dataset[dict[str, Any]]):
     def __getitem__(self, index: int) -> dict[str, Any]:
         if not self._packed:
             return {"x": self._ready[index % 64], "y": index}
-        picture = np.frombuffer(zlib.decompress(self._packed[index % 64]), np.uint8).reshape(SHAPE).astype(np.float32)
-        return {"x": (picture - picture.mean((1, 2), keepdims=True)) / (picture.std((1, 2), keepdims=True) + 1e-6), "y": index}
+        picture = (
+            np.frombuffer(zlib.decompress(self._packed[index % 64]), np.uint8)
+            .reshape(SHAPE)
+            .astype(np.float32)
+        )
+        return {
+            "x": (
+                (picture - picture.mean((1, 2), keepdims=True))
+                / (picture.std((1, 2), keepdims=True) + 1e-6)
+            ),
+            "y": index,
+        }
 
 
 class Watched:
@@ -87,14 +101,20 @@ def feed_batches(config: Config, made: Plan, source: Any, workers: int) -> Itera
 
 
 def _as_tensors(rounds: Any, of: int) -> Any:
-    return [{name: torch.from_numpy(array) for name, array in slot.arrays.items()} for (slot,) in rounds if slot]
+    return [
+        {name: torch.from_numpy(array) for name, array in slot.arrays.items()}
+        for (slot,) in rounds
+        if slot
+    ]
 
 
 def loader_batches(made: Plan, source: Dataset[Any], workers: int) -> Iterator[float]:
     ids = [found.tolist() for found in made.order.ids(range(made.steps))]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of more workers than cores
-        loader = DataLoader(source, batch_sampler=ids, num_workers=workers, persistent_workers=workers > 0)
+        loader = DataLoader(
+            source, batch_sampler=ids, num_workers=workers, persistent_workers=workers > 0
+        )
     for _ in loader:
         yield time.perf_counter()
 
@@ -107,18 +127,28 @@ def rate(times: Iterator[float]) -> float:
 
 def measure(kind: str, workers: int, rounds: int) -> dict[str, list[float]]:
     task = f"{Path(__file__)}:Watched"
-    values = {"task": task, "model": {}, "data": {"heavy": int(kind == "heavy")}, "batch": {"samples": BATCH}, "train": {"steps": WARM + STEPS[kind]}, "devices": {"use": "cpu"}}
+    values = {
+        "task": task,
+        "model": {},
+        "data": {"heavy": int(kind == "heavy")},
+        "batch": {"samples": BATCH},
+        "train": {"steps": WARM + STEPS[kind]},
+        "devices": {"use": "cpu"},
+    }
     config = load(Document(values), Tasks()).config
     opened: Any = open_task(config, "")
     made = plan(config, Machine((), (), 8 << 30, 2), opened.facts())
     sides: dict[str, Callable[[], Iterator[float]]] = {
         "feed": lambda: feed_batches(config, made, opened.train_data(), workers),
-        "DataLoader": lambda: loader_batches(made, Pictures(kind == "heavy"), workers)}
+        "DataLoader": lambda: loader_batches(made, Pictures(kind == "heavy"), workers),
+    }
     return {name: [rate(side()) for _ in range(rounds)] for name, side in sides.items()}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--workers", default="0,2")
     parser.add_argument("--rounds", type=int, default=3)
     given = parser.parse_args()
@@ -130,9 +160,28 @@ def main() -> None:
             rates = measure(kind, workers, given.rounds)
             feed, loader = (statistics.median(rates[side]) for side in ("feed", "DataLoader"))
             found[f"{kind}, {workers} workers"] = rates
-            print(f"{kind:<9} {workers:<8} {feed:<15.1f} {loader:<21.1f} {feed / loader:.2f}", flush=True)
-    path = Path(__file__).parent / "results" / f"data-{re.sub('[^A-Za-z0-9]+', '-', cpu.name()).strip('-').lower()}.json"
-    path.write_text(json.dumps({"python": platform.python_version(), "torch": torch.__version__, "batch": BATCH, "shape": SHAPE, "batches_per_second": found}, indent=1) + "\n")
+            print(
+                f"{kind:<9} {workers:<8} {feed:<15.1f} {loader:<21.1f} {feed / loader:.2f}",
+                flush=True,
+            )
+    path = (
+        Path(__file__).parent
+        / "results"
+        / f"data-{re.sub('[^A-Za-z0-9]+', '-', cpu.name()).strip('-').lower()}.json"
+    )
+    path.write_text(
+        json.dumps(
+            {
+                "python": platform.python_version(),
+                "torch": torch.__version__,
+                "batch": BATCH,
+                "shape": SHAPE,
+                "batches_per_second": found,
+            },
+            indent=1,
+        )
+        + "\n"
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""Tokens per second of a 10.7M-parameter GPT on two CPU ranks of one thread each: ours, a plain DDP loop, Accelerate, Fabric and HF Trainer, in turn.
+"""Tokens per second of a 10.7M-parameter GPT on two CPU ranks of one thread each: ours, a plain DDP
+loop, Accelerate, Fabric and HF Trainer, in turn.
 
-All in the same two processes, over the same group (gloo), on the same model, batches, clipping and optimizer; each reads its loss and norm every step.
-Run: python -m benchmarks.ddp [--turns 5] [--steps 12]. Those that are not installed are left out, with a word (the extra `bench`).
+All in the same two processes, over the same group (gloo), on the same model, batches, clipping and
+optimizer; each reads its loss and norm every step. Run: python -m benchmarks.ddp [--turns 5]
+[--steps 12]. Those that are not installed are left out, with a word (the extra `bench`).
 """
 
 import argparse
@@ -30,11 +32,19 @@ from samecurve.torch_engine.engine import TorchEngine
 from samecurve.torch_engine.process_group import Ranks
 
 WORLD, EACH, CLIP, LR, WARM = 2, 4, 1.0, 3e-4, 3
-NEEDS = {"accelerate": ("accelerate",), "fabric": ("lightning",), "hf trainer": ("transformers", "accelerate")}
+NEEDS = {
+    "accelerate": ("accelerate",),
+    "fabric": ("lightning",),
+    "hf trainer": ("transformers", "accelerate"),
+}
 
 
 class Clock:
-    """Seconds a step, the first few left out. late: a step is told of when the next one has been computed, and the last one at once after the one before."""
+    """Seconds a step, the first few left out.
+
+    late: a step is told of when the next one has been computed, and the last one at once after the
+    one before.
+    """
 
     def __init__(self, late: bool = False) -> None:
         self._ends: list[float] = []
@@ -54,7 +64,10 @@ def batches(rank: int, steps: int) -> Iterator[dict[str, torch.Tensor]]:
     order = np.random.default_rng(1).permutation(len(rows))
     for step in range(steps):
         first = (step * WORLD + rank) * EACH
-        yield {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in rows[order[first : first + EACH]].items()}
+        yield {
+            name: torch.from_numpy(np.ascontiguousarray(array))
+            for name, array in rows[order[first : first + EACH]].items()
+        }
 
 
 def parts() -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -78,7 +91,9 @@ def plain(rank: int, steps: int, home: Path, **how: Any) -> float:
 
 
 def static(rank: int, steps: int, home: Path) -> float:
-    """What it would gain to promise that every step has the same graph; ours does not, since it looks for parameters that a step left out."""
+    """What it would gain to promise that every step has the same graph; ours does not, since it
+    looks for parameters that a step left out.
+    """
     return plain(rank, steps, home, static_graph=True)
 
 
@@ -88,12 +103,32 @@ def small(rank: int, steps: int, home: Path) -> float:
 
 
 def ours(rank: int, steps: int, home: Path) -> float:
-    config = config_of({"task": f"{Path(__file__).parent / 'gpt_task.py'}:Gpt", "batch": {"samples": WORLD * EACH}, "optimizer": {"lr": LR, "clip": CLIP},
-                        "train": {"steps": steps}, "devices": {"use": f"cpu:{WORLD}", "strategy": "ddp", "threads": 1}})
+    config = config_of(
+        {
+            "task": f"{Path(__file__).parent / 'gpt_task.py'}:Gpt",
+            "batch": {"samples": WORLD * EACH},
+            "optimizer": {"lr": LR, "clip": CLIP},
+            "train": {"steps": steps},
+            "devices": {"use": f"cpu:{WORLD}", "strategy": "ddp", "threads": 1},
+        }
+    )
     task: Any = open_task(config, str(home / "cache"))
     made = plan(config, probe(), task.facts())
     clock = Clock(late=True)
-    trained(TorchEngine(task, made, config.optimizer, Ranks(torch.distributed.group.WORLD), [torch.device("cpu")]), task, made, home / f"run-{rank}", clock.mark, place=rank)
+    trained(
+        TorchEngine(
+            task,
+            made,
+            config.optimizer,
+            Ranks(torch.distributed.group.WORLD),
+            [torch.device("cpu")],
+        ),
+        task,
+        made,
+        home / f"run-{rank}",
+        clock.mark,
+        place=rank,
+    )
     return clock.seconds()
 
 
@@ -167,8 +202,21 @@ def hf_trainer(rank: int, steps: int, home: Path) -> float:
         def get_train_dataloader(self) -> Any:
             return Loader()
 
-    arguments = TrainingArguments(str(home), max_steps=steps, logging_steps=1, report_to=[], disable_tqdm=True, max_grad_norm=CLIP, learning_rate=LR, lr_scheduler_type="constant",
-                                  save_strategy="no", use_cpu=True, optim="adamw_torch_fused", per_device_train_batch_size=EACH, ddp_backend="gloo")
+    arguments = TrainingArguments(
+        str(home),
+        max_steps=steps,
+        logging_steps=1,
+        report_to=[],
+        disable_tqdm=True,
+        max_grad_norm=CLIP,
+        learning_rate=LR,
+        lr_scheduler_type="constant",
+        save_strategy="no",
+        use_cpu=True,
+        optim="adamw_torch_fused",
+        per_device_train_batch_size=EACH,
+        ddp_backend="gloo",
+    )
     assert arguments.world_size == WORLD
     made = Ours(model=Model(), args=arguments, train_dataset=Rows(), callbacks=[Ends()])
     made.remove_callback(PrinterCallback)
@@ -176,13 +224,32 @@ def hf_trainer(rank: int, steps: int, home: Path) -> float:
     return clock.seconds()
 
 
-SIDES: dict[str, Callable[[int, int, Path], float]] = {"plain ddp": plain, "samecurve": ours, "static_graph": static, "5 MiB buckets": small, "accelerate": accelerate, "fabric": fabric, "hf trainer": hf_trainer}
+SIDES: dict[str, Callable[[int, int, Path], float]] = {
+    "plain ddp": plain,
+    "samecurve": ours,
+    "static_graph": static,
+    "5 MiB buckets": small,
+    "accelerate": accelerate,
+    "fabric": fabric,
+    "hf trainer": hf_trainer,
+}
 
 
 def one(rank: int, group: Any, name: str, steps: int, home: str, port: int) -> float:
     """One side's run, in one of the two processes."""
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(WORLD), LOCAL_WORLD_SIZE=str(WORLD), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GROUP_RANK="0", ACCELERATE_USE_CPU="true",
-                      TORCHELASTIC_RUN_ID="benchmark", TORCHELASTIC_RESTART_COUNT="0", TORCHELASTIC_MAX_RESTARTS="0")
+    os.environ.update(
+        RANK=str(rank),
+        LOCAL_RANK=str(rank),
+        WORLD_SIZE=str(WORLD),
+        LOCAL_WORLD_SIZE=str(WORLD),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+        GROUP_RANK="0",
+        ACCELERATE_USE_CPU="true",
+        TORCHELASTIC_RUN_ID="benchmark",
+        TORCHELASTIC_RESTART_COUNT="0",
+        TORCHELASTIC_MAX_RESTARTS="0",
+    )
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     torch.distributed.barrier()
@@ -197,10 +264,15 @@ def main() -> None:
     parser.add_argument("--dry", action="store_true", help="write no result file")
     given = parser.parse_args()
     chosen = [name for name in SIDES if not given.only or name in given.only.split(",")]
-    absent = [name for name in chosen if len(installed(NEEDS.get(name, ()))) < len(NEEDS.get(name, ()))]
+    absent = [
+        name for name in chosen if len(installed(NEEDS.get(name, ()))) < len(NEEDS.get(name, ()))
+    ]
     for name in absent:
         print(f"left out  {name}: not installed")
-    with tempfile.TemporaryDirectory() as scratch, pool(WORLD, Path(scratch) / "ranks.log") as ranks:
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        pool(WORLD, Path(scratch) / "ranks.log") as ranks,
+    ):
         number = iter(range(10_000))
 
         def side(name: str) -> Callable[[], float]:
@@ -212,17 +284,35 @@ def main() -> None:
             return once
 
         try:
-            found = alternate({name: side(name) for name in chosen if name not in absent}, given.turns)
+            found = alternate(
+                {name: side(name) for name in chosen if name not in absent}, given.turns
+            )
         except Exception:
             sys.stderr.write(Path(scratch, "ranks.log").read_text()[-2000:])
             raise
     tokens = WORLD * EACH * LENGTH
-    ratio = {name: paired(found["plain ddp"], times, lambda a, b: a / b) for name, times in found.items()}
+    ratio = {
+        name: paired(found["plain ddp"], times, lambda a, b: a / b) for name, times in found.items()
+    }
     print(f"{'trainer':<14}{'tokens/s':>10}{'of plain ddp':>14}   each turn's")
     for name, times in found.items():
-        print(f"{name:<14}{tokens / statistics.median(times):10.0f}{ratio[name]:14.3f}   {', '.join(f'{b / a:.3f}' for a, b in zip(times, found['plain ddp'], strict=True))}")
+        print(
+            f"{name:<14}{tokens / statistics.median(times):10.0f}{ratio[name]:14.3f}  "
+            f" {', '.join(f'{b / a:.3f}' for a, b in zip(times, found['plain ddp'], strict=True))}"
+        )
     if not given.dry:
-        print(write("ddp", {"seconds": found, "tokens_per_step": tokens, "of_plain": ratio, "world": WORLD, "steps": given.steps}))
+        print(
+            write(
+                "ddp",
+                {
+                    "seconds": found,
+                    "tokens_per_step": tokens,
+                    "of_plain": ratio,
+                    "world": WORLD,
+                    "steps": given.steps,
+                },
+            )
+        )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
-"""A training step with keyed dropout beside torch's own and none, alternating in one process: a GPT and a ConvNet, on one thread and two.
+"""A training step with keyed dropout beside torch's own and none, alternating in one process: a GPT
+and a ConvNet, on one thread and two.
 
-A step is forward, backward and AdamW (fused). "fixed" multiplies by masks made beforehand, which any dropout must at the
-least. Prints each variant's median and, as medians over the alternations, keyed over each of the others, with
-the cores that other programs kept busy meanwhile; writes benchmarks/results/dropout-<cpu>.json. Run: python -m benchmarks.dropout
+A step is forward, backward and AdamW (fused). "fixed" multiplies by masks made beforehand, which
+any dropout must at the least. Prints each variant's median and, as medians over the alternations,
+keyed over each of the others, with the cores that other programs kept busy meanwhile; writes
+benchmarks/results/dropout-<cpu>.json. Run: python -m benchmarks.dropout
 """
 
 import json
@@ -37,27 +39,47 @@ class Block(nn.Module):
         super().__init__()
         self.norms = nn.ModuleList([nn.LayerNorm(HIDDEN), nn.LayerNorm(HIDDEN)])
         self.qkv, self.out = nn.Linear(HIDDEN, 3 * HIDDEN), nn.Linear(HIDDEN, HIDDEN)
-        self.mlp = nn.Sequential(nn.Linear(HIDDEN, 4 * HIDDEN), nn.GELU(), nn.Linear(4 * HIDDEN, HIDDEN), nn.Dropout(p))
+        self.mlp = nn.Sequential(
+            nn.Linear(HIDDEN, 4 * HIDDEN), nn.GELU(), nn.Linear(4 * HIDDEN, HIDDEN), nn.Dropout(p)
+        )
         self.drop = nn.Dropout(p)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        q, k, v = (part.unflatten(-1, (4, -1)).transpose(1, 2) for part in self.qkv(self.norms[0](x)).chunk(3, -1))
-        x = x + self.drop(self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)))
+        q, k, v = (
+            part.unflatten(-1, (4, -1)).transpose(1, 2)
+            for part in self.qkv(self.norms[0](x)).chunk(3, -1)
+        )
+        x = x + self.drop(
+            self.out(
+                F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+            )
+        )
         summed: torch.Tensor = x + self.mlp(self.norms[1](x))
         return summed
 
 
 class GPT(nn.Module):
-    """Hidden 256, 4 layers; dropout after the embedding, and in each block after attention and after the MLP."""
+    """Hidden 256, 4 layers; dropout after the embedding, and in each block after attention and
+    after the MLP.
+    """
 
     def __init__(self, p: float) -> None:
         super().__init__()
-        self.tokens, self.positions, self.drop = nn.Embedding(VOCABULARY, HIDDEN), nn.Embedding(LENGTH, HIDDEN), nn.Dropout(p)
+        self.tokens, self.positions, self.drop = (
+            nn.Embedding(VOCABULARY, HIDDEN),
+            nn.Embedding(LENGTH, HIDDEN),
+            nn.Dropout(p),
+        )
         self.blocks = nn.Sequential(*[Block(p) for _ in range(4)])
         self.head = nn.Linear(HIDDEN, VOCABULARY)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        return F.cross_entropy(self.head(self.blocks(self.drop(self.tokens(tokens) + self.positions.weight))).flatten(0, 1), tokens.flatten())
+        return F.cross_entropy(
+            self.head(self.blocks(self.drop(self.tokens(tokens) + self.positions.weight))).flatten(
+                0, 1
+            ),
+            tokens.flatten(),
+        )
 
 
 class ConvNet(nn.Module):
@@ -66,12 +88,24 @@ class ConvNet(nn.Module):
     def __init__(self, p: float) -> None:
         super().__init__()
         widths = (3, 64, 128, 256)
-        stages = [nn.Sequential(nn.Conv2d(a, b, 3, padding=1, bias=False), nn.BatchNorm2d(b), nn.ReLU(), nn.Conv2d(b, b, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(p))
-                  for a, b in pairwise(widths)]
+        stages = [
+            nn.Sequential(
+                nn.Conv2d(a, b, 3, padding=1, bias=False),
+                nn.BatchNorm2d(b),
+                nn.ReLU(),
+                nn.Conv2d(b, b, 3, padding=1),
+                nn.ReLU(),
+                nn.MaxPool2d(2),
+                nn.Dropout(p),
+            )
+            for a, b in pairwise(widths)
+        ]
         self.net = nn.Sequential(*stages, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(256, 10))
 
     def forward(self, pictures: torch.Tensor) -> torch.Tensor:
-        return F.cross_entropy(self.net(pictures), torch.arange(len(pictures), device=pictures.device) % 10)
+        return F.cross_entropy(
+            self.net(pictures), torch.arange(len(pictures), device=pictures.device) % 10
+        )
 
 
 class Fixed:
@@ -85,7 +119,9 @@ class Fixed:
         return input * self.mask
 
 
-def stepper(make: Callable[[float], nn.Module], variant: str, batch: torch.Tensor) -> Callable[[], None]:
+def stepper(
+    make: Callable[[float], nn.Module], variant: str, batch: torch.Tensor
+) -> Callable[[], None]:
     torch.manual_seed(0)
     model = make(0.0 if variant == "none" else 0.1)
     rows, keys = Rows(), torch.from_numpy(row_keys(0, 0, np.arange(len(batch))))
@@ -106,7 +142,9 @@ def stepper(make: Callable[[float], nn.Module], variant: str, batch: torch.Tenso
     return step
 
 
-def compare(make: Callable[[float], nn.Module], batch: torch.Tensor, threads: int) -> dict[str, Any]:
+def compare(
+    make: Callable[[float], nn.Module], batch: torch.Tensor, threads: int
+) -> dict[str, Any]:
     torch.set_num_threads(threads)
     steps = {variant: stepper(make, variant, batch) for variant in (*OTHERS, "keyed")}
     found: dict[str, list[float]] = {variant: [] for variant in (*OTHERS, "keyed")}
@@ -117,13 +155,23 @@ def compare(make: Callable[[float], nn.Module], batch: torch.Tensor, threads: in
             step()
             if alternation >= 0:
                 found[variant].append(time.perf_counter() - began)
-    over = {other: statistics.median(a / b for a, b in zip(found["keyed"], found[other], strict=True)) for other in OTHERS}
+    over = {
+        other: statistics.median(a / b for a, b in zip(found["keyed"], found[other], strict=True))
+        for other in OTHERS
+    }
     own, others, wall = (now - then for now, then in zip(busy(), before, strict=True))
-    return {"threads": threads, "seconds": found, "keyed_over": over, "cores_used_by_others": round((others - own) / wall, 2)}
+    return {
+        "threads": threads,
+        "seconds": found,
+        "keyed_over": over,
+        "cores_used_by_others": round((others - own) / wall, 2),
+    }
 
 
 def busy() -> tuple[float, float, float]:
-    """Seconds worked by this process, worked by all, and gone by: where others worked too, ratios on several threads say little."""
+    """Seconds worked by this process, worked by all, and gone by: where others worked too, ratios
+    on several threads say little.
+    """
     times = psutil.cpu_times()
     return sum(os.times()[:2]), sum(times) - times.idle - times.iowait, time.perf_counter()
 
@@ -134,13 +182,37 @@ def main() -> None:
         "gpt": (GPT, torch.randint(VOCABULARY, (16, LENGTH))),
         "convnet": (ConvNet, torch.randn(64, 3, 32, 32)),
     }
-    rows = [{"model": name, **compare(make, batch, threads)} for name, (make, batch) in cases.items() for threads in THREADS]
-    print(f"{'model':<10}{'threads':>8}" + "".join(f"{variant + ' ms':>12}" for variant in (*OTHERS, "keyed")) + "".join(f"{'keyed/' + other:>15}" for other in OTHERS) + f"{'others cores':>15}")
+    rows = [
+        {"model": name, **compare(make, batch, threads)}
+        for name, (make, batch) in cases.items()
+        for threads in THREADS
+    ]
+    print(
+        f"{'model':<10}{'threads':>8}"
+        + "".join(f"{variant + ' ms':>12}" for variant in (*OTHERS, "keyed"))
+        + "".join(f"{'keyed/' + other:>15}" for other in OTHERS)
+        + f"{'others cores':>15}"
+    )
     for row in rows:
-        medians = "".join(f"{statistics.median(seconds) * 1e3:12.1f}" for seconds in row["seconds"].values())
-        print(f"{row['model']:<10}{row['threads']:>8}{medians}" + "".join(f"{ratio:15.3f}" for ratio in row["keyed_over"].values()) + f"{row['cores_used_by_others']:15.2f}")
-    result = {"machine": cpu.name(), "python": platform.python_version(), "torch": torch.__version__, "rows": rows}
-    place = Path(__file__).parent / "results" / f"dropout-{re.sub('[^A-Za-z0-9]+', '-', cpu.name()).strip('-').lower()}.json"
+        medians = "".join(
+            f"{statistics.median(seconds) * 1e3:12.1f}" for seconds in row["seconds"].values()
+        )
+        print(
+            f"{row['model']:<10}{row['threads']:>8}{medians}"
+            + "".join(f"{ratio:15.3f}" for ratio in row["keyed_over"].values())
+            + f"{row['cores_used_by_others']:15.2f}"
+        )
+    result = {
+        "machine": cpu.name(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "rows": rows,
+    }
+    place = (
+        Path(__file__).parent
+        / "results"
+        / f"dropout-{re.sub('[^A-Za-z0-9]+', '-', cpu.name()).strip('-').lower()}.json"
+    )
     place.write_text(json.dumps(result, indent=1) + "\n")
 
 

@@ -1,9 +1,12 @@
-"""What train.exact costs: seconds a step and peak memory, beside the ordinary mode, on 1, 2 and 4 ranks, for a GPT of 10M parameters.
+"""What train.exact costs: seconds a step and peak memory, beside the ordinary mode, on 1, 2 and 4
+ranks, for a GPT of 10M parameters.
 
-Both modes train the same batches in the same ranks, step by step in turn, so that noise of the machine meets both. Ordinary twice: in
-slots and threads of the exact mode ("same slots"), which leaves what exactness itself costs; and as a user has it, whole shares at
-once ("as is"). Memory is of runs by themselves. Prints a table; writes benchmarks/results/exact-<machine>.json.
-Run: python -m benchmarks.exact [--worlds 1,2,4] [--device cuda:0] [--dtype f32]     (--device: all ranks on this one GPU, Gloo between them)
+Both modes train the same batches in the same ranks, step by step in turn, so that noise of the
+machine meets both. Ordinary twice: in slots and threads of the exact mode ("same slots"), which
+leaves what exactness itself costs; and as a user has it, whole shares at once ("as is"). Memory is
+of runs by themselves. Prints a table; writes benchmarks/results/exact-<machine>.json. Run: python
+-m benchmarks.exact [--worlds 1,2,4] [--device cuda:0] [--dtype f32]     (--device: all ranks on
+this one GPU, Gloo between them)
 """
 
 import argparse
@@ -35,28 +38,49 @@ from samecurve.torch_engine.process_group import Ranks
 from samecurve.torch_engine.strategies.exact import settle
 
 BATCH, SLOT, WARM, STEPS = 16, 2, 2, 12
-MODEL = {"hidden_size": 320, "num_layers": 8, "num_heads": 5, "kv_heads": 5, "intermediate_size": 864, "max_seq_len": 128, "tie_embeddings": True}
+MODEL = {
+    "hidden_size": 320,
+    "num_layers": 8,
+    "num_heads": 5,
+    "kv_heads": 5,
+    "intermediate_size": 864,
+    "max_seq_len": 128,
+    "tie_embeddings": True,
+}
 MODES: dict[str, dict[str, Any]] = {  # what each changes of the config
     "exact": {"train": {"exact": True}, "batch": {"samples": BATCH, "per_device": SLOT}},
     "same slots": {"batch": {"samples": BATCH, "per_device": SLOT}},
-    "as is": {"batch": {"samples": BATCH}}}
+    "as is": {"batch": {"samples": BATCH}},
+}
 
 
 def values_of(home: Path, mode: str, world: int, dtype: str) -> dict[str, Any]:
     changed = MODES[mode]
-    return {"model": MODEL, "data": {"source": str(home / "text.txt"), "eval_samples": 0}, "batch": changed["batch"], "devices": {"use": f"cpu:{world}", "threads": 1},
-            "train": {"steps": WARM + STEPS, "precision": dtype, **changed.get("train", {})}}
+    return {
+        "model": MODEL,
+        "data": {"source": str(home / "text.txt"), "eval_samples": 0},
+        "batch": changed["batch"],
+        "devices": {"use": f"cpu:{world}", "threads": 1},
+        "train": {"steps": WARM + STEPS, "precision": dtype, **changed.get("train", {})},
+    }
 
 
-def race(index: int, group: dist.ProcessGroup, home: Path, modes: list[str], dtype: str, device: str) -> Mapping[str, Any]:
-    """One rank: modes in turn, step by step. Returns seconds of each step by mode, and peak bytes."""
+def race(
+    index: int, group: dist.ProcessGroup, home: Path, modes: list[str], dtype: str, device: str
+) -> Mapping[str, Any]:
+    """One rank: modes in turn, step by step.
+
+    Returns seconds of each step by mode, and peak bytes.
+    """
     world, place = dist.get_world_size(group), torch.device(device)
     runners = {}
     for mode in modes:
         config = load(Document(values_of(home, mode, world, dtype)), Tasks()).config
         task: Any = open_task(config, str(home / "cache"))
         made = plan(config, Machine((), (), 64 << 30, 4), task.facts())
-        engine = TorchEngine(task, made, config.optimizer, Ranks(group if world > 1 else None), [place])
+        engine = TorchEngine(
+            task, made, config.optimizer, Ranks(group if world > 1 else None), [place]
+        )
         feed = Feed(made, made.held_by(index), task.train_data(), None, engine.stage, 0, 2)
         runners[mode] = (made, engine, iter(feed), feed, [engine.init()])
     seconds: dict[str, list[float]] = {mode: [] for mode in modes}
@@ -74,8 +98,17 @@ def race(index: int, group: dist.ProcessGroup, home: Path, modes: list[str], dty
     for _, engine, _, feed, _ in runners.values():
         feed.close()
         engine.close()
-    peak = torch.cuda.max_memory_allocated() if place.type == "cuda" else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return {"seconds": seconds, "losses": losses, "peak": peak, "params": sum(p.numel() for p in state[0].model.parameters())}
+    peak = (
+        torch.cuda.max_memory_allocated()
+        if place.type == "cuda"
+        else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    )
+    return {
+        "seconds": seconds,
+        "losses": losses,
+        "peak": peak,
+        "params": sum(p.numel() for p in state[0].model.parameters()),
+    }
 
 
 def main() -> None:
@@ -85,7 +118,16 @@ def main() -> None:
     parser.add_argument("--dtype", default="f32")
     given = parser.parse_args()
     machine = cpu.name() if given.device == "cpu" else probe().devices[0].name
-    result: dict[str, Any] = {"machine": machine, "device": given.device, "dtype": given.dtype, "python": platform.python_version(), "torch": torch.__version__, "batch": BATCH, "slot": SLOT, "worlds": {}}
+    result: dict[str, Any] = {
+        "machine": machine,
+        "device": given.device,
+        "dtype": given.dtype,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "batch": BATCH,
+        "slot": SLOT,
+        "worlds": {},
+    }
     print(f"{'ranks':<6}{'mode':<12}{'ms a step':>10}{'exact beside it':>17}{'MiB at most':>13}")
     with tempfile.TemporaryDirectory() as scratch:
         home = Path(scratch)
@@ -96,13 +138,29 @@ def main() -> None:
             peaks = {}
             for mode in MODES:
                 with pool(world, home / "ranks.log", 1800) as ranks:
-                    peaks[mode] = max(one["peak"] for one in ranks.run(world, race, home, [mode], given.dtype, given.device))
+                    peaks[mode] = max(
+                        one["peak"]
+                        for one in ranks.run(world, race, home, [mode], given.dtype, given.device)
+                    )
             times = raced["seconds"]
             for mode in MODES:
-                beside = statistics.median(a / b for a, b in zip(times["exact"], times[mode], strict=True))
-                print(f"{world:<6}{mode:<12}{statistics.median(times[mode]) * 1e3:>10.1f}{beside:>17.3f}{peaks[mode] / 2**20:>13.0f}", flush=True)
-            result["worlds"][world] = {"seconds": times, "peak_bytes": peaks, "params": raced["params"]}
-    place = Path(__file__).parent / "results" / f"exact-{re.sub('[^A-Za-z0-9]+', '-', machine).strip('-').lower()}.json"
+                beside = statistics.median(
+                    a / b for a, b in zip(times["exact"], times[mode], strict=True)
+                )
+                print(
+                    f"{world:<6}{mode:<12}{statistics.median(times[mode]) * 1e3:>10.1f}{beside:>17.3f}{peaks[mode] / 2**20:>13.0f}",
+                    flush=True,
+                )
+            result["worlds"][world] = {
+                "seconds": times,
+                "peak_bytes": peaks,
+                "params": raced["params"],
+            }
+    place = (
+        Path(__file__).parent
+        / "results"
+        / f"exact-{re.sub('[^A-Za-z0-9]+', '-', machine).strip('-').lower()}.json"
+    )
     place.write_text(json.dumps(result, indent=1) + "\n")
 
 

@@ -1,4 +1,6 @@
-"""A GPT of 10.7M parameters on made-up tokens: 6 layers of 384, sequences of 128, for every trainer the same."""
+"""A GPT of 10.7M parameters on made-up tokens: 6 layers of 384, sequences of 128, for every trainer
+the same.
+"""
 
 from typing import Any
 
@@ -13,7 +15,16 @@ from samecurve.tasks.language.fields import LanguageModel
 from samecurve.tasks.language.torch_model import Decoder
 
 VOCAB, LENGTH, SAMPLES = 256, 128, 4096
-FIELDS = LanguageModel.model_validate({"hidden_size": 384, "num_layers": 6, "num_heads": 6, "kv_heads": 6, "intermediate_size": 1024, "max_seq_len": LENGTH})
+FIELDS = LanguageModel.model_validate(
+    {
+        "hidden_size": 384,
+        "num_layers": 6,
+        "num_heads": 6,
+        "kv_heads": 6,
+        "intermediate_size": 1024,
+        "max_seq_len": LENGTH,
+    }
+)
 
 
 class Rows:
@@ -37,7 +48,9 @@ class Gpt:
         return Decoder(FIELDS, VOCAB)
 
     def loss(self, model: nn.Module, batch: dict[str, torch.Tensor]) -> Mean:
-        return Mean(loss_of(model, batch["tokens"], batch["labels"], "sum"), batch["labels"].numel())
+        return Mean(
+            loss_of(model, batch["tokens"], batch["labels"], "sum"), batch["labels"].numel()
+        )
 
     def train_data(self) -> Rows:
         return Rows()

@@ -1,13 +1,16 @@
-"""Tokens a second, MFU and memory of a config on one GPU, beside others on the same model, batches and optimizer, alternating in one process.
+"""Tokens a second, MFU and memory of a config on one GPU, beside others on the same model, batches
+and optimizer, alternating in one process.
 
-    python -m benchmarks.gpu                                 # models/small.yaml (124M)
-    python -m benchmarks.gpu --config models/large.yaml      # 1B; 64 samples a step
-    python -m benchmarks.gpu --device cpu --tiny             # the same paths in small, without a GPU: says nothing of speed
+python -m benchmarks.gpu                                 # models/small.yaml (124M) python -m
+benchmarks.gpu --config models/large.yaml      # 1B; 64 samples a step python -m benchmarks.gpu
+--device cpu --tiny             # the same paths in small, without a GPU: says nothing of speed
 
-Sides: samecurve (its own engine and loop, blocks compiled); plain: a loop as nanoGPT's, the whole model compiled; the Hugging Face Trainer and Accelerate,
-compiled too (benchmarks/sides.py). All in bf16 autocast with weights in f32, clipped at the same norm, by fused AdamW, in the same micro-batch and rounds.
-MFU is the plan's FLOPs (docs/plan.md) over the dense peak of the data sheet, and over the fastest of some large bf16 products measured in the same run.
-Writes benchmarks/results/gpu-<machine>-<config>.json; on a CPU only where --out says.
+Sides: samecurve (its own engine and loop, blocks compiled); plain: a loop as nanoGPT's, the whole
+model compiled; the Hugging Face Trainer and Accelerate, compiled too (benchmarks/sides.py). All in
+bf16 autocast with weights in f32, clipped at the same norm, by fused AdamW, in the same micro-batch
+and rounds. MFU is the plan's FLOPs (docs/plan.md) over the dense peak of the data sheet, and over
+the fastest of some large bf16 products measured in the same run. Writes
+benchmarks/results/gpu-<machine>-<config>.json; on a CPU only where --out says.
 """
 
 import argparse
@@ -41,11 +44,25 @@ from samecurve.tasks.language.fields import LanguageData, LanguageModel
 from samecurve.tasks.language.torch_task import TorchLanguage
 from samecurve.units import show_bytes
 
-_VOCABULARY = {"small": 50_304, "large": 32_000}  # GPT-2's, padded, which makes it the 124M model; the config's own. The tokens are drawn
-_SAMPLES = {"large": 64}  # of a step: a quarter of the config's, so that all sides fit in ten minutes
+_VOCABULARY = {
+    "small": 50_304,
+    "large": 32_000,
+}  # GPT-2's, padded, which makes it the 124M model; the config's own. The tokens are drawn
+_SAMPLES = {
+    "large": 64
+}  # of a step: a quarter of the config's, so that all sides fit in ten minutes
 _PRODUCTS = ((8192, 8192, 8192), (16384, 8192, 4096), (16384, 8192, 8192))
 _LIBRARIES = ("torch", "triton", "transformers", "accelerate", "torchao", "samecurve")
-_TINY = {"model.hidden_size": 64, "model.num_layers": 2, "model.num_heads": 4, "model.kv_heads": 2, "model.intermediate_size": 128, "model.max_seq_len": 64, "model.vocab_size": 512, "batch.samples": 8}
+_TINY = {
+    "model.hidden_size": 64,
+    "model.num_layers": 2,
+    "model.num_heads": 4,
+    "model.kv_heads": 2,
+    "model.intermediate_size": 128,
+    "model.max_seq_len": 64,
+    "model.vocab_size": 512,
+    "batch.samples": 8,
+}
 
 
 @dataclass
@@ -59,12 +76,25 @@ class Found:
 def config_of(arguments: argparse.Namespace, home: Path) -> Config:
     document, name = read_file(arguments.config), arguments.config.stem
     vocabulary = _TINY["model.vocab_size"] if arguments.tiny else _VOCABULARY.get(name, 256)
-    np.random.default_rng(0).integers(0, vocabulary, 2_000_000 if not arguments.tiny else 50_000, dtype=np.uint16).tofile(home / "tokens.bin")
+    np.random.default_rng(0).integers(
+        0, vocabulary, 2_000_000 if not arguments.tiny else 50_000, dtype=np.uint16
+    ).tofile(home / "tokens.bin")
     batch = arguments.batch or _SAMPLES.get(name) or document.value["batch"].get("samples", 32)
     values = {
-        "model.vocab_size": vocabulary, "data.source": str(home / "tokens.bin"), "data.tokenizer": "bytes", "data.token_dtype": "uint16", "data.eval_samples": 0, "data.prompts": [],
-        "batch": {"samples": batch, **({"per_device": arguments.micro} if arguments.micro else {})}, "train.steps": arguments.warm + arguments.steps + 3, "train.precision": "bf16",
-        "train.compile": True, "devices.use": "0" if arguments.device == "cuda" else "cpu", "devices.strategy": "single", "schedule.warmup": 1, **(_TINY if arguments.tiny else {}),
+        "model.vocab_size": vocabulary,
+        "data.source": str(home / "tokens.bin"),
+        "data.tokenizer": "bytes",
+        "data.token_dtype": "uint16",
+        "data.eval_samples": 0,
+        "data.prompts": [],
+        "batch": {"samples": batch, **({"per_device": arguments.micro} if arguments.micro else {})},
+        "train.steps": arguments.warm + arguments.steps + 3,
+        "train.precision": "bf16",
+        "train.compile": True,
+        "devices.use": "0" if arguments.device == "cuda" else "cpu",
+        "devices.strategy": "single",
+        "schedule.warmup": 1,
+        **(_TINY if arguments.tiny else {}),
     }
     for key, value in values.items():
         document.set(key, value, "benchmarks/gpu.py")
@@ -81,7 +111,15 @@ def setting_of(arguments: argparse.Namespace, home: Path) -> Setting:
         arguments.micro = max(size for size in range(1, made.micro) if made.batch % size == 0)
         return setting_of(arguments, home)
     torch.set_num_threads(made.threads)
-    return Setting(task, config, made, torch.device(made.devices[0].place), home, arguments.warm, arguments.steps)
+    return Setting(
+        task,
+        config,
+        made,
+        torch.device(made.devices[0].place),
+        home,
+        arguments.warm,
+        arguments.steps,
+    )
 
 
 def ceiling(device: torch.device) -> float | None:
@@ -90,7 +128,9 @@ def ceiling(device: torch.device) -> float | None:
         return None
     best = 0.0
     for m, n, k in _PRODUCTS:
-        left, right = (torch.randn(shape, device=device, dtype=torch.bfloat16) for shape in ((m, k), (k, n)))
+        left, right = (
+            torch.randn(shape, device=device, dtype=torch.bfloat16) for shape in ((m, k), (k, n))
+        )
         for _ in range(5):
             left @ right
         for _ in range(5):
@@ -116,20 +156,39 @@ def measured(side: Callable[[Setting], float], setting: Setting) -> tuple[float,
 
 @contextmanager
 def profiled(device: torch.device, into: dict[str, Any]) -> Iterator[None]:
-    """Where the time of the block goes: operations by the device's own time, and how much of it the device was idle."""
+    """Where the time of the block goes: operations by the device's own time, and how much of it the
+    device was idle.
+    """
     gpu = device.type == "cuda"
-    kinds = [torch.profiler.ProfilerActivity.CPU, *([torch.profiler.ProfilerActivity.CUDA] if gpu else [])]
+    kinds = [
+        torch.profiler.ProfilerActivity.CPU,
+        *([torch.profiler.ProfilerActivity.CUDA] if gpu else []),
+    ]
     began = time.perf_counter()
     with torch.profiler.profile(activities=kinds) as found:
         yield
         if gpu:
             torch.cuda.synchronize()
     wall = time.perf_counter() - began
-    entries = [entry for entry in found.key_averages() if (entry.device_type == DeviceType.CUDA) == gpu and not (gpu and entry.is_user_annotation)]
-    own = {entry.key: (entry.self_device_time_total if gpu else entry.self_cpu_time_total) / 1e6 for entry in entries}
+    entries = [
+        entry
+        for entry in found.key_averages()
+        if (entry.device_type == DeviceType.CUDA) == gpu and not (gpu and entry.is_user_annotation)
+    ]
+    own = {
+        entry.key: (entry.self_device_time_total if gpu else entry.self_cpu_time_total) / 1e6
+        for entry in entries
+    }
     busy = sum(own.values())
-    into["wall_seconds"], into["busy_seconds"], into["idle_share"] = wall, busy, max(0.0, 1 - busy / wall) if gpu else None
-    into["operations"] = [{"name": name, "seconds": seconds, "share": seconds / busy} for name, seconds in sorted(own.items(), key=lambda item: -item[1])[:20]]
+    into["wall_seconds"], into["busy_seconds"], into["idle_share"] = (
+        wall,
+        busy,
+        max(0.0, 1 - busy / wall) if gpu else None,
+    )
+    into["operations"] = [
+        {"name": name, "seconds": seconds, "share": seconds / busy}
+        for name, seconds in sorted(own.items(), key=lambda item: -item[1])[:20]
+    ]
 
 
 def version(name: str) -> str | None:
@@ -139,21 +198,53 @@ def version(name: str) -> str | None:
         return None
 
 
-def result_of(setting: Setting, found: dict[str, Found], skipped: dict[str, str], fastest: float | None, profile: dict[str, Any]) -> dict[str, Any]:
+def result_of(
+    setting: Setting,
+    found: dict[str, Found],
+    skipped: dict[str, str],
+    fastest: float | None,
+    profile: dict[str, Any],
+) -> dict[str, Any]:
     made, gpu = setting.plan, setting.device.type == "cuda"
     sides = {}
     for name, one in found.items():
         seconds = statistics.median(one.seconds)
         flops = (made.flops_per_step or math.nan) / seconds
         sides[name] = {
-            "seconds": one.seconds, "tokens_per_second": made.batch * made.tokens_per_sample / seconds, "tflops": flops / 1e12, "mfu": flops / made.peak_flops if made.peak_flops else None,
-            "mfu_of_ceiling": flops / fastest if fastest else None, "memory_bytes": one.memory,
-            "time_beside_samecurve": statistics.median(a / b for a, b in zip(one.seconds, found["samecurve"].seconds, strict=True)) if "samecurve" in found else None}
+            "seconds": one.seconds,
+            "tokens_per_second": made.batch * made.tokens_per_sample / seconds,
+            "tflops": flops / 1e12,
+            "mfu": flops / made.peak_flops if made.peak_flops else None,
+            "mfu_of_ceiling": flops / fastest if fastest else None,
+            "memory_bytes": one.memory,
+            "time_beside_samecurve": (
+                statistics.median(
+                    a / b for a, b in zip(one.seconds, found["samecurve"].seconds, strict=True)
+                )
+                if "samecurve" in found
+                else None
+            ),
+        }
     return {
-        "machine": made.devices[0].name if gpu else cpu.name(), "driver": made.devices[0].driver, "cuda": torch.version.cuda, "python": platform.python_version(),
-        "versions": {name: version(name) for name in _LIBRARIES}, "model": setting.config.model.model_dump(mode="json"), "parameters": sum(math.prod(shape) for shape in setting.task.shapes().values()),
-        "batch": made.batch, "micro": made.micro, "rounds": made.rounds, "steps": setting.steps, "precision": made.precision, "peak_flops": made.peak_flops, "ceiling_flops": fastest,
-        "memory_estimate_bytes": made.memory_estimate, "sides": sides, "skipped": skipped, "profile": profile}
+        "machine": made.devices[0].name if gpu else cpu.name(),
+        "driver": made.devices[0].driver,
+        "cuda": torch.version.cuda,
+        "python": platform.python_version(),
+        "versions": {name: version(name) for name in _LIBRARIES},
+        "model": setting.config.model.model_dump(mode="json"),
+        "parameters": sum(math.prod(shape) for shape in setting.task.shapes().values()),
+        "batch": made.batch,
+        "micro": made.micro,
+        "rounds": made.rounds,
+        "steps": setting.steps,
+        "precision": made.precision,
+        "peak_flops": made.peak_flops,
+        "ceiling_flops": fastest,
+        "memory_estimate_bytes": made.memory_estimate,
+        "sides": sides,
+        "skipped": skipped,
+        "profile": profile,
+    }
 
 
 def shown(result: dict[str, Any]) -> str:
@@ -161,30 +252,59 @@ def shown(result: dict[str, Any]) -> str:
         return f"{value:7.1%}" if value is not None else "      -"
 
     peak = f"{result['peak_flops'] / 1e12:.0f} TFLOP/s" if result["peak_flops"] else "not on file"
-    fastest = f"{result['ceiling_flops'] / 1e12:.0f} TFLOP/s" if result["ceiling_flops"] else "not measured"
-    lines = [f"{result['machine']}: {result['parameters'] / 1e6:.0f}M parameters, {result['batch']} samples = {result['micro']} x {result['rounds']}, bf16; peak {peak}, products reach {fastest}",
-             f"{'':<16}{'tokens/s':>10}{'MFU':>8}{'of products':>13}{'memory':>12}{'time':>8}"]
+    fastest = (
+        f"{result['ceiling_flops'] / 1e12:.0f} TFLOP/s"
+        if result["ceiling_flops"]
+        else "not measured"
+    )
+    lines = [
+        (
+            f"{result['machine']}: {result['parameters'] / 1e6:.0f}M parameters, {result['batch']}"
+            f" samples = {result['micro']} x {result['rounds']}, bf16; peak {peak}, products reach"
+            f" {fastest}"
+        ),
+        f"{'':<16}{'tokens/s':>10}{'MFU':>8}{'of products':>13}{'memory':>12}{'time':>8}",
+    ]
     for name, side in result["sides"].items():
         memory = show_bytes(side["memory_bytes"]) if side["memory_bytes"] else "-"
         beside = f"x {side['time_beside_samecurve']:.3f}" if side["time_beside_samecurve"] else "-"
-        lines.append(f"{name:<16}{side['tokens_per_second']:>10.0f} {share(side['mfu'])}      {share(side['mfu_of_ceiling'])}{memory:>12}{beside:>9}")
+        lines.append(
+            f"{name:<16}{side['tokens_per_second']:>10.0f} {share(side['mfu'])}     "
+            f" {share(side['mfu_of_ceiling'])}{memory:>12}{beside:>9}"
+        )
     lines += [f"{name:<16}left out: {why}" for name, why in result["skipped"].items()]
     profile = result["profile"]
     if profile:
-        idle = "" if profile["idle_share"] is None else f"; the device was idle for {profile['idle_share']:.1%}"
-        lines += ["", f"samecurve's last steps under the profiler, {profile['wall_seconds']:.2f} s{idle}", *(f"  {one['share']:6.1%}  {one['name'][:110]}" for one in profile["operations"][:12])]
+        idle = (
+            ""
+            if profile["idle_share"] is None
+            else f"; the device was idle for {profile['idle_share']:.1%}"
+        )
+        lines += [
+            "",
+            f"samecurve's last steps under the profiler, {profile['wall_seconds']:.2f} s{idle}",
+            *(f"  {one['share']:6.1%}  {one['name'][:110]}" for one in profile["operations"][:12]),
+        ]
     return "\n".join(lines)
 
 
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--config", type=Path, default=Path(__file__).parents[1] / "models/small.yaml")
+    parser.add_argument(
+        "--config", type=Path, default=Path(__file__).parents[1] / "models/small.yaml"
+    )
     parser.add_argument("--batch", type=int, help="samples of a step")
-    parser.add_argument("--micro", type=int, help="samples at once at most; the plan's own if not given")
+    parser.add_argument(
+        "--micro", type=int, help="samples at once at most; the plan's own if not given"
+    )
     parser.add_argument("--warm", type=int, default=5, help="first steps of each turn, not timed")
     parser.add_argument("--steps", type=int, default=15, help="timed steps of each turn")
     parser.add_argument("--turns", type=int, default=2)
-    parser.add_argument("--sides", default=",".join(name for name in SIDES if name != "samecurve-fp8"), help=f"of {', '.join(SIDES)}")
+    parser.add_argument(
+        "--sides",
+        default=",".join(name for name in SIDES if name != "samecurve-fp8"),
+        help=f"of {', '.join(SIDES)}",
+    )
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--tiny", action="store_true", help="a model of two layers of 64")
     parser.add_argument("--out", type=Path)
@@ -199,10 +319,17 @@ def main() -> None:
     if unknown:
         raise SystemExit(f"--sides: {', '.join(unknown)}: not among {', '.join(SIDES)}")
     wanted = {name: SIDES[name] for name in arguments.sides.split(",")}
-    skipped = {name: f"{side.needs} is not installed (pip install 'samecurve[{side.extra}]')" for name, side in wanted.items() if side.needs and version(side.needs) is None}
+    skipped = {
+        name: f"{side.needs} is not installed (pip install 'samecurve[{side.extra}]')"
+        for name, side in wanted.items()
+        if side.needs and version(side.needs) is None
+    }
     with tempfile.TemporaryDirectory() as scratch:
         torch._inductor.config.fx_graph_cache = True
-        setting, found = setting_of(arguments, Path(scratch)), {name: Found([], None) for name in wanted if name not in skipped}
+        setting, found = (
+            setting_of(arguments, Path(scratch)),
+            {name: Found([], None) for name in wanted if name not in skipped},
+        )
         fastest = ceiling(setting.device)
         for turn in range(arguments.turns):
             for name, one in found.items():
@@ -214,8 +341,16 @@ def main() -> None:
             wanted["samecurve"].run(setting, around=lambda: profiled(setting.device, profile))
     result = result_of(setting, found, skipped, fastest, profile)
     print(shown(result))
-    name = re.sub("[^A-Za-z0-9]+", "-", f"{result['machine']} {arguments.config.stem}").strip("-").lower()
-    place = arguments.out or (Path(__file__).parent / "results" / f"gpu-{name}.json" if setting.device.type == "cuda" and not arguments.tiny else None)
+    name = (
+        re.sub("[^A-Za-z0-9]+", "-", f"{result['machine']} {arguments.config.stem}")
+        .strip("-")
+        .lower()
+    )
+    place = arguments.out or (
+        Path(__file__).parent / "results" / f"gpu-{name}.json"
+        if setting.device.type == "cuda" and not arguments.tiny
+        else None
+    )
     if place:
         place.write_text(json.dumps(result, indent=1) + "\n")
         print(f"written to {place}")

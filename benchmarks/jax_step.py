@@ -1,10 +1,12 @@
-"""Seconds a step of engine jax, beside a hand-written jit loop of the same model, data and optimizer, alternating in one process.
+"""Seconds a step of engine jax, beside a hand-written jit loop of the same model, data and
+optimizer, alternating in one process.
 
-The raw loop is a careful script's: one jitted shard_map with donated state, whole batches (no vmap over rows), a mean over all
-tokens, optax's clip and AdamW, batches gathered and sent ahead by a thread, the loss of each step read one step late. Prints
-each side's median, the ratio, and how busy other programs kept the machine. The compiled programs by themselves are compared too, step by
-step in turn, which noise moves less; writes benchmarks/results/jax-step-<machine>.json.
-Run: python -m benchmarks.jax_step [--devices cpu:2]
+The raw loop is a careful script's: one jitted shard_map with donated state, whole batches (no vmap
+over rows), a mean over all tokens, optax's clip and AdamW, batches gathered and sent ahead by a
+thread, the loss of each step read one step late. Prints each side's median, the ratio, and how busy
+other programs kept the machine. The compiled programs by themselves are compared too, step by step
+in turn, which noise moves less; writes benchmarks/results/jax-step-<machine>.json. Run: python -m
+benchmarks.jax_step [--devices cpu:2]
 """
 
 import argparse
@@ -38,21 +40,43 @@ from samecurve.worker.join import warm_seat
 ALTERNATIONS, WARM = 5, 5
 SIZES = {  # model, batch, steps: one whose time is overhead, one whose time is arithmetic
     "small": ({"hidden_size": 32, "num_layers": 1, "num_heads": 2, "max_seq_len": 16}, 8, 150),
-    "tiny": ({"hidden_size": 128, "num_layers": 4, "num_heads": 4, "kv_heads": 2, "intermediate_size": 512, "max_seq_len": 128, "tie_embeddings": True}, 16, 30)}
+    "tiny": (
+        {
+            "hidden_size": 128,
+            "num_layers": 4,
+            "num_heads": 4,
+            "kv_heads": 2,
+            "intermediate_size": 512,
+            "max_seq_len": 128,
+            "tie_embeddings": True,
+        },
+        16,
+        30,
+    ),
+}
 
 
 def setting(home: Path, size: str, devices: str) -> tuple[Config, Any, Plan]:
     model, batch, steps = SIZES[size]
     text = home / "text.txt"
     text.write_text("".join(f"{i} squared is {i * i}\n" for i in range(40_000)))
-    values = {"engine": "jax", "model": model, "data": {"source": str(text), "eval_samples": 0}, "batch": {"samples": batch}, "train": {"steps": steps}, "devices": {"use": devices}}
+    values = {
+        "engine": "jax",
+        "model": model,
+        "data": {"source": str(text), "eval_samples": 0},
+        "batch": {"samples": batch},
+        "train": {"steps": steps},
+        "devices": {"use": devices},
+    }
     config = load(Document(values), Tasks()).config
     task: Any = open_task(config, str(home / "cache"))
     return config, task, plan(config, probe(), task.facts())
 
 
 def raw_step(model: Any, fields: Any, mesh: Any) -> tuple[Callable[[], Any], Callable[..., Any]]:
-    """What makes an initial state, and the compiled step: (state, tokens, labels, lr) -> (state, loss)."""
+    """What makes an initial state, and the compiled step: (state, tokens, labels, lr) -> (state,
+    loss).
+    """
     import jax
     import jax.numpy as jnp
     import optax
@@ -61,7 +85,13 @@ def raw_step(model: Any, fields: Any, mesh: Any) -> tuple[Callable[[], Any], Cal
 
     graph, params = nnx.split(model)
     params = jax.tree.map(np.asarray, params)
-    chain = optax.chain(optax.clip_by_global_norm(fields.clip), optax.scale_by_adam(*fields.betas, fields.eps), optax.add_decayed_weights(fields.weight_decay, mask=lambda tree: jax.tree.map(lambda p: p.ndim >= 2, tree)))
+    chain = optax.chain(
+        optax.clip_by_global_norm(fields.clip),
+        optax.scale_by_adam(*fields.betas, fields.eps),
+        optax.add_decayed_weights(
+            fields.weight_decay, mask=lambda tree: jax.tree.map(lambda p: p.ndim >= 2, tree)
+        ),
+    )
 
     def step(state: Any, tokens: Any, labels: Any, lr: Any) -> Any:
         params, moments = state
@@ -69,16 +99,35 @@ def raw_step(model: Any, fields: Any, mesh: Any) -> tuple[Callable[[], Any], Cal
         def total(params: Any) -> Any:
             logits = nnx.merge(graph, params)(tokens)
             real = labels != IGNORED
-            return jnp.where(real, optax.softmax_cross_entropy_with_integer_labels(logits, jnp.where(real, labels, 0)), 0).sum(), real.sum()
+            return (
+                jnp.where(
+                    real,
+                    optax.softmax_cross_entropy_with_integer_labels(
+                        logits, jnp.where(real, labels, 0)
+                    ),
+                    0,
+                ).sum(),
+                real.sum(),
+            )
 
         (loss, count), gradients = jax.value_and_grad(total, has_aux=True)(params)
         loss, count, gradients = jax.lax.psum((loss, count, gradients), "data")
-        directions, moments = chain.update(jax.tree.map(lambda g: g / count, gradients), moments, params)
+        directions, moments = chain.update(
+            jax.tree.map(lambda g: g / count, gradients), moments, params
+        )
         return (jax.tree.map(lambda p, d: p - lr * d, params, directions), moments), loss / count
 
     by_device, alike = PartitionSpec("data"), PartitionSpec()
-    mapped = jax.shard_map(step, mesh=mesh, in_specs=(alike, by_device, by_device, alike), out_specs=(alike, alike), check_vma=False)
-    return lambda: jax.device_put((params, chain.init(params)), NamedSharding(mesh, alike)), jax.jit(mapped, donate_argnums=0)
+    mapped = jax.shard_map(
+        step,
+        mesh=mesh,
+        in_specs=(alike, by_device, by_device, alike),
+        out_specs=(alike, alike),
+        check_vma=False,
+    )
+    return lambda: jax.device_put(
+        (params, chain.init(params)), NamedSharding(mesh, alike)
+    ), jax.jit(mapped, donate_argnums=0)
 
 
 def batches(task: Any, made: Plan, place: Any) -> Iterator[tuple[Any, Any]]:
@@ -90,7 +139,11 @@ def batches(task: Any, made: Plan, place: Any) -> Iterator[tuple[Any, Any]]:
     def work() -> None:
         for ids in made.order.ids(range(made.steps)):
             rows = data[ids]
-            ready.put(jax.device_put((rows["tokens"].astype(np.int32), rows["labels"].astype(np.int32)), place))
+            ready.put(
+                jax.device_put(
+                    (rows["tokens"].astype(np.int32), rows["labels"].astype(np.int32)), place
+                )
+            )
         ready.put(None)
 
     threading.Thread(target=work, daemon=True).start()
@@ -102,7 +155,9 @@ def raw(task: Any, made: Plan, mesh: Any, state: Any, step: Callable[..., Any]) 
     from jax.sharding import NamedSharding, PartitionSpec
 
     times, owed = [], None
-    for number, (tokens, labels) in enumerate(batches(task, made, NamedSharding(mesh, PartitionSpec("data")))):
+    for number, (tokens, labels) in enumerate(
+        batches(task, made, NamedSharding(mesh, PartitionSpec("data")))
+    ):
         state, loss = step(state, tokens, labels, np.float32(made.lr_at(number)))
         if owed is not None:
             float(owed)
@@ -111,12 +166,16 @@ def raw(task: Any, made: Plan, mesh: Any, state: Any, step: Callable[..., Any]) 
     return statistics.median(b - a for a, b in pairwise(times[WARM:]))
 
 
-def programs(engine: Any, task: Any, made: Plan, mesh: Any, state: Any, step: Callable[..., Any]) -> float:
+def programs(
+    engine: Any, task: Any, made: Plan, mesh: Any, state: Any, step: Callable[..., Any]
+) -> float:
     """Median ratio of one compiled step to the other, run in turn on the same rows."""
     import jax
     from jax.sharding import NamedSharding, PartitionSpec
 
-    batch = next(iter(Feed(made, made.held_by(0), task.train_data(), None, engine.stage, prefetch=0)))[1]
+    batch = next(
+        iter(Feed(made, made.held_by(0), task.train_data(), None, engine.stage, prefetch=0))
+    )[1]
     tokens, labels = next(batches(task, made, NamedSharding(mesh, PartitionSpec("data"))))
     own, ratios = engine.init(), []
     for number in range(made.steps):
@@ -124,7 +183,9 @@ def programs(engine: Any, task: Any, made: Plan, mesh: Any, state: Any, step: Ca
         own, stats = engine.step(own, batch, made.lr_at(number), UNASKED)
         stats.read()
         between = time.perf_counter()
-        state, _ = jax.block_until_ready(step(state, tokens, labels, np.float32(made.lr_at(number))))
+        state, _ = jax.block_until_ready(
+            step(state, tokens, labels, np.float32(made.lr_at(number)))
+        )
         ratios.append((between - began) / (time.perf_counter() - between))
     return statistics.median(ratios[WARM:])
 
@@ -144,16 +205,30 @@ def measure(size: str, devices: str, home: Path) -> dict[str, Any]:
         psutil.cpu_percent()
         found["samecurve"].append(timed(engine, task, made, home, 1 + WARM))
         found["raw"].append(raw(task, made, mesh, begin(), step))
-        busy.append(psutil.cpu_percent() - psutil.Process().cpu_percent() / (psutil.cpu_count() or 1))
+        busy.append(
+            psutil.cpu_percent() - psutil.Process().cpu_percent() / (psutil.cpu_count() or 1)
+        )
     ratios = [a / b for a, b in zip(found["samecurve"], found["raw"], strict=True)]
     for name, seconds in found.items():
-        print(f"{size:<7}{name:<10}{statistics.median(seconds) * 1e6:9.0f} us a step   ({', '.join(f'{s * 1e6:.0f}' for s in seconds)})")
-    print(f"{size:<7}ratio     {statistics.median(ratios):9.3f}   samecurve adds {statistics.median(a - b for a, b in zip(found['samecurve'], found['raw'], strict=True)) * 1e6:.0f} us a step")
+        print(
+            f"{size:<7}{name:<10}{statistics.median(seconds) * 1e6:9.0f} us a step  "
+            f" ({', '.join(f'{s * 1e6:.0f}' for s in seconds)})"
+        )
+    print(
+        f"{size:<7}ratio     {statistics.median(ratios):9.3f}   samecurve adds"
+        f" {statistics.median(a - b for a, b in zip(found['samecurve'], found['raw'], strict=True)) * 1e6:.0f}"
+        " us a step"
+    )
     alone = programs(engine, task, made, mesh, begin(), step)
     print(f"{size:<7}programs  {alone:9.3f}   by themselves, in turn")
     return {
-        "programs_ratio": alone, "devices": [device.name for device in made.devices], "seconds": found, "ratio": statistics.median(ratios), "ratios": ratios,
-        "other_programs_percent": [round(max(0.0, b), 1) for b in busy]}
+        "programs_ratio": alone,
+        "devices": [device.name for device in made.devices],
+        "seconds": found,
+        "ratio": statistics.median(ratios),
+        "ratios": ratios,
+        "other_programs_percent": [round(max(0.0, b), 1) for b in busy],
+    }
 
 
 def main() -> None:
@@ -162,9 +237,21 @@ def main() -> None:
     devices = parser.parse_args().devices
     with tempfile.TemporaryDirectory() as scratch:
         result = {size: measure(size, devices, Path(scratch)) for size in SIZES}
-    name = probe().devices[0].name if probe().devices and not devices.startswith("cpu") else cpu.name()
-    place = Path(__file__).parent / "results" / f"jax-step-{re.sub('[^A-Za-z0-9]+', '-', name).strip('-').lower()}.json"
-    place.write_text(json.dumps({"machine": name, "python": platform.python_version(), "jax": version("jax"), **result}, indent=1) + "\n")
+    name = (
+        probe().devices[0].name if probe().devices and not devices.startswith("cpu") else cpu.name()
+    )
+    place = (
+        Path(__file__).parent
+        / "results"
+        / f"jax-step-{re.sub('[^A-Za-z0-9]+', '-', name).strip('-').lower()}.json"
+    )
+    place.write_text(
+        json.dumps(
+            {"machine": name, "python": platform.python_version(), "jax": version("jax"), **result},
+            indent=1,
+        )
+        + "\n"
+    )
 
 
 if __name__ == "__main__":

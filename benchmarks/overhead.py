@@ -1,9 +1,13 @@
-"""What a trainer adds to a step: ours, Accelerate, Lightning Fabric, Lightning Trainer and HF Trainer beside a raw PyTorch loop that clips and logs alike.
+"""What a trainer adds to a step: ours, Accelerate, Lightning Fabric, Lightning Trainer and HF
+Trainer beside a raw PyTorch loop that clips and logs alike.
 
-A tiny model, one CPU thread, one process. All get the same batches (rows of a permutation, gathered and made tensors); ours from its own feed, which adds
-order, prefetch and ids. Every side writes a line with loss and learning rate each step (raw, ours, Accelerate, Fabric and HF Trainer with the gradient's norm, too).
-Every other turn goes backwards; what counts is the median over turns of the difference to the raw loop of the same turn.
-Run: python -m benchmarks.overhead [--turns 5] [--steps 3000] [--only samecurve,raw]. Others are left out, with a word, where they are not installed (the extra `bench`).
+A tiny model, one CPU thread, one process. All get the same batches (rows of a permutation, gathered
+and made tensors); ours from its own feed, which adds order, prefetch and ids. Every side writes a
+line with loss and learning rate each step (raw, ours, Accelerate, Fabric and HF Trainer with the
+gradient's norm, too). Every other turn goes backwards; what counts is the median over turns of the
+difference to the raw loop of the same turn. Run: python -m benchmarks.overhead [--turns 5] [--steps
+3000] [--only samecurve,raw]. Others are left out, with a word, where they are not installed (the
+extra `bench`).
 """
 
 import argparse
@@ -30,7 +34,12 @@ from samecurve.torch_engine.engine import TorchEngine
 from samecurve.torch_engine.process_group import Ranks
 
 BATCH, CLIP, LR, WARM, BLOCK = 8, 1.0, 1e-3, 200, 100
-NEEDS = {"accelerate": "accelerate", "fabric": "lightning", "lightning": "lightning", "hf trainer": "transformers"}
+NEEDS = {
+    "accelerate": "accelerate",
+    "fabric": "lightning",
+    "lightning": "lightning",
+    "hf trainer": "transformers",
+}
 
 
 class Log:
@@ -54,7 +63,10 @@ def batches(steps: int) -> Iterator[dict[str, torch.Tensor]]:
             if done == steps:
                 return
             done += 1
-            yield {name: torch.from_numpy(array) for name, array in rows[order[first : first + BATCH]].items()}
+            yield {
+                name: torch.from_numpy(array)
+                for name, array in rows[order[first : first + BATCH]].items()
+            }
 
 
 def parts() -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -77,12 +89,25 @@ def raw(steps: int, home: Path) -> float:
 
 
 def ours(steps: int, home: Path) -> float:
-    config = config_of({"task": f"{Path(__file__).parent / 'tiny_task.py'}:Tiny", "batch": {"samples": BATCH}, "optimizer": {"lr": LR, "clip": CLIP},
-                        "train": {"steps": steps}, "devices": {"use": "cpu", "strategy": "single", "threads": 1}})
+    config = config_of(
+        {
+            "task": f"{Path(__file__).parent / 'tiny_task.py'}:Tiny",
+            "batch": {"samples": BATCH},
+            "optimizer": {"lr": LR, "clip": CLIP},
+            "train": {"steps": steps},
+            "devices": {"use": "cpu", "strategy": "single", "threads": 1},
+        }
+    )
     task: Any = open_task(config, str(home / "cache"))
     made = plan(config, probe(), task.facts())
     gaps = Gaps(BLOCK)
-    trained(TorchEngine(task, made, config.optimizer, Ranks(), [torch.device("cpu")]), task, made, home / "run", gaps.mark)
+    trained(
+        TorchEngine(task, made, config.optimizer, Ranks(), [torch.device("cpu")]),
+        task,
+        made,
+        home / "run",
+        gaps.mark,
+    )
     return gaps.seconds(WARM)
 
 
@@ -142,8 +167,17 @@ def lightning(steps: int, home: Path) -> float:
         def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
             return batches(steps)
 
-    off = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
-    made = lit.Trainer(accelerator="cpu", devices=1, max_steps=steps, gradient_clip_val=CLIP, default_root_dir=home, **off)
+    off = dict.fromkeys(
+        ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
+    )
+    made = lit.Trainer(
+        accelerator="cpu",
+        devices=1,
+        max_steps=steps,
+        gradient_clip_val=CLIP,
+        default_root_dir=home,
+        **off,
+    )
     made.fit(Module(), Loader())
     return log.gaps.seconds(WARM)
 
@@ -158,7 +192,12 @@ def hf_trainer(steps: int, home: Path) -> float:
     class Lines(TrainerCallback):
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
             if "grad_norm" in logs:
-                log.line(state.global_step, loss=float(logs["loss"]), grad_norm=float(logs["grad_norm"]), lr=LR)
+                log.line(
+                    state.global_step,
+                    loss=float(logs["loss"]),
+                    grad_norm=float(logs["grad_norm"]),
+                    lr=LR,
+                )
 
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -183,15 +222,34 @@ def hf_trainer(steps: int, home: Path) -> float:
             return Loader()
 
     model = Model()
-    arguments = TrainingArguments(str(home), max_steps=steps, logging_steps=1, report_to=[], disable_tqdm=True, max_grad_norm=CLIP, learning_rate=LR, lr_scheduler_type="constant",
-                                  save_strategy="no", use_cpu=True, optim="adamw_torch_fused", per_device_train_batch_size=BATCH)
+    arguments = TrainingArguments(
+        str(home),
+        max_steps=steps,
+        logging_steps=1,
+        report_to=[],
+        disable_tqdm=True,
+        max_grad_norm=CLIP,
+        learning_rate=LR,
+        lr_scheduler_type="constant",
+        save_strategy="no",
+        use_cpu=True,
+        optim="adamw_torch_fused",
+        per_device_train_batch_size=BATCH,
+    )
     made = Ours(model=model, args=arguments, train_dataset=Rows(), callbacks=[Lines()])
     made.remove_callback(PrinterCallback)
     made.train()
     return log.gaps.seconds(WARM)
 
 
-SIDES: dict[str, Callable[[int, Path], float]] = {"raw": raw, "samecurve": ours, "fabric": fabric, "accelerate": accelerate, "lightning": lightning, "hf trainer": hf_trainer}
+SIDES: dict[str, Callable[[int, Path], float]] = {
+    "raw": raw,
+    "samecurve": ours,
+    "fabric": fabric,
+    "accelerate": accelerate,
+    "lightning": lightning,
+    "hf trainer": hf_trainer,
+}
 
 
 def main() -> None:
@@ -206,7 +264,12 @@ def main() -> None:
         logging.getLogger(name).setLevel(logging.ERROR)
     torch.set_num_threads(1)
     chosen = [name for name in SIDES if not given.only or name in given.only.split(",")]
-    absent = [name for name in chosen if (name in NEEDS and not installed([NEEDS[name]])) or (name == "hf trainer" and not installed(["accelerate"]))]
+    absent = [
+        name
+        for name in chosen
+        if (name in NEEDS and not installed([NEEDS[name]]))
+        or (name == "hf trainer" and not installed(["accelerate"]))
+    ]
     for name in absent:
         print(f"left out  {name}: not installed")
     with tempfile.TemporaryDirectory() as scratch:
@@ -221,13 +284,27 @@ def main() -> None:
             return once
 
         found = alternate({name: side(name) for name in chosen if name not in absent}, given.turns)
-    added = {name: paired(times, found["raw"], lambda a, b: a - b) for name, times in found.items() if name != "raw"}
+    added = {
+        name: paired(times, found["raw"], lambda a, b: a - b)
+        for name, times in found.items()
+        if name != "raw"
+    }
     print(f"{'trainer':<12}{'us a step':>10}{'beyond raw':>12}   each turn's difference")
     for name, times in found.items():
-        beyond = f"{added[name] * 1e6:12.0f}   {', '.join(f'{(a - b) * 1e6:.0f}' for a, b in zip(times, found['raw'], strict=True))}" if name in added else ""
+        beyond = (
+            f"{added[name] * 1e6:12.0f}  "
+            f" {', '.join(f'{(a - b) * 1e6:.0f}' for a, b in zip(times, found['raw'], strict=True))}"
+            if name in added
+            else ""
+        )
         print(f"{name:<12}{statistics.median(times) * 1e6:10.0f}{beyond}")
     if not given.dry:
-        print(write("overhead", {"seconds": found, "added_seconds": added, "steps": given.steps, "batch": BATCH}))
+        print(
+            write(
+                "overhead",
+                {"seconds": found, "added_seconds": added, "steps": given.steps, "batch": BATCH},
+            )
+        )
 
 
 if __name__ == "__main__":

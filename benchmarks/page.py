@@ -1,4 +1,6 @@
-"""docs/benchmarks.md, made from benchmarks/results/*.json: every figure on it was measured, and is in one of those files. Run: python -m benchmarks.page"""
+"""docs/benchmarks.md, made from benchmarks/results/*.json: every figure on it was measured, and is
+in one of those files. Run: python -m benchmarks.page
+"""
 
 import json
 import statistics
@@ -23,61 +25,158 @@ contention for the GPU and NCCL's later algorithms are not in it."""
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---", *["---:"] * (len(head) - 1)], *rows))
+    return "\n".join(
+        f"| {' | '.join(cells)} |" for cells in (head, ["---", *["---:"] * (len(head) - 1)], *rows)
+    )
 
 
 def overhead(found: Result) -> str:
     raw = found["seconds"]["raw"]
     rows = []
     for name, times in found["seconds"].items():
-        beyond = ["", ""] if name == "raw" else [f"{found['added_seconds'][name] * 1e6:+.0f}", _span([(a - b) * 1e6 for a, b in zip(times, raw, strict=True)], "+.0f")]
+        beyond = (
+            ["", ""]
+            if name == "raw"
+            else [
+                f"{found['added_seconds'][name] * 1e6:+.0f}",
+                _span([(a - b) * 1e6 for a, b in zip(times, raw, strict=True)], "+.0f"),
+            ]
+        )
         rows.append([name, f"{statistics.median(times) * 1e6:.0f}", *beyond])
-    return f"n = {len(raw)}, {found['steps']} steps each, batch {found['batch']}.\n\n" + table(["trainer", "µs a step", "beyond the raw loop", "least and most"], rows)
+    return f"n = {len(raw)}, {found['steps']} steps each, batch {found['batch']}.\n\n" + table(
+        ["trainer", "µs a step", "beyond the raw loop", "least and most"], rows
+    )
 
 
 def ddp(found: Result) -> str:
-    rows = [[name, f"{found['tokens_per_step'] / statistics.median(times):.0f}", f"{found['of_plain'][name]:.3f}", _span([b / a for a, b in zip(times, found["seconds"]["plain ddp"], strict=True)], ".3f")]
-            for name, times in found["seconds"].items()]
-    return f"n = {len(found['seconds']['plain ddp'])}, {found['steps']} steps each, {found['world']} ranks of one thread.\n\n" + table(["trainer", "tokens/s", "of plain DDP", "least and most"], rows)
+    rows = [
+        [
+            name,
+            f"{found['tokens_per_step'] / statistics.median(times):.0f}",
+            f"{found['of_plain'][name]:.3f}",
+            _span(
+                [b / a for a, b in zip(times, found["seconds"]["plain ddp"], strict=True)], ".3f"
+            ),
+        ]
+        for name, times in found["seconds"].items()
+    ]
+    return (
+        f"n = {len(found['seconds']['plain ddp'])}, {found['steps']} steps each, {found['world']}"
+        " ranks of one thread.\n\n"
+        + table(["trainer", "tokens/s", "of plain DDP", "least and most"], rows)
+    )
 
 
 def checkpoint(found: Result) -> str:
     ours = found["seconds_lost"]["samecurve"]
-    rows = [[name, f"{statistics.median(times):.2f}", _span(times, ".2f"), f"{paired(times, ours, lambda a, b: a - b):+.2f}" if name != "samecurve" else ""] for name, times in found["seconds_lost"].items()]
-    return f"n = {len(ours)}; {found['bytes'] / 1e6:.0f} MB.\n\n" + table(["saver", "seconds lost", "least and most", "more than ours"], rows)
+    rows = [
+        [
+            name,
+            f"{statistics.median(times):.2f}",
+            _span(times, ".2f"),
+            f"{paired(times, ours, lambda a, b: a - b):+.2f}" if name != "samecurve" else "",
+        ]
+        for name, times in found["seconds_lost"].items()
+    ]
+    return f"n = {len(ours)}; {found['bytes'] / 1e6:.0f} MB.\n\n" + table(
+        ["saver", "seconds lost", "least and most", "more than ours"], rows
+    )
 
 
 def data(found: Result) -> str:
-    rows = [[case, *(f"{statistics.median(times):.0f}" for times in sides.values()), f"{paired(sides['feed'], sides['DataLoader'], lambda a, b: a / b):.2f}"] for case, sides in found["batches_per_second"].items()]
-    return table(["decoding, workers", "feed, batches/s", "DataLoader, batches/s", "feed beside it"], rows)
+    rows = [
+        [
+            case,
+            *(f"{statistics.median(times):.0f}" for times in sides.values()),
+            f"{paired(sides['feed'], sides['DataLoader'], lambda a, b: a / b):.2f}",
+        ]
+        for case, sides in found["batches_per_second"].items()
+    ]
+    return table(
+        ["decoding, workers", "feed, batches/s", "DataLoader, batches/s", "feed beside it"], rows
+    )
 
 
 def exact(found: Result) -> str:
-    rows = [[f"{world}, {mode}", f"{statistics.median(times) * 1e3:.0f}", f"{paired(of['seconds']['exact'], times, lambda a, b: a / b):.3f}", f"{of['peak_bytes'][mode] / 2**20:.0f}"]
-            for world, of in found["worlds"].items() for mode, times in of["seconds"].items()]
+    rows = [
+        [
+            f"{world}, {mode}",
+            f"{statistics.median(times) * 1e3:.0f}",
+            f"{paired(of['seconds']['exact'], times, lambda a, b: a / b):.3f}",
+            f"{of['peak_bytes'][mode] / 2**20:.0f}",
+        ]
+        for world, of in found["worlds"].items()
+        for mode, times in of["seconds"].items()
+    ]
     return table(["ranks, mode", "ms a step", "exact beside it", "MiB at most"], rows)
 
 
 def jax_step(found: Result) -> str:
-    rows = [[size, *(f"{statistics.median(times) * 1e3:.2f}" for times in found[size]["seconds"].values()), f"{found[size]['ratio']:.3f}"] for size in ("small", "tiny")]
+    rows = [
+        [
+            size,
+            *(f"{statistics.median(times) * 1e3:.2f}" for times in found[size]["seconds"].values()),
+            f"{found[size]['ratio']:.3f}",
+        ]
+        for size in ("small", "tiny")
+    ]
     return table(["model", "ours, ms a step", "raw optax loop, ms", "ours beside it"], rows)
 
 
 def dropout(found: Result) -> str:
-    rows = [[f"{row['model']}, {row['threads']} thread{'s' if row['threads'] > 1 else ''}", *(f"{ratio:.3f}" for ratio in row["keyed_over"].values())] for row in found["rows"]]
-    return table(["model", "beside none", "beside one fixed mask", "beside torch's own dropout"], rows)
+    rows = [
+        [
+            f"{row['model']}, {row['threads']} thread{'s' if row['threads'] > 1 else ''}",
+            *(f"{ratio:.3f}" for ratio in row["keyed_over"].values()),
+        ]
+        for row in found["rows"]
+    ]
+    return table(
+        ["model", "beside none", "beside one fixed mask", "beside torch's own dropout"], rows
+    )
 
 
 def strategies(found: Result) -> str:
-    rows = [[name, f"{statistics.median(times) * 1e3:.1f}", f"{paired(times, found['seconds']['ddp'], lambda a, b: a / b):.2f}", f"{max(found['memory_bytes'][name]) / 2**20:.0f}"]
-            for name, times in found["seconds"].items()]
-    return f"{found['config']} on {found['devices']}.\n\n" + table(["strategy", "ms a step", "beside ddp", "MiB at most"], rows)
+    rows = [
+        [
+            name,
+            f"{statistics.median(times) * 1e3:.1f}",
+            f"{paired(times, found['seconds']['ddp'], lambda a, b: a / b):.2f}",
+            f"{max(found['memory_bytes'][name]) / 2**20:.0f}",
+        ]
+        for name, times in found["seconds"].items()
+    ]
+    return f"{found['config']} on {found['devices']}.\n\n" + table(
+        ["strategy", "ms a step", "beside ddp", "MiB at most"], rows
+    )
 
 
 def published(found: Sequence[Result]) -> str:
-    rows = [[row["family"], row["machine"], f"{row['tokens']:.0f}", f"{row['assumed']['tokens']:.0f}", f"{row['assumed']['ratio']:.2f}",
-             f"(MFU {row['fitted']['mfu']:.3f})" if row["fitted"]["here"] else f"{row['fitted']['ratio']:.2f}", row["source"]] for row in found]
-    head = ["set-up", "machine", "published, tokens/s a device", f"predicted at MFU {found[0]['assumed']['mfu']:g}", "predicted / published", "with the MFU that fits the family's first row", "source"]
+    rows = [
+        [
+            row["family"],
+            row["machine"],
+            f"{row['tokens']:.0f}",
+            f"{row['assumed']['tokens']:.0f}",
+            f"{row['assumed']['ratio']:.2f}",
+            (
+                f"(MFU {row['fitted']['mfu']:.3f})"
+                if row["fitted"]["here"]
+                else f"{row['fitted']['ratio']:.2f}"
+            ),
+            row["source"],
+        ]
+        for row in found
+    ]
+    head = [
+        "set-up",
+        "machine",
+        "published, tokens/s a device",
+        f"predicted at MFU {found[0]['assumed']['mfu']:g}",
+        "predicted / published",
+        "with the MFU that fits the family's first row",
+        "source",
+    ]
     return table(head, rows)
 
 
@@ -86,16 +185,49 @@ def _span(values: Sequence[float], form: str) -> str:
 
 
 KINDS: dict[str, tuple[str, str, Callable[[Result], str]]] = {
-    "overhead": ("What a trainer adds to a step", "A model of 1,732 parameters on one CPU thread, so that a step is mostly what the trainer does. The raw loop clips and logs alike. "
-                 "Below zero: less than the raw loop, whose `torch.optim` and `clip_grad_norm_` cost more than the same kernels called by themselves. `benchmarks/overhead.py`.", overhead),
-    "ddp": ("Two CPU ranks", "A GPT of 10.7M parameters, the same batches, clipping and optimizer, gradients over Gloo. "
-            "All of them run DistributedDataParallel, and one turn differs from another by a tenth: this shows no order among them. "
-            "static_graph and 5 MiB buckets: the plain loop with these, which ours does not use. `benchmarks/ddp.py`.", ddp),
-    "checkpoint": ("What a save costs training", "Seconds added to the save's own call and the five steps after it. Ours also hashes every array, writes a manifest and publishes by a rename after a sync. "
-                   "`benchmarks/checkpoint.py`.", checkpoint),
+    "overhead": (
+        "What a trainer adds to a step",
+        (
+            "A model of 1,732 parameters on one CPU thread, so that a step is mostly what the"
+            " trainer does. The raw loop clips and logs alike. Below zero: less than the raw loop,"
+            " whose `torch.optim` and `clip_grad_norm_` cost more than the same kernels called by"
+            " themselves. `benchmarks/overhead.py`."
+        ),
+        overhead,
+    ),
+    "ddp": (
+        "Two CPU ranks",
+        (
+            "A GPT of 10.7M parameters, the same batches, clipping and optimizer, gradients over"
+            " Gloo. All of them run DistributedDataParallel, and one turn differs from another by a"
+            " tenth: this shows no order among them. static_graph and 5 MiB buckets: the plain loop"
+            " with these, which ours does not use. `benchmarks/ddp.py`."
+        ),
+        ddp,
+    ),
+    "checkpoint": (
+        "What a save costs training",
+        (
+            "Seconds added to the save's own call and the five steps after it. Ours also hashes"
+            " every array, writes a manifest and publishes by a rename after a sync."
+            " `benchmarks/checkpoint.py`."
+        ),
+        checkpoint,
+    ),
     "data": ("Reading data", "`benchmarks/data.py`.", data),
-    "exact": ("The same bits on any number of devices", "`--exact` beside the ordinary mode in the same slots, and as it is otherwise. `benchmarks/exact.py`.", exact),
-    "dropout": ("Dropout whose masks follow the sample", "Time of a forward and backward pass with it, as a ratio. `benchmarks/dropout.py`.", dropout),
+    "exact": (
+        "The same bits on any number of devices",
+        (
+            "`--exact` beside the ordinary mode in the same slots, and as it is otherwise."
+            " `benchmarks/exact.py`."
+        ),
+        exact,
+    ),
+    "dropout": (
+        "Dropout whose masks follow the sample",
+        "Time of a forward and backward pass with it, as a ratio. `benchmarks/dropout.py`.",
+        dropout,
+    ),
     "jax-step": ("A step with JAX", "`benchmarks/jax_step.py`.", jax_step),
     "strategies": ("Strategies beside each other", "`benchmarks/strategies.py`.", strategies),
 }
@@ -116,9 +248,14 @@ def made() -> str:
 
 
 def _measured_on(found: Result, name: str) -> str:
-    versions = found.get("versions") or {library: found[library] for library in ("torch", "jax") if library in found}
+    versions = found.get("versions") or {
+        library: found[library] for library in ("torch", "jax") if library in found
+    }
     cores = f", {found['cores']} cores" if "cores" in found else ""
-    return f"{found.get('machine', name)}{cores}; Python {found['python']}, {', '.join(f'{library} {version}' for library, version in versions.items())}:"
+    return (
+        f"{found.get('machine', name)}{cores}; Python {found['python']},"
+        f" {', '.join(f'{library} {version}' for library, version in versions.items())}:"
+    )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
-"""What `plan --machine` predicts beside what others have published of the same set-ups: torchtitan's 8B on H100 and A100, MosaicML's MPT 7B on H100 and A100.
+"""What `plan --machine` predicts beside what others have published of the same set-ups:
+torchtitan's 8B on H100 and A100, MosaicML's MPT 7B on H100 and A100.
 
-Two predictions each: with the MFU that is assumed (nothing of the published figure goes in), and with the MFU that makes the family's smallest
-set-up come out right, so that the others show what the model of collectives is worth. Only figures that were read in the files named. Takes no
-device; writes benchmarks/results/published.json. Run: python -m benchmarks.published
+Two predictions each: with the MFU that is assumed (nothing of the published figure goes in), and
+with the MFU that makes the family's smallest set-up come out right, so that the others show what
+the model of collectives is worth. Only figures that were read in the files named. Takes no device;
+writes benchmarks/results/published.json. Run: python -m benchmarks.published
 """
 
 import json
@@ -31,7 +33,11 @@ _MPT = "mosaicml/llm-foundry scripts/train/benchmarking/README.md at c90b9b3"
 
 @dataclass(frozen=True)
 class Published:
-    """family: set-ups that share an MFU; the first is what it is fitted to. tokens: a second and device, as published. memory: GiB a device, where told. note: what differs from what is predicted."""
+    """family: set-ups that share an MFU; the first is what it is fitted to.
+
+    tokens: a second and device, as published. memory: GiB a device, where told. note: what differs
+    from what is predicted.
+    """
 
     family: str
     machine: str
@@ -45,15 +51,72 @@ class Published:
     memory: float | None = None
 
 
-_HALF = "its selective recompute runs half of the matrix products again and keeps less, ours keeps all of them"
+_HALF = (
+    "its selective recompute runs half of the matrix products again and keeps less, ours keeps all"
+    " of them"
+)
 _SLOWER = f"H100 of 96 GB at 500 W, slower than the 989 TFLOP/s counted on; {_HALF}"
 _NDR = "its network is not told, NDR 400 Gb/s a device is taken"
 SETUPS = (
-    Published("torchtitan 8B, H100", "1x8xH100", "llama", 2, 1, "selective", 5762, f"{_TITAN}, table 1", _SLOWER, 82.4),
-    Published("torchtitan 8B, H100", "16x8xH100", "llama", 2, 1, "selective", 5605, f"{_TITAN}, table 3", _SLOWER, 67.0),
-    Published("torchtitan 8B, H100, torch.compile", "1x8xH100", "llama", 2, 1, "selective", 6667, f"{_TITAN}, table 1", _SLOWER, 77.0),
-    Published("torchtitan 8B, H100, torch.compile", "16x8xH100", "llama", 2, 1, "selective", 6514, f"{_TITAN}, table 3", _SLOWER, 62.0),
-    Published("torchtitan 8B, A100", "8x8xA100", "llama", 1, 1, "selective", 2973, _TITAN_A100, f"{_HALF}; its network is not told, HDR 200 Gb/s a device is taken"),
+    Published(
+        "torchtitan 8B, H100",
+        "1x8xH100",
+        "llama",
+        2,
+        1,
+        "selective",
+        5762,
+        f"{_TITAN}, table 1",
+        _SLOWER,
+        82.4,
+    ),
+    Published(
+        "torchtitan 8B, H100",
+        "16x8xH100",
+        "llama",
+        2,
+        1,
+        "selective",
+        5605,
+        f"{_TITAN}, table 3",
+        _SLOWER,
+        67.0,
+    ),
+    Published(
+        "torchtitan 8B, H100, torch.compile",
+        "1x8xH100",
+        "llama",
+        2,
+        1,
+        "selective",
+        6667,
+        f"{_TITAN}, table 1",
+        _SLOWER,
+        77.0,
+    ),
+    Published(
+        "torchtitan 8B, H100, torch.compile",
+        "16x8xH100",
+        "llama",
+        2,
+        1,
+        "selective",
+        6514,
+        f"{_TITAN}, table 3",
+        _SLOWER,
+        62.0,
+    ),
+    Published(
+        "torchtitan 8B, A100",
+        "8x8xA100",
+        "llama",
+        1,
+        1,
+        "selective",
+        2973,
+        _TITAN_A100,
+        f"{_HALF}; its network is not told, HDR 200 Gb/s a device is taken",
+    ),
     Published("MPT 6.7B, H100", "1x8xH100", "mpt", 6, 1, "none", 10643, _MPT),
     Published("MPT 6.7B, H100", "16x8xH100", "mpt", 6, 1, "none", 10475, _MPT, _NDR),
     Published("MPT 6.7B, H100", "32x8xH100", "mpt", 6, 1, "none", 10119, _MPT, _NDR),
@@ -63,51 +126,119 @@ SETUPS = (
 
 
 def llama(cache: Path) -> Facts:
-    """Llama 3.1 8B at 8,192 tokens, by the program's own count; the tokens are a stand-in, which no figure depends on."""
+    """Llama 3.1 8B at 8,192 tokens, by the program's own count; the tokens are a stand-in, which no
+    figure depends on.
+    """
     tokens = cache / "tokens.bin"
     np.zeros(1 << 16, np.uint32).tofile(tokens)
-    shape = {"hidden_size": 4096, "num_layers": 32, "num_heads": 32, "kv_heads": 8, "intermediate_size": 14336, "vocab_size": 128256, "max_seq_len": 8192}
+    shape = {
+        "hidden_size": 4096,
+        "num_layers": 32,
+        "num_heads": 32,
+        "kv_heads": 8,
+        "intermediate_size": 14336,
+        "vocab_size": 128256,
+        "max_seq_len": 8192,
+    }
     counted = language(_config({"model": shape, "data": {"source": str(tokens)}}), str(cache))
     assert counted.params == 8_030_261_248
     return replace(counted, samples=1 << 30)
 
 
 def mpt() -> Facts:
-    """MPT 6.7B at 2,048 tokens: 32 layers of 4,096, learnt positions, biases everywhere, tied embeddings of 50,368; the published number of parameters. Activations are not counted.
+    """MPT 6.7B at 2,048 tokens: 32 layers of 4,096, learnt positions, biases everywhere, tied
+    embeddings of 50,368; the published number of parameters. Activations are not counted.
 
-    FLOPs as llm-foundry counts them, but half of attention's, which is causal: 6 a parameter and token, 6 x layers x width x length.
+    FLOPs as llm-foundry counts them, but half of attention's, which is causal: 6 a parameter and
+    token, 6 x layers x width x length.
     """
     width, layers, length = 4096, 32, 2048
-    block = {"norm_1": (width,), "norm_1.bias": (width,), "norm_2": (width,), "norm_2.bias": (width,), "Wqkv": (3 * width, width), "Wqkv.bias": (3 * width,), "out_proj": (width, width), "out_proj.bias": (width,),
-             "up_proj": (4 * width, width), "up_proj.bias": (4 * width,), "down_proj": (width, 4 * width), "down_proj.bias": (width,)}
-    inside = {f"blocks.{layer}.{name}": shape for layer in range(layers) for name, shape in block.items()}
-    arrays = {"wte": (50368, width), "wpe": (length, width), **inside, "norm_f": (width,), "norm_f.bias": (width,)}
+    block = {
+        "norm_1": (width,),
+        "norm_1.bias": (width,),
+        "norm_2": (width,),
+        "norm_2.bias": (width,),
+        "Wqkv": (3 * width, width),
+        "Wqkv.bias": (3 * width,),
+        "out_proj": (width, width),
+        "out_proj.bias": (width,),
+        "up_proj": (4 * width, width),
+        "up_proj.bias": (4 * width,),
+        "down_proj": (width, 4 * width),
+        "down_proj.bias": (width,),
+    }
+    inside = {
+        f"blocks.{layer}.{name}": shape for layer in range(layers) for name, shape in block.items()
+    }
+    arrays = {
+        "wte": (50368, width),
+        "wpe": (length, width),
+        **inside,
+        "norm_f": (width,),
+        "norm_f.bias": (width,),
+    }
     params = sum(int(np.prod(shape)) for shape in arrays.values())
     assert params == 6_658_859_008
     narrow = tuple(name for name in inside if "norm" not in name)
-    return Facts(1 << 30, 0, length, params, params, layers, None, float(length * (6 * params + 6 * layers * width * length)), (), "mpt", block_params=(params - 52416 * width) // layers,
-                 inside=tuple(inside), rounded=narrow, arrays=arrays)
+    return Facts(
+        1 << 30,
+        0,
+        length,
+        params,
+        params,
+        layers,
+        None,
+        float(length * (6 * params + 6 * layers * width * length)),
+        (),
+        "mpt",
+        block_params=(params - 52416 * width) // layers,
+        inside=tuple(inside),
+        rounded=narrow,
+        arrays=arrays,
+    )
 
 
 def _config(values: Mapping[str, Any]) -> Config:
     batch = {"per_device": 1}
-    return load(Document({"batch": batch, "train": {"precision": "bf16"}, "devices": {"strategy": "fsdp"}, **values}), Tasks()).config
+    return load(
+        Document(
+            {
+                "batch": batch,
+                "train": {"precision": "bf16"},
+                "devices": {"strategy": "fsdp"},
+                **values,
+            }
+        ),
+        Tasks(),
+    ).config
 
 
 def _setup(entry: Published) -> Setup:
     made = read_setup(entry.machine)
-    if entry.model == "llama" and made.card is card_of("H100", ""):  # 96 GB of HBM2e at 2.4 TB/s, says the source
+    if entry.model == "llama" and made.card is card_of(
+        "H100", ""
+    ):  # 96 GB of HBM2e at 2.4 TB/s, says the source
         return replace(made, card=replace(made.card, memory=96 << 30, bandwidth=2.4e12))
     return made
 
 
 def predicted(entry: Published, facts: Facts, share: Share) -> tuple[float, int]:
     """(tokens a second and device, bytes of a device)."""
-    config, setup = _config({"batch": {"per_device": entry.per_device, "accumulate": entry.rounds}, "train": {"precision": "bf16", "recompute": entry.recompute}}), _setup(entry)
+    config, setup = (
+        _config(
+            {
+                "batch": {"per_device": entry.per_device, "accumulate": entry.rounds},
+                "train": {"precision": "bf16", "recompute": entry.recompute},
+            }
+        ),
+        _setup(entry),
+    )
     made = planned(config, replace(facts, fits=entry.per_device), setup)  # so it was trained
     found = cost(config, made, facts, setup, share)
     assert found is not None
-    return made.batch * facts.tokens_per_sample / found.seconds / setup.world, sum(term.bytes for term in made.memory)
+    return made.batch * facts.tokens_per_sample / found.seconds / setup.world, sum(
+        term.bytes for term in made.memory
+    )
 
 
 def fitted(entry: Published, facts: Facts) -> Share:
@@ -115,7 +246,11 @@ def fitted(entry: Published, facts: Facts) -> Share:
     low, high = 0.01, 1.0
     for _ in range(50):
         middle = (low + high) / 2
-        low, high = (middle, high) if predicted(entry, facts, Share(middle, ""))[0] < entry.tokens else (low, middle)
+        low, high = (
+            (middle, high)
+            if predicted(entry, facts, Share(middle, ""))[0] < entry.tokens
+            else (low, middle)
+        )
     return Share(low, f"fitted to {entry.machine}")
 
 
@@ -124,20 +259,42 @@ def main() -> None:
         counted = {"llama": llama(Path(scratch)), "mpt": mpt()}
     fits: dict[str, Share] = {}
     results = []
-    print(f"{'set-up':<36}{'machine':<12}{'published':>10}{'MFU ' + format(ASSUMED.value, 'g'):>10}{'ratio':>7}{'fitted':>9}{'ratio':>7}   memory GiB: published, predicted")
+    print(
+        f"{'set-up':<36}{'machine':<12}{'published':>10}{'MFU ' + format(ASSUMED.value, 'g'):>10}{'ratio':>7}{'fitted':>9}{'ratio':>7}"
+        "   memory GiB: published, predicted"
+    )
     for entry in SETUPS:
         facts = counted[entry.model]
         first = entry.family not in fits
         share = fits.setdefault(entry.family, fitted(entry, facts) if first else ASSUMED)
-        (plain, memory), (scaled, _) = predicted(entry, facts, ASSUMED), predicted(entry, facts, share)
+        (plain, memory), (scaled, _) = (
+            predicted(entry, facts, ASSUMED),
+            predicted(entry, facts, share),
+        )
         gib = memory / (1 << 30) if facts.bytes_per_sample else None
-        assumed, fit = {"mfu": ASSUMED.value, "tokens": plain, "ratio": plain / entry.tokens}, {"mfu": share.value, "here": first, "tokens": scaled, "ratio": scaled / entry.tokens}
-        results.append({**asdict(entry), "assumed": assumed, "fitted": fit, "predicted_memory": gib})
-        mark = f"{'(' + format(share.value, '.3f') + ')':>9}{'':>7}" if first else f"{scaled:>9.0f}{scaled / entry.tokens:>7.2f}"
+        assumed, fit = (
+            {"mfu": ASSUMED.value, "tokens": plain, "ratio": plain / entry.tokens},
+            {"mfu": share.value, "here": first, "tokens": scaled, "ratio": scaled / entry.tokens},
+        )
+        results.append(
+            {**asdict(entry), "assumed": assumed, "fitted": fit, "predicted_memory": gib}
+        )
+        mark = (
+            f"{'(' + format(share.value, '.3f') + ')':>9}{'':>7}"
+            if first
+            else f"{scaled:>9.0f}{scaled / entry.tokens:>7.2f}"
+        )
         told = f"   {entry.memory:.1f}, {gib:.1f}" if entry.memory and gib else ""
-        print(f"{entry.family:<36}{entry.machine:<12}{entry.tokens:>10.0f}{plain:>10.0f}{plain / entry.tokens:>7.2f}{mark}{told}")
-    print("\ntokens a second and device; ratio: predicted / published; fitted: the MFU (in brackets) that gives the family's first figure, and what it predicts for the others")
-    for text in dict.fromkeys(f"{entry.source}{f': {entry.note}' if entry.note else ''}" for entry in SETUPS):
+        print(
+            f"{entry.family:<36}{entry.machine:<12}{entry.tokens:>10.0f}{plain:>10.0f}{plain / entry.tokens:>7.2f}{mark}{told}"
+        )
+    print(
+        "\ntokens a second and device; ratio: predicted / published; fitted: the MFU (in brackets)"
+        " that gives the family's first figure, and what it predicts for the others"
+    )
+    for text in dict.fromkeys(
+        f"{entry.source}{f': {entry.note}' if entry.note else ''}" for entry in SETUPS
+    ):
         print(f"  {text}")
     place = Path(__file__).parent / "results" / "published.json"
     place.write_text(json.dumps(results, indent=1) + "\n")

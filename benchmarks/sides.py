@@ -1,4 +1,6 @@
-"""How others, and Samecurve, train one language model for some steps: the sides of benchmarks/gpu.py. Each gives its seconds a step."""
+"""How others, and Samecurve, train one language model for some steps: the sides of
+benchmarks/gpu.py. Each gives its seconds a step.
+"""
 
 import time
 from collections.abc import Callable, Iterator
@@ -46,7 +48,9 @@ class Side:
 
 
 class Clock:
-    """Ticked after every step; waits for the device twice: before the first step that counts, and after the last."""
+    """Ticked after every step; waits for the device twice: before the first step that counts, and
+    after the last.
+    """
 
     def __init__(self, setting: Setting) -> None:
         self._setting, self._steps, self._began, self.seconds = setting, 0, 0.0, 0.0
@@ -62,7 +66,11 @@ class Clock:
 
 
 def samecurve(setting: Setting, around: Around = nullcontext, float8: bool = False) -> float:
-    """Its whole loop, journal and heartbeat included. A step is told of when the next one is queued, so the clock waits for nothing. around: the last three steps."""
+    """Its whole loop, journal and heartbeat included.
+
+    A step is told of when the next one is queued, so the clock waits for nothing. around: the last
+    three steps.
+    """
     made = replace(setting.plan, float8=float8)
     engine = TorchEngine(setting.task, made, setting.config.optimizer, Ranks(), [setting.device])
     times: list[float] = []
@@ -87,7 +95,9 @@ class Plain(nn.Module):
         self.model = model
 
     def forward(self, tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        return F.cross_entropy(self.model(tokens).flatten(0, 1), labels.flatten(), ignore_index=-100)
+        return F.cross_entropy(
+            self.model(tokens).flatten(0, 1), labels.flatten(), ignore_index=-100
+        )
 
 
 class Answer(nn.Module):
@@ -113,16 +123,34 @@ def model_of(setting: Setting) -> nn.Module:
 def adamw(model: nn.Module, setting: Setting) -> torch.optim.AdamW:
     """Fused; decay on matrices only."""
     fields, parameters = setting.config.optimizer, list(model.parameters())
-    groups = [{"params": [p for p in parameters if (p.ndim > 1) == decayed], "weight_decay": fields.weight_decay * decayed} for decayed in (True, False)]
+    groups = [
+        {
+            "params": [p for p in parameters if (p.ndim > 1) == decayed],
+            "weight_decay": fields.weight_decay * decayed,
+        }
+        for decayed in (True, False)
+    ]
     return torch.optim.AdamW(groups, lr=fields.lr, betas=fields.betas, fused=True)
 
 
 def batches(setting: Setting) -> Iterator[dict[str, torch.Tensor]]:
     """Micro-batches on the device, from pinned memory, without end."""
-    data, random, gpu = setting.task.train_data(), np.random.default_rng(0), setting.device.type == "cuda"
+    data, random, gpu = (
+        setting.task.train_data(),
+        np.random.default_rng(0),
+        setting.device.type == "cuda",
+    )
     while True:
-        rows = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in data[random.integers(0, len(data), setting.plan.micro)].items()}
-        yield {name: rows[name].pin_memory().to(setting.device, non_blocking=True) if gpu else rows[name] for name in ("tokens", "labels")}
+        rows = {
+            name: torch.from_numpy(np.ascontiguousarray(array))
+            for name, array in data[random.integers(0, len(data), setting.plan.micro)].items()
+        }
+        yield {
+            name: (
+                rows[name].pin_memory().to(setting.device, non_blocking=True) if gpu else rows[name]
+            )
+            for name in ("tokens", "labels")
+        }
 
 
 def plain(setting: Setting) -> float:
@@ -156,16 +184,26 @@ class Rows(torch.utils.data.Dataset[Any]):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         rows = self._data[np.asarray([index % len(self._data)])]
-        return {name: torch.from_numpy(np.ascontiguousarray(rows[name][0])) for name in ("tokens", "labels")}
+        return {
+            name: torch.from_numpy(np.ascontiguousarray(rows[name][0]))
+            for name in ("tokens", "labels")
+        }
 
 
 def accelerated(setting: Setting) -> float:
     from accelerate import Accelerator
 
     rounds, gpu = setting.plan.rounds, setting.device.type == "cuda"
-    accelerator = Accelerator(mixed_precision="bf16", gradient_accumulation_steps=rounds, dynamo_backend="inductor", cpu=not gpu)
+    accelerator = Accelerator(
+        mixed_precision="bf16",
+        gradient_accumulation_steps=rounds,
+        dynamo_backend="inductor",
+        cpu=not gpu,
+    )
     model = Answer(model_of(setting)).to(setting.device)
-    loader = torch.utils.data.DataLoader(Rows(setting), batch_size=setting.plan.micro, pin_memory=gpu, num_workers=2 if gpu else 0)
+    loader = torch.utils.data.DataLoader(
+        Rows(setting), batch_size=setting.plan.micro, pin_memory=gpu, num_workers=2 if gpu else 0
+    )
     prepared, optimizer, loader = accelerator.prepare(model, adamw(model, setting), loader)
     clock = Clock(setting)
     for rows in loader:
@@ -190,11 +228,34 @@ def trainer(setting: Setting) -> float:
             clock.tick()
 
     arguments = TrainingArguments(
-        output_dir=str(setting.home / "trainer"), per_device_train_batch_size=setting.plan.micro, gradient_accumulation_steps=setting.plan.rounds, max_steps=setting.warm + setting.steps,
-        bf16=True, torch_compile=True, optim="adamw_torch_fused", learning_rate=fields.lr, weight_decay=fields.weight_decay, max_grad_norm=fields.clip, adam_beta1=fields.betas[0],
-        adam_beta2=fields.betas[1], report_to=[], save_strategy="no", logging_strategy="no", dataloader_num_workers=2 if gpu else 0, dataloader_pin_memory=gpu, use_cpu=not gpu,
-        remove_unused_columns=False, disable_tqdm=True, average_tokens_across_devices=False)
-    Trainer(model=Answer(model_of(setting)), args=arguments, train_dataset=Rows(setting), callbacks=[Ticks()]).train()
+        output_dir=str(setting.home / "trainer"),
+        per_device_train_batch_size=setting.plan.micro,
+        gradient_accumulation_steps=setting.plan.rounds,
+        max_steps=setting.warm + setting.steps,
+        bf16=True,
+        torch_compile=True,
+        optim="adamw_torch_fused",
+        learning_rate=fields.lr,
+        weight_decay=fields.weight_decay,
+        max_grad_norm=fields.clip,
+        adam_beta1=fields.betas[0],
+        adam_beta2=fields.betas[1],
+        report_to=[],
+        save_strategy="no",
+        logging_strategy="no",
+        dataloader_num_workers=2 if gpu else 0,
+        dataloader_pin_memory=gpu,
+        use_cpu=not gpu,
+        remove_unused_columns=False,
+        disable_tqdm=True,
+        average_tokens_across_devices=False,
+    )
+    Trainer(
+        model=Answer(model_of(setting)),
+        args=arguments,
+        train_dataset=Rows(setting),
+        callbacks=[Ticks()],
+    ).train()
     return clock.seconds
 
 
@@ -203,6 +264,9 @@ def samecurve_fp8(setting: Setting) -> float:
 
 
 SIDES: dict[str, Side] = {
-    "samecurve": Side(samecurve), "plain": Side(plain), "trainer": Side(trainer, "accelerate", "bench"), "accelerate": Side(accelerated, "accelerate", "bench"),
+    "samecurve": Side(samecurve),
+    "plain": Side(plain),
+    "trainer": Side(trainer, "accelerate", "bench"),
+    "accelerate": Side(accelerated, "accelerate", "bench"),
     "samecurve-fp8": Side(samecurve_fp8, "torchao", "fp8"),
 }

@@ -1,7 +1,9 @@
-"""Seconds a step and peak memory of each strategy on two ranks, beside one device; real runs of the program, alternating.
+"""Seconds a step and peak memory of each strategy on two ranks, beside one device; real runs of the
+program, alternating.
 
-Prints a table; writes benchmarks/results/strategies-<machine>.json. Run: python -m benchmarks.strategies [--devices 0,1] [CONFIG]
-Without --devices: CPU ranks (which share this machine's cores, so two of them can't be twice as fast as one with all cores).
+Prints a table; writes benchmarks/results/strategies-<machine>.json. Run: python -m
+benchmarks.strategies [--devices 0,1] [CONFIG] Without --devices: CPU ranks (which share this
+machine's cores, so two of them can't be twice as fast as one with all cores).
 """
 
 import argparse
@@ -24,8 +26,41 @@ STEPS, SKIPPED, ALTERNATIONS = 30, 8, 3
 
 def trained(config: str, strategy: str, devices: str, home: Path) -> tuple[float, list[int]]:
     """(median seconds of a step after the first few, peak bytes by device)."""
-    flags = ["--strategy", strategy, "--devices", devices, "--max-steps", str(STEPS), "--warmup", "5", "--set", "train.eval_every=0", "--set", "train.save_every=0", "--set", "data.eval_samples=1"]
-    done = subprocess.run([sys.executable, "-m", "samecurve", "train", "-f", config, *flags, "--save-dir", str(home), "--resume", "never", "--headless"], capture_output=True, text=True, check=False)
+    flags = [
+        "--strategy",
+        strategy,
+        "--devices",
+        devices,
+        "--max-steps",
+        str(STEPS),
+        "--warmup",
+        "5",
+        "--set",
+        "train.eval_every=0",
+        "--set",
+        "train.save_every=0",
+        "--set",
+        "data.eval_samples=1",
+    ]
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "samecurve",
+            "train",
+            "-f",
+            config,
+            *flags,
+            "--save-dir",
+            str(home),
+            "--resume",
+            "never",
+            "--headless",
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if done.returncode:
         raise SystemExit(f"{strategy} on {devices}: exit {done.returncode}\n{done.stderr}")
     events = read(home / "journal.jsonl")
@@ -45,15 +80,31 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         for turn in range(ALTERNATIONS):
             for name, devices in sides.items():
-                found, memory[name] = trained(given.config, name, devices, Path(scratch, f"{name}-{turn}"))
+                found, memory[name] = trained(
+                    given.config, name, devices, Path(scratch, f"{name}-{turn}")
+                )
                 seconds[name].append(found)
     print(f"{'strategy':<10}{'ms a step':>10}{'beside ddp':>12}{'MiB at most':>13}")
     for name, times in seconds.items():
         beside = statistics.median(a / b for a, b in zip(times, seconds["ddp"], strict=True))
-        print(f"{name:<10}{statistics.median(times) * 1e3:>10.1f}{beside:>12.2f}{max(memory[name]) / 2**20:>13.0f}")
+        print(
+            f"{name:<10}{statistics.median(times) * 1e3:>10.1f}{beside:>12.2f}{max(memory[name]) / 2**20:>13.0f}"
+        )
     machine = cpu.name() if first == "cpu" else probe().devices[0].name
-    result = {"machine": machine, "devices": given.devices, "config": given.config, "python": platform.python_version(), "torch": torch.__version__, "seconds": seconds, "memory_bytes": memory}
-    place = Path(__file__).parent / "results" / f"strategies-{re.sub('[^A-Za-z0-9]+', '-', machine).strip('-').lower()}.json"
+    result = {
+        "machine": machine,
+        "devices": given.devices,
+        "config": given.config,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "seconds": seconds,
+        "memory_bytes": memory,
+    }
+    place = (
+        Path(__file__).parent
+        / "results"
+        / f"strategies-{re.sub('[^A-Za-z0-9]+', '-', machine).strip('-').lower()}.json"
+    )
     place.write_text(json.dumps(result, indent=1) + "\n")
 
 

@@ -1,4 +1,6 @@
-"""A model so small that a step is mostly what a trainer adds to it, and its data: 4,096 rows of 16 numbers, 4 classes."""
+"""A model so small that a step is mostly what a trainer adds to it, and its data: 4,096 rows of 16
+numbers, 4 classes.
+"""
 
 import numpy as np
 import torch
@@ -24,10 +26,14 @@ class Rows:
 
 class Tiny:
     def model(self) -> nn.Module:
-        return nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 4))
+        return nn.Sequential(
+            nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 4)
+        )
 
     def loss(self, model: nn.Module, batch: dict[str, torch.Tensor]) -> Mean:
-        return Mean(F.cross_entropy(model(batch["x"]), batch["y"], reduction="sum"), len(batch["y"]))
+        return Mean(
+            F.cross_entropy(model(batch["x"]), batch["y"], reduction="sum"), len(batch["y"])
+        )
 
     def train_data(self) -> Rows:
         return Rows()

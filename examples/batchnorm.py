@@ -1,4 +1,6 @@
-"""A small convolutional network with BatchNorm, which mixes the samples of a batch: Samecurve finds it, and says what to do about it."""
+"""A small convolutional network with BatchNorm, which mixes the samples of a batch: Samecurve finds
+it, and says what to do about it.
+"""
 
 import numpy as np
 import torch.nn.functional as F
@@ -10,7 +12,10 @@ SIZE, CLASSES = 16, 4
 
 
 class Corners:
-    """Noise with a bright spot in one quarter, which is the label. Rows by id: each picture follows from its id alone."""
+    """Noise with a bright spot in one quarter, which is the label.
+
+    Rows by id: each picture follows from its id alone.
+    """
 
     def __init__(self, count):
         self.count = count
@@ -19,7 +24,9 @@ class Corners:
         return self.count
 
     def __getitem__(self, ids):
-        pictures = np.stack([np.random.default_rng(i).standard_normal((1, SIZE, SIZE)) for i in ids])
+        pictures = np.stack(
+            [np.random.default_rng(i).standard_normal((1, SIZE, SIZE)) for i in ids]
+        )
         for picture, i in zip(pictures, ids, strict=True):
             y, x = SIZE // 2 * (i % CLASSES // 2) + i % 5, SIZE // 2 * (i % 2) + i % 3
             picture[0, y : y + 4, x : x + 4] += 2
@@ -27,13 +34,19 @@ class Corners:
 
 
 def stage(inside, outside):
-    return nn.Sequential(nn.Conv2d(inside, outside, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(outside), nn.ReLU())
+    return nn.Sequential(
+        nn.Conv2d(inside, outside, 3, stride=2, padding=1, bias=False),
+        nn.BatchNorm2d(outside),
+        nn.ReLU(),
+    )
 
 
 class Network(nn.Module):
     def __init__(self, width, depth):
         super().__init__()
-        self.stages = nn.ModuleList(stage(1 if i == 0 else width << i - 1, width << i) for i in range(depth))
+        self.stages = nn.ModuleList(
+            stage(1 if i == 0 else width << i - 1, width << i) for i in range(depth)
+        )
         self.head = nn.Linear((width << depth - 1) * (SIZE >> depth) ** 2, CLASSES)
 
     def forward(self, picture):
@@ -51,7 +64,10 @@ class Convolutional:
         return Network(**self.fields)
 
     def loss(self, model, batch):
-        return Mean(F.cross_entropy(model(batch["picture"]), batch["label"], reduction="sum"), len(batch["label"]))
+        return Mean(
+            F.cross_entropy(model(batch["picture"]), batch["label"], reduction="sum"),
+            len(batch["label"]),
+        )
 
     def train_data(self):
         return Corners(self.data["samples"])

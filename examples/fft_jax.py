@@ -1,4 +1,6 @@
-"""examples/fft.py in flax: waves told apart by a model that filters frequencies, with complex weights beside real ones."""
+"""examples/fft.py in flax: waves told apart by a model that filters frequencies, with complex
+weights beside real ones.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +11,10 @@ from samecurve import Mean
 
 
 class Waves:
-    """Noisy waves of random phase, labelled by direction and frequency. A picture follows from its number alone."""
+    """Noisy waves of random phase, labelled by direction and frequency.
+
+    A picture follows from its number alone.
+    """
 
     def __init__(self, count):
         self.count = count
@@ -34,7 +39,9 @@ class Block(nnx.Module):
         self.mix = nnx.Linear(width, width, rngs=rngs)
 
     def __call__(self, x):
-        return jax.nn.gelu(self.mix(jnp.fft.irfft2(jnp.fft.rfft2(x, axes=(1, 2)) * self.filter[...], axes=(1, 2))))
+        return jax.nn.gelu(
+            self.mix(jnp.fft.irfft2(jnp.fft.rfft2(x, axes=(1, 2)) * self.filter[...], axes=(1, 2)))
+        )
 
 
 class Classifier(nnx.Module):
@@ -58,7 +65,9 @@ class Spectral:
 
     def loss(self, model, batch):
         logits = jax.nn.log_softmax(model(batch["picture"]))
-        return Mean(-jnp.take_along_axis(logits, batch["label"][:, None], axis=1).sum(), len(batch["label"]))
+        return Mean(
+            -jnp.take_along_axis(logits, batch["label"][:, None], axis=1).sum(), len(batch["label"])
+        )
 
     def train_data(self):
         return Waves(self.data["samples"])

@@ -1,4 +1,7 @@
-"""A model and data of one's own, in one file of flax: does a point lie in the ring?  samecurve train -f examples/my_jax_task.yaml"""
+"""A model and data of one's own, in one file of flax: does a point lie in the ring?
+
+samecurve train -f examples/my_jax_task.yaml
+"""
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +19,9 @@ class Points:
         return self.count
 
     def __getitem__(self, ids):
-        x = np.stack([np.random.default_rng(self.first + i).uniform(-1, 1, 2) for i in ids]).astype(np.float32)  # a sample follows from its number
+        x = np.stack([np.random.default_rng(self.first + i).uniform(-1, 1, 2) for i in ids]).astype(
+            np.float32
+        )  # a sample follows from its number
         radius = np.hypot(*x.T)
         return {"x": x, "inside": ((radius > 0.4) & (radius < 0.8)).astype(np.int32)}
 
@@ -26,7 +31,13 @@ class MyTask:
         self.width, self.samples = model["width"], data["samples"]
 
     def model(self, rngs):
-        return nnx.Sequential(nnx.Linear(2, self.width, rngs=rngs), nnx.gelu, nnx.Linear(self.width, self.width, rngs=rngs), nnx.gelu, nnx.Linear(self.width, 2, rngs=rngs))
+        return nnx.Sequential(
+            nnx.Linear(2, self.width, rngs=rngs),
+            nnx.gelu,
+            nnx.Linear(self.width, self.width, rngs=rngs),
+            nnx.gelu,
+            nnx.Linear(self.width, 2, rngs=rngs),
+        )
 
     def loss(self, model, batch):  # one row at a time: [1, 2] -> [1, 2]
         logs = jax.nn.log_softmax(model(batch["x"]))

@@ -1,4 +1,7 @@
-"""A model and data of one's own, in one file of ordinary PyTorch: does a point lie in the ring?  samecurve train -f examples/my_task.yaml"""
+"""A model and data of one's own, in one file of ordinary PyTorch: does a point lie in the ring?
+
+samecurve train -f examples/my_task.yaml
+"""
 
 import numpy as np
 from torch import nn
@@ -15,7 +18,9 @@ class Points(Dataset):
         return self.count
 
     def __getitem__(self, index):
-        x = np.random.default_rng(self.first + index).uniform(-1, 1, 2).astype(np.float32)  # a sample follows from its number
+        x = (
+            np.random.default_rng(self.first + index).uniform(-1, 1, 2).astype(np.float32)
+        )  # a sample follows from its number
         return {"x": x, "inside": int(0.4 < np.hypot(*x) < 0.8)}
 
 
@@ -24,11 +29,19 @@ class MyTask:
         self.width, self.samples = model["width"], data["samples"]
 
     def model(self):
-        return nn.Sequential(nn.Linear(2, self.width), nn.GELU(), nn.Linear(self.width, self.width), nn.GELU(), nn.Linear(self.width, 2))
+        return nn.Sequential(
+            nn.Linear(2, self.width),
+            nn.GELU(),
+            nn.Linear(self.width, self.width),
+            nn.GELU(),
+            nn.Linear(self.width, 2),
+        )
 
     def loss(self, model, batch):
         logits = model(batch["x"].to(next(model.parameters()).dtype))  # f64 weights want f64 inputs
-        return Mean(nn.functional.cross_entropy(logits, batch["inside"], reduction="sum"), len(logits))
+        return Mean(
+            nn.functional.cross_entropy(logits, batch["inside"], reduction="sum"), len(logits)
+        )
 
     def train_data(self):
         return Points(0, self.samples)

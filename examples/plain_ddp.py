@@ -1,4 +1,7 @@
-"""What docs/coming-from-torchrun.md begins with: DistributedDataParallel by hand. torchrun --nproc_per_node=2 examples/plain_ddp.py"""
+"""What docs/coming-from-torchrun.md begins with: DistributedDataParallel by hand.
+
+torchrun --nproc_per_node=2 examples/plain_ddp.py
+"""
 
 import torch
 import torch.distributed as dist
@@ -33,5 +36,12 @@ for epoch in range(10):
         if rank == 0 and step % 50 == 0:
             print(f"step {step} loss {loss.item() / world:.4f}", flush=True)
     if rank == 0:
-        torch.save({"model": model.module.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}, "last.pt")
+        torch.save(
+            {
+                "model": model.module.state_dict(),
+                "optimizer": optimizer.state_dict(),
+                "epoch": epoch,
+            },
+            "last.pt",
+        )
 dist.destroy_process_group()

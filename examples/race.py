@@ -1,4 +1,6 @@
-"""A model with a fault to find: one layer adds up parts of its gradient in the order in which threads happen to finish (docs/exact.md)."""
+"""A model with a fault to find: one layer adds up parts of its gradient in the order in which
+threads happen to finish (docs/exact.md).
+"""
 
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -32,7 +34,9 @@ class Hurried(torch.autograd.Function):
         with ThreadPoolExecutor(PARTS) as threads:
             parts = [threads.submit(part, slice(i, None, PARTS)) for i in range(PARTS)]
             total = torch.zeros_like(weight)
-            for done in as_completed(parts):  # the fault: `for done in parts` always adds in one order
+            for done in as_completed(
+                parts
+            ):  # the fault: `for done in parts` always adds in one order
                 total += done.result()
         return grad @ weight, total
 
@@ -40,7 +44,11 @@ class Hurried(torch.autograd.Function):
 class Net(nn.Module):
     def __init__(self, width):
         super().__init__()
-        self.first, self.second, self.third = nn.Linear(8, width), nn.Linear(width, width, bias=False), nn.Linear(width, 1)
+        self.first, self.second, self.third = (
+            nn.Linear(8, width),
+            nn.Linear(width, width, bias=False),
+            nn.Linear(width, 1),
+        )
 
     def forward(self, x):
         return self.third(F.gelu(Hurried.apply(F.gelu(self.first(x)), self.second.weight)))

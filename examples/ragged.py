@@ -1,4 +1,6 @@
-"""Lines of text of unequal length: the loss is a sum over characters, its weight their number, so padding counts for nothing on any device."""
+"""Lines of text of unequal length: the loss is a sum over characters, its weight their number, so
+padding counts for nothing on any device.
+"""
 
 import numpy as np
 import torch.nn.functional as F
@@ -8,7 +10,10 @@ from samecurve import Mean
 
 
 class Lines:
-    """Additions of numbers, padded to 40 characters, the labels with -100. Each line follows from its number alone."""
+    """Additions of numbers, padded to 40 characters, the labels with -100.
+
+    Each line follows from its number alone.
+    """
 
     def __init__(self, numbers):
         self.numbers = numbers
@@ -34,7 +39,9 @@ class Reader(nn.Module):
     def forward(self, text):
         x = self.embed(text).transpose(1, 2)
         for i, layer in enumerate(self.layers):
-            x = x + F.gelu(layer(F.pad(x, (2 * 2**i, 0))))  # padded on the left: a place sees only what came before
+            x = x + F.gelu(
+                layer(F.pad(x, (2 * 2**i, 0)))
+            )  # padded on the left: a place sees only what came before
         return self.head(x.transpose(1, 2))
 
 
@@ -47,10 +54,18 @@ class Ragged:
 
     def loss(self, model, batch):
         labels = batch["labels"]
-        return Mean(F.cross_entropy(model(batch["text"]).flatten(0, 1), labels.flatten(), reduction="sum"), (labels != -100).sum())
+        return Mean(
+            F.cross_entropy(model(batch["text"]).flatten(0, 1), labels.flatten(), reduction="sum"),
+            (labels != -100).sum(),
+        )
 
     def metrics(self, model, batch):
-        return {"accuracy": Mean((model(batch["text"]).argmax(-1) == batch["labels"]).sum(), (batch["labels"] != -100).sum())}
+        return {
+            "accuracy": Mean(
+                (model(batch["text"]).argmax(-1) == batch["labels"]).sum(),
+                (batch["labels"] != -100).sum(),
+            )
+        }
 
     def train_data(self):
         return Lines(range(self.data["samples"]))

@@ -1,4 +1,7 @@
-"""A ring or not: examples/plain_ddp.py as a task. Points are drawn once, after the seed is set, the same in every process."""
+"""A ring or not: examples/plain_ddp.py as a task.
+
+Points are drawn once, after the seed is set, the same in every process.
+"""
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +13,9 @@ from samecurve import Mean
 
 class Rings:
     def model(self):
-        return nn.Sequential(nn.Linear(2, 64), nn.GELU(), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 2))
+        return nn.Sequential(
+            nn.Linear(2, 64), nn.GELU(), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 2)
+        )
 
     def train_data(self):
         x = torch.rand(1000, 2) * 2 - 1

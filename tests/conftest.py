@@ -26,12 +26,19 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Some text that is the same everywhere: the squares and their spelling."""
     path = tmp_path_factory.mktemp("text") / "squares.txt"
-    path.write_text("".join(f"the square of {i} is {i * i}, and of {i + 1} it is {(i + 1) ** 2};\n" for i in range(60)))
+    path.write_text(
+        "".join(
+            f"the square of {i} is {i * i}, and of {i + 1} it is {(i + 1) ** 2};\n"
+            for i in range(60)
+        )
+    )
     return path
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """`gpu` tests skip without a GPU, saying so; `long` ones run only when asked for (make test-long). By their marks: keywords also hold the names of folders above."""
+    """`gpu` tests skip without a GPU, saying so; `long` ones run only when asked for (make
+    test-long). By their marks: keywords also hold the names of folders above.
+    """
     import torch
 
     gpu = torch.cuda.is_available()

@@ -1,4 +1,6 @@
-"""A stand-in for the NVIDIA driver's library, under the unmodified pynvml: so many GPUs as COUNT says. The file that NVML_PROCESSES names lists who uses them: a GPU and a process id a line."""
+"""A stand-in for the NVIDIA driver's library, under the unmodified pynvml: so many GPUs as COUNT
+says. The file that NVML_PROCESSES names lists who uses them: a GPU and a process id a line.
+"""
 
 import subprocess
 from pathlib import Path
@@ -36,5 +38,16 @@ int nvmlDeviceGetPowerUsage(void *handle, unsigned *milliwatts) { *milliwatts = 
 def library(home: Path, count: int) -> Path:
     """The directory to name in LD_LIBRARY_PATH."""
     (home / "nvml.c").write_text(_SOURCE)
-    subprocess.run(["gcc", f"-DCOUNT={count}", "-shared", "-fPIC", "-o", home / "libnvidia-ml.so.1", home / "nvml.c"], check=True)
+    subprocess.run(
+        [
+            "gcc",
+            f"-DCOUNT={count}",
+            "-shared",
+            "-fPIC",
+            "-o",
+            home / "libnvidia-ml.so.1",
+            home / "nvml.c",
+        ],
+        check=True,
+    )
     return home

@@ -1,4 +1,6 @@
-"""From Python: a notebook trains in fresh processes, shows it, can be interrupted, and reads what was left."""
+"""From Python: a notebook trains in fresh processes, shows it, can be interrupted, and reads what
+was left.
+"""
 
 import asyncio
 import sys
@@ -23,19 +25,41 @@ CONFIG = """{{
 
 
 def text_of(cell: nbformat.NotebookNode) -> str:
-    return "".join(output.get("text", "") for output in cell.outputs if output.output_type == "stream")
+    return "".join(
+        output.get("text", "") for output in cell.outputs if output.output_type == "stream"
+    )
 
 
 def test_a_notebook(tmp_path: Path, corpus: Path) -> None:
-    """Its own process imports no engine. The first call is interrupted, the second goes on and ends."""
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in (
-        f"import sys, samecurve\nconfig = {CONFIG.format(corpus=str(corpus))}\nplan = samecurve.plan(config, devices='cpu:2')\nprint(plan.world, plan.batch, plan)",
-        "samecurve.train(config, devices='cpu:2', save_dir='run')",
-        "print(samecurve.Run('run').outcome)",
-        "steps = len(samecurve.Run('run').losses)\nrun = samecurve.train(config, save_dir='run', max_steps=steps + 3)\nprint(len(run.losses) - steps, run.metrics['loss'] > 0, run.outcome, 'torch' in sys.modules)",
-    )])
+    """Its own process imports no engine.
+
+    The first call is interrupted, the second goes on and ends.
+    """
+    notebook = nbformat.v4.new_notebook(
+        cells=[
+            nbformat.v4.new_code_cell(source)
+            for source in (
+                (
+                    f"import sys, samecurve\nconfig = {CONFIG.format(corpus=str(corpus))}\nplan ="
+                    " samecurve.plan(config, devices='cpu:2')\nprint(plan.world, plan.batch, plan)"
+                ),
+                "samecurve.train(config, devices='cpu:2', save_dir='run')",
+                "print(samecurve.Run('run').outcome)",
+                (
+                    "steps = len(samecurve.Run('run').losses)\nrun = samecurve.train(config,"
+                    " save_dir='run', max_steps=steps + 3)\nprint(len(run.losses) - steps,"
+                    " run.metrics['loss'] > 0, run.outcome, 'torch' in sys.modules)"
+                ),
+            )
+        ]
+    )
     cells = notebook.cells
-    client = NotebookClient(notebook, timeout=200, resources={"metadata": {"path": str(tmp_path)}}, kernel_name="python3")
+    client = NotebookClient(
+        notebook,
+        timeout=200,
+        resources={"metadata": {"path": str(tmp_path)}},
+        kernel_name="python3",
+    )
 
     async def execute() -> None:
         async with client.async_setup_kernel():
@@ -45,7 +69,9 @@ def test_a_notebook(tmp_path: Path, corpus: Path) -> None:
                 await asyncio.sleep(0.05)
             assert client.km
             await ensure_async(client.km.interrupt_kernel())
-            with pytest.raises(CellExecutionError, match="holds what was trained, and the same call goes on"):
+            with pytest.raises(
+                CellExecutionError, match="holds what was trained, and the same call goes on"
+            ):
                 await training
             await client.async_execute_cell(cells[2], 2)
             await client.async_execute_cell(cells[3], 3)
@@ -58,7 +84,10 @@ def test_a_notebook(tmp_path: Path, corpus: Path) -> None:
 
 
 def test_a_run_ends_with_the_process_that_began_it(tmp_path: Path, corpus: Path) -> None:
-    script = f"import samecurve\nsamecurve.train({CONFIG.format(corpus=str(corpus))}, devices='cpu:1', save_dir='run', quiet=True)"
+    script = (
+        f"import samecurve\nsamecurve.train({CONFIG.format(corpus=str(corpus))}, devices='cpu:1',"
+        " save_dir='run', quiet=True)"
+    )
     with psutil.Popen([sys.executable, "-c", script], cwd=tmp_path) as process:
         until(lambda: steps_written(tmp_path / "run") > 2)
         children = process.children(recursive=True)
@@ -69,10 +98,16 @@ def test_a_run_ends_with_the_process_that_began_it(tmp_path: Path, corpus: Path)
     assert samecurve.Run(tmp_path / "run").outcome == "stopped"  # told to, so it has saved
 
 
-def test_what_can_not_be_honoured_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_can_not_be_honoured_is_raised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     began = time.monotonic()
-    refused: list[tuple[dict[str, Any], str]] = [({"devcies": "cpu"}, "did you mean devices?"), ({"lr": "much"}, "not a valid float"), ({"set": "a=b"}, "a mapping of config keys")]
+    refused: list[tuple[dict[str, Any], str]] = [
+        ({"devcies": "cpu"}, "did you mean devices?"),
+        ({"lr": "much"}, "not a valid float"),
+        ({"set": "a=b"}, "a mapping of config keys"),
+    ]
     for flags, said in refused:
         with pytest.raises(UserError, match=said):
             samecurve.train({"batch": {"samples": 2}, "model": {}}, **flags)

@@ -1,4 +1,6 @@
-"""Uneven devices: whoever computes how much, the losses are one device's; and a slow device is measured, dealt less, and no longer waited for."""
+"""Uneven devices: whoever computes how much, the losses are one device's; and a slow device is
+measured, dealt less, and no longer waited for.
+"""
 
 import shutil
 from collections.abc import Iterator
@@ -31,14 +33,38 @@ TRIES = 3
 
 
 @pytest.fixture(scope="module")
-def alone(pool: Pool, corpus: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    return pool.run(1, train_tiny, tmp_path_factory.mktemp("alone"), tiny_values(corpus, train={"steps": 24}), cache)[0]  # type: ignore[no-any-return]
+def alone(
+    pool: Pool, corpus: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Outcome:
+    return pool.run(  # type: ignore[no-any-return]
+        1,
+        train_tiny,
+        tmp_path_factory.mktemp("alone"),
+        tiny_values(corpus, train={"steps": 24}),
+        cache,
+    )[0]
 
 
-@pytest.mark.parametrize(("strategy", "speeds"), [("ddp", [3, 1]), ("ddp", [1, 5, 2]), ("dp", [1, 2])])
-def test_the_deal_changes_no_loss(strategy: str, speeds: list[float], alone: Outcome, pool: Pool, corpus: Path, cache: Path, tmp_path: Path) -> None:
-    """Batch 10, an epoch's tail of 3 that leaves slow devices without a slot, token counts that differ by sample."""
-    values = tiny_values(corpus, train={"steps": 24}, devices={"use": f"cpu:{len(speeds)}", "strategy": strategy, "balance": speeds})
+@pytest.mark.parametrize(
+    ("strategy", "speeds"), [("ddp", [3, 1]), ("ddp", [1, 5, 2]), ("dp", [1, 2])]
+)
+def test_the_deal_changes_no_loss(
+    strategy: str,
+    speeds: list[float],
+    alone: Outcome,
+    pool: Pool,
+    corpus: Path,
+    cache: Path,
+    tmp_path: Path,
+) -> None:
+    """Batch 10, an epoch's tail of 3 that leaves slow devices without a slot, token counts that
+    differ by sample.
+    """
+    values = tiny_values(
+        corpus,
+        train={"steps": 24},
+        devices={"use": f"cpu:{len(speeds)}", "strategy": strategy, "balance": speeds},
+    )
     found = pool.run(1 if strategy == "dp" else len(speeds), train_tiny, tmp_path, values, cache)
     shares = found[0].plan.shares
     assert list(np.argsort(shares)) == list(np.argsort(speeds))
@@ -49,42 +75,97 @@ def test_the_deal_changes_no_loss(strategy: str, speeds: list[float], alone: Out
     assert found[0].evaluated[-1]["loss"] == pytest.approx(alone.evaluated[-1]["loss"], rel=1e-12)
     if strategy == "ddp":
         full = [len(outcome.ids[0]) for outcome in found]
-        assert full == [sum(end - begin for begin, end in outcome.plan.hand(10, rank).spans) for rank, outcome in enumerate(found)]
+        assert full == [
+            sum(end - begin for begin, end in outcome.plan.hand(10, rank).spans)
+            for rank, outcome in enumerate(found)
+        ]
 
 
-def test_a_run_goes_on_with_another_deal(alone: Outcome, pool: Pool, corpus: Path, cache: Path, tmp_path: Path) -> None:
+def test_a_run_goes_on_with_another_deal(
+    alone: Outcome, pool: Pool, corpus: Path, cache: Path, tmp_path: Path
+) -> None:
     last, moved = None, []
     for balance, stop in (("even", 8), ([3, 1], 16), ([1, 2], 24)):
-        moved = pool.run(2, train_tiny, tmp_path, tiny_values(corpus, train={"steps": 24}, devices={"use": "cpu:2", "strategy": "ddp", "balance": balance}), cache, "", last, stop)
+        moved = pool.run(
+            2,
+            train_tiny,
+            tmp_path,
+            tiny_values(
+                corpus,
+                train={"steps": 24},
+                devices={"use": "cpu:2", "strategy": "ddp", "balance": balance},
+            ),
+            cache,
+            "",
+            last,
+            stop,
+        )
         last = tmp_path / "checkpoints" / f"step-{stop:08d}"
     assert worst(moved[0], alone) <= 1e-12
 
 
 @pytest.mark.parametrize(("strategy", "speeds"), [("ddp", [1, 3]), ("dp", [4, 1])])
-def test_exact_runs_have_the_same_bits_however_dealt(strategy: str, speeds: list[float], pool: Pool, corpus: Path, cache: Path, tmp_path: Path) -> None:
+def test_exact_runs_have_the_same_bits_however_dealt(
+    strategy: str, speeds: list[float], pool: Pool, corpus: Path, cache: Path, tmp_path: Path
+) -> None:
     def run(balance: Any) -> Outcome:
-        values = tiny_values(corpus, train={"steps": 20, "precision": "f32", "exact": True, "hash_every": 5}, devices={"use": "cpu:2", "strategy": strategy, "balance": balance})
-        return pool.run(1 if strategy == "dp" else 2, train_tiny, tmp_path / str(balance), values, cache)[0]  # type: ignore[no-any-return]
+        values = tiny_values(
+            corpus,
+            train={"steps": 20, "precision": "f32", "exact": True, "hash_every": 5},
+            devices={"use": "cpu:2", "strategy": strategy, "balance": balance},
+        )
+        return pool.run(  # type: ignore[no-any-return]
+            1 if strategy == "dp" else 2, train_tiny, tmp_path / str(balance), values, cache
+        )[0]
 
     plain, dealt = run("even"), run(speeds)
     assert plain.plan.shares == (2, 3) != dealt.plan.shares
     assert (dealt.hashes, dealt.losses, dealt.norms) == (plain.hashes, plain.losses, plain.norms)
 
 
-def test_a_slow_rank_is_measured_and_no_longer_waited_for(pool: Pool, corpus: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """The second rank's forward pass lasts three times as long for each row. Tried again if this machine has done much else meanwhile."""
+def test_a_slow_rank_is_measured_and_no_longer_waited_for(
+    pool: Pool,
+    corpus: Path,
+    cache: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The second rank's forward pass lasts three times as long for each row.
+
+    Tried again if this machine has done much else meanwhile.
+    """
 
     @contextmanager
     def warm(*_: Any) -> Iterator[Pool]:
         yield pool
 
     def train(name: str, config: Config, measure: Measure | None) -> tuple[Run, Plan]:
-        prepared = prepare(Loaded(config, "tiny", {}), Options(tmp_path / name), facts(config, str(cache)), MACHINE, measure)
+        prepared = prepare(
+            Loaded(config, "tiny", {}),
+            Options(tmp_path / name),
+            facts(config, str(cache)),
+            MACHINE,
+            measure,
+        )
         prepared.lock.release()
         pool.run(2, slow.rehearsed, prepared.attempt.to_json())
         return prepared.run, prepared.plan
 
-    config = config_of(tiny_values(corpus, batch={"samples": 8}, train={"steps": STEPS}, devices={"use": "cpu:2", "strategy": "ddp", "balance": "measured", "preflight": 0, "threads": 1}))
+    config = config_of(
+        tiny_values(
+            corpus,
+            batch={"samples": 8},
+            train={"steps": STEPS},
+            devices={
+                "use": "cpu:2",
+                "strategy": "ddp",
+                "balance": "measured",
+                "preflight": 0,
+                "threads": 1,
+            },
+        )
+    )
     promised: list[float] = []
     rose: list[float] = []
     while not promised or (abs(rose[-1] / promised[-1] - 1) > 0.2 and len(rose) < TRIES):
@@ -93,8 +174,13 @@ def test_a_slow_rank_is_measured_and_no_longer_waited_for(pool: Pool, corpus: Pa
         speeds = measured(config, MACHINE, facts(config, str(cache)), slow.rows).speeds
         monkeypatch.delattr(balancing, "pool")  # what was measured is kept
         assert speeds is not None
-        (plain, before), (dealt, after) = train(f"even-{len(rose)}", even(config), None), train(f"dealt-{len(rose)}", config, measured)
-        promised.append(predicted(speeds, 8, before.micro) / predicted(speeds, 8, after.micro, after.slot_times))
+        (plain, before), (dealt, after) = (
+            train(f"even-{len(rose)}", even(config), None),
+            train(f"dealt-{len(rose)}", config, measured),
+        )
+        promised.append(
+            predicted(speeds, 8, before.micro) / predicted(speeds, 8, after.micro, after.slot_times)
+        )
         rose.append(seconds(plain) / seconds(dealt))
         first, second = slot_times(speeds, before.micro)
         assert (before.shares, before.micro) == ((1, 1), 4)
@@ -108,4 +194,10 @@ def test_a_slow_rank_is_measured_and_no_longer_waited_for(pool: Pool, corpus: Pa
 
 def seconds(run: Run) -> float:
     """Of a step, when nothing else went on."""
-    return float(min(event.values["seconds"] for event in read(run.journal) if event.kind == "step" and event.step > 2))
+    return float(
+        min(
+            event.values["seconds"]
+            for event in read(run.journal)
+            if event.kind == "step" and event.step > 2
+        )
+    )

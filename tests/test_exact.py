@@ -1,4 +1,6 @@
-"""train.exact: one hash of parameters and optimizer state, whatever computed it; and a look at the ordinary mode, whose bits do differ."""
+"""train.exact: one hash of parameters and optimizer state, whatever computed it; and a look at the
+ordinary mode, whose bits do differ.
+"""
 
 import os
 import signal
@@ -29,76 +31,212 @@ LAYOUTS = {"f32": [("ddp", 2), ("dp", 3)], "bf16": [("ddp", 3)], "f64": [("ddp",
 SOME = 40  # steps of make test
 
 
-def run(pool: Pool, home: Path, corpus: Path, cache: Path, strategy: str, world: int, precision: str, engine: str = "torch", **train: Any) -> Outcome:
-    """Batch 10 is 5 slots of 2, an epoch's tail of 3 two slots, token counts differ by sample: no world divides any of it evenly."""
+def run(
+    pool: Pool,
+    home: Path,
+    corpus: Path,
+    cache: Path,
+    strategy: str,
+    world: int,
+    precision: str,
+    engine: str = "torch",
+    **train: Any,
+) -> Outcome:
+    """Batch 10 is 5 slots of 2, an epoch's tail of 3 two slots, token counts differ by sample: no
+    world divides any of it evenly.
+    """
     train = {"steps": STEPS, "precision": precision, "exact": True, "hash_every": 10, **train}
-    config = {**tiny_values(corpus, train=train, devices={"use": f"cpu:{world}", "strategy": strategy}), "engine": engine}
-    outcome: Outcome = pool.run(1 if strategy == "dp" or engine == "jax" else world, train_tiny, home, config, cache)[0]
+    config = {
+        **tiny_values(corpus, train=train, devices={"use": f"cpu:{world}", "strategy": strategy}),
+        "engine": engine,
+    }
+    outcome: Outcome = pool.run(
+        1 if strategy == "dp" or engine == "jax" else world, train_tiny, home, config, cache
+    )[0]
     return outcome
 
 
 def same(found: Outcome, expected: Outcome) -> bool:
     """To the last bit, on every step."""
-    return (found.hashes, found.losses, found.norms, [e["loss"] for e in found.evaluated]) == (expected.hashes, expected.losses, expected.norms, [e["loss"] for e in expected.evaluated])
+    return (found.hashes, found.losses, found.norms, [e["loss"] for e in found.evaluated]) == (
+        expected.hashes,
+        expected.losses,
+        expected.norms,
+        [e["loss"] for e in expected.evaluated],
+    )
 
 
-@pytest.mark.parametrize(("precision", "layouts", "steps"), [*((*case, SOME) for case in LAYOUTS.items()), *(pytest.param(precision, ALL, STEPS, marks=pytest.mark.long) for precision in LAYOUTS)])
-def test_one_hash_on_any_number_of_devices(precision: str, layouts: list[tuple[str, int]], steps: int, pool: Pool, corpus: Path, cache: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("precision", "layouts", "steps"),
+    [
+        *((*case, SOME) for case in LAYOUTS.items()),
+        *(pytest.param(precision, ALL, STEPS, marks=pytest.mark.long) for precision in LAYOUTS),
+    ],
+)
+def test_one_hash_on_any_number_of_devices(
+    precision: str,
+    layouts: list[tuple[str, int]],
+    steps: int,
+    pool: Pool,
+    corpus: Path,
+    cache: Path,
+    tmp_path: Path,
+) -> None:
     """Also the losses, norms and evaluations of every step, which are counted along the same tree."""
     expected = run(pool, tmp_path / "one", corpus, cache, "single", 1, precision, steps=steps)
     assert len(expected.hashes) == steps // 10
     for strategy, world in layouts:
-        found = run(pool, tmp_path / f"{strategy}-{world}", corpus, cache, strategy, world, precision, steps=steps)
+        found = run(
+            pool,
+            tmp_path / f"{strategy}-{world}",
+            corpus,
+            cache,
+            strategy,
+            world,
+            precision,
+            steps=steps,
+        )
         assert (found.plan.strategy, found.plan.world, found.plan.micro) == (strategy, world, 2)
         assert same(found, expected), (strategy, world)
 
 
-def test_the_ordinary_mode_differs_and_so_do_other_slots(pool: Pool, corpus: Path, cache: Path, tmp_path: Path) -> None:
-    """So the tests above can fail: without the tree, or with another cut of the batch, the bits are others within a few steps."""
+def test_the_ordinary_mode_differs_and_so_do_other_slots(
+    pool: Pool, corpus: Path, cache: Path, tmp_path: Path
+) -> None:
+    """So the tests above can fail: without the tree, or with another cut of the batch, the bits are
+    others within a few steps.
+    """
     short: dict[str, Any] = {"train": {"steps": 10, "precision": "f32"}}
-    ordinary = [pool.run(world, train_tiny, tmp_path / f"{world}", {**tiny_values(corpus, **short, devices={"use": f"cpu:{world}"}), "batch": {"samples": 10, "per_device": 2}}, cache)[0] for world in (1, 3)]
+    ordinary = [
+        pool.run(
+            world,
+            train_tiny,
+            tmp_path / f"{world}",
+            {
+                **tiny_values(corpus, **short, devices={"use": f"cpu:{world}"}),
+                "batch": {"samples": 10, "per_device": 2},
+            },
+            cache,
+        )[0]
+        for world in (1, 3)
+    ]
     assert ordinary[0].losses != ordinary[1].losses
-    assert any((a != b).any() for a, b in zip(ordinary[0].arrays.values(), ordinary[1].arrays.values(), strict=True))
+    assert any(
+        (a != b).any()
+        for a, b in zip(ordinary[0].arrays.values(), ordinary[1].arrays.values(), strict=True)
+    )
     exact = run(pool, tmp_path / "exact", corpus, cache, "ddp", 3, "f32", steps=10)
-    other = pool.run(1, train_tiny, tmp_path / "slots", {**tiny_values(corpus, train={**short["train"], "exact": True}), "batch": {"samples": 10, "per_device": 5}}, cache)[0]
+    other = pool.run(
+        1,
+        train_tiny,
+        tmp_path / "slots",
+        {
+            **tiny_values(corpus, train={**short["train"], "exact": True}),
+            "batch": {"samples": 10, "per_device": 5},
+        },
+        cache,
+    )[0]
     assert exact.hashes[10] != other.hashes[10]
 
 
 @pytest.mark.parametrize("worlds", [(3,), pytest.param((2, 3, 4, 8), marks=pytest.mark.long)])
-def test_jax_one_hash_on_any_number_of_devices(worlds: tuple[int, ...], pool: Pool, corpus: Path, cache: Path, tmp_path: Path) -> None:
+def test_jax_one_hash_on_any_number_of_devices(
+    worlds: tuple[int, ...], pool: Pool, corpus: Path, cache: Path, tmp_path: Path
+) -> None:
     steps = STEPS if len(worlds) > 2 else 20
     expected = run(pool, tmp_path / "one", corpus, cache, "dp", 1, "f32", engine="jax", steps=steps)
     for world in worlds:
-        assert same(run(pool, tmp_path / f"{world}", corpus, cache, "dp", world, "f32", engine="jax", steps=steps), expected), world
+        assert same(
+            run(
+                pool,
+                tmp_path / f"{world}",
+                corpus,
+                cache,
+                "dp",
+                world,
+                "f32",
+                engine="jax",
+                steps=steps,
+            ),
+            expected,
+        ), world
 
 
 def hashes(home: Path) -> dict[int, str]:
-    return {event.step: event.values["hash"] for event in read(home / "journal.jsonl") if event.kind == "hashed"}
+    return {
+        event.step: event.values["hash"]
+        for event in read(home / "journal.jsonl")
+        if event.kind == "hashed"
+    }
 
 
 def test_killed_and_moved_and_still_the_same_bits(pool: Pool, tmp_path: Path, corpus: Path) -> None:
-    """kill -9 in the middle on two ranks, gone on with on three, stopped, and ended on one: the hashes and steps of a run that was left alone, which compare-runs sees too."""
-    train = ["train", "-f", write_config(tmp_path, corpus, 40, 10), "--exact", "--dtype", "f32", "--set", "train.hash_every=5"]
+    """kill -9 in the middle on two ranks, gone on with on three, stopped, and ended on one: the
+    hashes and steps of a run that was left alone, which compare-runs sees too.
+    """
+    train = [
+        "train",
+        "-f",
+        write_config(tmp_path, corpus, 40, 10),
+        "--exact",
+        "--dtype",
+        "f32",
+        "--set",
+        "train.hash_every=5",
+    ]
     pool.run(1, warm, tmp_path, *train, "--save-dir", "whole")
     moved = [*train, "--save-dir", "moved"]
     with started(*moved, "--devices", "cpu:2", cwd=tmp_path) as live:
         until(lambda: steps_written(tmp_path / "moved") >= 13)
         os.kill(live.pid, signal.SIGKILL)
         live.communicate(timeout=60)
-    assert "exact: 5 slots of 2 a step" in samecurve(*moved, "--devices", "cpu:3", "--stop-after", "11", cwd=tmp_path).stdout
+    assert (
+        "exact: 5 slots of 2 a step"
+        in samecurve(*moved, "--devices", "cpu:3", "--stop-after", "11", cwd=tmp_path).stdout
+    )
     pool.run(1, warm, tmp_path, *moved)
     assert hashes(tmp_path / "moved") == hashes(tmp_path / "whole")
     assert sorted(hashes(tmp_path / "whole")) == [*range(5, 45, 5)]
-    assert pool.run(1, said, tmp_path, "compare-runs", "whole", "moved")[0] == "equal  whole and moved, to the last bit: 40 steps (loss, grad_norm), 8 hashes of the state, the arrays saved at step 40\n"
+    assert (
+        pool.run(1, said, tmp_path, "compare-runs", "whole", "moved")[0]
+        == "equal  whole and moved, to the last bit: 40 steps (loss, grad_norm), 8 hashes of the"
+        " state, the arrays saved at step 40\n"
+    )
 
 
 @pytest.mark.long
 def test_jax_on_two_hosts_has_the_same_bits(tmp_path: Path, corpus: Path) -> None:
     """Two processes with a device each, then one with two."""
-    train = ["train", "-f", write_config(tmp_path, corpus, 20, 10), "--engine", "jax", "--exact", "--dtype", "f32", "--set", "train.hash_every=5"]
+    train = [
+        "train",
+        "-f",
+        write_config(tmp_path, corpus, 20, 10),
+        "--engine",
+        "jax",
+        "--exact",
+        "--dtype",
+        "f32",
+        "--set",
+        "train.hash_every=5",
+    ]
     samecurve(*train, "--devices", "cpu:2", "--save-dir", "one", cwd=tmp_path)
     port = free_port()
-    hosts = [[*train, "--devices", "cpu:1", "--save-dir", "two", "--nnodes", 2, "--rdzv", f"127.0.0.1:{port}", "--node-rank", node] for node in (0, 1)]
+    hosts = [
+        [
+            *train,
+            "--devices",
+            "cpu:1",
+            "--save-dir",
+            "two",
+            "--nnodes",
+            2,
+            "--rdzv",
+            f"127.0.0.1:{port}",
+            "--node-rank",
+            node,
+        ]
+        for node in (0, 1)
+    ]
     with started(*hosts[0], cwd=tmp_path) as first, started(*hosts[1], cwd=tmp_path) as second:
         said = first.communicate(timeout=120)[0]
         assert (first.returncode, second.wait(60)) == (0, 0), said
@@ -106,17 +244,40 @@ def test_jax_on_two_hosts_has_the_same_bits(tmp_path: Path, corpus: Path) -> Non
 
 
 def test_a_race_in_one_gradient_is_found_by_its_array(pool: Pool, tmp_path: Path) -> None:
-    """The worked example of docs/exact.md: two runs of examples/race.yaml part, and compare-runs names the array in which they do."""
+    """The worked example of docs/exact.md: two runs of examples/race.yaml part, and compare-runs
+    names the array in which they do.
+    """
     root = Path(__file__).parents[1]
     for name in ("one", "two"):
-        pool.run(1, warm, root, "train", "-f", "examples/race.yaml", "--exact", "--set", "train.hash_every=1", "--set", "optimizer.clip=0", "--save-dir", tmp_path / name)
+        pool.run(
+            1,
+            warm,
+            root,
+            "train",
+            "-f",
+            "examples/race.yaml",
+            "--exact",
+            "--set",
+            "train.hash_every=1",
+            "--set",
+            "optimizer.clip=0",
+            "--save-dir",
+            tmp_path / name,
+        )
     found = compare(tmp_path / "one", tmp_path / "two")
-    assert found.arrays == ["model/second.weight", "optimizer/exp_avg/second.weight", "optimizer/exp_avg_sq/second.weight"]
+    assert found.arrays == [
+        "model/second.weight",
+        "optimizer/exp_avg/second.weight",
+        "optimizer/exp_avg_sq/second.weight",
+    ]
     assert found.figure is not None
     assert found.arrays_at is not None
-    # The norm of the gradient at fault may part in the same step as its weight, a loss only after it; either later, if the difference is small.
+    # The norm of the gradient at fault may part in the same step as its weight, a loss only after
+    # it; either later, if the difference is small.
     assert found.arrays_at + (found.figure.what == "loss") <= found.figure.step
-    assert described(found, tmp_path / "one", tmp_path / "two")[0].startswith(f"differ step {found.arrays_at}: model/second.weight, ")
+    assert described(found, tmp_path / "one", tmp_path / "two")[0].startswith(
+        f"differ step {found.arrays_at}: model/second.weight, "
+    )
 
 
 ODD = f"{Path(__file__).parent}/torch_engine/odd.py:Odd"
@@ -124,17 +285,44 @@ ODD = f"{Path(__file__).parent}/torch_engine/odd.py:Odd"
 
 @pytest.mark.parametrize("batch", [{"samples": 10, "per_device": 1}, {"samples": 3}])
 def test_odd_models_have_one_hash_too(batch: dict[str, int], pool: Pool, tmp_path: Path) -> None:
-    """A parameter that few samples use, transposed ones, a shared layer; more slots than devices, and fewer."""
-    config = config_of({"task": ODD, "batch": batch, "optimizer": {"lr": 1e-2}, "train": {"exact": True}})
+    """A parameter that few samples use, transposed ones, a shared layer; more slots than devices,
+    and fewer.
+    """
+    config = config_of(
+        {"task": ODD, "batch": batch, "optimizer": {"lr": 1e-2}, "train": {"exact": True}}
+    )
     trials = Trials(config, MACHINE, open_task(config, "").facts(), 5, "cpu", pool, tmp_path)
-    verdicts = list(verify(trials, [parse_layout(layout) for layout in ("dp:3", "ddp:3", "ddp:4", "ddp:2..single..ddp:3")], 0.0))
+    verdicts = list(
+        verify(
+            trials,
+            [parse_layout(layout) for layout in ("dp:3", "ddp:3", "ddp:4", "ddp:2..single..ddp:3")],
+            0.0,
+        )
+    )
     assert [verdict.verdict for verdict in verdicts] == ["PASS"] * 4, verdicts
     assert len({verdict.hash for verdict in verdicts}) == 1
 
 
-@pytest.mark.parametrize(("kind", "says"), [("reentrant", "adds to the same gradient several times"), ("running", "changes buffer mean"), ("random", "draws random numbers"), ("sparse", "sparse gradients")])
-def test_what_follows_the_device_is_refused_at_the_first_step(kind: str, says: str, tmp_path: Path) -> None:
-    config = config_of({"task": ODD, "model": {"kind": kind}, "batch": {"samples": 4}, "train": {"exact": True, "steps": 2}})
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("reentrant", "adds to the same gradient several times"),
+        ("running", "changes buffer mean"),
+        ("random", "draws random numbers"),
+        ("sparse", "sparse gradients"),
+    ],
+)
+def test_what_follows_the_device_is_refused_at_the_first_step(
+    kind: str, says: str, tmp_path: Path
+) -> None:
+    config = config_of(
+        {
+            "task": ODD,
+            "model": {"kind": kind},
+            "batch": {"samples": 4},
+            "train": {"exact": True, "steps": 2},
+        }
+    )
     made = plan(config, MACHINE, open_task(config, "").facts())
     task = open_task(config, "")
     engine = TorchEngine(task, made, config.optimizer, Ranks(), [torch.device("cpu")])

@@ -1,4 +1,6 @@
-"""The number of devices is not a hyperparameter: one loss curve on worlds 1 to 4, and a test that sees when it isn't."""
+"""The number of devices is not a hyperparameter: one loss curve on worlds 1 to 4, and a test that
+sees when it isn't.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -12,9 +14,32 @@ from worlds import Pool
 TOLERANCE = {"f64": 1e-12, "f32": 2e-6}
 
 
-def run(pool: Pool, home: Path, corpus: Path, cache: Path, world: int, precision: str, fault: str = "", strategy: str = "auto", engine: str = "torch", **sections: Any) -> list[Outcome]:
-    config = tiny_values(corpus, train={"precision": precision, **sections.pop("train", {})}, devices={"use": f"cpu:{world}", "strategy": strategy}, **sections)
-    return pool.run(1 if strategy == "dp" or engine == "jax" else world, train_tiny, home, {**config, "engine": engine}, cache, fault)
+def run(
+    pool: Pool,
+    home: Path,
+    corpus: Path,
+    cache: Path,
+    world: int,
+    precision: str,
+    fault: str = "",
+    strategy: str = "auto",
+    engine: str = "torch",
+    **sections: Any,
+) -> list[Outcome]:
+    config = tiny_values(
+        corpus,
+        train={"precision": precision, **sections.pop("train", {})},
+        devices={"use": f"cpu:{world}", "strategy": strategy},
+        **sections,
+    )
+    return pool.run(
+        1 if strategy == "dp" or engine == "jax" else world,
+        train_tiny,
+        home,
+        {**config, "engine": engine},
+        cache,
+        fault,
+    )
 
 
 def worst(first: Outcome, second: Outcome) -> float:
@@ -24,42 +49,115 @@ def worst(first: Outcome, second: Outcome) -> float:
 
 
 @pytest.fixture(scope="module")
-def references(pool: Pool, corpus: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
+def references(
+    pool: Pool, corpus: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Outcome]:
     """torch, one process, whole batches."""
-    return {precision: run(pool, tmp_path_factory.mktemp("reference"), corpus, cache, 1, precision)[0] for precision in TOLERANCE}
+    return {
+        precision: run(pool, tmp_path_factory.mktemp("reference"), corpus, cache, 1, precision)[0]
+        for precision in TOLERANCE
+    }
 
 
 LAYOUTS = {  # engine -> strategy, world, accumulation
-    "torch": [("single", 1, 4), ("ddp", 2, 1), ("ddp", 3, 4), ("dp", 2, 4), ("dp", 3, 1), ("fsdp", 2, 4), ("fsdp", 3, 1), ("hsdp", 4, 1)],
-    "jax": [("dp", 2, 4), ("fsdp", 4, 4)]}
+    "torch": [
+        ("single", 1, 4),
+        ("ddp", 2, 1),
+        ("ddp", 3, 4),
+        ("dp", 2, 4),
+        ("dp", 3, 1),
+        ("fsdp", 2, 4),
+        ("fsdp", 3, 1),
+        ("hsdp", 4, 1),
+    ],
+    "jax": [("dp", 2, 4), ("fsdp", 4, 4)],
+}
 IN_F32 = {"torch": [("ddp", 3, 4)], "jax": [("fsdp", 2, 1)]}
 MORE = {  # make test-long
-    "torch": [("single", 1, 4), ("dp", 1, 1), ("fsdp", 1, 1), ("fsdp", 3, 4), ("dp", 3, 1), ("hsdp", 4, 1), ("ddp", 4, 1), ("dp", 4, 4), ("fsdp", 4, 4), ("hsdp", 4, 4), ("ddp", 4, 4)],
-    "jax": [(strategy, world, accumulate) for strategy in ("dp", "fsdp") for world in (1, 2, 4, 8) for accumulate in (1, 4)]}
+    "torch": [
+        ("single", 1, 4),
+        ("dp", 1, 1),
+        ("fsdp", 1, 1),
+        ("fsdp", 3, 4),
+        ("dp", 3, 1),
+        ("hsdp", 4, 1),
+        ("ddp", 4, 1),
+        ("dp", 4, 4),
+        ("fsdp", 4, 4),
+        ("hsdp", 4, 4),
+        ("ddp", 4, 4),
+    ],
+    "jax": [
+        (strategy, world, accumulate)
+        for strategy in ("dp", "fsdp")
+        for world in (1, 2, 4, 8)
+        for accumulate in (1, 4)
+    ],
+}
 CASES = [
-    *((engine, "f64", *layout) for engine, layouts in LAYOUTS.items() for layout in layouts), *((engine, "f32", *layout) for engine, layouts in IN_F32.items() for layout in layouts),
-    *(pytest.param(engine, precision, *layout, marks=pytest.mark.long) for engine, layouts in MORE.items() for precision, done in (("f64", LAYOUTS), ("f32", IN_F32)) for layout in layouts if layout not in done[engine])]
+    *((engine, "f64", *layout) for engine, layouts in LAYOUTS.items() for layout in layouts),
+    *((engine, "f32", *layout) for engine, layouts in IN_F32.items() for layout in layouts),
+    *(
+        pytest.param(engine, precision, *layout, marks=pytest.mark.long)
+        for engine, layouts in MORE.items()
+        for precision, done in (("f64", LAYOUTS), ("f32", IN_F32))
+        for layout in layouts
+        if layout not in done[engine]
+    ),
+]
 
 
 @pytest.mark.parametrize(("engine", "precision", "strategy", "world", "accumulate"), CASES)
 def test_neither_devices_nor_strategy_nor_engine_change_training(
-        engine: str, precision: str, strategy: str, world: int, accumulate: int, references: dict[str, Outcome], pool: Pool, corpus: Path, cache: Path, tmp_path: Path) -> None:
-    """Batch 10 over 3 or 4 ranks is uneven, the epoch's tail of 3 leaves ranks without a sample, token counts differ by sample."""
+    engine: str,
+    precision: str,
+    strategy: str,
+    world: int,
+    accumulate: int,
+    references: dict[str, Outcome],
+    pool: Pool,
+    corpus: Path,
+    cache: Path,
+    tmp_path: Path,
+) -> None:
+    """Batch 10 over 3 or 4 ranks is uneven, the epoch's tail of 3 leaves ranks without a sample,
+    token counts differ by sample.
+    """
     expected = references[precision]
-    outcomes = run(pool, tmp_path, corpus, cache, world, precision, strategy=strategy, engine=engine, batch={"accumulate": accumulate})
+    outcomes = run(
+        pool,
+        tmp_path,
+        corpus,
+        cache,
+        world,
+        precision,
+        strategy=strategy,
+        engine=engine,
+        batch={"accumulate": accumulate},
+    )
     found = outcomes[0]
     assert (found.plan.strategy, found.plan.world) == (strategy, world)
     assert len(found.losses) == 50
     assert worst(found, expected) <= TOLERANCE[precision]
     for name, array in expected.arrays.items():
-        np.testing.assert_allclose(found.arrays[name], array, rtol=0, atol=1e-12 if precision == "f64" else 2e-5, err_msg=name)
+        np.testing.assert_allclose(
+            found.arrays[name],
+            array,
+            rtol=0,
+            atol=1e-12 if precision == "f64" else 2e-5,
+            err_msg=name,
+        )
     if strategy in {"single", "ddp"} and engine == "torch":
         assert _step_ids(outcomes) == _step_ids([expected])
-    assert found.evaluated[-1]["loss"] == pytest.approx(expected.evaluated[-1]["loss"], rel=TOLERANCE[precision])
+    assert found.evaluated[-1]["loss"] == pytest.approx(
+        expected.evaluated[-1]["loss"], rel=TOLERANCE[precision]
+    )
 
 
 @pytest.mark.parametrize("fault", ["mean of means", "another order"])
-def test_a_planted_fault_is_seen(fault: str, pool: Pool, corpus: Path, cache: Path, tmp_path: Path) -> None:
+def test_a_planted_fault_is_seen(
+    fault: str, pool: Pool, corpus: Path, cache: Path, tmp_path: Path
+) -> None:
     sound = run(pool, tmp_path / "one", corpus, cache, 1, "f64")[0]
     faulty = run(pool, tmp_path / "two", corpus, cache, 2, "f64", fault)
     assert worst(faulty[0], sound) > 1e-3
@@ -67,14 +165,40 @@ def test_a_planted_fault_is_seen(fault: str, pool: Pool, corpus: Path, cache: Pa
         assert _step_ids(faulty) != _step_ids([sound])
 
 
-def test_a_run_moved_between_layouts_and_engines_equals_the_unbroken_one(pool: Pool, corpus: Path, cache: Path, tmp_path: Path) -> None:
-    """Each layout leaves after some steps, and the next resumes from what it saved; the batch stays."""
+def test_a_run_moved_between_layouts_and_engines_equals_the_unbroken_one(
+    pool: Pool, corpus: Path, cache: Path, tmp_path: Path
+) -> None:
+    """Each layout leaves after some steps, and the next resumes from what it saved; the batch
+    stays.
+    """
     whole = pool.run(1, train_tiny, tmp_path / "whole", tiny_values(corpus), cache)[0]
     home, last, moved = tmp_path / "moved", None, []
-    for strategy, world, stop in (("ddp", 2, 6), ("jax dp", 4, 13), ("fsdp", 2, 18), ("single", 1, 21), ("hsdp", 4, 26), ("jax fsdp", 3, 31), ("dp", 3, 37), ("fsdp", 4, 43), ("ddp", 4, 50)):
+    for strategy, world, stop in (
+        ("ddp", 2, 6),
+        ("jax dp", 4, 13),
+        ("fsdp", 2, 18),
+        ("single", 1, 21),
+        ("hsdp", 4, 26),
+        ("jax fsdp", 3, 31),
+        ("dp", 3, 37),
+        ("fsdp", 4, 43),
+        ("ddp", 4, 50),
+    ):
         engine, _, name = f"torch {strategy}".replace("torch jax", "jax").partition(" ")
-        config = {**tiny_values(corpus, devices={"use": f"cpu:{world}", "strategy": name}), "engine": engine}
-        moved = pool.run(1 if name == "dp" or engine == "jax" else world, train_tiny, home, config, cache, "", last, stop)
+        config = {
+            **tiny_values(corpus, devices={"use": f"cpu:{world}", "strategy": name}),
+            "engine": engine,
+        }
+        moved = pool.run(
+            1 if name == "dp" or engine == "jax" else world,
+            train_tiny,
+            home,
+            config,
+            cache,
+            "",
+            last,
+            stop,
+        )
         last = home / "checkpoints" / f"step-{stop:08d}"
     assert worst(moved[0], whole) <= 1e-12
     for name, array in whole.arrays.items():
@@ -82,9 +206,16 @@ def test_a_run_moved_between_layouts_and_engines_equals_the_unbroken_one(pool: P
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "dp", "fsdp"])
-def test_sgd_and_skipped_updates_agree_over_layouts(strategy: str, pool: Pool, corpus: Path, cache: Path, tmp_path: Path) -> None:
-    """A learning rate that blows up: the same updates are left out everywhere, and weights stay finite."""
-    sections: dict[str, Any] = {"optimizer": {"name": "sgd", "lr": 1e30, "clip": 0.0}, "train": {"non_finite": "skip", "steps": 8}}
+def test_sgd_and_skipped_updates_agree_over_layouts(
+    strategy: str, pool: Pool, corpus: Path, cache: Path, tmp_path: Path
+) -> None:
+    """A learning rate that blows up: the same updates are left out everywhere, and weights stay
+    finite.
+    """
+    sections: dict[str, Any] = {
+        "optimizer": {"name": "sgd", "lr": 1e30, "clip": 0.0},
+        "train": {"non_finite": "skip", "steps": 8},
+    }
     one = run(pool, tmp_path / "one", corpus, cache, 1, "f32", **sections)[0]
     three = run(pool, tmp_path / "three", corpus, cache, 3, "f32", strategy=strategy, **sections)[0]
     assert [loss is None for loss in one.losses] == [loss is None for loss in three.losses]
@@ -92,11 +223,27 @@ def test_sgd_and_skipped_updates_agree_over_layouts(strategy: str, pool: Pool, c
     assert all(np.isfinite(array).all() for array in three.arrays.values())
 
 
-def test_half_precision_trains_and_shares_its_scale(pool: Pool, corpus: Path, cache: Path, tmp_path: Path) -> None:
-    """bf16 and f16 on one rank, and on two under ddp and fsdp: not equal to the digit, but the same curve; the f16 scale is in the checkpoint."""
+def test_half_precision_trains_and_shares_its_scale(
+    pool: Pool, corpus: Path, cache: Path, tmp_path: Path
+) -> None:
+    """bf16 and f16 on one rank, and on two under ddp and fsdp: not equal to the digit, but the same
+    curve; the f16 scale is in the checkpoint.
+    """
     for precision in ("bf16", "f16"):
         layouts = {"single": 1, "ddp": 2, "fsdp": 2}
-        one, *others = (run(pool, tmp_path / f"{precision}-{strategy}", corpus, cache, world, precision, strategy=strategy, train={"steps": 12})[0] for strategy, world in layouts.items())
+        one, *others = (
+            run(
+                pool,
+                tmp_path / f"{precision}-{strategy}",
+                corpus,
+                cache,
+                world,
+                precision,
+                strategy=strategy,
+                train={"steps": 12},
+            )[0]
+            for strategy, world in layouts.items()
+        )
         assert one.losses[-1] < one.losses[0]
         for other in others:
             np.testing.assert_allclose(one.losses, other.losses, rtol=5e-3)
@@ -105,4 +252,7 @@ def test_half_precision_trains_and_shares_its_scale(pool: Pool, corpus: Path, ca
 
 def _step_ids(outcomes: list[Outcome]) -> list[list[int]]:
     """What was trained on in each step, in rank order."""
-    return [[i for outcome in outcomes for i in outcome.ids[step]] for step in range(len(outcomes[0].losses))]
+    return [
+        [i for outcome in outcomes for i in outcome.ids[step]]
+        for step in range(len(outcomes[0].losses))
+    ]

@@ -1,4 +1,6 @@
-"""A tiny run on a pool's ranks, through the program's own parts: plan, feed, engine, store, journal and the loop."""
+"""A tiny run on a pool's ranks, through the program's own parts: plan, feed, engine, store, journal
+and the loop.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -37,9 +39,20 @@ MACHINE = Machine((), (), 8 << 30, 4)
 def tiny_values(corpus: Path, **sections: Mapping[str, Any]) -> dict[str, Any]:
     """A config's values: two layers, sixteen tokens a sample; sections replace some of them."""
     values: dict[str, Any] = {
-        "model": {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "kv_heads": 2, "intermediate_size": 48, "max_seq_len": 16},
-        "data": {"source": str(corpus), "validation": 0.1}, "batch": {"samples": 10}, "optimizer": {"lr": 3e-3, "clip": 0.5},
-        "schedule": {"warmup": 5}, "train": {"steps": 50, "precision": "f64"}, "devices": {"use": "cpu"},
+        "model": {
+            "hidden_size": 32,
+            "num_layers": 2,
+            "num_heads": 4,
+            "kv_heads": 2,
+            "intermediate_size": 48,
+            "max_seq_len": 16,
+        },
+        "data": {"source": str(corpus), "validation": 0.1},
+        "batch": {"samples": 10},
+        "optimizer": {"lr": 3e-3, "clip": 0.5},
+        "schedule": {"warmup": 5},
+        "train": {"steps": 50, "precision": "f64"},
+        "devices": {"use": "cpu"},
     }
     for name, section in sections.items():
         values[name] = {**values.get(name, {}), **section}
@@ -51,7 +64,9 @@ def config_of(values: Mapping[str, Any]) -> Config:
 
 
 class Sources:
-    """`keep` samples of a source, each with its id, some labels of each left out, as many as its id says."""
+    """`keep` samples of a source, each with its id, some labels of each left out, as many as its id
+    says.
+    """
 
     def __init__(self, inner: Source, keep: int) -> None:
         self.inner, self.keep = inner, keep
@@ -63,12 +78,17 @@ class Sources:
         rows = {**self.inner[ids], "id": ids}
         length = rows["labels"].shape[1]
         cut = length - (ids * 7919 % (length - 2))
-        rows["labels"] = np.where(np.arange(length)[None, :] < cut[:, None], rows["labels"], IGNORED)
+        rows["labels"] = np.where(
+            np.arange(length)[None, :] < cut[:, None], rows["labels"], IGNORED
+        )
         return rows
 
 
 def ragged(base: Any) -> Any:
-    """The language task of an engine on 23 samples of ragged token counts. fault: 'mean of means' plants that."""
+    """The language task of an engine on 23 samples of ragged token counts.
+
+    fault: 'mean of means' plants that.
+    """
 
     class Ragged(base):  # type: ignore[misc]
         def __init__(self, *arguments: Any, fault: str = "") -> None:
@@ -96,12 +116,18 @@ def ragged_task(config: Config, cache: Path, fault: str = "") -> Any:
         return ragged(TorchLanguage)(config.model, config.data, cache, fault=fault)
     from samecurve.tasks.language.jax_task import JaxLanguage
 
-    return ragged(JaxLanguage)(config.model, config.data, cache, config.train.precision, fault=fault)
+    return ragged(JaxLanguage)(
+        config.model, config.data, cache, config.train.precision, fault=fault
+    )
 
 
 @dataclass
 class Outcome:
-    """losses, norms: by step, from the journal. ids: what this rank trained on, step by step. arrays: the last checkpoint's. hashes: of the state, by step (exact)."""
+    """losses, norms: by step, from the journal.
+
+    ids: what this rank trained on, step by step. arrays: the last checkpoint's. hashes: of the
+    state, by step (exact).
+    """
 
     losses: list[float]
     norms: list[float]
@@ -113,7 +139,10 @@ class Outcome:
 
 
 def recorded(engine: Any) -> list[list[int]]:
-    """What the engine is given to train on from now on, by step: the ids of its real slots. They are taken out of what it sees."""
+    """What the engine is given to train on from now on, by step: the ids of its real slots.
+
+    They are taken out of what it sees.
+    """
     found: list[list[int]] = []
     stage = engine.stage
 
@@ -121,15 +150,39 @@ def recorded(engine: Any) -> list[list[int]]:
         slots = [slot for round in rounds for slot in round if slot]
         if not slots or "id" in slots[0].arrays:  # not an evaluation's
             found.append([int(i) for slot in slots if slot.real for i in slot.arrays["id"]])
-        without = [tuple(slot and replace(slot, arrays={name: array for name, array in slot.arrays.items() if name != "id"}) for slot in round) for round in rounds]
+        without = [
+            tuple(
+                slot
+                and replace(
+                    slot,
+                    arrays={name: array for name, array in slot.arrays.items() if name != "id"},
+                )
+                for slot in round
+            )
+            for round in rounds
+        ]
         return stage(without, of)
 
     engine.stage = noting
     return found
 
 
-def train_tiny(index: int, group: dist.ProcessGroup, home: Path, values: Mapping[str, Any], cache: Path, fault: str = "", resume: Path | None = None, stop_at: int | None = None, device: str = "cpu") -> Outcome:
-    """One rank's part. The world is the group's (dp, jax: as devices.use says, in a group of one). device: where every rank computes."""
+def train_tiny(
+    index: int,
+    group: dist.ProcessGroup,
+    home: Path,
+    values: Mapping[str, Any],
+    cache: Path,
+    fault: str = "",
+    resume: Path | None = None,
+    stop_at: int | None = None,
+    device: str = "cpu",
+) -> Outcome:
+    """One rank's part.
+
+    The world is the group's (dp, jax: as devices.use says, in a group of one). device: where every
+    rank computes.
+    """
     config = config_of(values)
     task = ragged_task(config, cache, fault)
     processes = dist.get_world_size(group)
@@ -148,7 +201,13 @@ def train_tiny(index: int, group: dist.ProcessGroup, home: Path, values: Mapping
     dist.barrier(group)
     ranks = Ranks() if alone or made.backend == "none" else Ranks(group)
     attempt = Attempt("test", str(home), str(resume) if resume else None, stop_at)
-    engine: Engine = warm_seat(made, index, group).engine(task, config.optimizer) if config.engine == "jax" else TorchEngine(task, made, config.optimizer, ranks, [torch.device(device)] * len(made.held_by(index)))
+    engine: Engine = (
+        warm_seat(made, index, group).engine(task, config.optimizer)
+        if config.engine == "jax"
+        else TorchEngine(
+            task, made, config.optimizer, ranks, [torch.device(device)] * len(made.held_by(index))
+        )
+    )
     ids = recorded(engine)
     train_rank(attempt, made, config, Rank(index, index, processes), engine, task, Requests(None))
     dist.barrier(group)
@@ -158,7 +217,15 @@ def train_tiny(index: int, group: dist.ProcessGroup, home: Path, values: Mapping
     arrays = {name: array.copy() for name, array in load(last).arrays.items()} if index == 0 else {}
     evaluated = [event.values for event in events if event.kind == "evaluated"]
     hashes = {event.step: event.values["hash"] for event in events if event.kind == "hashed"}
-    return Outcome([s["loss"] for s in steps], [s["grad_norm"] for s in steps], ids, arrays, made, evaluated, hashes)
+    return Outcome(
+        [s["loss"] for s in steps],
+        [s["grad_norm"] for s in steps],
+        ids,
+        arrays,
+        made,
+        evaluated,
+        hashes,
+    )
 
 
 def _manifest(path: Path) -> Any:

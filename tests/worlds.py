@@ -1,4 +1,6 @@
-"""One warm pool of four ranks for the whole test session: real processes, real Gloo; sub-groups serve worlds 1 to 4."""
+"""One warm pool of four ranks for the whole test session: real processes, real Gloo; sub-groups
+serve worlds 1 to 4.
+"""
 
 from samecurve.launch.pool import JobFailed, Pool
 

@@ -1,6 +1,7 @@
 """Train one model on one device or on many, with the same loss curve.
 
-plan, train and Run serve scripts and notebooks; Mean and Initial are what a task of one's own is written with. Importing them imports no engine.
+plan, train and Run serve scripts and notebooks; Mean and Initial are what a task of one's own is
+written with. Importing them imports no engine.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -14,12 +15,19 @@ if TYPE_CHECKING:
     from samecurve.core.determinism.init_values import Initial as Initial
     from samecurve.core.determinism.mean import Mean as Mean
 
-    load: Callable[[Any], Any]  # only named here: an import of launch would be one of all rooms, which import this module
+    load: Callable[
+        [Any], Any
+    ]  # only named here: an import of launch would be one of all rooms, which import this module
 
 __version__ = "0.1.0"
 __all__ = ["Initial", "Mean", "Run", "__version__", "load", "plan", "train"]
 
-_ROOMS = {"Initial": "samecurve.core.determinism.init_values", "Mean": "samecurve.core.determinism.mean", "load": "samecurve.run.load", **dict.fromkeys(("Run", "plan", "train"), "samecurve.api")}
+_ROOMS = {
+    "Initial": "samecurve.core.determinism.init_values",
+    "Mean": "samecurve.core.determinism.mean",
+    "load": "samecurve.run.load",
+    **dict.fromkeys(("Run", "plan", "train"), "samecurve.api"),
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,7 +1,7 @@
 """From Python, in scripts and notebooks: plan, train, and what a run left behind.
 
-Training runs in fresh processes, behind the command line's own door, so that it is the same run as on a terminal; an
-interrupt stops it in order, and it ends with the process that began it.
+Training runs in fresh processes, behind the command line's own door, so that it is the same run as
+on a terminal; an interrupt stops it in order, and it ends with the process that began it.
 """
 
 import contextlib
@@ -37,13 +37,19 @@ _BOOKKEEPING = {"seconds", "best_loss", "best_step"}
 
 
 class Run:
-    """What a run directory holds, read when asked for; also of a run that is live, was stopped or failed."""
+    """What a run directory holds, read when asked for; also of a run that is live, was stopped or
+    failed.
+    """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         """UserError: it is no run directory."""
         self.directory = Path(directory)
         if not Files(self.directory).exists():
-            raise UserError(f"{self.directory} is no run directory", "one that training made: it has plan.json in it", "directory")
+            raise UserError(
+                f"{self.directory} is no run directory",
+                "one that training made: it has plan.json in it",
+                "directory",
+            )
 
     @property
     def events(self) -> list[Event]:
@@ -58,7 +64,14 @@ class Run:
     @property
     def evaluations(self) -> list[dict[str, Any]]:
         """{"step", "loss", ...the task's metrics} of each evaluation."""
-        return [{"step": event.step, **{name: value for name, value in event.values.items() if name not in _BOOKKEEPING}} for event in self.events if event.kind == "evaluated"]
+        return [
+            {
+                "step": event.step,
+                **{name: value for name, value in event.values.items() if name not in _BOOKKEEPING},
+            }
+            for event in self.events
+            if event.kind == "evaluated"
+        ]
 
     @property
     def metrics(self) -> dict[str, Any]:
@@ -68,7 +81,11 @@ class Run:
     @property
     def outcome(self) -> str:
         """finished, stopped, failed; live: it has not said."""
-        ends = [event.kind for event in self.events if event.kind in {"started", "finished", "stopped", "failed"}]
+        ends = [
+            event.kind
+            for event in self.events
+            if event.kind in {"started", "finished", "stopped", "failed"}
+        ]
         return ends[-1] if ends and ends[-1] != "started" else "live"
 
     @property
@@ -77,30 +94,56 @@ class Run:
 
     def __repr__(self) -> str:
         losses = self.losses
-        return f"<Run {self.directory}: {self.outcome}, {len(losses)} of {self.plan.steps} steps" + (f", loss {losses[-1]:.4f}>" if losses and losses[-1] is not None else ">")
+        return (
+            f"<Run {self.directory}: {self.outcome}, {len(losses)} of {self.plan.steps} steps"
+            + (f", loss {losses[-1]:.4f}>" if losses and losses[-1] is not None else ">")
+        )
 
 
 def plan(config: Configured | None = None, **flags: Any) -> Plan:
-    """What train() would do. config: a file, or its content as a mapping. flags: those of the command line, as names. UserError: anything that can't be honoured."""
+    """What train() would do.
+
+    config: a file, or its content as a mapping. flags: those of the command line, as names.
+    UserError: anything that can't be honoured.
+    """
     with _file(config) as file:
         given = _parsed("plan", _arguments("plan", file, flags))
         wanted = asked(*(given[name] for name in ("machine", "mfu", "bench", "chart")))
         loaded = load_config(given, say=False)
         if wanted:
             return predict(loaded, wanted).served
-        return make_plan(loaded, probed(loaded) if given["probe_batch"] else None, measuring(loaded))[0]
+        return make_plan(
+            loaded, probed(loaded) if given["probe_batch"] else None, measuring(loaded)
+        )[0]
 
 
 def train(config: Configured | None = None, *, quiet: bool = False, **flags: Any) -> Run:
-    """Train as `samecurve train` does, showing how it goes, and return what it left. config: a file, or its content as a mapping. flags: as plan().
+    """Train as `samecurve train` does, showing how it goes, and return what it left.
 
-    UserError: something can't be honoured; RunError: it failed. KeyboardInterrupt: it was stopped in order, after saving, and the same call goes on.
+    config: a file, or its content as a mapping. flags: as plan().
+
+    UserError: something can't be honoured; RunError: it failed. KeyboardInterrupt: it was stopped
+    in order, after saving, and the same call goes on.
     """
     with _file(config) as file:
         arguments = _arguments("train", file, flags)
         _parsed("train", arguments)
-        process = subprocess.Popen([sys.executable, "-u", "-m", "samecurve.api", str(os.getpid()), "train", *arguments, "--headless"],
-                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)  # not of our terminal's group: a Ctrl-C reaches it through us, once
+        process = subprocess.Popen(
+            [
+                sys.executable,
+                "-u",
+                "-m",
+                "samecurve.api",
+                str(os.getpid()),
+                "train",
+                *arguments,
+                "--headless",
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )  # not of our terminal's group: a Ctrl-C reaches it through us, once
         with process, contextlib.ExitStack() as cleaning:
             cleaning.callback(_killed, process)
             directory = _followed(process, quiet)
@@ -122,12 +165,18 @@ def _followed(process: "subprocess.Popen[str]", quiet: bool) -> Path | None:
                 shown.line(line)
             process.wait()
             break
-        except KeyboardInterrupt:  # the first lets it save, the second ends it: the launcher owns signals
+        except (
+            KeyboardInterrupt
+        ):  # the first lets it save, the second ends it: the launcher owns signals
             interrupted = True
             process.send_signal(signal.SIGINT)
     errors.join()
     if interrupted:
-        raise KeyboardInterrupt(f"stopped; {shown.directory} holds what was trained, and the same call goes on" if shown.directory else "stopped before anything was trained")
+        raise KeyboardInterrupt(
+            f"stopped; {shown.directory} holds what was trained, and the same call goes on"
+            if shown.directory
+            else "stopped before anything was trained"
+        )
     if 0 < process.returncode < 128 or process.returncode < 0:
         raise _error(said, process.returncode)
     return shown.directory
@@ -162,7 +211,9 @@ def _collect(stream: IO[str], said: list[str]) -> None:
 
 def _error(said: list[str], code: int) -> SamecurveError:
     """What the process said last, as the exception that it was there."""
-    first = next((index for index, line in enumerate(said) if line.startswith("error: ")), len(said))
+    first = next(
+        (index for index, line in enumerate(said) if line.startswith("error: ")), len(said)
+    )
     text = "".join(said[first:]).strip().removeprefix("error: ")
     kind = UserError if code == UserError.exit_code else RunError
     if "\nerror: " in text or not text:
@@ -198,21 +249,35 @@ def _file(config: Configured | None) -> Iterator[str | None]:
 
 def _arguments(verb: str, file: str | None, flags: Mapping[str, Any]) -> list[str]:
     """Flags as on a command line. UserError: one that the verb does not have."""
-    known = {option.removeprefix("--").replace("-", "_") for parameter in cli.commands[verb].params for option in parameter.opts if option.startswith("--")} - {"file", "headless"}
+    known = {
+        option.removeprefix("--").replace("-", "_")
+        for parameter in cli.commands[verb].params
+        for option in parameter.opts
+        if option.startswith("--")
+    } - {"file", "headless"}
     made = [] if file is None else ["-f", file]
     for name, value in flags.items():
         option = f"--{name.replace('_', '-')}"
         if name not in known:
-            raise UserError(f"{verb}() has no {name}", suggest(name, sorted(known)) or f"the flags of `samecurve {verb} --help`, as names", name)
+            raise UserError(
+                f"{verb}() has no {name}",
+                suggest(name, sorted(known)) or f"the flags of `samecurve {verb} --help`, as names",
+                name,
+            )
         if name == "set":
             for key, setting in (value if isinstance(value, Mapping) else {}).items():
                 made += [option, f"{key}={json.dumps(setting)}"]
             if not isinstance(value, Mapping):
-                raise UserError(f"set={value!r}", 'a mapping of config keys: set={"optimizer.clip": 0.5}', "set")
+                raise UserError(
+                    f"set={value!r}", 'a mapping of config keys: set={"optimizer.clip": 0.5}', "set"
+                )
         elif value is True:
             made.append(option)
         elif value is not None and value is not False:
-            made += [option, ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)]
+            made += [
+                option,
+                ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value),
+            ]
     return made
 
 

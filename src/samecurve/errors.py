@@ -50,12 +50,26 @@ class ConfigErrors(UserError):
 class RunError(SamecurveError):
     """A run that could not go on: a lost rank, a full disk, a loss that is not finite.
 
-    again: starting again may help (a lost rank may, a full disk does not). trace: lines that say where it came about. log: the file that has all of it.
+    again: starting again may help (a lost rank may, a full disk does not). trace: lines that say
+    where it came about. log: the file that has all of it.
     """
 
-    def __init__(self, cause: str, remedy: str = "", where: str = "", *, again: bool = False, trace: str = "", log: str = "") -> None:
+    def __init__(
+        self,
+        cause: str,
+        remedy: str = "",
+        where: str = "",
+        *,
+        again: bool = False,
+        trace: str = "",
+        log: str = "",
+    ) -> None:
         super().__init__(cause, remedy, where)
         self.again, self.trace, self.log = again, trace, log
 
     def _under(self) -> list[str]:
-        return [*(f"  {line}" for line in self.trace.splitlines()), *super()._under(), *([f"  log: {self.log}"] if self.log else [])]
+        return [
+            *(f"  {line}" for line in self.trace.splitlines()),
+            *super()._under(),
+            *([f"  log: {self.log}"] if self.log else []),
+        ]

@@ -1,4 +1,6 @@
-"""Small operating-system helpers: files written whole, processes that end with their parents, the cache."""
+"""Small operating-system helpers: files written whole, processes that end with their parents, the
+cache.
+"""
 
 import ctypes
 import json
@@ -39,14 +41,17 @@ def cache_home(environment: Mapping[str, str] = os.environ) -> Path:
 
 
 def die_with(parent: int, by: int = signal.SIGKILL) -> None:
-    """Let the system end this process, by a signal, when its parent ends, even by kill -9. Linux only; elsewhere nothing happens."""
+    """Let the system end this process, by a signal, when its parent ends, even by kill -9.
+
+    Linux only; elsewhere nothing happens.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, by)  # PR_SET_PDEATHSIG
         if os.getppid() != parent:
             os._exit(1)
 
 
-STOP_SIGNAL = signal.SIGUSR1  # what the launcher sends where the control file can't be written, or is not its own
-
-
+STOP_SIGNAL = (
+    signal.SIGUSR1
+)  # what the launcher sends where the control file can't be written, or is not its own
 LAUNCHER = "SAMECURVE_LAUNCHER"

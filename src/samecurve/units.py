@@ -1,4 +1,7 @@
-"""Bytes, seconds, counts and lists as people write and read them. Sizes are binary (GiB), counts decimal (1.1M)."""
+"""Bytes, seconds, counts and lists as people write and read them.
+
+Sizes are binary (GiB), counts decimal (1.1M).
+"""
 
 import math
 import re
@@ -27,14 +30,18 @@ def parse_speed(text: str) -> float:
     """'400 Gb/s' -> 5e10 bytes a second; '50 GB/s' the same. ValueError: neither."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT])([bB])/s", text.strip())
     if not found:
-        raise ValueError("must be a number of bytes a second, or a speed such as 50 GB/s or 400 Gb/s")
+        raise ValueError(
+            "must be a number of bytes a second, or a speed such as 50 GB/s or 400 Gb/s"
+        )
     number, prefix, unit = found.groups()
     return float(number) * 1000.0 ** " KMGT".index(prefix) / (8 if unit == "b" else 1)
 
 
 def show_count(count: float) -> str:
     """1_058_176 -> '1.06M'."""
-    power = min(int(math.log(abs(count), 1000) + 1e-12), len(_DECIMAL) - 1) if abs(count) >= 1 else 0
+    power = (
+        min(int(math.log(abs(count), 1000) + 1e-12), len(_DECIMAL) - 1) if abs(count) >= 1 else 0
+    )
     return f"{count:.3g}" if not power else f"{count / 1000**power:.3g}{_DECIMAL[power]}"
 
 
@@ -64,7 +71,11 @@ def show_time(seconds: float) -> str:
     """Three figures, whatever the size: 0.0083 -> '8.3 ms'; 75 -> '75 s'."""
     for size, unit in ((1.0, "s"), (1e-3, "ms")):
         if seconds >= size:
-            return f"{seconds / size:.3g} {unit}" if seconds / size < 1000 else f"{seconds / size:.0f} {unit}"
+            return (
+                f"{seconds / size:.3g} {unit}"
+                if seconds / size < 1000
+                else f"{seconds / size:.0f} {unit}"
+            )
     return f"{seconds * 1e6:.3g} us"
 
 

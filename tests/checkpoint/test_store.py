@@ -1,4 +1,6 @@
-"""A checkpoint is published whole or not at all, and what has been damaged is named and passed over."""
+"""A checkpoint is published whole or not at all, and what has been damaged is named and passed
+over.
+"""
 
 import json
 from collections.abc import Mapping
@@ -13,7 +15,10 @@ from samecurve.checkpoint.store import Published, Store, checkpoints, newest, sw
 from samecurve.core.protocols import Piece, share
 from samecurve.errors import RunError
 
-ARRAYS = {f"model/{name}": np.arange(size, dtype=np.float32) for name, size in (("a", 100), ("b", 7), ("c", 1), ("d", 60))}
+ARRAYS = {
+    f"model/{name}": np.arange(size, dtype=np.float32)
+    for name, size in (("a", 100), ("b", 7), ("c", 1), ("d", 60))
+}
 
 
 def pieces(world: int, rank: int) -> list[Piece]:
@@ -21,16 +26,39 @@ def pieces(world: int, rank: int) -> list[Piece]:
     return [Piece(name, "F32", ARRAYS[name].shape, (0,), ARRAYS[name]) for name in mine]
 
 
-def store(home: Path, rank: int = 0, world: int = 1, keep: int = 3, saves: list[Published] | None = None) -> Store:
+def store(
+    home: Path, rank: int = 0, world: int = 1, keep: int = 3, saves: list[Published] | None = None
+) -> Store:
     def meta(step: int) -> Mapping[str, Any]:
-        return {"step": step, "epoch": 0, "consumed": step, "config": {}, "fixed": {}, "versions": {}}
+        return {
+            "step": step,
+            "epoch": 0,
+            "consumed": step,
+            "config": {},
+            "fixed": {},
+            "versions": {},
+        }
 
-    return Store(home, rank, world, keep, "t", rank == 0, meta, (saves if saves is not None else []).append, lambda: None)
+    return Store(
+        home,
+        rank,
+        world,
+        keep,
+        "t",
+        rank == 0,
+        meta,
+        (saves if saves is not None else []).append,
+        lambda: None,
+    )
 
 
 def save(home: Path, step: int, loss: float | None = None, keep: int = 3) -> None:
     one = store(home, keep=keep)
-    one.save(step, pieces(1, 0), {"metrics": {} if loss is None else {"loss": loss}, "metrics_step": step})
+    one.save(
+        step,
+        pieces(1, 0),
+        {"metrics": {} if loss is None else {"loss": loss}, "metrics_step": step},
+    )
     one.close()
 
 
@@ -60,10 +88,21 @@ def test_nothing_is_published_while_a_rank_is_missing(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(("damage", "says"), [
-    ("bit", "does not match its hash"), ("cut", "cut off"), ("gone", "is missing"), ("manifest", "manifest can't be read"),
-    ("version", "version 99"), ("list", "no mapping"), ("step", "does not match its own hash")])
-def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(damage: str, says: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        ("bit", "does not match its hash"),
+        ("cut", "cut off"),
+        ("gone", "is missing"),
+        ("manifest", "manifest can't be read"),
+        ("version", "version 99"),
+        ("list", "no mapping"),
+        ("step", "does not match its own hash"),
+    ],
+)
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
+    damage: str, says: str, tmp_path: Path
+) -> None:
     save(tmp_path, 10)
     save(tmp_path, 20)
     hurt = tmp_path / "step-00000020"
@@ -93,7 +132,11 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(damage: str, s
 def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
     for step, loss in ((1, 3.0), (2, 1.0), (3, 2.0), (4, 2.5), (5, 2.6)):
         save(tmp_path, step, loss, keep=2)
-    assert [path.name for path in checkpoints(tmp_path)] == ["step-00000005", "step-00000004", "step-00000002"]
+    assert [path.name for path in checkpoints(tmp_path)] == [
+        "step-00000005",
+        "step-00000004",
+        "step-00000002",
+    ]
 
 
 def test_a_failed_save_stops_the_run(tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
-"""Old configs at the command line: `train` and `plan` read them and say how, `convert` writes them down; nothing is overwritten, what is missing is an error."""
+"""Old configs at the command line: `train` and `plan` read them and say how, `convert` writes them
+down; nothing is overwritten, what is missing is an error.
+"""
 
 import json
 import sys
@@ -15,8 +17,21 @@ OLD = """\
 model: {hidden_size: 32, num_layers: 2, num_heads: 4, kv_heads: 2, intermediate_size: 48, vocab_size: 256, max_seq_len: 16, rope_theta: 10000.0}
 trainer: {learning_rate: 0.003, batch_size: 2, gradient_accumulation: 2, max_steps: 6, num_epochs: 2, checkpoint_dir: kept/nano, log_interval: 1, save_interval: 3, load_balance_alpha: 0.0}
 """
-DIFFUSION = {"enable_multi_gpu": True, "distributed_backend": "nccl", "use_torchrun": True, "learning_rate_scaling": True, "batch_size": 4, "gradient_accumulation_steps": 2,
-             "learning_rate": 1e-5, "epochs": 2, "train_dtype": "FLOAT_32", "model_type": "STABLE_DIFFUSION_15", "training_method": "LORA", "unet": {}, "secrets": {"huggingface_token": "hf_abc"}}
+DIFFUSION = {
+    "enable_multi_gpu": True,
+    "distributed_backend": "nccl",
+    "use_torchrun": True,
+    "learning_rate_scaling": True,
+    "batch_size": 4,
+    "gradient_accumulation_steps": 2,
+    "learning_rate": 1e-5,
+    "epochs": 2,
+    "train_dtype": "FLOAT_32",
+    "model_type": "STABLE_DIFFUSION_15",
+    "training_method": "LORA",
+    "unet": {},
+    "secrets": {"huggingface_token": "hf_abc"},
+}
 
 
 @pytest.fixture
@@ -26,18 +41,42 @@ def home(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: object, cwd: Path) -> str:
+def said(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    *arguments: object,
+    cwd: Path,
+) -> str:
     monkeypatch.chdir(cwd)
     monkeypatch.setattr(sys, "argv", ["samecurve", *map(str, arguments)])
     main()
     return capsys.readouterr().out
 
 
-def test_what_is_written_is_planned_as_the_old_file_is(home: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_written_is_planned_as_the_old_file_is(
+    home: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     printed = said(monkeypatch, capsys, "convert", "old.yaml", "--to", "new.yaml", cwd=home)
     assert "read   old.yaml:2:33  trainer.batch_size 2 -> batch.per_device" in printed
     assert printed.endswith("wrote  new.yaml; samecurve train -f new.yaml --save-dir kept/nano\n")
-    plans = [json.loads(said(monkeypatch, capsys, "plan", "--json", "-f", name, "-d", corpus, "--devices", "cpu:3", cwd=home)) for name in ("old.yaml", "new.yaml")]
+    plans = [
+        json.loads(
+            said(
+                monkeypatch,
+                capsys,
+                "plan",
+                "--json",
+                "-f",
+                name,
+                "-d",
+                corpus,
+                "--devices",
+                "cpu:3",
+                cwd=home,
+            )
+        )
+        for name in ("old.yaml", "new.yaml")
+    ]
     assert plans[0]["plan"] == plans[1]["plan"]
     assert (plans[0]["plan"]["batch"], plans[0]["plan"]["rounds"]) == (12, 2)
     assert plans[0]["origins"]["batch.per_device"] == "old.yaml:2:33 trainer.batch_size"
@@ -45,15 +84,28 @@ def test_what_is_written_is_planned_as_the_old_file_is(home: Path, corpus: Path,
 
 def test_an_old_config_trains_in_its_own_directory(home: Path, corpus: Path, pool: Pool) -> None:
     """On two devices, stopped, and gone on with on three by `--resume PATH`: the batch stays."""
-    for more in (["--devices", "cpu:2", "--stop-after", 4], ["--devices", "cpu:3", "--resume", "kept/nano"]):
+    for more in (
+        ["--devices", "cpu:2", "--stop-after", 4],
+        ["--devices", "cpu:3", "--resume", "kept/nano"],
+    ):
         pool.run(1, warm, home, "-f", "old.yaml", "-d", corpus, "--strategy", "dp", *more)
     assert len(losses(home / "kept/nano")) == 6
     assert Run(home / "kept/nano").read_plan().batch == 8
     assert not (home / "runs").exists()
 
 
-def test_a_diffusion_model_is_refused_after_the_rest_was_read(home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    words = refused(monkeypatch, capsys, "train", "--config-path=old.json", "--num-gpus=2", "--distributed-backend=nccl", cwd=home)
+def test_a_diffusion_model_is_refused_after_the_rest_was_read(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = refused(
+        monkeypatch,
+        capsys,
+        "train",
+        "--config-path=old.json",
+        "--num-gpus=2",
+        "--distributed-backend=nccl",
+        cwd=home,
+    )
     assert "gradient_accumulation_steps 2 -> batch.accumulate" in words
     assert "old.json:11:2 model_type: task: diffusion is not in this version" in words
     with pytest.raises(SystemExit) as left:
@@ -65,16 +117,25 @@ def test_a_diffusion_model_is_refused_after_the_rest_was_read(home: Path, monkey
     assert "hf_abc" not in shown.out + shown.err + (home / "new.yaml").read_text()
 
 
-@pytest.mark.parametrize(("arguments", "says"), [
-    (["old.yaml", "--to", "old.yaml"], "old.yaml exists"),
-    (["old.yaml", "--to", "new.json"], "is written as YAML"),
-    (["old.yaml", "--to", "no/such/new.yaml"], "can't be written"),
-    (["old.yaml"], "Missing option '--to'"),
-    (["none.yaml", "--to", "new.yaml"], "there is no config file"),
-    (["ours.yaml", "--to", "new.yaml"], "no config that can be converted"),
-    (["torn.json", "--to", "new.yaml"], "torn.json:2:1: not valid JSON"),
-])
-def test_refused_and_nothing_written(arguments: list[str], says: str, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["old.yaml", "--to", "old.yaml"], "old.yaml exists"),
+        (["old.yaml", "--to", "new.json"], "is written as YAML"),
+        (["old.yaml", "--to", "no/such/new.yaml"], "can't be written"),
+        (["old.yaml"], "Missing option '--to'"),
+        (["none.yaml", "--to", "new.yaml"], "there is no config file"),
+        (["ours.yaml", "--to", "new.yaml"], "no config that can be converted"),
+        (["torn.json", "--to", "new.yaml"], "torn.json:2:1: not valid JSON"),
+    ],
+)
+def test_refused_and_nothing_written(
+    arguments: list[str],
+    says: str,
+    home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     (home / "ours.yaml").write_text("batch: {samples: 8}\n")
     (home / "torn.json").write_text('{"multi_gpu": true,\n')
     before = {path: path.read_text() for path in home.iterdir()}

@@ -1,5 +1,8 @@
-"""The command lines of the origins' guides, as they are typed there but for the program's name: on eight GPUs (a stand-in for their driver) each is planned as its guide says,
-without GPUs it is refused for want of them and nothing else, and with CPU ranks in their place it is planned again. Lines for tasks of a later version are refused with the task's name."""
+"""The command lines of the origins' guides, as they are typed there but for the program's name: on
+eight GPUs (a stand-in for their driver) each is planned as its guide says, without GPUs it is
+refused for want of them and nothing else, and with CPU ranks in their place it is planned again.
+Lines for tasks of a later version are refused with the task's name.
+"""
 
 import json
 import os
@@ -18,35 +21,87 @@ from samecurve.observe.journal import read
 from worlds import Pool
 
 ROOT = Path(__file__).parents[2]
-RUN_ONLY = {"--headless": 0, "--resume": 1, "--save-dir": 1, "--checkpoint_dir": 1}  # flags of train, and how many words follow them
+RUN_ONLY = {
+    "--headless": 0,
+    "--resume": 1,
+    "--save-dir": 1,
+    "--checkpoint_dir": 1,
+}  # flags of train, and how many words follow them
 
 PLANNED = {
     # A: Oxidizr, several GPUs
-    "-f models/nano.yaml --gpus 0,1": ["world 2   ddp over nccl", "batch 16 = 2 devices x 4 x 2 rounds", "Running on 2 devices (multi-GPU enabled)"],
-    "train -f models/nano.yaml --gpus 0,1,2,3": ["world 4   ddp over nccl", "batch 32 = 4 devices x 4 x 2 rounds"],
+    "-f models/nano.yaml --gpus 0,1": [
+        "world 2   ddp over nccl",
+        "batch 16 = 2 devices x 4 x 2 rounds",
+        "Running on 2 devices (multi-GPU enabled)",
+    ],
+    "train -f models/nano.yaml --gpus 0,1,2,3": [
+        "world 4   ddp over nccl",
+        "batch 32 = 4 devices x 4 x 2 rounds",
+    ],
     "-f models/nano.yaml --gpus 0,1 --sync-backend cpu": ["world 2   ddp over gloo"],
-    "-f models/nano.yaml --gpus 0,1,2,3 --sync-backend nccl --dtype bf16": ["world 4   ddp over nccl   bf16"],
-    "-f models/large.yaml --gpus 0,1,2,3,4,5,6,7 --sync-backend nccl --dtype bf16 --prefetch 4": ["world 8   ddp over nccl   bf16", "data.prefetch = 4"],
-    "-f models/nano.yaml --gpus 2,3": ["NVIDIA H200 no. 2, NVIDIA H200 no. 3; 2 of 8 visible devices, as asked"],
-    "CUDA_VISIBLE_DEVICES=2,3 -f models/nano.yaml --gpus 0,1": ["NVIDIA H200 no. 2, NVIDIA H200 no. 3; 2 of 2 visible devices, as asked"],
-    "-f models/nano.yaml --gpus 0,1 --batch-size 2 --grad-accum 4 --seq-len 256 --max-steps 1000 --headless --resume auto --max-checkpoints 10":
-        ["batch 16 = 2 devices x 2 x 4 rounds", "1000 steps of 16 samples", "model.max_seq_len = 256", "train.keep = 10"],
+    "-f models/nano.yaml --gpus 0,1,2,3 --sync-backend nccl --dtype bf16": [
+        "world 4   ddp over nccl   bf16"
+    ],
+    "-f models/large.yaml --gpus 0,1,2,3,4,5,6,7 --sync-backend nccl --dtype bf16 --prefetch 4": [
+        "world 8   ddp over nccl   bf16",
+        "data.prefetch = 4",
+    ],
+    "-f models/nano.yaml --gpus 2,3": [
+        "NVIDIA H200 no. 2, NVIDIA H200 no. 3; 2 of 8 visible devices, as asked"
+    ],
+    "CUDA_VISIBLE_DEVICES=2,3 -f models/nano.yaml --gpus 0,1": [
+        "NVIDIA H200 no. 2, NVIDIA H200 no. 3; 2 of 2 visible devices, as asked"
+    ],
+    "-f models/nano.yaml --gpus 0,1 --batch-size 2 --grad-accum 4 --seq-len 256 --max-steps 1000 --headless --resume auto --max-checkpoints 10": [
+        "batch 16 = 2 devices x 2 x 4 rounds",
+        "1000 steps of 16 samples",
+        "model.max_seq_len = 256",
+        "train.keep = 10",
+    ],
     # B: OneTrainer's launcher
-    "train --config-path=models/nano.yaml --num-gpus=2 --distributed-backend=nccl": ["world 2   ddp over nccl"],
-    "train --config-path models/nano.yaml --num-gpus 0 --spawn --port 29533 --distributed-backend gloo --distributed-data-loading":
-        ["world 8   ddp over gloo", "devices.launcher = spawn", "devices.port = 29533", "always so"],
+    "train --config-path=models/nano.yaml --num-gpus=2 --distributed-backend=nccl": [
+        "world 2   ddp over nccl"
+    ],
+    "train --config-path models/nano.yaml --num-gpus 0 --spawn --port 29533 --distributed-backend gloo --distributed-data-loading": [
+        "world 8   ddp over gloo",
+        "devices.launcher = spawn",
+        "devices.port = 29533",
+        "always so",
+    ],
     # C: the HAR guide, what of it is not of its task
-    "train -f models/nano.yaml --multi-gpu dp --batch-size 32": ["world 8   dp", "batch 512 = 8 devices x 32 x 2 rounds"],
-    "train -f models/nano.yaml --multi-gpu dp --backend auto --gpu-ids 0,1,3 --grad-accum-steps 1 --batch-size 32 --lr 2e-3 --save-dir runs/dp_3gpu": ["world 3   dp", "batch 96 = 3 devices x 32 x 1 round", "lr 0.002"],
-    "CUDA_VISIBLE_DEVICES=0,1,2,3 train -f models/nano.yaml --multi-gpu ddp --batch-size 16 --grad-accum-steps 4 --epochs 30 --lr 4e-3 --warmup-epochs 3 --weight-decay 1e-4 --num-workers 4 --no-amp --save-dir runs/4gpu":
-        ["batch 256 = 4 devices x 16 x 4 rounds", "lr 0.004", "schedule.warmup = 3ep", "optimizer.weight_decay = 0.0001", "data.workers = 4", "train.precision = f32"],
+    "train -f models/nano.yaml --multi-gpu dp --batch-size 32": [
+        "world 8   dp",
+        "batch 512 = 8 devices x 32 x 2 rounds",
+    ],
+    "train -f models/nano.yaml --multi-gpu dp --backend auto --gpu-ids 0,1,3 --grad-accum-steps 1 --batch-size 32 --lr 2e-3 --save-dir runs/dp_3gpu": [
+        "world 3   dp",
+        "batch 96 = 3 devices x 32 x 1 round",
+        "lr 0.002",
+    ],
+    "CUDA_VISIBLE_DEVICES=0,1,2,3 train -f models/nano.yaml --multi-gpu ddp --batch-size 16 --grad-accum-steps 4 --epochs 30 --lr 4e-3 --warmup-epochs 3 --weight-decay 1e-4 --num-workers 4 --no-amp --save-dir runs/4gpu": [
+        "batch 256 = 4 devices x 16 x 4 rounds",
+        "lr 0.004",
+        "schedule.warmup = 3ep",
+        "optimizer.weight_decay = 0.0001",
+        "data.workers = 4",
+        "train.precision = f32",
+    ],
     # D: CSSM, what of it is not of its task
-    "CUDA_VISIBLE_DEVICES=0,1,2,3 train -f models/nano.yaml --batch_size 64 --grad_accum 1 --bf16 --checkpoint_dir /local/scratch/checkpoints":
-        ["batch 256 = 4 devices x 64 x 1 round", "bf16", "Running on 4 devices (multi-GPU enabled)"],
+    "CUDA_VISIBLE_DEVICES=0,1,2,3 train -f models/nano.yaml --batch_size 64 --grad_accum 1 --bf16 --checkpoint_dir /local/scratch/checkpoints": [
+        "batch 256 = 4 devices x 64 x 1 round",
+        "bf16",
+        "Running on 4 devices (multi-GPU enabled)",
+    ],
     "train -f models/nano.yaml --engine jax --device-ids 0,1 --bf16": ["world 2   jax dp"],
     # E: TPrimat: 64 samples whatever the GPUs
-    "train -f models/nano.yaml --global-batch 64 --batch-size 1 --dtype bf16 --seq-len 2048 --weight-decay 0.1": ["batch 64 = 8 devices x 1 x 8 rounds (batch.samples, whatever the devices)"],
-    "train -f models/nano.yaml --nproc 4 --strategy fsdp --global-batch 64 --batch-size 1 --dtype bf16": ["world 4   fsdp", "batch 64 = 4 devices x 1 x 16 rounds"],
+    "train -f models/nano.yaml --global-batch 64 --batch-size 1 --dtype bf16 --seq-len 2048 --weight-decay 0.1": [
+        "batch 64 = 8 devices x 1 x 8 rounds (batch.samples, whatever the devices)"
+    ],
+    "train -f models/nano.yaml --nproc 4 --strategy fsdp --global-batch 64 --batch-size 1 --dtype bf16": [
+        "world 4   fsdp",
+        "batch 64 = 4 devices x 1 x 16 rounds",
+    ],
 }
 
 PROGRAM = """
@@ -69,10 +124,12 @@ json.dump(said, sys.stdout)
 
 
 def split(line: str) -> tuple[dict[str, str], list[str]]:
-    """'NAME=VALUE train ...' -> the variables, and the arguments of train (which may be left unsaid)."""
+    """'NAME=VALUE train ...' -> the variables, and the arguments of train (which may be left
+    unsaid).
+    """
     words = shlex.split(line)
     variables = dict(word.split("=") for word in words if re.match("[A-Z_]+=", word))
-    rest = words[len(variables):]
+    rest = words[len(variables) :]
     return variables, rest if rest[0] == "train" else ["train", *rest]
 
 
@@ -93,16 +150,35 @@ def as_plan(arguments: list[str], *more: str) -> list[str]:
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Long enough for samples of 2048 tokens."""
     path = tmp_path_factory.mktemp("text") / "primes.txt"
-    path.write_text("".join(f"{i} has the divisors {[d for d in range(2, 40) if i % d == 0]}.\n" for i in range(2000)))
+    path.write_text(
+        "".join(
+            f"{i} has the divisors {[d for d in range(2, 40) if i % d == 0]}.\n"
+            for i in range(2000)
+        )
+    )
     return path
 
 
 @pytest.fixture(scope="module")
 def on_gpus(tmp_path_factory: pytest.TempPathFactory, text: Path) -> dict[str, str]:
     """What each line's plan says on a machine of eight GPUs, in one process for all."""
-    asked = [(variables, as_plan(arguments, "-d", str(text))) for variables, arguments in map(split, PLANNED)]
-    environment = {**os.environ, "LD_LIBRARY_PATH": str(nvml.library(tmp_path_factory.mktemp("nvml"), 8))}
-    done = subprocess.run([sys.executable, "-c", PROGRAM], input=json.dumps(asked), env=environment, cwd=ROOT, capture_output=True, text=True, check=True)
+    asked = [
+        (variables, as_plan(arguments, "-d", str(text)))
+        for variables, arguments in map(split, PLANNED)
+    ]
+    environment = {
+        **os.environ,
+        "LD_LIBRARY_PATH": str(nvml.library(tmp_path_factory.mktemp("nvml"), 8)),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        input=json.dumps(asked),
+        env=environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     return dict(zip(PLANNED, json.loads(done.stdout), strict=True))
 
 
@@ -114,38 +190,93 @@ def test_planned_as_the_guide_says(line: str, on_gpus: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("line", PLANNED)
-def test_without_a_gpu_only_the_gpu_is_missing(line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], text: Path) -> None:
+def test_without_a_gpu_only_the_gpu_is_missing(
+    line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], text: Path
+) -> None:
     _, arguments = split(line)
-    named = any(word.startswith(("--gpus", "--gpu-ids", "--device-ids", "--num-gpus", "--nproc")) for word in arguments)
+    named = any(
+        word.startswith(("--gpus", "--gpu-ids", "--device-ids", "--num-gpus", "--nproc"))
+        for word in arguments
+    )
     more = [] if named else ["--devices", "all"]
     said = refused(monkeypatch, capsys, *arguments, *more, cwd=ROOT)
     assert said.count("error:") == 1
     assert re.search(r"GPU [\d, ]+ do(es)? not exist|no GPU found", said)
     assert "--devices cpu" in said
-    without = re.sub(r"(--gpus|--gpu-ids|--device-ids|--num-gpus|--nproc|--sync-backend|--distributed-backend)[= ]\S+", "", " ".join(arguments))
-    monkeypatch.setattr(sys, "argv", ["samecurve", *as_plan(without.split(), "-d", str(text), "--devices", "cpu:2", "--set", "model.num_layers=1", "--set", "model.hidden_size=192")])
+    without = re.sub(
+        r"(--gpus|--gpu-ids|--device-ids|--num-gpus|--nproc|--sync-backend|--distributed-backend)[="
+        r" ]\S+",
+        "",
+        " ".join(arguments),
+    )
+    monkeypatch.setattr(
+        sys,
+        "argv",
+        [
+            "samecurve",
+            *as_plan(
+                without.split(),
+                "-d",
+                str(text),
+                "--devices",
+                "cpu:2",
+                "--set",
+                "model.num_layers=1",
+                "--set",
+                "model.hidden_size=192",
+            ),
+        ],
+    )
     main()
     assert "plan   world 2 " in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("line", "says"), [
-    ("--multi-gpu ddp --mode flatten --epochs 20 --batch-size 32 --lr 4e-3 --warmup-epochs 2 --save-dir checkpoints/ddp_4gpu", "task timeseries of a later version"),
-    ("--multi-gpu dp --gpu-ids 0,1,3 --mode average --epochs 20", "task timeseries of a later version"),
-    ("--arch vit --cssm hgru_bi --bf16 --batch_size 256 --lr 1e-4 --epochs 300 --checkpoint_dir /local/scratch/checkpoints", "task vision of a later version"),
-    ("--set task=timeseries --multi-gpu ddp", "task: timeseries is not in this version"),
-    ("--set task=vision --arch vit", "task: vision is not in this version"),
-    ("--set task=huggingface --global-batch 64", "task: huggingface is not in this version"),
-    ("--set task=diffusion --num-gpus 2", "task: diffusion is not in this version"),
-])
-def test_lines_for_tasks_of_a_later_version_name_the_task(line: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        (
+            (
+                "--multi-gpu ddp --mode flatten --epochs 20 --batch-size 32 --lr 4e-3"
+                " --warmup-epochs 2 --save-dir checkpoints/ddp_4gpu"
+            ),
+            "task timeseries of a later version",
+        ),
+        (
+            "--multi-gpu dp --gpu-ids 0,1,3 --mode average --epochs 20",
+            "task timeseries of a later version",
+        ),
+        (
+            (
+                "--arch vit --cssm hgru_bi --bf16 --batch_size 256 --lr 1e-4 --epochs 300"
+                " --checkpoint_dir /local/scratch/checkpoints"
+            ),
+            "task vision of a later version",
+        ),
+        ("--set task=timeseries --multi-gpu ddp", "task: timeseries is not in this version"),
+        ("--set task=vision --arch vit", "task: vision is not in this version"),
+        ("--set task=huggingface --global-batch 64", "task: huggingface is not in this version"),
+        ("--set task=diffusion --num-gpus 2", "task: diffusion is not in this version"),
+    ],
+)
+def test_lines_for_tasks_of_a_later_version_name_the_task(
+    line: str,
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     said = refused(monkeypatch, capsys, *split(line)[1], cwd=tmp_path)
     assert says in said
     assert "docs/own-task.md" in said
     assert not list(tmp_path.iterdir())
 
 
-def test_whole_epochs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], corpus: Path) -> None:
-    """`--max-steps 0`: as many as the config or --epochs says; a config that counts steps says none."""
+def test_whole_epochs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], corpus: Path
+) -> None:
+    """`--max-steps 0`: as many as the config or --epochs says; a config that counts steps says
+    none.
+    """
     line = ["-f", "models/nano.yaml", "-d", str(corpus), "--max-steps", "0"]
     assert "whole epochs" in refused(monkeypatch, capsys, "plan", *line, cwd=ROOT)
     monkeypatch.setattr(sys, "argv", ["samecurve", "plan", *line, "--set", "train.steps=2ep"])
@@ -153,12 +284,20 @@ def test_whole_epochs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
     assert "train.steps 2ep" in capsys.readouterr().out
 
 
-def test_one_of_them_is_run_stopped_and_gone_on_with(pool: Pool, tmp_path: Path, corpus: Path) -> None:
+def test_one_of_them_is_run_stopped_and_gone_on_with(
+    pool: Pool, tmp_path: Path, corpus: Path
+) -> None:
     """Flags of all five at once, typed again with --resume auto to go on."""
     line = f"""-f models/tiny.yaml -d {corpus} --devices cpu:2 --multi-gpu dp --seq-len 16 --batch_size 2 --grad-accum-steps 2 --lr 1e-3 --weight-decay 0.1 --warmup-epochs 0.1 --max-steps 6
-               --set model.num_layers=1 --bf16 --prefetch 4 --max-checkpoints 2 --headless --distributed-data-loading --checkpoint_dir {tmp_path / 'run'}"""
+               --set model.num_layers=1 --bf16 --prefetch 4 --max-checkpoints 2 --headless --distributed-data-loading --checkpoint_dir {tmp_path / "run"}"""
     pool.run(1, warm, ROOT, *shlex.split(line), "--stop-after", 3)
     pool.run(1, warm, ROOT, *shlex.split(line), "--resume", "auto")
     assert len(losses(tmp_path / "run")) == 6
-    planned = [event.values["plan"] for event in read(tmp_path / "run/journal.jsonl") if event.kind == "planned"]
-    assert [(plan["strategy"], plan["batch"], plan["rounds"], plan["precision"]) for plan in planned] == [("dp", 8, 2, "bf16")] * 2
+    planned = [
+        event.values["plan"]
+        for event in read(tmp_path / "run/journal.jsonl")
+        if event.kind == "planned"
+    ]
+    assert [
+        (plan["strategy"], plan["batch"], plan["rounds"], plan["precision"]) for plan in planned
+    ] == [("dp", 8, 2, "bf16")] * 2

@@ -1,4 +1,6 @@
-"""A config is read strictly; every error has its place and, where there is one, the word that was meant."""
+"""A config is read strictly; every error has its place and, where there is one, the word that was
+meant.
+"""
 
 import json
 from pathlib import Path
@@ -20,13 +22,18 @@ def read(text: str, name: str = "c.yaml") -> Loaded:
     return load(parse(text, name), Tasks(), "c")
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "models").glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "models").glob("*.yaml")), ids=lambda path: path.stem
+)
 def test_the_example_configs_are_valid(path: Path) -> None:
     assert read(path.read_text()).config.task == "language"
 
 
 def test_every_error_at_once_with_its_place() -> None:
-    text = "batch: {samples: 0}\nmodel:\n  hiden_size: 3\noptimizer: {lr: fast}\ntrain: {steps: -1, precision: bf15}\n"
+    text = (
+        "batch: {samples: 0}\nmodel:\n  hiden_size: 3\noptimizer: {lr: fast}\ntrain: {steps: -1,"
+        " precision: bf15}\n"
+    )
     with pytest.raises(ConfigErrors) as caught:
         read(text)
     found = {error.where: error for error in caught.value.errors}
@@ -36,8 +43,15 @@ def test_every_error_at_once_with_its_place() -> None:
 
 
 def test_numbers_are_numbers() -> None:
-    config = read(LEAST + "optimizer: {lr: 3e-4, clip: 1, betas: [0.9, 0.99]}\ntrain: {steps: 2ep}\n").config
-    assert (config.optimizer.lr, config.optimizer.clip, config.optimizer.betas, config.train.steps) == (3e-4, 1.0, (0.9, 0.99), "2ep")
+    config = read(
+        LEAST + "optimizer: {lr: 3e-4, clip: 1, betas: [0.9, 0.99]}\ntrain: {steps: 2ep}\n"
+    ).config
+    assert (
+        config.optimizer.lr,
+        config.optimizer.clip,
+        config.optimizer.betas,
+        config.train.steps,
+    ) == (3e-4, 1.0, (0.9, 0.99), "2ep")
     assert parse_setting("optimizer.lr=1e-3") == ("optimizer.lr", 1e-3)
     assert parse_setting("data.prompts=[a, b]") == ("data.prompts", ["a", "b"])
 
@@ -53,46 +67,72 @@ def test_the_later_setting_wins_and_is_remembered() -> None:
     assert "train.seed" not in loaded.origins
 
 
-@pytest.mark.parametrize(("text", "says"), [
-    ("batch: {samples: 8", "not valid YAML"),
-    ("- a\n- b\n", "mapping of sections"),
-    ("batch: {samples: 8}\nbatch: {samples: 9}\n", "given twice"),
-    ("batch: !!python/object/apply:os.system [true]\n", "has no meaning here"),
-    ("a: &a [1,1]\nb: &b [*a,*a,*a,*a,*a,*a,*a,*a]\nc: &c [*b,*b,*b,*b,*b,*b,*b,*b]\nd: &d [*c,*c,*c,*c,*c,*c,*c,*c]\ne: &e [*d,*d,*d,*d,*d,*d,*d,*d]\nf: [*e,*e,*e,*e,*e]\n", "more than"),
-    ("a: &a [*a]\n", "more than"),
-    ("[" * 5000, "nested deeper|not valid"),
-    ("a: \x00\n", "not valid YAML"),
-    ("task: visionn\n", "is not a task"),
-    ("task: vision\n", "is not in this version"),
-])
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("batch: {samples: 8", "not valid YAML"),
+        ("- a\n- b\n", "mapping of sections"),
+        ("batch: {samples: 8}\nbatch: {samples: 9}\n", "given twice"),
+        ("batch: !!python/object/apply:os.system [true]\n", "has no meaning here"),
+        (
+            (
+                "a: &a [1,1]\nb: &b [*a,*a,*a,*a,*a,*a,*a,*a]\nc: &c [*b,*b,*b,*b,*b,*b,*b,*b]\nd:"
+                " &d [*c,*c,*c,*c,*c,*c,*c,*c]\ne: &e [*d,*d,*d,*d,*d,*d,*d,*d]\nf:"
+                " [*e,*e,*e,*e,*e]\n"
+            ),
+            "more than",
+        ),
+        ("a: &a [*a]\n", "more than"),
+        ("[" * 5000, "nested deeper|not valid"),
+        ("a: \x00\n", "not valid YAML"),
+        ("task: visionn\n", "is not a task"),
+        ("task: vision\n", "is not in this version"),
+    ],
+)
 def test_broken_and_hostile_texts(text: str, says: str) -> None:
     with pytest.raises(UserError, match=says):
         read(text)
 
 
 def test_what_is_written_is_read_back() -> None:
-    values = {"data": {"source": "1e5", "prompts": ["3e-4", "010", "yes", "null", "naïve", "a: b", ""]}, "optimizer": {"lr": 3e-4, "betas": [0.9, 0.95]}, "model": {"vocab_size": None}}
+    values = {
+        "data": {"source": "1e5", "prompts": ["3e-4", "010", "yes", "null", "naïve", "a: b", ""]},
+        "optimizer": {"lr": 3e-4, "betas": [0.9, 0.95]},
+        "model": {"vocab_size": None},
+    }
     assert parse(dump(values), "c.yaml").value == values
 
 
 def test_json_with_tabs() -> None:
-    assert read('{\n\t"batch": {"samples": 8},\n\t"optimizer": {"lr": 1e-3}\n}', "c.json").config.batch.samples == 8
+    assert (
+        read(
+            '{\n\t"batch": {"samples": 8},\n\t"optimizer": {"lr": 1e-3}\n}', "c.json"
+        ).config.batch.samples
+        == 8
+    )
 
 
-@pytest.mark.parametrize(("section", "flags", "becomes"), [
-    ("{samples: 64}", (16, None, None), {"per_device": 16}),
-    ("{per_device: 4, accumulate: 2}", (16, None, None), {"per_device": 16, "accumulate": 2}),
-    ("{per_device: 4}", (None, 8, None), {"per_device": 4, "accumulate": 8}),
-    ("{per_device: 4, accumulate: 2}", (None, None, 32), {"samples": 32}),
-    ("{samples: 64}", (4, None, 32), {"samples": 32, "per_device": 4}),
-])
-def test_batch_flags(section: str, flags: tuple[int | None, int | None, int | None], becomes: dict[str, int]) -> None:
+@pytest.mark.parametrize(
+    ("section", "flags", "becomes"),
+    [
+        ("{samples: 64}", (16, None, None), {"per_device": 16}),
+        ("{per_device: 4, accumulate: 2}", (16, None, None), {"per_device": 16, "accumulate": 2}),
+        ("{per_device: 4}", (None, 8, None), {"per_device": 4, "accumulate": 8}),
+        ("{per_device: 4, accumulate: 2}", (None, None, 32), {"samples": 32}),
+        ("{samples: 64}", (4, None, 32), {"samples": 32, "per_device": 4}),
+    ],
+)
+def test_batch_flags(
+    section: str, flags: tuple[int | None, int | None, int | None], becomes: dict[str, int]
+) -> None:
     document = parse(f"batch: {section}\n", "c.yaml")
     apply_batch(document, *flags)
     assert load(document, Tasks()).config.batch.model_dump(exclude_none=True) == becomes
 
 
-@pytest.mark.parametrize("section", ["{}", "{samples: 8, per_device: 2, accumulate: 2}", "{accumulate: 2}"])
+@pytest.mark.parametrize(
+    "section", ["{}", "{samples: 8, per_device: 2, accumulate: 2}", "{accumulate: 2}"]
+)
 def test_batches_that_say_too_little_or_too_much(section: str) -> None:
     with pytest.raises(UserError, match="batch: "):
         read(f"batch: {section}\n")
@@ -104,5 +144,7 @@ def test_grad_accum_alone_needs_a_batch_per_device() -> None:
 
 
 def test_the_schema_and_its_table_in_the_docs_are_current() -> None:
-    assert json.loads((ROOT / "docs/config.schema.json").read_text()) == json.loads(json.dumps(json_schema(Tasks())))
+    assert json.loads((ROOT / "docs/config.schema.json").read_text()) == json.loads(
+        json.dumps(json_schema(Tasks()))
+    )
     assert as_table(Tasks()) in (ROOT / "docs/config.md").read_text()

@@ -1,4 +1,6 @@
-"""Another tool's config: every field of it becomes a key of ours, is left with its reason, or is refused by name; none is passed over."""
+"""Another tool's config: every field of it becomes a key of ours, is left with its reason, or is
+refused by name; none is passed over.
+"""
 
 from typing import Any
 
@@ -28,9 +30,32 @@ trainer:
   beta_kl: 0.04
 """
 DIFFUSION: dict[str, Any] = {
-    "training_method": "LORA", "model_type": "STABLE_DIFFUSION_15", "base_model_name": "models/sd", "unet": {"train": True}, "lora_rank": 16, "resolution": "512", "secrets": {"huggingface_token": "hf_abc"},
-    "batch_size": 4, "gradient_accumulation_steps": 2, "learning_rate": 1e-5, "learning_rate_scheduler": "COSINE", "learning_rate_warmup_steps": 200, "epochs": 10, "train_dtype": "BFLOAT_16", "ema": "OFF",
-    "optimizer": {"optimizer": "ADAMW", "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.01, "fused": True}, "backup_after": 2, "backup_after_unit": "EPOCH", "workspace_dir": "workspace/run", "clip_grad_norm": 1.0,
+    "training_method": "LORA",
+    "model_type": "STABLE_DIFFUSION_15",
+    "base_model_name": "models/sd",
+    "unet": {"train": True},
+    "lora_rank": 16,
+    "resolution": "512",
+    "secrets": {"huggingface_token": "hf_abc"},
+    "batch_size": 4,
+    "gradient_accumulation_steps": 2,
+    "learning_rate": 1e-5,
+    "learning_rate_scheduler": "COSINE",
+    "learning_rate_warmup_steps": 200,
+    "epochs": 10,
+    "train_dtype": "BFLOAT_16",
+    "ema": "OFF",
+    "optimizer": {
+        "optimizer": "ADAMW",
+        "beta1": 0.9,
+        "beta2": 0.99,
+        "weight_decay": 0.01,
+        "fused": True,
+    },
+    "backup_after": 2,
+    "backup_after_unit": "EPOCH",
+    "workspace_dir": "workspace/run",
+    "clip_grad_norm": 1.0,
 }
 OWN = {"task": "my.py:Mine"}
 
@@ -67,64 +92,142 @@ def test_the_published_nano() -> None:
     converted = read(NANO)
     found = keys(converted)
     assert converted.home == "./checkpoints/nano"
-    becomes = {"model.hidden_size": 384, "model.num_layers": 8, "model.num_heads": 6, "model.vocab_size": 128354, "batch.per_device": 4, "batch.accumulate": 2,
-               "optimizer.lr": 3e-4, "train.steps": "2ep", "train.save_every": 100, "train.keep": 10, "schedule.decay": "constant"}
+    becomes = {
+        "model.hidden_size": 384,
+        "model.num_layers": 8,
+        "model.num_heads": 6,
+        "model.vocab_size": 128354,
+        "batch.per_device": 4,
+        "batch.accumulate": 2,
+        "optimizer.lr": 3e-4,
+        "train.steps": "2ep",
+        "train.save_every": 100,
+        "train.keep": 10,
+        "schedule.decay": "constant",
+    }
     assert {key: found[key] for key in becomes} == becomes
-    assert "read   old.yaml:9:3  trainer.gradient_accumulation 2 -> batch.accumulate" in converted.lines()
+    assert (
+        "read   old.yaml:9:3  trainer.gradient_accumulation 2 -> batch.accumulate"
+        in converted.lines()
+    )
 
 
-@pytest.mark.parametrize(("change", "becomes"), [
-    ("max_steps: 5000", {"train.steps": 5000}),
-    ("max_checkpoints: 3", {"train.keep": 3}),
-    ("max_checkpoints: 0", {"train.keep": 1_000_000}),
-    ("target_device: cpu", {"devices.use": "cpu"}),
-    ("distributed: {enabled: true, backend: nccl, gpu_ids: [2, 3]}", {"devices.use": "2,3", "devices.sync": "nccl"}),
-    ("distributed: {enabled: false, backend: nccl, gpu_ids: [2, 3]}", {"devices.use": "auto"}),
-])
+@pytest.mark.parametrize(
+    ("change", "becomes"),
+    [
+        ("max_steps: 5000", {"train.steps": 5000}),
+        ("max_checkpoints: 3", {"train.keep": 3}),
+        ("max_checkpoints: 0", {"train.keep": 1_000_000}),
+        ("target_device: cpu", {"devices.use": "cpu"}),
+        (
+            "distributed: {enabled: true, backend: nccl, gpu_ids: [2, 3]}",
+            {"devices.use": "2,3", "devices.sync": "nccl"},
+        ),
+        ("distributed: {enabled: false, backend: nccl, gpu_ids: [2, 3]}", {"devices.use": "auto"}),
+    ],
+)
 def test_a_field_of_the_trainer(change: str, becomes: dict[str, Any]) -> None:
     name = change.partition(":")[0]
-    text = "".join(line for line in NANO.splitlines(keepends=True) if not line.startswith(f"  {name}:")) + f"  {change}\n"
+    text = (
+        "".join(
+            line for line in NANO.splitlines(keepends=True) if not line.startswith(f"  {name}:")
+        )
+        + f"  {change}\n"
+    )
     found = keys(read(text))
     assert {key: found[key] for key in becomes} == becomes
 
 
-@pytest.mark.parametrize(("fields", "becomes"), [
-    ({"enable_multi_gpu": True, "distributed_backend": "NCCL", "use_torchrun": False, "distributed_data_loading": True}, {"devices.use": "all", "devices.sync": "nccl", "devices.launcher": "spawn"}),
-    ({"multi_gpu": True, "device_indexes": "0,2"}, {"devices.use": "0,2"}),
-    ({"multi_gpu": False, "device_indexes": "0,2"}, {"devices.strategy": "single"}),
-    ({"enable_multi_gpu": True, "learning_rate_scaling": True}, {"schedule.scale_lr": "linear", "optimizer.lr": 1e-5}),
-    ({"multi_gpu": True, "learning_rate_scaler": "GLOBAL_BOTH"}, {"schedule.scale_lr": "sqrt", "schedule.base_batch": 1}),
-    ({"multi_gpu": True, "learning_rate_scaler": "GLOBAL_BATCH"}, {"schedule.scale_lr": "sqrt", "schedule.base_batch": 2}),
-    ({"multi_gpu": True, "learning_rate_scaler": "BATCH"}, {"optimizer.lr": 2e-5}),
-    ({"multi_gpu": True, "learning_rate_warmup_steps": 0.05}, {"schedule.warmup": "0.5ep"}),
-    ({"multi_gpu": True, "optimizer": "SGD", "optimizer_momentum": 0.5, "optimizer_weight_decay": 0.0}, {"optimizer.name": "sgd", "optimizer.momentum": 0.5, "optimizer.weight_decay": 0.0}),
-    ({"multi_gpu": True, "epochs": None, "train_dtype": None}, {"train.steps": "100ep", "train.precision": "f16", "schedule.final": 0.0}),
-    ({"multi_gpu": True, "backup_after": 100, "backup_after_unit": "STEP"}, {"train.save_every": 50, "schedule.warmup": 100, "train.precision": "bf16", "optimizer.betas": (0.9, 0.99), "train.steps": "10ep"}),
-])
+@pytest.mark.parametrize(
+    ("fields", "becomes"),
+    [
+        (
+            {
+                "enable_multi_gpu": True,
+                "distributed_backend": "NCCL",
+                "use_torchrun": False,
+                "distributed_data_loading": True,
+            },
+            {"devices.use": "all", "devices.sync": "nccl", "devices.launcher": "spawn"},
+        ),
+        ({"multi_gpu": True, "device_indexes": "0,2"}, {"devices.use": "0,2"}),
+        ({"multi_gpu": False, "device_indexes": "0,2"}, {"devices.strategy": "single"}),
+        (
+            {"enable_multi_gpu": True, "learning_rate_scaling": True},
+            {"schedule.scale_lr": "linear", "optimizer.lr": 1e-5},
+        ),
+        (
+            {"multi_gpu": True, "learning_rate_scaler": "GLOBAL_BOTH"},
+            {"schedule.scale_lr": "sqrt", "schedule.base_batch": 1},
+        ),
+        (
+            {"multi_gpu": True, "learning_rate_scaler": "GLOBAL_BATCH"},
+            {"schedule.scale_lr": "sqrt", "schedule.base_batch": 2},
+        ),
+        ({"multi_gpu": True, "learning_rate_scaler": "BATCH"}, {"optimizer.lr": 2e-5}),
+        ({"multi_gpu": True, "learning_rate_warmup_steps": 0.05}, {"schedule.warmup": "0.5ep"}),
+        (
+            {
+                "multi_gpu": True,
+                "optimizer": "SGD",
+                "optimizer_momentum": 0.5,
+                "optimizer_weight_decay": 0.0,
+            },
+            {"optimizer.name": "sgd", "optimizer.momentum": 0.5, "optimizer.weight_decay": 0.0},
+        ),
+        (
+            {"multi_gpu": True, "epochs": None, "train_dtype": None},
+            {"train.steps": "100ep", "train.precision": "f16", "schedule.final": 0.0},
+        ),
+        (
+            {"multi_gpu": True, "backup_after": 100, "backup_after_unit": "STEP"},
+            {
+                "train.save_every": 50,
+                "schedule.warmup": 100,
+                "train.precision": "bf16",
+                "optimizer.betas": (0.9, 0.99),
+                "train.steps": "10ep",
+            },
+        ),
+    ],
+)
 def test_how_onetrainer_trains(fields: dict[str, Any], becomes: dict[str, Any]) -> None:
-    """With a task of one's own in place of the diffusion model. Its steps count batches, of which two make one optimizer step here."""
+    """With a task of one's own in place of the diffusion model.
+
+    Its steps count batches, of which two make one optimizer step here.
+    """
     found = keys(onetrainer(**fields), ("task", "my.py:Mine"))
     assert {key: found[key] for key in becomes} == becomes
 
 
 def test_every_field_has_one_reading_and_comes_back_from_the_file() -> None:
-    for converted, fields in ((read(NANO), 24), (onetrainer(multi_gpu=True, surprise=1), len(DIFFUSION) + 2 + 4)):
-        named = [reading.field for reading in converted.readings if not reading.field.startswith("(")]
+    for converted, fields in (
+        (read(NANO), 24),
+        (onetrainer(multi_gpu=True, surprise=1), len(DIFFUSION) + 2 + 4),
+    ):
+        named = [
+            reading.field for reading in converted.readings if not reading.field.startswith("(")
+        ]
         assert len(named) == len(set(named)) == fields
         text = converted.text("old")
         assert all(f"#   {field} " in text for field in named)
-        assert parse(text, "new.yaml").value == parse(dump(converted.document.value), "new.yaml").value
+        assert (
+            parse(text, "new.yaml").value == parse(dump(converted.document.value), "new.yaml").value
+        )
         assert "hf_abc" not in text + "".join(converted.lines())
 
 
-@pytest.mark.parametrize(("more", "says"), [
-    ("num_experts: 4", "old.yaml:2:3: model.num_experts is for a mixture of experts"),
-    ("kv_latent_dim: 192", "model.kv_latent_dim is for latent attention"),
-    ("mamba_layers: [0, 1]", "model.mamba_layers is for Mamba layers"),
-    ("mamba2_num_heads: 48", "model.mamba2_num_heads is for Mamba layers"),
-    ("hiden_size: 48", "did you mean hidden_size?"),
-    ("dtype: fp8", "model.dtype fp8 is not one of"),
-])
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ("num_experts: 4", "old.yaml:2:3: model.num_experts is for a mixture of experts"),
+        ("kv_latent_dim: 192", "model.kv_latent_dim is for latent attention"),
+        ("mamba_layers: [0, 1]", "model.mamba_layers is for Mamba layers"),
+        ("mamba2_num_heads: 48", "model.mamba2_num_heads is for Mamba layers"),
+        ("hiden_size: 48", "did you mean hidden_size?"),
+        ("dtype: fp8", "model.dtype fp8 is not one of"),
+    ],
+)
 def test_what_the_model_lacks_is_refused_with_what_serves_it(more: str, says: str) -> None:
     converted = read(f"model:\n  {more}\ntrainer: {{batch_size: 2, max_steps: 5}}\n")
     wrong = "\n".join(map(str, converted.unsettled(converted.document)))
@@ -136,17 +239,42 @@ def test_what_the_model_lacks_is_refused_with_what_serves_it(more: str, says: st
     assert "docs/own-task.md" in wrong or " is for " not in says
 
 
-@pytest.mark.parametrize(("converted", "says", "flag"), [
-    (read("trainer: {max_steps: 0, batch_size: 2}\n"), "num_epochs does not say how many", ("train.steps", "1ep")),
-    (read("trainer: {max_steps: 3, batch_size: 2, learning_rat: 1}\n"), "did you mean trainer.learning_rate?", None),
-    (onetrainer(multi_gpu=True, learning_rate_scheduler="REX"), "REX is not one of CONSTANT, LINEAR, COSINE", ("schedule.decay", "cosine")),
-    (onetrainer(multi_gpu=True, train_dtype="TFLOAT_32"), "TFLOAT_32 is not one of", ("train.precision", "f32")),
-    (onetrainer(multi_gpu="sometimes"), "neither true nor false", ("devices.use", "cpu")),
-    (onetrainer(multi_gpu=True, ema="GPU"), "keeps an average of the weights", None),
-    (onetrainer(multi_gpu=True, optimizer={"amsgrad": True}), "changes the optimizer", None),
-    (onetrainer(multi_gpu=True, surprise=1), "surprise 1 is a field that this program does not know", None),
-])
-def test_what_is_refused_is_settled_by_a_flag_where_one_can(converted: Converted, says: str, flag: tuple[str, Any] | None) -> None:
+@pytest.mark.parametrize(
+    ("converted", "says", "flag"),
+    [
+        (
+            read("trainer: {max_steps: 0, batch_size: 2}\n"),
+            "num_epochs does not say how many",
+            ("train.steps", "1ep"),
+        ),
+        (
+            read("trainer: {max_steps: 3, batch_size: 2, learning_rat: 1}\n"),
+            "did you mean trainer.learning_rate?",
+            None,
+        ),
+        (
+            onetrainer(multi_gpu=True, learning_rate_scheduler="REX"),
+            "REX is not one of CONSTANT, LINEAR, COSINE",
+            ("schedule.decay", "cosine"),
+        ),
+        (
+            onetrainer(multi_gpu=True, train_dtype="TFLOAT_32"),
+            "TFLOAT_32 is not one of",
+            ("train.precision", "f32"),
+        ),
+        (onetrainer(multi_gpu="sometimes"), "neither true nor false", ("devices.use", "cpu")),
+        (onetrainer(multi_gpu=True, ema="GPU"), "keeps an average of the weights", None),
+        (onetrainer(multi_gpu=True, optimizer={"amsgrad": True}), "changes the optimizer", None),
+        (
+            onetrainer(multi_gpu=True, surprise=1),
+            "surprise 1 is a field that this program does not know",
+            None,
+        ),
+    ],
+)
+def test_what_is_refused_is_settled_by_a_flag_where_one_can(
+    converted: Converted, says: str, flag: tuple[str, Any] | None
+) -> None:
     (error,) = converted.unsettled(converted.document)
     assert says in str(error)
     if flag:
@@ -154,6 +282,15 @@ def test_what_is_refused_is_settled_by_a_flag_where_one_can(converted: Converted
         assert converted.unsettled(converted.document) == []
 
 
-@pytest.mark.parametrize("text", ["batch: {samples: 8}\ntrain: {steps: 5}\n", "batch: {samples: 8}\ntrainer: {max_steps: 5}\n", "trainer: 5\n", "{}", "task: language\nmulti_gpu: true\n"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "batch: {samples: 8}\ntrain: {steps: 5}\n",
+        "batch: {samples: 8}\ntrainer: {max_steps: 5}\n",
+        "trainer: 5\n",
+        "{}",
+        "task: language\nmulti_gpu: true\n",
+    ],
+)
 def test_our_own_configs_are_left_alone(text: str) -> None:
     assert convert(parse(text, "c.yaml")) is None

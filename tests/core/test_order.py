@@ -1,4 +1,6 @@
-"""Data order is a pure function of (seed, epoch, position): every sample once an epoch, whatever the step one enters at."""
+"""Data order is a pure function of (seed, epoch, position): every sample once an epoch, whatever
+the step one enters at.
+"""
 
 import numpy as np
 import pytest
@@ -13,7 +15,9 @@ def test_an_epoch_holds_every_sample_once(size: int) -> None:
 
 
 def test_seeds_and_epochs_shuffle_differently() -> None:
-    first, second, third = (permute(np.arange(1000), 1000, *key) for key in ((0, 0), (0, 1), (1, 0)))
+    first, second, third = (
+        permute(np.arange(1000), 1000, *key) for key in ((0, 0), (0, 1), (1, 0))
+    )
     for one, other in ((first, second), (first, third), (first, np.arange(1000))):
         assert (one == other).mean() < 0.02
     assert abs(np.corrcoef(first, np.arange(1000))[0, 1]) < 0.1
@@ -21,7 +25,16 @@ def test_seeds_and_epochs_shuffle_differently() -> None:
 
 def test_the_order_of_released_versions_stays() -> None:
     """A run saved by one version goes on in the next with the same samples."""
-    assert Order(1000, 8, seed=3).ids(range(124, 126))[1].tolist() == [894, 315, 61, 310, 646, 475, 339, 249]
+    assert Order(1000, 8, seed=3).ids(range(124, 126))[1].tolist() == [
+        894,
+        315,
+        61,
+        310,
+        646,
+        475,
+        339,
+        249,
+    ]
 
 
 def test_steps_cut_epochs_without_remainder() -> None:
@@ -35,7 +48,9 @@ def test_steps_cut_epochs_without_remainder() -> None:
 
 
 def test_a_changed_batch_goes_on_in_the_same_epoch() -> None:
-    """After two steps of 10 out of 23, a batch of 4 first takes the 3 that are left, then whole epochs."""
+    """After two steps of 10 out of 23, a batch of 4 first takes the 3 that are left, then whole
+    epochs.
+    """
     before = Order(23, 10, seed=5)
     after = Order(23, 4, seed=5, anchor=Anchor(step=2, epoch=0, consumed=20))
     assert after.ids(range(2, 3))[0].tolist() == before.ids(range(2, 3))[0].tolist()

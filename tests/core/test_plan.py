@@ -16,8 +16,21 @@ from samecurve.errors import UserError
 from samecurve.tasks import Tasks
 
 GIB = 1 << 30
-GPUS = Machine(tuple(Device("cuda", i, "NVIDIA H100 80GB HBM3", 80 * GIB) for i in range(4)), (), 256 * GIB, 32)
-FACTS = Facts(samples=1000, eval_samples=50, tokens_per_sample=512, params=10**8, trainable=10**8, blocks=12, bytes_per_sample=GIB, flops_per_sample=1e12, coupled=(), fingerprint="x")
+GPUS = Machine(
+    tuple(Device("cuda", i, "NVIDIA H100 80GB HBM3", 80 * GIB) for i in range(4)), (), 256 * GIB, 32
+)
+FACTS = Facts(
+    samples=1000,
+    eval_samples=50,
+    tokens_per_sample=512,
+    params=10**8,
+    trainable=10**8,
+    blocks=12,
+    bytes_per_sample=GIB,
+    flops_per_sample=1e12,
+    coupled=(),
+    fingerprint="x",
+)
 
 NORMED = replace(FACTS, coupled=("BatchNorm2d net.1",), bytes_per_sample=1 << 20)
 
@@ -57,46 +70,67 @@ def test_per_device_batches_multiply_and_say_so() -> None:
 
 def test_a_first_plan_fixes_the_batch_for_good() -> None:
     first = plan(config(batch={"per_device": 4, "accumulate": 2}), GPUS, FACTS)
-    later = plan(config(batch={"per_device": 4, "accumulate": 2}, devices={"use": "0,1"}), GPUS, FACTS, first.fixed)
+    later = plan(
+        config(batch={"per_device": 4, "accumulate": 2}, devices={"use": "0,1"}),
+        GPUS,
+        FACTS,
+        first.fixed,
+    )
     assert (later.batch, later.micro, later.rounds, later.fixed) == (32, 4, 4, first.fixed)
     assert "--new-batch" in later.because["batch"]
-    anew = plan(config(batch={"per_device": 4}), GPUS, FACTS, replace(first.fixed, batch=None, anchor=Anchor(10, 0, 320)))
+    anew = plan(
+        config(batch={"per_device": 4}),
+        GPUS,
+        FACTS,
+        replace(first.fixed, batch=None, anchor=Anchor(10, 0, 320)),
+    )
     assert anew.batch == 16
     assert anew.order.position(10).first == 320
 
 
 @pytest.mark.parametrize(("rule", "peak"), [("none", 1e-3), ("linear", 4e-3), ("sqrt", 2e-3)])
 def test_learning_rate_scaling(rule: str, peak: float) -> None:
-    made = plan(config(optimizer={"lr": 1e-3}, schedule={"scale_lr": rule, "base_batch": 16}), GPUS, FACTS)
+    made = plan(
+        config(optimizer={"lr": 1e-3}, schedule={"scale_lr": rule, "base_batch": 16}), GPUS, FACTS
+    )
     assert made.schedule.peak == pytest.approx(peak)
     assert any("without warm-up" in warning for warning in made.warnings) == (rule != "none")
 
 
-@pytest.mark.parametrize(("sections", "says"), [
-    ({"devices": {"use": "0,9"}}, "GPU 9 does not exist"),
-    ({"devices": {"use": "x"}}, "'x'"),
-    ({"devices": {"use": "1,1"}}, "twice"),
-    ({"devices": {"use": "cpu:0"}}, "0 CPU ranks"),
-    ({"devices": {"use": "cpu:2", "sync": "nccl"}}, "nccl needs GPUs"),
-    ({"devices": {"use": "0,1", "strategy": "single"}}, "single takes one device"),
-    ({"devices": {"use": "cpu:3", "strategy": "hsdp"}}, "hsdp needs groups"),
-    ({"devices": {"strategy": "hsdp", "shards": 3}}, "groups of 2"),
-    ({"devices": {"strategy": "fsdp", "shards": 2}}, "shards is for strategy hsdp"),
-    ({"devices": {"strategy": "fsdp", "sync": "cpu"}}, "gloo can't"),
-    ({"devices": {"strategy": "ddp", "offload": True}}, "holds the whole model"),
-    ({"devices": {"use": "cpu:2", "strategy": "fsdp", "offload": True}}, "in host memory already"),
-    ({"devices": {"strategy": "ddp", "compress": "bf16"}, "train": {"precision": "f64"}}, "what f64 is for"),
-    ({"devices": {"strategy": "fsdp", "compress": "bf16"}}, "strategy fsdp has none of them"),
-    ({"devices": {"strategy": "ddp", "memory": "1GiB"}}, "1.0 GiB to use"),
-    ({"engine": "jax", "devices": {"strategy": "ddp"}}, "ddp is for engine torch"),
-    ({"engine": "jax", "devices": {"strategy": "hsdp"}}, "hsdp is for engine torch"),
-    ({"engine": "jax", "devices": {"compress": "bf16"}}, "compress is for engine torch"),
-    ({"engine": "jax", "devices": {"sync": "cpu"}}, "jax reduces between GPUs with NCCL"),
-    ({"engine": "jax", "train": {"norm_sync": True}}, "norm_sync is for engine torch"),
-    ({"batch": {"per_device": 500}}, "don't fit"),
-    ({"schedule": {"scale_lr": "linear"}}, "needs the batch"),
-    ({"train": {"steps": 0}}, "trains nothing"),
-])
+@pytest.mark.parametrize(
+    ("sections", "says"),
+    [
+        ({"devices": {"use": "0,9"}}, "GPU 9 does not exist"),
+        ({"devices": {"use": "x"}}, "'x'"),
+        ({"devices": {"use": "1,1"}}, "twice"),
+        ({"devices": {"use": "cpu:0"}}, "0 CPU ranks"),
+        ({"devices": {"use": "cpu:2", "sync": "nccl"}}, "nccl needs GPUs"),
+        ({"devices": {"use": "0,1", "strategy": "single"}}, "single takes one device"),
+        ({"devices": {"use": "cpu:3", "strategy": "hsdp"}}, "hsdp needs groups"),
+        ({"devices": {"strategy": "hsdp", "shards": 3}}, "groups of 2"),
+        ({"devices": {"strategy": "fsdp", "shards": 2}}, "shards is for strategy hsdp"),
+        ({"devices": {"strategy": "fsdp", "sync": "cpu"}}, "gloo can't"),
+        ({"devices": {"strategy": "ddp", "offload": True}}, "holds the whole model"),
+        (
+            {"devices": {"use": "cpu:2", "strategy": "fsdp", "offload": True}},
+            "in host memory already",
+        ),
+        (
+            {"devices": {"strategy": "ddp", "compress": "bf16"}, "train": {"precision": "f64"}},
+            "what f64 is for",
+        ),
+        ({"devices": {"strategy": "fsdp", "compress": "bf16"}}, "strategy fsdp has none of them"),
+        ({"devices": {"strategy": "ddp", "memory": "1GiB"}}, "1.0 GiB to use"),
+        ({"engine": "jax", "devices": {"strategy": "ddp"}}, "ddp is for engine torch"),
+        ({"engine": "jax", "devices": {"strategy": "hsdp"}}, "hsdp is for engine torch"),
+        ({"engine": "jax", "devices": {"compress": "bf16"}}, "compress is for engine torch"),
+        ({"engine": "jax", "devices": {"sync": "cpu"}}, "jax reduces between GPUs with NCCL"),
+        ({"engine": "jax", "train": {"norm_sync": True}}, "norm_sync is for engine torch"),
+        ({"batch": {"per_device": 500}}, "don't fit"),
+        ({"schedule": {"scale_lr": "linear"}}, "needs the batch"),
+        ({"train": {"steps": 0}}, "trains nothing"),
+    ],
+)
 def test_refusals_name_what_and_why(sections: dict[str, Any], says: str) -> None:
     with pytest.raises(UserError, match=says) as caught:
         plan(config(**sections), GPUS, FACTS)
@@ -107,9 +141,19 @@ def test_refusals_that_follow_from_the_task() -> None:
     with pytest.raises(UserError, match=r"BatchNorm2d net\.1 mixes"):
         plan(config(), GPUS, NORMED)
     with pytest.raises(UserError, match="over 1 device in 4 rounds"):
-        plan(config(batch={"samples": 64, "accumulate": 4}, devices={"use": "0"}, train={"norm_sync": True}), GPUS, NORMED)
+        plan(
+            config(
+                batch={"samples": 64, "accumulate": 4},
+                devices={"use": "0"},
+                train={"norm_sync": True},
+            ),
+            GPUS,
+            NORMED,
+        )
     with pytest.raises(UserError, match="contrastive"):
-        plan(config(train={"norm_sync": True}), GPUS, replace(NORMED, coupled=("contrastive loss",)))
+        plan(
+            config(train={"norm_sync": True}), GPUS, replace(NORMED, coupled=("contrastive loss",))
+        )
     with pytest.raises(UserError, match="statistics twice"):
         plan(config(train={"norm_sync": True, "recompute": "block"}), GPUS, NORMED)
     with pytest.raises(UserError, match=r"need .* on each device"):
@@ -120,31 +164,62 @@ def test_refusals_that_follow_from_the_task() -> None:
         plan(config(train={"seed": 1}), GPUS, FACTS, plan(config(), GPUS, FACTS).fixed)
 
 
-@pytest.mark.parametrize(("sections", "facts", "says"), [
-    ({"devices": {"strategy": "fsdp"}}, {}, "strategy fsdp cuts weights"),
-    ({"engine": "jax", "devices": {"strategy": "fsdp"}}, {}, "strategy fsdp cuts weights"),
-    ({}, {"params": 5 * 10**9, "trainable": 5 * 10**9, "block_params": 4 * 10**8}, "taken because the model does not fit"),
-    ({"devices": {"compress": "bf16", "strategy": "ddp"}}, {}, "compress bf16 rounds"),
-    ({"batch": {"samples": 64, "accumulate": 2}}, {}, "accumulate cuts a step by the number of devices"),
-    ({"batch": {"samples": 640}}, {}, "a slot of 80 samples does not fit"),
-    ({}, {"unkeyed": ("LSTM net.1",)}, r"LSTM net\.1 draws its dropout by device"),
-    ({"train": {"exact": True, "allow_coupled": True}}, {"coupled": ("BatchNorm2d net.1",)}, "running statistics"),
-    ({"devices": {"threads": 2}}, {}, "threads is for CPU ranks"),
-])
-def test_exact_refuses_what_follows_the_devices(sections: dict[str, Any], facts: dict[str, Any], says: str) -> None:
+@pytest.mark.parametrize(
+    ("sections", "facts", "says"),
+    [
+        ({"devices": {"strategy": "fsdp"}}, {}, "strategy fsdp cuts weights"),
+        ({"engine": "jax", "devices": {"strategy": "fsdp"}}, {}, "strategy fsdp cuts weights"),
+        (
+            {},
+            {"params": 5 * 10**9, "trainable": 5 * 10**9, "block_params": 4 * 10**8},
+            "taken because the model does not fit",
+        ),
+        ({"devices": {"compress": "bf16", "strategy": "ddp"}}, {}, "compress bf16 rounds"),
+        (
+            {"batch": {"samples": 64, "accumulate": 2}},
+            {},
+            "accumulate cuts a step by the number of devices",
+        ),
+        ({"batch": {"samples": 640}}, {}, "a slot of 80 samples does not fit"),
+        ({}, {"unkeyed": ("LSTM net.1",)}, r"LSTM net\.1 draws its dropout by device"),
+        (
+            {"train": {"exact": True, "allow_coupled": True}},
+            {"coupled": ("BatchNorm2d net.1",)},
+            "running statistics",
+        ),
+        ({"devices": {"threads": 2}}, {}, "threads is for CPU ranks"),
+    ],
+)
+def test_exact_refuses_what_follows_the_devices(
+    sections: dict[str, Any], facts: dict[str, Any], says: str
+) -> None:
     with pytest.raises(UserError, match=says) as caught:
         plan(config(**{"train": {"exact": True}, **sections}), GPUS, replace(FACTS, **facts))
     assert caught.value.remedy
 
 
 def test_exact_cuts_a_batch_alike_on_any_devices_and_for_good() -> None:
-    made = {world: plan(config(train={"exact": True}, devices={"use": f"cpu:{world}"}), GPUS, FACTS) for world in (1, 2, 3, 8)}
+    made = {
+        world: plan(config(train={"exact": True}, devices={"use": f"cpu:{world}"}), GPUS, FACTS)
+        for world in (1, 2, 3, 8)
+    }
     assert {(found.micro, found.threads, found.exact) for found in made.values()} == {(8, 1, True)}
-    again = plan(config(batch={"samples": 64, "per_device": 4}, train={"exact": True}, devices={"use": "cpu:2", "threads": 4}), GPUS, FACTS, made[3].fixed)
+    again = plan(
+        config(
+            batch={"samples": 64, "per_device": 4},
+            train={"exact": True},
+            devices={"use": "cpu:2", "threads": 4},
+        ),
+        GPUS,
+        FACTS,
+        made[3].fixed,
+    )
     assert (again.micro, again.threads, again.rounds) == (8, 1, 4)
     assert any("threads a rank" in warning for warning in again.warnings)
     moved = plan(config(train={"exact": True}, devices={"use": "0"}), GPUS, FACTS, made[3].fixed)
-    assert any("its bits are those of torch on NVIDIA H100" in warning for warning in moved.warnings)
+    assert any(
+        "its bits are those of torch on NVIDIA H100" in warning for warning in moved.warnings
+    )
     mixed = replace(GPUS, devices=(*GPUS.devices[:1], replace(GPUS.devices[1], name="NVIDIA A100")))
     with pytest.raises(UserError, match="compute with different kernels"):
         plan(config(train={"exact": True}), mixed, FACTS)
@@ -159,7 +234,9 @@ def test_coupled_models_train_where_their_statistics_are_whole_or_by_consent() -
 
 def test_auto_takes_ddp_where_the_model_fits_and_fsdp_where_only_a_part_does() -> None:
     """2.5B parameters need 40 GB of state in f32 with AdamW."""
-    large = replace(FACTS, params=25 * 10**8, trainable=25 * 10**8, block_params=10**8, bytes_per_sample=GIB)
+    large = replace(
+        FACTS, params=25 * 10**8, trainable=25 * 10**8, block_params=10**8, bytes_per_sample=GIB
+    )
     small = Machine(tuple(replace(gpu, memory=40 * GIB) for gpu in GPUS.devices), (), 64 * GIB, 16)
     assert plan(config(), GPUS, large).strategy == "ddp"
     made = plan(config(), small, large)
@@ -173,7 +250,12 @@ def test_auto_takes_ddp_where_the_model_fits_and_fsdp_where_only_a_part_does() -
 
 def test_dp_is_one_process_whose_first_device_holds_more() -> None:
     made = plan(config(devices={"strategy": "dp"}), GPUS, FACTS)
-    assert (made.processes, made.world, made.backend, list(made.held_by(0))) == (1, 4, "none", [0, 1, 2, 3])
+    assert (made.processes, made.world, made.backend, list(made.held_by(0))) == (
+        1,
+        4,
+        "none",
+        [0, 1, 2, 3],
+    )
     assert any("the first device holds 762.9 MiB more" in warning for warning in made.warnings)
 
 
@@ -183,10 +265,23 @@ def test_hsdp_repeats_groups_of_shards() -> None:
     assert "2 copies of the model" in made.because["strategy"]
 
 
-@pytest.mark.parametrize(("train", "engine", "says"), [
-    ({"compile": True}, "jax", "jax compiles its step anyway"), ({"compile": True, "exact": True}, "torch", "its bits may differ"), ({"float8": True}, "torch", "not f32"),
-    ({"float8": True, "precision": "bf16", "exact": True}, "torch", "rounds, which train.exact"), ({"float8": True, "precision": "bf16"}, "jax", "is for engine torch")])
-def test_what_is_fast_is_refused_by_name_where_it_cannot_be(train: dict[str, Any], engine: str, says: str) -> None:
+@pytest.mark.parametrize(
+    ("train", "engine", "says"),
+    [
+        ({"compile": True}, "jax", "jax compiles its step anyway"),
+        ({"compile": True, "exact": True}, "torch", "its bits may differ"),
+        ({"float8": True}, "torch", "not f32"),
+        (
+            {"float8": True, "precision": "bf16", "exact": True},
+            "torch",
+            "rounds, which train.exact",
+        ),
+        ({"float8": True, "precision": "bf16"}, "jax", "is for engine torch"),
+    ],
+)
+def test_what_is_fast_is_refused_by_name_where_it_cannot_be(
+    train: dict[str, Any], engine: str, says: str
+) -> None:
     with pytest.raises(UserError, match=says):
         plan(config(train=train, engine=engine), GPUS, FACTS)
 
@@ -195,15 +290,28 @@ def test_what_is_fast_says_what_it_changes() -> None:
     made = plan(config(train={"float8": True, "precision": "bf16"}), GPUS, FACTS)
     assert "results change" in made.warnings[0]
     assert "slower than bf16" in made.warnings[1]
-    assert plan(config(train={"compile": True}), GPUS, FACTS).because["compile"].startswith("12 blocks, one program")
+    assert (
+        plan(config(train={"compile": True}), GPUS, FACTS)
+        .because["compile"]
+        .startswith("12 blocks, one program")
+    )
     assert not plan(config(train={"compile": True}), GPUS, FACTS).warnings
     with pytest.raises(UserError, match="CPU ranks have no products in eight bits"):
-        plan(config(train={"float8": True, "precision": "bf16"}, devices={"use": "cpu"}), GPUS, FACTS)
+        plan(
+            config(train={"float8": True, "precision": "bf16"}, devices={"use": "cpu"}), GPUS, FACTS
+        )
 
 
 def test_recompute_keeps_less_and_what_fitted_is_obeyed() -> None:
     facts = replace(FACTS, recompute_bytes={"block": GIB // 8})
-    activations = [next(term.bytes for term in plan(config(train={"recompute": how}), GPUS, facts).memory if term.name == "activations") for how in ("none", "block")]
+    activations = [
+        next(
+            term.bytes
+            for term in plan(config(train={"recompute": how}), GPUS, facts).memory
+            if term.name == "activations"
+        )
+        for how in ("none", "block")
+    ]
     assert activations[0] == 8 * activations[1]
     tried = plan(config(), GPUS, replace(FACTS, fits=3))
     assert (tried.micro, tried.rounds) == (3, 6)

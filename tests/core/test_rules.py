@@ -14,48 +14,106 @@ NAMES = {"embed.weight": 100, "encoder.0.weight": 40, "encoder.0.bias": 4, "head
 
 
 def config_of(*groups: Any) -> Config:
-    return load(parse(dump({"data": {"source": "x"}, "batch": {"samples": 1}, "optimizer": {"weight_decay": 0.1, "groups": list(groups)}}), "run.yaml"), Tasks()).config
+    return load(
+        parse(
+            dump(
+                {
+                    "data": {"source": "x"},
+                    "batch": {"samples": 1},
+                    "optimizer": {"weight_decay": 0.1, "groups": list(groups)},
+                }
+            ),
+            "run.yaml",
+        ),
+        Tasks(),
+    ).config
 
 
 def test_the_first_match_rules() -> None:
-    rules = config_of({"match": "*.bias", "weight_decay": 0.5}, {"match": "embed*", "lr_scale": 0.1}, {"match": "encoder.*", "freeze": True}).optimizer.rules
+    rules = config_of(
+        {"match": "*.bias", "weight_decay": 0.5},
+        {"match": "embed*", "lr_scale": 0.1},
+        {"match": "encoder.*", "freeze": True},
+    ).optimizer.rules
     assert rules.of("encoder.0.bias", matrix=False) == Rule(1.0, 0.5, False)
     assert rules.of("encoder.0.weight", matrix=True) == Rule(1.0, 0.1, True)
     assert rules.of("embed.weight", matrix=True) == Rule(0.1, 0.1, False)
     assert rules.of("head.weight", matrix=True) == Rule(1.0, 0.1, False)
     assert rules.of("norm", matrix=False) == Rule(1.0, 0.0, False)
-    assert rules.facts(NAMES, fixed=["head.weight"]) == {"trainable": 104, "groups": (
-        "*.bias: weight decay 0.5 (1 parameter, 4 scalars: encoder.0.bias)", "embed*: lr x 0.1 (1 parameter, 100 scalars: embed.weight)",
-        "encoder.*: frozen (1 parameter, 40 scalars: encoder.0.weight)"), "frozen": ("encoder.0.weight", "head.weight")}
+    assert rules.facts(NAMES, fixed=["head.weight"]) == {
+        "trainable": 104,
+        "groups": (
+            "*.bias: weight decay 0.5 (1 parameter, 4 scalars: encoder.0.bias)",
+            "embed*: lr x 0.1 (1 parameter, 100 scalars: embed.weight)",
+            "encoder.*: frozen (1 parameter, 40 scalars: encoder.0.weight)",
+        ),
+        "frozen": ("encoder.0.weight", "head.weight"),
+    }
 
 
 def test_a_config_keeps_its_groups() -> None:
     """Through its file and a checkpoint's manifest."""
     config = config_of({"match": "embed*", "lr_scale": 0.1}, {"match": "head*", "freeze": True})
-    assert load(Document(config.model_dump(mode="json")), Tasks()).config.optimizer == config.optimizer
-    assert flatten(config)["optimizer.groups"] == [{"match": "embed*", "lr_scale": 0.1}, {"match": "head*", "freeze": True}]
+    assert (
+        load(Document(config.model_dump(mode="json")), Tasks()).config.optimizer == config.optimizer
+    )
+    assert flatten(config)["optimizer.groups"] == [
+        {"match": "embed*", "lr_scale": 0.1},
+        {"match": "head*", "freeze": True},
+    ]
 
 
-@pytest.mark.parametrize(("groups", "says"), [
-    ([{"match": "head*"}], "run.yaml:8:5: optimizer.groups.0: 'head*' says nothing"),
-    ([{"match": "head*", "freeze": True, "lr_scale": 2.0}], "so lr_scale and weight_decay would do nothing"),
-    ([{"match": "head*", "lr_scale": 0.0}], "freeze: true leaves gradients"),
-    ([{"match": "head*", "lr_scale": -1.0}], "optimizer.groups.0.lr_scale: should be greater"),
-    ([{"macth": "head*"}], "did you mean match?"),
-    ("head*", "optimizer.groups: should be a list"),
-])
+@pytest.mark.parametrize(
+    ("groups", "says"),
+    [
+        ([{"match": "head*"}], "run.yaml:8:5: optimizer.groups.0: 'head*' says nothing"),
+        (
+            [{"match": "head*", "freeze": True, "lr_scale": 2.0}],
+            "so lr_scale and weight_decay would do nothing",
+        ),
+        ([{"match": "head*", "lr_scale": 0.0}], "freeze: true leaves gradients"),
+        ([{"match": "head*", "lr_scale": -1.0}], "optimizer.groups.0.lr_scale: should be greater"),
+        ([{"macth": "head*"}], "did you mean match?"),
+        ("head*", "optimizer.groups: should be a list"),
+    ],
+)
 def test_a_group_that_says_nothing_or_too_much_is_refused(groups: Any, says: str) -> None:
     with pytest.raises(SamecurveError) as refused:
-        config_of(*groups) if isinstance(groups, list) else load(parse(dump({"data": {}, "batch": {"samples": 1}, "optimizer": {"groups": groups}}), "run.yaml"), Tasks())
+        (
+            config_of(*groups)
+            if isinstance(groups, list)
+            else load(
+                parse(
+                    dump({"data": {}, "batch": {"samples": 1}, "optimizer": {"groups": groups}}),
+                    "run.yaml",
+                ),
+                Tasks(),
+            )
+        )
     assert says in str(refused.value)
 
 
-@pytest.mark.parametrize(("groups", "where", "says"), [
-    ([{"match": "embd.*", "lr_scale": 2.0}], "optimizer.groups.0.match", "names are like embed.weight"),
-    ([{"match": "e*", "lr_scale": 2.0}, {"match": "encoder.*", "freeze": True}], "optimizer.groups.1.match", "an earlier group rules encoder.0.weight and 1 more already"),
-    ([{"match": "*", "freeze": True}], "optimizer.groups", "nothing is left to train"),
-    ([{"match": "e*", "freeze": True}], "optimizer.groups", "what the groups leave is frozen by the model itself"),
-])
+@pytest.mark.parametrize(
+    ("groups", "where", "says"),
+    [
+        (
+            [{"match": "embd.*", "lr_scale": 2.0}],
+            "optimizer.groups.0.match",
+            "names are like embed.weight",
+        ),
+        (
+            [{"match": "e*", "lr_scale": 2.0}, {"match": "encoder.*", "freeze": True}],
+            "optimizer.groups.1.match",
+            "an earlier group rules encoder.0.weight and 1 more already",
+        ),
+        ([{"match": "*", "freeze": True}], "optimizer.groups", "nothing is left to train"),
+        (
+            [{"match": "e*", "freeze": True}],
+            "optimizer.groups",
+            "what the groups leave is frozen by the model itself",
+        ),
+    ],
+)
 def test_rules_that_rule_nothing_are_refused(groups: Any, where: str, says: str) -> None:
     with pytest.raises(UserError) as refused:
         config_of(*groups).optimizer.rules.facts(NAMES, fixed=["head.weight"])

@@ -5,7 +5,10 @@ import pytest
 from samecurve.core.planning.schedule import Decay, Schedule
 
 
-@pytest.mark.parametrize(("decay", "middle", "last"), [("constant", 1.0, 1.0), ("linear", 0.55, 0.1), ("cosine", 0.55, 0.1), ("wsd", 1.0, 0.1)])
+@pytest.mark.parametrize(
+    ("decay", "middle", "last"),
+    [("constant", 1.0, 1.0), ("linear", 0.55, 0.1), ("cosine", 0.55, 0.1), ("wsd", 1.0, 0.1)],
+)
 def test_shapes(decay: Decay, middle: float, last: float) -> None:
     schedule = Schedule(peak=1.0, steps=111, warmup=10, decay=decay, final=0.1, cooldown=0.2)
     assert schedule.at(0) == pytest.approx(0.1)

@@ -1,4 +1,6 @@
-"""Slots by the devices' speeds: who gets how many, how large they are, when it isn't worth it, and what can't be."""
+"""Slots by the devices' speeds: who gets how many, how large they are, when it isn't worth it, and
+what can't be.
+"""
 
 import json
 from dataclasses import replace
@@ -17,12 +19,26 @@ from samecurve.observe.plan_text import arithmetic, decisions
 from samecurve.tasks import Tasks
 
 
-def made(balance: Any, samples: int = 64, use: str = "0,1", facts: Facts = FACTS, **sections: Any) -> Plan:
-    return plan(config(**{"devices": {"use": use, "balance": balance}, "batch": {"samples": samples}, **sections}), GPUS, facts)
+def made(
+    balance: Any, samples: int = 64, use: str = "0,1", facts: Facts = FACTS, **sections: Any
+) -> Plan:
+    return plan(
+        config(
+            **{
+                "devices": {"use": use, "balance": balance},
+                "batch": {"samples": samples},
+                **sections,
+            }
+        ),
+        GPUS,
+        facts,
+    )
 
 
 def measured(*devices: tuple[float, float]) -> Facts:
-    return replace(FACTS, speeds=Speeds(tuple(Speed(*device) for device in devices), 0.01, "(measured then)"))
+    return replace(
+        FACTS, speeds=Speeds(tuple(Speed(*device) for device in devices), 0.01, "(measured then)")
+    )
 
 
 def test_slots_are_dealt_by_speeds_given_by_hand() -> None:
@@ -30,11 +46,22 @@ def test_slots_are_dealt_by_speeds_given_by_hand() -> None:
     assert (found.batch, found.micro, found.rounds, found.shares) == (64, 16, 3, (3, 1))
     assert found.hand(64, 0).rounds == ((0, 16), (16, 32), (32, 48))
     assert found.hand(64, 1).rounds == (None, None, (48, 64))
-    assert found.hand(20, 0).rounds == ((0, 16), (16, 20))  # an epoch's tail, by the same rule: 2 slots take the first device 2 thirds of what 1 takes the other
+    assert (
+        found.hand(20, 0).rounds
+        == (
+            (0, 16),
+            (16, 20),
+        )
+        # an epoch's tail, by the same rule: 2 slots take the first device 2 thirds of what 1 takes the
+        # other
+    )
     assert arithmetic(found) == "batch 64 = 3 + 1 slots of 16, in 3 rounds"
     assert "0.51 of what they take dealt evenly" in found.because["balance"]
     assert Plan.from_json(json.loads(json.dumps(found.to_json()))) == found
-    assert arithmetic(made([2, 1], samples=11)) == "batch 11 = 2 + 1 slots of 4, the last one of 3, in 2 rounds"
+    assert (
+        arithmetic(made([2, 1], samples=11))
+        == "batch 11 = 2 + 1 slots of 4, the last one of 3, in 2 rounds"
+    )
 
 
 def test_without_speeds_nothing_changes() -> None:
@@ -44,23 +71,36 @@ def test_without_speeds_nothing_changes() -> None:
 
 
 def test_what_a_slot_costs_by_itself_keeps_slots_large() -> None:
-    """The same ratio of speeds: where launching takes nothing, slots are as fine as it takes; where it takes as long as three samples, few; where it takes all, none is cut."""
-    free, dear, all_launch = (measured((slot, each), (1.7 * slot, 1.7 * each)) for slot, each in ((0.0, 0.01), (0.03, 0.01), (0.5, 0.0001)))
+    """The same ratio of speeds: where launching takes nothing, slots are as fine as it takes; where
+    it takes as long as three samples, few; where it takes all, none is cut.
+    """
+    free, dear, all_launch = (
+        measured((slot, each), (1.7 * slot, 1.7 * each))
+        for slot, each in ((0.0, 0.01), (0.03, 0.01), (0.5, 0.0001))
+    )
     assert made("measured", facts=free).micro < made("measured", facts=dear).micro <= 32
     assert made("measured", facts=all_launch).micro == 32
     assert made("measured", facts=all_launch).slot_times == ()
     for facts in (free, dear):
         assert facts.speeds is not None
         found = made("measured", facts=facts)
-        best = min(predicted(facts.speeds, 64, size, slot_times(facts.speeds, size)) for size in range(1, 33))
+        best = min(
+            predicted(facts.speeds, 64, size, slot_times(facts.speeds, size))
+            for size in range(1, 33)
+        )
         assert best <= predicted(facts.speeds, 64, found.micro, found.slot_times) <= 1.03 * best
-        assert decisions(found)["balance"] == f"{' + '.join(map(str, found.shares))} of {sum(found.shares)} slots"
+        assert (
+            decisions(found)["balance"]
+            == f"{' + '.join(map(str, found.shares))} of {sum(found.shares)} slots"
+        )
 
 
 def test_a_prediction_counts_launches_samples_and_the_rest() -> None:
     speeds = Speeds((Speed(0.1, 0.01), Speed(0.2, 0.03)), 0.5, "x")
     assert predicted(speeds, 64, 16) == pytest.approx(0.5 + 2 * 0.2 + 32 * 0.03)
-    assert predicted(speeds, 60, 16, (1.0, 3.0)) == pytest.approx(0.5 + max(3 * 0.1 + 48 * 0.01, 0.2 + 12 * 0.03))
+    assert predicted(speeds, 60, 16, (1.0, 3.0)) == pytest.approx(
+        0.5 + max(3 * 0.1 + 48 * 0.01, 0.2 + 12 * 0.03)
+    )
     assert fine_enough(Speeds((Speed(0.0, 1.0), Speed(0.0, 3.0))), 64, 8) == 8
 
 
@@ -68,9 +108,15 @@ def test_devices_within_the_noise_are_dealt_evenly() -> None:
     found = made("measured", facts=measured((0.0, 0.0100), (0.0, 0.0103)))
     assert (found.slot_times, found.shares, found.micro) == ((), (1, 1), 32)
     assert decisions(found)["balance"] == "even"
-    assert found.because["balance"].startswith("100 and 97.1 samples/s (measured then); another deal is predicted to save less than 5%")
+    assert found.because["balance"].startswith(
+        "100 and 97.1 samples/s (measured then); another deal is predicted to save less than 5%"
+    )
     found = made("measured", facts=measured((0.0, 0.01), (0.0, 0.03)))
-    assert found.because["balance"] == "100 and 33.3 samples/s (measured then); a step is predicted to take 490 ms instead of 970 ms"
+    assert (
+        found.because["balance"]
+        == "100 and 33.3 samples/s (measured then); a step is predicted to take 490 ms instead of"
+        " 970 ms"
+    )
 
 
 def test_memory_and_per_device_cap_a_slot_and_exact_fixes_it() -> None:
@@ -97,16 +143,25 @@ def test_a_device_that_would_only_be_waited_for_gets_nothing() -> None:
     assert any("device 1 gets no slot" in warning for warning in found.warnings)
 
 
-@pytest.mark.parametrize(("balance", "sections", "says"), [
-    ([2, 1, 1], {}, "3 speeds for 2 devices"),
-    ([2, 1], {"engine": "jax"}, "engine jax runs one program"),
-    ([2, 1], {"devices": {"use": "0,1", "strategy": "fsdp"}}, "fsdp gathers weights in each round"),
-    ([1], {"devices": {"use": "0"}}, "one device takes all"),
-    ("measured", {"devices": {"use": "0"}}, "one device takes all"),
-    ("measured", {}, "torchrun"),
-    ([2, 1], {"batch": {"samples": 64, "accumulate": 2}}, "cuts a step evenly"),
-])
-def test_what_cannot_be_dealt_is_refused_by_name(balance: Any, sections: dict[str, Any], says: str) -> None:
+@pytest.mark.parametrize(
+    ("balance", "sections", "says"),
+    [
+        ([2, 1, 1], {}, "3 speeds for 2 devices"),
+        ([2, 1], {"engine": "jax"}, "engine jax runs one program"),
+        (
+            [2, 1],
+            {"devices": {"use": "0,1", "strategy": "fsdp"}},
+            "fsdp gathers weights in each round",
+        ),
+        ([1], {"devices": {"use": "0"}}, "one device takes all"),
+        ("measured", {"devices": {"use": "0"}}, "one device takes all"),
+        ("measured", {}, "torchrun"),
+        ([2, 1], {"batch": {"samples": 64, "accumulate": 2}}, "cuts a step evenly"),
+    ],
+)
+def test_what_cannot_be_dealt_is_refused_by_name(
+    balance: Any, sections: dict[str, Any], says: str
+) -> None:
     devices = {"use": "0,1", **sections.pop("devices", {}), "balance": balance}
     with pytest.raises(UserError, match=says) as caught:
         made(balance, devices=devices, **sections)
@@ -119,9 +174,22 @@ def test_batchnorm_would_follow_the_deal() -> None:
             made([2, 1], facts=NORMED, train=train)
 
 
-@pytest.mark.parametrize(("given", "kept"), [
-    ("even", "even"), ("measured", "measured"), ([2, 1], (2.0, 1.0)), ("2, 1.5", (2.0, 1.5)),
-    ("odd", None), ([2, 0], None), ([2, True], None), (["2", 1], None), ([], None), (2, None), ("1,inf", None)])
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ("even", "even"),
+        ("measured", "measured"),
+        ([2, 1], (2.0, 1.0)),
+        ("2, 1.5", (2.0, 1.5)),
+        ("odd", None),
+        ([2, 0], None),
+        ([2, True], None),
+        (["2", 1], None),
+        ([], None),
+        (2, None),
+        ("1,inf", None),
+    ],
+)
 def test_a_list_may_come_from_a_file_or_a_flag(given: Any, kept: Any) -> None:
     document = Document({"batch": {"samples": 4}, "devices": {"balance": given}})
     if kept:
@@ -134,5 +202,12 @@ def test_a_list_may_come_from_a_file_or_a_flag(given: Any, kept: Any) -> None:
 def test_devices_of_two_kinds_are_told_the_remedy() -> None:
     mixed = replace(GPUS, devices=(GPUS.devices[0], replace(GPUS.devices[1], name="NVIDIA A100")))
     told = "each step waits for the slowest; --balance measured"
-    assert any(told in warning for warning in plan(config(devices={"use": "0,1"}), mixed, FACTS).warnings)
-    assert not any("slowest" in warning for warning in plan(config(devices={"use": "0,1", "balance": [2, 1]}), mixed, FACTS).warnings)
+    assert any(
+        told in warning for warning in plan(config(devices={"use": "0,1"}), mixed, FACTS).warnings
+    )
+    assert not any(
+        "slowest" in warning
+        for warning in plan(
+            config(devices={"use": "0,1", "balance": [2, 1]}), mixed, FACTS
+        ).warnings
+    )

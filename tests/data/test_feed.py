@@ -15,7 +15,18 @@ from samecurve.data.feed import Feed
 from samecurve.data.tokens import IGNORED, TokenWindows, window_count
 from tiny import config_of, tiny_values
 
-FACTS = Facts(samples=23, eval_samples=7, tokens_per_sample=4, params=10, trainable=10, blocks=1, bytes_per_sample=1, flops_per_sample=1.0, coupled=(), fingerprint="")
+FACTS = Facts(
+    samples=23,
+    eval_samples=7,
+    tokens_per_sample=4,
+    params=10,
+    trainable=10,
+    blocks=1,
+    bytes_per_sample=1,
+    flops_per_sample=1.0,
+    coupled=(),
+    fingerprint="",
+)
 
 
 class Itself:
@@ -36,7 +47,14 @@ class Itself:
 
 
 def made(world: int, accumulate: int = 1) -> Plan:
-    config = config_of(tiny_values(Path("x"), devices={"use": f"cpu:{world}"}, batch={"accumulate": accumulate}, train={"steps": 9}))
+    config = config_of(
+        tiny_values(
+            Path("x"),
+            devices={"use": f"cpu:{world}"},
+            batch={"accumulate": accumulate},
+            train={"steps": 9},
+        )
+    )
     return plan(config, Machine((), (), 8 << 30, 2), FACTS)
 
 
@@ -44,8 +62,23 @@ def ids(batch: Batch) -> list[int]:
     return [int(i) for (slot,) in batch.rounds if slot and slot.real for i in slot.arrays["id"]]
 
 
-def feed(world: int, device: int, prefetch: int = 0, start: int = 0, accumulate: int = 1, source: Itself | None = None) -> Feed:
-    return Feed(made(world, accumulate), [device], source or Itself(23), Itself(7), lambda rounds, of: list(rounds), start, prefetch)
+def feed(
+    world: int,
+    device: int,
+    prefetch: int = 0,
+    start: int = 0,
+    accumulate: int = 1,
+    source: Itself | None = None,
+) -> Feed:
+    return Feed(
+        made(world, accumulate),
+        [device],
+        source or Itself(23),
+        Itself(7),
+        lambda rounds, of: list(rounds),
+        start,
+        prefetch,
+    )
 
 
 @pytest.mark.parametrize("accumulate", [1, 4])
@@ -55,24 +88,36 @@ def test_ranks_together_see_the_order(world: int, accumulate: int) -> None:
     shares = [list(feed(world, device, accumulate=accumulate)) for device in range(world)]
     for step in range(9):
         assert [i for share in shares for i in ids(share[step][1])] == expected[step]
-        assert all(share[step][1].rounds for share in shares)  # a rank without a sample has a row to take part with
+        assert all(
+            share[step][1].rounds for share in shares
+        )  # a rank without a sample has a row to take part with
         assert all(share[step][1].samples == len(expected[step]) for share in shares)
 
 
 @pytest.mark.parametrize("prefetch", [1, 3])
 def test_a_thread_changes_nothing(prefetch: int) -> None:
-    plain, ahead = ([(step, ids(batch)) for step, batch in feed(3, 1, depth, start=4)] for depth in (0, prefetch))
+    plain, ahead = (
+        [(step, ids(batch)) for step, batch in feed(3, 1, depth, start=4)]
+        for depth in (0, prefetch)
+    )
     assert plain == ahead
     assert [step for step, _ in ahead] == [4, 5, 6, 7, 8]
 
 
 @pytest.mark.parametrize(("world", "device", "accumulate"), [(1, 0, 1), (3, 1, 4)])
-def test_steps_that_are_read_at_once_are_the_same(world: int, device: int, accumulate: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_that_are_read_at_once_are_the_same(
+    world: int, device: int, accumulate: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = Itself(23)
-    together = [(step, ids(batch)) for step, batch in feed(world, device, accumulate=accumulate, source=source)]
+    together = [
+        (step, ids(batch))
+        for step, batch in feed(world, device, accumulate=accumulate, source=source)
+    ]
     assert max(source.reads) > 10 // world + 1  # samples of one step at most
     monkeypatch.setattr("samecurve.data.feed._TOGETHER", 1)
-    assert together == [(step, ids(batch)) for step, batch in feed(world, device, accumulate=accumulate)]
+    assert together == [
+        (step, ids(batch)) for step, batch in feed(world, device, accumulate=accumulate)
+    ]
 
 
 def test_a_sample_that_cant_be_read_spoils_no_step_before_it() -> None:
@@ -91,13 +136,22 @@ def test_a_failure_that_does_not_come_again_is_one_all_the_same() -> None:
             return super().__getitem__(ids)
 
     found = iter(feed(1, 0, source=Once(23)))
-    assert [next(found)[0] for _ in range(7)] == [*range(7)]  # 1, 2 and 4 steps at once; the last four again by themselves
+    assert [next(found)[0] for _ in range(7)] == [
+        *range(7)
+    ]  # 1, 2 and 4 steps at once; the last four again by themselves
     with pytest.raises(OSError, match="for a moment"):
         next(found)
 
 
 def test_evaluation_is_dealt_without_remainder() -> None:
-    found = [int(i) for device in range(3) for staged in feed(3, device).evaluation() for (slot,) in staged if slot for i in slot.arrays["id"]]
+    found = [
+        int(i)
+        for device in range(3)
+        for staged in feed(3, device).evaluation()
+        for (slot,) in staged
+        if slot
+        for i in slot.arrays["id"]
+    ]
     assert found == list(range(7))
 
 

@@ -70,7 +70,10 @@ def small_disk(home: Path) -> Path:
     if ctypes.CDLL(None, use_errno=True).unshare(0x20000):
         os._exit(UNABLE)
     home.mkdir(exist_ok=True)
-    for command in (["mount", "--make-rprivate", "/"], ["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(home)]):
+    for command in (
+        ["mount", "--make-rprivate", "/"],
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(home)],
+    ):
         if subprocess.run(command, check=False, capture_output=True).returncode:
             os._exit(UNABLE)
     return home
@@ -220,7 +223,11 @@ def syntax() -> None:
 
 
 def no_guard() -> None:
-    Path("script.py").write_text("import multiprocessing\none = multiprocessing.get_context('spawn').Process(target=print)\none.start()\none.join()\nraise SystemExit(one.exitcode)\n")
+    Path("script.py").write_text(
+        "import multiprocessing\none ="
+        " multiprocessing.get_context('spawn').Process(target=print)\none.start()\none.join()\nraise"
+        " SystemExit(one.exitcode)\n"
+    )
     python("script.py")
 
 
@@ -240,7 +247,11 @@ def python_memory() -> None:
 
 
 def library_memory() -> None:
-    python("-c", "import resource; resource.setrlimit(resource.RLIMIT_AS, (200 << 20, 200 << 20)); import torch")
+    python(
+        "-c",
+        "import resource; resource.setrlimit(resource.RLIMIT_AS, (200 << 20, 200 << 20)); import"
+        " torch",
+    )
 
 
 def no_thread() -> None:
@@ -264,7 +275,9 @@ def other_shapes() -> None:
 
 
 def saved_from_ddp() -> None:
-    nn.Linear(2, 2).load_state_dict({f"module.{name}": value for name, value in nn.Linear(2, 2).state_dict().items()})
+    nn.Linear(2, 2).load_state_dict(
+        {f"module.{name}": value for name, value in nn.Linear(2, 2).state_dict().items()}
+    )
 
 
 def no_cuda() -> None:

@@ -1,4 +1,5 @@
-"""Failures made for real: `python provoke.py HOME NAME:RANKS...` leaves HOME/NAME/rank-N.log and HOME/NAME/exits.json, as a launcher would.
+"""Failures made for real: `python provoke.py HOME NAME:RANKS...` leaves HOME/NAME/rank-N.log and
+HOME/NAME/exits.json, as a launcher would.
 
 One process imports torch; each rank of each failure is a fork of it.
 """
@@ -22,7 +23,13 @@ def fail(name: str, home: Path, rank: int, port: int) -> None:
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.chdir(home)
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    os.environ.update(
+        RANK=str(rank),
+        LOCAL_RANK=str(rank),
+        WORLD_SIZE="2",
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+    )
     signal.alarm(60)
     try:
         getattr(failures, name)()
@@ -55,9 +62,15 @@ def main(home: Path, wanted: list[str]) -> None:
     torch.set_num_threads(1)
     while wanted:
         some, wanted = wanted[:BATCH], wanted[BATCH:]
-        begun = {name: begin(name, int(ranks), home / name) for name, _, ranks in (one.partition(":") for one in some)}
+        begun = {
+            name: begin(name, int(ranks), home / name)
+            for name, _, ranks in (one.partition(":") for one in some)
+        }
         for name, processes in begun.items():
-            exits = {rank: os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) for rank, process in processes.items()}
+            exits = {
+                rank: os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+                for rank, process in processes.items()
+            }
             (home / name / "exits.json").write_text(json.dumps(exits))
 
 

@@ -1,4 +1,6 @@
-"""Of several ranks that failed, the one that began it is told, once, on one screen; and how the kernel's own kills are counted."""
+"""Of several ranks that failed, the one that began it is told, once, on one screen; and how the
+kernel's own kills are counted.
+"""
 
 import signal
 from collections.abc import Mapping
@@ -14,9 +16,18 @@ from samecurve.errors import RunError, UserError
 from samecurve.probe.cpu import oom_kills
 
 HEAD = "Traceback (most recent call last):\n"
-BROKEN = HEAD + '  File "train.py", line 3, in step\n    loss = model(x)\nValueError: no such class: 7\n'
-LOST = HEAD + '  File "train.py", line 9, in step\n    dist.all_reduce(x)\nRuntimeError: [gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:1220: Connection reset by peer.\n'
-LATE = HEAD + '  File "train.py", line 9, in step\n    dist.all_reduce(x)\nRuntimeError: [gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 3000ms for recv operation to complete\n'
+BROKEN = (
+    HEAD + '  File "train.py", line 3, in step\n    loss = model(x)\nValueError: no such class: 7\n'
+)
+LOST = (
+    HEAD + '  File "train.py", line 9, in step\n    dist.all_reduce(x)\nRuntimeError:'
+    " [gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:1220: Connection reset by peer.\n"
+)
+LATE = (
+    HEAD + '  File "train.py", line 9, in step\n    dist.all_reduce(x)\nRuntimeError:'
+    " [gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 3000ms for recv operation to"
+    " complete\n"
+)
 KILL, TERM = -signal.SIGKILL, -signal.SIGTERM
 
 
@@ -26,22 +37,62 @@ def logs_of(home: Path, *texts: str) -> Path:
     return home
 
 
-@pytest.mark.parametrize(("texts", "exits", "cause", "others"), [
-    ((LOST, BROKEN), {0: 1, 1: 1}, "rank 1: ValueError: no such class: 7", "rank 0 lost its peer"),
-    ((LATE, BROKEN), {0: 1, 1: 1}, "rank 1: ValueError: no such class: 7", "rank 0 waited in vain"),
-    ((BROKEN, ""), {0: 1, 1: KILL}, "rank 0: ValueError", "rank 1 was ended"),
-    ((BROKEN, "", "", LOST), {0: 1, 1: TERM, 2: TERM, 3: 1}, "rank 0: ValueError", "rank 3 lost its peer; ranks 1, 2 were ended"),
-    ((BROKEN, BROKEN), {1: 1, 0: 1}, "rank 1: ValueError", "rank 0 failed too"),
-    ((LOST, ""), {0: 1, 1: KILL}, "rank 1 was ended by SIGKILL", "rank 0 lost its peer"),
-    ((LOST, ""), {0: 1, 1: TERM}, "rank 1 was ended by SIGTERM", "rank 0 lost its peer"),
-    ((LATE, ""), {0: 1, 1: TERM}, "rank 0: another rank did not answer in time", "rank 1 was ended"),
-    ((LATE, ""), {0: 1, 1: KILL}, "rank 0: another rank did not answer in time", "rank 1 was ended"),
-    (("", LATE), {0: KILL, 1: 1}, "rank 0 was ended by SIGKILL", "rank 1 waited in vain"),
-    ((LOST, LOST, ""), {0: 1, 1: 1}, "rank 0: it lost another rank", "rank 1 lost its peer; rank 2 had not failed"),
-    ((BROKEN, ""), {1: KILL}, "rank 1 was ended by SIGKILL", "rank 0 had not failed"),
-    ((BROKEN + f"{BEGINS} 2\n", ""), {0: 3}, "rank 0 left with exit code 3 and no word", "rank 1 had not failed"),
-])
-def test_consequences_are_not_the_cause(texts: tuple[str, ...], exits: Mapping[int, int], cause: str, others: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("texts", "exits", "cause", "others"),
+    [
+        (
+            (LOST, BROKEN),
+            {0: 1, 1: 1},
+            "rank 1: ValueError: no such class: 7",
+            "rank 0 lost its peer",
+        ),
+        (
+            (LATE, BROKEN),
+            {0: 1, 1: 1},
+            "rank 1: ValueError: no such class: 7",
+            "rank 0 waited in vain",
+        ),
+        ((BROKEN, ""), {0: 1, 1: KILL}, "rank 0: ValueError", "rank 1 was ended"),
+        (
+            (BROKEN, "", "", LOST),
+            {0: 1, 1: TERM, 2: TERM, 3: 1},
+            "rank 0: ValueError",
+            "rank 3 lost its peer; ranks 1, 2 were ended",
+        ),
+        ((BROKEN, BROKEN), {1: 1, 0: 1}, "rank 1: ValueError", "rank 0 failed too"),
+        ((LOST, ""), {0: 1, 1: KILL}, "rank 1 was ended by SIGKILL", "rank 0 lost its peer"),
+        ((LOST, ""), {0: 1, 1: TERM}, "rank 1 was ended by SIGTERM", "rank 0 lost its peer"),
+        (
+            (LATE, ""),
+            {0: 1, 1: TERM},
+            "rank 0: another rank did not answer in time",
+            "rank 1 was ended",
+        ),
+        (
+            (LATE, ""),
+            {0: 1, 1: KILL},
+            "rank 0: another rank did not answer in time",
+            "rank 1 was ended",
+        ),
+        (("", LATE), {0: KILL, 1: 1}, "rank 0 was ended by SIGKILL", "rank 1 waited in vain"),
+        (
+            (LOST, LOST, ""),
+            {0: 1, 1: 1},
+            "rank 0: it lost another rank",
+            "rank 1 lost its peer; rank 2 had not failed",
+        ),
+        ((BROKEN, ""), {1: KILL}, "rank 1 was ended by SIGKILL", "rank 0 had not failed"),
+        (
+            (BROKEN + f"{BEGINS} 2\n", ""),
+            {0: 3},
+            "rank 0 left with exit code 3 and no word",
+            "rank 1 had not failed",
+        ),
+    ],
+)
+def test_consequences_are_not_the_cause(
+    texts: tuple[str, ...], exits: Mapping[int, int], cause: str, others: str, tmp_path: Path
+) -> None:
     """A log of an earlier start, or of a rank that was killed, is no evidence."""
     said = fits(explain([], exits, logs_of(tmp_path, *texts), world=len(texts)))
     assert said.startswith(f"error: {cause}")
@@ -50,39 +101,80 @@ def test_consequences_are_not_the_cause(texts: tuple[str, ...], exits: Mapping[i
 
 def note(rank: int, error: BaseException, time: float, trace: str = "") -> Note:
     made = note_of(rank, error)
-    return Note(rank, time, made.cause, made.remedy, made.where, trace or made.trace, made.exit_code, made.again)
+    return Note(
+        rank,
+        time,
+        made.cause,
+        made.remedy,
+        made.where,
+        trace or made.trace,
+        made.exit_code,
+        made.again,
+    )
 
 
 def test_what_an_error_says_itself_is_kept(tmp_path: Path) -> None:
-    """A rank's word comes before what others lost by it, but not before what had failed already; a wait for other ranks is a consequence."""
+    """A rank's word comes before what others lost by it, but not before what had failed already; a
+    wait for other ranks is a consequence.
+    """
     lost = note(0, RuntimeError("x"), 1.0, LOST)
     full = note(1, RunError("the journal can't be written", "free some space"), 2.0)
-    slow = note(2, RunError("pre-flight: a first collective over 3 devices did not end within 60 s", "look", again=True), 3.0)
+    slow = note(
+        2,
+        RunError(
+            "pre-flight: a first collective over 3 devices did not end within 60 s",
+            "look",
+            again=True,
+        ),
+        3.0,
+    )
     broken = note(3, ValueError("x"), 4.0, BROKEN)
-    assert str(explain([lost, full, slow], {}, tmp_path)).splitlines()[0] == "the journal can't be written"
-    assert str(explain([slow, broken], {}, tmp_path)).startswith("rank 3: ValueError: no such class: 7")
+    assert (
+        str(explain([lost, full, slow], {}, tmp_path)).splitlines()[0]
+        == "the journal can't be written"
+    )
+    assert str(explain([slow, broken], {}, tmp_path)).startswith(
+        "rank 3: ValueError: no such class: 7"
+    )
     alone = explain([slow], {}, tmp_path)
     assert isinstance(alone, RunError)
     assert (alone.cause, alone.remedy, alone.again) == (slow.cause, "look", True)
-    wrong = explain([note(0, UserError("no such key", "another", "tiny.yaml:3:1"), 1.0)], {}, tmp_path)
+    wrong = explain(
+        [note(0, UserError("no such key", "another", "tiny.yaml:3:1"), 1.0)], {}, tmp_path
+    )
     assert (wrong.exit_code, str(wrong)) == (2, "tiny.yaml:3:1: no such key\n  remedy: another")
 
 
 def test_a_rank_that_left_early_is_the_cause_of_what_the_others_lost(tmp_path: Path) -> None:
-    """It ended with 0, so nothing but its peers' loss tells of it: data of unequal length. Not so where a rank failed by itself."""
+    """It ended with 0, so nothing but its peers' loss tells of it: data of unequal length.
+
+    Not so where a rank failed by itself.
+    """
     error = explain([], {0: 1}, logs_of(tmp_path, LOST, ""), world=2, left=[1])
     said = fits(error)
-    assert said.startswith("error: rank 1 left with exit code 0 before the others were done\n  others: rank 0 lost its peer\n")
+    assert said.startswith(
+        "error: rank 1 left with exit code 0 before the others were done\n  others: rank 0 lost its"
+        " peer\n"
+    )
     assert isinstance(error, RunError)
     assert not error.again
-    assert str(explain([], {0: 1}, logs_of(tmp_path, BROKEN, ""), world=2, left=[1])).startswith("rank 0: ValueError")
+    assert str(explain([], {0: 1}, logs_of(tmp_path, BROKEN, ""), world=2, left=[1])).startswith(
+        "rank 0: ValueError"
+    )
 
 
 def test_a_fault_of_one_rank_s_own_names_it(tmp_path: Path) -> None:
     """A line of the user's own that failed on all ranks is told without one."""
-    lines = [note(rank, UserError("Task.model(): ValueError: no", "mend it", "mine.py:7"), 1.0 + rank) for rank in (0, 1)]
-    assert str(explain(lines[1:], {1: 2}, tmp_path, world=2)).startswith("rank 1: mine.py:7: Task.model()")
-    assert str(explain(lines, {0: 2, 1: 2}, tmp_path, world=2)).startswith("mine.py:7: Task.model()")
+    lines = [
+        note(rank, UserError("Task.model(): ValueError: no", "mend it", "mine.py:7"), 1.0 + rank)
+        for rank in (0, 1)
+    ]
+    assert str(explain(lines[1:], {1: 2}, tmp_path, world=2)).startswith(
+        "rank 1: mine.py:7: Task.model()"
+    )
+    assert str(explain(lines, {0: 2, 1: 2}, tmp_path, world=2)).startswith(
+        "mine.py:7: Task.model()"
+    )
 
 
 def test_a_script_is_promised_no_save(tmp_path: Path) -> None:
@@ -99,17 +191,49 @@ def test_notes_come_back_in_order(tmp_path: Path) -> None:
 
 def test_a_deep_failure_fits_a_screen(tmp_path: Path) -> None:
     """Launchers' frames go, the middle goes, what the user wrote is named."""
-    launchers = ['<frozen runpy>", line 198, in _run_module_as_main',
-                 '/x/site-packages/torch/distributed/elastic/multiprocessing/errors/__init__.py", line 3, in wrapper', '/x/src/samecurve/launch/worker.py", line 9, in main',
-                 '/x/site-packages/torch/multiprocessing/spawn.py", line 9, in _wrap']
+    launchers = [
+        '<frozen runpy>", line 198, in _run_module_as_main',
+        (
+            '/x/site-packages/torch/distributed/elastic/multiprocessing/errors/__init__.py", line'
+            " 3, in wrapper"
+        ),
+        '/x/src/samecurve/launch/worker.py", line 9, in main',
+        '/x/site-packages/torch/multiprocessing/spawn.py", line 9, in _wrap',
+    ]
     mine = [f'/home/me/train.py", line {number}, in level{number}' for number in range(40)]
-    library = [f'/x/site-packages/torch/nn/functional.py", line {number}, in linear' for number in range(3)]
-    frames = "".join(f'  File "{frame}\n    {"deep(x) " * 40}\n    ^^^^^^\n' for frame in (*launchers, *mine, *library))
-    logs_of(tmp_path, "starting\n" + "".join(f"[rank0]: {line}\n" for line in (HEAD + frames + "RuntimeError: " + "wrong " * 200 + "\nmore\n" * 30).splitlines())
-            + "Exception ignored in: <function x>\n" + BROKEN + "[W1121 18:30:35.3 ProcessGroup.cpp:1] destroy_process_group() was not called\n")
+    library = [
+        f'/x/site-packages/torch/nn/functional.py", line {number}, in linear' for number in range(3)
+    ]
+    frames = "".join(
+        f'  File "{frame}\n    {"deep(x) " * 40}\n    ^^^^^^\n'
+        for frame in (*launchers, *mine, *library)
+    )
+    logs_of(
+        tmp_path,
+        "starting\n"
+        + "".join(
+            f"[rank0]: {line}\n"
+            for line in (
+                HEAD + frames + "RuntimeError: " + "wrong " * 200 + "\nmore\n" * 30
+            ).splitlines()
+        )
+        + "Exception ignored in: <function x>\n"
+        + BROKEN
+        + "[W1121 18:30:35.3 ProcessGroup.cpp:1] destroy_process_group() was not called\n",
+    )
     said = fits(explain([], {0: 1}, tmp_path))
     assert said.startswith("error: rank 0: RuntimeError: wrong wrong")
-    assert not any(name in said for name in ("runpy", "elastic", "samecurve/launch", "spawn", "destroy_process_group", "no such class"))
+    assert not any(
+        name in said
+        for name in (
+            "runpy",
+            "elastic",
+            "samecurve/launch",
+            "spawn",
+            "destroy_process_group",
+            "no such class",
+        )
+    )
     assert "/home/me/train.py:0 in level0: deep(x)" in said
     assert "32 frames left out" in said
     assert "  torch/nn/functional.py:2 in linear: deep(x)" in said
@@ -117,21 +241,40 @@ def test_a_deep_failure_fits_a_screen(tmp_path: Path) -> None:
 
 
 def test_the_last_of_a_chain_is_taken() -> None:
-    chain = BROKEN + "\nDuring handling of the above exception, another exception occurred:\n\n" + HEAD + '  File "x.py", line 1\n    def f(:\n          ^\nSyntaxError: invalid syntax\n'
+    chain = (
+        BROKEN
+        + "\nDuring handling of the above exception, another exception occurred:\n\n"
+        + HEAD
+        + '  File "x.py", line 1\n    def f(:\n          ^\nSyntaxError: invalid syntax\n'
+    )
     found = last(chain)
     assert found is not None
-    assert (found.error, found.frames[-1].path, found.frames[-1].line) == ("SyntaxError: invalid syntax", "x.py", 1)
+    assert (found.error, found.frames[-1].path, found.frames[-1].line) == (
+        "SyntaxError: invalid syntax",
+        "x.py",
+        1,
+    )
     assert last("nothing of the kind") is None
 
 
 def test_the_kernels_kills(tmp_path: Path) -> None:
     """Told where they are counted: control groups of version 2, of version 1, the whole machine."""
     assert oom_kills(tmp_path) is None
-    for path, text in (("proc/vmstat", "pgfault 5\noom_kill 3\n"), ("proc/self/cgroup", "4:memory:/job\n0::/job/step\n")):
+    for path, text in (
+        ("proc/vmstat", "pgfault 5\noom_kill 3\n"),
+        ("proc/self/cgroup", "4:memory:/job\n0::/job/step\n"),
+    ):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text)
     assert oom_kills(tmp_path) == 3
-    for count, path in enumerate(("memory/memory.oom_control", "memory/job/memory.oom_control", "memory.events", "job/step/memory.events")):
+    for count, path in enumerate(
+        (
+            "memory/memory.oom_control",
+            "memory/job/memory.oom_control",
+            "memory.events",
+            "job/step/memory.events",
+        )
+    ):
         (tmp_path / "sys/fs/cgroup" / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "sys/fs/cgroup" / path).write_text(f"under_oom 0\noom_kill {10 + count}\n")
         assert oom_kills(tmp_path) == 10 + count
@@ -139,7 +282,11 @@ def test_the_kernels_kills(tmp_path: Path) -> None:
 
 def test_a_killed_rank_says_whether_memory_ran_out(tmp_path: Path) -> None:
     found = {count: explain([], {0: KILL}, tmp_path, starved=count) for count in (None, 0, 2)}
-    assert [isinstance(error, RunError) and error.again for error in found.values()] == [True, True, False]
+    assert [isinstance(error, RunError) and error.again for error in found.values()] == [
+        True,
+        True,
+        False,
+    ]
     assert "; the kernel does so when memory runs out" in str(found[None])
     assert "not for want of memory" in str(found[0])
     assert "memory ran out, and the kernel ended 2 processes" in str(found[2])

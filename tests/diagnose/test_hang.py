@@ -44,7 +44,9 @@ def test_what_was_never_seen_to_end_has_ten_times_the_floor() -> None:
     watch = Watch(20)
     assert silent_after(watch, 0, {0: Beat(0, "start", 0)}) == pytest.approx(200, abs=1)
     now = 1000.0
-    assert silent_after(watch, now, {0: Beat(0, "step", 1)}) == pytest.approx(200, abs=1)  # the first step may be compiled
+    assert silent_after(watch, now, {0: Beat(0, "step", 1)}) == pytest.approx(
+        200, abs=1
+    )  # the first step may be compiled
 
 
 def test_only_the_hindmost_is_asked() -> None:
@@ -69,15 +71,65 @@ SUMMED = Collective(7, "all_reduce", "[[10]]", ended=True)
 BEFORE = Collective(6, "all_reduce", "[[10]]", ended=True)
 
 
-@pytest.mark.parametrize(("seen", "culprits", "says"), [
-    ({0: Seen(Beat(9, "step", 1), "", None, IN_SUM), 1: Seen(Beat(9, "step", 1), "T", None, None), 2: Seen(Beat(9, "step", 1), "", None, IN_SUM)}, (1,), "rank 1 stopped (SIGSTOP"),
-    ({0: Seen(Beat(9, "step", 1), "", None, IN_SUM), 1: Seen(Beat(9, "data", 1), "", Spot("data", "the feed: mine.py:3 read()"), BEFORE)}, (1,), "rank 1 in the feed: mine.py:3 read() (data, since step 9)"),
-    ({0: Seen(Beat(9, "step", 1), "", None, IN_SUM), 1: Seen(Beat(9, "step", 1), "", Spot("other", "mine.py:8 loss()"), BEFORE)}, (1,), "rank 1 in mine.py:8 loss() (step, since step 9)"),
-    ({0: Seen(Beat(9, "step", 1), "", None, IN_SUM), 1: Seen(Beat(9, "step", 1), "", Spot("other", "mine.py:8 loss()"), SUMMED)}, (1,), "rank 0 in all_reduce (step, since step 9)"),
-    ({0: Seen(Beat(9, "step", 1), "", None, IN_SUM), 1: Seen(Beat(9, "step", 1), "", None, Collective(7, "broadcast", "[[10]]", False))}, (), "rank 0 in all_reduce number 7 of [[10]]; rank 1 in broadcast"),
-    ({0: Seen(Beat(9, "step", 1), "", None, IN_SUM), 1: Seen(Beat(9, "step", 1), "", None, IN_SUM)}, (), "ranks 0, 1 in all_reduce"),
-    ({0: Seen(Beat(9, "step", 1), "", Spot("other", "mine.py:8 loss()"), None)}, (0,), "rank 0 gave no sign for 61 s (limit 60 s)"),
-])
+@pytest.mark.parametrize(
+    ("seen", "culprits", "says"),
+    [
+        (
+            {
+                0: Seen(Beat(9, "step", 1), "", None, IN_SUM),
+                1: Seen(Beat(9, "step", 1), "T", None, None),
+                2: Seen(Beat(9, "step", 1), "", None, IN_SUM),
+            },
+            (1,),
+            "rank 1 stopped (SIGSTOP",
+        ),
+        (
+            {
+                0: Seen(Beat(9, "step", 1), "", None, IN_SUM),
+                1: Seen(Beat(9, "data", 1), "", Spot("data", "the feed: mine.py:3 read()"), BEFORE),
+            },
+            (1,),
+            "rank 1 in the feed: mine.py:3 read() (data, since step 9)",
+        ),
+        (
+            {
+                0: Seen(Beat(9, "step", 1), "", None, IN_SUM),
+                1: Seen(Beat(9, "step", 1), "", Spot("other", "mine.py:8 loss()"), BEFORE),
+            },
+            (1,),
+            "rank 1 in mine.py:8 loss() (step, since step 9)",
+        ),
+        (
+            {
+                0: Seen(Beat(9, "step", 1), "", None, IN_SUM),
+                1: Seen(Beat(9, "step", 1), "", Spot("other", "mine.py:8 loss()"), SUMMED),
+            },
+            (1,),
+            "rank 0 in all_reduce (step, since step 9)",
+        ),
+        (
+            {
+                0: Seen(Beat(9, "step", 1), "", None, IN_SUM),
+                1: Seen(Beat(9, "step", 1), "", None, Collective(7, "broadcast", "[[10]]", False)),
+            },
+            (),
+            "rank 0 in all_reduce number 7 of [[10]]; rank 1 in broadcast",
+        ),
+        (
+            {
+                0: Seen(Beat(9, "step", 1), "", None, IN_SUM),
+                1: Seen(Beat(9, "step", 1), "", None, IN_SUM),
+            },
+            (),
+            "ranks 0, 1 in all_reduce",
+        ),
+        (
+            {0: Seen(Beat(9, "step", 1), "", Spot("other", "mine.py:8 loss()"), None)},
+            (0,),
+            "rank 0 gave no sign for 61 s (limit 60 s)",
+        ),
+    ],
+)
 def test_who_is_named(seen: dict[int, Seen], culprits: tuple[int, ...], says: str) -> None:
     verdict = judge(seen, 61, 60, len(seen))
     assert verdict.culprits == culprits
@@ -125,5 +177,7 @@ Current thread 0x02 (most recent call first):
   File "/home/me/mine.py", line 31 in __getitem__
   File "/x/site-packages/samecurve/data/workers.py", line 133 in serve
 """
-    assert spot(dump, idle + busy) == Spot("data", "the feed: a data worker in mine.py:31 __getitem__() -> readinto()")
+    assert spot(dump, idle + busy) == Spot(
+        "data", "the feed: a data worker in mine.py:31 __getitem__() -> readinto()"
+    )
     assert spot(dump, idle) == Spot("data", "the feed, waiting for a data worker")

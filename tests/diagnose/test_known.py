@@ -1,4 +1,5 @@
-"""Failures of a world are told by their cause: each one that a CPU machine can make is made, and what the ranks really printed is explained.
+"""Failures of a world are told by their cause: each one that a CPU machine can make is made, and
+what the ranks really printed is explained.
 
 Those that need GPUs have samples of what the libraries print.
 """
@@ -18,7 +19,8 @@ from samecurve.errors import RunError, SamecurveError
 HERE = Path(__file__).parent
 ROWS, COLUMNS = 25, 160
 
-# what fails -> the ranks it takes, the entry it must be told as ('': none), words that must be in it
+# what fails -> the ranks it takes, the entry it must be told as ('': none), words that must be in
+# it
 PROVOKED: dict[str, tuple[int, str, str]] = {
     "address_in_use": (1, "address in use", "is taken"),
     "master_refuses": (1, "master not reached", "not reached at 127.0.0.1:"),
@@ -28,7 +30,11 @@ PROVOKED: dict[str, tuple[int, str, str]] = {
     "late_for_a_barrier": (2, "a rank came not to the barrier", "rank 1 did not come"),
     "unused_parameters": (2, "unused parameters", "for their gradients: 2 3"),
     "models_differ": (2, "models differ", "the ranks have different models: "),
-    "model_shapes_differ": (2, "model shapes differ", "rank 1: the ranks have different models: parameter 0 has sizes [3, 2] here"),
+    "model_shapes_differ": (
+        2,
+        "model shapes differ",
+        "rank 1: the ranks have different models: parameter 0 has sizes [3, 2] here",
+    ),
     "shapes_differ": (2, "shapes differ (gloo)", "different sizes"),
     "shapes_differ_in_detail": (2, "collectives differ", "ALLREDUCE[1010]"),
     "killed": (2, "", "rank 1 was ended by SIGKILL"),
@@ -52,7 +58,11 @@ PROVOKED: dict[str, tuple[int, str, str]] = {
     "library_memory": (1, "libraries past the limit", "libtorch"),
     "no_thread": (1, "too many processes", "no more threads"),
     "no_files": (1, "too many open files", "no more files"),
-    "other_model": (1, "checkpoint of another model", 'than Two: Missing key(s) in state_dict: "used.weight"'),
+    "other_model": (
+        1,
+        "checkpoint of another model",
+        'than Two: Missing key(s) in state_dict: "used.weight"',
+    ),
     "other_shapes": (1, "checkpoint of another model", "size mismatch for weight"),
     "saved_from_ddp": (1, "checkpoint saved from DDP", "Linear is none"),
     "no_cuda": (1, "torch without CUDA", "asks for CUDA"),
@@ -60,14 +70,28 @@ PROVOKED: dict[str, tuple[int, str, str]] = {
     "no_rank": (1, "no rank in the environment", "RANK is not set"),
 }
 
-SAMPLES = [(name, text.strip()) for name, text in re.findall(r"^## (.+)\n([^#]+)", (HERE / "samples.txt").read_text(), re.MULTILINE)]  # as the libraries print it
+SAMPLES = [
+    (name, text.strip())
+    for name, text in re.findall(
+        r"^## (.+)\n([^#]+)", (HERE / "samples.txt").read_text(), re.MULTILINE
+    )
+]  # as the libraries print it
 
 
 @pytest.fixture(scope="module")
 def failures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All of PROVOKED, in their directories."""
     home = tmp_path_factory.mktemp("failures")
-    subprocess.run([sys.executable, HERE / "provoke.py", home, *(f"{name}:{ranks}" for name, (ranks, _, _) in PROVOKED.items())], check=True, timeout=200)
+    subprocess.run(
+        [
+            sys.executable,
+            HERE / "provoke.py",
+            home,
+            *(f"{name}:{ranks}" for name, (ranks, _, _) in PROVOKED.items()),
+        ],
+        check=True,
+        timeout=200,
+    )
     return home
 
 
@@ -82,10 +106,17 @@ def fits(error: SamecurveError) -> str:
 @pytest.mark.parametrize("name", PROVOKED)
 def test_a_failure_that_really_happened_is_told(name: str, failures: Path) -> None:
     ranks, entry, words = PROVOKED[name]
-    exits = {int(rank): code for rank, code in json.loads((failures / name / "exits.json").read_text()).items() if code}
+    exits = {
+        int(rank): code
+        for rank, code in json.loads((failures / name / "exits.json").read_text()).items()
+        if code
+    }
     if 77 in exits.values():
         pytest.skip("no mount namespaces for this user")
-    for order in (exits, dict(reversed(exits.items()))):  # ranks end within milliseconds of each other
+    for order in (
+        exits,
+        dict(reversed(exits.items())),
+    ):  # ranks end within milliseconds of each other
         error = explain([], order, failures / name, world=ranks)
         said = fits(error)
         assert words in said + "\n"
@@ -108,7 +139,10 @@ def test_no_sample_is_taken_for_another_failure(name: str, text: str, tmp_path: 
     found = known_in(text)
     assert found is not None
     assert found[0].name == name
-    (tmp_path / "rank-0.log").write_text(f'Traceback (most recent call last):\n  File "/home/x/train.py", line 7, in <module>\n    main()\n{text}\n')
+    (tmp_path / "rank-0.log").write_text(
+        'Traceback (most recent call last):\n  File "/home/x/train.py", line 7, in <module>\n   '
+        f" main()\n{text}\n"
+    )
     said = fits(explain([], {0: 1}, tmp_path))
     assert "  /home/x/train.py:7 in <module>: main()\n" in said or text.startswith("[rank")
     assert not any(blank in said.splitlines()[0] for blank in ("{", "()", "( ", " )", "  "))
@@ -116,11 +150,13 @@ def test_no_sample_is_taken_for_another_failure(name: str, text: str, tmp_path: 
 
 def row(known: Known) -> str:
     """An entry as docs/failures.md has it."""
-    cause, remedy = (re.sub(r"\{\w+\}", "…", text).replace("|", r"\|") for text in (known.cause, known.remedy))
+    cause, remedy = (
+        re.sub(r"\{\w+\}", "…", text).replace("|", r"\|") for text in (known.cause, known.remedy)
+    )
     return f"| {known.name} | {cause} | {remedy} | {'yes' if known.again else ''} |"
 
 
 def test_the_page_has_the_table() -> None:
     page = (HERE.parents[1] / "docs/failures.md").read_text().splitlines()
     begin = page.index("| failure | what is said | remedy | again |") + 2
-    assert page[begin:begin + len(KNOWN) + 1] == [*map(row, KNOWN), ""]
+    assert page[begin : begin + len(KNOWN) + 1] == [*map(row, KNOWN), ""]

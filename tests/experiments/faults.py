@@ -50,13 +50,18 @@ def one_not_reduced(index: int, group: Any, argument: str) -> None:
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(models[0], [LOST])  # type: ignore[no-untyped-call]
         place(strategy, models, fill)
 
-    with patch.object(DDP, "place", placed), patch.object(DDP, "reduce", lambda strategy, parameters: None):  # reduce would see it
+    with (
+        patch.object(DDP, "place", placed),
+        patch.object(DDP, "reduce", lambda strategy, parameters: None),
+    ):  # reduce would see it
         rehearse(index, group, argument)
 
 
 def factor_on_the_root_alone(index: int, group: Any, argument: str) -> None:
     """fully_shard's sums instead of means are asked of the root, not of each block."""
-    with patch.object(FSDP, "_sharded", staticmethod(lambda model: [model] if hasattr(model, "layers") else [])):
+    with patch.object(
+        FSDP, "_sharded", staticmethod(lambda model: [model] if hasattr(model, "layers") else [])
+    ):
         rehearse(index, group, argument)
 
 

@@ -1,4 +1,6 @@
-"""Ranks that are slow in one place, to plant it: each does what `profile` has a rank do, but for that."""
+"""Ranks that are slow in one place, to plant it: each does what `profile` has a rank do, but for
+that.
+"""
 
 import time
 from typing import Any
@@ -66,7 +68,10 @@ def dies(index: int, *given: Any) -> Any:
 
 
 def _lasting(index: int) -> Any:
-    """A forward pass lasts so long for each row, on the second rank three times as long. What this machine takes for it is within that, and hardly matters so."""
+    """A forward pass lasts so long for each row, on the second rank three times as long.
+
+    What this machine takes for it is within that, and hardly matters so.
+    """
     right = TorchLanguage.loss
 
     def slow(task: TorchLanguage, model: Any, batch: Arrays) -> Mean:

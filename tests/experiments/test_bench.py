@@ -1,4 +1,6 @@
-"""`bench` measures what `profile` measures, works out what follows from it, says what was refused or failed, and leaves whole files or none."""
+"""`bench` measures what `profile` measures, works out what follows from it, says what was refused
+or failed, and leaves whole files or none.
+"""
 
 import json
 import re
@@ -36,19 +38,45 @@ COURSE = Course(1, 4, 0)
 
 def tiny(corpus: Path, **sections: Any) -> Config:
     """One thread a rank, so that the cores of a busy machine are enough."""
-    values = tiny_values(corpus, data={"source": str(corpus), "prefetch": 0}, train={"steps": 5, "precision": "f32"}, devices={"use": "cpu", "threads": 1})
-    return config_of({**values, **{name: {**values.get(name, {}), **section} if isinstance(section, dict) else section for name, section in sections.items()}})
+    values = tiny_values(
+        corpus,
+        data={"source": str(corpus), "prefetch": 0},
+        train={"steps": 5, "precision": "f32"},
+        devices={"use": "cpu", "threads": 1},
+    )
+    return config_of(
+        {
+            **values,
+            **{
+                name: {**values.get(name, {}), **section} if isinstance(section, dict) else section
+                for name, section in sections.items()
+            },
+        }
+    )
 
 
-def ran(config: Config, layouts: list[Layout], pool: Pool, watched: Callable[..., Any], course: Course = COURSE, machine: Machine = MACHINE) -> tuple[Bench, list[Values]]:
+def ran(
+    config: Config,
+    layouts: list[Layout],
+    pool: Pool,
+    watched: Callable[..., Any],
+    course: Course = COURSE,
+    machine: Machine = MACHINE,
+) -> tuple[Bench, list[Values]]:
     facts = describe(config)
     trials = [bench.laid_out(config, machine, facts, layout, course) for layout in layouts]
-    return bench.about_all(Loaded(config, "tiny", {}), machine, facts, trials, course), list(bench.measured(trials, course, pool, watched))
+    return bench.about_all(Loaded(config, "tiny", {}), machine, facts, trials, course), list(
+        bench.measured(trials, course, pool, watched)
+    )
 
 
 def test_every_figure_follows_from_what_was_measured(pool: Pool, corpus: Path) -> None:
-    """The second rank's forward pass takes longer: under ddp the first one waits for it, and that is exposed sync. hsdp on two devices can't be."""
-    about, rows = ran(tiny(corpus), bench_layouts([1, 2], ["ddp", "dp", "hsdp"], "torch"), pool, slow.second_rank)
+    """The second rank's forward pass takes longer: under ddp the first one waits for it, and that
+    is exposed sync. hsdp on two devices can't be.
+    """
+    about, rows = ran(
+        tiny(corpus), bench_layouts([1, 2], ["ddp", "dp", "hsdp"], "torch"), pool, slow.second_rank
+    )
     single, ddp, dp, hsdp = rows
     assert [row["status"] for row in rows] == ["measured", "measured", "measured", "refused"]
     assert "needs groups" in hsdp["why"]
@@ -56,33 +84,63 @@ def test_every_figure_follows_from_what_was_measured(pool: Pool, corpus: Path) -
     for row in (single, ddp, dp):
         assert row["samples_per_second"] == pytest.approx(10 / row["seconds"]["median"])
         assert row["tokens_per_second"] == pytest.approx(160 / row["seconds"]["median"])
-        assert row["speedup"] == pytest.approx(single["seconds"]["median"] / row["seconds"]["median"])
+        assert row["speedup"] == pytest.approx(
+            single["seconds"]["median"] / row["seconds"]["median"]
+        )
         assert row["efficiency"] == pytest.approx(row["speedup"] / row["world"])
         assert sum(row["shares"].values()) == pytest.approx(1)
         assert len(row["memory_bytes_by_device"]) == row["world"]
         assert min(row["memory_bytes_by_device"]) > 1 << 20
-        assert (row["steps"], len(row["seconds"]["each"])) == ({"warm_up": 1, "timed": 4, "profiled": 0}, 4)
-        assert row["flops_per_second"] == pytest.approx(as_json(about, rows)["flops_per_sample"] * row["samples_per_second"])
+        assert (row["steps"], len(row["seconds"]["each"])) == (
+            {"warm_up": 1, "timed": 4, "profiled": 0},
+            4,
+        )
+        assert row["flops_per_second"] == pytest.approx(
+            as_json(about, rows)["flops_per_sample"] * row["samples_per_second"]
+        )
     assert single["shares"]["sync"] == 0
     assert ddp["seconds"]["median"] > slow.SECONDS
-    assert ddp["parts"]["sync"]["seconds"] > 0.15 * slow.SECONDS  # the mean of one that waits and one that does not
+    assert (
+        ddp["parts"]["sync"]["seconds"] > 0.15 * slow.SECONDS
+    )  # the mean of one that waits and one that does not
     table = "\n".join(line(about, row, 8) for row in rows)
-    assert re.search(rf"ddp:2 +2 x 1 .* {ddp['speedup']:.2f} +{ddp['efficiency']:.1%} +{ddp['shares']['compute']:.1%} +{ddp['shares']['sync']:.1%} ", table)
+    assert re.search(
+        rf"ddp:2 +2 x 1 .* {ddp['speedup']:.2f} +{ddp['efficiency']:.1%}"
+        rf" +{ddp['shares']['compute']:.1%} +{ddp['shares']['sync']:.1%} ",
+        table,
+    )
     assert "hsdp:2    refused: strategy hsdp needs groups" in table
-    assert any("threads in all: 1 (single), 2 (ddp:2, dp:2): a speed-up is bounded by cores, here by 2" in note for note in notes(about, rows))
+    assert any(
+        "threads in all: 1 (single), 2 (ddp:2, dp:2): a speed-up is bounded by cores, here by 2"
+        in note
+        for note in notes(about, rows)
+    )
 
 
 def test_profile_and_bench_say_the_same(pool: Pool, corpus: Path, tmp_path: Path) -> None:
-    """Of the same steps the same figures; of steps of their own, each finds the wait that was planted."""
+    """Of the same steps the same figures; of steps of their own, each finds the wait that was
+    planted.
+    """
     config = tiny(corpus)
     facts, course = describe(config), Course(timed=4)
-    found = measure(config, watched_plan(config, MACHINE, facts, course), course, pool, tmp_path, watched=slow.source)
+    found = measure(
+        config,
+        watched_plan(config, MACHINE, facts, course),
+        course,
+        pool,
+        tmp_path,
+        watched=slow.source,
+    )
     told = json.loads(profile_json(found, "tiny", 3))
-    row = row_json(Row(bench.laid_out(config, MACHINE, facts, Layout("single", 1), course), found), found)
+    row = row_json(
+        Row(bench.laid_out(config, MACHINE, facts, Layout("single", 1), course), found), found
+    )
     for key in ("seconds", "parts", "samples_per_second", "steps"):
         assert row[key] == told[key]
     assert row["shares"]["data"] == told["parts"]["data"]["share"]
-    assert row["shares"]["compute"] == pytest.approx(sum(told["parts"][name]["share"] for name in ("forward", "backward", "optimizer")))
+    assert row["shares"]["compute"] == pytest.approx(
+        sum(told["parts"][name]["share"] for name in ("forward", "backward", "optimizer"))
+    )
     _, (own,) = ran(config, [Layout("single", 1)], pool, slow.source)
     for values in (own, told):
         assert values["parts"]["data"]["seconds"] >= slow.SECONDS
@@ -90,16 +148,30 @@ def test_profile_and_bench_say_the_same(pool: Pool, corpus: Path, tmp_path: Path
 
 
 def _gpus(count: int) -> Machine:
-    return Machine(tuple(Device("cuda", index, "NVIDIA H200", 139 << 30) for index in range(count)), (), 128 << 30, 16)
+    return Machine(
+        tuple(Device("cuda", index, "NVIDIA H200", 139 << 30) for index in range(count)),
+        (),
+        128 << 30,
+        16,
+    )
 
 
 def test_gpus_that_are_not_here(corpus: Path) -> None:
-    """Plans and arithmetic alone: MFU against the data sheet, dp's first GPU, a batch that grows, more GPUs than there are, what other strategies don't have."""
-    config = tiny(corpus, batch={"samples": None, "per_device": 5}, train={"precision": "bf16"}, devices={"use": "auto", "threads": None, "compress": "bf16"})
+    """Plans and arithmetic alone: MFU against the data sheet, dp's first GPU, a batch that grows,
+    more GPUs than there are, what other strategies don't have.
+    """
+    config = tiny(
+        corpus,
+        batch={"samples": None, "per_device": 5},
+        train={"precision": "bf16"},
+        devices={"use": "auto", "threads": None, "compress": "bf16"},
+    )
     facts, machine = describe(config), _gpus(2)
     layouts = bench.wanted_layouts(config, machine, "1,2,4", "ddp,dp")
     assert list(map(str, layouts)) == ["single", "ddp:2", "dp:2", "ddp:4", "dp:4"]
-    single, ddp, dp, more, _ = (bench.laid_out(config, machine, facts, layout, COURSE) for layout in layouts)
+    single, ddp, dp, more, _ = (
+        bench.laid_out(config, machine, facts, layout, COURSE) for layout in layouts
+    )
     assert more.refused is not None
     assert "4 GPUs are asked for, 2 are there" in more.refused.cause
     assert single.without
@@ -109,15 +181,32 @@ def test_gpus_that_are_not_here(corpus: Path) -> None:
 
     def found(trial: Any, seconds: float, *peaks: int) -> Profile:
         step = Step(seconds, trial.made.batch, {"forward": seconds / 2, "sync": seconds / 4})
-        ranks = tuple(Found(rank, (step,) * 4, 0.0, (), {}, peaks, 1.0) for rank in range(trial.made.processes))
+        ranks = tuple(
+            Found(rank, (step,) * 4, 0.0, (), {}, peaks, 1.0)
+            for rank in range(trial.made.processes)
+        )
         return Profile(trial.made, COURSE, ranks)
 
     base = found(single, 0.010, 3 << 30)
-    rows = [row_json(Row(single, base), base), row_json(Row(dp, found(dp, 0.0125, 9 << 30, 2 << 30)), base), row_json(Row(more), base)]
-    about = bench.about_all(Loaded(config, "tiny", {}), machine, facts, [single, ddp, dp, more], COURSE)
-    assert (rows[1]["batch"], rows[1]["speedup"], rows[1]["efficiency"]) == (10, pytest.approx(1.6), pytest.approx(0.8))
-    assert rows[1]["mfu"] == pytest.approx(facts.flops_per_sample * 10 / 0.0125 / (2 * 989e12) if facts.flops_per_sample else None)
-    assert rows[1]["shares"] == pytest.approx({"data": 0, "compute": 0.5, "sync": 0.25, "other": 0.25})
+    rows = [
+        row_json(Row(single, base), base),
+        row_json(Row(dp, found(dp, 0.0125, 9 << 30, 2 << 30)), base),
+        row_json(Row(more), base),
+    ]
+    about = bench.about_all(
+        Loaded(config, "tiny", {}), machine, facts, [single, ddp, dp, more], COURSE
+    )
+    assert (rows[1]["batch"], rows[1]["speedup"], rows[1]["efficiency"]) == (
+        10,
+        pytest.approx(1.6),
+        pytest.approx(0.8),
+    )
+    assert rows[1]["mfu"] == pytest.approx(
+        facts.flops_per_sample * 10 / 0.0125 / (2 * 989e12) if facts.flops_per_sample else None
+    )
+    assert rows[1]["shares"] == pytest.approx(
+        {"data": 0, "compute": 0.5, "sync": 0.25, "other": 0.25}
+    )
     assert "9.0 GiB the first, 2.0 GiB the other" in line(about, rows[1], 8)
     assert any(note.startswith("MFU ") and "989T" in note for note in notes(about, rows))
     assert as_json(about, rows)["scaling"] == "weak"
@@ -127,9 +216,14 @@ def test_a_page_without_matplotlib_has_its_tables(corpus: Path) -> None:
     config = tiny(corpus)
     trial = bench.laid_out(config, MACHINE, describe(config), Layout("single", 1), COURSE)
     assert trial.made is not None
-    found = Profile(trial.made, COURSE, (Found(0, (Step(0.01, 10, {}),) * 4, 0.0, (), {}, (1 << 28,), 1.0),))
+    found = Profile(
+        trial.made, COURSE, (Found(0, (Step(0.01, 10, {}),) * 4, 0.0, (), {}, (1 << 28,), 1.0),)
+    )
     with patch("samecurve.experiments.bench_page.drawable", return_value=False):
-        made = files(bench.about_all(Loaded(config, "<b>", {}), MACHINE, describe(config), [trial], COURSE), [row_json(Row(trial, found), found)])
+        made = files(
+            bench.about_all(Loaded(config, "<b>", {}), MACHINE, describe(config), [trial], COURSE),
+            [row_json(Row(trial, found), found)],
+        )
     page = made["bench.html"].decode()
     assert set(made) == {"bench.json", "bench.html"}
     assert "matplotlib is not installed" in page
@@ -139,13 +233,39 @@ def test_a_page_without_matplotlib_has_its_tables(corpus: Path) -> None:
 
 def test_the_command_writes_what_it_prints(corpus: Path, tmp_path: Path, cache: Path) -> None:
     pytest.importorskip("matplotlib", reason="pip install 'samecurve[report]'")
-    flags = ("--devices", "cpu", "--dtype", "f32", "--worlds", "2", "--strategies", "hsdp,ddp", "--steps", "2", "--warm", "1", "--to", "out")
+    flags = (
+        "--devices",
+        "cpu",
+        "--dtype",
+        "f32",
+        "--worlds",
+        "2",
+        "--strategies",
+        "hsdp,ddp",
+        "--steps",
+        "2",
+        "--warm",
+        "1",
+        "--to",
+        "out",
+    )
     printed = samecurve("bench", "-f", write_config(tmp_path, corpus), *flags, cwd=tmp_path).stdout
     said = json.loads((tmp_path / "out" / "bench.json").read_text())
-    assert [(row["layout"], row["status"]) for row in said["layouts"]] == [("hsdp:2", "refused"), ("ddp:2", "measured")]
-    assert (said["baseline"], said["scaling"], said["steps"]) == ("ddp:2", "strong", {"warm_up": 1, "timed": 2})
+    assert [(row["layout"], row["status"]) for row in said["layouts"]] == [
+        ("hsdp:2", "refused"),
+        ("ddp:2", "measured"),
+    ]
+    assert (said["baseline"], said["scaling"], said["steps"]) == (
+        "ddp:2",
+        "strong",
+        {"warm_up": 1, "timed": 2},
+    )
     row = said["layouts"][1]
-    assert re.search(rf"^ +ddp:2 .* 1.00 +100.0% +{row['shares']['compute']:.1%} +{row['shares']['sync']:.1%} ", printed, re.MULTILINE), printed
+    assert re.search(
+        rf"^ +ddp:2 .* 1.00 +100.0% +{row['shares']['compute']:.1%} +{row['shares']['sync']:.1%} ",
+        printed,
+        re.MULTILINE,
+    ), printed
     page = (tmp_path / "out" / "bench.html").read_text()
     assert page.count("<svg") == 3
     assert not re.search(r"(src|href)=\"(?!#)", page)
@@ -157,8 +277,27 @@ def test_the_command_writes_what_it_prints(corpus: Path, tmp_path: Path, cache: 
 
 @pytest.mark.long
 def test_jax_too(corpus: Path, tmp_path: Path) -> None:
-    said = json.loads(samecurve("bench", "-f", write_config(tmp_path, corpus), "--engine", "jax", "--worlds", "1,2", "--steps", "2", "--warm", "1", "--json", cwd=tmp_path, timeout=300).stdout)
-    assert [(row["layout"], row["status"], row["shares"].keys()) for row in said["layouts"]] == [(name, "measured", {"data", "compute", "other"}) for name in ("single", "dp:2", "fsdp:2")]
+    said = json.loads(
+        samecurve(
+            "bench",
+            "-f",
+            write_config(tmp_path, corpus),
+            "--engine",
+            "jax",
+            "--worlds",
+            "1,2",
+            "--steps",
+            "2",
+            "--warm",
+            "1",
+            "--json",
+            cwd=tmp_path,
+            timeout=300,
+        ).stdout
+    )
+    assert [(row["layout"], row["status"], row["shares"].keys()) for row in said["layouts"]] == [
+        (name, "measured", {"data", "compute", "other"}) for name in ("single", "dp:2", "fsdp:2")
+    ]
     assert len(said["layouts"][1]["memory_bytes_by_device"]) == 2
     assert {path.name for path in tmp_path.iterdir()} == {"tiny.yaml"}
 
@@ -167,7 +306,10 @@ def test_jax_too(corpus: Path, tmp_path: Path) -> None:
 def test_a_layout_that_fails_is_said_and_the_others_go_on(corpus: Path) -> None:
     config = tiny(corpus)
     facts = describe(config)
-    trials = [bench.laid_out(config, MACHINE, facts, layout, COURSE) for layout in (Layout("ddp", 2), Layout("single", 1))]
+    trials = [
+        bench.laid_out(config, MACHINE, facts, layout, COURSE)
+        for layout in (Layout("ddp", 2), Layout("single", 1))
+    ]
     ddp, single = bench.measured(trials, COURSE, watched=slow.dies)
     assert (ddp["status"], single["status"], single["speedup"]) == ("failed", "measured", 1)
     assert re.search(r"rank 1 of 2 ended[\s\S]*the last word of a rank", ddp["why"])
@@ -179,7 +321,18 @@ def test_ctrl_c_leaves_no_process_and_no_file(corpus: Path, tmp_path: Path, cach
 
     import psutil
 
-    with started("bench", "-f", write_config(tmp_path, corpus), "--worlds", "2", "--strategies", "ddp", "--steps", "5000", cwd=tmp_path) as process:
+    with started(
+        "bench",
+        "-f",
+        write_config(tmp_path, corpus),
+        "--worlds",
+        "2",
+        "--strategies",
+        "ddp",
+        "--steps",
+        "5000",
+        cwd=tmp_path,
+    ) as process:
         until(lambda: len(psutil.Process(process.pid).children(recursive=True)) >= 2)
         ranks = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(signal.SIGINT)
@@ -192,17 +345,54 @@ def test_ctrl_c_leaves_no_process_and_no_file(corpus: Path, tmp_path: Path, cach
 def test_layouts_where_nobody_says(corpus: Path) -> None:
     assert default_worlds(6) == [1, 2, 4, 6]
     assert parse_worlds("4, 1,2,2") == [1, 2, 4]
-    assert list(map(str, bench.wanted_layouts(tiny(corpus), replace(MACHINE, cores=2), None, None))) == ["single", "ddp:2", "dp:2", "fsdp:2"]
-    assert list(map(str, bench.wanted_layouts(tiny(corpus, engine="jax", devices={"use": "cpu:3", "threads": None}), MACHINE, None, None)))[-4:] == ["dp:2", "fsdp:2", "dp:3", "fsdp:3"]
-    assert list(map(str, bench.wanted_layouts(tiny(corpus, devices={"use": "0,1", "strategy": "fsdp"}), _gpus(4), None, None))) == ["single", "fsdp:2"]
+    assert list(
+        map(str, bench.wanted_layouts(tiny(corpus), replace(MACHINE, cores=2), None, None))
+    ) == ["single", "ddp:2", "dp:2", "fsdp:2"]
+    assert list(
+        map(
+            str,
+            bench.wanted_layouts(
+                tiny(corpus, engine="jax", devices={"use": "cpu:3", "threads": None}),
+                MACHINE,
+                None,
+                None,
+            ),
+        )
+    )[-4:] == ["dp:2", "fsdp:2", "dp:3", "fsdp:3"]
+    assert list(
+        map(
+            str,
+            bench.wanted_layouts(
+                tiny(corpus, devices={"use": "0,1", "strategy": "fsdp"}), _gpus(4), None, None
+            ),
+        )
+    ) == ["single", "fsdp:2"]
 
 
-@pytest.mark.parametrize(("flags", "says"), [
-    (("--worlds", "1,zero"), "is no list of numbers"), (("--strategies", "dpp"), "did you mean"), (("--to", "tiny.yaml"), "is there already"), (("--to", "tiny.yaml/below"), "nothing can be written into"),
-    (("--worlds", "2", "--strategies", "single"), "strategy single takes one device"), (("--worlds", "2", "--strategies", "hsdp"), "hsdp needs groups"), (("--steps", "0"), "is not in the range"),
-    (("--collectives",), "so -f says nothing to it")])
-def test_the_command_refuses_before_anything_runs(flags: tuple[str, ...], says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], corpus: Path, tmp_path: Path) -> None:
-    assert says in refused(monkeypatch, capsys, "bench", "-f", write_config(tmp_path, corpus), *flags, cwd=tmp_path)
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (("--worlds", "1,zero"), "is no list of numbers"),
+        (("--strategies", "dpp"), "did you mean"),
+        (("--to", "tiny.yaml"), "is there already"),
+        (("--to", "tiny.yaml/below"), "nothing can be written into"),
+        (("--worlds", "2", "--strategies", "single"), "strategy single takes one device"),
+        (("--worlds", "2", "--strategies", "hsdp"), "hsdp needs groups"),
+        (("--steps", "0"), "is not in the range"),
+        (("--collectives",), "so -f says nothing to it"),
+    ],
+)
+def test_the_command_refuses_before_anything_runs(
+    flags: tuple[str, ...],
+    says: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    corpus: Path,
+    tmp_path: Path,
+) -> None:
+    assert says in refused(
+        monkeypatch, capsys, "bench", "-f", write_config(tmp_path, corpus), *flags, cwd=tmp_path
+    )
     assert {path.name for path in tmp_path.iterdir()} == {"tiny.yaml"}
 
 
@@ -214,7 +404,9 @@ def test_collectives_are_timed_and_their_line_is_found(pool: Pool) -> None:
         assert curve.bus_factor == pytest.approx({"all-reduce": 4 / 3}.get(curve.name, 2 / 3))
         for one in curve.sizes:
             assert one.bytes % 12 == 0
-            assert one.bus_bytes_per_second == pytest.approx(curve.bus_factor * one.bytes / one.seconds)
+            assert one.bus_bytes_per_second == pytest.approx(
+                curve.bus_factor * one.bytes / one.seconds
+            )
         assert curve.alpha_seconds is not None
         assert curve.alpha_seconds >= 0
     small = next(curves(MACHINE.ranks_on_cpu(2), "gloo", 1, pool, sizes=(4096, 1 << 40), times=1))
@@ -226,7 +418,10 @@ def unreduced(index: int, group: Any) -> str:
     """A collective that does nothing."""
     import torch
 
-    with patch.object(dist, "all_reduce", lambda *given, **named: None), pytest.raises(RuntimeError) as raised:
+    with (
+        patch.object(dist, "all_reduce", lambda *given, **named: None),
+        pytest.raises(RuntimeError) as raised,
+    ):
         seconds_each("all-reduce", group, torch.device("cpu"), 4096, 1)
     return str(raised.value)
 
@@ -246,13 +441,30 @@ def test_files_are_all_there_or_none(tmp_path: Path) -> None:
         Results.at(tmp_path / "new", "bench", "x").publish({"first": b"1", "not/there": b"2"})
     assert not list(tmp_path.iterdir())
     (tmp_path / "empty").mkdir()
-    assert [path.read_bytes() for path in Results.at(tmp_path / "empty", "bench", "x").publish({"first": b"1"})] == [b"1"]
+    assert [
+        path.read_bytes()
+        for path in Results.at(tmp_path / "empty", "bench", "x").publish({"first": b"1"})
+    ] == [b"1"]
     assert [path.name for path in (tmp_path / "empty").iterdir()] == ["first"]
 
 
 @pytest.mark.gpu
 def test_a_gpu_has_its_own_memory_and_clock(corpus: Path, tmp_path: Path) -> None:
-    (row,) = json.loads(samecurve("bench", "-f", write_config(tmp_path, corpus), "--gpus", "0", "--dtype", "bf16", "--steps", "4", "--json", cwd=tmp_path).stdout)["layouts"]
+    (row,) = json.loads(
+        samecurve(
+            "bench",
+            "-f",
+            write_config(tmp_path, corpus),
+            "--gpus",
+            "0",
+            "--dtype",
+            "bf16",
+            "--steps",
+            "4",
+            "--json",
+            cwd=tmp_path,
+        ).stdout
+    )["layouts"]
     assert (row["status"], sum(row["shares"].values())) == ("measured", pytest.approx(1))
     assert 0 < row["memory_bytes"] < 1 << 30
     assert row["mfu"] is None or 0 < row["mfu"] < 1

@@ -1,4 +1,6 @@
-"""--probe-batch finds the largest micro-batch that fits, in few tries, and asks for nothing that can't."""
+"""--probe-batch finds the largest micro-batch that fits, in few tries, and asks for nothing that
+can't.
+"""
 
 import json
 from pathlib import Path
@@ -9,8 +11,20 @@ from commands import samecurve, write_config
 from samecurve.experiments.measure import largest
 
 
-@pytest.mark.parametrize(("share", "held", "each", "fits"), [(64, 100, 10, 64), (64, 500, 10, 50), (64, 500, 499, 1), (64, 995, 10, 0), (1, 100, 10, 1), (1000, 0, 7, 142)])
-def test_the_largest_that_fits_is_found_in_few_tries(share: int, held: int, each: int, fits: int) -> None:
+@pytest.mark.parametrize(
+    ("share", "held", "each", "fits"),
+    [
+        (64, 100, 10, 64),
+        (64, 500, 10, 50),
+        (64, 500, 499, 1),
+        (64, 995, 10, 0),
+        (1, 100, 10, 1),
+        (1000, 0, 7, 142),
+    ],
+)
+def test_the_largest_that_fits_is_found_in_few_tries(
+    share: int, held: int, each: int, fits: int
+) -> None:
     """A limit of 1000; memory grows in a line, as activations do."""
     tried: list[int] = []
 
@@ -32,7 +46,17 @@ def test_what_grows_otherwise_is_still_bounded() -> None:
 @pytest.mark.long
 def test_a_plan_from_what_was_tried(tmp_path: Path, corpus: Path) -> None:
     """Real throw-away ranks; the limit leaves room for the whole share."""
-    done = samecurve("plan", "-f", write_config(tmp_path, corpus), "--devices", "cpu:2", "--probe-batch", "--json", cwd=tmp_path, timeout=300)
+    done = samecurve(
+        "plan",
+        "-f",
+        write_config(tmp_path, corpus),
+        "--devices",
+        "cpu:2",
+        "--probe-batch",
+        "--json",
+        cwd=tmp_path,
+        timeout=300,
+    )
     plan = json.loads(done.stdout)["plan"]
     assert "5 samples at once were tried and fitted" in plan["because"]["memory"]
     assert plan["micro"] == 5

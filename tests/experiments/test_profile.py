@@ -1,4 +1,6 @@
-"""`profile` tells where a step's time goes: what is planted is found where it was planted, and the parts add up to the step."""
+"""`profile` tells where a step's time goes: what is planted is found where it was planted, and the
+parts add up to the step.
+"""
 
 import json
 from collections.abc import Callable
@@ -26,18 +28,42 @@ Run = Callable[..., dict[str, Any]]
 
 @pytest.fixture
 def profiled(pool: Pool, corpus: Path, tmp_path: Path) -> Run:
-    """Runs a plan on warm ranks, and gives what --json prints; whatever the plan, the parts of a step must add up to it."""
+    """Runs a plan on warm ranks, and gives what --json prints; whatever the plan, the parts of a
+    step must add up to it.
+    """
 
-    def run(strategy: str, world: int, watched: Callable[..., Any] = watch_rank, engine: str = "torch", ranks: Pool = pool) -> dict[str, Any]:
-        threads = {"threads": 1} if engine == "torch" else {}  # which spin where others want the cores
-        values = tiny_values(corpus, data={"source": str(corpus), "prefetch": 0}, devices={"use": f"cpu:{world}", "strategy": strategy, **threads}, train={"steps": 5, "precision": "f32"})
+    def run(
+        strategy: str,
+        world: int,
+        watched: Callable[..., Any] = watch_rank,
+        engine: str = "torch",
+        ranks: Pool = pool,
+    ) -> dict[str, Any]:
+        threads = (
+            {"threads": 1} if engine == "torch" else {}
+        )  # which spin where others want the cores
+        values = tiny_values(
+            corpus,
+            data={"source": str(corpus), "prefetch": 0},
+            devices={"use": f"cpu:{world}", "strategy": strategy, **threads},
+            train={"steps": 5, "precision": "f32"},
+        )
         config = config_of({**values, "engine": engine})
-        found = measure(config, watched_plan(config, MACHINE, describe(config), COURSE), COURSE, ranks, tmp_path, watched=watched)
+        found = measure(
+            config,
+            watched_plan(config, MACHINE, describe(config), COURSE),
+            COURSE,
+            ranks,
+            tmp_path,
+            watched=watched,
+        )
         assert "costly" in as_text(found, 3)
         said: dict[str, Any] = json.loads(as_json(found, "tiny", 400))
         for one in said["ranks"]:
             assert sum(part["share"] for part in one["parts"].values()) == pytest.approx(1)
-            assert sum(part["seconds"] for part in one["parts"].values()) == pytest.approx(one["seconds"])
+            assert sum(part["seconds"] for part in one["parts"].values()) == pytest.approx(
+                one["seconds"]
+            )
             assert all(part["seconds"] >= -1e-6 for part in one["parts"].values()), one["parts"]
         return said
 
@@ -51,22 +77,34 @@ def _seconds(one: dict[str, Any], part: str) -> float:
 def test_a_slow_source_is_waiting_for_data(profiled: Run) -> None:
     said = profiled("single", 1, slow.source)
     assert max(said["parts"], key=lambda part: _seconds(said, part)) == "data"
-    assert slow.SECONDS <= _seconds(said, "data") < said["seconds"]["mean"] - _seconds(said, "forward") - _seconds(said, "backward")
+    assert (
+        slow.SECONDS
+        <= _seconds(said, "data")
+        < said["seconds"]["mean"] - _seconds(said, "forward") - _seconds(said, "backward")
+    )
     assert _seconds(said, "sync") == 0
-    assert {term["name"]: term["measured_bytes"] for term in said["memory"]["terms"]}["weights"] == {term["name"]: term["plan_bytes"] for term in said["memory"]["terms"]}["weights"]
+    assert {term["name"]: term["measured_bytes"] for term in said["memory"]["terms"]}[
+        "weights"
+    ] == {term["name"]: term["plan_bytes"] for term in said["memory"]["terms"]}["weights"]
 
 
 def test_a_costly_forward_pass_is_named_by_its_operation(profiled: Run) -> None:
     said = profiled("ddp", 2, slow.forward)
     first = said["operations"][0]
-    assert (first["name"], first["shapes"], first["calls"]) == ("aten::mm", f"{slow.SIZE}x{slow.SIZE} {slow.SIZE}x{slow.SIZE}", 1)
+    assert (first["name"], first["shapes"], first["calls"]) == (
+        "aten::mm",
+        f"{slow.SIZE}x{slow.SIZE} {slow.SIZE}x{slow.SIZE}",
+        1,
+    )
     assert max(said["parts"], key=lambda part: _seconds(said, part)) == "forward"
     assert any(operation["collective"] for operation in said["operations"])
 
 
 @pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp", marks=pytest.mark.long)])
 def test_the_others_wait_for_the_slowest_rank(strategy: str, profiled: Run) -> None:
-    """What the second rank computes longer, the first waits for: exposed, and not in its backward pass."""
+    """What the second rank computes longer, the first waits for: exposed, and not in its backward
+    pass.
+    """
     said = profiled(strategy, 2, slow.second_rank)
     assert said["slowest"]["rank"] == 1
     first, second = said["ranks"]
@@ -109,27 +147,76 @@ def test_what_is_inside_is_counted_once() -> None:
     lane.enter("sync")  # 3, to the end of backward
     lane.leave(outer)  # 4
     assert by_name(lane.spans) == {"backward": 2.0, "sync": 2.0}
-    assert own_times([(0, 10, "while"), (1, 4, "dot"), (4, 9, "call"), (5, 6, "dot"), (10, 12, "copy")]) == [("while", 2), ("dot", 3), ("call", 4), ("dot", 1), ("copy", 2)]
+    assert own_times(
+        [(0, 10, "while"), (1, 4, "dot"), (4, 9, "call"), (5, 6, "dot"), (10, 12, "copy")]
+    ) == [("while", 2), ("dot", 3), ("call", 4), ("dot", 1), ("copy", 2)]
 
 
-def test_the_command_writes_a_trace_and_leaves_nothing_else(corpus: Path, tmp_path: Path, cache: Path) -> None:
-    done = samecurve("profile", "-f", write_config(tmp_path, corpus), "--devices", "cpu:2", "--steps", "2", "--trace", "traces", "--json", cwd=tmp_path)
+def test_the_command_writes_a_trace_and_leaves_nothing_else(
+    corpus: Path, tmp_path: Path, cache: Path
+) -> None:
+    done = samecurve(
+        "profile",
+        "-f",
+        write_config(tmp_path, corpus),
+        "--devices",
+        "cpu:2",
+        "--steps",
+        "2",
+        "--trace",
+        "traces",
+        "--json",
+        cwd=tmp_path,
+    )
     said = json.loads(done.stdout)
-    assert [Path(trace["path"]).name for trace in said["traces"]] == ["rank-0.json.gz", "rank-1.json.gz"]
+    assert [Path(trace["path"]).name for trace in said["traces"]] == [
+        "rank-0.json.gz",
+        "rank-1.json.gz",
+    ]
     assert not list((cache / "profile").iterdir())
     assert {path.name for path in tmp_path.iterdir()} == {"tiny.yaml", "traces"}
 
 
-@pytest.mark.parametrize(("flags", "says"), [
-    (("--trace", "tiny.yaml"), "is there already"), (("--trace", "tiny.yaml/below"), "nothing can be written into"), (("--steps", "0"), "is not in the range"), (("--strategy", "hsdp", "--devices", "cpu:3"), "hsdp")])
-def test_the_command_refuses_before_anything_runs(flags: tuple[str, str], says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], corpus: Path, tmp_path: Path) -> None:
-    assert says in refused(monkeypatch, capsys, "profile", "-f", write_config(tmp_path, corpus), *flags, cwd=tmp_path)
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (("--trace", "tiny.yaml"), "is there already"),
+        (("--trace", "tiny.yaml/below"), "nothing can be written into"),
+        (("--steps", "0"), "is not in the range"),
+        (("--strategy", "hsdp", "--devices", "cpu:3"), "hsdp"),
+    ],
+)
+def test_the_command_refuses_before_anything_runs(
+    flags: tuple[str, str],
+    says: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    corpus: Path,
+    tmp_path: Path,
+) -> None:
+    assert says in refused(
+        monkeypatch, capsys, "profile", "-f", write_config(tmp_path, corpus), *flags, cwd=tmp_path
+    )
     assert {path.name for path in tmp_path.iterdir()} == {"tiny.yaml"}
 
 
 @pytest.mark.gpu
 def test_a_gpus_own_clock(corpus: Path, tmp_path: Path) -> None:
-    said = json.loads(samecurve("profile", "-f", write_config(tmp_path, corpus), "--gpus", "0", "--dtype", "bf16", "--steps", "4", "--json", cwd=tmp_path).stdout)
+    said = json.loads(
+        samecurve(
+            "profile",
+            "-f",
+            write_config(tmp_path, corpus),
+            "--gpus",
+            "0",
+            "--dtype",
+            "bf16",
+            "--steps",
+            "4",
+            "--json",
+            cwd=tmp_path,
+        ).stdout
+    )
     assert sum(part["share"] for part in said["parts"].values()) == pytest.approx(1)
     assert min(_seconds(said, part) for part in ("forward", "backward", "optimizer")) > 0
     assert any(operation["name"] == "aten::mm" for operation in said["operations"])

@@ -1,4 +1,6 @@
-"""`verify` passes what is right, and finds and names what is wrong: each fault is planted in real ranks."""
+"""`verify` passes what is right, and finds and names what is wrong: each fault is planted in real
+ranks.
+"""
 
 import json
 from collections.abc import Callable
@@ -21,27 +23,57 @@ from worlds import Pool
 TOLERANCE = 1e-10
 
 
-def tried(pool: Pool, home: Path, corpus: Path, layouts: str, rehearsal: Callable[..., Any] = rehearse, **sections: Any) -> tuple[Trials, Config, list[Verdict]]:
+def tried(
+    pool: Pool,
+    home: Path,
+    corpus: Path,
+    layouts: str,
+    rehearsal: Callable[..., Any] = rehearse,
+    **sections: Any,
+) -> tuple[Trials, Config, list[Verdict]]:
     config = config_of(tiny_values(corpus, **sections))
     trials = Trials(config, MACHINE, describe(config), 4, "cpu", pool, home, rehearsal)
-    return trials, config, list(verify(trials, [parse_layout(part) for part in layouts.split(",")], TOLERANCE))
+    return (
+        trials,
+        config,
+        list(verify(trials, [parse_layout(part) for part in layouts.split(",")], TOLERANCE)),
+    )
 
 
 def test_what_is_right_passes(pool: Pool, corpus: Path, tmp_path: Path) -> None:
-    trials, config, verdicts = tried(pool, tmp_path, corpus, "single,dp:3,ddp:2/4,fsdp:3,hsdp:4,ddp:2..fsdp:3..single")
+    trials, config, verdicts = tried(
+        pool, tmp_path, corpus, "single,dp:3,ddp:2/4,fsdp:3,hsdp:4,ddp:2..fsdp:3..single"
+    )
     assert [verdict.verdict for verdict in verdicts] == ["PASS"] * 6, verdicts
     assert all(0 <= verdict.worst <= 1e-12 for verdict in verdicts)
     said = json.loads(as_json(trials, config, TOLERANCE, verdicts, []))
-    assert (said["passed"], said["batch"], said["layouts"][5]["layout"]) == (True, 10, "ddp:2..fsdp:3..single")
+    assert (said["passed"], said["batch"], said["layouts"][5]["layout"]) == (
+        True,
+        10,
+        "ddp:2..fsdp:3..single",
+    )
 
 
-@pytest.mark.parametrize(("fault", "layout", "says"), [
-    (faults.mean_of_means, "ddp:3", "step 1: the loss differs before any update"),
-    (faults.another_seed, "ddp:2", "step 1: the loss differs before any update"),
-    (faults.one_not_reduced, "ddp:2", f"step 1: the loss is equal, the gradient is not: {faults.LOST} "),
-    (faults.factor_on_the_root_alone, "fsdp:2", "step 1: the loss is equal, the gradient is not: layers."),
-])
-def test_a_planted_fault_is_found_and_named(fault: Callable[..., Any], layout: str, says: str, pool: Pool, corpus: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("fault", "layout", "says"),
+    [
+        (faults.mean_of_means, "ddp:3", "step 1: the loss differs before any update"),
+        (faults.another_seed, "ddp:2", "step 1: the loss differs before any update"),
+        (
+            faults.one_not_reduced,
+            "ddp:2",
+            f"step 1: the loss is equal, the gradient is not: {faults.LOST} ",
+        ),
+        (
+            faults.factor_on_the_root_alone,
+            "fsdp:2",
+            "step 1: the loss is equal, the gradient is not: layers.",
+        ),
+    ],
+)
+def test_a_planted_fault_is_found_and_named(
+    fault: Callable[..., Any], layout: str, says: str, pool: Pool, corpus: Path, tmp_path: Path
+) -> None:
     _, _, (sound, faulty) = tried(pool, tmp_path, corpus, f"single,{layout}", fault)
     assert sound.verdict == "PASS"
     assert (faulty.layout, faulty.verdict, faulty.first_step) == (layout, "FAIL", 1)
@@ -65,26 +97,70 @@ def test_layouts_are_read_and_refused() -> None:
     for text in ("ddp:x", "ddp:0", "dpp:2", "single:2", "ddp:2..", "ddp:2/0", ""):
         with pytest.raises(UserError, match="is no layout"):
             parse_layout(text)
-    assert [str(layout) for layout in default_layouts(2, True, ["torch"])] == ["single", "dp:2", "ddp:2", "fsdp:2", "single/4", "ddp:2/4", "fsdp:2/4", "ddp:2..fsdp:2"]
+    assert [str(layout) for layout in default_layouts(2, True, ["torch"])] == [
+        "single",
+        "dp:2",
+        "ddp:2",
+        "fsdp:2",
+        "single/4",
+        "ddp:2/4",
+        "fsdp:2/4",
+        "ddp:2..fsdp:2",
+    ]
     assert Layout("ddp", 3) in default_layouts(8, False, ["torch", "jax"])
     assert default_layouts(8, True, ["jax", "torch"])[0] == Layout("jax", 1)
 
 
-def test_a_layout_that_cannot_be_is_refused_before_anything_runs(pool: Pool, corpus: Path, tmp_path: Path) -> None:
+def test_a_layout_that_cannot_be_is_refused_before_anything_runs(
+    pool: Pool, corpus: Path, tmp_path: Path
+) -> None:
     with pytest.raises(UserError, match="layout hsdp:3: strategy hsdp needs groups"):
         tried(pool, tmp_path, corpus, "single,hsdp:3")
     assert not list(tmp_path.iterdir())
 
 
-def test_the_command_says_pass_and_leaves_nothing_behind(corpus: Path, tmp_path: Path, cache: Path) -> None:
-    done = samecurve("verify", "-f", write_config(tmp_path, corpus), "--layouts", "single,ddp:2..fsdp:2", "--steps", "3", "--json", cwd=tmp_path)
+def test_the_command_says_pass_and_leaves_nothing_behind(
+    corpus: Path, tmp_path: Path, cache: Path
+) -> None:
+    done = samecurve(
+        "verify",
+        "-f",
+        write_config(tmp_path, corpus),
+        "--layouts",
+        "single,ddp:2..fsdp:2",
+        "--steps",
+        "3",
+        "--json",
+        cwd=tmp_path,
+    )
     said = json.loads(done.stdout)
-    assert (said["passed"], said["dtype"], said["steps"], [entry["verdict"] for entry in said["layouts"]]) == (True, "f64", 3, ["PASS", "PASS"])
+    assert (
+        said["passed"],
+        said["dtype"],
+        said["steps"],
+        [entry["verdict"] for entry in said["layouts"]],
+    ) == (True, "f64", 3, ["PASS", "PASS"])
     assert not list((cache / "verify").iterdir())
     assert {path.name for path in tmp_path.iterdir()} == {"tiny.yaml"}
 
 
-@pytest.mark.parametrize(("flags", "says"), [
-    (("--layouts", "ddp:two"), "is no layout"), (("--dtype", "bf16"), "verify compares in f64 or f32"), (("--steps", "1000"), "the config trains 60"), (("--layouts", "hsdp:3"), "layout hsdp:3")])
-def test_the_command_refuses_what_it_cannot_compare(flags: tuple[str, str], says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], corpus: Path, tmp_path: Path) -> None:
-    assert says in refused(monkeypatch, capsys, "verify", "-f", write_config(tmp_path, corpus), *flags, cwd=tmp_path)
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (("--layouts", "ddp:two"), "is no layout"),
+        (("--dtype", "bf16"), "verify compares in f64 or f32"),
+        (("--steps", "1000"), "the config trains 60"),
+        (("--layouts", "hsdp:3"), "layout hsdp:3"),
+    ],
+)
+def test_the_command_refuses_what_it_cannot_compare(
+    flags: tuple[str, str],
+    says: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    corpus: Path,
+    tmp_path: Path,
+) -> None:
+    assert says in refused(
+        monkeypatch, capsys, "verify", "-f", write_config(tmp_path, corpus), *flags, cwd=tmp_path
+    )

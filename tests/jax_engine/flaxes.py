@@ -17,7 +17,9 @@ class Source:
         return 64
 
     def __getitem__(self, ids: Any) -> dict[str, Any]:
-        rows = np.stack([np.random.default_rng(int(i)).normal(size=8) for i in ids]).astype(np.float32)
+        rows = np.stack([np.random.default_rng(int(i)).normal(size=8) for i in ids]).astype(
+            np.float32
+        )
         return {"x": rows, "y": (rows.sum(1) > 0).astype(np.int64) + self.shift * np.asarray(ids)}
 
 
@@ -43,23 +45,44 @@ class Net(nnx.Module):
             self.drop = nnx.Dropout(0.5, rngs=rngs)
         if kind == "counts":
             self.count = nnx.Param(jnp.zeros(3, jnp.int32))
-        if kind == "odd":  # a recurrent layer keeps counters of random numbers; an empty, a scalar and a short parameter; constants
+        if (
+            kind == "odd"
+            # a recurrent layer keeps counters of random numbers; an empty, a scalar and a short
+            # parameter; constants
+        ):
             self.recurrent = nnx.RNN(nnx.LSTMCell(8, 8, param_dtype=dtype, rngs=rngs))
-            self.empty, self.scalar, self.short = nnx.Param(jnp.zeros((0, 8))), nnx.Param(jnp.ones(())), nnx.Param(jnp.ones(3))
+            self.empty, self.scalar, self.short = (
+                nnx.Param(jnp.zeros((0, 8))),
+                nnx.Param(jnp.ones(())),
+                nnx.Param(jnp.ones(3)),
+            )
             self.table, self.plain = np.full(8, 0.5), jnp.ones(8)
-            self.constant, self.again = nnx.Variable(jnp.linspace(0, 1, 8)), nnx.Linear(8, 8, rngs=rngs)
+            self.constant, self.again = (
+                nnx.Variable(jnp.linspace(0, 1, 8)),
+                nnx.Linear(8, 8, rngs=rngs),
+            )
         if kind == "noise":
             self.rngs = rngs
         if kind == "spectral":
             self.spectral = nnx.SpectralNorm(nnx.Linear(8, 8, rngs=rngs), rngs=rngs)
         if kind == "dotted":
-            self.parts = nnx.Dict({"a.b": nnx.Param(jnp.ones(8)), "a": nnx.Dict({"b": nnx.Param(jnp.ones(8))})})
+            self.parts = nnx.Dict(
+                {"a.b": nnx.Param(jnp.ones(8)), "a": nnx.Dict({"b": nnx.Param(jnp.ones(8))})}
+            )
 
     def __call__(self, x: jax.Array) -> jax.Array:
         for layer in self.layers:
             x = layer(x)
         if self.kind == "odd":
-            x = self.recurrent(x[:, None])[:, 0] + self.empty[...].sum(0) + self.scalar[...] * self.constant[...] * self.short[...].sum() * self.table * self.plain
+            x = (
+                self.recurrent(x[:, None])[:, 0]
+                + self.empty[...].sum(0)
+                + self.scalar[...]
+                * self.constant[...]
+                * self.short[...].sum()
+                * self.table
+                * self.plain
+            )
             x = nnx.remat(lambda layer, given: layer(given))(self.again, x)
         if self.kind == "noise":
             x = x + jax.random.normal(self.rngs(), x.shape)
@@ -78,7 +101,9 @@ class Small:
         return Net(self.kind, dtype, rngs)
 
     def loss(self, model: Any, batch: Any) -> Any:
-        logits = jax.nn.log_softmax(model(batch["x"]).astype(jnp.promote_types(batch["x"].dtype, jnp.float32)))
+        logits = jax.nn.log_softmax(
+            model(batch["x"]).astype(jnp.promote_types(batch["x"].dtype, jnp.float32))
+        )
         loss = -jnp.take_along_axis(logits, batch["y"][:, None], axis=1)
         if self.kind == "mean":
             return loss.mean()
@@ -95,7 +120,9 @@ class Small:
         return Source()
 
     def metrics(self, model: Any, batch: Any) -> dict[str, Mean]:
-        return {"accuracy": Mean((model(batch["x"]).argmax(-1) == batch["y"]).sum(), len(batch["y"]))}
+        return {
+            "accuracy": Mean((model(batch["x"]).argmax(-1) == batch["y"]).sum(), len(batch["y"]))
+        }
 
 
 class Plain(Small):
@@ -114,7 +141,12 @@ class Whole(Small):
     def loss(self, model: Any, batch: Any) -> Mean:
         real = batch.get("real", jnp.ones(len(batch["y"]), bool))
         logits = jax.nn.log_softmax(model(batch["x"]))
-        return Mean(jnp.where(real, -jnp.take_along_axis(logits, batch["y"][:, None], axis=1)[:, 0], 0).sum(), real.sum())
+        return Mean(
+            jnp.where(
+                real, -jnp.take_along_axis(logits, batch["y"][:, None], axis=1)[:, 0], 0
+            ).sum(),
+            real.sum(),
+        )
 
     def metrics(self, model: Any, batch: Any) -> dict[str, Mean]:
         right = model(batch["x"]).argmax(-1) == batch["y"]

@@ -34,14 +34,28 @@ def opened(values: Mapping[str, Any]) -> tuple[Any, Plan, Any, Feed]:
     task = open_task(config, str(cache_home()))
     made = plan(config, MACHINE if config.devices.use.startswith("cpu") else probe(), task.facts())
     engine = warm_seat(made, 0, None).engine(task, config.optimizer)
-    return engine, made, engine.init(), Feed(made, made.held_by(0), task.train_data(), task.eval_data(), engine.stage, 0, 0)
+    return (
+        engine,
+        made,
+        engine.init(),
+        Feed(made, made.held_by(0), task.train_data(), task.eval_data(), engine.stage, 0, 0),
+    )
 
 
 def programs(index: int, group: Any, values: Mapping[str, Any]) -> dict[str, int]:
     """How many collectives of each kind the compiled step has."""
     engine, _, state, feed = opened(values)
     text = str(engine.program(state, next(iter(feed))[1]).as_text())
-    return {kind: len(re.findall(rf"\b{kind}(?:-start)?\(", text)) for kind in ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")}
+    return {
+        kind: len(re.findall(rf"\b{kind}(?:-start)?\(", text))
+        for kind in (
+            "all-reduce",
+            "all-gather",
+            "reduce-scatter",
+            "all-to-all",
+            "collective-permute",
+        )
+    }
 
 
 def compilations(index: int, group: Any, values: Mapping[str, Any]) -> list[int]:
@@ -74,7 +88,9 @@ def failure(index: int, group: Any, values: Mapping[str, Any]) -> tuple[str, str
     return "", ""
 
 
-def trained(index: int, group: Any, values: Mapping[str, Any]) -> tuple[list[float], dict[str, float], dict[str, Any], tuple[str, ...]]:
+def trained(
+    index: int, group: Any, values: Mapping[str, Any]
+) -> tuple[list[float], dict[str, float], dict[str, Any], tuple[str, ...]]:
     """Losses, evaluation, arrays and warnings of a run."""
     engine, made, state, feed = opened(values)
     losses = []
@@ -82,11 +98,18 @@ def trained(index: int, group: Any, values: Mapping[str, Any]) -> tuple[list[flo
         state, stats = engine.step(state, batch, made.lr_at(step), [0] * len(REQUESTS))
         losses.append(stats.read().loss)
     metrics = engine.task.summarize(engine.evaluate(state, feed.evaluation()))
-    return losses, metrics, {piece.name: piece.buffer for piece in engine.gather(state)}, made.warnings
+    return (
+        losses,
+        metrics,
+        {piece.name: piece.buffer for piece in engine.gather(state)},
+        made.warnings,
+    )
 
 
 def conjugates(index: int, group: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The gradient of |w z - 1|^2 at a complex w by jax.grad, by pairs, and by finite differences; and a sum of complex leaves over devices."""
+    """The gradient of |w z - 1|^2 at a complex w by jax.grad, by pairs, and by finite differences;
+    and a sum of complex leaves over devices.
+    """
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -101,25 +124,47 @@ def conjugates(index: int, group: Any, values: Mapping[str, Any]) -> dict[str, A
         return jnp.sum(jnp.abs(w * z - 1) ** 2)
 
     def slope(step: complex) -> Any:
-        return np.array([(loss(w.at[k].add(1e-6 * step)) - loss(w.at[k].add(-1e-6 * step))) / 2e-6 for k in range(2)])
+        return np.array(
+            [
+                (loss(w.at[k].add(1e-6 * step)) - loss(w.at[k].add(-1e-6 * step))) / 2e-6
+                for k in range(2)
+            ]
+        )
 
     raw = jax.grad(loss)(w)
     mesh = Mesh(np.array(jax.devices()[:2]), ("data",))
     tree = {"c": jnp.array([1 + 2j, 3 - 4j]), "r": jnp.array([5.0, 6.0])}
-    added = jax.shard_map(lambda leaves: psum(leaves, "data"), mesh=mesh, in_specs=PartitionSpec("data"), out_specs=PartitionSpec(), check_vma=False)(tree)
-    return {"raw": np.asarray(raw), "descent": np.asarray(descent(raw)), "pairs": np.asarray(jax.grad(lambda pair: loss(join(pair)))(split(w))), "x": slope(1), "y": slope(1j),
-            "sum": np.asarray(added["c"]), "real": np.asarray(added["r"])}
+    added = jax.shard_map(
+        lambda leaves: psum(leaves, "data"),
+        mesh=mesh,
+        in_specs=PartitionSpec("data"),
+        out_specs=PartitionSpec(),
+        check_vma=False,
+    )(tree)
+    return {
+        "raw": np.asarray(raw),
+        "descent": np.asarray(descent(raw)),
+        "pairs": np.asarray(jax.grad(lambda pair: loss(join(pair)))(split(w))),
+        "x": slope(1),
+        "y": slope(1j),
+        "sum": np.asarray(added["c"]),
+        "real": np.asarray(added["r"]),
+    }
 
 
 def silent(index: int, group: Any, values: Mapping[str, Any], home: str, coordinator: str) -> None:
     """Rank 1 never comes to the first collective. coordinator: for jax's processes."""
     config = config_of(values)
     task = open_task(config, str(cache_home()))
-    made = plan(config, replace(MACHINE, started=2) if config.engine == "jax" else MACHINE, task.facts())
+    made = plan(
+        config, replace(MACHINE, started=2) if config.engine == "jax" else MACHINE, task.facts()
+    )
     if config.engine == "jax":
         from samecurve.worker.join import take_seat
 
-        engine = take_seat(made, Rank(index, index, 2), None, coordinator).engine(task, config.optimizer)
+        engine = take_seat(made, Rank(index, index, 2), None, coordinator).engine(
+            task, config.optimizer
+        )
     else:
         engine = warm_seat(made, index, group).engine(task, config.optimizer)
     if index:

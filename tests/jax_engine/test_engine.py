@@ -1,4 +1,6 @@
-"""What the jax engine must get right beyond one loss curve: collectives, compilations, complex weights, half precision, refusals."""
+"""What the jax engine must get right beyond one loss curve: collectives, compilations, complex
+weights, half precision, refusals.
+"""
 
 import json
 import sys
@@ -22,18 +24,40 @@ HERE = Path(__file__).parent
 EXAMPLES = HERE.parents[1] / "examples"
 
 
-def small(kind: str = "", devices: str = "cpu:2", task: str = "Small", strategy: str = "auto", **sections: Any) -> dict[str, Any]:
-    values = {"task": f"{HERE}/flaxes.py:{task}", "engine": "jax", "model": {"kind": kind}, "data": {}, "batch": {"samples": 10}, "optimizer": {"lr": 1e-2}, **sections}
+def small(
+    kind: str = "",
+    devices: str = "cpu:2",
+    task: str = "Small",
+    strategy: str = "auto",
+    **sections: Any,
+) -> dict[str, Any]:
+    values = {
+        "task": f"{HERE}/flaxes.py:{task}",
+        "engine": "jax",
+        "model": {"kind": kind},
+        "data": {},
+        "batch": {"samples": 10},
+        "optimizer": {"lr": 1e-2},
+        **sections,
+    }
     values["train"] = {"steps": 12, "precision": "f64", **sections.get("train", {})}
     return {**values, "devices": {"use": devices, "strategy": strategy}}
 
 
 @pytest.mark.parametrize("accumulate", [1, 4])
-def test_a_step_has_one_all_reduce_and_an_fft_model_no_all_gather(accumulate: int, pool: Pool, corpus: Path) -> None:
+def test_a_step_has_one_all_reduce_and_an_fft_model_no_all_gather(
+    accumulate: int, pool: Pool, corpus: Path
+) -> None:
     """Whatever the rounds; and fsdp gathers each parameter once."""
     rounds: Any = {"batch": {"samples": 16, "accumulate": accumulate}}
     fft = pool.run(1, jobs.programs, small(devices="cpu:4", **rounds))[0]
-    assert fft == {"all-reduce": 1, "all-gather": 0, "reduce-scatter": 0, "all-to-all": 0, "collective-permute": 0}
+    assert fft == {
+        "all-reduce": 1,
+        "all-gather": 0,
+        "reduce-scatter": 0,
+        "all-to-all": 0,
+        "collective-permute": 0,
+    }
     text = {**tiny_values(corpus, devices={"use": "cpu:4"}, **rounds), "engine": "jax"}
     assert pool.run(1, jobs.programs, text)[0]["all-reduce"] == 1
     cut = pool.run(1, jobs.programs, small(devices="cpu:4", strategy="fsdp", **rounds))[0]
@@ -41,8 +65,19 @@ def test_a_step_has_one_all_reduce_and_an_fft_model_no_all_gather(accumulate: in
 
 
 def test_nothing_is_compiled_after_the_second_step(pool: Pool) -> None:
-    """64 samples in tens: two epochs end with 4, which make one round of the two; learning rates come and go."""
-    found = pool.run(1, jobs.compilations, small(devices="cpu:4", batch={"samples": 10, "accumulate": 2}, schedule={"warmup": 5}, train={"steps": 16}))[0]
+    """64 samples in tens: two epochs end with 4, which make one round of the two; learning rates
+    come and go.
+    """
+    found = pool.run(
+        1,
+        jobs.compilations,
+        small(
+            devices="cpu:4",
+            batch={"samples": 10, "accumulate": 2},
+            schedule={"warmup": 5},
+            train={"steps": 16},
+        ),
+    )[0]
     assert len(found) == 16
     assert found[0] > 0
     assert not any(found[2:])
@@ -61,7 +96,9 @@ def test_complex_weights_are_one_curve(pool: Pool, tmp_path: Path) -> None:
 
 
 def test_odd_parameters_layers_and_variables_are_one_curve_too(pool: Pool, tmp_path: Path) -> None:
-    """Empty, scalar and short parameters, a recurrent layer, a transform in the forward pass, constants: saved, resumed, evaluated."""
+    """Empty, scalar and short parameters, a recurrent layer, a transform in the forward pass,
+    constants: saved, resumed, evaluated.
+    """
     config = jobs.config_of(small("odd"))
     trials = Trials(config, MACHINE, open_task(config, "").facts(), 3, "cpu", pool, tmp_path)
     verdicts = list(verify(trials, [parse_layout(layout) for layout in ("jax-fsdp:8",)], 1e-11))
@@ -69,9 +106,13 @@ def test_odd_parameters_layers_and_variables_are_one_curve_too(pool: Pool, tmp_p
 
 
 def test_gradients_of_complex_numbers_as_pairs(pool: Pool) -> None:
-    """By pairs they are the slopes along x and y; jax.grad's own is the conjugate; sums over devices know complex leaves."""
+    """By pairs they are the slopes along x and y; jax.grad's own is the conjugate; sums over
+    devices know complex leaves.
+    """
     found = pool.run(1, jobs.conjugates, small(devices="cpu:2"))[0]
-    np.testing.assert_allclose(found["pairs"], np.stack([found["x"], found["y"]], axis=-1), rtol=1e-8)
+    np.testing.assert_allclose(
+        found["pairs"], np.stack([found["x"], found["y"]], axis=-1), rtol=1e-8
+    )
     np.testing.assert_allclose(found["raw"], found["x"] - 1j * found["y"], rtol=1e-8)
     np.testing.assert_allclose(found["descent"], found["x"] + 1j * found["y"], rtol=1e-8)
     assert found["sum"].tolist() == [4 - 2j]
@@ -83,7 +124,9 @@ def test_recompute_changes_nothing_and_half_precision_learns(pool: Pool) -> None
     plain, metrics, *_ = pool.run(1, jobs.trained, small())[0]
     assert metrics["accuracy"] > 0.4
     for how in ("block", "selective"):
-        np.testing.assert_allclose(pool.run(1, jobs.trained, small(train={"recompute": how}))[0][0], plain, rtol=1e-13)
+        np.testing.assert_allclose(
+            pool.run(1, jobs.trained, small(train={"recompute": how}))[0][0], plain, rtol=1e-13
+        )
     wide = pool.run(1, jobs.trained, small(train={"precision": "f32"}))[0][0]
     for precision in ("bf16", "f16"):
         losses, _, arrays, _ = pool.run(1, jobs.trained, small(train={"precision": precision}))[0]
@@ -95,44 +138,98 @@ def test_recompute_changes_nothing_and_half_precision_learns(pool: Pool) -> None
 
 def test_a_task_that_leaves_rows_out_by_itself_gives_the_same(pool: Pool) -> None:
     """Short last batches on three devices, where rows fill up what is compiled."""
-    by_row, whole = (pool.run(1, jobs.trained, small(devices="cpu:3", task=task))[0] for task in ("Small", "Whole"))
+    by_row, whole = (
+        pool.run(1, jobs.trained, small(devices="cpu:3", task=task))[0]
+        for task in ("Small", "Whole")
+    )
     np.testing.assert_allclose(whole[0], by_row[0], rtol=1e-13)
     assert whole[1] == pytest.approx(by_row[1], rel=1e-13)
 
 
 def test_a_batch_smaller_than_the_devices_is_served_and_said(pool: Pool) -> None:
     """Three samples on eight devices, and a model trained by sgd."""
-    one, eight = (pool.run(1, jobs.trained, small(devices=devices, batch={"samples": 3}, optimizer={"name": "sgd", "lr": 0.1}))[0] for devices in ("cpu:1", "cpu:8"))
+    one, eight = (
+        pool.run(
+            1,
+            jobs.trained,
+            small(devices=devices, batch={"samples": 3}, optimizer={"name": "sgd", "lr": 0.1}),
+        )[0]
+        for devices in ("cpu:1", "cpu:8")
+    )
     np.testing.assert_allclose(eight[0], one[0], rtol=1e-12)
     assert any("5 of 8 devices have nothing to do" in warning for warning in eight[3])
 
 
-@pytest.mark.parametrize(("values", "says", "remedy"), [
-    (small("batchnorm"), "BatchNorm norm mixes the samples", "nnx.GroupNorm"),
-    (small(task="Brings"), "Brings.optimizer(): engine jax trains with the config's adamw and sgd only", "--engine torch"),
-    (small(optimizer={"groups": [{"match": "hed.*", "freeze": True}]}), "'hed.*' matches none of the 7 parameters", "head.bias"),
-    (small("dropout"), "Dropout drop draws its masks by the device", "--engine torch"),
-    (small("counts"), "parameter count holds int32", "float32"),
-    (small("unused"), "the loss does not use spare.bias, spare.kernel", "use them in the loss"),
-    (small("noise"), "the loss depends on random numbers of", "numbers that follow from the row"),
-    (small("spectral"), "the forward pass changes spectral.", "no running statistics"),
-    (small("dotted"), "two parameters are called parts.a.b", "keys without dots"),
-    (small("raises"), "Small.loss(): ZeroDivisionError: what the user's own code does", "mend it at this place"),
-    (small("large", train={"precision": "f32"}), 'data "y" has int64 numbers beyond 32 bits', "--dtype f64"),
-    (small("mean"), "not a samecurve.Mean", "Mean(sum, weight)"),
-    (small("no sum"), "not one real number", "Mean(sum, weight)"),
-    (small(task="Plain", train={"precision": "bf16"}), "can't be told to compute in bf16", "def model(self, dtype)"),
-    ({**small(task="Plain"), "engine": "torch"}, "not a torch.nn.Module", "--engine jax"),
-    ({**small(), "engine": "torch"}, "asks for dtype and rngs, as flax models do", "--engine jax"),
-    ({**small(), "task": f"{EXAMPLES}/fft.py:Spectral", "model": {"width": 4, "depth": 2}, "data": {"samples": 8}}, "not a flax.nnx.Module", "--engine torch"),
-])
-def test_what_a_task_of_ones_own_gets_wrong_is_said(values: dict[str, Any], says: str, remedy: str, pool: Pool) -> None:
+@pytest.mark.parametrize(
+    ("values", "says", "remedy"),
+    [
+        (small("batchnorm"), "BatchNorm norm mixes the samples", "nnx.GroupNorm"),
+        (
+            small(task="Brings"),
+            "Brings.optimizer(): engine jax trains with the config's adamw and sgd only",
+            "--engine torch",
+        ),
+        (
+            small(optimizer={"groups": [{"match": "hed.*", "freeze": True}]}),
+            "'hed.*' matches none of the 7 parameters",
+            "head.bias",
+        ),
+        (small("dropout"), "Dropout drop draws its masks by the device", "--engine torch"),
+        (small("counts"), "parameter count holds int32", "float32"),
+        (small("unused"), "the loss does not use spare.bias, spare.kernel", "use them in the loss"),
+        (
+            small("noise"),
+            "the loss depends on random numbers of",
+            "numbers that follow from the row",
+        ),
+        (small("spectral"), "the forward pass changes spectral.", "no running statistics"),
+        (small("dotted"), "two parameters are called parts.a.b", "keys without dots"),
+        (
+            small("raises"),
+            "Small.loss(): ZeroDivisionError: what the user's own code does",
+            "mend it at this place",
+        ),
+        (
+            small("large", train={"precision": "f32"}),
+            'data "y" has int64 numbers beyond 32 bits',
+            "--dtype f64",
+        ),
+        (small("mean"), "not a samecurve.Mean", "Mean(sum, weight)"),
+        (small("no sum"), "not one real number", "Mean(sum, weight)"),
+        (
+            small(task="Plain", train={"precision": "bf16"}),
+            "can't be told to compute in bf16",
+            "def model(self, dtype)",
+        ),
+        ({**small(task="Plain"), "engine": "torch"}, "not a torch.nn.Module", "--engine jax"),
+        (
+            {**small(), "engine": "torch"},
+            "asks for dtype and rngs, as flax models do",
+            "--engine jax",
+        ),
+        (
+            {
+                **small(),
+                "task": f"{EXAMPLES}/fft.py:Spectral",
+                "model": {"width": 4, "depth": 2},
+                "data": {"samples": 8},
+            },
+            "not a flax.nnx.Module",
+            "--engine torch",
+        ),
+    ],
+)
+def test_what_a_task_of_ones_own_gets_wrong_is_said(
+    values: dict[str, Any], says: str, remedy: str, pool: Pool
+) -> None:
     cause, what_to_do = pool.run(1, jobs.failure, values)[0]
     assert says in cause
     assert remedy in what_to_do
 
 
-def test_without_jax_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_jax_the_extra_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "small.json").write_text(json.dumps(small()))
     for name in ("jax", "flax", "optax"):
         monkeypatch.setitem(sys.modules, name, None)
@@ -143,7 +240,9 @@ def test_without_jax_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("engine", ["torch", pytest.param("jax", marks=pytest.mark.long)])
-def test_a_rank_that_never_comes_ends_the_preflight(engine: str, corpus: Path, tmp_path: Path) -> None:
+def test_a_rank_that_never_comes_ends_the_preflight(
+    engine: str, corpus: Path, tmp_path: Path
+) -> None:
     """The collective hangs for good; the limit ends the process that waits, which leaves its word."""
     values = {**tiny_values(corpus, devices={"use": "cpu:2"}), "engine": engine}
     own = Pool(2)
@@ -160,14 +259,28 @@ def test_a_rank_that_never_comes_ends_the_preflight(engine: str, corpus: Path, t
 @pytest.mark.long
 @pytest.mark.parametrize("precision", ["f64", "f32"])
 def test_complex_weights_on_one_to_eight_devices(precision: str, pool: Pool) -> None:
-    """50 AdamW steps with clipping, 64 samples in tens (a tail of 4), held whole and shared out, one round and four."""
+    """50 AdamW steps with clipping, 64 samples in tens (a tail of 4), held whole and shared out,
+    one round and four.
+    """
+
     def run(world: int, strategy: str, accumulate: int) -> list[float]:
-        sections: dict[str, Any] = {"train": {"precision": precision, "steps": 50}, "batch": {"samples": 10, "accumulate": accumulate}, "optimizer": {"lr": 3e-3, "clip": 0.5}}
-        losses: list[float] = pool.run(1, jobs.trained, small(devices=f"cpu:{world}", strategy=strategy, **sections))[0][0]
+        sections: dict[str, Any] = {
+            "train": {"precision": precision, "steps": 50},
+            "batch": {"samples": 10, "accumulate": accumulate},
+            "optimizer": {"lr": 3e-3, "clip": 0.5},
+        }
+        losses: list[float] = pool.run(
+            1, jobs.trained, small(devices=f"cpu:{world}", strategy=strategy, **sections)
+        )[0][0]
         return losses
 
     one = run(1, "single", 1)
     for world in (1, 2, 4, 8):
         for strategy in ("dp", "fsdp"):
             for accumulate in (1, 4):
-                np.testing.assert_allclose(run(world, strategy, accumulate), one, rtol=1e-10 if precision == "f64" else 2e-6, err_msg=f"{strategy}:{world}/{accumulate}")
+                np.testing.assert_allclose(
+                    run(world, strategy, accumulate),
+                    one,
+                    rtol=1e-10 if precision == "f64" else 2e-6,
+                    err_msg=f"{strategy}:{world}/{accumulate}",
+                )

@@ -48,15 +48,23 @@ def command(*arguments: object) -> list[str]:
     return [sys.executable, "-m", "samecurve", *map(str, arguments)]
 
 
-def samecurve(*arguments: object, cwd: Path, code: int | None = 0, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+def samecurve(
+    *arguments: object, cwd: Path, code: int | None = 0, timeout: float = 120
+) -> subprocess.CompletedProcess[str]:
     """Run to its end. code: the exit code it must have, None for any."""
-    done = subprocess.run(command(*arguments), cwd=cwd, capture_output=True, text=True, timeout=timeout, check=False)
-    assert code is None or done.returncode == code, f"exit {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    done = subprocess.run(
+        command(*arguments), cwd=cwd, capture_output=True, text=True, timeout=timeout, check=False
+    )
+    assert code is None or done.returncode == code, (
+        f"exit {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    )
     return done
 
 
 def warm(index: int, group: object, cwd: Path, *arguments: object) -> None:
-    """A job of the pool: the whole command, in a process that has torch already (a start of its own takes seconds). It must leave with 0."""
+    """A job of the pool: the whole command, in a process that has torch already (a start of its own
+    takes seconds). It must leave with 0.
+    """
     os.chdir(cwd)
     sys.argv = ["samecurve", *map(str, arguments)]
     try:
@@ -73,8 +81,15 @@ def said(index: int, group: object, cwd: Path, *arguments: object) -> str:
     return out.getvalue()
 
 
-def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: object, cwd: Path) -> str:
-    """What the program says when it refuses, run in this process (a start of its own each would take a minute in all); its exit code must be 2."""
+def refused(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    *arguments: object,
+    cwd: Path,
+) -> str:
+    """What the program says when it refuses, run in this process (a start of its own each would
+    take a minute in all); its exit code must be 2.
+    """
     monkeypatch.chdir(cwd)
     monkeypatch.setattr(sys, "argv", ["samecurve", *map(str, arguments)])
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -92,9 +107,21 @@ def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 
 
 @contextmanager
-def started(*arguments: object, cwd: Path, env: Mapping[str, str] | None = None) -> Iterator[subprocess.Popen[str]]:
-    """A live run, ended with the block whatever becomes of the test. env: variables beside this process's own."""
-    with subprocess.Popen(command(*arguments), cwd=cwd, env={**os.environ, **(env or {})}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+def started(
+    *arguments: object, cwd: Path, env: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[str]]:
+    """A live run, ended with the block whatever becomes of the test.
+
+    env: variables beside this process's own.
+    """
+    with subprocess.Popen(
+        command(*arguments),
+        cwd=cwd,
+        env={**os.environ, **(env or {})},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
         try:
             yield process
         finally:
@@ -116,16 +143,23 @@ def losses(run: Path) -> list[float]:
 
 def steps_written(run: Path) -> int:
     try:
-        return max((event.step for event in read(run / "journal.jsonl") if event.kind == "step"), default=0)
+        return max(
+            (event.step for event in read(run / "journal.jsonl") if event.kind == "step"), default=0
+        )
     except FileNotFoundError:
         return 0
 
 
 def ranks_of(run: Path) -> list[int]:
-    """Process ids of the ranks that work on this run (told from other runs on the machine by where they were started)."""
+    """Process ids of the ranks that work on this run (told from other runs on the machine by where
+    they were started).
+    """
     found = []
     for process in psutil.process_iter(["pid", "cmdline", "cwd"]):
         line = process.info["cmdline"] or []
-        if "samecurve.worker.main" in line and Path(process.info["cwd"] or "/", json.loads(line[-1])["run"]) == run:
+        if (
+            "samecurve.worker.main" in line
+            and Path(process.info["cwd"] or "/", json.loads(line[-1])["run"]) == run
+        ):
             found.append(int(process.info["pid"]))
     return found

@@ -1,4 +1,6 @@
-"""A user's task whose model has all that weights can be: complex, frozen, tied, and a buffer with infinities. In a file of its own, as a user's is."""
+"""A user's task whose model has all that weights can be: complex, frozen, tied, and a buffer with
+infinities. In a file of its own, as a user's is.
+"""
 
 from typing import Any
 
@@ -22,13 +24,19 @@ class Filter(nn.Module):
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.filter, self.into, self.out = Filter(), nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)
+        self.filter, self.into, self.out = (
+            Filter(),
+            nn.Linear(8, 8, bias=False),
+            nn.Linear(8, 8, bias=False),
+        )
         self.out.weight = self.into.weight
         self.scale = nn.Parameter(torch.rand(8), requires_grad=False)
         self.register_buffer("mask", torch.full((2, 2), float("-inf")).triu(1))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.out(torch.tanh(self.into(self.filter(x.to(self.scale.dtype) * self.scale))))
+        found: torch.Tensor = self.out(
+            torch.tanh(self.into(self.filter(x.to(self.scale.dtype) * self.scale)))
+        )
         return found
 
 

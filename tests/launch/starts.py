@@ -16,10 +16,21 @@ from tiny import MACHINE, config_of, tiny_values
 from worlds import Pool
 
 
-def start(home: Path, values: Mapping[str, Any], cache: Path, init_from: Path | None = None, resume: str = "auto") -> Prepared:
+def start(
+    home: Path,
+    values: Mapping[str, Any],
+    cache: Path,
+    init_from: Path | None = None,
+    resume: str = "auto",
+) -> Prepared:
     """Prepared, and its lock let go of. home: the run directory."""
     config = config_of(values)
-    prepared = prepare(Loaded(config, "tiny", {}), Options(home, resume, None, False, init_from), facts(config, str(cache)), MACHINE)
+    prepared = prepare(
+        Loaded(config, "tiny", {}),
+        Options(home, resume, None, False, init_from),
+        facts(config, str(cache)),
+        MACHINE,
+    )
     prepared.lock.release()
     return prepared
 
@@ -35,7 +46,11 @@ def values(corpus: Path, layout: str = "single:1", **sections: Mapping[str, Any]
     strategy, _, count = layout.partition(":")
     engine = "jax" if strategy.startswith("jax-") else "torch"
     devices = {"use": f"cpu:{count}", "strategy": strategy.removeprefix("jax-"), "preflight": 0}
-    return {**tiny_values(corpus, **{"train": {"steps": 1, "precision": "f64"}, **sections}), "devices": devices, "engine": engine}
+    return {
+        **tiny_values(corpus, **{"train": {"steps": 1, "precision": "f64"}, **sections}),
+        "devices": devices,
+        "engine": engine,
+    }
 
 
 def begun_from(run: Path) -> str:

@@ -10,17 +10,35 @@ import worlds
 from samecurve.observe.journal import read
 
 
-def test_a_checkpoint_has_one_set_of_metrics(pool: worlds.Pool, tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_checkpoint_has_one_set_of_metrics(
+    pool: worlds.Pool,
+    tmp_path: Path,
+    corpus: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     config = write_config(tmp_path, corpus, steps=8, save=4)
     pool.run(1, warm, tmp_path, "train", "-f", config, "--save-dir", "run")
-    own = [event.values for event in read(tmp_path / "run/journal.jsonl") if event.kind == "evaluated"]
+    own = [
+        event.values for event in read(tmp_path / "run/journal.jsonl") if event.kind == "evaluated"
+    ]
     files = sorted(tmp_path.rglob("*"))
-    last = json.loads(samecurve("eval", "run", "--devices", "cpu:3", "--strategy", "fsdp", "--json", cwd=tmp_path).stdout)
+    last = json.loads(
+        samecurve(
+            "eval", "run", "--devices", "cpu:3", "--strategy", "fsdp", "--json", cwd=tmp_path
+        ).stdout
+    )
     assert {name: last[name] for name in ("step", "samples")} == {"step": 8, "samples": 8}
-    assert [last[name] for name in ("loss", "perplexity", "accuracy")] == pytest.approx([own[-1][name] for name in ("loss", "perplexity", "accuracy")], rel=1e-12)
+    assert [last[name] for name in ("loss", "perplexity", "accuracy")] == pytest.approx(
+        [own[-1][name] for name in ("loss", "perplexity", "accuracy")], rel=1e-12
+    )
     shown = samecurve("eval", "run/checkpoints/step-00000004", "-d", config, cwd=tmp_path).stdout
     assert shown.startswith("eval   step 4  loss ")
     assert "1 x cpu single" in shown
     assert sorted(tmp_path.rglob("*")) == files
-    for arguments, said in ((("none",), "neither a run directory nor a checkpoint"), (("run", "--set", "data.eval_samples=0"), "--on train evaluates on what it was trained on"), (("run", "--gpus", "0"), "no GPU")):
+    for arguments, said in (
+        (("none",), "neither a run directory nor a checkpoint"),
+        (("run", "--set", "data.eval_samples=0"), "--on train evaluates on what it was trained on"),
+        (("run", "--gpus", "0"), "no GPU"),
+    ):
         assert said in refused(monkeypatch, capsys, "eval", *arguments, cwd=tmp_path)

@@ -11,12 +11,23 @@ from samecurve.launch.hang_watch import Hangs
 from samecurve.observe.heartbeat import read_beat
 
 
-@pytest.mark.parametrize(("file", "compiles"), [("torch/_dynamo/convert_frame.py", True), ("mine.py", False)])
-def test_a_rank_that_compiles_is_given_the_patience_of_a_first_step(file: str, compiles: bool, tmp_path: Path) -> None:
-    """A real rank, whose steps are quick until one is silent, in a function of such a file: a shape that comes late. It is no hang for ten times the floor, and one after that."""
-    work = ("import sys, time\nfrom pathlib import Path\nfrom samecurve.worker.hang_responder import attending\nfrom samecurve.observe.heartbeat import Pulse\n"
-            "logs = Path(sys.argv[1])\nexec(compile('def silent():\\n    time.sleep(60)', sys.argv[2], 'exec'))\n"
-            "with attending(logs, 0):\n    pulse = Pulse(logs / 'pulse-0')\n    for step in range(10):\n        pulse(step, 'data'), pulse(step, 'step'), time.sleep(0.01)\n    silent()\n")
+@pytest.mark.parametrize(
+    ("file", "compiles"), [("torch/_dynamo/convert_frame.py", True), ("mine.py", False)]
+)
+def test_a_rank_that_compiles_is_given_the_patience_of_a_first_step(
+    file: str, compiles: bool, tmp_path: Path
+) -> None:
+    """A real rank, whose steps are quick until one is silent, in a function of such a file: a shape
+    that comes late. It is no hang for ten times the floor, and one after that.
+    """
+    work = (
+        "import sys, time\nfrom pathlib import Path\nfrom samecurve.worker.hang_responder import"
+        " attending\nfrom samecurve.observe.heartbeat import Pulse\nlogs ="
+        " Path(sys.argv[1])\nexec(compile('def silent():\\n    time.sleep(60)', sys.argv[2],"
+        " 'exec'))\nwith attending(logs, 0):\n    pulse = Pulse(logs / 'pulse-0')\n    for step in"
+        " range(10):\n        pulse(step, 'data'), pulse(step, 'step'), time.sleep(0.01)\n   "
+        " silent()\n"
+    )
     with subprocess.Popen([sys.executable, "-c", work, str(tmp_path), file]) as process:
         try:
             hangs, found = Hangs(tmp_path, lambda: {0: process.pid}, 1, 0.5), None

@@ -1,4 +1,6 @@
-"""A rank that hangs, is stopped or killed is named within its limit, ended, and the run goes on from its last save as if nothing had been."""
+"""A rank that hangs, is stopped or killed is named within its limit, ended, and the run goes on
+from its last save as if nothing had been.
+"""
 
 import json
 import os
@@ -31,17 +33,35 @@ track: {{sensors_every: 0}}
 """
 
 
-def run(home: Path, how: str = "none", *arguments: str, env: dict[str, str] | None = None, **fields: Any) -> subprocess.CompletedProcess[str]:
+def run(
+    home: Path, how: str = "none", *arguments: str, env: dict[str, str] | None = None, **fields: Any
+) -> subprocess.CompletedProcess[str]:
     """A whole command. fields: of the config. The ranks it started are gone afterwards."""
     write(home, how, **fields)
-    done = subprocess.run(command("train", "-f", "waiting.yaml", "--save-dir", "run", *arguments), cwd=home, capture_output=True, text=True, timeout=120, check=False, env={**os.environ, **(env or {})})
+    done = subprocess.run(
+        command("train", "-f", "waiting.yaml", "--save-dir", "run", *arguments),
+        cwd=home,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={**os.environ, **(env or {})},
+    )
     assert not ranks_of(home / "run")
     return done
 
 
 def write(home: Path, how: str, once: str = "once", **fields: Any) -> None:
     values = {"prefetch": 2, "steps": 40, "world": 2, "restarts": 1, **fields}
-    (home / "waiting.yaml").write_text(CONFIG.format(task=Path(__file__).with_name("waiting.py"), how=how, once=home / once, floor=FLOOR, **values))
+    (home / "waiting.yaml").write_text(
+        CONFIG.format(
+            task=Path(__file__).with_name("waiting.py"),
+            how=how,
+            once=home / once,
+            floor=FLOOR,
+            **values,
+        )
+    )
 
 
 def events(home: Path, kind: str) -> list[dict[str, Any]]:
@@ -56,12 +76,26 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     return losses(home / "run")
 
 
-def test_a_rank_asleep_in_its_feed_is_named_and_the_run_goes_on(tmp_path: Path, unbroken: list[float]) -> None:
+def test_a_rank_asleep_in_its_feed_is_named_and_the_run_goes_on(
+    tmp_path: Path, unbroken: list[float]
+) -> None:
     """Its line is the user's own; the curve is the one of a run that nothing happened to."""
     done = run(tmp_path, "sleep")
     assert done.returncode == 0, done.stdout + done.stderr
-    where = r"rank 0 in \w+ \(step, since step \d+\); rank 1 in the feed: waiting\.py:\d+ __getitem__\(\) \(data, since step \d+\)"
-    assert len(re.findall(rf"again  rank 1 gave no sign for \d+ s \(limit \d+ s\): {where}; start 2, from step \d+", done.stdout)) == 1
+    where = (
+        r"rank 0 in \w+ \(step, since step \d+\); rank 1 in the feed: waiting\.py:\d+"
+        r" __getitem__\(\) \(data, since step \d+\)"
+    )
+    assert (
+        len(
+            re.findall(
+                rf"again  rank 1 gave no sign for \d+ s \(limit \d+ s\): {where}; start 2, from"
+                r" step \d+",
+                done.stdout,
+            )
+        )
+        == 1
+    )
     np.testing.assert_allclose(losses(tmp_path / "run"), unbroken, rtol=1e-12)
     (recovered,), (finished,) = events(tmp_path, "recovered"), events(tmp_path, "finished")
     assert finished["recoveries"] == [recovered["seconds"]]
@@ -88,7 +122,11 @@ def test_a_stopped_rank_is_named_and_the_command_ends(tmp_path: Path) -> None:
 def test_a_lone_process_that_hangs_ends_itself(tmp_path: Path) -> None:
     done = run(tmp_path, "sleep", "--devices", "cpu", restarts=0, prefetch=0, env={"RANK": "1"})
     assert done.returncode == 1
-    assert re.match(r"error: rank 0 gave no sign for \d+ s \(limit \d+ s\): rank 0 in the feed: waiting\.py:\d+ __getitem__\(\)", done.stderr), done.stderr
+    assert re.match(
+        r"error: rank 0 gave no sign for \d+ s \(limit \d+ s\): rank 0 in the feed: waiting\.py:\d+"
+        r" __getitem__\(\)",
+        done.stderr,
+    ), done.stderr
 
 
 @pytest.mark.long
@@ -105,13 +143,33 @@ def test_a_rank_that_is_killed_in_every_start_is_given_up(tmp_path: Path) -> Non
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("how", "says", "again"), [
-    ("raise", r"rank 1: \S*waiting\.py:\d+: the data of Task\.train_data\(\): ValueError: a planted fault", False),
-    ("EIO", r"rank 1: \S*waiting\.py:\d+: the data of Task\.train_data\(\): OSError: \[Errno 5\] Input/output error", True),
-    ("leave", "rank 1 left with exit code 0 before the others were done", False),
-])
+@pytest.mark.parametrize(
+    ("how", "says", "again"),
+    [
+        (
+            "raise",
+            (
+                r"rank 1: \S*waiting\.py:\d+: the data of Task\.train_data\(\): ValueError: a"
+                r" planted fault"
+            ),
+            False,
+        ),
+        (
+            "EIO",
+            (
+                r"rank 1: \S*waiting\.py:\d+: the data of Task\.train_data\(\): OSError: \[Errno"
+                r" 5\] Input/output error"
+            ),
+            True,
+        ),
+        ("leave", "rank 1 left with exit code 0 before the others were done", False),
+    ],
+)
 def test_a_rank_that_fails_ends_the_run(how: str, says: str, again: bool, tmp_path: Path) -> None:
-    """Its number, the user's line and the cause first, once. A fault of the user's own is not tried again, one of a disk is."""
+    """Its number, the user's line and the cause first, once.
+
+    A fault of the user's own is not tried again, one of a disk is.
+    """
     done = run(tmp_path, how, restarts=1 if again else 3)
     said = done.stdout + done.stderr
     assert len(re.findall(says, said)) == 1
@@ -131,15 +189,23 @@ def test_restarts_are_for_what_another_start_may_end() -> None:
     assert Budget(3).spend(full, "step-5") == "not started again: the same would happen"
     fruitless = Budget(100)
     assert [fruitless.spend(killed, "step-5") for _ in range(3)] == [None] * 3
-    assert fruitless.spend(killed, "step-5") == "not started again: 3 starts in a row failed before another save"
+    assert (
+        fruitless.spend(killed, "step-5")
+        == "not started again: 3 starts in a row failed before another save"
+    )
     progress = Budget(10)
     assert [progress.spend(killed, f"step-{step}") for step in range(10)] == [None] * 10
-    assert progress.spend(killed, "step-10") == "not started again: that was done 10 times (--max-restarts)"
+    assert (
+        progress.spend(killed, "step-10")
+        == "not started again: that was done 10 times (--max-restarts)"
+    )
 
 
 @pytest.mark.long
 def test_a_stopped_rank_costs_no_more_than_the_floor_and_a_restart(tmp_path: Path) -> None:
-    """At most 5 s beyond the floor and what torch elastic's own restart takes here, measured beside it."""
+    """At most 5 s beyond the floor and what torch elastic's own restart takes here, measured beside
+    it.
+    """
     bare = _bare_restart(tmp_path)
     done = run(tmp_path, "SIGSTOP")
     assert done.returncode == 0, done.stderr
@@ -148,7 +214,10 @@ def test_a_stopped_rank_costs_no_more_than_the_floor_and_a_restart(tmp_path: Pat
     void = next(index for index, line in enumerate(lines) if line["kind"] == "restarted")
     last = max(line["time"] for line in lines[:void] if line["kind"] == "step")
     first = min(line["time"] for line in steps if line["time"] > lines[void]["time"])
-    print(f"stopped to trained again {first - last:.1f} s; floor {FLOOR} s, bare elastic restart {bare:.1f} s")
+    print(
+        f"stopped to trained again {first - last:.1f} s; floor {FLOOR} s, bare elastic restart"
+        f" {bare:.1f} s"
+    )
     assert first - last < FLOOR + bare + 5
 
 
@@ -168,8 +237,24 @@ dist.barrier()
 def _bare_restart(home: Path) -> float:
     """Seconds from one rank's death to both having met again, by torch elastic alone."""
     (home / "bare.py").write_text(BARE)
-    subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1", "--monitor-interval=0.1", "bare.py", "times"],
-                   cwd=home, check=True, capture_output=True, timeout=120, env={**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"})
+    subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node=2",
+            "--max-restarts=1",
+            "--monitor-interval=0.1",
+            "bare.py",
+            "times",
+        ],
+        cwd=home,
+        check=True,
+        capture_output=True,
+        timeout=120,
+        env={**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
+    )
     times = sorted(map(float, (home / "times").read_text().split()))
     return times[-1] - times[0]
 
@@ -179,7 +264,12 @@ def test_a_signal_while_ranks_start_again_stops_the_run(tmp_path: Path) -> None:
     """Asked between two starts, the next one is told."""
     write(tmp_path, "SIGKILL", steps=100_000)
     with started("train", "-f", "waiting.yaml", "--save-dir", "run", cwd=tmp_path) as live:
-        until(lambda: (tmp_path / "run/journal.jsonl").exists() and '"restarted"' in (tmp_path / "run/journal.jsonl").read_text())
+        until(
+            lambda: (
+                (tmp_path / "run/journal.jsonl").exists()
+                and '"restarted"' in (tmp_path / "run/journal.jsonl").read_text()
+            )
+        )
         live.send_signal(signal.SIGTERM)
         said = live.communicate(timeout=60)[0]
     assert live.returncode == 143, said

@@ -1,4 +1,6 @@
-"""The command with --engine jax: one process for all devices of a host, a run moved to torch and back, several hosts."""
+"""The command with --engine jax: one process for all devices of a host, a run moved to torch and
+back, several hosts.
+"""
 
 import signal
 import socket
@@ -28,34 +30,83 @@ def arrays_agree(one: Path, other: Path, apart: float) -> None:
 def unbroken(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Path:
     """60 steps with torch on one device."""
     home = tmp_path_factory.mktemp("unbroken")
-    samecurve("train", "-f", write_config(home, corpus), "--save-dir", home / "run", "--devices", "cpu", cwd=home)
+    samecurve(
+        "train",
+        "-f",
+        write_config(home, corpus),
+        "--save-dir",
+        home / "run",
+        "--devices",
+        "cpu",
+        cwd=home,
+    )
     return home / "run"
 
 
 @pytest.mark.long
 def test_a_run_moves_between_engines(unbroken: Path, tmp_path: Path, corpus: Path) -> None:
-    """torch ddp:2 -> jax:4 -> torch on one, by the same command; fsdp and more moves are in tests/test_promise.py."""
+    """torch ddp:2 -> jax:4 -> torch on one, by the same command; fsdp and more moves are in
+    tests/test_promise.py.
+    """
     train = ["train", "-f", write_config(tmp_path, corpus), "--save-dir", "run"]
     samecurve(*train, "--devices", "cpu:2", "--stop-after", "15", cwd=tmp_path)
-    moved = samecurve(*train, "--engine", "jax", "--devices", "cpu:4", "--stop-after", "15", cwd=tmp_path)
+    moved = samecurve(
+        *train, "--engine", "jax", "--devices", "cpu:4", "--stop-after", "15", cwd=tmp_path
+    )
     assert "jax dp over xla" in moved.stdout
     assert "Running on 4 devices (virtual CPU devices)" in moved.stdout
     assert "engine torch -> jax" in moved.stdout
     samecurve(*train, "--devices", "cpu", cwd=tmp_path)
     np.testing.assert_allclose(losses(tmp_path / "run"), losses(unbroken), rtol=1e-12)
-    arrays_agree(tmp_path / "run/checkpoints/step-00000060", unbroken / "checkpoints/step-00000060", 1e-12)
+    arrays_agree(
+        tmp_path / "run/checkpoints/step-00000060", unbroken / "checkpoints/step-00000060", 1e-12
+    )
 
 
 def test_hosts_train_together(unbroken: Path, tmp_path: Path, corpus: Path) -> None:
-    """Two processes with two devices each; Ctrl-C at one stops both; two tasks of a Slurm job go on under another strategy."""
+    """Two processes with two devices each; Ctrl-C at one stops both; two tasks of a Slurm job go on
+    under another strategy.
+    """
     config = write_config(tmp_path, corpus)
-    again = ("train", "-f", config, "--engine", "jax", "--devices", "cpu:2", "--strategy", "fsdp", "--save-dir", "run")
+    again = (
+        "train",
+        "-f",
+        config,
+        "--engine",
+        "jax",
+        "--devices",
+        "cpu:2",
+        "--strategy",
+        "fsdp",
+        "--save-dir",
+        "run",
+    )
 
     def train(node: int, port: int, *more: object) -> Sequence[object]:
-        return ("train", "-f", config, "--engine", "jax", "--devices", "cpu:2", "--save-dir", "run", "--nnodes", 2, "--rdzv", f"127.0.0.1:{port}", "--node-rank", node, *more)
+        return (
+            "train",
+            "-f",
+            config,
+            "--engine",
+            "jax",
+            "--devices",
+            "cpu:2",
+            "--save-dir",
+            "run",
+            "--nnodes",
+            2,
+            "--rdzv",
+            f"127.0.0.1:{port}",
+            "--node-rank",
+            node,
+            *more,
+        )
 
     port = free_port()
-    with started(*train(0, port), cwd=tmp_path) as first, started(*train(1, port), cwd=tmp_path) as second:
+    with (
+        started(*train(0, port), cwd=tmp_path) as first,
+        started(*train(1, port), cwd=tmp_path) as second,
+    ):
         until(lambda: steps_written(tmp_path / "run") >= 5)
         second.send_signal(signal.SIGINT)
         said = first.communicate(timeout=60)[0]
@@ -63,14 +114,19 @@ def test_hosts_train_together(unbroken: Path, tmp_path: Path, corpus: Path) -> N
     assert "plan   world 4   jax dp over xla" in said
     assert 5 <= steps_written(tmp_path / "run") < 60
     job = _job()
-    with started(*again, cwd=tmp_path, env=slurm(0, job)) as first, started(*again, cwd=tmp_path, env=slurm(1, job)) as second:
+    with (
+        started(*again, cwd=tmp_path, env=slurm(0, job)) as first,
+        started(*again, cwd=tmp_path, env=slurm(1, job)) as second,
+    ):
         said = first.communicate(timeout=90)[0]
         assert (first.returncode, second.wait(60)) == (0, 0), said
     np.testing.assert_allclose(losses(tmp_path / "run"), losses(unbroken), rtol=1e-12)
-    arrays_agree(tmp_path / "run/checkpoints/step-00000060", unbroken / "checkpoints/step-00000060", 1e-12)
+    arrays_agree(
+        tmp_path / "run/checkpoints/step-00000060", unbroken / "checkpoints/step-00000060", 1e-12
+    )
 
 
-OWN = '''\
+OWN = """\
 import os
 import jax.numpy as jnp
 import numpy as np
@@ -95,24 +151,57 @@ class Own:
         return Mean(model.p[...].sum() * batch["x"].sum(), 1)
     def train_data(self):
         return Source()
-'''
+"""
 
 
 @pytest.mark.long
 def test_processes_begin_with_the_first_ones_values(tmp_path: Path) -> None:
-    """A model that draws its values otherwise in each process: the loss is that of the weights that are saved, no mean over two models."""
+    """A model that draws its values otherwise in each process: the loss is that of the weights that
+    are saved, no mean over two models.
+    """
     (tmp_path / "own.py").write_text(OWN)
-    train = ("train", "--set", "task=own.py:Own", "--engine", "jax", "--dtype", "f64", "--devices", "cpu:1", "--global-batch", 4, "--max-steps", 1, "--lr", 1e-12,
-             "--save-dir", "run", "--nnodes", 2, "--rdzv", f"127.0.0.1:{free_port()}", "--node-rank")
+    train = (
+        "train",
+        "--set",
+        "task=own.py:Own",
+        "--engine",
+        "jax",
+        "--dtype",
+        "f64",
+        "--devices",
+        "cpu:1",
+        "--global-batch",
+        4,
+        "--max-steps",
+        1,
+        "--lr",
+        1e-12,
+        "--save-dir",
+        "run",
+        "--nnodes",
+        2,
+        "--rdzv",
+        f"127.0.0.1:{free_port()}",
+        "--node-rank",
+    )
     with started(*train, 0, cwd=tmp_path) as first, started(*train, 1, cwd=tmp_path) as second:
         said = first.communicate(timeout=90)[0]
         assert (first.returncode, second.wait(60)) == (0, 0), said
-    assert losses(tmp_path / "run") == pytest.approx([float(load(tmp_path / "run/checkpoints/step-00000001").arrays["model/p"].sum())], rel=1e-12)
+    assert losses(tmp_path / "run") == pytest.approx(
+        [float(load(tmp_path / "run/checkpoints/step-00000001").arrays["model/p"].sum())], rel=1e-12
+    )
 
 
 def slurm(task: int, job: int) -> dict[str, str]:
     """What srun sets in one of two tasks, each on a node of its own (here both on this one)."""
-    return {"SLURM_PROCID": str(task), "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "0", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NODELIST": "localhost,other[1-3]", "SLURM_JOB_ID": str(job)}
+    return {
+        "SLURM_PROCID": str(task),
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_LOCALID": "0",
+        "SLURM_STEP_NUM_NODES": "2",
+        "SLURM_STEP_NODELIST": "localhost,other[1-3]",
+        "SLURM_JOB_ID": str(job),
+    }
 
 
 def _job() -> int:
@@ -125,8 +214,13 @@ def _job() -> int:
 
 
 def test_whoever_started_a_rank_says_who_it_is() -> None:
-    assert [first_host(nodes) for nodes in ("n1", "n1,n2", "gpu[07-09,12],cpu1", "a[3,5]-ib", "n[1-2],m")] == ["n1", "n1", "gpu07", "a3-ib", "n1"]
-    found = rank_from(from_slurm({**slurm(5, 123), "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "1"}))
+    assert [
+        first_host(nodes)
+        for nodes in ("n1", "n1,n2", "gpu[07-09,12],cpu1", "a[3,5]-ib", "n[1-2],m")
+    ] == ["n1", "n1", "gpu07", "a3-ib", "n1"]
+    found = rank_from(
+        from_slurm({**slurm(5, 123), "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "1"})
+    )
     assert (found.index, found.local, found.world, found.hosts) == (5, 1, 8, 2)
     with pytest.raises(UserError, match="3 tasks on 2 nodes"):
         from_slurm({**slurm(0, 1), "SLURM_STEP_NUM_TASKS": "3"})
@@ -135,7 +229,24 @@ def test_whoever_started_a_rank_says_who_it_is() -> None:
 @pytest.mark.long
 def test_a_lost_host_ends_the_others_with_a_word(tmp_path: Path, corpus: Path) -> None:
     config, port = write_config(tmp_path, corpus), free_port()
-    train = ("train", "-f", config, "--engine", "jax", "--devices", "cpu:2", "--save-dir", "run", "--nnodes", 2, "--rdzv", f"127.0.0.1:{port}", "--max-steps", 100_000, "--node-rank")
+    train = (
+        "train",
+        "-f",
+        config,
+        "--engine",
+        "jax",
+        "--devices",
+        "cpu:2",
+        "--save-dir",
+        "run",
+        "--nnodes",
+        2,
+        "--rdzv",
+        f"127.0.0.1:{port}",
+        "--max-steps",
+        100_000,
+        "--node-rank",
+    )
     with started(*train, 0, cwd=tmp_path) as first, started(*train, 1, cwd=tmp_path) as second:
         until(lambda: steps_written(tmp_path / "run") >= 25)
         second.kill()
@@ -148,6 +259,24 @@ def test_a_lost_host_ends_the_others_with_a_word(tmp_path: Path, corpus: Path) -
 @pytest.mark.long
 def test_the_engines_agree_on_the_example(tmp_path: Path) -> None:
     """models/tiny.yaml in float64 over 30 AdamW steps."""
-    for name, more in (("torch", ("--devices", "cpu:2")), ("jax", ("--devices", "cpu:4", "--engine", "jax"))):
-        samecurve("train", "-f", ROOT / "models/tiny.yaml", "--dtype", "f64", "--max-steps", 30, "--set", "data.eval_samples=8", "--save-dir", name, *more, cwd=tmp_path, timeout=900)
+    for name, more in (
+        ("torch", ("--devices", "cpu:2")),
+        ("jax", ("--devices", "cpu:4", "--engine", "jax")),
+    ):
+        samecurve(
+            "train",
+            "-f",
+            ROOT / "models/tiny.yaml",
+            "--dtype",
+            "f64",
+            "--max-steps",
+            30,
+            "--set",
+            "data.eval_samples=8",
+            "--save-dir",
+            name,
+            *more,
+            cwd=tmp_path,
+            timeout=900,
+        )
     np.testing.assert_allclose(losses(tmp_path / "jax"), losses(tmp_path / "torch"), rtol=1e-8)

@@ -1,4 +1,6 @@
-"""kill -9 at any instant: no orphan, no unreadable checkpoint, at most one save interval redone, and the same run in the end."""
+"""kill -9 at any instant: no orphan, no unreadable checkpoint, at most one save interval redone,
+and the same run in the end.
+"""
 
 import json
 import os
@@ -26,9 +28,14 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Path:
     return home / "run"
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=[pytest.mark.long, pytest.mark.timeout(3000)])])
+@pytest.mark.parametrize(
+    "kills", [2, pytest.param(20, marks=[pytest.mark.long, pytest.mark.timeout(3000)])]
+)
 def test_killed_and_gone_on_with(kills: int, unbroken: Path, tmp_path: Path, corpus: Path) -> None:
-    """Phases and ranks swept: the launcher or one of its ranks dies in a step, while saving, evaluating, or just starting; the next attempt has another world, and every second one another strategy."""
+    """Phases and ranks swept: the launcher or one of its ranks dies in a step, while saving,
+    evaluating, or just starting; the next attempt has another world, and every second one another
+    strategy.
+    """
     home, run = tmp_path, tmp_path / "run"
     chance = random.Random(kills)
     for kill in range(kills):
@@ -36,7 +43,18 @@ def test_killed_and_gone_on_with(kills: int, unbroken: Path, tmp_path: Path, cor
             _fresh(home, corpus, kill)
         world = 1 + kill % 3
         saved_before = _last_saved(run)
-        with started("train", "-f", home / "tiny.yaml", "--save-dir", "run", "--devices", f"cpu:{world}", "--strategy", ("auto", "fsdp", "dp")[kill // 2 % 3], cwd=home) as live:
+        with started(
+            "train",
+            "-f",
+            home / "tiny.yaml",
+            "--save-dir",
+            "run",
+            "--devices",
+            f"cpu:{world}",
+            "--strategy",
+            ("auto", "fsdp", "dp")[kill // 2 % 3],
+            cwd=home,
+        ) as live:
             phase = ("step", "save", "evaluate", "start")[kill % 4]
             until(partial(_reached_or_ended, run, phase, saved_before, live))
             assert live.poll() is None, live.communicate()[0]
@@ -49,10 +67,15 @@ def test_killed_and_gone_on_with(kills: int, unbroken: Path, tmp_path: Path, cor
             verify(path)
         assert _last_saved(run) >= saved_before
         assert steps_written(run) - _last_saved(run) <= SAVE
-    done = samecurve("train", "-f", home / "tiny.yaml", "--save-dir", "run", "--devices", "cpu:2", cwd=home)
+    done = samecurve(
+        "train", "-f", home / "tiny.yaml", "--save-dir", "run", "--devices", "cpu:2", cwd=home
+    )
     assert f"resume step {_resumed_at(run)}" in done.stdout
     np.testing.assert_allclose(losses(run), losses(unbroken), rtol=1e-12)
-    one, two = load(run / f"checkpoints/step-{STEPS:08d}").arrays, load(unbroken / f"checkpoints/step-{STEPS:08d}").arrays
+    one, two = (
+        load(run / f"checkpoints/step-{STEPS:08d}").arrays,
+        load(unbroken / f"checkpoints/step-{STEPS:08d}").arrays,
+    )
     for name in two:
         np.testing.assert_allclose(one[name], two[name], rtol=0, atol=1e-12, err_msg=name)
 
@@ -64,22 +87,31 @@ def _fresh(home: Path, corpus: Path, kill: int) -> None:
     write_config(home, corpus, STEPS, SAVE)
 
 
-def _reached_or_ended(run: Path, phase: str, saved_before: int, live: subprocess.Popen[str]) -> bool:
+def _reached_or_ended(
+    run: Path, phase: str, saved_before: int, live: subprocess.Popen[str]
+) -> bool:
     return _reached(run, phase, saved_before) or live.poll() is not None
 
 
 def _reached(run: Path, phase: str, saved_before: int) -> bool:
-    """This attempt is in the phase, a few steps beyond what was saved before (so that each kill makes some progress)."""
+    """This attempt is in the phase, a few steps beyond what was saved before (so that each kill
+    makes some progress).
+    """
     pulse = read_pulse(run / "logs/pulse-0")
     if phase == "start":
         return bool(ranks_of(run)) or (pulse is not None and pulse[0] > saved_before)
     if pulse is None:
         return False
-    return (pulse[0] > saved_before + 2 and pulse[1] == phase) or pulse[0] > saved_before + 2 * SAVE + 5  # a short phase may be missed, the kill may not
+    return (pulse[0] > saved_before + 2 and pulse[1] == phase) or pulse[
+        0
+    ] > saved_before + 2 * SAVE + 5  # a short phase may be missed, the kill may not
 
 
 def _last_saved(run: Path) -> int:
-    return max((int(path.name.removeprefix("step-")) for path in checkpoints(run / "checkpoints")), default=0)
+    return max(
+        (int(path.name.removeprefix("step-")) for path in checkpoints(run / "checkpoints")),
+        default=0,
+    )
 
 
 def _resumed_at(run: Path) -> int:

@@ -1,4 +1,6 @@
-"""How many ranks `samecurve run` starts and on what, what they find in their environment, and what is noticed of a script that ignores its rank."""
+"""How many ranks `samecurve run` starts and on what, what they find in their environment, and what
+is noticed of a script that ignores its rank.
+"""
 
 import json
 import os
@@ -12,18 +14,29 @@ from commands import command
 import nvml
 from samecurve.core.planning.machine import Device
 from samecurve.errors import UserError
-from samecurve.launch.script.requirements import Source, of_module, read
 from samecurve.launch.script.misuse import verdict
 from samecurve.launch.script.placement import Found, lay_out, seats, settings
+from samecurve.launch.script.requirements import Source, of_module, read
 
 SCRIPTS = Path(__file__).with_name("scripts")
-GPUS = Found("NVIDIA", tuple(Device("cuda", index, "NVIDIA H200", 150 << 30) for index in range(4)), "CUDA_VISIBLE_DEVICES")
-CARDS = Found("AMD", tuple(Device("cuda", index, "AMD gfx942", 192 << 30) for index in range(2)), "HIP_VISIBLE_DEVICES")
+GPUS = Found(
+    "NVIDIA",
+    tuple(Device("cuda", index, "NVIDIA H200", 150 << 30) for index in range(4)),
+    "CUDA_VISIBLE_DEVICES",
+)
+CARDS = Found(
+    "AMD",
+    tuple(Device("cuda", index, "AMD gfx942", 192 << 30) for index in range(2)),
+    "HIP_VISIBLE_DEVICES",
+)
 
 
 def test_devices_and_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert lay_out(GPUS, None, None, False).processes == 4
-    assert "4 ranks, one for each of 4 x NVIDIA H200 (150.0 GiB)" in lay_out(GPUS, None, None, False).why
+    assert (
+        "4 ranks, one for each of 4 x NVIDIA H200 (150.0 GiB)"
+        in lay_out(GPUS, None, None, False).why
+    )
     assert lay_out(GPUS, None, None, True).processes == 1  # jax drives all of them
     assert lay_out(GPUS, None, 2, True).processes == 2
     assert "if each takes one, 3 stay idle" in lay_out(GPUS, None, 1, False).why
@@ -31,7 +44,14 @@ def test_devices_and_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "of 4 visible" in lay_out(GPUS, "3,1", None, False).why
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,GPU-b,5,7")
     assert lay_out(GPUS, "3,1", None, False).visible == "7,GPU-b"
-    for gpus, nproc, says in (("0,4", None, "GPU 4 does not exist"), ("0,0", None, "twice"), ("x", None, "GPU x"), ("", None, "names no GPU"), ("0", 2, "both say"), (None, 5, "NCCL refuses two ranks")):
+    for gpus, nproc, says in (
+        ("0,4", None, "GPU 4 does not exist"),
+        ("0,0", None, "twice"),
+        ("x", None, "GPU x"),
+        ("", None, "names no GPU"),
+        ("0", 2, "both say"),
+        (None, 5, "NCCL refuses two ranks"),
+    ):
         with pytest.raises(UserError, match=says):
             lay_out(GPUS, gpus, nproc, False)
 
@@ -41,10 +61,26 @@ def test_what_each_platform_needs_is_set_and_what_the_user_set_stays() -> None:
     assert kept == ["OMP_NUM_THREADS=3"]
     assert nvidia["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
     assert nvidia["CUDA_VISIBLE_DEVICES"] == "0,1"
-    assert "PYTORCH_ALLOC_CONF" not in settings(lay_out(GPUS, None, None, False), {"PYTORCH_CUDA_ALLOC_CONF": "x"})[0]
+    assert (
+        "PYTORCH_ALLOC_CONF"
+        not in settings(lay_out(GPUS, None, None, False), {"PYTORCH_CUDA_ALLOC_CONF": "x"})[0]
+    )
     amd, _ = settings(lay_out(CARDS, "1", None, False), {})
-    assert {name: amd[name] for name in amd if name.startswith("H")} == {"HSA_NO_SCRATCH_RECLAIM": "1", "HSA_ENABLE_SDMA": "1", "HSA_FORCE_FINE_GRAIN_PCIE": "1", "HIP_VISIBLE_DEVICES": "1"}
-    assert {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID"} <= set(seats(2, 1, 0, 0)[1])
+    assert {name: amd[name] for name in amd if name.startswith("H")} == {
+        "HSA_NO_SCRATCH_RECLAIM": "1",
+        "HSA_ENABLE_SDMA": "1",
+        "HSA_FORCE_FINE_GRAIN_PCIE": "1",
+        "HIP_VISIBLE_DEVICES": "1",
+    }
+    assert {
+        "RANK",
+        "LOCAL_RANK",
+        "WORLD_SIZE",
+        "LOCAL_WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "TORCHELASTIC_RUN_ID",
+    } <= set(seats(2, 1, 0, 0)[1])
 
 
 def test_gpus_in_use() -> None:
@@ -60,7 +96,13 @@ def test_gpus_in_use() -> None:
 def test_what_a_source_says_of_itself(tmp_path: Path) -> None:
     assert read(SCRIPTS / "local_rank.py") == Source("--local_rank", False)
     assert read(SCRIPTS / "ddp.py") == Source()
-    for text, jax in (("import jax", True), ("from flax import nnx", True), ("import jax, torch", False), ("import jax\nprint(", False), ("import jaxtyping", False)):
+    for text, jax in (
+        ("import jax", True),
+        ("from flax import nnx", True),
+        ("import jax, torch", False),
+        ("import jax\nprint(", False),
+        ("import jaxtyping", False),
+    ):
         (tmp_path / "a.py").write_text(text)
         assert read(tmp_path / "a.py").jax is jax
     assert of_module("json.tool") == Path(json.__file__).with_name("tool.py")
@@ -87,10 +129,23 @@ finally:
 
 
 @pytest.mark.parametrize(("gpus", "shared"), [("11", True), ("01", False)])
-def test_ranks_on_one_gpu_are_told_once(gpus: str, shared: bool, library: Path, tmp_path: Path) -> None:
+def test_ranks_on_one_gpu_are_told_once(
+    gpus: str, shared: bool, library: Path, tmp_path: Path
+) -> None:
     """Read from the driver's library, while they live; and that they have not met, once in all."""
-    environment = {**os.environ, "LD_LIBRARY_PATH": str(library), "NVML_PROCESSES": str(tmp_path / "processes"), "CUDA_VISIBLE_DEVICES": "0,1"}
-    said = subprocess.run([sys.executable, "-c", WATCHING, gpus], env=environment, capture_output=True, text=True, check=True).stdout.splitlines()
+    environment = {
+        **os.environ,
+        "LD_LIBRARY_PATH": str(library),
+        "NVML_PROCESSES": str(tmp_path / "processes"),
+        "CUDA_VISIBLE_DEVICES": "0,1",
+    }
+    said = subprocess.run(
+        [sys.executable, "-c", WATCHING, gpus],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
     assert sum("all 2 ranks use GPU 1" in line for line in said) == shared
     assert sum("has joined a process group" in line for line in said) == 1
     assert len(said) == 1 + shared
@@ -104,12 +159,25 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_one_rank_for_each_gpu(library: Path, tmp_path: Path) -> None:
     """As CUDA_VISIBLE_DEVICES leaves them: --gpus counts among those."""
     script = tmp_path / "see.py"
-    script.write_text("import os\nprint(os.environ['CUDA_VISIBLE_DEVICES'], os.environ['LOCAL_RANK'], os.environ['CUDA_DEVICE_ORDER'])\n")
+    script.write_text(
+        "import os\nprint(os.environ['CUDA_VISIBLE_DEVICES'], os.environ['LOCAL_RANK'],"
+        " os.environ['CUDA_DEVICE_ORDER'])\n"
+    )
     environment = {**os.environ, "LD_LIBRARY_PATH": str(library), "CUDA_VISIBLE_DEVICES": "2,0"}
     for flags, expected in (([], ["2,0 0", "2,0 1"]), (["--gpus", "1"], ["0 0"])):
-        done = subprocess.run(command("run", *flags, script), cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command("run", *flags, script),
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         assert done.returncode == 0, done.stderr
-        assert sorted(line.removeprefix("[rank 0] ").removeprefix("[rank 1] ") for line in done.stdout.splitlines()) == [f"{each} PCI_BUS_ID" for each in expected]
+        assert sorted(
+            line.removeprefix("[rank 0] ").removeprefix("[rank 1] ")
+            for line in done.stdout.splitlines()
+        ) == [f"{each} PCI_BUS_ID" for each in expected]
         assert "NVIDIA H200 no. 0" in done.stderr
     assert len(list((tmp_path / "runs").glob("see-*/logs/rank-0.log"))) == 2
 
@@ -121,9 +189,20 @@ def test_a_launcher_for_one_make_of_gpu(library: Path, tmp_path: Path) -> None:
     gpus = {**plain, "LD_LIBRARY_PATH": str(library)}
     script = tmp_path / "see.py"
     script.write_text("import os\nprint(os.environ['WORLD_SIZE'])\n")
-    for make, environment, code, says in (("nvidia", plain, 1, "no NVIDIA GPU found (no GPU at all)"), ("amd", gpus, 1, "no AMD GPU found (NVIDIA)"),
-                                          ("nvidia", gpus, 0, "3 ranks, one for each of"), ("nvidia", {**gpus, "CUDA_VISIBLE_DEVICES": "7"}, 2, "names 7")):
-        done = subprocess.run([home / f"run_{make}_all.sh", script], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    for make, environment, code, says in (
+        ("nvidia", plain, 1, "no NVIDIA GPU found (no GPU at all)"),
+        ("amd", gpus, 1, "no AMD GPU found (NVIDIA)"),
+        ("nvidia", gpus, 0, "3 ranks, one for each of"),
+        ("nvidia", {**gpus, "CUDA_VISIBLE_DEVICES": "7"}, 2, "names 7"),
+    ):
+        done = subprocess.run(
+            [home / f"run_{make}_all.sh", script],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         assert done.returncode == code, done.stderr
         assert says in done.stderr
         assert done.stdout.count("] 3\n") == (0 if code else 3)

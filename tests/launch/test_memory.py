@@ -1,4 +1,6 @@
-"""Memory: what one device can't hold is shared out, and running out of it ends with the flags that fit."""
+"""Memory: what one device can't hold is shared out, and running out of it ends with the flags that
+fit.
+"""
 
 import re
 import shlex
@@ -64,30 +66,70 @@ def _peak(run: Path) -> int:
 
 @pytest.mark.long
 def test_a_model_beyond_one_devices_memory_trains_under_fsdp(tmp_path: Path, corpus: Path) -> None:
-    """26M parameters, 407 MB of state: refused for ddp under a limit of 760 MiB a rank, taken by auto's fsdp, which stays near half of what ddp really holds."""
+    """26M parameters, 407 MB of state: refused for ddp under a limit of 760 MiB a rank, taken by
+    auto's fsdp, which stays near half of what ddp really holds.
+    """
     (tmp_path / "large.yaml").write_text(LARGE.format(corpus=corpus))
     limit = ("--set", "devices.memory=760MiB")
-    refused = samecurve("train", "-f", "large.yaml", *limit, "--strategy", "ddp", cwd=tmp_path, code=2).stderr
+    refused = samecurve(
+        "train", "-f", "large.yaml", *limit, "--strategy", "ddp", cwd=tmp_path, code=2
+    ).stderr
     assert "on each device under ddp" in refused
     assert "--strategy fsdp" in refused
-    for name, flags in (("fsdp", limit), ("ddp", ("--strategy", "ddp")), ("empty", ("--strategy", "ddp", "--set", "model.hidden_size=16", "--set", "model.intermediate_size=16"))):
+    for name, flags in (
+        ("fsdp", limit),
+        ("ddp", ("--strategy", "ddp")),
+        (
+            "empty",
+            (
+                "--strategy",
+                "ddp",
+                "--set",
+                "model.hidden_size=16",
+                "--set",
+                "model.intermediate_size=16",
+            ),
+        ),
+    ):
         samecurve("train", "-f", "large.yaml", *flags, "--save-dir", name, cwd=tmp_path)
     base, ddp, fsdp = (_peak(tmp_path / name) for name in ("empty", "ddp", "fsdp"))
     assert "fsdp" in (tmp_path / "fsdp/plan.json").read_text()
     assert fsdp <= 760 << 20
     assert 0.4 < (fsdp - base) / (ddp - base) < 0.7
-    assert max(abs(a - b) for a, b in zip(losses(tmp_path / "fsdp"), losses(tmp_path / "ddp"), strict=True)) < 1e-5
+    assert (
+        max(
+            abs(a - b)
+            for a, b in zip(losses(tmp_path / "fsdp"), losses(tmp_path / "ddp"), strict=True)
+        )
+        < 1e-5
+    )
 
 
 def test_out_of_memory_ends_with_flags_that_keep_the_batch_and_fit(tmp_path: Path) -> None:
     """Two real ranks under a real limit; the command that is suggested is then run as it stands."""
     (tmp_path / "greedy.py").write_text(GREEDY)
-    command = ["train", "--set", "task=greedy.py:Greedy", "--devices", "cpu:2", "--max-steps", "1", "--global-batch", "128", "--save-dir", "run"]
+    command = [
+        "train",
+        "--set",
+        "task=greedy.py:Greedy",
+        "--devices",
+        "cpu:2",
+        "--max-steps",
+        "1",
+        "--global-batch",
+        "128",
+        "--save-dir",
+        "run",
+    ]
     said = samecurve(*command, cwd=tmp_path, code=1).stderr
     found = re.search(r"rank \d ran out of memory on cpu .* with 64 samples at once", said)
     assert found, said
     suggested = re.search(r"(--global-batch 128 --batch-size \d+) keeps the batch of 128", said)
     assert suggested, said
-    done = samecurve(*[part for part in command if part not in {"--global-batch", "128"}], *shlex.split(suggested[1]), cwd=tmp_path)
+    done = samecurve(
+        *[part for part in command if part not in {"--global-batch", "128"}],
+        *shlex.split(suggested[1]),
+        cwd=tmp_path,
+    )
     assert "keeps" not in done.stderr
     assert len(losses(tmp_path / "run")) == 1

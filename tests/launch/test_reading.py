@@ -1,4 +1,6 @@
-"""Data workers: the same batches as without them; one that dies is named, and the same command goes on."""
+"""Data workers: the same batches as without them; one that dies is named, and the same command goes
+on.
+"""
 
 import os
 import signal
@@ -22,7 +24,7 @@ from samecurve.errors import RunError, UserError
 from samecurve.tasks import Tasks, open_task
 from samecurve.worker.data_workers import Readers
 
-TASK = '''
+TASK = """
 import os, signal, threading
 import numpy as np
 import torch
@@ -59,12 +61,19 @@ class Sums:
 
     def eval_data(self):
         return Rows(11, 1000)
-'''
+"""
 
 
 def config(home: Path) -> Config:
     (home / "sums.py").write_text(TASK)
-    values = {"task": f"{home / 'sums.py'}:Sums", "model": {}, "data": {"workers": 3}, "batch": {"samples": 10, "accumulate": 2}, "train": {"steps": 9, "precision": "f64"}, "devices": {"use": "cpu:2"}}
+    values = {
+        "task": f"{home / 'sums.py'}:Sums",
+        "model": {},
+        "data": {"workers": 3},
+        "batch": {"samples": 10, "accumulate": 2},
+        "train": {"steps": 9, "precision": "f64"},
+        "devices": {"use": "cpu:2"},
+    }
     return load(Document(values), Tasks()).config
 
 
@@ -82,7 +91,16 @@ def test_who_reads_changes_nothing_and_a_death_is_named(readers: tuple[Config, R
     found = plan(made, Machine((), (), 8 << 30, 2), task.facts())
 
     def batches(workers: Any, prefetch: int) -> list[list[Any]]:
-        feed = Feed(found, [1], task.train_data(), task.eval_data(), lambda rounds, of: [slot.arrays for (slot,) in rounds if slot], 1, prefetch, workers)
+        feed = Feed(
+            found,
+            [1],
+            task.train_data(),
+            task.eval_data(),
+            lambda rounds, of: [slot.arrays for (slot,) in rounds if slot],
+            1,
+            prefetch,
+            workers,
+        )
         taken = []
         for step, batch in feed:
             taken.append(batch.rounds)
@@ -92,12 +110,21 @@ def test_who_reads_changes_nothing_and_a_death_is_named(readers: tuple[Config, R
 
     assert batches(opened.workers, 2) == batches(opened.workers, 0) == batches(None, 2)
     ids = np.arange(3, 8)
-    assert {name: (array.dtype, array.shape) for name, array in opened.workers.ask(0, ids)().items()} == {name: (array.dtype, array.shape) for name, array in task.train_data()[ids].items()}
+    assert {
+        name: (array.dtype, array.shape) for name, array in opened.workers.ask(0, ids)().items()
+    } == {name: (array.dtype, array.shape) for name, array in task.train_data()[ids].items()}
 
-    server = next(child for child in psutil.Process().children() if "samecurve.worker.data_workers" in child.cmdline())
+    server = next(
+        child
+        for child in psutil.Process().children()
+        if "samecurve.worker.data_workers" in child.cmdline()
+    )
     victim = server.children()[1]
     os.kill(victim.pid, signal.SIGKILL)
-    with pytest.raises(RunError, match=r"data worker 1 of 3 was ended by SIGKILL while it read samples 3, 4, 5, 6, 7;"):
+    with pytest.raises(
+        RunError,
+        match=r"data worker 1 of 3 was ended by SIGKILL while it read samples 3, 4, 5, 6, 7;",
+    ):
         read_often(opened, ids)
     deadline = time.monotonic() + 5
     while server.is_running() and server.status() != psutil.STATUS_ZOMBIE:
@@ -110,7 +137,9 @@ def read_often(opened: Readers, ids: Any) -> None:
         opened.workers.ask(0, ids)()
 
 
-def test_what_a_source_raises_comes_back_with_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_source_raises_comes_back_with_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bad").touch()
     opened = Readers(config(tmp_path), 1, tmp_path / "stacks")
@@ -124,7 +153,10 @@ def test_what_a_source_raises_comes_back_with_its_place(tmp_path: Path, monkeypa
 
 def test_a_run_goes_on_after_a_workers_death(pool: worlds.Pool, tmp_path: Path) -> None:
     config(tmp_path)
-    (tmp_path / "sums.yaml").write_text("task: sums.py:Sums\nbatch: {samples: 10}\ntrain: {steps: 12, save_every: 2, precision: f64}\n")
+    (tmp_path / "sums.yaml").write_text(
+        "task: sums.py:Sums\nbatch: {samples: 10}\ntrain: {steps: 12, save_every: 2, precision:"
+        " f64}\n"
+    )
     line = ("train", "-f", "sums.yaml", "--num-workers", 2, "--save-dir")
     pool.run(1, warm, tmp_path, *line, "whole")
     (tmp_path / "die").touch()

@@ -12,8 +12,14 @@ from commands import command, refused, samecurve, started, steps_written, until,
 
 
 def test_help_is_quick_and_imports_nothing_heavy(tmp_path: Path) -> None:
-    program = "import sys, samecurve.cli.main; sys.argv = ['samecurve', '--help']\ntry: samecurve.cli.main.main()\nfinally: print(sorted(m for m in ('torch', 'numpy', 'pydantic', 'rich') if m in sys.modules), file=sys.stderr)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    program = (
+        "import sys, samecurve.cli.main; sys.argv = ['samecurve', '--help']\ntry:"
+        " samecurve.cli.main.main()\nfinally: print(sorted(m for m in ('torch', 'numpy',"
+        " 'pydantic', 'rich') if m in sys.modules), file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert done.stderr.strip() == "[]"
     assert "train" in done.stdout
     assert _quickest(["--help"], tmp_path) < 0.2
@@ -22,15 +28,23 @@ def test_help_is_quick_and_imports_nothing_heavy(tmp_path: Path) -> None:
 def test_a_config_error_is_quick_and_imports_no_torch(tmp_path: Path, corpus: Path) -> None:
     config = write_config(tmp_path, corpus)
     arguments = ["train", "-f", str(config), "--set", "model.hiden_size=3"]
-    program = f"import sys, samecurve.cli.main; sys.argv = ['samecurve', *{arguments!r}]\ntry: samecurve.cli.main.main()\nfinally: print(sorted(m for m in ('torch', 'numpy') if m in sys.modules))"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    program = (
+        f"import sys, samecurve.cli.main; sys.argv = ['samecurve', *{arguments!r}]\ntry:"
+        " samecurve.cli.main.main()\nfinally: print(sorted(m for m in ('torch', 'numpy') if m in"
+        " sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stdout.strip()) == (2, "[]")
     assert "did you mean hidden_size?" in done.stderr
     assert _quickest(arguments, tmp_path) < 0.5
 
 
 def _quickest(arguments: list[str], cwd: Path) -> float:
-    """Seconds of a core that the quickest of five took: other processes share the cores, so that a clock would measure them too."""
+    """Seconds of a core that the quickest of five took: other processes share the cores, so that a
+    clock would measure them too.
+    """
     times = []
     for _ in range(5):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -40,71 +54,97 @@ def _quickest(arguments: list[str], cwd: Path) -> float:
     return min(times)
 
 
-@pytest.mark.parametrize(("arguments", "says"), [
-    (["--set", "nonsense.key=1"], "nonsense: unknown key"),
-    (["--set", "optimizer.lr=fast"], "should be a valid number"),
-    (["--set", "optimizer.lr"], "not KEY=VALUE"),
-    (["--gpus", "0,9"], "GPU 0, 9 do not exist"),
-    (["--gpus", "x"], "neither auto, all, cpu"),
-    (["--gpus", "0", "--devices", "cpu"], "both name devices"),
-    (["--devices", "all"], "no GPU found"),
-    (["--sync-backend", "ncl"], "did you mean nccl?"),
-    (["--devices", "cpu:2", "--sync-backend", "nccl"], "nccl needs GPUs"),
-    (["--strategy", "zero3"], "is not one of auto, single, dp, ddp, fsdp, hsdp"),
-    (["--devices", "cpu:3", "--strategy", "hsdp"], "3 can't be cut so"),
-    (["--devices", "cpu:2", "--compress", "bf16"], "what f64 is for"),
-    (["--devices", "cpu:2", "--set", "devices.memory=100MiB"], "parameters with their gradients and adamw state need"),
-    (["--set", "devices.memory=much"], "a size such as 40GiB"),
-    (["--engine", "jax", "--strategy", "ddp"], "strategy ddp is for engine torch"),
-    (["--nnodes", "2"], "needs --rdzv HOST:PORT"),
-    (["--nnodes", "2", "--rdzv", "here", "--node-rank", "0"], "not HOST:PORT"),
-    (["--nnodes", "2", "--rdzv", "here:1", "--node-rank", "2"], "--node-rank 2 of 2 hosts"),
-    (["--batch-size", "0"], "greater than 0"),
-    (["--grad-accum", "2"], "needs a batch per device"),
-    (["--max-steps", "-5"], "number of steps"),
-    (["--max-steps", "0"], "whole epochs"),
-    (["--epochs", "2", "--max-steps", "5"], "both fix the length"),
-    (["--epochs", "-1"], "number of steps"),
-    (["--dtype", "bf15"], "did you mean bf16?"),
-    (["--suite", "cpu"], "--suite is not in this version"),
-    (["--compile", "--engine", "jax"], "jax compiles its step anyway"),
-    (["--compile", "--exact"], "its bits may differ"),
-    (["--set", "train.float8=true"], "no products in eight bits"),
-    (["--no-such-flag"], "No such option"),
-    (["-d", "missing.txt"], "no such file"),
-    (["-d", "missing.bin"], "no data file"),
-    (["--set", "data.tokenizer=missing.json"], "no tokenizer file"),
-    (["--set", "data.tokenizer=words"], "must be bytes, bpe:N"),
-    (["--set", "model.vocab_size=100"], "the tokenizer bytes has 256 tokens"),
-    (["--set", "model.num_heads=5"], "not a multiple of num_heads"),
-    (["--seq-len", "100000"], "too few for one sample"),
-    (["--resume", "nowhere"], "neither a run directory nor a checkpoint"),
-    (["--new-batch"], "no checkpoint whose batch"),
-])
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--set", "nonsense.key=1"], "nonsense: unknown key"),
+        (["--set", "optimizer.lr=fast"], "should be a valid number"),
+        (["--set", "optimizer.lr"], "not KEY=VALUE"),
+        (["--gpus", "0,9"], "GPU 0, 9 do not exist"),
+        (["--gpus", "x"], "neither auto, all, cpu"),
+        (["--gpus", "0", "--devices", "cpu"], "both name devices"),
+        (["--devices", "all"], "no GPU found"),
+        (["--sync-backend", "ncl"], "did you mean nccl?"),
+        (["--devices", "cpu:2", "--sync-backend", "nccl"], "nccl needs GPUs"),
+        (["--strategy", "zero3"], "is not one of auto, single, dp, ddp, fsdp, hsdp"),
+        (["--devices", "cpu:3", "--strategy", "hsdp"], "3 can't be cut so"),
+        (["--devices", "cpu:2", "--compress", "bf16"], "what f64 is for"),
+        (
+            ["--devices", "cpu:2", "--set", "devices.memory=100MiB"],
+            "parameters with their gradients and adamw state need",
+        ),
+        (["--set", "devices.memory=much"], "a size such as 40GiB"),
+        (["--engine", "jax", "--strategy", "ddp"], "strategy ddp is for engine torch"),
+        (["--nnodes", "2"], "needs --rdzv HOST:PORT"),
+        (["--nnodes", "2", "--rdzv", "here", "--node-rank", "0"], "not HOST:PORT"),
+        (["--nnodes", "2", "--rdzv", "here:1", "--node-rank", "2"], "--node-rank 2 of 2 hosts"),
+        (["--batch-size", "0"], "greater than 0"),
+        (["--grad-accum", "2"], "needs a batch per device"),
+        (["--max-steps", "-5"], "number of steps"),
+        (["--max-steps", "0"], "whole epochs"),
+        (["--epochs", "2", "--max-steps", "5"], "both fix the length"),
+        (["--epochs", "-1"], "number of steps"),
+        (["--dtype", "bf15"], "did you mean bf16?"),
+        (["--suite", "cpu"], "--suite is not in this version"),
+        (["--compile", "--engine", "jax"], "jax compiles its step anyway"),
+        (["--compile", "--exact"], "its bits may differ"),
+        (["--set", "train.float8=true"], "no products in eight bits"),
+        (["--no-such-flag"], "No such option"),
+        (["-d", "missing.txt"], "no such file"),
+        (["-d", "missing.bin"], "no data file"),
+        (["--set", "data.tokenizer=missing.json"], "no tokenizer file"),
+        (["--set", "data.tokenizer=words"], "must be bytes, bpe:N"),
+        (["--set", "model.vocab_size=100"], "the tokenizer bytes has 256 tokens"),
+        (["--set", "model.num_heads=5"], "not a multiple of num_heads"),
+        (["--seq-len", "100000"], "too few for one sample"),
+        (["--resume", "nowhere"], "neither a run directory nor a checkpoint"),
+        (["--new-batch"], "no checkpoint whose batch"),
+    ],
+)
 def test_refused_with_a_reason_and_nothing_left(
-        arguments: list[str], says: str, tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments: list[str],
+    says: str,
+    tmp_path: Path,
+    corpus: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     config = write_config(tmp_path, corpus)
     assert says in refused(monkeypatch, capsys, "train", "-f", config, *arguments, cwd=tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"tiny.yaml"}
 
 
-@pytest.mark.parametrize(("name", "content", "says"), [
-    ("empty.txt", b"", "the corpus is empty"),
-    ("short.txt", b"hello", "too few for one sample"),
-    ("odd.bin", b"\1\0\0\0\2", "no whole number of uint32 tokens"),
-    ("high.bin", np.full(5000, 300, np.uint32).tobytes(), "token id 300; the vocabulary is 256"),
-    ("unknown.bin", np.arange(5000, dtype=np.uint32).tobytes(), "vocabulary is not known"),
-])
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("empty.txt", b"", "the corpus is empty"),
+        ("short.txt", b"hello", "too few for one sample"),
+        ("odd.bin", b"\1\0\0\0\2", "no whole number of uint32 tokens"),
+        (
+            "high.bin",
+            np.full(5000, 300, np.uint32).tobytes(),
+            "token id 300; the vocabulary is 256",
+        ),
+        ("unknown.bin", np.arange(5000, dtype=np.uint32).tobytes(), "vocabulary is not known"),
+    ],
+)
 def test_unfit_data(name: str, content: bytes, says: str, tmp_path: Path, corpus: Path) -> None:
     (tmp_path / name).write_bytes(content)
     vocabulary = ["--set", "model.vocab_size=256"] if name != "unknown.bin" else []
-    done = samecurve("train", "-f", write_config(tmp_path, corpus), "-d", name, *vocabulary, cwd=tmp_path, code=2)
+    done = samecurve(
+        "train", "-f", write_config(tmp_path, corpus), "-d", name, *vocabulary, cwd=tmp_path, code=2
+    )
     assert says in done.stderr
     assert "remedy" in done.stderr
     assert not (tmp_path / "runs").exists()
 
 
-def test_directories_that_can_not_be_used(tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_directories_that_can_not_be_used(
+    tmp_path: Path,
+    corpus: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     config = write_config(tmp_path, corpus)
 
     def says(*arguments: object) -> str:
@@ -125,13 +165,25 @@ def test_a_read_only_and_a_full_disk(tmp_path: Path, corpus: Path) -> None:
     (tmp_path / "disk").mkdir()
 
     def mounted(options: str) -> subprocess.CompletedProcess[str]:
-        script = f"mount -t tmpfs {options} none {tmp_path / 'disk'} && {train}; code=$?; ls {tmp_path / 'disk'}; exit $code"
-        return subprocess.run(["unshare", "-m", "sh", "-c", script], capture_output=True, text=True, check=False, cwd=tmp_path)
+        script = (
+            f"mount -t tmpfs {options} none {tmp_path / 'disk'} && {train}; code=$?; ls"
+            f" {tmp_path / 'disk'}; exit $code"
+        )
+        return subprocess.run(
+            ["unshare", "-m", "sh", "-c", script],
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=tmp_path,
+        )
 
     probe = subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False)
     if probe.returncode:
         pytest.skip("no mount namespaces for this user")
-    for options, says in (("-o ro", "Read-only file system"), ("-o size=64k", "a checkpoint needs")):
+    for options, says in (
+        ("-o ro", "Read-only file system"),
+        ("-o size=64k", "a checkpoint needs"),
+    ):
         done = mounted(options)
         assert (done.returncode, done.stdout) == (2, "")
         assert says in done.stderr
@@ -139,18 +191,29 @@ def test_a_read_only_and_a_full_disk(tmp_path: Path, corpus: Path) -> None:
 
 
 def test_a_disk_that_fills_up_under_a_run(tmp_path: Path, corpus: Path) -> None:
-    """Its own word is said though nothing can be written any more, the last checkpoint stays whole, and with room again the run goes on."""
+    """Its own word is said though nothing can be written any more, the last checkpoint stays whole,
+    and with room again the run goes on.
+    """
     config = write_config(tmp_path, corpus, steps=100_000, save=40)
     disk = tmp_path / "disk"
     disk.mkdir()
-    train = " ".join(command("train", "-f", config, "--save-dir", disk / "run", "--devices", "cpu:2"))
+    train = " ".join(
+        command("train", "-f", config, "--save-dir", disk / "run", "--devices", "cpu:2")
+    )
     script = f"""mount -t tmpfs -o size=3m none {disk} || exit 77
 {train} > {tmp_path}/out 2>&1 &
 until ls {disk}/run/checkpoints/step-* > {tmp_path}/seen 2> /dev/null; do sleep 0.05; done
 dd if=/dev/zero of={disk}/fill bs=16k 2> /dev/null
 wait $!; echo $?; rm {disk}/fill
 {train} --stop-after 3 --headless | tail -1"""
-    done = subprocess.run(["unshare", "-m", "sh", "-c", script], capture_output=True, text=True, check=False, cwd=tmp_path, timeout=120)
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", script],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        timeout=120,
+    )
     if done.returncode == 77 or "unshare" in done.stderr:
         pytest.skip("no mount namespaces for this user")
     code, last = done.stdout.splitlines()

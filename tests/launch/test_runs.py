@@ -1,4 +1,6 @@
-"""Whole runs from the command line: every launcher gives the same curve; stopping and going on changes nothing."""
+"""Whole runs from the command line: every launcher gives the same curve; stopping and going on
+changes nothing.
+"""
 
 import json
 import os
@@ -52,8 +54,22 @@ def same(run: Path, other: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("launcher", ["elastic", "spawn"])
-def test_other_launchers_give_the_same_run(launcher: str, whole: Path, tmp_path: Path, corpus: Path) -> None:
-    done = samecurve("train", "-f", write_config(tmp_path, corpus), "--save-dir", "run", "--devices", "cpu:2", "--launcher", launcher, "--headless", cwd=tmp_path)
+def test_other_launchers_give_the_same_run(
+    launcher: str, whole: Path, tmp_path: Path, corpus: Path
+) -> None:
+    done = samecurve(
+        "train",
+        "-f",
+        write_config(tmp_path, corpus),
+        "--save-dir",
+        "run",
+        "--devices",
+        "cpu:2",
+        "--launcher",
+        launcher,
+        "--headless",
+        cwd=tmp_path,
+    )
     kinds = [json.loads(line)["kind"] for line in done.stdout.splitlines()]
     assert kinds.count("step") == 60
     assert (kinds[0], kinds[-1]) == ("planned", "finished")
@@ -62,22 +78,55 @@ def test_other_launchers_give_the_same_run(launcher: str, whole: Path, tmp_path:
 
 
 def test_torchrun_starts_the_ranks(whole: Path, tmp_path: Path, corpus: Path) -> None:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "-m", "samecurve", "train", "-f", str(write_config(tmp_path, corpus)), "--save-dir", "run"]
-    done = subprocess.run(torchrun, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    torchrun = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc_per_node=2",
+        "-m",
+        "samecurve",
+        "train",
+        "-f",
+        str(write_config(tmp_path, corpus)),
+        "--save-dir",
+        "run",
+    ]
+    done = subprocess.run(
+        torchrun, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert "done   step 60  60 steps" in done.stdout
     same(tmp_path / "run", whole)
-    slip = subprocess.run([*torchrun, "--set", "train.stes=3"], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    slip = subprocess.run(
+        [*torchrun, "--set", "train.stes=3"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert slip.returncode == 1
     assert slip.stderr.count("did you mean steps?") == 1
 
 
-def test_ctrl_c_saves_and_the_same_command_goes_on_elsewhere(whole: Path, tmp_path: Path, corpus: Path) -> None:
-    """On a terminal, without --save-dir: stopped on two ranks, gone on with by three. A live bar shows progress."""
+def test_ctrl_c_saves_and_the_same_command_goes_on_elsewhere(
+    whole: Path, tmp_path: Path, corpus: Path
+) -> None:
+    """On a terminal, without --save-dir: stopped on two ranks, gone on with by three.
+
+    A live bar shows progress.
+    """
     config = write_config(tmp_path, corpus)
     slow = ["--set", "train.steps=60"]
     arguments = command("train", "-f", config, *slow, "--devices", "cpu:2")
-    terminal = pexpect.spawn(arguments[0], arguments[1:], cwd=str(tmp_path), timeout=90, dimensions=(30, 200), encoding="utf-8")
+    terminal = pexpect.spawn(
+        arguments[0],
+        arguments[1:],
+        cwd=str(tmp_path),
+        timeout=90,
+        dimensions=(30, 200),
+        encoding="utf-8",
+    )
     terminal.expect("step   [0-9]+/60")
     terminal.sendintr()
     terminal.expect("stopping at the end of this step")
@@ -94,16 +143,65 @@ def test_ctrl_c_saves_and_the_same_command_goes_on_elsewhere(whole: Path, tmp_pa
     same(run, whole)
 
 
-def test_stop_after_and_what_a_resume_refuses_and_says(pool: Pool, whole: Path, tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stop_after_and_what_a_resume_refuses_and_says(
+    pool: Pool,
+    whole: Path,
+    tmp_path: Path,
+    corpus: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     config = write_config(tmp_path, corpus)
     pool.run(1, warm, tmp_path, "train", "-f", config, "--save-dir", "run", "--stop-after", 25)
     assert steps_written(tmp_path / "run") == 25
-    for change, says in (("model.num_layers=3", "num_layers 2 -> 3"), ("data.validation=0.2", "validation 0.1 -> 0.2"), ("train.seed=1", "began with seed 0"), ("optimizer.name=sgd", "adamw -> sgd")):
-        assert says in refused(monkeypatch, capsys, "train", "-f", config, "--save-dir", "run", "--set", change, cwd=tmp_path)
-    (done,) = pool.run(1, said, tmp_path, "train", "-f", config, "--save-dir", "run", "--global-batch", 5, "--new-batch", "--stop-after", 5, "--lr", 1e-3)
+    for change, says in (
+        ("model.num_layers=3", "num_layers 2 -> 3"),
+        ("data.validation=0.2", "validation 0.1 -> 0.2"),
+        ("train.seed=1", "began with seed 0"),
+        ("optimizer.name=sgd", "adamw -> sgd"),
+    ):
+        assert says in refused(
+            monkeypatch,
+            capsys,
+            "train",
+            "-f",
+            config,
+            "--save-dir",
+            "run",
+            "--set",
+            change,
+            cwd=tmp_path,
+        )
+    (done,) = pool.run(
+        1,
+        said,
+        tmp_path,
+        "train",
+        "-f",
+        config,
+        "--save-dir",
+        "run",
+        "--global-batch",
+        5,
+        "--new-batch",
+        "--stop-after",
+        5,
+        "--lr",
+        1e-3,
+    )
     assert "batch 5 = " in done
     assert "optimizer.lr 0.003 -> 0.001" in done
-    twig = ("train", "-f", config, "--save-dir", "branch", "--resume", "run/checkpoints/step-00000025", "--global-batch", 5)
+    twig = (
+        "train",
+        "-f",
+        config,
+        "--save-dir",
+        "branch",
+        "--resume",
+        "run/checkpoints/step-00000025",
+        "--global-batch",
+        5,
+    )
     pool.run(1, warm, tmp_path, *twig, "--stop-after", 3)
     (branch,) = pool.run(1, said, tmp_path, *twig)
     assert "resume step 28" in branch
@@ -112,7 +210,9 @@ def test_stop_after_and_what_a_resume_refuses_and_says(pool: Pool, whole: Path, 
     assert losses(tmp_path / "branch") == pytest.approx(losses(whole)[25:], rel=1e-12)
 
 
-def test_a_damaged_checkpoint_is_said_and_the_one_before_gone_on_from(pool: Pool, whole: Path, tmp_path: Path, corpus: Path) -> None:
+def test_a_damaged_checkpoint_is_said_and_the_one_before_gone_on_from(
+    pool: Pool, whole: Path, tmp_path: Path, corpus: Path
+) -> None:
     config = write_config(tmp_path, corpus)
     pool.run(1, warm, tmp_path, "train", "-f", config, "--save-dir", "run", "--stop-after", 45)
     hurt = tmp_path / "run/checkpoints/step-00000045/rank-0-of-1.safetensors"
@@ -124,35 +224,58 @@ def test_a_damaged_checkpoint_is_said_and_the_one_before_gone_on_from(pool: Pool
 
 
 def test_a_live_run_does_what_it_is_asked_for(tmp_path: Path, corpus: Path) -> None:
-    """Lines in control.jsonl that name this attempt; all ranks act at one step. Lines of another attempt, or none, are passed over."""
+    """Lines in control.jsonl that name this attempt; all ranks act at one step.
+
+    Lines of another attempt, or none, are passed over.
+    """
     config = write_config(tmp_path, corpus, steps=100_000, save=50_000)
-    with started("train", "-f", config, "--save-dir", "run", "--devices", "cpu:2", cwd=tmp_path) as live:
+    with started(
+        "train", "-f", config, "--save-dir", "run", "--devices", "cpu:2", cwd=tmp_path
+    ) as live:
         run = tmp_path / "run"
         until(lambda: steps_written(run) > 3)
-        attempt = next(event.values["attempt"] for event in read(run / "journal.jsonl") if event.kind == "planned")
+        attempt = next(
+            event.values["attempt"]
+            for event in read(run / "journal.jsonl")
+            if event.kind == "planned"
+        )
         with open(run / "control.jsonl", "a") as control:
-            control.write("no JSON\n" + json.dumps({"attempt": "another", "request": "stop"}) + "\n")
-            control.writelines(json.dumps({"attempt": attempt, "request": request}) + "\n" for request in ("evaluate", "sample", "save"))
+            control.write(
+                "no JSON\n" + json.dumps({"attempt": "another", "request": "stop"}) + "\n"
+            )
+            control.writelines(
+                json.dumps({"attempt": attempt, "request": request}) + "\n"
+                for request in ("evaluate", "sample", "save")
+            )
         until(lambda: any(event.kind == "saved" for event in read(run / "journal.jsonl")))
         with open(run / "control.jsonl", "a") as control:
             control.write(json.dumps({"attempt": attempt, "request": "stop"}) + "\n")
         output, _ = live.communicate(timeout=60)
     assert live.returncode == 0, output
-    acted = [(event.kind, event.step) for event in read(run / "journal.jsonl") if event.kind in {"evaluated", "sampled", "saved"}]
+    acted = [
+        (event.kind, event.step)
+        for event in read(run / "journal.jsonl")
+        if event.kind in {"evaluated", "sampled", "saved"}
+    ]
     assert [kind for kind, _ in acted] == ["evaluated", "sampled", "saved", "saved"]
     assert len({step for _, step in acted}) == 2
 
 
 def test_a_killed_rank_ends_the_run_with_its_name(tmp_path: Path, corpus: Path) -> None:
     config = write_config(tmp_path, corpus, steps=100_000)
-    with started("train", "-f", config, "--save-dir", "run", "--devices", "cpu:3", cwd=tmp_path) as live:
+    with started(
+        "train", "-f", config, "--save-dir", "run", "--devices", "cpu:3", cwd=tmp_path
+    ) as live:
         until(lambda: steps_written(tmp_path / "run") > 25)
         victim = next(pid for pid in ranks_of(tmp_path / "run") if _rank_of(pid) == 1)
         os.kill(victim, signal.SIGKILL)
         output, _ = live.communicate(timeout=60)
     assert live.returncode == 1
-    error = output[output.index("error: "):].splitlines()
-    assert error[0] == "error: rank 1 was ended by SIGKILL; not for want of memory: somebody, or a scheduler, did"
+    error = output[output.index("error: ") :].splitlines()
+    assert (
+        error[0] == "error: rank 1 was ended by SIGKILL; not for want of memory: somebody, or a"
+        " scheduler, did"
+    )
     assert [line.split(":")[0] for line in error[-2:]] == ["  remedy", "  log"]
     assert output.count("SIGKILL") == 1
     assert not ranks_of(tmp_path / "run")
@@ -161,7 +284,23 @@ def test_a_killed_rank_ends_the_run_with_its_name(tmp_path: Path, corpus: Path) 
 
 def test_a_loss_that_is_not_finite_stops_with_its_samples(tmp_path: Path, corpus: Path) -> None:
     config = write_config(tmp_path, corpus)
-    done = samecurve("train", "-f", config, "--save-dir", "run", "--devices", "cpu:2", "--lr", "1e200", "--set", "optimizer.clip=0", "--set", "optimizer.name=sgd", cwd=tmp_path, code=1)
+    done = samecurve(
+        "train",
+        "-f",
+        config,
+        "--save-dir",
+        "run",
+        "--devices",
+        "cpu:2",
+        "--lr",
+        "1e200",
+        "--set",
+        "optimizer.clip=0",
+        "--set",
+        "optimizer.name=sgd",
+        cwd=tmp_path,
+        code=1,
+    )
     assert "not finite" in done.stderr
     assert done.stderr.count("error:") == 1
     warned = [event for event in read(tmp_path / "run/journal.jsonl") if event.kind == "warned"]
@@ -173,8 +312,21 @@ def _rank_of(pid: int) -> int:
     return int(next(entry for entry in entries if entry.startswith(b"RANK=")).partition(b"=")[2])
 
 
-def test_sample_says_the_same_for_the_same_seed(pool: Pool, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    first, second, other = (pool.run(1, said, tmp_path, "sample", whole, "--prompt", "the ", "--tokens", 30, "--seed", seed)[0] for seed in (1, 1, 2))
+def test_sample_says_the_same_for_the_same_seed(
+    pool: Pool,
+    whole: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    first, second, other = (
+        pool.run(
+            1, said, tmp_path, "sample", whole, "--prompt", "the ", "--tokens", 30, "--seed", seed
+        )[0]
+        for seed in (1, 1, 2)
+    )
     assert first == second != other
     assert first.startswith("the ")
-    assert "neither a run directory" in refused(monkeypatch, capsys, "sample", tmp_path, cwd=tmp_path)
+    assert "neither a run directory" in refused(
+        monkeypatch, capsys, "sample", tmp_path, cwd=tmp_path
+    )

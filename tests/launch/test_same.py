@@ -1,4 +1,6 @@
-"""Ranks that run different programs or configs are refused before anything is prepared, with what differs in words."""
+"""Ranks that run different programs or configs are refused before anything is prepared, with what
+differs in words.
+"""
 
 import os
 import subprocess
@@ -25,20 +27,42 @@ class Own:
 
 
 def test_ranks_of_different_config_and_code_are_refused(tmp_path: Path) -> None:
-    """As two tasks of a Slurm job, each with files of its own: both leave with 2, one says why, and no run directory is left."""
+    """As two tasks of a Slurm job, each with files of its own: both leave with 2, one says why, and
+    no run directory is left.
+    """
     job = _job()
     processes = []
     for rank in range(2):
         home = tmp_path / f"host-{rank}"
         home.mkdir()
         (home / "own.py").write_text(OWN + "# changed\n" * rank)
-        (home / "own.yaml").write_text(f"task: own.py:Own\nbatch: {{samples: {8 - 4 * rank}}}\ntrain: {{steps: 2}}\ndata: {{prefetch: {rank + 1}}}\n")
-        environment = {**os.environ, **slurm(rank, job), "SLURM_STEP_NUM_NODES": "1", "SLURM_LOCALID": str(rank), "SLURM_STEP_NODELIST": "localhost"}
-        processes.append(subprocess.Popen(command("train", "-f", "own.yaml"), cwd=home, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+        (home / "own.yaml").write_text(
+            f"task: own.py:Own\nbatch: {{samples: {8 - 4 * rank}}}\ntrain: {{steps: 2}}\ndata:"
+            f" {{prefetch: {rank + 1}}}\n"
+        )
+        environment = {
+            **os.environ,
+            **slurm(rank, job),
+            "SLURM_STEP_NUM_NODES": "1",
+            "SLURM_LOCALID": str(rank),
+            "SLURM_STEP_NODELIST": "localhost",
+        }
+        processes.append(
+            subprocess.Popen(
+                command("train", "-f", "own.yaml"),
+                cwd=home,
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+        )
     said = [process.communicate(timeout=90)[0] for process in processes]
     assert [process.returncode for process in processes] == [2, 2], said
     cause, remedy = (line for line in said[0].splitlines() if not line.startswith("waiting"))
-    assert cause.startswith("error: environment: rank 1 runs something else than rank 0: the file own.py ")
+    assert cause.startswith(
+        "error: environment: rank 1 runs something else than rank 0: the file own.py "
+    )
     assert cause.endswith("; batch.samples 4 instead of 8")
     assert remedy == "  remedy: the same command, files and installed versions for every rank"
     assert "error" not in said[1]
@@ -48,5 +72,9 @@ def test_ranks_of_different_config_and_code_are_refused(tmp_path: Path) -> None:
 def test_differences_are_named() -> None:
     first = {"samecurve": "1", "torch": "2.8.0", "train.steps": "10"}
     assert differences(first, dict(first)) == ""
-    assert differences(first, {"samecurve": "1", "torch": "2.13.0", "train.seed": "3"}) == "torch 2.13.0 instead of 2.8.0; train.steps not there instead of 10; train.seed 3 instead of not there"
+    assert (
+        differences(first, {"samecurve": "1", "torch": "2.13.0", "train.seed": "3"})
+        == "torch 2.13.0 instead of 2.8.0; train.steps not there instead of 10; train.seed 3"
+        " instead of not there"
+    )
     assert differences(first, dict.fromkeys("abcd", "x")).endswith("; and 3 more")

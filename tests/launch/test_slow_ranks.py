@@ -1,4 +1,6 @@
-"""A rank that the others wait for is named in the journal, with what it takes longer for; nobody is where all are alike."""
+"""A rank that the others wait for is named in the journal, with what it takes longer for; nobody is
+where all are alike.
+"""
 
 import time
 from pathlib import Path
@@ -31,13 +33,21 @@ def slow(index: int, group: Any, argument: str) -> None:
         time.sleep(0.15 * index)
         return read_rows(windows, ids)
 
-    with patch.object(TorchLanguage, "loss", slow_loss), patch.object(TokenWindows, "__getitem__", slow_data), patch("samecurve.core.stragglers._WINDOW", WINDOW):
+    with (
+        patch.object(TorchLanguage, "loss", slow_loss),
+        patch.object(TokenWindows, "__getitem__", slow_data),
+        patch("samecurve.core.stragglers._WINDOW", WINDOW),
+    ):
         rehearse(index, group, argument)
 
 
 def test_the_second_rank_is_named(pool: Pool, tmp_path: Path, corpus: Path) -> None:
     """For its data, and for its forward pass, once each."""
-    prepared = start(tmp_path / "run", values(corpus, "ddp:2", data={"prefetch": 0}, train={"steps": STEPS, "precision": "f64"}), tmp_path)
+    prepared = start(
+        tmp_path / "run",
+        values(corpus, "ddp:2", data={"prefetch": 0}, train={"steps": STEPS, "precision": "f64"}),
+        tmp_path,
+    )
     pool.run(2, slow, prepared.attempt.to_json())
     found = [event.values for event in read(prepared.run.journal) if event.kind == "slow"]
     assert [values["rank"] for values in found] == [1, 1]
@@ -47,17 +57,34 @@ def test_the_second_rank_is_named(pool: Pool, tmp_path: Path, corpus: Path) -> N
 
 
 def test_ranks_that_are_alike_are_left_alone() -> None:
-    """Noise of a tenth, a first step that compiles, one odd step; a lone rank that waits for data is no laggard."""
+    """Noise of a tenth, a first step that compiles, one odd step; a lone rank that waits for data
+    is no laggard.
+    """
     laggards, lone = Laggards(), Laggards()
     for step in range(500):
         seconds = 30.0 if not step else 5.0 if step == 300 else 0.1
-        assert laggards.add(seconds, [0.001, 0.0012, 0.0011], [0.03, 0.033 - 0.003 * (step % 2), 0.4 if step == 300 else 0.03]) == []
+        assert (
+            laggards.add(
+                seconds,
+                [0.001, 0.0012, 0.0011],
+                [0.03, 0.033 - 0.003 * (step % 2), 0.4 if step == 300 else 0.03],
+            )
+            == []
+        )
         assert lone.add(0.1, [0.09], [0.01]) == []
 
 
 def test_a_slow_rank_that_has_less_to_do_holds_nobody_up() -> None:
-    """Three times as long for a slot, and a third of them; dealt evenly it would be named, with what helps."""
+    """Three times as long for a slot, and a third of them; dealt evenly it would be named, with
+    what helps.
+    """
     dealt, even = Laggards((3, 1)), Laggards((), "; the remedy")
-    found = [[*laggards.add(0.1, [0.0, 0.0], [0.01, 0.03])] for _ in range(60) for laggards in (dealt, even)]
+    found = [
+        [*laggards.add(0.1, [0.0, 0.0], [0.01, 0.03])]
+        for _ in range(60)
+        for laggards in (dealt, even)
+    ]
     assert [one["rank"] for said in found[::2] for one in said] == []
-    assert [(one["rank"], one["text"].endswith("; the remedy")) for said in found[1::2] for one in said] == [(1, True)]
+    assert [
+        (one["rank"], one["text"].endswith("; the remedy")) for said in found[1::2] for one in said
+    ] == [(1, True)]

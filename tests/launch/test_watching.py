@@ -1,4 +1,6 @@
-"""What goes on beside a run: its sensors and the word about an idle device, its trackers, and that none of them can harm it."""
+"""What goes on beside a run: its sensors and the word about an idle device, its trackers, and that
+none of them can harm it.
+"""
 
 import os
 import shutil
@@ -54,38 +56,80 @@ class Sleeper:
 
 @pytest.mark.long
 def test_an_idle_rank_is_named_and_a_killed_tracker_stops_nothing(tmp_path: Path) -> None:
-    """Two CPU ranks, one of which sleeps while the other works; read by the launcher itself, and here with less patience than its minute."""
+    """Two CPU ranks, one of which sleeps while the other works; read by the launcher itself, and
+    here with less patience than its minute.
+    """
     (tmp_path / "sleeper.py").write_text(SLEEPER)
-    (tmp_path / "sleeper.yaml").write_text("task: sleeper.py:Sleeper\nbatch: {samples: 2}\ntrain: {steps: 100000}\ntrack: {sensors_every: 1}\n")
-    with started("train", "-f", "sleeper.yaml", "--save-dir", "run", "--devices", "cpu:2", "--tensorboard", cwd=tmp_path) as live:
+    (tmp_path / "sleeper.yaml").write_text(
+        "task: sleeper.py:Sleeper\nbatch: {samples: 2}\ntrain: {steps: 100000}\ntrack:"
+        " {sensors_every: 1}\n"
+    )
+    with started(
+        "train",
+        "-f",
+        "sleeper.yaml",
+        "--save-dir",
+        "run",
+        "--devices",
+        "cpu:2",
+        "--tensorboard",
+        cwd=tmp_path,
+    ) as live:
         run = Run(tmp_path / "run")
         until(lambda: _used(run))
         with watched(run, run.read_plan(), every=0.5, patience=2.0):
             said = until(lambda: _warned(run))
-        tracker = next(child for child in psutil.Process(live.pid).children() if "samecurve.observe.trackers" in child.cmdline())
+        tracker = next(
+            child
+            for child in psutil.Process(live.pid).children()
+            if "samecurve.observe.trackers" in child.cmdline()
+        )
         tracker.kill()
         until(lambda: len(_warned(run)) == 2)
         live.send_signal(signal.SIGINT)
         output, _ = live.communicate(timeout=60)
     assert live.returncode == 130
-    assert said == ["device 1 (cpu, rank 1) did nothing for 2 s while others worked: a rank may be stuck (logs/rank-1.log) or wait for data (--prefetch); a larger --global-batch gives each device more to do"]
+    assert said == [
+        "device 1 (cpu, rank 1) did nothing for 2 s while others worked: a rank may be stuck"
+        " (logs/rank-1.log) or wait for data (--prefetch); a larger --global-batch gives each"
+        " device more to do"
+    ]
     assert f"warn   {said[0]}" in output
-    assert "warn   TensorBoard: its process left with signal 9; run/logs/tensorboard.log may say more; training goes on without it" in output
+    assert (
+        "warn   TensorBoard: its process left with signal 9; run/logs/tensorboard.log may say more;"
+        " training goes on without it" in output
+    )
     worked, slept = _used(run)[-1]
     assert slept < 0.05 < worked
     assert _events(run)[-1].kind == "stopped"
 
 
-def test_tensorboard_through_a_resume_and_a_start_in_which_it_fails(pool: Pool, tmp_path: Path, corpus: Path) -> None:
-    """On the command line: stopped, gone on with while TensorBoard's directory can't be made, and again; its reader has each loss of the journal once."""
-    train = ("train", "-f", write_config(tmp_path, corpus), "--save-dir", "run", "--devices", "cpu", "--tensorboard")
+def test_tensorboard_through_a_resume_and_a_start_in_which_it_fails(
+    pool: Pool, tmp_path: Path, corpus: Path
+) -> None:
+    """On the command line: stopped, gone on with while TensorBoard's directory can't be made, and
+    again; its reader has each loss of the journal once.
+    """
+    train = (
+        "train",
+        "-f",
+        write_config(tmp_path, corpus),
+        "--save-dir",
+        "run",
+        "--devices",
+        "cpu",
+        "--tensorboard",
+    )
     pool.run(1, warm, tmp_path, *train, "--stop-after", 25)
     run, home = Run(tmp_path / "run"), tmp_path / "run/logs/tensorboard"
     assert len(_shown(home)) == 25
     shutil.move(home, tmp_path / "aside")
     home.write_text("in the way")
     pool.run(1, warm, tmp_path, *train, "--stop-after", 10)
-    assert _warned(run) == [f"TensorBoard: [Errno 17] File exists: '{Path('run/logs/tensorboard')}'; training goes on without it, and the same command sends later what is missing"]
+    assert _warned(run) == [
+        f"TensorBoard: [Errno 17] File exists: '{Path('run/logs/tensorboard')}'; training goes on"
+        " without it, and the same command sends later what is missing"
+    ]
     home.unlink()
     shutil.move(tmp_path / "aside", home)
     pool.run(1, warm, tmp_path, *train)
@@ -97,27 +141,62 @@ def test_tensorboard_through_a_resume_and_a_start_in_which_it_fails(pool: Pool, 
 
 
 def _shown(home: Path) -> dict[int, np.float32]:
-    points = EventAccumulator(str(home), size_guidance={"scalars": 0}).Reload().Scalars("train/loss")
+    points = (
+        EventAccumulator(str(home), size_guidance={"scalars": 0}).Reload().Scalars("train/loss")
+    )
     assert len(points) == len({point.step for point in points})
     return {point.step: np.float32(point.value) for point in points}
 
 
-@pytest.mark.parametrize(("flags", "says"), [
-    (["--tensorboard"], "track.tensorboard needs tensorboard: not installed\n  remedy: pip install 'samecurve[tensorboard]'"),
-    (["--wandb", "offline"], "track.wandb needs wandb: not installed\n  remedy: pip install 'samecurve[wandb]'"),
-    (["--wandb", "ofline"], "did you mean offline?"),
-    (["--set", "track.wandb_project=a/b"], "'a/b' is no name for a project"),
-    (["--set", "track.sensors_every=-1"], "greater than or equal to 0"),
-])
-def test_refused_before_the_run(flags: list[str], says: str, tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (
+            ["--tensorboard"],
+            (
+                "track.tensorboard needs tensorboard: not installed\n  remedy: pip install"
+                " 'samecurve[tensorboard]'"
+            ),
+        ),
+        (
+            ["--wandb", "offline"],
+            "track.wandb needs wandb: not installed\n  remedy: pip install 'samecurve[wandb]'",
+        ),
+        (["--wandb", "ofline"], "did you mean offline?"),
+        (["--set", "track.wandb_project=a/b"], "'a/b' is no name for a project"),
+        (["--set", "track.sensors_every=-1"], "greater than or equal to 0"),
+    ],
+)
+def test_refused_before_the_run(
+    flags: list[str],
+    says: str,
+    tmp_path: Path,
+    corpus: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     for name in ("tensorboard", "wandb"):
         monkeypatch.setitem(sys.modules, name, None)
-    assert says in refused(monkeypatch, capsys, "train", "-f", write_config(tmp_path, corpus), "--devices", "cpu", *flags, cwd=tmp_path)
+    assert says in refused(
+        monkeypatch,
+        capsys,
+        "train",
+        "-f",
+        write_config(tmp_path, corpus),
+        "--devices",
+        "cpu",
+        *flags,
+        cwd=tmp_path,
+    )
     assert sorted(os.listdir(tmp_path)) == ["tiny.yaml"]
 
 
 def _used(run: Run) -> list[list[float]]:
-    return [event.values["utilisation_by_device"] for event in _events(run) if event.kind == "sensors" and "utilisation_by_device" in event.values]
+    return [
+        event.values["utilisation_by_device"]
+        for event in _events(run)
+        if event.kind == "sensors" and "utilisation_by_device" in event.values
+    ]
 
 
 def _warned(run: Run) -> list[str]:

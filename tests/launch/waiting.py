@@ -1,4 +1,8 @@
-"""A task whose second rank goes wrong after some steps: how, says data.how. The file data.once is made first, so that it happens once; in a directory that does not exist, it happens in every start."""
+"""A task whose second rank goes wrong after some steps: how, says data.how.
+
+The file data.once is made first, so that it happens once; in a directory that does not exist, it
+happens in every start.
+"""
 
 import errno
 import os

@@ -21,7 +21,11 @@ def test_a_torn_last_line_is_cut_and_resumed_steps_are_void(tmp_path: Path) -> N
     journal.record(Event("resumed", 1))
     journal.record(Event("step", 2, {"loss": 0.5}))
     journal.close()
-    assert [(e.kind, e.step, e.values.get("loss")) for e in read(path)] == [("step", 1, 1 / 3), ("resumed", 1, None), ("step", 2, 0.5)]
+    assert [(e.kind, e.step, e.values.get("loss")) for e in read(path)] == [
+        ("step", 1, 1 / 3),
+        ("resumed", 1, None),
+        ("step", 2, 0.5),
+    ]
 
 
 def test_steps_reach_the_file_within_half_a_second_and_other_kinds_at_once(tmp_path: Path) -> None:

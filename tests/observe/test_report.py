@@ -1,4 +1,6 @@
-"""A report says what the run's files say, keeps every spike, lets nothing of a run become markup, and refuses what it can't honour before it writes."""
+"""A report says what the run's files say, keeps every spike, lets nothing of a run become markup,
+and refuses what it can't honour before it writes.
+"""
 
 import json
 import shutil
@@ -23,8 +25,48 @@ from worlds import Pool
 
 pytest.importorskip("matplotlib", reason="pip install 'samecurve[report]'")
 
-_MARKUP = {"html", "head", "meta", "title", "style", "body", "header", "h1", "h2", "h3", "p", "b", "span", "div", "dl", "dt", "dd", "small", "pre", "figure", "figcaption", "img", "table", "thead", "tbody",
-           "tr", "th", "td", "details", "summary", "svg", "g", "path", "defs", "use", "text", "clippath", "rect", "tspan", "metadata"}
+_MARKUP = {
+    "html",
+    "head",
+    "meta",
+    "title",
+    "style",
+    "body",
+    "header",
+    "h1",
+    "h2",
+    "h3",
+    "p",
+    "b",
+    "span",
+    "div",
+    "dl",
+    "dt",
+    "dd",
+    "small",
+    "pre",
+    "figure",
+    "figcaption",
+    "img",
+    "table",
+    "thead",
+    "tbody",
+    "tr",
+    "th",
+    "td",
+    "details",
+    "summary",
+    "svg",
+    "g",
+    "path",
+    "defs",
+    "use",
+    "text",
+    "clippath",
+    "rect",
+    "tspan",
+    "metadata",
+}
 
 
 class Looked(HTMLParser):
@@ -44,7 +86,9 @@ class Looked(HTMLParser):
             self.open.append(tag)
         for name, value in attrs:
             assert not name.startswith("on"), (tag, name, value)
-            if name in {"src", "href", "xlink:href"} and not str(value).startswith(("data:image/png;base64,", "#")):
+            if name in {"src", "href", "xlink:href"} and not str(value).startswith(
+                ("data:image/png;base64,", "#")
+            ):
                 self.fetched.append(str(value))
 
     def handle_endtag(self, tag: str) -> None:
@@ -67,8 +111,24 @@ def home(pool: Pool, tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> 
     """`one` was left at step 25 and gone on with; `two` has another learning rate and batch."""
     home = tmp_path_factory.mktemp("reported")
     config = write_config(home, corpus, steps=40)
-    for more in (("--save-dir", "one", "--stop-after", "25"), ("--save-dir", "one"), ("--save-dir", "two", "--lr", "1e-3", "--global-batch", "8", "--max-steps", "20")):
-        pool.run(1, warm, home, "train", "-f", config, "--devices", "cpu", "--set", "track.sensors_every=0", *more)  # a slow run would have lines of them, which tests lay in themselves
+    for more in (
+        ("--save-dir", "one", "--stop-after", "25"),
+        ("--save-dir", "one"),
+        ("--save-dir", "two", "--lr", "1e-3", "--global-batch", "8", "--max-steps", "20"),
+    ):
+        pool.run(
+            1,
+            warm,
+            home,
+            "train",
+            "-f",
+            config,
+            "--devices",
+            "cpu",
+            "--set",
+            "track.sensors_every=0",
+            *more,
+        )  # a slow run would have lines of them, which tests lay in themselves
     return home
 
 
@@ -76,7 +136,9 @@ def copied(home: Path, to: Path) -> Path:
     return Path(shutil.copytree(home / "one", to))
 
 
-def test_the_page_of_a_run_says_what_its_files_say(home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_page_of_a_run_says_what_its_files_say(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(home)
 
     def samecurve(*arguments: str) -> str:
@@ -89,58 +151,125 @@ def test_the_page_of_a_run_says_what_its_files_say(home: Path, monkeypatch: pyte
     page = looked(home / said[0])
     plan = json.loads((home / "one" / "plan.json").read_text())["plan"]
     resumed = next(event for event in events if event.kind == "resumed")
-    for text in [*plan["because"].values(), resumed.values["text"], *next(event for event in reversed(events) if event.kind == "sampled").values["texts"], "finished", "versions.torch"]:
+    for text in [
+        *plan["because"].values(),
+        resumed.values["text"],
+        *next(event for event in reversed(events) if event.kind == "sampled").values["texts"],
+        "finished",
+        "versions.torch",
+    ]:
         assert text in page.text, text
-    assert {"report.html", "report-loss.png", "report-memory.png", "report-time.png", "report-metric-perplexity.png"} <= {Path(path).name for path in said}
+    assert {
+        "report.html",
+        "report-loss.png",
+        "report-memory.png",
+        "report-time.png",
+        "report-metric-perplexity.png",
+    } <= {Path(path).name for path in said}
     assert all((home / path).read_bytes().startswith(b"\x89PNG") for path in said[1:])
     assert not [path for path in (home / "one").iterdir() if path.name.endswith(".part")]
 
     (found,) = json.loads(samecurve("report", "one", "--json"))["runs"]
     losses = [event.values["loss"] for event in events if event.kind == "step"]
     best = min((event.values["loss"], event.step) for event in events if event.kind == "evaluated")
-    assert (found["outcome"], found["step"], found["starts"], found["loss"]) == ("finished", 40, 2, losses[-1])
+    assert (found["outcome"], found["step"], found["starts"], found["loss"]) == (
+        "finished",
+        40,
+        2,
+        losses[-1],
+    )
     assert (found["best_loss"], found["best_step"]) == best
-    assert found["memory_bytes"] == max(event.values["memory_bytes"] for event in events if event.kind == "step" and event.step > 25)
-    assert found["seconds_by_use"]["evaluating"] == pytest.approx(sum(event.values["seconds"] for event in events if event.kind == "evaluated"))
+    assert found["memory_bytes"] == max(
+        event.values["memory_bytes"] for event in events if event.kind == "step" and event.step > 25
+    )
+    assert found["seconds_by_use"]["evaluating"] == pytest.approx(
+        sum(event.values["seconds"] for event in events if event.kind == "evaluated")
+    )
 
 
-def test_runs_compared_differ_in_what_was_asked_and_nothing_else(home: Path, tmp_path: Path) -> None:
+def test_runs_compared_differ_in_what_was_asked_and_nothing_else(
+    home: Path, tmp_path: Path
+) -> None:
     stories = [read_run(home / name, live=False) for name in ("one", "two")]
     found = differences(stories)
-    assert found["config"] == {"batch.samples": [10, 8], "optimizer.lr": [3e-3, 1e-3], "train.steps": [40, 20]}
+    assert found["config"] == {
+        "batch.samples": [10, 8],
+        "optimizer.lr": [3e-3, 1e-3],
+        "train.steps": [40, 20],
+    }
     assert found["environment"] == {}
     assert {"batch", "lr", "steps"} <= found["plan"].keys()
     assert not {"strategy", "precision", "seed", "data", "threads"} & found["plan"].keys()
     made = stories[1].made
     assert made is not None
-    assert samples_seen(stories[1])[-1] == sum(made.order.position(step).count for step in range(20))  # short steps end an epoch
+    assert samples_seen(stories[1])[-1] == sum(
+        made.order.position(step).count for step in range(20)
+    )  # short steps end an epoch
     (tmp_path / "both").mkdir()
-    (tmp_path / "both" / "report-old.png").write_bytes(b"\x89PNG samecurve report")  # of an earlier report
+    (tmp_path / "both" / "report-old.png").write_bytes(
+        b"\x89PNG samecurve report"
+    )  # of an earlier report
     written = report(stories, tmp_path / "both")
     page = looked(written[0])
-    assert {path.name for path in written} >= {"report-loss.png", "report-loss-time.png", "report-loss-samples.png"}
+    assert {path.name for path in written} >= {
+        "report-loss.png",
+        "report-loss-time.png",
+        "report-loss-samples.png",
+    }
     assert "optimizer.lr" in page.text
     assert "optimizer.weight_decay" not in page.text
     assert {path.name for path in (tmp_path / "both").iterdir()} == {path.name for path in written}
 
 
 def test_nothing_that_a_run_says_becomes_markup(home: Path, tmp_path: Path) -> None:
-    evil = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)> $\\frac{ \ud800 \u202e \x1b[2J"
+    evil = (
+        "<script>alert(1)</script>\"'><img src=x onerror=alert(1)> $\\frac{ \ud800 \u202e \x1b[2J"
+    )
     run = copied(home, tmp_path / "_<b>$x^2$&")
     for event in (
-        Event("sampled", 40, {"texts": [evil], "pictures": ["../../x.png", evil, "\x00"]}), Event("warned", 40, {"text": evil}),
-        Event("evaluated", 40, {"loss": 1.0, evil: 2.0, "../../x": 3.0, "..//x": 3.5, "best_loss": [evil]}),
-        Event("step", 41, {"loss": evil, "lr": [1], "seconds": 1e308, "samples_per_second": 1e308, "memory_bytes": -1e300, "wait_seconds": True}),
-        Event("sensors", 41, {"utilisation_by_device": [evil, 0.5, None], "power_watts_by_device": evil}), Event("sensors", 41, {"utilisation_by_device": [None, 0.25]}),
+        Event("sampled", 40, {"texts": [evil], "pictures": ["../../x.png", evil, "\x00"]}),
+        Event("warned", 40, {"text": evil}),
+        Event(
+            "evaluated",
+            40,
+            {"loss": 1.0, evil: 2.0, "../../x": 3.0, "..//x": 3.5, "best_loss": [evil]},
+        ),
+        Event(
+            "step",
+            41,
+            {
+                "loss": evil,
+                "lr": [1],
+                "seconds": 1e308,
+                "samples_per_second": 1e308,
+                "memory_bytes": -1e300,
+                "wait_seconds": True,
+            },
+        ),
+        Event(
+            "sensors",
+            41,
+            {"utilisation_by_device": [evil, 0.5, None], "power_watts_by_device": evil},
+        ),
+        Event("sensors", 41, {"utilisation_by_device": [None, 0.25]}),
         Event("failed", 41, {"cause": evil, "remedy": evil}),
     ):
         append(run / "journal.jsonl", event)
     with open(run / "journal.jsonl", "ab") as file:
-        file.write(b'{"kind": [], "step": 1, "time": 1}\n{"kind": "step", "step": Infinity, "time": 1}\n{"kind": "step", "step": 1, "time": NaN}\n\xff\xfe\n' + b"[" * 100_000 + b"\n[1]\n")
+        file.write(
+            b'{"kind": [], "step": 1, "time": 1}\n{"kind": "step", "step": Infinity, "time":'
+            b' 1}\n{"kind": "step", "step": 1, "time": NaN}\n\xff\xfe\n'
+            + b"[" * 100_000
+            + b"\n[1]\n"
+        )
     plan = json.loads((run / "plan.json").read_text())
-    plan["plan"]["because"]["lr"] = plan["plan"]["devices"][0]["name"] = plan["formulas"]["flops"] = plan["origins"]["optimizer.lr"] = evil
+    plan["plan"]["because"]["lr"] = plan["plan"]["devices"][0]["name"] = plan["formulas"][
+        "flops"
+    ] = plan["origins"]["optimizer.lr"] = evil
     (run / "plan.json").write_text(json.dumps(plan))
-    (run / "config.yaml").write_text((run / "config.yaml").read_text() + f"note: {json.dumps(evil)}\n")
+    (run / "config.yaml").write_text(
+        (run / "config.yaml").read_text() + f"note: {json.dumps(evil)}\n"
+    )
     story = read_run(run, live=False)
     page = looked(report([story], None)[0])
     assert summary(story)["utilisation_mean"] == 0.375
@@ -182,7 +311,9 @@ def test_steps_that_were_done_again_count_once(home: Path, tmp_path: Path) -> No
     assert (story.trained, story.totals.voided_steps, outcome(story)) == (20, 20, "cut off")
     assert [event.step for event in story.evaluated] == [20]
     found = summary(story)
-    assert found["seconds_by_use"]["steps done again"] + found["training_seconds"] == pytest.approx(whole["training_seconds"])
+    assert found["seconds_by_use"]["steps done again"] + found["training_seconds"] == pytest.approx(
+        whole["training_seconds"]
+    )
     assert found["goodput"] < whole["goodput"]
 
 
@@ -192,7 +323,10 @@ def test_a_damaged_plan_is_said_and_the_journals_taken(home: Path, tmp_path: Pat
     (run / "config.yaml").write_bytes(b"\xff\xfe\x00")
     story = read_run(run, live=False)
     assert story.made is not None
-    assert [fault.split(" can't be read")[0] for fault in story.faults] == ["plan.json", "config.yaml"]
+    assert [fault.split(" can't be read")[0] for fault in story.faults] == [
+        "plan.json",
+        "config.yaml",
+    ]
     (run / "journal.jsonl").unlink()
     with pytest.raises(RunError, match=r"plan\.json can't be read"):
         read_run(run, live=False)
@@ -212,10 +346,16 @@ def test_thinning_keeps_extremes_and_smoothing_keeps_digits() -> None:
     mean = smooth(y, 2001)
     for step in (0, 500, 122_000, 125_000, 123_456, 499_500, 505_000, 999_999):
         around = y[max(0, step - 1000) : step + 1001]
-        np.testing.assert_allclose(mean[step], around[np.isfinite(around)].mean() if np.isfinite(around).any() else np.nan, rtol=1e-9)
+        np.testing.assert_allclose(
+            mean[step],
+            around[np.isfinite(around)].mean() if np.isfinite(around).any() else np.nan,
+            rtol=1e-9,
+        )
 
 
-def test_refusals_come_before_anything_is_written(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_refusals_come_before_anything_is_written(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     copied(home, tmp_path / "run")
     (tmp_path / "else").mkdir()
     (tmp_path / "else" / "report.html").write_text("mine")

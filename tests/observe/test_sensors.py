@@ -12,11 +12,16 @@ def found(*readings: tuple[float, Sequence[float | None]]) -> list[tuple[float, 
 
 
 def test_an_idle_device_is_found_after_a_minute_and_once() -> None:
-    """Again only after it has worked; not while nobody works, nor while it is not known what it does."""
+    """Again only after it has worked; not while nobody works, nor while it is not known what it
+    does.
+    """
     busy, one = [0.9, 0.9], [0.9, 0.0]
     assert found((0, one), (30, one), (59, one)) == []
     assert found(*((at, one) for at in range(0, 300, 5))) == [(60, [1])]
-    assert found((0, one), (60, one), (65, busy), (70, one), (125, one), (130, one)) == [(60, [1]), (130, [1])]
+    assert found((0, one), (60, one), (65, busy), (70, one), (125, one), (130, one)) == [
+        (60, [1]),
+        (130, [1]),
+    ]
     assert found((0, [0.0, 0.0]), (60, [0.0, 0.0]), (120, [0.0, 0.01])) == []
     assert found((0, one), (30, [0.0, 0.0]), (60, one), (89, one)) == []
     assert found((0, one), (30, [0.9, None]), (60, one)) == []
@@ -26,6 +31,16 @@ def test_an_idle_device_is_found_after_a_minute_and_once() -> None:
 
 
 def test_the_line_has_low_mean_and_high_of_what_is_known() -> None:
-    values = {"utilisation_by_device": [0.98, 0.0, 0.04, None], "memory_bytes_by_device": [1 << 30] * 4, "power_watts_by_device": [690.2, 120.0, None, None], "cores_by_process": [1.0], "host_utilisation": 0.5}
-    assert load_line(Event("sensors", 7, values)) == "load   step 7  use 0% .. 34% .. 98%  mem 1.0 GiB  power 120 W .. 405 W .. 690 W  cores 1.0  host 50%"
+    values = {
+        "utilisation_by_device": [0.98, 0.0, 0.04, None],
+        "memory_bytes_by_device": [1 << 30] * 4,
+        "power_watts_by_device": [690.2, 120.0, None, None],
+        "cores_by_process": [1.0],
+        "host_utilisation": 0.5,
+    }
+    assert (
+        load_line(Event("sensors", 7, values))
+        == "load   step 7  use 0% .. 34% .. 98%  mem 1.0 GiB  power 120 W .. 405 W .. 690 W  cores"
+        " 1.0  host 50%"
+    )
     assert load_line(Event("sensors", 7, {})) == "load   step 7"

@@ -1,4 +1,6 @@
-"""TensorBoard and W&B have what the journal has, each step once, through kills and resumes; read back with their own readers."""
+"""TensorBoard and W&B have what the journal has, each step once, through kills and resumes; read
+back with their own readers.
+"""
 
 import importlib
 import json
@@ -38,7 +40,9 @@ def tensorboard(run: Path) -> None:
 def wandb(run: Path) -> None:
     """In a process, as always: it leaves threads and a service."""
     how = [sys.executable, "-m", "samecurve.observe.trackers", "wandb", str(run), "offline", "tiny"]
-    done = subprocess.run(how, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        how, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -48,7 +52,20 @@ def write(run: Path, *events: Event) -> None:
 
 
 def steps(first: int, last: int, shift: float = 0.0) -> list[Event]:
-    return [Event("step", step, {"loss": LOSSES[step] + shift, "lr": 1e-3 / step, "memory_bytes": 359366656, "skipped": True, "grad_norm": None}) for step in range(first, last + 1)]
+    return [
+        Event(
+            "step",
+            step,
+            {
+                "loss": LOSSES[step] + shift,
+                "lr": 1e-3 / step,
+                "memory_bytes": 359366656,
+                "skipped": True,
+                "grad_norm": None,
+            },
+        )
+        for step in range(first, last + 1)
+    ]
 
 
 @pytest.fixture
@@ -62,16 +79,49 @@ def run(tmp_path: Path, corpus: Path, cache: Path) -> Path:
     made = plan(config, MACHINE, ragged_task(config, cache).facts())
     Image.new("RGB", (5, 3), "red").save(home / "logs/red.png")
     (home / "logs/torn.png").write_bytes(b"\x89PNG")
-    write(home, Event("planned", 0, {"attempt": "1a-2", "plan": made.to_json()}), Event("started", 0), *steps(1, 8), Event("saved", 8, {"path": "p"}))
-    write(home, Event("sensors", 9, {"utilisation_by_device": [0.5, None], "host_utilisation": 0.25}), Event("sensors", 9, {"utilisation_by_device": [0.6, 0.7]}), *steps(9, 10))
-    write(home, Event("evaluated", 10, {"loss": 2.5, "perplexity": 12.18, "best_step": 10}), Event("warned", 10, {"text": "one"}), Event("warned", 10, {"text": "two"}))
-    write(home, Event("sampled", 10, {"texts": ["the *square*"], "pictures": ["logs/red.png", "logs/torn.png", "../../secret.png"]}), *steps(11, 12))
+    write(
+        home,
+        Event("planned", 0, {"attempt": "1a-2", "plan": made.to_json()}),
+        Event("started", 0),
+        *steps(1, 8),
+        Event("saved", 8, {"path": "p"}),
+    )
+    write(
+        home,
+        Event("sensors", 9, {"utilisation_by_device": [0.5, None], "host_utilisation": 0.25}),
+        Event("sensors", 9, {"utilisation_by_device": [0.6, 0.7]}),
+        *steps(9, 10),
+    )
+    write(
+        home,
+        Event("evaluated", 10, {"loss": 2.5, "perplexity": 12.18, "best_step": 10}),
+        Event("warned", 10, {"text": "one"}),
+        Event("warned", 10, {"text": "two"}),
+    )
+    write(
+        home,
+        Event(
+            "sampled",
+            10,
+            {
+                "texts": ["the *square*"],
+                "pictures": ["logs/red.png", "logs/torn.png", "../../secret.png"],
+            },
+        ),
+        *steps(11, 12),
+    )
     return home
 
 
 def resume(run: Path) -> None:
     """From 8 on, with other numbers, to step 13."""
-    write(run, Event("planned", 8, {"attempt": "1b-3", "plan": {}}), Event("resumed", 8, {"attempt": "1b-3", "text": "from p"}), *steps(9, 13, 0.5), Event("finished", 13, {}))
+    write(
+        run,
+        Event("planned", 8, {"attempt": "1b-3", "plan": {}}),
+        Event("resumed", 8, {"attempt": "1b-3", "text": "from p"}),
+        *steps(9, 13, 0.5),
+        Event("finished", 13, {}),
+    )
 
 
 def wanted(run: Path) -> dict[str, dict[int, np.float32]]:
@@ -88,17 +138,27 @@ def wanted(run: Path) -> dict[str, dict[int, np.float32]]:
 
 def shown(run: Path) -> tuple[Any, dict[str, list[tuple[int, np.float32]]]]:
     """TensorBoard's reader, and all its scalars; the one behind its pages has the same."""
-    reader = EventAccumulator(str(run / "logs/tensorboard"), size_guidance={"scalars": 0, "tensors": 0, "images": 0}).Reload()
-    scalars = {tag: [(event.step, np.float32(event.value)) for event in reader.Scalars(tag)] for tag in reader.Tags()["scalars"]}
+    reader = EventAccumulator(
+        str(run / "logs/tensorboard"), size_guidance={"scalars": 0, "tensors": 0, "images": 0}
+    ).Reload()
+    scalars = {
+        tag: [(event.step, np.float32(event.value)) for event in reader.Scalars(tag)]
+        for tag in reader.Tags()["scalars"]
+    }
     other = PluginAccumulator(str(run / "logs/tensorboard"), size_guidance={"tensors": 0}).Reload()
-    assert {tag: [(event.step, make_ndarray(event.tensor_proto).item()) for event in other.Tensors(tag)] for tag in scalars} == scalars
+    assert {
+        tag: [(event.step, make_ndarray(event.tensor_proto).item()) for event in other.Tensors(tag)]
+        for tag in scalars
+    } == scalars
     return reader, scalars
 
 
 def agree(scalars: dict[str, list[tuple[int, np.float32]]], run: Path) -> None:
     """Each step once, each number the journal's."""
     expected = wanted(run)
-    assert {tag: points for tag, points in scalars.items() if points and not tag.startswith("sensors/")} == {tag: list(points.items()) for tag, points in expected.items()}
+    assert {
+        tag: points for tag, points in scalars.items() if points and not tag.startswith("sensors/")
+    } == {tag: list(points.items()) for tag, points in expected.items()}
 
 
 def test_tensorboard_has_the_journal(run: Path) -> None:
@@ -108,7 +168,13 @@ def test_tensorboard_has_the_journal(run: Path) -> None:
     assert len(scalars["train/loss"]) == 12
     assert scalars["sensors/utilisation/0"] == [(9, np.float32(0.5))]
     assert "sensors/utilisation/1" not in scalars
-    texts = {tag: [(event.step, make_ndarray(event.tensor_proto).item().decode()) for event in reader.Tensors(tag)] for tag in reader.Tags()["tensors"]}
+    texts = {
+        tag: [
+            (event.step, make_ndarray(event.tensor_proto).item().decode())
+            for event in reader.Tensors(tag)
+        ]
+        for tag in reader.Tags()["tensors"]
+    }
     assert "Running on 1 device" in texts["plan"][0][1]
     assert "hidden_size: 32" in texts["config"][0][1]
     assert texts["samples/0"] == [(10, "    the *square*")]
@@ -121,7 +187,9 @@ def test_tensorboard_has_the_journal(run: Path) -> None:
 
 
 def test_a_resume_leaves_each_step_once(run: Path) -> None:
-    """A tracker that was killed in a write, then a resume; and the same journal given to a tracker for the first time."""
+    """A tracker that was killed in a write, then a resume; and the same journal given to a tracker
+    for the first time.
+    """
     tensorboard(run)
     with open(run / "logs/tensorboard/events.out.tfevents.samecurve", "ab") as file:
         file.write(struct.pack("<Q", 400) + b"half a record")
@@ -143,13 +211,22 @@ def test_wandb_has_the_journal_offline(run: Path) -> None:
     pytest.importorskip("wandb", reason="W&B is not installed: pip install 'samecurve[wandb]'")
     wandb(run)
     first = history(run)
-    assert {step: row["train/loss"] for step, row in first.items() if "train/loss" in row} == {step: LOSSES[step] for step in range(1, 13)}
+    assert {step: row["train/loss"] for step, row in first.items() if "train/loss" in row} == {
+        step: LOSSES[step] for step in range(1, 13)
+    }
     assert (first[10]["eval/perplexity"], first[9]["sensors/host_utilisation"]) == (12.18, 0.25)
     resume(run)
     wandb(run)
     both = history(run)
-    assert {step: row["train/loss"] for step, row in both.items()} == {step: LOSSES[step] + (0.5 if step > 12 else 0) for step in range(1, 14)}
-    assert "steps 9 to 12 from before" in [event.values["text"] for event in read(run / "journal.jsonl") if event.kind == "warned"][-1]
+    assert {step: row["train/loss"] for step, row in both.items()} == {
+        step: LOSSES[step] + (0.5 if step > 12 else 0) for step in range(1, 14)
+    }
+    assert (
+        "steps 9 to 12 from before"
+        in [
+            event.values["text"] for event in read(run / "journal.jsonl") if event.kind == "warned"
+        ][-1]
+    )
 
 
 def history(run: Path) -> dict[int, dict[str, Any]]:
@@ -157,16 +234,23 @@ def history(run: Path) -> dict[int, dict[str, Any]]:
     rows: dict[int, dict[str, Any]] = {}
     for path in sorted((run / "logs/wandb").glob("offline-run-*-1a-2/*.wandb")):
         for content in records(path.read_bytes()):
-            record = importlib.import_module("wandb.proto.wandb_internal_pb2").Record.FromString(content)
+            record = importlib.import_module("wandb.proto.wandb_internal_pb2").Record.FromString(
+                content
+            )
             if record.HasField("history"):
-                row = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
+                row = {
+                    item.key or "/".join(item.nested_key): json.loads(item.value_json)
+                    for item in record.history.item
+                }
                 assert row["_step"] not in rows
                 rows[row["_step"]] = row
     return rows
 
 
 def records(content: bytes) -> Iterator[bytes]:
-    """Of W&B's file: seven bytes, then blocks of 32 KiB, a record in one to several pieces, none across blocks."""
+    """Of W&B's file: seven bytes, then blocks of 32 KiB, a record in one to several pieces, none
+    across blocks.
+    """
     at, whole = 7, b""
     while at < len(content):
         left = 32768 - at % 32768
@@ -174,7 +258,7 @@ def records(content: bytes) -> Iterator[bytes]:
             at += left
             continue
         _, size, kind = struct.unpack_from("<IHB", content, at)
-        whole += content[at + 7:at + 7 + size]
+        whole += content[at + 7 : at + 7 + size]
         at += 7 + size
         if kind in {1, 4}:
             yield whole

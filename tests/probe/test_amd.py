@@ -1,4 +1,6 @@
-"""AMD GPUs as the kernel's driver lays them out: a tree as a machine of two CPU sockets and three MI300X has it."""
+"""AMD GPUs as the kernel's driver lays them out: a tree as a machine of two CPU sockets and three
+MI300X has it.
+"""
 
 from pathlib import Path
 
@@ -10,30 +12,50 @@ from samecurve.probe import amd
 
 @pytest.fixture
 def topology(tmp_path: Path) -> Path:
-    for node, (units, unique) in enumerate([(0, 0), (0, 0), (1216, 0xA0), (1216, 0xB1), (1216, 0xC2)]):
+    for node, (units, unique) in enumerate(
+        [(0, 0), (0, 0), (1216, 0xA0), (1216, 0xB1), (1216, 0xC2)]
+    ):
         home = tmp_path / "nodes" / str(node)
         (home / "mem_banks/0").mkdir(parents=True)
         version = 90402 if units else 0
-        (home / "properties").write_text(f"cpu_cores_count {0 if units else 96}\nsimd_count {units}\ngfx_target_version {version}\nunique_id {unique}\ndrm_render_minor 9999\n")
-        (home / "mem_banks/0/properties").write_text(f"heap_type {1 if units else 0}\nsize_in_bytes {node << 30}\nflags 0\n")
+        (home / "properties").write_text(
+            f"cpu_cores_count {0 if units else 96}\nsimd_count {units}\ngfx_target_version"
+            f" {version}\nunique_id {unique}\ndrm_render_minor 9999\n"
+        )
+        (home / "mem_banks/0/properties").write_text(
+            f"heap_type {1 if units else 0}\nsize_in_bytes {node << 30}\nflags 0\n"
+        )
     (tmp_path / "nodes/10").mkdir()
     (tmp_path / "nodes/10/properties").write_text("")  # hidden from this container
     return tmp_path
 
 
 def test_name_and_memory_of_each(topology: Path) -> None:
-    assert [(gpu.index, gpu.name, gpu.memory) for gpu in amd.devices({}, topology)] == [(0, "AMD gfx942", 2 << 30), (1, "AMD gfx942", 3 << 30), (2, "AMD gfx942", 4 << 30)]
+    assert [(gpu.index, gpu.name, gpu.memory) for gpu in amd.devices({}, topology)] == [
+        (0, "AMD gfx942", 2 << 30),
+        (1, "AMD gfx942", 3 << 30),
+        (2, "AMD gfx942", 4 << 30),
+    ]
     assert amd.devices({}, topology / "none") == ()
 
 
-@pytest.mark.parametrize(("environment", "expected"), [
-    ({"HIP_VISIBLE_DEVICES": "2,0"}, [4, 2]), ({"CUDA_VISIBLE_DEVICES": "1"}, [3]), ({"HIP_VISIBLE_DEVICES": "0", "CUDA_VISIBLE_DEVICES": "1"}, [2]),
-    ({"ROCR_VISIBLE_DEVICES": "1,2", "HIP_VISIBLE_DEVICES": "1"}, [4]), ({"ROCR_VISIBLE_DEVICES": "GPU-00000000000000b1"}, [3]), ({"HIP_VISIBLE_DEVICES": "-1"}, []),
-])
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({"HIP_VISIBLE_DEVICES": "2,0"}, [4, 2]),
+        ({"CUDA_VISIBLE_DEVICES": "1"}, [3]),
+        ({"HIP_VISIBLE_DEVICES": "0", "CUDA_VISIBLE_DEVICES": "1"}, [2]),
+        ({"ROCR_VISIBLE_DEVICES": "1,2", "HIP_VISIBLE_DEVICES": "1"}, [4]),
+        ({"ROCR_VISIBLE_DEVICES": "GPU-00000000000000b1"}, [3]),
+        ({"HIP_VISIBLE_DEVICES": "-1"}, []),
+    ],
+)
 def test_variables_choose(environment: dict[str, str], expected: list[int], topology: Path) -> None:
     assert [gpu.memory >> 30 for gpu in amd.devices(environment, topology)] == expected
 
 
 def test_what_is_not_there_is_refused(topology: Path) -> None:
-    with pytest.raises(UserError, match=r"HIP_VISIBLE_DEVICES=3 names 3, and this machine has GPUs 0, 1, 2"):
+    with pytest.raises(
+        UserError, match=r"HIP_VISIBLE_DEVICES=3 names 3, and this machine has GPUs 0, 1, 2"
+    ):
         amd.devices({"HIP_VISIBLE_DEVICES": "3"}, topology)

@@ -1,4 +1,6 @@
-"""NVIDIA GPUs as the driver's library tells them: a stand-in for that library, under the unmodified pynvml."""
+"""NVIDIA GPUs as the driver's library tells them: a stand-in for that library, under the unmodified
+pynvml.
+"""
 
 import json
 import os
@@ -38,7 +40,13 @@ def choose(library: Path, use: str, visible: str | None = None) -> Any:
     environment.pop("CUDA_VISIBLE_DEVICES", None)
     if visible is not None:
         environment["CUDA_VISIBLE_DEVICES"] = visible
-    done = subprocess.run([sys.executable, "-c", PROGRAM, use], env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, use],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     return json.loads(done.stdout)
 
 
@@ -54,9 +62,20 @@ sensors.close()
 
 
 def test_sensors_follow_the_devices_and_miss_what_is_not_there(library: Path) -> None:
-    """GPUs 2 and 1 of the driver; rank 2 lives on another host. No temperature in this driver, no power of GPU 1."""
+    """GPUs 2 and 1 of the driver; rank 2 lives on another host.
+
+    No temperature in this driver, no power of GPU 1.
+    """
     environment = {**os.environ, "LD_LIBRARY_PATH": str(library), "CUDA_VISIBLE_DEVICES": "1,2"}
-    found = json.loads(subprocess.run([sys.executable, "-c", SENSORS], env=environment, capture_output=True, text=True, check=True).stdout)
+    found = json.loads(
+        subprocess.run(
+            [sys.executable, "-c", SENSORS],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+    )
     assert found["utilisation_by_device"] == [0.92, 0.91, None]
     assert found["memory_bytes_by_device"] == [3000, 2000, None]
     assert found["power_watts_by_device"] == [650.5, None, None]
@@ -66,16 +85,37 @@ def test_sensors_follow_the_devices_and_miss_what_is_not_there(library: Path) ->
 
 
 def test_all_are_found_with_name_memory_and_driver(library: Path) -> None:
-    assert choose(library, "auto") == [[i, f"NVIDIA H200 no. {i}", 150000000000, "580.00"] for i in range(3)]
+    assert choose(library, "auto") == [
+        [i, f"NVIDIA H200 no. {i}", 150000000000, "580.00"] for i in range(3)
+    ]
 
 
 def test_visible_devices_and_indices_mean_the_same(library: Path) -> None:
     """`--gpus 1,2` and `CUDA_VISIBLE_DEVICES=1,2 --gpus 0,1` are the same two GPUs."""
-    plain, visible, named = choose(library, "1,2"), choose(library, "0,1", "1,2"), choose(library, "all", "GPU-11,GPU-22")
-    assert [d[1] for d in plain] == [d[1] for d in visible] == [d[1] for d in named] == ["NVIDIA H200 no. 1", "NVIDIA H200 no. 2"]
+    plain, visible, named = (
+        choose(library, "1,2"),
+        choose(library, "0,1", "1,2"),
+        choose(library, "all", "GPU-11,GPU-22"),
+    )
+    assert (
+        [d[1] for d in plain]
+        == [d[1] for d in visible]
+        == [d[1] for d in named]
+        == ["NVIDIA H200 no. 1", "NVIDIA H200 no. 2"]
+    )
     assert [d[0] for d in visible] == [0, 1]
 
 
-@pytest.mark.parametrize(("use", "visible", "says"), [("0,9", None, "GPU 9 does not exist"), ("2", "0,1", "GPU 2 does not exist"), ("0", "7", "CUDA_VISIBLE_DEVICES=7"), ("all", "", "no GPU found")])
-def test_what_is_not_there_is_refused_with_what_is(use: str, visible: str | None, says: str, library: Path) -> None:
+@pytest.mark.parametrize(
+    ("use", "visible", "says"),
+    [
+        ("0,9", None, "GPU 9 does not exist"),
+        ("2", "0,1", "GPU 2 does not exist"),
+        ("0", "7", "CUDA_VISIBLE_DEVICES=7"),
+        ("all", "", "no GPU found"),
+    ],
+)
+def test_what_is_not_there_is_refused_with_what_is(
+    use: str, visible: str | None, says: str, library: Path
+) -> None:
     assert says in choose(library, use, visible)

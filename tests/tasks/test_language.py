@@ -18,7 +18,9 @@ from samecurve.tasks.language.fields import LanguageData, LanguageModel
 from samecurve.tasks.language.torch_model import Decoder
 from samecurve.tasks.language.torch_task import TorchLanguage
 
-FIELDS = LanguageModel(hidden_size=64, num_layers=3, num_heads=4, kv_heads=2, intermediate_size=96, max_seq_len=32)
+FIELDS = LanguageModel(
+    hidden_size=64, num_layers=3, num_heads=4, kv_heads=2, intermediate_size=96, max_seq_len=32
+)
 
 
 def task(corpus: Path, cache: Path, fields: LanguageModel = FIELDS, **data: Any) -> TorchLanguage:
@@ -26,14 +28,18 @@ def task(corpus: Path, cache: Path, fields: LanguageModel = FIELDS, **data: Any)
 
 
 def test_bytes_of_the_standard_library(cache: Path) -> None:
-    """Real text that needs no download: millions of bytes, of the entropy that English-like code has."""
+    """Real text that needs no download: millions of bytes, of the entropy that English-like code
+    has.
+    """
     corpus = prepare(LanguageData(), cache)
     assert corpus.count == corpus.text_bytes > 5_000_000
     assert 3.0 < corpus.entropy < 3.5
     assert prepare(LanguageData(), cache) == corpus
 
 
-def test_a_bpe_is_trained_once_and_reads_back_what_it_was_given(corpus: Path, cache: Path, tmp_path: Path) -> None:
+def test_a_bpe_is_trained_once_and_reads_back_what_it_was_given(
+    corpus: Path, cache: Path, tmp_path: Path
+) -> None:
     made = prepare(LanguageData(source=str(corpus), tokenizer="bpe:300"), cache)
     assert 256 < made.size <= 300
     assert made.count < made.text_bytes
@@ -66,7 +72,9 @@ def test_validation_and_training_share_no_token_and_miss_none(corpus: Path, cach
     assert held is not None
     labels = [source[np.arange(len(source))]["labels"] for source in (train, held)]
     counts = [int((part != IGNORED).sum()) for part in labels]
-    assert sum(counts) == made.corpus.count - 2  # the first token of each part is predicted by nothing
+    assert (
+        sum(counts) == made.corpus.count - 2
+    )  # the first token of each part is predicted by nothing
     assert counts[1] == pytest.approx(0.25 * made.corpus.count, rel=0.01)
 
 
@@ -84,7 +92,10 @@ def test_a_token_sees_only_the_past(corpus: Path, cache: Path) -> None:
 
 def test_shared_key_heads_equal_repeated_ones() -> None:
     torch.manual_seed(0)
-    few, many = Decoder(FIELDS, 50).double(), Decoder(FIELDS.model_copy(update={"kv_heads": 4}), 50).double()
+    few, many = (
+        Decoder(FIELDS, 50).double(),
+        Decoder(FIELDS.model_copy(update={"kv_heads": 4}), 50).double(),
+    )
     weights = few.state_dict()
     for name in [name for name in weights if "k_proj" in name or "v_proj" in name]:
         weights[name] = weights[name].view(2, 16, 64).repeat_interleave(2, dim=0).reshape(64, 64)
@@ -95,23 +106,46 @@ def test_shared_key_heads_equal_repeated_ones() -> None:
 
 def test_initial_values_follow_from_seed_name_and_shape_alone() -> None:
     drawn = values(3, "layers.0.mlp.up_proj.weight", (300, 200), Initial(0.02))
-    np.testing.assert_array_equal(drawn, values(3, "layers.0.mlp.up_proj.weight", (300, 200), Initial(0.02)))
+    np.testing.assert_array_equal(
+        drawn, values(3, "layers.0.mlp.up_proj.weight", (300, 200), Initial(0.02))
+    )
     assert float(drawn.std()) == pytest.approx(0.02, rel=0.02)
-    assert float(drawn[0, 0]) == pytest.approx(-0.018871938809752464, rel=1e-6)  # pinned: a resumed or repeated run must find the same
-    assert abs(np.corrcoef(drawn.ravel(), values(4, "layers.0.mlp.up_proj.weight", (300, 200), Initial(0.02)).ravel())[0, 1]) < 0.02
+    assert float(drawn[0, 0]) == pytest.approx(
+        -0.018871938809752464, rel=1e-6
+    )  # pinned: a resumed or repeated run must find the same
+    assert (
+        abs(
+            np.corrcoef(
+                drawn.ravel(),
+                values(4, "layers.0.mlp.up_proj.weight", (300, 200), Initial(0.02)).ravel(),
+            )[0, 1]
+        )
+        < 0.02
+    )
     assert values(3, "norm.weight", (3,), Initial(0.0, 1.0)).tolist() == [1.0] * 3
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_the_figures_given_to_the_plan_are_those_of_the_model(tied: bool, corpus: Path, cache: Path) -> None:
-    """Parameters exactly; FLOPs as torch counts them (attention apart, and then without its mask, so twice); kept activations within a tenth of what autograd holds."""
-    fields = FIELDS.model_copy(update={"tie_embeddings": tied, "max_seq_len": 64, "hidden_size": 128})
+def test_the_figures_given_to_the_plan_are_those_of_the_model(
+    tied: bool, corpus: Path, cache: Path
+) -> None:
+    """Parameters exactly; FLOPs as torch counts them (attention apart, and then without its mask,
+    so twice); kept activations within a tenth of what autograd holds.
+    """
+    fields = FIELDS.model_copy(
+        update={"tie_embeddings": tied, "max_seq_len": 64, "hidden_size": 128}
+    )
     made = task(corpus, cache, fields)
     facts, model = made.facts(), made.model()
     assert facts.params == sum(p.numel() for p in model.parameters())
-    batch = {name: torch.from_numpy(array) for name, array in made.train_data()[np.arange(4)].items()}
+    batch = {
+        name: torch.from_numpy(array) for name, array in made.train_data()[np.arange(4)].items()
+    }
     counted = []
-    for kernel in (SDPBackend.FLASH_ATTENTION, SDPBackend.MATH):  # of a CPU's flash attention nothing is counted
+    for kernel in (
+        SDPBackend.FLASH_ATTENTION,
+        SDPBackend.MATH,
+    ):  # of a CPU's flash attention nothing is counted
         with FlopCounterMode(display=False) as counter, sdpa_kernel(kernel):
             torch.autograd.backward(made.loss(model, batch).sum)
         counted.append(counter.get_total_flops())

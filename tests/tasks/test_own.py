@@ -22,7 +22,7 @@ from samecurve.tasks.user.torch_task import TorchOwn
 from samecurve.torch_engine.model import cast
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-WHOLE = '''
+WHOLE = """
 import numpy as np
 import torch
 from torch import nn
@@ -90,7 +90,7 @@ class My:
 
     def eval_data(self):
         return Rows(7)
-'''
+"""
 
 
 def config_of(task: object, **sections: Any) -> Config:
@@ -101,7 +101,9 @@ def config_of(task: object, **sections: Any) -> Config:
 def write(tmp_path: Path) -> Callable[..., Config]:
     """A file with some of its text replaced, and the config of its class."""
 
-    def made(old: str = "", new: str = "", name: str = "My", text: str = WHOLE, **sections: Any) -> Config:
+    def made(
+        old: str = "", new: str = "", name: str = "My", text: str = WHOLE, **sections: Any
+    ) -> Config:
         assert old in text
         path = tmp_path / "mine.py"
         path.write_text(text.replace(old, new) if old else text)
@@ -123,29 +125,48 @@ def said(call: Callable[[], object]) -> str:
 
 
 def batch_of(task: TorchOwn, count: int) -> dict[str, torch.Tensor]:
-    return {name: torch.from_numpy(array) for name, array in task.train_data()[np.arange(count)].items()}
+    return {
+        name: torch.from_numpy(array) for name, array in task.train_data()[np.arange(count)].items()
+    }
 
 
 def test_importing_samecurve_imports_nothing_heavy() -> None:
-    """`from samecurve import Mean` too costs no numpy, pydantic or torch; a wrong name is told as Python tells it."""
-    code = "import sys, samecurve; samecurve.Mean; print(sorted({'torch', 'numpy', 'pydantic'} & set(sys.modules)) if 'Mean' in samecurve.__all__ else 'missing')"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+    """`from samecurve import Mean` too costs no numpy, pydantic or torch; a wrong name is told as
+    Python tells it.
+    """
+    code = (
+        "import sys, samecurve; samecurve.Mean; print(sorted({'torch', 'numpy', 'pydantic'} &"
+        " set(sys.modules)) if 'Mean' in samecurve.__all__ else 'missing')"
+    )
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout
+        == "[]\n"
+    )
     assert (Mean._fields, Initial(1.0).mean) == (("sum", "weight"), 0.0)
     with pytest.raises(ImportError, match="cannot import name 'Meen'"):
         from samecurve import Meen  # noqa: F401
 
 
 def test_the_sections_are_free_and_the_rest_is_not(write: Callable[..., Config]) -> None:
-    config = write(model={"depth": 2, "max_seq_len": 9, "inner": {"a": [1, 2.5]}}, data={"prefetch": 0, "shift": 1.5})
+    config = write(
+        model={"depth": 2, "max_seq_len": 9, "inner": {"a": [1, 2.5]}},
+        data={"prefetch": 0, "shift": 1.5},
+    )
     assert config.model.model_extra == {"depth": 2, "max_seq_len": 9, "inner": {"a": [1, 2.5]}}
     assert (config.data.model_extra, config.data.prefetch) == ({"shift": 1.5}, 0)
     again = load(Document(config.model_dump(mode="json")), Tasks()).config
     assert again.model_dump() == config.model_dump()  # as a run's config.yaml goes to its ranks
-    with pytest.raises(ConfigErrors, match=r"data: should be finite numbers(.|\n)*train\.stepz: unknown key"):
+    with pytest.raises(
+        ConfigErrors, match=r"data: should be finite numbers(.|\n)*train\.stepz: unknown key"
+    ):
         write(train={"stepz": 3}, data={"deep": [{"x": float("nan")}]})
 
 
-@pytest.mark.parametrize("task", ["langage", "mine.py", "mine.py:", "mine.txt:My", "mine.py:3", 7, ["language"], None])
+@pytest.mark.parametrize(
+    "task", ["langage", "mine.py", "mine.py:", "mine.txt:My", "mine.py:3", 7, ["language"], None]
+)
 def test_what_is_no_task(task: object) -> None:
     assert not Tasks().knows(task)
 
@@ -153,7 +174,12 @@ def test_what_is_no_task(task: object) -> None:
 def test_facts_are_those_of_the_class(write: Callable[..., Config]) -> None:
     facts = opened(write(model={"depth": 5})).facts()
     norm, stem, block = 8, 16, 20
-    assert (facts.samples, facts.eval_samples, facts.params, facts.trainable) == (23, 7, norm + stem + 5 * block, norm + stem + 5 * block)
+    assert (facts.samples, facts.eval_samples, facts.params, facts.trainable) == (
+        23,
+        7,
+        norm + stem + 5 * block,
+        norm + stem + 5 * block,
+    )
     assert (facts.blocks, facts.block_params, facts.tokens_per_sample) == (5, block, 1)
     assert (facts.bytes_per_sample, facts.flops_per_sample) == (None, None)
     assert facts.coupled[0] == "contrast"
@@ -161,33 +187,67 @@ def test_facts_are_those_of_the_class(write: Callable[..., Config]) -> None:
 
 
 def test_dropout_is_found_and_told_apart(write: Callable[..., Config]) -> None:
-    """Layers whose masks can follow the sample, and those that draw by device: the plan goes by both."""
-    facts = opened(write("super().__init__()\n        self.stem", "super().__init__()\n        self.drop, self.off = nn.Dropout(0.1), nn.Dropout(0.0)\n"
-                                                               "        self.memory = nn.LSTM(4, 4, 2, dropout=0.1)\n        self.stem")).facts()
+    """Layers whose masks can follow the sample, and those that draw by device: the plan goes by
+    both.
+    """
+    facts = opened(
+        write(
+            "super().__init__()\n        self.stem",
+            "super().__init__()\n        self.drop, self.off = nn.Dropout(0.1), nn.Dropout(0.0)\n"
+            "        self.memory = nn.LSTM(4, 4, 2, dropout=0.1)\n        self.stem",
+        )
+    ).facts()
     assert facts.keyed == ("drop",)
     assert facts.unkeyed == ("LSTM memory",)
     assert (opened(write()).facts().keyed, opened(write()).facts().unkeyed) == ((), ())
 
 
 def test_complex_frozen_and_value_bound_models_are_counted(write: Callable[..., Config]) -> None:
-    """A complex weight is two scalars; a frozen one is held but not trained; a model that looks at its values is built really."""
-    odd = ("super().__init__()\n        self.stem", '''super().__init__()
+    """A complex weight is two scalars; a frozen one is held but not trained; a model that looks at
+    its values is built really.
+    """
+    odd = (
+        "super().__init__()\n        self.stem",
+        """super().__init__()
         self.waves = nn.Parameter(torch.randn(6, dtype=torch.complex64))
         self.scale = nn.Parameter(torch.ones(2), requires_grad=False)
         assert self.scale.sum().item() == 2
-        self.stem''')
+        self.stem""",
+    )
     whole, more = opened(write(*odd)).facts(), opened(write()).facts()
     assert (whole.params - more.params, whole.trainable - more.trainable) == (14, 12)
 
 
 def test_the_class_is_called_with_what_it_asks_for(write: Callable[..., Config]) -> None:
     """Both mappings, one of them, or none; `prefetch` is the program's own."""
-    head = "def __init__(self, model, data):\n        self.depth, self.data = model.get(\"depth\", 3), data"
-    bodies = {"": (head, "depth, data = 2, {}"), "data": (head, "depth = 2\n\n    def __init__(self, data):\n        assert 'prefetch' not in data\n        self.data = data"),
-              "all": (head, "depth = 2\n\n    def __init__(self, **sections):\n        self.data = sections['data']")}
+    head = (
+        'def __init__(self, model, data):\n        self.depth, self.data = model.get("depth", 3),'
+        " data"
+    )
+    bodies = {
+        "": (head, "depth, data = 2, {}"),
+        "data": (
+            head,
+            (
+                "depth = 2\n\n    def __init__(self, data):\n        assert 'prefetch' not in"
+                " data\n        self.data = data"
+            ),
+        ),
+        "all": (
+            head,
+            (
+                "depth = 2\n\n    def __init__(self, **sections):\n        self.data ="
+                " sections['data']"
+            ),
+        ),
+    }
     for old, new in bodies.values():
         assert opened(write(old, new, data={"prefetch": 1})).facts().blocks == 2
-    assert "__init__() missing 1 required positional argument: 'more'" in said(lambda: opened(write("def __init__(self, model, data)", "def __init__(self, model, data, more)")))
+    assert "__init__() missing 1 required positional argument: 'more'" in said(
+        lambda: opened(
+            write("def __init__(self, model, data)", "def __init__(self, model, data, more)")
+        )
+    )
 
 
 def test_a_torch_dataset_is_stacked_to_what_the_source_gives(write: Callable[..., Config]) -> None:
@@ -201,9 +261,25 @@ def test_a_torch_dataset_is_stacked_to_what_the_source_gives(write: Callable[...
     assert source.fingerprint() == items.fingerprint()
 
 
-@pytest.mark.parametrize(("item", "names"), [("(self.inner.x[i], i)", ["0", "1"]), ("[self.inner.x[i]]", ["0"]), ("self.inner.x[i]", ["0"]), ("torch.tensor(1.0 + i)", ["0"])])
-def test_items_without_names_get_their_places(item: str, names: list[str], write: Callable[..., Config]) -> None:
-    task = opened(write('return {"x": torch.from_numpy(self.inner.x[i]), "y": i % 5}', f"return {item}", data={"items": True}))
+@pytest.mark.parametrize(
+    ("item", "names"),
+    [
+        ("(self.inner.x[i], i)", ["0", "1"]),
+        ("[self.inner.x[i]]", ["0"]),
+        ("self.inner.x[i]", ["0"]),
+        ("torch.tensor(1.0 + i)", ["0"]),
+    ],
+)
+def test_items_without_names_get_their_places(
+    item: str, names: list[str], write: Callable[..., Config]
+) -> None:
+    task = opened(
+        write(
+            'return {"x": torch.from_numpy(self.inner.x[i]), "y": i % 5}',
+            f"return {item}",
+            data={"items": True},
+        )
+    )
     rows = task.train_data()[np.array([3, 1])]
     assert list(rows) == names
     assert all(len(column) == 2 for column in rows.values())
@@ -213,13 +289,36 @@ def test_the_fingerprint_follows_the_data(write: Callable[..., Config]) -> None:
     """Its length, its values, and its own fingerprint() where it has one; not the model."""
     first = opened(write()).fingerprint()
     assert first == opened(write(model={"depth": 1})).fingerprint()
-    assert len({first, opened(write(data={"shift": 0.5})).fingerprint(), opened(write("Rows(23", "Rows(24")).fingerprint()}) == 3
-    assert opened(write("class Rows:", "class Rows:\n    def fingerprint(self):\n        return 'mine-1'\n")).fingerprint() == "mine-1"
+    assert (
+        len(
+            {
+                first,
+                opened(write(data={"shift": 0.5})).fingerprint(),
+                opened(write("Rows(23", "Rows(24")).fingerprint(),
+            }
+        )
+        == 3
+    )
+    assert (
+        opened(
+            write(
+                "class Rows:", "class Rows:\n    def fingerprint(self):\n        return 'mine-1'\n"
+            )
+        ).fingerprint()
+        == "mine-1"
+    )
 
 
-def test_data_drawn_from_global_generators_is_the_same_in_every_process(write: Callable[..., Config]) -> None:
-    """As in a script that seeds them first; the held-out rows are other draws, and this process' own numbers are left alone."""
-    drawn = ("self.x = np.arange(count * 3, dtype=np.float32).reshape(count, 3) / 10 + shift", "self.x = torch.randn(count, 3).numpy() + np.random.rand(count, 3).astype(np.float32)")
+def test_data_drawn_from_global_generators_is_the_same_in_every_process(
+    write: Callable[..., Config],
+) -> None:
+    """As in a script that seeds them first; the held-out rows are other draws, and this process'
+    own numbers are left alone.
+    """
+    drawn = (
+        "self.x = np.arange(count * 3, dtype=np.float32).reshape(count, 3) / 10 + shift",
+        "self.x = torch.randn(count, 3).numpy() + np.random.rand(count, 3).astype(np.float32)",
+    )
     torch.manual_seed(1)
     before = torch.random.get_rng_state()
     first, other = opened(write(*drawn)), opened(write(*drawn, train={"seed": 5}))
@@ -232,25 +331,41 @@ def test_data_drawn_from_global_generators_is_the_same_in_every_process(write: C
     assert (first.train_data()[np.arange(7)]["x"] != held_out[np.arange(7)]["x"]).any()
 
 
-def test_rows_that_change_are_refused_unless_the_data_is_known_otherwise(write: Callable[..., Config]) -> None:
+def test_rows_that_change_are_refused_unless_the_data_is_known_otherwise(
+    write: Callable[..., Config],
+) -> None:
     noise = ('"x": self.x[ids],', '"x": self.x[ids] + np.random.randn(len(ids), 1),')
     text = said(lambda: opened(write(*noise)).facts())
     assert "My.train_data() gives other values when a sample is read again" in text
     assert "np.random.default_rng((seed, id))" in text
-    named = WHOLE.replace("class Rows:", "class Rows:\n    def fingerprint(self):\n        return 'v1'\n")
+    named = WHOLE.replace(
+        "class Rows:", "class Rows:\n    def fingerprint(self):\n        return 'v1'\n"
+    )
     assert opened(write(*noise, text=named)).facts().fingerprint == "v1"
 
 
 def test_evaluation_is_sums_divided_once(write: Callable[..., Config]) -> None:
-    """Figures of unequal batches, added, give those of all rows at once; a batch's own means would not."""
+    """Figures of unequal batches, added, give those of all rows at once; a batch's own means would
+    not.
+    """
     task = opened(write())
-    assert task.eval_names() == ("loss.sum", "loss.weight", "size.sum", "size.weight", "fives.sum", "fives.weight")
+    assert task.eval_names() == (
+        "loss.sum",
+        "loss.weight",
+        "size.sum",
+        "size.weight",
+        "fives.sum",
+        "fives.weight",
+    )
     torch.manual_seed(0)
     model, rows = task.model().double().eval(), batch_of(task, 23)
     rows["x"] = rows["x"].double()
     with torch.no_grad():
         whole = task.evaluate(model, rows)
-        parts = [task.evaluate(model, {name: column[cut] for name, column in rows.items()}) for cut in (slice(0, 4), slice(4, 23))]
+        parts = [
+            task.evaluate(model, {name: column[cut] for name, column in rows.items()})
+            for cut in (slice(0, 4), slice(4, 23))
+        ]
     sums = {name: sum(float(part[name]) for part in parts) for name in task.eval_names()}
     found = task.summarize(sums)
     assert found["loss"] == pytest.approx(float(whole["loss.sum"]) / 23, rel=1e-12)
@@ -267,8 +382,15 @@ def test_without_metrics_the_loss_is_measured(write: Callable[..., Config]) -> N
     assert np.isnan(task.summarize({"loss.sum": 0.0, "loss.weight": 0.0})["loss"])
 
 
-def test_metrics_that_look_at_values_are_learnt_on_a_real_model(write: Callable[..., Config]) -> None:
-    task = opened(write("return {\"size\":", "assert model(batch['x']).sum().item() > 0\n        return {\"size\":"))
+def test_metrics_that_look_at_values_are_learnt_on_a_real_model(
+    write: Callable[..., Config],
+) -> None:
+    task = opened(
+        write(
+            'return {"size":',
+            "assert model(batch['x']).sum().item() > 0\n        return {\"size\":",
+        )
+    )
     assert task.eval_names()[2::2] == ("size.sum", "fives.sum")
 
 
@@ -277,75 +399,204 @@ def test_initial_values_are_the_users_or_the_modules(write: Callable[..., Config
     assert task.initial("stem.weight", (4, 3)) == Initial(0.02, 0.0)
     assert task.initial("stem.bias", (4,)) is None
     assert opened(write("def initial", "def other")).initial("stem.weight", (4, 3)) is None
-    assert "initial(stem.weight) returns float" in said(lambda: opened(write("return Initial(0.02)", "return 0.02")).initial("stem.weight", (4, 3)))
+    assert "initial(stem.weight) returns float" in said(
+        lambda: opened(write("return Initial(0.02)", "return 0.02")).initial("stem.weight", (4, 3))
+    )
     assert (task.sample(None, 0), task.assets()) == ([], {})
 
 
-def test_a_file_is_a_module_with_its_neighbours(tmp_path: Path, write: Callable[..., Config]) -> None:
-    """Imported while it loads or later, in a method; its objects can be pickled, its dataclasses made; once in a process."""
+def test_a_file_is_a_module_with_its_neighbours(
+    tmp_path: Path, write: Callable[..., Config]
+) -> None:
+    """Imported while it loads or later, in a method; its objects can be pickled, its dataclasses
+    made; once in a process.
+    """
     (tmp_path / "early_neighbour.py").write_text("COUNT = 11\n")
     (tmp_path / "late_neighbour.py").write_text("COUNT = 12\n")
-    config = write("class Rows:", "from dataclasses import dataclass\nimport early_neighbour\n\n\n@dataclass\nclass Point:\n    x: 'int' = early_neighbour.COUNT\n\n\nclass Rows:")
+    config = write(
+        "class Rows:",
+        "from dataclasses import dataclass\nimport early_neighbour\n\n\n@dataclass\nclass Point:\n "
+        "   x: 'int' = early_neighbour.COUNT\n\n\nclass Rows:",
+    )
     task, path = opened(config), sys.path.copy()
     module = sys.modules[type(task.model()).__module__]
     assert pickle.loads(pickle.dumps(module.Point())) == module.Point(11)
     assert type(opened(config).model()) is type(task.model())
     assert path[0] != str(tmp_path)
-    later = opened(write("rows = Rows(23,", "import late_neighbour\n        rows = Rows(late_neighbour.COUNT,"))
+    later = opened(
+        write("rows = Rows(23,", "import late_neighbour\n        rows = Rows(late_neighbour.COUNT,")
+    )
     assert len(later.train_data()) == 12
 
 
-@pytest.mark.parametrize(("old", "new", "words"), [
-    ("def loss", "def lozz", ["My has no loss()", "loss(self, model, batch) -> samecurve.Mean"]),
-    ("def train_data(self):\n        rows", "def rows(self):\n        rows", ["My has no train_data()", "__getitem__(ids)"]),
-    ("self.depth, self.data", "self.model = model\n        self.depth, self.data", ["sets self.model, which hides the method model()", "self.model_fields"]),
-    ('coupled = ("contrast",)', 'coupled = "contrast"', ["My.coupled is 'contrast'", '("contrastive loss",)']),
-    ('if self.data.get("items"):', "return iter([])\n        if self.data:", ["of type list_iterator, has no __getitem__", "a torch Dataset (not its DataLoader)"]),
-    ("def __len__", "def size", ["of type Rows, has no length (__len__)", "which samples a step takes follows from their number"]),
-    ('if self.data.get("items"):', "return torch.utils.data.ChainDataset([])\n        if self.data:", ["is read in its own order, not by id"]),
-    ("Rows(23", "Rows(0", ["My.train_data() has no sample"]),
-    ('if self.data.get("items"):', "return 1 / 0\n        if self.data:", ["My.train_data(): ZeroDivisionError: division by zero", "mine.py:63"]),
-])
-def test_mistakes_told_when_the_task_is_opened(old: str, new: str, words: list[str], write: Callable[..., Config]) -> None:
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        (
+            "def loss",
+            "def lozz",
+            ["My has no loss()", "loss(self, model, batch) -> samecurve.Mean"],
+        ),
+        (
+            "def train_data(self):\n        rows",
+            "def rows(self):\n        rows",
+            ["My has no train_data()", "__getitem__(ids)"],
+        ),
+        (
+            "self.depth, self.data",
+            "self.model = model\n        self.depth, self.data",
+            ["sets self.model, which hides the method model()", "self.model_fields"],
+        ),
+        (
+            'coupled = ("contrast",)',
+            'coupled = "contrast"',
+            ["My.coupled is 'contrast'", '("contrastive loss",)'],
+        ),
+        (
+            'if self.data.get("items"):',
+            "return iter([])\n        if self.data:",
+            ["of type list_iterator, has no __getitem__", "a torch Dataset (not its DataLoader)"],
+        ),
+        (
+            "def __len__",
+            "def size",
+            [
+                "of type Rows, has no length (__len__)",
+                "which samples a step takes follows from their number",
+            ],
+        ),
+        (
+            'if self.data.get("items"):',
+            "return torch.utils.data.ChainDataset([])\n        if self.data:",
+            ["is read in its own order, not by id"],
+        ),
+        ("Rows(23", "Rows(0", ["My.train_data() has no sample"]),
+        (
+            'if self.data.get("items"):',
+            "return 1 / 0\n        if self.data:",
+            ["My.train_data(): ZeroDivisionError: division by zero", "mine.py:63"],
+        ),
+    ],
+)
+def test_mistakes_told_when_the_task_is_opened(
+    old: str, new: str, words: list[str], write: Callable[..., Config]
+) -> None:
     text = said(lambda: opened(write(old, new)))
     assert [word for word in words if word not in text] == [], text
 
 
-@pytest.mark.parametrize(("old", "new", "words"), [
-    ("return Net(self.depth)", "return 3", ["My.model() returns int, not a torch.nn.Module", "built anew"]),
-    ("return Net(self.depth)", "return Net(self.depth).requires_grad_(False)", ["no parameter to train"]),
-    ("return Net(self.depth)", "return Net(self.deep)", ["My.model(): AttributeError: 'My' object has no attribute 'deep'", "mine.py:50"]),
-    ('"y": torch.from_numpy(ids % 5)', '"y": [str(i) for i in ids]', ['gives "y" as <U2, not as numbers']),
-    ('"y": torch.from_numpy(ids % 5)', '"y": ids[:3]', ['gives "y" of shape (3,) for 16 ids', "one row an id"]),
-    ('return {"x": self.x[ids], "y": torch.from_numpy(ids % 5)}', "return self.x[ids]", ["gives ndarray for 16 ids", "{name: array with one row an id}"]),
-    ('Mean(model(batch["x"]).sum(), len(batch["x"]))', 'Mean(model(batch["x"]).mean(), len(batch["x"]))', ["My.loss() gives the sum ", "that is their mean", 'reduction="sum"']),
-    ('Mean(model(batch["x"]).sum(), len(batch["x"]))', 'Mean(model(batch["x"]).mean(), 1)', ["gives weight 1 for two samples as for each of them alone"]),
-    ("super().__init__()", "pass", ["before Module.__init__() call", "super().__init__() as the first line"]),
-    ("def __init__(self, model, data):\n", "def prepare(self, model, data):\n", ["object has no attribute 'data'", "def __init__(self, model, data): self.data = ..."]),
-])
-def test_mistakes_told_when_it_is_described(old: str, new: str, words: list[str], write: Callable[..., Config]) -> None:
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        (
+            "return Net(self.depth)",
+            "return 3",
+            ["My.model() returns int, not a torch.nn.Module", "built anew"],
+        ),
+        (
+            "return Net(self.depth)",
+            "return Net(self.depth).requires_grad_(False)",
+            ["no parameter to train"],
+        ),
+        (
+            "return Net(self.depth)",
+            "return Net(self.deep)",
+            ["My.model(): AttributeError: 'My' object has no attribute 'deep'", "mine.py:50"],
+        ),
+        (
+            '"y": torch.from_numpy(ids % 5)',
+            '"y": [str(i) for i in ids]',
+            ['gives "y" as <U2, not as numbers'],
+        ),
+        (
+            '"y": torch.from_numpy(ids % 5)',
+            '"y": ids[:3]',
+            ['gives "y" of shape (3,) for 16 ids', "one row an id"],
+        ),
+        (
+            'return {"x": self.x[ids], "y": torch.from_numpy(ids % 5)}',
+            "return self.x[ids]",
+            ["gives ndarray for 16 ids", "{name: array with one row an id}"],
+        ),
+        (
+            'Mean(model(batch["x"]).sum(), len(batch["x"]))',
+            'Mean(model(batch["x"]).mean(), len(batch["x"]))',
+            ["My.loss() gives the sum ", "that is their mean", 'reduction="sum"'],
+        ),
+        (
+            'Mean(model(batch["x"]).sum(), len(batch["x"]))',
+            'Mean(model(batch["x"]).mean(), 1)',
+            ["gives weight 1 for two samples as for each of them alone"],
+        ),
+        (
+            "super().__init__()",
+            "pass",
+            ["before Module.__init__() call", "super().__init__() as the first line"],
+        ),
+        (
+            "def __init__(self, model, data):\n",
+            "def prepare(self, model, data):\n",
+            ["object has no attribute 'data'", "def __init__(self, model, data): self.data = ..."],
+        ),
+    ],
+)
+def test_mistakes_told_when_it_is_described(
+    old: str, new: str, words: list[str], write: Callable[..., Config]
+) -> None:
     text = said(lambda: opened(write(old, new)).facts())
     assert [word for word in words if word not in text] == [], text
 
 
-@pytest.mark.parametrize(("item", "words"), [
-    ('{"x": self.inner.x[i][: 1 + i % 2]}', ['gives "x" of shapes (1,) and (2,)', "pad them"]),
-    ('{"x" if i else "z": 1}', ["items of unlike parts"]),
-])
+@pytest.mark.parametrize(
+    ("item", "words"),
+    [
+        ('{"x": self.inner.x[i][: 1 + i % 2]}', ['gives "x" of shapes (1,) and (2,)', "pad them"]),
+        ('{"x" if i else "z": 1}', ["items of unlike parts"]),
+    ],
+)
 def test_mistakes_of_items(item: str, words: list[str], write: Callable[..., Config]) -> None:
-    text = said(lambda: opened(write('return {"x": torch.from_numpy(self.inner.x[i]), "y": i % 5}', f"return {item}", data={"items": True})).facts())
+    text = said(
+        lambda: opened(
+            write(
+                'return {"x": torch.from_numpy(self.inner.x[i]), "y": i % 5}',
+                f"return {item}",
+                data={"items": True},
+            )
+        ).facts()
+    )
     assert [word for word in words if word not in text] == [], text
 
 
-@pytest.mark.parametrize(("value", "words"), [
-    ("model(batch['x']).mean()", ["My.loss() returns Tensor of shape (), not a samecurve.Mean", 'reduction="sum"', "a mean of means would depend on the number of devices"]),
-    ("(model(batch['x']).sum(), 3)", ["returns tuple, not a samecurve.Mean"]),
-    ("Mean(model(batch['x']), 3)", ["the sum of My.loss() is a torch.float32 tensor of shape (4,)", "added over what was counted"]),
-    ("Mean(model(batch['x']).sum().item(), 3)", ["is of type float, not a tensor"]),
-    ("Mean(model(batch['x']).sum().detach(), 3)", ["has no gradient", ".detach()"]),
-    ("Mean(model(batch['x']).sum(), batch['y'])", ["the weight of My.loss() is a tensor of shape (4,), not one number"]),
-])
-def test_a_loss_that_could_not_be_added_up(value: str, words: list[str], write: Callable[..., Config]) -> None:
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (
+            "model(batch['x']).mean()",
+            [
+                "My.loss() returns Tensor of shape (), not a samecurve.Mean",
+                'reduction="sum"',
+                "a mean of means would depend on the number of devices",
+            ],
+        ),
+        ("(model(batch['x']).sum(), 3)", ["returns tuple, not a samecurve.Mean"]),
+        (
+            "Mean(model(batch['x']), 3)",
+            [
+                "the sum of My.loss() is a torch.float32 tensor of shape (4,)",
+                "added over what was counted",
+            ],
+        ),
+        ("Mean(model(batch['x']).sum().item(), 3)", ["is of type float, not a tensor"]),
+        ("Mean(model(batch['x']).sum().detach(), 3)", ["has no gradient", ".detach()"]),
+        (
+            "Mean(model(batch['x']).sum(), batch['y'])",
+            ["the weight of My.loss() is a tensor of shape (4,), not one number"],
+        ),
+    ],
+)
+def test_a_loss_that_could_not_be_added_up(
+    value: str, words: list[str], write: Callable[..., Config]
+) -> None:
     task = opened(write('return Mean(model(batch["x"]).sum(), len(batch["x"]))', f"return {value}"))
     text = said(lambda: task.loss(task.model(), batch_of(task, 4)))
     assert [word for word in words if word not in text] == [], text
@@ -353,7 +604,12 @@ def test_a_loss_that_could_not_be_added_up(value: str, words: list[str], write: 
 
 def test_only_the_first_loss_is_looked_at(write: Callable[..., Config]) -> None:
     """Evaluation runs without gradients and settles nothing; the first loss with one does."""
-    task = opened(write('len(batch["x"]))\n\n    def metrics', 'len(batch["x"]) if len(batch["x"]) == 4 else "?")\n\n    def metrics'))
+    task = opened(
+        write(
+            'len(batch["x"]))\n\n    def metrics',
+            'len(batch["x"]) if len(batch["x"]) == 4 else "?")\n\n    def metrics',
+        )
+    )
     model = task.model()
     with torch.no_grad():
         assert not task.loss(model, batch_of(task, 4)).sum.requires_grad
@@ -361,40 +617,87 @@ def test_only_the_first_loss_is_looked_at(write: Callable[..., Config]) -> None:
     assert task.loss(model, batch_of(task, 5)).weight == "?"
 
 
-@pytest.mark.parametrize(("value", "words"), [
-    ("[3]", ["My.metrics() returns list", "name -> Mean(sum, weight)"]),
-    ('{"loss": Mean(1, 1)}', ['gives "loss", a name that is taken']),
-    ('{"a": model(batch["x"]).mean()}', ['gives no single Mean as "a"']),
-    ('{"a": Mean(model(batch["x"]), 1)}', ['gives no single Mean as "a"']),
-    ('{"a": Mean(1, 1)} if len(batch["x"]) == 1 else {"b": Mean(1, 1)}', ["gives b for one batch and a for another"]),
-])
-def test_metrics_that_could_not_be_added_up(value: str, words: list[str], write: Callable[..., Config]) -> None:
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("[3]", ["My.metrics() returns list", "name -> Mean(sum, weight)"]),
+        ('{"loss": Mean(1, 1)}', ['gives "loss", a name that is taken']),
+        ('{"a": model(batch["x"]).mean()}', ['gives no single Mean as "a"']),
+        ('{"a": Mean(model(batch["x"]), 1)}', ['gives no single Mean as "a"']),
+        (
+            '{"a": Mean(1, 1)} if len(batch["x"]) == 1 else {"b": Mean(1, 1)}',
+            ["gives b for one batch and a for another"],
+        ),
+    ],
+)
+def test_metrics_that_could_not_be_added_up(
+    value: str, words: list[str], write: Callable[..., Config]
+) -> None:
     head, tail = WHOLE.split("    def metrics(self, model, batch):\n")
-    text = f"{head}    def metrics(self, model, batch):\n        return {value}\n\n    def train_data{tail.partition('def train_data')[2]}"
+    text = (
+        f"{head}    def metrics(self, model, batch):\n        return {value}\n\n    def"
+        f" train_data{tail.partition('def train_data')[2]}"
+    )
     task = opened(write(text=text))
-    assert [word for word in words if word not in (shown := said(lambda: (task.eval_names(), task.evaluate(task.model(), batch_of(task, 4)))))] == [], shown
+    assert [
+        word
+        for word in words
+        if word
+        not in (
+            shown := said(
+                lambda: (task.eval_names(), task.evaluate(task.model(), batch_of(task, 4)))
+            )
+        )
+    ] == [], shown
 
 
-@pytest.mark.parametrize(("text", "name", "words"), [
-    (WHOLE, "Myy", ["has no class Myy; it has Rows, Items, Net, My", "did you mean My?"]),
-    ("def My(): ...\nclass Other: ...\n", "My", ["has no class My; it has Other"]),
-    ("x = 3\n", "My", ["has no class My; it has no class at all"]),
-    ("x = 3\n\ndef broken(:\n    pass\n", "My", ["mine.py:3: not valid Python: invalid syntax", "mend it at this place"]),
-])
-def test_a_file_without_the_class_is_refused_before_it_is_run(text: str, name: str, words: list[str], write: Callable[..., Config]) -> None:
+@pytest.mark.parametrize(
+    ("text", "name", "words"),
+    [
+        (WHOLE, "Myy", ["has no class Myy; it has Rows, Items, Net, My", "did you mean My?"]),
+        ("def My(): ...\nclass Other: ...\n", "My", ["has no class My; it has Other"]),
+        ("x = 3\n", "My", ["has no class My; it has no class at all"]),
+        (
+            "x = 3\n\ndef broken(:\n    pass\n",
+            "My",
+            ["mine.py:3: not valid Python: invalid syntax", "mend it at this place"],
+        ),
+    ],
+)
+def test_a_file_without_the_class_is_refused_before_it_is_run(
+    text: str, name: str, words: list[str], write: Callable[..., Config]
+) -> None:
     config = write(name=name, text=text)
     for call in (lambda: Tasks().stamp(config), lambda: open_task(config, "")):
         shown = said(call)
         assert [word for word in words if word not in shown] == [], shown
 
 
-@pytest.mark.parametrize(("text", "words"), [
-    ("import torch\nclass My: ...\nx = 1 / 0\n", ["mine.py:3: loading it: ZeroDivisionError: division by zero"]),
-    ("class My: ...\nimport no_such_library\n", ["mine.py:2", "ModuleNotFoundError", "install no_such_library, or put it beside mine.py"]),
-    ("class My: ...\nraise SystemExit('no arguments')\n", ["mine.py:2: loading it: SystemExit: no arguments"]),
-    ("class My: ...\nimport spoilt_neighbour\n", ["spoilt_neighbour.py:1: not valid Python"]),
-])
-def test_a_file_that_can_not_be_run(text: str, words: list[str], tmp_path: Path, write: Callable[..., Config]) -> None:
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (
+            "import torch\nclass My: ...\nx = 1 / 0\n",
+            ["mine.py:3: loading it: ZeroDivisionError: division by zero"],
+        ),
+        (
+            "class My: ...\nimport no_such_library\n",
+            [
+                "mine.py:2",
+                "ModuleNotFoundError",
+                "install no_such_library, or put it beside mine.py",
+            ],
+        ),
+        (
+            "class My: ...\nraise SystemExit('no arguments')\n",
+            ["mine.py:2: loading it: SystemExit: no arguments"],
+        ),
+        ("class My: ...\nimport spoilt_neighbour\n", ["spoilt_neighbour.py:1: not valid Python"]),
+    ],
+)
+def test_a_file_that_can_not_be_run(
+    text: str, words: list[str], tmp_path: Path, write: Callable[..., Config]
+) -> None:
     (tmp_path / "spoilt_neighbour.py").write_text("a b\n")
     config, before = write(text=text), set(sys.modules)
     shown = said(lambda: open_task(config, ""))
@@ -405,8 +708,14 @@ def test_a_file_that_can_not_be_run(text: str, words: list[str], tmp_path: Path,
 def test_a_file_that_is_not_there(write: Callable[..., Config], tmp_path: Path) -> None:
     write()
     config = config_of(f"{tmp_path}/mime.py:My")
-    assert said(lambda: Tasks().stamp(config)) == f"task: {tmp_path}/mime.py does not exist; this is {Path.cwd()}\n  remedy: did you mean mine.py?"
-    assert "can't be read: Is a directory" in said(lambda: Tasks().stamp(config_of(f"{_directory(tmp_path)}:My")))
+    assert (
+        said(lambda: Tasks().stamp(config))
+        == f"task: {tmp_path}/mime.py does not exist; this is {Path.cwd()}\n  remedy: did you mean"
+        " mine.py?"
+    )
+    assert "can't be read: Is a directory" in said(
+        lambda: Tasks().stamp(config_of(f"{_directory(tmp_path)}:My"))
+    )
 
 
 def _directory(home: Path) -> Path:
@@ -415,10 +724,14 @@ def _directory(home: Path) -> Path:
     return made
 
 
-def test_a_stamp_can_not_be_told_and_a_prompt_not_continued(write: Callable[..., Config], tmp_path: Path) -> None:
+def test_a_stamp_can_not_be_told_and_a_prompt_not_continued(
+    write: Callable[..., Config], tmp_path: Path
+) -> None:
     config = write()
     assert Tasks().stamp(config) is None
-    assert Tasks().stamp(write("class My:", "from elsewhere import *\nclass Other:")) is None  # My may come from there
+    assert (
+        Tasks().stamp(write("class My:", "from elsewhere import *\nclass Other:")) is None
+    )  # My may come from there
     assert "a task of your own" in said(lambda: speaking(config, tmp_path))
 
 
@@ -432,7 +745,9 @@ def one_thread() -> Iterator[None]:
 
 
 def losses_by(name: str, seed: int) -> list[float]:
-    """A plain loop in float64 over an example's own plan: its order, learning rates, optimizer and clipping, from these initial values."""
+    """A plain loop in float64 over an example's own plan: its order, learning rates, optimizer and
+    clipping, from these initial values.
+    """
     document = read_file(EXAMPLES / f"{name}.yaml")
     document.set("devices.use", "cpu", "test")
     config = load(document, Tasks()).config
@@ -442,7 +757,11 @@ def losses_by(name: str, seed: int) -> list[float]:
     model = cast(task.model(), "f64").train()
     assert any(p.is_complex() for p in model.parameters()) == (name == "fft")
     adamw = fields.name == "adamw"
-    optimizer = torch.optim.AdamW(model.parameters(), fields.lr, fields.betas) if adamw else torch.optim.SGD(model.parameters(), fields.lr, fields.momentum)
+    optimizer = (
+        torch.optim.AdamW(model.parameters(), fields.lr, fields.betas)
+        if adamw
+        else torch.optim.SGD(model.parameters(), fields.lr, fields.momentum)
+    )
     losses = []
     for step in range(made.steps):
         rows = task.train_data()[made.order.ids(range(step, step + 1))[0]]
@@ -460,7 +779,9 @@ def losses_by(name: str, seed: int) -> list[float]:
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("name", ["fft", "batchnorm", "ragged"])
 def test_the_examples_learn_and_keep_to_float64(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Short files; with its YAML as it stands each learns whatever its initial values (no lucky seed); a float64 model computes in float64."""
+    """Short files; with its YAML as it stands each learns whatever its initial values (no lucky
+    seed); a float64 model computes in float64.
+    """
     monkeypatch.chdir(EXAMPLES.parent)
     assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) < 60
     config = load(read_file(EXAMPLES / f"{name}.yaml"), Tasks()).config

@@ -1,6 +1,8 @@
-"""Bytes that the real engine hands to torch's collectives in one step, rank 0 of a world that is not there: run as a program, for fake process groups and real ones don't mix.
+"""Bytes that the real engine hands to torch's collectives in one step, rank 0 of a world that is
+not there: run as a program, for fake process groups and real ones don't mix.
 
-Argument: cases as JSON: [{"machine", "strategy", ...}]. Prints JSON: for each case, counted and predicted bytes that a device sends.
+Argument: cases as JSON: [{"machine", "strategy", ...}]. Prints JSON: for each case, counted and
+predicted bytes that a device sends.
 """
 
 import json
@@ -31,7 +33,11 @@ from samecurve.torch_engine.strategies import replicated as strategies
 from tiny import config_of, tiny_values
 
 # operation -> (which argument is the whole buffer, its kind)
-_WHOLE = {"allreduce_": (0, "all-reduce"), "_allgather_base_": (0, "all-gather"), "_reduce_scatter_base_": (1, "reduce-scatter")}
+_WHOLE = {
+    "allreduce_": (0, "all-reduce"),
+    "_allgather_base_": (0, "all-gather"),
+    "_reduce_scatter_base_": (1, "reduce-scatter"),
+}
 
 
 class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -41,17 +47,30 @@ class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.sent: Counter[str] = Counter()
 
-    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, arguments: Any = (), keywords: Any = None
+    ) -> Any:
         if function.namespace in {"c10d", "_c10d_functional"}:
             place, kind = _WHOLE[function._opname]
             whole = arguments[place] if isinstance(arguments[place], list) else [arguments[place]]
-            members = next(dist.ProcessGroup.unbox(a).size() for a in arguments if isinstance(a, torch.ScriptObject) and "ProcessGroup" in str(a._type()))
-            self.sent[kind] += round(sum(tensor.nbytes for tensor in whole) * (members - 1) / members * (2 if kind == "all-reduce" else 1))
+            members = next(
+                dist.ProcessGroup.unbox(a).size()
+                for a in arguments
+                if isinstance(a, torch.ScriptObject) and "ProcessGroup" in str(a._type())
+            )
+            self.sent[kind] += round(
+                sum(tensor.nbytes for tensor in whole)
+                * (members - 1)
+                / members
+                * (2 if kind == "all-reduce" else 1)
+            )
         return function(*arguments, **(keywords or {}))
 
 
 def sum_bucket(group: dist.ProcessGroup, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """As the program's own, which takes the sum from the collective's future: of a fake one that is empty."""
+    """As the program's own, which takes the sum from the collective's future: of a fake one that is
+    empty.
+    """
     dist.all_reduce(bucket.buffer(), group=group, async_op=True)
     done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     done.set_result(bucket.buffer())
@@ -68,12 +87,28 @@ def world(size: int) -> Iterator[dist.ProcessGroup]:
         dist.destroy_process_group()
 
 
-def counted(corpus: Path, cache: Path, machine: str, strategy: str, task: str = "", rounds: int = 1, **sections: Any) -> dict[str, Any]:
+def counted(
+    corpus: Path,
+    cache: Path,
+    machine: str,
+    strategy: str,
+    task: str = "",
+    rounds: int = 1,
+    **sections: Any,
+) -> dict[str, Any]:
     """task: of a file beside this one; the language task if none is named."""
     setup = read_setup(machine)
-    values = {"model": {"hidden_size": 64, "intermediate_size": 96, **sections.pop("model", {})}, "batch": {"samples": None, "per_device": 1, "accumulate": rounds},
-              "devices": {"use": "auto", "strategy": strategy, **sections.pop("devices", {})}, "train": {"precision": "f32", "steps": 3, **sections}}
-    config = config_of({"task": str(Path(__file__).with_name(task)), **values, "model": {"frozen": True}} if task else tiny_values(corpus, **values))
+    values = {
+        "model": {"hidden_size": 64, "intermediate_size": 96, **sections.pop("model", {})},
+        "batch": {"samples": None, "per_device": 1, "accumulate": rounds},
+        "devices": {"use": "auto", "strategy": strategy, **sections.pop("devices", {})},
+        "train": {"precision": "f32", "steps": 3, **sections},
+    }
+    config = config_of(
+        {"task": str(Path(__file__).with_name(task)), **values, "model": {"frozen": True}}
+        if task
+        else tiny_values(corpus, **values)
+    )
     opened: Any = open_task(config, str(cache))
     facts = opened.facts()
     made = planned(config, facts, setup)
@@ -81,14 +116,24 @@ def counted(corpus: Path, cache: Path, machine: str, strategy: str, task: str = 
         engine = TorchEngine(opened, made, config.optimizer, Ranks(group), [torch.device("cpu")])
         state = engine.init()
         counting = Counting()
-        for step, batch in Feed(made, made.held_by(0), opened.train_data(), None, engine.stage, prefetch=0):
+        for step, batch in Feed(
+            made, made.held_by(0), opened.train_data(), None, engine.stage, prefetch=0
+        ):
             if step == 2:  # the second one begins with buckets made anew
                 counting.__enter__()  # type: ignore[no-untyped-call]
             engine.step(state, batch, 1e-3, [0] * 4)
         counting.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         engine.close()
     found = traffic(made, facts, setup)
-    return {"counted": counting.sent, "predicted": Counter({kind: sum(part.sent for part in found.all if part.kind == kind) for kind in {part.kind for part in found.all}})}
+    return {
+        "counted": counting.sent,
+        "predicted": Counter(
+            {
+                kind: sum(part.sent for part in found.all if part.kind == kind)
+                for kind in {part.kind for part in found.all}
+            }
+        ),
+    }
 
 
 def main(cases: str) -> None:
@@ -96,8 +141,14 @@ def main(cases: str) -> None:
     strategies.sum_bucket = sum_bucket  # type: ignore[attr-defined]
     with tempfile.TemporaryDirectory() as home:
         corpus = Path(home) / "text.txt"
-        corpus.write_text("".join(f"{i} squared is {i * i}\n" for i in range(8_000)))  # three whole steps of the largest batch
-        print(json.dumps([counted(corpus, Path(home) / "cache", **case) for case in json.loads(cases)]))
+        corpus.write_text(
+            "".join(f"{i} squared is {i * i}\n" for i in range(8_000))
+        )  # three whole steps of the largest batch
+        print(
+            json.dumps(
+                [counted(corpus, Path(home) / "cache", **case) for case in json.loads(cases)]
+            )
+        )
 
 
 if __name__ == "__main__":

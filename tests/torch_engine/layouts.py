@@ -14,7 +14,9 @@ class Source:
         return 64
 
     def __getitem__(self, ids: Any) -> dict[str, Any]:
-        rows = np.stack([np.random.default_rng(int(i)).normal(size=8) for i in ids]).astype(np.float32)
+        rows = np.stack([np.random.default_rng(int(i)).normal(size=8) for i in ids]).astype(
+            np.float32
+        )
         return {"x": rows, "y": rows.sum(1) > 0}
 
 
@@ -22,7 +24,9 @@ class Net(nn.Module):
     def __init__(self, frozen: bool, dropout: float, late: bool) -> None:
         super().__init__()
         self.late, self.calls = late, 0
-        self.register_buffer("mask", torch.full((2, 2), float("-inf")).triu(1))  # as causal attention has it; its infinities are no fault
+        self.register_buffer(
+            "mask", torch.full((2, 2), float("-inf")).triu(1)
+        )  # as causal attention has it; its infinities are no fault
         self.layers = nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8)])
         self.drop = nn.Dropout(dropout)
         self.head = nn.Linear(8, 2)
@@ -38,16 +42,26 @@ class Net(nn.Module):
 
 
 class Small:
-    """model.frozen: whether what the loss does not use is frozen. model.dropout: its probability. model.late: used in the first step only."""
+    """model.frozen: whether what the loss does not use is frozen.
+
+    model.dropout: its probability. model.late: used in the first step only.
+    """
 
     def __init__(self, model: Any, data: Any) -> None:
         self.fields = model
 
     def model(self) -> nn.Module:
-        return Net(self.fields.get("frozen", True), self.fields.get("dropout", 0.0), self.fields.get("late", False))
+        return Net(
+            self.fields.get("frozen", True),
+            self.fields.get("dropout", 0.0),
+            self.fields.get("late", False),
+        )
 
     def loss(self, model: Any, batch: Any) -> Mean:
-        return Mean(nn.functional.cross_entropy(model(batch["x"]), batch["y"].long(), reduction="sum"), len(batch["x"]))
+        return Mean(
+            nn.functional.cross_entropy(model(batch["x"]), batch["y"].long(), reduction="sum"),
+            len(batch["x"]),
+        )
 
     def train_data(self) -> Source:
         return Source()

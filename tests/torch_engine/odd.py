@@ -1,4 +1,6 @@
-"""Models that train.exact has to do with: sound ones of odd form, and ones whose result would follow the devices."""
+"""Models that train.exact has to do with: sound ones of odd form, and ones whose result would
+follow the devices.
+"""
 
 import random
 from typing import Any
@@ -32,7 +34,11 @@ class Net(nn.Module):
         seldom = bool(x[0, 0] > 0)
         x = x + self.table((x[:, 0] > 0).long()) + self.turned.sum() * 0.1
         for _ in range(2):
-            x = x + (checkpoint(self.layer, x, use_reentrant=True) if self.kind == "reentrant" else self.layer(x))
+            x = x + (
+                checkpoint(self.layer, x, use_reentrant=True)
+                if self.kind == "reentrant"
+                else self.layer(x)
+            )
         found: torch.Tensor = self.head(x)
         return found + self.some if seldom else found
 
@@ -45,7 +51,10 @@ class Odd:
         return Net(self.fields.get("kind", ""))
 
     def loss(self, model: Any, batch: Any) -> Mean:
-        return Mean(nn.functional.cross_entropy(model(batch["x"]), batch["y"].long(), reduction="sum"), len(batch["x"]))
+        return Mean(
+            nn.functional.cross_entropy(model(batch["x"]), batch["y"].long(), reduction="sum"),
+            len(batch["x"]),
+        )
 
     def train_data(self) -> Source:
         return Source()

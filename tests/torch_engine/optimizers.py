@@ -1,4 +1,7 @@
-"""Tasks that bring their own optimizers, in a file of their own as a user's are. model.kind: which."""
+"""Tasks that bring their own optimizers, in a file of their own as a user's are.
+
+model.kind: which.
+"""
 
 import copy
 from typing import Any
@@ -15,14 +18,18 @@ class Rows:
         return 64
 
     def __getitem__(self, ids: Any) -> dict[str, Any]:
-        rows = np.stack([np.random.default_rng(int(i)).normal(size=8) for i in ids]).astype(np.float32)
+        rows = np.stack([np.random.default_rng(int(i)).normal(size=8) for i in ids]).astype(
+            np.float32
+        )
         return {"x": rows, "y": rows.sum(1) > 0, "real": np.ones(len(ids), np.float32)}
 
 
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.ModuleList([nn.Linear(8, 8, dtype=torch.complex64), nn.Linear(8, 8, dtype=torch.complex64)])
+        self.layers = nn.ModuleList(
+            [nn.Linear(8, 8, dtype=torch.complex64), nn.Linear(8, 8, dtype=torch.complex64)]
+        )
         self.scale = nn.Parameter(torch.ones(1))
         self.head = nn.Linear(8, 2)
 
@@ -35,7 +42,10 @@ class Net(nn.Module):
 
 
 class Signs(torch.optim.Optimizer):
-    """By the sign of the gradient, less and less. What it counts is a plain number; fault: what else it keeps."""
+    """By the sign of the gradient, less and less.
+
+    What it counts is a plain number; fault: what else it keeps.
+    """
 
     def __init__(self, params: Any, lr: float, fault: str = "") -> None:
         super().__init__(params, {"lr": lr, "steps": 0})
@@ -46,7 +56,10 @@ class Signs(torch.optim.Optimizer):
         for group in self.param_groups:
             for parameter in group["params"]:
                 state = self.state[parameter]
-                state["count"], state["pace"] = state.get("count", 0) + 1, state.get("pace", 1.0) * 0.9
+                state["count"], state["pace"] = (
+                    state.get("count", 0) + 1,
+                    state.get("pace", 1.0) * 0.9,
+                )
                 parameter.sub_(parameter.grad.sign(), alpha=group["lr"] * state["pace"])
                 if self.fault == "list":
                     state["all"] = [0]
@@ -70,7 +83,11 @@ class Brings:
         return Net()
 
     def loss(self, model: Any, batch: Any) -> Mean:
-        return Mean(nn.functional.cross_entropy(model(batch["x"]), batch["y"].long(), reduction="sum") * batch["real"].mean(), len(batch["x"]))
+        return Mean(
+            nn.functional.cross_entropy(model(batch["x"]), batch["y"].long(), reduction="sum")
+            * batch["real"].mean(),
+            len(batch["x"]),
+        )
 
     def train_data(self) -> Rows:
         return Rows()
@@ -80,7 +97,10 @@ class Brings:
         if kind == "Signs":
             return Signs(params, lr, fault)
         if kind == "Groups":  # biases at a tenth
-            biases, rest = ([pair for pair in params if pair[0].endswith("bias") == bias] for bias in (True, False))
+            biases, rest = (
+                [pair for pair in params if pair[0].endswith("bias") == bias]
+                for bias in (True, False)
+            )
             parts: list[dict[str, Any]] = [{"params": rest}, {"params": biases, "lr": lr / 10}]
             return torch.optim.RAdam(parts, lr=lr)
         if kind == "Some":
@@ -93,7 +113,9 @@ class Brings:
             return None
         if kind == "Raises":
             return torch.optim.RAdam(params, lr=lr, betas=(2, 2))
-        return getattr(torch.optim, kind)(params, lr=lr, **({"fused": True} if fault == "fused" else {}))
+        return getattr(torch.optim, kind)(
+            params, lr=lr, **({"fused": True} if fault == "fused" else {})
+        )
 
 
 class Elementwise(Brings):

@@ -1,4 +1,6 @@
-"""train.compile: blocks by themselves, one program for all that are alike, whatever is in them; the results are those of the model as written."""
+"""train.compile: blocks by themselves, one program for all that are alike, whatever is in them; the
+results are those of the model as written.
+"""
 
 import subprocess
 import sys
@@ -19,8 +21,17 @@ from samecurve.torch_engine.layers.batch_norm import Alone, Rows, synchronise
 from samecurve.torch_engine.layers.dropout import key_dropout
 from samecurve.torch_engine.model import recompute, seeded
 
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch's compiler looks at it itself
-FIELDS = LanguageModel(hidden_size=16, num_layers=4, num_heads=2, intermediate_size=16, max_seq_len=8, tie_embeddings=True)
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:The .grad attribute of a Tensor that is not a leaf"
+)  # torch's compiler looks at it itself
+FIELDS = LanguageModel(
+    hidden_size=16,
+    num_layers=4,
+    num_heads=2,
+    intermediate_size=16,
+    max_seq_len=8,
+    tie_embeddings=True,
+)
 
 
 def programs() -> int:
@@ -39,15 +50,22 @@ def gradients(model: nn.Module, tokens: torch.Tensor) -> list[Any]:
 
 @pytest.mark.parametrize("how", ["none", "block", "selective"])
 def test_alike_blocks_share_a_program_for_each_shape(how: Any) -> None:
-    """Four blocks: one program for a full slot, one more for a short one; so for the head. Kernels are not made of it here: that takes a minute."""
+    """Four blocks: one program for a full slot, one more for a short one; so for the head.
+
+    Kernels are not made of it here: that takes a minute.
+    """
     plain, compiled = decoder(), decoder()
     recompute(plain, how)
     compile_model(compiled, how, "eager")
-    assert [name for name, _ in compiled.named_parameters()] == [name for name, _ in plain.named_parameters()]
+    assert [name for name, _ in compiled.named_parameters()] == [
+        name for name, _ in plain.named_parameters()
+    ]
     tokens = torch.arange(24).view(3, 8)
     before = programs()
     for rows, most in ((3, 2), (2, 3), (3, 3)):
-        for found, expected in zip(gradients(compiled, tokens[:rows]), gradients(plain, tokens[:rows]), strict=True):
+        for found, expected in zip(
+            gradients(compiled, tokens[:rows]), gradients(plain, tokens[:rows]), strict=True
+        ):
             torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
         assert programs() - before <= most
 
@@ -93,28 +111,99 @@ def test_ever_other_shapes_are_an_error() -> None:
 
 def test_without_it_nothing_of_the_compiler_is_imported() -> None:
     """Its import takes every rank seconds."""
-    work = ("import sys, torch\nimport samecurve.torch_engine.engine, samecurve.torch_engine.model\nfrom samecurve.tasks.language.torch_model import Decoder\nfrom samecurve.tasks.language.fields import LanguageModel\n"
-            "made = Decoder(LanguageModel(hidden_size=16, num_layers=2, num_heads=2), 40)\nmade(*[torch.zeros(1, 8, dtype=torch.int64)] * 2).backward()\nprint('torch._dynamo' in sys.modules)")
-    assert subprocess.run([sys.executable, "-c", work], capture_output=True, text=True, check=True).stdout == "False\n"
+    work = (
+        "import sys, torch\nimport samecurve.torch_engine.engine,"
+        " samecurve.torch_engine.model\nfrom samecurve.tasks.language.torch_model import"
+        " Decoder\nfrom samecurve.tasks.language.fields import LanguageModel\nmade ="
+        " Decoder(LanguageModel(hidden_size=16, num_layers=2, num_heads=2),"
+        " 40)\nmade(*[torch.zeros(1, 8, dtype=torch.int64)] * 2).backward()\nprint('torch._dynamo'"
+        " in sys.modules)"
+    )
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", work], capture_output=True, text=True, check=True
+        ).stdout
+        == "False\n"
+    )
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("how", ["none", "block"])
 def test_verify_passes_compiled(how: str, corpus: Path, tmp_path: Path) -> None:
     """The whole compiler, on threads, ranks, shards, with tails of three sizes."""
-    done = samecurve("verify", "-f", write_config(tmp_path, corpus), "--compile", "--layouts", "single,dp:2,ddp:3,fsdp:2,ddp:2..fsdp:2", "--steps", "4", "--set", f"train.recompute={how}", cwd=tmp_path, timeout=1200)
+    done = samecurve(
+        "verify",
+        "-f",
+        write_config(tmp_path, corpus),
+        "--compile",
+        "--layouts",
+        "single,dp:2,ddp:3,fsdp:2,ddp:2..fsdp:2",
+        "--steps",
+        "4",
+        "--set",
+        f"train.recompute={how}",
+        cwd=tmp_path,
+        timeout=1200,
+    )
     assert "PASS   all 5 layouts" in done.stdout
     assert "leaked" not in done.stderr
 
 
 @pytest.mark.long
 def test_a_compiled_run_has_the_losses_of_one_as_written(corpus: Path, tmp_path: Path) -> None:
-    """Epochs with short tails, evaluations, samples, a stop and a resume; recompute; one block, so the whole model."""
+    """Epochs with short tails, evaluations, samples, a stop and a resume; recompute; one block, so
+    the whole model.
+    """
     write_config(tmp_path, corpus, steps=30, save=10)
     samecurve("train", "-f", "tiny.yaml", "--devices", "cpu", "--save-dir", "plain", cwd=tmp_path)
-    samecurve("train", "-f", "tiny.yaml", "--devices", "cpu", "--save-dir", "compiled", "--compile", "--stop-after", "15", cwd=tmp_path, timeout=600)
-    samecurve("train", "-f", "tiny.yaml", "--devices", "cpu", "--save-dir", "compiled", "--compile", "--set", "train.recompute=selective", cwd=tmp_path, timeout=600)
-    np.testing.assert_allclose(losses(tmp_path / "compiled"), losses(tmp_path / "plain"), rtol=1e-11)
+    samecurve(
+        "train",
+        "-f",
+        "tiny.yaml",
+        "--devices",
+        "cpu",
+        "--save-dir",
+        "compiled",
+        "--compile",
+        "--stop-after",
+        "15",
+        cwd=tmp_path,
+        timeout=600,
+    )
+    samecurve(
+        "train",
+        "-f",
+        "tiny.yaml",
+        "--devices",
+        "cpu",
+        "--save-dir",
+        "compiled",
+        "--compile",
+        "--set",
+        "train.recompute=selective",
+        cwd=tmp_path,
+        timeout=600,
+    )
+    np.testing.assert_allclose(
+        losses(tmp_path / "compiled"), losses(tmp_path / "plain"), rtol=1e-11
+    )
     for name, flags in (("one", ()), ("whole", ("--compile",))):
-        samecurve("train", "-f", "tiny.yaml", "--devices", "cpu", "--save-dir", name, "--set", "model.num_layers=1", "--max-steps", "8", "--warmup", "1", *flags, cwd=tmp_path, timeout=600)
+        samecurve(
+            "train",
+            "-f",
+            "tiny.yaml",
+            "--devices",
+            "cpu",
+            "--save-dir",
+            name,
+            "--set",
+            "model.num_layers=1",
+            "--max-steps",
+            "8",
+            "--warmup",
+            "1",
+            *flags,
+            cwd=tmp_path,
+            timeout=600,
+        )
     np.testing.assert_allclose(losses(tmp_path / "whole"), losses(tmp_path / "one"), rtol=1e-11)

@@ -29,13 +29,17 @@ def keyed(model: nn.Module) -> tuple[Any, Rows]:
 
 
 def network(again: Callable[..., Any] = lambda block, x: block(x)) -> nn.Module:
-    """Per element, per channel, on flattened rows and twice in a row; `again` wraps the middle block (activation checkpointing)."""
+    """Per element, per channel, on flattened rows and twice in a row; `again` wraps the middle
+    block (activation checkpointing).
+    """
 
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.first = nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.3))
-            self.middle = nn.Sequential(nn.Dropout1d(0.4), nn.Linear(6, 6), nn.Tanh(), nn.Dropout(0.2))
+            self.middle = nn.Sequential(
+                nn.Dropout1d(0.4), nn.Linear(6, 6), nn.Tanh(), nn.Dropout(0.2)
+            )
             self.last = nn.Dropout(0.5, inplace=True)
             self.twice = nn.Dropout(0.1)
 
@@ -49,28 +53,39 @@ def network(again: Callable[..., Any] = lambda block, x: block(x)) -> nn.Module:
     return Net().double()
 
 
-def run(model: nn.Module, rows: Rows, ids: Any, epoch: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+def run(
+    model: nn.Module, rows: Rows, ids: Any, epoch: int = 0
+) -> tuple[torch.Tensor, torch.Tensor]:
     """(output, input gradient) of the samples with these ids."""
-    x = torch.randn(40, 5, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)[ids].requires_grad_()
+    x = torch.randn(40, 5, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)[
+        ids
+    ].requires_grad_()
     rows.begin(keys(ids, epoch))
     output = model(x)
     return output.detach(), torch.autograd.grad(output.pow(2).sum(), x)[0]
 
 
 def test_masks_follow_the_samples() -> None:
-    """However a batch is split and ordered, each sample's output and gradient are the same to the bit; another epoch's are not."""
+    """However a batch is split and ordered, each sample's output and gradient are the same to the
+    bit; another epoch's are not.
+    """
     model, rows = keyed(network())
     ids = np.random.default_rng(0).permutation(40)
     output, gradient = run(model, rows, ids)
     for edges in ((0, 13, 26, 40), (0, 1, 40)):
         found = [run(model, rows, ids[a:b]) for a, b in pairwise(edges)]
-        torch.testing.assert_close(torch.cat([one for one, _ in found]), output, rtol=1e-14, atol=1e-14)
-        torch.testing.assert_close(torch.cat([one for _, one in found]), gradient, rtol=1e-14, atol=1e-14)
+        torch.testing.assert_close(
+            torch.cat([one for one, _ in found]), output, rtol=1e-14, atol=1e-14
+        )
+        torch.testing.assert_close(
+            torch.cat([one for _, one in found]), gradient, rtol=1e-14, atol=1e-14
+        )
     assert not torch.allclose(run(model, rows, ids, epoch=1)[0], output)
 
 
 def formula(key: int, name: str, call: int, elements: int, p: float) -> list[bool]:
     """Which of a row's elements are kept: the module's docstring, in Python's own integers."""
+
     def signed(value: int, bits: int) -> int:
         return (value + (1 << bits - 1)) % (1 << bits) - (1 << bits - 1)
 
@@ -91,15 +106,26 @@ def formula(key: int, name: str, call: int, elements: int, p: float) -> list[boo
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_the_mask_is_that_of_the_formula(dtype: torch.dtype) -> None:
-    """An odd number of elements, a second call, a scale that keeps the mean; rounded once, also where numbers are narrow."""
+    """An odd number of elements, a second call, a scale that keeps the mean; rounded once, also
+    where numbers are narrow.
+    """
     model, rows = keyed(nn.Sequential(nn.Identity(), nn.Dropout(0.3)))
     rows.begin(keys([3, 10**12]))
     x = torch.rand(2, 3, 7, dtype=dtype) + 1
     for call in (0, 1):
         output = model(x)
-        expected = torch.tensor([formula(int(key), "1", call, 21, 0.3) for key in keys([3, 10**12])]).view(2, 3, 7)
+        expected = torch.tensor(
+            [formula(int(key), "1", call, 21, 0.3) for key in keys([3, 10**12])]
+        ).view(2, 3, 7)
         scale = 65536 / (65536 - round(65536 * 0.3))
-        assert torch.equal(output, (x.double() * expected * scale).to(dtype) if dtype != torch.float32 else x * expected * scale)
+        assert torch.equal(
+            output,
+            (
+                (x.double() * expected * scale).to(dtype)
+                if dtype != torch.float32
+                else x * expected * scale
+            ),
+        )
     rows.begin(None)
     with pytest.raises(RuntimeError, match="begin"):
         model(x)
@@ -113,7 +139,12 @@ def test_a_gpu_draws_the_masks_of_a_cpu() -> None:
         for dtype in (torch.float32, torch.bfloat16):
             model, rows = keyed(nn.Dropout(0.3))
             rows.begin(keys(range(4)).to(device))
-            x = (torch.rand(4, 3, 7, generator=torch.Generator().manual_seed(0)) + 1).to(dtype).to(device).requires_grad_()
+            x = (
+                (torch.rand(4, 3, 7, generator=torch.Generator().manual_seed(0)) + 1)
+                .to(dtype)
+                .to(device)
+                .requires_grad_()
+            )
             output = model(x)
             found.append([output.cpu(), torch.autograd.grad(output.sum(), x)[0].cpu()])
     for cpu, gpu in zip(found[:2], found[2:], strict=True):
@@ -121,31 +152,46 @@ def test_a_gpu_draws_the_masks_of_a_cpu() -> None:
 
 
 def masks(count: int, epoch: int = 0) -> NDArray[np.float64]:
-    """What three layers keep of `count` samples of 999 elements, p = 0.1, less its mean: [layer, sample, element]."""
+    """What three layers keep of `count` samples of 999 elements, p = 0.1, less its mean: [layer,
+    sample, element].
+    """
     model, rows = keyed(nn.ModuleList([nn.Dropout(0.1) for _ in range(3)]))
     rows.begin(keys(np.arange(count), epoch))
-    found: NDArray[np.float64] = torch.stack([layer(torch.ones(count, 999)) for layer in model]).numpy().astype(np.float64)
+    found: NDArray[np.float64] = (
+        torch.stack([layer(torch.ones(count, 999)) for layer in model]).numpy().astype(np.float64)
+    )
     found[found > 0] = 1
     return found - (1 - round(6553.6) / 65536)
 
 
 def test_masks_are_as_good_as_random() -> None:
-    """Rate within 4 sigma overall, in every row, element and layer (5 for the worst of thousands); no correlation of layers, samples, epochs, neighbours, lanes or quadruples."""
+    """Rate within 4 sigma overall, in every row, element and layer (5 for the worst of thousands);
+    no correlation of layers, samples, epochs, neighbours, lanes or quadruples.
+    """
     found, other = masks(2000), masks(2000, epoch=1)
     spread = np.sqrt(0.1 * 0.9)
 
     def sigmas(values: NDArray[np.float64], factors: int, axis: Any = None) -> Any:
-        return np.abs(values.mean(axis) * np.sqrt(values.size / values.mean(axis).size)).max() / spread**factors
+        return (
+            np.abs(values.mean(axis) * np.sqrt(values.size / values.mean(axis).size)).max()
+            / spread**factors
+        )
 
     assert sigmas(found, 1) < 4
     assert sigmas(found, 1, (1, 2)) < 4
     assert sigmas(found, 1, (0, 2)) < 5
     assert sigmas(found, 1, (0, 1)) < 5
     pairs = {
-        "layers": found[0] * found[1], "samples": found[:, 1:] * found[:, :-1], "epochs": found * other, "lanes": found[:, :, :-1:2] * found[:, :, 1::2],
-        "neighbours": found[:, :, 1:-1:2] * found[:, :, 2::2], "rows of 27": found[:, :, 27:] * found[:, :, :-27],
+        "layers": found[0] * found[1],
+        "samples": found[:, 1:] * found[:, :-1],
+        "epochs": found * other,
+        "lanes": found[:, :, :-1:2] * found[:, :, 1::2],
+        "neighbours": found[:, :, 1:-1:2] * found[:, :, 2::2],
+        "rows of 27": found[:, :, 27:] * found[:, :, :-27],
     }
-    assert {name: sigmas(values, 2) for name, values in pairs.items() if sigmas(values, 2) >= 4} == {}
+    assert {
+        name: sigmas(values, 2) for name, values in pairs.items() if sigmas(values, 2) >= 4
+    } == {}
     corners = found[:, 1:, 1:] * found[:, 1:, :-1] * found[:, :-1, 1:] * found[:, :-1, :-1]
     assert sigmas(corners, 4) < 4
     alike = found[0] @ found[0].T / (999 * spread**2) * np.sqrt(999)
@@ -153,7 +199,9 @@ def test_masks_are_as_good_as_random() -> None:
 
 
 def test_channels_and_flattened_rows() -> None:
-    """A channel is kept or dropped whole; rows of one sample, put side by side, have the mask that they had apart."""
+    """A channel is kept or dropped whole; rows of one sample, put side by side, have the mask that
+    they had apart.
+    """
     model, rows = keyed(nn.Dropout2d(0.5))
     rows.begin(keys(range(4)))
     whole = model(torch.ones(4, 64, 3, 5))
@@ -165,7 +213,9 @@ def test_channels_and_flattened_rows() -> None:
     rows.begin(keys(range(4)))
     assert torch.equal(model(torch.ones(24, 8)).view(4, 6, 8), apart)
     rows.begin(keys(range(2)))
-    assert torch.equal(model(torch.ones(2, 3, 8)), apart[:2, :3])  # a shorter sequence has the beginning of the longer one's mask
+    assert torch.equal(
+        model(torch.ones(2, 3, 8)), apart[:2, :3]
+    )  # a shorter sequence has the beginning of the longer one's mask
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
@@ -178,7 +228,10 @@ def test_a_block_computed_again_has_the_same_masks(reentrant: bool) -> None:
         output, _ = run(model, rows, range(8)) if not reentrant else (None, None)
         rows.begin(keys(range(8)))
         torch.autograd.backward(model(torch.ones(8, 5, 6, dtype=torch.float64)).pow(2).sum())
-        return [*([] if output is None else [output]), *(p.grad for p in model.parameters() if p.grad is not None)]
+        return [
+            *([] if output is None else [output]),
+            *(p.grad for p in model.parameters() if p.grad is not None),
+        ]
 
     for mine, theirs in zip(gradients(network(again)), gradients(network()), strict=True):
         assert torch.equal(mine, theirs)
@@ -210,13 +263,34 @@ def test_names_of_what_is_keyed_and_what_is_not_and_switching_all_off() -> None:
         def forward(self, input: torch.Tensor) -> torch.Tensor:
             return -super().forward(input)
 
-    model = nn.ModuleDict({
-        "a": nn.Dropout(0.1), "b": nn.Dropout(0.0), "c": nn.AlphaDropout(0.2), "d": nn.LSTM(4, 4, num_layers=2, dropout=0.1, batch_first=True), "e": Own(0.3),
-        "f": nn.TransformerEncoderLayer(4, 2, 8, dropout=0.1, batch_first=True), "g": nn.FeatureAlphaDropout(0.1), "h": nn.Dropout3d(1.0),
-    })
-    rows, left = Rows(), ("AlphaDropout c", "LSTM d", "Own e", "MultiheadAttention f.self_attn", "FeatureAlphaDropout g")
+    model = nn.ModuleDict(
+        {
+            "a": nn.Dropout(0.1),
+            "b": nn.Dropout(0.0),
+            "c": nn.AlphaDropout(0.2),
+            "d": nn.LSTM(4, 4, num_layers=2, dropout=0.1, batch_first=True),
+            "e": Own(0.3),
+            "f": nn.TransformerEncoderLayer(4, 2, 8, dropout=0.1, batch_first=True),
+            "g": nn.FeatureAlphaDropout(0.1),
+            "h": nn.Dropout3d(1.0),
+        }
+    )
+    rows, left = (
+        Rows(),
+        (
+            "AlphaDropout c",
+            "LSTM d",
+            "Own e",
+            "MultiheadAttention f.self_attn",
+            "FeatureAlphaDropout g",
+        ),
+    )
     assert unkeyed(model) == left
-    assert key_dropout(model, rows, SEED) == key_dropout(model, rows, SEED) == ("a", "f.dropout", "f.dropout1", "f.dropout2", "h")
+    assert (
+        key_dropout(model, rows, SEED)
+        == key_dropout(model, rows, SEED)
+        == ("a", "f.dropout", "f.dropout1", "f.dropout2", "h")
+    )
     assert unkeyed(model) == left
     assert isinstance(model["a"], nn.Dropout)
     x = torch.ones(2, 3, 4)

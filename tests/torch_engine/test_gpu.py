@@ -1,4 +1,6 @@
-"""What only a GPU can show: the same curve as on the CPU, half precision, gradients over Gloo from GPU memory."""
+"""What only a GPU can show: the same curve as on the CPU, half precision, gradients over Gloo from
+GPU memory.
+"""
 
 from pathlib import Path
 
@@ -24,62 +26,134 @@ pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize("precision", ["f64", "f32"])
-def test_a_gpu_and_a_cpu_give_one_curve(precision: str, pool: Pool, corpus: Path, cache: Path, tmp_path: Path) -> None:
+def test_a_gpu_and_a_cpu_give_one_curve(
+    precision: str, pool: Pool, corpus: Path, cache: Path, tmp_path: Path
+) -> None:
     """Kernels differ, so the tolerance is that of rounding carried through 50 steps."""
     values = tiny_values(corpus, train={"precision": precision})
     on_cpu = pool.run(1, train_tiny, tmp_path / "cpu", values, cache)[0]
     on_gpu = pool.run(1, train_tiny, tmp_path / "gpu", values, cache, "", None, None, "cuda:0")[0]
-    np.testing.assert_allclose(on_gpu.losses, on_cpu.losses, rtol=1e-10 if precision == "f64" else 1e-4)
+    np.testing.assert_allclose(
+        on_gpu.losses, on_cpu.losses, rtol=1e-10 if precision == "f64" else 1e-4
+    )
 
 
 @pytest.mark.parametrize("world", [2, 3])
-def test_ranks_sharing_one_gpu_over_gloo_give_one_curve(world: int, pool: Pool, corpus: Path, cache: Path, tmp_path: Path) -> None:
+def test_ranks_sharing_one_gpu_over_gloo_give_one_curve(
+    world: int, pool: Pool, corpus: Path, cache: Path, tmp_path: Path
+) -> None:
     values = tiny_values(corpus)
     one = pool.run(1, train_tiny, tmp_path / "one", values, cache, "", None, None, "cuda:0")[0]
-    several = pool.run(world, train_tiny, tmp_path / "several", values, cache, "", None, None, "cuda:0")[0]
+    several = pool.run(
+        world, train_tiny, tmp_path / "several", values, cache, "", None, None, "cuda:0"
+    )[0]
     np.testing.assert_allclose(several.losses, one.losses, rtol=1e-12)
 
 
 @pytest.mark.parametrize("precision", ["bf16", "f16"])
-def test_half_precision_learns(precision: str, pool: Pool, corpus: Path, cache: Path, tmp_path: Path) -> None:
+def test_half_precision_learns(
+    precision: str, pool: Pool, corpus: Path, cache: Path, tmp_path: Path
+) -> None:
     values = tiny_values(corpus, train={"precision": precision})
     found = pool.run(2, train_tiny, tmp_path / "run", values, cache, "", None, None, "cuda:0")[0]
     assert np.mean(found.losses[-5:]) < 0.9 * np.mean(found.losses[:5])
 
 
-def test_a_checkpoint_moves_between_gpu_and_cpu(pool: Pool, corpus: Path, cache: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_moves_between_gpu_and_cpu(
+    pool: Pool, corpus: Path, cache: Path, tmp_path: Path
+) -> None:
     values = tiny_values(corpus)
     whole = pool.run(1, train_tiny, tmp_path / "whole", values, cache)[0]
     pool.run(1, train_tiny, tmp_path / "moved", values, cache, "", None, 25, "cuda:0")
-    moved = pool.run(2, train_tiny, tmp_path / "moved", values, cache, "", tmp_path / "moved/checkpoints/step-00000025")[0]
+    moved = pool.run(
+        2,
+        train_tiny,
+        tmp_path / "moved",
+        values,
+        cache,
+        "",
+        tmp_path / "moved/checkpoints/step-00000025",
+    )[0]
     np.testing.assert_allclose(moved.losses, whole.losses, rtol=1e-10)
 
 
 @pytest.mark.parametrize("strategy", ["dp", "ddp"])
-def test_replicas_on_one_gpu_give_one_curve(strategy: str, pool: Pool, corpus: Path, cache: Path, tmp_path: Path) -> None:
-    one = pool.run(1, train_tiny, tmp_path / "one", tiny_values(corpus), cache, "", None, None, "cuda:0")[0]
+def test_replicas_on_one_gpu_give_one_curve(
+    strategy: str, pool: Pool, corpus: Path, cache: Path, tmp_path: Path
+) -> None:
+    one = pool.run(
+        1, train_tiny, tmp_path / "one", tiny_values(corpus), cache, "", None, None, "cuda:0"
+    )[0]
     values = tiny_values(corpus, devices={"use": "cpu:2", "strategy": strategy})
-    found = pool.run(1 if strategy == "dp" else 2, train_tiny, tmp_path / "two", values, cache, "", None, None, "cuda:0")[0]
+    found = pool.run(
+        1 if strategy == "dp" else 2,
+        train_tiny,
+        tmp_path / "two",
+        values,
+        cache,
+        "",
+        None,
+        None,
+        "cuda:0",
+    )[0]
     np.testing.assert_allclose(found.losses, one.losses, rtol=1e-12)
 
 
 @pytest.mark.parametrize("precision", ["f64", "bf16"])
-def test_fsdp_on_a_gpu_gives_one_curve(precision: str, pool: Pool, corpus: Path, cache: Path, tmp_path: Path) -> None:
-    """One rank over nccl: its gathers and scatters run, with nothing to share out; with and without recompute."""
-    one = pool.run(1, train_tiny, tmp_path / "one", tiny_values(corpus, train={"precision": precision}), cache, "", None, None, "cuda:0")[0]
+def test_fsdp_on_a_gpu_gives_one_curve(
+    precision: str, pool: Pool, corpus: Path, cache: Path, tmp_path: Path
+) -> None:
+    """One rank over nccl: its gathers and scatters run, with nothing to share out; with and without
+    recompute.
+    """
+    one = pool.run(
+        1,
+        train_tiny,
+        tmp_path / "one",
+        tiny_values(corpus, train={"precision": precision}),
+        cache,
+        "",
+        None,
+        None,
+        "cuda:0",
+    )[0]
     for how in ("none", "block", "selective"):
-        values = tiny_values(corpus, train={"precision": precision, "recompute": how}, devices={"strategy": "fsdp"})
-        found = pool.run(1, train_tiny, tmp_path / how, values, cache, "", None, None, "cuda:0", backend="nccl")[0]
-        np.testing.assert_allclose(found.losses, one.losses, rtol=1e-11 if precision == "f64" else 5e-3)
+        values = tiny_values(
+            corpus, train={"precision": precision, "recompute": how}, devices={"strategy": "fsdp"}
+        )
+        found = pool.run(
+            1, train_tiny, tmp_path / how, values, cache, "", None, None, "cuda:0", backend="nccl"
+        )[0]
+        np.testing.assert_allclose(
+            found.losses, one.losses, rtol=1e-11 if precision == "f64" else 5e-3
+        )
 
 
 @pytest.mark.parametrize("precision", ["f32", "bf16"])
-def test_exact_has_one_hash_on_a_gpu(precision: str, pool: Pool, corpus: Path, cache: Path, tmp_path: Path) -> None:
+def test_exact_has_one_hash_on_a_gpu(
+    precision: str, pool: Pool, corpus: Path, cache: Path, tmp_path: Path
+) -> None:
     """One rank, two and three over Gloo, and two replicas, all on this GPU; and twice the same."""
     found = []
-    for number, (strategy, world) in enumerate((("single", 1), ("single", 1), ("ddp", 2), ("ddp", 3), ("dp", 2))):
-        values = tiny_values(corpus, train={"precision": precision, "exact": True, "hash_every": 10}, devices={"use": f"cpu:{world}", "strategy": strategy})
-        outcome = pool.run(1 if strategy == "dp" else world, train_tiny, tmp_path / f"{number}", values, cache, "", None, None, "cuda:0")[0]
+    for number, (strategy, world) in enumerate(
+        (("single", 1), ("single", 1), ("ddp", 2), ("ddp", 3), ("dp", 2))
+    ):
+        values = tiny_values(
+            corpus,
+            train={"precision": precision, "exact": True, "hash_every": 10},
+            devices={"use": f"cpu:{world}", "strategy": strategy},
+        )
+        outcome = pool.run(
+            1 if strategy == "dp" else world,
+            train_tiny,
+            tmp_path / f"{number}",
+            values,
+            cache,
+            "",
+            None,
+            None,
+            "cuda:0",
+        )[0]
         found.append((outcome.hashes, outcome.losses))
     assert all(one == found[0] for one in found)
 
@@ -99,8 +173,12 @@ devices: {{use: "0"}}
 
 
 def test_steps_do_not_wait_for_the_gpu(corpus: Path, cache: Path) -> None:
-    """torch raises an error where the host would wait; the first step may (its checks), and figures are read when the next one is queued."""
-    config = config_of(tiny_values(corpus, train={"precision": "bf16", "steps": 6}, devices={"strategy": "single"}))
+    """torch raises an error where the host would wait; the first step may (its checks), and figures
+    are read when the next one is queued.
+    """
+    config = config_of(
+        tiny_values(corpus, train={"precision": "bf16", "steps": 6}, devices={"strategy": "single"})
+    )
     device, task = torch.device("cuda:0"), ragged_task(config, cache)
     made = plan(config, MACHINE, task.facts())
     engine = TorchEngine(task, made, config.optimizer, Ranks(), [device])
@@ -117,9 +195,16 @@ def test_steps_do_not_wait_for_the_gpu(corpus: Path, cache: Path) -> None:
 
 @pytest.mark.parametrize("file", ["small", "large"])
 def test_attention_takes_the_flash_kernel(file: str) -> None:
-    """At the models' own heads and length, as the block calls it under bf16 autocast, forward and backward: no other kernel is allowed."""
-    fields = LanguageModel(**yaml.safe_load((Path(__file__).parents[2] / f"models/{file}.yaml").read_text())["model"])
-    block, x = Block(fields).to("cuda"), torch.randn(2, fields.max_seq_len, fields.hidden_size, device="cuda", requires_grad=True)
+    """At the models' own heads and length, as the block calls it under bf16 autocast, forward and
+    backward: no other kernel is allowed.
+    """
+    fields = LanguageModel(
+        **yaml.safe_load((Path(__file__).parents[2] / f"models/{file}.yaml").read_text())["model"]
+    )
+    block, x = (
+        Block(fields).to("cuda"),
+        torch.randn(2, fields.max_seq_len, fields.hidden_size, device="cuda", requires_grad=True),
+    )
     cos, sin = rotary(fields.max_seq_len, fields.head_size, fields.rope_theta, x)
     with sdpa_kernel([SDPBackend.FLASH_ATTENTION]), torch.autocast("cuda", dtype=torch.bfloat16):
         torch.autograd.backward(block(x, cos, sin).square().mean())
@@ -129,7 +214,10 @@ def test_attention_takes_the_flash_kernel(file: str) -> None:
 
 def test_all_logits_are_never_on_the_gpu() -> None:
     """32,768 rows over 32,000 would be 4 GB in f32 alone; forward and backward stay under 1.2 GB."""
-    head, rows = Head(256, 32_000).to("cuda"), torch.randn(32_768, 256, device="cuda", requires_grad=True)
+    head, rows = (
+        Head(256, 32_000).to("cuda"),
+        torch.randn(32_768, 256, device="cuda", requires_grad=True),
+    )
     torch.cuda.reset_peak_memory_stats()
     with torch.autocast("cuda", dtype=torch.bfloat16):
         loss = head(rows, torch.randint(0, 32_000, (32_768,), device="cuda"))
@@ -138,10 +226,16 @@ def test_all_logits_are_never_on_the_gpu() -> None:
 
 
 @pytest.mark.parametrize("strategy", ["single", "fsdp"])
-def test_compiled_blocks_give_one_curve(strategy: str, pool: Pool, corpus: Path, cache: Path, tmp_path: Path) -> None:
-    one = pool.run(1, train_tiny, tmp_path / "one", tiny_values(corpus), cache, "", None, None, "cuda:0")[0]
+def test_compiled_blocks_give_one_curve(
+    strategy: str, pool: Pool, corpus: Path, cache: Path, tmp_path: Path
+) -> None:
+    one = pool.run(
+        1, train_tiny, tmp_path / "one", tiny_values(corpus), cache, "", None, None, "cuda:0"
+    )[0]
     values = tiny_values(corpus, train={"compile": True}, devices={"strategy": strategy})
-    found = pool.run(1, train_tiny, tmp_path / strategy, values, cache, "", None, None, "cuda:0", backend="nccl")[0]
+    found = pool.run(
+        1, train_tiny, tmp_path / strategy, values, cache, "", None, None, "cuda:0", backend="nccl"
+    )[0]
     np.testing.assert_allclose(found.losses, one.losses, rtol=1e-10)
 
 
@@ -150,7 +244,24 @@ def test_products_in_eight_bits_learn(corpus: Path, tmp_path: Path) -> None:
     if torch.cuda.get_device_capability() < (8, 9):
         pytest.skip("this GPU has no products in eight bits")
     write_config(tmp_path, corpus)
-    done = samecurve("train", "-f", "tiny.yaml", "--devices", "0", "--dtype", "bf16", "--compile", "--set", "train.float8=true", "--set", "model.intermediate_size=64", "--save-dir", "run", cwd=tmp_path, timeout=600)
+    done = samecurve(
+        "train",
+        "-f",
+        "tiny.yaml",
+        "--devices",
+        "0",
+        "--dtype",
+        "bf16",
+        "--compile",
+        "--set",
+        "train.float8=true",
+        "--set",
+        "model.intermediate_size=64",
+        "--save-dir",
+        "run",
+        cwd=tmp_path,
+        timeout=600,
+    )
     assert "results change" in done.stdout + done.stderr
     found = losses(tmp_path / "run")
     assert np.mean(found[-5:]) < 0.9 * np.mean(found[:5])

@@ -1,4 +1,6 @@
-"""What strategies must get right beyond the plain case: complex weights, batch statistics, frozen and unused parameters, dropout, half precision."""
+"""What strategies must get right beyond the plain case: complex weights, batch statistics, frozen
+and unused parameters, dropout, half precision.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -26,7 +28,12 @@ EXAMPLES = HERE.parents[1] / "examples"
 
 
 def small(**sections: Any) -> Config:
-    values = {"task": f"{HERE}/layouts.py:Small", "batch": {"samples": 10}, "optimizer": {"lr": 1e-2}, **sections}
+    values = {
+        "task": f"{HERE}/layouts.py:Small",
+        "batch": {"samples": 10},
+        "optimizer": {"lr": 1e-2},
+        **sections,
+    }
     values["train"] = {"steps": 12, "precision": "f64", **sections.get("train", {})}
     return load(Document(values), Tasks()).config
 
@@ -50,26 +57,42 @@ def for_good(index: int, group: Any, home: str) -> None:
     run = Run(Path(home))
     made, config = run.read_plan(), run.read_config(Tasks())
     task = open_task(config, "")
-    train_rank(Attempt("test", home), made, config, Rank(index, index, made.processes), warm_seat(made, index, group).engine(task, config.optimizer), task, Requests(None))
+    train_rank(
+        Attempt("test", home),
+        made,
+        config,
+        Rank(index, index, made.processes),
+        warm_seat(made, index, group).engine(task, config.optimizer),
+        task,
+        Requests(None),
+    )
 
 
 @pytest.mark.parametrize("example", ["fft", "batchnorm", "ragged"])
-def test_complex_weights_batch_statistics_and_ragged_text_are_one_curve(example: str, pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_complex_weights_batch_statistics_and_ragged_text_are_one_curve(
+    example: str, pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each against one device; batchnorm with its statistics synchronised."""
     document = read_file(EXAMPLES / f"{example}.yaml")
     document.set("train.precision", "f64", "test")
     document.set("task", f"{EXAMPLES.parent}/{document.value['task']}", "test")
     config = load(document, Tasks()).config
     trials = Trials(config, MACHINE, open_task(config, "").facts(), 5, "cpu", pool, tmp_path)
-    layouts = ["dp:3", "ddp:3", "fsdp:2", "hsdp:4", "fsdp:3..dp:2..ddp:4"] + (["fsdp:3/2"] if example != "batchnorm" else [])
+    layouts = ["dp:3", "ddp:3", "fsdp:2", "hsdp:4", "fsdp:3..dp:2..ddp:4"] + (
+        ["fsdp:3/2"] if example != "batchnorm" else []
+    )
     verdicts = list(verify(trials, [parse_layout(layout) for layout in layouts], 1e-11))
     assert [verdict.verdict for verdict in verdicts] == ["PASS"] * len(layouts), verdicts
 
 
 @pytest.mark.parametrize(("strategy", "world"), [("single", 1), ("dp", 2), ("ddp", 2), ("fsdp", 2)])
-def test_unused_parameters_are_named_and_frozen_ones_trained_around(strategy: str, world: int, pool: Pool, tmp_path: Path) -> None:
+def test_unused_parameters_are_named_and_frozen_ones_trained_around(
+    strategy: str, world: int, pool: Pool, tmp_path: Path
+) -> None:
     if strategy != "ddp":  # a failed job costs a pool: one kind of ranks is enough
-        assert trained(pool, tmp_path / "one", small(), strategy, world) == pytest.approx(trained(pool, tmp_path / "two", small(), "single", 1), rel=1e-12)
+        assert trained(pool, tmp_path / "one", small(), strategy, world) == pytest.approx(
+            trained(pool, tmp_path / "two", small(), "single", 1), rel=1e-12
+        )
         return
     own = Pool(2)
     try:
@@ -93,16 +116,33 @@ def test_dropout_follows_the_sample(pool: Pool, tmp_path: Path) -> None:
     """Its masks are the same under every layout, and it is on."""
     config = small(model={"dropout": 0.3})
     one = trained(pool, tmp_path / "one", config, "single", 1)
-    assert max(abs(a - b) for a, b in zip(one, trained(pool, tmp_path / "off", small(), "single", 1), strict=True)) > 1e-3
+    assert (
+        max(
+            abs(a - b)
+            for a, b in zip(one, trained(pool, tmp_path / "off", small(), "single", 1), strict=True)
+        )
+        > 1e-3
+    )
     for strategy, world in (("ddp", 3), ("dp", 2), ("fsdp", 2)):
-        assert trained(pool, tmp_path / strategy, config, strategy, world) == pytest.approx(one, rel=1e-12)
+        assert trained(pool, tmp_path / strategy, config, strategy, world) == pytest.approx(
+            one, rel=1e-12
+        )
 
 
 @pytest.mark.long
-def test_fsdp_rounds_as_autocast_does_and_recompute_changes_nothing(pool: Pool, corpus: Path, cache: Path, tmp_path: Path) -> None:
-    """bf16: the first two losses of fsdp are ddp's to the bit (the second follows one update); later ones differ by the order of sums only."""
+def test_fsdp_rounds_as_autocast_does_and_recompute_changes_nothing(
+    pool: Pool, corpus: Path, cache: Path, tmp_path: Path
+) -> None:
+    """bf16: the first two losses of fsdp are ddp's to the bit (the second follows one update);
+    later ones differ by the order of sums only.
+    """
+
     def run(name: str, strategy: str, recompute: str = "none") -> list[float]:
-        values = tiny_values(corpus, train={"precision": "bf16", "steps": 12, "recompute": recompute}, devices={"strategy": strategy})
+        values = tiny_values(
+            corpus,
+            train={"precision": "bf16", "steps": 12, "recompute": recompute},
+            devices={"strategy": strategy},
+        )
         return pool.run(2, train_tiny, tmp_path / name, values, cache)[0].losses  # type: ignore[no-any-return]
 
     ddp, fsdp = run("ddp", "ddp"), run("fsdp", "fsdp")
@@ -113,19 +153,45 @@ def test_fsdp_rounds_as_autocast_does_and_recompute_changes_nothing(pool: Pool, 
         assert run(f"fsdp-{how}", "fsdp", how) == fsdp
 
 
-def test_offloaded_state_changes_nothing(pool: Pool, corpus: Path, cache: Path, tmp_path: Path) -> None:
+def test_offloaded_state_changes_nothing(
+    pool: Pool, corpus: Path, cache: Path, tmp_path: Path
+) -> None:
     """The way through host memory, on ranks whose device is the host."""
     values = tiny_values(corpus, train={"steps": 8}, devices={"strategy": "fsdp"})
-    plain, offloaded = (pool.run(2, train_tiny, tmp_path / f"run{fault}", values, cache, fault)[0] for fault in ("", "offload"))
+    plain, offloaded = (
+        pool.run(2, train_tiny, tmp_path / f"run{fault}", values, cache, fault)[0]
+        for fault in ("", "offload")
+    )
     assert offloaded.losses == plain.losses
 
 
-@pytest.mark.parametrize("compress", ["bf16", pytest.param("powersgd", marks=pytest.mark.long), pytest.param("fp16", marks=pytest.mark.long)])
-def test_compressed_gradients_learn_much_the_same(compress: str, pool: Pool, corpus: Path, cache: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "compress",
+    [
+        "bf16",
+        pytest.param("powersgd", marks=pytest.mark.long),
+        pytest.param("fp16", marks=pytest.mark.long),
+    ],
+)
+def test_compressed_gradients_learn_much_the_same(
+    compress: str, pool: Pool, corpus: Path, cache: Path, tmp_path: Path
+) -> None:
     def run(name: str) -> Any:
-        return pool.run(2, train_tiny, tmp_path / name, tiny_values(corpus, train={"precision": "f32"}, devices={"strategy": "ddp", "compress": name}), cache)[0]
+        return pool.run(
+            2,
+            train_tiny,
+            tmp_path / name,
+            tiny_values(
+                corpus, train={"precision": "f32"}, devices={"strategy": "ddp", "compress": name}
+            ),
+            cache,
+        )[0]
 
     plain, narrow = run("none"), run(compress)
     assert narrow.losses != plain.losses
     assert any("results change" in warning for warning in narrow.plan.warnings)
-    assert abs(narrow.losses[-1] - plain.losses[-1]) < (0.5 if compress == "powersgd" else 1e-3) < plain.losses[0] - plain.losses[-1]
+    assert (
+        abs(narrow.losses[-1] - plain.losses[-1])
+        < (0.5 if compress == "powersgd" else 1e-3)
+        < plain.losses[0] - plain.losses[-1]
+    )

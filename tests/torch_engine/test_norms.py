@@ -22,15 +22,28 @@ ROWS = 10
 
 
 def network() -> nn.Sequential:
-    """Every kind: with and without affine and running values, momentum and cumulative average, two and four dimensions."""
+    """Every kind: with and without affine and running values, momentum and cumulative average, two
+    and four dimensions.
+    """
     generator = torch.Generator().manual_seed(0)  # its own: threads share torch's
     net = nn.Sequential(
-        nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.Tanh(), nn.Conv2d(6, 4, 3), nn.BatchNorm2d(4, momentum=None, affine=False), nn.Tanh(), nn.Flatten(),
-        nn.BatchNorm1d(16, track_running_stats=False), nn.Linear(16, 5), nn.SyncBatchNorm(5, eps=0.1, momentum=0.3), nn.Tanh(),
+        nn.Conv2d(3, 6, 3),
+        nn.BatchNorm2d(6),
+        nn.Tanh(),
+        nn.Conv2d(6, 4, 3),
+        nn.BatchNorm2d(4, momentum=None, affine=False),
+        nn.Tanh(),
+        nn.Flatten(),
+        nn.BatchNorm1d(16, track_running_stats=False),
+        nn.Linear(16, 5),
+        nn.SyncBatchNorm(5, eps=0.1, momentum=0.3),
+        nn.Tanh(),
     ).double()
     with torch.no_grad():
         for parameter in net.parameters():
-            parameter.copy_(0.5 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+            parameter.copy_(
+                0.5 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            )
     return net
 
 
@@ -45,11 +58,18 @@ def plain() -> nn.Sequential:
 
 def data() -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(1)
-    return 5 + torch.randn(2, ROWS, 3, 6, 6, generator=generator, dtype=torch.float64), torch.randn(2, ROWS, 5, generator=generator, dtype=torch.float64)
+    return 5 + torch.randn(2, ROWS, 3, 6, 6, generator=generator, dtype=torch.float64), torch.randn(
+        2, ROWS, 5, generator=generator, dtype=torch.float64
+    )
 
 
-def trained(net: nn.Module, rows: Rows, index: int, counts: Sequence[int], device: str = "cpu") -> Result:
-    """Two passes over this peer's rows, gradients added up. Count 0: a dummy, ten times as large as a real row, whose loss is dropped."""
+def trained(
+    net: nn.Module, rows: Rows, index: int, counts: Sequence[int], device: str = "cpu"
+) -> Result:
+    """Two passes over this peer's rows, gradients added up.
+
+    Count 0: a dummy, ten times as large as a real row, whose loss is dropped.
+    """
     result: Result = {}
     first, count = sum(counts[:index]), counts[index]
     for turn, (whole, target) in enumerate(zip(*data(), strict=True)):
@@ -60,10 +80,19 @@ def trained(net: nn.Module, rows: Rows, index: int, counts: Sequence[int], devic
         loss = (output.square() * (target[first : first + count] if count else 0.0)).sum()
         torch.autograd.backward(loss)
         assert own.grad is not None
-        result |= {f"output {turn}": output.detach().numpy()[:count], f"input {turn}": own.grad.numpy()[:count]}
+        result |= {
+            f"output {turn}": output.detach().numpy()[:count],
+            f"input {turn}": own.grad.numpy()[:count],
+        }
         assert count or not own.grad.any()
-    result |= {f"gradient {name}": parameter.grad.cpu().numpy() for name, parameter in net.named_parameters() if parameter.grad is not None}
-    return result | {f"buffer {name}": buffer.double().cpu().numpy() for name, buffer in net.named_buffers()}
+    result |= {
+        f"gradient {name}": parameter.grad.cpu().numpy()
+        for name, parameter in net.named_parameters()
+        if parameter.grad is not None
+    }
+    return result | {
+        f"buffer {name}": buffer.double().cpu().numpy() for name, buffer in net.named_buffers()
+    }
 
 
 def synchronised(peers: Peers, counts: Sequence[int], device: str = "cpu") -> Result:
@@ -72,19 +101,31 @@ def synchronised(peers: Peers, counts: Sequence[int], device: str = "cpu") -> Re
     return trained(net, rows, peers.index, counts, device)
 
 
-def on_rank(rank: int, group: dist.ProcessGroup, counts: Sequence[int], device: str = "cpu") -> Result:
+def on_rank(
+    rank: int, group: dist.ProcessGroup, counts: Sequence[int], device: str = "cpu"
+) -> Result:
     return synchronised(Ranks(group), counts, device)
 
 
 def assert_whole(found: Sequence[Result]) -> None:
-    """What the peers found together is what one torch model finds on the whole batch; running values are bitwise equal on all."""
+    """What the peers found together is what one torch model finds on the whole batch; running
+    values are bitwise equal on all.
+    """
     expected = trained(plain(), Rows(), 0, (ROWS,))
     for name, value in expected.items():
         parts = [one[name] for one in found]
         kind = name.split()[0]
         assert kind != "buffer" or all(np.array_equal(part, parts[0]) for part in parts)
-        mine = np.concatenate(parts) if kind in ("output", "input") else sum(parts) if kind == "gradient" else parts[0]
-        np.testing.assert_allclose(mine, value, rtol=1e-12, atol=1e-12 * max(1, np.abs(value).max()), err_msg=name)
+        mine = (
+            np.concatenate(parts)
+            if kind in ("output", "input")
+            else sum(parts)
+            if kind == "gradient"
+            else parts[0]
+        )
+        np.testing.assert_allclose(
+            mine, value, rtol=1e-12, atol=1e-12 * max(1, np.abs(value).max()), err_msg=name
+        )
 
 
 @pytest.mark.parametrize("counts", [(10,), (1, 9), (4, 3, 3), (4, 0, 6), (0, 3, 1, 6)])
@@ -108,7 +149,9 @@ def test_threads_normalise_as_one_device_does(counts: tuple[int, ...]) -> None:
         team.close()
 
 
-def normalised(peers: Peers, inputs: Sequence[torch.Tensor], real: Sequence[bool] = (True, True)) -> tuple[torch.Tensor, torch.Tensor, nn.BatchNorm1d]:
+def normalised(
+    peers: Peers, inputs: Sequence[torch.Tensor], real: Sequence[bool] = (True, True)
+) -> tuple[torch.Tensor, torch.Tensor, nn.BatchNorm1d]:
     """(output, gradient of its sum of cubes) of a fresh norm on this peer's input."""
     norm, rows = nn.BatchNorm1d(inputs[0].shape[1]), Rows()
     synchronise(norm, peers, rows)
@@ -120,7 +163,9 @@ def normalised(peers: Peers, inputs: Sequence[torch.Tensor], real: Sequence[bool
     return output.detach(), own.grad, norm
 
 
-def on_two(inputs: Sequence[torch.Tensor], real: Sequence[bool] = (True, True)) -> list[tuple[torch.Tensor, torch.Tensor, nn.BatchNorm1d]]:
+def on_two(
+    inputs: Sequence[torch.Tensor], real: Sequence[bool] = (True, True)
+) -> list[tuple[torch.Tensor, torch.Tensor, nn.BatchNorm1d]]:
     team = Team(2)
     try:
         return team.run([partial(normalised, peer, inputs, real) for peer in team.peers])
@@ -130,21 +175,35 @@ def on_two(inputs: Sequence[torch.Tensor], real: Sequence[bool] = (True, True)) 
 
 def test_a_dummy_of_infinities_reaches_nobody() -> None:
     whole = torch.randn(6, 3)
-    (output, gradient, norm), (_, nothing, other) = on_two([whole, torch.full((2, 3), torch.inf)], (True, False))
+    (output, gradient, norm), (_, nothing, other) = on_two(
+        [whole, torch.full((2, 3), torch.inf)], (True, False)
+    )
     alone, alone_gradient, reference = normalised(Alone(), [whole])
     assert torch.equal(output, alone)
     assert torch.equal(gradient, alone_gradient)
     assert not nothing.any()
-    assert all(torch.equal(a, b) and torch.equal(a, c) for a, b, c in zip(norm.buffers(), other.buffers(), reference.buffers(), strict=True))
+    assert all(
+        torch.equal(a, b) and torch.equal(a, c)
+        for a, b, c in zip(norm.buffers(), other.buffers(), reference.buffers(), strict=True)
+    )
     assert all(p.grad is not None and not p.grad.any() for p in other.parameters())
 
 
 def test_a_mean_far_from_zero_costs_no_digits() -> None:
-    """Mean 10000, deviation 1, in float32; half the batch lies 20 deviations off. A sum of squares would lose the variance altogether."""
-    whole = 1e4 + torch.randn(2000, 2, generator=torch.Generator().manual_seed(0)) + torch.tensor([0.0, 20.0]).repeat_interleave(1000)[:, None]
+    """Mean 10000, deviation 1, in float32; half the batch lies 20 deviations off.
+
+    A sum of squares would lose the variance altogether.
+    """
+    whole = (
+        1e4
+        + torch.randn(2000, 2, generator=torch.Generator().manual_seed(0))
+        + torch.tensor([0.0, 20.0]).repeat_interleave(1000)[:, None]
+    )
     (first, _, norm), (second, _, _) = on_two([whole[:700], whole[700:]])
     exact = nn.BatchNorm1d(2).double()
-    torch.testing.assert_close(torch.cat([first, second]), exact(whole.double()).float(), atol=2e-4, rtol=0)
+    torch.testing.assert_close(
+        torch.cat([first, second]), exact(whole.double()).float(), atol=2e-4, rtol=0
+    )
     torch.testing.assert_close(norm.running_var, exact.running_var.float(), rtol=1e-6, atol=0)  # type: ignore[union-attr]
 
 
@@ -184,12 +243,16 @@ def test_an_overflow_does_not_stay_in_the_running_values() -> None:
 
 
 def test_the_model_stays_what_it_was() -> None:
-    """Objects, names, kinds; evaluation by torch's own code; a block that is computed again counts once."""
+    """Objects, names, kinds; evaluation by torch's own code; a block that is computed again counts
+    once.
+    """
     net, reference = plain(), plain()
     before, names = dict(net.named_parameters()) | dict(net.named_buffers()), list(net.state_dict())
     synchronise(net, Alone(), Rows())
     assert list(net.state_dict()) == names
-    assert all(value is before[name] for name, value in (*net.named_parameters(), *net.named_buffers()))
+    assert all(
+        value is before[name] for name, value in (*net.named_parameters(), *net.named_buffers())
+    )
     assert isinstance(net[1], nn.BatchNorm2d)
     whole = data()[0][0]
     torch.autograd.backward(checkpoint(net, whole, use_reentrant=False).sum())
@@ -206,9 +269,19 @@ def test_what_couples_is_named_and_what_cannot_be_honoured_is_refused() -> None:
         def forward(self, input: torch.Tensor) -> torch.Tensor:
             return torch.relu(super().forward(input))
 
-    model = nn.ModuleDict({"a": nn.BatchNorm2d(2), "b": nn.Sequential(nn.LayerNorm(2), nn.SyncBatchNorm(2)), "c": nn.LazyBatchNorm1d(), "d": nn.InstanceNorm2d(2)})
+    model = nn.ModuleDict(
+        {
+            "a": nn.BatchNorm2d(2),
+            "b": nn.Sequential(nn.LayerNorm(2), nn.SyncBatchNorm(2)),
+            "c": nn.LazyBatchNorm1d(),
+            "d": nn.InstanceNorm2d(2),
+        }
+    )
     assert coupled(model) == ("BatchNorm2d a", "SyncBatchNorm b.1", "LazyBatchNorm1d c")
-    for found, words in ((model, "LazyBatchNorm1d c has no shape yet"), (nn.Sequential(Own(2)), "Own 0 has a forward pass of its own")):
+    for found, words in (
+        (model, "LazyBatchNorm1d c has no shape yet"),
+        (nn.Sequential(Own(2)), "Own 0 has a forward pass of its own"),
+    ):
         with pytest.raises(UserError, match=words):
             synchronise(found, Alone(), Rows())
     norm: Any = nn.BatchNorm1d(2)

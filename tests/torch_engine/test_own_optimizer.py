@@ -1,4 +1,6 @@
-"""A task's own optimizer: one curve under every layout and through every checkpoint, or refused with what it does."""
+"""A task's own optimizer: one curve under every layout and through every checkpoint, or refused
+with what it does.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +31,14 @@ ASKED = [0] * len(REQUESTS)
 
 
 def config_of(kind: str, task: str = "Brings", **sections: Any) -> Config:
-    values = {"task": f"{HERE}/optimizers.py:{task}", "model": {"kind": kind}, "batch": {"samples": 10}, "optimizer": {"lr": 1e-2}, "devices": {"use": "cpu"}, **sections}
+    values = {
+        "task": f"{HERE}/optimizers.py:{task}",
+        "model": {"kind": kind},
+        "batch": {"samples": 10},
+        "optimizer": {"lr": 1e-2},
+        "devices": {"use": "cpu"},
+        **sections,
+    }
     values["train"] = {"steps": 8, "precision": "f64", **sections.get("train", {})}
     return load(Document(values), Tasks()).config
 
@@ -42,17 +51,32 @@ def opened(config: Config) -> tuple[TorchEngine, Feed]:
     return engine, Feed(made, made.held_by(0), task.train_data(), None, engine.stage, 0, 0)
 
 
-@pytest.mark.parametrize(("kind", "task", "layouts"), [
-    ("RAdam", "Elementwise", ["ddp:2", "fsdp:2..single..ddp:2"]),
-    ("Adagrad", "Elementwise", ["dp:2..fsdp:2"]),
-    ("NAdam", "Brings", ["ddp:2..single"]),
-    ("Signs", "Elementwise", ["fsdp:2..single"]),
-    ("Groups", "Brings", ["ddp:2..single"]),
-    ("Adam fused", "Elementwise", ["dp:2..fsdp:2"]),
-])
-def test_a_tasks_own_optimizer_is_one_curve(kind: str, task: str, layouts: list[str], pool: Pool, tmp_path: Path) -> None:
-    """Against one device, unbroken: losses, norms, weights and the optimizer's state, in tensors, in single ones and in plain numbers; a complex layer is among the weights."""
-    config = config_of(kind, task, optimizer={"lr": 1e-2, "groups": [{"match": "layers.1.*", "freeze": True}]} if kind == "RAdam" else {"lr": 1e-2})
+@pytest.mark.parametrize(
+    ("kind", "task", "layouts"),
+    [
+        ("RAdam", "Elementwise", ["ddp:2", "fsdp:2..single..ddp:2"]),
+        ("Adagrad", "Elementwise", ["dp:2..fsdp:2"]),
+        ("NAdam", "Brings", ["ddp:2..single"]),
+        ("Signs", "Elementwise", ["fsdp:2..single"]),
+        ("Groups", "Brings", ["ddp:2..single"]),
+        ("Adam fused", "Elementwise", ["dp:2..fsdp:2"]),
+    ],
+)
+def test_a_tasks_own_optimizer_is_one_curve(
+    kind: str, task: str, layouts: list[str], pool: Pool, tmp_path: Path
+) -> None:
+    """Against one device, unbroken: losses, norms, weights and the optimizer's state, in tensors,
+    in single ones and in plain numbers; a complex layer is among the weights.
+    """
+    config = config_of(
+        kind,
+        task,
+        optimizer=(
+            {"lr": 1e-2, "groups": [{"match": "layers.1.*", "freeze": True}]}
+            if kind == "RAdam"
+            else {"lr": 1e-2}
+        ),
+    )
     trials = Trials(config, MACHINE, open_task(config, "").facts(), 4, "cpu", pool, tmp_path)
     verdicts = list(verify(trials, [parse_layout(layout) for layout in layouts], 1e-12))
     assert [verdict.verdict for verdict in verdicts] == ["PASS"] * len(layouts), verdicts
@@ -60,14 +84,24 @@ def test_a_tasks_own_optimizer_is_one_curve(kind: str, task: str, layouts: list[
 
 def test_it_is_driven_by_the_schedule() -> None:
     """As a plain loop with its own optimizer, whose groups' rates follow the config's."""
-    engine, feed = opened(config_of("Groups", optimizer={"lr": 1e-2, "clip": 0}, schedule={"warmup": 3}))
+    engine, feed = opened(
+        config_of("Groups", optimizer={"lr": 1e-2, "clip": 0}, schedule={"warmup": 3})
+    )
     state = engine.init()
     model = cast(engine.task.model(), "f64")
-    model.load_state_dict({name: tensor.clone() for name, tensor in state.model.state_dict().items()})
-    biases, rest = ([parameter for name, parameter in model.named_parameters() if name.endswith("bias") == bias] for bias in (True, False))
+    model.load_state_dict(
+        {name: tensor.clone() for name, tensor in state.model.state_dict().items()}
+    )
+    biases, rest = (
+        [parameter for name, parameter in model.named_parameters() if name.endswith("bias") == bias]
+        for bias in (True, False)
+    )
     optimizer = torch.optim.RAdam([{"params": [*rest]}, {"params": [*biases]}], lr=1.0)
     for step, batch in feed:
-        rows = {name: torch.cat([slot.arrays[name] for found in batch.rounds for slot in found]) for name in ("x", "y", "real")}
+        rows = {
+            name: torch.cat([slot.arrays[name] for found in batch.rounds for slot in found])
+            for name in ("x", "y", "real")
+        }
         mean = engine.task.loss(model, rows)
         optimizer.zero_grad()
         torch.autograd.backward(mean.sum / mean.weight)
@@ -83,16 +117,30 @@ def test_a_step_that_is_not_finite_changes_none_of_its_state() -> None:
     state = engine.init()
     for (step, batch), poison in zip(feed, (1.0, np.inf, np.nan), strict=False):
         before = {piece.name: piece for piece in engine.gather(state)}
-        spoilt = [tuple(slot and replace(slot, arrays={**slot.arrays, "real": slot.arrays["real"] * poison}) for slot in found) for found in batch.rounds]
-        state, stats = engine.step(state, replace(batch, rounds=spoilt), engine.plan.lr_at(step), ASKED)
+        spoilt = [
+            tuple(
+                slot and replace(slot, arrays={**slot.arrays, "real": slot.arrays["real"] * poison})
+                for slot in found
+            )
+            for found in batch.rounds
+        ]
+        state, stats = engine.step(
+            state, replace(batch, rounds=spoilt), engine.plan.lr_at(step), ASKED
+        )
         assert stats.read().finite == (poison == 1.0)
         after = {piece.name: piece for piece in engine.gather(state)}
         assert same(before, after) == (poison != 1.0)
-    assert {name.split("/")[1] for name in after if name.startswith("optimizer/")} == {"exp_avg", "exp_avg_sq", "step"}
+    assert {name.split("/")[1] for name in after if name.startswith("optimizer/")} == {
+        "exp_avg",
+        "exp_avg_sq",
+        "step",
+    }
 
 
 def same(before: dict[str, Piece], after: dict[str, Piece]) -> bool:
-    return before.keys() == after.keys() and all(np.array_equal(before[name].buffer, after[name].buffer) for name in after)
+    return before.keys() == after.keys() and all(
+        np.array_equal(before[name].buffer, after[name].buffer) for name in after
+    )
 
 
 def first_step(config: Config) -> None:
@@ -102,33 +150,53 @@ def first_step(config: Config) -> None:
     engine.step(engine.init(), batch, engine.plan.lr_at(step), ASKED)
 
 
-@pytest.mark.parametrize(("config", "says"), [
-    (config_of("LBFGS"), "LBFGS wants a closure"),
-    (config_of("Some"), "RAdam was not given scale"),
-    (config_of("Others"), "was given more than `params`"),
-    (config_of("Copies"), "RAdam was not given scale and 6 more"),
-    (config_of("None"), "Brings.optimizer() returns NoneType"),
-    (config_of("Raises"), "ValueError: Invalid beta parameter"),
-    (config_of("Adafactor"), "Adafactor keeps 'row_var' of layers.0.weight as a tensor of shape (8, 8, 1), where it has (8, 8, 2)"),
-    (config_of("SparseAdam"), "RuntimeError: SparseAdam does not support dense gradients"),
-    (config_of("Signs list"), "Signs keeps 'all' of scale as list"),
-    (config_of("Signs narrow"), "Signs keeps 'low' of scale as torch.bfloat16"),
-    (config_of("Signs group"), "Signs changes steps of its parameter groups as it goes"),
-    (config_of("Signs noise"), "Signs draws random numbers"),
-    (config_of("Signs global"), "Signs keeps state that belongs to no parameter"),
-    (config_of("RAdam", devices={"use": "cpu:2", "strategy": "fsdp"}), "elementwise = True in the task's class"),
-    (config_of("RAdam", train={"exact": True}), "elementwise = True in the task's class"),
-    (config_of("RAdam", optimizer={"name": "sgd", "weight_decay": 0.3}), "optimizer.name and optimizer.weight_decay do not reach"),
-    (config_of("RAdam", optimizer={"groups": [{"match": "head*", "lr_scale": 0.5}]}), "whose parameter groups are its own"),
-    (config_of("", "Fixed"), "optimizer.lr does not reach"),
-])
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        (config_of("LBFGS"), "LBFGS wants a closure"),
+        (config_of("Some"), "RAdam was not given scale"),
+        (config_of("Others"), "was given more than `params`"),
+        (config_of("Copies"), "RAdam was not given scale and 6 more"),
+        (config_of("None"), "Brings.optimizer() returns NoneType"),
+        (config_of("Raises"), "ValueError: Invalid beta parameter"),
+        (
+            config_of("Adafactor"),
+            (
+                "Adafactor keeps 'row_var' of layers.0.weight as a tensor of shape (8, 8, 1), where"
+                " it has (8, 8, 2)"
+            ),
+        ),
+        (config_of("SparseAdam"), "RuntimeError: SparseAdam does not support dense gradients"),
+        (config_of("Signs list"), "Signs keeps 'all' of scale as list"),
+        (config_of("Signs narrow"), "Signs keeps 'low' of scale as torch.bfloat16"),
+        (config_of("Signs group"), "Signs changes steps of its parameter groups as it goes"),
+        (config_of("Signs noise"), "Signs draws random numbers"),
+        (config_of("Signs global"), "Signs keeps state that belongs to no parameter"),
+        (
+            config_of("RAdam", devices={"use": "cpu:2", "strategy": "fsdp"}),
+            "elementwise = True in the task's class",
+        ),
+        (config_of("RAdam", train={"exact": True}), "elementwise = True in the task's class"),
+        (
+            config_of("RAdam", optimizer={"name": "sgd", "weight_decay": 0.3}),
+            "optimizer.name and optimizer.weight_decay do not reach",
+        ),
+        (
+            config_of("RAdam", optimizer={"groups": [{"match": "head*", "lr_scale": 0.5}]}),
+            "whose parameter groups are its own",
+        ),
+        (config_of("", "Fixed"), "optimizer.lr does not reach"),
+    ],
+)
 def test_what_it_cannot_do_is_refused_by_name(config: Config, says: str) -> None:
     with pytest.raises(UserError) as refused:
         first_step(config)
     assert says in str(refused.value)
 
 
-@pytest.mark.parametrize(("kind", "slots"), [("RAdam", 2), ("Adam fused", 2), ("Rprop", 2), ("SGD", 0)])
+@pytest.mark.parametrize(
+    ("kind", "slots"), [("RAdam", 2), ("Adam fused", 2), ("Rprop", 2), ("SGD", 0)]
+)
 def test_what_it_keeps_is_known_before_a_run(kind: str, slots: int) -> None:
     """From parameters without values, or with some where it wants them."""
     facts = open_task(config_of(kind), "").facts()
@@ -141,4 +209,7 @@ def test_the_plan_says_whose_optimizer_it_is() -> None:
     facts = open_task(config, "").facts()
     assert facts.own is not None
     assert (facts.own.slots, facts.own.scales) == (2, (2e-2 / 3e-4,))
-    assert "RAdam of Fixed.optimizer(): learning rate its own, 66.6667 times" in plan(config, MACHINE, facts).because["optimizer"]
+    assert (
+        "RAdam of Fixed.optimizer(): learning rate its own, 66.6667 times"
+        in plan(config, MACHINE, facts).because["optimizer"]
+    )

@@ -26,11 +26,22 @@ def state(tmp_path: Any) -> State:
 
 
 def saved(found: State) -> list[str]:
-    return [piece.name for piece in gather(found, lambda tensor: (tuple(tensor.shape), (0,) * tensor.ndim), lambda tensor: (0, 1), Ranks(), CPU)]
+    return [
+        piece.name
+        for piece in gather(
+            found,
+            lambda tensor: (tuple(tensor.shape), (0,) * tensor.ndim),
+            lambda tensor: (0, 1),
+            Ranks(),
+            CPU,
+        )
+    ]
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_a_value_that_is_not_finite_is_named_and_nothing_is_saved(value: float, tmp_path: Any) -> None:
+def test_a_value_that_is_not_finite_is_named_and_nothing_is_saved(
+    value: float, tmp_path: Any
+) -> None:
     found = state(tmp_path)
     assert "model/weight" in saved(found)
     found.update.slots(found.trained[1])["exp_avg"][1] = value

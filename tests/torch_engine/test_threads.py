@@ -33,8 +33,13 @@ def test_job_k_runs_on_thread_k_and_all_run_at_once(team: Team) -> None:
 
 
 def test_total_is_added_in_thread_order_and_the_same_for_all(team: Team) -> None:
-    """Bit for bit, also where peers arrive in another order, and where one changes its values right afterwards."""
-    values = [torch.randn(50, generator=torch.Generator().manual_seed(index)) * 10.0**index for index in range(3)]
+    """Bit for bit, also where peers arrive in another order, and where one changes its values right
+    afterwards.
+    """
+    values = [
+        torch.randn(50, generator=torch.Generator().manual_seed(index)) * 10.0**index
+        for index in range(3)
+    ]
     expected = values[0] + values[1] + values[2]
 
     def job(index: int) -> list[torch.Tensor]:
@@ -77,20 +82,38 @@ def fails(error: Exception) -> Callable[[], Any]:
 
 
 def test_total_in_backward(team: Team) -> None:
-    assert all(gradient.tolist() == [6.0, 6.0] for gradient in team.run([partial(backward, team, index) for index in range(3)]))
+    assert all(
+        gradient.tolist() == [6.0, 6.0]
+        for gradient in team.run([partial(backward, team, index) for index in range(3)])
+    )
 
 
 def test_a_failure_wakes_those_who_wait_and_is_what_is_raised(team: Team) -> None:
     """One waits in a forward pass, one in backward; the team goes on to work afterwards."""
     for _ in range(3):
         with pytest.raises(ZeroDivisionError, match="mine"):
-            team.run([lambda: team.peers[0].total(torch.ones(1)), lambda: backward(team, 1), fails(ZeroDivisionError("mine"))])
-        assert [total.item() for total in team.run([partial(peer.total, torch.ones(())) for peer in team.peers])] == [3, 3, 3]
+            team.run(
+                [
+                    lambda: team.peers[0].total(torch.ones(1)),
+                    lambda: backward(team, 1),
+                    fails(ZeroDivisionError("mine")),
+                ]
+            )
+        assert [
+            total.item()
+            for total in team.run([partial(peer.total, torch.ones(())) for peer in team.peers])
+        ] == [3, 3, 3]
 
 
 def test_a_job_that_ends_while_others_wait_is_an_error_and_no_hang(team: Team) -> None:
     with pytest.raises(RuntimeError, match=r"thread 1 has ended while thread [02] waits"):
-        team.run([lambda: team.peers[0].total(torch.ones(1)), lambda: torch.ones(1), lambda: team.peers[2].total(torch.ones(1))])
+        team.run(
+            [
+                lambda: team.peers[0].total(torch.ones(1)),
+                lambda: torch.ones(1),
+                lambda: team.peers[2].total(torch.ones(1)),
+            ]
+        )
     with pytest.raises(ValueError, match="2 jobs for 3 threads"):
         team.run([lambda: 0, lambda: 1])
 
@@ -104,7 +127,9 @@ def test_closing_leaves_no_thread_and_none_was_a_daemon() -> None:
 
 
 def test_operations_keep_to_the_threads_of_who_made_the_team() -> None:
-    """OpenMP would start as many as there are cores for each job, so that the jobs of a plan would fight for them."""
+    """OpenMP would start as many as there are cores for each job, so that the jobs of a plan would
+    fight for them.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     team = Team(2)

@@ -1,9 +1,11 @@
-"""A checkpoint on disk: named arrays in safetensors files, and a manifest that says where each one lies.
+"""A checkpoint on disk: named arrays in safetensors files, and a manifest that says where each one
+lies.
 
     checkpoints/step-00000500/manifest.json  rank-0-of-2.safetensors  rank-1-of-2.safetensors
 
-It knows no topology and no engine. An array may lie in several files as boxes (offsets into the whole); the hashes in
-the manifest tell a flipped bit or a torn file before anything is trained on it.
+It knows no topology and no engine. An array may lie in several files as boxes (offsets into the
+whole); the hashes in the manifest tell a flipped bit or a torn file before anything is trained on
+it.
 """
 
 import hashlib
@@ -22,12 +24,15 @@ from samecurve.core.protocols import Piece, Saved
 from samecurve.errors import RunError
 
 VERSION = 1
-
-
 MANIFEST = "manifest.json"
-
-
-_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I32": "int32"}
+_DTYPES = {
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "I64": "int64",
+    "I32": "int32",
+}
 
 
 class Damaged(Exception):
@@ -36,7 +41,9 @@ class Damaged(Exception):
 
 @dataclass(frozen=True)
 class Written:
-    """One rank's file: its size, hash, and the boxes in it (name -> dtype, shape of the whole array, offsets of the box)."""
+    """One rank's file: its size, hash, and the boxes in it (name -> dtype, shape of the whole
+    array, offsets of the box).
+    """
 
     file: str
     bytes: int
@@ -44,7 +51,12 @@ class Written:
     arrays: Mapping[str, tuple[str, tuple[int, ...], tuple[int, ...]]]
 
     def to_json(self) -> dict[str, Any]:
-        return {"file": self.file, "bytes": self.bytes, "sha256": self.sha256, "arrays": self.arrays}
+        return {
+            "file": self.file,
+            "bytes": self.bytes,
+            "sha256": self.sha256,
+            "arrays": self.arrays,
+        }
 
 
 def name_of(step: int) -> str:
@@ -52,8 +64,19 @@ def name_of(step: int) -> str:
 
 
 def write_pieces(path: Path, pieces: Sequence[Piece]) -> Written:
-    """One rank's arrays into one file, on disk when this returns. OSError: no space, no permission."""
-    specs = {p.name: TensorSpec(dtype=_DTYPES[p.dtype], shape=list(p.buffer.shape), data_ptr=p.buffer.ctypes.data, data_len=p.buffer.nbytes) for p in pieces}
+    """One rank's arrays into one file, on disk when this returns.
+
+    OSError: no space, no permission.
+    """
+    specs = {
+        p.name: TensorSpec(
+            dtype=_DTYPES[p.dtype],
+            shape=list(p.buffer.shape),
+            data_ptr=p.buffer.ctypes.data,
+            data_len=p.buffer.nbytes,
+        )
+        for p in pieces
+    }
     try:
         serialize_file(specs, str(path), {"format": "pt"})
     except Exception as error:  # the library wraps the system's error in its own
@@ -62,11 +85,19 @@ def write_pieces(path: Path, pieces: Sequence[Piece]) -> Written:
     with open(path, "rb+") as file:
         os.fsync(file.fileno())
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return Written(path.name, path.stat().st_size, digest, {p.name: (p.dtype, p.shape, p.offsets) for p in pieces})
+    return Written(
+        path.name,
+        path.stat().st_size,
+        digest,
+        {p.name: (p.dtype, p.shape, p.offsets) for p in pieces},
+    )
 
 
 def manifest(meta: Mapping[str, Any], written: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """meta: step, epoch, consumed, config, fixed, loop, versions. written: Written.to_json() of every rank."""
+    """meta: step, epoch, consumed, config, fixed, loop, versions.
+
+    written: Written.to_json() of every rank.
+    """
     arrays: dict[str, Any] = {}
     for rank in written:
         for name, (dtype, shape, offsets) in rank["arrays"].items():
@@ -79,7 +110,11 @@ def manifest(meta: Mapping[str, Any], written: Sequence[Mapping[str, Any]]) -> d
 
 def _hash(values: Mapping[str, Any]) -> str:
     """Of a manifest without its own hash."""
-    return hashlib.sha256(json.dumps({key: value for key, value in values.items() if key != "hash"}, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(
+        json.dumps(
+            {key: value for key, value in values.items() if key != "hash"}, sort_keys=True
+        ).encode()
+    ).hexdigest()
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
@@ -114,7 +149,9 @@ def verify(path: Path) -> dict[str, Any]:
 
 
 class Arrays(Mapping[str, NDArray[Any]]):
-    """The arrays of a checkpoint, each read when it is asked for, and no more of it than was asked for."""
+    """The arrays of a checkpoint, each read when it is asked for, and no more of it than was asked
+    for.
+    """
 
     def __init__(self, path: Path, found: Mapping[str, Any]) -> None:
         self._path, self._arrays = path, found["arrays"]
@@ -132,22 +169,37 @@ class Arrays(Mapping[str, NDArray[Any]]):
         return str(self._arrays[name]["dtype"])
 
     def hold(self) -> None:
-        """Open every file now: what is open can still be read when a live run takes its older checkpoints away."""
+        """Open every file now: what is open can still be read when a live run takes its older
+        checkpoints away.
+        """
         for entry in self._arrays.values():
             for box in entry["boxes"]:
                 self._file(box["file"])
 
     def part(self, name: str, offsets: tuple[int, ...], shape: tuple[int, ...]) -> NDArray[Any]:
-        """The box of this shape that begins at `offsets`, put together from the boxes that ranks wrote."""
+        """The box of this shape that begins at `offsets`, put together from the boxes that ranks
+        wrote.
+        """
         entry = self._arrays[name]
         part = np.empty(shape, dtype=_DTYPES[entry["dtype"]])
         for box in entry["boxes"]:
             written = self._file(box["file"]).get_slice(name)
             lows = [max(want, begin) for want, begin in zip(offsets, box["offsets"], strict=True)]
-            highs = [min(want + size, begin + length) for want, size, begin, length in zip(offsets, shape, box["offsets"], written.get_shape(), strict=True)]
+            highs = [
+                min(want + size, begin + length)
+                for want, size, begin, length in zip(
+                    offsets, shape, box["offsets"], written.get_shape(), strict=True
+                )
+            ]
             if all(low < high for low, high in zip(lows, highs, strict=True)):
-                there = tuple(slice(low - begin, high - begin) for low, high, begin in zip(lows, highs, box["offsets"], strict=True))
-                here = tuple(slice(low - want, high - want) for low, high, want in zip(lows, highs, offsets, strict=True))
+                there = tuple(
+                    slice(low - begin, high - begin)
+                    for low, high, begin in zip(lows, highs, box["offsets"], strict=True)
+                )
+                here = tuple(
+                    slice(low - want, high - want)
+                    for low, high, want in zip(lows, highs, offsets, strict=True)
+                )
                 part[here] = written[there] if there else self._file(box["file"]).get_tensor(name)
         return part
 
@@ -169,4 +221,11 @@ def load(path: Path) -> Saved:
         found = read_manifest(path)
     except Damaged as error:
         raise RunError(f"checkpoint {path}: {error}", "--resume another one", str(path)) from None
-    return Saved(str(path), found["step"], found["epoch"], found["consumed"], Arrays(path, found), found["loop"])
+    return Saved(
+        str(path),
+        found["step"],
+        found["epoch"],
+        found["consumed"],
+        Arrays(path, found),
+        found["loop"],
+    )

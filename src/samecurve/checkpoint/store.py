@@ -1,7 +1,9 @@
-"""Checkpoints written beside the training, published by a rename, so that a kill at any instant leaves the last good one.
+"""Checkpoints written beside the training, published by a rename, so that a kill at any instant
+leaves the last good one.
 
-Each rank writes its arrays into a scratch directory and then a marker with their hashes. One rank waits for all the
-markers, writes the manifest, and renames the directory to its final name. No collective is called from these threads.
+Each rank writes its arrays into a scratch directory and then a marker with their hashes. One rank
+waits for all the markers, writes the manifest, and renames the directory to its final name. No
+collective is called from these threads.
 """
 
 import json
@@ -35,7 +37,10 @@ _HEADROOM = 1.05  # of the arrays' bytes, for headers and the file system's own
 
 @dataclass(frozen=True)
 class Published:
-    """What a save came to. seconds: from the call to the rename; blocked: of those, how long training stood still."""
+    """What a save came to.
+
+    seconds: from the call to the rename; blocked: of those, how long training stood still.
+    """
 
     step: int
     path: str
@@ -45,28 +50,59 @@ class Published:
 
 
 class Store:
-    """home: the run's checkpoints directory. publisher: whether this rank publishes. meta: step -> what the manifest says beside the arrays.
+    """home: the run's checkpoints directory.
 
-    published: called by the publisher, in its thread, after the rename; before: before it (the journal is synced there).
+    publisher: whether this rank publishes. meta: step -> what the manifest says beside the arrays.
+
+    published: called by the publisher, in its thread, after the rename; before: before it (the
+    journal is synced there).
     """
 
-    def __init__(self, home: Path, rank: int, world: int, keep: int, attempt: str, publisher: bool, meta: Callable[[int], Mapping[str, Any]],
-                 published: Callable[[Published], None], before: Callable[[], None]) -> None:
-        self._home, self._rank, self._world, self._keep, self._attempt = home, rank, world, keep, attempt
-        self._publisher, self._meta, self._published, self._before = publisher, meta, published, before
+    def __init__(
+        self,
+        home: Path,
+        rank: int,
+        world: int,
+        keep: int,
+        attempt: str,
+        publisher: bool,
+        meta: Callable[[int], Mapping[str, Any]],
+        published: Callable[[Published], None],
+        before: Callable[[], None],
+    ) -> None:
+        self._home, self._rank, self._world, self._keep, self._attempt = (
+            home,
+            rank,
+            world,
+            keep,
+            attempt,
+        )
+        self._publisher, self._meta, self._published, self._before = (
+            publisher,
+            meta,
+            published,
+            before,
+        )
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self._abandoned = threading.Event()
 
     def save(self, step: int, pieces: Sequence[Piece], loop: Mapping[str, Any]) -> None:
-        """Start writing; waits only for a save still under way. RunError: that one failed, or there is no room for this one."""
+        """Start writing; waits only for a save still under way.
+
+        RunError: that one failed, or there is no room for this one.
+        """
         began = time.perf_counter()
         self._join()
         size = sum(piece.buffer.nbytes for piece in pieces)
         free = shutil.disk_usage(self._home).free
         if free < size * _HEADROOM:
-            raise RunError(f"no room for the checkpoint of step {step}: this rank's part needs {show_bytes(size)}, {show_bytes(free)} are free at {self._home}",
-                           "free some space and run the same command again: it goes on from the last save", str(self._home))
+            raise RunError(
+                f"no room for the checkpoint of step {step}: this rank's part needs"
+                f" {show_bytes(size)}, {show_bytes(free)} are free at {self._home}",
+                "free some space and run the same command again: it goes on from the last save",
+                str(self._home),
+            )
         scratch = self._home / f".{name_of(step)}.{self._attempt}"
         try:
             scratch.mkdir(exist_ok=True)
@@ -76,10 +112,14 @@ class Store:
 
         def work() -> None:
             try:
-                written = write_pieces(scratch / f"rank-{self._rank}-of-{self._world}.safetensors", pieces)
+                written = write_pieces(
+                    scratch / f"rank-{self._rank}-of-{self._world}.safetensors", pieces
+                )
                 write_json(scratch / f".rank-{self._rank}.json", written.to_json())
                 if self._publisher:
-                    self._publish(step, scratch, {**self._meta(step), "loop": dict(loop)}, began, blocked)
+                    self._publish(
+                        step, scratch, {**self._meta(step), "loop": dict(loop)}, began, blocked
+                    )
             except BaseException as error:  # raised in the loop, by check()
                 self._error = error
 
@@ -92,14 +132,21 @@ class Store:
             raise self._failed(self._error) from self._error
 
     def _failed(self, error: BaseException) -> RunError:
-        return RunError(f"saving a checkpoint failed: {error}", "free some space, or mend the directory, and run the same command again: it goes on from the last save", str(self._home))
+        return RunError(
+            f"saving a checkpoint failed: {error}",
+            "free some space, or mend the directory, and run the same command again: it goes on"
+            " from the last save",
+            str(self._home),
+        )
 
     def close(self) -> None:
         """Wait for the save under way. RunError: it failed."""
         self._join()
 
     def abandon(self) -> None:
-        """The run has failed: give a save under way a moment to end well, then wait for no other rank any more."""
+        """The run has failed: give a save under way a moment to end well, then wait for no other
+        rank any more.
+        """
         if self._thread is not None:
             self._thread.join(_LAST_MOMENT)
         self._abandoned.set()
@@ -112,7 +159,9 @@ class Store:
             self._thread = None
         self.check()
 
-    def _publish(self, step: int, scratch: Path, meta: Mapping[str, Any], began: float, blocked: float) -> None:
+    def _publish(
+        self, step: int, scratch: Path, meta: Mapping[str, Any], began: float, blocked: float
+    ) -> None:
         markers = [scratch / f".rank-{rank}.json" for rank in range(self._world)]
         while not all(marker.exists() for marker in markers):
             if self._abandoned.wait(_POLL):
@@ -125,16 +174,30 @@ class Store:
         self._before()
         final = self._home / name_of(step)
         if final.exists():
-            _remove(final)  # this step was saved before and is now saved again: after a resume from an older one
+            _remove(
+                final
+            )  # this step was saved before and is now saved again: after a resume from an older one
         scratch.rename(final)
         sync_directory(self._home)
-        self._published(Published(step, str(final), sum(rank["bytes"] for rank in written), time.perf_counter() - began, blocked))
+        self._published(
+            Published(
+                step,
+                str(final),
+                sum(rank["bytes"] for rank in written),
+                time.perf_counter() - began,
+                blocked,
+            )
+        )
         prune(self._home, self._keep)
 
 
 def checkpoints(home: Path) -> list[Path]:
     """Published checkpoints, newest step first."""
-    return sorted((path for path in home.glob("step-*") if path.is_dir()), reverse=True) if home.is_dir() else []
+    return (
+        sorted((path for path in home.glob("step-*") if path.is_dir()), reverse=True)
+        if home.is_dir()
+        else []
+    )
 
 
 def prune(home: Path, keep: int) -> None:
@@ -175,7 +238,9 @@ def _loss(path: Path) -> float | None:
     except Damaged:
         return None
     loop = found["loop"]
-    loss = loop.get("metrics", {}).get("loss") if loop.get("metrics_step") == found["step"] else None
+    loss = (
+        loop.get("metrics", {}).get("loss") if loop.get("metrics_step") == found["step"] else None
+    )
     return None if loss is None else float(loss)
 
 

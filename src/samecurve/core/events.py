@@ -1,6 +1,7 @@
 """What a run says of itself: the lines of journal.jsonl, and the phases of its heartbeat.
 
-`step` counts finished optimizer steps: the first step's line has step 1, a checkpoint at step 500 holds 500 updates.
+`step` counts finished optimizer steps: the first step's line has step 1, a checkpoint at step 500
+holds 500 updates.
 """
 
 import json
@@ -9,9 +10,28 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, get_args
 
-Kind = Literal["planned", "started", "step", "evaluated", "saved", "sampled", "hashed", "sensors", "slow", "warned", "restarted", "recovered", "resumed", "stopped", "failed", "finished"]
+Kind = Literal[
+    "planned",
+    "started",
+    "step",
+    "evaluated",
+    "saved",
+    "sampled",
+    "hashed",
+    "sensors",
+    "slow",
+    "warned",
+    "restarted",
+    "recovered",
+    "resumed",
+    "stopped",
+    "failed",
+    "finished",
+]
 Request = Literal["stop", "save", "evaluate", "sample"]
-Phase = Literal["start", "evaluate", "sample", "save", "data", "step", "end"]  # in the order in which a rank goes through them between two steps
+Phase = Literal[
+    "start", "evaluate", "sample", "save", "data", "step", "end"
+]  # in the order in which a rank goes through them between two steps
 
 REQUESTS: tuple[Request, ...] = get_args(Request)
 PHASES: tuple[Phase, ...] = get_args(Phase)
@@ -19,7 +39,10 @@ _ENCODER = json.JSONEncoder(allow_nan=False)  # json.dumps makes one for each li
 
 
 class Beat(NamedTuple):
-    """Where a rank was when it last gave a sign. step: finished ones. beats: counts up, so that a sign within a phase is one too."""
+    """Where a rank was when it last gave a sign.
+
+    step: finished ones. beats: counts up, so that a sign within a phase is one too.
+    """
 
     step: int
     phase: Phase
@@ -50,7 +73,12 @@ class Event:
             values = json.loads(line)
             if not isinstance(values["kind"], str):
                 return None
-            return cls(values.pop("kind"), int(values.pop("step")), time=float(values.pop("time")), values=values)
+            return cls(
+                values.pop("kind"),
+                int(values.pop("step")),
+                time=float(values.pop("time")),
+                values=values,
+            )
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             return None
 

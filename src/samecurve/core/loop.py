@@ -1,7 +1,9 @@
-"""The only training loop. Tasks, engines, strategies and observers plug into it; none has a loop of its own.
+"""The only training loop.
 
-The figures of a step are read after the next one is queued, so that the host never holds a device up. Whatever all
-ranks must agree on comes from those figures, which are the same on every rank.
+Tasks, engines, strategies and observers plug into it; none has a loop of its own.
+
+The figures of a step are read after the next one is queued, so that the host never holds a device
+up. Whatever all ranks must agree on comes from those figures, which are the same on every rank.
 """
 
 import math
@@ -28,11 +30,24 @@ from samecurve.core.step_logger import Ledger
 Outcome = Literal["finished", "stopped"]
 
 
-def train(plan: Plan, engine: Engine, feed: Feed, store: Store, record: Record, pulse: Pulse, requests: Requests,
-          summarize: Any, saved: Saved | None = None, stop_at: int | None = None, weights: Saved | None = None) -> tuple[Any, Outcome]:
-    """Train from `saved`, or from the start (with these weights, if they are given), to plan.steps, to stop_at, or until asked to stop. Returns the state and how it ended.
+def train(
+    plan: Plan,
+    engine: Engine,
+    feed: Feed,
+    store: Store,
+    record: Record,
+    pulse: Pulse,
+    requests: Requests,
+    summarize: Any,
+    saved: Saved | None = None,
+    stop_at: int | None = None,
+    weights: Saved | None = None,
+) -> tuple[Any, Outcome]:
+    """Train from `saved`, or from the start (with these weights, if they are given), to plan.steps,
+    to stop_at, or until asked to stop. Returns the state and how it ended.
 
-    summarize: sums of an evaluation -> metrics. RunError: a gradient was not finite and plan says stop.
+    summarize: sums of an evaluation -> metrics. RunError: a gradient was not finite and plan says
+    stop.
     """
     state = engine.restore(saved) if saved else engine.init(weights)
     ledger = Ledger(plan, feed, record, Counters(**saved.loop) if saved else Counters())
@@ -57,7 +72,13 @@ def train(plan: Plan, engine: Engine, feed: Feed, store: Store, record: Record, 
     pulse(done, "end")
     store.close()
     outcome: Outcome = "finished" if done >= plan.steps else "stopped"
-    record(Event(outcome, done, {**ledger.counters.metrics, **ledger.totals(), "reference": dict(plan.reference)}))
+    record(
+        Event(
+            outcome,
+            done,
+            {**ledger.counters.metrics, **ledger.totals(), "reference": dict(plan.reference)},
+        )
+    )
     return state, outcome
 
 
@@ -76,24 +97,51 @@ def _beating(rounds: Iterable[Any], beat: Callable[[], None]) -> Iterator[Any]:
         yield found
 
 
-def _measured(engine: Engine, state: Any, rounds: Iterable[Any], summarize: Any) -> dict[str, float | None]:
+def _measured(
+    engine: Engine, state: Any, rounds: Iterable[Any], summarize: Any
+) -> dict[str, float | None]:
     found: dict[str, float] = summarize(engine.evaluate(state, rounds))
     return {name: value if math.isfinite(value) else None for name, value in found.items()}
 
 
-def _serve(due: set[str], done: int, plan: Plan, engine: Engine, state: Any, feed: Feed, store: Store, record: Record, pulse: Pulse, ledger: "Ledger", summarize: Any) -> None:
+def _serve(
+    due: set[str],
+    done: int,
+    plan: Plan,
+    engine: Engine,
+    state: Any,
+    feed: Feed,
+    store: Store,
+    record: Record,
+    pulse: Pulse,
+    ledger: "Ledger",
+    summarize: Any,
+) -> None:
     """Evaluate, sample, hash and save, in this order, so that a checkpoint carries its own metrics."""
     counters = ledger.counters
     if "evaluate" in due and plan.eval_samples:
         pulse(done, "evaluate")
         began = time.perf_counter()
-        counters.metrics = _measured(engine, state, _beating(feed.evaluation(), lambda: pulse(done, "evaluate")), summarize)
+        counters.metrics = _measured(
+            engine, state, _beating(feed.evaluation(), lambda: pulse(done, "evaluate")), summarize
+        )
         counters.metrics_step = done
         loss = counters.metrics["loss"]
         if loss is not None and (counters.best_loss is None or loss < counters.best_loss):
             counters.best_loss, counters.best_step = loss, done
             due |= {"save"} if plan.every.save else set()  # the best is kept, so it must be there
-        record(Event("evaluated", done, {**counters.metrics, "best_loss": counters.best_loss, "best_step": counters.best_step, "seconds": time.perf_counter() - began}))
+        record(
+            Event(
+                "evaluated",
+                done,
+                {
+                    **counters.metrics,
+                    "best_loss": counters.best_loss,
+                    "best_step": counters.best_step,
+                    "seconds": time.perf_counter() - began,
+                },
+            )
+        )
     if "sample" in due:
         pulse(done, "sample")
         texts = engine.sample(state, done)

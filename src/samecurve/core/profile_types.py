@@ -1,7 +1,8 @@
 """Where the time and memory of a step go: what a rank found, and what that says of all of them.
 
-The parts of a step add up to it: `other` is what none of them covers. They are what the step would be shorter by: what
-happens while the device computes anyway (data prepared ahead, gradients sent under backward) is in none of them.
+The parts of a step add up to it: `other` is what none of them covers. They are what the step would
+be shorter by: what happens while the device computes anyway (data prepared ahead, gradients sent
+under backward) is in none of them.
 """
 
 import statistics
@@ -16,16 +17,26 @@ MEANING = {
     "data": "nothing to compute: the feed has no batch yet",
     "forward": "model and loss; the batch's way to the device",
     "backward": "gradients, with what recompute does again",
-    "sync": "waiting for other devices or sending to them, computing nothing; not what overlaps with backward",
+    "sync": (
+        "waiting for other devices or sending to them, computing nothing; not what overlaps with"
+        " backward"
+    ),
     "optimizer": "norm, clipping, update",
-    "device": "the compiled step: forward, backward, collectives and update, which a clock can't tell apart",
+    "device": (
+        "the compiled step: forward, backward, collectives and update, which a clock can't tell"
+        " apart"
+    ),
     "other": "the rest: the loop, figures, the journal",
 }
 
 
 @dataclass(frozen=True)
 class Course:
-    """The steps of a profile, in this order. The last one is for what is asked of a step, not timed. traced 0: by the clock alone, and nothing is asked."""
+    """The steps of a profile, in this order.
+
+    The last one is for what is asked of a step, not timed. traced 0: by the clock alone, and
+    nothing is asked.
+    """
 
     warm: int = 3
     timed: int = 10
@@ -47,7 +58,10 @@ class Course:
 
 @dataclass(frozen=True)
 class Step:
-    """parts: seconds, without `other`. devices: seconds that each device of the process computed, where there are several."""
+    """parts: seconds, without `other`.
+
+    devices: seconds that each device of the process computed, where there are several.
+    """
 
     seconds: float
     samples: int
@@ -57,7 +71,10 @@ class Step:
 
 @dataclass(frozen=True)
 class Operation:
-    """calls, seconds: a step; without what it calls itself. what: shapes, or what it was compiled from. collective: passes values between devices."""
+    """calls, seconds: a step; without what it calls itself.
+
+    what: shapes, or what it was compiled from. collective: passes values between devices.
+    """
 
     name: str
     what: str
@@ -68,8 +85,13 @@ class Operation:
 
 @dataclass(frozen=True)
 class Found:
-    """One rank's. traced: seconds of a step under the profiler, 0 without. memory: bytes by plan term, of one device. kept: bytes for backward by module.
-    peaks: bytes by device. first: seconds of the first step. queueing: seconds that the host takes to queue one, where the device computes meanwhile. trace: its file."""
+    """One rank's.
+
+    traced: seconds of a step under the profiler, 0 without. memory: bytes by plan term, of one
+    device. kept: bytes for backward by module. peaks: bytes by device. first: seconds of the first
+    step. queueing: seconds that the host takes to queue one, where the device computes meanwhile.
+    trace: its file.
+    """
 
     rank: int
     steps: tuple[Step, ...]
@@ -85,7 +107,9 @@ class Found:
     def whole(self) -> "Found":
         """Without the steps of an epoch's short tail, unless there are no others."""
         most = max(step.samples for step in self.steps)
-        return Found(**{**self.__dict__, "steps": tuple(step for step in self.steps if step.samples == most)})
+        return Found(
+            **{**self.__dict__, "steps": tuple(step for step in self.steps if step.samples == most)}
+        )
 
     @property
     def seconds(self) -> float:
@@ -94,7 +118,11 @@ class Found:
 
     def parts(self, names: Sequence[str]) -> dict[str, float]:
         """Seconds of a step, in the mean, by part; their sum is `seconds`."""
-        known = {name: statistics.mean(step.parts.get(name, 0.0) for step in self.steps) for name in names if name != "other"}
+        known = {
+            name: statistics.mean(step.parts.get(name, 0.0) for step in self.steps)
+            for name in names
+            if name != "other"
+        }
         return {**known, "other": self.seconds - sum(known.values())}
 
     def own(self, names: Sequence[str]) -> float:
@@ -103,7 +131,9 @@ class Found:
 
     def computing(self) -> tuple[float, ...]:
         """Seconds of a step that each device computed, where this process has several."""
-        return tuple(statistics.mean(one) for one in zip(*(step.devices for step in self.steps), strict=True))
+        return tuple(
+            statistics.mean(one) for one in zip(*(step.devices for step in self.steps), strict=True)
+        )
 
 
 def mean_parts(found: Sequence[Found], names: Sequence[str]) -> dict[str, float]:
@@ -114,7 +144,10 @@ def mean_parts(found: Sequence[Found], names: Sequence[str]) -> dict[str, float]
 
 def durations(found: Sequence[Found]) -> list[float]:
     """Of each step, the slowest rank's: what a step takes."""
-    return [max(step.seconds for step in steps) for steps in zip(*(one.steps for one in found), strict=True)]
+    return [
+        max(step.seconds for step in steps)
+        for steps in zip(*(one.steps for one in found), strict=True)
+    ]
 
 
 def rate(found: Sequence[Found]) -> float:
@@ -131,11 +164,17 @@ def operations(found: Sequence[Found]) -> list[Operation]:
             key = operation.name, operation.what, operation.collective
             calls[key] = calls.get(key, 0.0) + operation.calls / len(found)
             seconds[key] = seconds.get(key, 0.0) + operation.seconds / len(found)
-    return [Operation(name, what, calls[key], took, collective) for key, took in sorted(seconds.items(), key=lambda item: -item[1]) for name, what, collective in [key]]
+    return [
+        Operation(name, what, calls[key], took, collective)
+        for key, took in sorted(seconds.items(), key=lambda item: -item[1])
+        for name, what, collective in [key]
+    ]
 
 
 def slowest(found: Sequence[Found], names: Sequence[str]) -> tuple[int, float, float] | None:
-    """(rank whose own work takes longest, its seconds of a step, the fastest one's); None: one rank."""
+    """(rank whose own work takes longest, its seconds of a step, the fastest one's); None: one
+    rank.
+    """
     if len(found) < 2:
         return None
     own = {one.rank: one.own(names) for one in found}

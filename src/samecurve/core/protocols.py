@@ -38,8 +38,12 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class Slot:
-    """What one device computes at once. keys: one number a row, following the sample (core/determinism/sample_keys.py); None where nothing is keyed.
-    real False: a copy of a real row, run so that its rank can take part, and dropped. number: which of the step's slots."""
+    """What one device computes at once.
+
+    keys: one number a row, following the sample (core/determinism/sample_keys.py); None where
+    nothing is keyed. real False: a copy of a real row, run so that its rank can take part, and
+    dropped. number: which of the step's slots.
+    """
 
     arrays: Arrays
     real: bool = True
@@ -52,7 +56,11 @@ Round = tuple[Slot | None, ...]  # one slot for each device of the process; None
 
 @dataclass
 class Batch:
-    """One process's share of a step. rounds: in order, as the engine's stage() made them. samples: of the whole step. wait: seconds waited for it."""
+    """One process's share of a step.
+
+    rounds: in order, as the engine's stage() made them. samples: of the whole step. wait: seconds
+    waited for it.
+    """
 
     rounds: Any
     step: int
@@ -61,8 +69,11 @@ class Batch:
 
 
 class Piece(NamedTuple):
-    """A box of one named array of a checkpoint, in host memory. dtype: as safetensors names it (F32). shape: of the whole array.
-    offsets: where the box begins in it. buffer: the box, C-contiguous."""
+    """A box of one named array of a checkpoint, in host memory.
+
+    dtype: as safetensors names it (F32). shape: of the whole array. offsets: where the box begins
+    in it. buffer: the box, C-contiguous.
+    """
 
     name: str
     dtype: str
@@ -102,9 +113,13 @@ class Stats(Protocol):
 
 @dataclass(frozen=True)
 class Figures:
-    """loss: sum / weight. norm: of the whole gradient before clipping. finite False: the update was masked on every rank.
-    asked: requests seen by any rank. waits: seconds by rank; memory: peak bytes by device. at: when the step was done (perf_counter).
-    forwards: seconds of each rank's first forward pass, where it waits for no other; zeros where that is not known."""
+    """loss: sum / weight.
+
+    norm: of the whole gradient before clipping. finite False: the update was masked on every rank.
+    asked: requests seen by any rank. waits: seconds by rank; memory: peak bytes by device. at: when
+    the step was done (perf_counter). forwards: seconds of each rank's first forward pass, where it
+    waits for no other; zeros where that is not known.
+    """
 
     loss: float
     weight: float
@@ -119,7 +134,11 @@ class Figures:
 
 
 class Task(Protocol):
-    """What is trained. A class with these methods; no base class. initial None: the value that the model itself gave the parameter."""
+    """What is trained.
+
+    A class with these methods; no base class. initial None: the value that the model itself gave
+    the parameter.
+    """
 
     def facts(self) -> Facts: ...
     def fingerprint(self) -> str: ...
@@ -136,18 +155,24 @@ class Task(Protocol):
 
 
 class Engine(Protocol):
-    """Runs steps of a task on this process's devices. All ranks make the same calls in the same order.
+    """Runs steps of a task on this process's devices.
 
-    stage: rounds of host arrays, of so many in a whole step -> what step and evaluate take; called by the feed's thread. preflight: the sum over all
-    devices of a 1 from each. init: with these weights, if they are given (a checkpoint of no more than the model). digests: of every array of the state by canonical name (core/determinism/digest.py).
-    peak_memory: bytes that the fullest of these devices has held.
+    All ranks make the same calls in the same order.
+
+    stage: rounds of host arrays, of so many in a whole step -> what step and evaluate take; called
+    by the feed's thread. preflight: the sum over all devices of a 1 from each. init: with these
+    weights, if they are given (a checkpoint of no more than the model). digests: of every array of
+    the state by canonical name (core/determinism/digest.py). peak_memory: bytes that the fullest of
+    these devices has held.
     """
 
     def stage(self, rounds: Sequence[Round], of: int) -> Any: ...
     def preflight(self) -> float: ...
     def init(self, weights: Saved | None = None) -> Any: ...
     def restore(self, saved: Saved) -> Any: ...
-    def step(self, state: Any, batch: Batch, lr: float, asked: Sequence[int]) -> tuple[Any, Stats]: ...
+    def step(
+        self, state: Any, batch: Batch, lr: float, asked: Sequence[int]
+    ) -> tuple[Any, Stats]: ...
     def evaluate(self, state: Any, rounds: Iterable[Any]) -> dict[str, float]: ...
     def sample(self, state: Any, step: int) -> list[str]: ...
     def gather(self, state: Any) -> list[Piece]: ...
@@ -171,14 +196,19 @@ class Store(Protocol):
 
 
 class Requests(Protocol):
-    """What this rank has been asked since the last call: how often, in the order of events.REQUESTS."""
+    """What this rank has been asked since the last call: how often, in the order of
+    events.REQUESTS.
+    """
 
     def pending(self) -> Sequence[int]: ...
 
 
 @dataclass
 class Counters:
-    """What the loop carries from step to step and into checkpoints. metrics: of the last evaluation, which was at metrics_step."""
+    """What the loop carries from step to step and into checkpoints.
+
+    metrics: of the last evaluation, which was at metrics_step.
+    """
 
     best_loss: float | None = None
     best_step: int | None = None
@@ -188,7 +218,9 @@ class Counters:
 
 
 def share(sizes: Mapping[str, int], world: int, rank: int) -> list[str]:
-    """Which named arrays this rank writes: each to the least laden rank so far, largest first; a pure function."""
+    """Which named arrays this rank writes: each to the least laden rank so far, largest first; a
+    pure function.
+    """
     load = np.zeros(world, dtype=np.int64)
     mine = []
     for name, size in sorted(sizes.items(), key=lambda item: (-item[1], item[0])):

@@ -31,7 +31,14 @@ class Ledger:
         self._began = self._clock = time.perf_counter()
         self._useful, self._trained = 0.0, 0
         self._peaks = [0] * plan.world
-        self._laggards = Laggards(plan.shares if plan.slot_times else (), "; --balance measured would deal it fewer slots" if plan.divisible and not plan.slot_times else "")
+        self._laggards = Laggards(
+            plan.shares if plan.slot_times else (),
+            (
+                "; --balance measured would deal it fewer slots"
+                if plan.divisible and not plan.slot_times
+                else ""
+            ),
+        )
 
     def owe(self, step: int, batch: Batch, lr: float, stats: Stats) -> None:
         self._owed = (step, batch, lr, stats)
@@ -41,7 +48,10 @@ class Ledger:
         self._clock = time.perf_counter()
 
     def settle(self) -> set[str]:
-        """Write the line of the step owed, if one is. Returns what the ranks were asked for when it was queued."""
+        """Write the line of the step owed, if one is.
+
+        Returns what the ranks were asked for when it was queued.
+        """
         if self._owed is None:
             return set()
         (step, batch, lr, stats), self._owed = self._owed, None
@@ -49,13 +59,24 @@ class Ledger:
         seconds, self._clock = max(figures.at - self._clock, 1e-9), figures.at
         self._useful += seconds
         self._trained += 1
-        self._peaks = [max(peak, int(found)) for peak, found in zip(self._peaks, figures.memory, strict=True)]
-        values: dict[str, Any] = {"loss": figures.loss, "grad_norm": figures.norm, "lr": lr, "samples_per_second": batch.samples / seconds,
-                                  "seconds": seconds, "wait_seconds": max(figures.waits), "memory_bytes": int(max(figures.memory))}
+        self._peaks = [
+            max(peak, int(found)) for peak, found in zip(self._peaks, figures.memory, strict=True)
+        ]
+        values: dict[str, Any] = {
+            "loss": figures.loss,
+            "grad_norm": figures.norm,
+            "lr": lr,
+            "samples_per_second": batch.samples / seconds,
+            "seconds": seconds,
+            "wait_seconds": max(figures.waits),
+            "memory_bytes": int(max(figures.memory)),
+        }
         if self._plan.tokens_per_sample > 1:
             values["tokens_per_second"] = figures.weight / seconds
         if self._plan.flops_per_step:
-            values["flops_per_second"] = self._plan.flops_per_step * batch.samples / self._plan.batch / seconds
+            values["flops_per_second"] = (
+                self._plan.flops_per_step * batch.samples / self._plan.batch / seconds
+            )
             if self._plan.peak_flops:
                 values["mfu"] = values["flops_per_second"] / self._plan.peak_flops
         if figures.scale != 1.0:
@@ -70,21 +91,51 @@ class Ledger:
     def totals(self) -> Mapping[str, Any]:
         """Of this start; memory: each device's peak beside what the plan expected of it."""
         wall = time.perf_counter() - self._began
-        memory = {"memory_bytes_by_device": self._peaks, "memory_estimate_bytes": self._plan.memory_estimate}
-        return {"seconds": wall, "steps": self._trained, "goodput": self._useful / wall if wall else 0.0, "skipped": self.counters.skipped, **memory}
+        memory = {
+            "memory_bytes_by_device": self._peaks,
+            "memory_estimate_bytes": self._plan.memory_estimate,
+        }
+        return {
+            "seconds": wall,
+            "steps": self._trained,
+            "goodput": self._useful / wall if wall else 0.0,
+            "skipped": self.counters.skipped,
+            **memory,
+        }
 
     def _not_finite(self, step: int, figures: Figures, values: dict[str, Any]) -> None:
-        """The update was masked on every rank. An f16 scale that is still being found is no fault; else the policy decides."""
+        """The update was masked on every rank.
+
+        An f16 scale that is still being found is no fault; else the policy decides.
+        """
         loss, norm, scale = figures.loss, figures.norm, figures.scale
-        searching = self._plan.precision == "f16" and math.isfinite(loss) and scale > _SMALLEST_SCALE
+        searching = (
+            self._plan.precision == "f16" and math.isfinite(loss) and scale > _SMALLEST_SCALE
+        )
         values.update(skipped=True, loss=loss if math.isfinite(loss) else None, grad_norm=None)
         self.counters.skipped += 1
         if searching or self._plan.non_finite == "skip":
             return
         self._record(Event("step", step + 1, values))
         if not figures.weight:
-            raise RunError(f"step {step + 1}: no sample of it has any weight, so it has no loss", "data whose labels count, or --set train.non_finite=skip, which leaves such steps out")
-        self._record(Event("warned", step + 1, {"text": f"step {step + 1} gave a gradient that is not finite", "sample_ids": self._feed.ids(step)}))
+            raise RunError(
+                f"step {step + 1}: no sample of it has any weight, so it has no loss",
+                "data whose labels count, or --set train.non_finite=skip, which leaves such"
+                " steps out",
+            )
+        self._record(
+            Event(
+                "warned",
+                step + 1,
+                {
+                    "text": f"step {step + 1} gave a gradient that is not finite",
+                    "sample_ids": self._feed.ids(step),
+                },
+            )
+        )
         raise RunError(
-            f"step {step + 1}: loss {loss:g}, gradient norm {norm:g}: not finite; its update was left out on every rank, and its sample ids are in journal.jsonl",
-            "--resume RUN with a smaller --lr goes on from its last save; --set train.non_finite=skip leaves such steps out")
+            f"step {step + 1}: loss {loss:g}, gradient norm {norm:g}: not finite; its update was"
+            " left out on every rank, and its sample ids are in journal.jsonl",
+            "--resume RUN with a smaller --lr goes on from its last save; --set"
+            " train.non_finite=skip leaves such steps out",
+        )

@@ -1,4 +1,6 @@
-"""Whether a checkpoint's arrays are those of a model: the same question, and the same words, under each engine."""
+"""Whether a checkpoint's arrays are those of a model: the same question, and the same words, under
+each engine.
+"""
 
 from collections.abc import Collection, Mapping, Sequence
 
@@ -6,34 +8,83 @@ from samecurve.core.protocols import Saved
 from samecurve.errors import RunError, UserError
 
 
-def check_fit(saved: Saved, wanted: Mapping[str, tuple[int, ...]], optional: Collection[str]) -> None:
-    """wanted: canonical names and whole shapes. optional: names that either side may lack. UserError: the rest does not fit."""
-    missing = [name for name, shape in wanted.items() if name not in saved.arrays and name not in optional and 0 not in shape]  # what is empty is in no file
+def check_fit(
+    saved: Saved, wanted: Mapping[str, tuple[int, ...]], optional: Collection[str]
+) -> None:
+    """wanted: canonical names and whole shapes.
+
+    optional: names that either side may lack. UserError: the rest does not fit.
+    """
+    missing = [
+        name
+        for name, shape in wanted.items()
+        if name not in saved.arrays and name not in optional and 0 not in shape
+    ]  # what is empty is in no file
     extra = [name for name in saved.arrays if name not in wanted and name not in optional]
     if missing or extra:
-        cause = "; ".join(f"{word} {_some(names)}" for word, names in (("missing", missing), ("unknown", extra)) if names)
-        raise UserError(f"{saved.path} does not fit this model: {cause}", "the same model and optimizer as it was saved with, or another --save-dir", saved.path)
+        cause = "; ".join(
+            f"{word} {_some(names)}"
+            for word, names in (("missing", missing), ("unknown", extra))
+            if names
+        )
+        raise UserError(
+            f"{saved.path} does not fit this model: {cause}",
+            "the same model and optimizer as it was saved with, or another --save-dir",
+            saved.path,
+        )
     for name, shape in wanted.items():
         if name in saved.arrays and saved.arrays.shape(name) != shape:
-            raise UserError(f"{name} has shape {saved.arrays.shape(name)} in {saved.path}, {shape} in this model", "the same model as it was saved with", saved.path)
+            raise UserError(
+                f"{name} has shape {saved.arrays.shape(name)} in {saved.path}, {shape} in this"
+                " model",
+                "the same model as it was saved with",
+                saved.path,
+            )
 
 
-def check_weights(given: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tuple[int, ...]], optional: Collection[str], source: str, where: str = "--init-from") -> None:
-    """Weights without the rest of a state. optional: buffers, which may keep the values that the model gave them. UserError: all that does not fit."""
+def check_weights(
+    given: Mapping[str, tuple[int, ...]],
+    wanted: Mapping[str, tuple[int, ...]],
+    optional: Collection[str],
+    source: str,
+    where: str = "--init-from",
+) -> None:
+    """Weights without the rest of a state.
+
+    optional: buffers, which may keep the values that the model gave them. UserError: all that does
+    not fit.
+    """
     wrong = {
-        "missing": [name for name, shape in wanted.items() if name not in given and name not in optional and 0 not in shape],
+        "missing": [
+            name
+            for name, shape in wanted.items()
+            if name not in given and name not in optional and 0 not in shape
+        ],
         "unexpected": [name for name in given if name not in wanted],
-        "of another shape": [f"{name} {list(given[name])}, here {list(shape)}" for name, shape in wanted.items() if name in given and given[name] != shape],
+        "of another shape": [
+            f"{name} {list(given[name])}, here {list(shape)}"
+            for name, shape in wanted.items()
+            if name in given and given[name] != shape
+        ],
     }
     if any(wrong.values()):
-        cause = "; ".join(f"{len(names)} {word} ({_some(names)})" for word, names in wrong.items() if names)
-        raise UserError(f"{source} does not fit this model: {cause}", "the model.* fields of the model that these weights are of, or other weights", where)
+        cause = "; ".join(
+            f"{len(names)} {word} ({_some(names)})" for word, names in wrong.items() if names
+        )
+        raise UserError(
+            f"{source} does not fit this model: {cause}",
+            "the model.* fields of the model that these weights are of, or other weights",
+            where,
+        )
 
 
 def check_finite(names: Sequence[str]) -> None:
     """names: arrays with a value that is not. RunError: there are any; they are not saved."""
     if names:
-        raise RunError(f"not saved: not finite any more are {_some(names)}", "--resume RUN with a smaller --lr goes on from its last save")
+        raise RunError(
+            f"not saved: not finite any more are {_some(names)}",
+            "--resume RUN with a smaller --lr goes on from its last save",
+        )
 
 
 def _some(names: Sequence[str]) -> str:

@@ -1,7 +1,9 @@
 """One process's batches, in the run's order, prepared ahead by a background thread.
 
-The thread computes ids for many steps at once and gathers rows, of several steps together where that is a matter of microseconds, or lets workers
-gather them for some steps to come; with prefetch 0 the same happens in place. Batches are the same in every way, and a feed can be opened at any step.
+The thread computes ids for many steps at once and gathers rows, of several steps together where
+that is a matter of microseconds, or lets workers gather them for some steps to come; with prefetch
+0 the same happens in place. Batches are the same in every way, and a feed can be opened at any
+step.
 """
 
 import queue
@@ -31,24 +33,41 @@ _TRAIN, _HELD_OUT = 0, 1
 
 
 class _Asked(NamedTuple):
-    """A device's share of a step: its hand, and its slots' rows, several slots in a read that begins at a position of the step."""
+    """A device's share of a step: its hand, and its slots' rows, several slots in a read that
+    begins at a position of the step.
+    """
 
     hand: Hand
     reads: Iterable[tuple[int, int, Read]]
 
 
 class Feed:
-    """The steps from `start` to the plan's end, for these of the plan's devices. stage: rounds of host arrays, and how many a whole step has -> what the engine takes (pinned, or on the device).
-    workers: who reads the two sources; None: this thread."""
+    """The steps from `start` to the plan's end, for these of the plan's devices.
 
-    def __init__(self, plan: Plan, devices: Sequence[int], train: Source, evaluation: Source | None, stage: Stage, start: int = 0, prefetch: int = 2, workers: Workers | None = None) -> None:
+    stage: rounds of host arrays, and how many a whole step has -> what the engine takes (pinned, or
+    on the device). workers: who reads the two sources; None: this thread.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        devices: Sequence[int],
+        train: Source,
+        evaluation: Source | None,
+        stage: Stage,
+        start: int = 0,
+        prefetch: int = 2,
+        workers: Workers | None = None,
+    ) -> None:
         self._plan, self._devices, self._stage = plan, devices, stage
         self._sources, self._workers = (train, evaluation), workers
         self._start, self._prefetch = start, prefetch
         self._order = plan.order
         self._hands: dict[int, list[Hand]] = {}
         self._together = 1  # steps read at once: more while reading is quick
-        self._leave: queue.SimpleQueue[bool] = queue.SimpleQueue()  # for the thread to hand over one more; False: to end
+        self._leave: queue.SimpleQueue[bool] = (
+            queue.SimpleQueue()
+        )  # for the thread to hand over one more; False: to end
         self._thread: threading.Thread | None = None
 
     def __iter__(self) -> Iterator[tuple[int, Batch]]:
@@ -63,11 +82,15 @@ class Feed:
                 yield item.step, item
 
     def evaluation(self) -> Iterator[Any]:
-        """The evaluation, staged round by round: the first plan.eval_samples of it, in their own order."""
+        """The evaluation, staged round by round: the first plan.eval_samples of it, in their own
+        order.
+        """
         if self._sources[_HELD_OUT] is not None:
             ids = np.arange(self._plan.eval_samples)
             asked = [_Asked(hand, self._in_turn(ids, hand.spans)) for hand in self._dealt(len(ids))]
-            yield from (self._stage([found], 1) for found in self._rounds(_HELD_OUT, asked, ids, 0, 0))
+            yield from (
+                self._stage([found], 1) for found in self._rounds(_HELD_OUT, asked, ids, 0, 0)
+            )
 
     def ids(self, step: int) -> list[int]:
         """The sample ids of a whole step."""
@@ -75,13 +98,18 @@ class Feed:
         return found
 
     def close(self) -> None:
-        """End the thread, and wait for it: one still inside an engine's code when the interpreter ends aborts the process."""
+        """End the thread, and wait for it: one still inside an engine's code when the interpreter
+        ends aborts the process.
+        """
         self._leave.put(False)
         if self._thread is not None:
             self._thread.join()
 
     def _groups(self) -> Iterator[list[Batch]]:
-        """Steps whose rows were read at once. With workers, one by one: each is asked for as many steps ahead as keep them busy."""
+        """Steps whose rows were read at once.
+
+        With workers, one by one: each is asked for as many steps ahead as keep them busy.
+        """
         if not self._workers:
             numbered = self._numbered()
             while group := list(islice(numbered, self._together)):
@@ -96,7 +124,9 @@ class Feed:
             yield [self._made(*ahead.popleft())]
 
     def _read(self, group: Sequence[tuple[int, Ids]]) -> Iterator[list[Batch]]:
-        """These steps, read at once; if that fails, one by one, so that what can be trained on before the failure is. A failure stands, even if it does not come again."""
+        """These steps, read at once; if that fails, one by one, so that what can be trained on
+        before the failure is. A failure stands, even if it does not come again.
+        """
         try:
             made = self._at_once(group)
         except Exception:
@@ -108,19 +138,33 @@ class Feed:
         yield made
 
     def _at_once(self, group: Sequence[tuple[int, Ids]]) -> list[Batch]:
-        """One read for each device of this process, however many its slots and steps: they are views of it."""
+        """One read for each device of this process, however many its slots and steps: they are
+        views of it.
+        """
         source, began, size = self._sources[_TRAIN], time.perf_counter(), 0
         assert source is not None
         hands = [self._dealt(len(ids)) for _, ids in group]
         asked: list[list[_Asked]] = [[] for _ in group]
         for place in range(len(self._devices)):
-            own = [ids[begin:end] for (_, ids), dealt in zip(group, hands, strict=True) for begin, end in dealt[place].whole]
+            own = [
+                ids[begin:end]
+                for (_, ids), dealt in zip(group, hands, strict=True)
+                for begin, end in dealt[place].whole
+            ]
             rows = source[np.concatenate(own) if len(own) > 1 else own[0]] if own else {}
             size += sum(array.nbytes for array in rows.values())
             first = 0
             for mine, dealt in zip(asked, hands, strict=True):
                 hand = dealt[place]
-                mine.append(_Asked(hand, [(begin, end, partial(_rows, rows, first, first + end - begin)) for begin, end in hand.whole]))
+                mine.append(
+                    _Asked(
+                        hand,
+                        [
+                            (begin, end, partial(_rows, rows, first, first + end - begin))
+                            for begin, end in hand.whole
+                        ],
+                    )
+                )
                 first += sum(end - begin for begin, end in hand.whole)
         made = [self._made(step, ids, mine) for (step, ids), mine in zip(group, asked, strict=True)]
         self._judge(time.perf_counter() - began, size)
@@ -148,7 +192,14 @@ class Feed:
 
     def _made(self, step: int, ids: Ids, asked: list[_Asked]) -> Batch:
         epoch = self._order.position(step).epoch if self._plan.keyed else 0
-        return Batch(self._stage(list(self._rounds(_TRAIN, asked, ids, epoch, 0 if self._plan.exact else 1)), self._plan.rounds), step, len(ids))
+        return Batch(
+            self._stage(
+                list(self._rounds(_TRAIN, asked, ids, epoch, 0 if self._plan.exact else 1)),
+                self._plan.rounds,
+            ),
+            step,
+            len(ids),
+        )
 
     def _dealt(self, samples: int) -> list[Hand]:
         """The hands of this process's devices in a step of so many samples."""
@@ -157,10 +208,25 @@ class Feed:
         return self._hands[samples]
 
     def _asked(self, ids: Ids) -> list[_Asked]:
-        """What each device of this process is to have of a step by itself. Without workers one read for all of its slots, which neighbour each other; with them, one each."""
-        return [_Asked(hand, [(begin, end, self._ask(_TRAIN, ids[begin:end])) for begin, end in (hand.spans if self._workers else hand.whole)]) for hand in self._dealt(len(ids))]
+        """What each device of this process is to have of a step by itself.
 
-    def _in_turn(self, ids: Ids, spans: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, Read]]:
+        Without workers one read for all of its slots, which neighbour each other; with them, one
+        each.
+        """
+        return [
+            _Asked(
+                hand,
+                [
+                    (begin, end, self._ask(_TRAIN, ids[begin:end]))
+                    for begin, end in (hand.spans if self._workers else hand.whole)
+                ],
+            )
+            for hand in self._dealt(len(ids))
+        ]
+
+    def _in_turn(
+        self, ids: Ids, spans: Sequence[tuple[int, int]]
+    ) -> Iterator[tuple[int, int, Read]]:
         """Slot by slot, since held-out data may be more than memory holds, some asked for ahead."""
         ahead: deque[tuple[int, int, Read]] = deque()
         for begin, end in spans:
@@ -176,17 +242,27 @@ class Feed:
         assert found is not None
         return lambda: found[ids]
 
-    def _rounds(self, source: int, asked: list[_Asked], ids: Ids, epoch: int, least: int) -> Iterator[Round]:
-        """Rounds in which no device of this process has a slot are left out, unless all must take part in each; `least` remain."""
+    def _rounds(
+        self, source: int, asked: list[_Asked], ids: Ids, epoch: int, least: int
+    ) -> Iterator[Round]:
+        """Rounds in which no device of this process has a slot are left out, unless all must take
+        part in each; `least` remain.
+        """
         hands = [mine.hand for mine in asked]
         slots = [self._slots(mine, ids, epoch) for mine in asked]
         idle = len(hands[0].rounds) - max(len(hand.spans) for hand in hands)
         idle = 0 if self._plan.together else min(idle, len(hands[0].rounds) - least)
         for index in range(idle, len(hands[0].rounds)):
-            made = [next(mine) if hand.rounds[index] else None for mine, hand in zip(slots, hands, strict=True)]
+            made = [
+                next(mine) if hand.rounds[index] else None
+                for mine, hand in zip(slots, hands, strict=True)
+            ]
             if (self._plan.together and not all(made)) or not any(made):
                 dummy = Slot(self._ask(source, ids[:1])(), False, self._keys(ids[:1], epoch))
-                made = [slot or (dummy if self._plan.together or not device else None) for device, slot in enumerate(made)]
+                made = [
+                    slot or (dummy if self._plan.together or not device else None)
+                    for device, slot in enumerate(made)
+                ]
             yield tuple(made)
 
     def _slots(self, asked: _Asked, ids: Ids, epoch: int) -> Iterator[Slot]:
@@ -198,7 +274,12 @@ class Feed:
             if begin >= last:
                 first, last, read = next(reads)
                 rows = read()
-            yield Slot({name: array[begin - first : end - first] for name, array in rows.items()}, True, self._keys(ids[begin:end], epoch), begin // self._plan.micro)
+            yield Slot(
+                {name: array[begin - first : end - first] for name, array in rows.items()},
+                True,
+                self._keys(ids[begin:end], epoch),
+                begin // self._plan.micro,
+            )
 
     def _keys(self, ids: Ids, epoch: int) -> Any:
         return row_keys(self._plan.fixed.seed, epoch, ids) if self._plan.keyed else None

@@ -1,4 +1,7 @@
-"""Windows of a token file, as next-token samples. The file is mapped, not read; a batch is one vectorised gather."""
+"""Windows of a token file, as next-token samples.
+
+The file is mapped, not read; a batch is one vectorised gather.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -12,10 +15,11 @@ IGNORED = -100  # the label of a place that has no next token
 
 
 class TokenWindows:
-    """Sample i is tokens [first + i*length, +length) of the file, its labels the tokens one further on.
+    """Sample i is tokens [first + i*length, +length) of the file, its labels the tokens one further
+    on.
 
-    The last window may be short: its rest is padded with label IGNORED, so that every token but the first is predicted
-    exactly once an epoch. Rows: tokens int64 [length], labels int64 [length].
+    The last window may be short: its rest is padded with label IGNORED, so that every token but the
+    first is predicted exactly once an epoch. Rows: tokens int64 [length], labels int64 [length].
     """
 
     def __init__(self, path: Path, dtype: str, first: int, last: int, length: int) -> None:

@@ -1,7 +1,9 @@
-"""Processes that read samples, for sources that decode: the rows and their order stay the same, only who reads them changes.
+"""Processes that read samples, for sources that decode: the rows and their order stay the same,
+only who reads them changes.
 
-One process opens the sources and forks the workers, which share what it holds in memory; nothing is pickled but ids and
-rows. Jobs are dealt in turn and answered in order, so that a slow sample delays and never reorders.
+One process opens the sources and forks the workers, which share what it holds in memory; nothing is
+pickled but ids and rows. Jobs are dealt in turn and answered in order, so that a slow sample delays
+and never reorders.
 """
 
 import json
@@ -66,9 +68,15 @@ def _pipe() -> tuple[Connection, Connection]:
 
 
 class Workers:
-    """The asking side. ask() may be called by several threads. ended: how many seconds at most -> (worker, exit status) of one that ended, if any did."""
+    """The asking side.
 
-    def __init__(self, lines: Sequence[Line], ended: Callable[[float], tuple[int, int] | None]) -> None:
+    ask() may be called by several threads. ended: how many seconds at most -> (worker, exit status)
+    of one that ended, if any did.
+    """
+
+    def __init__(
+        self, lines: Sequence[Line], ended: Callable[[float], tuple[int, int] | None]
+    ) -> None:
         self._lines, self._ended = lines, ended
         self._under_way: list[deque[_Job]] = [deque() for _ in lines]
         self._next = 0
@@ -80,7 +88,10 @@ class Workers:
         return _DEPTH * len(self._lines)
 
     def ask(self, source: int, ids: Ids) -> Callable[[], Rows]:
-        """Begin to read; the result waits for it. RunError: a worker ended. Whatever the source raised comes back as an error of the run."""
+        """Begin to read; the result waits for it.
+
+        RunError: a worker ended. Whatever the source raised comes back as an error of the run.
+        """
         with self._lock:
             job = _Job(self._next % len(self._lines), ids)
             self._next += 1
@@ -106,19 +117,43 @@ class Workers:
     def _lost(self) -> RunError:
         found = self._ended(_PATIENCE)
         if found is None:
-            return RunError("the process that holds the data workers is gone", "the rank's log says why", "data.workers", again=True)
+            return RunError(
+                "the process that holds the data workers is gone",
+                "the rank's log says why",
+                "data.workers",
+                again=True,
+            )
         worker, status = found
-        how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"left with exit code {status}"
-        why = "; the kernel does so when memory runs out, and fewer --num-workers need less" if status == -signal.SIGKILL else ""
-        reading = f" while it read {_samples(self._under_way[worker][0].ids)}" if self._under_way[worker] else ""
-        return RunError(f"data worker {worker} of {len(self._lines)} {how}{reading}{why}", "run the same command again: it goes on from the last save", "data.workers", again=True)
+        how = (
+            f"was ended by {signal.Signals(-status).name}"
+            if status < 0
+            else f"left with exit code {status}"
+        )
+        why = (
+            "; the kernel does so when memory runs out, and fewer --num-workers need less"
+            if status == -signal.SIGKILL
+            else ""
+        )
+        reading = (
+            f" while it read {_samples(self._under_way[worker][0].ids)}"
+            if self._under_way[worker]
+            else ""
+        )
+        return RunError(
+            f"data worker {worker} of {len(self._lines)} {how}{reading}{why}",
+            "run the same command again: it goes on from the last save",
+            "data.workers",
+            again=True,
+        )
 
 
 def serve(sources: Sequence[Source | None], mine: Line) -> None:
     """One worker, until nobody asks any more."""
     asked: queue.SimpleQueue[tuple[int, Ids] | None] = queue.SimpleQueue()
 
-    def listen() -> None:  # so that nobody who asks ever waits for a worker that waits for its rows to be taken
+    def listen() -> (
+        None
+    ):  # so that nobody who asks ever waits for a worker that waits for its rows to be taken
         try:
             while True:
                 asked.put(mine.jobs.recv())
@@ -140,14 +175,26 @@ def serve(sources: Sequence[Source | None], mine: Line) -> None:
 
 def _send(pipe: Connection, rows: Rows) -> None:
     arrays = {name: np.ascontiguousarray(array) for name, array in rows.items()}
-    pipe.send_bytes(json.dumps({"rows": [(name, array.dtype.str, array.shape) for name, array in arrays.items()]}).encode())
+    pipe.send_bytes(
+        json.dumps(
+            {"rows": [(name, array.dtype.str, array.shape) for name, array in arrays.items()]}
+        ).encode()
+    )
     for array in arrays.values():
         if array.nbytes:
             pipe.send_bytes(array.reshape(-1).view(np.uint8).data)
 
 
 def _send_error(pipe: Connection, error: Exception, ids: Ids) -> None:
-    told = (error.cause, error.remedy, error.where) if isinstance(error, SamecurveError) else (f"reading {_samples(ids)}: {type(error).__name__}: {error}", traceback.format_exc(limit=-_FRAMES), "")
+    told = (
+        (error.cause, error.remedy, error.where)
+        if isinstance(error, SamecurveError)
+        else (
+            f"reading {_samples(ids)}: {type(error).__name__}: {error}",
+            traceback.format_exc(limit=-_FRAMES),
+            "",
+        )
+    )
     pipe.send_bytes(json.dumps({"error": told, "user": isinstance(error, UserError)}).encode())
 
 
@@ -166,4 +213,6 @@ def _receive(pipe: Connection) -> Rows:
 
 def _samples(ids: Ids) -> str:
     shown = ", ".join(map(str, ids[:_SHOWN].tolist()))
-    return f"sample{'s' if len(ids) > 1 else ''} {shown}" + (f" and {len(ids) - _SHOWN} more" if len(ids) > _SHOWN else "")
+    return f"sample{'s' if len(ids) > 1 else ''} {shown}" + (
+        f" and {len(ids) - _SHOWN} more" if len(ids) > _SHOWN else ""
+    )

@@ -1,7 +1,9 @@
-"""Who is silent, for how long, and where: from heartbeats, stacks and the recorder of collectives that others have read.
+"""Who is silent, for how long, and where: from heartbeats, stacks and the recorder of collectives
+that others have read.
 
-All ranks of a run go through the same steps together, so the hindmost holds the others up: it alone is asked whether it has been
-silent for too long. What is too long is learnt from its own phases, and never less than the floor.
+All ranks of a run go through the same steps together, so the hindmost holds the others up: it alone
+is asked whether it has been silent for too long. What is too long is learnt from its own phases,
+and never less than the floor.
 """
 
 import statistics
@@ -22,7 +24,11 @@ _STEP: tuple[Phase, ...] = ("data", "step")
 
 @dataclass(frozen=True)
 class Silence:
-    """ranks: the hindmost. seconds: how long they have given no sign; limit: what they were allowed. beats: where every rank was."""
+    """ranks: the hindmost.
+
+    seconds: how long they have given no sign; limit: what they were allowed. beats: where every
+    rank was.
+    """
 
     ranks: tuple[int, ...]
     seconds: float
@@ -31,7 +37,10 @@ class Silence:
 
 
 class Watch:
-    """floor: seconds of silence that are never a hang. unknown: likewise for phases whose usual time is not known; ten times the floor if not given."""
+    """floor: seconds of silence that are never a hang.
+
+    unknown: likewise for phases whose usual time is not known; ten times the floor if not given.
+    """
 
     def __init__(self, floor: float, unknown: float | None = None) -> None:
         self._floor, self._unknown = floor, _UNKNOWN * floor if unknown is None else unknown
@@ -42,12 +51,18 @@ class Watch:
         self._excused = False
 
     def excuse(self) -> bool:
-        """This silence has a reason that ends by itself: until somebody gives a sign, only what is too long for a phase of no known length is a hang. False: it is excused already."""
+        """This silence has a reason that ends by itself: until somebody gives a sign, only what is
+        too long for a phase of no known length is a hang. False: it is excused already.
+        """
         before, self._excused = self._excused, True
         return not before
 
     def add(self, at: float, beats: Mapping[int, Beat], often: float) -> Silence | None:
-        """at: seconds. beats: of the ranks that live and have begun. often: seconds between two calls at most; what lies beyond, the watch itself was asleep."""
+        """at: seconds.
+
+        beats: of the ranks that live and have begun. often: seconds between two calls at most; what
+        lies beyond, the watch itself was asleep.
+        """
         if self._last < 0:
             self._began = at
         elif (slept := at - self._last - 5 * often) > 0:
@@ -61,10 +76,14 @@ class Watch:
         return self._silent(at, beats)
 
     def _learn(self, before: Beat | None, beat: Beat, seconds: float) -> None:
-        """Between two looks, or before the first one, a rank may have gone through many steps: none of their phases took longer than the share of one."""
+        """Between two looks, or before the first one, a rank may have gone through many steps: none
+        of their phases took longer than the share of one.
+        """
         steps = beat.step - before.step if before else beat.beats // len(_STEP)
         for phase in _STEP if steps > 0 else (before.phase,) if before else ():
-            self._took.setdefault(phase, deque(maxlen=_KEPT)).extend([seconds / max(steps, 1)] * min(max(steps, 1), _KNOWN))
+            self._took.setdefault(phase, deque(maxlen=_KEPT)).extend(
+                [seconds / max(steps, 1)] * min(max(steps, 1), _KNOWN)
+            )
 
     def _silent(self, at: float, beats: Mapping[int, Beat]) -> Silence | None:
         last = hindmost(beats)
@@ -79,7 +98,11 @@ class Watch:
         took = self._took.get(phase, ())
         if phase in _BEFORE or len(took) < _KNOWN or self._excused:
             return self._unknown
-        return max(self._floor, _USUAL * statistics.median(took), _LONGEST * sorted(took)[-1 - len(took) // 20])  # the longest of twenty may be odd
+        return max(
+            self._floor,
+            _USUAL * statistics.median(took),
+            _LONGEST * sorted(took)[-1 - len(took) // 20],
+        )  # the longest of twenty may be odd
 
 
 def hindmost(beats: Mapping[int, Beat]) -> tuple[int, ...]:
@@ -92,8 +115,12 @@ def hindmost(beats: Mapping[int, Beat]) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Seen:
-    """What was seen of a silent world's rank. state: of its process, as the kernel names it (T: stopped). spot: where its program is; None: it did not say.
-    collective: the last one that it entered, and how many it has entered; None: unknown."""
+    """What was seen of a silent world's rank.
+
+    state: of its process, as the kernel names it (T: stopped). spot: where its program is; None: it
+    did not say. collective: the last one that it entered, and how many it has entered; None:
+    unknown.
+    """
 
     beat: Beat | None
     state: str = ""
@@ -113,7 +140,10 @@ class Collective:
 
 @dataclass(frozen=True)
 class Verdict:
-    """culprits: ranks that hold the others up; empty: none could be told from the others. cause, remedy: in words. again: whether starting again may help."""
+    """culprits: ranks that hold the others up; empty: none could be told from the others.
+
+    cause, remedy: in words. again: whether starting again may help.
+    """
 
     culprits: tuple[int, ...]
     cause: str
@@ -121,24 +151,57 @@ class Verdict:
     again: bool = True
 
 
-def judge(seen: Mapping[int, Seen], seconds: float, limit: float, world: int, knob: str = "--set devices.hang_floor=", unit: str = "step") -> Verdict:
-    """Who holds the others up, and where everybody is. world: how many ranks there are; those of other hosts are not seen. knob: how to set the floor. unit: what beats count."""
+def judge(
+    seen: Mapping[int, Seen],
+    seconds: float,
+    limit: float,
+    world: int,
+    knob: str = "--set devices.hang_floor=",
+    unit: str = "step",
+) -> Verdict:
+    """Who holds the others up, and where everybody is.
+
+    world: how many ranks there are; those of other hosts are not seen. knob: how to set the floor.
+    unit: what beats count.
+    """
     others = "; ".join(f"{_ranks(ranks)} {text}" for text, ranks in _grouped(seen, unit).items())
     stopped = [rank for rank, one in seen.items() if one.state == "T"]
     if stopped:
-        return Verdict(tuple(stopped), f"{_ranks(stopped)} stopped (SIGSTOP, or a terminal's Ctrl-Z) for {seconds:.0f} s: {others}",
-                       f"whoever stopped it can let it go on with `kill -CONT`; {knob}N waits N seconds for that")
+        return Verdict(
+            tuple(stopped),
+            f"{_ranks(stopped)} stopped (SIGSTOP, or a terminal's Ctrl-Z) for {seconds:.0f} s:"
+            f" {others}",
+            f"whoever stopped it can let it go on with `kill -CONT`; {knob}N waits N seconds for"
+            " that",
+        )
     apart = _mismatch(seen)
     if apart:
-        return Verdict((), f"the ranks are in different collectives, which wait for each other for ever: {apart}",
-                       "every rank must make the same calls with the same shapes: look for a condition on the rank, or data of unequal length", again=False)
+        return Verdict(
+            (),
+            f"the ranks are in different collectives, which wait for each other for ever: {apart}",
+            "every rank must make the same calls with the same shapes: look for a condition on the"
+            " rank, or data of unequal length",
+            again=False,
+        )
     culprits = _behind(seen) if len(seen) == world else []
     longer = f"if that is how long it takes, {knob}{round(max(2 * seconds, limit))} waits longer"
     if not culprits:
-        return Verdict((), f"no rank has made any progress for {seconds:.0f} s (limit {limit:.0f} s): {others}", f"all wait for each other, or for what is outside the program; {longer}")
+        return Verdict(
+            (),
+            f"no rank has made any progress for {seconds:.0f} s (limit {limit:.0f} s): {others}",
+            f"all wait for each other, or for what is outside the program; {longer}",
+        )
     spot = seen[culprits[0]].spot
-    remedy = "--num-workers or a quicker source, if the data is slow; " if (spot and spot.what == "data") or _phase(seen, culprits) == "data" else ""
-    return Verdict(tuple(culprits), f"{_ranks(culprits)} gave no sign for {seconds:.0f} s (limit {limit:.0f} s): {others}", remedy + longer)
+    remedy = (
+        "--num-workers or a quicker source, if the data is slow; "
+        if (spot and spot.what == "data") or _phase(seen, culprits) == "data"
+        else ""
+    )
+    return Verdict(
+        tuple(culprits),
+        f"{_ranks(culprits)} gave no sign for {seconds:.0f} s (limit {limit:.0f} s): {others}",
+        remedy + longer,
+    )
 
 
 def _phase(seen: Mapping[int, Seen], ranks: Iterable[int]) -> str:
@@ -147,7 +210,9 @@ def _phase(seen: Mapping[int, Seen], ranks: Iterable[int]) -> str:
 
 
 def _behind(seen: Mapping[int, Seen]) -> list[int]:
-    """The hindmost by step and phase; else by collectives; else those that are in none, while others are."""
+    """The hindmost by step and phase; else by collectives; else those that are in none, while
+    others are.
+    """
     beats = {rank: one.beat for rank, one in seen.items() if one.beat}
     last = hindmost(beats)
     if 0 < len(last) < len(seen):
@@ -155,7 +220,11 @@ def _behind(seen: Mapping[int, Seen]) -> list[int]:
     numbers = {rank: one.collective.number for rank, one in seen.items() if one.collective}
     if len(numbers) == len(seen) and len(set(numbers.values())) > 1:
         return [rank for rank, number in numbers.items() if number == min(numbers.values())]
-    if numbers and len(numbers) == len(seen) and any(not one.collective.ended for one in seen.values() if one.collective):
+    if (
+        numbers
+        and len(numbers) == len(seen)
+        and any(not one.collective.ended for one in seen.values() if one.collective)
+    ):
         outside = [rank for rank, one in seen.items() if one.collective and one.collective.ended]
         if outside:
             return outside
@@ -165,11 +234,18 @@ def _behind(seen: Mapping[int, Seen]) -> list[int]:
 
 def _mismatch(seen: Mapping[int, Seen]) -> str:
     """Ranks that wait in collectives of the same number that are not the same. '' if none do."""
-    waiting = {rank: one.collective for rank, one in seen.items() if one.collective and not one.collective.ended}
+    waiting = {
+        rank: one.collective
+        for rank, one in seen.items()
+        if one.collective and not one.collective.ended
+    }
     kinds = {(found.number, found.name, found.sizes) for found in waiting.values()}
     if len(waiting) < len(seen) or len(kinds) < 2 or len({number for number, *_ in kinds}) > 1:
         return ""
-    return "; ".join(f"rank {rank} in {found.name} number {found.number} of {found.sizes}" for rank, found in sorted(waiting.items()))
+    return "; ".join(
+        f"rank {rank} in {found.name} number {found.number} of {found.sizes}"
+        for rank, found in sorted(waiting.items())
+    )
 
 
 def _grouped(seen: Mapping[int, Seen], unit: str) -> dict[str, list[int]]:

@@ -13,7 +13,10 @@ from samecurve.errors import RunError, SamecurveError
 
 @dataclass(frozen=True)
 class Note:
-    """trace: the traceback as Python prints it; '' where the error explains itself. again: starting again may help, as far as the error itself knows."""
+    """trace: the traceback as Python prints it; '' where the error explains itself.
+
+    again: starting again may help, as far as the error itself knows.
+    """
 
     rank: int
     time: float
@@ -27,8 +30,25 @@ class Note:
 
 def note_of(rank: int, error: BaseException) -> Note:
     if isinstance(error, SamecurveError):
-        return Note(rank, time.time(), error.cause, error.remedy, error.where, "", error.exit_code, isinstance(error, RunError) and error.again)
-    return Note(rank, time.time(), f"{type(error).__name__}: {error}".strip(), "", "", "".join(traceback.format_exception(error)), 1)
+        return Note(
+            rank,
+            time.time(),
+            error.cause,
+            error.remedy,
+            error.where,
+            "",
+            error.exit_code,
+            isinstance(error, RunError) and error.again,
+        )
+    return Note(
+        rank,
+        time.time(),
+        f"{type(error).__name__}: {error}".strip(),
+        "",
+        "",
+        "".join(traceback.format_exception(error)),
+        1,
+    )
 
 
 def write_note(logs: Path, attempt: str, note: Note) -> None:
@@ -46,7 +66,11 @@ def write_note(logs: Path, attempt: str, note: Note) -> None:
 def read_notes(logs: Path, attempt: str) -> list[Note]:
     """In the order in which the ranks failed."""
     spare = _spare(attempt)
-    found = [Note(**json.loads(path.read_text())) for home in (logs, spare) for path in home.glob("failure-*.json")]
+    found = [
+        Note(**json.loads(path.read_text()))
+        for home in (logs, spare)
+        for path in home.glob("failure-*.json")
+    ]
     shutil.rmtree(spare, ignore_errors=True)
     return sorted(found, key=lambda note: note.time)
 

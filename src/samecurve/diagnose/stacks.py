@@ -8,8 +8,20 @@ from typing import Literal
 What = Literal["collective", "data", "backward", "other"]
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+.*:$", re.MULTILINE)
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
-_COLLECTIVES = ("torch/distributed/", "samecurve/torch_engine/process_group.py", "samecurve/torch_engine/strategies/exact_allreduce.py", "multihost_utils.py")
-_LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ", "<string>", "/samecurve/")
+_COLLECTIVES = (
+    "torch/distributed/",
+    "samecurve/torch_engine/process_group.py",
+    "samecurve/torch_engine/strategies/exact_allreduce.py",
+    "multihost_utils.py",
+)
+_LIBRARIES = (
+    "/site-packages/",
+    "/dist-packages/",
+    "/lib/python3",
+    "<frozen ",
+    "<string>",
+    "/samecurve/",
+)
 
 
 @dataclass(frozen=True)
@@ -24,33 +36,66 @@ class Frame:
 
 @dataclass(frozen=True)
 class Spot:
-    """what: kind of place. text: the place in words, with the user's own line where there is one."""
+    """what: kind of place.
+
+    text: the place in words, with the user's own line where there is one.
+    """
 
     what: What
     text: str
 
 
 def threads(dump: str) -> list[list[Frame]]:
-    """The frames of each thread, innermost first; the main thread last, as faulthandler writes them."""
+    """The frames of each thread, innermost first; the main thread last, as faulthandler writes
+    them.
+    """
     parts = _THREAD.split(dump)[1:]
-    return [[Frame(file, int(line), function) for file, line, function in _FRAME.findall(part)] for part in parts]
+    return [
+        [Frame(file, int(line), function) for file, line, function in _FRAME.findall(part)]
+        for part in parts
+    ]
 
 
 def spot(dump: str, workers: str = "") -> Spot | None:
-    """Where the program is: in its main thread, or, if that waits for data, in the thread that reads it, or in the data worker that does. workers: their stacks. None: the dump holds no stack."""
+    """Where the program is: in its main thread, or, if that waits for data, in the thread that
+    reads it, or in the data worker that does. workers: their stacks. None: the dump holds no stack.
+    """
     found = threads(dump)
     if not found or not found[-1]:
         return None
     main = found[-1]
     if any(_in(frame, "samecurve/data/") for frame in main[:4]):
-        feed = next((frames for frames in found[:-1] if any(_in(frame, "samecurve/data/feed.py") for frame in frames)), main)
+        feed = next(
+            (
+                frames
+                for frames in found[:-1]
+                if any(_in(frame, "samecurve/data/feed.py") for frame in frames)
+            ),
+            main,
+        )
         if any(_in(frame, "samecurve/data/workers.py") for frame in feed):
-            own = next((_place(frames) for frames in threads(workers) if any(map(_users, frames))), None)
-            return Spot("data", f"the feed: a data worker in {own}" if own else "the feed, waiting for a data worker")
+            own = next(
+                (_place(frames) for frames in threads(workers) if any(map(_users, frames))), None
+            )
+            return Spot(
+                "data",
+                (
+                    f"the feed: a data worker in {own}"
+                    if own
+                    else "the feed, waiting for a data worker"
+                ),
+            )
         return Spot("data", f"the feed: {_place(feed)}")
     if any(_in(frame, place) for place in _COLLECTIVES for frame in main[:6]):
         inner = next(frame for frame in main for place in _COLLECTIVES if _in(frame, place))
-        return Spot("collective", inner.function if "torch/distributed/" in inner.file.replace("\\", "/") else f"the exchange between ranks ({inner.function})")
+        return Spot(
+            "collective",
+            (
+                inner.function
+                if "torch/distributed/" in inner.file.replace("\\", "/")
+                else f"the exchange between ranks ({inner.function})"
+            ),
+        )
     if any(frame.function in {"backward", "_engine_run_backward"} for frame in main[:4]):
         return Spot("backward", f"backward: {_place(main)}")
     return Spot("other", _place(main))

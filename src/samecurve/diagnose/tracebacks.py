@@ -1,7 +1,9 @@
-"""Tracebacks as text, out of a log or a note: the last one, without the frames of whoever launched it, one line a frame.
+"""Tracebacks as text, out of a log or a note: the last one, without the frames of whoever launched
+it, one line a frame.
 
-Python prints them in a few forms: with `[rank1]: ` before each line (torch's own hook), a chain of several, one inside another's
-message (a data worker's), and a SyntaxError without a head. Those of destructors say nothing of why a program ended.
+Python prints them in a few forms: with `[rank1]: ` before each line (torch's own hook), a chain of
+several, one inside another's message (a data worker's), and a SyntaxError without a head. Those of
+destructors say nothing of why a program ended.
 """
 
 import re
@@ -18,12 +20,20 @@ _HEAD = re.compile(r"^(?:Original )?Traceback \(most recent call last\):$")
 _FRAME = re.compile(r'^  File "(?P<path>.+)", line (?P<line>\d+)(?:, in (?P<name>.+))?$')
 _COLOUR = re.compile(r"\x1b\[[\d;]*m")
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
-_LOGGED = re.compile(r"^(?:\[rank\d+\]:)?\[[IWEF]\d{4} |^Exception ignored |^frame #\d+: |^Exception raised from ")
+_LOGGED = re.compile(
+    r"^(?:\[rank\d+\]:)?\[[IWEF]\d{4} |^Exception ignored |^frame #\d+: |^Exception raised from "
+)
 _LAUNCHERS = re.compile(
-    r"^<frozen (?:runpy|importlib)|/runpy\.py$|/samecurve/(?:launch|worker|run|cli)/|/samecurve/(?:__main__|api|system)\.py$|/torch/distributed/(?:elastic/|launcher/|run\.py|launch\.py)|/bin/torchrun$"
-    r"|/multiprocessing/(?:spawn|process|popen_\w+|forkserver|context)\.py$|/torch/multiprocessing/spawn\.py$|/importlib/__init__\.py$")
-_WRAPPERS = re.compile(r"/torch/nn/modules/module\.py$|/torch/distributed/c10d_logger\.py$|/torch/utils/_contextlib\.py$|/torch/_utils\.py$")
-_LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python3\.\d+/|^<|/samecurve/(?:core|torch_engine|jax_engine|data|tasks|run|worker|launch|checkpoint)/")
+    r"^<frozen"
+    r" (?:runpy|importlib)|/runpy\.py$|/samecurve/(?:launch|worker|run|cli)/|/samecurve/(?:__main__|api|system)\.py$|/torch/distributed/(?:elastic/|launcher/|run\.py|launch\.py)|/bin/torchrun$"
+    r"|/multiprocessing/(?:spawn|process|popen_\w+|forkserver|context)\.py$|/torch/multiprocessing/spawn\.py$|/importlib/__init__\.py$"
+)
+_WRAPPERS = re.compile(
+    r"/torch/nn/modules/module\.py$|/torch/distributed/c10d_logger\.py$|/torch/utils/_contextlib\.py$|/torch/_utils\.py$"
+)
+_LIBRARY = re.compile(
+    r"/(?:site|dist)-packages/|/lib/python3\.\d+/|^<|/samecurve/(?:core|torch_engine|jax_engine|data|tasks|run|worker|launch|checkpoint)/"
+)
 
 
 @dataclass(frozen=True)
@@ -39,8 +49,16 @@ class Frame:
         return not _LIBRARY.search(self.path)
 
     def __str__(self) -> str:
-        path = re.sub(r"^.*/(?:site|dist)-packages/|^.*/lib/python3\.\d+/|^.*/(?=samecurve/(?:core|torch_engine|jax_engine|data|tasks|run|worker|launch|checkpoint|observe)/)", "", self.path)
-        return f"{path}:{self.line}" + (f" in {self.name}" if self.name else "") + (f": {self.source}" if self.source else "")
+        path = re.sub(
+            r"^.*/(?:site|dist)-packages/|^.*/lib/python3\.\d+/|^.*/(?=samecurve/(?:core|torch_engine|jax_engine|data|tasks|run|worker|launch|checkpoint|observe)/)",
+            "",
+            self.path,
+        )
+        return (
+            f"{path}:{self.line}"
+            + (f" in {self.name}" if self.name else "")
+            + (f": {self.source}" if self.source else "")
+        )
 
 
 @dataclass(frozen=True)
@@ -51,12 +69,22 @@ class Trace:
     error: str
 
     def shown(self, most: int) -> list[str]:
-        """A line a frame, at most so many, the middle left out; launchers' and wrappers' frames are not among them."""
-        frames = [frame for frame in self.frames if not _LAUNCHERS.search(frame.path) and not _WRAPPERS.search(frame.path)]
+        """A line a frame, at most so many, the middle left out; launchers' and wrappers' frames are
+        not among them.
+        """
+        frames = [
+            frame
+            for frame in self.frames
+            if not _LAUNCHERS.search(frame.path) and not _WRAPPERS.search(frame.path)
+        ]
         if len(frames) > most:
             first = most // 3
             left = len(frames) - most
-            lines = [*map(str, frames[:first]), f"... {left} frame{'s' if left > 1 else ''} left out", *map(str, frames[first + left:])]
+            lines = [
+                *map(str, frames[:first]),
+                f"... {left} frame{'s' if left > 1 else ''} left out",
+                *map(str, frames[first + left :]),
+            ]
         else:
             lines = [*map(str, frames)]
         return [clipped(line) for line in lines]
@@ -64,12 +92,19 @@ class Trace:
     @property
     def own(self) -> Frame | None:
         """The innermost frame of the user's own code, where the failure lies deeper."""
-        return next((frame for frame in reversed(self.frames) if frame.own and not _LAUNCHERS.search(frame.path)), None)
+        return next(
+            (
+                frame
+                for frame in reversed(self.frames)
+                if frame.own and not _LAUNCHERS.search(frame.path)
+            ),
+            None,
+        )
 
 
 def clipped(line: str, width: int = WIDTH) -> str:
     line = _COLOUR.sub("", line)
-    return line if len(line) <= width else f"{line[:width - 4]} ..."
+    return line if len(line) <= width else f"{line[: width - 4]} ..."
 
 
 def tail(path: Path) -> str:
@@ -80,8 +115,10 @@ def tail(path: Path) -> str:
             lines = file.read().decode(errors="replace").splitlines()
     except OSError:
         return ""
-    begun = next((index for index in range(len(lines) - 1, -1, -1) if lines[index].startswith(BEGINS)), -1)
-    return "\n".join(lines[begun + 1:][-LINES:])
+    begun = next(
+        (index for index in range(len(lines) - 1, -1, -1) if lines[index].startswith(BEGINS)), -1
+    )
+    return "\n".join(lines[begun + 1 :][-LINES:])
 
 
 def last(text: str) -> Trace | None:
@@ -110,7 +147,11 @@ def _parsed(lines: Sequence[str], index: int) -> tuple[Trace | None, int]:
     frames: list[Frame] = []
     while index < len(lines) and lines[index].startswith("  "):
         if found := _FRAME.match(lines[index]):
-            source = lines[index + 1].strip() if index + 1 < len(lines) and lines[index + 1].startswith("    ") else ""
+            source = (
+                lines[index + 1].strip()
+                if index + 1 < len(lines) and lines[index + 1].startswith("    ")
+                else ""
+            )
             frames.append(Frame(found["path"], int(found["line"]), found["name"] or "", source))
         index += 1
     begin = index
@@ -122,4 +163,6 @@ def _parsed(lines: Sequence[str], index: int) -> tuple[Trace | None, int]:
 
 def _ends(line: str) -> bool:
     """Whether an exception's message is over."""
-    return bool(_HEAD.match(line) or _FRAME.match(line) or _LOGGED.match(line)) or line.startswith(_CHAINED)
+    return bool(_HEAD.match(line) or _FRAME.match(line) or _LOGGED.match(line)) or line.startswith(
+        _CHAINED
+    )

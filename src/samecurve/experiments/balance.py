@@ -1,7 +1,11 @@
-"""devices.balance: measured. What a slot and a sample take each device, tried in throw-away processes before the run is planned, and kept for the next time.
+"""devices.balance: measured.
 
-All devices compute at once, as in the run, by its own engine, feed and loop: a few steps in which each takes one large slot,
-and a few in which it takes several small ones. The difference tells what a slot takes from what its samples take.
+What a slot and a sample take each device, tried in throw-away processes before the run is planned,
+and kept for the next time.
+
+All devices compute at once, as in the run, by its own engine, feed and loop: a few steps in which
+each takes one large slot, and a few in which it takes several small ones. The difference tells what
+a slot takes from what its samples take.
 """
 
 import hashlib
@@ -38,25 +42,51 @@ _PARTS = 4  # small slots for a large one
 _PATIENCE = 1800.0  # seconds for the steps of one size
 
 
-def measured(config: Config, machine: Machine, facts: Facts, watched: Callable[..., Any] = watch_rank) -> Facts:
-    """Facts with the devices' speeds, if the config asks for them: as they were kept, or measured now. watched: what a rank does, replaced only to plant slow ones. UserError: they could not be dealt by."""
+def measured(
+    config: Config, machine: Machine, facts: Facts, watched: Callable[..., Any] = watch_rank
+) -> Facts:
+    """Facts with the devices' speeds, if the config asks for them: as they were kept, or measured
+    now. watched: what a rank does, replaced only to plant slow ones. UserError: they could not be
+    dealt by.
+    """
     if config.devices.balance != "measured":
         return facts
-    plan(config, machine, replace(facts, speeds=Speeds()))  # refused by name before anything is measured
+    plan(
+        config, machine, replace(facts, speeds=Speeds())
+    )  # refused by name before anything is measured
     made, size = _trial(config, machine, facts, None, 1)
     kept = _place(config, machine, facts, made, size)
     found = _read(kept)
     if found is None:
-        click.echo(f"balance {_COURSE.steps} steps of {size} samples at once{f', and of {size // _parts(size)}' if size > 1 else ''}, on {made.world} devices in throw-away processes", err=True)
-        with scratch("balance") as home, pool(made.processes, home / "ranks.log", _PATIENCE) as ranks:
+        click.echo(
+            f"balance {_COURSE.steps} steps of {size} samples at"
+            f" once{f', and of {size // _parts(size)}' if size > 1 else ''}, on {made.world}"
+            " devices in throw-away processes",
+            err=True,
+        )
+        with (
+            scratch("balance") as home,
+            pool(made.processes, home / "ranks.log", _PATIENCE) as ranks,
+        ):
             found = _measure(config, machine, facts, ranks, home, watched)
         kept.parent.mkdir(parents=True, exist_ok=True)
         write_json(kept, asdict(found))
-    click.echo(f"balance {listed([f'{size / seconds:.3g}' for seconds in slot_times(found, size)])} samples/s {found.origin}; without {kept} they are measured anew", err=True)
+    click.echo(
+        f"balance {listed([f'{size / seconds:.3g}' for seconds in slot_times(found, size)])}"
+        f" samples/s {found.origin}; without {kept} they are measured anew",
+        err=True,
+    )
     return replace(facts, speeds=found)
 
 
-def _measure(config: Config, machine: Machine, facts: Facts, ranks: Pool, home: Path, watched: Callable[..., Any]) -> Speeds:
+def _measure(
+    config: Config,
+    machine: Machine,
+    facts: Facts,
+    ranks: Pool,
+    home: Path,
+    watched: Callable[..., Any],
+) -> Speeds:
     """RunError: a rank failed."""
     large, size = _trial(config, machine, facts, None, 1)
     parts = _parts(size)
@@ -66,7 +96,9 @@ def _measure(config: Config, machine: Machine, facts: Facts, ranks: Pool, home: 
         return Speeds(tuple(Speed(0.0, seconds) for seconds in whole), rest, f"(measured {when})")
     small, part = _trial(config, machine, facts, size // parts, parts)
     _, cut = _tried(config, small, ranks, home, watched)
-    speeds = [_line(size, one, part, several / parts) for one, several in zip(whole, cut, strict=True)]
+    speeds = [
+        _line(size, one, part, several / parts) for one, several in zip(whole, cut, strict=True)
+    ]
     return Speeds(tuple(speeds), rest, f"(measured {when}, slots of {size} and of {part})")
 
 
@@ -75,24 +107,43 @@ def _parts(size: int) -> int:
 
 
 def _line(large: int, whole: float, small: int, part: float) -> Speed:
-    """Through the seconds of a slot of either size. Noise may tilt it below what is possible: then all is the slot's, or the samples'."""
+    """Through the seconds of a slot of either size.
+
+    Noise may tilt it below what is possible: then all is the slot's, or the samples'.
+    """
     each = min(max(0.0, (whole - part) / (large - small)), whole / large)
     return Speed(whole - large * each, each)
 
 
-def _trial(config: Config, machine: Machine, facts: Facts, size: int | None, parts: int) -> tuple[Plan, int]:
-    """The config with so many slots of this size for each device (None: what an even deal gives it at once), and that size."""
+def _trial(
+    config: Config, machine: Machine, facts: Facts, size: int | None, parts: int
+) -> tuple[Plan, int]:
+    """The config with so many slots of this size for each device (None: what an even deal gives it
+    at once), and that size.
+    """
     config = even(config)
     made = plan(config, machine, facts)
     size = size or min(made.micro, facts.samples // made.world)
     if not size:
-        raise UserError(f"devices.balance measured: {facts.samples} training samples are too few to try {made.world} devices", "--balance even", "devices.balance")
-    fields = {"batch": Batch(samples=made.world * size * parts, per_device=size), "schedule": config.schedule.model_copy(update={"scale_lr": "none"})}
+        raise UserError(
+            f"devices.balance measured: {facts.samples} training samples are too few to try"
+            f" {made.world} devices",
+            "--balance even",
+            "devices.balance",
+        )
+    fields = {
+        "batch": Batch(samples=made.world * size * parts, per_device=size),
+        "schedule": config.schedule.model_copy(update={"scale_lr": "none"}),
+    }
     return short(plan(config.model_copy(update=fields), machine, facts), _COURSE), size
 
 
-def _tried(config: Config, made: Plan, ranks: Pool, home: Path, watched: Callable[..., Any]) -> tuple[float, list[float]]:
-    """(seconds of a step beside forward and backward, those of each device's forward and backward in a step)."""
+def _tried(
+    config: Config, made: Plan, ranks: Pool, home: Path, watched: Callable[..., Any]
+) -> tuple[float, list[float]]:
+    """(seconds of a step beside forward and backward, those of each device's forward and backward
+    in a step).
+    """
     found = measure(even(config), made, _COURSE, ranks, home, watched=watched)
     shutil.rmtree(home / "run")
     own = _computing(found)
@@ -103,7 +154,10 @@ def _computing(found: Profile) -> list[float]:
     """By device: medians, since a machine may be busy with something else for a moment."""
     if found.ranks[0].steps[0].devices:
         return _medians([step.devices for step in found.ranks[0].steps])
-    return [statistics.median(step.parts["forward"] + step.parts["backward"] for step in one.steps) for one in found.ranks]
+    return [
+        statistics.median(step.parts["forward"] + step.parts["backward"] for step in one.steps)
+        for one in found.ranks
+    ]
 
 
 def _medians(rows: Sequence[Sequence[float]]) -> list[float]:
@@ -111,12 +165,33 @@ def _medians(rows: Sequence[Sequence[float]]) -> list[float]:
 
 
 def _place(config: Config, machine: Machine, facts: Facts, made: Plan, size: int) -> Path:
-    """Where speeds are kept, by what they follow from, as far as that can be told without running it."""
-    task = [samecurve.__version__, config.task, config.engine, config.model.model_dump(mode="json"), asdict(replace(facts, fits=None, speeds=None))]
+    """Where speeds are kept, by what they follow from, as far as that can be told without running
+    it.
+    """
+    task = [
+        samecurve.__version__,
+        config.task,
+        config.engine,
+        config.model.model_dump(mode="json"),
+        asdict(replace(facts, fits=None, speeds=None)),
+    ]
     devices = [[device.kind, device.index, device.name, device.driver] for device in made.devices]
-    how = [made.strategy, made.backend, made.precision, made.threads, made.recompute, made.compress, made.exact, config.optimizer.model_dump(mode="json")]
+    how = [
+        made.strategy,
+        made.backend,
+        made.precision,
+        made.threads,
+        made.recompute,
+        made.compress,
+        made.exact,
+        config.optimizer.model_dump(mode="json"),
+    ]
     follows = [task, socket.gethostname(), machine.cores, devices, how, size]
-    return cache_home() / "speeds" / f"{hashlib.sha256(json.dumps(follows, sort_keys=True).encode()).hexdigest()[:24]}.json"
+    return (
+        cache_home()
+        / "speeds"
+        / f"{hashlib.sha256(json.dumps(follows, sort_keys=True).encode()).hexdigest()[:24]}.json"
+    )
 
 
 def _read(path: Path) -> Speeds | None:

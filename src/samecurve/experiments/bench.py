@@ -1,7 +1,8 @@
 """`samecurve bench`: a config's own steps in several layouts of this machine, by the clock alone.
 
-What is measured is what `samecurve profile` measures, without its profiler. Each layout has processes of its own: what a
-process has held at most never goes down again (nor does jax's peak on a GPU), and a layout that fails takes no other with it.
+What is measured is what `samecurve profile` measures, without its profiler. Each layout has
+processes of its own: what a process has held at most never goes down again (nor does jax's peak on
+a GPU), and a layout that fails takes no other with it.
 """
 
 import time
@@ -51,11 +52,26 @@ from samecurve.worker.jobs.profile import watch_rank
 
 _PATIENCE = 3600.0  # seconds for all steps of a layout
 _CPU_RANKS = 8  # the most that are tried where nobody says
-_OWN = {"shards": None, "offload": False, "compress": "none", "balance": "even"}  # what some strategies have, and how it is said that it is not wanted
+_OWN = {
+    "shards": None,
+    "offload": False,
+    "compress": "none",
+    "balance": "even",
+}  # what some strategies have, and how it is said that it is not wanted
 
 
-def bench(loaded: Loaded, worlds: str | None, strategies: str | None, course: Course, to: Path | None, json: bool) -> int:
-    """Prints as it goes; returns the exit code: 1 if a layout failed. UserError: none of them can be."""
+def bench(
+    loaded: Loaded,
+    worlds: str | None,
+    strategies: str | None,
+    course: Course,
+    to: Path | None,
+    json: bool,
+) -> int:
+    """Prints as it goes; returns the exit code: 1 if a layout failed.
+
+    UserError: none of them can be.
+    """
     machine = probe()
     results = None if json and to is None else Results.at(to, "bench", loaded.name)
     layouts = wanted_layouts(loaded.config, machine, worlds, strategies)
@@ -72,21 +88,45 @@ def bench(loaded: Loaded, worlds: str | None, strategies: str | None, course: Co
         rows.append(row)
         if not json:
             click.echo(line(about, row, width))
-    written = results.publish(files(about, rows)) if results and any(row["status"] == "measured" for row in rows) else []
-    click.echo(dumped(as_json(about, rows)) if json else "\n".join([*notes(about, rows), *(f"wrote  {path}" for path in written)]))
+    written = (
+        results.publish(files(about, rows))
+        if results and any(row["status"] == "measured" for row in rows)
+        else []
+    )
+    click.echo(
+        dumped(as_json(about, rows))
+        if json
+        else "\n".join([*notes(about, rows), *(f"wrote  {path}" for path in written)])
+    )
     return 1 if any(row["status"] == "failed" for row in rows) else 0
 
 
-def wanted_layouts(config: Config, machine: Machine, worlds: str | None, strategies: str | None) -> list[Layout]:
+def wanted_layouts(
+    config: Config, machine: Machine, worlds: str | None, strategies: str | None
+) -> list[Layout]:
     """UserError: what was asked for is none, or leaves nothing to measure."""
     own = None if config.devices.strategy == "auto" else [config.devices.strategy]
     names = parse_strategies(strategies) if strategies is not None else own
     there = _devices(config, machine)
     alone = names == ["single"]
-    count = 1 if alone else min(max(2, machine.cores), _CPU_RANKS) if there[0].kind == "cpu" and len(there) == 1 else len(there)
-    layouts = bench_layouts(parse_worlds(worlds) if worlds is not None else default_worlds(count), names, config.engine)
+    count = (
+        1
+        if alone
+        else (
+            min(max(2, machine.cores), _CPU_RANKS)
+            if there[0].kind == "cpu" and len(there) == 1
+            else len(there)
+        )
+    )
+    layouts = bench_layouts(
+        parse_worlds(worlds) if worlds is not None else default_worlds(count), names, config.engine
+    )
     if not layouts:
-        raise UserError(f"--worlds {worlds}: strategy single takes one device", "--worlds 1, or other --strategies", "--worlds")
+        raise UserError(
+            f"--worlds {worlds}: strategy single takes one device",
+            "--worlds 1, or other --strategies",
+            "--worlds",
+        )
     return layouts
 
 
@@ -95,37 +135,83 @@ def _devices(config: Config, machine: Machine) -> tuple[Device, ...]:
     return choose_devices(config, machine, {})
 
 
-def laid_out(config: Config, machine: Machine, facts: Facts, layout: Layout, course: Course) -> Trial:
-    """The config on the first devices of those it names. Its batch is its own; what belongs to another strategy is left out, and that is said."""
+def laid_out(
+    config: Config, machine: Machine, facts: Facts, layout: Layout, course: Course
+) -> Trial:
+    """The config on the first devices of those it names.
+
+    Its batch is its own; what belongs to another strategy is left out, and that is said.
+    """
     there = _devices(config, machine)
     gpus = there[0].kind == "cuda"
     if gpus and layout.world > len(there):
-        return Trial(layout, config, refused=UserError(f"{layout.world} GPUs are asked for, {len(there)} are there", "--devices cpu tries it with CPU ranks", "--worlds"))
-    use = ",".join(str(device.index) for device in there[: layout.world]) if gpus else f"cpu:{layout.world}"
+        return Trial(
+            layout,
+            config,
+            refused=UserError(
+                f"{layout.world} GPUs are asked for, {len(there)} are there",
+                "--devices cpu tries it with CPU ranks",
+                "--worlds",
+            ),
+        )
+    use = (
+        ",".join(str(device.index) for device in there[: layout.world])
+        if gpus
+        else f"cpu:{layout.world}"
+    )
     placed = {"use": use, "strategy": layout.strategy}
-    quiet = {"train": config.train.model_copy(update={"eval_every": 0})}  # nothing is evaluated here, so that nothing is said of it
+    quiet = {
+        "train": config.train.model_copy(update={"eval_every": 0})
+    }  # nothing is evaluated here, so that nothing is said of it
     asked = {name: off for name, off in _OWN.items() if getattr(config.devices, name) != off}
     refused: list[UserError] = []
     for left_out in ({}, asked) if asked else ({},):
-        tried = config.model_copy(update={**quiet, "devices": config.devices.model_copy(update={**placed, **left_out})})
+        tried = config.model_copy(
+            update={**quiet, "devices": config.devices.model_copy(update={**placed, **left_out})}
+        )
         try:
-            return Trial(layout, tried, watched_plan(tried, machine, with_speeds(tried, machine, facts), course), without=tuple(f"devices.{name}: {refused[0].cause}" for name in left_out))
+            return Trial(
+                layout,
+                tried,
+                watched_plan(tried, machine, with_speeds(tried, machine, facts), course),
+                without=tuple(f"devices.{name}: {refused[0].cause}" for name in left_out),
+            )
         except UserError as error:
             refused.append(error)
     return Trial(layout, config, refused=refused[-1])
 
 
-def about_all(loaded: Loaded, machine: Machine, facts: Facts, trials: Sequence[Trial], course: Course) -> Bench:
+def about_all(
+    loaded: Loaded, machine: Machine, facts: Facts, trials: Sequence[Trial], course: Course
+) -> Bench:
     """UserError: not one of them can be."""
     plans = tuple(trial.made for trial in trials if trial.made)
     refused = next((trial.refused for trial in trials if trial.refused), None)
     if not plans and refused:
         raise refused
-    return Bench(loaded.name, loaded.config, course, plans, machine.cores, psutil.getloadavg()[0], facts.formulas, surroundings(loaded.config.engine, machine), time.time())
+    return Bench(
+        loaded.name,
+        loaded.config,
+        course,
+        plans,
+        machine.cores,
+        psutil.getloadavg()[0],
+        facts.formulas,
+        surroundings(loaded.config.engine, machine),
+        time.time(),
+    )
 
 
-def measured(trials: Sequence[Trial], course: Course, ranks: Pool | None = None, watched: Callable[..., Any] = watch_rank) -> Iterator[Values]:
-    """One row after the other. ranks, watched: other processes than its own, and what they do; for tests."""
+def measured(
+    trials: Sequence[Trial],
+    course: Course,
+    ranks: Pool | None = None,
+    watched: Callable[..., Any] = watch_rank,
+) -> Iterator[Values]:
+    """One row after the other.
+
+    ranks, watched: other processes than its own, and what they do; for tests.
+    """
     base = None
     with scratch("bench") as home:
         for number, trial in enumerate(trials):
@@ -134,12 +220,20 @@ def measured(trials: Sequence[Trial], course: Course, ranks: Pool | None = None,
             yield row_json(row, base)
 
 
-def _tried(trial: Trial, course: Course, home: Path, ranks: Pool | None, watched: Callable[..., Any]) -> Row:
+def _tried(
+    trial: Trial, course: Course, home: Path, ranks: Pool | None, watched: Callable[..., Any]
+) -> Row:
     if trial.made is None:
         return Row(trial)
     home.mkdir()
     try:
-        with nullcontext(ranks) if ranks else pool(trial.made.processes, home / "ranks.log", _PATIENCE) as warm:
-            return Row(trial, measure(trial.config, trial.made, course, warm, home, watched=watched))
+        with (
+            nullcontext(ranks)
+            if ranks
+            else pool(trial.made.processes, home / "ranks.log", _PATIENCE)
+        ) as warm:
+            return Row(
+                trial, measure(trial.config, trial.made, course, warm, home, watched=watched)
+            )
     except SamecurveError as error:
         return Row(trial, failed=error)

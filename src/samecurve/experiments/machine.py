@@ -1,4 +1,6 @@
-"""`samecurve plan --machine`: what a run would do, and how long it would take, on a machine one doesn't have. Starts nothing but the subprocess that counts the model."""
+"""`samecurve plan --machine`: what a run would do, and how long it would take, on a machine one
+doesn't have. Starts nothing but the subprocess that counts the model.
+"""
 
 import json
 from dataclasses import dataclass
@@ -20,7 +22,10 @@ from samecurve.run.describe import describe
 
 @dataclass(frozen=True)
 class Asked:
-    """machine: words or a file. mfu, bench: whose figure is taken, at most one. chart: a PNG to write."""
+    """machine: words or a file.
+
+    mfu, bench: whose figure is taken, at most one. chart: a PNG to write.
+    """
 
     machine: str
     mfu: float | None = None
@@ -30,7 +35,10 @@ class Asked:
 
 @dataclass(frozen=True)
 class Found:
-    """copies: what holds one copy of the model under hsdp. plan: of the config as it is; refused: why there is none, though something else would be served."""
+    """copies: what holds one copy of the model under hsdp.
+
+    plan: of the config as it is; refused: why there is none, though something else would be served.
+    """
 
     setup: Setup
     copies: str
@@ -51,7 +59,18 @@ class Found:
 
     def lines(self) -> list[str]:
         tokens = self.facts.tokens_per_sample
-        mine = next((row for row in self.rows if self.plan and row.plan and row.cost and row.recompute == self.plan.recompute and (row.plan.strategy, row.plan.shards) == (self.plan.strategy, self.plan.shards)), None)
+        mine = next(
+            (
+                row
+                for row in self.rows
+                if self.plan
+                and row.plan
+                and row.cost
+                and row.recompute == self.plan.recompute
+                and (row.plan.strategy, row.plan.shards) == (self.plan.strategy, self.plan.shards)
+            ),
+            None,
+        )
         blocks = [machine_lines(self.setup, self.share), row_lines(self.rows, tokens)]
         if mine and mine.cost:
             blocks.append(cost_lines(f"{mine.name}, recompute {mine.recompute},", mine.cost))
@@ -62,17 +81,38 @@ class Found:
     def batch(self) -> str:
         """What the curves hold fixed."""
         grows = next((row.plan.because["batch"] for row in self.rows if row.plan), "")
-        fixed = next((f"{row.plan.batch} samples a step on any devices" for row in self.rows if row.plan), "")
-        each = next((f"{row.plan.micro * row.plan.rounds} samples a step on each device" for row in self.rows if row.plan), "")
+        fixed = next(
+            (f"{row.plan.batch} samples a step on any devices" for row in self.rows if row.plan), ""
+        )
+        each = next(
+            (
+                f"{row.plan.micro * row.plan.rounds} samples a step on each device"
+                for row in self.rows
+                if row.plan
+            ),
+            "",
+        )
         return each if "grows" in grows else fixed
 
     def json(self) -> dict[str, Any]:
         return as_json(self.setup, self.share, self.rows, self.curves, self.facts.tokens_per_sample)
 
 
-def asked(machine: str | None, mfu: float | None = None, bench: Path | None = None, chart: Path | None = None) -> Asked | None:
-    """None: for this machine. UserError: a flag of --machine without it, or what can't be written."""
-    alone = [flag for flag, given in (("--mfu", mfu), ("--from", bench), ("--chart", chart)) if given is not None]
+def asked(
+    machine: str | None,
+    mfu: float | None = None,
+    bench: Path | None = None,
+    chart: Path | None = None,
+) -> Asked | None:
+    """None: for this machine.
+
+    UserError: a flag of --machine without it, or what can't be written.
+    """
+    alone = [
+        flag
+        for flag, given in (("--mfu", mfu), ("--from", bench), ("--chart", chart))
+        if given is not None
+    ]
     if machine is None and alone:
         raise UserError(f"{alone[0]} is for another machine", "name it: --machine 8xH100", alone[0])
     if chart is not None:
@@ -97,48 +137,106 @@ def predict(loaded: Loaded, asked: Asked) -> Found:
     if refused and all(row.refused == refused.cause for row in found):
         raise refused  # nothing about strategies
     if asked.chart and not any(row.cost for row in found):
-        raise UserError("there is nothing to draw: no strategy has a predicted time here", "leave --chart out; the table says why", "--chart")
-    copies = f"group of {loaded.config.devices.shards}" if loaded.config.devices.shards else "host (two within one)"
-    result = Found(setup, copies, share, facts, made, refused, found, curves(loaded.config, facts, setup, share))
+        raise UserError(
+            "there is nothing to draw: no strategy has a predicted time here",
+            "leave --chart out; the table says why",
+            "--chart",
+        )
+    copies = (
+        f"group of {loaded.config.devices.shards}"
+        if loaded.config.devices.shards
+        else "host (two within one)"
+    )
+    result = Found(
+        setup,
+        copies,
+        share,
+        facts,
+        made,
+        refused,
+        found,
+        curves(loaded.config, facts, setup, share),
+    )
     if asked.chart:
         _draw(result, asked.chart)
     return result
 
 
 def _draw(found: Found, path: Path) -> None:
-    picture = scaling_png(found.curves, f"hosts of {found.setup.per_host} x {found.setup.card.name}", f"{found.batch}; MFU {found.share.value:.3g}; hsdp: one copy of the model a {found.copies}")
+    picture = scaling_png(
+        found.curves,
+        f"hosts of {found.setup.per_host} x {found.setup.card.name}",
+        f"{found.batch}; MFU {found.share.value:.3g}; hsdp: one copy of the model a {found.copies}",
+    )
     try:
         path.write_bytes(picture)
     except OSError as error:
-        raise UserError(f"{path} can't be written: {error.strerror}", "another place for the picture", "--chart") from None
+        raise UserError(
+            f"{path} can't be written: {error.strerror}", "another place for the picture", "--chart"
+        ) from None
 
 
 def _share(asked: Asked, precision: str) -> Share:
     if asked.mfu is not None and asked.bench is not None:
-        raise UserError("--mfu and --from both say what a device attains", "give one of them", "--mfu")
+        raise UserError(
+            "--mfu and --from both say what a device attains", "give one of them", "--mfu"
+        )
     if asked.mfu is not None:
         return Share(asked.mfu, "as --mfu says")
     return ASSUMED if asked.bench is None else _measured(asked.bench, precision)
 
 
 def _measured(path: Path, precision: str) -> Share:
-    """The layout of one device in a bench.json: layouts[].world 1, its mfu; device, config and precision at the top say of what."""
+    """The layout of one device in a bench.json: layouts[].world 1, its mfu; device, config and
+    precision at the top say of what.
+    """
     try:
         content = json.loads(path.read_text())
     except OSError as error:
-        raise UserError(f"{path} can't be read: {error.strerror}", "a bench.json that `samecurve bench` wrote", "--from") from None
+        raise UserError(
+            f"{path} can't be read: {error.strerror}",
+            "a bench.json that `samecurve bench` wrote",
+            "--from",
+        ) from None
     except ValueError as error:
-        raise UserError(f"{path} is not JSON: {error}", "a bench.json that `samecurve bench` wrote", "--from") from None
+        raise UserError(
+            f"{path} is not JSON: {error}", "a bench.json that `samecurve bench` wrote", "--from"
+        ) from None
     told = content if isinstance(content, dict) else {}
     found = told.get("layouts")
-    alone = [row for row in (found if isinstance(found, list) else ()) if isinstance(row, dict) and row.get("world") == 1]
-    shares = [row["mfu"] for row in alone if isinstance(row.get("mfu"), int | float) and not isinstance(row["mfu"], bool)]
+    alone = [
+        row
+        for row in (found if isinstance(found, list) else ())
+        if isinstance(row, dict) and row.get("world") == 1
+    ]
+    shares = [
+        row["mfu"]
+        for row in alone
+        if isinstance(row.get("mfu"), int | float) and not isinstance(row["mfu"], bool)
+    ]
     if not shares:
-        lacks = "no layout of one device (layouts[].world 1)" if not alone else "no mfu in its layout of one device, as on a CPU or a GPU whose peak is not on file"
-        raise UserError(f"{path} has {lacks}", "bench on one GPU first (`samecurve bench`), or --mfu N", "--from")
+        lacks = (
+            "no layout of one device (layouts[].world 1)"
+            if not alone
+            else (
+                "no mfu in its layout of one device, as on a CPU or a GPU whose peak is not on file"
+            )
+        )
+        raise UserError(
+            f"{path} has {lacks}",
+            "bench on one GPU first (`samecurve bench`), or --mfu N",
+            "--from",
+        )
     if not 0 < shares[0] <= 1:
         raise UserError(f"{path}: an MFU of {shares[0]}", "between 0 and 1", "--from")
     if told.get("precision", precision) != precision:
-        raise UserError(f"{path} was measured in {told['precision']}, this is {precision}", f"--dtype {told['precision']}, or a bench of the same precision", "--from")
+        raise UserError(
+            f"{path} was measured in {told['precision']}, this is {precision}",
+            f"--dtype {told['precision']}, or a bench of the same precision",
+            "--from",
+        )
     of = ", ".join(str(told[key]) for key in ("config", "device") if key in told)
-    return Share(float(shares[0]), f"measured on one device, its update included ({path}{f': {of}' if of else ''})")
+    return Share(
+        float(shares[0]),
+        f"measured on one device, its update included ({path}{f': {of}' if of else ''})",
+    )

@@ -1,4 +1,6 @@
-"""--probe-batch: how many samples at once really fit, tried in throw-away processes, never in the run itself."""
+"""--probe-batch: how many samples at once really fit, tried in throw-away processes, never in the
+run itself.
+"""
 
 import tempfile
 from collections.abc import Callable
@@ -34,16 +36,29 @@ def probe_batch(config: Config) -> Facts:
     machine, facts = probe(), describe(config)
     made = plan(config, machine, facts)
     share = -(-made.batch // made.world)
-    limit = min(int(min(device.memory for device in made.devices) * USABLE), config.devices.memory or 1 << 62)
-    click.echo(f"probe  up to {share} samples at once on each of {made.world} device{'s' if made.world > 1 else ''}; {show_bytes(limit)} may be used", err=True)
+    limit = min(
+        int(min(device.memory for device in made.devices) * USABLE),
+        config.devices.memory or 1 << 62,
+    )
+    click.echo(
+        f"probe  up to {share} samples at once on each of {made.world}"
+        f" device{'s' if made.world > 1 else ''}; {show_bytes(limit)} may be used",
+        err=True,
+    )
     fits = largest(share, limit, lambda micro: _peak(config, machine, facts, micro))
     if not fits:
-        raise UserError(f"not even one sample at once fits into {show_bytes(limit)} under {made.strategy}", "--strategy fsdp, --set train.recompute=block, or a smaller model", "--probe-batch")
+        raise UserError(
+            f"not even one sample at once fits into {show_bytes(limit)} under {made.strategy}",
+            "--strategy fsdp, --set train.recompute=block, or a smaller model",
+            "--probe-batch",
+        )
     return replace(facts, fits=fits)
 
 
 def largest(share: int, limit: int, peak: Callable[[int], int | None]) -> int:
-    """The largest micro-batch up to `share` whose peak stays below the limit; 0: none. peak None: it failed.
+    """The largest micro-batch up to `share` whose peak stays below the limit; 0: none.
+
+    peak None: it failed.
 
     Grows along the line through what was seen, so that a size that can't fit is rarely tried.
     """
@@ -52,7 +67,11 @@ def largest(share: int, limit: int, peak: Callable[[int], int | None]) -> int:
     size = 1
     for _ in range(_TRIES):
         found = peak(size)
-        click.echo(f"probe  {size} at once: {'did not fit' if found is None or found > limit else f'{show_bytes(found)} at most'}", err=True)
+        click.echo(
+            f"probe  {size} at once:"
+            f" {'did not fit' if found is None or found > limit else f'{show_bytes(found)} at most'}",
+            err=True,
+        )
         if found is None or found > limit:
             failed = size
         else:
@@ -67,7 +86,9 @@ def largest(share: int, limit: int, peak: Callable[[int], int | None]) -> int:
 
 
 def _next(seen: dict[int, int], best: int, failed: int, share: int, limit: int) -> int:
-    """Along the line through the two largest that fitted, at most eightfold; once one has failed, at most half way to it. The largest itself: the line leaves no room for one more."""
+    """Along the line through the two largest that fitted, at most eightfold; once one has failed,
+    at most half way to it. The largest itself: the line leaves no room for one more.
+    """
     smaller = [size for size in seen if size < best]
     if smaller:
         slope = max(1.0, (seen[best] - seen[max(smaller)]) / (best - max(smaller)))
@@ -87,15 +108,25 @@ def _peak(config: Config, machine: Machine, facts: Facts, micro: int) -> int | N
     tried = config.model_copy(update={"batch": Batch(samples=micro * world)})
     made: Plan = plan(tried, machine, replace(facts, fits=micro))
     made = replace(made, steps=_STEPS, eval_samples=0, every=replace(made.every, sample=0))
-    with tempfile.TemporaryDirectory(prefix="samecurve-probe-") as scratch, pool(made.processes, Path(scratch) / "ranks.log", _PATIENCE) as ranks:
+    with (
+        tempfile.TemporaryDirectory(prefix="samecurve-probe-") as scratch,
+        pool(made.processes, Path(scratch) / "ranks.log", _PATIENCE) as ranks,
+    ):
         run = Run(Path(scratch) / "run")
         run.logs.mkdir(parents=True)
         run.write(tried, made, {}, {})
         attempt = Attempt("probe", str(run.home))
         try:
-            ranks.run(made.processes, try_out, attempt.to_json(), backend=made.backend if made.backend in {"gloo", "nccl"} else "gloo")
+            ranks.run(
+                made.processes,
+                try_out,
+                attempt.to_json(),
+                backend=made.backend if made.backend in {"gloo", "nccl"} else "gloo",
+            )
         except JobFailed as error:
             if "ran out of memory" in error.cause or error.ended:
                 return None
             raise
-        return max(int(event.values["memory_bytes"]) for event in read(run.journal) if event.kind == "step")
+        return max(
+            int(event.values["memory_bytes"]) for event in read(run.journal) if event.kind == "step"
+        )

@@ -1,4 +1,7 @@
-"""`samecurve profile`: the config's own plan for a few steps, in throw-away processes, watched. Nothing is left but a trace that was asked for."""
+"""`samecurve profile`: the config's own plan for a few steps, in throw-away processes, watched.
+
+Nothing is left but a trace that was asked for.
+"""
 
 import gzip
 import os
@@ -44,13 +47,19 @@ class Place:
     def check(self) -> None:
         """UserError: something is there, or nothing can be written there."""
         if self.path.exists() and (self.file or not self.path.is_dir() or any(self.path.iterdir())):
-            raise UserError(f"--trace: {self.path} is there already", "another name, or take it away", "--trace")
+            raise UserError(
+                f"--trace: {self.path} is there already", "another name, or take it away", "--trace"
+            )
         above = next(parent for parent in self.path.absolute().parents if parent.exists())
         try:
             with tempfile.TemporaryFile(dir=above):
                 pass
         except OSError as error:
-            raise UserError(f"--trace: nothing can be written into {above}: {error.strerror}", "a directory of yours", "--trace") from None
+            raise UserError(
+                f"--trace: nothing can be written into {above}: {error.strerror}",
+                "a directory of yours",
+                "--trace",
+            ) from None
 
     def publish(self, found: Sequence[Found]) -> list[Traced]:
         """Whole files only: copied beside their place, then renamed."""
@@ -87,8 +96,19 @@ def _traced(path: Path) -> Traced:
     return Traced(str(path), path.stat().st_size)
 
 
-def profile(loaded: Loaded, steps: int, top: int, trace: Path | None, json: bool, known: Measure | None = None) -> int:
-    """known: measures what the plan is to know. Prints what was found; returns the exit code. SamecurveError: a rank failed, or the trace can't be written (after all else was printed)."""
+def profile(
+    loaded: Loaded,
+    steps: int,
+    top: int,
+    trace: Path | None,
+    json: bool,
+    known: Measure | None = None,
+) -> int:
+    """known: measures what the plan is to know.
+
+    Prints what was found; returns the exit code. SamecurveError: a rank failed, or the trace can't
+    be written (after all else was printed).
+    """
     config, machine = loaded.config, probe()
     place = Place(trace) if trace else None
     if place:
@@ -109,7 +129,11 @@ def profile(loaded: Loaded, steps: int, top: int, trace: Path | None, json: bool
     found = replace(found, traces=tuple(traces))
     click.echo(as_json(found, loaded.name, top) if json else as_text(found, top))
     if failed and place:
-        raise RunError(f"the trace was not written to {place.path}: {failed.strerror}", "another --trace", "--trace") from failed
+        raise RunError(
+            f"the trace was not written to {place.path}: {failed.strerror}",
+            "another --trace",
+            "--trace",
+        ) from failed
     return 0
 
 
@@ -123,15 +147,38 @@ def short(made: Plan, course: Course) -> Plan:
     return replace(made, steps=course.steps, eval_samples=0, every=Every(made.every.log, 0, 0, 0))
 
 
-def measure(config: Config, made: Plan, course: Course, ranks: Pool, home: Path, traced: bool = False, watched: Callable[..., Any] = watch_rank) -> Profile:
-    """traced: the profiler's traces are kept. watched: what a rank does, replaced only to plant faults. RunError: a rank failed, with the last lines it wrote if it ended without a word."""
+def measure(
+    config: Config,
+    made: Plan,
+    course: Course,
+    ranks: Pool,
+    home: Path,
+    traced: bool = False,
+    watched: Callable[..., Any] = watch_rank,
+) -> Profile:
+    """traced: the profiler's traces are kept.
+
+    watched: what a rank does, replaced only to plant faults. RunError: a rank failed, with the last
+    lines it wrote if it ended without a word.
+    """
     run = Run(home / "run")
     run.logs.mkdir(parents=True)
     run.write(config, made, {}, {})
     try:
-        found = ranks.run(made.processes, watched, Attempt("profile", str(run.home)).to_json(), course, traced, backend=made.backend if made.backend in {"gloo", "nccl"} else "gloo")
+        found = ranks.run(
+            made.processes,
+            watched,
+            Attempt("profile", str(run.home)).to_json(),
+            course,
+            traced,
+            backend=made.backend if made.backend in {"gloo", "nccl"} else "gloo",
+        )
     except JobFailed as error:
-        raise RunError(f"{error.cause}\n{_last_words(error, home / 'ranks.log')}".rstrip(), error.remedy or ("`samecurve plan --probe-batch` tries what fits" if error.ended else "")) from None
+        raise RunError(
+            f"{error.cause}\n{_last_words(error, home / 'ranks.log')}".rstrip(),
+            error.remedy
+            or ("`samecurve plan --probe-batch` tries what fits" if error.ended else ""),
+        ) from None
     return Profile(made, course, tuple(one.whole() for one in found))
 
 

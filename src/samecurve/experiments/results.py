@@ -19,22 +19,40 @@ class Results:
 
     @classmethod
     def at(cls, to: Path | None, kind: str, name: str) -> "Results":
-        """to: as asked for; KIND/NAME-TIME if None. UserError: something is there, or nothing can be written there."""
+        """to: as asked for; KIND/NAME-TIME if None.
+
+        UserError: something is there, or nothing can be written there.
+        """
         base = Path(kind) / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
-        free = (base if number == 1 else base.with_name(f"{base.name}-{number}") for number in range(1, 1000))
+        free = (
+            base if number == 1 else base.with_name(f"{base.name}-{number}")
+            for number in range(1, 1000)
+        )
         found = cls(to or next((home for home in free if not home.exists()), base))
         found._check()
         return found
 
     def _check(self) -> None:
         if self.home.exists() and (not self.home.is_dir() or any(self.home.iterdir())):
-            raise UserError(f"--to: {self.home} is there already", "a directory that is not there yet, or is empty", "--to")
-        above = next(parent for parent in (self.home.absolute(), *self.home.absolute().parents) if parent.exists())
+            raise UserError(
+                f"--to: {self.home} is there already",
+                "a directory that is not there yet, or is empty",
+                "--to",
+            )
+        above = next(
+            parent
+            for parent in (self.home.absolute(), *self.home.absolute().parents)
+            if parent.exists()
+        )
         try:
             with tempfile.TemporaryFile(dir=above):
                 pass
         except OSError as error:
-            raise UserError(f"--to: nothing can be written into {above}: {error.strerror}", "--to DIR, a directory of yours", "--to") from None
+            raise UserError(
+                f"--to: nothing can be written into {above}: {error.strerror}",
+                "--to DIR, a directory of yours",
+                "--to",
+            ) from None
 
     def publish(self, files: Mapping[str, bytes]) -> list[Path]:
         """By name. RunError: they can't be written; then none of them is there."""
@@ -48,7 +66,11 @@ class Results:
                 part.rename(self.home / name)
             done = True
         except OSError as error:
-            raise RunError(f"{self.home} can't be written: {error.strerror}", "--to DIR where you may write and there is room", "--to") from None
+            raise RunError(
+                f"{self.home} can't be written: {error.strerror}",
+                "--to DIR where you may write and there is room",
+                "--to",
+            ) from None
         finally:
             if not done:
                 self._take_away([*parts.values(), *(self.home / name for name in files)], new)

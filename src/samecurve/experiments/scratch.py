@@ -14,7 +14,10 @@ from samecurve.system import cache_home
 
 @contextmanager
 def scratch(name: str) -> Iterator[Path]:
-    """A directory that goes with the block. What an experiment that was killed left is taken away, too."""
+    """A directory that goes with the block.
+
+    What an experiment that was killed left is taken away, too.
+    """
     home = cache_home() / name
     home.mkdir(parents=True, exist_ok=True)
     for left in home.iterdir():

@@ -1,6 +1,8 @@
-"""A training state as one tree of arrays, and the canonical names under which a checkpoint holds it: those of torch_engine/checkpoint.py.
+"""A training state as one tree of arrays, and the canonical names under which a checkpoint holds
+it: those of torch_engine/checkpoint.py.
 
-    {"params": {name: array}, "frozen": likewise, what is not trained, "moments": optax's own, "scale": f16's factor, "streak": finite steps since it last changed}
+{"params": {name: array}, "frozen": likewise, what is not trained, "moments": optax's own, "scale":
+f16's factor, "streak": finite steps since it last changed}
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,18 +24,36 @@ from samecurve.jax_engine.strategies import Part, Strategy
 
 State = dict[str, Any]
 INITIAL_SCALE = 2.0**16
-_SLOTS = {"mu": "exp_avg", "nu": "exp_avg_sq", "trace": "momentum_buffer"}  # optax's names -> torch's
-_DTYPES = {"float64": "F64", "float32": "F32", "int32": "F32"}  # as a file has them: torch counts steps in float32
+_SLOTS = {
+    "mu": "exp_avg",
+    "nu": "exp_avg_sq",
+    "trace": "momentum_buffer",
+}  # optax's names -> torch's
+_DTYPES = {
+    "float64": "F64",
+    "float32": "F32",
+    "int32": "F32",
+}  # as a file has them: torch counts steps in float32
 _LONE = {"optimizer/step", "loop/scale", "loop/scale_streak"}  # what a checkpoint may lack
 
 
 def optimizer(fields: Optimizer, rules: Mapping[str, Rule]) -> optax.GradientTransformation:
-    """What is to be taken off the weights, times the learning rate: torch's AdamW and SGD. rules: of what is trained, by name."""
+    """What is to be taken off the weights, times the learning rate: torch's AdamW and SGD.
+
+    rules: of what is trained, by name.
+    """
     values = sorted({rule.weight_decay for rule in rules.values()} - {0.0})
-    decay = [optax.add_decayed_weights(value, mask={name: rule.weight_decay == value for name, rule in rules.items()}) for value in values]
+    decay = [
+        optax.add_decayed_weights(
+            value, mask={name: rule.weight_decay == value for name, rule in rules.items()}
+        )
+        for value in values
+    ]
     if fields.name == "adamw":
         return optax.chain(optax.scale_by_adam(*fields.betas, fields.eps), *decay)
-    return optax.chain(*decay, optax.trace(fields.momentum))  # torch adds sgd's decay to the gradient
+    return optax.chain(
+        *decay, optax.trace(fields.momentum)
+    )  # torch adds sgd's decay to the gradient
 
 
 def weights(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -50,17 +70,35 @@ class Entry:
 
 
 class Layout:
-    """Where the leaves of a state lie, and what each is called. trained: how, by name. UserError: a group of the config rules nothing."""
+    """Where the leaves of a state lie, and what each is called.
 
-    def __init__(self, model: Model, fields: Optimizer, strategy: Strategy, half: bool, dtype: Any) -> None:
+    trained: how, by name. UserError: a group of the config rules nothing.
+    """
+
+    def __init__(
+        self, model: Model, fields: Optimizer, strategy: Strategy, half: bool, dtype: Any
+    ) -> None:
         self._strategy, self._half = strategy, half
         fields.rules.check(model.specs)
         rules = {name: fields.rules.of(name, spec.matrix) for name, spec in model.specs.items()}
         self.trained = {name: rule for name, rule in rules.items() if not rule.frozen}
-        params, frozen = ({name: jax.ShapeDtypeStruct(spec.shape, dtype) for name, spec in model.specs.items() if (name in self.trained) == trained} for trained in (True, False))
+        params, frozen = (
+            {
+                name: jax.ShapeDtypeStruct(spec.shape, dtype)
+                for name, spec in model.specs.items()
+                if (name in self.trained) == trained
+            }
+            for trained in (True, False)
+        )
         number = jax.ShapeDtypeStruct((), dtype)
         self.transform = optimizer(fields, self.trained)
-        outline = {"params": params, "frozen": frozen, "moments": jax.eval_shape(self.transform.init, params), "scale": number, "streak": number}
+        outline = {
+            "params": params,
+            "frozen": frozen,
+            "moments": jax.eval_shape(self.transform.init, params),
+            "scale": number,
+            "streak": number,
+        }
         leaves, tree = jax.tree_util.tree_flatten_with_path(outline)
         self._tree: Any = tree
         self._entries = [Entry(_name(path), tuple(leaf.shape)) for path, leaf in leaves]
@@ -69,14 +107,28 @@ class Layout:
     @property
     def specs(self) -> State:
         """The state's tree of partition specs."""
-        found: State = self._tree.unflatten([self._strategy.spec(entry.shape) for entry in self._entries])
+        found: State = self._tree.unflatten(
+            [self._strategy.spec(entry.shape) for entry in self._entries]
+        )
         return found
 
     def begin(self, value: Value, weights: Saved | None = None) -> State:
-        """A state whose moments are zero. weights: of the model, instead of its initial values. UserError: they don't fit."""
+        """A state whose moments are zero.
+
+        weights: of the model, instead of its initial values. UserError: they don't fit.
+        """
         if weights:
-            wanted = {entry.name: entry.shape for entry in self._entries if entry.name.startswith("model/")}
-            check_weights({name: weights.arrays.shape(name) for name in weights.arrays}, wanted, (), weights.path)
+            wanted = {
+                entry.name: entry.shape
+                for entry in self._entries
+                if entry.name.startswith("model/")
+            }
+            check_weights(
+                {name: weights.arrays.shape(name) for name in weights.arrays},
+                wanted,
+                (),
+                weights.path,
+            )
 
         def part(entry: Entry) -> Part:
             if not entry.name.startswith("model/"):
@@ -84,24 +136,44 @@ class Layout:
             if weights and entry.name in weights.arrays:
                 return partial(weights.arrays.part, entry.name)
             whole = value(entry.name.removeprefix("model/"))
-            return lambda offsets, shape: whole[tuple(slice(at, at + size) for at, size in zip(offsets, shape, strict=True))]
+            return lambda offsets, shape: whole[
+                tuple(slice(at, at + size) for at, size in zip(offsets, shape, strict=True))
+            ]
 
         return self._make(part)
 
     def restore(self, saved: Saved) -> State:
-        """From a checkpoint made by any engine, precision, strategy or world. UserError: names or shapes that don't fit."""
+        """From a checkpoint made by any engine, precision, strategy or world.
+
+        UserError: names or shapes that don't fit.
+        """
         wanted = {entry.name: entry.shape for entry in self._entries}
         check_fit(saved, wanted, _LONE)
 
         def part(entry: Entry) -> Part:
-            return (lambda offsets, shape: saved.arrays.part(entry.name, offsets, shape)) if entry.name in saved.arrays and self._kept(entry.name) else self._zero(entry)
+            return (
+                (lambda offsets, shape: saved.arrays.part(entry.name, offsets, shape))
+                if entry.name in saved.arrays and self._kept(entry.name)
+                else self._zero(entry)
+            )
 
         return self._make(part)
 
-    def gather(self, state: State, finite: Sequence[bool], process: int, processes: int) -> list[Piece]:
-        """Copies in host memory of what this process writes. finite: what finite() found. RunError: an array is not."""
-        check_finite([entry.name for entry, sound in zip(self._entries, finite, strict=True) if not sound])
-        sizes = {entry.name: array.nbytes for entry, array in self._held(state) if array.is_fully_replicated}
+    def gather(
+        self, state: State, finite: Sequence[bool], process: int, processes: int
+    ) -> list[Piece]:
+        """Copies in host memory of what this process writes.
+
+        finite: what finite() found. RunError: an array is not.
+        """
+        check_finite(
+            [entry.name for entry, sound in zip(self._entries, finite, strict=True) if not sound]
+        )
+        sizes = {
+            entry.name: array.nbytes
+            for entry, array in self._held(state)
+            if array.is_fully_replicated
+        }
         mine = set(share(sizes, processes, process))
         pieces = []
         for entry, array in self._held(state):
@@ -110,7 +182,15 @@ class Layout:
             offsets, box = self._strategy.box(array, entry.shape)
             if box.size:
                 kind = _DTYPES[box.dtype.name]
-                pieces.append(Piece(entry.name, kind, entry.shape, offsets, box.astype(np.float32) if box.dtype == np.int32 else box))
+                pieces.append(
+                    Piece(
+                        entry.name,
+                        kind,
+                        entry.shape,
+                        offsets,
+                        box.astype(np.float32) if box.dtype == np.int32 else box,
+                    )
+                )
         return pieces
 
     def finite(self, state: State) -> jax.Array:
@@ -122,7 +202,11 @@ class Layout:
         return ((entry.name, array) for entry, array in self._held(state))
 
     def _held(self, state: State) -> Iterator[tuple[Entry, jax.Array]]:
-        return ((entry, leaf) for entry, leaf in zip(self._entries, jax.tree.leaves(state), strict=True) if self._kept(entry.name))
+        return (
+            (entry, leaf)
+            for entry, leaf in zip(self._entries, jax.tree.leaves(state), strict=True)
+            if self._kept(entry.name)
+        )
 
     def _kept(self, name: str) -> bool:
         return self._half or not name.startswith("loop/")
@@ -132,7 +216,10 @@ class Layout:
         return lambda offsets, shape: np.full(shape, first)
 
     def _make(self, part: Any) -> State:
-        leaves = [self._strategy.put(entry.shape, dtype, part(entry)) for entry, dtype in zip(self._entries, self._dtypes, strict=True)]
+        leaves = [
+            self._strategy.put(entry.shape, dtype, part(entry))
+            for entry, dtype in zip(self._entries, self._dtypes, strict=True)
+        ]
         found: State = self._tree.unflatten(leaves)
         return found
 

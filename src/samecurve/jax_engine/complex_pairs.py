@@ -1,8 +1,10 @@
-"""Complex numbers as pairs of real ones: in parameters, in optimizer state, and wherever trees are added up over devices.
+"""Complex numbers as pairs of real ones: in parameters, in optimizer state, and wherever trees are
+added up over devices.
 
-jax.grad of a real loss L by a complex z = x + iy gives dL/dx - i dL/dy, the conjugate of the direction of steepest ascent
-(torch gives dL/dx + i dL/dy): descending along it raw diverges. With z as the pair (x, y) the gradient is (dL/dx, dL/dy)
-under both engines, moments and norms are those of real numbers, and every collective knows the type.
+jax.grad of a real loss L by a complex z = x + iy gives dL/dx - i dL/dy, the conjugate of the
+direction of steepest ascent (torch gives dL/dx + i dL/dy): descending along it raw diverges. With z
+as the pair (x, y) the gradient is (dL/dx, dL/dy) under both engines, moments and norms are those of
+real numbers, and every collective knows the type.
 """
 
 from typing import Any
@@ -29,9 +31,13 @@ def join(pair: jax.Array) -> jax.Array:
 def psum(tree: Any, axis: str) -> Any:
     """The sum over a mesh axis of every leaf of a tree; complex leaves travel as pairs."""
     summed = lax.psum(jax.tree.map(split, tree), axis)
-    return jax.tree.map(lambda leaf, found: join(found) if is_complex(leaf) else found, tree, summed)
+    return jax.tree.map(
+        lambda leaf, found: join(found) if is_complex(leaf) else found, tree, summed
+    )
 
 
 def descent(gradient: Any) -> Any:
-    """What jax.grad gave, as the direction in which real losses grow, leaf by leaf: complex leaves conjugated."""
+    """What jax.grad gave, as the direction in which real losses grow, leaf by leaf: complex leaves
+    conjugated.
+    """
     return jax.tree.map(lambda leaf: jnp.conj(leaf) if is_complex(leaf) else leaf, gradient)

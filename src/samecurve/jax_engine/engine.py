@@ -29,7 +29,10 @@ from samecurve.jax_engine.trace_checks import examine
 
 @dataclass(frozen=True)
 class Staged:
-    """Rows of a step, or of a round of an evaluation, on their devices. rows: [devices, rounds, micro, ...]. real: which count. row: one of them, on the host."""
+    """Rows of a step, or of a round of an evaluation, on their devices.
+
+    rows: [devices, rounds, micro, ...]. real: which count. row: one of them, on the host.
+    """
 
     rows: dict[str, jax.Array]
     real: jax.Array
@@ -38,7 +41,10 @@ class Staged:
 
 @dataclass(frozen=True)
 class Stats:
-    """A step's figures on their way to the host; read() waits for them. own: what this process adds, where no other does: requests, waits, memory."""
+    """A step's figures on their way to the host; read() waits for them.
+
+    own: what this process adds, where no other does: requests, waits, memory.
+    """
 
     values: jax.Array
     own: NDArray[np.float64]
@@ -50,14 +56,33 @@ class Stats:
         (loss_sum, weight), (norm, finite, scale) = values[:2], values[-3:]
         shared = values[2:-3] if len(values) > 5 else self.own
         asked, waits, memory = np.split(shared, [len(REQUESTS), len(REQUESTS) + self.processes])
-        return Figures(loss_sum / weight if weight else np.nan, weight, norm, bool(finite), {name: int(count) for name, count in zip(REQUESTS, asked, strict=True)},
-                       tuple(waits.tolist()), tuple(memory.tolist()), at, scale)
+        return Figures(
+            loss_sum / weight if weight else np.nan,
+            weight,
+            norm,
+            bool(finite),
+            {name: int(count) for name, count in zip(REQUESTS, asked, strict=True)},
+            tuple(waits.tolist()),
+            tuple(memory.tolist()),
+            at,
+            scale,
+        )
 
 
 class JaxEngine:
-    """task: what is trained. devices: jax's, in the plan's order, of all processes. index: of this process."""
+    """task: what is trained.
 
-    def __init__(self, task: Task, plan: Plan, optimizer: Optimizer, devices: Sequence[jax.Device], index: int) -> None:
+    devices: jax's, in the plan's order, of all processes. index: of this process.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        plan: Plan,
+        optimizer: Optimizer,
+        devices: Sequence[jax.Device],
+        index: int,
+    ) -> None:
         self.task, self.plan, self._fields, self._index = task, plan, optimizer, index
         self._mesh = Mesh(np.array(devices), (AXIS,))
         self._own = [devices[place] for place in plan.held_by(index)]
@@ -76,19 +101,32 @@ class JaxEngine:
 
     @cached_property
     def _layout(self) -> Layout:
-        return Layout(self._model, self._fields, self._strategy, self.plan.precision == "f16", self._dtype)
+        return Layout(
+            self._model, self._fields, self._strategy, self.plan.precision == "f16", self._dtype
+        )
 
     @cached_property
     def _step(self) -> Any:
-        return make_step(self.task, self._model, self.plan, self._fields, self._strategy, self._layout)
+        return make_step(
+            self.task, self._model, self.plan, self._fields, self._strategy, self._layout
+        )
 
     @cached_property
     def _evaluation(self) -> Any:
-        return make_evaluation(self.task, self._model, self.task.eval_names(), self._strategy, self._layout, self._dtype)
+        return make_evaluation(
+            self.task,
+            self._model,
+            self.task.eval_names(),
+            self._strategy,
+            self._layout,
+            self._dtype,
+        )
 
     @cached_property
     def _finite(self) -> Any:
-        return jax.jit(self._layout.finite, out_shardings=NamedSharding(self._mesh, PartitionSpec()))
+        return jax.jit(
+            self._layout.finite, out_shardings=NamedSharding(self._mesh, PartitionSpec())
+        )
 
     @cached_property
     def _gathered(self) -> Any:
@@ -96,7 +134,10 @@ class JaxEngine:
         shapes = {name: spec.shape for name, spec in self._model.specs.items()}
 
         def whole(params: dict[str, jax.Array]) -> dict[str, jax.Array]:
-            return {name: jax.lax.slice(params[name], (0,) * len(shape), shape) for name, shape in shapes.items()}
+            return {
+                name: jax.lax.slice(params[name], (0,) * len(shape), shape)
+                for name, shape in shapes.items()
+            }
 
         return jax.jit(whole, out_shardings=NamedSharding(self._mesh, PartitionSpec()))
 
@@ -112,12 +153,17 @@ class JaxEngine:
         return self._layout.restore(saved)
 
     def stage(self, rounds: Sequence[Round], of: int) -> Staged:
-        """Rows side by side on their devices; what is short of plan.micro rows, or of so many rounds, is filled up with copies of a row: a program has one shape."""
+        """Rows side by side on their devices; what is short of plan.micro rows, or of so many
+        rounds, is filled up with copies of a row: a program has one shape.
+        """
         given = next(slot for found in rounds for slot in found if slot)
         row = {name: array[:1] for name, array in given.arrays.items()}
         shape = (len(self._own), of, self.plan.micro)
         real = np.zeros(shape, bool)
-        rows = {name: np.broadcast_to(array[0], (*shape, *array.shape[1:])).copy() for name, array in row.items()}
+        rows = {
+            name: np.broadcast_to(array[0], (*shape, *array.shape[1:])).copy()
+            for name, array in row.items()
+        }
         for number, found in enumerate(rounds, of - len(rounds)):
             for place, slot in enumerate(found):
                 if slot and slot.real:
@@ -125,7 +171,11 @@ class JaxEngine:
                     real[place, number, :count] = True
                     for name, array in slot.arrays.items():
                         rows[name][place, number, :count] = array
-        return Staged(self._placed({name: self._narrow(name, array) for name, array in rows.items()}), self._mask(real), {name: self._narrow(name, array) for name, array in row.items()})
+        return Staged(
+            self._placed({name: self._narrow(name, array) for name, array in rows.items()}),
+            self._mask(real),
+            {name: self._narrow(name, array) for name, array in row.items()},
+        )
 
     def _mask(self, real: NDArray[np.bool_]) -> Any:
         """Sent once: most steps are alike."""
@@ -134,36 +184,58 @@ class JaxEngine:
             self._masks[key] = self._placed(real)
         return self._masks[key]
 
-    def step(self, state: State, batch: Batch, lr: float, asked: Sequence[int]) -> tuple[State, Stats]:
+    def step(
+        self, state: State, batch: Batch, lr: float, asked: Sequence[int]
+    ) -> tuple[State, Stats]:
         staged: Staged = batch.rounds
         if not self._checked:
             self._check_used(staged)
         own = self._figures(batch, asked)
-        state, values = self._step(state, staged.rows, staged.real, self._shared(own), np.asarray(lr, self._dtype))
+        state, values = self._step(
+            state, staged.rows, staged.real, self._shared(own), np.asarray(lr, self._dtype)
+        )
         return state, Stats(values, own, self.plan.processes)
 
     def program(self, state: State, batch: Batch) -> Any:
         """The step as XLA compiled it."""
         staged: Staged = batch.rounds
-        return self._step.lower(state, staged.rows, staged.real, self._shared(self._figures(batch, [0] * len(REQUESTS))), np.asarray(0.0, self._dtype)).compile()
+        return self._step.lower(
+            state,
+            staged.rows,
+            staged.real,
+            self._shared(self._figures(batch, [0] * len(REQUESTS))),
+            np.asarray(0.0, self._dtype),
+        ).compile()
 
     def evaluate(self, state: State, rounds: Iterable[Staged]) -> dict[str, float]:
         """Sums of the task's figures over all devices."""
         names = self.task.eval_names()
         sums = [self._evaluation(weights(state), staged.rows, staged.real) for staged in rounds]
-        total = np.sum([np.asarray(found, np.float64) for found in sums], axis=0) if sums else np.zeros(len(names))
+        total = (
+            np.sum([np.asarray(found, np.float64) for found in sums], axis=0)
+            if sums
+            else np.zeros(len(names))
+        )
         return dict(zip(names, total.tolist(), strict=True))
 
     def sample(self, state: State, step: int) -> list[str]:
-        whole = {name: array.addressable_data(0) for name, array in self._gathered(weights(state)).items()}
+        whole = {
+            name: array.addressable_data(0)
+            for name, array in self._gathered(weights(state)).items()
+        }
         return self.task.sample(self._model.merge(whole), self.plan.fixed.seed + step)
 
     def gather(self, state: State) -> list[Piece]:
-        return self._layout.gather(state, np.asarray(self._finite(state)).tolist(), self._index, self.plan.processes)
+        return self._layout.gather(
+            state, np.asarray(self._finite(state)).tolist(), self._index, self.plan.processes
+        )
 
     def digests(self, state: State) -> dict[str, str]:
         """Of arrays as this process's first device has them."""
-        return {name: digest(np.asarray(array.addressable_data(0))).hex() for name, array in self.held(state)}
+        return {
+            name: digest(np.asarray(array.addressable_data(0))).hex()
+            for name, array in self.held(state)
+        }
 
     def held(self, state: State) -> Iterator[tuple[str, jax.Array]]:
         """What a checkpoint would hold of a state, by name."""
@@ -171,7 +243,15 @@ class JaxEngine:
 
     def preflight(self) -> float:
         """Through the collective that steps use."""
-        add = jax.jit(jax.shard_map(lambda ones: jax.lax.psum(ones.sum(), AXIS), mesh=self._mesh, in_specs=PartitionSpec(AXIS), out_specs=PartitionSpec(), check_vma=False))
+        add = jax.jit(
+            jax.shard_map(
+                lambda ones: jax.lax.psum(ones.sum(), AXIS),
+                mesh=self._mesh,
+                in_specs=PartitionSpec(AXIS),
+                out_specs=PartitionSpec(),
+                check_vma=False,
+            )
+        )
         return float(add(self._placed(np.ones(len(self._own), np.float32))))
 
     def peaks(self) -> tuple[int, ...]:
@@ -187,7 +267,12 @@ class JaxEngine:
         """Arrays (a tree of them) of which this process has its devices' rows, one a device."""
         if self.plan.processes == 1:
             return jax.device_put(own, self._by_device)  # all at once
-        return jax.tree.map(lambda array: jax.make_array_from_process_local_data(self._by_device, array, (self.plan.world, *array.shape[1:])), own)
+        return jax.tree.map(
+            lambda array: jax.make_array_from_process_local_data(
+                self._by_device, array, (self.plan.world, *array.shape[1:])
+            ),
+            own,
+        )
 
     def _narrow(self, name: str, array: NDArray[Any]) -> NDArray[Any]:
         """Numbers in the width that this run computes in. UserError: integers that don't fit."""
@@ -199,7 +284,12 @@ class JaxEngine:
             return array
         narrow = array.astype(np.int32)  # as jax would, without a word
         if not (narrow == array).all():
-            raise UserError(f"data \"{name}\" has {array.dtype} numbers beyond 32 bits, which jax has in f64 only", "smaller numbers, floats, or --dtype f64", "data")
+            raise UserError(
+                f'data "{name}" has {array.dtype} numbers beyond 32 bits, which jax has in f64'
+                " only",
+                "smaller numbers, floats, or --dtype f64",
+                "data",
+            )
         return narrow
 
     def _figures(self, batch: Batch, asked: Sequence[int]) -> NDArray[np.float64]:
@@ -218,11 +308,23 @@ class JaxEngine:
         return self._placed(rows)
 
     def _check_used(self, staged: Staged) -> None:
-        examine(self.task, self._model, {name: jnp.asarray(array) for name, array in staged.row.items()}, self._dtype, self._layout.trained)
+        examine(
+            self.task,
+            self._model,
+            {name: jnp.asarray(array) for name, array in staged.row.items()},
+            self._dtype,
+            self._layout.trained,
+        )
         self._checked = True
 
     def _memory(self, device: jax.Device) -> int:
-        """Peak bytes: allocated on the GPU, or this device's share of what is resident in the process."""
+        """Peak bytes: allocated on the GPU, or this device's share of what is resident in the
+        process.
+        """
         if device.platform == "cpu":
-            return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024) // len(self._own)
+            return (
+                resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+                * (1 if sys.platform == "darwin" else 1024)
+                // len(self._own)
+            )
         return int((device.memory_stats() or {}).get("peak_bytes_in_use", 0))

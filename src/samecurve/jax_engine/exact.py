@@ -1,6 +1,7 @@
-"""train.exact under jax: each slot's gradient by a program of its own without collectives, so that one device runs the very
-program that eight run; what the slots give is added along the step's tree (core/determinism/microbatches.py) outside of it. So is the update a program for
-one device. Only the exchange spans devices, and it moves values about and adds them element by element.
+"""train.exact under jax: each slot's gradient by a program of its own without collectives, so that
+one device runs the very program that eight run; what the slots give is added along the step's tree
+(core/determinism/microbatches.py) outside of it. So is the update a program for one device. Only
+the exchange spans devices, and it moves values about and adds them element by element.
 """
 
 from collections.abc import Iterable, Sequence
@@ -27,7 +28,10 @@ Given = tuple[Arrays, jax.Array]  # gradients, [loss sum, weight]
 
 @dataclass(frozen=True)
 class OneSlot:
-    """A slot on its device, filled up to plan.micro rows. place: which of this process's devices."""
+    """A slot on its device, filled up to plan.micro rows.
+
+    place: which of this process's devices.
+    """
 
     number: int
     place: int
@@ -46,16 +50,34 @@ class ExactEngine(JaxEngine):
 
     def _spread(self, state: State) -> list[State]:
         leaves, tree = jax.tree.flatten(state)
-        shards = [{shard.device: shard.data for shard in leaf.addressable_shards} for leaf in leaves]
-        return [jax.tree.unflatten(tree, [shard[device] for shard in shards]) for device in self._own]
+        shards = [
+            {shard.device: shard.data for shard in leaf.addressable_shards} for leaf in leaves
+        ]
+        return [
+            jax.tree.unflatten(tree, [shard[device] for shard in shards]) for device in self._own
+        ]
 
     def stage(self, rounds: Sequence[Round], of: int) -> Any:
-        return [self._staged(place, slot.number, slot.arrays) for found in rounds for place, slot in enumerate(found) if slot and slot.real]
+        return [
+            self._staged(place, slot.number, slot.arrays)
+            for found in rounds
+            for place, slot in enumerate(found)
+            if slot and slot.real
+        ]
 
     def _staged(self, place: int, number: int, arrays: Any) -> OneSlot:
         count = len(next(iter(arrays.values())))
-        rows = {name: self._narrow(name, np.concatenate([array, np.repeat(array[:1], self.plan.micro - count, axis=0)])) for name, array in arrays.items()}
-        return OneSlot(number, place, *jax.device_put((rows, np.arange(self.plan.micro) < count), self._own[place]))
+        rows = {
+            name: self._narrow(
+                name, np.concatenate([array, np.repeat(array[:1], self.plan.micro - count, axis=0)])
+            )
+            for name, array in arrays.items()
+        }
+        return OneSlot(
+            number,
+            place,
+            *jax.device_put((rows, np.arange(self.plan.micro) < count), self._own[place]),
+        )
 
     def step(self, state: Any, batch: Batch, lr: float, asked: Sequence[int]) -> tuple[Any, Stats]:
         staged: list[OneSlot] = batch.rounds
@@ -66,11 +88,18 @@ class ExactEngine(JaxEngine):
         sums = [Sums[Given](count, self._add) for _ in self._own]
         for slot in staged:
             own = state[slot.place]
-            sums[slot.place].give((0, slot.number), self._slot(weights(own), slot.rows, slot.real, own["scale"]))
+            sums[slot.place].give(
+                (0, slot.number), self._slot(weights(own), slot.rows, slot.real, own["scale"])
+            )
         figures = self._figures(batch, asked)
-        totals = self._totals(count, [[value for _, value in one.held] for one in sums], self._shared(figures))
+        totals = self._totals(
+            count, [[value for _, value in one.held] for one in sums], self._shared(figures)
+        )
         rate = np.asarray(lr, self._dtype)
-        state, values = zip(*(self._update(own, *total, rate) for own, total in zip(state, totals, strict=True)), strict=True)
+        state, values = zip(
+            *(self._update(own, *total, rate) for own, total in zip(state, totals, strict=True)),
+            strict=True,
+        )
         return list(state), Stats(values[0], figures, self.plan.processes)
 
     @cached_property
@@ -87,9 +116,13 @@ class ExactEngine(JaxEngine):
 
     @cached_property
     def _update(self) -> Any:
-        """(state, a step's gradients and sums in one row, what processes add up, lr) -> (state, figures)."""
+        """(state, a step's gradients and sums in one row, what processes add up, lr) -> (state,
+        figures).
+        """
 
-        def program(state: State, row: jax.Array, extra: jax.Array, lr: jax.Array) -> tuple[State, jax.Array]:
+        def program(
+            state: State, row: jax.Array, extra: jax.Array, lr: jax.Array
+        ) -> tuple[State, jax.Array]:
             gradients, at = {}, 0
             for name in self._layout.trained:
                 shape = self._model.specs[name].shape
@@ -97,7 +130,16 @@ class ExactEngine(JaxEngine):
                 gradients[name] = row[at : at + size].reshape(shape)
                 at += size
             sums = row[at:]
-            state, figures = updated(self.plan, self._fields, self._layout, state, gradients, sums, square(gradients.values()), lr)
+            state, figures = updated(
+                self.plan,
+                self._fields,
+                self._layout,
+                state,
+                gradients,
+                sums,
+                square(gradients.values()),
+                lr,
+            )
             return state, jnp.concatenate([sums, extra, figures])
 
         return jax.jit(program, donate_argnums=0)
@@ -107,51 +149,101 @@ class ExactEngine(JaxEngine):
         """What one device has, as [1, nodes, values]: no arithmetic."""
 
         def program(held: list[Given]) -> jax.Array:
-            return jnp.stack([jnp.concatenate([*(gradients[name].ravel() for name in self._layout.trained), sums]) for gradients, sums in held])[None]
+            return jnp.stack(
+                [
+                    jnp.concatenate(
+                        [*(gradients[name].ravel() for name in self._layout.trained), sums]
+                    )
+                    for gradients, sums in held
+                ]
+            )[None]
 
         return jax.jit(program)
 
-    def _totals(self, count: int, held: Sequence[list[Given]], extra: Any) -> list[tuple[jax.Array, jax.Array]]:
+    def _totals(
+        self, count: int, held: Sequence[list[Given]], extra: Any
+    ) -> list[tuple[jax.Array, jax.Array]]:
         """On each device of this process the sum over all slots, and what processes add up."""
-        most = max(len(nodes(share(count, place, self.plan.world), count)) for place in range(self.plan.world))
-        rows = [self._row(own + own[-1:] * (most - len(own))) if own else self._nothing_held(place, most) for place, own in enumerate(held)]
-        given = jax.make_array_from_single_device_arrays((self.plan.world, *rows[0].shape[1:]), self._by_device, rows)
-        found = [{shard.device: shard.data for shard in array.addressable_shards} for array in self._exchange(count)(given, extra)]
+        most = max(
+            len(nodes(share(count, place, self.plan.world), count))
+            for place in range(self.plan.world)
+        )
+        rows = [
+            (
+                self._row(own + own[-1:] * (most - len(own)))
+                if own
+                else self._nothing_held(place, most)
+            )
+            for place, own in enumerate(held)
+        ]
+        given = jax.make_array_from_single_device_arrays(
+            (self.plan.world, *rows[0].shape[1:]), self._by_device, rows
+        )
+        found = [
+            {shard.device: shard.data for shard in array.addressable_shards}
+            for array in self._exchange(count)(given, extra)
+        ]
         return [(found[0][device], found[1][device]) for device in self._own]
 
     def _nothing_held(self, place: int, most: int) -> jax.Array:
-        length = sum(int(np.prod(self._model.specs[name].shape, dtype=np.int64)) for name in self._layout.trained) + 2
+        length = (
+            sum(
+                int(np.prod(self._model.specs[name].shape, dtype=np.int64))
+                for name in self._layout.trained
+            )
+            + 2
+        )
         made: jax.Array = jax.device_put(np.zeros((1, most, length), self._dtype), self._own[place])
         return made
 
     @cached_property
     def _exchange(self) -> Any:
-        """count -> (rows [devices, nodes, values], extra [devices, n]) -> their sums along the tree, and extra's, on every device."""
+        """count -> (rows [devices, nodes, values], extra [devices, n]) -> their sums along the
+        tree, and extra's, on every device.
+        """
         world = self.plan.world
 
         def program(count: int, rows: jax.Array, extra: jax.Array) -> tuple[jax.Array, jax.Array]:
             (held,) = rows
             part = -(-held.shape[1] // world)
-            cut = jnp.pad(held, ((0, 0), (0, part * world - held.shape[1]))).reshape(len(held), world, part)
-            theirs = lax.all_to_all(cut, AXIS, split_axis=1, concat_axis=0, tiled=False)  # [devices, nodes, part]
+            cut = jnp.pad(held, ((0, 0), (0, part * world - held.shape[1]))).reshape(
+                len(held), world, part
+            )
+            theirs = lax.all_to_all(
+                cut, AXIS, split_axis=1, concat_axis=0, tiled=False
+            )  # [devices, nodes, part]
             sums: Sums[jax.Array] = Sums(count, jnp.add)
             for place in range(world):
                 for number, node in enumerate(nodes(share(count, place, world), count)):
                     sums.give(node, theirs[place, number])
-            whole: jax.Array = lax.slice(lax.all_gather(sums.total(), AXIS, tiled=True), (0,), held.shape[1:])
+            whole: jax.Array = lax.slice(
+                lax.all_gather(sums.total(), AXIS, tiled=True), (0,), held.shape[1:]
+            )
             shared: jax.Array = lax.psum(extra, AXIS)[0]
             return whole, shared
 
         def made(count: int) -> Any:
-            mapped: Any = jax.shard_map(partial(program, count), mesh=self._mesh, in_specs=PartitionSpec(AXIS), out_specs=PartitionSpec(), check_vma=False)
+            mapped: Any = jax.shard_map(
+                partial(program, count),
+                mesh=self._mesh,
+                in_specs=PartitionSpec(AXIS),
+                out_specs=PartitionSpec(),
+                check_vma=False,
+            )
             return jax.jit(mapped)
 
         return cache(made)
 
     def evaluate(self, state: Any, rounds: Iterable[Any]) -> dict[str, float]:
         names = self.task.eval_names()
-        found = [(slot.number, self._slot_figures(weights(state[slot.place]), slot.rows, slot.real)) for staged in rounds for slot in staged]
-        rows = np.zeros((len(slots(self.plan.eval_samples, self.plan.micro)), len(names)), self._dtype)
+        found = [
+            (slot.number, self._slot_figures(weights(state[slot.place]), slot.rows, slot.real))
+            for staged in rounds
+            for slot in staged
+        ]
+        rows = np.zeros(
+            (len(slots(self.plan.eval_samples, self.plan.micro)), len(names)), self._dtype
+        )
         for number, figures in found:
             rows[number] = np.asarray(figures)
         sums: Sums[NDArray[Any]] = Sums(len(rows), np.add)
@@ -161,7 +253,11 @@ class ExactEngine(JaxEngine):
 
     @cached_property
     def _slot_figures(self) -> Any:
-        return jax.jit(lambda params, rows, real: slot_figures(self.task, self._model, self.task.eval_names(), params, rows, real, self._dtype))
+        return jax.jit(
+            lambda params, rows, real: slot_figures(
+                self.task, self._model, self.task.eval_names(), params, rows, real, self._dtype
+            )
+        )
 
     def _over_processes(self, rows: NDArray[Any]) -> NDArray[Any]:
         """Each row from the one process that filled it: zeros are all that is added."""
@@ -169,14 +265,27 @@ class ExactEngine(JaxEngine):
             return rows
         own = np.zeros((len(self._own), *rows.shape), self._dtype)
         own[0] = rows
-        add = jax.jit(jax.shard_map(lambda part: lax.psum(part[0], AXIS), mesh=self._mesh, in_specs=PartitionSpec(AXIS), out_specs=PartitionSpec(), check_vma=False))
+        add = jax.jit(
+            jax.shard_map(
+                lambda part: lax.psum(part[0], AXIS),
+                mesh=self._mesh,
+                in_specs=PartitionSpec(AXIS),
+                out_specs=PartitionSpec(),
+                check_vma=False,
+            )
+        )
         return np.asarray(add(self._placed(own)))
 
     def sample(self, state: Any, step: int) -> list[str]:
         return self.task.sample(self._model.merge(weights(state[0])), self.plan.fixed.seed + step)
 
     def gather(self, state: Any) -> list[Piece]:
-        return self._layout.gather(state[0], np.asarray(jax.jit(self._layout.finite)(state[0])).tolist(), self._index, self.plan.processes)
+        return self._layout.gather(
+            state[0],
+            np.asarray(jax.jit(self._layout.finite)(state[0])).tolist(),
+            self._index,
+            self.plan.processes,
+        )
 
     def digests(self, state: Any) -> dict[str, str]:
         return super().digests(state[0])

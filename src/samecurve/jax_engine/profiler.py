@@ -1,6 +1,8 @@
-"""Steps of a JaxEngine watched: some as the loop queues them, some waited for one by one, some under jax's profiler.
+"""Steps of a JaxEngine watched: some as the loop queues them, some waited for one by one, some
+under jax's profiler.
 
-A step is one program, so the clock sees the whole of it; of what it consists, the profiler says, instruction by instruction.
+A step is one program, so the clock sees the whole of it; of what it consists, the profiler says,
+instruction by instruction.
 """
 
 import re
@@ -21,14 +23,19 @@ from samecurve.core.protocols import Batch
 from samecurve.jax_engine.engine import JaxEngine
 
 _COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "collective-", "all-to-all", "psum")
-_INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\((.*)$", re.MULTILINE)
+_INSTRUCTION = re.compile(
+    r"^\s*(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\((.*)$", re.MULTILINE
+)
 _SOURCE = re.compile(r'op_name="([^"]*)"')
 _Timing = tuple[int, int, str]  # begin, end (nanoseconds), instruction
 
 
 @dataclass(frozen=True)
 class _Taken:
-    """A step's times. began, called: of the call that queued it. done: when the device had done it."""
+    """A step's times.
+
+    began, called: of the call that queued it. done: when the device had done it.
+    """
 
     wait: float
     samples: int
@@ -40,8 +47,15 @@ class _Taken:
 class JaxWatch:
     """scratch: for what the profiler writes. trace: where its trace goes, None: nowhere."""
 
-    def __init__(self, engine: JaxEngine, course: Course, scratch: Path, trace: Path | None) -> None:
-        self._engine, self._course, self._scratch, self._trace = engine, course, scratch / "jax", trace
+    def __init__(
+        self, engine: JaxEngine, course: Course, scratch: Path, trace: Path | None
+    ) -> None:
+        self._engine, self._course, self._scratch, self._trace = (
+            engine,
+            course,
+            scratch / "jax",
+            trace,
+        )
         self._waiter = ThreadPoolExecutor(1, "samecurve-watch")
         self._taken: list[_Taken] = []
         self._operations: tuple[Operation, ...] = ()
@@ -55,7 +69,11 @@ class JaxWatch:
         began = time.perf_counter()
         done = self._engine.step(state, batch, lr, asked)
         called = time.perf_counter()
-        self._taken.append(_Taken(batch.wait, batch.samples, began, called, self._waiter.submit(_done, done[1].values)))
+        self._taken.append(
+            _Taken(
+                batch.wait, batch.samples, began, called, self._waiter.submit(_done, done[1].values)
+            )
+        )
         if number == 0 or number >= course.tracer - 1:
             self._taken[-1].done.result()
         if number == course.tracer - 1:
@@ -67,10 +85,33 @@ class JaxWatch:
     def found(self) -> Found:
         course, taken = self._course, self._taken
         self._waiter.shutdown()
-        steps = [_step(before.done.result(), this) for before, this in zip(taken[course.warm - 1 :], taken[course.warm : course.tracer], strict=False)]
-        traced = statistics.mean(this.done.result() - this.began for this in taken[course.tracer + 1 : course.last]) if course.traced else 0.0
-        queueing = statistics.median(this.called - this.began for this in taken[course.warm : course.tracer])
-        return Found(0, tuple(steps), traced, self._operations, self._memory, self._peaks, taken[0].done.result() - taken[0].began, queueing=queueing, trace=str(self._trace) if self._trace else None)
+        steps = [
+            _step(before.done.result(), this)
+            for before, this in zip(
+                taken[course.warm - 1 :], taken[course.warm : course.tracer], strict=False
+            )
+        ]
+        traced = (
+            statistics.mean(
+                this.done.result() - this.began for this in taken[course.tracer + 1 : course.last]
+            )
+            if course.traced
+            else 0.0
+        )
+        queueing = statistics.median(
+            this.called - this.began for this in taken[course.warm : course.tracer]
+        )
+        return Found(
+            0,
+            tuple(steps),
+            traced,
+            self._operations,
+            self._memory,
+            self._peaks,
+            taken[0].done.result() - taken[0].began,
+            queueing=queueing,
+            trace=str(self._trace) if self._trace else None,
+        )
 
     def _begin_trace(self) -> None:
         options = ProfileOptions()
@@ -86,14 +127,18 @@ class JaxWatch:
         exact = self._engine.plan.exact
         program = None if exact else self._engine.program(state, batch)  # exact: several programs
         named = _instructions(program.as_text()) if program else {}
-        self._operations = _operations(timings, named, self._course.traced * len(self._engine.plan.held_by(0)))
+        self._operations = _operations(
+            timings, named, self._course.traced * len(self._engine.plan.held_by(0))
+        )
         self._memory = _held(self._engine, state[0] if exact else state)
         if program and (found := program.memory_analysis()):
             self._memory["temporary"] = int(found.temp_size_in_bytes)
 
 
 def _done(values: jax.Array) -> float:
-    """When they were there: asked for in a thread of its own, so that the loop goes on as it always does."""
+    """When they were there: asked for in a thread of its own, so that the loop goes on as it always
+    does.
+    """
     jax.block_until_ready(values)
     return time.perf_counter()
 
@@ -109,7 +154,12 @@ def _timings(data: Any) -> list[list[_Timing]]:
     """By line of the trace (a thread, or a GPU's stream), what ran of compiled programs."""
     planes = list(data.planes)
     gpus = [plane for plane in planes if plane.name.startswith("/device:GPU")]
-    lines = [line for plane in gpus or planes for line in plane.lines if not gpus or line.name.startswith("Stream")]
+    lines = [
+        line
+        for plane in gpus or planes
+        for line in plane.lines
+        if not gpus or line.name.startswith("Stream")
+    ]
     return [list(_instruction_events(line.events)) for line in lines]
 
 
@@ -135,7 +185,9 @@ def own_times(timings: Sequence[_Timing]) -> list[tuple[str, int]]:
     return found
 
 
-def _operations(lines: Sequence[Sequence[_Timing]], named: dict[str, tuple[str, str]], runs: int) -> tuple[Operation, ...]:
+def _operations(
+    lines: Sequence[Sequence[_Timing]], named: dict[str, tuple[str, str]], runs: int
+) -> tuple[Operation, ...]:
     """runs: how often each device's program ran, all devices together. named: see _instructions."""
     calls: dict[str, int] = {}
     seconds: dict[str, float] = {}
@@ -146,12 +198,22 @@ def _operations(lines: Sequence[Sequence[_Timing]], named: dict[str, tuple[str, 
     found = []
     for name, whole in sorted(seconds.items(), key=lambda item: -item[1]):
         opcode, what = named.get(name, (name, ""))
-        found.append(Operation(name, what, calls[name] / runs, whole / runs, opcode.replace("_", "-").startswith(_COLLECTIVES)))
+        found.append(
+            Operation(
+                name,
+                what,
+                calls[name] / runs,
+                whole / runs,
+                opcode.replace("_", "-").startswith(_COLLECTIVES),
+            )
+        )
     return tuple(found)
 
 
 def _instructions(text: str) -> dict[str, tuple[str, str]]:
-    """Of a compiled program: name -> its operation; its shape, and what in the model it was made from (of a fusion: its last part)."""
+    """Of a compiled program: name -> its operation; its shape, and what in the model it was made
+    from (of a fusion: its last part).
+    """
     found = {}
     for name, shape, opcode, rest in _INSTRUCTION.findall(text):
         source = _SOURCE.search(rest)
@@ -164,5 +226,7 @@ def _held(engine: JaxEngine, state: Any) -> dict[str, int]:
     """Bytes on one device."""
     found = {"weights": 0, "optimizer": 0}
     for name, array in engine.held(state):
-        found["weights" if name.startswith("model/") else "optimizer"] += array.addressable_shards[0].data.nbytes
+        found["weights" if name.startswith("model/") else "optimizer"] += array.addressable_shards[
+            0
+        ].data.nbytes
     return found

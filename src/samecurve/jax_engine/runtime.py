@@ -1,4 +1,6 @@
-"""jax set up for a plan: platform, devices, widths, compilation cache, and the processes that train together."""
+"""jax set up for a plan: platform, devices, widths, compilation cache, and the processes that train
+together.
+"""
 
 from typing import Any
 
@@ -8,25 +10,40 @@ from jax.extend.backend import clear_backends
 from samecurve.core.planning.plan import Plan
 from samecurve.errors import RunError
 
-_PATIENCE = 86_400  # seconds for all processes to have come; worker/preflight.py ends the waiting, with a word
-# XLA's CPU devices meet in memory and, by default, abort the process if one of them computes for 40 s longer than another: easily so where many share few cores.
-_SLOW_IS_FINE = ("--xla_cpu_collective_call_warn_stuck_timeout_seconds=600", "--xla_cpu_collective_call_terminate_timeout_seconds=86400")
-# On a GPU XLA tries several kernels and takes what was fastest then, on each device by itself, and some of them add in no fixed order.
+# seconds for all processes to have come; worker/preflight.py ends the waiting, with a word
+_PATIENCE = 86_400
+# XLA's CPU devices meet in memory and, by default, abort the process if one of them computes for 40
+# s longer than another: easily so where many share few cores.
+_SLOW_IS_FINE = (
+    "--xla_cpu_collective_call_warn_stuck_timeout_seconds=600",
+    "--xla_cpu_collective_call_terminate_timeout_seconds=86400",
+)
+# On a GPU XLA tries several kernels and takes what was fastest then, on each device by itself, and
+# some of them add in no fixed order.
 _SAME_KERNELS = ("--xla_gpu_deterministic_ops=true", "--xla_gpu_autotune_level=0")
 
 
 def environment(plan: Plan, flags: str) -> dict[str, str]:
-    """Variables to set before jax's first computation. flags: XLA_FLAGS as they are; what the user set stays."""
+    """Variables to set before jax's first computation.
+
+    flags: XLA_FLAGS as they are; what the user set stays.
+    """
     wanted = _SLOW_IS_FINE if plan.devices[0].kind == "cpu" else _SAME_KERNELS if plan.exact else ()
     more = [flag for flag in wanted if flag.partition("=")[0] not in flags]
     return {"XLA_FLAGS": " ".join([flags, *more]).strip()} if more else {}
 
 
 def configure(plan: Plan, index: int, cache: str, least: int = 1) -> None:
-    """index: of this process. cache: a directory where compiled programs are kept from run to run. least: CPU devices to make, for runs to come."""
+    """index: of this process.
+
+    cache: a directory where compiled programs are kept from run to run. least: CPU devices to make,
+    for runs to come.
+    """
     cpu = plan.devices[0].kind == "cpu"
     jax.config.update("jax_enable_x64", plan.precision == "f64")
-    jax.config.update("jax_default_matmul_precision", "highest" if plan.precision in {"f32", "f64"} else None)  # f32 means f32, as with torch: not TF32
+    jax.config.update(
+        "jax_default_matmul_precision", "highest" if plan.precision in {"f32", "f64"} else None
+    )  # f32 means f32, as with torch: not TF32
     jax.config.update("jax_compilation_cache_dir", cache)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
     if cpu:
@@ -51,7 +68,10 @@ def devices_of(plan: Plan) -> list[jax.Device]:
         there = jax.devices(platform)
     except RuntimeError:
         there = []
-    found = [_own(plan, process, [device for device in there if device.process_index == process]) for process in range(plan.processes)]
+    found = [
+        _own(plan, process, [device for device in there if device.process_index == process])
+        for process in range(plan.processes)
+    ]
     return [device for own in found for device in own]
 
 
@@ -59,23 +79,55 @@ def _own(plan: Plan, process: int, there: list[jax.Device]) -> list[jax.Device]:
     """One process's."""
     wanted = [plan.devices[place] for place in plan.held_by(process)]
     cpu = wanted[0].kind == "cpu"
-    by_index: dict[Any, jax.Device] = {(number if cpu else device.local_hardware_id): device for number, device in enumerate(sorted(there, key=lambda device: device.id))}
+    by_index: dict[Any, jax.Device] = {
+        (number if cpu else device.local_hardware_id): device
+        for number, device in enumerate(sorted(there, key=lambda device: device.id))
+    }
     indices = list(range(len(wanted))) if cpu else [device.index for device in wanted]
     missing = [str(index) for index in indices if index not in by_index]
     if missing:
-        remedy = "as many CPU devices for each process" if cpu else "pip install 'jax[cuda13]' (or 'jax[cuda12]', as the driver has it); python -c 'import jax; print(jax.devices())' shows what jax sees"
-        raise RunError(f"process {process}: jax has no {'CPU device' if cpu else 'GPU'} {', '.join(missing)}; it sees {', '.join(map(str, there)) or 'none'}", remedy, "devices.use")
+        remedy = (
+            "as many CPU devices for each process"
+            if cpu
+            else (
+                "pip install 'jax[cuda13]' (or 'jax[cuda12]', as the driver has it); python -c"
+                " 'import jax; print(jax.devices())' shows what jax sees"
+            )
+        )
+        raise RunError(
+            f"process {process}: jax has no {'CPU device' if cpu else 'GPU'} {', '.join(missing)};"
+            f" it sees {', '.join(map(str, there)) or 'none'}",
+            remedy,
+            "devices.use",
+        )
     return [by_index[index] for index in indices]
 
 
 def join(address: str, plan: Plan, index: int) -> None:
     """Meet the other processes. RunError: they did not come."""
-    gpus = None if plan.devices[0].kind == "cpu" else [plan.devices[place].index for place in plan.held_by(index)]
+    gpus = (
+        None
+        if plan.devices[0].kind == "cpu"
+        else [plan.devices[place].index for place in plan.held_by(index)]
+    )
     try:
-        jax.distributed.initialize(address, num_processes=plan.processes, process_id=index, local_device_ids=gpus, initialization_timeout=_PATIENCE)
+        jax.distributed.initialize(
+            address,
+            num_processes=plan.processes,
+            process_id=index,
+            local_device_ids=gpus,
+            initialization_timeout=_PATIENCE,
+        )
     except RuntimeError as error:
-        remedy = "the same command on each host, and a port that the first one's firewall lets through"
-        raise RunError(f"process {index} of {plan.processes} did not meet the others at {address}: {error}", remedy, "--rdzv", again=True) from None
+        remedy = (
+            "the same command on each host, and a port that the first one's firewall lets through"
+        )
+        raise RunError(
+            f"process {index} of {plan.processes} did not meet the others at {address}: {error}",
+            remedy,
+            "--rdzv",
+            again=True,
+        ) from None
 
 
 def leave() -> None:

@@ -1,9 +1,11 @@
-"""The compiled programs: one optimizer step, and one round of an evaluation, each a shard_map over all devices.
+"""The compiled programs: one optimizer step, and one round of an evaluation, each a shard_map over
+all devices.
 
-Rows which only fill a compiled shape are left out of sum and weight: by the task, where it has leave_out(rows, real), and a slot
-is computed as a whole; else rows are mapped one by one (vmap), which holds for any loss and costs layout copies (measured 10 % of
-a step of models/tiny.yaml on two CPU devices). Gradients add up over rounds on each device, and over devices once, where sums
-and weights are added too. One division follows.
+Rows which only fill a compiled shape are left out of sum and weight: by the task, where it has
+leave_out(rows, real), and a slot is computed as a whole; else rows are mapped one by one (vmap),
+which holds for any loss and costs layout copies (measured 10 % of a step of models/tiny.yaml on two
+CPU devices). Gradients add up over rounds on each device, and over devices once, where sums and
+weights are added too. One division follows.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -28,22 +30,45 @@ Arrays = dict[str, jax.Array]
 Merge = Callable[[Arrays], Any]  # what is trained -> the module
 
 
-def make_step(task: Task, model: Model, plan: Plan, fields: Optimizer, strategy: Strategy, layout: Layout) -> Callable[..., tuple[State, jax.Array]]:
-    """(state, rows, real, extra, lr) -> (state, figures). rows: arrays [devices, rounds, micro, ...]; real: which rows count; extra: [devices, n], added up.
+def make_step(
+    task: Task, model: Model, plan: Plan, fields: Optimizer, strategy: Strategy, layout: Layout
+) -> Callable[..., tuple[State, jax.Array]]:
+    """(state, rows, real, extra, lr) -> (state, figures).
 
-    figures: loss sum, weight, extra, gradient norm before clipping, whether the update was made, f16's scale. The state given is used up.
+    rows: arrays [devices, rounds, micro, ...]; real: which rows count; extra: [devices, n], added
+    up.
+
+    figures: loss sum, weight, extra, gradient norm before clipping, whether the update was made,
+    f16's scale. The state given is used up.
     """
     shapes = {name: spec.shape for name, spec in model.specs.items()}
 
-    def step(state: State, rows: Arrays, real: jax.Array, extra: jax.Array, lr: jax.Array) -> tuple[State, jax.Array]:
+    def step(
+        state: State, rows: Arrays, real: jax.Array, extra: jax.Array, lr: jax.Array
+    ) -> tuple[State, jax.Array]:
         params, merge = opened(model, strategy.whole(weights(state), shapes), layout.trained)
-        gradients, sums = _accumulate(task, merge, params, {name: array[0] for name, array in rows.items()}, real[0], state["scale"] / plan.nominal)
+        gradients, sums = _accumulate(
+            task,
+            merge,
+            params,
+            {name: array[0] for name, array in rows.items()},
+            real[0],
+            state["scale"] / plan.nominal,
+        )
         gradients, (sums, extra) = strategy.reduce(gradients, (sums, extra[0]))
-        state, figures = updated(plan, fields, layout, state, gradients, sums, strategy.square(gradients), lr)
+        state, figures = updated(
+            plan, fields, layout, state, gradients, sums, strategy.square(gradients), lr
+        )
         return state, jnp.concatenate([sums, extra, figures])
 
     specs = layout.specs
-    mapped = jax.shard_map(step, mesh=strategy.mesh, in_specs=(specs, _BY_DEVICE, _BY_DEVICE, _BY_DEVICE, PartitionSpec()), out_specs=(specs, PartitionSpec()), check_vma=False)
+    mapped = jax.shard_map(
+        step,
+        mesh=strategy.mesh,
+        in_specs=(specs, _BY_DEVICE, _BY_DEVICE, _BY_DEVICE, PartitionSpec()),
+        out_specs=(specs, PartitionSpec()),
+        check_vma=False,
+    )
     return jax.jit(mapped, donate_argnums=0)
 
 
@@ -52,19 +77,45 @@ def opened(model: Model, whole: Arrays, trained: Collection[str]) -> tuple[Array
     return {name: whole[name] for name in trained}, lambda params: model.merge({**whole, **params})
 
 
-def updated(plan: Plan, fields: Optimizer, layout: Layout, state: State, gradients: Arrays, sums: jax.Array, square: jax.Array, lr: jax.Array) -> tuple[State, jax.Array]:
-    """One update from a step's summed gradients. sums: [loss sum, weight]; square: of the gradients' norm. Returns the state, and norm before clipping, whether the update was made, f16's scale."""
+def updated(
+    plan: Plan,
+    fields: Optimizer,
+    layout: Layout,
+    state: State,
+    gradients: Arrays,
+    sums: jax.Array,
+    square: jax.Array,
+    lr: jax.Array,
+) -> tuple[State, jax.Array]:
+    """One update from a step's summed gradients.
+
+    sums: [loss sum, weight]; square: of the gradients' norm. Returns the state, and norm before
+    clipping, whether the update was made, f16's scale.
+    """
     params, scale = state["params"], state["scale"]
     correction = plan.nominal / (sums[1] * scale)
     norm = jnp.sqrt(square) * correction
     finite = jnp.isfinite(norm * sums[0])
-    factor = correction * (fields.clip / jnp.maximum(norm, fields.clip)) if fields.clip else correction
-    clipped = {name: gradient * factor.astype(gradient.dtype) for name, gradient in gradients.items()}
+    factor = (
+        correction * (fields.clip / jnp.maximum(norm, fields.clip)) if fields.clip else correction
+    )
+    clipped = {
+        name: gradient * factor.astype(gradient.dtype) for name, gradient in gradients.items()
+    }
     directions, moments = layout.transform.update(clipped, state["moments"], params)
-    moved = {name: params[name] - _rate(lr, layout.trained[name]).astype(params[name].dtype) * directions[name] for name in params}
+    moved = {
+        name: (
+            params[name]
+            - _rate(lr, layout.trained[name]).astype(params[name].dtype) * directions[name]
+        )
+        for name in params
+    }
     new = {"params": moved, "moments": moments, **_scale(plan, state, finite)}
     kept = {name: new[name] if name in {"scale", "streak"} else state[name] for name in new}
-    state = {**jax.tree.map(lambda ours, theirs: jnp.where(finite, ours, theirs), new, kept), "frozen": state["frozen"]}
+    state = {
+        **jax.tree.map(lambda ours, theirs: jnp.where(finite, ours, theirs), new, kept),
+        "frozen": state["frozen"],
+    }
     return state, jnp.stack([norm, finite.astype(norm.dtype), scale])
 
 
@@ -78,24 +129,37 @@ def _scale(plan: Plan, state: State, finite: jax.Array) -> State:
         return {"scale": state["scale"], "streak": state["streak"]}
     streak = jnp.where(finite, state["streak"] + 1, 0)
     grow = streak >= _GROW_AFTER
-    scale = jnp.where(finite, jnp.where(grow, state["scale"] * 2, state["scale"]), state["scale"] * 0.5)
+    scale = jnp.where(
+        finite, jnp.where(grow, state["scale"] * 2, state["scale"]), state["scale"] * 0.5
+    )
     return {"scale": scale, "streak": jnp.where(grow, 0, streak)}
 
 
-def _accumulate(task: Task, merge: Merge, params: Arrays, rows: Arrays, real: jax.Array, factor: jax.Array) -> tuple[Arrays, jax.Array]:
+def _accumulate(
+    task: Task, merge: Merge, params: Arrays, rows: Arrays, real: jax.Array, factor: jax.Array
+) -> tuple[Arrays, jax.Array]:
     """One device's rounds -> gradients of their scaled sum, and [loss sum, weight]."""
     if real.shape[0] == 1:
-        return slot_gradients(task, merge, params, {name: array[0] for name, array in rows.items()}, real[0], factor)
+        return slot_gradients(
+            task, merge, params, {name: array[0] for name, array in rows.items()}, real[0], factor
+        )
 
-    def add(carry: tuple[Arrays, jax.Array], given: tuple[Arrays, jax.Array]) -> tuple[tuple[Arrays, jax.Array], None]:
-        return jax.tree.map(jnp.add, carry, slot_gradients(task, merge, params, *given, factor)), None
+    def add(
+        carry: tuple[Arrays, jax.Array], given: tuple[Arrays, jax.Array]
+    ) -> tuple[tuple[Arrays, jax.Array], None]:
+        return (
+            jax.tree.map(jnp.add, carry, slot_gradients(task, merge, params, *given, factor)),
+            None,
+        )
 
     nothing = jax.tree.map(jnp.zeros_like, params), jnp.zeros(2, factor.dtype)
     total, _ = lax.scan(add, nothing, (rows, real))
     return total
 
 
-def slot_gradients(task: Task, merge: Merge, params: Arrays, rows: Arrays, real: jax.Array, factor: jax.Array) -> tuple[Arrays, jax.Array]:
+def slot_gradients(
+    task: Task, merge: Merge, params: Arrays, rows: Arrays, real: jax.Array, factor: jax.Array
+) -> tuple[Arrays, jax.Array]:
     """Of one slot: gradients of its scaled sum, and [loss sum, weight]."""
 
     def scaled(params: Arrays) -> tuple[jax.Array, jax.Array]:
@@ -106,7 +170,15 @@ def slot_gradients(task: Task, merge: Merge, params: Arrays, rows: Arrays, real:
     return gradients, sums
 
 
-def slot_figures(task: Task, model: Model, names: Sequence[str], params: Arrays, rows: Arrays, real: jax.Array, dtype: Any) -> jax.Array:
+def slot_figures(
+    task: Task,
+    model: Model,
+    names: Sequence[str],
+    params: Arrays,
+    rows: Arrays,
+    real: jax.Array,
+    dtype: Any,
+) -> jax.Array:
     """Of one slot of an evaluation: sums of the task's figures, in the order of names."""
 
     def figures(rows: Arrays) -> list[Any]:
@@ -116,22 +188,56 @@ def slot_figures(task: Task, model: Model, names: Sequence[str], params: Arrays,
     return _sums(task, figures, rows, real, dtype)
 
 
-def _sums(task: Task, figures: Callable[[Arrays], Sequence[Any]], rows: Arrays, real: jax.Array, dtype: Any) -> jax.Array:
-    """Figures added over the rows that count. The others are copies of real ones, so only what spoils the step anyway could make those a nan."""
+def _sums(
+    task: Task,
+    figures: Callable[[Arrays], Sequence[Any]],
+    rows: Arrays,
+    real: jax.Array,
+    dtype: Any,
+) -> jax.Array:
+    """Figures added over the rows that count.
+
+    The others are copies of real ones, so only what spoils the step anyway could make those a nan.
+    """
     leave_out: Callable[[Arrays, jax.Array], Arrays] | None = getattr(task, "leave_out", None)
     if leave_out:
-        return jnp.stack([jnp.asarray(figure).astype(dtype) for figure in figures(leave_out(rows, real))])
-    found = jax.vmap(lambda row: [jnp.asarray(figure) for figure in figures({name: array[None] for name, array in row.items()})])(rows)
+        return jnp.stack(
+            [jnp.asarray(figure).astype(dtype) for figure in figures(leave_out(rows, real))]
+        )
+    found = jax.vmap(
+        lambda row: [
+            jnp.asarray(figure)
+            for figure in figures({name: array[None] for name, array in row.items()})
+        ]
+    )(rows)
     return jnp.stack([jnp.where(real, figure.astype(dtype), 0).sum() for figure in found])
 
 
-def make_evaluation(task: Task, model: Model, names: Sequence[str], strategy: Strategy, layout: Layout, dtype: Any) -> Callable[..., jax.Array]:
+def make_evaluation(
+    task: Task, model: Model, names: Sequence[str], strategy: Strategy, layout: Layout, dtype: Any
+) -> Callable[..., jax.Array]:
     """(params, rows, real) -> sums of the task's figures over all devices, in the order of names."""
     shapes = {name: spec.shape for name, spec in model.specs.items()}
 
     def evaluate(params: Arrays, rows: Arrays, real: jax.Array) -> jax.Array:
-        own = slot_figures(task, model, names, strategy.whole(params, shapes), {name: array[0, 0] for name, array in rows.items()}, real[0, 0], dtype)
+        own = slot_figures(
+            task,
+            model,
+            names,
+            strategy.whole(params, shapes),
+            {name: array[0, 0] for name, array in rows.items()},
+            real[0, 0],
+            dtype,
+        )
         found: jax.Array = lax.psum(own, AXIS)
         return found
 
-    return jax.jit(jax.shard_map(evaluate, mesh=strategy.mesh, in_specs=(weights(layout.specs), _BY_DEVICE, _BY_DEVICE), out_specs=PartitionSpec(), check_vma=False))
+    return jax.jit(
+        jax.shard_map(
+            evaluate,
+            mesh=strategy.mesh,
+            in_specs=(weights(layout.specs), _BY_DEVICE, _BY_DEVICE),
+            out_specs=PartitionSpec(),
+            check_vma=False,
+        )
+    )

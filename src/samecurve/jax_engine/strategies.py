@@ -1,4 +1,6 @@
-"""How arrays lie on the devices, and what passes between these in a step: gathered before it, gradients summed after all rounds, once."""
+"""How arrays lie on the devices, and what passes between these in a step: gathered before it,
+gradients summed after all rounds, once.
+"""
 
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
@@ -13,28 +15,42 @@ from numpy.typing import NDArray
 from samecurve.jax_engine.complex_pairs import psum
 
 AXIS = "data"
-Part = Callable[[tuple[int, ...], tuple[int, ...]], NDArray[Any]]  # offsets, shape -> a box of an array
+Part = Callable[
+    [tuple[int, ...], tuple[int, ...]], NDArray[Any]
+]  # offsets, shape -> a box of an array
 
 
 class Strategy(Protocol):
-    """spec: how an array of this shape is laid out. put: an array laid out so, of host values. box: what this process holds of it, and where that begins.
+    """spec: how an array of this shape is laid out.
 
-    Inside the compiled step: whole: name -> parameter, from this device's part; reduce: the sum over all devices of
-    gradients, this device's part of it, and of figures; square: of the norm of the whole gradient, given such parts.
+    put: an array laid out so, of host values. box: what this process holds of it, and where that
+    begins.
+
+    Inside the compiled step: whole: name -> parameter, from this device's part; reduce: the sum
+    over all devices of gradients, this device's part of it, and of figures; square: of the norm of
+    the whole gradient, given such parts.
     """
 
     mesh: Mesh
 
     def spec(self, shape: tuple[int, ...]) -> PartitionSpec: ...
     def put(self, shape: tuple[int, ...], dtype: Any, part: Part) -> jax.Array: ...
-    def box(self, array: jax.Array, shape: tuple[int, ...]) -> tuple[tuple[int, ...], NDArray[Any]]: ...
-    def whole(self, parts: dict[str, jax.Array], shapes: dict[str, tuple[int, ...]]) -> dict[str, jax.Array]: ...
-    def reduce(self, gradients: dict[str, jax.Array], figures: Any) -> tuple[dict[str, jax.Array], Any]: ...
+    def box(
+        self, array: jax.Array, shape: tuple[int, ...]
+    ) -> tuple[tuple[int, ...], NDArray[Any]]: ...
+    def whole(
+        self, parts: dict[str, jax.Array], shapes: dict[str, tuple[int, ...]]
+    ) -> dict[str, jax.Array]: ...
+    def reduce(
+        self, gradients: dict[str, jax.Array], figures: Any
+    ) -> tuple[dict[str, jax.Array], Any]: ...
     def square(self, gradients: dict[str, jax.Array]) -> jax.Array: ...
 
 
 class Replicated:
-    """single, dp: every device holds everything; one all-reduce a step, gradients and figures together."""
+    """single, dp: every device holds everything; one all-reduce a step, gradients and figures
+    together.
+    """
 
     def __init__(self, mesh: Mesh) -> None:
         self.mesh = mesh
@@ -44,15 +60,21 @@ class Replicated:
 
     def put(self, shape: tuple[int, ...], dtype: Any, part: Part) -> jax.Array:
         found = part((0,) * len(shape), shape).astype(dtype)
-        return jax.make_array_from_callback(shape, NamedSharding(self.mesh, PartitionSpec()), lambda index: found)
+        return jax.make_array_from_callback(
+            shape, NamedSharding(self.mesh, PartitionSpec()), lambda index: found
+        )
 
     def box(self, array: jax.Array, shape: tuple[int, ...]) -> tuple[tuple[int, ...], NDArray[Any]]:
         return (0,) * len(shape), np.array(array.addressable_data(0))
 
-    def whole(self, parts: dict[str, jax.Array], shapes: dict[str, tuple[int, ...]]) -> dict[str, jax.Array]:
+    def whole(
+        self, parts: dict[str, jax.Array], shapes: dict[str, tuple[int, ...]]
+    ) -> dict[str, jax.Array]:
         return parts
 
-    def reduce(self, gradients: dict[str, jax.Array], figures: Any) -> tuple[dict[str, jax.Array], Any]:
+    def reduce(
+        self, gradients: dict[str, jax.Array], figures: Any
+    ) -> tuple[dict[str, jax.Array], Any]:
         found: tuple[dict[str, jax.Array], Any] = psum((gradients, figures), AXIS)
         return found
 
@@ -61,7 +83,9 @@ class Replicated:
 
 
 class Sharded:
-    """fsdp: each array cut along the dimension that wastes least when padded to a multiple of the devices; gathered whole once a step."""
+    """fsdp: each array cut along the dimension that wastes least when padded to a multiple of the
+    devices; gathered whole once a step.
+    """
 
     def __init__(self, mesh: Mesh) -> None:
         self.mesh, self._count = mesh, mesh.size
@@ -71,13 +95,22 @@ class Sharded:
         return 0 in shape or not shape
 
     def _cut(self, shape: tuple[int, ...]) -> int:
-        return min(range(len(shape)), key=lambda axis: (self._padded(shape[axis]) / max(1, shape[axis]), axis))
+        return min(
+            range(len(shape)),
+            key=lambda axis: (self._padded(shape[axis]) / max(1, shape[axis]), axis),
+        )
 
     def _padded(self, size: int) -> int:
         return -(-size // self._count) * self._count
 
     def spec(self, shape: tuple[int, ...]) -> PartitionSpec:
-        return PartitionSpec(*(AXIS if axis == self._cut(shape) else None for axis in range(len(shape)))) if not self._alike(shape) else PartitionSpec()
+        return (
+            PartitionSpec(
+                *(AXIS if axis == self._cut(shape) else None for axis in range(len(shape)))
+            )
+            if not self._alike(shape)
+            else PartitionSpec()
+        )
 
     def put(self, shape: tuple[int, ...], dtype: Any, part: Part) -> jax.Array:
         if self._alike(shape):
@@ -87,15 +120,25 @@ class Sharded:
 
         def piece(index: tuple[slice, ...] | None) -> NDArray[Any]:
             assert index is not None
-            first, last = (min(at, shape[axis]) for at in (index[axis].start or 0, padded[axis] if index[axis].stop is None else index[axis].stop))
+            first, last = (
+                min(at, shape[axis])
+                for at in (
+                    index[axis].start or 0,
+                    padded[axis] if index[axis].stop is None else index[axis].stop,
+                )
+            )
             made = np.zeros((*shape[:axis], padded[axis] // self._count, *shape[axis + 1 :]), dtype)
             if last > first:
-                offsets = tuple(first if dimension == axis else 0 for dimension in range(len(shape)))
+                offsets = tuple(
+                    first if dimension == axis else 0 for dimension in range(len(shape))
+                )
                 found = part(offsets, (*shape[:axis], last - first, *shape[axis + 1 :]))
                 made[tuple(slice(size) for size in found.shape)] = found
             return made
 
-        return jax.make_array_from_callback(padded, NamedSharding(self.mesh, self.spec(shape)), piece)
+        return jax.make_array_from_callback(
+            padded, NamedSharding(self.mesh, self.spec(shape)), piece
+        )
 
     def box(self, array: jax.Array, shape: tuple[int, ...]) -> tuple[tuple[int, ...], NDArray[Any]]:
         if self._alike(shape):
@@ -104,15 +147,36 @@ class Sharded:
         mine = sorted(array.addressable_shards, key=lambda shard: shard.index[axis].start or 0)
         first = mine[0].index[axis].start or 0
         joined = np.concatenate([np.asarray(shard.data) for shard in mine], axis)
-        keep = tuple(slice(max(0, shape[axis] - first)) if dimension == axis else slice(None) for dimension in range(len(shape)))
-        return tuple(first if dimension == axis else 0 for dimension in range(len(shape))), np.ascontiguousarray(joined[keep])
+        keep = tuple(
+            slice(max(0, shape[axis] - first)) if dimension == axis else slice(None)
+            for dimension in range(len(shape))
+        )
+        return tuple(
+            first if dimension == axis else 0 for dimension in range(len(shape))
+        ), np.ascontiguousarray(joined[keep])
 
-    def whole(self, parts: dict[str, jax.Array], shapes: dict[str, tuple[int, ...]]) -> dict[str, jax.Array]:
-        gathered = {name: lax.all_gather(part, AXIS, axis=self._cut(shapes[name]), tiled=True) if not self._alike(shapes[name]) else part for name, part in parts.items()}
-        return {name: lax.slice(array, (0,) * array.ndim, shapes[name]) for name, array in gathered.items()}
+    def whole(
+        self, parts: dict[str, jax.Array], shapes: dict[str, tuple[int, ...]]
+    ) -> dict[str, jax.Array]:
+        gathered = {
+            name: (
+                lax.all_gather(part, AXIS, axis=self._cut(shapes[name]), tiled=True)
+                if not self._alike(shapes[name])
+                else part
+            )
+            for name, part in parts.items()
+        }
+        return {
+            name: lax.slice(array, (0,) * array.ndim, shapes[name])
+            for name, array in gathered.items()
+        }
 
-    def reduce(self, gradients: dict[str, jax.Array], figures: Any) -> tuple[dict[str, jax.Array], Any]:
-        return {name: self._scattered(gradient) for name, gradient in gradients.items()}, psum(figures, AXIS)
+    def reduce(
+        self, gradients: dict[str, jax.Array], figures: Any
+    ) -> tuple[dict[str, jax.Array], Any]:
+        return {name: self._scattered(gradient) for name, gradient in gradients.items()}, psum(
+            figures, AXIS
+        )
 
     def _scattered(self, gradient: jax.Array) -> jax.Array:
         if self._alike(gradient.shape):
@@ -120,12 +184,17 @@ class Sharded:
             return found
         axis = self._cut(gradient.shape)
         more = self._padded(gradient.shape[axis]) - gradient.shape[axis]
-        padded = jnp.pad(gradient, [(0, more if dimension == axis else 0) for dimension in range(gradient.ndim)])
+        padded = jnp.pad(
+            gradient, [(0, more if dimension == axis else 0) for dimension in range(gradient.ndim)]
+        )
         scattered: jax.Array = lax.psum_scatter(padded, AXIS, scatter_dimension=axis, tiled=True)
         return scattered
 
     def square(self, gradients: dict[str, jax.Array]) -> jax.Array:
-        cut, alike = [g for g in gradients.values() if g.size and g.ndim], [g for g in gradients.values() if not g.ndim]
+        cut, alike = (
+            [g for g in gradients.values() if g.size and g.ndim],
+            [g for g in gradients.values() if not g.ndim],
+        )
         found: jax.Array = lax.psum(square(cut), AXIS) + square(alike)
         return found
 
@@ -134,4 +203,8 @@ def square(gradients: Iterable[jax.Array]) -> jax.Array:
     return sum((jnp.vdot(g, g) for g in gradients), start=jnp.zeros(()))
 
 
-STRATEGIES: dict[str, Callable[[Mesh], Strategy]] = {"single": Replicated, "dp": Replicated, "fsdp": Sharded}
+STRATEGIES: dict[str, Callable[[Mesh], Strategy]] = {
+    "single": Replicated,
+    "dp": Replicated,
+    "fsdp": Sharded,
+}

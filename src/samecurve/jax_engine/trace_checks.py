@@ -1,4 +1,6 @@
-"""What a task's loss does with its model, learnt from one trace: what it leaves out, draws, or changes."""
+"""What a task's loss does with its model, learnt from one trace: what it leaves out, draws, or
+changes.
+"""
 
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -13,8 +15,14 @@ from samecurve.errors import UserError
 from samecurve.jax_engine.model import Model
 
 
-def examine(task: Task, model: Model, row: Mapping[str, Any], dtype: Any, trained: Collection[str]) -> None:
-    """row: arrays [1, ...]. UserError: trained parameters that the loss does not use, numbers drawn in it, variables changed in it."""
+def examine(
+    task: Task, model: Model, row: Mapping[str, Any], dtype: Any, trained: Collection[str]
+) -> None:
+    """row: arrays [1, ...].
+
+    UserError: trained parameters that the loss does not use, numbers drawn in it, variables changed
+    in it.
+    """
     changed: list[str] = []
 
     def loss(parameters: dict[str, Any], rest: dict[str, Any]) -> tuple[Any, Any]:
@@ -31,13 +39,22 @@ def examine(task: Task, model: Model, row: Mapping[str, Any], dtype: Any, traine
     _, used = dce_jaxpr(traced, [True] * len(traced.outvars))
     names, others = (jax.tree.leaves({name: name for name in part}) for part in given)
     needed = dict(zip([*names, *others], used, strict=True))
-    _refuse([name for name in model.specs if not needed[name] and name in trained], [name for name in model.rest if needed[name] and _is_key(model.rest[name])], changed)
+    _refuse(
+        [name for name in model.specs if not needed[name] and name in trained],
+        [name for name in model.rest if needed[name] and _is_key(model.rest[name])],
+        changed,
+    )
 
 
 def _variables(module: Any) -> dict[str, Any]:
     """Values of what is neither trained nor a counter of random numbers."""
     found = nnx.to_flat_state(nnx.state(module, nnx.Not(nnx.Any(nnx.Param, nnx.RngState))))
-    return {".".join(map(str, path)): variable.get_value() if isinstance(variable, nnx.Variable) else variable for path, variable in found}
+    return {
+        ".".join(map(str, path)): (
+            variable.get_value() if isinstance(variable, nnx.Variable) else variable
+        )
+        for path, variable in found
+    }
 
 
 def _is_key(leaf: Any) -> bool:
@@ -46,14 +63,28 @@ def _is_key(leaf: Any) -> bool:
 
 def _refuse(unused: list[str], drawn: list[str], changed: list[str]) -> None:
     if drawn:
-        raise UserError(f"the loss depends on random numbers of {drawn[0]}: every row and step would see the same ones",
-                        "numbers that follow from the row (its data can hold some); dropout: --engine torch, whose masks follow the sample", "task")
+        raise UserError(
+            f"the loss depends on random numbers of {drawn[0]}: every row and step would see the"
+            " same ones",
+            "numbers that follow from the row (its data can hold some); dropout: --engine torch,"
+            " whose masks follow the sample",
+            "task",
+        )
     if changed:
-        raise UserError(f"the forward pass changes {_some(changed)}, which the next step would not see",
-                        "nnx.Param for what is trained, values passed on for the rest (no running statistics, as of SpectralNorm or BatchNorm)", "task")
+        raise UserError(
+            f"the forward pass changes {_some(changed)}, which the next step would not see",
+            "nnx.Param for what is trained, values passed on for the rest (no running statistics,"
+            " as of SpectralNorm or BatchNorm)",
+            "task",
+        )
     if unused:
-        raise UserError(f"the loss does not use {_some(unused)}: weight decay alone would move {'it' if len(unused) == 1 else 'them'}",
-                        "leave such parameters out of the model, freeze them (optimizer.groups), or use them in the loss", "task")
+        raise UserError(
+            f"the loss does not use {_some(unused)}: weight decay alone would move"
+            f" {'it' if len(unused) == 1 else 'them'}",
+            "leave such parameters out of the model, freeze them (optimizer.groups), or use them in"
+            " the loss",
+            "task",
+        )
 
 
 def _some(names: list[str]) -> str:

@@ -1,4 +1,6 @@
-"""The metrics of a checkpoint, on any devices: the run's own plan and engine, restored and evaluated once, in a directory that is thrown away."""
+"""The metrics of a checkpoint, on any devices: the run's own plan and engine, restored and
+evaluated once, in a directory that is thrown away.
+"""
 
 import shutil
 import tempfile
@@ -29,7 +31,10 @@ Which = Literal["held-out", "train"]
 
 @dataclass(frozen=True)
 class Evaluated:
-    """metrics: of the checkpoint at `step`. samples: how many were read. plan: on what. seconds: of the evaluation itself."""
+    """metrics: of the checkpoint at `step`.
+
+    samples: how many were read. plan: on what. seconds: of the evaluation itself.
+    """
 
     step: int
     samples: int
@@ -53,8 +58,13 @@ class _Said:
         pass
 
 
-def evaluate(path: Path, settings: Mapping[str, tuple[Any, str]], data: str | None, which: Which, say: Any) -> Evaluated:
-    """path: a run, or one of its checkpoints. settings: config key -> (value, the flag that gave it). data: read instead of the run's own, all of it. say: takes a line.
+def evaluate(
+    path: Path, settings: Mapping[str, tuple[Any, str]], data: str | None, which: Which, say: Any
+) -> Evaluated:
+    """path: a run, or one of its checkpoints.
+
+    settings: config key -> (value, the flag that gave it). data: read instead of the run's own, all
+    of it. say: takes a line.
 
     UserError: nothing saved, or nothing to evaluate. RunError: it failed.
     """
@@ -65,14 +75,28 @@ def evaluate(path: Path, settings: Mapping[str, tuple[Any, str]], data: str | No
     loaded = _loaded(run, settings, data)
     facts = describe(loaded.config)
     changed = data is not None or any(key.startswith("data.") for key in settings)
-    made = plan(loaded.config, probe(), facts, None if changed else fixed_from_json(found.manifest["fixed"]))
+    made = plan(
+        loaded.config, probe(), facts, None if changed else fixed_from_json(found.manifest["fixed"])
+    )
     if data is not None or which == "train":
         made = replace(made, eval_samples=made.samples)
     if not made.eval_samples:
-        raise UserError(f"{run.home} holds no data back to evaluate on", "--on train evaluates on what it was trained on; -d names other data", "RUN")
+        raise UserError(
+            f"{run.home} holds no data back to evaluate on",
+            "--on train evaluates on what it was trained on; -d names other data",
+            "RUN",
+        )
     scratch = Path(tempfile.mkdtemp(prefix="samecurve-eval-"))
     try:
-        return _run(Run(scratch), loaded, made, checkpoint.resolve(), "train" if data is not None else which, found.step, say)
+        return _run(
+            Run(scratch),
+            loaded,
+            made,
+            checkpoint.resolve(),
+            "train" if data is not None else which,
+            found.step,
+            say,
+        )
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
@@ -81,7 +105,9 @@ def _loaded(run: Run, settings: Mapping[str, tuple[Any, str]], data: str | None)
     document = read_file(run.config)
     if data is not None:
         reference = run.read_plan().reference
-        for key, value in other_data(str(document.value["task"]), data, run.assets, reference).items():
+        for key, value in other_data(
+            str(document.value["task"]), data, run.assets, reference
+        ).items():
             document.set(key, value, "-d")
     for key, (value, flag) in settings.items():
         document.set(key, value, flag)
@@ -90,19 +116,35 @@ def _loaded(run: Run, settings: Mapping[str, tuple[Any, str]], data: str | None)
 
 
 def _alone(document: Document) -> None:
-    """Nothing of how long the run was, of what it wrote when, or of the speed of its devices matters here."""
+    """Nothing of how long the run was, of what it wrote when, or of the speed of its devices
+    matters here.
+    """
     for key in ("eval_every", "save_every", "sample_every"):
         document.set(f"train.{key}", 0, "eval")
     document.set("devices.balance", "even", "eval")
 
 
-def _run(scratch: Run, loaded: Loaded, made: Plan, checkpoint: Path, which: Which, step: int, say: Any) -> Evaluated:
+def _run(
+    scratch: Run, loaded: Loaded, made: Plan, checkpoint: Path, which: Which, step: int, say: Any
+) -> Evaluated:
     for directory in (scratch.checkpoints, scratch.logs):
         directory.mkdir()
     scratch.write(loaded.config, made, loaded.origins, {})
     attempt = Attempt(new_attempt_name(), str(scratch.home), str(checkpoint), evaluate=which)
-    append(scratch.journal, Event("planned", step, {"attempt": attempt.name, "run": str(scratch.home), "plan": made.to_json()}))
-    code = launch(Prepared(scratch, made, attempt, Lock(scratch), 0, False, Track(sensors_every=0)), loaded.config.devices, False, _Said(made, scratch, say))
+    append(
+        scratch.journal,
+        Event(
+            "planned",
+            step,
+            {"attempt": attempt.name, "run": str(scratch.home), "plan": made.to_json()},
+        ),
+    )
+    code = launch(
+        Prepared(scratch, made, attempt, Lock(scratch), 0, False, Track(sensors_every=0)),
+        loaded.config.devices,
+        False,
+        _Said(made, scratch, say),
+    )
     found = [event for event in read(scratch.journal) if event.kind == "evaluated"]
     if code or not found:
         raise RunError("the evaluation was stopped", "", str(checkpoint))

@@ -34,24 +34,42 @@ from samecurve.worker.preflight import left_hanging, record_failure
 
 
 def given(loaded: Loaded, rank: Rank, options: Options) -> Prepared:
-    """What the processes that were started are to do. UserError: they are not what the config asks for."""
+    """What the processes that were started are to do.
+
+    UserError: they are not what the config asks for.
+    """
     jax = loaded.config.engine == "jax"
     if rank.hosts > 1 and not jax:
-        raise UserError(f"{rank.world} ranks on {rank.hosts} machines: engine torch trains on one in this version", "one machine, or --engine jax", "engine")
+        raise UserError(
+            f"{rank.world} ranks on {rank.hosts} machines: engine torch trains on one in this"
+            " version",
+            "one machine, or --engine jax",
+            "engine",
+        )
     machine = replace(probe(), started=rank.world, hosts=rank.hosts) if jax else probe()
     prepared = prepare(_on_ranks(loaded, rank.world // rank.hosts, jax), options, machine=machine)
     if prepared.plan.processes != rank.world:
         prepared.lock.release()
-        raise UserError(f"strategy {prepared.plan.strategy} is one process; {rank.world} were started", "one process, or --strategy ddp", "devices.strategy")
+        raise UserError(
+            f"strategy {prepared.plan.strategy} is one process; {rank.world} were started",
+            "one process, or --strategy ddp",
+            "devices.strategy",
+        )
     if jax and rank.world > 1:
-        port = int(os.environ["MASTER_PORT"]) + 1  # one that whoever opens ports between hosts can know
+        port = (
+            int(os.environ["MASTER_PORT"]) + 1
+        )  # one that whoever opens ports between hosts can know
         check_port(port)
-        prepared.attempt = replace(prepared.attempt, coordinator=f"{os.environ['MASTER_ADDR']}:{port}")
+        prepared.attempt = replace(
+            prepared.attempt, coordinator=f"{os.environ['MASTER_ADDR']}:{port}"
+        )
     return prepared
 
 
 def _on_ranks(loaded: Loaded, count: int, jax: bool) -> Loaded:
-    """The config on as many devices of this host as ranks were started on it (jax: a rank may hold several). UserError: it asks for other ones."""
+    """The config on as many devices of this host as ranks were started on it (jax: a rank may hold
+    several). UserError: it asks for other ones.
+    """
     devices = loaded.config.devices
     gpus = len(probe().devices)
     use = devices.use
@@ -62,27 +80,29 @@ def _on_ranks(loaded: Loaded, count: int, jax: bool) -> Loaded:
     config = loaded.config.model_copy(update={"devices": devices.model_copy(update={"use": use})})
     found = len(choose_devices(config, probe(), {}))
     if found != count and not jax:
-        raise UserError(f"torchrun started {count} ranks; devices {devices.use} names {found}", f"--nproc_per_node={found}, or leave --devices out", "devices.use")
+        raise UserError(
+            f"torchrun started {count} ranks; devices {devices.use} names {found}",
+            f"--nproc_per_node={found}, or leave --devices out",
+            "devices.use",
+        )
     return replace(loaded, config=config)
 
 
 _WORD = "samecurve/word"  # from the first rank to the others, before they start
-
-
 _READ = "samecurve/read"  # how many have read it
-
-
-_PREPARED = 7 * 86_400.0  # seconds; a large corpus takes its time; torchrun ends the others if the first rank dies
-
-
+_PREPARED = (
+    7 * 86_400.0
+)  # seconds; a large corpus takes its time; torchrun ends the others if the first rank dies
 _REST = 10.0  # seconds for trackers to take the rest, within what torchrun leaves
-
-
 _OTHERS = 1.0  # seconds in which ranks that failed first have left their notes
 
 
 def joined(rank: Rank, read: Callable[[bool], Loaded], options: Options, headless: bool) -> int:
-    """This process as a rank that torchrun, Slurm or the user started. The first rank prepares the run, tells the others, and speaks for all. read: the config, saying what is to be said or not. Returns the exit code."""
+    """This process as a rank that torchrun, Slurm or the user started.
+
+    The first rank prepares the run, tells the others, and speaks for all. read: the config, saying
+    what is to be said or not. Returns the exit code.
+    """
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # as the probe counts
     store, ranks = meet(serves=rank.index == 0)
     if rank.index:
@@ -108,8 +128,16 @@ def _led(prepared: Prepared, hang_floor: float, rank: Rank, ranks: Any, headless
     own: list[Note] = []
     exits: dict[int, int] = {}
     run, every, starved = prepared.run, prepared.track.sensors_every, oom_kills()
-    watch = overseen(Hangs(run.logs, run.processes, prepared.plan.processes, hang_floor), lambda error: left_hanging(run, error))
-    with showing(view(prepared.plan, run.home, headless), run.journal, prepared.begin), tracked(run, prepared.track, _REST), watched(run, prepared.plan, every), watch:
+    watch = overseen(
+        Hangs(run.logs, run.processes, prepared.plan.processes, hang_floor),
+        lambda error: left_hanging(run, error),
+    )
+    with (
+        showing(view(prepared.plan, run.home, headless), run.journal, prepared.begin),
+        tracked(run, prepared.track, _REST),
+        watched(run, prepared.plan, every),
+        watch,
+    ):
         try:
             if not prepared.attempt.coordinator:
                 work(prepared.attempt, rank, store=ranks, catch_stop=True)
@@ -121,7 +149,15 @@ def _led(prepared: Prepared, hang_floor: float, rank: Rank, ranks: Any, headless
         except BaseException as error:
             own = [note_of(rank.index, error)]
     time.sleep(_OTHERS)
-    failure = explain(sorted([*read_notes(prepared.run.logs, prepared.attempt.name), *own], key=lambda note: note.time), exits, prepared.run.logs, starved=starved_since(starved))
+    failure = explain(
+        sorted(
+            [*read_notes(prepared.run.logs, prepared.attempt.name), *own],
+            key=lambda note: note.time,
+        ),
+        exits,
+        prepared.run.logs,
+        starved=starved_since(starved),
+    )
     record_failure(prepared.run, failure)
     raise failure
 
@@ -132,14 +168,23 @@ def _told(rank: Rank, store: Any, ranks: Any) -> int:
     while not store.check([_WORD]):
         time.sleep(0.1)
         if time.monotonic() > until:
-            raise RunError("the first rank never said what to do", "its terminal or log says why", "--rdzv", again=True)
+            raise RunError(
+                "the first rank never said what to do",
+                "its terminal or log says why",
+                "--rdzv",
+                again=True,
+            )
     word = json.loads(store.get(_WORD))
     store.add(_READ, 1)
     if "leave" in word:
         return int(word["leave"])
     attempt = Attempt.from_values(word["attempt"])
     if rank.hosts > 1 and not rank.local:
-        print(f"rank {rank.index} of {rank.world} trains in {attempt.run}; the first host shows how it goes", flush=True)
+        print(
+            f"rank {rank.index} of {rank.world} trains in {attempt.run}; the first host shows how"
+            " it goes",
+            flush=True,
+        )
     if attempt.coordinator:
         return _followed(run_child(attempt), rank, attempt)
     log_to(Run(Path(attempt.run)).logs / f"rank-{rank.index}.log", attempt.name)
@@ -148,16 +193,26 @@ def _told(rank: Rank, store: Any, ranks: Any) -> int:
 
 
 def _followed(code: int, rank: Rank, attempt: Attempt) -> int:
-    """The exit code of a rank that is not the first. The first one's terminal says what failed; this one's, that something did."""
+    """The exit code of a rank that is not the first.
+
+    The first one's terminal says what failed; this one's, that something did.
+    """
     if code and code < 128:
         logs = Run(Path(attempt.run)).logs
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        print(f"error: rank {rank.index} left with {how}\n  remedy: the first host's terminal says why; {logs / f'rank-{rank.index}.log'} has more", file=sys.stderr)
+        print(
+            f"error: rank {rank.index} left with {how}\n  remedy: the first host's terminal says"
+            f" why; {logs / f'rank-{rank.index}.log'} has more",
+            file=sys.stderr,
+        )
     return 1 if code < 0 else code
 
 
 def _tell(store: Any, rank: Rank, word: dict[str, Any]) -> None:
-    """The last word to the others. The store may live in this process: it stays until they have read it."""
+    """The last word to the others.
+
+    The store may live in this process: it stays until they have read it.
+    """
     store.set(_WORD, json.dumps(word))
     until = time.monotonic() + _LAST
     while store.add(_READ, 0) < rank.world - 1 and time.monotonic() < until:

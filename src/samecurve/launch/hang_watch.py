@@ -1,4 +1,5 @@
-"""Watches the ranks of this host while they train: finds one that has gone silent, asks all where they are, and ends them.
+"""Watches the ranks of this host while they train: finds one that has gone silent, asks all where
+they are, and ends them.
 
 What it saw lies in logs/hang-*.txt afterwards.
 """
@@ -22,25 +23,29 @@ from samecurve.observe.heartbeat import read_beat
 from samecurve.worker.hang_responder import ASK, last_collective
 
 READERS = "samecurve.worker.data_workers"  # the module that data workers run
-
-
 OFTEN = 0.2  # seconds between looks
-
-
 _ANSWER = 1.5  # seconds in which ranks say where they are
-
-
 _DEBUGGERS = ("pdb.py", "bdb.py", "pydevd.py", "debugpy")
-
-
-_COMPILERS = ("_dynamo/convert_frame.py", "_dynamo/symbolic_convert.py", "_inductor/compile_fx.py", "_inductor/scheduler.py", "_inductor/async_compile.py", "_inductor/cpp_builder.py")
-
-
-_STATES = {psutil.STATUS_STOPPED: "T", psutil.STATUS_TRACING_STOP: "t", psutil.STATUS_DISK_SLEEP: "D", psutil.STATUS_ZOMBIE: "Z"}
+_COMPILERS = (
+    "_dynamo/convert_frame.py",
+    "_dynamo/symbolic_convert.py",
+    "_inductor/compile_fx.py",
+    "_inductor/scheduler.py",
+    "_inductor/async_compile.py",
+    "_inductor/cpp_builder.py",
+)
+_STATES = {
+    psutil.STATUS_STOPPED: "T",
+    psutil.STATUS_TRACING_STOP: "t",
+    psutil.STATUS_DISK_SLEEP: "D",
+    psutil.STATUS_ZOMBIE: "Z",
+}
 
 
 def _ask(pid: int, number: int) -> None:
-    """This process is asked through this very thread, whose handler runs before it goes on, with the interpreter's lock: stacks that are read while another thread's change crash the program."""
+    """This process is asked through this very thread, whose handler runs before it goes on, with
+    the interpreter's lock: stacks that are read while another thread's change crash the program.
+    """
     with suppress(OSError):
         if pid == os.getpid():
             signal.pthread_kill(threading.get_ident(), number)
@@ -49,20 +54,56 @@ def _ask(pid: int, number: int) -> None:
 
 
 class Hangs:
-    """logs: where ranks beat and answer. processes: of the ranks on this host, by rank, read anew. world: how many ranks there are in all.
-    floor: seconds of silence that are never a hang; 0: nobody is watched.
-    unknown: likewise, until the usual time of a phase is known. ask: the signal that they answer to. words: how to set the floor, and what beats count."""
+    """logs: where ranks beat and answer.
 
-    def __init__(self, logs: Path, processes: Callable[[], Mapping[int, int]], world: int, floor: float, unknown: float | None = None, ask: int = ASK,
-                 words: tuple[str, str] = ("--set devices.hang_floor=", "step")) -> None:
-        self._logs, self._processes, self._world, self._floor, self._unknown, self._ask, self._words = logs, processes, world, floor, unknown, ask, words
+    processes: of the ranks on this host, by rank, read anew. world: how many ranks there are in
+    all. floor: seconds of silence that are never a hang; 0: nobody is watched. unknown: likewise,
+    until the usual time of a phase is known. ask: the signal that they answer to. words: how to set
+    the floor, and what beats count.
+    """
+
+    def __init__(
+        self,
+        logs: Path,
+        processes: Callable[[], Mapping[int, int]],
+        world: int,
+        floor: float,
+        unknown: float | None = None,
+        ask: int = ASK,
+        words: tuple[str, str] = ("--set devices.hang_floor=", "step"),
+    ) -> None:
+        (
+            self._logs,
+            self._processes,
+            self._world,
+            self._floor,
+            self._unknown,
+            self._ask,
+            self._words,
+        ) = (
+            logs,
+            processes,
+            world,
+            floor,
+            unknown,
+            ask,
+            words,
+        )
         self._watch = Watch(floor, unknown)
 
     def look(self) -> RunError | None:
-        """Called every OFTEN seconds. What is said of a hang, if there is one; its ranks are killed then, except this process itself."""
+        """Called every OFTEN seconds.
+
+        What is said of a hang, if there is one; its ranks are killed then, except this process
+        itself.
+        """
         if not self._floor:
             return None
-        states = {rank: state for rank, pid in self._processes().items() if (state := _state(pid)) not in {None, "Z"}}
+        states = {
+            rank: state
+            for rank, pid in self._processes().items()
+            if (state := _state(pid)) not in {None, "Z"}
+        }
         if "t" in states.values():  # somebody debugs it
             self._watch = Watch(self._floor, self._unknown)
             return None
@@ -75,7 +116,9 @@ class Hangs:
         return len(self._beats(range(self._world))) == self._world
 
     def kill(self) -> None:
-        """At once: a rank that hangs hears no SIGTERM, and those that wait for it in a collective neither."""
+        """At once: a rank that hangs hears no SIGTERM, and those that wait for it in a collective
+        neither.
+        """
         for pid in self._processes().values():
             if pid != os.getpid():
                 with suppress(OSError):
@@ -86,7 +129,9 @@ class Hangs:
 
     def _found(self, silence: Silence) -> RunError | None:
         dumps = self._asked()
-        if _in(dumps, _COMPILERS) and self._watch.excuse():  # a shape that comes late, such as an epoch's short tail
+        if (
+            _in(dumps, _COMPILERS) and self._watch.excuse()
+        ):  # a shape that comes late, such as an epoch's short tail
             return None
         if _in(dumps, _DEBUGGERS):
             self._watch = Watch(self._floor, self._unknown)
@@ -98,7 +143,9 @@ class Hangs:
         return RunError(verdict.cause, verdict.remedy, again=verdict.again, log=str(report))
 
     def _asked(self) -> dict[int, str]:
-        """The stacks of each rank that answers; those of its data workers go into a file of their own."""
+        """The stacks of each rank that answers; those of its data workers go into a file of their
+        own.
+        """
         processes = self._processes()
         files = {rank: self._logs / f"stack-{rank}.txt" for rank in processes}
         before = {rank: _size(path) for rank, path in files.items()}
@@ -110,10 +157,18 @@ class Hangs:
             if self._workers(rank).exists():
                 _signal_readers(pid, self._ask)
         until = time.monotonic() + _ANSWER
-        able = [rank for rank, pid in processes.items() if _state(pid) != "T"]  # who is stopped answers nobody
-        while time.monotonic() < until and not all((self._logs / f"collectives-{rank}.json").exists() for rank in able):
+        able = [
+            rank for rank, pid in processes.items() if _state(pid) != "T"
+        ]  # who is stopped answers nobody
+        while time.monotonic() < until and not all(
+            (self._logs / f"collectives-{rank}.json").exists() for rank in able
+        ):
             time.sleep(0.05)
-        return {rank: path.read_text(errors="replace")[before[rank] :] for rank, path in files.items() if path.exists()}
+        return {
+            rank: path.read_text(errors="replace")[before[rank] :]
+            for rank, path in files.items()
+            if path.exists()
+        }
 
     def _workers(self, rank: int) -> Path:
         return self._logs / f"stack-{rank}-workers.txt"
@@ -123,18 +178,35 @@ class Hangs:
         for rank, pid in self._processes().items():
             collective = None
             with suppress(OSError, ValueError, KeyError):  # it gave no answer
-                collective = last_collective(json.loads((self._logs / f"collectives-{rank}.json").read_text()))
-            seen[rank] = Seen(read_beat(self._logs / f"pulse-{rank}"), _state(pid) or "", spot(dumps.get(rank, ""), _read(self._workers(rank))), collective)
+                collective = last_collective(
+                    json.loads((self._logs / f"collectives-{rank}.json").read_text())
+                )
+            seen[rank] = Seen(
+                read_beat(self._logs / f"pulse-{rank}"),
+                _state(pid) or "",
+                spot(dumps.get(rank, ""), _read(self._workers(rank))),
+                collective,
+            )
         return seen
 
     def _report(self, verdict: Verdict, dumps: dict[int, str]) -> Path:
         path = self._logs / f"hang-{time.strftime('%Y%m%d-%H%M%S')}.txt"
-        parts = [verdict.cause, verdict.remedy, *(f"\nrank {rank}: its threads, the main one last\n{dump.strip() or 'no answer'}" for rank, dump in sorted(dumps.items()))]
+        parts = [
+            verdict.cause,
+            verdict.remedy,
+            *(
+                f"\nrank {rank}: its threads, the main one last\n{dump.strip() or 'no answer'}"
+                for rank, dump in sorted(dumps.items())
+            ),
+        ]
         for rank in sorted(dumps):
             if told := _read(self._workers(rank)):
                 parts.append(f"\nrank {rank}: its data workers\n{told}")
             with suppress(OSError):
-                parts.append(f"\nrank {rank}: its collectives, as torch recorded them\n{(self._logs / f'collectives-{rank}.json').read_text()[-4000:]}")
+                parts.append(
+                    f"\nrank {rank}: its collectives, as torch recorded"
+                    f" them\n{(self._logs / f'collectives-{rank}.json').read_text()[-4000:]}"
+                )
         with suppress(OSError):  # a full disk
             path.write_text("\n".join(parts) + "\n")
         return path
@@ -147,7 +219,10 @@ def _in(dumps: Mapping[int, str], files: Iterable[str]) -> bool:
 
 @contextmanager
 def overseen(hangs: Hangs, found: Callable[[RunError], None]) -> Iterator[None]:
-    """Looked at from a thread of this very process while the block runs. found: is told of a hang, and ends the process."""
+    """Looked at from a thread of this very process while the block runs.
+
+    found: is told of a hang, and ends the process.
+    """
     stop = threading.Event()
 
     def work() -> None:
@@ -186,7 +261,10 @@ def _size(path: Path) -> int:
 
 
 def _state(pid: int) -> str | None:
-    """Of a process, as the kernel names the odd ones; '' for one that runs or waits. None: there is no such process."""
+    """Of a process, as the kernel names the odd ones; '' for one that runs or waits.
+
+    None: there is no such process.
+    """
     try:
         return _STATES.get(psutil.Process(pid).status(), "")
     except psutil.Error:

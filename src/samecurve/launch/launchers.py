@@ -1,4 +1,6 @@
-"""The ranks of one start on this machine: in this process for one device, else as processes that die with it. Each way returns why it failed, or None."""
+"""The ranks of one start on this machine: in this process for one device, else as processes that
+die with it. Each way returns why it failed, or None.
+"""
 
 import logging
 import os
@@ -34,7 +36,10 @@ _GRACE = 10.0  # seconds in which ranks leave by themselves after one has failed
 
 @dataclass(frozen=True)
 class Ends:
-    """failed: exit codes of ranks that did not end well, negative for a signal, the first first. left: those that had ended with 0 by then."""
+    """failed: exit codes of ranks that did not end well, negative for a signal, the first first.
+
+    left: those that had ended with 0 by then.
+    """
 
     failed: Mapping[int, int]
     left: Sequence[int] = ()
@@ -52,20 +57,38 @@ def in_place(prepared: Prepared, devices: Devices) -> SamecurveError | None:
 
 
 def _watch(prepared: Prepared, devices: Devices) -> Hangs:
-    return Hangs(prepared.run.logs, prepared.run.processes, prepared.plan.processes, 0 if prepared.attempt.evaluate else devices.hang_floor)
+    return Hangs(
+        prepared.run.logs,
+        prepared.run.processes,
+        prepared.plan.processes,
+        0 if prepared.attempt.evaluate else devices.hang_floor,
+    )
 
 
 def direct(prepared: Prepared, devices: Devices) -> SamecurveError | None:
-    """Processes of our own: the launcher needs no torch for it, whose import holds a start up by seconds. Their first one serves the rendezvous."""
+    """Processes of our own: the launcher needs no torch for it, whose import holds a start up by
+    seconds. Their first one serves the rendezvous.
+    """
 
     def run() -> Ends:
         world = prepared.plan.processes
         with nullcontext() if devices.port else reserve() as held:
             port = held.getsockname()[1] if held else devices.port
             started = [
-                subprocess.Popen([sys.executable, "-u", "-m", "samecurve.worker.main", prepared.attempt.to_json()], env={**os.environ, **explicit(rank, world, rank, world, "127.0.0.1", port)},
-                                 stdin=subprocess.DEVNULL, start_new_session=True)  # a session of its own: Ctrl-C is the launcher's
-                for rank in range(world)]
+                subprocess.Popen(
+                    [
+                        sys.executable,
+                        "-u",
+                        "-m",
+                        "samecurve.worker.main",
+                        prepared.attempt.to_json(),
+                    ],
+                    env={**os.environ, **explicit(rank, world, rank, world, "127.0.0.1", port)},
+                    stdin=subprocess.DEVNULL,
+                    start_new_session=True,
+                )  # a session of its own: Ctrl-C is the launcher's
+                for rank in range(world)
+            ]
             return _ends(started)
 
     return _waited(prepared, devices, run)
@@ -82,7 +105,9 @@ def _ends(started: Sequence["subprocess.Popen[bytes]"]) -> Ends:
         for rank, code in enumerate(codes):
             if code and not sent and rank not in failed:
                 due = due or [(time.monotonic() + seconds, number) for seconds, number in FAILED]
-                left = left if failed else [other for other, ended in enumerate(codes) if ended == 0]
+                left = (
+                    left if failed else [other for other, ended in enumerate(codes) if ended == 0]
+                )
                 failed[rank] = code
         if None not in codes:
             return Ends(failed, left)
@@ -103,10 +128,20 @@ def elastic(prepared: Prepared, devices: Devices) -> SamecurveError | None:
         from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
         config = LaunchConfig(
-            min_nodes=1, max_nodes=1, nproc_per_node=prepared.plan.processes, run_id=prepared.attempt.name, rdzv_backend="c10d",
-            rdzv_endpoint=f"localhost:{devices.port}", max_restarts=0, monitor_interval=0.1, logs_specs=DefaultLogsSpecs())
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=prepared.plan.processes,
+            run_id=prepared.attempt.name,
+            rdzv_backend="c10d",
+            rdzv_endpoint=f"localhost:{devices.port}",
+            max_restarts=0,
+            monitor_interval=0.1,
+            logs_specs=DefaultLogsSpecs(),
+        )
         try:
-            elastic_launch(config, sys.executable)("-u", "-m", "samecurve.worker.main", prepared.attempt.to_json())
+            elastic_launch(config, sys.executable)(
+                "-u", "-m", "samecurve.worker.main", prepared.attempt.to_json()
+            )
             return Ends({})
         except ChildFailedError as error:
             return Ends({rank: failure.exitcode for rank, failure in error.failures.items()})
@@ -129,29 +164,53 @@ def spawn(prepared: Prepared, devices: Devices) -> SamecurveError | None:
 
         logging.getLogger("torch.multiprocessing").setLevel(logging.CRITICAL)
         resource_tracker.ensure_running()  # first, since it unblocks signals when it starts
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # of this thread, and so of its children: Ctrl-C is the launcher's
+        signal.pthread_sigmask(
+            signal.SIG_BLOCK, {signal.SIGINT}
+        )  # of this thread, and so of its children: Ctrl-C is the launcher's
         store = TCPStore("localhost", devices.port, is_master=True, wait_for_workers=False)
         world = prepared.plan.processes
         context = start_processes(  # type: ignore[no-untyped-call]
-            _spawned, (prepared.attempt.to_json(), world, store.port), nprocs=world, join=False, start_method="spawn")
+            _spawned,
+            (prepared.attempt.to_json(), world, store.port),
+            nprocs=world,
+            join=False,
+            start_method="spawn",
+        )
         assert context is not None
         try:
             while not context.join():
                 pass
             return Ends({})
         except (ProcessExitedException, ProcessRaisedException):
-            return Ends({rank: process.exitcode for rank, process in enumerate(context.processes) if process.exitcode})
+            return Ends(
+                {
+                    rank: process.exitcode
+                    for rank, process in enumerate(context.processes)
+                    if process.exitcode
+                }
+            )
 
     return _waited(prepared, devices, run)
 
 
 def _spawned(index: int, argument: str, world: int, port: int) -> None:
-    os.environ.update(RANK=str(index), LOCAL_RANK=str(index), WORLD_SIZE=str(world), LOCAL_WORLD_SIZE=str(world), MASTER_ADDR="localhost", MASTER_PORT=str(port), TORCHELASTIC_USE_AGENT_STORE="True")
+    os.environ.update(
+        RANK=str(index),
+        LOCAL_RANK=str(index),
+        WORLD_SIZE=str(world),
+        LOCAL_WORLD_SIZE=str(world),
+        MASTER_ADDR="localhost",
+        MASTER_PORT=str(port),
+        TORCHELASTIC_USE_AGENT_STORE="True",
+    )
     main(argument)
 
 
 def _waited(prepared: Prepared, devices: Devices, run: Callable[[], Ends]) -> SamecurveError | None:
-    """run() in a thread, this one free for signals and for watching the ranks. What it found, or raised, explained."""
+    """run() in a thread, this one free for signals and for watching the ranks.
+
+    What it found, or raised, explained.
+    """
     found: dict[str, Any] = {}
     watch, hang = _watch(prepared, devices), None
 
@@ -181,7 +240,14 @@ def _waited(prepared: Prepared, devices: Devices, run: Callable[[], Ends]) -> Sa
     if not ends.failed:
         return None
     notes = read_notes(prepared.run.logs, prepared.attempt.name)
-    return explain(notes, ends.failed, prepared.run.logs, starved=starved_since(starved), world=prepared.plan.processes, left=ends.left)
+    return explain(
+        notes,
+        ends.failed,
+        prepared.run.logs,
+        starved=starved_since(starved),
+        world=prepared.plan.processes,
+        left=ends.left,
+    )
 
 
 LAUNCHERS = {"direct": direct, "elastic": elastic, "spawn": spawn}

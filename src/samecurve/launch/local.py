@@ -1,6 +1,8 @@
-"""Trains what was prepared: starts the ranks of a plan on this machine, waits for them, and, where that is wanted and may help, starts them again.
+"""Trains what was prepared: starts the ranks of a plan on this machine, waits for them, and, where
+that is wanted and may help, starts them again.
 
-The launcher owns signals: the first asks the run to stop (it saves at the step's end, all ranks leave together), the second kills.
+The launcher owns signals: the first asks the run to stop (it saves at the step's end, all ranks
+leave together), the second kills.
 """
 
 import os
@@ -24,11 +26,20 @@ from samecurve.worker.preflight import record_failure
 
 
 def launch(prepared: Prepared, devices: Devices, headless: bool, chosen: View | None = None) -> int:
-    """Train what was prepared. chosen: shows what happens; None: as a terminal wants it. Returns the exit code: 0, or 128 + the signal that stopped it. SamecurveError: why it failed, once."""
+    """Train what was prepared.
+
+    chosen: shows what happens; None: as a terminal wants it. Returns the exit code: 0, or 128 + the
+    signal that stopped it. SamecurveError: why it failed, once.
+    """
     run, plan = prepared.run, prepared.plan
     launcher = _Launcher(prepared, devices, headless)
     try:
-        with showing(chosen or view(plan, run.home, headless), run.journal, prepared.begin), tracked(run, prepared.track), Signals(launcher.stop, launcher.leave) as signals, _environment(plan):
+        with (
+            showing(chosen or view(plan, run.home, headless), run.journal, prepared.begin),
+            tracked(run, prepared.track),
+            Signals(launcher.stop, launcher.leave) as signals,
+            _environment(plan),
+        ):
             with watched(run, plan, prepared.track.sensors_every):
                 failure = launcher.train(signals)
             if failure:
@@ -41,16 +52,24 @@ def launch(prepared: Prepared, devices: Devices, headless: bool, chosen: View | 
 
 
 class _Launcher:
-    """The starts of one command. A lone rank that may be started again is a process of its own, too."""
+    """The starts of one command.
+
+    A lone rank that may be started again is a process of its own, too.
+    """
 
     def __init__(self, prepared: Prepared, devices: Devices, headless: bool) -> None:
         self._now, self._devices, self._headless = prepared, devices, headless
-        self._alone = prepared.plan.in_place and not (devices.max_restarts and not prepared.attempt.evaluate)
+        self._alone = prepared.plan.in_place and not (
+            devices.max_restarts and not prepared.attempt.evaluate
+        )
         self._start = in_place if self._alone else LAUNCHERS[devices.launcher]
 
     def train(self, signals: Signals) -> SamecurveError | None:
         """To the end. Why it failed in the end, if it did."""
-        began, budget = time.time(), Budget(0 if self._now.attempt.evaluate else self._devices.max_restarts)
+        began, budget = (
+            time.time(),
+            Budget(0 if self._now.attempt.evaluate else self._devices.max_restarts),
+        )
         while True:
             failure = self._start(self._now, self._devices)
             if failure is None or signals.received:
@@ -69,7 +88,9 @@ class _Launcher:
     def leave(self) -> None:
         """The second signal."""
         leave_at_once()
-        os.write(2, b"\nended at once, without saving: the same command goes on from the last save\n")
+        os.write(
+            2, b"\nended at once, without saving: the same command goes on from the last save\n"
+        )
 
     def stop(self) -> None:
         """Asked by the first signal. An evaluation has nothing to save."""
@@ -92,12 +113,29 @@ class _Launcher:
 @contextmanager
 def _environment(plan: Plan) -> Iterator[None]:
     """What ranks inherit; what the user set stays."""
-    defaults = {"OMP_NUM_THREADS": str(plan.threads), "PYTHONUNBUFFERED": "1", "PYTHONHASHSEED": "0", LAUNCHER: str(os.getpid())}
+    defaults = {
+        "OMP_NUM_THREADS": str(plan.threads),
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONHASHSEED": "0",
+        LAUNCHER: str(os.getpid()),
+    }
     if plan.devices[0].kind == "cuda":
-        defaults |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "PYTORCH_ALLOC_CONF": "expandable_segments:True", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
+        defaults |= {
+            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+            "PYTORCH_ALLOC_CONF": "expandable_segments:True",
+            "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+        }
     if plan.devices[0].kind == "cpu" and plan.shards > 1:
-        defaults["MALLOC_MMAP_THRESHOLD_"] = str(1 << 20)  # else glibc keeps what each gathered block leaves: measured 804 MiB instead of 326 after 4 steps of 26M parameters
-    added = {name: value for name, value in defaults.items() if name not in os.environ or name == LAUNCHER}
+        defaults["MALLOC_MMAP_THRESHOLD_"] = str(
+            1 << 20
+            # else glibc keeps what each gathered block leaves: measured 804 MiB instead of 326 after 4
+            # steps of 26M parameters
+        )
+    added = {
+        name: value
+        for name, value in defaults.items()
+        if name not in os.environ or name == LAUNCHER
+    }
     os.environ.update(added)
     try:
         yield

@@ -1,6 +1,8 @@
-"""What goes on beside a run: its sensors, read in a thread, and its trackers, each a process that reads the journal.
+"""What goes on beside a run: its sensors, read in a thread, and its trackers, each a process that
+reads the journal.
 
-A tracker's process ends when its standard input does, once it has read the journal to its end: so it outlives a killed launcher by no more than that.
+A tracker's process ends when its standard input does, once it has read the journal to its end: so
+it outlives a killed launcher by no more than that.
 """
 
 import os
@@ -25,21 +27,27 @@ from samecurve.run.prepare import Prepared
 
 
 def done_line(prepared: Prepared) -> str:
-    """What is said of a run that has nothing left to train, once its trackers have what they missed."""
+    """What is said of a run that has nothing left to train, once its trackers have what they
+    missed.
+    """
     steps = prepared.plan.steps
     warned = "".join(f"warn   {text}\n" for text in catch_up(prepared.run, prepared.track))
-    return f"{warned}done   {steps} of {steps} steps were trained before; --max-steps N trains on, another --save-dir begins anew  {prepared.run.home}"
+    return (
+        f"{warned}done   {steps} of {steps} steps were trained before; --max-steps N trains on,"
+        f" another --save-dir begins anew  {prepared.run.home}"
+    )
 
 
 DRAIN = 120.0  # seconds for a tracker to take the rest: an upload may be slow
-
-
 _QUIET = 3.0  # seconds after which somebody who waits is told for what
 
 
 @contextmanager
 def watched(run: Run, plan: Plan, every: float, patience: float = PATIENCE) -> Iterator[None]:
-    """Sensor lines in the journal while the block trains. every: seconds between them; 0: none. patience: seconds until an idle device is worth a word."""
+    """Sensor lines in the journal while the block trains.
+
+    every: seconds between them; 0: none. patience: seconds until an idle device is worth a word.
+    """
     if not every:
         yield
         return
@@ -47,29 +55,60 @@ def watched(run: Run, plan: Plan, every: float, patience: float = PATIENCE) -> I
     sensors = Sensors(plan.devices, owners, plan.threads)
     with ExitStack() as stack:
         stack.callback(sensors.close)
-        stack.enter_context(sensing(lambda: sensors.read(run.processes()), lambda idle: _idle(plan, owners, idle, patience), run.logs / "pulse-0", run.journal, every, patience))
+        stack.enter_context(
+            sensing(
+                lambda: sensors.read(run.processes()),
+                lambda idle: _idle(plan, owners, idle, patience),
+                run.logs / "pulse-0",
+                run.journal,
+                every,
+                patience,
+            )
+        )
         yield
 
 
 def _idle(plan: Plan, owners: Sequence[int], idle: Sequence[int], patience: float) -> str:
     """Which devices do nothing, and what may help."""
-    devices = ", ".join(f"{device} ({plan.devices[device].place}, rank {owners[device]})" for device in idle)
-    count, without = len(slots(plan.batch, plan.micro)), [device for device in idle if not plan.shares[device]]
-    ranks = ", ".join(f"logs/rank-{rank}.log" for rank in dict.fromkeys(owners[device] for device in idle))
+    devices = ", ".join(
+        f"{device} ({plan.devices[device].place}, rank {owners[device]})" for device in idle
+    )
+    count, without = (
+        len(slots(plan.batch, plan.micro)),
+        [device for device in idle if not plan.shares[device]],
+    )
+    ranks = ", ".join(
+        f"logs/rank-{rank}.log" for rank in dict.fromkeys(owners[device] for device in idle)
+    )
     if count < plan.world:
-        remedy = f"a step is {count} slot{'s' if count > 1 else ''} of {plan.micro} samples for {plan.world} devices: a larger --global-batch, or fewer devices (--gpus, --devices)"
+        remedy = (
+            f"a step is {count} slot{'s' if count > 1 else ''} of {plan.micro} samples for"
+            f" {plan.world} devices: a larger --global-batch, or fewer devices (--gpus, --devices)"
+        )
     elif without:
-        remedy = f"devices.balance deals {'them' if len(without) > 1 else 'it'} no slot, since the others are so much faster: leave {'them' if len(without) > 1 else 'it'} to another run (--gpus)"
+        remedy = (
+            f"devices.balance deals {'them' if len(without) > 1 else 'it'} no slot, since the"
+            f" others are so much faster: leave {'them' if len(without) > 1 else 'it'} to another"
+            " run (--gpus)"
+        )
     elif plan.processes > 1:
-        remedy = f"a rank may be stuck ({ranks}) or wait for data (--prefetch); a larger --global-batch gives each device more to do"
+        remedy = (
+            f"a rank may be stuck ({ranks}) or wait for data (--prefetch); a larger --global-batch"
+            " gives each device more to do"
+        )
     else:
         remedy = "a larger --global-batch gives each device more to do; --gpus names those to use"
-    return f"device{'s' if len(idle) > 1 else ''} {devices} did nothing for {patience:g} s while others worked: {remedy}"
+    return (
+        f"device{'s' if len(idle) > 1 else ''} {devices} did nothing for {patience:g} s while"
+        f" others worked: {remedy}"
+    )
 
 
 @contextmanager
 def tracked(run: Run, track: Track, drain: float = DRAIN) -> Iterator[None]:
-    """TensorBoard and W&B beside the block, as the config asks; after it, at most `drain` seconds to take what is left, or until Ctrl-C."""
+    """TensorBoard and W&B beside the block, as the config asks; after it, at most `drain` seconds
+    to take what is left, or until Ctrl-C.
+    """
     trackers = [Tracker(name, run, track) for name in _wanted(track)]
     try:
         yield
@@ -79,13 +118,20 @@ def tracked(run: Run, track: Track, drain: float = DRAIN) -> Iterator[None]:
 
 
 def catch_up(run: Run, track: Track) -> list[str]:
-    """For a run that has nothing left to train: its trackers take what they missed. Returns what they warned of."""
+    """For a run that has nothing left to train: its trackers take what they missed.
+
+    Returns what they warned of.
+    """
     before = run.journal.stat().st_size
     with tracked(run, track):
         pass
     ended = threading.Event()
     ended.set()
-    return [str(event.values["text"]) for event in follow(run.journal, ended, before) if event.kind == "warned"]
+    return [
+        str(event.values["text"])
+        for event in follow(run.journal, ended, before)
+        if event.kind == "warned"
+    ]
 
 
 class Tracker:
@@ -97,8 +143,20 @@ class Tracker:
         try:
             with open(run.logs / f"{name}.log", "ab") as log:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", "samecurve.observe.trackers", name, str(run.home), *([track.wandb, track.wandb_project] if name == "wandb" else ["file", ""])],
-                    stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True)  # a session of its own: Ctrl-C is the launcher's
+                    [
+                        sys.executable,
+                        "-P",
+                        "-m",
+                        "samecurve.observe.trackers",
+                        name,
+                        str(run.home),
+                        *([track.wandb, track.wandb_project] if name == "wandb" else ["file", ""]),
+                    ],
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )  # a session of its own: Ctrl-C is the launcher's
         except OSError as error:
             self._warn(f"could not be started: {error.strerror}")
             return
@@ -115,7 +173,10 @@ class Tracker:
             with suppress(KeyboardInterrupt):
                 self._watch.join(_QUIET)
                 if self._watch.is_alive():
-                    os.write(2, f"waiting for {TITLES[self._name]} to take the rest; Ctrl-C leaves it\n".encode())
+                    os.write(
+                        2,
+                        f"waiting for {TITLES[self._name]} to take the rest; Ctrl-C leaves it\n".encode(),
+                    )
                     self._watch.join(drain)
         finally:
             if self._watch.is_alive():
@@ -127,9 +188,19 @@ class Tracker:
         assert self._process is not None
         code = self._process.wait()
         if code not in {0, SAID} and not self._ending:
-            self._warn(f"its process left with {f'signal {-code}' if code < 0 else f'exit code {code}'}; {self._run.logs / f'{self._name}.log'} may say more")
+            self._warn(
+                f"its process left with {f'signal {-code}' if code < 0 else f'exit code {code}'};"
+                f" {self._run.logs / f'{self._name}.log'} may say more"
+            )
 
     def _warn(self, what: str) -> None:
         pulse = read_pulse(self._run.logs / "pulse-0")
         with suppress(OSError):  # a full disk: the run itself says so
-            append(self._run.journal, Event("warned", pulse[0] if pulse else 0, {"text": f"{TITLES[self._name]}: {what}; {GOES_ON}"}))
+            append(
+                self._run.journal,
+                Event(
+                    "warned",
+                    pulse[0] if pulse else 0,
+                    {"text": f"{TITLES[self._name]}: {what}; {GOES_ON}"},
+                ),
+            )

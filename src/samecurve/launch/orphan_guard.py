@@ -1,6 +1,8 @@
-"""Outlives its launcher by a moment: when the pipe from it ends, every process group that it still names is killed.
+"""Outlives its launcher by a moment: when the pipe from it ends, every process group that it still
+names is killed.
 
-Run by its path with `-I -S`, so that it is there within milliseconds. Lines on standard input: `+GROUP` and `-GROUP`.
+Run by its path with `-I -S`, so that it is there within milliseconds. Lines on standard input:
+`+GROUP` and `-GROUP`.
 """
 
 import os

@@ -1,7 +1,8 @@
-"""Warm ranks: real processes that import torch once and then run one job after another, in worlds of any size up to theirs.
+"""Warm ranks: real processes that import torch once and then run one job after another, in worlds
+of any size up to theirs.
 
-A cold start takes seconds for each layout; here only the first does. A job that fails in one rank may leave others waiting
-in a collective, so its ranks are ended and the next job starts fresh ones.
+A cold start takes seconds for each layout; here only the first does. A job that fails in one rank
+may leave others waiting in a collective, so its ranks are ended and the next job starts fresh ones.
 """
 
 import importlib
@@ -21,7 +22,10 @@ PATIENCE = 240.0  # seconds for one job
 
 
 class JobFailed(RunError):
-    """A job failed in a rank. trace: its traceback. ended: the rank is gone (the kernel ends one when memory runs out)."""
+    """A job failed in a rank.
+
+    trace: its traceback. ended: the rank is gone (the kernel ends one when memory runs out).
+    """
 
     def __init__(self, cause: str, remedy: str, trace: str, ended: bool = False) -> None:
         super().__init__(cause, remedy)
@@ -29,7 +33,11 @@ class JobFailed(RunError):
 
 
 class Pool:
-    """size: ranks. log: a file for what they and their libraries print; None: the terminal. patience: seconds for one job."""
+    """size: ranks.
+
+    log: a file for what they and their libraries print; None: the terminal. patience: seconds for
+    one job.
+    """
 
     def __init__(self, size: int, log: Path | None = None, patience: float = PATIENCE) -> None:
         self.size, self._log, self._patience = size, log, patience
@@ -37,8 +45,13 @@ class Pool:
         self._processes: list[Any] = []
         self._groups: set[tuple[int, str]] = set()
 
-    def run(self, world: int, function: Callable[..., Any], *arguments: Any, backend: str = "gloo") -> list[Any]:
-        """function(rank, group, *arguments) on the first `world` ranks; their results by rank. JobFailed: one of them raised, ended, or took too long."""
+    def run(
+        self, world: int, function: Callable[..., Any], *arguments: Any, backend: str = "gloo"
+    ) -> list[Any]:
+        """function(rank, group, *arguments) on the first `world` ranks; their results by rank.
+
+        JobFailed: one of them raised, ended, or took too long.
+        """
         if not self._pipes:
             self._start()
         if (world, backend) not in self._groups:
@@ -56,16 +69,25 @@ class Pool:
     def _answers(self, world: int) -> list[Any]:
         answers: dict[int, Any] = {}
         while len(answers) < world:
-            waiting: dict[Any, int] = {self._pipes[rank]: rank for rank in range(world) if rank not in answers}
+            waiting: dict[Any, int] = {
+                self._pipes[rank]: rank for rank in range(world) if rank not in answers
+            }
             ready = wait(list(waiting), self._patience)
             if not ready:
-                raise JobFailed(f"ranks {', '.join(map(str, waiting.values()))} of {world} gave no answer in {self._patience:g} s", "their log may say why", "")
+                raise JobFailed(
+                    f"ranks {', '.join(map(str, waiting.values()))} of {world} gave no answer in"
+                    f" {self._patience:g} s",
+                    "their log may say why",
+                    "",
+                )
             for pipe in ready:
                 rank = waiting[pipe]
                 try:
                     answers[rank], error = self._pipes[rank].recv()
                 except EOFError:
-                    raise JobFailed(f"rank {rank} of {world} ended", "its log may say why", "", ended=True) from None
+                    raise JobFailed(
+                        f"rank {rank} of {world} ended", "its log may say why", "", ended=True
+                    ) from None
                 if error:
                     raise JobFailed(*error)
         return [answers[rank] for rank in range(world)]
@@ -79,7 +101,11 @@ class Pool:
         self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         for rank in range(self.size):
             mine, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, self.size, self._store.port, theirs, os.getpid(), self._log), daemon=True)
+            process = context.Process(
+                target=_serve,
+                args=(rank, self.size, self._store.port, theirs, os.getpid(), self._log),
+                daemon=True,
+            )
             process.start()
             theirs.close()
             self._pipes.append(mine)
@@ -94,7 +120,9 @@ class Pool:
         self._processes, self._pipes, self._groups = [], [], set()
 
 
-def _serve(rank: int, size: int, port: int, pipe: Connection, parent: int, log: Path | None) -> None:
+def _serve(
+    rank: int, size: int, port: int, pipe: Connection, parent: int, log: Path | None
+) -> None:
     from samecurve.run.directory import log_to
     from samecurve.system import die_with
 
@@ -106,7 +134,9 @@ def _serve(rank: int, size: int, port: int, pipe: Connection, parent: int, log: 
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), TORCHELASTIC_USE_AGENT_STORE="True")
+    os.environ.update(
+        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), TORCHELASTIC_USE_AGENT_STORE="True"
+    )
     dist.init_process_group("gloo", rank=rank, world_size=size)
     groups: dict[tuple[int, str], Any] = {}
     while True:
@@ -118,8 +148,14 @@ def _serve(rank: int, size: int, port: int, pipe: Connection, parent: int, log: 
             function = getattr(importlib.import_module(module), name)
             pipe.send((function(rank, groups[world, backend], *arguments), None))
         except BaseException as error:
-            said = (error.cause, error.remedy) if isinstance(error, SamecurveError) else (f"{type(error).__name__}: {error}", "")
-            pipe.send((None, (f"rank {rank} of {world}: {said[0]}", said[1], traceback.format_exc())))
+            said = (
+                (error.cause, error.remedy)
+                if isinstance(error, SamecurveError)
+                else (f"{type(error).__name__}: {error}", "")
+            )
+            pipe.send(
+                (None, (f"rank {rank} of {world}: {said[0]}", said[1], traceback.format_exc()))
+            )
 
 
 @contextmanager

@@ -1,6 +1,8 @@
-"""Ranks that somebody else started must run one program with one config: they compare before anything is prepared.
+"""Ranks that somebody else started must run one program with one config: they compare before
+anything is prepared.
 
-The first rank lays out what it runs; each other one answers with what differs, in words, or with nothing.
+The first rank lays out what it runs; each other one answers with what differs, in words, or with
+nothing.
 """
 
 import hashlib
@@ -21,46 +23,94 @@ _IDENTITY = "samecurve/identity"  # of the first rank
 _ANSWER = "samecurve/answer"  # of each other one, with its number
 _COME = 1800.0  # seconds in which all ranks have started
 _SHOWN = 4  # differences of one rank
-_FREE = ("devices.", "track.")  # config that only the first rank reads, or that hosts may have each for themselves
+_FREE = (
+    "devices.",
+    "track.",
+)  # config that only the first rank reads, or that hosts may have each for themselves
 
 
 def identity(loaded: Loaded) -> dict[str, str]:
-    """What a rank runs, by name: versions, each config key, the bytes of an own task's file. Equal texts mean the same."""
+    """What a rank runs, by name: versions, each config key, the bytes of an own task's file.
+
+    Equal texts mean the same.
+    """
     config = loaded.config
     free = (*_FREE, *(f"data.{name}" for name in config.data.indifferent))
-    keys = {key: json.dumps(value, default=str) for key, value in flatten(config).items() if not key.startswith(free)}
+    keys = {
+        key: json.dumps(value, default=str)
+        for key, value in flatten(config).items()
+        if not key.startswith(free)
+    }
     place = place_of(config.task)
-    task = {f"the file {place.path}": hashlib.sha256(place.path.read_bytes()).hexdigest()[:12]} if place else {}
-    return {"samecurve": samecurve.__version__, "torch": version("torch"), "python": platform.python_version(), **task, **keys}
+    task = (
+        {f"the file {place.path}": hashlib.sha256(place.path.read_bytes()).hexdigest()[:12]}
+        if place
+        else {}
+    )
+    return {
+        "samecurve": samecurve.__version__,
+        "torch": version("torch"),
+        "python": platform.python_version(),
+        **task,
+        **keys,
+    }
 
 
 def compare(store: Any, rank: Rank, loaded: Loaded) -> None:
-    """Of the first rank, which waits for the others' answers. UserError: what they run differs. RunError: some never came."""
+    """Of the first rank, which waits for the others' answers.
+
+    UserError: what they run differs. RunError: some never came.
+    """
     store.set(_IDENTITY, json.dumps(identity(loaded)))
-    missing, until = [index for index in range(rank.world) if index != rank.index], time.monotonic() + _COME
+    missing, until = (
+        [index for index in range(rank.world) if index != rank.index],
+        time.monotonic() + _COME,
+    )
     different = {}
     while missing:
         for index in [index for index in missing if store.check([f"{_ANSWER}/{index}"])]:
             missing.remove(index)
             different[index] = store.get(f"{_ANSWER}/{index}").decode()
         if time.monotonic() > until:
-            raise RunError(f"{rank.world - len(missing)} of {rank.world} ranks came within {_COME / 60:g} minutes", "start the same command for every rank", "environment", again=True)
+            raise RunError(
+                f"{rank.world - len(missing)} of {rank.world} ranks came within {_COME / 60:g}"
+                " minutes",
+                "start the same command for every rank",
+                "environment",
+                again=True,
+            )
         time.sleep(0.02)
     wrong = {index: words for index, words in sorted(different.items()) if words}
     if wrong:
         index, words = next(iter(wrong.items()))
-        more = f" (and {len(wrong) - 1} more rank{'s' if len(wrong) > 2 else ''})" if len(wrong) > 1 else ""
-        raise UserError(f"rank {index}{more} runs something else than rank {rank.index}: {words}", "the same command, files and installed versions for every rank", "environment")
+        more = (
+            f" (and {len(wrong) - 1} more rank{'s' if len(wrong) > 2 else ''})"
+            if len(wrong) > 1
+            else ""
+        )
+        raise UserError(
+            f"rank {index}{more} runs something else than rank {rank.index}: {words}",
+            "the same command, files and installed versions for every rank",
+            "environment",
+        )
 
 
 def answer(store: Any, rank: Rank, read: Callable[[], Loaded], over: str) -> None:
-    """Of another rank. over: a key of the store that is there where the first one has left instead."""
+    """Of another rank.
+
+    over: a key of the store that is there where the first one has left instead.
+    """
     until = time.monotonic() + _COME
     while not store.check([_IDENTITY]):
         if store.check([over]):
             return
         if time.monotonic() > until:
-            raise RunError(f"the first rank did not come within {_COME / 60:g} minutes", "its terminal or log says why", "environment", again=True)
+            raise RunError(
+                f"the first rank did not come within {_COME / 60:g} minutes",
+                "its terminal or log says why",
+                "environment",
+                again=True,
+            )
         time.sleep(0.05)
     try:
         words = differences(json.loads(store.get(_IDENTITY)), identity(read()))
@@ -71,5 +121,11 @@ def answer(store: Any, rank: Rank, read: Callable[[], Loaded], over: str) -> Non
 
 def differences(first: Mapping[str, str], other: Mapping[str, str]) -> str:
     """In words; '' where there are none."""
-    found = [f"{name} {other.get(name, 'not there')} instead of {first.get(name, 'not there')}" for name in {**first, **other} if first.get(name) != other.get(name)]
-    return "; ".join(found[:_SHOWN]) + (f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else "")
+    found = [
+        f"{name} {other.get(name, 'not there')} instead of {first.get(name, 'not there')}"
+        for name in {**first, **other}
+        if first.get(name) != other.get(name)
+    ]
+    return "; ".join(found[:_SHOWN]) + (
+        f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+    )

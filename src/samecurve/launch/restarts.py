@@ -23,13 +23,20 @@ class Budget:
         self._from: list[str | None] = []
 
     def spend(self, failure: SamecurveError, saved: str | None) -> str | None:
-        """Take one start. saved: what it would go on from. Returns why not, '' where nobody asked for any; None: it may start."""
+        """Take one start.
+
+        saved: what it would go on from. Returns why not, '' where nobody asked for any; None: it
+        may start.
+        """
         if not self._allowed:
             return ""
         if not (isinstance(failure, RunError) and failure.again):
             return "not started again: the same would happen"
         if self.used >= self._allowed:
-            return f"not started again: that was done {'once' if self.used == 1 else f'{self.used} times'} (--max-restarts)"
+            return (
+                "not started again: that was done"
+                f" {'once' if self.used == 1 else f'{self.used} times'} (--max-restarts)"
+            )
         self._from.append(saved)
         if len(self._from) > _FRUITLESS and len(set(self._from[-_FRUITLESS - 1 :])) == 1:
             return f"not started again: {_FRUITLESS} starts in a row failed before another save"
@@ -37,12 +44,25 @@ class Budget:
         return None
 
 
-def again(before: Prepared, failure: SamecurveError, began: float, budget: Budget) -> Prepared | str:
-    """The next start of a run that failed, from its newest whole checkpoint. began: when the command's first one did. A text: why there is none."""
+def again(
+    before: Prepared, failure: SamecurveError, began: float, budget: Budget
+) -> Prepared | str:
+    """The next start of a run that failed, from its newest whole checkpoint.
+
+    began: when the command's first one did. A text: why there is none.
+    """
     found = time.time()
     run, attempt = before.run, before.attempt
     whole, damaged = newest(run.checkpoints)
-    resume = str(whole) if whole else attempt.resume if attempt.resume and not attempt.resume.startswith(str(run.checkpoints)) else None
+    resume = (
+        str(whole)
+        if whole
+        else (
+            attempt.resume
+            if attempt.resume and not attempt.resume.startswith(str(run.checkpoints))
+            else None
+        )
+    )
     reason = budget.spend(failure, resume)
     if reason is not None:
         return reason
@@ -50,13 +70,50 @@ def again(before: Prepared, failure: SamecurveError, began: float, budget: Budge
     sweep(run.checkpoints)
     mend(run.journal)
     step = int(read_manifest(Path(resume))["step"]) if resume else 0
-    next_one = replace(attempt, name=new_attempt_name(), resume=resume, weights=attempt.weights if resume is None else None)
-    text = f"{failure.cause}; start {budget.used + 1}, from {f'step {step}' if resume else 'the beginning'}"
-    append(run.journal, Event("restarted", step, {"attempt": next_one.name, "text": text, "cause": failure.cause, "restart": budget.used}))
+    next_one = replace(
+        attempt,
+        name=new_attempt_name(),
+        resume=resume,
+        weights=attempt.weights if resume is None else None,
+    )
+    text = (
+        f"{failure.cause}; start {budget.used + 1}, from"
+        f" {f'step {step}' if resume else 'the beginning'}"
+    )
+    append(
+        run.journal,
+        Event(
+            "restarted",
+            step,
+            {
+                "attempt": next_one.name,
+                "text": text,
+                "cause": failure.cause,
+                "restart": budget.used,
+            },
+        ),
+    )
     for line in damaged:
         append(run.journal, Event("warned", step, {"text": line}))
-    append(run.journal, Event("resumed", step, {"attempt": next_one.name, "text": f"from {resume}" if resume else "nothing was saved before: from the start"}))
+    append(
+        run.journal,
+        Event(
+            "resumed",
+            step,
+            {
+                "attempt": next_one.name,
+                "text": f"from {resume}" if resume else "nothing was saved before: from the start",
+            },
+        ),
+    )
     lines = [event for event in read(run.journal) if event.time >= began]
     trained = [float(event.values["seconds"]) for event in lines if event.kind == "step"]
-    recoveries = tuple(float(event.values["seconds"]) for event in lines if event.kind == "recovered")
-    return replace(before, attempt=replace(next_one, earlier=Earlier(began, len(trained), sum(trained), found, recoveries)))
+    recoveries = tuple(
+        float(event.values["seconds"]) for event in lines if event.kind == "recovered"
+    )
+    return replace(
+        before,
+        attempt=replace(
+            next_one, earlier=Earlier(began, len(trained), sum(trained), found, recoveries)
+        ),
+    )

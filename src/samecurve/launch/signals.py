@@ -1,4 +1,7 @@
-"""Signals belong to whoever launched: the first asks the run to stop, the second kills. And a rank as a child that is told so."""
+"""Signals belong to whoever launched: the first asks the run to stop, the second kills.
+
+And a rank as a child that is told so.
+"""
 
 import os
 import signal
@@ -15,9 +18,9 @@ if TYPE_CHECKING:  # pydantic is not imported for `samecurve run`
     from samecurve.run.attempt import Attempt
 from samecurve.system import LAUNCHER, STOP_SIGNAL
 
-_ONCE = 0.2  # seconds in which signals are one: a parent of several threads leaves its children its death signal once for each
-
-
+# seconds in which signals are one: a parent of several threads leaves its children its death signal
+# once for each
+_ONCE = 0.2
 STOPPING = b"\nstopping at the end of this step, after saving; once more to leave at once\n"
 
 
@@ -31,7 +34,9 @@ class Signals:
         self._old: dict[int, Any] = {}
 
     def __enter__(self) -> "Signals":
-        self._old = {number: signal.signal(number, self._on) for number in (signal.SIGINT, signal.SIGTERM)}
+        self._old = {
+            number: signal.signal(number, self._on) for number in (signal.SIGINT, signal.SIGTERM)
+        }
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -58,11 +63,16 @@ def leave_at_once() -> None:
 
 
 def run_child(attempt: "Attempt") -> int:
-    """The rank that the environment describes, in a process of its own: its library may abort it when it loses a peer, and somebody must be left to say so.
+    """The rank that the environment describes, in a process of its own: its library may abort it
+    when it loses a peer, and somebody must be left to say so.
 
-    Its exit code, negative for a signal that ended it; 128 + the signal that asked it to stop, which it then did in order.
+    Its exit code, negative for a signal that ended it; 128 + the signal that asked it to stop,
+    which it then did in order.
     """
-    child = subprocess.Popen([sys.executable, "-u", "-m", "samecurve.worker.main", attempt.to_json()], env={**os.environ, LAUNCHER: str(os.getpid())})
+    child = subprocess.Popen(
+        [sys.executable, "-u", "-m", "samecurve.worker.main", attempt.to_json()],
+        env={**os.environ, LAUNCHER: str(os.getpid())},
+    )
 
     def stop() -> None:
         child.send_signal(STOP_SIGNAL)

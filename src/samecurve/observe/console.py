@@ -1,7 +1,7 @@
 """What a person sees of a run: sentences with numbers, made from the journal's events.
 
-On a terminal a progress bar carries the latest step; redirected, one plain flushed line every `log_every` steps or
-thirty seconds; headless, the journal's own lines and nothing else.
+On a terminal a progress bar carries the latest step; redirected, one plain flushed line every
+`log_every` steps or thirty seconds; headless, the journal's own lines and nothing else.
 """
 
 import os
@@ -47,7 +47,9 @@ class Headless:
 
 
 class Pace:
-    """Seconds a step, and seconds of them waited for data, smoothed over some twenty steps: one alone says little where the device runs ahead of what is read of it."""
+    """Seconds a step, and seconds of them waited for data, smoothed over some twenty steps: one
+    alone says little where the device runs ahead of what is read of it.
+    """
 
     def __init__(self) -> None:
         self.seconds: float | None = None
@@ -56,10 +58,16 @@ class Pace:
 
     def add(self, event: Event) -> None:
         if event.kind == "step" and not self._started:
-            self._started = True  # the first step also warms up, and would say too much of the others
+            self._started = (
+                True  # the first step also warms up, and would say too much of the others
+            )
         elif event.kind == "step":
             new, waited = float(event.values["seconds"]), float(event.values["wait_seconds"])
-            self.seconds, self.waited = (new, waited) if self.seconds is None else (0.95 * self.seconds + 0.05 * new, 0.95 * self.waited + 0.05 * waited)
+            self.seconds, self.waited = (
+                (new, waited)
+                if self.seconds is None
+                else (0.95 * self.seconds + 0.05 * new, 0.95 * self.waited + 0.05 * waited)
+            )
 
 
 class Plain:
@@ -74,7 +82,11 @@ class Plain:
     def show(self, event: Event) -> None:
         self._pace.add(event)
         if event.kind == "step":
-            if event.step % self._plan.every.log and event.step != self._plan.steps and time.monotonic() - self._last < _AT_LEAST_EVERY:
+            if (
+                event.step % self._plan.every.log
+                and event.step != self._plan.steps
+                and time.monotonic() - self._last < _AT_LEAST_EVERY
+            ):
                 return
             self._last = time.monotonic()
         if event.kind == "sensors":
@@ -107,7 +119,13 @@ class Rich:
         self._plain = Plain(plan, run, lambda line: self._terminal.print(line, markup=False))
         self._plan, self._run = plan, run
         self._pace = Pace()
-        self._bar = Bar(TextColumn("{task.description}", markup=False), BarColumn(bar_width=_BAR), console=self._terminal, transient=True, refresh_per_second=4)
+        self._bar = Bar(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=_BAR),
+            console=self._terminal,
+            transient=True,
+            refresh_per_second=4,
+        )
         self._task = self._bar.add_task("starting", total=plan.steps)
         self._bar.start()
 
@@ -123,12 +141,28 @@ class Rich:
             self._plain.show(event)
 
     def _fitting(self, event: Event) -> str:
-        """As many of the step's figures as the line has room for beside the bar, the most wanted first."""
+        """As many of the step's figures as the line has room for beside the bar, the most wanted
+        first.
+        """
         parts = step_parts(event.step, event.values, self._plan, self._pace)
         room = self._terminal.width - _BAR - 3
         kept: set[str] = set()
-        for name in ("step", "loss", "left", "rate", "compute", "grad", "memory", "lr", "wait", "skipped"):
-            if name in parts and len("  ".join(parts[n] for n in parts if n in kept | {name})) <= room:
+        for name in (
+            "step",
+            "loss",
+            "left",
+            "rate",
+            "compute",
+            "grad",
+            "memory",
+            "lr",
+            "wait",
+            "skipped",
+        ):
+            if (
+                name in parts
+                and len("  ".join(parts[n] for n in parts if n in kept | {name})) <= room
+            ):
                 kept.add(name)
         return "  ".join(text for name, text in parts.items() if name in kept)
 
@@ -144,15 +178,31 @@ def lines(event: Event, plan: Plan, run: Path, pace: Pace | None = None) -> list
     if event.kind == "step":
         return ["  ".join(step_parts(event.step, values, plan, pace or Pace()).values())]
     if event.kind == "evaluated":
-        shown = "  ".join(f"{name} {_figure(value, '.4f')}" for name, value in values.items() if name not in {"seconds", "best_loss", "best_step"})
+        shown = "  ".join(
+            f"{name} {_figure(value, '.4f')}"
+            for name, value in values.items()
+            if name not in {"seconds", "best_loss", "best_step"}
+        )
         best = ""
         if values["best_step"] is not None:
-            best = "  best so far" if values["best_step"] == event.step else f"  best {values['best_loss']:.4f} at step {values['best_step']}"
+            best = (
+                "  best so far"
+                if values["best_step"] == event.step
+                else f"  best {values['best_loss']:.4f} at step {values['best_step']}"
+            )
         return [f"eval   step {event.step}  {shown}{best}  ({show_seconds(values['seconds'])})"]
     if event.kind == "saved":
-        return [f"saved  step {event.step}  {show_bytes(values['bytes'])} in {show_seconds(values['seconds'])} (blocked {show_seconds(values['blocked_seconds'])})  {values['path']}"]
+        return [
+            f"saved  step {event.step}  {show_bytes(values['bytes'])} in"
+            f" {show_seconds(values['seconds'])} (blocked"
+            f" {show_seconds(values['blocked_seconds'])})  {values['path']}"
+        ]
     if event.kind == "sampled":
-        return [line for text in values["texts"] for line in ["sample", *(f"  | {row}" for row in printable(text).splitlines())]]
+        return [
+            line
+            for text in values["texts"]
+            for line in ["sample", *(f"  | {row}" for row in printable(text).splitlines())]
+        ]
     if event.kind == "hashed":
         return [f"hash   step {event.step}  {values['hash'][:16]}"]
     if event.kind == "resumed":
@@ -170,19 +220,40 @@ def lines(event: Event, plan: Plan, run: Path, pace: Pace | None = None) -> list
 
 def _word(event: Event) -> list[str]:
     if event.kind == "recovered":
-        return [f"again  step {event.step} was trained {show_seconds(event.values['seconds'])} after the failure was found"]
+        return [
+            f"again  step {event.step} was trained {show_seconds(event.values['seconds'])} after"
+            " the failure was found"
+        ]
     marks = {"warned": "warn  ", "slow": "slow  ", "restarted": "again "}
     return [f"{marks[event.kind]} {event.values.get('text', '')}"] if event.kind in marks else []
 
 
 def step_parts(step: int, values: dict[str, Any], plan: Plan, pace: Pace) -> dict[str, str]:
-    """A step's figures as texts, by name, in the order in which they are shown; rates at the pace of the steps so far."""
-    seconds, waited = (pace.seconds, pace.waited) if pace.seconds else (values["seconds"], values["wait_seconds"])
-    values = {name: value * values["seconds"] / seconds if name.endswith("_per_second") or name == "mfu" else value for name, value in values.items()}
+    """A step's figures as texts, by name, in the order in which they are shown; rates at the pace
+    of the steps so far.
+    """
+    seconds, waited = (
+        (pace.seconds, pace.waited) if pace.seconds else (values["seconds"], values["wait_seconds"])
+    )
+    values = {
+        name: (
+            value * values["seconds"] / seconds
+            if name.endswith("_per_second") or name == "mfu"
+            else value
+        )
+        for name, value in values.items()
+    }
     rate = values.get("tokens_per_second")
     parts = {
-        "step": f"step   {step}/{plan.steps}", "loss": f"loss {_figure(values.get('loss'), '.4f')}", "grad": f"grad {_figure(values.get('grad_norm'), '.3f')}",
-        "lr": f"lr {values['lr']:.2e}", "rate": f"{show_count(rate)} tok/s" if rate else f"{show_count(values['samples_per_second'])} samples/s",
+        "step": f"step   {step}/{plan.steps}",
+        "loss": f"loss {_figure(values.get('loss'), '.4f')}",
+        "grad": f"grad {_figure(values.get('grad_norm'), '.3f')}",
+        "lr": f"lr {values['lr']:.2e}",
+        "rate": (
+            f"{show_count(rate)} tok/s"
+            if rate
+            else f"{show_count(values['samples_per_second'])} samples/s"
+        ),
     }
     if "mfu" in values:
         parts["compute"] = f"MFU {values['mfu']:.1%}"
@@ -200,11 +271,19 @@ def _figure(value: float | None, form: str) -> str:
 
 def _slow_start(values: dict[str, Any]) -> list[str]:
     """A start that took long says what took it."""
-    parts = {name.removesuffix("_seconds"): float(value) for name, value in values.items() if name.endswith("_seconds")}
+    parts = {
+        name.removesuffix("_seconds"): float(value)
+        for name, value in values.items()
+        if name.endswith("_seconds")
+    }
     if sum(parts.values()) < _SLOW_START:
         return []
     told = ", ".join(f"{name} {show_seconds(value)}" for name, value in parts.items())
-    remedy = "its files may come over a network: a copy of the environment on a local disk starts sooner" if parts.get("import", 0.0) == max(parts.values()) else "the other ranks began later, or reach this one slowly"
+    remedy = (
+        "its files may come over a network: a copy of the environment on a local disk starts sooner"
+        if parts.get("import", 0.0) == max(parts.values())
+        else "the other ranks began later, or reach this one slowly"
+    )
     return [f"slow   the start took {show_seconds(sum(parts.values()))} ({told}); {remedy}"]
 
 
@@ -213,27 +292,50 @@ def _finished(event: Event, plan: Plan, run: Path) -> list[str]:
     entropy = plan.reference.get("unigram_entropy")
     loss = ""
     if "loss" in values:
-        loss = f"  validation loss {_figure(values['loss'], '.4f')} nats" + (f" (single-token entropy of the corpus {entropy:.4f})" if entropy else "")
+        loss = f"  validation loss {_figure(values['loss'], '.4f')} nats" + (
+            f" (single-token entropy of the corpus {entropy:.4f})" if entropy else ""
+        )
     skipped = f"  {values['skipped']} updates left out" if values["skipped"] else ""
-    return [f"done   step {event.step}  {values['steps']} steps in {show_seconds(values['seconds'])}  goodput {values['goodput']:.0%}{_recoveries(values)}{loss}{skipped}  {run}", *_memory(values)]
+    return [
+        (
+            f"done   step {event.step}  {values['steps']} steps in"
+            f" {show_seconds(values['seconds'])}  goodput"
+            f" {values['goodput']:.0%}{_recoveries(values)}{loss}{skipped}  {run}"
+        ),
+        *_memory(values),
+    ]
 
 
 def _recoveries(values: dict[str, Any]) -> str:
     found = values.get("recoveries", [])
-    return f" over {len(found) + 1} starts, again in {', '.join(map(show_seconds, found))}" if found else ""
+    return (
+        f" over {len(found) + 1} starts, again in {', '.join(map(show_seconds, found))}"
+        if found
+        else ""
+    )
 
 
 def _memory(values: dict[str, Any]) -> list[str]:
     """The measured peak beside the plan's estimate; by device where they differ."""
     peaks, estimate = values["memory_bytes_by_device"], values["memory_estimate_bytes"]
-    shown = show_bytes(max(peaks)) if min(peaks) > 0.98 * max(peaks) else ", ".join(map(show_bytes, peaks))
-    against = "; the plan had no estimate" if estimate is None else f" of {show_bytes(estimate)} estimated ({max(peaks) / estimate:.0%})"
+    shown = (
+        show_bytes(max(peaks))
+        if min(peaks) > 0.98 * max(peaks)
+        else ", ".join(map(show_bytes, peaks))
+    )
+    against = (
+        "; the plan had no estimate"
+        if estimate is None
+        else f" of {show_bytes(estimate)} estimated ({max(peaks) / estimate:.0%})"
+    )
     return [f"memory {shown} a device at most{against}"]
 
 
 def printable(text: str) -> str:
     """A model's text without what would move a terminal's cursor or colour it."""
-    return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
+    return "".join(
+        c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text
+    )
 
 
 def view(plan: Plan, run: Path, headless: bool) -> View:
@@ -244,7 +346,9 @@ def view(plan: Plan, run: Path, headless: bool) -> View:
 
 @contextmanager
 def showing(chosen: View, journal: Path, start: int) -> Iterator[None]:
-    """Show a journal's events from byte `start` on, in a thread, until the block ends; then the rest of it."""
+    """Show a journal's events from byte `start` on, in a thread, until the block ends; then the
+    rest of it.
+    """
     stop = threading.Event()
 
     def work() -> None:
@@ -252,7 +356,11 @@ def showing(chosen: View, journal: Path, start: int) -> Iterator[None]:
             for event in follow(journal, stop, start):
                 chosen.show(event)
         except OSError as error:  # nobody reads us any more
-            os.write(2, f"warn   nothing more is shown here: {error.strerror}; the run goes on, and {journal} has everything\n".encode())
+            os.write(
+                2,
+                f"warn   nothing more is shown here: {error.strerror}; the run goes on, and"
+                f" {journal} has everything\n".encode(),
+            )
 
     thread = threading.Thread(target=work, name="console", daemon=True)
     thread.start()

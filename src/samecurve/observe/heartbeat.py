@@ -1,4 +1,6 @@
-"""A rank's heartbeat: sixteen mapped bytes (step, phase, how many beats) that others read while it works or hangs."""
+"""A rank's heartbeat: sixteen mapped bytes (step, phase, how many beats) that others read while it
+works or hangs.
+"""
 
 import mmap
 import os

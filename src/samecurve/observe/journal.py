@@ -1,6 +1,9 @@
-"""journal.jsonl: what happened in a run, one JSON line each. Written by one rank; console, trackers and reports only read it.
+"""journal.jsonl: what happened in a run, one JSON line each.
 
-Lines reach the file whole, in one O_APPEND write, at most half a second late; at once for every kind but `step`.
+Written by one rank; console, trackers and reports only read it.
+
+Lines reach the file whole, in one O_APPEND write, at most half a second late; at once for every
+kind but `step`.
 """
 
 import os
@@ -11,7 +14,9 @@ from pathlib import Path
 from samecurve.core.events import Event
 from samecurve.errors import RunError
 
-VOIDED = frozenset({"step", "evaluated", "saved", "sampled", "hashed"})  # by a later `resumed` at a step before theirs
+VOIDED = frozenset(
+    {"step", "evaluated", "saved", "sampled", "hashed"}
+)  # by a later `resumed` at a step before theirs
 _DELAY = 0.5
 _AT_ONCE = 1 << 20  # bytes
 
@@ -28,7 +33,9 @@ class Journal:
         self._error: RunError | None = None
         self._lock = threading.Lock()
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._flush_now_and_then, name="journal", daemon=True)
+        self._thread = threading.Thread(
+            target=self._flush_now_and_then, name="journal", daemon=True
+        )
         self._thread.start()
 
     def record(self, event: Event) -> None:
@@ -47,10 +54,17 @@ class Journal:
                 try:
                     self._pending = self._pending[os.write(self._descriptor, self._pending) :]
                 except OSError as error:
-                    raise RunError(f"the journal can't be written: {error.strerror}", "free some space and run the same command again: it goes on from the last save", str(self._path)) from error
+                    raise RunError(
+                        f"the journal can't be written: {error.strerror}",
+                        "free some space and run the same command again: it goes on from the last"
+                        " save",
+                        str(self._path),
+                    ) from error
 
     def sync(self) -> None:
-        """On disk when this returns; before a checkpoint is published, so that no checkpoint is ahead of its journal."""
+        """On disk when this returns; before a checkpoint is published, so that no checkpoint is
+        ahead of its journal.
+        """
         self.flush()
         os.fsync(self._descriptor)
 
@@ -63,12 +77,16 @@ class Journal:
         while not self._closed.wait(_DELAY):
             try:
                 self.flush()
-            except RunError as error:  # what could not be written stays pending; the next record() raises it
+            except (
+                RunError
+            ) as error:  # what could not be written stays pending; the next record() raises it
                 self._error = error
 
 
 def append(path: Path, event: Event) -> None:
-    """One line, by others than the rank that writes the journal: the launcher, and what reads beside it."""
+    """One line, by others than the rank that writes the journal: the launcher, and what reads
+    beside it.
+    """
     with open(path, "ab", buffering=0) as file:
         file.write(event.line().encode())
 
@@ -97,7 +115,9 @@ def last_step(path: Path) -> int:
 
 
 def read(path: Path) -> list[Event]:
-    """The events that count, lines that are none passed over: a `resumed` at step s voids what was done beyond s before it."""
+    """The events that count, lines that are none passed over: a `resumed` at step s voids what was
+    done beyond s before it.
+    """
     events: list[Event] = []
     for event in _lines(path):
         if event.kind == "resumed":
@@ -114,13 +134,19 @@ def _lines(path: Path) -> Iterator[Event]:
                 yield event
 
 
-def follow(path: Path, stop: threading.Event, start: int = 0, pause: float = 0.1) -> Iterator[Event]:
-    """Events as they are written, from byte `start` on, until stop is set and the file is read to its end."""
+def follow(
+    path: Path, stop: threading.Event, start: int = 0, pause: float = 0.1
+) -> Iterator[Event]:
+    """Events as they are written, from byte `start` on, until stop is set and the file is read to
+    its end.
+    """
     for events, _ in batches(path, stop, start, pause):
         yield from events
 
 
-def batches(path: Path, stop: threading.Event, start: int = 0, pause: float = 0.1) -> Iterator[tuple[list[Event], int]]:
+def batches(
+    path: Path, stop: threading.Event, start: int = 0, pause: float = 0.1
+) -> Iterator[tuple[list[Event], int]]:
     """As follow(), several at once, each time with the byte at which their lines end."""
     position, rest = start, b""
     while True:

@@ -9,7 +9,10 @@ _PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def figures(event: Event) -> dict[str, float]:
-    """'train/loss': 2.31, 'eval/perplexity': 10.1, 'sensors/utilisation/0': 0.97. What is not known or not finite is left out."""
+    """'train/loss': 2.31, 'eval/perplexity': 10.1, 'sensors/utilisation/0': 0.97.
+
+    What is not known or not finite is left out.
+    """
     group = _GROUPS.get(event.kind)
     found: dict[str, float] = {}
     if group is None:
@@ -17,7 +20,11 @@ def figures(event: Event) -> dict[str, float]:
     for name, value in event.values.items():
         if isinstance(value, list):
             short = name.removesuffix("_by_device")
-            found |= {f"{group}/{short}/{index}": item for index, item in enumerate(value) if _number(item)}
+            found |= {
+                f"{group}/{short}/{index}": item
+                for index, item in enumerate(value)
+                if _number(item)
+            }
         elif _number(value):
             found[f"{group}/{name}"] = value
     return found
@@ -33,7 +40,10 @@ def pictures(event: Event) -> list[str]:
 
 
 def png(run: Path, name: str) -> bytes:
-    """A picture's bytes. ValueError: it is none, or lies outside the run directory. OSError: it can't be read."""
+    """A picture's bytes.
+
+    ValueError: it is none, or lies outside the run directory. OSError: it can't be read.
+    """
     path = (run / name).resolve()
     if not path.is_relative_to(run.resolve()):
         raise ValueError("it lies outside the run directory")

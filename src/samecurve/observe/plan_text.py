@@ -13,15 +13,39 @@ def banner(plan: Plan) -> list[str]:
     held = sum(term.bytes for term in plan.memory)
     room = min(device.memory for device in plan.devices)
     over = f" over {plan.backend}" if plan.backend != "none" else ""
-    several = "multi-GPU enabled" if plan.devices[0].kind == "cuda" else "virtual CPU devices" if plan.engine == "jax" else "CPU ranks"
+    several = (
+        "multi-GPU enabled"
+        if plan.devices[0].kind == "cuda"
+        else "virtual CPU devices"
+        if plan.engine == "jax"
+        else "CPU ranks"
+    )
     engine = "" if plan.engine == "torch" else f"{plan.engine} "
-    first = "; the first step is compiled before it runs" if plan.engine == "jax" else f"; compiled: {plan.because['compile']}" if plan.compile else ""
+    first = (
+        "; the first step is compiled before it runs"
+        if plan.engine == "jax"
+        else f"; compiled: {plan.because['compile']}"
+        if plan.compile
+        else ""
+    )
     known = "estimate" if plan.memory_estimate else "estimate, without activations"
     lines = [
-        f"plan   world {plan.world}   {engine}{plan.strategy}{over}   {plan.precision}   {_devices(plan)}",
-        f"       {arithmetic(plan)} ({plan.because['batch']})   lr {plan.schedule.peak:.3g} ({plan.because['lr']})",
-        f"       {plan.steps} steps of {plan.batch} samples; an epoch is {plan.order.steps_per_epoch}   memory {show_bytes(held)} of {show_bytes(room)} a device ({known})",
-        f"       Running on {plan.world} device{'s' if plan.world > 1 else ''}" + (f" ({several})" if plan.world > 1 else "") + first,
+        (
+            f"plan   world {plan.world}   {engine}{plan.strategy}{over}   {plan.precision}  "
+            f" {_devices(plan)}"
+        ),
+        (
+            f"       {arithmetic(plan)} ({plan.because['batch']})   lr {plan.schedule.peak:.3g}"
+            f" ({plan.because['lr']})"
+        ),
+        (
+            f"       {plan.steps} steps of {plan.batch} samples; an epoch is"
+            f" {plan.order.steps_per_epoch}   memory {show_bytes(held)} of {show_bytes(room)} a"
+            f" device ({known})"
+        ),
+        f"       Running on {plan.world} device{'s' if plan.world > 1 else ''}"
+        + (f" ({several})" if plan.world > 1 else "")
+        + first,
     ]
     if "balance" in plan.because:
         lines.append(f"       balance {_balance(plan)}: {plan.because['balance']}")
@@ -34,19 +58,37 @@ def banner(plan: Plan) -> list[str]:
 
 
 def arithmetic(plan: Plan) -> str:
-    """'batch 256 = 4 devices x 16 x 4 rounds', or the slots where they are unequal, and who has how many where that is."""
+    """'batch 256 = 4 devices x 16 x 4 rounds', or the slots where they are unequal, and who has how
+    many where that is.
+    """
     sizes = [last - first for first, last in slots(plan.batch, plan.micro)]
     if plan.slot_times:
         last = f", the last one of {sizes[-1]}" if sizes[-1] < plan.micro else ""
-        return f"batch {plan.batch} = {' + '.join(map(str, plan.shares))} slots of {plan.micro}{last}, in {plan.rounds} round{'s' if plan.rounds > 1 else ''}"
+        return (
+            f"batch {plan.batch} = {' + '.join(map(str, plan.shares))} slots of {plan.micro}{last},"
+            f" in {plan.rounds} round{'s' if plan.rounds > 1 else ''}"
+        )
     if plan.batch == plan.world * plan.micro * plan.rounds:
-        return f"batch {plan.batch} = {plan.world} device{'s' if plan.world > 1 else ''} x {plan.micro} x {plan.rounds} round{'s' if plan.rounds > 1 else ''}"
-    parts = " + ".join(f"{count} slot{'s' if count > 1 else ''} of {size}" for size, count in Counter(sizes).items())
-    return f"batch {plan.batch} = {parts}, over {plan.world} device{'s' if plan.world > 1 else ''} in {plan.rounds} round{'s' if plan.rounds > 1 else ''}"
+        return (
+            f"batch {plan.batch} = {plan.world} device{'s' if plan.world > 1 else ''} x"
+            f" {plan.micro} x {plan.rounds} round{'s' if plan.rounds > 1 else ''}"
+        )
+    parts = " + ".join(
+        f"{count} slot{'s' if count > 1 else ''} of {size}"
+        for size, count in Counter(sizes).items()
+    )
+    return (
+        f"batch {plan.batch} = {parts}, over {plan.world} device{'s' if plan.world > 1 else ''} in"
+        f" {plan.rounds} round{'s' if plan.rounds > 1 else ''}"
+    )
 
 
 def _balance(plan: Plan) -> str:
-    return f"{' + '.join(map(str, plan.shares))} of {sum(plan.shares)} slots" if plan.slot_times else "even"
+    return (
+        f"{' + '.join(map(str, plan.shares))} of {sum(plan.shares)} slots"
+        if plan.slot_times
+        else "even"
+    )
 
 
 def _plain(value: object) -> str:
@@ -54,7 +96,9 @@ def _plain(value: object) -> str:
         return f"{{{', '.join(f'{key}: {_plain(item)}' for key, item in value.items())}}}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_plain, value))}]"
-    return "(none)" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    return (
+        "(none)" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    )
 
 
 def _devices(plan: Plan) -> str:
@@ -65,7 +109,11 @@ def _devices(plan: Plan) -> str:
 
 def _places(plan: Plan) -> str:
     """Those of one host, and how many hosts there are."""
-    places = list(dict.fromkeys(device.place for device in plan.devices)) if plan.devices[0].kind != "cpu" else [device.place for device in plan.devices]
+    places = (
+        list(dict.fromkeys(device.place for device in plan.devices))
+        if plan.devices[0].kind != "cpu"
+        else [device.place for device in plan.devices]
+    )
     hosts = plan.world // len(places)
     return ", ".join(places) + (f" on {hosts} hosts" if hosts > 1 else "")
 
@@ -73,22 +121,55 @@ def _places(plan: Plan) -> str:
 def decisions(plan: Plan) -> dict[str, str]:
     """What was decided, in words, by its name in `because`."""
     return {
-        "devices": _places(plan), "strategy": plan.strategy, "sync": plan.backend, "precision": plan.precision,
-        "batch": arithmetic(plan), "micro": f"{plan.micro} samples a slot", "steps": str(plan.steps), "lr": f"{plan.schedule.peak:.6g}", "threads": f"{plan.threads} a rank",
+        "devices": _places(plan),
+        "strategy": plan.strategy,
+        "sync": plan.backend,
+        "precision": plan.precision,
+        "batch": arithmetic(plan),
+        "micro": f"{plan.micro} samples a slot",
+        "steps": str(plan.steps),
+        "lr": f"{plan.schedule.peak:.6g}",
+        "threads": f"{plan.threads} a rank",
         **({"balance": _balance(plan)} if "balance" in plan.because else {}),
     }
 
 
-def table(plan: Plan, origins: Mapping[str, str], values: Mapping[str, object], formulas: Mapping[str, str]) -> str:
+def table(
+    plan: Plan,
+    origins: Mapping[str, str],
+    values: Mapping[str, object],
+    formulas: Mapping[str, str],
+) -> str:
     """Every decision with its reason, the memory terms, and where each config value came from."""
     lines = [*banner(plan), "", "decision    value, because"]
-    lines += [f"  {name:<10}{value}: {plan.because[name]}" for name, value in decisions(plan).items()]
-    lines += [f"  {name:<10}{plan.because[name]}" for name in ("coupled", "dropout", "compile", "float8") if name in plan.because]
+    lines += [
+        f"  {name:<10}{value}: {plan.because[name]}" for name, value in decisions(plan).items()
+    ]
+    lines += [
+        f"  {name:<10}{plan.because[name]}"
+        for name in ("coupled", "dropout", "compile", "float8")
+        if name in plan.because
+    ]
     lines += ["", f"memory on each device (estimate): {plan.because['memory']}"]
-    lines += [f"  {term.name:<12}{show_bytes(term.bytes):>10}   {term.formula}" for term in plan.memory]
+    lines += [
+        f"  {term.name:<12}{show_bytes(term.bytes):>10}   {term.formula}" for term in plan.memory
+    ]
     if plan.flops_per_step:
-        peak = f"; peak {show_count(plan.peak_flops)}FLOP/s" if plan.peak_flops else "; the devices' peak is not on file, so TFLOP/s are shown instead of MFU"
-        lines += ["", f"compute     {show_count(plan.flops_per_step)}FLOP a step: {formulas.get('flops', '')}{peak}"]
+        peak = (
+            f"; peak {show_count(plan.peak_flops)}FLOP/s"
+            if plan.peak_flops
+            else "; the devices' peak is not on file, so TFLOP/s are shown instead of MFU"
+        )
+        lines += [
+            "",
+            (
+                f"compute     {show_count(plan.flops_per_step)}FLOP a step:"
+                f" {formulas.get('flops', '')}{peak}"
+            ),
+        ]
     lines += ["", "config value                                    from"]
-    lines += [f"  {f'{key} = {_plain(value)}':<45} {origins.get(key, 'default')}" for key, value in values.items()]
+    lines += [
+        f"  {f'{key} = {_plain(value)}':<45} {origins.get(key, 'default')}"
+        for key, value in values.items()
+    ]
     return "\n".join(lines)

@@ -1,6 +1,8 @@
-"""What the devices do beside the losses: `sensors` events every few seconds, one console line for all of them, and a word when one does nothing.
+"""What the devices do beside the losses: `sensors` events every few seconds, one console line for
+all of them, and a word when one does nothing.
 
-Read in a thread of the launcher. A reading that fails leaves its values out; nothing here can slow a step or end a run.
+Read in a thread of the launcher. A reading that fails leaves its values out; nothing here can slow
+a step or end a run.
 """
 
 import threading
@@ -23,7 +25,9 @@ Values = Sequence[float | None]
 
 
 class Idle:
-    """Devices that do nothing while another works, for `patience` seconds without a break: each is found once, and again only after it has worked."""
+    """Devices that do nothing while another works, for `patience` seconds without a break: each is
+    found once, and again only after it has worked.
+    """
 
     def __init__(self, patience: float = PATIENCE) -> None:
         self._patience = patience
@@ -31,19 +35,44 @@ class Idle:
         self._found: set[int] = set()
 
     def add(self, at: float, utilisation: Values) -> list[int]:
-        """at: seconds. utilisation: of each device; None is unknown, neither idle nor busy. Returns those newly found."""
+        """at: seconds.
+
+        utilisation: of each device; None is unknown, neither idle nor busy. Returns those newly
+        found.
+        """
         another = any(value is not None and value >= _BUSY for value in utilisation)
-        idle = {device for device, value in enumerate(utilisation) if value is not None and value < _IDLE}
-        self._found -= {device for device, value in enumerate(utilisation) if value is not None and value >= _IDLE}
+        idle = {
+            device
+            for device, value in enumerate(utilisation)
+            if value is not None and value < _IDLE
+        }
+        self._found -= {
+            device
+            for device, value in enumerate(utilisation)
+            if value is not None and value >= _IDLE
+        }
         self._since = {device: self._since.get(device, at) for device in idle} if another else {}
-        new = [device for device, since in self._since.items() if at - since >= self._patience and device not in self._found]
+        new = [
+            device
+            for device, since in self._since.items()
+            if at - since >= self._patience and device not in self._found
+        ]
         self._found.update(new)
         return new
 
 
 @contextmanager
-def sensing(read: Callable[[], dict[str, Any]], say: Callable[[Sequence[int]], str], pulse: Path, journal: Path, every: float, patience: float = PATIENCE) -> Iterator[None]:
-    """Append what read() gives every so many seconds, while the first rank's pulse says that it trains, until the block ends. say: devices that do nothing -> a warning."""
+def sensing(
+    read: Callable[[], dict[str, Any]],
+    say: Callable[[Sequence[int]], str],
+    pulse: Path,
+    journal: Path,
+    every: float,
+    patience: float = PATIENCE,
+) -> Iterator[None]:
+    """Append what read() gives every so many seconds, while the first rank's pulse says that it
+    trains, until the block ends. say: devices that do nothing -> a warning.
+    """
     stop = threading.Event()
 
     def work() -> None:
@@ -53,9 +82,14 @@ def sensing(read: Callable[[], dict[str, Any]], say: Callable[[Sequence[int]], s
             step, phase = read_pulse(pulse) or (0, "start")
             if phase in {"start", "end"} or stop.is_set():
                 continue
-            with suppress(OSError):  # a full disk: the journal's own writer ends the run and says so
+            with suppress(
+                OSError
+            ):  # a full disk: the journal's own writer ends the run and says so
                 append(journal, Event("sensors", step, values))
-                if found := idle.add(time.monotonic(), values.get("utilisation_by_device", ()) if phase == "step" else ()):
+                if found := idle.add(
+                    time.monotonic(),
+                    values.get("utilisation_by_device", ()) if phase == "step" else (),
+                ):
                     append(journal, Event("warned", step, {"text": say(found)}))
 
     thread = threading.Thread(target=work, name="sensors", daemon=True)
@@ -71,9 +105,12 @@ def load_line(event: Event) -> str:
     """One line for all devices: low, mean and high where they differ."""
     values = event.values
     parts = {
-        "use": _spread(values.get("utilisation_by_device"), lambda value: f"{value:.0%}"), "mem": _spread(_memory(values), show_bytes),
-        "power": _spread(values.get("power_watts_by_device"), lambda value: f"{value:.0f} W"), "temp": _spread(values.get("celsius_by_device"), lambda value: f"{value:.0f} C"),
-        "cores": _spread(values.get("cores_by_process"), lambda value: f"{value:.1f}"), "host": _spread([values.get("host_utilisation")], lambda value: f"{value:.0%}"),
+        "use": _spread(values.get("utilisation_by_device"), lambda value: f"{value:.0%}"),
+        "mem": _spread(_memory(values), show_bytes),
+        "power": _spread(values.get("power_watts_by_device"), lambda value: f"{value:.0f} W"),
+        "temp": _spread(values.get("celsius_by_device"), lambda value: f"{value:.0f} C"),
+        "cores": _spread(values.get("cores_by_process"), lambda value: f"{value:.1f}"),
+        "host": _spread([values.get("host_utilisation")], lambda value: f"{value:.0%}"),
     }
     shown = [f"{name} {text}" for name, text in parts.items() if text]
     return "  ".join([f"load   step {event.step}", *shown])

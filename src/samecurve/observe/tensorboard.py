@@ -1,7 +1,8 @@
 """A run for TensorBoard: one event file in logs/tensorboard, appended start after start.
 
-Figures of steps, evaluations and sensors as scalars; plan, config, samples and warnings as texts; pictures as they are. A `resumed` line becomes the
-mark that makes TensorBoard drop what came after that step. Only TensorBoard's records and protocol buffers are used: no TensorFlow, no torch.
+Figures of steps, evaluations and sensors as scalars; plan, config, samples and warnings as texts;
+pictures as they are. A `resumed` line becomes the mark that makes TensorBoard drop what came after
+that step. Only TensorBoard's records and protocol buffers are used: no TensorFlow, no torch.
 """
 
 import struct
@@ -22,7 +23,9 @@ from samecurve.observe.plan_text import banner
 
 
 class TensorBoard:
-    """covered: what flush() gave when the run was left; without it, or without the file, everything is written anew."""
+    """covered: what flush() gave when the run was left; without it, or without the file, everything
+    is written anew.
+    """
 
     def __init__(self, run: Path, covered: dict[str, Any]) -> None:
         self._run = run
@@ -55,7 +58,9 @@ class TensorBoard:
                 self._text(event, f"samples/{index}", _verbatim(str(text)))
             for index, path in enumerate(pictures(event)):
                 self._picture(event, f"pictures/{index}", path)
-        elif event.kind != "sensors" or event.step > self._sensed:  # TensorBoard has one value a step and tag
+        elif (
+            event.kind != "sensors" or event.step > self._sensed
+        ):  # TensorBoard has one value a step and tag
             self._scalars(event, figures(event))
             if event.kind == "sensors":
                 self._sensed = event.step
@@ -72,11 +77,24 @@ class TensorBoard:
 
     def _start(self, at: float, step: int) -> None:
         """What came before at this step or later no longer counts."""
-        self._write(Record(wall_time=at, step=step, session_log=SessionLog(status=SessionLog.START)))
+        self._write(
+            Record(wall_time=at, step=step, session_log=SessionLog(status=SessionLog.START))
+        )
 
     def _scalars(self, event: Event, values: Mapping[str, float]) -> None:
         if values:
-            self._write(Record(wall_time=event.time, step=event.step, summary=Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()])))
+            self._write(
+                Record(
+                    wall_time=event.time,
+                    step=event.step,
+                    summary=Summary(
+                        value=[
+                            Summary.Value(tag=tag, simple_value=value)
+                            for tag, value in values.items()
+                        ]
+                    ),
+                )
+            )
 
     def _text(self, event: Event, tag: str, text: str) -> None:
         """A second text at a step takes the first one's place, so it has both."""
@@ -92,8 +110,16 @@ class TensorBoard:
             self._text(event, "warnings", f"picture {name} is left out: {error}")
             return
         width, height = struct.unpack(">II", content[16:24])
-        image = Summary.Image(width=width, height=height, colorspace=3, encoded_image_string=content)
-        self._write(Record(wall_time=event.time, step=event.step, summary=Summary(value=[Summary.Value(tag=tag, image=image)])))
+        image = Summary.Image(
+            width=width, height=height, colorspace=3, encoded_image_string=content
+        )
+        self._write(
+            Record(
+                wall_time=event.time,
+                step=event.step,
+                summary=Summary(value=[Summary.Value(tag=tag, image=image)]),
+            )
+        )
 
 
 def _banner(event: Event) -> str:

@@ -1,8 +1,10 @@
-"""TensorBoard and W&B as readers of the journal: `python -m samecurve.observe.trackers NAME RUN MODE PROJECT`, a process beside the launcher.
+"""TensorBoard and W&B as readers of the journal: `python -m samecurve.observe.trackers NAME RUN
+MODE PROJECT`, a process beside the launcher.
 
-Each has a process of its own since writing takes the interpreter's lock (52 us a step for TensorBoard, 375 for W&B), and since neither's imports, threads
-and exits are to touch training. It reads until its standard input ends, then to the journal's end. What it has covered is kept beside what it wrote, so
-that the next start goes on exactly there.
+Each has a process of its own since writing takes the interpreter's lock (52 us a step for
+TensorBoard, 375 for W&B), and since neither's imports, threads and exits are to touch training. It
+reads until its standard input ends, then to the journal's end. What it has covered is kept beside
+what it wrote, so that the next start goes on exactly there.
 """
 
 import fcntl
@@ -26,7 +28,10 @@ _PAUSE = 1.0  # seconds between looks at the journal
 
 
 class Tracker(Protocol):
-    """take: one event. flush: what was taken is safe; returns what open() needs to go on from there."""
+    """take: one event.
+
+    flush: what was taken is safe; returns what open() needs to go on from there.
+    """
 
     def take(self, event: Event) -> None: ...
     def flush(self) -> dict[str, Any]: ...
@@ -59,11 +64,15 @@ def _until_input_ends(stop: threading.Event) -> None:
 
 
 def track(name: str, run: Path, mode: str, project: str, stop: threading.Event) -> None:
-    """Give a run's journal to a tracker as it grows, from where it was left, until stop is set and the journal is read to its end."""
+    """Give a run's journal to a tracker as it grows, from where it was left, until stop is set and
+    the journal is read to its end.
+    """
     home = run / "logs" / name
     home.mkdir(parents=True, exist_ok=True)
     with open(home / "lock", "a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # the one of a launcher that was killed may still be at the rest
+        fcntl.flock(
+            lock, fcntl.LOCK_EX
+        )  # the one of a launcher that was killed may still be at the rest
         kept, journal = home / f"{name}-{mode}.json", run / "journal.jsonl"
         covered = _read(kept, project, journal)
         tracker: Tracker
@@ -82,11 +91,18 @@ def track(name: str, run: Path, mode: str, project: str, stop: threading.Event) 
         tracker.close()
 
 
-def _counting(journal: Path, stop: threading.Event, start: int) -> Iterator[tuple[list[Event], int]]:
+def _counting(
+    journal: Path, stop: threading.Event, start: int
+) -> Iterator[tuple[list[Event], int]]:
     """batches(), without the lines that a `resumed` which is there already has made void."""
     now = threading.Event()
     now.set()
-    ahead = deque(event.step for events, _ in batches(journal, now, start) for event in events if event.kind == "resumed")
+    ahead = deque(
+        event.step
+        for events, _ in batches(journal, now, start)
+        for event in events
+        if event.kind == "resumed"
+    )
     for events, end in batches(journal, stop, start, _PAUSE):
         counting = []
         for event in events:
@@ -104,7 +120,13 @@ def _read(kept: Path, project: str, journal: Path) -> dict[str, Any]:
         size = journal.stat().st_size
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) and found.get("project") == project and 0 <= found.get("position", -1) <= size else {}
+    return (
+        found
+        if isinstance(found, dict)
+        and found.get("project") == project
+        and 0 <= found.get("position", -1) <= size
+        else {}
+    )
 
 
 def _write(kept: Path, covered: dict[str, Any]) -> None:

@@ -1,6 +1,8 @@
-"""A run for W&B: its config, its figures at their steps, samples and pictures; offline in logs/wandb, or at W&B's server. Nothing else is sent.
+"""A run for W&B: its config, its figures at their steps, samples and pictures; offline in
+logs/wandb, or at W&B's server. Nothing else is sent.
 
-W&B can't take a step back: what a resume trains again it has already, and those first values stay. So each step is sent once.
+W&B can't take a step back: what a resume trains again it has already, and those first values stay.
+So each step is sent once.
 """
 
 import html
@@ -16,7 +18,11 @@ from samecurve.observe.metrics import figures, pictures, png
 
 
 class WandB:
-    """covered: what flush() gave when the run was left. mode: offline or online. Its id is the run's first attempt, so that every start goes on with the same one."""
+    """covered: what flush() gave when the run was left.
+
+    mode: offline or online. Its id is the run's first attempt, so that every start goes on with the
+    same one.
+    """
 
     def __init__(self, run: Path, covered: dict[str, Any], mode: str, project: str) -> None:
         self._run = run
@@ -24,14 +30,20 @@ class WandB:
         self._again = int(covered.get("again", 0))  # up to here what comes was sent before
         self._early: list[Event] = []  # readings of sensors at a step whose line is still to come
         self._mode, self._project = mode, project
-        self._to: Any = None  # opened for the first figure: a run that W&B has whole leaves nothing new
+        self._to: Any = (
+            None  # opened for the first figure: a run that W&B has whole leaves nothing new
+        )
 
     def take(self, event: Event) -> None:
         if event.kind == "resumed":
             self._early = []
             if event.step < self._sent:
                 self._again = self._sent
-                self._warn(event.step, f"W&B has steps {event.step + 1} to {self._sent} from before and keeps those values: it takes no step back")
+                self._warn(
+                    event.step,
+                    f"W&B has steps {event.step + 1} to {self._sent} from before and keeps those"
+                    " values: it takes no step back",
+                )
         elif event.kind in VOIDED | {"sensors"} and event.step <= self._again:
             return
         elif event.kind == "sensors" and event.step > self._sent:
@@ -54,9 +66,26 @@ class WandB:
             self._to.finish()
 
     def _open(self) -> Any:
-        settings = wandb.Settings(console="off", silent=True, disable_code=True, disable_git=True, x_disable_stats=True, x_disable_meta=True, x_save_requirements=False)
-        return wandb.init(project=self._project, id=_identity(self._run), name=self._run.resolve().name, dir=str(self._run / "logs"), mode="online" if self._mode == "online" else "offline",
-                          resume="allow", config=read_file(self._run / "config.yaml").value, allow_val_change=True, settings=settings)
+        settings = wandb.Settings(
+            console="off",
+            silent=True,
+            disable_code=True,
+            disable_git=True,
+            x_disable_stats=True,
+            x_disable_meta=True,
+            x_save_requirements=False,
+        )
+        return wandb.init(
+            project=self._project,
+            id=_identity(self._run),
+            name=self._run.resolve().name,
+            dir=str(self._run / "logs"),
+            mode="online" if self._mode == "online" else "offline",
+            resume="allow",
+            config=read_file(self._run / "config.yaml").value,
+            allow_val_change=True,
+            settings=settings,
+        )
 
     def _log(self, step: int, values: dict[str, Any]) -> None:
         if values:
@@ -68,7 +97,10 @@ class WandB:
         """The texts and pictures of a `sampled` event."""
         if event.kind != "sampled":
             return {}
-        found: dict[str, Any] = {f"samples/{index}": wandb.Html(f"<pre>{html.escape(str(text))}</pre>", inject=False) for index, text in enumerate(event.values.get("texts", ()))}
+        found: dict[str, Any] = {
+            f"samples/{index}": wandb.Html(f"<pre>{html.escape(str(text))}</pre>", inject=False)
+            for index, text in enumerate(event.values.get("texts", ()))
+        }
         for index, name in enumerate(pictures(event)):
             try:
                 png(self._run, name)
@@ -84,4 +116,6 @@ class WandB:
 def _identity(run: Path) -> str:
     with open(run / "journal.jsonl", "rb") as journal:
         first = Event.from_line(journal.readline())
-    return str(first.values["attempt"]) if first and "attempt" in first.values else run.resolve().name
+    return (
+        str(first.values["attempt"]) if first and "attempt" in first.values else run.resolve().name
+    )

@@ -1,4 +1,7 @@
-"""What machine this is. Reads the operating system, the driver and the environment; imports no engine."""
+"""What machine this is.
+
+Reads the operating system, the driver and the environment; imports no engine.
+"""
 
 import os
 
@@ -7,5 +10,8 @@ from samecurve.probe import cpu, nvidia
 
 
 def probe() -> Machine:
-    """This machine, as far as this process may use it. UserError: CUDA_VISIBLE_DEVICES names a GPU that isn't there."""
+    """This machine, as far as this process may use it.
+
+    UserError: CUDA_VISIBLE_DEVICES names a GPU that isn't there.
+    """
     return Machine(nvidia.devices(os.environ), (), cpu.memory(), cpu.cores(), cpu.name())

@@ -1,4 +1,6 @@
-"""AMD GPUs by what the kernel's driver (KFD) lays out in sysfs: no ROCm library is loaded, no context made. Indices are those a program sees under the variables of VISIBLE."""
+"""AMD GPUs by what the kernel's driver (KFD) lays out in sysfs: no ROCm library is loaded, no
+context made. Indices are those a program sees under the variables of VISIBLE.
+"""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -10,7 +12,10 @@ from samecurve.errors import UserError
 TOPOLOGY = Path("/sys/class/kfd/kfd/topology")
 VISIBLE = "HIP_VISIBLE_DEVICES"
 _RUNTIME = "ROCR_VISIBLE_DEVICES"  # applied first, by the layer below HIP
-_FRAME_BUFFERS = {1, 2}  # heap types of a memory bank: the card's own memory, visible to the host or not
+_FRAME_BUFFERS = {
+    1,
+    2,
+}  # heap types of a memory bank: the card's own memory, visible to the host or not
 
 
 def devices(environment: Mapping[str, str], topology: Path = TOPOLOGY) -> tuple[Device, ...]:
@@ -27,7 +32,11 @@ def devices(environment: Mapping[str, str], topology: Path = TOPOLOGY) -> tuple[
 
 def variable(environment: Mapping[str, str]) -> str:
     """The variable that HIP reads: CUDA's where only that is set."""
-    return "CUDA_VISIBLE_DEVICES" if not environment.get(VISIBLE) and "CUDA_VISIBLE_DEVICES" in environment else VISIBLE
+    return (
+        "CUDA_VISIBLE_DEVICES"
+        if not environment.get(VISIBLE) and "CUDA_VISIBLE_DEVICES" in environment
+        else VISIBLE
+    )
 
 
 def _gpus(topology: Path) -> list[tuple[str, int, str]]:
@@ -38,7 +47,11 @@ def _gpus(topology: Path) -> list[tuple[str, int, str]]:
         values = _properties(node / "properties")
         if values.get("simd_count", 0) > 0:
             banks = [_properties(bank) for bank in node.glob("mem_banks/*/properties")]
-            memory = sum(bank.get("size_in_bytes", 0) for bank in banks if bank.get("heap_type") in _FRAME_BUFFERS)
+            memory = sum(
+                bank.get("size_in_bytes", 0)
+                for bank in banks
+                if bank.get("heap_type") in _FRAME_BUFFERS
+            )
             found.append((f"AMD {_name(values)}", memory, f"GPU-{values.get('unique_id', 0):016x}"))
     return found
 
@@ -48,13 +61,19 @@ def _name(values: Mapping[str, int]) -> str:
     version = values.get("gfx_target_version", 0)
     architecture = f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
     with suppress(OSError):
-        told = Path(f"/sys/class/drm/renderD{values.get('drm_render_minor', 0)}/device/product_name").read_text().strip()
+        told = (
+            Path(f"/sys/class/drm/renderD{values.get('drm_render_minor', 0)}/device/product_name")
+            .read_text()
+            .strip()
+        )
         return f"{told} ({architecture})" if told else architecture
     return architecture
 
 
 def _properties(path: Path) -> dict[str, int]:
-    """Lines of a name and a number. {} where a container hides the device: its file can't be read, or is empty."""
+    """Lines of a name and a number. {} where a container hides the device: its file can't be read,
+    or is empty.
+    """
     try:
         lines = [line.split() for line in path.read_text().splitlines()]
     except OSError:
@@ -62,15 +81,26 @@ def _properties(path: Path) -> dict[str, int]:
     return {line[0]: int(line[1]) for line in lines if len(line) == 2 and line[1].isdigit()}
 
 
-def _visible(name: str, value: str | None, found: list[tuple[str, int, str]]) -> list[tuple[str, int, str]]:
+def _visible(
+    name: str, value: str | None, found: list[tuple[str, int, str]]
+) -> list[tuple[str, int, str]]:
     if value is None:
         return found
     chosen = []
     for entry in filter(None, (part.strip() for part in value.split(","))):
         if entry == "-1":
             break
-        matches = [gpu for index, gpu in enumerate(found) if entry == str(index) or entry.lower() == gpu[2].lower()]
+        matches = [
+            gpu
+            for index, gpu in enumerate(found)
+            if entry == str(index) or entry.lower() == gpu[2].lower()
+        ]
         if len(matches) != 1:
-            raise UserError(f"{name}={value} names {entry}, and this machine has GPUs {', '.join(map(str, range(len(found)))) or '(none)'}", f"correct it, or unset {name}", name)
+            raise UserError(
+                f"{name}={value} names {entry}, and this machine has GPUs"
+                f" {', '.join(map(str, range(len(found)))) or '(none)'}",
+                f"correct it, or unset {name}",
+                name,
+            )
         chosen += matches
     return chosen

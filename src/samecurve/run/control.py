@@ -11,11 +11,17 @@ from samecurve.run.directory import _LOOK, Run, _request
 def ask(run: Run, attempt: str, request: Request) -> None:
     """A request to a live attempt: one whole line."""
     with open(run.control, "ab", buffering=0) as file:
-        file.write((json.dumps({"time": time.time(), "attempt": attempt, "request": request}) + "\n").encode())
+        file.write(
+            (
+                json.dumps({"time": time.time(), "attempt": attempt, "request": request}) + "\n"
+            ).encode()
+        )
 
 
 class ControlFile:
-    """The requests of this attempt, read by one rank: pending() gives the new ones, by events.REQUESTS. It is asked each step, and looks twenty times a second at most."""
+    """The requests of this attempt, read by one rank: pending() gives the new ones, by
+    events.REQUESTS. It is asked each step, and looks twenty times a second at most.
+    """
 
     def __init__(self, run: Run, attempt: str) -> None:
         self._path, self._attempt, self._position = run.control, attempt, 0

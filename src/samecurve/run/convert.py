@@ -1,4 +1,6 @@
-"""Another tool's config, written down as one of ours: what can be is, the rest stands above it, and what is still missing is an error."""
+"""Another tool's config, written down as one of ours: what can be is, the rest stands above it, and
+what is still missing is an error.
+"""
 
 import os
 from pathlib import Path
@@ -12,14 +14,24 @@ from samecurve.tasks import Tasks
 
 
 def convert(old: Path, new: Path) -> tuple[Converted, list[UserError]]:
-    """What became of each field, and what `new`, which is written all the same, is refused for. UserError: nothing could be read or written."""
+    """What became of each field, and what `new`, which is written all the same, is refused for.
+
+    UserError: nothing could be read or written.
+    """
     if new.suffix not in {".yaml", ".yml"}:
-        raise UserError(f"--to {new}: the config is written as YAML", "a name that ends in .yaml", "--to")
+        raise UserError(
+            f"--to {new}: the config is written as YAML", "a name that ends in .yaml", "--to"
+        )
     document = read_file(old)
     converted = read(document)
     if converted is None:
         known = "; ".join(f"{tool} by {shape}" for tool, shape in KINDS.items())
-        raise UserError(f"{old} is no config that can be converted", f"one of Samecurve needs no converting: samecurve plan -f {old}. Others are told by their shape: {known}", str(old))
+        raise UserError(
+            f"{old} is no config that can be converted",
+            f"one of Samecurve needs no converting: samecurve plan -f {old}. Others are told by"
+            f" their shape: {known}",
+            str(old),
+        )
     errors = converted.unsettled(converted.document)
     try:
         load(converted.document, Tasks())
@@ -40,6 +52,10 @@ def _write(path: Path, text: str) -> None:
     except FileExistsError:
         raise UserError(f"{path} exists", "another name, or remove it first", "--to") from None
     except OSError as error:
-        raise UserError(f"{path} can't be written: {error.strerror}", "a directory that exists and takes files", "--to") from None
+        raise UserError(
+            f"{path} can't be written: {error.strerror}",
+            "a directory that exists and takes files",
+            "--to",
+        ) from None
     finally:
         scratch.unlink(missing_ok=True)

@@ -1,4 +1,6 @@
-"""Facts of a config, obtained in a subprocess (so that the launcher imports no engine) and kept by what they follow from."""
+"""Facts of a config, obtained in a subprocess (so that the launcher imports no engine) and kept by
+what they follow from.
+"""
 
 import hashlib
 import json
@@ -26,19 +28,33 @@ _FRAMES, _WORDS = 8, 8  # lines of what a describing process said when it failed
 
 def missing(engine: str) -> list[str]:
     """Libraries of an engine that are not installed."""
-    return [name for name in ({"jax": ("jax", "flax", "optax")}.get(engine, ())) if find_spec(name) is None]
+    return [
+        name
+        for name in {"jax": ("jax", "flax", "optax")}.get(engine, ())
+        if find_spec(name) is None
+    ]
 
 
 def check_installed(config: Config) -> None:
     """UserError: libraries that the config asks for are not there."""
     if missing(config.engine):
-        raise UserError(f"engine {config.engine} needs {', '.join(missing(config.engine))}: not installed", "pip install 'samecurve[jax]' (for NVIDIA GPUs also 'jax[cuda13]'), or --engine torch", "engine")
+        raise UserError(
+            f"engine {config.engine} needs {', '.join(missing(config.engine))}: not installed",
+            "pip install 'samecurve[jax]' (for NVIDIA GPUs also 'jax[cuda13]'), or --engine torch",
+            "engine",
+        )
     if config.train.float8 and find_spec("torchao") is None:
-        raise UserError("train.float8 needs torchao: not installed", "pip install 'samecurve[fp8]', or leave train.float8 out", "train.float8")
+        raise UserError(
+            "train.float8 needs torchao: not installed",
+            "pip install 'samecurve[fp8]', or leave train.float8 out",
+            "train.float8",
+        )
 
 
 def describe(config: Config) -> Facts:
-    """UserError: the model or the data is not as the config has it (missing file, empty corpus, vocabulary)."""
+    """UserError: the model or the data is not as the config has it (missing file, empty corpus,
+    vocabulary).
+    """
     check_installed(config)
     cache = cache_home()
     identity = _identity(config)
@@ -57,9 +73,17 @@ def describe(config: Config) -> Facts:
 
 
 def _facts(value: Mapping[str, Any]) -> Facts:
-    tuples: dict[str, Any] = {key: tuple(item) if isinstance(item, list) else item for key, item in value.items()}
+    tuples: dict[str, Any] = {
+        key: tuple(item) if isinstance(item, list) else item for key, item in value.items()
+    }
     own = OwnOptimizer.from_json(value["own"]) if value["own"] else None
-    return Facts(**{**tuples, "arrays": {name: tuple(shape) for name, shape in value["arrays"].items()}, "own": own})
+    return Facts(
+        **{
+            **tuples,
+            "arrays": {name: tuple(shape) for name, shape in value["arrays"].items()},
+            "own": own,
+        }
+    )
 
 
 def _identity(config: Config) -> Any:
@@ -69,13 +93,27 @@ def _identity(config: Config) -> Any:
         return None
     data = config.data.model_dump(mode="json", exclude=set(config.data.indifferent))
     groups = [group.model_dump(mode="json") for group in config.optimizer.groups]
-    return [samecurve.__version__, [field.name for field in fields(Facts)], config.task, config.engine, config.model.model_dump(mode="json"), data, stamp, groups]
+    return [
+        samecurve.__version__,
+        [field.name for field in fields(Facts)],
+        config.task,
+        config.engine,
+        config.model.model_dump(mode="json"),
+        data,
+        stamp,
+        groups,
+    ]
 
 
 def _in_subprocess(config: Config, cache: Path) -> dict[str, Any]:
     done = subprocess.run(
         [sys.executable, "-m", "samecurve.run.describe", str(cache), str(os.getpid())],
-        input=config.model_dump_json(), capture_output=True, text=True, check=False, env={**os.environ, "JAX_PLATFORMS": "cpu"})  # what is only described needs no GPU
+        input=config.model_dump_json(),
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+    )  # what is only described needs no GPU
     try:
         answer = json.loads(done.stdout)
     except ValueError:
@@ -93,9 +131,15 @@ def _undescribed(code: int, said: str) -> RunError:
     found = known_in(words)
     if found:
         cause, remedy = found[0].told(found[1])
-        return RunError(f"describing the model and data: {cause}", remedy, trace=clipped(words.splitlines()[0]))
+        return RunError(
+            f"describing the model and data: {cause}", remedy, trace=clipped(words.splitlines()[0])
+        )
     shown = [*(trace.shown(_FRAMES) if trace else []), *map(clipped, words.splitlines()[-_WORDS:])]
-    return RunError(f"describing the model and data failed (exit {code})", "the lines above say where", trace="\n".join(shown))
+    return RunError(
+        f"describing the model and data failed (exit {code})",
+        "the lines above say where",
+        trace="\n".join(shown),
+    )
 
 
 def main(cache: str, parent: str) -> None:
@@ -106,9 +150,19 @@ def main(cache: str, parent: str) -> None:
         config = load(Document(json.loads(sys.stdin.read())), Tasks()).config
         answer: dict[str, Any] = {"facts": asdict(facts(config, cache))}
     except SamecurveError as error:
-        answer = {"error": {"cause": error.cause, "remedy": error.remedy, "where": error.where}, "exit_code": error.exit_code}
+        answer = {
+            "error": {"cause": error.cause, "remedy": error.remedy, "where": error.where},
+            "exit_code": error.exit_code,
+        }
     except OSError as error:
-        answer = {"error": {"cause": f"preparing the data failed: {error}", "remedy": f"is there room in {cache}? SAMECURVE_CACHE names another place", "where": cache}, "exit_code": 1}
+        answer = {
+            "error": {
+                "cause": f"preparing the data failed: {error}",
+                "remedy": f"is there room in {cache}? SAMECURVE_CACHE names another place",
+                "where": cache,
+            },
+            "exit_code": 1,
+        }
     print(json.dumps(answer), file=answers, flush=True)
 
 

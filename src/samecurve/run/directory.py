@@ -18,12 +18,10 @@ from samecurve.diagnose.tracebacks import BEGINS
 from samecurve.errors import RunError
 from samecurve.system import write_json
 
-_CLOCK = 2.0  # seconds by which two processes may differ on when a third began: the kernel's time of boot is rounded, and corrected
-
-
+# seconds by which two processes may differ on when a third began: the kernel's time of boot is
+# rounded, and corrected
+_CLOCK = 2.0
 _LOOK = 0.05  # seconds between two looks at the control file
-
-
 SCRATCH = ".initial"  # where weights to begin from are copied to, before a run is one
 
 
@@ -71,25 +69,63 @@ class Run:
 
     def announce(self, rank: int) -> None:
         """Which process is this rank, for those who watch it."""
-        with suppress(OSError):  # a full disk; then it is watched by nobody, and training says what is wrong
-            write_json(self.logs / f"process-{rank}.json", {"pid": os.getpid(), "host": socket.gethostname(), "since": psutil.Process().create_time()})
+        with suppress(
+            OSError
+        ):  # a full disk; then it is watched by nobody, and training says what is wrong
+            write_json(
+                self.logs / f"process-{rank}.json",
+                {
+                    "pid": os.getpid(),
+                    "host": socket.gethostname(),
+                    "since": psutil.Process().create_time(),
+                },
+            )
 
     def processes(self) -> dict[int, int]:
-        """The live processes of the ranks that were started on this host, by rank. A number that the system has given to another process since is left out: ranks may be killed by it."""
+        """The live processes of the ranks that were started on this host, by rank.
+
+        A number that the system has given to another process since is left out: ranks may be killed
+        by it.
+        """
         found = {}
         for path in self.logs.glob("process-*.json"):
-            with suppress(OSError, ValueError, KeyError, TypeError, psutil.Error):  # somebody else's file, or it has ended
+            with suppress(
+                OSError, ValueError, KeyError, TypeError, psutil.Error
+            ):  # somebody else's file, or it has ended
                 said = json.loads(path.read_text())
-                if said["host"] == socket.gethostname() and abs(psutil.Process(int(said["pid"])).create_time() - said["since"]) < _CLOCK:
+                if (
+                    said["host"] == socket.gethostname()
+                    and abs(psutil.Process(int(said["pid"])).create_time() - said["since"]) < _CLOCK
+                ):
                     found[int(path.stem.removeprefix("process-"))] = int(said["pid"])
         return found
 
-    def write(self, config: Config, plan: Plan, origins: Mapping[str, str], formulas: Mapping[str, str], began: str | None = None, weights: str | None = None) -> None:
-        """began: the checkpoint of another run that this one begins from. weights: what --init-from named."""
+    def write(
+        self,
+        config: Config,
+        plan: Plan,
+        origins: Mapping[str, str],
+        formulas: Mapping[str, str],
+        began: str | None = None,
+        weights: str | None = None,
+    ) -> None:
+        """began: the checkpoint of another run that this one begins from.
+
+        weights: what --init-from named.
+        """
         scratch = self.config.with_name("config.yaml.part")
         scratch.write_text(dump(config.model_dump(mode="json")))
         scratch.replace(self.config)
-        write_json(self.plan, {"plan": plan.to_json(), "origins": dict(origins), "formulas": dict(formulas), "began": began, "weights": weights})
+        write_json(
+            self.plan,
+            {
+                "plan": plan.to_json(),
+                "origins": dict(origins),
+                "formulas": dict(formulas),
+                "began": began,
+                "weights": weights,
+            },
+        )
 
     def began(self) -> str | None:
         """The checkpoint of another run that this one began from."""
@@ -113,7 +149,11 @@ class Run:
         try:
             return Plan.from_json(json.loads(self.plan.read_text())["plan"])
         except (ValueError, KeyError, TypeError) as error:
-            raise RunError(f"{self.plan} can't be read: {error}", "begin a new run with another --save-dir", str(self.plan)) from None
+            raise RunError(
+                f"{self.plan} can't be read: {error}",
+                "begin a new run with another --save-dir",
+                str(self.plan),
+            ) from None
 
 
 def _boot() -> str:
@@ -129,14 +169,21 @@ def _request(line: bytes, attempt: str) -> Request | None:
         found = json.loads(line)
     except ValueError:
         return None
-    if not isinstance(found, dict) or found.get("attempt") != attempt or found.get("request") not in REQUESTS:
+    if (
+        not isinstance(found, dict)
+        or found.get("attempt") != attempt
+        or found.get("request") not in REQUESTS
+    ):
         return None
     request: Request = found["request"]
     return request
 
 
 def log_to(path: Path, attempt: str = "") -> None:
-    """All that this process and its libraries print goes to a file. attempt: told there, since what an earlier one said stays in it."""
+    """All that this process and its libraries print goes to a file.
+
+    attempt: told there, since what an earlier one said stays in it.
+    """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     if attempt:
         with suppress(OSError):  # a full disk

@@ -1,4 +1,7 @@
-"""`samecurve export RUN --to DIR`: a run's weights and config for other programs. Runs in this process; what is written appears whole under its name, or not at all."""
+"""`samecurve export RUN --to DIR`: a run's weights and config for other programs.
+
+Runs in this process; what is written appears whole under its name, or not at all.
+"""
 
 import json
 import os
@@ -21,7 +24,11 @@ _INDEX = "model.safetensors.index.json"
 
 @dataclass(frozen=True)
 class Exported:
-    """What an export came to. dtype: of its floating values, as torch names it. files: of weights. left: arrays of the checkpoint that are no weights. notes: what the user should know."""
+    """What an export came to.
+
+    dtype: of its floating values, as torch names it. files: of weights. left: arrays of the
+    checkpoint that are no weights. notes: what the user should know.
+    """
 
     step: int
     arrays: int
@@ -34,12 +41,20 @@ class Exported:
 
 
 def export(path: Path, to: Path, form: str, dtype: str | None, largest: int) -> Exported:
-    """path: a run or one checkpoint. form: safetensors or huggingface. dtype: of DTYPES; None: as trained. largest: bytes of a file of weights.
+    """path: a run or one checkpoint.
 
-    UserError: `to` holds something, there is no room, the form is not for this task, the values don't fit the dtype.
+    form: safetensors or huggingface. dtype: of DTYPES; None: as trained. largest: bytes of a file
+    of weights.
+
+    UserError: `to` holds something, there is no room, the form is not for this task, the values
+    don't fit the dtype.
     """
     if os.path.lexists(to) and (not to.is_dir() or any(to.iterdir())):
-        raise UserError(f"{to} is there already{', and holds something' if to.is_dir() else ''}", "another --to; nothing is overwritten", "--to")
+        raise UserError(
+            f"{to} is there already{', and holds something' if to.is_dir() else ''}",
+            "another --to; nothing is overwritten",
+            "--to",
+        )
     found = find(path)
     config = found.config
     other = huggingface_of(config) if form == "huggingface" else None
@@ -61,10 +76,21 @@ def export(path: Path, to: Path, form: str, dtype: str | None, largest: int) -> 
         (scratch / "README.md").write_text(_readme(found, form, kind, len(shards)))
         scratch.rename(to)
     except OSError as error:
-        raise RunError(f"{to} can't be written: {error}", "another --to, or free some space", "--to") from None
+        raise RunError(
+            f"{to} can't be written: {error}", "another --to, or free some space", "--to"
+        ) from None
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    return Exported(found.step, len(tensors), len(shards), size, kind, _metrics(found), len(found.weights.others), notes)
+    return Exported(
+        found.step,
+        len(tensors),
+        len(shards),
+        size,
+        kind,
+        _metrics(found),
+        len(found.weights.others),
+        notes,
+    )
 
 
 def _scratch(to: Path, size: int) -> Path:
@@ -74,21 +100,38 @@ def _scratch(to: Path, size: int) -> Path:
         scratch.mkdir(parents=True)
         free = shutil.disk_usage(scratch).free
     except OSError as error:
-        raise UserError(f"{to} can't be made: {error.strerror}", "--to DIR where you may write", "--to") from None
+        raise UserError(
+            f"{to} can't be made: {error.strerror}", "--to DIR where you may write", "--to"
+        ) from None
     if free < size * 1.05:
         scratch.rmdir()
-        raise UserError(f"{show_bytes(free)} are free at {to.absolute().parent}; the weights need {show_bytes(size)}", "free some space, another --to, or --dtype bf16", "--to")
+        raise UserError(
+            f"{show_bytes(free)} are free at {to.absolute().parent}; the weights need"
+            f" {show_bytes(size)}",
+            "free some space, another --to, or --dtype bf16",
+            "--to",
+        )
     return scratch
 
 
 def _bytes(tensor: Any, kind: str) -> int:
     """As it will be written."""
-    each = 8 if tensor.is_complex() else {"float64": 8, "float32": 4}.get(kind, 2) if tensor.is_floating_point() else tensor.itemsize
+    each = (
+        8
+        if tensor.is_complex()
+        else (
+            {"float64": 8, "float32": 4}.get(kind, 2)
+            if tensor.is_floating_point()
+            else tensor.itemsize
+        )
+    )
     return int(tensor.numel() * each)
 
 
 def _shards(sizes: Mapping[str, int], largest: int) -> list[dict[str, int]]:
-    """Names and bytes, in files of at most `largest` bytes (more only where one array alone has more)."""
+    """Names and bytes, in files of at most `largest` bytes (more only where one array alone has
+    more).
+    """
     shards: list[dict[str, int]] = [{}]
     for name, size in sizes.items():
         if shards[-1] and sum(shards[-1].values()) + size > largest:
@@ -97,7 +140,9 @@ def _shards(sizes: Mapping[str, int], largest: int) -> list[dict[str, int]]:
     return shards
 
 
-def _write_weights(home: Path, tensors: Mapping[str, Any], shards: list[dict[str, int]], kind: str, step: int) -> None:
+def _write_weights(
+    home: Path, tensors: Mapping[str, Any], shards: list[dict[str, int]], kind: str, step: int
+) -> None:
     """One file, or several with an index, as the Hugging Face libraries read them."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
@@ -105,13 +150,19 @@ def _write_weights(home: Path, tensors: Mapping[str, Any], shards: list[dict[str
     places = {}
     for file, shard in _named(shards):
         try:
-            save_file({name: converted(name, tensors[name], kind) for name in shard}, home / file, {"format": "pt", "samecurve_step": str(step)})
+            save_file(
+                {name: converted(name, tensors[name], kind) for name in shard},
+                home / file,
+                {"format": "pt", "samecurve_step": str(step)},
+            )
         except SafetensorError as error:  # the library wraps the system's error in its own
             raise OSError(str(error)) from error
         places.update(dict.fromkeys(shard, file))
     if len(shards) > 1:
         total = sum(sum(shard.values()) for shard in shards)
-        (home / _INDEX).write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": places}, indent=1) + "\n")
+        (home / _INDEX).write_text(
+            json.dumps({"metadata": {"total_size": total}, "weight_map": places}, indent=1) + "\n"
+        )
 
 
 def _named(shards: list[dict[str, int]]) -> Iterator[tuple[str, dict[str, int]]]:
@@ -132,7 +183,11 @@ def converted(name: str, tensor: Any, kind: str) -> Any:
         return tensor.contiguous().clone()
     made = tensor.to(getattr(torch, kind)).contiguous().clone()
     if (tensor.isfinite() & ~made.isfinite()).any():
-        raise UserError(f"{name} has values beyond the range of {kind}", "--dtype bf16, which reaches as far as f32", "--dtype")
+        raise UserError(
+            f"{name} has values beyond the range of {kind}",
+            "--dtype bf16, which reaches as far as f32",
+            "--dtype",
+        )
     return made
 
 
@@ -140,19 +195,48 @@ def _metrics(found: Found) -> dict[str, float]:
     """Of the last evaluation before the checkpoint, with its step."""
     loop = found.manifest["loop"]
     metrics = {name: value for name, value in loop.get("metrics", {}).items() if value is not None}
-    return {**metrics, "step": loop["metrics_step"]} if metrics and loop.get("metrics_step") is not None else {}
+    return (
+        {**metrics, "step": loop["metrics_step"]}
+        if metrics and loop.get("metrics_step") is not None
+        else {}
+    )
 
 
 def _readme(found: Found, form: str, kind: str, files: int) -> str:
     config = found.config
     metrics = _metrics(found)
-    measured = f" Evaluated at step {metrics['step']}: {', '.join(f'{name} {value:.6g}' for name, value in metrics.items() if name != 'step')}." if metrics else ""
+    measured = (
+        f" Evaluated at step {metrics['step']}:"
+        f" {', '.join(f'{name} {value:.6g}' for name, value in metrics.items() if name != 'step')}."
+        if metrics
+        else ""
+    )
     if form == "huggingface":
-        use = 'from transformers import AutoModelForCausalLM\n\nmodel = AutoModelForCausalLM.from_pretrained("DIR")'
+        use = (
+            "from transformers import AutoModelForCausalLM\n\nmodel ="
+            ' AutoModelForCausalLM.from_pretrained("DIR")'
+        )
     else:
         flax = config.engine == "jax" and ".py:" in config.task
-        read = 'load_file("DIR/model.safetensors")' if files == 1 else '{name: value for file in Path("DIR").glob("*.safetensors") for name, value in load_file(file).items()}'
-        use = ("from pathlib import Path\n\n" if files > 1 else "") + f"from safetensors.{'numpy' if flax else 'torch'} import load_file\n\nweights = {read}"
-        use += "  # by the paths of the nnx.Params, joined by dots" if flax else "\nmodel.load_state_dict(weights)"
-    return (f"# {found.run.home.resolve().name}, step {found.step}\n\nWeights ({kind}) of a run of Samecurve, task `{config.task}`, engine {config.engine}; `config.yaml` is its config. "
-            f"Optimizer state is not here.{measured}\n\n```python\n{use}\n```\n\n`samecurve train -f config.yaml --init-from DIR` trains on from these weights.\n")
+        read = (
+            'load_file("DIR/model.safetensors")'
+            if files == 1
+            else (
+                '{name: value for file in Path("DIR").glob("*.safetensors") for name, value in'
+                " load_file(file).items()}"
+            )
+        )
+        use = (
+            "from pathlib import Path\n\n" if files > 1 else ""
+        ) + f"from safetensors.{'numpy' if flax else 'torch'} import load_file\n\nweights = {read}"
+        use += (
+            "  # by the paths of the nnx.Params, joined by dots"
+            if flax
+            else "\nmodel.load_state_dict(weights)"
+        )
+    return (
+        f"# {found.run.home.resolve().name}, step {found.step}\n\nWeights ({kind}) of a run of"
+        f" Samecurve, task `{config.task}`, engine {config.engine}; `config.yaml` is its config."
+        f" Optimizer state is not here.{measured}\n\n```python\n{use}\n```\n\n`samecurve train -f"
+        " config.yaml --init-from DIR` trains on from these weights.\n"
+    )

@@ -1,7 +1,9 @@
-"""--init-from: weights without state, from a run, a checkpoint, or files that others made, checked against the model before anything is written.
+"""--init-from: weights without state, from a run, a checkpoint, or files that others made, checked
+against the model before anything is written.
 
-What was read is copied into the run (`initial/`, a checkpoint without more than the model), so that a run killed before its first
-save begins with the same weights again, whatever has become of their source; and so that each rank reads only its part.
+What was read is copied into the run (`initial/`, a checkpoint without more than the model), so that
+a run killed before its first save begins with the same weights again, whatever has become of their
+source; and so that each rank reads only its part.
 """
 
 import shutil
@@ -28,7 +30,10 @@ from samecurve.tasks import Tasks, our_names, unlike
 from samecurve.units import show_bytes, show_count, some
 
 _WHERE = "--init-from"
-_WRAPPERS = ("module.", "_orig_mod.")  # what DistributedDataParallel, DataParallel and torch.compile put before names
+_WRAPPERS = (
+    "module.",
+    "_orig_mod.",
+)  # what DistributedDataParallel, DataParallel and torch.compile put before names
 _FILE = 1 << 30  # bytes of a file of the copy, and so what is held in memory at once
 _KINDS = {"float64": "F64", "float32": "F32", "int64": "I64", "int32": "I32"}
 _WIDE = {"float64", "int64", "complex128"}
@@ -37,7 +42,10 @@ _LONG = {"F64": "float64", "F32": "float32", "I64": "int64", "I32": "int32"}
 
 @dataclass(frozen=True)
 class Given:
-    """One array of a source. dtype: in its file. shape: as a checkpoint has it. read: its values, exactly."""
+    """One array of a source.
+
+    dtype: in its file. shape: as a checkpoint has it. read: its values, exactly.
+    """
 
     dtype: str
     shape: tuple[int, ...]
@@ -46,7 +54,11 @@ class Given:
 
 @dataclass(frozen=True)
 class Source:
-    """Weights that fit the model. path: absolute. arrays: by a checkpoint's names. buffers: those of them that may be infinite. words: what the user should know."""
+    """Weights that fit the model.
+
+    path: absolute. arrays: by a checkpoint's names. buffers: those of them that may be infinite.
+    words: what the user should know.
+    """
 
     path: Path
     arrays: Mapping[str, Given]
@@ -54,46 +66,97 @@ class Source:
     words: tuple[str, ...]
 
 
-def weights_for(run: Run | None, own: bool, goes_on: bool, asked: Path | None, config: Config, facts: Facts, words: list[str]) -> Source | None:
+def weights_for(
+    run: Run | None,
+    own: bool,
+    goes_on: bool,
+    asked: Path | None,
+    config: Config,
+    facts: Facts,
+    words: list[str],
+) -> Source | None:
     """The weights that a run is to be given now; None: it has them, or begins without.
 
-    run: that is gone on with. own: its checkpoint is in it. goes_on: it has one. asked: --init-from. words: grows by what the user should know.
-    UserError: the run began otherwise, or the weights don't fit, or the run's copy of them is damaged.
+    run: that is gone on with. own: its checkpoint is in it. goes_on: it has one. asked:
+    --init-from. words: grows by what the user should know. UserError: the run began otherwise, or
+    the weights don't fit, or the run's copy of them is damaged.
     """
     if run is None or not own:
         if asked and goes_on:
-            raise UserError("this run begins from a checkpoint, which has weights of its own", "one of --resume and --init-from", _WHERE)
+            raise UserError(
+                "this run begins from a checkpoint, which has weights of its own",
+                "one of --resume and --init-from",
+                _WHERE,
+            )
         return examine(asked, config, facts) if asked else None
     began = run.weights()
     if asked and str(asked.resolve()) != began:
-        how = f"began from the weights {began}" if began else "did not begin from weights that were given to it"
-        raise UserError(f"{run.home} {how}; it can't begin again from {asked}", "leave --init-from out to go on with it, or another --save-dir", _WHERE)
+        how = (
+            f"began from the weights {began}"
+            if began
+            else "did not begin from weights that were given to it"
+        )
+        raise UserError(
+            f"{run.home} {how}; it can't begin again from {asked}",
+            "leave --init-from out to go on with it, or another --save-dir",
+            _WHERE,
+        )
     if began and goes_on and asked:
-        words.append(f"{_WHERE} {asked} has no effect any more: this run began from it, and goes on from its own checkpoint")
+        words.append(
+            f"{_WHERE} {asked} has no effect any more: this run began from it, and goes on from its"
+            " own checkpoint"
+        )
     if began and not goes_on:
         try:
             verify(run.initial)
         except Damaged as error:
-            raise UserError(f"{run.initial}, the weights that this run began from: {error}", "another --save-dir begins anew", str(run.home)) from None
+            raise UserError(
+                f"{run.initial}, the weights that this run began from: {error}",
+                "another --save-dir begins anew",
+                str(run.home),
+            ) from None
         words.append(f"with the weights of {began}, as they were when this run began")
     return None
 
 
 def examine(path: Path, config: Config, facts: Facts) -> Source:
-    """Weights to begin from, checked, none of their values read but where two names share them. UserError: what they are instead."""
+    """Weights to begin from, checked, none of their values read but where two names share them.
+
+    UserError: what they are instead.
+    """
     given, said, words = _read(path)
     names, more = _named(config, given, facts)
     arrays = {name: given[theirs] for theirs, name in names.items()}
     arrays, most = _untied(arrays, facts.aliases, path)
-    check_weights({name: array.shape for name, array in arrays.items()}, facts.arrays, facts.buffers, str(path))
+    check_weights(
+        {name: array.shape for name, array in arrays.items()},
+        facts.arrays,
+        facts.buffers,
+        str(path),
+    )
     fatal, differ = unlike(config, said)
     if fatal:
-        raise UserError(f"{path} is of another model: {', '.join(fatal)}", "the model.* fields of the model that these weights are of", _WHERE)
-    odd = [f"{name} ({array.dtype})" for name, array in arrays.items() if not array.dtype.startswith(("float", "bfloat", "complex")) and name not in facts.buffers]
+        raise UserError(
+            f"{path} is of another model: {', '.join(fatal)}",
+            "the model.* fields of the model that these weights are of",
+            _WHERE,
+        )
+    odd = [
+        f"{name} ({array.dtype})"
+        for name, array in arrays.items()
+        if not array.dtype.startswith(("float", "bfloat", "complex")) and name not in facts.buffers
+    ]
     if odd:
-        raise UserError(f"{path}: no floating values in {some(odd)}", "weights as they were trained, not packed or quantized", _WHERE)
+        raise UserError(
+            f"{path}: no floating values in {some(odd)}",
+            "weights as they were trained, not packed or quantized",
+            _WHERE,
+        )
     size = sum(int(np.prod(array.shape)) for array in arrays.values())
-    first = f"weights of {path}: {len(arrays)} arrays, {show_count(size)} numbers; no optimizer state and no position: this run begins at its own step 0"
+    first = (
+        f"weights of {path}: {len(arrays)} arrays, {show_count(size)} numbers; no optimizer state"
+        " and no position: this run begins at its own step 0"
+    )
     words = [first, *words, *more, *most, *_kinds(config, arrays)]
     if differ:
         words.append(f"the weights were trained otherwise: {', '.join(differ)}")
@@ -103,20 +166,43 @@ def examine(path: Path, config: Config, facts: Facts) -> Source:
 
 
 def keep(source: Source, run: Run) -> None:
-    """Copy what was read into the directory that is to be a run, under a scratch name (publish() gives it its own). UserError: no room, values that are not finite."""
-    size = sum(int(np.prod(array.shape)) * (8 if array.dtype in _WIDE else 4) for array in source.arrays.values())
+    """Copy what was read into the directory that is to be a run, under a scratch name (publish()
+    gives it its own). UserError: no room, values that are not finite.
+    """
+    size = sum(
+        int(np.prod(array.shape)) * (8 if array.dtype in _WIDE else 4)
+        for array in source.arrays.values()
+    )
     free = shutil.disk_usage(run.home).free
     if free < size * 1.05:
-        raise UserError(f"{show_bytes(free)} are free at {run.home}; a copy of the weights needs {show_bytes(size)}", "free some space, or another --save-dir", "--save-dir")
+        raise UserError(
+            f"{show_bytes(free)} are free at {run.home}; a copy of the weights needs"
+            f" {show_bytes(size)}",
+            "free some space, or another --save-dir",
+            "--save-dir",
+        )
     scratch = run.home / SCRATCH
     shutil.rmtree(scratch, ignore_errors=True)
     try:
         scratch.mkdir()
-        written = [write_pieces(scratch / f"weights-{number:05d}.safetensors", pieces).to_json() for number, pieces in enumerate(_pieces(source), 1)]
-        write_json(scratch / MANIFEST, manifest({"step": 0, "epoch": 0, "consumed": 0, "loop": {}, "source": str(source.path)}, written))
+        written = [
+            write_pieces(scratch / f"weights-{number:05d}.safetensors", pieces).to_json()
+            for number, pieces in enumerate(_pieces(source), 1)
+        ]
+        write_json(
+            scratch / MANIFEST,
+            manifest(
+                {"step": 0, "epoch": 0, "consumed": 0, "loop": {}, "source": str(source.path)},
+                written,
+            ),
+        )
         sync_directory(scratch)
     except OSError as error:
-        raise UserError(f"copying the weights of {source.path} failed: {error}", "is there room, and is the source whole? free some space, or get it again", _WHERE) from None
+        raise UserError(
+            f"copying the weights of {source.path} failed: {error}",
+            "is there room, and is the source whole? free some space, or get it again",
+            _WHERE,
+        ) from None
 
 
 def publish(run: Run) -> None:
@@ -133,11 +219,29 @@ def _pieces(source: Source) -> Iterator[list[Piece]]:
         except SamecurveError:
             raise
         except Exception as error:  # whatever its library raises where a file ends too soon
-            raise UserError(f"{source.path}: {name} can't be read: {error}", "is it whole? get it again", _WHERE) from None
-        if values.dtype.kind == "f" and name not in source.buffers and not np.isfinite(values).all():
-            raise UserError(f"{source.path}: {name} has values that are not finite", "weights of a sound model, such as an older checkpoint", _WHERE)
+            raise UserError(
+                f"{source.path}: {name} can't be read: {error}", "is it whole? get it again", _WHERE
+            ) from None
+        if (
+            values.dtype.kind == "f"
+            and name not in source.buffers
+            and not np.isfinite(values).all()
+        ):
+            raise UserError(
+                f"{source.path}: {name} has values that are not finite",
+                "weights of a sound model, such as an older checkpoint",
+                _WHERE,
+            )
         if values.size:
-            pieces.append(Piece(f"model/{name}", _KINDS[values.dtype.name], array.shape, (0,) * len(array.shape), values.reshape(array.shape)))
+            pieces.append(
+                Piece(
+                    f"model/{name}",
+                    _KINDS[values.dtype.name],
+                    array.shape,
+                    (0,) * len(array.shape),
+                    values.reshape(array.shape),
+                )
+            )
         if sum(piece.buffer.nbytes for piece in pieces) >= _FILE:
             yield pieces
             pieces = []
@@ -150,19 +254,40 @@ def _read(path: Path) -> tuple[dict[str, Given], Mapping[str, Any], list[str]]:
     if (path / MANIFEST).is_file() or Run(path).exists():
         found = find(path, _WHERE)
         weights = found.weights
-        arrays = {name: Given(_LONG[weights.dtype(name)], weights.shape(name), lambda name=name: weights[name]) for name in weights}  # type: ignore[misc]
-        return arrays, found.config.model.model_dump(), [*found.notes, f"they are those of step {found.step} of {found.run.home}"]
+        arrays = {
+            name: Given(
+                _LONG[weights.dtype(name)],
+                weights.shape(name),
+                lambda name=name: weights[name],  # type: ignore[misc]
+            )
+            for name in weights
+        }
+        return (
+            arrays,
+            found.config.model.model_dump(),
+            [*found.notes, f"they are those of step {found.step} of {found.run.home}"],
+        )
     if not path.exists():
-        raise UserError(f"there is no {path}", "a run, a checkpoint, a .safetensors or .pt file, or a directory with one", _WHERE)
+        raise UserError(
+            f"there is no {path}",
+            "a run, a checkpoint, a .safetensors or .pt file, or a directory with one",
+            _WHERE,
+        )
     from samecurve.torch_engine.weight_files import read
 
     foreign, words = read(path)
     home = path if path.is_dir() else path.parent
-    return {name: Given(array.dtype, array.shape, array.read) for name, array in foreign.items()}, _said(home), words
+    return (
+        {name: Given(array.dtype, array.shape, array.read) for name, array in foreign.items()},
+        _said(home),
+        words,
+    )
 
 
 def _said(home: Path) -> Mapping[str, Any]:
-    """What lies beside the files of weights and tells of their model: of `samecurve export`, or of the Hugging Face libraries."""
+    """What lies beside the files of weights and tells of their model: of `samecurve export`, or of
+    the Hugging Face libraries.
+    """
     if (home / "config.yaml").is_file():
         try:
             return load(read_file(home / "config.yaml"), Tasks()).config.model.model_dump()
@@ -171,37 +296,65 @@ def _said(home: Path) -> Mapping[str, Any]:
     return {"config.json": home / "config.json"} if (home / "config.json").is_file() else {}
 
 
-def _named(config: Config, given: Mapping[str, Given], facts: Facts) -> tuple[dict[str, str], list[str]]:
-    """Their names -> ours: what wrappers put before names is taken off, and another library's names become ours. UserError: two become one."""
+def _named(
+    config: Config, given: Mapping[str, Given], facts: Facts
+) -> tuple[dict[str, str], list[str]]:
+    """Their names -> ours: what wrappers put before names is taken off, and another library's names
+    become ours. UserError: two become one.
+    """
     names = {name: name for name in given}
     taken = []
-    while prefix := next((p for p in _WRAPPERS if names and all(n.startswith(p) for n in names.values()) and not all(n.startswith(p) for n in facts.arrays)), None):
+    while prefix := next(
+        (
+            p
+            for p in _WRAPPERS
+            if names
+            and all(n.startswith(p) for n in names.values())
+            and not all(n.startswith(p) for n in facts.arrays)
+        ),
+        None,
+    ):
         names = {theirs: name.removeprefix(prefix) for theirs, name in names.items()}
         taken.append(prefix)
-    if any("._orig_mod." in name for name in names.values()) and not any("._orig_mod." in name for name in facts.arrays):
+    if any("._orig_mod." in name for name in names.values()) and not any(
+        "._orig_mod." in name for name in facts.arrays
+    ):
         names = {theirs: name.replace("._orig_mod.", ".") for theirs, name in names.items()}
         taken.append("_orig_mod. within names")
     mapped = our_names(config, list(names.values()))
     found = {theirs: mapped[name] for theirs, name in names.items() if name in mapped}
     twice = [name for name, count in Counter(found.values()).items() if count > 1]
     if twice:
-        raise UserError(f"two arrays of the source would be called {twice[0]}", "weights of one model", _WHERE)
+        raise UserError(
+            f"two arrays of the source would be called {twice[0]}", "weights of one model", _WHERE
+        )
     words = [f"taken off their names: {', '.join(taken)}"] if taken else []
     if left := [name for name in names.values() if name not in mapped]:
         words.append(f"left out, since it follows from the config: {some(left)}")
     return found, words
 
 
-def _untied(arrays: Mapping[str, Given], aliases: Mapping[str, str], path: Path) -> tuple[dict[str, Given], list[str]]:
-    """One name for what the model holds once. UserError: the source has other values under its other name."""
+def _untied(
+    arrays: Mapping[str, Given], aliases: Mapping[str, str], path: Path
+) -> tuple[dict[str, Given], list[str]]:
+    """One name for what the model holds once.
+
+    UserError: the source has other values under its other name.
+    """
     found = dict(arrays)
     words = []
     for alias, name in aliases.items():
         other = found.pop(alias, None)
         if other is None:
             continue
-        if name in found and (found[name].shape != other.shape or not np.array_equal(found[name].read(), other.read())):
-            raise UserError(f"{path}: {alias} and {name} differ; this model has one array for both", "a model that does not tie them (model.tie_embeddings: false for the decoder)", _WHERE)
+        if name in found and (
+            found[name].shape != other.shape or not np.array_equal(found[name].read(), other.read())
+        ):
+            raise UserError(
+                f"{path}: {alias} and {name} differ; this model has one array for both",
+                "a model that does not tie them (model.tie_embeddings: false for the decoder)",
+                _WHERE,
+            )
         found.setdefault(name, other)
         words.append(f"{alias} is {name}, which is held once")
     return found, words
@@ -210,5 +363,9 @@ def _untied(arrays: Mapping[str, Given], aliases: Mapping[str, str], path: Path)
 def _kinds(config: Config, arrays: Mapping[str, Given]) -> list[str]:
     """What becomes of the number formats that are not the parameters' own."""
     own = "64" if config.train.precision == "f64" else "32"
-    counts = Counter(array.dtype for array in arrays.values() if array.dtype.startswith(("float", "bfloat")) and array.dtype != f"float{own}")
+    counts = Counter(
+        array.dtype
+        for array in arrays.values()
+        if array.dtype.startswith(("float", "bfloat")) and array.dtype != f"float{own}"
+    )
     return [f"{count} arrays of {kind} become float{own}" for kind, count in sorted(counts.items())]

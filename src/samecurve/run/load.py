@@ -1,4 +1,7 @@
-"""What a run has learned: its newest whole checkpoint, and the model with its weights. Runs in this process; nothing is trained."""
+"""What a run has learned: its newest whole checkpoint, and the model with its weights.
+
+Runs in this process; nothing is trained.
+"""
 
 import warnings
 from collections.abc import Iterator, Mapping
@@ -18,11 +21,16 @@ from samecurve.tasks import Tasks
 from samecurve.tasks import load_model as with_weights
 
 _PREFIX = "model/"
-_TRIES = 5  # a live run may take an older checkpoint away at any time, and then there is a newer one
+_TRIES = (
+    5  # a live run may take an older checkpoint away at any time, and then there is a newer one
+)
 
 
 class Weights(Mapping[str, NDArray[Any]]):
-    """The model's arrays of a checkpoint, each read when it is asked for. others: names of what else it holds."""
+    """The model's arrays of a checkpoint, each read when it is asked for.
+
+    others: names of what else it holds.
+    """
 
     def __init__(self, arrays: Arrays) -> None:
         self._arrays = arrays
@@ -50,7 +58,10 @@ class Weights(Mapping[str, NDArray[Any]]):
 
 @dataclass(frozen=True)
 class Found:
-    """A checkpoint, its files open. notes: what the user should know (a damaged checkpoint passed over)."""
+    """A checkpoint, its files open.
+
+    notes: what the user should know (a damaged checkpoint passed over).
+    """
 
     run: Run
     path: Path
@@ -71,7 +82,10 @@ class Found:
 
 
 def find(path: Path, where: str = "RUN") -> Found:
-    """path: a run directory (its newest whole checkpoint) or one checkpoint. where: the argument that named it. UserError: neither, or none saved yet."""
+    """path: a run directory (its newest whole checkpoint) or one checkpoint.
+
+    where: the argument that named it. UserError: neither, or none saved yet.
+    """
     for tries_left in reversed(range(_TRIES)):
         run, checkpoint, notes = _find(path, where)
         try:
@@ -90,26 +104,48 @@ def _find(path: Path, where: str) -> tuple[Run, Path, list[str]]:
         try:
             verify(path)
         except Damaged as error:
-            raise UserError(f"checkpoint {path}: {error}", "name the run directory: its newest whole checkpoint is taken", where) from None
+            raise UserError(
+                f"checkpoint {path}: {error}",
+                "name the run directory: its newest whole checkpoint is taken",
+                where,
+            ) from None
         run = Run(path.resolve().parent.parent)
         if not run.config.is_file():
-            raise UserError(f"checkpoint {path} lies in no run directory: {run.config} is missing", "leave checkpoints where their run has put them, or copy the whole run", where)
+            raise UserError(
+                f"checkpoint {path} lies in no run directory: {run.config} is missing",
+                "leave checkpoints where their run has put them, or copy the whole run",
+                where,
+            )
         return run, path, []
     run = Run(path)
     if not run.exists() and run.checkpoints.is_dir():
-        raise UserError(f"{path} has lost its plan.json", f"name one of its checkpoints, in {run.checkpoints}", where)
+        raise UserError(
+            f"{path} has lost its plan.json",
+            f"name one of its checkpoints, in {run.checkpoints}",
+            where,
+        )
     if not run.exists():
-        raise UserError(f"{path} is neither a run directory nor a checkpoint", "a directory that `samecurve train` made, such as runs/tiny-20260101-120000", where)
+        raise UserError(
+            f"{path} is neither a run directory nor a checkpoint",
+            "a directory that `samecurve train` made, such as runs/tiny-20260101-120000",
+            where,
+        )
     found, damaged = newest(run.checkpoints)
     if found is None:
-        raise UserError(f"{path} has no whole checkpoint yet" + "".join(f"; {line}" for line in damaged), "let it train until it has saved (train.save_every)", where)
+        raise UserError(
+            f"{path} has no whole checkpoint yet" + "".join(f"; {line}" for line in damaged),
+            "let it train until it has saved (train.save_every)",
+            where,
+        )
     return run, found, damaged
 
 
 def load(run: Any) -> Any:
-    """The model of a run with its weights, ready to be used: a torch.nn.Module in eval mode (a flax.nnx.Module for a task of one's own that jax trained).
+    """The model of a run with its weights, ready to be used: a torch.nn.Module in eval mode (a
+    flax.nnx.Module for a task of one's own that jax trained).
 
-    run: a run directory (its newest whole checkpoint is taken), one checkpoint, or what samecurve.train() gave. Warns of a damaged checkpoint passed over.
+    run: a run directory (its newest whole checkpoint is taken), one checkpoint, or what
+    samecurve.train() gave. Warns of a damaged checkpoint passed over.
     """
     found = find(Path(getattr(run, "directory", run)), "samecurve.load")
     for note in found.notes:

@@ -12,26 +12,51 @@ from samecurve.run.directory import Run, _boot
 
 
 class Lock:
-    """Held by the one launcher (or lone process) of a run; the system lets go of it when that process ends, however it ends."""
+    """Held by the one launcher (or lone process) of a run; the system lets go of it when that
+    process ends, however it ends.
+    """
 
     def __init__(self, run: Run) -> None:
         self._path = run.home / "lock"
         try:
             self._file = open(self._path, "a+")  # noqa: SIM115 - held as long as the lock is
         except OSError as error:
-            raise UserError(f"{self._path} can't be opened: {error.strerror}", "another --save-dir, or mend this one", "--save-dir") from None
+            raise UserError(
+                f"{self._path} can't be opened: {error.strerror}",
+                "another --save-dir, or mend this one",
+                "--save-dir",
+            ) from None
         if not self._taken():
             holder = self._holder()
             self._file.close()
-            raise UserError(f"{run.home} belongs to a live run: process {holder.get('pid', '?')} on {holder.get('host', '?')}",
-                            "wait for it, stop it, or give another --save-dir", "--save-dir")
+            raise UserError(
+                f"{run.home} belongs to a live run: process {holder.get('pid', '?')} on"
+                f" {holder.get('host', '?')}",
+                "wait for it, stop it, or give another --save-dir",
+                "--save-dir",
+            )
         holder = self._holder()
-        if holder and holder["host"] != socket.gethostname():  # a shared file system may not lock across hosts
+        if (
+            holder and holder["host"] != socket.gethostname()
+        ):  # a shared file system may not lock across hosts
             self._file.close()
-            raise UserError(f"{run.home} was locked by process {holder['pid']} on {holder['host']}, which did not let go of it",
-                            f"if that run is gone, remove {self._path}", "--save-dir")
+            raise UserError(
+                f"{run.home} was locked by process {holder['pid']} on {holder['host']}, which did"
+                " not let go of it",
+                f"if that run is gone, remove {self._path}",
+                "--save-dir",
+            )
         self._file.truncate(0)
-        self._file.write(json.dumps({"host": socket.gethostname(), "boot": _boot(), "pid": os.getpid(), "since": time.time()}))
+        self._file.write(
+            json.dumps(
+                {
+                    "host": socket.gethostname(),
+                    "boot": _boot(),
+                    "pid": os.getpid(),
+                    "since": time.time(),
+                }
+            )
+        )
         self._file.flush()
 
     def _taken(self) -> bool:

@@ -17,5 +17,7 @@ def free_name(name: str, flag: str = "--save-dir") -> Path:
         except FileExistsError:
             continue
         except OSError as error:
-            raise UserError(f"{home} can't be made: {error.strerror}", f"{flag} DIR where you may write", flag) from None
+            raise UserError(
+                f"{home} can't be made: {error.strerror}", f"{flag} DIR where you may write", flag
+            ) from None
     raise UserError(f"{base} and 998 like it exist", f"{flag} DIR", flag)

@@ -1,4 +1,7 @@
-"""Where a run may live: a free name, room on the disk, a port. UserError: what is taken, full or not writable."""
+"""Where a run may live: a free name, room on the disk, a port.
+
+UserError: what is taken, full or not writable.
+"""
 
 import os
 import shutil
@@ -21,7 +24,9 @@ def check_port(port: int) -> None:
         try:
             probe_socket.bind(("", port))
         except OSError as error:
-            raise UserError(f"port {port}: {error.strerror}", "--port 0 takes any free one", "--port") from None
+            raise UserError(
+                f"port {port}: {error.strerror}", "--port 0 takes any free one", "--port"
+            ) from None
 
 
 def check_room(home: Path, config: Config, facts: Facts) -> None:
@@ -31,7 +36,12 @@ def check_room(home: Path, config: Config, facts: Facts) -> None:
     at = next(path for path in _upwards(home.absolute()) if path.is_dir())
     free = shutil.disk_usage(at).free
     if free < 2 * each:
-        raise UserError(f"{show_bytes(free)} are free at {at}; a checkpoint needs {show_bytes(each)}, and a new one is written before an old one goes", "free some space, or another --save-dir", "--save-dir")
+        raise UserError(
+            f"{show_bytes(free)} are free at {at}; a checkpoint needs {show_bytes(each)}, and a new"
+            " one is written before an old one goes",
+            "free some space, or another --save-dir",
+            "--save-dir",
+        )
 
 
 def _upwards(path: Path) -> Iterator[Path]:
@@ -51,28 +61,58 @@ def leave(home: Path) -> None:
 
 
 def make(home: Path) -> None:
-    if home.is_dir() and not Run(home).exists() and any(path.name not in {"lock", SCRATCH} for path in home.iterdir()):
+    if (
+        home.is_dir()
+        and not Run(home).exists()
+        and any(path.name not in {"lock", SCRATCH} for path in home.iterdir())
+    ):
         if Run(home).checkpoints.is_dir():
-            raise UserError(f"{home} has lost its plan.json", "--resume CHECKPOINT (of its checkpoints) with another --save-dir goes on from there", "--save-dir")
-        raise UserError(f"{home} is neither empty nor a run directory", "another --save-dir", "--save-dir")
+            raise UserError(
+                f"{home} has lost its plan.json",
+                "--resume CHECKPOINT (of its checkpoints) with another --save-dir goes on from"
+                " there",
+                "--save-dir",
+            )
+        raise UserError(
+            f"{home} is neither empty nor a run directory", "another --save-dir", "--save-dir"
+        )
     try:
         home.mkdir(parents=True, exist_ok=True)
         scratch = home / f".writable-{os.getpid()}"
         scratch.touch()
         scratch.unlink()
     except OSError as error:
-        raise UserError(f"{home} can't be written: {error.strerror}", "another --save-dir, or mend its permissions", "--save-dir") from None
+        raise UserError(
+            f"{home} can't be written: {error.strerror}",
+            "another --save-dir, or mend its permissions",
+            "--save-dir",
+        ) from None
 
 
 def check_trackers(track: Track) -> None:
     """UserError: what is to be told of the run is not installed, or can't be called so."""
     for name in _wanted(track):
         found = find_spec(name)
-        if found is None or found.origin is None:  # a folder of that name (wandb makes one) is no library
-            raise UserError(f"track.{name} needs {name}: not installed", f"pip install 'samecurve[{name}]', or leave it out", f"track.{name}")
-    if (track.wandb != "off" and not 0 < len(track.wandb_project) <= 128) or set(track.wandb_project) & set("/\\#?%:"):
-        raise UserError(f"track.wandb_project: {track.wandb_project!r} is no name for a project", "at most 128 characters, none of them / \\ # ? % :", "track.wandb_project")
+        if (
+            found is None or found.origin is None
+        ):  # a folder of that name (wandb makes one) is no library
+            raise UserError(
+                f"track.{name} needs {name}: not installed",
+                f"pip install 'samecurve[{name}]', or leave it out",
+                f"track.{name}",
+            )
+    if (track.wandb != "off" and not 0 < len(track.wandb_project) <= 128) or set(
+        track.wandb_project
+    ) & set("/\\#?%:"):
+        raise UserError(
+            f"track.wandb_project: {track.wandb_project!r} is no name for a project",
+            "at most 128 characters, none of them / \\ # ? % :",
+            "track.wandb_project",
+        )
 
 
 def _wanted(track: Track) -> list[str]:
-    return [*(["tensorboard"] if track.tensorboard else []), *(["wandb"] if track.wandb != "off" else [])]
+    return [
+        *(["tensorboard"] if track.tensorboard else []),
+        *(["wandb"] if track.wandb != "off" else []),
+    ]

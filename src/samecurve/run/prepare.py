@@ -1,4 +1,7 @@
-"""Everything before the first rank starts: which run directory, which checkpoint, which plan. Nothing is written until all of it is accepted."""
+"""Everything before the first rank starts: which run directory, which checkpoint, which plan.
+
+Nothing is written until all of it is accepted.
+"""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,7 +28,10 @@ from samecurve.run.resume import Options, _fixed, _Origin, _origin, _refuse_chan
 
 @dataclass
 class Prepared:
-    """A run ready to start, its lock held. begin: where its journal ended before. done: nothing is left to train. track: who is told of it."""
+    """A run ready to start, its lock held.
+
+    begin: where its journal ended before. done: nothing is left to train. track: who is told of it.
+    """
 
     run: Run
     plan: Plan
@@ -36,20 +42,36 @@ class Prepared:
     track: Track
 
 
-def make_plan(loaded: Loaded, facts: Facts | None = None, measure: Measure | None = None) -> tuple[Plan, Facts]:
+def make_plan(
+    loaded: Loaded, facts: Facts | None = None, measure: Measure | None = None
+) -> tuple[Plan, Facts]:
     """What `samecurve plan` shows: a run from the start. facts, measure: as prepare()."""
     machine, facts = probe(), facts or describe(loaded.config)
     facts = measure(loaded.config, machine, facts) if measure else facts
     return plan(loaded.config, machine, facts), facts
 
 
-def prepare(loaded: Loaded, options: Options, facts: Facts | None = None, machine: Machine | None = None, measure: Measure | None = None) -> Prepared:
-    """facts: if they were measured. machine: another than this one by itself. measure: what is to be measured once all else is accepted. UserError: anything that can't be honoured; the disk is then as it was before."""
+def prepare(
+    loaded: Loaded,
+    options: Options,
+    facts: Facts | None = None,
+    machine: Machine | None = None,
+    measure: Measure | None = None,
+) -> Prepared:
+    """facts: if they were measured.
+
+    machine: another than this one by itself. measure: what is to be measured once all else is
+    accepted. UserError: anything that can't be honoured; the disk is then as it was before.
+    """
     machine = machine or probe()
     if loaded.home and not options.save_dir and options.resume in {"auto", "never"}:
         options = replace(options, save_dir=Path(loaded.home))
-    unlimited = loaded.config.model_copy(update={"devices": loaded.config.devices.model_copy(update={"memory": None})})
-    plan(unlimited, machine, _least_facts(measure is not None))  # devices, strategy and sync are refused before any data is read
+    unlimited = loaded.config.model_copy(
+        update={"devices": loaded.config.devices.model_copy(update={"memory": None})}
+    )
+    plan(
+        unlimited, machine, _least_facts(measure is not None)
+    )  # devices, strategy and sync are refused before any data is read
     check_trackers(loaded.config.track)
     facts = facts or describe(loaded.config)
     origin = _origin(loaded, options)
@@ -57,9 +79,19 @@ def prepare(loaded: Loaded, options: Options, facts: Facts | None = None, machin
     _refuse_changes(origin, loaded.config)
     facts = measure(loaded.config, machine, facts) if measure else facts
     made = plan(loaded.config, machine, facts, fixed)
-    weights = weights_for(origin.run, origin.own, origin.checkpoint is not None, options.init_from, loaded.config, facts, origin.words)
+    weights = weights_for(
+        origin.run,
+        origin.own,
+        origin.checkpoint is not None,
+        options.init_from,
+        loaded.config,
+        facts,
+        origin.words,
+    )
     check_port(loaded.config.devices.port)
-    check_room(origin.run.home if origin.run else options.save_dir or Path("runs"), loaded.config, facts)
+    check_room(
+        origin.run.home if origin.run else options.save_dir or Path("runs"), loaded.config, facts
+    )
     home = origin.run or Run(options.save_dir or free_name(loaded.name))
     make(home.home)
     lock = Lock(home)
@@ -67,42 +99,100 @@ def prepare(loaded: Loaded, options: Options, facts: Facts | None = None, machin
         if weights:
             keep(weights, home)
             origin.words.extend(weights.words)
-        return _begin(home, lock, loaded, options, origin, made, facts, machine, str(weights.path) if weights else home.weights())
+        return _begin(
+            home,
+            lock,
+            loaded,
+            options,
+            origin,
+            made,
+            facts,
+            machine,
+            str(weights.path) if weights else home.weights(),
+        )
     except OSError as error:
         lock.release()
         leave(home.home)
-        raise UserError(f"{error.filename or home.home} can't be written: {error.strerror}", "another --save-dir, or mend this one", "--save-dir") from None
+        raise UserError(
+            f"{error.filename or home.home} can't be written: {error.strerror}",
+            "another --save-dir, or mend this one",
+            "--save-dir",
+        ) from None
     except BaseException:
         lock.release()
         leave(home.home)
         raise
 
 
-def _begin(run: Run, lock: Lock, loaded: Loaded, options: Options, origin: _Origin, made: Plan, facts: Facts, machine: Machine, weights: str | None) -> Prepared:
+def _begin(
+    run: Run,
+    lock: Lock,
+    loaded: Loaded,
+    options: Options,
+    origin: _Origin,
+    made: Plan,
+    facts: Facts,
+    machine: Machine,
+    weights: str | None,
+) -> Prepared:
     for directory in (run.checkpoints, run.logs):
         directory.mkdir(exist_ok=True)
     clear_logs(run)
     sweep(run.checkpoints)
     mend(run.journal)
     begin = run.journal.stat().st_size if run.journal.exists() else 0
-    if origin.own and origin.checkpoint and (written := last_step(run.journal)) < origin.step:  # a save waits for its journal, so somebody cut it
-        origin.words.append(f"journal.jsonl lacks steps {written + 1} to {origin.step}, which {origin.checkpoint.name} holds: what reads it (report, losses) will not know them")
+    if (
+        origin.own and origin.checkpoint and (written := last_step(run.journal)) < origin.step
+    ):  # a save waits for its journal, so somebody cut it
+        origin.words.append(
+            f"journal.jsonl lacks steps {written + 1} to {origin.step}, which"
+            f" {origin.checkpoint.name} holds: what reads it (report, losses) will not know them"
+        )
     done = origin.checkpoint is not None and origin.step >= made.steps
     stop_at = None if options.stop_after is None else origin.step + options.stop_after
-    attempt = Attempt(new_attempt_name(), str(run.home), str(origin.checkpoint) if origin.checkpoint else None, stop_at, weights=str(run.initial) if weights and not origin.checkpoint else None)
+    attempt = Attempt(
+        new_attempt_name(),
+        str(run.home),
+        str(origin.checkpoint) if origin.checkpoint else None,
+        stop_at,
+        weights=str(run.initial) if weights and not origin.checkpoint else None,
+    )
     if done:
         return Prepared(run, made, attempt, lock, begin, done, loaded.config.track)
-    began = run.began() if run.exists() else str(origin.checkpoint) if origin.checkpoint and not origin.own else None
+    began = (
+        run.began()
+        if run.exists()
+        else str(origin.checkpoint)
+        if origin.checkpoint and not origin.own
+        else None
+    )
     if weights and not run.exists():
         publish(run)
     run.write(loaded.config, made, loaded.origins, facts.formulas, began, weights)
-    append(run.journal, Event("planned", origin.step, {"attempt": attempt.name, "run": str(run.home), "plan": made.to_json(), "environment": surroundings(made.engine, machine)}))
+    append(
+        run.journal,
+        Event(
+            "planned",
+            origin.step,
+            {
+                "attempt": attempt.name,
+                "run": str(run.home),
+                "plan": made.to_json(),
+                "environment": surroundings(made.engine, machine),
+            },
+        ),
+    )
     if origin.own and origin.run:
         _void_later(run, origin)
     for word in (*loaded.notes, *origin.words):
         append(run.journal, Event("warned", origin.step, {"text": word}))
     if begin or origin.checkpoint:
-        append(run.journal, Event("resumed", origin.step, {"attempt": attempt.name, "text": _resumed(origin, made)}))
+        append(
+            run.journal,
+            Event(
+                "resumed", origin.step, {"attempt": attempt.name, "text": _resumed(origin, made)}
+            ),
+        )
     return Prepared(run, made, attempt, lock, begin, done, loaded.config.track)
 
 
@@ -116,9 +206,15 @@ def clear_logs(run: Run) -> None:
 def _resumed(origin: _Origin, made: Plan) -> str:
     if origin.checkpoint is None:
         return "nothing was saved before: from the start"
-    return f"from {origin.checkpoint}; batch {made.batch}: {made.because['batch']}; on {made.world} device{'s' if made.world > 1 else ''}"
+    return (
+        f"from {origin.checkpoint}; batch {made.batch}: {made.because['batch']}; on {made.world}"
+        f" device{'s' if made.world > 1 else ''}"
+    )
 
 
 def _least_facts(measurable: bool) -> Facts:
-    """A stand-in that fits anywhere, to try the choices that depend on no model. measurable: whether devices can be."""
+    """A stand-in that fits anywhere, to try the choices that depend on no model.
+
+    measurable: whether devices can be.
+    """
     return Facts(1 << 40, 1, 1, 1, 1, 2, 1, None, (), "", speeds=Speeds() if measurable else None)

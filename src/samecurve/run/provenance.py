@@ -1,6 +1,8 @@
-"""What a run was started in, kept with each start: versions, host, and the commit of the directory it was started from.
+"""What a run was started in, kept with each start: versions, host, and the commit of the directory
+it was started from.
 
-No engine is imported, nothing is written, and what can't be known is left out: a run never fails for this.
+No engine is imported, nothing is written, and what can't be known is left out: a run never fails
+for this.
 """
 
 import platform
@@ -17,22 +19,49 @@ _PATIENCE = 5.0  # seconds, for git
 
 
 def surroundings(engine: str, machine: Machine) -> dict[str, Any]:
-    """versions by name; commit: of the working directory, `-dirty` where it has changes, absent where it is no repository."""
+    """versions by name; commit: of the working directory, `-dirty` where it has changes, absent
+    where it is no repository.
+    """
     versions = {"samecurve": samecurve.__version__, "python": platform.python_version()}
     for name in (*_LIBRARIES[engine], "numpy", "safetensors"):
         try:
             versions[name] = version(name)
         except PackageNotFoundError:
             continue
-    found = {"versions": versions, "host": socket.gethostname(), "system": platform.platform(), "cpu": machine.cpu, "cores": machine.cores, "host_bytes": machine.host_bytes, "hosts": machine.hosts}
+    found = {
+        "versions": versions,
+        "host": socket.gethostname(),
+        "system": platform.platform(),
+        "cpu": machine.cpu,
+        "cores": machine.cores,
+        "host_bytes": machine.host_bytes,
+        "hosts": machine.hosts,
+    }
     commit = _commit()
     return {**found, **({"commit": commit} if commit else {})}
 
 
 def _commit() -> str:
     """'' where there is no repository, or no git."""
-    git = ["git", "--no-optional-locks", "-c", "core.fsmonitor=false", "describe", "--always", "--dirty", "--exclude=*", "--abbrev=40"]
+    git = [
+        "git",
+        "--no-optional-locks",
+        "-c",
+        "core.fsmonitor=false",
+        "describe",
+        "--always",
+        "--dirty",
+        "--exclude=*",
+        "--abbrev=40",
+    ]
     try:
-        return subprocess.run(git, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_PATIENCE, check=True).stdout.strip()
+        return subprocess.run(
+            git,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_PATIENCE,
+            check=True,
+        ).stdout.strip()
     except (OSError, ValueError, subprocess.SubprocessError):
         return ""

@@ -1,4 +1,6 @@
-"""Where a run begins: its own newest checkpoint, another run's, or nothing; and what may not change."""
+"""Where a run begins: its own newest checkpoint, another run's, or nothing; and what may not
+change.
+"""
 
 import time
 from dataclasses import dataclass, field, replace
@@ -50,14 +52,22 @@ def _origin(loaded: Loaded, options: Options) -> _Origin:
         return _from_path(Path(options.resume), options)
     if options.resume == "never":
         if options.save_dir and Run(options.save_dir).exists():
-            raise UserError(f"{options.save_dir} holds a run already", "another --save-dir, or --resume auto to go on with it", "--resume never")
+            raise UserError(
+                f"{options.save_dir} holds a run already",
+                "another --save-dir, or --resume auto to go on with it",
+                "--resume never",
+            )
         return _Origin()
     run = Run(options.save_dir) if options.save_dir else _unfinished(loaded, options.init_from)
     if run is None or not run.exists():
         return _Origin()
     origin = _newest_of(run)
     began = run.began()
-    return origin if origin.checkpoint or began is None else replace(_from_path(Path(began), Options()), run=run, own=False)
+    return (
+        origin
+        if origin.checkpoint or began is None
+        else replace(_from_path(Path(began), Options()), run=run, own=False)
+    )
 
 
 def _newest_of(run: Run) -> _Origin:
@@ -74,30 +84,53 @@ def _from_path(path: Path, options: Options) -> _Origin:
     if Run(path).exists():
         origin = _newest_of(Run(path))
         if origin.checkpoint is None and options.save_dir:
-            raise UserError(f"{path} has no checkpoint to begin from", "a run that has saved, or leave --resume out", "--resume")
+            raise UserError(
+                f"{path} has no checkpoint to begin from",
+                "a run that has saved, or leave --resume out",
+                "--resume",
+            )
     elif (path / MANIFEST).is_file():
         try:
             found = verify(path)
         except Damaged as error:
-            raise UserError(f"checkpoint {path}: {error}", "another checkpoint, or the run directory, which falls back to the newest whole one", "--resume") from None
+            raise UserError(
+                f"checkpoint {path}: {error}",
+                "another checkpoint, or the run directory, which falls back to the newest"
+                " whole one",
+                "--resume",
+            ) from None
         home = Run(path.resolve().parent.parent)
         origin = _Origin(home if home.exists() else None, path, found)
     else:
-        raise UserError(f"{path} is neither a run directory nor a checkpoint", "a directory with plan.json, or one with manifest.json in it", "--resume")
-    same = options.save_dir is None or (origin.run is not None and options.save_dir.resolve() == origin.run.home.resolve())
+        raise UserError(
+            f"{path} is neither a run directory nor a checkpoint",
+            "a directory with plan.json, or one with manifest.json in it",
+            "--resume",
+        )
+    same = options.save_dir is None or (
+        origin.run is not None and options.save_dir.resolve() == origin.run.home.resolve()
+    )
     if same and origin.run:
         return origin
-    if options.save_dir and Run(options.save_dir).exists():  # begun before by this very command: go on with it
+    if (
+        options.save_dir and Run(options.save_dir).exists()
+    ):  # begun before by this very command: go on with it
         run = Run(options.save_dir)
         if run.began() != str(origin.checkpoint):
-            raise UserError(f"{options.save_dir} holds another run already", "another --save-dir for the run that begins from this checkpoint", "--save-dir")
+            raise UserError(
+                f"{options.save_dir} holds another run already",
+                "another --save-dir for the run that begins from this checkpoint",
+                "--save-dir",
+            )
         newer = _newest_of(run)
         return newer if newer.checkpoint else replace(origin, run=run, own=False)
     return replace(origin, run=None, own=False)
 
 
 def _unfinished(loaded: Loaded, init_from: Path | None) -> Run | None:
-    """The newest run of the same config (devices and engine aside) and weights to begin from that has not finished, so that the same command goes on."""
+    """The newest run of the same config (devices and engine aside) and weights to begin from that
+    has not finished, so that the same command goes on.
+    """
     wanted = _comparable(loaded.config)
     weights = str(init_from.resolve()) if init_from else None
     for home in sorted(Path("runs").glob(f"{loaded.name}-*"), reverse=True):
@@ -113,12 +146,22 @@ def _unfinished(loaded: Loaded, init_from: Path | None) -> Run | None:
 
 
 def _comparable(config: Config) -> dict[str, Any]:
-    return config.model_dump(mode="json", exclude={"devices": True, "engine": True, "track": True, "data": set(config.data.indifferent)})
+    return config.model_dump(
+        mode="json",
+        exclude={
+            "devices": True,
+            "engine": True,
+            "track": True,
+            "data": set(config.data.indifferent),
+        },
+    )
 
 
 def _finished(run: Run) -> bool:
     try:
-        return any(path.name >= name_of(run.read_plan().steps) for path in checkpoints(run.checkpoints))
+        return any(
+            path.name >= name_of(run.read_plan().steps) for path in checkpoints(run.checkpoints)
+        )
     except SamecurveError:
         return True  # nothing that could be gone on with
 
@@ -126,45 +169,84 @@ def _finished(run: Run) -> bool:
 def _fixed(origin: _Origin, options: Options) -> Fixed | None:
     if origin.checkpoint is None:
         if options.new_batch:
-            raise UserError("there is no checkpoint whose batch could be changed", "leave --new-batch out", "--new-batch")
+            raise UserError(
+                "there is no checkpoint whose batch could be changed",
+                "leave --new-batch out",
+                "--new-batch",
+            )
         return replace(origin.run.read_plan().fixed, anchor=Anchor()) if origin.run else None
     fixed = fixed_from_json(origin.manifest["fixed"])
     if not options.new_batch:
         return fixed
-    return replace(fixed, batch=None, anchor=Anchor(origin.step, origin.manifest["epoch"], origin.manifest["consumed"]))
+    return replace(
+        fixed,
+        batch=None,
+        anchor=Anchor(origin.step, origin.manifest["epoch"], origin.manifest["consumed"]),
+    )
 
 
 def _refuse_changes(origin: _Origin, config: Config) -> None:
     """What the model or the data is can't change under way; what else did is said."""
-    saved = origin.manifest.get("config") or (flatten(origin.run.read_config(Tasks())) if origin.run else {})
+    saved = origin.manifest.get("config") or (
+        flatten(origin.run.read_config(Tasks())) if origin.run else {}
+    )
     before, after = _plain({"optimizer.groups": [], **saved}), _plain(flatten(config))
     _refuse_thawed(origin, before["optimizer.groups"], config)
     indifferent = {f"data.{name}" for name in config.data.indifferent}
-    new = [key for key in {**before, **after} if (key not in before or key not in after) and key.startswith(("model.", "data.")) and saved]
+    new = [
+        key
+        for key in {**before, **after}
+        if (key not in before or key not in after) and key.startswith(("model.", "data.")) and saved
+    ]
     before, after = {**dict.fromkeys(new), **before}, {**dict.fromkeys(new), **after}
-    changed = [key for key in after if key in before and before[key] != after[key] and key not in indifferent]
-    fatal = [key for key in changed if key.startswith(("model.", "data.")) or key in {"task", "optimizer.name"}]
+    changed = [
+        key
+        for key in after
+        if key in before and before[key] != after[key] and key not in indifferent
+    ]
+    fatal = [
+        key
+        for key in changed
+        if key.startswith(("model.", "data.")) or key in {"task", "optimizer.name"}
+    ]
     if fatal:
         where = origin.checkpoint or (origin.run.home if origin.run else "")
-        raise UserError(f"this run began with another model or data: {_changes(fatal, before, after)}", "the config as it was, or a new run with another --save-dir", str(where))
+        raise UserError(
+            f"this run began with another model or data: {_changes(fatal, before, after)}",
+            "the config as it was, or a new run with another --save-dir",
+            str(where),
+        )
     said = [key for key in changed if not key.startswith(("devices.", "batch.", "track."))]
     if said:
-        origin.words.append(f"changed since the run was last saved: {_changes(said, before, after)}")
+        origin.words.append(
+            f"changed since the run was last saved: {_changes(said, before, after)}"
+        )
 
 
 def _refuse_thawed(origin: _Origin, before: list[Any], config: Config) -> None:
     """The optimizer has no state of what was frozen, and state without use of what is from now on."""
-    names = [name.removeprefix("model/") for name in origin.manifest.get("arrays", {}) if name.startswith("model/")]
+    names = [
+        name.removeprefix("model/")
+        for name in origin.manifest.get("arrays", {})
+        if name.startswith("model/")
+    ]
     then, now = Rules([Group(**group) for group in before], 0.0), config.optimizer.rules
     changed = [name for name in names if then.frozen(name) != now.frozen(name)]
     if changed:
         how = "frozen" if then.frozen(changed[0]) else "trained"
-        raise UserError(f"optimizer.groups: {some(changed)} was {how} when this run was last saved, and the other way round it would have no fitting optimizer state",
-                        "the same parameters frozen as before, or a new run with another --save-dir: --init-from RUN begins with these weights", str(origin.checkpoint))
+        raise UserError(
+            f"optimizer.groups: {some(changed)} was {how} when this run was last saved, and the"
+            " other way round it would have no fitting optimizer state",
+            "the same parameters frozen as before, or a new run with another --save-dir:"
+            " --init-from RUN begins with these weights",
+            str(origin.checkpoint),
+        )
 
 
 def _plain(values: dict[str, Any]) -> dict[str, Any]:
-    return {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
+    return {
+        key: list(value) if isinstance(value, tuple) else value for key, value in values.items()
+    }
 
 
 def _changes(keys: list[str], before: dict[str, Any], after: dict[str, Any]) -> str:
@@ -172,9 +254,13 @@ def _changes(keys: list[str], before: dict[str, Any], after: dict[str, Any]) -> 
 
 
 def _void_later(run: Run, origin: _Origin) -> None:
-    """Checkpoints beyond the one that is gone on from belong to a course not taken: set aside, so that none is taken for the newest."""
+    """Checkpoints beyond the one that is gone on from belong to a course not taken: set aside, so
+    that none is taken for the newest.
+    """
     for path in checkpoints(run.checkpoints):
         if origin.checkpoint is None or path.name > name_of(origin.step):
             aside = path.with_name(f"void-{path.name}-{time.time_ns():x}")
             path.rename(aside)
-            origin.words.append(f"{path.name} lies beyond where this goes on from: set aside as {aside.name}")
+            origin.words.append(
+                f"{path.name} lies beyond where this goes on from: set aside as {aside.name}"
+            )

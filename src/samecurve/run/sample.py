@@ -1,4 +1,7 @@
-"""What a run's model makes: its newest checkpoint, a prompt, a continuation. Runs in this process, on one device."""
+"""What a run's model makes: its newest checkpoint, a prompt, a continuation.
+
+Runs in this process, on one device.
+"""
 
 import re
 from dataclasses import dataclass
@@ -11,19 +14,29 @@ from samecurve.tasks import speaking
 
 @dataclass(frozen=True)
 class Sampled:
-    """text: prompt and continuation. step: of the checkpoint. notes: what the user should know (a damaged checkpoint passed over)."""
+    """text: prompt and continuation.
+
+    step: of the checkpoint. notes: what the user should know (a damaged checkpoint passed over).
+    """
 
     text: str
     step: int
     notes: list[str]
 
 
-def sample(path: Path, prompt: str, tokens: int, temperature: float, seed: int, device: str) -> Sampled:
-    """path: a run directory (its newest whole checkpoint) or one checkpoint. UserError: neither, or none saved yet."""
+def sample(
+    path: Path, prompt: str, tokens: int, temperature: float, seed: int, device: str
+) -> Sampled:
+    """path: a run directory (its newest whole checkpoint) or one checkpoint.
+
+    UserError: neither, or none saved yet.
+    """
     where = _device(device)
     found = find(path)
     speak = speaking(found.config, found.run.assets)
-    return Sampled(speak(found.model().to(where), prompt, tokens, temperature, seed), found.step, found.notes)
+    return Sampled(
+        speak(found.model().to(where), prompt, tokens, temperature, seed), found.step, found.notes
+    )
 
 
 def _device(name: str) -> str:

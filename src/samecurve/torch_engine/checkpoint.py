@@ -1,7 +1,8 @@
 """A training state, and the canonical names under which a checkpoint holds it.
 
-model/<parameter>, optimizer/<slot>/<parameter>, optimizer/step (adamw), loop/scale, loop/scale_streak: no topology, no engine.
-Complex values are pairs of real ones there, in a last dimension of 2.
+model/<parameter>, optimizer/<slot>/<parameter>, optimizer/step (adamw), loop/scale,
+loop/scale_streak: no topology, no engine. Complex values are pairs of real ones there, in a last
+dimension of 2.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,7 +28,11 @@ Holders = Callable[[torch.Tensor], tuple[int, int]]
 
 @dataclass
 class State:
-    """model: bare, holding weights and gradients of the first device of this process. apart: weights that the optimizer sees otherwise than the model. unbounded: buffers that hold infinities from the start (a mask)."""
+    """model: bare, holding weights and gradients of the first device of this process.
+
+    apart: weights that the optimizer sees otherwise than the model. unbounded: buffers that hold
+    infinities from the start (a mask).
+    """
 
     model: nn.Module
     trained: list[Weight]
@@ -42,7 +47,9 @@ class State:
 
 @dataclass(frozen=True)
 class Entry:
-    """One named array: this process's part of it, where that lies in the whole, and who else holds the same."""
+    """One named array: this process's part of it, where that lies in the whole, and who else holds
+    the same.
+    """
 
     part: torch.Tensor
     shape: tuple[int, ...]
@@ -65,22 +72,48 @@ def _entries(state: State, box: Box, holders: Holders) -> Iterator[tuple[str, En
     for weight in state.trained:
         for slot, tensor in state.update.slots(weight).items():
             single = not tensor.ndim and weight.seen.ndim  # one number for the whole parameter
-            yield f"optimizer/{slot}/{weight.name}", entry(tensor if single else weight.parameter, tensor)
-    extra = {"loop/scale": state.scale.value, "loop/scale_streak": state.scale.streak} if state.scale.active else {}
+            yield (
+                f"optimizer/{slot}/{weight.name}",
+                entry(tensor if single else weight.parameter, tensor),
+            )
+    extra = (
+        {"loop/scale": state.scale.value, "loop/scale_streak": state.scale.streak}
+        if state.scale.active
+        else {}
+    )
     for name, tensor in [*extra.items(), *state.update.shared()]:
         yield name, entry(tensor, tensor)
 
 
-def gather(state: State, box: Box, holders: Holders, ranks: Ranks, device: torch.device) -> list[Piece]:
-    """Copies in host memory of what this process writes. RunError, on every rank: one of all the arrays is not finite."""
+def gather(
+    state: State, box: Box, holders: Holders, ranks: Ranks, device: torch.device
+) -> list[Piece]:
+    """Copies in host memory of what this process writes.
+
+    RunError, on every rank: one of all the arrays is not finite.
+    """
     entries = dict(_entries(state, box, holders))
-    bad = torch.stack([_spoiled(entry.part).to(device) for name, entry in entries.items() if name.removeprefix("model/") not in state.unbounded])
+    bad = torch.stack(
+        [
+            _spoiled(entry.part).to(device)
+            for name, entry in entries.items()
+            if name.removeprefix("model/") not in state.unbounded
+        ]
+    )
     checked = [name for name in entries if name.removeprefix("model/") not in state.unbounded]
     names = [name for name, count in zip(checked, ranks.sum(bad)().tolist(), strict=True) if count]
     check_finite(names)
     mine: list[str] = []
     for which, many in sorted({entry.holder for entry in entries.values()}):
-        mine += share({name: entry.part.nbytes for name, entry in entries.items() if entry.holder == (which, many)}, many, which)
+        mine += share(
+            {
+                name: entry.part.nbytes
+                for name, entry in entries.items()
+                if entry.holder == (which, many)
+            },
+            many,
+            which,
+        )
     pieces = []
     for name in mine:
         entry = entries[name]
@@ -91,17 +124,26 @@ def gather(state: State, box: Box, holders: Holders, ranks: Ranks, device: torch
 
 
 def _spoiled(part: torch.Tensor) -> torch.Tensor:
-    """1 where it holds a value that is not finite, else 0. Its extremes say so, in a twentieth of the time that isfinite().all() takes on a CPU."""
+    """1 where it holds a value that is not finite, else 0.
+
+    Its extremes say so, in a twentieth of the time that isfinite().all() takes on a CPU.
+    """
     if not part.numel():
         return torch.zeros((), dtype=torch.float64)
     low, high = torch.aminmax(part)
     return (~(low.isfinite() & high.isfinite())).double()
 
 
-def digests(state: State, box: Box, holders: Holders, ranks: Ranks, device: torch.device) -> dict[str, str]:
+def digests(
+    state: State, box: Box, holders: Holders, ranks: Ranks, device: torch.device
+) -> dict[str, str]:
     """Of every array of a state that all ranks hold whole; each rank hashes some of them."""
     entries = dict(_entries(state, box, holders))
-    mine = set(share({name: entry.part.nbytes for name, entry in entries.items()}, ranks.world, ranks.index))
+    mine = set(
+        share(
+            {name: entry.part.nbytes for name, entry in entries.items()}, ranks.world, ranks.index
+        )
+    )
     found = np.zeros((len(entries), BYTES), np.uint8)
     for row, (name, entry) in enumerate(entries.items()):
         if name in mine:
@@ -112,23 +154,39 @@ def digests(state: State, box: Box, holders: Holders, ranks: Ranks, device: torc
 
 @torch.no_grad()
 def restore(state: State, box: Box, holders: Holders, saved: Saved) -> None:
-    """Fill a state from a checkpoint, which may have been made at another precision, strategy or world. UserError: names or shapes that don't fit."""
+    """Fill a state from a checkpoint, which may have been made at another precision, strategy or
+    world. UserError: names or shapes that don't fit.
+    """
     state.update.begin()
     entries = dict(_entries(state, box, holders))
     optional = {"loop/scale", "loop/scale_streak", "optimizer/step"}
     check_fit(saved, {name: entry.shape for name, entry in entries.items()}, optional)
     for name, entry in entries.items():
         if name in saved.arrays and name != "optimizer/step":
-            entry.part.copy_(torch.from_numpy(saved.arrays.part(name, entry.offsets, tuple(entry.part.shape))))
+            entry.part.copy_(
+                torch.from_numpy(saved.arrays.part(name, entry.offsets, tuple(entry.part.shape)))
+            )
     state.update.restored(saved.arrays, {name: entry.part for name, entry in entries.items()})
 
 
 @torch.no_grad()
 def fill(state: State, box: Box, holders: Holders, weights: Saved) -> None:
-    """Give a fresh state's model these weights; a buffer that they lack stays as it is. UserError: names or shapes that don't fit."""
-    entries = {name: entry for name, entry in _entries(state, box, holders) if name.startswith("model/")}
+    """Give a fresh state's model these weights; a buffer that they lack stays as it is.
+
+    UserError: names or shapes that don't fit.
+    """
+    entries = {
+        name: entry for name, entry in _entries(state, box, holders) if name.startswith("model/")
+    }
     buffers = {f"model/{name}" for name, _ in state.model.named_buffers()}
-    check_weights({name: weights.arrays.shape(name) for name in weights.arrays}, {name: entry.shape for name, entry in entries.items()}, buffers, weights.path)
+    check_weights(
+        {name: weights.arrays.shape(name) for name in weights.arrays},
+        {name: entry.shape for name, entry in entries.items()},
+        buffers,
+        weights.path,
+    )
     for name, entry in entries.items():
         if name in weights.arrays:
-            entry.part.copy_(torch.from_numpy(weights.arrays.part(name, entry.offsets, tuple(entry.part.shape))))
+            entry.part.copy_(
+                torch.from_numpy(weights.arrays.part(name, entry.offsets, tuple(entry.part.shape)))
+            )

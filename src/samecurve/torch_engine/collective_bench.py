@@ -1,4 +1,6 @@
-"""How long a collective takes, called in a row as training calls it, the device drained around each row."""
+"""How long a collective takes, called in a row as training calls it, the device drained around each
+row.
+"""
 
 import time
 from collections.abc import Callable
@@ -7,12 +9,21 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-_SMALL, _ROW = 1 << 20, 10  # below so many bytes a clock is read around a row of calls: one alone is too short
+_SMALL, _ROW = (
+    1 << 20,
+    10,
+)  # below so many bytes a clock is read around a row of calls: one alone is too short
 _TRIES = 3  # before those that count: buffers and connections are made then
 
 
-def seconds_each(name: str, group: dist.ProcessGroup, device: torch.device, size: int, times: int) -> list[float]:
-    """`times` times the seconds of one call. size: bytes of the whole array (of what is gathered, or scattered), a multiple of 4 x ranks. RuntimeError: what came of it is wrong."""
+def seconds_each(
+    name: str, group: dist.ProcessGroup, device: torch.device, size: int, times: int
+) -> list[float]:
+    """`times` times the seconds of one call.
+
+    size: bytes of the whole array (of what is gathered, or scattered), a multiple of 4 x ranks.
+    RuntimeError: what came of it is wrong.
+    """
     call = _call(name, group, device, size)
     calls = _ROW if size < _SMALL else 1
     for _ in range(_TRIES):
@@ -28,19 +39,33 @@ def seconds_each(name: str, group: dist.ProcessGroup, device: torch.device, size
     return found
 
 
-def _call(name: str, group: dist.ProcessGroup, device: torch.device, size: int) -> Callable[[], Any]:
-    """The collective on arrays of its own, zeros after it was seen to be right with ones: they stay zeros however often they are added up."""
+def _call(
+    name: str, group: dist.ProcessGroup, device: torch.device, size: int
+) -> Callable[[], Any]:
+    """The collective on arrays of its own, zeros after it was seen to be right with ones: they stay
+    zeros however often they are added up.
+    """
     world = dist.get_world_size(group)
-    whole, part = torch.ones(size // 4, device=device), torch.ones(size // 4 // world, device=device)
+    whole, part = (
+        torch.ones(size // 4, device=device),
+        torch.ones(size // 4 // world, device=device),
+    )
     calls: dict[str, tuple[Callable[[], Any], torch.Tensor, float]] = {
         "all-reduce": (lambda: dist.all_reduce(whole, group=group), whole, world),
         "all-gather": (lambda: dist.all_gather_into_tensor(whole, part, group=group), whole, 1),
-        "reduce-scatter": (lambda: dist.reduce_scatter_tensor(part, whole, group=group), part, world),
+        "reduce-scatter": (
+            lambda: dist.reduce_scatter_tensor(part, whole, group=group),
+            part,
+            world,
+        ),
     }
     call, into, right = calls[name]
     call()
     if not bool((into == right).all()):
-        raise RuntimeError(f"{name} of {size} bytes: {into.min().item():g} to {into.max().item():g} instead of {right:g}")
+        raise RuntimeError(
+            f"{name} of {size} bytes: {into.min().item():g} to {into.max().item():g} instead of"
+            f" {right:g}"
+        )
     whole.zero_()
     part.zero_()
     return call
@@ -49,4 +74,3 @@ def _call(name: str, group: dist.ProcessGroup, device: torch.device, size: int) 
 def _drain(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-

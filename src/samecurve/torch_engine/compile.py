@@ -1,4 +1,7 @@
-"""train.compile: torch.compile of a model's blocks, one program for all that are alike. Imported late: torch._dynamo takes a second or two."""
+"""train.compile: torch.compile of a model's blocks, one program for all that are alike.
+
+Imported late: torch._dynamo takes a second or two.
+"""
 
 from contextlib import suppress
 from importlib import import_module
@@ -17,15 +20,21 @@ _PROGRAMS = 16  # at most, of one function: shapes, training and evaluation
 
 
 def compile_model(model: nn.Module, how: Recompute, backend: str = "inductor") -> None:
-    """Compile each repeated block (or the model, where it has none), and let it run again in backward as `how` says. Alike blocks share one program; names stay.
+    """Compile each repeated block (or the model, where it has none), and let it run again in
+    backward as `how` says. Alike blocks share one program; names stay.
 
-    A block's forward pass is compiled, not its call, so that hooks of strategies stay outside. What dropout and the head do for each module by name or
-    in place stays as it is. A program is made for each shape, and too many of them are an error, not a silent return to what is slow.
+    A block's forward pass is compiled, not its call, so that hooks of strategies stay outside. What
+    dropout and the head do for each module by name or in place stays as it is. A program is made
+    for each shape, and too many of them are an error, not a silent return to what is slow.
     """
     import torch._dynamo as dynamo
 
     dynamo.reset()  # a warm process has compiled others
-    with suppress(ImportError):  # torch counts with it; its own lock is of all processes, and a rank that is ended would leave it behind
+    with suppress(
+        ImportError
+        # torch counts with it; its own lock is of all processes, and a rank that is ended would leave
+        # it behind
+    ):
         tqdm: Any = import_module("tqdm").tqdm
         tqdm.set_lock(RLock())
     parts = blocks(model) or [model]

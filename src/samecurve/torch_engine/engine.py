@@ -1,4 +1,6 @@
-"""One process's training on torch devices: slots, reduction, clipping, scale and update, in one call that never waits for the device."""
+"""One process's training on torch devices: slots, reduction, clipping, scale and update, in one
+call that never waits for the device.
+"""
 
 import random
 from collections.abc import Iterable, Sequence
@@ -36,13 +38,24 @@ from samecurve.torch_engine.user_optimizer import make_update
 class TorchEngine:
     """task: what is trained. ranks: who trains together. devices: those of this process."""
 
-    def __init__(self, task: Task, plan: Plan, optimizer: Optimizer, ranks: Ranks, devices: Sequence[torch.device]) -> None:
+    def __init__(
+        self,
+        task: Task,
+        plan: Plan,
+        optimizer: Optimizer,
+        ranks: Ranks,
+        devices: Sequence[torch.device],
+    ) -> None:
         self.task, self.plan, self.devices, self.ranks = task, plan, devices, ranks
         self.device = devices[0]
         self._fields = optimizer
         if plan.exact:  # else as the user's own file may have set it
             settle(True)
-        self._strategy: Strategy = Exact(plan, ranks, devices) if plan.exact else STRATEGIES[plan.strategy](plan, ranks, devices)
+        self._strategy: Strategy = (
+            Exact(plan, ranks, devices)
+            if plan.exact
+            else STRATEGIES[plan.strategy](plan, ranks, devices)
+        )
         self._rows = [Rows() for _ in devices]
         self._own_forward = Forward(self.device)
         self._numbers = numbers_of(self.device)
@@ -68,22 +81,37 @@ class TorchEngine:
         return [tuple(slot and self._staged(slot) for slot in found) for found in rounds]
 
     def _staged(self, slot: Slot) -> Slot:
-        return Slot({name: self._tensor(array) for name, array in slot.arrays.items()}, slot.real, None if slot.keys is None else self._tensor(slot.keys), slot.number)
+        return Slot(
+            {name: self._tensor(array) for name, array in slot.arrays.items()},
+            slot.real,
+            None if slot.keys is None else self._tensor(slot.keys),
+            slot.number,
+        )
 
     def _tensor(self, array: Any) -> torch.Tensor:
-        tensor = torch.from_numpy(np.ascontiguousarray(array))  # a strided copy to a GPU would not be pinned
+        tensor = torch.from_numpy(
+            np.ascontiguousarray(array)
+        )  # a strided copy to a GPU would not be pinned
         if self.device.type == "cuda":
             return tensor.pin_memory()
-        return tensor.clone() if self.plan.exact else tensor  # torch aligns its memory, numpy does not, and kernels may add in another order then
+        return (
+            tensor.clone() if self.plan.exact else tensor
+        )  # torch aligns its memory, numpy does not, and kernels may add in another order then
 
     def preflight(self) -> float:
         """Through the collective that steps use, or by copies between this process's devices."""
-        ones = torch.stack([torch.ones((), device=device).to(self.device) for device in self.devices])
+        ones = torch.stack(
+            [torch.ones((), device=device).to(self.device) for device in self.devices]
+        )
         return float(self.ranks.sum(ones.sum())())
 
-    def step(self, state: State, batch: Batch, lr: float, asked: Sequence[int]) -> tuple[State, Stats]:
+    def step(
+        self, state: State, batch: Batch, lr: float, asked: Sequence[int]
+    ) -> tuple[State, Stats]:
         numbers, marks = self._numbers, self.ranks.marks
-        rows, told = numbers.summed(self.ranks, self._accumulate(state, batch), self._told(batch, asked))
+        rows, told = numbers.summed(
+            self.ranks, self._accumulate(state, batch), self._told(batch, asked)
+        )
         loss, weight = numbers.whole(rows)
         for shared in state.apart:
             shared.follow()
@@ -94,7 +122,10 @@ class TorchEngine:
             norm = numbers.taken(self._strategy.norm(gradients)) * correction
             finite = numbers.finite(norm * loss)
             clip = self._fields.clip
-            _scale(gradients, correction * numbers.ratio(clip, numbers.least(norm, clip)) if clip else correction)
+            _scale(
+                gradients,
+                correction * numbers.ratio(clip, numbers.least(norm, clip)) if clip else correction,
+            )
         with marks.phase("optimizer"):
             state.update.step(lr, finite)
         with marks.phase("spread"):
@@ -105,20 +136,29 @@ class TorchEngine:
 
     @torch.no_grad()
     def evaluate(self, state: State, rounds: Iterable[Sequence[Round]]) -> dict[str, float]:
-        """Sums of the task's figures over all devices. The order of the names is the task's, the same on every rank."""
+        """Sums of the task's figures over all devices.
+
+        The order of the names is the task's, the same on every rank.
+        """
         names = self.task.eval_names()
         self._ready(state)
         self._mode(train=False)
-        total = torch.zeros(self._count(self.plan.eval_samples), len(names), dtype=torch.float64, device=self.device)
+        total = torch.zeros(
+            self._count(self.plan.eval_samples), len(names), dtype=torch.float64, device=self.device
+        )
         for found in (found for staged in rounds for found in staged):
-            sums = self._strategy.run([partial(self._evaluated, index, slot, names) for index, slot in enumerate(found)])
+            sums = self._strategy.run(
+                [partial(self._evaluated, index, slot, names) for index, slot in enumerate(found)]
+            )
             for slot, own in zip(found, sums, strict=True):
                 total[self._row(slot)] += own
         self._mode(train=True)
         return dict(zip(names, tree(self.ranks.sum(total)()).tolist(), strict=True))
 
     def _count(self, samples: int) -> int:
-        """Rows for what is added up over devices: one, or, exact, one for each slot, which only its own device fills."""
+        """Rows for what is added up over devices: one, or, exact, one for each slot, which only its
+        own device fills.
+        """
         return len(slots(samples, self.plan.micro)) if self.plan.exact else 1
 
     def _row(self, slot: Slot | None) -> int:
@@ -131,7 +171,16 @@ class TorchEngine:
         device = self.devices[index]
         with torch.no_grad(), current(device), compute(self.plan.precision, device):
             found = self.task.evaluate(self._strategy.models[index], _move(slot.arrays, device))
-        return torch.stack([torch.as_tensor(found[name], dtype=torch.float64).to(self.device) for name in names]) if slot.real else total
+        return (
+            torch.stack(
+                [
+                    torch.as_tensor(found[name], dtype=torch.float64).to(self.device)
+                    for name in names
+                ]
+            )
+            if slot.real
+            else total
+        )
 
     @torch.no_grad()
     def sample(self, state: State, step: int) -> list[str]:
@@ -144,11 +193,15 @@ class TorchEngine:
 
     def gather(self, state: State) -> list[Piece]:
         self._ready(state)
-        return states.gather(state, self._strategy.box, self._strategy.holders, self.ranks, self.device)
+        return states.gather(
+            state, self._strategy.box, self._strategy.holders, self.ranks, self.device
+        )
 
     def digests(self, state: State) -> dict[str, str]:
         self._ready(state)
-        return states.digests(state, self._strategy.box, self._strategy.holders, self.ranks, self.device)
+        return states.digests(
+            state, self._strategy.box, self._strategy.holders, self.ranks, self.device
+        )
 
     def peak_memory(self) -> int:
         """Bytes that the fullest of this process's devices has held at most."""
@@ -163,16 +216,34 @@ class TorchEngine:
         """value: fills a parameter made on the meta device."""
         models = [self._build(index) for index in range(len(self.devices))]
         if len({id(model) for model in models}) < len(models):
-            raise UserError("model() gave the same object twice; each device needs one of its own", "build the module in model(), anew each time", "task")
+            raise UserError(
+                "model() gave the same object twice; each device needs one of its own",
+                "build the module in model(), anew each time",
+                "task",
+            )
         self._strategy.place(models, Filler(models[0], self.device, value))
-        self._drifting = [buffer for buffer in models[0].buffers() if buffer.is_floating_point()] if coupled(models[0]) and not self.plan.norm_sync else []
+        self._drifting = (
+            [buffer for buffer in models[0].buffers() if buffer.is_floating_point()]
+            if coupled(models[0]) and not self.plan.norm_sync
+            else []
+        )
         self._mode(train=True)
         trained = weights(models[0])
-        unbounded = frozenset(name for name, buffer in models[0].named_buffers() if not buffer.isfinite().all())
-        return State(models[0], trained, make_update(self.task, self._fields, trained), Scale(self.plan.precision, self.device), unbounded)
+        unbounded = frozenset(
+            name for name, buffer in models[0].named_buffers() if not buffer.isfinite().all()
+        )
+        return State(
+            models[0],
+            trained,
+            make_update(self.task, self._fields, trained),
+            Scale(self.plan.precision, self.device),
+            unbounded,
+        )
 
     def _build(self, index: int) -> nn.Module:
-        """The model for one of this process's devices, on the meta device if all its values follow from the seed, else with the values it gave itself, as the first rank has them."""
+        """The model for one of this process's devices, on the meta device if all its values follow
+        from the seed, else with the values it gave itself, as the first rank has them.
+        """
         model = _on_meta(self.task)
         if model is None:
             with seeded(self.plan.fixed.seed):
@@ -194,32 +265,52 @@ class TorchEngine:
         for name, parameter in model.named_parameters():
             if self.task.initial(name, tuple(parameter.shape)) is not None:
                 self._draw(name, parameter)
-        self.ranks.copy_from_first([*(p.detach() for p in model.parameters()), *model.buffers()], self.device)
+        self.ranks.copy_from_first(
+            [*(p.detach() for p in model.parameters()), *model.buffers()], self.device
+        )
 
     def _draw(self, name: str, tensor: torch.Tensor) -> None:
         initial = self.task.initial(name, tuple(tensor.shape))
         assert initial is not None
         if initial.std < 0:
-            raise UserError(f"initial({name}) has standard deviation {initial.std}", "0 or more, or None to keep the model's own values", "task")
-        tensor.copy_(torch.from_numpy(values(self.plan.fixed.seed, name, tuple(tensor.shape), initial)))
+            raise UserError(
+                f"initial({name}) has standard deviation {initial.std}",
+                "0 or more, or None to keep the model's own values",
+                "task",
+            )
+        tensor.copy_(
+            torch.from_numpy(values(self.plan.fixed.seed, name, tuple(tensor.shape), initial))
+        )
 
     def _mode(self, train: bool) -> None:
         for module in (*self._strategy.models, *self._strategy.replicas):
             module.train(train)
 
     def _ready(self, state: State) -> None:
-        """Before what all ranks must see alike: buffers that each kept for itself (train.allow_coupled) as the first has them."""
+        """Before what all ranks must see alike: buffers that each kept for itself
+        (train.allow_coupled) as the first has them.
+        """
         self.ranks.copy_from_first(self._drifting, self.device)
 
     def _accumulate(self, state: State, batch: Batch) -> Any:
-        """Gradients of the step's scaled sum, reduced, into the model. Returns this process's [rows, 2]: loss sums and weights."""
+        """Gradients of the step's scaled sum, reduced, into the model.
+
+        Returns this process's [rows, 2]: loss sums and weights.
+        """
         for weight in state.apart:
             weight.seen.grad = None
         parameters = state.parameters
         self._strategy.begin(parameters, len(slots(batch.samples, self.plan.micro)))
         if self.plan.reseeded:
-            torch.manual_seed(hash((self.plan.fixed.seed, batch.step, self.ranks.index)) & 0x7FFFFFFF)
-        jobs = [partial(self._rounds, index, [round[index] for round in batch.rounds], batch.samples, factor) for index, factor in enumerate(self._factors(state.scale))]
+            torch.manual_seed(
+                hash((self.plan.fixed.seed, batch.step, self.ranks.index)) & 0x7FFFFFFF
+            )
+        jobs = [
+            partial(
+                self._rounds, index, [round[index] for round in batch.rounds], batch.samples, factor
+            )
+            for index, factor in enumerate(self._factors(state.scale))
+        ]
         with self.ranks.marks.phase("rounds"):
             total = self._numbers.merged(self._strategy.run(jobs))
         with self.ranks.marks.phase("reduce"):
@@ -232,32 +323,56 @@ class TorchEngine:
         """What each device's losses are multiplied by. Only f16's changes from step to step."""
         if not self._seeds or scale.active:
             factor = scale.value / self.plan.nominal
-            self._seeds = [factor.to(device, weight_dtype(self.plan.precision)) for device in self.devices]
+            self._seeds = [
+                factor.to(device, weight_dtype(self.plan.precision)) for device in self.devices
+            ]
         return self._seeds
 
-    def _rounds(self, index: int, slots: Sequence[Slot | None], samples: int, factor: torch.Tensor) -> Any:
-        """One device's slots. A dummy's loss is scaled by 0: it is a copy of a real row, so only what spoils the step anyway could make that a nan."""
+    def _rounds(
+        self, index: int, slots: Sequence[Slot | None], samples: int, factor: torch.Tensor
+    ) -> Any:
+        """One device's slots.
+
+        A dummy's loss is scaled by 0: it is a copy of a real row, so only what spoils the step
+        anyway could make that a nan.
+        """
         device, marks = self.devices[index], self.ranks.marks
         total = self._numbers.rows(self._count(samples), device)
-        first = next((number for number, slot in enumerate(slots) if slot), 0)  # ranks may differ in how many they have
-        alone = not index and self.plan.shards == 1 and not self.plan.norm_sync  # its forward pass waits for no other rank
+        first = next(
+            (number for number, slot in enumerate(slots) if slot), 0
+        )  # ranks may differ in how many they have
+        alone = (
+            not index and self.plan.shards == 1 and not self.plan.norm_sync
+        )  # its forward pass waits for no other rank
         for number, slot in enumerate(slots):
             if slot is None:
                 continue
             with current(device), self._strategy.round(index, slot, number == len(slots) - 1):
-                with marks.phase("forward", index), self._own_forward.timed() if alone and number == first else nullcontext():
+                with (
+                    marks.phase("forward", index),
+                    self._own_forward.timed() if alone and number == first else nullcontext(),
+                ):
                     loss_sum, weight = self._forward(index, slot, device)
                 if not self._checked and number == first:
                     self._strategy.expect(loss_sum)
                 with marks.phase("backward", index):
-                    torch.autograd.backward(loss_sum, (factor if slot.real else torch.zeros_like(factor)).to(loss_sum.dtype))
+                    torch.autograd.backward(
+                        loss_sum,
+                        (factor if slot.real else torch.zeros_like(factor)).to(loss_sum.dtype),
+                    )
             if slot.real:
                 self._numbers.add(total, self._row(slot), loss_sum, weight)
         return total
 
     def _forward(self, index: int, slot: Slot, device: torch.device) -> Any:
-        self._rows[index].begin(None if slot.keys is None else slot.keys.to(device, non_blocking=True), slot.real)
-        seen = None if self._checked or not self.plan.exact else Before(self._strategy.models[index], device)
+        self._rows[index].begin(
+            None if slot.keys is None else slot.keys.to(device, non_blocking=True), slot.real
+        )
+        seen = (
+            None
+            if self._checked or not self.plan.exact
+            else Before(self._strategy.models[index], device)
+        )
         with compute(self.plan.precision, device):
             loss = self.task.loss(self._strategy.replicas[index], _move(slot.arrays, device))
         if seen:
@@ -266,11 +381,19 @@ class TorchEngine:
 
     def _check_used(self, state: State) -> None:
         reached = self._strategy.reached()
-        check([weight.name for weight in state.trained], (weight.name in reached for weight in state.trained), self.ranks, self.device, by_one=self.plan.exact)
+        check(
+            [weight.name for weight in state.trained],
+            (weight.name in reached for weight in state.trained),
+            self.ranks,
+            self.device,
+            by_one=self.plan.exact,
+        )
         self._checked = True
 
     def _told(self, batch: Batch, asked: Sequence[int]) -> list[float]:
-        """What ranks tell each other of a step, each in places of its own: requests, wait and forward pass by rank, peak memory by device."""
+        """What ranks tell each other of a step, each in places of its own: requests, wait and
+        forward pass by rank, peak memory by device.
+        """
         ranks, held = self.ranks.world, self.plan.held_by(self.ranks.index)
         own = [0.0] * (2 * ranks + self.plan.world)
         own[self.ranks.index], own[ranks + self.ranks.index] = batch.wait, self._own_forward.seconds
@@ -281,7 +404,14 @@ class TorchEngine:
 
 def _scale(gradients: list[torch.Tensor], factor: Any) -> None:
     """In place. factor: a float, or a number on the device that clips."""
-    torch._foreach_mul_(gradients, factor.to(gradients[0].device, gradients[0].dtype) if isinstance(factor, torch.Tensor) else factor)
+    torch._foreach_mul_(
+        gradients,
+        (
+            factor.to(gradients[0].device, gradients[0].dtype)
+            if isinstance(factor, torch.Tensor)
+            else factor
+        ),
+    )
 
 
 def _move(arrays: Arrays, device: torch.device) -> Arrays:
@@ -295,5 +425,8 @@ def _on_meta(task: Task) -> nn.Module | None:
             model: nn.Module = task.model()
     except RuntimeError:
         return None  # it computes with values while it is built
-    ruled = all(p.is_meta and task.initial(name, tuple(p.shape)) is not None for name, p in model.named_parameters())
+    ruled = all(
+        p.is_meta and task.initial(name, tuple(p.shape)) is not None
+        for name, p in model.named_parameters()
+    )
     return model if ruled and not any(True for _ in model.buffers()) else None

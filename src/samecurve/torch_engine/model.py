@@ -1,4 +1,6 @@
-"""From a task's model to one that is ready to be laid out: number format, blocks, recompute, and real values for what was made on the meta device."""
+"""From a task's model to one that is ready to be laid out: number format, blocks, recompute, and
+real values for what was made on the meta device.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -19,12 +21,21 @@ from samecurve.core.config.sections import Precision, Recompute
 from samecurve.core.planning.plan import Plan
 from samecurve.torch_engine.precision import weight_dtype
 
-Value = Callable[[str, torch.Tensor], None]  # fills a parameter, given by its name in the whole model
+Value = Callable[
+    [str, torch.Tensor], None
+]  # fills a parameter, given by its name in the whole model
 
 # What recompute "selective" keeps: the products that cost most to run again.
-_KEPT = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default, torch.ops.aten.convolution.default,
-         torch.ops.aten._scaled_dot_product_flash_attention.default, torch.ops.aten._scaled_dot_product_efficient_attention.default,
-         torch.ops.aten._scaled_dot_product_cudnn_attention.default, torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default}
+_KEPT = {
+    torch.ops.aten.mm.default,
+    torch.ops.aten.addmm.default,
+    torch.ops.aten.bmm.default,
+    torch.ops.aten.convolution.default,
+    torch.ops.aten._scaled_dot_product_flash_attention.default,
+    torch.ops.aten._scaled_dot_product_efficient_attention.default,
+    torch.ops.aten._scaled_dot_product_cudnn_attention.default,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+}
 _ROUNDED = {nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d}
 
 
@@ -37,19 +48,30 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 def cast(model: nn.Module, precision: Precision) -> nn.Module:
-    """Floating values in the precision's weight format, complex ones in pairs of it (Module.to would drop their imaginary parts)."""
+    """Floating values in the precision's weight format, complex ones in pairs of it (Module.to
+    would drop their imaginary parts).
+    """
     real = weight_dtype(precision)
     pair = torch.complex128 if real == torch.float64 else torch.complex64
 
     def fitting(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to(pair) if tensor.is_complex() else tensor.to(real) if tensor.is_floating_point() else tensor
+        return (
+            tensor.to(pair)
+            if tensor.is_complex()
+            else tensor.to(real)
+            if tensor.is_floating_point()
+            else tensor
+        )
 
     model._apply(fitting)  # type: ignore[no-untyped-call]
     return model
 
 
 def freeze(model: nn.Module, rules: Rules) -> None:
-    """What a group of the config freezes is no more trained than what the model froze itself. UserError: a group rules nothing."""
+    """What a group of the config freezes is no more trained than what the model froze itself.
+
+    UserError: a group rules nothing.
+    """
     rules.check(name for name, _ in model.named_parameters())
     for name, parameter in model.named_parameters():
         if rules.frozen(name):
@@ -57,7 +79,9 @@ def freeze(model: nn.Module, rules: Rules) -> None:
 
 
 def blocks(model: nn.Module) -> list[nn.Module]:
-    """The repeated parts: the elements of the outermost ModuleLists and Sequentials of at least two parts with parameters."""
+    """The repeated parts: the elements of the outermost ModuleLists and Sequentials of at least two
+    parts with parameters.
+    """
     found: list[nn.Module] = []
 
     def look(module: nn.Module) -> None:
@@ -73,10 +97,16 @@ def blocks(model: nn.Module) -> list[nn.Module]:
 
 
 def recompute(model: nn.Module, how: Recompute) -> None:
-    """Let each block run again in backward instead of keeping its activations; names and results stay."""
+    """Let each block run again in backward instead of keeping its activations; names and results
+    stay.
+    """
     if how == "none":
         return
-    extra: dict[str, Any] = {"context_fn": partial(create_selective_checkpoint_contexts, _policy)} if how == "selective" else {}
+    extra: dict[str, Any] = (
+        {"context_fn": partial(create_selective_checkpoint_contexts, _policy)}
+        if how == "selective"
+        else {}
+    )
     for block in blocks(model):
         block.forward = partial(checkpoint, block.forward, use_reentrant=False, **extra)
 
@@ -105,9 +135,19 @@ def _policy(context: Any, operation: Any, *arguments: Any, **keywords: Any) -> C
 
 
 def rounded(part: nn.Module, among: Iterable[nn.Module]) -> list[nn.Module]:
-    """Of the modules of a part those whose own weights autocast rounds before every use, and nobody else uses."""
-    uses = Counter(id(parameter) for module in part.modules() for parameter in module.parameters(recurse=False))
-    return [module for module in among if type(module) in _ROUNDED and module is not part and all(uses[id(parameter)] == 1 for parameter in module.parameters(recurse=False))]
+    """Of the modules of a part those whose own weights autocast rounds before every use, and nobody
+    else uses.
+    """
+    uses = Counter(
+        id(parameter) for module in part.modules() for parameter in module.parameters(recurse=False)
+    )
+    return [
+        module
+        for module in among
+        if type(module) in _ROUNDED
+        and module is not part
+        and all(uses[id(parameter)] == 1 for parameter in module.parameters(recurse=False))
+    ]
 
 
 def gathered(model: nn.Module) -> dict[str, tuple[str, ...]]:
@@ -115,23 +155,45 @@ def gathered(model: nn.Module) -> dict[str, tuple[str, ...]]:
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     parts = blocks(model)
     within = {id(module) for block in parts for module in block.modules()}
-    narrow = [module for block in parts for module in rounded(block, block.modules())] + rounded(model, [module for module in model.modules() if id(module) not in within])
+    narrow = [module for block in parts for module in rounded(block, block.modules())] + rounded(
+        model, [module for module in model.modules() if id(module) not in within]
+    )
 
     def of(modules: Iterable[nn.Module]) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(names[id(parameter)] for module in modules for parameter in module.parameters(recurse=False)))
+        return tuple(
+            dict.fromkeys(
+                names[id(parameter)]
+                for module in modules
+                for parameter in module.parameters(recurse=False)
+            )
+        )
 
-    return {"inside": of(module for block in parts for module in block.modules()), "rounded": of(narrow)}
+    return {
+        "inside": of(module for block in parts for module in block.modules()),
+        "rounded": of(narrow),
+    }
 
 
 class Filler:
-    """Makes a model's meta parameters real, part by part, so that a model larger than the device can be shared out as it comes to be. Shared parameters stay shared."""
+    """Makes a model's meta parameters real, part by part, so that a model larger than the device
+    can be shared out as it comes to be. Shared parameters stay shared.
+    """
 
     def __init__(self, model: nn.Module, device: torch.device, value: Value) -> None:
         self._names = {id(parameter): name for name, parameter in model.named_parameters()}
-        uses = Counter(id(parameter) for module in model.modules() for parameter in module._parameters.values() if parameter is not None)
+        uses = Counter(
+            id(parameter)
+            for module in model.modules()
+            for parameter in module._parameters.values()
+            if parameter is not None
+        )
         self._shared = {key for key, count in uses.items() if count > 1}
         self._device, self._value = device, value
-        self._made: dict[int, nn.Parameter] = {}  # shared ones only: the others are let go of as soon as a strategy has taken its part of them
+        self._made: dict[
+            int, nn.Parameter
+            # shared ones only: the others are let go of as soon as a strategy has taken its part of
+            # them
+        ] = {}
 
     @torch.no_grad()
     def __call__(self, part: nn.Module) -> None:
@@ -143,7 +205,9 @@ class Filler:
     def _real(self, parameter: nn.Parameter) -> nn.Parameter:
         if id(parameter) in self._made:
             return self._made[id(parameter)]
-        made = nn.Parameter(torch.empty_like(parameter, device=self._device), parameter.requires_grad)
+        made = nn.Parameter(
+            torch.empty_like(parameter, device=self._device), parameter.requires_grad
+        )
         self._value(self._names[id(parameter)], made)
         if id(parameter) in self._shared:
             self._made[id(parameter)] = made

@@ -1,4 +1,7 @@
-"""The update of a step by the config's optimizer, and what of its state a checkpoint holds. A task's own: own.py."""
+"""The update of a step by the config's optimizer, and what of its state a checkpoint holds.
+
+A task's own: own.py.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +20,10 @@ class Update(Protocol):
     """What moves the weights, once a step."""
 
     def step(self, lr: float, finite: torch.Tensor | bool) -> None:
-        """One update from the gradients that weights see; none at all where `finite` is False. A tensor is on the device that clips, and nobody waits for it."""
+        """One update from the gradients that weights see; none at all where `finite` is False.
+
+        A tensor is on the device that clips, and nobody waits for it.
+        """
         ...
 
     def slots(self, weight: Weight) -> Mapping[str, torch.Tensor]:
@@ -29,7 +35,10 @@ class Update(Protocol):
         ...
 
     def begin(self) -> None:
-        """Make all slots exist, so that a checkpoint can fill them. What they, and the weights, hold afterwards is of no meaning."""
+        """Make all slots exist, so that a checkpoint can fill them.
+
+        What they, and the weights, hold afterwards is of no meaning.
+        """
         ...
 
     def restored(self, saved: Stored, filled: Mapping[str, torch.Tensor]) -> None:
@@ -39,7 +48,9 @@ class Update(Protocol):
 
 @dataclass(frozen=True)
 class _Group:
-    """Weights of one learning rate (times the schedule's), decay and number format, with their state in the same order: one list for each slot."""
+    """Weights of one learning rate (times the schedule's), decay and number format, with their
+    state in the same order: one list for each slot.
+    """
 
     lr_scale: float
     weight_decay: float
@@ -52,22 +63,43 @@ class _Group:
         if not any(gradient is None for gradient in gradients):
             return [weight.seen for weight in self.weights], gradients, self.slots  # type: ignore[return-value]
         places = [place for place, gradient in enumerate(gradients) if gradient is not None]
-        return [self.weights[place].seen for place in places], [gradient for gradient in gradients if gradient is not None], [[slot[place] for place in places] for slot in self.slots]
+        return (
+            [self.weights[place].seen for place in places],
+            [gradient for gradient in gradients if gradient is not None],
+            [[slot[place] for place in places] for slot in self.slots],
+        )
 
 
 class Configured:
-    """adamw or sgd by torch's fused kernels, which leave a step out on the device itself; their slots exist from the start.
+    """adamw or sgd by torch's fused kernels, which leave a step out on the device itself; their
+    slots exist from the start.
 
-    Called without torch.optim: its optimizers import torch._dynamo (2 s of every rank's start), and spend more of a small step than their kernels do.
+    Called without torch.optim: its optimizers import torch._dynamo (2 s of every rank's start), and
+    spend more of a small step than their kernels do.
     """
 
     def __init__(self, fields: Optimizer, trained: Sequence[Weight]) -> None:
         self._fields = fields
         self._device = trained[0].seen.device
-        self._state = {id(weight): {slot: torch.zeros_like(weight.seen, requires_grad=False) for slot in _SLOTS[fields.name]} for weight in trained}
-        self._done = torch.zeros((), dtype=torch.float32, device=self._device)  # updates, as adamw's kernel wants them
+        self._state = {
+            id(weight): {
+                slot: torch.zeros_like(weight.seen, requires_grad=False)
+                for slot in _SLOTS[fields.name]
+            }
+            for weight in trained
+        }
+        self._done = torch.zeros(
+            (), dtype=torch.float32, device=self._device
+        )  # updates, as adamw's kernel wants them
         used = _SLOTS[fields.name] if fields.name == "adamw" or fields.momentum else ()
-        self._groups = [_Group(*how, weights, [[self._state[id(weight)][slot] for weight in weights] for slot in used]) for how, weights in _grouped(fields, trained)]
+        self._groups = [
+            _Group(
+                *how,
+                weights,
+                [[self._state[id(weight)][slot] for weight in weights] for slot in used],
+            )
+            for how, weights in _grouped(fields, trained)
+        ]
 
     @torch.no_grad()
     def step(self, lr: float, finite: torch.Tensor | bool) -> None:
@@ -82,18 +114,61 @@ class Configured:
         for group in self._groups:
             weights, gradients, slots = group.reached()
             if weights:
-                (self._adamw if self._fields.name == "adamw" else self._sgd)(group, weights, gradients, slots, lr * group.lr_scale, left_out)
+                (self._adamw if self._fields.name == "adamw" else self._sgd)(
+                    group, weights, gradients, slots, lr * group.lr_scale, left_out
+                )
 
-    def _adamw(self, group: _Group, weights: list[torch.Tensor], gradients: list[torch.Tensor], slots: list[list[torch.Tensor]], lr: float, left_out: torch.Tensor | None) -> None:
+    def _adamw(
+        self,
+        group: _Group,
+        weights: list[torch.Tensor],
+        gradients: list[torch.Tensor],
+        slots: list[list[torch.Tensor]],
+        lr: float,
+        left_out: torch.Tensor | None,
+    ) -> None:
         beta1, beta2 = self._fields.betas
         torch._fused_adamw_(
-            weights, gradients, slots[0], slots[1], [], [self._done] * len(weights), lr=lr, beta1=beta1, beta2=beta2,
-            weight_decay=group.weight_decay, eps=self._fields.eps, amsgrad=False, maximize=False, grad_scale=None, found_inf=left_out)
+            weights,
+            gradients,
+            slots[0],
+            slots[1],
+            [],
+            [self._done] * len(weights),
+            lr=lr,
+            beta1=beta1,
+            beta2=beta2,
+            weight_decay=group.weight_decay,
+            eps=self._fields.eps,
+            amsgrad=False,
+            maximize=False,
+            grad_scale=None,
+            found_inf=left_out,
+        )
 
-    def _sgd(self, group: _Group, weights: list[torch.Tensor], gradients: list[torch.Tensor], slots: list[list[torch.Tensor]], lr: float, left_out: torch.Tensor | None) -> None:
+    def _sgd(
+        self,
+        group: _Group,
+        weights: list[torch.Tensor],
+        gradients: list[torch.Tensor],
+        slots: list[list[torch.Tensor]],
+        lr: float,
+        left_out: torch.Tensor | None,
+    ) -> None:
         torch._fused_sgd_(
-            weights, gradients, slots[0] if slots else [], weight_decay=group.weight_decay, momentum=self._fields.momentum, lr=lr,
-            dampening=0.0, nesterov=False, maximize=False, is_first_step=False, grad_scale=None, found_inf=left_out)
+            weights,
+            gradients,
+            slots[0] if slots else [],
+            weight_decay=group.weight_decay,
+            momentum=self._fields.momentum,
+            lr=lr,
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+            is_first_step=False,
+            grad_scale=None,
+            found_inf=left_out,
+        )
 
     def slots(self, weight: Weight) -> Mapping[str, torch.Tensor]:
         return self._state[id(weight)]
@@ -109,8 +184,13 @@ class Configured:
             self._done.fill_(float(saved["optimizer/step"]))
 
 
-def _grouped(fields: Optimizer, trained: Sequence[Weight]) -> list[tuple[tuple[float, float], list[Weight]]]:
-    """Weights by (lr_scale, weight decay), those of unlike number formats apart. Decay reaches matrices only, where no group of the config says otherwise."""
+def _grouped(
+    fields: Optimizer, trained: Sequence[Weight]
+) -> list[tuple[tuple[float, float], list[Weight]]]:
+    """Weights by (lr_scale, weight decay), those of unlike number formats apart.
+
+    Decay reaches matrices only, where no group of the config says otherwise.
+    """
     found: dict[tuple[float, float, torch.dtype], list[Weight]] = {}
     for weight in trained:
         rule = fields.rules.of(weight.name, weight.parameter.ndim >= 2)

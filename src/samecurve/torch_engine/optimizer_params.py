@@ -10,21 +10,28 @@ from torch import nn
 
 @dataclass
 class Weight:
-    """A trained parameter and the real, local values of it that the optimizer sees: the parameter itself, unless it is complex or shared out."""
+    """A trained parameter and the real, local values of it that the optimizer sees: the parameter
+    itself, unless it is complex or shared out.
+    """
 
     name: str
     parameter: nn.Parameter
     seen: nn.Parameter
 
     def follow(self) -> None:
-        """Let the optimizer see this step's gradient (and the values, which a strategy may have moved)."""
+        """Let the optimizer see this step's gradient (and the values, which a strategy may have
+        moved).
+        """
         if self.seen is not self.parameter:
             self.seen.data = local(self.parameter.detach())
             self.seen.grad = None if self.parameter.grad is None else local(self.parameter.grad)
 
 
 def shared_out(tensor: torch.Tensor) -> bool:
-    """Whether it is a DTensor. That class takes a second to import; where it was not, nothing is one."""
+    """Whether it is a DTensor.
+
+    That class takes a second to import; where it was not, nothing is one.
+    """
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
 
@@ -42,5 +49,11 @@ def weights(model: nn.Module) -> list[Weight]:
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             direct = not shared_out(parameter) and not parameter.is_complex()
-            found.append(Weight(name, parameter, parameter if direct else nn.Parameter(local(parameter.detach()))))
+            found.append(
+                Weight(
+                    name,
+                    parameter,
+                    parameter if direct else nn.Parameter(local(parameter.detach())),
+                )
+            )
     return found

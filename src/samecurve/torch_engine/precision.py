@@ -1,4 +1,6 @@
-"""Number formats: weights in f32 (or f64), mixed precisions by autocast, f16 with a scale all ranks share."""
+"""Number formats: weights in f32 (or f64), mixed precisions by autocast, f16 with a scale all ranks
+share.
+"""
 
 from contextlib import AbstractContextManager, nullcontext
 
@@ -15,26 +17,34 @@ def weight_dtype(precision: Precision) -> torch.dtype:
 
 
 def current(device: torch.device) -> AbstractContextManager[object]:
-    """Makes a GPU the current one of this thread: what a model makes on "cuda" then lies beside its weights."""
+    """Makes a GPU the current one of this thread: what a model makes on "cuda" then lies beside its
+    weights.
+    """
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def compute(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
     """The context of a forward pass."""
     if precision in {"bf16", "f16"}:
-        return torch.autocast(device.type, dtype=torch.bfloat16 if precision == "bf16" else torch.float16)
+        return torch.autocast(
+            device.type, dtype=torch.bfloat16 if precision == "bf16" else torch.float16
+        )
     return nullcontext()
 
 
 class Scale:
-    """The factor on an f16 loss: halved after a gradient that is not finite, doubled after many that are; 1 otherwise.
+    """The factor on an f16 loss: halved after a gradient that is not finite, doubled after many
+    that are; 1 otherwise.
 
-    It follows only from figures that every rank has alike, so that it stays the same on all of them.
+    It follows only from figures that every rank has alike, so that it stays the same on all of
+    them.
     """
 
     def __init__(self, precision: Precision, device: torch.device) -> None:
         self.active = precision == "f16"
-        self.value = torch.tensor(_INITIAL_SCALE if self.active else 1.0, dtype=torch.float64, device=device)
+        self.value = torch.tensor(
+            _INITIAL_SCALE if self.active else 1.0, dtype=torch.float64, device=device
+        )
         self.streak = torch.zeros((), dtype=torch.float64, device=device)
 
     def update(self, finite: torch.Tensor | bool) -> None:
@@ -43,5 +53,7 @@ class Scale:
         finite = torch.as_tensor(finite)
         self.streak = torch.where(finite, self.streak + 1, 0.0)
         grow = self.streak >= _GROW_AFTER
-        self.value = torch.where(finite, torch.where(grow, self.value * 2, self.value), self.value * 0.5)
+        self.value = torch.where(
+            finite, torch.where(grow, self.value * 2, self.value), self.value * 0.5
+        )
         self.streak = torch.where(grow, 0.0, self.streak)

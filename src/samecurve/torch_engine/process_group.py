@@ -5,7 +5,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import (  # public in torch.distributed, where type checkers don't see them
+
+# public in torch.distributed, where type checkers don't see them
+from torch._C._distributed_c10d import (
     GradBucket,
     ReduceOp,
 )
@@ -14,7 +16,10 @@ from samecurve.torch_engine.profiling.timeline import Marks
 
 
 class Ranks:
-    """The processes that train together. group None: this one alone. marks: where in a step this one is."""
+    """The processes that train together.
+
+    group None: this one alone. marks: where in a step this one is.
+    """
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self.group = group
@@ -45,7 +50,11 @@ class Ranks:
             return
         for tensor in tensors:
             sent = tensor.to(device)
-            dist.broadcast(torch.view_as_real(sent) if sent.is_complex() else sent, group=self.group, group_src=0)
+            dist.broadcast(
+                torch.view_as_real(sent) if sent.is_complex() else sent,
+                group=self.group,
+                group_src=0,
+            )
             tensor.copy_(sent)
 
 
@@ -56,7 +65,9 @@ def sum_bucket(group: dist.ProcessGroup, bucket: GradBucket) -> torch.futures.Fu
     return result
 
 
-def narrow_sum(dtype: torch.dtype) -> Callable[[dist.ProcessGroup, GradBucket], torch.futures.Future[torch.Tensor]]:
+def narrow_sum(
+    dtype: torch.dtype,
+) -> Callable[[dist.ProcessGroup, GradBucket], torch.futures.Future[torch.Tensor]]:
     """sum_bucket with gradients sent as `dtype`."""
 
     def hook(group: dist.ProcessGroup, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -73,20 +84,39 @@ def narrow_sum(dtype: torch.dtype) -> Callable[[dist.ProcessGroup, GradBucket], 
 
 
 class RealPairs:
-    """Collectives of fully_shard for complex tensors, which NCCL does not know: as pairs of real numbers."""
+    """Collectives of fully_shard for complex tensors, which NCCL does not know: as pairs of real
+    numbers.
+    """
 
     def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
 
 
 class GatherPairs(RealPairs):
-    def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, async_op: bool = False) -> Any:
-        return dist.all_gather_into_tensor(_real(output_tensor), _real(input_tensor), group=group, async_op=async_op)
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        async_op: bool = False,
+    ) -> Any:
+        return dist.all_gather_into_tensor(
+            _real(output_tensor), _real(input_tensor), group=group, async_op=async_op
+        )
 
 
 class ScatterPairs(RealPairs):
-    def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, op: ReduceOp, async_op: bool = False) -> Any:
-        return dist.reduce_scatter_tensor(_real(output_tensor), _real(input_tensor), op=op, group=group, async_op=async_op)
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        op: ReduceOp,
+        async_op: bool = False,
+    ) -> Any:
+        return dist.reduce_scatter_tensor(
+            _real(output_tensor), _real(input_tensor), op=op, group=group, async_op=async_op
+        )
 
 
 def _real(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,9 @@
-"""The few numbers of a step, beside its arrays: its loss, weight and norm, and what ranks tell each other.
+"""The few numbers of a step, beside its arrays: its loss, weight and norm, and what ranks tell each
+other.
 
-On a GPU they stay there, as tensors, so that nobody waits for them. On a CPU they are plain floats (there is nothing to wait
-for), since a tensor of one number costs several times what is computed with it. Both compute the same, in float64.
+On a GPU they stay there, as tensors, so that nobody waits for them. On a CPU they are plain floats
+(there is nothing to wait for), since a tensor of one number costs several times what is computed
+with it. Both compute the same, in float64.
 """
 
 import math
@@ -58,18 +60,34 @@ class OnHost:
         row[1] += float(weight)
 
     def merged(self, parts: Sequence[Rows]) -> Rows:
-        return parts[0] if len(parts) == 1 else [[sum(values) for values in zip(*rows, strict=True)] for rows in zip(*parts, strict=True)]
+        return (
+            parts[0]
+            if len(parts) == 1
+            else [
+                [sum(values) for values in zip(*rows, strict=True)]
+                for rows in zip(*parts, strict=True)
+            ]
+        )
 
     def summed(self, ranks: Ranks, rows: Rows, told: Sequence[float]) -> tuple[Rows, list[float]]:
         if ranks.group is None:
             return rows, list(told)
         values = [value for row in rows for value in row]
-        found: list[float] = ranks.sum(torch.tensor([*values, *told], dtype=torch.float64))().tolist()
+        found: list[float] = ranks.sum(
+            torch.tensor([*values, *told], dtype=torch.float64)
+        )().tolist()
         return [found[at : at + 2] for at in range(0, len(values), 2)], found[len(values) :]
 
     def whole(self, rows: Rows) -> tuple[float, float]:
         while len(rows) > 1:
-            rows = [[a + b for a, b in zip(*rows[at : at + 2], strict=True)] if at + 1 < len(rows) else rows[at] for at in range(0, len(rows), 2)]
+            rows = [
+                (
+                    [a + b for a, b in zip(*rows[at : at + 2], strict=True)]
+                    if at + 1 < len(rows)
+                    else rows[at]
+                )
+                for at in range(0, len(rows), 2)
+            ]
         return rows[0][0], rows[0][1]
 
     def taken(self, value: torch.Tensor) -> float:
@@ -84,7 +102,9 @@ class OnHost:
     def least(self, value: float, least: float) -> float:
         return max(value, least)  # nan stays: it is the first
 
-    def packed(self, whole: Sequence[float], told: list[float], others: Sequence[float]) -> list[float]:
+    def packed(
+        self, whole: Sequence[float], told: list[float], others: Sequence[float]
+    ) -> list[float]:
         return [*whole, *told, *map(float, others)]
 
 
@@ -98,14 +118,26 @@ class OnDevice:
         return torch.zeros(count, 2, dtype=torch.float64, device=device)
 
     def add(self, rows: Rows, number: int, loss_sum: torch.Tensor, weight: Any) -> None:
-        rows[number].add_(torch.stack([loss_sum.detach().double(), scalar(weight, loss_sum.device)]))
+        rows[number].add_(
+            torch.stack([loss_sum.detach().double(), scalar(weight, loss_sum.device)])
+        )
 
     def merged(self, parts: Sequence[Rows]) -> torch.Tensor:
-        whole: torch.Tensor = parts[0] if len(parts) == 1 else torch.stack([part.to(self._device) for part in parts]).sum(0)
+        whole: torch.Tensor = (
+            parts[0]
+            if len(parts) == 1
+            else torch.stack([part.to(self._device) for part in parts]).sum(0)
+        )
         return whole
 
-    def summed(self, ranks: Ranks, rows: Rows, told: Sequence[float]) -> tuple[torch.Tensor, torch.Tensor]:
-        found = torch.tensor([*[0.0] * rows.numel(), *told], dtype=torch.float64).pin_memory().to(self._device, non_blocking=True)
+    def summed(
+        self, ranks: Ranks, rows: Rows, told: Sequence[float]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        found = (
+            torch.tensor([*[0.0] * rows.numel(), *told], dtype=torch.float64)
+            .pin_memory()
+            .to(self._device, non_blocking=True)
+        )
         found[: rows.numel()] = rows.view(-1)
         found = ranks.sum(found)()
         return found[: rows.numel()].view_as(rows), found[rows.numel() :]
@@ -126,8 +158,12 @@ class OnDevice:
     def least(self, value: torch.Tensor, least: float) -> torch.Tensor:
         return value.clamp(min=least)
 
-    def packed(self, whole: Sequence[torch.Tensor], told: torch.Tensor, others: Sequence[torch.Tensor]) -> torch.Tensor:
-        return torch.cat([torch.stack(list(whole)), told, torch.stack([other.double() for other in others])])
+    def packed(
+        self, whole: Sequence[torch.Tensor], told: torch.Tensor, others: Sequence[torch.Tensor]
+    ) -> torch.Tensor:
+        return torch.cat(
+            [torch.stack(list(whole)), told, torch.stack([other.double() for other in others])]
+        )
 
 
 def numbers_of(device: torch.device) -> Numbers:

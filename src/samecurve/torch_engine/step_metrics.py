@@ -12,7 +12,9 @@ import torch
 from samecurve.core.events import REQUESTS
 from samecurve.core.protocols import Figures
 
-_HEAD = 2 + len(REQUESTS)  # loss sum, weight, requests; then waits and forward passes by rank, and memory by device
+_HEAD = 2 + len(
+    REQUESTS
+)  # loss sum, weight, requests; then waits and forward passes by rank, and memory by device
 
 
 @dataclass(frozen=True)
@@ -32,17 +34,36 @@ class Stats:
         values: list[float] = self.values if isinstance(self.values, list) else self.values.tolist()
         summed, (norm, finite, scale) = values[:-3], values[-3:]
         loss_sum, weight = summed[:2]
-        asked = {request: int(count) for request, count in zip(REQUESTS, summed[2:_HEAD], strict=True)}
+        asked = {
+            request: int(count) for request, count in zip(REQUESTS, summed[2:_HEAD], strict=True)
+        }
         own = summed[_HEAD:]
-        waits, forwards, memory = own[: self.ranks], own[self.ranks : 2 * self.ranks], own[2 * self.ranks :]
-        return Figures(loss_sum / weight if weight else math.nan, weight, norm, bool(finite), asked, tuple(waits), tuple(memory), at, scale, tuple(forwards))
+        waits, forwards, memory = (
+            own[: self.ranks],
+            own[self.ranks : 2 * self.ranks],
+            own[2 * self.ranks :],
+        )
+        return Figures(
+            loss_sum / weight if weight else math.nan,
+            weight,
+            norm,
+            bool(finite),
+            asked,
+            tuple(waits),
+            tuple(memory),
+            at,
+            scale,
+            tuple(forwards),
+        )
 
 
 def peak(device: torch.device) -> int:
     """Peak bytes: allocated on the GPU, or resident in this process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
+        1 if sys.platform == "darwin" else 1024
+    )
 
 
 def fetch(figures: torch.Tensor | list[float], ranks: int) -> Stats:
@@ -57,5 +78,11 @@ def fetch(figures: torch.Tensor | list[float], ranks: int) -> Stats:
 
 
 def scalar(value: Any, device: torch.device) -> torch.Tensor:
-    """float64 on the device, without the host's waiting for it as it does for torch.tensor(value, device=device)."""
-    return value.to(device, torch.float64) if isinstance(value, torch.Tensor) else torch.full((), value, dtype=torch.float64, device=device)
+    """float64 on the device, without the host's waiting for it as it does for torch.tensor(value,
+    device=device).
+    """
+    return (
+        value.to(device, torch.float64)
+        if isinstance(value, torch.Tensor)
+        else torch.full((), value, dtype=torch.float64, device=device)
+    )

@@ -1,4 +1,6 @@
-"""Parameters that a loss does not use: found at the first step and named, since their gradients could not be added up."""
+"""Parameters that a loss does not use: found at the first step and named, since their gradients
+could not be added up.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -25,13 +27,30 @@ def reached(loss: torch.Tensor) -> set[int]:
     return found
 
 
-def check(names: Sequence[str], used: Iterable[bool], ranks: Ranks, device: torch.device, by_one: bool = False) -> None:
-    """UserError, on every rank: a parameter that one of them does not use; by_one: that none of them uses."""
+def check(
+    names: Sequence[str],
+    used: Iterable[bool],
+    ranks: Ranks,
+    device: torch.device,
+    by_one: bool = False,
+) -> None:
+    """UserError, on every rank: a parameter that one of them does not use; by_one: that none of
+    them uses.
+    """
     unused = torch.tensor([float(not one) for one in used], dtype=torch.float64, device=device)
-    found = [name for name, count in zip(names, ranks.sum(unused)().tolist(), strict=True) if count > (ranks.world - 1 if by_one else 0)]
+    found = [
+        name
+        for name, count in zip(names, ranks.sum(unused)().tolist(), strict=True)
+        if count > (ranks.world - 1 if by_one else 0)
+    ]
     if found:
         shown = f"{', '.join(found[:4])}{f' and {len(found) - 4} more' if len(found) > 4 else ''}"
-        raise UserError(f"the loss does not use {shown}", "take them out of the model, or freeze them: parameter.requires_grad_(False) there, or optimizer.groups in the config", "model")
+        raise UserError(
+            f"the loss does not use {shown}",
+            "take them out of the model, or freeze them: parameter.requires_grad_(False) there, or"
+            " optimizer.groups in the config",
+            "model",
+        )
 
 
 def trainable(named: Iterable[tuple[str, torch.nn.Parameter]]) -> Mapping[str, torch.nn.Parameter]:

@@ -1,6 +1,8 @@
-"""A task's own optimizer: checked, driven by the schedule, left out of a step that is not finite, its state saved by name.
+"""A task's own optimizer: checked, driven by the schedule, left out of a step that is not finite,
+its state saved by name.
 
-What is saved is what it keeps for each parameter, as tensors of that one's shape or single numbers; all else is refused at the first step.
+What is saved is what it keeps for each parameter, as tensors of that one's shape or single numbers;
+all else is refused at the first step.
 """
 
 import inspect
@@ -32,7 +34,10 @@ def make_update(task: Task, fields: Optimizer, trained: Sequence[Weight]) -> Upd
 
 
 class Own:
-    """bring: (named parameters, the config's learning rate) -> the optimizer. UserError: it can't be driven, or was given other parameters."""
+    """bring: (named parameters, the config's learning rate) -> the optimizer.
+
+    UserError: it can't be driven, or was given other parameters.
+    """
 
     def __init__(self, bring: Bring, fields: Optimizer, trained: Sequence[Weight]) -> None:
         self._trained, self._checked = trained, False
@@ -42,7 +47,11 @@ class Own:
         self.scales = [self._rate(group) / fields.lr for group in self._optimizer.param_groups]
 
     def step(self, lr: float, finite: torch.Tensor | bool) -> None:
-        if not bool(finite):  # waits for the device: nothing else is known to leave every such optimizer's state as it was
+        if not bool(
+            finite
+            # waits for the device: nothing else is known to leave every such optimizer's state as it
+            # was
+        ):
             return
         for group, scale in zip(self._optimizer.param_groups, self.scales, strict=True):
             group["lr"] = lr * scale
@@ -58,19 +67,30 @@ class Own:
         self._check_state()
         changed = [key for key, value in self._settings().items() if before.get(key) != value]
         if changed:
-            raise self._refused(f"changes {some(changed)} of its parameter groups as it goes, which no checkpoint holds", "an optimizer that keeps its course in its state, by parameter")
+            raise self._refused(
+                f"changes {some(changed)} of its parameter groups as it goes, which no checkpoint"
+                " holds",
+                "an optimizer that keeps its course in its state, by parameter",
+            )
         if self._drawn() != drawn:
-            raise self._refused("draws random numbers, which each rank would draw for itself", "an optimizer that follows from the gradients alone")
+            raise self._refused(
+                "draws random numbers, which each rank would draw for itself",
+                "an optimizer that follows from the gradients alone",
+            )
         self._checked = True
 
     def slots(self, weight: Weight) -> Mapping[str, torch.Tensor]:
-        return {slot: _tensor(value) for slot, value in self._state(weight).items() if value is not None}
+        return {
+            slot: _tensor(value) for slot, value in self._state(weight).items() if value is not None
+        }
 
     def shared(self) -> Iterator[tuple[str, torch.Tensor]]:
         return iter(())
 
     def begin(self) -> None:
-        """By a step of zero gradients: what a torch optimizer keeps is known after its first step only."""
+        """By a step of zero gradients: what a torch optimizer keeps is known after its first step
+        only.
+        """
         for weight in self._trained:
             weight.seen.grad = torch.zeros_like(weight.seen)
         self._run()
@@ -89,41 +109,79 @@ class Own:
         return found
 
     def _settings(self) -> dict[str, str]:
-        return {key: repr([group.get(key) for group in self._optimizer.param_groups]) for group in self._optimizer.param_groups for key in group if key not in _NAMED}
+        return {
+            key: repr([group.get(key) for group in self._optimizer.param_groups])
+            for group in self._optimizer.param_groups
+            for key in group
+            if key not in _NAMED
+        }
 
     def _drawn(self) -> list[bytes]:
         """What changes with every random number of torch's."""
         device = self._trained[0].seen.device
-        return [state.numpy().tobytes() for state in (torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else []))]
+        return [
+            state.numpy().tobytes()
+            for state in (
+                torch.get_rng_state(),
+                *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else []),
+            )
+        ]
 
     def _rate(self, group: Mapping[str, Any]) -> float:
         rate = group.get("lr")
         if not isinstance(rate, int | float | torch.Tensor):
-            raise self._refused("has a parameter group without a learning rate, which the schedule could drive", "lr as a number in each group")
+            raise self._refused(
+                "has a parameter group without a learning rate, which the schedule could drive",
+                "lr as a number in each group",
+            )
         return float(rate)
 
     def _check_given(self) -> None:
         closure = inspect.signature(self._optimizer.step).parameters.get("closure")
         if closure and closure.default is closure.empty:
-            raise self._refused("wants a closure that computes the loss anew, as often as it likes: a step here has its loss once", "an optimizer whose step() needs nothing")
-        given = {id(parameter) for group in self._optimizer.param_groups for parameter in group["params"]}
+            raise self._refused(
+                "wants a closure that computes the loss anew, as often as it likes: a step here has"
+                " its loss once",
+                "an optimizer whose step() needs nothing",
+            )
+        given = {
+            id(parameter) for group in self._optimizer.param_groups for parameter in group["params"]
+        }
         missing = [weight.name for weight in self._trained if id(weight.seen) not in given]
-        remedy = "all of `params`, which are (name, parameter) pairs: under fsdp, and where weights are complex, they are not the model's own; freeze: true in optimizer.groups leaves some out"
+        remedy = (
+            "all of `params`, which are (name, parameter) pairs: under fsdp, and where weights are"
+            " complex, they are not the model's own; freeze: true in optimizer.groups leaves"
+            " some out"
+        )
         if missing:
             raise self._refused(f"was not given {some(missing)}", remedy)
         if len(given) > len(self._trained):
-            raise self._refused(f"was given more than `params` (parameters beside them: {len(given) - len(self._trained)})", remedy)
+            raise self._refused(
+                "was given more than `params` (parameters beside them:"
+                f" {len(given) - len(self._trained)})",
+                remedy,
+            )
 
     def _check_state(self) -> None:
         known = {id(weight.seen): weight for weight in self._trained}
         for key, slots in self._optimizer.state.items():
             weight = known.get(id(key))
             if weight is None:
-                raise self._refused(f"keeps state that belongs to no parameter ({str(key)[:40]})", "state by parameter")
+                raise self._refused(
+                    f"keeps state that belongs to no parameter ({str(key)[:40]})",
+                    "state by parameter",
+                )
             for slot, value in slots.items():
                 if what := _odd(slot, value, weight):
-                    remedy = "state that is a tensor of the parameter's shape (float32, float64, int64) or one number"
-                    raise self._refused(f"keeps {slot!r} of {weight.name} as {what}, which can be neither shared out nor saved by name", remedy)
+                    remedy = (
+                        "state that is a tensor of the parameter's shape (float32, float64, int64)"
+                        " or one number"
+                    )
+                    raise self._refused(
+                        f"keeps {slot!r} of {weight.name} as {what}, which can be neither shared"
+                        " out nor saved by name",
+                        remedy,
+                    )
 
     def _refused(self, cause: str, remedy: str) -> UserError:
         return UserError(f"optimizer() of the task: {self.name} {cause}", remedy, "task")
@@ -150,7 +208,11 @@ def _tensor(value: Any) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Tried:
-    """name: of its class. scales: of the config's learning rate, by group. slots: arrays of a parameter's shape for each; None: not tried, since it looks at values and there are many."""
+    """name: of its class.
+
+    scales: of the config's learning rate, by group. slots: arrays of a parameter's shape for each;
+    None: not tried, since it looks at values and there are many.
+    """
 
     name: str
     scales: tuple[float, ...]
@@ -161,12 +223,22 @@ def tried(bring: Bring, fields: Optimizer, model: nn.Module) -> Tried:
     """What an optimizer does with the parameters of an outline. UserError: it is refused."""
     try:
         return _tried(bring, fields, model, "meta")
-    except Exception:  # it looks at values, or at where they lie; whatever is really wrong comes again
+    except (
+        Exception
+    ):  # it looks at values, or at where they lie; whatever is really wrong comes again
         return _tried(bring, fields, model, "cpu")
 
 
 def _tried(bring: Bring, fields: Optimizer, model: nn.Module, device: str) -> Tried:
-    trained = [Weight(name, parameter, nn.Parameter(torch.zeros_like(local(parameter.detach()), device=device))) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    trained = [
+        Weight(
+            name,
+            parameter,
+            nn.Parameter(torch.zeros_like(local(parameter.detach()), device=device)),
+        )
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    ]
     made = Own(bring, fields, trained)
     if device != "meta" and sum(weight.seen.numel() for weight in trained) > _FEW:
         return Tried(made.name, tuple(made.scales), None)
@@ -175,6 +247,17 @@ def _tried(bring: Bring, fields: Optimizer, model: nn.Module, device: str) -> Tr
     except UserError:
         raise
     except Exception as error:
-        raise UserError(f"optimizer() of the task: {made.name} fails in a first step with zero gradients: {type(error).__name__}: {error}", "an optimizer that takes dense gradients of any value", "task") from error
-    slots = max(sum(tensor.shape == weight.seen.shape and bool(tensor.ndim) for tensor in made.slots(weight).values()) for weight in trained)
+        raise UserError(
+            f"optimizer() of the task: {made.name} fails in a first step with zero gradients:"
+            f" {type(error).__name__}: {error}",
+            "an optimizer that takes dense gradients of any value",
+            "task",
+        ) from error
+    slots = max(
+        sum(
+            tensor.shape == weight.seen.shape and bool(tensor.ndim)
+            for tensor in made.slots(weight).values()
+        )
+        for weight in trained
+    )
     return Tried(made.name, tuple(made.scales), slots)

@@ -1,4 +1,6 @@
-"""A model's weights by name, outside of training: what there is to be given values, and a model that has been given them."""
+"""A model's weights by name, outside of training: what there is to be given values, and a model
+that has been given them.
+"""
 
 from typing import Any
 
@@ -16,16 +18,28 @@ def outline(model: nn.Module) -> dict[str, Any]:
     parameters = dict(model.named_parameters())
     buffers = {name: buffer for name, buffer in model.named_buffers() if name in kept}
     first = {id(parameter): name for name, parameter in parameters.items()}
-    aliases = {name: first[id(parameter)] for name, parameter in model.named_parameters(remove_duplicate=False) if first[id(parameter)] != name}
-    shapes = {name: (*tensor.shape, 2) if tensor.is_complex() else tuple(tensor.shape) for name, tensor in {**parameters, **buffers}.items()}
+    aliases = {
+        name: first[id(parameter)]
+        for name, parameter in model.named_parameters(remove_duplicate=False)
+        if first[id(parameter)] != name
+    }
+    shapes = {
+        name: (*tensor.shape, 2) if tensor.is_complex() else tuple(tensor.shape)
+        for name, tensor in {**parameters, **buffers}.items()
+    }
     return {"arrays": shapes, "buffers": tuple(buffers), "aliases": aliases}
 
 
 @torch.no_grad()
 def fill(model: nn.Module, weights: Stored) -> nn.Module:
-    """The model with these weights, ready to be used. weights: by a checkpoint's names, complex values as pairs. UserError: they are not this model's."""
+    """The model with these weights, ready to be used.
+
+    weights: by a checkpoint's names, complex values as pairs. UserError: they are not this model's.
+    """
     wanted = outline(model)["arrays"]
-    check_weights({name: weights.shape(name) for name in weights}, wanted, (), "the checkpoint", "task")
+    check_weights(
+        {name: weights.shape(name) for name in weights}, wanted, (), "the checkpoint", "task"
+    )
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     for name in wanted:
         if name in weights:  # what is empty is in no file

@@ -1,4 +1,6 @@
-"""Who this process is, when somebody else started it: read from the environment, nothing is started here."""
+"""Who this process is, when somebody else started it: read from the environment, nothing is started
+here.
+"""
 
 import os
 import re
@@ -15,7 +17,14 @@ if TYPE_CHECKING:  # numpy is not imported for a config error
     from samecurve.core.protocols import Rank
 
 _NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-_SLURM = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_NUM_NODES", "SLURM_STEP_NODELIST", "SLURM_JOB_ID")
+_SLURM = (
+    "SLURM_PROCID",
+    "SLURM_STEP_NUM_TASKS",
+    "SLURM_LOCALID",
+    "SLURM_STEP_NUM_NODES",
+    "SLURM_STEP_NODELIST",
+    "SLURM_JOB_ID",
+)
 _JOIN = timedelta(minutes=30)
 _TRY = 3.0  # seconds for one connection
 _FIRST_PORT, _PORTS = 20_000, 10_000  # one a Slurm job, so that two on a host don't meet
@@ -23,13 +32,18 @@ _FIRST_PORT, _PORTS = 20_000, 10_000  # one a Slurm job, so that two on a host d
 
 def started(environment: Mapping[str, str]) -> bool:
     """Whether torchrun, or Slurm with several tasks, started this process as one of several."""
-    return "TORCHELASTIC_RUN_ID" in environment or int(environment.get("SLURM_STEP_NUM_TASKS", "1")) > 1
+    return (
+        "TORCHELASTIC_RUN_ID" in environment
+        or int(environment.get("SLURM_STEP_NUM_TASKS", "1")) > 1
+    )
 
 
 def alone(verb: str) -> None:
     """UserError: this process is one of several, and the verb starts its own."""
     if started(os.environ):
-        raise UserError(f"{verb} starts its ranks itself", "run it by itself, not under torchrun or srun", verb)
+        raise UserError(
+            f"{verb} starts its ranks itself", "run it by itself, not under torchrun or srun", verb
+        )
 
 
 def rank_from(environment: Mapping[str, str]) -> "Rank":
@@ -38,21 +52,47 @@ def rank_from(environment: Mapping[str, str]) -> "Rank":
 
     missing = [name for name in _NEEDED if name not in environment]
     if missing:
-        raise UserError(f"started as one of several ranks, but {', '.join(missing)} is not set", "start it with torchrun --nproc_per_node=N -m samecurve train ...", "environment")
+        raise UserError(
+            f"started as one of several ranks, but {', '.join(missing)} is not set",
+            "start it with torchrun --nproc_per_node=N -m samecurve train ...",
+            "environment",
+        )
     world, local_world = int(environment["WORLD_SIZE"]), int(environment["LOCAL_WORLD_SIZE"])
-    return Rank(int(environment["RANK"]), int(environment["LOCAL_RANK"]), world, world // local_world)
+    return Rank(
+        int(environment["RANK"]), int(environment["LOCAL_RANK"]), world, world // local_world
+    )
 
 
 def from_slurm(environment: Mapping[str, str]) -> dict[str, str]:
-    """A task of `srun` as torchrun's variables. UserError: a half-set environment, or tasks spread unevenly."""
+    """A task of `srun` as torchrun's variables.
+
+    UserError: a half-set environment, or tasks spread unevenly.
+    """
     missing = [name for name in _SLURM if name not in environment]
     if missing:
-        raise UserError(f"started by Slurm, but {', '.join(missing)} is not set", "start it with srun, inside a job", "environment")
-    tasks, nodes = int(environment["SLURM_STEP_NUM_TASKS"]), int(environment["SLURM_STEP_NUM_NODES"])
+        raise UserError(
+            f"started by Slurm, but {', '.join(missing)} is not set",
+            "start it with srun, inside a job",
+            "environment",
+        )
+    tasks, nodes = (
+        int(environment["SLURM_STEP_NUM_TASKS"]),
+        int(environment["SLURM_STEP_NUM_NODES"]),
+    )
     if tasks % nodes:
-        raise UserError(f"{tasks} tasks on {nodes} nodes", "as many on each: srun --ntasks-per-node=N", "environment")
-    return explicit(int(environment["SLURM_PROCID"]), tasks, int(environment["SLURM_LOCALID"]), tasks // nodes,
-                    first_host(environment["SLURM_STEP_NODELIST"]), _FIRST_PORT + int(environment["SLURM_JOB_ID"]) % _PORTS)
+        raise UserError(
+            f"{tasks} tasks on {nodes} nodes",
+            "as many on each: srun --ntasks-per-node=N",
+            "environment",
+        )
+    return explicit(
+        int(environment["SLURM_PROCID"]),
+        tasks,
+        int(environment["SLURM_LOCALID"]),
+        tasks // nodes,
+        first_host(environment["SLURM_STEP_NODELIST"]),
+        _FIRST_PORT + int(environment["SLURM_JOB_ID"]) % _PORTS,
+    )
 
 
 def first_host(nodes: str) -> str:
@@ -61,27 +101,56 @@ def first_host(nodes: str) -> str:
     return "".join(part or "" for part in found.groups()) if found else nodes
 
 
-def explicit(index: int, world: int, local: int, local_world: int, host: str, port: int) -> dict[str, str]:
+def explicit(
+    index: int, world: int, local: int, local_world: int, host: str, port: int
+) -> dict[str, str]:
     """A rank's variables as torchrun sets them."""
-    return {"RANK": str(index), "WORLD_SIZE": str(world), "LOCAL_RANK": str(local), "LOCAL_WORLD_SIZE": str(local_world), "MASTER_ADDR": host, "MASTER_PORT": str(port)}
+    return {
+        "RANK": str(index),
+        "WORLD_SIZE": str(world),
+        "LOCAL_RANK": str(local),
+        "LOCAL_WORLD_SIZE": str(local_world),
+        "MASTER_ADDR": host,
+        "MASTER_PORT": str(port),
+    }
 
 
 def one_of(nodes: int, rendezvous: str | None, index: int | None) -> dict[str, str]:
-    """--nnodes, --rdzv, --node-rank: one process on each host. UserError: one of them is missing or wrong."""
+    """--nnodes, --rdzv, --node-rank: one process on each host.
+
+    UserError: one of them is missing or wrong.
+    """
     if rendezvous is None or index is None:
-        raise UserError(f"--nnodes {nodes} needs --rdzv HOST:PORT of the first host and --node-rank 0..{nodes - 1}", "the same --rdzv on every host, another --node-rank on each", "--nnodes")
+        raise UserError(
+            f"--nnodes {nodes} needs --rdzv HOST:PORT of the first host and --node-rank"
+            f" 0..{nodes - 1}",
+            "the same --rdzv on every host, another --node-rank on each",
+            "--nnodes",
+        )
     host, _, port = rendezvous.rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise UserError(f"--rdzv {rendezvous} is not HOST:PORT", "a name or address of the first host that all others reach, and a free port there: node1:29500", "--rdzv")
+        raise UserError(
+            f"--rdzv {rendezvous} is not HOST:PORT",
+            "a name or address of the first host that all others reach, and a free port there:"
+            " node1:29500",
+            "--rdzv",
+        )
     if not 0 <= index < nodes:
-        raise UserError(f"--node-rank {index} of {nodes} hosts", f"0 to {nodes - 1}, another on each host", "--node-rank")
+        raise UserError(
+            f"--node-rank {index} of {nodes} hosts",
+            f"0 to {nodes - 1}, another on each host",
+            "--node-rank",
+        )
     return explicit(index, nodes, 0, 1, host, int(port))
 
 
 def meet(serves: bool) -> tuple[Any, Any]:
-    """A store for words between the ranks, and one for their own rendezvous. serves: the first rank holds it, where torchrun does not.
+    """A store for words between the ranks, and one for their own rendezvous.
 
-    RunError: the first rank can't be reached. Its waiting ends with Ctrl-C, as long as it has not begun to train.
+    serves: the first rank holds it, where torchrun does not.
+
+    RunError: the first rank can't be reached. Its waiting ends with Ctrl-C, as long as it has not
+    begun to train.
     """
     from torch._C._distributed_c10d import TCPStore
     from torch.distributed.distributed_c10d import PrefixStore
@@ -95,10 +164,17 @@ def meet(serves: bool) -> tuple[Any, Any]:
         try:
             whole = TCPStore(host, port, is_master=True, wait_for_workers=False, timeout=_JOIN)
         except RuntimeError as error:
-            raise RunError(f"port {port} can't be used for the rendezvous: {str(error).splitlines()[0]}", "another port, the same on every host", "--rdzv", again=True) from None
+            raise RunError(
+                f"port {port} can't be used for the rendezvous: {str(error).splitlines()[0]}",
+                "another port, the same on every host",
+                "--rdzv",
+                again=True,
+            ) from None
     else:
         whole = _reached(host, port)
-    store = PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), whole)  # torchrun's store outlives a restart, with all that was said in it
+    store = PrefixStore(
+        os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), whole
+    )  # torchrun's store outlives a restart, with all that was said in it
     return store, PrefixStore("ranks", store)
 
 
@@ -108,12 +184,23 @@ def _reached(host: str, port: int) -> Any:
     began, told = time.monotonic(), False
     while True:
         try:
-            socket.create_connection((host, port), timeout=_TRY).close()  # first by itself: the store's own tries can't be interrupted
+            socket.create_connection(
+                (host, port), timeout=_TRY
+            ).close()  # first by itself: the store's own tries can't be interrupted
             return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=_JOIN)
         except OSError as error:
             if time.monotonic() - began > _JOIN.total_seconds():
-                remedy = "the same --rdzv on every host: a name of the first one; it needs that port and the one after it"
-                raise RunError(f"{host}:{port} was not reached in {_JOIN.total_seconds() / 60:g} minutes: {error}", remedy, "--rdzv", again=True) from None
+                remedy = (
+                    "the same --rdzv on every host: a name of the first one; it needs that port and"
+                    " the one after it"
+                )
+                raise RunError(
+                    f"{host}:{port} was not reached in {_JOIN.total_seconds() / 60:g} minutes:"
+                    f" {error}",
+                    remedy,
+                    "--rdzv",
+                    again=True,
+                ) from None
         if not told:
             print(f"waiting for the first host at {host}:{port}", file=sys.stderr, flush=True)
             told = True

@@ -1,4 +1,6 @@
-"""Starts the data workers of a rank: one process opens the task, then forks them, so that what its data holds in memory is held once."""
+"""Starts the data workers of a rank: one process opens the task, then forks them, so that what its
+data holds in memory is held once.
+"""
 
 import faulthandler
 import json
@@ -31,8 +33,23 @@ class Readers:
         status, tell = os.pipe()
         fds = [(each.jobs.fileno(), each.rows.fileno()) for each in theirs]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "samecurve.worker.data_workers", json.dumps({"parent": os.getpid(), "tell": tell, "lines": fds, "stacks": str(stacks)})],
-            stdin=subprocess.PIPE, pass_fds=[tell, *(fd for pair in fds for fd in pair)], env={**os.environ, "OMP_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""})
+            [
+                sys.executable,
+                "-m",
+                "samecurve.worker.data_workers",
+                json.dumps(
+                    {"parent": os.getpid(), "tell": tell, "lines": fds, "stacks": str(stacks)}
+                ),
+            ],
+            stdin=subprocess.PIPE,
+            pass_fds=[tell, *(fd for pair in fds for fd in pair)],
+            env={
+                **os.environ,
+                "OMP_NUM_THREADS": "1",
+                "JAX_PLATFORMS": "cpu",
+                "CUDA_VISIBLE_DEVICES": "",
+            },
+        )
         os.close(tell)
         for each in theirs:
             _close(each)
@@ -71,8 +88,13 @@ def main(argument: str) -> None:
     config = load(Document(json.loads(sys.stdin.read())), Tasks()).config
     task = open_task(config, str(cache_home()))
     sources = [task.train_data(), task.eval_data()]
-    lines = [Line(Connection(jobs, writable=False), Connection(rows, readable=False)) for jobs, rows in given["lines"]]
-    warnings.filterwarnings("ignore", message=r"os\.fork\(\)|.*use of fork\(\)")  # of threads that no worker uses
+    lines = [
+        Line(Connection(jobs, writable=False), Connection(rows, readable=False))
+        for jobs, rows in given["lines"]
+    ]
+    warnings.filterwarnings(
+        "ignore", message=r"os\.fork\(\)|.*use of fork\(\)"
+    )  # of threads that no worker uses
     with suppress(OSError):  # a full disk: then they can't say where they hang
         faulthandler.register(ASK, file=open(given["stacks"], "a"), all_threads=True)  # noqa: SIM115 - held as long as the processes live
     pids = [_fork(sources, lines, index, given["tell"]) for index in range(len(lines))]

@@ -1,7 +1,10 @@
-"""A script's rank as its launcher sees it: how many collectives it has entered, and, asked, where its threads are. Nothing of the script is changed.
+"""A script's rank as its launcher sees it: how many collectives it has entered, and, asked, where
+its threads are. Nothing of the script is changed.
 
-Run from launch/script/bootstrap.py, by its path, without the package. pulse-N: sixteen bytes as observe/heartbeat.py has them (step and beats: collectives, phase: a step);
-stack-N.txt: written by faulthandler when the signal comes; collectives-N.json: the last of torch's flight recorder, written when the file `asked` appears.
+Run from launch/script/bootstrap.py, by its path, without the package. pulse-N: sixteen bytes as
+observe/heartbeat.py has them (step and beats: collectives, phase: a step); stack-N.txt: written by
+faulthandler when the signal comes; collectives-N.json: the last of torch's flight recorder, written
+when the file `asked` appears.
 """
 
 import faulthandler
@@ -25,7 +28,9 @@ def begin(home: str, rank: str, number: int) -> None:
     except OSError:
         return  # no room; the script may still run
     faulthandler.register(number, file=stacks, all_threads=True)
-    threading.Thread(target=_beat, args=(home, rank, os.getpid()), name="samecurve", daemon=True).start()
+    threading.Thread(
+        target=_beat, args=(home, rank, os.getpid()), name="samecurve", daemon=True
+    ).start()
 
 
 def _beat(home: str, rank: str, me: int) -> None:
@@ -35,7 +40,10 @@ def _beat(home: str, rank: str, me: int) -> None:
         try:
             count = _entered()
             if count != before and count is not None:
-                _write(os.path.join(home, f"pulse-{rank}"), struct.pack("<qII", count, _PHASE, count & 0xFFFFFFFF))
+                _write(
+                    os.path.join(home, f"pulse-{rank}"),
+                    struct.pack("<qII", count, _PHASE, count & 0xFFFFFFFF),
+                )
                 before = count
             found = os.path.join(home, f"collectives-{rank}.json")
             if os.path.exists(os.path.join(home, "asked")) and not os.path.exists(found):
@@ -54,7 +62,9 @@ def _entered() -> int | None:
 
 
 def record(path: str) -> None:
-    """Write the last entries of torch's flight recorder, oldest first; none, where torch, its collectives or the recorder are not in use."""
+    """Write the last entries of torch's flight recorder, oldest first; none, where torch, its
+    collectives or the recorder are not in use.
+    """
     _write(path, json.dumps(_recorded()[-_KEPT:]).encode())
 
 

@@ -1,4 +1,7 @@
-"""The engine of a plan in this process: joined to its peers, ready to train, left in order. The one place where engines are chosen."""
+"""The engine of a plan in this process: joined to its peers, ready to train, left in order.
+
+The one place where engines are chosen.
+"""
 
 import os
 from collections.abc import Callable
@@ -15,12 +18,17 @@ from samecurve.core.protocols import Engine, Rank, Task
 from samecurve.system import cache_home
 
 JOIN = timedelta(minutes=30)
-_SPARE = 8  # CPU devices of a process that will run several layouts: to make more later throws away all that was compiled
+# CPU devices of a process that will run several layouts: to make more later throws away all that
+# was compiled
+_SPARE = 8
 
 
 @dataclass(frozen=True)
 class Seat:
-    """A process's place among those that train together. leave: called when nothing more is to be done together."""
+    """A process's place among those that train together.
+
+    leave: called when nothing more is to be done together.
+    """
 
     engine: Callable[[Task, Optimizer], Engine]
     leave: Callable[[], None] = lambda: None
@@ -32,16 +40,31 @@ def import_engine(plan: Plan) -> None:
 
 
 def take_seat(plan: Plan, rank: Rank, store: Any, coordinator: str | None) -> Seat:
-    """Meet the other ranks. store: torch's rendezvous; None: from the environment. coordinator: host:port where jax's processes meet."""
-    return _join_jax(plan, rank, coordinator) if plan.engine == "jax" else _join_torch(plan, rank, store)
+    """Meet the other ranks.
+
+    store: torch's rendezvous; None: from the environment. coordinator: host:port where jax's
+    processes meet.
+    """
+    return (
+        _join_jax(plan, rank, coordinator)
+        if plan.engine == "jax"
+        else _join_torch(plan, rank, store)
+    )
 
 
 def warm_seat(plan: Plan, index: int, group: Any, more: bool = True) -> Seat:
-    """In a process that torch made a rank of `group` before. more: it will do more than this, on other numbers of devices."""
+    """In a process that torch made a rank of `group` before.
+
+    more: it will do more than this, on other numbers of devices.
+    """
     if plan.engine == "jax":
-        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # torch may want the same GPU's memory next
+        os.environ.setdefault(
+            "XLA_PYTHON_CLIENT_PREALLOCATE", "false"
+        )  # torch may want the same GPU's memory next
         return _jax_seat(plan, index, least=_SPARE if more else 1)
-    return _torch_seat(plan, index, group if plan.backend != "none" else None, _torch_devices(plan, index))
+    return _torch_seat(
+        plan, index, group if plan.backend != "none" else None, _torch_devices(plan, index)
+    )
 
 
 def _torch_devices(plan: Plan, index: int) -> list[Any]:
@@ -50,20 +73,28 @@ def _torch_devices(plan: Plan, index: int) -> list[Any]:
 
     torch.set_num_threads(plan.threads)
     if plan.exact:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before CUDA starts: else its matrix products may differ from run to run
+        os.environ.setdefault(
+            "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
+        )  # before CUDA starts: else its matrix products may differ from run to run
     if plan.compile:
-        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_home() / "inductor"))  # a second start reads what the first one compiled
+        os.environ.setdefault(
+            "TORCHINDUCTOR_CACHE_DIR", str(cache_home() / "inductor")
+        )  # a second start reads what the first one compiled
     devices = [torch.device(plan.devices[place].place) for place in plan.held_by(index)]
     if devices[0].type == "cuda":
         torch.cuda.set_device(devices[0])
     return devices
 
 
-def _torch_seat(plan: Plan, index: int, group: Any, devices: list[Any], leave: Callable[[], None] = lambda: None) -> Seat:
+def _torch_seat(
+    plan: Plan, index: int, group: Any, devices: list[Any], leave: Callable[[], None] = lambda: None
+) -> Seat:
     from samecurve.torch_engine.engine import TorchEngine
     from samecurve.torch_engine.process_group import Ranks
 
-    return Seat(lambda task, optimizer: TorchEngine(task, plan, optimizer, Ranks(group), devices), leave)
+    return Seat(
+        lambda task, optimizer: TorchEngine(task, plan, optimizer, Ranks(group), devices), leave
+    )
 
 
 def _join_torch(plan: Plan, rank: Rank, store: Any) -> Seat:
@@ -72,8 +103,15 @@ def _join_torch(plan: Plan, rank: Rank, store: Any) -> Seat:
     devices = _torch_devices(plan, rank.index)
     if plan.backend == "none":
         return _torch_seat(plan, rank.index, None, devices)
-    where: dict[str, Any] = {"store": store, "rank": rank.index, "world_size": rank.world} if store is not None else {}
-    dist.init_process_group(plan.backend, timeout=JOIN, device_id=devices[0] if plan.backend == "nccl" else None, **where)
+    where: dict[str, Any] = (
+        {"store": store, "rank": rank.index, "world_size": rank.world} if store is not None else {}
+    )
+    dist.init_process_group(
+        plan.backend,
+        timeout=JOIN,
+        device_id=devices[0] if plan.backend == "nccl" else None,
+        **where,
+    )
 
     def leave() -> None:
         dist.barrier()  # nobody takes the rendezvous away while another still needs it
@@ -82,7 +120,9 @@ def _join_torch(plan: Plan, rank: Rank, store: Any) -> Seat:
     return _torch_seat(plan, rank.index, dist.group.WORLD, devices, leave)
 
 
-def _jax_seat(plan: Plan, index: int, leave: Callable[[], None] = lambda: None, least: int = 1) -> Seat:
+def _jax_seat(
+    plan: Plan, index: int, leave: Callable[[], None] = lambda: None, least: int = 1
+) -> Seat:
     from samecurve.jax_engine import runtime
     from samecurve.jax_engine.engine import JaxEngine
     from samecurve.jax_engine.exact import ExactEngine

@@ -1,6 +1,7 @@
 """One rank, from its environment to its exit: the only place where the rooms are put together.
 
-The first rank keeps the journal, publishes checkpoints and reads requests; nowhere else does a rank's number matter.
+The first rank keeps the journal, publishes checkpoints and reads requests; nowhere else does a
+rank's number matter.
 """
 
 import os
@@ -55,11 +56,19 @@ class Requests:
 
     def pending(self) -> Sequence[int]:
         counts, self.signalled = self.signalled, [0] * len(REQUESTS)
-        return [a + b for a, b in zip(counts, self.control.pending(), strict=True)] if self.control else counts
+        return (
+            [a + b for a, b in zip(counts, self.control.pending(), strict=True)]
+            if self.control
+            else counts
+        )
 
 
 def work(attempt: Attempt, rank: Rank, store: Any = None, catch_stop: bool = False) -> Outcome:
-    """Train as this rank. store: of the ranks' rendezvous (None: from the environment). catch_stop: SIGTERM and SIGINT ask for a stop."""
+    """Train as this rank.
+
+    store: of the ranks' rendezvous (None: from the environment). catch_stop: SIGTERM and SIGINT ask
+    for a stop.
+    """
     run = Run(Path(attempt.run))
     plan, config = run.read_plan(), run.read_config(Tasks())
     first, clock = rank.index == 0, Clock()
@@ -73,12 +82,28 @@ def work(attempt: Attempt, rank: Rank, store: Any = None, catch_stop: bool = Fal
         run.announce(rank.index)
         with clock.part("import"):
             import_engine(plan)
-        with clock.part("rendezvous"), Deadline(MEETING * plan.preflight, "meeting the other ranks", plan, run, attempt.name, rank, speaks):
+        with (
+            clock.part("rendezvous"),
+            Deadline(
+                MEETING * plan.preflight,
+                "meeting the other ranks",
+                plan,
+                run,
+                attempt.name,
+                rank,
+                speaks,
+            ),
+        ):
             seat = take_seat(plan, rank, store, attempt.coordinator)
         task = open_task(config, str(cache_home()))
         engine = seat.engine(task, config.optimizer)
         if plan.preflight and plan.world > 1:
-            with clock.part("preflight"), Deadline(plan.preflight, "a first collective", plan, run, attempt.name, rank, speaks):
+            with (
+                clock.part("preflight"),
+                Deadline(
+                    plan.preflight, "a first collective", plan, run, attempt.name, rank, speaks
+                ),
+            ):
                 check_sum(engine.preflight(), plan)
         outcome = train_rank(attempt, plan, config, rank, engine, task, requests, clock=clock)
         seat.leave()
@@ -86,7 +111,9 @@ def work(attempt: Attempt, rank: Rank, store: Any = None, catch_stop: bool = Fal
 
 
 def _stop_or_leave(requests: Requests, run: Run, attempt: Attempt) -> None:
-    """torchrun signals a wanted stop and a lost rank alike: stop in order, and if no step ends any more, say why and go."""
+    """torchrun signals a wanted stop and a lost rank alike: stop in order, and if no step ends any
+    more, say why and go.
+    """
     requests.stop()
 
     def leave() -> None:
@@ -100,31 +127,81 @@ def _stop_or_leave(requests: Requests, run: Run, attempt: Attempt) -> None:
     timer.start()
 
 
-def train_rank(attempt: Attempt, plan: Plan, config: Config, rank: Rank, engine: Engine, task: Any, requests: Requests, store: Any = None, clock: Clock | None = None) -> Outcome:
-    """Feed, store and journal of one rank, and the loop over them. store: another than the run's own checkpoints. clock: of what came before."""
+def train_rank(
+    attempt: Attempt,
+    plan: Plan,
+    config: Config,
+    rank: Rank,
+    engine: Engine,
+    task: Any,
+    requests: Requests,
+    store: Any = None,
+    clock: Clock | None = None,
+) -> Outcome:
+    """Feed, store and journal of one rank, and the loop over them.
+
+    store: another than the run's own checkpoints. clock: of what came before.
+    """
     run, first = Run(Path(attempt.run)), rank.index == 0
     if task.fingerprint() != plan.fixed.fingerprint or len(task.train_data()) != plan.samples:
-        raise RunError("the data changed while the run was starting: it is not what the plan was made for", "run the same command again, once the files rest", "data")
+        raise RunError(
+            "the data changed while the run was starting: it is not what the plan was made for",
+            "run the same command again, once the files rest",
+            "data",
+        )
     if first:
         keep_assets(run, task)
     saved = load(Path(attempt.resume)) if attempt.resume else None
     weights = load(Path(attempt.weights)) if attempt.weights else None
     devices = plan.held_by(rank.index)
-    readers = Readers(config, config.data.workers * len(devices), run.logs / f"stack-{rank.index}-workers.txt") if config.data.workers else None
+    readers = (
+        Readers(
+            config, config.data.workers * len(devices), run.logs / f"stack-{rank.index}-workers.txt"
+        )
+        if config.data.workers
+        else None
+    )
     held_out = task.train_data() if attempt.evaluate == "train" else task.eval_data()
-    feed = Feed(plan, devices, task.train_data(), held_out, engine.stage, saved.step if saved else 0, config.data.prefetch, readers.workers if readers else None)
+    feed = Feed(
+        plan,
+        devices,
+        task.train_data(),
+        held_out,
+        engine.stage,
+        saved.step if saved else 0,
+        config.data.prefetch,
+        readers.workers if readers else None,
+    )
     journal = Journal(run.journal) if first else None
-    record: Callable[[Event], None] = accounted(journal.record, clock or Clock(), attempt.earlier, saved.step if saved else 0) if journal else lambda event: None
+    record: Callable[[Event], None] = (
+        accounted(journal.record, clock or Clock(), attempt.earlier, saved.step if saved else 0)
+        if journal
+        else lambda event: None
+    )
     writer = store or checkpoint_store(run, plan, config, rank, attempt, first, record, journal)
     pulse = Pulse(run.logs / f"pulse-{rank.index}")
     try:
         if attempt.evaluate:
             assert saved
             return evaluate(engine, feed, saved, record, task.summarize)
-        _, outcome = train(plan, engine, feed, writer, record, pulse, requests, task.summarize, saved, attempt.stop_at, weights)
+        _, outcome = train(
+            plan,
+            engine,
+            feed,
+            writer,
+            record,
+            pulse,
+            requests,
+            task.summarize,
+            saved,
+            attempt.stop_at,
+            weights,
+        )
     except BaseException as error:
         writer.abandon()
-        if isinstance(error, UserError) and pulse.trained:  # nothing is refused any more: the run has failed
+        if (
+            isinstance(error, UserError) and pulse.trained
+        ):  # nothing is refused any more: the run has failed
             raise RunError(error.cause, error.remedy, error.where) from error
         if short := out_of_memory(error, plan, rank.index, engine.peak_memory()):
             raise short from error
@@ -147,7 +224,9 @@ def guarded(attempt: Attempt, rank: Rank, **how: Any) -> int:
         return 0
     except BaseException as error:
         note = note_of(rank.index, error)
-        with suppress(OSError):  # each of the two may fail on a full disk; the other, or the exit code, remains
+        with suppress(
+            OSError
+        ):  # each of the two may fail on a full disk; the other, or the exit code, remains
             write_note(logs, attempt.name, note)
         with suppress(OSError):
             traceback.print_exc()

@@ -1,4 +1,6 @@
-"""Before the first step: one small collective over all devices, with a time limit that ends the process, and a sum that must be right."""
+"""Before the first step: one small collective over all devices, with a time limit that ends the
+process, and a sum that must be right.
+"""
 
 import os
 import sys
@@ -14,18 +16,29 @@ from samecurve.observe.heartbeat import read_pulse
 from samecurve.observe.journal import append
 from samecurve.run.directory import Run
 
-MEETING = 10  # times plan.preflight: ranks may start minutes apart where libraries come over a network
+MEETING = (
+    10  # times plan.preflight: ranks may start minutes apart where libraries come over a network
+)
 
 
 class Deadline:
-    """Ends this process if what is done inside takes longer than `seconds` (0: no limit): a collective that hangs can't be interrupted otherwise.
+    """Ends this process if what is done inside takes longer than `seconds` (0: no limit): a
+    collective that hangs can't be interrupted otherwise.
 
     what: is done inside. speaks: no launcher tells the failure.
     """
 
-    def __init__(self, seconds: int, what: str, plan: Plan, run: Run, attempt: str, rank: Rank, speaks: bool) -> None:
+    def __init__(
+        self, seconds: int, what: str, plan: Plan, run: Run, attempt: str, rank: Rank, speaks: bool
+    ) -> None:
         self._error = _silent(seconds, what, rank, plan)
-        self._seconds, self._run, self._attempt, self._rank, self._speaks = seconds, run, attempt, rank, speaks
+        self._seconds, self._run, self._attempt, self._rank, self._speaks = (
+            seconds,
+            run,
+            attempt,
+            rank,
+            speaks,
+        )
         self._timer = threading.Timer(seconds, self._expire)
         self._timer.daemon = True
 
@@ -50,27 +63,52 @@ class Deadline:
 def check_sum(found: float, plan: Plan) -> None:
     """RunError: devices pass on wrong numbers."""
     if found != plan.world:
-        raise RunError(f"pre-flight: a 1 from each of {plan.world} devices added up to {found:g}", f"transfers between these devices lose data: {_ways(plan)}", "devices")
+        raise RunError(
+            f"pre-flight: a 1 from each of {plan.world} devices added up to {found:g}",
+            f"transfers between these devices lose data: {_ways(plan)}",
+            "devices",
+        )
 
 
 def _silent(seconds: int, what: str, rank: Rank, plan: Plan) -> RunError:
     return RunError(
-        f"pre-flight: {what} over {plan.world} devices did not end within {seconds} s (rank {rank.index} of {rank.world} waited; {plan.engine}, {plan.backend})",
-        f"a rank that is stopped or overloaded, or devices that don't reach each other: {_ways(plan)}; --set devices.preflight={10 * plan.preflight} waits longer, --no-preflight leaves this check out", "devices",
-        again=True)
+        f"pre-flight: {what} over {plan.world} devices did not end within {seconds} s (rank"
+        f" {rank.index} of {rank.world} waited; {plan.engine}, {plan.backend})",
+        "a rank that is stopped or overloaded, or devices that don't reach each other:"
+        f" {_ways(plan)}; --set devices.preflight={10 * plan.preflight} waits longer,"
+        " --no-preflight leaves this check out",
+        "devices",
+        again=True,
+    )
 
 
 def _ways(plan: Plan) -> str:
     if plan.devices[0].kind == "cuda":
-        return "NCCL_DEBUG=INFO says more; NCCL_P2P_DISABLE=1 or --sync-backend cpu goes around a broken link between GPUs"
-    return "GLOO_SOCKET_IFNAME=lo keeps ranks of one machine off its network" if plan.processes > 1 else "`top` shows what else keeps the cores"
+        return (
+            "NCCL_DEBUG=INFO says more; NCCL_P2P_DISABLE=1 or --sync-backend cpu goes around a"
+            " broken link between GPUs"
+        )
+    return (
+        "GLOO_SOCKET_IFNAME=lo keeps ranks of one machine off its network"
+        if plan.processes > 1
+        else "`top` shows what else keeps the cores"
+    )
 
 
 def record_failure(run: Run, failure: SamecurveError) -> None:
     """The journal's last word, by whoever still lives."""
     pulse = read_pulse(run.logs / "pulse-0")
-    with suppress(OSError):  # a full disk is what may have failed; the terminal is told all the same
-        append(run.journal, Event("failed", pulse[0] if pulse else 0, {"cause": failure.cause, "remedy": failure.remedy}))
+    with suppress(
+        OSError
+    ):  # a full disk is what may have failed; the terminal is told all the same
+        append(
+            run.journal,
+            Event(
+                "failed",
+                pulse[0] if pulse else 0,
+                {"cause": failure.cause, "remedy": failure.remedy},
+            ),
+        )
 
 
 def left_hanging(run: Run, error: RunError) -> None:

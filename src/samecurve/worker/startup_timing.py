@@ -1,4 +1,6 @@
-"""What a start took, and the starts before it that the same command made: written into the journal's lines as they pass."""
+"""What a start took, and the starts before it that the same command made: written into the
+journal's lines as they pass.
+"""
 
 import time
 from collections.abc import Callable, Iterator
@@ -25,8 +27,13 @@ class Clock:
             self.seconds[f"{name}_seconds"] = round(time.perf_counter() - began, 3)
 
 
-def accounted(record: Callable[[Event], None], clock: Clock, earlier: Earlier | None, resumed: int) -> Callable[[Event], None]:
-    """record, with what the start took in `started`, a `recovered` line after a restart's first step, and the whole command's goodput at its end. resumed: the step that this start goes on from."""
+def accounted(
+    record: Callable[[Event], None], clock: Clock, earlier: Earlier | None, resumed: int
+) -> Callable[[Event], None]:
+    """record, with what the start took in `started`, a `recovered` line after a restart's first
+    step, and the whole command's goodput at its end. resumed: the step that this start goes on
+    from.
+    """
     recovery: list[float] = []
 
     def recorded(event: Event) -> None:
@@ -43,7 +50,14 @@ def accounted(record: Callable[[Event], None], clock: Clock, earlier: Earlier | 
 
 
 def _whole(event: Event, earlier: Earlier, recovery: list[float]) -> dict[str, Any]:
-    """Of all starts: wall seconds, steps, the share of those seconds in steps that count, and how long each recovery took."""
+    """Of all starts: wall seconds, steps, the share of those seconds in steps that count, and how
+    long each recovery took.
+    """
     wall = event.time - earlier.began
     useful = earlier.useful + event.values["goodput"] * event.values["seconds"]
-    return {"seconds": wall, "steps": earlier.steps + event.values["steps"], "goodput": useful / wall, "recoveries": [*earlier.recoveries, *recovery]}
+    return {
+        "seconds": wall,
+        "steps": earlier.steps + event.values["steps"],
+        "goodput": useful / wall,
+        "recoveries": [*earlier.recoveries, *recovery],
+    }

@@ -11,7 +11,9 @@ if __name__ == "__main__":
     rank, local = dist.get_rank(), int(os.environ["LOCAL_RANK"])
     place = torch.device("cuda", local) if torch.cuda.is_available() else torch.device("cpu")
     torch.manual_seed(0)
-    model = DistributedDataParallel(torch.nn.Linear(4, 1).to(place), device_ids=[local] if place.type == "cuda" else None)
+    model = DistributedDataParallel(
+        torch.nn.Linear(4, 1).to(place), device_ids=[local] if place.type == "cuda" else None
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     generator = torch.Generator().manual_seed(rank)
     for _ in range(3):

@@ -1,4 +1,8 @@
-"""A plain gloo script. After some steps its second rank goes wrong: sleep, stop, few (it leaves, as if its data had ended), shapes (a sum of another shape than the others')."""
+"""A plain gloo script.
+
+After some steps its second rank goes wrong: sleep, stop, few (it leaves, as if its data had ended),
+shapes (a sum of another shape than the others').
+"""
 
 import os
 import signal

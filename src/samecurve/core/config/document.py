@@ -1,7 +1,8 @@
 """A config file as plain values that remember where they stood.
 
-YAML (of which JSON is a part) is read node by node: only mappings, lists and plain scalars become values, so that no
-tag can make an object and no nest of aliases can grow past a limit. `3e-4` is a number here, unlike in YAML 1.1.
+YAML (of which JSON is a part) is read node by node: only mappings, lists and plain scalars become
+values, so that no tag can make an object and no nest of aliases can grow past a limit. `3e-4` is a
+number here, unlike in YAML 1.1.
 """
 
 import difflib
@@ -20,11 +21,15 @@ Key = tuple[str | int, ...]
 _MOST_BYTES = 1 << 20
 _MOST_NODES = 20_000
 _MOST_DEPTH = 50
-_TAGS = {f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float", "str", "map", "seq")}
+_TAGS = {
+    f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float", "str", "map", "seq")
+}
 
 
 class _Loader(yaml.SafeLoader):
-    """Scalars are null, booleans, integers, floats (3e-4 too) or text; no dates, octals or base-60 numbers."""
+    """Scalars are null, booleans, integers, floats (3e-4 too) or text; no dates, octals or base-60
+    numbers.
+    """
 
 
 _Loader.yaml_implicit_resolvers = {}
@@ -32,14 +37,23 @@ for _tag, _pattern, _first in (
     ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
     ("bool", r"true|True|TRUE|false|False|FALSE|yes|Yes|no|No|on|On|off|Off", list("tTfFyYnNoO")),
     ("int", r"[-+]?(0|[1-9][0-9_]*)", list("-+0123456789")),
-    ("float", r"[-+]?([0-9][0-9_]*)?\.?[0-9_]+([eE][-+]?[0-9]+)?|[-+]?[0-9][0-9_]*\.([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf)|\.(nan|NaN)", list("-+0123456789.")),
+    (
+        "float",
+        r"[-+]?([0-9][0-9_]*)?\.?[0-9_]+([eE][-+]?[0-9]+)?|[-+]?[0-9][0-9_]*\.([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf)|\.(nan|NaN)",
+        list("-+0123456789."),
+    ),
 ):
-    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), _first)
+    _Loader.add_implicit_resolver(
+        f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), _first
+    )
 
 
 @dataclass
 class Document:
-    """value: plain dicts, lists and scalars. places: where each key stood or which flag set it, for errors and for `plan`."""
+    """value: plain dicts, lists and scalars.
+
+    places: where each key stood or which flag set it, for errors and for `plan`.
+    """
 
     value: dict[str, Any] = field(default_factory=dict)
     places: dict[Key, str] = field(default_factory=dict)
@@ -51,7 +65,11 @@ class Document:
         for depth, part in enumerate(path[:-1]):
             below = at.setdefault(part, {})
             if not isinstance(below, dict):
-                raise UserError(f"{'.'.join(path[: depth + 1])} is a value, not a section", f"set {'.'.join(path[: depth + 1])} itself", origin)
+                raise UserError(
+                    f"{'.'.join(path[: depth + 1])} is a value, not a section",
+                    f"set {'.'.join(path[: depth + 1])} itself",
+                    origin,
+                )
             at = below
         at[path[-1]] = value
         for old in [place for place in self.places if place[: len(path)] == path]:
@@ -71,41 +89,87 @@ def read_file(path: Path) -> Document:
     try:
         size = path.stat().st_size
         if size > _MOST_BYTES:
-            raise UserError(f"{path} has {size} bytes; a config has at most {_MOST_BYTES}", "is this the data file? data is given with -d", str(path))
+            raise UserError(
+                f"{path} has {size} bytes; a config has at most {_MOST_BYTES}",
+                "is this the data file? data is given with -d",
+                str(path),
+            )
         return parse(path.read_text(encoding="utf-8"), str(path))
     except FileNotFoundError:
-        near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*") if p.suffix in {".yaml", ".yml", ".json"}] if path.parent.is_dir() else [], 1)
-        raise UserError(f"there is no config file {path}", f"did you mean {path.parent / near[0]}?" if near else "name a YAML or JSON file with -f", "-f") from None
+        near = difflib.get_close_matches(
+            path.name,
+            (
+                [p.name for p in path.parent.glob("*") if p.suffix in {".yaml", ".yml", ".json"}]
+                if path.parent.is_dir()
+                else []
+            ),
+            1,
+        )
+        raise UserError(
+            f"there is no config file {path}",
+            (
+                f"did you mean {path.parent / near[0]}?"
+                if near
+                else "name a YAML or JSON file with -f"
+            ),
+            "-f",
+        ) from None
     except IsADirectoryError:
-        raise UserError(f"{path} is a directory", "name a YAML or JSON file with -f", "-f") from None
+        raise UserError(
+            f"{path} is a directory", "name a YAML or JSON file with -f", "-f"
+        ) from None
     except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8 text (byte {error.start})", "is this the config file? data is given with -d", str(path)) from None
+        raise UserError(
+            f"{path} is not UTF-8 text (byte {error.start})",
+            "is this the config file? data is given with -d",
+            str(path),
+        ) from None
     except OSError as error:
-        raise UserError(f"{path} can't be read: {error.strerror}", "check its path and permissions", "-f") from None
+        raise UserError(
+            f"{path} can't be read: {error.strerror}", "check its path and permissions", "-f"
+        ) from None
 
 
 def parse(text: str, name: str) -> Document:
     """The document of a text; name stands before line and column in errors."""
     if name.endswith(".json"):
-        text = text.replace("\t", " ")  # YAML forbids the tab between tokens; JSON has none within them
+        text = text.replace(
+            "\t", " "
+        )  # YAML forbids the tab between tokens; JSON has none within them
     try:
         node = yaml.compose(text, Loader=_Loader)
         document = Document()
         if node is None:
             return document
         if not isinstance(node, yaml.MappingNode):
-            raise UserError("a config is a mapping of sections", "begin with `task: language`", _mark(node, name))
+            raise UserError(
+                "a config is a mapping of sections",
+                "begin with `task: language`",
+                _mark(node, name),
+            )
         document.value = _Builder(name, document.places).value(node, (), 0)
         return document
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"{name}:{mark.line + 1}:{mark.column + 1}" if mark else name
-        kind, check = ("JSON", "commas and quotes") if name.endswith(".json") else ("YAML", "indentation and quotes")
-        raise UserError(f"not valid {kind}: {error.problem or error.context}", f"check the {check} at this place", where) from None
+        kind, check = (
+            ("JSON", "commas and quotes")
+            if name.endswith(".json")
+            else ("YAML", "indentation and quotes")
+        )
+        raise UserError(
+            f"not valid {kind}: {error.problem or error.context}",
+            f"check the {check} at this place",
+            where,
+        ) from None
     except yaml.YAMLError as error:
-        raise UserError(f"not valid YAML: {' '.join(str(error).split())}", "a config is plain text", name) from None
+        raise UserError(
+            f"not valid YAML: {' '.join(str(error).split())}", "a config is plain text", name
+        ) from None
     except RecursionError:
-        raise UserError(f"nested deeper than {_MOST_DEPTH} levels", "a config is two levels deep", name) from None
+        raise UserError(
+            f"nested deeper than {_MOST_DEPTH} levels", "a config is two levels deep", name
+        ) from None
 
 
 class _Dumper(yaml.SafeDumper):
@@ -125,8 +189,12 @@ def parse_setting(setting: str) -> tuple[str, Any]:
     key, equals, text = setting.partition("=")
     key = key.strip()
     if not equals or not re.fullmatch(r"[A-Za-z_][\w]*(\.[A-Za-z_][\w]*)*", key):
-        raise UserError(f"--set {setting}: not KEY=VALUE", "for example --set optimizer.lr=3e-4", "--set")
-    return key, parse(f"value: {text.strip()}" if "\n" not in text else "", f"--set {key}").value.get("value")
+        raise UserError(
+            f"--set {setting}: not KEY=VALUE", "for example --set optimizer.lr=3e-4", "--set"
+        )
+    return key, parse(
+        f"value: {text.strip()}" if "\n" not in text else "", f"--set {key}"
+    ).value.get("value")
 
 
 def suggest(word: str, known: Iterable[str]) -> str:
@@ -145,19 +213,33 @@ class _Builder:
     def value(self, node: yaml.Node, key: Key, depth: int) -> Any:
         self._count += 1
         if self._count > _MOST_NODES or depth > _MOST_DEPTH:
-            raise UserError(f"more than {_MOST_NODES} values or {_MOST_DEPTH} levels", "is there an alias that repeats itself?", _mark(node, self._name))
+            raise UserError(
+                f"more than {_MOST_NODES} values or {_MOST_DEPTH} levels",
+                "is there an alias that repeats itself?",
+                _mark(node, self._name),
+            )
         if key:
             self._places[key] = _mark(node, self._name)
         if node.tag not in _TAGS:
-            raise UserError(f"the tag {node.tag} has no meaning here", "write the plain value", _mark(node, self._name))
+            raise UserError(
+                f"the tag {node.tag} has no meaning here",
+                "write the plain value",
+                _mark(node, self._name),
+            )
         if isinstance(node, yaml.MappingNode):
             return dict(self._items(node, key, depth))
         if isinstance(node, yaml.SequenceNode):
-            return [self.value(item, (*key, index), depth + 1) for index, item in enumerate(node.value)]
+            return [
+                self.value(item, (*key, index), depth + 1) for index, item in enumerate(node.value)
+            ]
         try:
             return self._scalars.construct_object(node)
         except (ValueError, KeyError, IndexError):
-            raise UserError(f"{node.value[:40]!r} is not what its form says", "write a plain number, word or quoted text", _mark(node, self._name)) from None
+            raise UserError(
+                f"{node.value[:40]!r} is not what its form says",
+                "write a plain number, word or quoted text",
+                _mark(node, self._name),
+            ) from None
 
     def _items(self, node: yaml.MappingNode, key: Key, depth: int) -> Iterator[tuple[str, Any]]:
         seen: set[str] = set()
@@ -167,7 +249,9 @@ class _Builder:
             if not isinstance(name, str):
                 raise UserError("a key must be a word", "write `name: value`", where)
             if name in seen:
-                raise UserError(f"{'.'.join(map(str, (*key, name)))} is given twice", "keep one of them", where)
+                raise UserError(
+                    f"{'.'.join(map(str, (*key, name)))} is given twice", "keep one of them", where
+                )
             seen.add(name)
             value = self.value(node_value, (*key, name), depth + 1)
             self._places[(*key, name)] = where

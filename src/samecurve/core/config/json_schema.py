@@ -1,4 +1,6 @@
-"""The config's JSON Schema, for editors, and its table, for the docs: both made from the one tree that is also obeyed."""
+"""The config's JSON Schema, for editors, and its table, for the docs: both made from the one tree
+that is also obeyed.
+"""
 
 from collections.abc import Iterator
 from typing import Any
@@ -8,7 +10,9 @@ from samecurve.core.config.sections import Registry, config_class
 
 def json_schema(registry: Registry) -> dict[str, Any]:
     """One schema for each task, told apart by `task`."""
-    schemas = [config_class(task, registry.fields(task)).model_json_schema() for task in registry.names()]
+    schemas = [
+        config_class(task, registry.fields(task)).model_json_schema() for task in registry.names()
+    ]
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Samecurve config"}
     return {**head, **(schemas[0] if len(schemas) == 1 else {"anyOf": schemas})}
 
@@ -18,11 +22,16 @@ def as_table(registry: Registry) -> str:
     rows = ["| key | value | default | meaning |", "|---|---|---|---|"]
     for task in registry.names():
         schema = config_class(task, registry.fields(task)).model_json_schema()
-        rows += [f"| `{key}` | {kind} | {default} | {meaning} |" for key, kind, default, meaning in _rows(schema, schema.get("$defs", {}), "")]
+        rows += [
+            f"| `{key}` | {kind} | {default} | {meaning} |"
+            for key, kind, default, meaning in _rows(schema, schema.get("$defs", {}), "")
+        ]
     return "\n".join(rows)
 
 
-def _rows(schema: dict[str, Any], definitions: dict[str, Any], prefix: str) -> Iterator[tuple[str, str, str, str]]:
+def _rows(
+    schema: dict[str, Any], definitions: dict[str, Any], prefix: str
+) -> Iterator[tuple[str, str, str, str]]:
     for name, field in schema.get("properties", {}).items():
         inner = definitions.get(str(field.get("$ref", "")).rpartition("/")[2])
         if inner and "properties" in inner:
@@ -37,7 +46,11 @@ def _rows(schema: dict[str, Any], definitions: dict[str, Any], prefix: str) -> I
 
 def _kind(field: dict[str, Any]) -> str:
     if "anyOf" in field:
-        return " or ".join(dict.fromkeys(_kind(option) for option in field["anyOf"] if option.get("type") != "null"))
+        return " or ".join(
+            dict.fromkeys(
+                _kind(option) for option in field["anyOf"] if option.get("type") != "null"
+            )
+        )
     if "enum" in field:
         return ", ".join(map(str, field["enum"]))
     if "const" in field:
@@ -47,10 +60,17 @@ def _kind(field: dict[str, Any]) -> str:
     if field.get("type") == "array":
         items = field.get("items") or (field.get("prefixItems") or [{}])[0]
         return f"list of {_kind(items) or 'sections'}"
-    return {"integer": "whole number", "number": "number", "string": "text", "boolean": "true, false"}.get(field.get("type", ""), "")
+    return {
+        "integer": "whole number",
+        "number": "number",
+        "string": "text",
+        "boolean": "true, false",
+    }.get(field.get("type", ""), "")
 
 
 def _plain(value: Any) -> str:
-    return str(list(value) if isinstance(value, tuple) else value).replace("True", "true").replace("False", "false")
-
-
+    return (
+        str(list(value) if isinstance(value, tuple) else value)
+        .replace("True", "true")
+        .replace("False", "false")
+    )

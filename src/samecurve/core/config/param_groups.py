@@ -1,4 +1,5 @@
-"""Parameter groups: what the config's rules say of each parameter, by the name that it has in a checkpoint, under each engine.
+"""Parameter groups: what the config's rules say of each parameter, by the name that it has in a
+checkpoint, under each engine.
 
 The first rule whose pattern matches a name rules it, whatever the later ones say.
 """
@@ -21,20 +22,40 @@ _KEY = "optimizer.groups"
 class Group(Section):
     """Parameters that are trained otherwise, or not at all."""
 
-    match: Annotated[str, Field(min_length=1)] = Field(description="shell pattern over the names that checkpoints use (after model/); the first group that matches a parameter rules it")
-    lr_scale: NonNegativeFloat | None = Field(None, description="times the step's learning rate; 1 if not given")
-    weight_decay: NonNegativeFloat | None = Field(None, description="instead of optimizer.weight_decay, for vectors too")
-    freeze: bool = Field(False, description="not trained: no gradient, no optimizer state, no part in the norm")
+    match: Annotated[str, Field(min_length=1)] = Field(
+        description=(
+            "shell pattern over the names that checkpoints use (after model/); the first group that"
+            " matches a parameter rules it"
+        )
+    )
+    lr_scale: NonNegativeFloat | None = Field(
+        None, description="times the step's learning rate; 1 if not given"
+    )
+    weight_decay: NonNegativeFloat | None = Field(
+        None, description="instead of optimizer.weight_decay, for vectors too"
+    )
+    freeze: bool = Field(
+        False, description="not trained: no gradient, no optimizer state, no part in the norm"
+    )
 
     @model_validator(mode="after")
     def _something(self) -> "Group":
         others = self.lr_scale is not None or self.weight_decay is not None
         if self.freeze and others:
-            raise ValueError(f"{self.match!r} is frozen, so lr_scale and weight_decay would do nothing: leave them out")
+            raise ValueError(
+                f"{self.match!r} is frozen, so lr_scale and weight_decay would do nothing: leave"
+                " them out"
+            )
         if not self.freeze and not others:
-            raise ValueError(f"{self.match!r} says nothing: give lr_scale, weight_decay or freeze: true (lr_scale: 1 keeps these parameters out of later groups)")
+            raise ValueError(
+                f"{self.match!r} says nothing: give lr_scale, weight_decay or freeze: true"
+                " (lr_scale: 1 keeps these parameters out of later groups)"
+            )
         if self.lr_scale == 0:
-            raise ValueError(f"{self.match!r} has lr_scale 0: freeze: true leaves gradients and optimizer state out as well")
+            raise ValueError(
+                f"{self.match!r} has lr_scale 0: freeze: true leaves gradients and optimizer state"
+                " out as well"
+            )
         return self
 
 
@@ -48,7 +69,10 @@ class Rule:
 
 
 class Rules:
-    """groups: of the config, in their order. weight_decay: of what no group gives another, where it is a matrix."""
+    """groups: of the config, in their order.
+
+    weight_decay: of what no group gives another, where it is a matrix.
+    """
 
     def __init__(self, groups: Sequence[Group], weight_decay: float) -> None:
         self._groups, self._decay = groups, weight_decay
@@ -59,14 +83,21 @@ class Rules:
         decay = self._decay if matrix else 0.0
         if group is None:
             return Rule(1.0, decay, False)
-        return Rule(1.0 if group.lr_scale is None else group.lr_scale, decay if group.weight_decay is None else group.weight_decay, group.freeze)
+        return Rule(
+            1.0 if group.lr_scale is None else group.lr_scale,
+            decay if group.weight_decay is None else group.weight_decay,
+            group.freeze,
+        )
 
     def frozen(self, name: str) -> bool:
         number = self._number(name)
         return number is not None and self._groups[number].freeze
 
     def _number(self, name: str) -> int | None:
-        return next((number for number, group in enumerate(self._groups) if fnmatchcase(name, group.match)), None)
+        return next(
+            (number for number, group in enumerate(self._groups) if fnmatchcase(name, group.match)),
+            None,
+        )
 
     def check(self, names: Iterable[str]) -> None:
         """UserError: a group that rules none of these, or nothing left to train."""
@@ -74,12 +105,21 @@ class Rules:
         ruled = {self._number(name) for name in names}
         for number, group in enumerate(self._groups):
             if number not in ruled:
-                raise _idle(number, group, [name for name in names if fnmatchcase(name, group.match)], names)
+                raise _idle(
+                    number, group, [name for name in names if fnmatchcase(name, group.match)], names
+                )
         if self._groups and all(map(self.frozen, names)):
-            raise UserError(f"all {len(names)} parameters are frozen: nothing is left to train", "a narrower `match` for what is frozen", _KEY)
+            raise UserError(
+                f"all {len(names)} parameters are frozen: nothing is left to train",
+                "a narrower `match` for what is frozen",
+                _KEY,
+            )
 
     def facts(self, sizes: Mapping[str, int], fixed: Iterable[str] = ()) -> dict[str, Any]:
-        """What Facts says of a model whose parameters have so many scalars each. fixed: those that the model itself does not train. UserError: as check()."""
+        """What Facts says of a model whose parameters have so many scalars each.
+
+        fixed: those that the model itself does not train. UserError: as check().
+        """
         self.check(sizes)
         fixed = set(fixed)
         said = []
@@ -88,16 +128,39 @@ class Rules:
             scale = f"lr x {group.lr_scale:g}" if group.lr_scale is not None else ""
             decay = f"weight decay {group.weight_decay:g}" if group.weight_decay is not None else ""
             what = "frozen" if group.freeze else ", ".join(filter(None, (scale, decay)))
-            said.append(f"{group.match}: {what} ({len(names)} parameter{'s' if len(names) > 1 else ''}, {sum(sizes[name] for name in names)} scalars: {some(names)})")
-        trained = {name: size for name, size in sizes.items() if name not in fixed and not self.frozen(name)}
+            said.append(
+                f"{group.match}: {what} ({len(names)} parameter{'s' if len(names) > 1 else ''},"
+                f" {sum(sizes[name] for name in names)} scalars: {some(names)})"
+            )
+        trained = {
+            name: size
+            for name, size in sizes.items()
+            if name not in fixed and not self.frozen(name)
+        }
         if self._groups and not sum(trained.values()):
-            raise UserError("nothing is left to train: what the groups leave is frozen by the model itself", "a narrower `match` for what is frozen", _KEY)
-        return {"trainable": sum(trained.values()), "groups": tuple(said), "frozen": tuple(name for name in sizes if name not in trained)}
+            raise UserError(
+                "nothing is left to train: what the groups leave is frozen by the model itself",
+                "a narrower `match` for what is frozen",
+                _KEY,
+            )
+        return {
+            "trainable": sum(trained.values()),
+            "groups": tuple(said),
+            "frozen": tuple(name for name in sizes if name not in trained),
+        }
 
 
 def _idle(number: int, group: Group, matched: Sequence[str], names: Sequence[str]) -> UserError:
     where = f"{_KEY}.{number}.match"
     if matched:
-        return UserError(f"{group.match!r} rules no parameter: an earlier group rules {some(matched)} already", "put it before that group, or leave it out", where)
+        return UserError(
+            f"{group.match!r} rules no parameter: an earlier group rules {some(matched)} already",
+            "put it before that group, or leave it out",
+            where,
+        )
     near = difflib.get_close_matches(group.match.replace("*", ""), names, 3, 0.3) or list(names[:3])
-    return UserError(f"{group.match!r} matches none of the {len(names)} parameters", f"names are like {', '.join(near)}; * stands for anything, dots too", where)
+    return UserError(
+        f"{group.match!r} matches none of the {len(names)} parameters",
+        f"names are like {', '.join(near)}; * stands for anything, dots too",
+        where,
+    )

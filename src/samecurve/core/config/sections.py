@@ -1,6 +1,7 @@
 """The config: one frozen tree, one schema, whether it came from a file, flags or --set.
 
-A task brings its own `model` and `data` fields through a registry, so that this room knows no task and no engine.
+A task brings its own `model` and `data` fields through a registry, so that this room knows no task
+and no engine.
 """
 
 from collections.abc import Mapping
@@ -23,7 +24,9 @@ from pydantic import (
 
 from samecurve.core.config.document import Document, Key, dotted, suggest
 from samecurve.core.config.param_groups import Group, Rules
-from samecurve.core.config.section import Section as Section  # noqa: PLC0414  (all tasks' fields take it from here)
+from samecurve.core.config.section import (
+    Section as Section,
+)  # noqa: PLC0414  (all tasks' fields take it from here)
 from samecurve.core.config.unsupported import OWN, served
 from samecurve.core.config.values import Balance, Duration, Size
 from samecurve.core.planning.schedule import Decay
@@ -43,16 +46,35 @@ def epochs_of(duration: int | str) -> float | None:
 class Batch(Section):
     """How much data one optimizer step consumes."""
 
-    samples: PositiveInt | None = Field(None, description="over all devices, whatever their number; the plan finds micro-batch and rounds")
-    per_device: PositiveInt | None = Field(None, description="on each device, each round; with `samples`: the most that a device takes at once; with train.exact: the size of a slot")
-    accumulate: PositiveInt | None = Field(None, description="rounds before one optimizer step; with `samples`: the rounds to cut it into")
+    samples: PositiveInt | None = Field(
+        None,
+        description=(
+            "over all devices, whatever their number; the plan finds micro-batch and rounds"
+        ),
+    )
+    per_device: PositiveInt | None = Field(
+        None,
+        description=(
+            "on each device, each round; with `samples`: the most that a device takes at once; with"
+            " train.exact: the size of a slot"
+        ),
+    )
+    accumulate: PositiveInt | None = Field(
+        None,
+        description="rounds before one optimizer step; with `samples`: the rounds to cut it into",
+    )
 
     @model_validator(mode="after")
     def _one_way(self) -> "Batch":
         if self.samples is None and self.per_device is None:
-            raise ValueError("give `samples` (over all devices) or `per_device` (with `accumulate`)")
+            raise ValueError(
+                "give `samples` (over all devices) or `per_device` (with `accumulate`)"
+            )
         if self.samples is not None and self.per_device is not None and self.accumulate is not None:
-            raise ValueError("`samples`, `per_device` and `accumulate` together fix the number of devices; leave one out")
+            raise ValueError(
+                "`samples`, `per_device` and `accumulate` together fix the number of devices; leave"
+                " one out"
+            )
         return self
 
 
@@ -61,12 +83,22 @@ class Optimizer(Section):
 
     name: Literal["adamw", "sgd"] = "adamw"
     lr: PositiveFloat = Field(3e-4, description="peak learning rate, before schedule.scale_lr")
-    weight_decay: NonNegativeFloat = Field(0.1, description="decoupled for adamw, added to the gradient for sgd; on matrices only")
-    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field((0.9, 0.95), strict=False, description="adamw: decay of the two moments")
+    weight_decay: NonNegativeFloat = Field(
+        0.1, description="decoupled for adamw, added to the gradient for sgd; on matrices only"
+    )
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
+        (0.9, 0.95), strict=False, description="adamw: decay of the two moments"
+    )
     eps: PositiveFloat = Field(1e-8, description="adamw: added to the root of the second moment")
     momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.9, description="sgd only")
-    clip: NonNegativeFloat = Field(1.0, description="largest norm of the whole gradient; 0: not clipped")
-    groups: tuple[Group, ...] = Field((), strict=False, description="parameters, by name, that are trained otherwise or not at all")
+    clip: NonNegativeFloat = Field(
+        1.0, description="largest norm of the whole gradient; 0: not clipped"
+    )
+    groups: tuple[Group, ...] = Field(
+        (),
+        strict=False,
+        description="parameters, by name, that are trained otherwise or not at all",
+    )
 
     @property
     def rules(self) -> Rules:
@@ -77,52 +109,192 @@ class ScheduleFields(Section):
     """The learning rate over the run."""
 
     warmup: Duration = Field(0, description="steps or epochs from 0 to the peak")
-    decay: Decay = Field("cosine", description="wsd: constant, then linear over the last `cooldown`")
-    final: Annotated[float, Field(ge=0, le=1)] = Field(0.1, description="share of the peak left at the end")
-    cooldown: Annotated[float, Field(ge=0, le=1)] = Field(0.2, description="wsd: share of the steps after warm-up in which it decays")
-    scale_lr: Literal["none", "linear", "sqrt"] = Field("none", description="scale lr by batch / base_batch")
-    base_batch: PositiveInt | None = Field(None, description="the batch that lr was found for; with per_device: one device's share of a step if not given")
+    decay: Decay = Field(
+        "cosine", description="wsd: constant, then linear over the last `cooldown`"
+    )
+    final: Annotated[float, Field(ge=0, le=1)] = Field(
+        0.1, description="share of the peak left at the end"
+    )
+    cooldown: Annotated[float, Field(ge=0, le=1)] = Field(
+        0.2, description="wsd: share of the steps after warm-up in which it decays"
+    )
+    scale_lr: Literal["none", "linear", "sqrt"] = Field(
+        "none", description="scale lr by batch / base_batch"
+    )
+    base_batch: PositiveInt | None = Field(
+        None,
+        description=(
+            "the batch that lr was found for; with per_device: one device's share of a step if not"
+            " given"
+        ),
+    )
 
 
 class Train(Section):
     """How long, how exactly, and what is written when. 0: never (a run always saves at its end)."""
 
     steps: Duration = Field(1000, description="optimizer steps, or epochs (2ep)")
-    precision: Precision = Field("f32", description="bf16, f16: products in two bytes, weights in f32; f16 scales its loss")
+    precision: Precision = Field(
+        "f32", description="bf16, f16: products in two bytes, weights in f32; f16 scales its loss"
+    )
     seed: NonNegativeInt = Field(0, description="of initial values and of the data order")
-    log_every: PositiveInt = Field(10, description="steps between console lines; the journal has every step")
-    eval_every: Duration = Field(0, description="steps or epochs between evaluations; one more at the end")
-    save_every: Duration = Field(0, description="steps or epochs between checkpoints; one more at the end")
-    sample_every: Duration = Field(0, description="steps or epochs between samples of what the model makes; one more at the end")
-    keep: PositiveInt = Field(3, description="newest checkpoints kept, beside the best; an evaluation that improves on all before is saved too, where save_every is given")
-    recompute: Recompute = Field("none", description="block: keep only each block's input and run it again in backward; selective: keep matrix products, run the rest again; same results, less memory")
-    norm_sync: bool = Field(False, description="BatchNorm over the whole step's samples, on whatever devices they are")
-    allow_coupled: bool = Field(False, description="train a model that mixes the samples of a batch although its results then depend on the devices")
-    compile: bool = Field(False, description="engine torch: torch.compile of each repeated block; faster steps, slower first ones; same results up to rounding")
-    float8: bool = Field(False, description="with precision bf16, on GPUs that have it: products of the blocks' linear layers in eight bits (torchao); changes results")
-    exact: bool = Field(False, description="the same bits on any number of devices: each slot's gradient by itself, all added along one tree; single, dp, ddp")
-    hash_every: NonNegativeInt = Field(100, description="exact: steps between hashes of parameters and optimizer state in the journal; one more at the end")
-    non_finite: Literal["stop", "skip"] = Field("stop", description="a gradient that is not finite: stop, or skip the step on every rank and count it")
+    log_every: PositiveInt = Field(
+        10, description="steps between console lines; the journal has every step"
+    )
+    eval_every: Duration = Field(
+        0, description="steps or epochs between evaluations; one more at the end"
+    )
+    save_every: Duration = Field(
+        0, description="steps or epochs between checkpoints; one more at the end"
+    )
+    sample_every: Duration = Field(
+        0,
+        description="steps or epochs between samples of what the model makes; one more at the end",
+    )
+    keep: PositiveInt = Field(
+        3,
+        description=(
+            "newest checkpoints kept, beside the best; an evaluation that improves on all before is"
+            " saved too, where save_every is given"
+        ),
+    )
+    recompute: Recompute = Field(
+        "none",
+        description=(
+            "block: keep only each block's input and run it again in backward; selective: keep"
+            " matrix products, run the rest again; same results, less memory"
+        ),
+    )
+    norm_sync: bool = Field(
+        False, description="BatchNorm over the whole step's samples, on whatever devices they are"
+    )
+    allow_coupled: bool = Field(
+        False,
+        description=(
+            "train a model that mixes the samples of a batch although its results then depend on"
+            " the devices"
+        ),
+    )
+    compile: bool = Field(
+        False,
+        description=(
+            "engine torch: torch.compile of each repeated block; faster steps, slower first ones;"
+            " same results up to rounding"
+        ),
+    )
+    float8: bool = Field(
+        False,
+        description=(
+            "with precision bf16, on GPUs that have it: products of the blocks' linear layers in"
+            " eight bits (torchao); changes results"
+        ),
+    )
+    exact: bool = Field(
+        False,
+        description=(
+            "the same bits on any number of devices: each slot's gradient by itself, all added"
+            " along one tree; single, dp, ddp"
+        ),
+    )
+    hash_every: NonNegativeInt = Field(
+        100,
+        description=(
+            "exact: steps between hashes of parameters and optimizer state in the journal; one more"
+            " at the end"
+        ),
+    )
+    non_finite: Literal["stop", "skip"] = Field(
+        "stop",
+        description=(
+            "a gradient that is not finite: stop, or skip the step on every rank and count it"
+        ),
+    )
 
 
 class Devices(Section):
     """Where it runs."""
 
     use: str = Field("auto", description="auto, all, cpu, cpu:4, or indices: 0,1")
-    strategy: Literal["auto", StrategyName] = Field("auto", description="dp: one process for all devices; ddp: a process a device; fsdp: the model shared out; hsdp: in groups, repeated. jax has single, dp, fsdp")
-    shards: PositiveInt | None = Field(None, description="hsdp: devices that share one copy of the model; the largest proper divisor of their number if not given")
-    reshard: bool = Field(True, description="fsdp, hsdp with engine torch: let go of a block's gathered weights after its forward pass (less memory), or keep them until backward (less traffic)")
-    offload: bool = Field(False, description="fsdp, hsdp: weights, gradients and optimizer in host memory")
-    compress: Compress = Field("none", description="ddp: what gradients are reduced as; changes results")
-    balance: Balance = Field("even", description="dp, ddp with engine torch: slots for each device alike, by its measured speed, or by relative speeds given here; same results")
-    memory: Size | None = Field(None, description="bytes of each device to plan with at most (40GiB), where not all of it is this run's")
-    threads: PositiveInt | None = Field(None, description="engine torch on CPU ranks: threads of each; the cores shared out if not given, 1 with train.exact")
-    sync: Literal["auto", "cpu", "gloo", "nccl"] = Field("auto", description="cpu (gloo): gradients through host memory; nccl: between GPUs")
-    preflight: NonNegativeInt = Field(60, description="seconds in which a first collective over all devices must end, before anything is trained; 0: not tried")
-    max_restarts: NonNegativeInt = Field(0, description="how often the ranks are started again, from the last save, after a failure that another start may end")
-    hang_floor: NonNegativeInt = Field(60, description="seconds of silence of a rank that are never taken for a hang; 0: ranks are not watched")
-    launcher: Literal["direct", "elastic", "spawn"] = Field("direct", description="what starts the ranks: this program, torch's elastic agent, or torch.multiprocessing; same results, direct starts soonest")
-    port: Annotated[int, Field(ge=0, le=65535)] = Field(0, description="of the rendezvous; 0: any free one")
+    strategy: Literal["auto", StrategyName] = Field(
+        "auto",
+        description=(
+            "dp: one process for all devices; ddp: a process a device; fsdp: the model shared out;"
+            " hsdp: in groups, repeated. jax has single, dp, fsdp"
+        ),
+    )
+    shards: PositiveInt | None = Field(
+        None,
+        description=(
+            "hsdp: devices that share one copy of the model; the largest proper divisor of their"
+            " number if not given"
+        ),
+    )
+    reshard: bool = Field(
+        True,
+        description=(
+            "fsdp, hsdp with engine torch: let go of a block's gathered weights after its forward"
+            " pass (less memory), or keep them until backward (less traffic)"
+        ),
+    )
+    offload: bool = Field(
+        False, description="fsdp, hsdp: weights, gradients and optimizer in host memory"
+    )
+    compress: Compress = Field(
+        "none", description="ddp: what gradients are reduced as; changes results"
+    )
+    balance: Balance = Field(
+        "even",
+        description=(
+            "dp, ddp with engine torch: slots for each device alike, by its measured speed, or by"
+            " relative speeds given here; same results"
+        ),
+    )
+    memory: Size | None = Field(
+        None,
+        description=(
+            "bytes of each device to plan with at most (40GiB), where not all of it is this run's"
+        ),
+    )
+    threads: PositiveInt | None = Field(
+        None,
+        description=(
+            "engine torch on CPU ranks: threads of each; the cores shared out if not given, 1 with"
+            " train.exact"
+        ),
+    )
+    sync: Literal["auto", "cpu", "gloo", "nccl"] = Field(
+        "auto", description="cpu (gloo): gradients through host memory; nccl: between GPUs"
+    )
+    preflight: NonNegativeInt = Field(
+        60,
+        description=(
+            "seconds in which a first collective over all devices must end, before anything is"
+            " trained; 0: not tried"
+        ),
+    )
+    max_restarts: NonNegativeInt = Field(
+        0,
+        description=(
+            "how often the ranks are started again, from the last save, after a failure that"
+            " another start may end"
+        ),
+    )
+    hang_floor: NonNegativeInt = Field(
+        60,
+        description=(
+            "seconds of silence of a rank that are never taken for a hang; 0: ranks are not watched"
+        ),
+    )
+    launcher: Literal["direct", "elastic", "spawn"] = Field(
+        "direct",
+        description=(
+            "what starts the ranks: this program, torch's elastic agent, or torch.multiprocessing;"
+            " same results, direct starts soonest"
+        ),
+    )
+    port: Annotated[int, Field(ge=0, le=65535)] = Field(
+        0, description="of the rendezvous; 0: any free one"
+    )
 
 
 def _off(value: object) -> object:
@@ -133,9 +305,25 @@ def _off(value: object) -> object:
 class Track(Section):
     """What is read beside the losses, and who else is told of them. Changes no result."""
 
-    sensors_every: NonNegativeInt = Field(5, description="seconds between readings of utilisation, memory, power and temperature of each device; 0: never")
-    tensorboard: bool = Field(False, description="also for TensorBoard, in logs/tensorboard of the run (the extra `tensorboard`)")
-    wandb: Annotated[Literal["off", "offline", "online"], BeforeValidator(_off)] = Field("off", description="also for W&B, in logs/wandb of the run and, online, at its server (the extra `wandb`)")
+    sensors_every: NonNegativeInt = Field(
+        5,
+        description=(
+            "seconds between readings of utilisation, memory, power and temperature of each device;"
+            " 0: never"
+        ),
+    )
+    tensorboard: bool = Field(
+        False,
+        description=(
+            "also for TensorBoard, in logs/tensorboard of the run (the extra `tensorboard`)"
+        ),
+    )
+    wandb: Annotated[Literal["off", "offline", "online"], BeforeValidator(_off)] = Field(
+        "off",
+        description=(
+            "also for W&B, in logs/wandb of the run and, online, at its server (the extra `wandb`)"
+        ),
+    )
     wandb_project: str = Field("samecurve", description="the project at W&B")
 
 
@@ -143,15 +331,25 @@ class DataFields(Section):
     """What every task's data section has. Fields named in `indifferent` change no sample."""
 
     indifferent: ClassVar[tuple[str, ...]] = ("prefetch", "workers")
-    prefetch: NonNegativeInt = Field(2, description="steps prepared ahead by a background thread; same batches as 0")
-    workers: NonNegativeInt = Field(0, description="processes for each device that read samples, where decoding them takes long; same batches as 0")
+    prefetch: NonNegativeInt = Field(
+        2, description="steps prepared ahead by a background thread; same batches as 0"
+    )
+    workers: NonNegativeInt = Field(
+        0,
+        description=(
+            "processes for each device that read samples, where decoding them takes long; same"
+            " batches as 0"
+        ),
+    )
 
 
 class Config(Section):
     """The whole config. `model` and `data` are the task's own fields."""
 
     task: str
-    engine: Literal["torch", "jax"] = Field("torch", description="same results; jax: one process drives all of a host's devices")
+    engine: Literal["torch", "jax"] = Field(
+        "torch", description="same results; jax: one process drives all of a host's devices"
+    )
     model: SerializeAsAny[Section]
     data: SerializeAsAny[DataFields]
     batch: Batch
@@ -179,7 +377,9 @@ class Registry(Protocol):
 
 @dataclass(frozen=True)
 class Loaded:
-    """A config, its name, for each dotted key that was given where it came from, and what the user should know of how it was read. home: the run directory that another tool's config names."""
+    """A config, its name, for each dotted key that was given where it came from, and what the user
+    should know of how it was read. home: the run directory that another tool's config names.
+    """
 
     config: Config
     name: str
@@ -189,20 +389,46 @@ class Loaded:
 
 
 def load(document: Document, registry: Registry, name: str = "run") -> Loaded:
-    """Document -> config. ConfigErrors lists everything that is wrong with it, each with its place."""
+    """Document -> config.
+
+    ConfigErrors lists everything that is wrong with it, each with its place.
+    """
     task = document.value.get("task", "language")
     if not registry.knows(task):
-        hint, instead = ("is not in this version", f"; {OWN}") if task in registry.later() else ("is not a task", "")
-        raise UserError(f"task: {task} {hint}", suggest(str(task), registry.names()) or f"tasks: {', '.join(registry.names())}{instead}", document.place(("task",)))
+        hint, instead = (
+            ("is not in this version", f"; {OWN}")
+            if task in registry.later()
+            else ("is not a task", "")
+        )
+        raise UserError(
+            f"task: {task} {hint}",
+            suggest(str(task), registry.names())
+            or f"tasks: {', '.join(registry.names())}{instead}",
+            document.place(("task",)),
+        )
     try:
-        config = config_class(task, registry.fields(task)).model_validate({"model": {}, "data": {}, **document.value, "task": task})
+        config = config_class(task, registry.fields(task)).model_validate(
+            {"model": {}, "data": {}, **document.value, "task": task}
+        )
     except ValidationError as error:
         raise ConfigErrors(_explain(error, document, registry.fields(task))) from None
-    return Loaded(config, name, {dotted(key): place for key, place in document.places.items() if not isinstance(_at(document.value, key), dict)})
+    return Loaded(
+        config,
+        name,
+        {
+            dotted(key): place
+            for key, place in document.places.items()
+            if not isinstance(_at(document.value, key), dict)
+        },
+    )
 
 
 def config_class(task: str, fields: TaskFields) -> type[Config]:
-    own: dict[str, Any] = {"task": (Literal[task], task), "model": (fields.model, ...), "data": (fields.data, ...)}
+    own: dict[str, Any] = {
+        "task": (Literal[task], task),
+        "model": (fields.model, ...),
+        "data": (fields.data, ...),
+    }
     return create_model(f"{task.capitalize()}Config", __base__=Config, **own)
 
 
@@ -214,19 +440,57 @@ def _explain(error: ValidationError, document: Document, fields: TaskFields) -> 
         kind = item["type"]
         part = served(dotted(key)) if kind == "extra_forbidden" else None
         if part:
-            errors.append(UserError(f"{dotted(key)} is for {part[0]}, which task {document.value.get('task', 'language')} of this version does not have", part[1], where))
+            errors.append(
+                UserError(
+                    f"{dotted(key)} is for {part[0]}, which task"
+                    f" {document.value.get('task', 'language')} of this version does not have",
+                    part[1],
+                    where,
+                )
+            )
         elif kind == "extra_forbidden":
             known = _known(key[:-1], fields)
-            errors.append(UserError(f"{dotted(key)}: unknown key", suggest(str(key[-1]), known) or f"known here: {', '.join(known)}", where))
+            errors.append(
+                UserError(
+                    f"{dotted(key)}: unknown key",
+                    suggest(str(key[-1]), known) or f"known here: {', '.join(known)}",
+                    where,
+                )
+            )
         elif kind == "literal_error":
             expected = item["ctx"]["expected"].replace("'", "").replace(" or ", ", ")
-            errors.append(UserError(f"{dotted(key)}: {item['input']!r} is not one of {expected}", suggest(str(item["input"]), expected.split(", ")), where))
+            errors.append(
+                UserError(
+                    f"{dotted(key)}: {item['input']!r} is not one of {expected}",
+                    suggest(str(item["input"]), expected.split(", ")),
+                    where,
+                )
+            )
         elif kind == "missing":
-            errors.append(UserError(f"{dotted(key)}: missing", "give it in the file, or with --set", where or document.place(key[:-1])))
+            errors.append(
+                UserError(
+                    f"{dotted(key)}: missing",
+                    "give it in the file, or with --set",
+                    where or document.place(key[:-1]),
+                )
+            )
         else:
-            text = "should be a section of `key: value`" if kind == "model_type" else item["msg"].removeprefix("Value error, ").replace("Input should", "should").replace("a valid tuple", "a list")
+            text = (
+                "should be a section of `key: value`"
+                if kind == "model_type"
+                else item["msg"]
+                .removeprefix("Value error, ")
+                .replace("Input should", "should")
+                .replace("a valid tuple", "a list")
+            )
             shown = "" if isinstance(item["input"], dict) else f" (is {_short(item['input'])})"
-            errors.append(UserError(f"{dotted(key)}: {text}{shown}", "`samecurve schema --table` says what each key takes", where))
+            errors.append(
+                UserError(
+                    f"{dotted(key)}: {text}{shown}",
+                    "`samecurve schema --table` says what each key takes",
+                    where,
+                )
+            )
     return errors
 
 
@@ -268,8 +532,9 @@ def flatten(section: BaseModel, prefix: str = "") -> dict[str, Any]:
         if isinstance(value, BaseModel):
             result |= flatten(value, f"{prefix}{name}.")
         elif isinstance(value, tuple) and any(isinstance(item, BaseModel) for item in value):
-            result[prefix + name] = [item.model_dump(mode="json", exclude_defaults=True) for item in value]
+            result[prefix + name] = [
+                item.model_dump(mode="json", exclude_defaults=True) for item in value
+            ]
         else:
             result[prefix + name] = value
     return result | {prefix + name: value for name, value in (section.model_extra or {}).items()}
-

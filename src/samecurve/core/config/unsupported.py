@@ -1,21 +1,43 @@
-"""What parts of models and data that other programs have are served by: so that a field of theirs is refused with a way to go on."""
+"""What parts of models and data that other programs have are served by: so that a field of theirs
+is refused with a way to go on.
+"""
 
 _EXPERTS = ("a mixture of experts", "huggingface")
 _LATENT = ("latent attention", "huggingface")
 _MAMBA = ("Mamba layers", "huggingface")
 _PARTS = {
-    "model.num_experts": _EXPERTS, "model.experts_per_tok": _EXPERTS, "model.shared_expert_enabled": _EXPERTS,
-    "model.kv_latent_dim": _LATENT, "model.q_latent_dim": _LATENT, "model.d_rope": _LATENT,
-    "model.mamba_layers": _MAMBA, "model.mamba2_": _MAMBA, "model.mamba3_": ("Mamba-3 layers", ""),
-    "model.arch": ("a vision model", "vision"), "model.cssm": ("a vision model", "vision"), "data.mode": ("sensor channels", "timeseries"),
+    "model.num_experts": _EXPERTS,
+    "model.experts_per_tok": _EXPERTS,
+    "model.shared_expert_enabled": _EXPERTS,
+    "model.kv_latent_dim": _LATENT,
+    "model.q_latent_dim": _LATENT,
+    "model.d_rope": _LATENT,
+    "model.mamba_layers": _MAMBA,
+    "model.mamba2_": _MAMBA,
+    "model.mamba3_": ("Mamba-3 layers", ""),
+    "model.arch": ("a vision model", "vision"),
+    "model.cssm": ("a vision model", "vision"),
+    "data.mode": ("sensor channels", "timeseries"),
 }
 OWN = "a task of your own does it today: task: FILE.py:CLASS (docs/own-task.md)"
 
 
 def served(key: str) -> tuple[str, str] | None:
-    """What a key asks for, and what to do, if it is known to belong to another task than the one that lacks it."""
-    found = next((part for name, part in _PARTS.items() if key == name or (name.endswith("_") and key.startswith(name))), None)
+    """What a key asks for, and what to do, if it is known to belong to another task than the one
+    that lacks it.
+    """
+    found = next(
+        (
+            part
+            for name, part in _PARTS.items()
+            if key == name or (name.endswith("_") and key.startswith(name))
+        ),
+        None,
+    )
     if found is None:
         return None
     what, task = found
-    return what, f"{f'task {task} of a later version will have it; ' if task else ''}{OWN}; or leave it out"
+    return (
+        what,
+        f"{f'task {task} of a later version will have it; ' if task else ''}{OWN}; or leave it out",
+    )

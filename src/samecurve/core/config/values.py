@@ -18,8 +18,12 @@ def _duration(value: object) -> int | str:
     raise ValueError("must be a number of steps (500) or of epochs (2ep)")
 
 
-_DURATION_SCHEMA = {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": r"^\d+(\.\d+)?ep$"}]}
-Duration = Annotated[int | str, PlainValidator(_duration), Field(json_schema_extra=cast(Any, _DURATION_SCHEMA))]
+_DURATION_SCHEMA = {
+    "anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": r"^\d+(\.\d+)?ep$"}]
+}
+Duration = Annotated[
+    int | str, PlainValidator(_duration), Field(json_schema_extra=cast(Any, _DURATION_SCHEMA))
+]
 
 
 def _size(value: object) -> int:
@@ -30,7 +34,12 @@ def _size(value: object) -> int:
     raise ValueError("must be a number of bytes, or a size such as 40GiB or 80GB")
 
 
-_SIZE_SCHEMA = {"anyOf": [{"type": "integer", "exclusiveMinimum": 0}, {"type": "string", "pattern": r"^\d+(\.\d+)?\s*[KMGTP]?i?B$"}]}
+_SIZE_SCHEMA = {
+    "anyOf": [
+        {"type": "integer", "exclusiveMinimum": 0},
+        {"type": "string", "pattern": r"^\d+(\.\d+)?\s*[KMGTP]?i?B$"},
+    ]
+}
 Size = Annotated[int, PlainValidator(_size), Field(json_schema_extra=cast(Any, _SIZE_SCHEMA))]
 
 
@@ -38,8 +47,17 @@ def _balance(value: object) -> str | tuple[float, ...]:
     """A list may be written as on a command line: 2,1."""
     if isinstance(value, str) and value in {"even", "measured"}:
         return value
-    parts = _numbers(value.split(",")) if isinstance(value, str) else value if isinstance(value, list | tuple) else []
-    if not parts or not all(isinstance(part, int | float) and not isinstance(part, bool) and 0 < part < math.inf for part in parts):
+    parts = (
+        _numbers(value.split(","))
+        if isinstance(value, str)
+        else value
+        if isinstance(value, list | tuple)
+        else []
+    )
+    if not parts or not all(
+        isinstance(part, int | float) and not isinstance(part, bool) and 0 < part < math.inf
+        for part in parts
+    ):
         raise ValueError("must be even, measured, or a relative speed for each device: [2, 1]")
     return tuple(map(float, parts))
 
@@ -51,4 +69,6 @@ def _numbers(texts: Sequence[str]) -> list[float]:
         return []
 
 
-Balance = Annotated[Literal["even", "measured"] | tuple[PositiveFloat, ...], BeforeValidator(_balance)]
+Balance = Annotated[
+    Literal["even", "measured"] | tuple[PositiveFloat, ...], BeforeValidator(_balance)
+]

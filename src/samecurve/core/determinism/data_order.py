@@ -1,8 +1,9 @@
 """Which samples a step trains on: a pure function of (seed, epoch, position).
 
-The stream of an epoch is a keyed permutation of 0..samples-1, computed where it is asked for: no array of indices is
-held, any step can be entered at once, and the number of devices is nowhere in it. A step owns positions
-[j*batch, min((j+1)*batch, samples)) of its epoch; the tail is short, no sample is repeated, none dropped.
+The stream of an epoch is a keyed permutation of 0..samples-1, computed where it is asked for: no
+array of indices is held, any step can be entered at once, and the number of devices is nowhere in
+it. A step owns positions [j*batch, min((j+1)*batch, samples)) of its epoch; the tail is short, no
+sample is repeated, none dropped.
 """
 
 import math
@@ -37,7 +38,10 @@ class Position:
 
 @dataclass(frozen=True)
 class Order:
-    """samples: in the data set. batch: samples a step. seed: of the permutation. anchor: of a batch changed under way."""
+    """samples: in the data set.
+
+    batch: samples a step. seed: of the permutation. anchor: of a batch changed under way.
+    """
 
     samples: int
     batch: int
@@ -77,7 +81,9 @@ class Order:
         return anchor.step + self._steps_in_anchor_epoch + between + -(-target // self.batch)
 
     def ids(self, steps: range) -> list[Ids]:
-        """The sample ids of each step, computed together: called for many steps at once, it costs some 85 ns an id."""
+        """The sample ids of each step, computed together: called for many steps at once, it costs
+        some 85 ns an id.
+        """
         found = [self.position(step) for step in steps]
         result: list[Ids] = []
         for epoch in dict.fromkeys(position.epoch for position in found):
@@ -91,12 +97,14 @@ class Order:
 def permute(positions: Ids, size: int, seed: int, epoch: int) -> Ids:
     """Positions of an epoch's stream -> sample ids: a bijection of 0..size-1.
 
-    A Feistel network over the next power of two, its two halves unequal by a bit where the power is odd, so that the
-    domain stays under 2*size; what falls outside is sent through again (cycle walking).
-    Source: Black and Rogaway, "Ciphers with arbitrary finite domains", 2002.
+    A Feistel network over the next power of two, its two halves unequal by a bit where the power is
+    odd, so that the domain stays under 2*size; what falls outside is sent through again (cycle
+    walking). Source: Black and Rogaway, "Ciphers with arbitrary finite domains", 2002.
     """
     bits = max(2, (size - 1).bit_length())
-    keys = np.random.SeedSequence((seed, epoch)).generate_state(_ROUNDS, np.uint64).astype(np.uint64)
+    keys = (
+        np.random.SeedSequence((seed, epoch)).generate_state(_ROUNDS, np.uint64).astype(np.uint64)
+    )
     ids = _feistel(positions.astype(np.uint64), bits, keys)
     outside = np.flatnonzero(ids >= size)
     while outside.size:
@@ -117,7 +125,10 @@ def _feistel(values: NDArray[np.uint64], bits: int, keys: NDArray[np.uint64]) ->
 
 
 def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """SplitMix64's finalizer. Source: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014."""
+    """SplitMix64's finalizer.
+
+    Source: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014.
+    """
     values = (values ^ (values >> np.uint64(30))) * _MIX[0]
     values = (values ^ (values >> np.uint64(27))) * _MIX[1]
     return values ^ (values >> np.uint64(31))

@@ -19,4 +19,6 @@ def digest(array: NDArray[Any]) -> bytes:
 
 def combined(digests: Mapping[str, str]) -> str:
     """One for all arrays of a state, by their names, whatever the order in which they were hashed."""
-    return hashlib.sha256("\n".join(f"{name} {found}" for name, found in sorted(digests.items())).encode()).hexdigest()
+    return hashlib.sha256(
+        "\n".join(f"{name} {found}" for name, found in sorted(digests.items())).encode()
+    ).hexdigest()

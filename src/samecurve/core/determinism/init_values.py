@@ -1,4 +1,6 @@
-"""Initial values as a pure function of (seed, parameter name, shape): equal under every strategy, world and engine."""
+"""Initial values as a pure function of (seed, parameter name, shape): equal under every strategy,
+world and engine.
+"""
 
 import hashlib
 from typing import NamedTuple
@@ -20,4 +22,6 @@ def values(seed: int, name: str, shape: tuple[int, ...], initial: Initial) -> ND
         return np.full(shape, initial.mean, dtype=np.float32)
     key = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     generator = np.random.Generator(np.random.PCG64DXSM(int.from_bytes(key[:16], "little")))
-    return generator.standard_normal(shape, dtype=np.float32) * np.float32(initial.std) + np.float32(initial.mean)
+    return generator.standard_normal(shape, dtype=np.float32) * np.float32(
+        initial.std
+    ) + np.float32(initial.mean)

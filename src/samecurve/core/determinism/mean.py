@@ -1,13 +1,19 @@
-"""A loss is a sum and a weight. Both are added over micro-batches and devices, and divided once.
+"""A loss is a sum and a weight.
 
-A mean of means is wrong as soon as two micro-batches have unequal weights (ragged text, a short tail).
+Both are added over micro-batches and devices, and divided once.
+
+A mean of means is wrong as soon as two micro-batches have unequal weights (ragged text, a short
+tail).
 """
 
 from typing import Any, NamedTuple
 
 
 class Mean(NamedTuple):
-    """sum: the loss added over what was counted. weight: how much was counted (tokens, samples), same device as sum or a number."""
+    """sum: the loss added over what was counted.
+
+    weight: how much was counted (tokens, samples), same device as sum or a number.
+    """
 
     sum: Any
     weight: Any
@@ -19,8 +25,10 @@ class Mean(NamedTuple):
 
 
 def nominal_weight(batch: int, per_sample: int) -> float:
-    """The power of two next to a full step's weight, by which slot sums are scaled before they are added.
+    """The power of two next to a full step's weight, by which slot sums are scaled before they are
+    added.
 
-    It keeps sums within f16's range and, as a power of two, changes no digit. batch: samples a step; per_sample: weight of one.
+    It keeps sums within f16's range and, as a power of two, changes no digit. batch: samples a
+    step; per_sample: weight of one.
     """
     return float(2 ** max(0, (batch * per_sample - 1).bit_length()))

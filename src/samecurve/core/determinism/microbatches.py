@@ -1,9 +1,11 @@
-"""Ids -> slots -> devices and rounds; and the tree along which slots are added where every bit counts.
+"""Ids -> slots -> devices and rounds; and the tree along which slots are added where every bit
+counts.
 
-A slot is at most `micro` neighbouring positions of a step, and one computation wherever it runs. Devices take
-contiguous runs of slots, as many as their speeds ask for, or all alike. A device with fewer slots than rounds idles in
-its first rounds, so that the last round, which reduces, is real on every device that has work at all. Dealing never
-sees the permutation. times: what one slot takes each device, in any unit; empty: devices are alike.
+A slot is at most `micro` neighbouring positions of a step, and one computation wherever it runs.
+Devices take contiguous runs of slots, as many as their speeds ask for, or all alike. A device with
+fewer slots than rounds idles in its first rounds, so that the last round, which reduces, is real on
+every device that has work at all. Dealing never sees the permutation. times: what one slot takes
+each device, in any unit; empty: devices are alike.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +20,9 @@ Node = tuple[int, int]  # level, index: the slots [index << level, (index + 1) <
 
 @dataclass(frozen=True)
 class Hand:
-    """What one device does in a step: for each round the slot's interval of the step's positions, None where it idles."""
+    """What one device does in a step: for each round the slot's interval of the step's positions,
+    None where it idles.
+    """
 
     rounds: tuple[tuple[int, int] | None, ...]
 
@@ -51,13 +55,18 @@ def share(count: int, device: int, world: int, times: Sequence[float] = ()) -> r
 def _soonest(count: int, times: Sequence[float]) -> list[int]:
     """How many slots each device takes so that the last of them is done as soon as can be.
 
-    Each slot goes to whoever has it done first, which is optimal for jobs of one size on machines of any speeds; those that all
-    have done by the time in which they would be if slots could be cut go first, at once. Of two that tie, the later device.
+    Each slot goes to whoever has it done first, which is optimal for jobs of one size on machines
+    of any speeds; those that all have done by the time in which they would be if slots could be cut
+    go first, at once. Of two that tie, the later device.
     """
     whole = count / sum(1 / time for time in times) * (1 - 1e-9)
     dealt = [int(whole / time) for time in times]
     while sum(dealt) < count:
-        dealt[min(range(len(times)), key=lambda device: ((dealt[device] + 1) * times[device], -device))] += 1
+        dealt[
+            min(
+                range(len(times)), key=lambda device: ((dealt[device] + 1) * times[device], -device)
+            )
+        ] += 1
     return dealt
 
 
@@ -74,12 +83,14 @@ def rounds(count: int, world: int, times: Sequence[float] = ()) -> int:
 
 
 class Sums(Generic[T]):
-    """What the slots of a step give, added along one binary tree, so that the sum does not depend on who computed what.
+    """What the slots of a step give, added along one binary tree, so that the sum does not depend
+    on who computed what.
 
-    A node is the sum of its two children, (level - 1, 2 index) and the one after it; where the right one would begin at or
-    beyond `count`, the left one is passed on as it is. Values come from left to right (some may be left out: they are another
-    device's); what can be added is added at once, so that at most log2(count) + 1 values are held for neighbouring slots.
-    add: (left, right) -> their sum; it may use both up.
+    A node is the sum of its two children, (level - 1, 2 index) and the one after it; where the
+    right one would begin at or beyond `count`, the left one is passed on as it is. Values come from
+    left to right (some may be left out: they are another device's); what can be added is added at
+    once, so that at most log2(count) + 1 values are held for neighbouring slots. add: (left, right)
+    -> their sum; it may use both up.
     """
 
     def __init__(self, count: int, add: Callable[[T, T], T]) -> None:
@@ -107,7 +118,9 @@ class Sums(Generic[T]):
 
 
 def nodes(mine: range, count: int) -> list[Node]:
-    """The nodes whose sums one device has after its slots: the largest that lie within them, from left to right."""
+    """The nodes whose sums one device has after its slots: the largest that lie within them, from
+    left to right.
+    """
     sums: Sums[None] = Sums(count, lambda left, right: None)
     for number in mine:
         sums.give((0, number), None)

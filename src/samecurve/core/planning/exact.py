@@ -1,4 +1,6 @@
-"""What train.exact takes: slots of one size whatever the devices, and nothing whose bits depend on these; the rest is refused by name."""
+"""What train.exact takes: slots of one size whatever the devices, and nothing whose bits depend on
+these; the rest is refused by name.
+"""
 
 from collections.abc import Sequence
 
@@ -16,66 +18,157 @@ _SLOTS = 8  # of a step, where nothing else is asked for: work for 1, 2, 4 and 8
 def check_exact(config: Config, facts: Facts, layout: Layout) -> None:
     """UserError: something that gives other bits on other devices."""
     if layout.shards > 1:
-        how = f"strategy {layout.strategy}" + (", taken because the model does not fit on one device," if config.devices.strategy == "auto" else "")
-        raise UserError(f"train.exact: {how} cuts weights by the number of devices, and with them the vectors that the optimizer and the norm work on, whose ends are computed otherwise",
-                        "--strategy ddp (dp with engine jax), or leave --exact out", "devices.strategy")
+        how = f"strategy {layout.strategy}" + (
+            ", taken because the model does not fit on one device,"
+            if config.devices.strategy == "auto"
+            else ""
+        )
+        raise UserError(
+            f"train.exact: {how} cuts weights by the number of devices, and with them the vectors"
+            " that the optimizer and the norm work on, whose ends are computed otherwise",
+            "--strategy ddp (dp with engine jax), or leave --exact out",
+            "devices.strategy",
+        )
     if config.devices.compress != "none":
-        raise UserError(f"train.exact: compress {config.devices.compress} rounds what each device sends", "leave --compress out", "devices.compress")
+        raise UserError(
+            f"train.exact: compress {config.devices.compress} rounds what each device sends",
+            "leave --compress out",
+            "devices.compress",
+        )
     names = {device.name for device in layout.devices}
     if len(names) > 1:
-        raise UserError(f"train.exact: {' and '.join(sorted(names))} compute with different kernels", "--gpus with devices of one kind", "devices.use")
+        raise UserError(
+            f"train.exact: {' and '.join(sorted(names))} compute with different kernels",
+            "--gpus with devices of one kind",
+            "devices.use",
+        )
     if facts.unkeyed:
-        raise UserError(f"train.exact: {some(facts.unkeyed)} draws its dropout by device", "nn.Dropout, whose masks follow the sample, or p = 0", "model")
+        raise UserError(
+            f"train.exact: {some(facts.unkeyed)} draws its dropout by device",
+            "nn.Dropout, whose masks follow the sample, or p = 0",
+            "model",
+        )
     norms = [name for name in facts.coupled if name.startswith("BatchNorm")]
     if norms:
-        raise UserError(f"train.exact: the running statistics of {some(norms)} follow the device", "a norm that treats each sample by itself (GroupNorm, LayerNorm), or leave --exact out", "model")
+        raise UserError(
+            f"train.exact: the running statistics of {some(norms)} follow the device",
+            "a norm that treats each sample by itself (GroupNorm, LayerNorm), or leave --exact out",
+            "model",
+        )
 
 
-def exact_batch(config: Config, layout: Layout, fixed: Fixed | None, because: dict[str, str]) -> tuple[int, int]:
+def exact_batch(
+    config: Config, layout: Layout, fixed: Fixed | None, because: dict[str, str]
+) -> tuple[int, int]:
     """(samples of a step, samples of a slot). The slot's size never follows from the devices."""
     given, world = config.batch, len(layout.devices)
     if given.samples and given.accumulate:
-        raise UserError("train.exact: batch.accumulate cuts a step by the number of devices", "batch.per_device: the samples of a slot, on any devices", "batch.accumulate")
-    batch = (fixed.batch if fixed else None) or given.samples or (given.per_device or 0) * (given.accumulate or 1) * world
-    because["batch"] = "as this run began" if fixed and fixed.batch else "batch.samples, whatever the devices" if given.samples else "as given per device: it grows with the devices"
+        raise UserError(
+            "train.exact: batch.accumulate cuts a step by the number of devices",
+            "batch.per_device: the samples of a slot, on any devices",
+            "batch.accumulate",
+        )
+    batch = (
+        (fixed.batch if fixed else None)
+        or given.samples
+        or (given.per_device or 0) * (given.accumulate or 1) * world
+    )
+    because["batch"] = (
+        "as this run began"
+        if fixed and fixed.batch
+        else (
+            "batch.samples, whatever the devices"
+            if given.samples
+            else "as given per device: it grows with the devices"
+        )
+    )
     if fixed:
         micro, because["micro"] = fixed.slot, "as this run began (train.exact)"
     elif given.per_device:
         micro, because["micro"] = min(given.per_device, batch), "batch.per_device"
     else:
-        micro, because["micro"] = -(-batch // _SLOTS), f"a {_SLOTS}th of the batch, whatever the devices (train.exact); batch.per_device gives another slot"
-    because["exact"] = f"{len(slots(batch, micro))} slots of {micro} a step, computed one by one and added along one tree; the order of devices changes no bit"
+        micro, because["micro"] = (
+            -(-batch // _SLOTS),
+            (
+                f"a {_SLOTS}th of the batch, whatever the devices (train.exact); batch.per_device"
+                " gives another slot"
+            ),
+        )
+    because["exact"] = (
+        f"{len(slots(batch, micro))} slots of {micro} a step, computed one by one and added along"
+        " one tree; the order of devices changes no bit"
+    )
     return batch, micro
 
 
-def exact_room(config: Config, facts: Facts, layout: Layout, count: int, micro: int, times: Sequence[float], cap: int | None, fixed: Fixed | None) -> Term:
-    """What sums of `count` slots take. UserError: beside them no slot fits. cap: samples that fit in flight without them."""
+def exact_room(
+    config: Config,
+    facts: Facts,
+    layout: Layout,
+    count: int,
+    micro: int,
+    times: Sequence[float],
+    cap: int | None,
+    fixed: Fixed | None,
+) -> Term:
+    """What sums of `count` slots take.
+
+    UserError: beside them no slot fits. cap: samples that fit in flight without them.
+    """
     term = _exact_term(config, facts, count, layout, times)
     each = sample_bytes(config, facts)
     if cap is not None and each:
         cap -= -(-term.bytes // each)
     if cap is not None and cap < 1:
-        raise UserError("the sums that train.exact holds beside the gradients leave no room for a sample", "a smaller model, or leave --exact out", "train.exact")
+        raise UserError(
+            "the sums that train.exact holds beside the gradients leave no room for a sample",
+            "a smaller model, or leave --exact out",
+            "train.exact",
+        )
     if cap is not None and micro > cap:
-        remedy = f"fewer ranks on this machine, or a device with more memory: this run's slots are of {micro}" if fixed else f"--set batch.per_device={cap}: slots of that size wherever this is to give the same bits"
-        raise UserError(f"a slot of {micro} samples does not fit: {cap} do", remedy, "batch.per_device")
+        remedy = (
+            "fewer ranks on this machine, or a device with more memory: this run's slots are of"
+            f" {micro}"
+            if fixed
+            else (
+                f"--set batch.per_device={cap}: slots of that size wherever this is to give the"
+                " same bits"
+            )
+        )
+        raise UserError(
+            f"a slot of {micro} samples does not fit: {cap} do", remedy, "batch.per_device"
+        )
     return term
 
 
-def _exact_term(config: Config, facts: Facts, count: int, layout: Layout, times: Sequence[float]) -> Term:
-    """What is held beside one gradient: sums of parts of the step that wait for their siblings, and what devices exchange."""
+def _exact_term(
+    config: Config, facts: Facts, count: int, layout: Layout, times: Sequence[float]
+) -> Term:
+    """What is held beside one gradient: sums of parts of the step that wait for their siblings, and
+    what devices exchange.
+    """
     world = len(layout.devices)
     shares = [share(count, place, world, times) for place in range(world)]
     waiting = max(_most_waiting(count, mine) for mine in shares)
     sent = max(len(nodes(mine, count)) for mine in shares)
-    moved = 3 if config.engine == "jax" else 2 if layout.processes > 1 else 0  # torch's dp adds up in place
+    moved = (
+        3 if config.engine == "jax" else 2 if layout.processes > 1 else 0
+    )  # torch's dp adds up in place
     copies = waiting + moved * sent
     each = facts.trainable * itemsize(config.train.precision)
-    return Term("exact", copies * each, f"{copies} x {facts.trainable} x {itemsize(config.train.precision)} B: {waiting} sums that wait, the rest on its way between devices")
+    return Term(
+        "exact",
+        copies * each,
+        f"{copies} x {facts.trainable} x {itemsize(config.train.precision)} B: {waiting} sums that"
+        " wait, the rest on its way between devices",
+    )
 
 
 def _most_waiting(count: int, mine: range) -> int:
-    """Sums held while the next slot's gradient comes to be. A right sibling is added in place to the left one."""
+    """Sums held while the next slot's gradient comes to be.
+
+    A right sibling is added in place to the left one.
+    """
     sums: Sums[None] = Sums(count, lambda left, right: None)
     most = 0
     for number in mine:

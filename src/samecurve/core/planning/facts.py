@@ -1,4 +1,6 @@
-"""What plan() must know of a task: obtained without allocating the model, in a subprocess (run/describe.py)."""
+"""What plan() must know of a task: obtained without allocating the model, in a subprocess
+(run/describe.py).
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,8 +13,12 @@ from samecurve.core.planning.machine import Machine
 
 @dataclass(frozen=True)
 class OwnOptimizer:
-    """What a task's own optimizer is. name: its class; by: what returns it. elementwise: the task says that each number is updated by itself. takes_lr: it is given the config's learning rate.
-    scales: of that one, by its groups. slots: arrays of a parameter's shape that it keeps for each; None unknown."""
+    """What a task's own optimizer is.
+
+    name: its class; by: what returns it. elementwise: the task says that each number is updated by
+    itself. takes_lr: it is given the config's learning rate. scales: of that one, by its groups.
+    slots: arrays of a parameter's shape that it keeps for each; None unknown.
+    """
 
     name: str
     by: str
@@ -28,7 +34,9 @@ class OwnOptimizer:
 
 @dataclass(frozen=True)
 class Speed:
-    """Seconds of a device's forward and backward: of a slot, whatever its size (what launching its operations takes), and of each sample in it. By hand: of a sample, in any unit."""
+    """Seconds of a device's forward and backward: of a slot, whatever its size (what launching its
+    operations takes), and of each sample in it. By hand: of a sample, in any unit.
+    """
 
     slot: float
     sample: float
@@ -36,7 +44,11 @@ class Speed:
 
 @dataclass(frozen=True)
 class Speeds:
-    """devices: in the plan's order; none: they are alike. rest: seconds of a step beside forward and backward. origin: when and how they were measured; '': given by hand."""
+    """devices: in the plan's order; none: they are alike.
+
+    rest: seconds of a step beside forward and backward. origin: when and how they were measured;
+    '': given by hand.
+    """
 
     devices: tuple[Speed, ...] = ()
     rest: float = 0.0
@@ -44,26 +56,32 @@ class Speeds:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "Speeds":
-        return cls(tuple(Speed(**device) for device in value["devices"]), value["rest"], value["origin"])
+        return cls(
+            tuple(Speed(**device) for device in value["devices"]), value["rest"], value["origin"]
+        )
 
 
 @dataclass(frozen=True)
 class Facts:
     """What there is to train, and on what.
 
-    samples, eval_samples: training samples, and held-out samples that an evaluation reads. tokens_per_sample: 1 where
-    there are none. params, trainable: scalars. blocks: repeated layers. bytes_per_sample: activations kept for the
-    backward pass of one sample, in 4-byte numbers; None unknown; recompute_bytes: the same where some are computed again,
-    by train.recompute. scratch: numbers held while a slot is computed, however large it is, by kind of device. block_params: scalars of the largest of the blocks;
-    inside: names of the arrays within blocks; rounded: of those whose values autocast rounds anyway, so that fsdp gathers them in two bytes under bf16 and f16;
-    frozen: those that are not trained. flops_per_sample: forward and backward; None unknown.
-    coupled: what mixes the samples of a batch (BatchNorm), so that a split would change the result. keyed, unkeyed: layers
-    whose random masks follow the sample, and those whose masks are drawn by the device.
-    arrays: what there is of the model to be given values, by a checkpoint's names (complex ones as pairs); buffers: those of them that may be left as they are;
-    aliases: other names of the same arrays (tied weights).
-    fits: samples that were seen to fit in flight (--probe-batch); None: not tried. speeds: of the devices (devices.balance: measured); None: not measured.
-    groups: what optimizer.groups makes of the parameters, in words. own: the optimizer that the task brings.
-    fingerprint: of the data. formulas: how the figures were made. reference: figures of the data to hold losses against.
+    samples, eval_samples: training samples, and held-out samples that an evaluation reads.
+    tokens_per_sample: 1 where there are none. params, trainable: scalars. blocks: repeated layers.
+    bytes_per_sample: activations kept for the backward pass of one sample, in 4-byte numbers; None
+    unknown; recompute_bytes: the same where some are computed again, by train.recompute. scratch:
+    numbers held while a slot is computed, however large it is, by kind of device. block_params:
+    scalars of the largest of the blocks; inside: names of the arrays within blocks; rounded: of
+    those whose values autocast rounds anyway, so that fsdp gathers them in two bytes under bf16 and
+    f16; frozen: those that are not trained. flops_per_sample: forward and backward; None unknown.
+    coupled: what mixes the samples of a batch (BatchNorm), so that a split would change the result.
+    keyed, unkeyed: layers whose random masks follow the sample, and those whose masks are drawn by
+    the device. arrays: what there is of the model to be given values, by a checkpoint's names
+    (complex ones as pairs); buffers: those of them that may be left as they are; aliases: other
+    names of the same arrays (tied weights). fits: samples that were seen to fit in flight
+    (--probe-batch); None: not tried. speeds: of the devices (devices.balance: measured); None: not
+    measured. groups: what optimizer.groups makes of the parameters, in words. own: the optimizer
+    that the task brings. fingerprint: of the data. formulas: how the figures were made. reference:
+    figures of the data to hold losses against.
     """
 
     samples: int
@@ -95,12 +113,17 @@ class Facts:
     speeds: Speeds | None = None
 
 
-Measure = Callable[[Config, Machine, Facts], Facts]  # facts, and what the plan is to know of the devices
+Measure = Callable[
+    [Config, Machine, Facts], Facts
+]  # facts, and what the plan is to know of the devices
 
 
 @dataclass(frozen=True)
 class Fixed:
-    """What a run's first plan fixed for good; copied into every checkpoint. batch None: to be decided anew (--new-batch). made_on: engine and kind of device."""
+    """What a run's first plan fixed for good; copied into every checkpoint.
+
+    batch None: to be decided anew (--new-batch). made_on: engine and kind of device.
+    """
 
     batch: int | None
     slot: int

@@ -1,4 +1,6 @@
-"""What a machine has: the input of plan(), written by probe/, or by hand for a machine one doesn't have."""
+"""What a machine has: the input of plan(), written by probe/, or by hand for a machine one doesn't
+have.
+"""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -10,7 +12,11 @@ Kind = Literal["cpu", "cuda"]
 
 @dataclass(frozen=True)
 class Device:
-    """One device. index: as the program sees it (CUDA_VISIBLE_DEVICES applied). memory: bytes. driver: version or ''."""
+    """One device.
+
+    index: as the program sees it (CUDA_VISIBLE_DEVICES applied). memory: bytes. driver: version or
+    ''.
+    """
 
     kind: Kind
     index: int
@@ -30,7 +36,10 @@ class Device:
 
 @dataclass(frozen=True)
 class Link:
-    """A path between two devices. kind: nvlink, pcie, host. bandwidth: bytes per second one way, None unknown."""
+    """A path between two devices.
+
+    kind: nvlink, pcie, host. bandwidth: bytes per second one way, None unknown.
+    """
 
     first: int
     second: int
@@ -40,9 +49,12 @@ class Link:
 
 @dataclass(frozen=True)
 class Machine:
-    """devices: GPUs, none on a machine without. host_bytes, cores: what this process may use, limits applied.
+    """devices: GPUs, none on a machine without.
 
-    started, hosts: processes that torchrun, Slurm or the user started already, and on how many hosts like this one.
+    host_bytes, cores: what this process may use, limits applied.
+
+    started, hosts: processes that torchrun, Slurm or the user started already, and on how many
+    hosts like this one.
     """
 
     devices: tuple[Device, ...]
@@ -55,4 +67,6 @@ class Machine:
 
     def ranks_on_cpu(self, count: int) -> tuple[Device, ...]:
         """Host memory and cores shared out to `count` CPU ranks."""
-        return tuple(Device("cpu", index, self.cpu, self.host_bytes // count) for index in range(count))
+        return tuple(
+            Device("cpu", index, self.cpu, self.host_bytes // count) for index in range(count)
+        )

@@ -1,4 +1,7 @@
-"""plan(): what a run will do, and why. A pure function; every worker obeys its result, nothing after it changes a number."""
+"""plan(): what a run will do, and why.
+
+A pure function; every worker obeys its result, nothing after it changes a number.
+"""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -36,11 +39,14 @@ class Every:
 
 @dataclass(frozen=True, repr=False)
 class Plan:
-    """devices: one for each place of work. processes: ranks. shards: devices that share one copy of the model. together: every rank
-    takes part in each round (what it computes with is spread over all). micro: samples of a slot. rounds: slots of a device in
-    a full step. nominal: see core/determinism/mean.py. reseeded: random masks drawn by the device, seeded anew each step. exact: slots are
-    computed one by one, and what they give is added along dealing.Sums' tree. slot_times: what a slot takes each device, by which slots
-    are dealt; empty: evenly.
+    """devices: one for each place of work.
+
+    processes: ranks. shards: devices that share one copy of the model. together: every rank takes
+    part in each round (what it computes with is spread over all). micro: samples of a slot. rounds:
+    slots of a device in a full step. nominal: see core/determinism/mean.py. reseeded: random masks
+    drawn by the device, seeded anew each step. exact: slots are computed one by one, and what they
+    give is added along dealing.Sums' tree. slot_times: what a slot takes each device, by which
+    slots are dealt; empty: evenly.
     """
 
     engine: str
@@ -86,7 +92,10 @@ class Plan:
     float8: bool = False
 
     def __repr__(self) -> str:
-        return f"<Plan: {self.engine} {self.strategy} on {self.world} device{'s' if self.world > 1 else ''}, batch {self.batch}, {self.steps} steps>"
+        return (
+            f"<Plan: {self.engine} {self.strategy} on {self.world}"
+            f" device{'s' if self.world > 1 else ''}, batch {self.batch}, {self.steps} steps>"
+        )
 
     @property
     def world(self) -> int:
@@ -113,7 +122,10 @@ class Plan:
     @property
     def shares(self) -> tuple[int, ...]:
         """Slots of each device in a full step."""
-        return tuple(len(self.share(len(slots(self.batch, self.micro)), device)) for device in range(self.world))
+        return tuple(
+            len(self.share(len(slots(self.batch, self.micro)), device))
+            for device in range(self.world)
+        )
 
     @property
     def divisible(self) -> bool:
@@ -122,9 +134,18 @@ class Plan:
 
     @property
     def memory_estimate(self) -> int | None:
-        """Bytes of a device's peak, as it is measured: without the process itself on a GPU. None: activations are not known."""
-        counted = [term for term in self.memory if term.name != "process" or self.devices[0].kind == "cpu"]
-        return sum(term.bytes for term in counted) if any(term.name == "activations" for term in self.memory) else None
+        """Bytes of a device's peak, as it is measured: without the process itself on a GPU.
+
+        None: activations are not known.
+        """
+        counted = [
+            term for term in self.memory if term.name != "process" or self.devices[0].kind == "cpu"
+        ]
+        return (
+            sum(term.bytes for term in counted)
+            if any(term.name == "activations" for term in self.memory)
+            else None
+        )
 
     @property
     def order(self) -> Order:
@@ -137,7 +158,12 @@ class Plan:
         """What is to be done after so many steps; everything at the end."""
         if done >= self.steps:
             return {"evaluate", "sample", "save", *(["hash"] if self.exact else [])}
-        every = {"evaluate": self.every.evaluate, "sample": self.every.sample, "save": self.every.save, "hash": self.every.hash}
+        every = {
+            "evaluate": self.every.evaluate,
+            "sample": self.every.sample,
+            "save": self.every.save,
+            "hash": self.every.hash,
+        }
         return {what for what, gap in every.items() if gap and done % gap == 0}
 
     def to_json(self) -> dict[str, Any]:
@@ -146,14 +172,18 @@ class Plan:
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "Plan":
         fixed = dict(value["fixed"])
-        return cls(**{
-            **value,
-            "devices": tuple(Device(**device) for device in value["devices"]),
-            "schedule": Schedule(**value["schedule"]), "every": Every(**value["every"]),
-            "memory": tuple(Term(**term) for term in value["memory"]), "warnings": tuple(value["warnings"]),
-            "slot_times": tuple(value.get("slot_times", ())),
-            "fixed": fixed_from_json(fixed),
-        })
+        return cls(
+            **{
+                **value,
+                "devices": tuple(Device(**device) for device in value["devices"]),
+                "schedule": Schedule(**value["schedule"]),
+                "every": Every(**value["every"]),
+                "memory": tuple(Term(**term) for term in value["memory"]),
+                "warnings": tuple(value["warnings"]),
+                "slot_times": tuple(value.get("slot_times", ())),
+                "fixed": fixed_from_json(fixed),
+            }
+        )
 
 
 def fixed_from_json(value: Mapping[str, Any]) -> Fixed:
@@ -161,11 +191,19 @@ def fixed_from_json(value: Mapping[str, Any]) -> Fixed:
 
 
 def plan(config: Config, machine: Machine, facts: Facts, fixed: Fixed | None = None) -> Plan:
-    """UserError: what the config asks for cannot be done on this machine, with the numbers and what can."""
+    """UserError: what the config asks for cannot be done on this machine, with the numbers and what
+    can.
+    """
     because: dict[str, str] = {}
     warnings: list[str] = []
     chosen = choose_devices(config, machine, because)
-    layout = choose_layout(config, chosen, machine.started, lambda shards: room(config, facts, chosen, shards)[1] >= (sample_bytes(config, facts) or 0), because)
+    layout = choose_layout(
+        config,
+        chosen,
+        machine.started,
+        lambda shards: room(config, facts, chosen, shards)[1] >= (sample_bytes(config, facts) or 0),
+        because,
+    )
     devices, world = layout.devices, len(layout.devices)
     backend = choose_sync(config, layout, because)
     _check(facts, fixed, config.train.seed)
@@ -185,105 +223,254 @@ def plan(config: Config, machine: Machine, facts: Facts, fixed: Fixed | None = N
     warn_of_layout(config, facts, layout, memory, warnings)
     made_on = f"{config.engine} on {devices[0].name}"
     if config.train.exact and fixed and fixed.made_on and fixed.made_on != made_on:
-        warnings.append(f"this run began with {fixed.made_on}; from here its bits are those of {made_on}")
+        warnings.append(
+            f"this run began with {fixed.made_on}; from here its bits are those of {made_on}"
+        )
     peaks = [device.peak(config.train.precision) for device in devices]
     return Plan(
-        engine=config.engine, strategy=layout.strategy, backend=backend, devices=devices, visible=len(machine.devices) or world,
-        processes=layout.processes, shards=layout.shards, together=not config.train.exact and (layout.together or (config.train.norm_sync and bool(facts.coupled))),
-        batch=batch, micro=micro, rounds=rounds, nominal=nominal_weight(batch, facts.tokens_per_sample), steps=schedule.steps,
-        samples=facts.samples, eval_samples=facts.eval_samples, tokens_per_sample=facts.tokens_per_sample,
-        precision=config.train.precision, threads=threads, recompute=config.train.recompute, norm_sync=config.train.norm_sync and bool(facts.coupled), reshard=config.devices.reshard and config.engine == "torch",
-        offload=config.devices.offload, compress=config.devices.compress, keyed=bool(facts.keyed), reseeded=bool(facts.unkeyed), preflight=config.devices.preflight, schedule=schedule,
-        every=Every(config.train.log_every, _gap(config.train.eval_every, order), _gap(config.train.save_every, order), _gap(config.train.sample_every, order), config.train.hash_every if config.train.exact else 0),
-        keep=config.train.keep, non_finite=config.train.non_finite, memory=(*memory, *([term] if term else [])),
+        engine=config.engine,
+        strategy=layout.strategy,
+        backend=backend,
+        devices=devices,
+        visible=len(machine.devices) or world,
+        processes=layout.processes,
+        shards=layout.shards,
+        together=not config.train.exact
+        and (layout.together or (config.train.norm_sync and bool(facts.coupled))),
+        batch=batch,
+        micro=micro,
+        rounds=rounds,
+        nominal=nominal_weight(batch, facts.tokens_per_sample),
+        steps=schedule.steps,
+        samples=facts.samples,
+        eval_samples=facts.eval_samples,
+        tokens_per_sample=facts.tokens_per_sample,
+        precision=config.train.precision,
+        threads=threads,
+        recompute=config.train.recompute,
+        norm_sync=config.train.norm_sync and bool(facts.coupled),
+        reshard=config.devices.reshard and config.engine == "torch",
+        offload=config.devices.offload,
+        compress=config.devices.compress,
+        keyed=bool(facts.keyed),
+        reseeded=bool(facts.unkeyed),
+        preflight=config.devices.preflight,
+        schedule=schedule,
+        every=Every(
+            config.train.log_every,
+            _gap(config.train.eval_every, order),
+            _gap(config.train.save_every, order),
+            _gap(config.train.sample_every, order),
+            config.train.hash_every if config.train.exact else 0,
+        ),
+        keep=config.train.keep,
+        non_finite=config.train.non_finite,
+        memory=(*memory, *([term] if term else [])),
         flops_per_step=facts.flops_per_sample * batch if facts.flops_per_sample else None,
         peak_flops=sum(peak for peak in peaks if peak) if all(peaks) else None,
-        reference=facts.reference, because=because, warnings=tuple(warnings),
-        fixed=replace(fixed, batch=batch) if fixed else Fixed(batch, micro, seed, facts.samples, facts.fingerprint, threads, made_on=made_on),
-        exact=config.train.exact, slot_times=times, compile=config.train.compile, float8=config.train.float8,
+        reference=facts.reference,
+        because=because,
+        warnings=tuple(warnings),
+        fixed=(
+            replace(fixed, batch=batch)
+            if fixed
+            else Fixed(
+                batch, micro, seed, facts.samples, facts.fingerprint, threads, made_on=made_on
+            )
+        ),
+        exact=config.train.exact,
+        slot_times=times,
+        compile=config.train.compile,
+        float8=config.train.float8,
     )
 
 
-def _divided(config: Config, facts: Facts, layout: Layout, cap: int | None, fixed: Fixed | None, memory: list[Term], because: dict[str, str], warnings: list[str]) -> tuple[int, int, tuple[float, ...]]:
-    """(samples of a step, samples of a slot, what a slot takes each device). memory: gets what exact sums hold."""
+def _divided(
+    config: Config,
+    facts: Facts,
+    layout: Layout,
+    cap: int | None,
+    fixed: Fixed | None,
+    memory: list[Term],
+    because: dict[str, str],
+    warnings: list[str],
+) -> tuple[int, int, tuple[float, ...]]:
+    """(samples of a step, samples of a slot, what a slot takes each device).
+
+    memory: gets what exact sums hold.
+    """
     speeds, exact = choose_speeds(config, facts, layout), config.train.exact
     times: tuple[float, ...] = ()
     if exact:
         check_exact(config, facts, layout)
         batch, micro = exact_batch(config, layout, fixed, because)
     else:
-        batch, micro = choose_batch(config, facts.fits is not None, len(layout.devices), cap, fixed, because)
+        batch, micro = choose_batch(
+            config, facts.fits is not None, len(layout.devices), cap, fixed, because
+        )
     if speeds:
         micro, times = choose_deal(speeds, batch, micro, not exact, because, warnings)
     if exact:
-        memory.append(exact_room(config, facts, layout, len(slots(batch, micro)), micro, times, cap, fixed))
+        memory.append(
+            exact_room(config, facts, layout, len(slots(batch, micro)), micro, times, cap, fixed)
+        )
     return batch, micro, times
 
 
 def _check(facts: Facts, fixed: Fixed | None, seed: int) -> None:
     if facts.samples < 1:
-        raise UserError("the training data has no sample", "give more text, or a shorter --seq-len", "data")
+        raise UserError(
+            "the training data has no sample", "give more text, or a shorter --seq-len", "data"
+        )
     if fixed and fixed.fingerprint != facts.fingerprint:
-        raise UserError("the data has changed since this run began", "bring the old data back, or begin a new run with another --save-dir", "data")
+        raise UserError(
+            "the data has changed since this run began",
+            "bring the old data back, or begin a new run with another --save-dir",
+            "data",
+        )
     if fixed and fixed.seed != seed:
-        raise UserError(f"this run began with seed {fixed.seed}, not {seed}", f"--set train.seed={fixed.seed}, or another --save-dir", "train.seed")
+        raise UserError(
+            f"this run began with seed {fixed.seed}, not {seed}",
+            f"--set train.seed={fixed.seed}, or another --save-dir",
+            "train.seed",
+        )
 
 
-def _threads(config: Config, machine: Machine, layout: Layout, fixed: Fixed | None, because: dict[str, str], warnings: list[str]) -> int:
-    """Threads inside one device's operations. Their number changes the order in which a CPU adds, so exact runs keep it."""
+def _threads(
+    config: Config,
+    machine: Machine,
+    layout: Layout,
+    fixed: Fixed | None,
+    because: dict[str, str],
+    warnings: list[str],
+) -> int:
+    """Threads inside one device's operations.
+
+    Their number changes the order in which a CPU adds, so exact runs keep it.
+    """
     world, cpu = len(layout.devices), layout.devices[0].kind == "cpu"
     asked = config.devices.threads
     if asked and (not cpu or config.engine == "jax"):
-        raise UserError("devices.threads is for CPU ranks of engine torch", "leave it out", "devices.threads")
+        raise UserError(
+            "devices.threads is for CPU ranks of engine torch", "leave it out", "devices.threads"
+        )
     if config.train.exact and cpu and config.engine == "torch":
         found = fixed.threads if fixed else asked or 1
-        because["threads"] = "as this run began" if fixed else "devices.threads" if asked else "1 for each rank, whatever the machine, so that every rank adds in the same order (devices.threads gives more)"
+        because["threads"] = (
+            "as this run began"
+            if fixed
+            else (
+                "devices.threads"
+                if asked
+                else (
+                    "1 for each rank, whatever the machine, so that every rank adds in the same"
+                    " order (devices.threads gives more)"
+                )
+            )
+        )
         if asked and asked != found:
-            warnings.append(f"devices.threads {asked}: this run began with {found} threads a rank, and train.exact keeps them")
+            warnings.append(
+                f"devices.threads {asked}: this run began with {found} threads a rank, and"
+                " train.exact keeps them"
+            )
         return found
     if asked:
         because["threads"] = "devices.threads"
         return asked
-    because["threads"] = f"{machine.cores} core{'s' if machine.cores > 1 else ''} for {world} {'device' if layout.processes < world else 'rank'}{'s' if world > 1 else ''}"
+    because["threads"] = (
+        f"{machine.cores} core{'s' if machine.cores > 1 else ''} for {world}"
+        f" {'device' if layout.processes < world else 'rank'}{'s' if world > 1 else ''}"
+    )
     return max(1, machine.cores // world)
 
 
-def _schedule(config: Config, order: Order, batch: int, world: int, because: dict[str, str], warnings: list[str]) -> Schedule:
+def _schedule(
+    config: Config,
+    order: Order,
+    batch: int,
+    world: int,
+    because: dict[str, str],
+    warnings: list[str],
+) -> Schedule:
     steps = _steps(config.train.steps, order)
     warmup = _steps(config.schedule.warmup, order)
     fields = config.schedule
     peak = config.optimizer.lr
     because["steps"] = f"train.steps {config.train.steps}; {order.steps_per_epoch} steps an epoch"
     if steps < 1:
-        raise UserError(f"train.steps {config.train.steps} trains nothing", "--max-steps N or --epochs N", "train.steps")
+        raise UserError(
+            f"train.steps {config.train.steps} trains nothing",
+            "--max-steps N or --epochs N",
+            "train.steps",
+        )
     if fields.scale_lr == "none":
         because["lr"] = "as configured; not scaled"
     else:
-        base = fields.base_batch or ((config.batch.per_device or 0) * (config.batch.accumulate or 1) if config.batch.samples is None else 0)
+        base = fields.base_batch or (
+            (config.batch.per_device or 0) * (config.batch.accumulate or 1)
+            if config.batch.samples is None
+            else 0
+        )
         if not base:
-            raise UserError(f"schedule.scale_lr {fields.scale_lr} needs the batch that lr {peak:g} was found for", "--set schedule.base_batch=N", "schedule.scale_lr")
+            raise UserError(
+                f"schedule.scale_lr {fields.scale_lr} needs the batch that lr {peak:g} was"
+                " found for",
+                "--set schedule.base_batch=N",
+                "schedule.scale_lr",
+            )
         factor = batch / base if fields.scale_lr == "linear" else (batch / base) ** 0.5
         because["lr"] = f"{peak:g} x {factor:g} ({fields.scale_lr}: batch {batch} against {base})"
         peak *= factor
         if factor > 1 and not warmup:
-            warnings.append(f"the learning rate is scaled up {factor:g} times without warm-up: --warmup {max(1, steps // 20)} is safer")
+            warnings.append(
+                f"the learning rate is scaled up {factor:g} times without warm-up: --warmup"
+                f" {max(1, steps // 20)} is safer"
+            )
     if warmup >= steps:
         warnings.append(f"warm-up takes {warmup} of {steps} steps: the learning rate never decays")
     return Schedule(peak, steps, warmup, fields.decay, fields.final, fields.cooldown)
 
 
-def _warn(config: Config, facts: Facts, devices: tuple[Device, ...], batch: int, micro: int, dealt: bool, because: dict[str, str], warnings: list[str]) -> None:
+def _warn(
+    config: Config,
+    facts: Facts,
+    devices: tuple[Device, ...],
+    batch: int,
+    micro: int,
+    dealt: bool,
+    because: dict[str, str],
+    warnings: list[str],
+) -> None:
     count = len(slots(batch, micro))
-    if config.batch.samples and config.batch.accumulate and -(-count // len(devices)) != config.batch.accumulate:
-        warnings.append(f"batch.accumulate {config.batch.accumulate} can't be: {batch} samples over {len(devices)} devices make {-(-count // len(devices))} rounds of slots of {micro}")
+    if (
+        config.batch.samples
+        and config.batch.accumulate
+        and -(-count // len(devices)) != config.batch.accumulate
+    ):
+        warnings.append(
+            f"batch.accumulate {config.batch.accumulate} can't be: {batch} samples over"
+            f" {len(devices)} devices make {-(-count // len(devices))} rounds of slots of {micro}"
+        )
     if batch > facts.samples:
-        warnings.append(f"a batch of {batch} exceeds the {facts.samples} training samples: every step is an epoch of {facts.samples}")
+        warnings.append(
+            f"a batch of {batch} exceeds the {facts.samples} training samples: every step is an"
+            f" epoch of {facts.samples}"
+        )
     if count < len(devices) and not dealt:
-        warnings.append(f"{len(devices) - count} of {len(devices)} devices have nothing to do: a batch of {batch} is {count} slots of {micro}")
+        warnings.append(
+            f"{len(devices) - count} of {len(devices)} devices have nothing to do: a batch of"
+            f" {batch} is {count} slots of {micro}"
+        )
     if config.train.eval_every and not facts.eval_samples:
-        warnings.append("there is nothing to evaluate on: no data is held back (data.validation; eval_data() of a task of one's own)")
+        warnings.append(
+            "there is nothing to evaluate on: no data is held back (data.validation; eval_data() of"
+            " a task of one's own)"
+        )
     if facts.keyed:
-        because["dropout"] = f"masks of {len(facts.keyed)} layer{'s' if len(facts.keyed) > 1 else ''} follow the sample, whatever the device"
+        because["dropout"] = (
+            f"masks of {len(facts.keyed)} layer{'s' if len(facts.keyed) > 1 else ''} follow the"
+            " sample, whatever the device"
+        )
     because["precision"] = "train.precision"
     if config.train.precision == "f32" and devices[0].peak("bf16"):
         because["precision"] += "; --dtype bf16 is several times faster on this GPU"

@@ -9,7 +9,11 @@ Decay = Literal["constant", "linear", "cosine", "wsd"]
 
 @dataclass(frozen=True)
 class Schedule:
-    """peak: learning rate after warm-up. warmup, steps: in steps. final: share of the peak left at the end. cooldown: share of the steps in which wsd decays."""
+    """peak: learning rate after warm-up.
+
+    warmup, steps: in steps. final: share of the peak left at the end. cooldown: share of the steps
+    in which wsd decays.
+    """
 
     peak: float
     steps: int
@@ -19,7 +23,10 @@ class Schedule:
     cooldown: float = 0.2
 
     def at(self, step: int) -> float:
-        """step: counted from 0. The first step of a warm-up of n takes peak/n, the n-th the peak."""
+        """step: counted from 0.
+
+        The first step of a warm-up of n takes peak/n, the n-th the peak.
+        """
         if step < self.warmup:
             return self.peak * (step + 1) / self.warmup
         span = max(1, self.steps - 1 - self.warmup)
@@ -33,5 +40,7 @@ class Schedule:
             return 1.0 + (self.final - 1.0) * done
         if self.decay == "cosine":
             return self.final + (1.0 - self.final) * 0.5 * (1.0 + math.cos(math.pi * done))
-        into = max(0.0, done - (1.0 - self.cooldown)) / self.cooldown if self.cooldown else 0.0  # wsd: warm-up, stable, decay
+        into = (
+            max(0.0, done - (1.0 - self.cooldown)) / self.cooldown if self.cooldown else 0.0
+        )  # wsd: warm-up, stable, decay
         return 1.0 + (self.final - 1.0) * into

@@ -1,4 +1,6 @@
-"""A machine one doesn't have: from words (8xH100, 4x8xH200) or a JSON file to what plan() and core/simulation/step_time.py need."""
+"""A machine one doesn't have: from words (8xH100, 4x8xH200) or a JSON file to what plan() and
+core/simulation/step_time.py need.
+"""
 
 import re
 from collections.abc import Mapping
@@ -22,12 +24,18 @@ _FORMS = "8xH100 (one host of eight), 4x8xH200 (four hosts of eight), or a JSON 
 _HELD = "docs/plan.md says what such a file holds"
 _MOST = 65536  # devices
 _CORES = 16  # for each device, where a file says nothing; so is host memory four times the devices'
-_FASTEST_PCIE = 64e9  # bytes a second: a faster link within a host is taken to have NVLink's latencies
+_FASTEST_PCIE = (
+    64e9  # bytes a second: a faster link within a host is taken to have NVLink's latencies
+)
 
 
 @dataclass(frozen=True)
 class Setup:
-    """hosts alike, each with so many devices of one kind. inside, between: how a device reaches others of its host, and those of others. cores, host_bytes: of a host."""
+    """hosts alike, each with so many devices of one kind.
+
+    inside, between: how a device reaches others of its host, and those of others. cores,
+    host_bytes: of a host.
+    """
 
     hosts: int
     per_host: int
@@ -43,18 +51,33 @@ class Setup:
 
     @property
     def machine(self) -> Machine:
-        devices = tuple(Device("cuda", index, self.card.name, self.card.memory) for index in range(self.per_host))
-        links = tuple(Link(first, second, self.inside.medium, self.inside.bandwidth) for second in range(self.per_host) for first in range(second))
+        devices = tuple(
+            Device("cuda", index, self.card.name, self.card.memory)
+            for index in range(self.per_host)
+        )
+        links = tuple(
+            Link(first, second, self.inside.medium, self.inside.bandwidth)
+            for second in range(self.per_host)
+            for first in range(second)
+        )
         return Machine(devices, links, self.host_bytes, self.cores, hosts=self.hosts)
 
     def of(self, world: int) -> "Setup":
         """As many of these devices: a part of one host, or whole hosts."""
-        return replace(self, hosts=max(1, world // self.per_host), per_host=min(world, self.per_host))
+        return replace(
+            self, hosts=max(1, world // self.per_host), per_host=min(world, self.per_host)
+        )
 
     def sizes(self, most: int) -> list[int]:
         """Numbers of devices that are powers of two within a host, and then whole hosts, doubled."""
-        within = [1 << power for power in range(self.per_host.bit_length()) if 1 << power < self.per_host]
-        return [size for size in (*within, *(self.per_host << power for power in range(most.bit_length()))) if size <= most]
+        within = [
+            1 << power for power in range(self.per_host.bit_length()) if 1 << power < self.per_host
+        ]
+        return [
+            size
+            for size in (*within, *(self.per_host << power for power in range(most.bit_length())))
+            if size <= most
+        ]
 
     def __str__(self) -> str:
         name = f"{self.per_host}x{self.card.name}"
@@ -65,7 +88,9 @@ def read_setup(text: str) -> Setup:
     """UserError: neither words that are understood nor a file that is right, with what is."""
     if text.endswith((".json", ".yaml", ".yml")) or "/" in text:
         return _from_file(Path(text))
-    found = re.fullmatch(r"(?:(?:(\d+)\s*x\s*)?(\d+)\s*x\s*)?([A-Za-z].*|\d{4}\b.*)", text.strip(), re.IGNORECASE)
+    found = re.fullmatch(
+        r"(?:(?:(\d+)\s*x\s*)?(\d+)\s*x\s*)?([A-Za-z].*|\d{4}\b.*)", text.strip(), re.IGNORECASE
+    )
     if not found:
         raise UserError(f"{text!r} names no machine", _FORMS, WHERE)
     hosts, count, name = found.groups()
@@ -119,24 +144,47 @@ def _from_file(path: Path) -> Setup:
         document = read_file(path)
     except UserError as error:
         keys = "a config is a mapping" not in error.cause
-        raise UserError(error.cause if keys else "should be keys with values", error.remedy if keys else _HELD, error.where) from None
+        raise UserError(
+            error.cause if keys else "should be keys with values",
+            error.remedy if keys else _HELD,
+            error.where,
+        ) from None
     try:
         fields = _File.model_validate(document.value)
     except ValidationError as error:
-        raise ConfigErrors([_explained(cast(Any, item), document, str(path)) for item in _one_each(error)]) from None
+        raise ConfigErrors(
+            [_explained(cast(Any, item), document, str(path)) for item in _one_each(error)]
+        ) from None
     if isinstance(fields.device, _DeviceFields) and fields.inside is None:
-        raise UserError("a device of one's own needs `inside`, how it reaches the others of its host", '"inside": "PCIe 5.0 x16", or {"name": ..., "bandwidth": "50 GB/s"}', str(path))
+        raise UserError(
+            "a device of one's own needs `inside`, how it reaches the others of its host",
+            '"inside": "PCIe 5.0 x16", or {"name": ..., "bandwidth": "50 GB/s"}',
+            str(path),
+        )
     card = _card(fields.device, document)
-    inside, between = _wire(fields.inside, card.inside, document, "inside"), _wire(fields.between, card.between, document, "between")
+    inside, between = (
+        _wire(fields.inside, card.inside, document, "inside"),
+        _wire(fields.between, card.between, document, "between"),
+    )
     made = _checked(fields.hosts, fields.devices_per_host, card, inside, between)
-    return replace(made, cores=fields.cores or made.cores, host_bytes=fields.host_memory or made.host_bytes)
+    return replace(
+        made, cores=fields.cores or made.cores, host_bytes=fields.host_memory or made.host_bytes
+    )
 
 
 def _card(given: "str | _DeviceFields", document: Document) -> Card:
     if isinstance(given, str):
         return card_of(given, document.place(("device",)))
     assumed = wire_of("Ethernet 25 Gb/s", WHERE)
-    return Card(given.name, given.memory, {name: value * 1e12 for name, value in given.tflops.items()}, given.bandwidth, assumed, assumed, "as the file says")
+    return Card(
+        given.name,
+        given.memory,
+        {name: value * 1e12 for name, value in given.tflops.items()},
+        given.bandwidth,
+        assumed,
+        assumed,
+        "as the file says",
+    )
 
 
 def _wire(given: "str | _WireFields | None", usual: Wire, document: Document, key: str) -> Wire:
@@ -144,27 +192,57 @@ def _wire(given: "str | _WireFields | None", usual: Wire, document: Document, ke
         return usual
     if isinstance(given, str):
         return wire_of(given, document.place((key,)))
-    return Wire(given.name, given.bandwidth, "network" if key == "between" else "nvlink" if given.bandwidth > _FASTEST_PCIE else "pcie", "as the file says")
+    return Wire(
+        given.name,
+        given.bandwidth,
+        "network" if key == "between" else "nvlink" if given.bandwidth > _FASTEST_PCIE else "pcie",
+        "as the file says",
+    )
 
 
 def _one_each(error: ValidationError) -> list[Mapping[str, Any]]:
-    """Where either a word or a section may stand, what is wrong with what was given, not with the other."""
+    """Where either a word or a section may stand, what is wrong with what was given, not with the
+    other.
+    """
     found: dict[Any, Mapping[str, Any]] = {}
     for item in error.errors(include_url=False):
         key = item["loc"]
         neither = len(key) == 2 and item["type"] in {"string_type", "model_type"}
         if not (neither and isinstance(item["input"], dict)):
-            found.setdefault(key[0] if neither else key, {**item, "loc": key[:1], "msg": "should be a name or a section"} if neither else item)
+            found.setdefault(
+                key[0] if neither else key,
+                (
+                    {**item, "loc": key[:1], "msg": "should be a name or a section"}
+                    if neither
+                    else item
+                ),
+            )
     return list(found.values())
 
 
 def _explained(item: Mapping[str, Any], document: Document, path: str) -> UserError:
-    key = tuple(part for part in item["loc"] if part not in {"str", "_DeviceFields", "_WireFields", "[key]"})
+    key = tuple(
+        part for part in item["loc"] if part not in {"str", "_DeviceFields", "_WireFields", "[key]"}
+    )
     place = document.place(key) or path
-    sections: dict[str, type[Section]] = {"device": _DeviceFields, "inside": _WireFields, "between": _WireFields}
+    sections: dict[str, type[Section]] = {
+        "device": _DeviceFields,
+        "inside": _WireFields,
+        "between": _WireFields,
+    }
     if item["type"] == "extra_forbidden":
         known = sorted((sections.get(str(key[0]), _File) if len(key) > 1 else _File).model_fields)
-        return UserError(f"{dotted(key)}: unknown key", suggest(str(key[-1]), known) or f"known here: {', '.join(known)}", place)
+        return UserError(
+            f"{dotted(key)}: unknown key",
+            suggest(str(key[-1]), known) or f"known here: {', '.join(known)}",
+            place,
+        )
     if item["type"] == "missing":
         return UserError(f"{dotted(key)}: missing", _HELD, place)
-    return UserError(f"{dotted(key)}: {item['msg'].removeprefix('Value error, ').replace('Input should', 'should')} (is {str(item['input'])[:60]!r})", _HELD, place)
+    return UserError(
+        f"{dotted(key)}:"
+        f" {item['msg'].removeprefix('Value error, ').replace('Input should', 'should')} (is"
+        f" {str(item['input'])[:60]!r})",
+        _HELD,
+        place,
+    )

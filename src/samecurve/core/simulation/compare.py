@@ -1,4 +1,6 @@
-"""What each strategy, with each way of recomputing, would do on a machine one doesn't have: plan() asked for each, and what its step would cost."""
+"""What each strategy, with each way of recomputing, would do on a machine one doesn't have: plan()
+asked for each, and what its step would cost.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -18,7 +20,11 @@ MOST = 1024  # devices of the last point of a curve
 
 @dataclass(frozen=True)
 class Row:
-    """One strategy. need: bytes of a device for one sample at once; None: activations are not known. plan None: refused, and why. cost None: not known (core/simulation/step_time.py)."""
+    """One strategy.
+
+    need: bytes of a device for one sample at once; None: activations are not known. plan None:
+    refused, and why. cost None: not known (core/simulation/step_time.py).
+    """
 
     name: str
     shards: int
@@ -58,23 +64,60 @@ def served(config: Config, setup: Setup) -> None:
     """UserError: what is not predicted, by name."""
     where, section = "--machine", config.devices
     if config.engine != "torch":
-        raise UserError(f"--machine predicts what engine torch sends; {config.engine} compiles its collectives into the step", "--engine torch, or leave --machine out", where)
+        raise UserError(
+            f"--machine predicts what engine torch sends; {config.engine} compiles its collectives"
+            " into the step",
+            "--engine torch, or leave --machine out",
+            where,
+        )
     if config.train.exact:
-        raise UserError("--machine does not predict --exact, whose sums go along a tree by other collectives", "leave one of them out", where)
+        raise UserError(
+            "--machine does not predict --exact, whose sums go along a tree by other collectives",
+            "leave one of them out",
+            where,
+        )
     if section.offload:
-        raise UserError("--machine does not predict devices.offload, whose updates are made by the host", "leave one of them out", where)
+        raise UserError(
+            "--machine does not predict devices.offload, whose updates are made by the host",
+            "leave one of them out",
+            where,
+        )
     if section.balance != "even":
-        raise UserError("--machine predicts devices that are alike: speeds by hand (devices.balance) are of others", "--balance even, or leave --machine out", where)
+        raise UserError(
+            "--machine predicts devices that are alike: speeds by hand (devices.balance) are of"
+            " others",
+            "--balance even, or leave --machine out",
+            where,
+        )
     if section.compress == "powersgd":
-        raise UserError("--machine does not predict --compress powersgd", "none, bf16 or fp16", where)
+        raise UserError(
+            "--machine does not predict --compress powersgd", "none, bf16 or fp16", where
+        )
     if section.strategy == "dp":
-        raise UserError("--machine does not predict strategy dp, one process with a thread for each device", "--strategy ddp", where)
+        raise UserError(
+            "--machine does not predict strategy dp, one process with a thread for each device",
+            "--strategy ddp",
+            where,
+        )
     if section.sync in {"cpu", "gloo"}:
-        raise UserError(f"--machine predicts NCCL's collectives, not sync {section.sync}", "--sync-backend auto", where)
+        raise UserError(
+            f"--machine predicts NCCL's collectives, not sync {section.sync}",
+            "--sync-backend auto",
+            where,
+        )
     if section.use.strip() not in {"auto", "all"}:
-        raise UserError(f"--machine says which devices there are; devices.use {section.use} does too", "leave --devices and --gpus out", where)
+        raise UserError(
+            f"--machine says which devices there are; devices.use {section.use} does too",
+            "leave --devices and --gpus out",
+            where,
+        )
     if config.train.precision not in setup.card.peaks:
-        raise UserError(f"no peak of {setup.card.name} is on file for {config.train.precision}: {', '.join(setup.card.peaks)}", f"--dtype {next(iter(setup.card.peaks))}, or a JSON file with `tflops`", where)
+        raise UserError(
+            f"no peak of {setup.card.name} is on file for {config.train.precision}:"
+            f" {', '.join(setup.card.peaks)}",
+            f"--dtype {next(iter(setup.card.peaks))}, or a JSON file with `tflops`",
+            where,
+        )
 
 
 def planned(config: Config, facts: Facts, setup: Setup) -> Plan:
@@ -85,15 +128,27 @@ def planned(config: Config, facts: Facts, setup: Setup) -> Plan:
 
 
 def rows(config: Config, facts: Facts, setup: Setup, share: Share) -> list[Row]:
-    """Every strategy with every way of recomputing; just the config's, where what recomputing saves is not known."""
-    ways: tuple[Recompute, ...] = ("none", "selective", "block") if facts.recompute_bytes else (config.train.recompute,)
-    return [_row(_with(candidate, how), facts, setup, share, name, shards) for name, candidate, shards in _candidates(config, setup) for how in ways]
+    """Every strategy with every way of recomputing; just the config's, where what recomputing saves
+    is not known.
+    """
+    ways: tuple[Recompute, ...] = (
+        ("none", "selective", "block") if facts.recompute_bytes else (config.train.recompute,)
+    )
+    return [
+        _row(_with(candidate, how), facts, setup, share, name, shards)
+        for name, candidate, shards in _candidates(config, setup)
+        for how in ways
+    ]
 
 
 def curves(config: Config, facts: Facts, setup: Setup, share: Share) -> list[Curve]:
-    """From one device to MOST, the batch as plan() has it there: fixed, or growing with the devices."""
+    """From one device to MOST, the batch as plan() has it there: fixed, or growing with the
+    devices.
+    """
     sizes = setup.sizes(MOST)
-    points: dict[str, list[tuple[int, float]]] = {name: [] for name, _, _ in _candidates(config, setup.of(sizes[-1]), single=False)}
+    points: dict[str, list[tuple[int, float]]] = {
+        name: [] for name, _, _ in _candidates(config, setup.of(sizes[-1]), single=False)
+    }
     why: dict[str, str] = {}
     for size in sizes:
         there = setup.of(size)
@@ -107,14 +162,24 @@ def curves(config: Config, facts: Facts, setup: Setup, share: Share) -> list[Cur
     return [Curve(name, tuple(reached), why[name]) for name, reached in points.items()]
 
 
-def _candidates(config: Config, setup: Setup, single: bool = True) -> Iterator[tuple[str, Config, int]]:
-    """(name, config, shards). hsdp shares a copy of the model among a host's devices where there are several hosts, unless the config says how many."""
+def _candidates(
+    config: Config, setup: Setup, single: bool = True
+) -> Iterator[tuple[str, Config, int]]:
+    """(name, config, shards).
+
+    hsdp shares a copy of the model among a host's devices where there are several hosts, unless the
+    config says how many.
+    """
     world = setup.world
     if world == 1 and single:
         yield "single", _of(config, strategy="auto", shards=None), 1
         return
     yield "ddp", _of(config, strategy="ddp", shards=None), 1
-    groups = config.devices.shards or (setup.per_host if setup.hosts > 1 else max((count for count in range(2, world) if world % count == 0), default=0))
+    groups = config.devices.shards or (
+        setup.per_host
+        if setup.hosts > 1
+        else max((count for count in range(2, world) if world % count == 0), default=0)
+    )
     if groups > 1:
         yield "hsdp", _of(config, strategy="hsdp", shards=groups), groups
     yield "fsdp", _of(config, strategy="fsdp", shards=None), world
@@ -132,9 +197,25 @@ def _row(config: Config, facts: Facts, setup: Setup, share: Share, name: str, sh
     machine, each = setup.machine, sample_bytes(config, facts)
     terms, left = room(config, facts, machine.devices * machine.hosts, shards)
     held = sum(term.bytes for term in terms)
-    need, usable, whole = None if each is None else held + each, held + int(left), shards in {1, setup.world}
+    need, usable, whole = (
+        None if each is None else held + each,
+        held + int(left),
+        shards in {1, setup.world},
+    )
     try:
         made = planned(config, facts, setup)
     except UserError as error:
-        return Row(name, shards, config.train.recompute, need, usable, None, None, None, whole, error.cause)
-    return Row(name, shards, config.train.recompute, need, usable, made, traffic(made, facts, setup), cost(config, made, facts, setup, share), whole)
+        return Row(
+            name, shards, config.train.recompute, need, usable, None, None, None, whole, error.cause
+        )
+    return Row(
+        name,
+        shards,
+        config.train.recompute,
+        need,
+        usable,
+        made,
+        traffic(made, facts, setup),
+        cost(config, made, facts, setup, share),
+        whole,
+    )

@@ -1,8 +1,11 @@
-"""What a rank of `samecurve run` is before it is the user's script: it dies with its launcher, and leaves word of how it ended.
+"""What a rank of `samecurve run` is before it is the user's script: it dies with its launcher, and
+leaves word of how it ended.
 
-Run by its path, without the package, so that it starts as fast as the script alone: bootstrap.py WORD LAUNCHER SIGNAL script|module TARGET ARGS...
-Inside, sys.argv, sys.path and __main__ are what `python SCRIPT` or `python -m MODULE` would make them, so that pickles and spawned processes find their way.
-The traceback of an uncaught exception goes into the word, free of frames from here; the launcher puts it into the rank's log, and tells the cause once.
+Run by its path, without the package, so that it starts as fast as the script alone: bootstrap.py
+WORD LAUNCHER SIGNAL script|module TARGET ARGS... Inside, sys.argv, sys.path and __main__ are what
+`python SCRIPT` or `python -m MODULE` would make them, so that pickles and spawned processes find
+their way. The traceback of an uncaught exception goes into the word, free of frames from here; the
+launcher puts it into the rank's log, and tells the cause once.
 """
 
 import os
@@ -46,7 +49,9 @@ def _watched(word: str, number: int) -> None:
     if number:
         from importlib.util import module_from_spec, spec_from_file_location
 
-        spec = spec_from_file_location("samecurve_flight_recorder", os.path.join(_PACKAGE, "worker", "flight_recorder.py"))
+        spec = spec_from_file_location(
+            "samecurve_flight_recorder", os.path.join(_PACKAGE, "worker", "flight_recorder.py")
+        )
         assert spec is not None
         assert spec.loader is not None
         recorder = module_from_spec(spec)
@@ -95,7 +100,15 @@ def _leave(path: str, error: BaseException | None) -> int:
     import time
 
     code, cause, trace, said = _told(error)
-    word = {"code": code, "cause": cause, "trace": trace, "said": said, "joined": _joined(), "torch": "torch" in sys.modules, "time": time.time()}
+    word = {
+        "code": code,
+        "cause": cause,
+        "trace": trace,
+        "said": said,
+        "joined": _joined(),
+        "torch": "torch" in sys.modules,
+        "time": time.time(),
+    }
     try:
         with open(f"{path}.part", "w") as file:
             json.dump(word, file)
@@ -110,7 +123,11 @@ def _told(error: BaseException | None) -> tuple[int, str, str, str]:
     if error is None or (isinstance(error, SystemExit) and error.code is None):
         return 0, "", "", ""
     if isinstance(error, SystemExit):
-        return (error.code & 0xFF, "", "", "") if isinstance(error.code, int) else (1, str(error.code), "", f"{error.code}\n")
+        return (
+            (error.code & 0xFF, "", "", "")
+            if isinstance(error.code, int)
+            else (1, str(error.code), "", f"{error.code}\n")
+        )
     import traceback
 
     trace = error.__traceback__
@@ -119,7 +136,12 @@ def _told(error: BaseException | None) -> tuple[int, str, str, str]:
     error.__traceback__ = trace
     text = "".join(traceback.format_exception(error))
     cause = "".join(traceback.format_exception_only(error)).strip()
-    return 130 if isinstance(error, KeyboardInterrupt) else 1, cause.splitlines()[-1] if isinstance(error, SyntaxError) else cause, text, _hooked(error, text)
+    return (
+        130 if isinstance(error, KeyboardInterrupt) else 1,
+        cause.splitlines()[-1] if isinstance(error, SyntaxError) else cause,
+        text,
+        _hooked(error, text),
+    )
 
 
 def _hooked(error: BaseException, text: str) -> str:
@@ -133,16 +155,31 @@ def _hooked(error: BaseException, text: str) -> str:
         with contextlib.redirect_stderr(buffer):
             sys.excepthook(type(error), error, error.__traceback__)
     except BaseException:
-        return f"{buffer.getvalue()}Error in sys.excepthook:\n{traceback.format_exc()}\nOriginal exception was:\n{text}"
+        return (
+            f"{buffer.getvalue()}Error in sys.excepthook:\n{traceback.format_exc()}\nOriginal"
+            f" exception was:\n{text}"
+        )
     return buffer.getvalue() or text
 
 
 def _joined() -> bool:
-    """Whether this process was ever one of several that know of each other, as far as what it has imported can tell."""
-    c10d, jax = sys.modules.get("torch.distributed.distributed_c10d"), sys.modules.get("jax._src.distributed")
-    if c10d is not None and (c10d.is_initialized() or getattr(c10d, "_default_pg_init_method", None) is not None or getattr(sys.excepthook, "__module__", "") == c10d.__name__):
+    """Whether this process was ever one of several that know of each other, as far as what it has
+    imported can tell.
+    """
+    c10d, jax = (
+        sys.modules.get("torch.distributed.distributed_c10d"),
+        sys.modules.get("jax._src.distributed"),
+    )
+    if c10d is not None and (
+        c10d.is_initialized()
+        or getattr(c10d, "_default_pg_init_method", None) is not None
+        or getattr(sys.excepthook, "__module__", "") == c10d.__name__
+    ):
         return True  # the hook stays when the group is destroyed
-    return getattr(getattr(jax, "global_state", None), "num_processes", 1) not in {None, 1} or not {"mpi4py.MPI", "horovod"}.isdisjoint(sys.modules)
+    return getattr(getattr(jax, "global_state", None), "num_processes", 1) not in {None, 1} or not {
+        "mpi4py.MPI",
+        "horovod",
+    }.isdisjoint(sys.modules)
 
 
 if __name__ == "__main__":

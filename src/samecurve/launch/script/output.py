@@ -1,6 +1,8 @@
-"""What the ranks print: all of it into a log for each, and on the screen what was asked for, in whole lines, each in one write.
+"""What the ranks print: all of it into a log for each, and on the screen what was asked for, in
+whole lines, each in one write.
 
-One thread reads and writes, so lines of two ranks never mix, and a rank that prints faster than the terminal takes waits for it.
+One thread reads and writes, so lines of two ranks never mix, and a rank that prints faster than the
+terminal takes waits for it.
 """
 
 import os
@@ -20,18 +22,23 @@ _READ = 1 << 16
 
 @dataclass
 class Lines:
-    """Bytes in, whole lines out, each with the prefix. Of a line rewritten by carriage returns only what is left at its end."""
+    """Bytes in, whole lines out, each with the prefix.
+
+    Of a line rewritten by carriage returns only what is left at its end.
+    """
 
     prefix: bytes
     _rest: bytes = b""
 
     def feed(self, data: bytes) -> bytes:
         *whole, rest = (self._rest + data).split(b"\n")
-        self._rest = rest[rest.rstrip(b"\r").rfind(b"\r") + 1:]
+        self._rest = rest[rest.rstrip(b"\r").rfind(b"\r") + 1 :]
         if len(self._rest) > _LONGEST:
             whole.append(self._rest)
             self._rest = b""
-        return b"".join(self.prefix + line.rstrip(b"\r").rpartition(b"\r")[2] + b"\n" for line in whole)
+        return b"".join(
+            self.prefix + line.rstrip(b"\r").rpartition(b"\r")[2] + b"\n" for line in whole
+        )
 
     def end(self) -> bytes:
         """A last line that was never ended."""
@@ -44,12 +51,18 @@ class _Stream:
     screen: int  # where it goes: 1 or 2
     lines: Lines | None  # None: not on the screen by lines
     raw: bool  # on the screen as it is
-    tail: bytes = b""  # of a line not ended yet, for the log, where the rank's other stream must not cut it
+    tail: bytes = (
+        b""  # of a line not ended yet, for the log, where the rank's other stream must not cut it
+    )
 
 
 @dataclass
 class Outputs:
-    """Of one world. shown: all ranks' lines, the first rank's bytes, or nothing. warn: is told of a log that can't be written."""
+    """Of one world.
+
+    shown: all ranks' lines, the first rank's bytes, or nothing. warn: is told of a log that can't
+    be written.
+    """
 
     logs: Path
     shown: Shown
@@ -90,17 +103,22 @@ class Outputs:
         if cut > 0 or data.startswith(b"\r"):
             self.keep(stream.rank, stream.tail + data[:cut])
             stream.tail = b""
-        stream.tail += data[max(cut, 0):]
+        stream.tail += data[max(cut, 0) :]
         if len(stream.tail) > _LONGEST:
             self._settle(stream)
-        _write(stream.screen, stream.lines.feed(data) if stream.lines else data if stream.raw else b"")
+        _write(
+            stream.screen, stream.lines.feed(data) if stream.lines else data if stream.raw else b""
+        )
 
     def _settle(self, stream: _Stream) -> None:
         self.keep(stream.rank, stream.tail)
         stream.tail = b""
 
     def keep(self, rank: int, data: bytes) -> None:
-        """Into the rank's log. A full disk does not end a training run: it is said once, and the screen goes on."""
+        """Into the rank's log.
+
+        A full disk does not end a training run: it is said once, and the screen goes on.
+        """
         if rank in self.lost or not data:
             return
         try:
@@ -133,6 +151,6 @@ def _asleep(seconds: float) -> list[tuple[selectors.SelectorKey, int]]:
 def _write(screen: int, data: bytes) -> None:
     while data:
         try:
-            data = data[os.write(screen, data):]
+            data = data[os.write(screen, data) :]
         except BlockingIOError:  # a terminal that somebody else made so
             select.select([], [screen], [])

@@ -13,7 +13,10 @@ _JAX = {"jax", "flax", "optax"}
 
 @dataclass(frozen=True)
 class Source:
-    """local_rank: the option's spelling, where the script's parser has one. jax: it imports jax and no torch."""
+    """local_rank: the option's spelling, where the script's parser has one.
+
+    jax: it imports jax and no torch.
+    """
 
     local_rank: str | None = None
     jax: bool = False
@@ -40,22 +43,44 @@ def _imported(node: ast.AST) -> Iterator[str]:
 
 def _options(tree: ast.AST) -> Iterator[str]:
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "add_argument":
-            yield from (argument.value for argument in node.args if isinstance(argument, ast.Constant) and isinstance(argument.value, str) and argument.value in _LOCAL_RANK)
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr == "add_argument"
+        ):
+            yield from (
+                argument.value
+                for argument in node.args
+                if isinstance(argument, ast.Constant)
+                and isinstance(argument.value, str)
+                and argument.value in _LOCAL_RANK
+            )
 
 
 def of_module(name: str) -> Path | None:
-    """The file that `python -m NAME` runs, found without importing its packages. None: not found, or not Python's source."""
+    """The file that `python -m NAME` runs, found without importing its packages.
+
+    None: not found, or not Python's source.
+    """
     places: list[str] | None = [str(Path.cwd()), *sys.path[1:]]
     found = None
     for part in [*name.split("."), "__main__"]:
         if places is None:
-            return Path(found) if part == "__main__" and found and found.endswith(".py") else None  # a plain module has no parts
+            return (
+                Path(found) if part == "__main__" and found and found.endswith(".py") else None
+            )  # a plain module has no parts
         try:
             spec = PathFinder.find_spec(part, places)
         except (ImportError, ValueError):
             return None
         if spec is None:
             return None
-        found, places = spec.origin, list(spec.submodule_search_locations) if spec.submodule_search_locations is not None else None
+        found, places = (
+            spec.origin,
+            (
+                list(spec.submodule_search_locations)
+                if spec.submodule_search_locations is not None
+                else None
+            ),
+        )
     return Path(found) if found and found.endswith(".py") else None

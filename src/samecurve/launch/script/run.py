@@ -1,4 +1,7 @@
-"""`samecurve run`: any script that torchrun starts, on all devices of this machine. torch is not imported here, so ranks start at once."""
+"""`samecurve run`: any script that torchrun starts, on all devices of this machine.
+
+torch is not imported here, so ranks start at once.
+"""
 
 import os
 import shlex
@@ -55,7 +58,10 @@ class Request:
 
 
 def run(request: Request) -> int:
-    """Returns 0, or 128 + the signal that stopped it. SamecurveError: why it failed, with the exit code of the first rank that did."""
+    """Returns 0, or 128 + the signal that stopped it.
+
+    SamecurveError: why it failed, with the exit code of the first rank that did.
+    """
     refuse_nested(os.environ)
     path = _module(request.target) if request.module else _script(request.target)
     wishes = source.read(path)
@@ -71,26 +77,62 @@ def run(request: Request) -> int:
                 _say("stop", f"by {signal.Signals(go.stopped).name}; logs {logs}")
                 return 128 + go.stopped
             if failure is None:
-                _say("done", f"{_ranks(layout.processes)} in {show_seconds(time.monotonic() - began)}; logs {logs}")
+                _say(
+                    "done",
+                    f"{_ranks(layout.processes)} in {show_seconds(time.monotonic() - began)}; logs"
+                    f" {logs}",
+                )
                 return 0
-            if attempt == request.max_restarts or (isinstance(failure, RunError) and not failure.again):
-                failure.remedy += "; not started again: the same would happen" if attempt < request.max_restarts else ""
+            if attempt == request.max_restarts or (
+                isinstance(failure, RunError) and not failure.again
+            ):
+                failure.remedy += (
+                    "; not started again: the same would happen"
+                    if attempt < request.max_restarts
+                    else ""
+                )
                 raise failure
-            _say("again", f"{_line(failure)}; all ranks start anew: restart {attempt + 1} of {request.max_restarts}")
+            _say(
+                "again",
+                f"{_line(failure)}; all ranks start anew: restart {attempt + 1} of"
+                f" {request.max_restarts}",
+            )
             _set_aside(logs, layout.processes, attempt)
     raise AssertionError("the last attempt returns or raises")
 
 
-def _announced(request: Request, layout: Layout, wishes: source.Source, logs: Path) -> tuple[dict[str, str], str | None]:
-    """The environment of all ranks, and the spelling of --local-rank if they are to be given it. Says both."""
+def _announced(
+    request: Request, layout: Layout, wishes: source.Source, logs: Path
+) -> tuple[dict[str, str], str | None]:
+    """The environment of all ranks, and the spelling of --local-rank if they are to be given it.
+
+    Says both.
+    """
     added, kept = settings(layout, os.environ)
     _say("run", f"{layout.why}; logs {logs}")
-    _say("env", f"{' '.join(f'{name}={shlex.quote(value)}' for name, value in added.items())}{f'; as you set it: {chr(32).join(kept)}' if kept else ''}")
+    _say(
+        "env",
+        f"{' '.join(f'{name}={shlex.quote(value)}' for name, value in added.items())}{f'; as you set it: {chr(32).join(kept)}' if kept else ''}",
+    )
     if "MASTER_PORT" in os.environ:
-        _say("note", f"MASTER_PORT={os.environ['MASTER_PORT']} is not used: each run takes a free port")
-    spelling = wishes.local_rank if wishes.local_rank and not any(argument.partition("=")[0] == wishes.local_rank for argument in request.arguments) else None
+        _say(
+            "note",
+            f"MASTER_PORT={os.environ['MASTER_PORT']} is not used: each run takes a free port",
+        )
+    spelling = (
+        wishes.local_rank
+        if wishes.local_rank
+        and not any(
+            argument.partition("=")[0] == wishes.local_rank for argument in request.arguments
+        )
+        else None
+    )
     if spelling:
-        _say("note", f"the script's parser has {spelling}, so each rank is given {spelling}=N, as torch.distributed.launch does")
+        _say(
+            "note",
+            f"the script's parser has {spelling}, so each rank is given {spelling}=N, as"
+            " torch.distributed.launch does",
+        )
     return {**os.environ, **added}, spelling
 
 
@@ -114,15 +156,37 @@ class _Attempt:
         outputs = Outputs(self.logs, self.request.output, self.layout.processes)
         with reserve() as held:
             port = int(held.getsockname()[1])
-            environments = [{**self.environment, **seat} for seat in seats(self.layout.processes, port, self.number, self.request.max_restarts)]
-            world = World([self._command(seat["LOCAL_RANK"]) for seat in environments], environments, outputs, guard, _ASK if self.request.hang_floor else 0)
+            environments = [
+                {**self.environment, **seat}
+                for seat in seats(
+                    self.layout.processes, port, self.number, self.request.max_restarts
+                )
+            ]
+            world = World(
+                [self._command(seat["LOCAL_RANK"]) for seat in environments],
+                environments,
+                outputs,
+                guard,
+                _ASK if self.request.hang_floor else 0,
+            )
             watch = self._watch(world)
-            notices = Notices(self.layout.processes, port, len(self.layout.devices), partial(nvidia.holders, self.environment), partial(_say, "warn"))
+            notices = Notices(
+                self.layout.processes,
+                port,
+                len(self.layout.devices),
+                partial(nvidia.holders, self.environment),
+                partial(_say, "warn"),
+            )
             with Signals(lambda: _stop(world, signals), lambda: _kill(world)) as signals:
                 try:
                     world.start()
                     if not self.number:
-                        _say("start", f"{_ranks(self.layout.processes)} {show_seconds(time.time() - psutil.Process().create_time())} after this command; they meet at 127.0.0.1:{port}")
+                        _say(
+                            "start",
+                            f"{_ranks(self.layout.processes)}"
+                            f" {show_seconds(time.time() - psutil.Process().create_time())} after"
+                            f" this command; they meet at 127.0.0.1:{port}",
+                        )
                     world.watch([notices.tick, watch])
                 finally:
                     left = world.clear()
@@ -139,8 +203,20 @@ class _Attempt:
         """Looks for hangs, told again and again which ranks live. Says once what it can see."""
         alive: dict[int, int] = {}
         floor = self.request.hang_floor
-        hangs = Hangs(self.logs, lambda: alive, self.layout.processes, floor, max(floor, min(10 * floor, _START)), _ASK, ("--hang-floor ", "collective"))
-        began, told, due = time.monotonic(), self.number > 0 or self.layout.processes == 1 or not self.request.hang_floor, 0.0
+        hangs = Hangs(
+            self.logs,
+            lambda: alive,
+            self.layout.processes,
+            floor,
+            max(floor, min(10 * floor, _START)),
+            _ASK,
+            ("--hang-floor ", "collective"),
+        )
+        began, told, due = (
+            time.monotonic(),
+            self.number > 0 or self.layout.processes == 1 or not self.request.hang_floor,
+            0.0,
+        )
 
         def look(pids: Mapping[int, int]) -> None:
             nonlocal told, due
@@ -148,11 +224,24 @@ class _Attempt:
                 return
             due = time.monotonic() + OFTEN
             alive.clear()
-            alive.update({rank: pid for rank, pid in pids.items() if not world.word(rank).exists()})  # what has left word is ending
+            alive.update(
+                {rank: pid for rank, pid in pids.items() if not world.word(rank).exists()}
+            )  # what has left word is ending
             if not told and (hangs.seen or time.monotonic() - began > LONG):
                 told = True
-                _say("watch", f"crashes, and hangs by the ranks' collectives: one that enters none for {self.request.hang_floor} s (--hang-floor) and ten times as long as usual is named and ended" if hangs.seen
-                     else "crashes only: no collective of this script has been seen, so a hang would not be")
+                _say(
+                    "watch",
+                    (
+                        "crashes, and hangs by the ranks' collectives: one that enters none for"
+                        f" {self.request.hang_floor} s (--hang-floor) and ten times as long as"
+                        " usual is named and ended"
+                        if hangs.seen
+                        else (
+                            "crashes only: no collective of this script has been seen, so a hang"
+                            " would not be"
+                        )
+                    ),
+                )
             self.hung = hangs.look()
             if self.hung:
                 world.kill()
@@ -160,13 +249,22 @@ class _Attempt:
         return look
 
     def _command(self, local: str) -> list[str]:
-        return ["module" if self.request.module else "script", self.request.target, *([f"{self.spelling}={local}"] if self.spelling else []), *self.request.arguments]
+        return [
+            "module" if self.request.module else "script",
+            self.request.target,
+            *([f"{self.spelling}={local}"] if self.spelling else []),
+            *self.request.arguments,
+        ]
 
     def _remark(self, world: World, outputs: Outputs, left: list[int]) -> None:
         for rank, why in outputs.lost.items():
             _say("warn", f"{outputs.log(rank)} ends early: {why}")
         if left and not self.stopped and not world.failures:
-            _say("warn", f"rank {', '.join(map(str, left))} left processes behind, which were ended: a script should wait for those it starts")
+            _say(
+                "warn",
+                f"rank {', '.join(map(str, left))} left processes behind, which were ended: a"
+                " script should wait for those it starts",
+            )
 
     def _explained(self, world: World) -> SamecurveError:
         from samecurve.diagnose.crash import explain
@@ -174,17 +272,45 @@ class _Attempt:
 
         order = sorted(world.failures, key=lambda rank: world.failures[rank][0])
         words = {rank: world.said(rank) for rank in order}
-        notes = [Note(rank, word["time"], word["cause"] if word["trace"] else f"rank {rank}: {word['cause']}", "", "", word["trace"], word["code"]) for rank, word in words.items() if word.get("cause")]
-        error = explain(notes, {rank: world.failures[rank][1] for rank in order}, self.logs, starved=starved_since(self.starved), world=self.layout.processes, left=world.left(), resumes=False)
-        code = world.failures.get(order[0] if error.rank is None else error.rank, world.failures[order[0]])[1]
-        error.exit_code = 128 - code if code < 0 else code  # the script's own, not ours: of the rank that began it
+        notes = [
+            Note(
+                rank,
+                word["time"],
+                word["cause"] if word["trace"] else f"rank {rank}: {word['cause']}",
+                "",
+                "",
+                word["trace"],
+                word["code"],
+            )
+            for rank, word in words.items()
+            if word.get("cause")
+        ]
+        error = explain(
+            notes,
+            {rank: world.failures[rank][1] for rank in order},
+            self.logs,
+            starved=starved_since(self.starved),
+            world=self.layout.processes,
+            left=world.left(),
+            resumes=False,
+        )
+        code = world.failures.get(
+            order[0] if error.rank is None else error.rank, world.failures[order[0]]
+        )[1]
+        error.exit_code = (
+            128 - code if code < 0 else code
+        )  # the script's own, not ours: of the rank that began it
         return error
 
 
 def _stop(world: World, signals: Signals) -> None:
     number = signals.received or signal.SIGINT
     if world.stop(number):
-        os.write(2, f"\n{signal.Signals(number).name} passed on to all ranks, which have {STOPPED[0][0]:g} s to leave; once more to kill them\n".encode())
+        os.write(
+            2,
+            f"\n{signal.Signals(number).name} passed on to all ranks, which have {STOPPED[0][0]:g}"
+            " s to leave; once more to kill them\n".encode(),
+        )
 
 
 def _line(error: SamecurveError) -> str:
@@ -204,18 +330,36 @@ def _ranks(count: int) -> str:
 
 def _module(target: str) -> Path | None:
     top = target.partition(".")[0]
-    if not top.isidentifier() or (find_spec(top) is None and not (Path(f"{top}.py").exists() or Path(top).is_dir())):
-        raise UserError(f"-m {target}: no module named {top}", "a module that this Python finds, or one in this directory", "-m")
+    if not top.isidentifier() or (
+        find_spec(top) is None and not (Path(f"{top}.py").exists() or Path(top).is_dir())
+    ):
+        raise UserError(
+            f"-m {target}: no module named {top}",
+            "a module that this Python finds, or one in this directory",
+            "-m",
+        )
     return source.of_module(target)
 
 
 def _script(target: str) -> Path:
     path = Path(target)
     if path.is_dir():
-        raise UserError(f"{target} is a directory", f"a script in it, such as {target.rstrip('/')}/train.py; or -m for a package", "SCRIPT")
+        raise UserError(
+            f"{target} is a directory",
+            f"a script in it, such as {target.rstrip('/')}/train.py; or -m for a package",
+            "SCRIPT",
+        )
     if not path.is_file():
-        flag = f"; options of samecurve run stand before the script: samecurve run {target} ... SCRIPT" if target.startswith("-") else ""
-        raise UserError(f"{target} does not exist", f"a Python script's path{flag}; -m MODULE for a module", "SCRIPT")
+        flag = (
+            f"; options of samecurve run stand before the script: samecurve run {target} ... SCRIPT"
+            if target.startswith("-")
+            else ""
+        )
+        raise UserError(
+            f"{target} does not exist",
+            f"a Python script's path{flag}; -m MODULE for a module",
+            "SCRIPT",
+        )
     if not os.access(path, os.R_OK):
         raise UserError(f"{target} can't be read", "mend its permissions", "SCRIPT")
     return path
@@ -223,11 +367,22 @@ def _script(target: str) -> Path:
 
 def _logs(request: Request) -> Path:
     """Made here."""
-    logs = request.log_dir or free_name(request.target.rpartition(".")[2] if request.module else Path(request.target).stem, "--log-dir") / "logs"
+    logs = (
+        request.log_dir
+        or free_name(
+            request.target.rpartition(".")[2] if request.module else Path(request.target).stem,
+            "--log-dir",
+        )
+        / "logs"
+    )
     try:
         logs.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"{logs} can't be made: {error.strerror}", "--log-dir DIR where you may write", "--log-dir") from None
+        raise UserError(
+            f"{logs} can't be made: {error.strerror}",
+            "--log-dir DIR where you may write",
+            "--log-dir",
+        ) from None
     return logs
 
 

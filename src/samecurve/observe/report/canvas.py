@@ -1,6 +1,8 @@
-"""matplotlib as the report uses it: one drawing gives an SVG that takes its colours from the page (light and dark), and a PNG.
+"""matplotlib as the report uses it: one drawing gives an SVG that takes its colours from the page
+(light and dark), and a PNG.
 
-The library is imported here alone, late; a user's own matplotlib settings do not reach in. Colours are CSS variables of page.css.
+The library is imported here alone, late; a user's own matplotlib settings do not reach in. Colours
+are CSS variables of page.css.
 """
 
 import io
@@ -23,8 +25,22 @@ MADE_BY = "samecurve report"
 _SIZE = (5.4, 3.1)  # inches; at phone width its 10 points are still read
 _DPI = 150
 
-# Light values of the variables in page.css; in the SVG each is replaced by its variable. Series colours: Okabe and Ito, darkened where white is behind.
-COLOURS = {"ink": "#1d2330", "soft": "#c9ced8", "bad": "#b3261e", "warn": "#b26a00", "s0": "#0a67b0", "s1": "#c2500a", "s2": "#0c8163", "s3": "#a5488a", "s4": "#8a7308", "s5": "#2f8fc9", "s6": "#5a4fb0", "s7": "#6b6f76"}
+# Light values of the variables in page.css; in the SVG each is replaced by its variable. Series
+# colours: Okabe and Ito, darkened where white is behind.
+COLOURS = {
+    "ink": "#1d2330",
+    "soft": "#c9ced8",
+    "bad": "#b3261e",
+    "warn": "#b26a00",
+    "s0": "#0a67b0",
+    "s1": "#c2500a",
+    "s2": "#0c8163",
+    "s3": "#a5488a",
+    "s4": "#8a7308",
+    "s5": "#2f8fc9",
+    "s6": "#5a4fb0",
+    "s7": "#6b6f76",
+}
 SERIES = [COLOURS[f"s{index}"] for index in range(8)]
 STYLES = ("-", "--", ":", "-.")
 
@@ -45,7 +61,11 @@ def need_matplotlib() -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise UserError("a report is drawn with matplotlib, which is not installed here", "pip install 'samecurve[report]'; --json gives the numbers without it", "report") from None
+        raise UserError(
+            "a report is drawn with matplotlib, which is not installed here",
+            "pip install 'samecurve[report]'; --json gives the numbers without it",
+            "report",
+        ) from None
 
 
 @contextmanager
@@ -55,13 +75,34 @@ def canvas() -> "Iterator[tuple[Figure, Axes]]":
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context(), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing")  # a run's name in a script that the PNG's font lacks; the page has the reader's own fonts
+        warnings.filterwarnings(
+            "ignore", "Glyph .* missing"
+        )  # a run's name in a script that the PNG's font lacks; the page has the reader's own fonts
         matplotlib.rcdefaults()
-        matplotlib.rcParams.update({
-            "svg.fonttype": "none", "text.parse_math": False, "font.size": 10, "axes.titlesize": 10, "legend.fontsize": 9, "legend.frameon": False, "lines.linewidth": 1.4,
-            "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.linewidth": 0.6, "axes.axisbelow": True, "grid.color": COLOURS["soft"], "axes.edgecolor": COLOURS["soft"],
-            "text.color": COLOURS["ink"], "axes.labelcolor": COLOURS["ink"], "xtick.color": COLOURS["ink"], "ytick.color": COLOURS["ink"], "axes.formatter.useoffset": False, "axes.formatter.limits": (-4, 6),
-        })
+        matplotlib.rcParams.update(
+            {
+                "svg.fonttype": "none",
+                "text.parse_math": False,
+                "font.size": 10,
+                "axes.titlesize": 10,
+                "legend.fontsize": 9,
+                "legend.frameon": False,
+                "lines.linewidth": 1.4,
+                "axes.spines.top": False,
+                "axes.spines.right": False,
+                "axes.grid": True,
+                "grid.linewidth": 0.6,
+                "axes.axisbelow": True,
+                "grid.color": COLOURS["soft"],
+                "axes.edgecolor": COLOURS["soft"],
+                "text.color": COLOURS["ink"],
+                "axes.labelcolor": COLOURS["ink"],
+                "xtick.color": COLOURS["ink"],
+                "ytick.color": COLOURS["ink"],
+                "axes.formatter.useoffset": False,
+                "axes.formatter.limits": (-4, 6),
+            }
+        )
         figure = Figure(figsize=_SIZE, layout="constrained")
         yield figure, figure.add_subplot()
 
@@ -70,11 +111,20 @@ def finished(figure: "Figure", name: str, title: str, note: str, made_by: str = 
     """Within canvas()."""
     import matplotlib
 
-    matplotlib.rcParams["svg.hashsalt"] = name  # ids of one figure never meet another's, and are the same each time
+    matplotlib.rcParams["svg.hashsalt"] = (
+        name  # ids of one figure never meet another's, and are the same each time
+    )
     vector, raster = io.StringIO(), io.BytesIO()
-    figure.savefig(vector, format="svg", transparent=True, metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    figure.savefig(
+        vector,
+        format="svg",
+        transparent=True,
+        metadata={"Date": None, "Creator": None, "Format": None, "Type": None},
+    )
     figure.suptitle(title, fontsize=10)
-    figure.savefig(raster, format="png", dpi=_DPI, facecolor="white", metadata={"Software": made_by})
+    figure.savefig(
+        raster, format="png", dpi=_DPI, facecolor="white", metadata={"Software": made_by}
+    )
     return Picture(name, title, note, _inline(vector.getvalue(), title), raster.getvalue())
 
 
@@ -82,14 +132,21 @@ def _inline(svg: str, title: str) -> Html:
     """The <svg> element alone, as wide as its place, its colours those of the page."""
     svg = svg[svg.index("<svg") :]
     names = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
-    svg = re.sub(r'<svg [^>]*?(viewBox="[^"]*")[^>]*>', lambda found: f'<svg {found[1]} role="img" aria-label="{escaped(title)}" {names}>', svg, count=1)
+    svg = re.sub(
+        r'<svg [^>]*?(viewBox="[^"]*")[^>]*>',
+        lambda found: f'<svg {found[1]} role="img" aria-label="{escaped(title)}" {names}>',
+        svg,
+        count=1,
+    )
     for variable, colour in COLOURS.items():
         svg = svg.replace(colour, f"var(--{variable})")
     return Html(svg)
 
 
 def label(text: str, most: int = 36) -> str:
-    """A name as a legend takes it: printable, not too long, its end kept (that is where names differ), never beginning with the underscore that hides it."""
+    """A name as a legend takes it: printable, not too long, its end kept (that is where names
+    differ), never beginning with the underscore that hides it.
+    """
     shown = printable(text).replace("\n", " ")
     shown = shown if len(shown) <= most else f"\N{HORIZONTAL ELLIPSIS}{shown[1 - most :]}"
     return f" {shown}" if shown.startswith("_") else shown

@@ -1,4 +1,7 @@
-"""The figures of a report. One run: raw curve, smoothed curve, marks where it was interrupted. Several: one smoothed curve a run, over each other.
+"""The figures of a report.
+
+One run: raw curve, smoothed curve, marks where it was interrupted. Several: one smoothed curve a
+run, over each other.
 
 What has no numbers is left out and named, so that a missing figure is no riddle.
 """
@@ -32,12 +35,21 @@ if TYPE_CHECKING:
 
 _MOST_MARKS = 200
 _MOST_METRICS = 12
-_MARKS = {"resumed": ("|", "ink", "resumed"), "restarted": ("d", "ink", "restarted"), "warned": ("^", "warn", "warned"), "slow": ("v", "warn", "slow"), "failed": ("x", "bad", "failed")}
+_MARKS = {
+    "resumed": ("|", "ink", "resumed"),
+    "restarted": ("d", "ink", "restarted"),
+    "warned": ("^", "warn", "warned"),
+    "slow": ("v", "warn", "slow"),
+    "failed": ("x", "bad", "failed"),
+}
 
 
 @dataclass(frozen=True)
 class Across:
-    """An x axis. values: a story's, one for each step that counts. at: where a number of steps lies on it."""
+    """An x axis.
+
+    values: a story's, one for each step that counts. at: where a number of steps lies on it.
+    """
 
     label: str
     values: Callable[[Story], Column]
@@ -51,28 +63,102 @@ class Across:
 def draw(stories: Sequence[Story], names: Sequence[str]) -> tuple[list[Picture], list[str]]:
     """The figures, and what could not be drawn for want of numbers."""
     steps = Across("step", lambda story: story.column("step"))
-    makers: list[tuple[str, Callable[[], Picture | None]]] = [("loss", lambda: _loss(stories, names, steps, "loss", "Loss"))]
+    makers: list[tuple[str, Callable[[], Picture | None]]] = [
+        ("loss", lambda: _loss(stories, names, steps, "loss", "Loss"))
+    ]
     if len(stories) > 1:
-        makers.append(("loss over time", lambda: _loss(stories, names, _hours(stories), "loss-time", "Loss over time")))
+        makers.append(
+            (
+                "loss over time",
+                lambda: _loss(stories, names, _hours(stories), "loss-time", "Loss over time"),
+            )
+        )
         if len({story.plan.get("batch") for story in stories}) > 1:
             seen = Across("samples", samples_seen)
-            makers.append(("loss over samples", lambda: _loss(stories, names, seen, "loss-samples", "Loss over samples")))
-    makers += [(metric, lambda metric=metric: _metric(stories, names, steps, metric)) for metric in _metrics(stories)]  # type: ignore[misc]
+            makers.append(
+                (
+                    "loss over samples",
+                    lambda: _loss(stories, names, seen, "loss-samples", "Loss over samples"),
+                )
+            )
+    makers += [
+        (metric, lambda metric=metric: _metric(stories, names, steps, metric))  # type: ignore[misc]
+        for metric in _metrics(stories)
+    ]
     tokens = all(story.has("tokens_per_second") for story in stories)
     rate = "tokens_per_second" if tokens else "samples_per_second"
     makers += [
-        ("learning rate", lambda: _curve(stories, names, steps, "lr", "Learning rate", lambda story: story.column("lr"), raw=False)),
-        ("gradient norm", lambda: _curve(stories, names, steps, "grad-norm", "Gradient norm, before clipping", lambda story: story.column("grad_norm"))),
-        ("throughput", lambda: _curve(stories, names, steps, "throughput", "Throughput, tokens a second" if tokens else "Throughput, samples a second", lambda story: story.column(rate), zero=True)),
-        ("data wait", lambda: _curve(stories, names, steps, "wait", "Waiting for data, % of a step (slowest rank)", _waits, zero=True)),
-        ("loss scale", lambda: _curve(stories, names, steps, "scale", "Loss scale (f16)", lambda story: story.column("scale"), raw=False)),
+        (
+            "learning rate",
+            lambda: _curve(
+                stories,
+                names,
+                steps,
+                "lr",
+                "Learning rate",
+                lambda story: story.column("lr"),
+                raw=False,
+            ),
+        ),
+        (
+            "gradient norm",
+            lambda: _curve(
+                stories,
+                names,
+                steps,
+                "grad-norm",
+                "Gradient norm, before clipping",
+                lambda story: story.column("grad_norm"),
+            ),
+        ),
+        (
+            "throughput",
+            lambda: _curve(
+                stories,
+                names,
+                steps,
+                "throughput",
+                "Throughput, tokens a second" if tokens else "Throughput, samples a second",
+                lambda story: story.column(rate),
+                zero=True,
+            ),
+        ),
+        (
+            "data wait",
+            lambda: _curve(
+                stories,
+                names,
+                steps,
+                "wait",
+                "Waiting for data, % of a step (slowest rank)",
+                _waits,
+                zero=True,
+            ),
+        ),
+        (
+            "loss scale",
+            lambda: _curve(
+                stories,
+                names,
+                steps,
+                "scale",
+                "Loss scale (f16)",
+                lambda story: story.column("scale"),
+                raw=False,
+            ),
+        ),
         ("memory", lambda: memory_bars(stories, names)),
-        ("utilisation", lambda: _sensor(stories, names, "utilisation", "Utilisation of devices, %", 100.0)),
+        (
+            "utilisation",
+            lambda: _sensor(stories, names, "utilisation", "Utilisation of devices, %", 100.0),
+        ),
         ("power", lambda: _sensor(stories, names, "power_watts", "Power of all devices, W")),
         ("where time went", lambda: time_bars(stories, names)),
     ]
     made = [(what, maker()) for what, maker in makers]
-    return _told_apart([picture for _, picture in made if picture]), [what for what, picture in made if picture is None and what not in {"loss scale"}]
+    return _told_apart([picture for _, picture in made if picture]), [
+        what for what, picture in made if picture is None and what not in {"loss scale"}
+    ]
 
 
 def _told_apart(pictures: Sequence[Picture]) -> list[Picture]:
@@ -81,14 +167,21 @@ def _told_apart(pictures: Sequence[Picture]) -> list[Picture]:
     found = []
     for picture in pictures:
         seen[picture.name] += 1
-        found.append(replace(picture, name=f"{picture.name}-{seen[picture.name]}") if seen[picture.name] > 1 else picture)
+        found.append(
+            replace(picture, name=f"{picture.name}-{seen[picture.name]}")
+            if seen[picture.name] > 1
+            else picture
+        )
     return found
 
 
 def _hours(stories: Sequence[Story]) -> Across:
     longest = max((float(np.nansum(story.column("seconds"))) for story in stories), default=0.0)
     unit, size = time_unit(longest)
-    return Across(f"{unit} of training (steps alone)", lambda story: np.cumsum(np.nan_to_num(story.column("seconds"))) / size)
+    return Across(
+        f"{unit} of training (steps alone)",
+        lambda story: np.cumsum(np.nan_to_num(story.column("seconds"))) / size,
+    )
 
 
 def _waits(story: Story) -> Column:
@@ -97,17 +190,30 @@ def _waits(story: Story) -> Column:
 
 def _metrics(stories: Sequence[Story]) -> list[str]:
     """Of evaluations, beside the loss: numbers alone."""
-    found = {name: None for story in stories for event in story.evaluated for name, value in event.values.items() if name not in NOT_METRICS and np.isfinite(number(value))}
+    found = {
+        name: None
+        for story in stories
+        for event in story.evaluated
+        for name, value in event.values.items()
+        if name not in NOT_METRICS and np.isfinite(number(value))
+    }
     return list(found)[:_MOST_METRICS]
 
 
 def _looks(stories: Sequence[Story], names: Sequence[str]) -> Iterator[tuple[Story, str, str, str]]:
     """(story, legend, colour, line style)."""
     for index, (story, name) in enumerate(zip(stories, names, strict=True)):
-        yield story, label(name), SERIES[index % len(SERIES)], STYLES[index // len(SERIES) % len(STYLES)]
+        yield (
+            story,
+            label(name),
+            SERIES[index % len(SERIES)],
+            STYLES[index // len(SERIES) % len(STYLES)],
+        )
 
 
-def _loss(stories: Sequence[Story], names: Sequence[str], across: Across, name: str, title: str) -> Picture | None:
+def _loss(
+    stories: Sequence[Story], names: Sequence[str], across: Across, name: str, title: str
+) -> Picture | None:
     if not any(story.has("loss") or story.evaluated for story in stories):
         return None
     alone = len(stories) == 1
@@ -115,11 +221,31 @@ def _loss(stories: Sequence[Story], names: Sequence[str], across: Across, name: 
         shown: list[Column] = []
         notes: list[str] = []
         for story, legend, colour, style in _looks(stories, names):
-            shown += _line(axes, story, across, story.column("loss"), "training" if alone else legend, colour, style, raw=alone, notes=notes)
+            shown += _line(
+                axes,
+                story,
+                across,
+                story.column("loss"),
+                "training" if alone else legend,
+                colour,
+                style,
+                raw=alone,
+                notes=notes,
+            )
             at = across.at(story, [event.step for event in story.evaluated])
-            losses = np.array([number(event.values.get("loss")) for event in story.evaluated], np.float64)
+            losses = np.array(
+                [number(event.values.get("loss")) for event in story.evaluated], np.float64
+            )
             if np.isfinite(losses).any():
-                axes.plot(*thin(at, losses), color=SERIES[1] if alone else colour, linestyle="-" if alone else ":", marker="o", markersize=4, linewidth=1.0, label="validation" if alone else "_")
+                axes.plot(
+                    *thin(at, losses),
+                    color=SERIES[1] if alone else colour,
+                    linestyle="-" if alone else ":",
+                    marker="o",
+                    markersize=4,
+                    linewidth=1.0,
+                    label="validation" if alone else "_",
+                )
                 shown.append(losses)
         if alone:
             _marks(axes, stories[0], across)
@@ -133,15 +259,43 @@ def _metric(stories: Sequence[Story], names: Sequence[str], across: Across, metr
     with canvas() as (figure, axes):
         shown = []
         for story, legend, colour, style in _looks(stories, names):
-            values = np.array([number(event.values.get(metric)) for event in story.evaluated], np.float64)
+            values = np.array(
+                [number(event.values.get(metric)) for event in story.evaluated], np.float64
+            )
             shown.append(values)
             x, y = thin(across.at(story, [event.step for event in story.evaluated]), values)
-            axes.plot(x, y, color=colour, linestyle=style, marker="o", markersize=4, label="_" if len(stories) == 1 else legend)
-        return _done(figure, axes, across, f"metric-{re.sub('[^a-z0-9]+', '-', metric.lower()).strip('-')[:40] or 'x'}", f"Validation: {label(metric)}", _fit(axes, shown))
+            axes.plot(
+                x,
+                y,
+                color=colour,
+                linestyle=style,
+                marker="o",
+                markersize=4,
+                label="_" if len(stories) == 1 else legend,
+            )
+        return _done(
+            figure,
+            axes,
+            across,
+            f"metric-{re.sub('[^a-z0-9]+', '-', metric.lower()).strip('-')[:40] or 'x'}",
+            f"Validation: {label(metric)}",
+            _fit(axes, shown),
+        )
 
 
-def _curve(stories: Sequence[Story], names: Sequence[str], across: Across, name: str, title: str, values: Callable[[Story], Column], raw: bool = True, zero: bool = False) -> Picture | None:
-    """raw: each step's number beside the smoothed ones, where there is one run; False: the number itself, which is smooth. zero: the axis begins there."""
+def _curve(
+    stories: Sequence[Story],
+    names: Sequence[str],
+    across: Across,
+    name: str,
+    title: str,
+    values: Callable[[Story], Column],
+    raw: bool = True,
+    zero: bool = False,
+) -> Picture | None:
+    """raw: each step's number beside the smoothed ones, where there is one run; False: the number
+    itself, which is smooth. zero: the axis begins there.
+    """
     columns = [values(story) for story in stories]
     if not any(np.isfinite(column).any() for column in columns):
         return None
@@ -149,8 +303,21 @@ def _curve(stories: Sequence[Story], names: Sequence[str], across: Across, name:
     with canvas() as (figure, axes):
         shown: list[Column] = []
         notes: list[str] = []
-        for (story, legend, colour, style), column in zip(_looks(stories, names), columns, strict=True):
-            shown += _line(axes, story, across, column, "_" if alone else legend, colour, style, raw=alone and raw, notes=notes, smoothed=raw)
+        for (story, legend, colour, style), column in zip(
+            _looks(stories, names), columns, strict=True
+        ):
+            shown += _line(
+                axes,
+                story,
+                across,
+                column,
+                "_" if alone else legend,
+                colour,
+                style,
+                raw=alone and raw,
+                notes=notes,
+                smoothed=raw,
+            )
         notes += _fit(axes, shown)
         if alone:
             _seams(axes, stories[0], across)
@@ -159,7 +326,18 @@ def _curve(stories: Sequence[Story], names: Sequence[str], across: Across, name:
         return _done(figure, axes, across, name, title, notes)
 
 
-def _line(axes: "Axes", story: Story, across: Across, column: Column, legend: str, colour: str, style: str, raw: bool, notes: list[str], smoothed: bool = True) -> list[Column]:
+def _line(
+    axes: "Axes",
+    story: Story,
+    across: Across,
+    column: Column,
+    legend: str,
+    colour: str,
+    style: str,
+    raw: bool,
+    notes: list[str],
+    smoothed: bool = True,
+) -> list[Column]:
     """One run's curve; returns the numbers shown."""
     if not np.isfinite(column).any():
         return []
@@ -167,38 +345,84 @@ def _line(axes: "Axes", story: Story, across: Across, column: Column, legend: st
     if raw and width > 1:
         axes.plot(*thin(x, column), color=colour, alpha=0.3, linewidth=0.7, label="_")
     mean = smooth(column, width)
-    axes.plot(*thin(x, mean), color=colour, linestyle=style, label=legend, marker="o" if len(column) == 1 else None, markersize=4)
+    axes.plot(
+        *thin(x, mean),
+        color=colour,
+        linestyle=style,
+        label=legend,
+        marker="o" if len(column) == 1 else None,
+        markersize=4,
+    )
     if width > 1:
-        note = f"mean of {width} steps, each step pale" if raw else "each the mean over a fiftieth of its steps"
+        note = (
+            f"mean of {width} steps, each step pale"
+            if raw
+            else "each the mean over a fiftieth of its steps"
+        )
         notes += [] if note in notes else [note]
     return [column if raw else mean]
 
 
 def _marks(axes: "Axes", story: Story, across: Across) -> None:
-    """Where a run was gone on with, warned or failed: along the lower edge, a line across for a resume."""
+    """Where a run was gone on with, warned or failed: along the lower edge, a line across for a
+    resume.
+    """
     for kind, (marker, colour, text) in _MARKS.items():
         steps = [event.step for event in story.told if event.kind == kind][-_MOST_MARKS:]
         at = across.at(story, steps)
         if steps:
-            axes.plot(at, np.full(len(at), 0.03), linestyle="none", marker=marker, color=COLOURS[colour], markersize=6, label=text, transform=axes.get_xaxis_transform(), clip_on=False)
+            axes.plot(
+                at,
+                np.full(len(at), 0.03),
+                linestyle="none",
+                marker=marker,
+                color=COLOURS[colour],
+                markersize=6,
+                label=text,
+                transform=axes.get_xaxis_transform(),
+                clip_on=False,
+            )
     _seams(axes, story, across)
     skipped = across.values(story)[story.column("skipped") > 0][-_MOST_MARKS:]
     if len(skipped):
-        axes.plot(skipped, np.full(len(skipped), 0.03), linestyle="none", marker="s", color=COLOURS["bad"], markersize=4, label="update left out", transform=axes.get_xaxis_transform(), clip_on=False)
+        axes.plot(
+            skipped,
+            np.full(len(skipped), 0.03),
+            linestyle="none",
+            marker="s",
+            color=COLOURS["bad"],
+            markersize=4,
+            label="update left out",
+            transform=axes.get_xaxis_transform(),
+            clip_on=False,
+        )
 
 
 def _seams(axes: "Axes", story: Story, across: Across) -> None:
     """A line across wherever other processes, and maybe other devices, went on with the run."""
-    for x in across.at(story, [event.step for event in story.told if event.kind in {"resumed", "restarted"}][-_MOST_MARKS:]):
+    for x in across.at(
+        story,
+        [event.step for event in story.told if event.kind in {"resumed", "restarted"}][
+            -_MOST_MARKS:
+        ],
+    ):
         axes.axvline(x, color=COLOURS["ink"], linewidth=0.6, linestyle=":")
 
 
 def _fit(axes: "Axes", shown: Sequence[Column]) -> list[str]:
-    """Few numbers far above all others would make a flat line of these: the picture ends below them, and says so."""
-    numbers = np.concatenate([column[np.isfinite(column)] for column in shown]) if shown else np.empty(0)
+    """Few numbers far above all others would make a flat line of these: the picture ends below
+    them, and says so.
+    """
+    numbers = (
+        np.concatenate([column[np.isfinite(column)] for column in shown]) if shown else np.empty(0)
+    )
     if len(numbers) < 50:
         return []
-    low, high, most = float(np.quantile(numbers, 0.01)), float(np.quantile(numbers, 0.99)), float(numbers.max())
+    low, high, most = (
+        float(np.quantile(numbers, 0.01)),
+        float(np.quantile(numbers, 0.99)),
+        float(numbers.max()),
+    )
     if most <= high + 5 * (high - low) or high <= low:
         return []
     top = high + (high - low)
@@ -206,32 +430,78 @@ def _fit(axes: "Axes", shown: Sequence[Column]) -> list[str]:
     return [f"{int((numbers > top).sum())} above the picture, up to {show_count(most)}"]
 
 
-def _sensor(stories: Sequence[Story], names: Sequence[str], figure_of: str, title: str, scale: float = 1.0) -> Picture | None:
-    """Utilisation: mean of a run's devices, and a band from the least to the most used. Power: their sum."""
+def _sensor(
+    stories: Sequence[Story], names: Sequence[str], figure_of: str, title: str, scale: float = 1.0
+) -> Picture | None:
+    """Utilisation: mean of a run's devices, and a band from the least to the most used.
+
+    Power: their sum.
+    """
     read = [sensed(story)[figure_of] * scale for story in stories]
     if not any(rows.size for rows in read):
         return None
     total, alone = figure_of == "power_watts", len(stories) == 1
-    unit, size = time_unit(max(event.time - story.sensors[0].time for story in stories for event in story.sensors))
+    unit, size = time_unit(
+        max(event.time - story.sensors[0].time for story in stories for event in story.sensors)
+    )
     with canvas() as (figure, axes):
         for (story, legend, colour, style), rows in zip(_looks(stories, names), read, strict=True):
-            some = np.isfinite(rows).any(axis=0) if rows.size else np.zeros(len(story.sensors), bool)
-            x, shown = (np.array([event.time for event in story.sensors])[some] - (story.sensors[0].time if story.sensors else 0.0)) / size, rows[:, some]
+            some = (
+                np.isfinite(rows).any(axis=0) if rows.size else np.zeros(len(story.sensors), bool)
+            )
+            x, shown = (
+                (
+                    np.array([event.time for event in story.sensors])[some]
+                    - (story.sensors[0].time if story.sensors else 0.0)
+                )
+                / size,
+                rows[:, some],
+            )
             if not shown.size:
                 continue
-            axes.plot(*thin(x, np.nansum(shown, axis=0) if total else np.nanmean(shown, axis=0)), color=colour, linestyle=style, label="_" if alone else legend, marker="o" if len(x) == 1 else None)
+            axes.plot(
+                *thin(x, np.nansum(shown, axis=0) if total else np.nanmean(shown, axis=0)),
+                color=colour,
+                linestyle=style,
+                label="_" if alone else legend,
+                marker="o" if len(x) == 1 else None,
+            )
             if not total and len(shown) > 1:
-                (at, low), (also, high) = thin(x, np.nanmin(shown, axis=0)), thin(x, np.nanmax(shown, axis=0))
-                axes.fill(np.concatenate((at, also[::-1])), np.concatenate((low, high[::-1])), color=colour, alpha=0.2, linewidth=0)
+                (at, low), (also, high) = (
+                    thin(x, np.nanmin(shown, axis=0)),
+                    thin(x, np.nanmax(shown, axis=0)),
+                )
+                axes.fill(
+                    np.concatenate((at, also[::-1])),
+                    np.concatenate((low, high[::-1])),
+                    color=colour,
+                    alpha=0.2,
+                    linewidth=0,
+                )
         axes.set_ylim(bottom=0)
-        note = "mean of the devices; band: from the least to the most used" if not total and any(len(rows) > 1 for rows in read) else ""
-        return _done(figure, axes, Across(f"{unit} since the first reading", lambda story: story.column("time")), figure_of.replace("_", "-"), title, [note] if note else [])
+        note = (
+            "mean of the devices; band: from the least to the most used"
+            if not total and any(len(rows) > 1 for rows in read)
+            else ""
+        )
+        return _done(
+            figure,
+            axes,
+            Across(f"{unit} since the first reading", lambda story: story.column("time")),
+            figure_of.replace("_", "-"),
+            title,
+            [note] if note else [],
+        )
 
 
-def _done(figure: "Figure", axes: "Axes", across: Across, name: str, title: str, notes: Sequence[str]) -> Picture:
+def _done(
+    figure: "Figure", axes: "Axes", across: Across, name: str, title: str, notes: Sequence[str]
+) -> Picture:
     axes.set_xlabel(across.label)
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter(lambda value, _: f"{value:.4g}" if abs(value) < 1e4 else show_count(value))
+        axis.set_major_formatter(
+            lambda value, _: f"{value:.4g}" if abs(value) < 1e4 else show_count(value)
+        )
     handles, labels = axes.get_legend_handles_labels()
     if handles:
         axes.legend(handles, labels, ncols=1 if max(map(len, labels)) > 14 else 2, loc="best")

@@ -1,4 +1,7 @@
-"""HTML from parts: a text is always escaped, only what an element was made of is not. Nothing that a run says can become markup."""
+"""HTML from parts: a text is always escaped, only what an element was made of is not.
+
+Nothing that a run says can become markup.
+"""
 
 import html
 from typing import Any
@@ -15,8 +18,16 @@ class Html(str):
 
 
 def element(name: str, /, *inner: Any, **attributes: Any) -> Html:
-    """<name attribute="...">inner</name>. Attributes: a trailing underscore is left out (class_), an inner one is a dash; None leaves the attribute out."""
-    given = "".join(f' {key.rstrip("_").replace("_", "-")}="{escaped(value)}"' for key, value in attributes.items() if value is not None)
+    """<name attribute="...">inner</name>.
+
+    Attributes: a trailing underscore is left out (class_), an inner one is a dash; None leaves the
+    attribute out.
+    """
+    given = "".join(
+        f' {key.rstrip("_").replace("_", "-")}="{escaped(value)}"'
+        for key, value in attributes.items()
+        if value is not None
+    )
     return Html(f"<{name}{given}>" + ("" if name in _VOID else f"{joined(*inner)}</{name}>"))
 
 
@@ -30,7 +41,27 @@ def escaped(value: Any) -> str:
 
 
 def table(head: list[Any], rows: list[list[Any]], numbers: bool = False) -> Html:
-    """numbers: all columns but the first are set to the right. A table scrolls by itself on a narrow screen."""
-    cells = element("thead", element("tr", *(element("th", name, scope="col") for name in head))) if any(head) else ""
-    body = element("tbody", *(element("tr", element("th", row[0], scope="row"), *(element("td", cell) for cell in row[1:])) for row in rows))
-    return element("div", element("table", cells, body, class_="numbers" if numbers else None), class_="scroll", tabindex=0)
+    """numbers: all columns but the first are set to the right.
+
+    A table scrolls by itself on a narrow screen.
+    """
+    cells = (
+        element("thead", element("tr", *(element("th", name, scope="col") for name in head)))
+        if any(head)
+        else ""
+    )
+    body = element(
+        "tbody",
+        *(
+            element(
+                "tr", element("th", row[0], scope="row"), *(element("td", cell) for cell in row[1:])
+            )
+            for row in rows
+        ),
+    )
+    return element(
+        "div",
+        element("table", cells, body, class_="numbers" if numbers else None),
+        class_="scroll",
+        tabindex=0,
+    )

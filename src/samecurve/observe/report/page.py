@@ -1,4 +1,7 @@
-"""The report as one HTML page that needs nothing else: no script, no network, pictures within. What a run says is text, never markup."""
+"""The report as one HTML page that needs nothing else: no script, no network, pictures within.
+
+What a run says is text, never markup.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.resources import files
@@ -15,27 +18,68 @@ from samecurve.observe.report.words import FIGURES, moment, plain
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
-def page(stories: Sequence[Story], names: Sequence[str], pictures: Sequence[Picture], left_out: Sequence[str], now: float) -> str:
+def page(
+    stories: Sequence[Story],
+    names: Sequence[str],
+    pictures: Sequence[Picture],
+    left_out: Sequence[str],
+    now: float,
+) -> str:
     """now: seconds since 1970, when it is made."""
     title = names[0] if len(stories) == 1 else f"{len(stories)} runs compared"
-    body = _one(stories[0], names[0], pictures, left_out) if len(stories) == 1 else _several(stories, names, pictures, left_out)
-    foot = f"Made by {MADE_BY} {samecurve.__version__}, {moment(now)}, from the files of the run{'s' if len(stories) > 1 else ''}."
+    body = (
+        _one(stories[0], names[0], pictures, left_out)
+        if len(stories) == 1
+        else _several(stories, names, pictures, left_out)
+    )
+    foot = (
+        f"Made by {MADE_BY} {samecurve.__version__}, {moment(now)}, from the files of the"
+        f" run{'s' if len(stories) > 1 else ''}."
+    )
     return document(title, MADE_BY, body, foot)
 
 
 def document(title: str, made_by: str, body: Iterable[Html], foot: str) -> str:
     """A whole page of this look."""
     head = element(
-        "head", element("meta", charset="utf-8"), element("meta", name="viewport", content="width=device-width, initial-scale=1"), element("meta", name="generator", content=made_by),
-        Html(f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'), element("title", f"{title} \N{MIDDLE DOT} samecurve"), element("style", Html(files(__package__).joinpath("page.css").read_text())))
-    return f"<!doctype html>\n{element('html', head, element('body', *body, element('p', foot, class_='quiet')), lang='en')}\n"
+        "head",
+        element("meta", charset="utf-8"),
+        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        element("meta", name="generator", content=made_by),
+        Html(f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'),
+        element("title", f"{title} \N{MIDDLE DOT} samecurve"),
+        element("style", Html(files(__package__).joinpath("page.css").read_text())),
+    )
+    return (
+        "<!doctype"
+        f" html>\n{element('html', head, element('body', *body, element('p', foot, class_='quiet')), lang='en')}\n"
+    )
 
 
-def _one(story: Story, name: str, pictures: Sequence[Picture], left_out: Sequence[str]) -> Iterator[Html]:
+def _one(
+    story: Story, name: str, pictures: Sequence[Picture], left_out: Sequence[str]
+) -> Iterator[Html]:
     found = summary(story)
-    yield element("header", element("h1", name), _pill(story), element("span", str(story.home), class_="quiet"))
+    yield element(
+        "header",
+        element("h1", name),
+        _pill(story),
+        element("span", str(story.home), class_="quiet"),
+    )
     yield from sections.notes(story)
-    yield element("dl", *(element("div", element("dt", title), element("dd", value, element("small", more) if more else "")) for title, value, more in (row(found) for row in FIGURES.values()) if value), class_="cards")
+    yield element(
+        "dl",
+        *(
+            element(
+                "div",
+                element("dt", title),
+                element("dd", value, element("small", more) if more else ""),
+            )
+            for title, value, more in (row(found) for row in FIGURES.values())
+            if value
+        ),
+        class_="cards",
+    )
     yield from sections.plan_in_short(story)
     yield from figures(pictures, left_out)
     yield from sections.happened(story)
@@ -48,20 +92,48 @@ def _one(story: Story, name: str, pictures: Sequence[Picture], left_out: Sequenc
     yield from sections.checkpoints(story)
 
 
-def _several(stories: Sequence[Story], names: Sequence[str], pictures: Sequence[Picture], left_out: Sequence[str]) -> Iterator[Html]:
+def _several(
+    stories: Sequence[Story],
+    names: Sequence[str],
+    pictures: Sequence[Picture],
+    left_out: Sequence[str],
+) -> Iterator[Html]:
     yield element("header", element("h1", f"{len(stories)} runs compared"))
-    yield element("p", joined(*(part for name, story in zip(names, stories, strict=True) for part in (name, " ", _pill(story), " "))))
+    yield element(
+        "p",
+        joined(
+            *(
+                part
+                for name, story in zip(names, stories, strict=True)
+                for part in (name, " ", _pill(story), " ")
+            )
+        ),
+    )
     for name, story in zip(names, stories, strict=True):
         yield from sections.notes(story, f"{name}: ")
     yield element("h2", "Summary")
     found = [summary(story) for story in stories]
-    yield table(["", *names], [[title, *(_cell(row(run)) for run in found)] for title, row in _titled(found)], numbers=True)
+    yield table(
+        ["", *names],
+        [[title, *(_cell(row(run)) for run in found)] for title, row in _titled(found)],
+        numbers=True,
+    )
     yield from _differences(differences(stories), names)
     yield from figures(pictures, left_out)
     for name, story in zip(names, stories, strict=True):
-        inner = [*sections.plan_in_short(story), *sections.happened(story), *sections.samples(story)]
+        inner = [
+            *sections.plan_in_short(story),
+            *sections.happened(story),
+            *sections.samples(story),
+        ]
         yield element("h2", name)
-        yield element("details", element("summary", f"plan, what happened, samples; all of it: samecurve report {story.home}"), *inner)
+        yield element(
+            "details",
+            element(
+                "summary", f"plan, what happened, samples; all of it: samecurve report {story.home}"
+            ),
+            *inner,
+        )
 
 
 def _titled(found: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Any]]:
@@ -77,22 +149,50 @@ def _cell(row: tuple[str, str, str]) -> Html:
     return joined(value or "\N{EN DASH}", element("div", more, class_="quiet") if more else "")
 
 
-def _differences(found: Mapping[str, Mapping[str, Sequence[Any]]], names: Sequence[str]) -> Iterator[Html]:
+def _differences(
+    found: Mapping[str, Mapping[str, Sequence[Any]]], names: Sequence[str]
+) -> Iterator[Html]:
     """Only what is not the same for all."""
-    titles = {"config": "What was asked for otherwise", "plan": "What the plans made of it", "environment": "What they ran in"}
+    titles = {
+        "config": "What was asked for otherwise",
+        "plan": "What the plans made of it",
+        "environment": "What they ran in",
+    }
     for part, title in titles.items():
         yield element("h2", title)
         if found[part]:
-            yield table([part, *names], [[key, *(plain(value, key) for value in values)] for key, values in found[part].items()])
+            yield table(
+                [part, *names],
+                [
+                    [key, *(plain(value, key) for value in values)]
+                    for key, values in found[part].items()
+                ],
+            )
         else:
             yield element("p", f"The same {part} in all.", class_="quiet")
 
 
 def figures(pictures: Sequence[Picture], left_out: Sequence[str]) -> Iterator[Html]:
     yield element("h2", "Figures")
-    yield element("div", *(element("figure", element("b", picture.title), picture.svg, element("figcaption", picture.note) if picture.note else "") for picture in pictures), class_="figures")
+    yield element(
+        "div",
+        *(
+            element(
+                "figure",
+                element("b", picture.title),
+                picture.svg,
+                element("figcaption", picture.note) if picture.note else "",
+            )
+            for picture in pictures
+        ),
+        class_="figures",
+    )
     if left_out:
-        yield element("p", f"Not drawn, since there are no numbers for it: {', '.join(left_out)}.", class_="quiet")
+        yield element(
+            "p",
+            f"Not drawn, since there are no numbers for it: {', '.join(left_out)}.",
+            class_="quiet",
+        )
 
 
 def _pill(story: Story) -> Html:

@@ -1,7 +1,8 @@
 """What a run left behind, read for its report: plan, config, and the journal as columns of numbers.
 
-Only files are read, and none is written. A live run, a failed one and a damaged file are all told: what can't be read is a
-line of `faults`, never a silent gap. Steps that a resume voided are not among the columns; they are counted.
+Only files are read, and none is written. A live run, a failed one and a damaged file are all told:
+what can't be read is a line of `faults`, never a silent gap. Steps that a resume voided are not
+among the columns; they are counted.
 """
 
 import json
@@ -23,7 +24,19 @@ from samecurve.observe.journal import VOIDED
 
 Column = NDArray[np.float64]
 
-_FIGURES = ("loss", "grad_norm", "lr", "samples_per_second", "tokens_per_second", "seconds", "wait_seconds", "memory_bytes", "mfu", "scale", "skipped")
+_FIGURES = (
+    "loss",
+    "grad_norm",
+    "lr",
+    "samples_per_second",
+    "tokens_per_second",
+    "seconds",
+    "wait_seconds",
+    "memory_bytes",
+    "mfu",
+    "scale",
+    "skipped",
+)
 _ENDS = ("finished", "stopped", "failed")
 _MOST_STEPS = 1 << 53  # beyond it a float is no longer exact
 _TOLD = ("resumed", "restarted", "warned", "slow", *_ENDS)
@@ -31,7 +44,10 @@ _TOLD = ("resumed", "restarted", "warned", "slow", *_ENDS)
 
 @dataclass
 class Start:
-    """One go at a run, from its `planned` line to its last one. end: finished, stopped, failed; '' if no line says."""
+    """One go at a run, from its `planned` line to its last one.
+
+    end: finished, stopped, failed; '' if no line says.
+    """
 
     time: float
     step: int
@@ -46,7 +62,9 @@ class Start:
 
 @dataclass
 class Totals:
-    """Seconds over all starts, beside those of the steps that count; voided: of steps that a resume took back."""
+    """Seconds over all starts, beside those of the steps that count; voided: of steps that a resume
+    took back.
+    """
 
     evaluating: float = 0.0
     saving: float = 0.0
@@ -56,7 +74,10 @@ class Totals:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a manifest says of it; whether the arrays are whole is not looked at. loss: of the evaluation at its step."""
+    """What a manifest says of it; whether the arrays are whole is not looked at.
+
+    loss: of the evaluation at its step.
+    """
 
     step: int
     path: str
@@ -67,9 +88,12 @@ class Checkpoint:
 
 @dataclass
 class Story:
-    """A run as its files tell it. plan: as plan.json has it; made: the same as our own type, None where it is of another version.
+    """A run as its files tell it.
 
-    steps: by name, one number a step, nan where there is none; `step` and `time` among them. live: somebody holds its lock.
+    plan: as plan.json has it; made: the same as our own type, None where it is of another version.
+
+    steps: by name, one number a step, nan where there is none; `step` and `time` among them. live:
+    somebody holds its lock.
     """
 
     home: Path
@@ -104,7 +128,10 @@ class Story:
 
 
 def read_runs(homes: Sequence[Path], live: Callable[[Path], bool]) -> list[Story]:
-    """All of them are looked at before the first is read. UserError: one is no run, or is named twice."""
+    """All of them are looked at before the first is read.
+
+    UserError: one is no run, or is named twice.
+    """
     for home in homes:
         check_is_run(home)
     for index, home in enumerate(homes):
@@ -128,17 +155,33 @@ def check_is_run(home: Path) -> None:
     if (home / "plan.json").is_file():
         return
     if not home.exists():
-        raise UserError(f"{home} does not exist", "a run directory: what train printed after `run`", str(home))
-    above = next((path for path in (*home.parents, *home.absolute().parents) if (path / "plan.json").is_file()), None)
+        raise UserError(
+            f"{home} does not exist", "a run directory: what train printed after `run`", str(home)
+        )
+    above = next(
+        (
+            path
+            for path in (*home.parents, *home.absolute().parents)
+            if (path / "plan.json").is_file()
+        ),
+        None,
+    )
     if above is not None:
         raise UserError(f"{home} is no run directory", f"it lies in the run {above}", str(home))
     within = sorted(path.parent.name for path in home.glob("*/plan.json")) if home.is_dir() else []
-    remedy = f"runs lie in it: {home / within[0]}" + (f", and {len(within) - 1} more" if len(within) > 1 else "") if within else "a directory with plan.json and journal.jsonl in it"
+    remedy = (
+        f"runs lie in it: {home / within[0]}"
+        + (f", and {len(within) - 1} more" if len(within) > 1 else "")
+        if within
+        else "a directory with plan.json and journal.jsonl in it"
+    )
     raise UserError(f"{home} is no run directory", remedy, str(home))
 
 
 class _Reader:
-    """Takes a journal's events one by one, as many as there are, and keeps of a step twelve numbers."""
+    """Takes a journal's events one by one, as many as there are, and keeps of a step twelve
+    numbers.
+    """
 
     def __init__(self, story: Story) -> None:
         self._story = story
@@ -148,9 +191,27 @@ class _Reader:
         story = self._story
         if event.kind == "planned" or not story.starts:
             plan, environment = event.values.get("plan"), event.values.get("environment")
-            story.starts.append(Start(event.time, event.step, plan if isinstance(plan, dict) else {}, environment if isinstance(environment, dict) else {}, event.time, event.step))
+            story.starts.append(
+                Start(
+                    event.time,
+                    event.step,
+                    plan if isinstance(plan, dict) else {},
+                    environment if isinstance(environment, dict) else {},
+                    event.time,
+                    event.step,
+                )
+            )
         elif event.kind == "restarted" and story.starts:
-            story.starts.append(Start(event.time, event.step, story.starts[-1].plan, story.starts[-1].environment, event.time, event.step))
+            story.starts.append(
+                Start(
+                    event.time,
+                    event.step,
+                    story.starts[-1].plan,
+                    story.starts[-1].environment,
+                    event.time,
+                    event.step,
+                )
+            )
         start = story.starts[-1]
         start.last_time, start.last_step = max(start.last_time, event.time), event.step
         if event.kind == "step":
@@ -189,7 +250,10 @@ class _Reader:
             return
         story.totals.voided_steps += int((~keep).sum())
         story.totals.voided += float(np.nansum(np.array(self._columns["seconds"])[~keep]))
-        self._columns = {name: array("d", np.array(column)[keep].tobytes()) for name, column in self._columns.items()}
+        self._columns = {
+            name: array("d", np.array(column)[keep].tobytes())
+            for name, column in self._columns.items()
+        }
 
     def columns(self) -> dict[str, Column]:
         return {name: np.array(column, np.float64) for name, column in self._columns.items()}
@@ -213,14 +277,21 @@ def _read_journal(story: Story) -> None:
         with open(path, "rb") as file:
             for line in file:
                 event = Event.from_line(line) if line.endswith(b"\n") else None
-                if event is not None and math.isfinite(event.time) and abs(event.step) < _MOST_STEPS:
+                if (
+                    event is not None
+                    and math.isfinite(event.time)
+                    and abs(event.step) < _MOST_STEPS
+                ):
                     reader.add(event)
                 elif line.endswith(b"\n") or not story.live:
                     strange += 1
     except OSError as error:
         story.faults.append(f"journal.jsonl can't be read: {error.strerror}; there are no curves")
     if strange:
-        story.faults.append(f"journal.jsonl: {strange} line{'s' if strange > 1 else ''} passed over that {'are' if strange > 1 else 'is'} no event (damaged, or cut off by a kill)")
+        story.faults.append(
+            f"journal.jsonl: {strange} line{'s' if strange > 1 else ''} passed over that"
+            f" {'are' if strange > 1 else 'is'} no event (damaged, or cut off by a kill)"
+        )
     story.steps = reader.columns()
 
 
@@ -234,14 +305,27 @@ def _read_plan(story: Story) -> None:
     except (OSError, ValueError, RecursionError) as error:
         found = {"plan": next((start.plan for start in reversed(story.starts) if start.plan), None)}
         if found["plan"] is None:
-            raise RunError(f"{path} can't be read: {error}", "without it and without a `planned` line in journal.jsonl nothing says what this run is", str(path)) from None
-        story.faults.append(f"plan.json can't be read ({error}); the plan is the one in journal.jsonl")
-    story.plan, story.began = found["plan"], found.get("began") if isinstance(found.get("began"), str) else None
+            raise RunError(
+                f"{path} can't be read: {error}",
+                "without it and without a `planned` line in journal.jsonl nothing says what this"
+                " run is",
+                str(path),
+            ) from None
+        story.faults.append(
+            f"plan.json can't be read ({error}); the plan is the one in journal.jsonl"
+        )
+    story.plan, story.began = (
+        found["plan"],
+        found.get("began") if isinstance(found.get("began"), str) else None,
+    )
     story.origins, story.formulas = _texts(found.get("origins")), _texts(found.get("formulas"))
     try:
         story.made = Plan.from_json(story.plan)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        story.faults.append(f"the plan is of another version of samecurve, or damaged ({type(error).__name__}: {error}): the figures that follow from it are left out")
+        story.faults.append(
+            f"the plan is of another version of samecurve, or damaged ({type(error).__name__}:"
+            f" {error}): the figures that follow from it are left out"
+        )
 
 
 def _texts(value: Any) -> dict[str, str]:
@@ -276,7 +360,23 @@ def _checkpoints(home: Path, faults: list[str]) -> list[Checkpoint]:
             loop, step = manifest["loop"], int(manifest["step"])
             loss = loop.get("metrics", {}).get("loss") if loop.get("metrics_step") == step else None
             size = sum(int(file["bytes"]) for file in manifest["files"].values())
-            found.append(Checkpoint(step, f"checkpoints/{path.name}", size, number(loss), _texts(manifest.get("versions"))))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+            found.append(
+                Checkpoint(
+                    step,
+                    f"checkpoints/{path.name}",
+                    size,
+                    number(loss),
+                    _texts(manifest.get("versions")),
+                )
+            )
+        except (
+            OSError,
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            OverflowError,
+            RecursionError,
+        ):
             faults.append(f"checkpoints/{path.name} has no manifest that can be read")
     return found

@@ -9,17 +9,37 @@ _MARKERS = ("o", "s", "^")
 
 
 def scaling_png(curves: Sequence[Curve], machine: str, note: str) -> bytes:
-    """note: below the picture's title, what it is drawn for. UserError: the library that draws is not installed."""
+    """note: below the picture's title, what it is drawn for.
+
+    UserError: the library that draws is not installed.
+    """
     sizes = sorted({size for curve in curves for size, _ in curve.points})
     with canvas() as (figure, axes):
         figure.set_size_inches(7.2, 4.0)
         axes.axhline(1.0, color=SERIES[7], linewidth=0.8, linestyle=":")
         for index, curve in enumerate(curves):
             if curve.points:
-                legend = curve.name if len(curve.points) == len(sizes) or curve.points[-1][0] == sizes[-1] else f"{curve.name}, to {curve.points[-1][0]}"
-                axes.plot(*zip(*curve.points, strict=True), color=SERIES[index], marker=_MARKERS[index % 3], markersize=4, label=legend)
+                legend = (
+                    curve.name
+                    if len(curve.points) == len(sizes) or curve.points[-1][0] == sizes[-1]
+                    else f"{curve.name}, to {curve.points[-1][0]}"
+                )
+                axes.plot(
+                    *zip(*curve.points, strict=True),
+                    color=SERIES[index],
+                    marker=_MARKERS[index % 3],
+                    markersize=4,
+                    label=legend,
+                )
             else:
-                axes.plot([], [], color=SERIES[index], marker=_MARKERS[index % 3], markersize=4, label=f"{curve.name}: nowhere")
+                axes.plot(
+                    [],
+                    [],
+                    color=SERIES[index],
+                    marker=_MARKERS[index % 3],
+                    markersize=4,
+                    label=f"{curve.name}: nowhere",
+                )
         axes.set_xscale("log", base=2)
         axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
         axes.minorticks_off()

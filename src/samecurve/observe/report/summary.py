@@ -1,4 +1,5 @@
-"""The numbers of a report: one run's summary, where its time went, and what two or more runs have in common or not.
+"""The numbers of a report: one run's summary, where its time went, and what two or more runs have
+in common or not.
 
 All from every step's exact figures, not from what is drawn. A figure that is not known is None.
 """
@@ -20,11 +21,24 @@ Grid = NDArray[np.float64]
 
 _MOST_DEVICES = 4096
 _MOST_SAMPLES = 1e12  # of one step: no more is a number of samples
-_RESULT = ("engine", "strategy", "backend", "precision", "batch", "micro", "rounds", "steps", "samples", "exact")
+_RESULT = (
+    "engine",
+    "strategy",
+    "backend",
+    "precision",
+    "batch",
+    "micro",
+    "rounds",
+    "steps",
+    "samples",
+    "exact",
+)
 
 
 def outcome(story: Story) -> str:
-    """finished, stopped, failed, running, cut off (no line says how it ended, and nobody holds it), not started."""
+    """finished, stopped, failed, running, cut off (no line says how it ended, and nobody holds it),
+    not started.
+    """
     if not story.starts:
         return "starting" if story.live else "not started"
     return story.starts[-1].end or ("running" if story.live else "cut off")
@@ -34,17 +48,32 @@ def outcome(story: Story) -> str:
 def summary(story: Story) -> dict[str, Any]:
     steps = story.column("step")
     return {
-        "run": str(story.home), "outcome": outcome(story), "step": int(steps[-1]) if story.trained else 0,
-        **{name: story.plan.get(name) for name in _RESULT}, "devices": dict(devices(story.plan)), "world": sum(devices(story.plan).values()), "lr": _of(story.plan, "schedule").get("peak"),
-        **_losses(story), **_times(story), **_rates(story), **_memory(story), **_sensed(story),
-        "starts": len(story.starts), "warnings": sum(event.kind in {"warned", "slow"} for event in story.told), "skipped": int((story.column("skipped") > 0).sum()),
+        "run": str(story.home),
+        "outcome": outcome(story),
+        "step": int(steps[-1]) if story.trained else 0,
+        **{name: story.plan.get(name) for name in _RESULT},
+        "devices": dict(devices(story.plan)),
+        "world": sum(devices(story.plan).values()),
+        "lr": _of(story.plan, "schedule").get("peak"),
+        **_losses(story),
+        **_times(story),
+        **_rates(story),
+        **_memory(story),
+        **_sensed(story),
+        "starts": len(story.starts),
+        "warnings": sum(event.kind in {"warned", "slow"} for event in story.told),
+        "skipped": int((story.column("skipped") > 0).sum()),
     }
 
 
 def devices(plan: Mapping[str, Any]) -> Counter[str]:
     """How many of which name."""
     found = plan.get("devices")
-    return Counter(str(_of({"device": device}, "device").get("name")) for device in found) if isinstance(found, list) else Counter()
+    return (
+        Counter(str(_of({"device": device}, "device").get("name")) for device in found)
+        if isinstance(found, list)
+        else Counter()
+    )
 
 
 def _of(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -56,11 +85,26 @@ def _of(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 def _losses(story: Story) -> dict[str, Any]:
     loss, last = story.column("loss"), story.evaluated[-1] if story.evaluated else None
     width = window(story.trained)
-    best = min(((number(event.values.get("loss"), math.inf), event.step) for event in story.evaluated), default=(math.inf, 0))
+    best = min(
+        ((number(event.values.get("loss"), math.inf), event.step) for event in story.evaluated),
+        default=(math.inf, 0),
+    )
     return {
-        "loss": _known(loss[-1]) if story.trained else None, "loss_mean": _mean(loss[-width:]), "loss_mean_steps": min(width, story.trained),
-        "best_loss": _known(best[0]), "best_step": best[1] if math.isfinite(best[0]) else None, "evaluated_at": last.step if last else None,
-        "evaluated": {name: _known(number(value)) for name, value in last.values.items() if name not in NOT_METRICS - {"loss"}} if last else {},
+        "loss": _known(loss[-1]) if story.trained else None,
+        "loss_mean": _mean(loss[-width:]),
+        "loss_mean_steps": min(width, story.trained),
+        "best_loss": _known(best[0]),
+        "best_step": best[1] if math.isfinite(best[0]) else None,
+        "evaluated_at": last.step if last else None,
+        "evaluated": (
+            {
+                name: _known(number(value))
+                for name, value in last.values.items()
+                if name not in NOT_METRICS - {"loss"}
+            }
+            if last
+            else {}
+        ),
     }
 
 
@@ -68,39 +112,77 @@ def _times(story: Story) -> dict[str, Any]:
     spent = where_time_went(story)
     wall = sum(spent.values())
     kept = float(np.nansum(story.column("seconds")))
-    return {"wall_seconds": wall, "training_seconds": kept, "goodput": min(1.0, kept / wall) if wall else None, "voided_steps": story.totals.voided_steps, "seconds_by_use": spent}
+    return {
+        "wall_seconds": wall,
+        "training_seconds": kept,
+        "goodput": min(1.0, kept / wall) if wall else None,
+        "voided_steps": story.totals.voided_steps,
+        "seconds_by_use": spent,
+    }
 
 
 def _rates(story: Story) -> dict[str, Any]:
     seconds = story.column("seconds")
     share = story.column("wait_seconds") / seconds if story.trained else seconds
     samples = samples_seen(story)
-    rates = {name: _median(story.column(name)) for name in ("samples_per_second", "tokens_per_second", "mfu")}
-    return {"samples_seen": int(samples[-1]) if story.trained else 0, "step_seconds": _median(seconds), **rates, "wait_share": _median(np.minimum(share, 1.0))}
+    rates = {
+        name: _median(story.column(name))
+        for name in ("samples_per_second", "tokens_per_second", "mfu")
+    }
+    return {
+        "samples_seen": int(samples[-1]) if story.trained else 0,
+        "step_seconds": _median(seconds),
+        **rates,
+        "wait_share": _median(np.minimum(share, 1.0)),
+    }
 
 
 def _memory(story: Story) -> dict[str, Any]:
-    peaks: list[Any] = next((start.ended["memory_bytes_by_device"] for start in reversed(story.starts) if isinstance(start.ended.get("memory_bytes_by_device"), list)), [])
+    peaks: list[Any] = next(
+        (
+            start.ended["memory_bytes_by_device"]
+            for start in reversed(story.starts)
+            if isinstance(start.ended.get("memory_bytes_by_device"), list)
+        ),
+        [],
+    )
     known = [int(number(peak, 0.0)) for peak in peaks]
     column = story.column("memory_bytes")
     largest = max([*known, int(np.nanmax(column)) if story.has("memory_bytes") else 0])
-    return {"memory_bytes": largest or None, "memory_bytes_by_device": known, "memory_estimate_bytes": story.made.memory_estimate if story.made else None}
+    return {
+        "memory_bytes": largest or None,
+        "memory_bytes_by_device": known,
+        "memory_estimate_bytes": story.made.memory_estimate if story.made else None,
+    }
 
 
 def _sensed(story: Story) -> dict[str, Any]:
     """Means over devices and readings; power: of all devices together."""
     read = sensed(story)
-    return {"utilisation_mean": _mean(read["utilisation"]), "power_watts_mean": _mean(np.nansum(read["power_watts"], axis=0)) if read["power_watts"].size else None,
-            "celsius_max": _known(np.nanmax(read["celsius"])) if read["celsius"].size else None}
+    return {
+        "utilisation_mean": _mean(read["utilisation"]),
+        "power_watts_mean": (
+            _mean(np.nansum(read["power_watts"], axis=0)) if read["power_watts"].size else None
+        ),
+        "celsius_max": _known(np.nanmax(read["celsius"])) if read["celsius"].size else None,
+    }
 
 
 def sensed(story: Story) -> dict[str, Grid]:
-    """By figure: a row for each device, a number for each reading, nan where it is missing; no row where there is no number at all."""
-    return {name: _grid([event.values.get(f"{name}_by_device") for event in story.sensors]) for name in ("utilisation", "power_watts", "celsius")}
+    """By figure: a row for each device, a number for each reading, nan where it is missing; no row
+    where there is no number at all.
+    """
+    return {
+        name: _grid([event.values.get(f"{name}_by_device") for event in story.sensors])
+        for name in ("utilisation", "power_watts", "celsius")
+    }
 
 
 def _grid(read: Sequence[Any]) -> Grid:
-    lists = [[number(value) for value in values[:_MOST_DEVICES]] if isinstance(values, list) else [] for values in read]
+    lists = [
+        [number(value) for value in values[:_MOST_DEVICES]] if isinstance(values, list) else []
+        for values in read
+    ]
     found: Grid = np.full((max(map(len, lists), default=0), len(lists)), np.nan)
     for at, values in enumerate(lists):
         found[: len(values), at] = values
@@ -108,18 +190,36 @@ def _grid(read: Sequence[Any]) -> Grid:
 
 
 def samples_seen(story: Story) -> Column:
-    """Samples consumed after each step that counts. A step's rate times its seconds is its number of samples, exactly but for rounding."""
-    return np.cumsum(np.clip(np.rint(np.nan_to_num(story.column("samples_per_second") * story.column("seconds"))), 0, _MOST_SAMPLES))
+    """Samples consumed after each step that counts.
+
+    A step's rate times its seconds is its number of samples, exactly but for rounding.
+    """
+    return np.cumsum(
+        np.clip(
+            np.rint(np.nan_to_num(story.column("samples_per_second") * story.column("seconds"))),
+            0,
+            _MOST_SAMPLES,
+        )
+    )
 
 
 def where_time_went(story: Story) -> dict[str, float]:
-    """Seconds in which processes ran, over all starts, by what they were spent on; time between starts is not counted."""
+    """Seconds in which processes ran, over all starts, by what they were spent on; time between
+    starts is not counted.
+    """
     totals = story.totals
     wall = sum(start.last_time - start.time for start in story.starts)
     starting = sum(_starting(start) for start in story.starts)
     seconds = story.column("seconds")
     waiting = float(np.nansum(np.minimum(story.column("wait_seconds"), seconds)))
-    parts = {"training": float(np.nansum(seconds)) - waiting, "waiting for data": waiting, "steps done again": totals.voided, "evaluating": totals.evaluating, "saving": totals.saving, "starting": starting}
+    parts = {
+        "training": float(np.nansum(seconds)) - waiting,
+        "waiting for data": waiting,
+        "steps done again": totals.voided,
+        "evaluating": totals.evaluating,
+        "saving": totals.saving,
+        "starting": starting,
+    }
     return {**parts, "other": max(0.0, wall - sum(parts.values()))}
 
 
@@ -142,29 +242,63 @@ def _median(column: Column) -> float | None:
 
 
 def differences(stories: Sequence[Story]) -> dict[str, dict[str, list[Any]]]:
-    """What the runs were asked, what their plans made of it, and what they ran in, where it is not the same for all: by key one value a run, None where a run has none."""
-    sides: dict[str, Callable[[Story], Mapping[str, Any]]] = {"config": lambda story: story.config, "plan": planned, "environment": environment}
+    """What the runs were asked, what their plans made of it, and what they ran in, where it is not
+    the same for all: by key one value a run, None where a run has none.
+    """
+    sides: dict[str, Callable[[Story], Mapping[str, Any]]] = {
+        "config": lambda story: story.config,
+        "plan": planned,
+        "environment": environment,
+    }
     found = {}
     for name, side in sides.items():
         values = [side(story) for story in stories]
-        rows = {key: [own.get(key) for own in values] for key in dict.fromkeys(key for own in values for key in own)}
-        found[name] = {key: row for key, row in rows.items() if any(value != row[0] for value in row)}
+        rows = {
+            key: [own.get(key) for own in values]
+            for key in dict.fromkeys(key for own in values for key in own)
+        }
+        found[name] = {
+            key: row for key, row in rows.items() if any(value != row[0] for value in row)
+        }
     return found
 
 
 def planned(story: Story) -> dict[str, Any]:
     """The plan's decisions, as far as they bear on results, speed or memory."""
     plan, made = story.plan, story.made
-    derived = {"lr": made.schedule.peak, "warmup": made.schedule.warmup, "memory_estimate_bytes": made.memory_estimate, "seed": made.fixed.seed} if isinstance(made, Plan) else {}
+    derived = (
+        {
+            "lr": made.schedule.peak,
+            "warmup": made.schedule.warmup,
+            "memory_estimate_bytes": made.memory_estimate,
+            "seed": made.fixed.seed,
+        }
+        if isinstance(made, Plan)
+        else {}
+    )
     fixed = _of(plan, "fixed")
-    return {**{name: plan.get(name) for name in _RESULT}, "devices": ", ".join(f"{count} x {name}" for name, count in devices(plan).items()), "processes": plan.get("processes"), "threads": plan.get("threads"),
-            "recompute": plan.get("recompute"), "compress": plan.get("compress"), **derived, "data": fixed.get("fingerprint")}
+    return {
+        **{name: plan.get(name) for name in _RESULT},
+        "devices": ", ".join(f"{count} x {name}" for name, count in devices(plan).items()),
+        "processes": plan.get("processes"),
+        "threads": plan.get("threads"),
+        "recompute": plan.get("recompute"),
+        "compress": plan.get("compress"),
+        **derived,
+        "data": fixed.get("fingerprint"),
+    }
 
 
 def environment(story: Story) -> dict[str, Any]:
-    """Of the last start; versions from its newest checkpoint where an older version did not write them with the start."""
+    """Of the last start; versions from its newest checkpoint where an older version did not write
+    them with the start.
+    """
     found = dict(flat(story.starts[-1].environment)) if story.starts else {}
     if not found and story.checkpoints:
-        found = {f"versions.{name}": version for name, version in story.checkpoints[0].versions.items()}
-    drivers = {device.driver for device in story.made.devices if device.driver} if story.made else set()
+        found = {
+            f"versions.{name}": version for name, version in story.checkpoints[0].versions.items()
+        }
+    drivers = (
+        {device.driver for device in story.made.devices if device.driver} if story.made else set()
+    )
     return {**found, **({"driver": ", ".join(sorted(drivers))} if drivers else {})}

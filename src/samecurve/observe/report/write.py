@@ -1,4 +1,7 @@
-"""`samecurve report RUN...`: one page and its pictures, made from what runs left behind. Runs are only read; nothing is written until all of it is drawn."""
+"""`samecurve report RUN...`: one page and its pictures, made from what runs left behind.
+
+Runs are only read; nothing is written until all of it is drawn.
+"""
 
 import contextlib
 import os
@@ -20,9 +23,13 @@ _ELSEWHERE = Path("report")
 
 
 def report(stories: Sequence[Story], to: Path | None) -> list[Path]:
-    """Write the page and its pictures. to: the directory; the run's own for one run, report/ for several, if None. Returns what was written, the page first.
+    """Write the page and its pictures.
 
-    UserError: no matplotlib, no directory to write to, or a file there that no report wrote. RunError: the disk is full.
+    to: the directory; the run's own for one run, report/ for several, if None. Returns what was
+    written, the page first.
+
+    UserError: no matplotlib, no directory to write to, or a file there that no report wrote.
+    RunError: the disk is full.
     """
     need_matplotlib()
     home = to or (stories[0].home if len(stories) == 1 else _ELSEWHERE)
@@ -34,7 +41,10 @@ def report(stories: Sequence[Story], to: Path | None) -> list[Path]:
     with np.errstate(all="ignore"):  # a damaged journal may hold any number
         pictures, left_out = draw(stories, names)
         whole = page(stories, names, pictures, left_out, time.time())
-    made = {_PAGE: whole.encode("utf-8", "replace"), **{f"report-{picture.name}.png": picture.png for picture in pictures}}
+    made = {
+        _PAGE: whole.encode("utf-8", "replace"),
+        **{f"report-{picture.name}.png": picture.png for picture in pictures},
+    }
     return _publish(home, made)
 
 
@@ -47,7 +57,14 @@ def numbers(stories: Sequence[Story]) -> dict[str, Any]:
 def short_names(homes: Sequence[Path]) -> list[str]:
     """The last parts of their paths, as many as tell them apart."""
     whole = [home.resolve().parts for home in homes]
-    depth = next((depth for depth in range(1, max(map(len, whole)) + 1) if len({parts[-depth:] for parts in whole}) == len(whole)), 1)
+    depth = next(
+        (
+            depth
+            for depth in range(1, max(map(len, whole)) + 1)
+            if len({parts[-depth:] for parts in whole}) == len(whole)
+        ),
+        1,
+    )
     return [str(Path(*parts[-depth:])) for parts in whole]
 
 
@@ -55,9 +72,17 @@ def _check_home(home: Path) -> None:
     """Refused before the figures are drawn, which takes a while."""
     if home.exists() and not home.is_dir():
         raise UserError(f"{home} is no directory", "--to DIR", "--to")
-    foreign = [path for path in (home / _PAGE, *sorted(home.glob("report-*.png"))) if path.exists() and not _ours(path)]
+    foreign = [
+        path
+        for path in (home / _PAGE, *sorted(home.glob("report-*.png")))
+        if path.exists() and not _ours(path)
+    ]
     if foreign:
-        raise UserError(f"{foreign[0]} was not written by samecurve report, and would be overwritten", "move it away, or --to another DIR", str(foreign[0]))
+        raise UserError(
+            f"{foreign[0]} was not written by samecurve report, and would be overwritten",
+            "move it away, or --to another DIR",
+            str(foreign[0]),
+        )
 
 
 def _ours(path: Path) -> bool:
@@ -69,7 +94,10 @@ def _ours(path: Path) -> bool:
 
 
 def _publish(home: Path, made: Mapping[str, bytes]) -> list[Path]:
-    """Each file whole or not at all. Pictures of an earlier report that this one has not are taken away."""
+    """Each file whole or not at all.
+
+    Pictures of an earlier report that this one has not are taken away.
+    """
     scratch = [(home / f".{name}.{os.getpid()}.part", home / name) for name in made]
     try:
         home.mkdir(parents=True, exist_ok=True)
@@ -81,9 +109,15 @@ def _publish(home: Path, made: Mapping[str, bytes]) -> list[Path]:
             if stale.name not in made and _ours(stale):
                 stale.unlink()
     except OSError as error:
-        raise RunError(f"{home} can't be written: {error.strerror}", "--to DIR where you may write and there is room", str(home)) from None
+        raise RunError(
+            f"{home} can't be written: {error.strerror}",
+            "--to DIR where you may write and there is room",
+            str(home),
+        ) from None
     finally:
         for part, _ in scratch:
-            with contextlib.suppress(OSError):  # the one that was renamed is gone, and where none could be written there is none
+            with contextlib.suppress(
+                OSError
+            ):  # the one that was renamed is gone, and where none could be written there is none
                 part.unlink(missing_ok=True)
     return [final for _, final in scratch]

@@ -23,22 +23,38 @@ class LanguageModel(Section):
     hidden_size: PositiveInt = Field(512, description="width of the residual stream")
     num_layers: PositiveInt = 8
     num_heads: PositiveInt = 8
-    kv_heads: PositiveInt | None = Field(None, description="key and value heads shared by num_heads; as many if not given")
-    intermediate_size: PositiveInt | None = Field(None, description="width of the feed-forward; 8/3 of hidden_size, rounded up to 64, if not given")
-    vocab_size: PositiveInt | None = Field(None, description="the tokenizer's if not given; more is padding, less is refused")
+    kv_heads: PositiveInt | None = Field(
+        None, description="key and value heads shared by num_heads; as many if not given"
+    )
+    intermediate_size: PositiveInt | None = Field(
+        None,
+        description="width of the feed-forward; 8/3 of hidden_size, rounded up to 64, if not given",
+    )
+    vocab_size: PositiveInt | None = Field(
+        None, description="the tokenizer's if not given; more is padding, less is refused"
+    )
     max_seq_len: PositiveInt = Field(512, description="tokens of a sample (--seq-len)")
     rope_theta: PositiveFloat = 10000.0
     norm_eps: PositiveFloat = 1e-5
-    tie_embeddings: bool = Field(False, description="one matrix for input embedding and output head")
+    tie_embeddings: bool = Field(
+        False, description="one matrix for input embedding and output head"
+    )
 
     @model_validator(mode="after")
     def _heads_fit(self) -> "LanguageModel":
         if self.hidden_size % self.num_heads:
-            raise ValueError(f"hidden_size {self.hidden_size} is not a multiple of num_heads {self.num_heads}")
+            raise ValueError(
+                f"hidden_size {self.hidden_size} is not a multiple of num_heads {self.num_heads}"
+            )
         if (self.hidden_size // self.num_heads) % 2:
-            raise ValueError(f"hidden_size / num_heads is {self.hidden_size // self.num_heads}; rotary positions need it even")
+            raise ValueError(
+                f"hidden_size / num_heads is {self.hidden_size // self.num_heads}; rotary positions"
+                " need it even"
+            )
         if self.num_heads % self.groups:
-            raise ValueError(f"num_heads {self.num_heads} is not a multiple of kv_heads {self.groups}")
+            raise ValueError(
+                f"num_heads {self.num_heads} is not a multiple of kv_heads {self.groups}"
+            )
         return self
 
     @property
@@ -59,20 +75,44 @@ class LanguageData(DataFields):
 
     indifferent: ClassVar[tuple[str, ...]] = (*DataFields.indifferent, "prompts", "sample_tokens")
 
-    source: str | list[str] = Field("python-stdlib", description="python-stdlib, or text files, globs and directories, or one .bin file of raw tokens")
-    tokenizer: str = Field("bytes", description="bytes, bpe:N (trained once on the corpus, cached), or the path of a tokenizer.json")
+    source: str | list[str] = Field(
+        "python-stdlib",
+        description=(
+            "python-stdlib, or text files, globs and directories, or one .bin file of raw tokens"
+        ),
+    )
+    tokenizer: str = Field(
+        "bytes",
+        description=(
+            "bytes, bpe:N (trained once on the corpus, cached), or the path of a tokenizer.json"
+        ),
+    )
     token_dtype: Literal["uint16", "uint32"] = Field("uint32", description="of a .bin file")
-    validation: Annotated[float, Field(ge=0, lt=1)] = Field(0.02, description="share of the text, at its end, that no step trains on")
-    eval_samples: NonNegativeInt | None = Field(None, description="samples an evaluation reads, spread over the validation share; all if not given")
+    validation: Annotated[float, Field(ge=0, lt=1)] = Field(
+        0.02, description="share of the text, at its end, that no step trains on"
+    )
+    eval_samples: NonNegativeInt | None = Field(
+        None,
+        description=(
+            "samples an evaluation reads, spread over the validation share; all if not given"
+        ),
+    )
     prompts: list[str] = Field([], description="what the samples that are shown begin with")
     sample_tokens: PositiveInt = Field(200, description="length of those samples")
 
     @field_validator("tokenizer")
     @classmethod
     def _known_tokenizer(cls, value: str) -> str:
-        if value == "bytes" or value.endswith(".json") or (re.fullmatch(r"bpe:\d+", value) and 256 < int(value[4:10]) == int(value[4:])):
+        if (
+            value == "bytes"
+            or value.endswith(".json")
+            or (re.fullmatch(r"bpe:\d+", value) and 256 < int(value[4:10]) == int(value[4:]))
+        ):
             return value
-        raise ValueError("must be bytes, bpe:N with N above 256 and below a million, or the path of a tokenizer.json")
+        raise ValueError(
+            "must be bytes, bpe:N with N above 256 and below a million, or the path of a"
+            " tokenizer.json"
+        )
 
     @field_validator("source")
     @classmethod
@@ -89,7 +129,13 @@ class LanguageData(DataFields):
 def other_data(source: str, assets: Path, reference: Mapping[str, float]) -> Mapping[str, Any]:
     """All of it, in the run's own tokens."""
     made = assets / "tokenizer.json"
-    return {"data.source": source, "data.validation": 0.0, "data.eval_samples": None, "model.vocab_size": int(reference["vocabulary"]), **({"data.tokenizer": str(made.resolve())} if made.exists() else {})}
+    return {
+        "data.source": source,
+        "data.validation": 0.0,
+        "data.eval_samples": None,
+        "model.vocab_size": int(reference["vocabulary"]),
+        **({"data.tokenizer": str(made.resolve())} if made.exists() else {}),
+    }
 
 
 FIELDS = TaskFields(LanguageModel, LanguageData)

@@ -1,7 +1,8 @@
-"""The decoder of torch_model.py in flax: the same names, layouts ([out, in]) and arithmetic, so that weights pass both ways.
+"""The decoder of torch_model.py in flax: the same names, layouts ([out, in]) and arithmetic, so
+that weights pass both ways.
 
-Nothing here is computed in a fixed width but where `narrow` says so: products in it, norms and the residual stream in the
-parameters' own, as torch's autocast has it.
+Nothing here is computed in a fixed width but where `narrow` says so: products in it, norms and the
+residual stream in the parameters' own, as torch's autocast has it.
 """
 
 from typing import Any
@@ -14,7 +15,9 @@ from samecurve.tasks.language.fields import LanguageModel
 
 
 def rotary(length: int, head_size: int, theta: float, dtype: Any) -> tuple[jax.Array, jax.Array]:
-    """Cosines and sines [length, head_size]: position times theta^(-2i/d), the two halves of a head rotated against each other."""
+    """Cosines and sines [length, head_size]: position times theta^(-2i/d), the two halves of a head
+    rotated against each other.
+    """
     wide = jnp.promote_types(dtype, jnp.float32)
     rates = theta ** (-jnp.arange(0, head_size, 2, dtype=wide) / head_size)
     angles = jnp.arange(length, dtype=wide)[:, None] * rates
@@ -49,7 +52,9 @@ class Norm(nnx.Module):
         self.eps = eps
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        return x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + self.eps) * self.weight[...]
+        return (
+            x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + self.eps) * self.weight[...]
+        )
 
 
 class Attention(nnx.Module):
@@ -67,14 +72,20 @@ class Attention(nnx.Module):
         def split(y: jax.Array, heads: int) -> jax.Array:
             return y.reshape(batch, length, heads, self.size).transpose(0, 2, 1, 3)
 
-        q, k, v = split(self.q_proj(x), self.heads), split(self.k_proj(x), self.groups), split(self.v_proj(x), self.groups)
+        q, k, v = (
+            split(self.q_proj(x), self.heads),
+            split(self.k_proj(x), self.groups),
+            split(self.v_proj(x), self.groups),
+        )
         q, k = rotate(q, cos, sin).astype(v.dtype), rotate(k, cos, sin).astype(v.dtype)
         q = q.reshape(batch, self.groups, self.heads // self.groups, length, self.size)
         scores = jnp.einsum("bgrqd,bgkd->bgrqk", q, k) * self.size**-0.5
         scores = scores.astype(jnp.promote_types(scores.dtype, jnp.float32))
         causal = jnp.tril(jnp.ones((length, length), bool))
         weights = jax.nn.softmax(jnp.where(causal, scores, -jnp.inf), axis=-1).astype(v.dtype)
-        y = jnp.einsum("bgrqk,bgkd->bgrqd", weights, v).reshape(batch, self.heads, length, self.size)
+        y = jnp.einsum("bgrqk,bgkd->bgrqd", weights, v).reshape(
+            batch, self.heads, length, self.size
+        )
         return self.o_proj(y.transpose(0, 2, 1, 3).reshape(batch, length, -1))
 
 
@@ -109,7 +120,10 @@ class Embedding(nnx.Module):
 
 
 class Decoder(nnx.Module):
-    """Tokens [batch, length] -> logits [batch, length, vocab]. narrow: what products are computed in; None: the parameters' type."""
+    """Tokens [batch, length] -> logits [batch, length, vocab].
+
+    narrow: what products are computed in; None: the parameters' type.
+    """
 
     def __init__(self, fields: LanguageModel, vocab: int, narrow: Any = None) -> None:
         self.fields, self.narrow = fields, narrow
@@ -124,4 +138,8 @@ class Decoder(nnx.Module):
         for block in self.layers:
             x = block(x, cos, sin)
         x = self.norm(x)
-        return self.lm_head(x) if self.lm_head is not None else product(x, self.embed_tokens.weight[...], self.narrow)
+        return (
+            self.lm_head(x)
+            if self.lm_head is not None
+            else product(x, self.embed_tokens.weight[...], self.narrow)
+        )

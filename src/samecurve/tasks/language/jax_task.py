@@ -27,7 +27,9 @@ class JaxLanguage(LanguageTask):
 
     unfused = True
 
-    def __init__(self, model: LanguageModel, data: LanguageData, cache: Path, precision: Precision) -> None:
+    def __init__(
+        self, model: LanguageModel, data: LanguageData, cache: Path, precision: Precision
+    ) -> None:
         super().__init__(model, data, cache)
         self._narrow = _NARROW.get(precision)
 
@@ -46,13 +48,19 @@ class JaxLanguage(LanguageTask):
     def evaluate(self, model: Any, batch: Arrays) -> Mapping[str, Any]:
         logits = _wide(model(batch["tokens"]))
         real = batch["labels"] != IGNORED
-        return {"loss_sum": _cross_entropy(logits, batch["labels"], real), "correct": ((logits.argmax(-1) == batch["labels"]) & real).sum(), "tokens": real.sum()}
+        return {
+            "loss_sum": _cross_entropy(logits, batch["labels"], real),
+            "correct": ((logits.argmax(-1) == batch["labels"]) & real).sum(),
+            "tokens": real.sum(),
+        }
 
     def sample(self, model: Any, seed: int) -> list[str]:
         return self.continued(self._logits(model), seed)
 
     def _logits(self, model: Any) -> Logits:
-        """The window is filled up to the context's length, which a causal model does not see, so that one program serves all."""
+        """The window is filled up to the context's length, which a causal model does not see, so
+        that one program serves all.
+        """
         graph, params = nnx.split(model)
 
         def logits(ids: list[int]) -> NDArray[np.float64]:

@@ -36,13 +36,22 @@ class Library:
         from tokenizers import Tokenizer as Loaded
 
         if not path.is_file():
-            raise UserError(f"there is no tokenizer file {path}", "give data.tokenizer as bytes, bpe:8000, or the path of a tokenizer.json", "data.tokenizer")
+            raise UserError(
+                f"there is no tokenizer file {path}",
+                "give data.tokenizer as bytes, bpe:8000, or the path of a tokenizer.json",
+                "data.tokenizer",
+            )
         try:
             self._inner = Loaded.from_file(str(path))
         except Exception as error:  # the library raises bare Exceptions
-            raise UserError(f"{path} is no tokenizer.json: {error}", "a file written by the `tokenizers` library", "data.tokenizer") from None
+            raise UserError(
+                f"{path} is no tokenizer.json: {error}",
+                "a file written by the `tokenizers` library",
+                "data.tokenizer",
+            ) from None
         self._path = path
-        self._inner.no_truncation()  # a file may ask for these, and would then cut or stretch the corpus
+        # a file may ask for these, and would then cut or stretch the corpus
+        self._inner.no_truncation()
         self._inner.no_padding()
         self.size: int = 1 + max(self._inner.get_vocab(with_added_tokens=True).values(), default=-1)
 
@@ -51,14 +60,22 @@ class Library:
         try:
             found = self._inner.encode_batch_fast(words, add_special_tokens=False)
         except Exception as error:  # the library raises bare Exceptions
-            raise UserError(f"{self._path} can't encode this text: {error}", "a tokenizer that knows every byte (bpe:N makes one)", "data.tokenizer") from None
-        return np.concatenate([np.asarray(item.ids, dtype=np.uint32) for item in found] or [np.zeros(0, np.uint32)])
+            raise UserError(
+                f"{self._path} can't encode this text: {error}",
+                "a tokenizer that knows every byte (bpe:N makes one)",
+                "data.tokenizer",
+            ) from None
+        return np.concatenate(
+            [np.asarray(item.ids, dtype=np.uint32) for item in found] or [np.zeros(0, np.uint32)]
+        )
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._inner.decode(list(ids)))
 
     def coverage(self, text: str) -> float:
-        """Share of a text's printing characters that lie in some token: what a tokenizer does not know it may leave out without a word."""
+        """Share of a text's printing characters that lie in some token: what a tokenizer does not
+        know it may leave out without a word.
+        """
         spans = self._inner.encode(text, add_special_tokens=False).offsets
         covered = np.zeros(len(text) + 1, dtype=np.int64)
         for first, last in spans:
@@ -76,5 +93,12 @@ def train_bpe(size: int, texts: Iterable[str], path: Path) -> None:
     made = Made(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
-    made.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=size, show_progress=False, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+    made.train_from_iterator(
+        texts,
+        trainers.BpeTrainer(
+            vocab_size=size,
+            show_progress=False,
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        ),
+    )
     made.save(str(path))

@@ -1,4 +1,6 @@
-"""A Llama-style decoder: RMSNorm, rotary positions, grouped-query attention, SwiGLU. Names and layouts are those of Hugging Face's Llama.
+"""A Llama-style decoder: RMSNorm, rotary positions, grouped-query attention, SwiGLU.
+
+Names and layouts are those of Hugging Face's Llama.
 
 Nothing here is computed in a fixed width, so that float64 stays float64 throughout.
 """
@@ -14,8 +16,12 @@ from samecurve.torch_engine.layers.cross_entropy import Head
 
 
 def rotary(length: int, head_size: int, theta: float, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [length, head_size]: position times theta^(-2i/d), the two halves of a head rotated against each other."""
-    rates = theta ** (-torch.arange(0, head_size, 2, dtype=torch.float64, device=like.device) / head_size)
+    """Cosines and sines [length, head_size]: position times theta^(-2i/d), the two halves of a head
+    rotated against each other.
+    """
+    rates = theta ** (
+        -torch.arange(0, head_size, 2, dtype=torch.float64, device=like.device) / head_size
+    )
     angles = torch.arange(length, dtype=torch.float64, device=like.device)[:, None] * rates
     angles = torch.cat([angles, angles], dim=-1)
     return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
@@ -42,9 +48,15 @@ class Attention(nn.Module):
         def split(y: Tensor, heads: int) -> Tensor:
             return y.view(batch, length, heads, self.size).transpose(1, 2)
 
-        q, k, v = split(self.q_proj(x), self.heads), split(self.k_proj(x), self.groups), split(self.v_proj(x), self.groups)
+        q, k, v = (
+            split(self.q_proj(x), self.heads),
+            split(self.k_proj(x), self.groups),
+            split(self.v_proj(x), self.groups),
+        )
         q, k = rotate(q, cos, sin).to(v.dtype), rotate(k, cos, sin).to(v.dtype)
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.groups != self.heads)
+        y = F.scaled_dot_product_attention(
+            q, k, v, is_causal=True, enable_gqa=self.groups != self.heads
+        )
         return cast(Tensor, self.o_proj(y.transpose(1, 2).reshape(batch, length, -1)))
 
 
@@ -73,7 +85,9 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Tokens [batch, length] -> logits [batch, length, vocab]; or, given labels, what Head makes of them."""
+    """Tokens [batch, length] -> logits [batch, length, vocab]; or, given labels, what Head makes of
+    them.
+    """
 
     def __init__(self, fields: LanguageModel, vocab: int) -> None:
         super().__init__()
@@ -84,7 +98,10 @@ class Decoder(nn.Module):
         self.lm_head = Head(fields.hidden_size, vocab)
         if fields.tie_embeddings:
             self.lm_head.weight = self.embed_tokens.weight
-        self._angles: tuple[Any, tuple[Tensor, Tensor]] | None = None  # of the last length: they cost a tenth of a millisecond on a CPU, ten launches on a GPU
+        self._angles: tuple[Any, tuple[Tensor, Tensor]] | None = (
+            # of the last length: they cost a tenth of a millisecond on a CPU, ten launches on a GPU
+            None
+        )
 
     def forward(self, tokens: Tensor, labels: Tensor | None = None, score: bool = False) -> Any:
         x = self.embed_tokens(tokens)
@@ -94,7 +111,12 @@ class Decoder(nn.Module):
         return self.lm_head(self.norm(x), labels, score)
 
     def _rotary(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        key = (x.shape[1], x.device, x.dtype, torch.is_inference_mode_enabled())  # what inference mode makes can't be trained with
+        key = (
+            x.shape[1],
+            x.device,
+            x.dtype,
+            torch.is_inference_mode_enabled(),
+        )  # what inference mode makes can't be trained with
         if self._angles is None or self._angles[0] != key:
             self._angles = key, rotary(x.shape[1], self.fields.head_size, self.fields.rope_theta, x)
         return self._angles[1]

@@ -40,7 +40,12 @@ def _logits(model: Any) -> Logits:
 
     @torch.no_grad()
     def logits(ids: list[int]) -> NDArray[np.float64]:
-        found: NDArray[np.float64] = model(torch.tensor([ids], dtype=torch.int64, device=device))[0, -1].double().cpu().numpy()
+        found: NDArray[np.float64] = (
+            model(torch.tensor([ids], dtype=torch.int64, device=device))[0, -1]
+            .double()
+            .cpu()
+            .numpy()
+        )
         return found
 
     return logits
@@ -53,7 +58,12 @@ def named_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
 def load_model(config: Config, cache: str, weights: Stored) -> nn.Module:
     """The decoder with these weights, whichever engine trained them."""
     assert isinstance(config.model, LanguageModel)
-    return fill(cast(Decoder(config.model, weights["embed_tokens.weight"].shape[0]), config.train.precision), weights)
+    return fill(
+        cast(
+            Decoder(config.model, weights["embed_tokens.weight"].shape[0]), config.train.precision
+        ),
+        weights,
+    )
 
 
 def speaking(config: Config, assets: Path) -> Callable[[Any, str, int, float, int], str]:
@@ -63,7 +73,9 @@ def speaking(config: Config, assets: Path) -> Callable[[Any, str, int, float, in
     tokenizer = speaker(config, assets)
 
     def speak(model: Any, prompt: str, tokens: int, temperature: float, seed: int) -> str:
-        return generate(_logits(model), tokenizer, prompt, tokens, temperature, seed, fields.max_seq_len)
+        return generate(
+            _logits(model), tokenizer, prompt, tokens, temperature, seed, fields.max_seq_len
+        )
 
     return speak
 

@@ -26,7 +26,9 @@ def place_of(task: object) -> Place | None:
 def _finite(values: Any) -> None:
     if isinstance(values, float) and not math.isfinite(values):
         raise ValueError("should be finite numbers")
-    for value in values.values() if isinstance(values, dict) else values if isinstance(values, list) else ():
+    for value in (
+        values.values() if isinstance(values, dict) else values if isinstance(values, list) else ()
+    ):
         _finite(value)
 
 

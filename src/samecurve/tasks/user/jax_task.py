@@ -26,7 +26,13 @@ _KEPT = (nnx.Intermediate, nnx.Cache)  # what a forward pass may leave behind
 
 
 class JaxOwn(OwnTask):
-    needed: ClassVar[dict[str, str]] = {"model": "model(self) -> flax.nnx.Module: the model, built anew; model(self, dtype) where its layers can compute in bf16 or f16", **OwnTask.needed}
+    needed: ClassVar[dict[str, str]] = {
+        "model": (
+            "model(self) -> flax.nnx.Module: the model, built anew; model(self, dtype) where its"
+            " layers can compute in bf16 or f16"
+        ),
+        **OwnTask.needed,
+    }
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -38,26 +44,59 @@ class JaxOwn(OwnTask):
             model = outline_of(self.model)
         self._refuse(model)
         if hasattr(self._own, "optimizer"):
-            raise UserError(f"{self._place.name}.optimizer(): engine jax trains with the config's adamw and sgd only, in this version", "leave it out of the class, or --engine torch with a torch model", "task")
-        sizes = {".".join(map(str, path)): sum(map(_scalars, jax.tree.leaves(leaf))) for path, leaf in nnx.to_flat_state(nnx.state(model, nnx.Param))}
+            raise UserError(
+                f"{self._place.name}.optimizer(): engine jax trains with the config's adamw and sgd"
+                " only, in this version",
+                "leave it out of the class, or --engine torch with a torch model",
+                "task",
+            )
+        sizes = {
+            ".".join(map(str, path)): sum(map(_scalars, jax.tree.leaves(leaf)))
+            for path, leaf in nnx.to_flat_state(nnx.state(model, nnx.Param))
+        }
         params = sum(sizes.values())
         if not params:
-            raise UserError(f"{self._place.name}.model() has no parameter to train", "nnx.Params, in the module or its children", "task")
-        parts = [sum(map(_scalars, jax.tree.leaves(nnx.state(block, nnx.Param)))) for block in blocks(model) or [model]]
-        return {**self._optimizer.rules.facts(sizes), "params": params, "blocks": len(parts), "block_params": max(parts), "arrays": shapes(model), "coupled": tuple(getattr(self._own, "coupled", ()))}
+            raise UserError(
+                f"{self._place.name}.model() has no parameter to train",
+                "nnx.Params, in the module or its children",
+                "task",
+            )
+        parts = [
+            sum(map(_scalars, jax.tree.leaves(nnx.state(block, nnx.Param))))
+            for block in blocks(model) or [model]
+        ]
+        return {
+            **self._optimizer.rules.facts(sizes),
+            "params": params,
+            "blocks": len(parts),
+            "block_params": max(parts),
+            "arrays": shapes(model),
+            "coupled": tuple(getattr(self._own, "coupled", ())),
+        }
 
     def model(self) -> nnx.Module:
         takes = inspect.signature(self._own.model).parameters
         if self._precision in {"bf16", "f16"} and "dtype" not in takes:
-            raise UserError(f"{self._place.name}.model() can't be told to compute in {self._precision}", "def model(self, dtype): and dtype=dtype for its layers, whose parameters stay in float32; or --dtype f32", "task")
+            raise UserError(
+                f"{self._place.name}.model() can't be told to compute in {self._precision}",
+                "def model(self, dtype): and dtype=dtype for its layers, whose parameters stay in"
+                " float32; or --dtype f32",
+                "task",
+            )
         random.seed(self._seed)
         np.random.seed(self._seed % 2**32)
         given = {"dtype": _COMPUTE[self._precision], "rngs": nnx.Rngs(self._seed)}
         with self._calling("model"):
-            made = self._own.model(**{name: value for name, value in given.items() if name in takes})
+            made = self._own.model(
+                **{name: value for name, value in given.items() if name in takes}
+            )
         if not isinstance(made, nnx.Module):
             torch = any(kind.__module__.startswith("torch.") for kind in type(made).__mro__)
-            raise UserError(f"{self._place.name}.model() returns {type(made).__name__}, not a flax.nnx.Module", "--engine torch, which trains torch modules" if torch else self.needed["model"], "task")
+            raise UserError(
+                f"{self._place.name}.model() returns {type(made).__name__}, not a flax.nnx.Module",
+                "--engine torch, which trains torch modules" if torch else self.needed["model"],
+                "task",
+            )
         return made
 
     def loss(self, model: Any, batch: Arrays) -> Mean:
@@ -87,13 +126,27 @@ class JaxOwn(OwnTask):
         for path, module in nnx.iter_modules(model):
             where = ".".join(map(str, path))
             if isinstance(module, nnx.BatchNorm):
-                raise UserError(f"BatchNorm {where} mixes the samples of a batch: not with engine jax in this version",
-                                "nnx.GroupNorm or nnx.LayerNorm, which treat each sample by itself; or --engine torch with train.norm_sync", "task")
+                raise UserError(
+                    f"BatchNorm {where} mixes the samples of a batch: not with engine jax in this"
+                    " version",
+                    "nnx.GroupNorm or nnx.LayerNorm, which treat each sample by itself; or --engine"
+                    " torch with train.norm_sync",
+                    "task",
+                )
             if isinstance(module, nnx.Dropout) and module.rate > 0:
-                raise UserError(f"Dropout {where} draws its masks by the device: not with engine jax in this version", "leave it out; or --engine torch, whose masks follow the sample", "task")
+                raise UserError(
+                    f"Dropout {where} draws its masks by the device: not with engine jax in this"
+                    " version",
+                    "leave it out; or --engine torch, whose masks follow the sample",
+                    "task",
+                )
         moving = [kind for kind in _KEPT if jax.tree.leaves(nnx.state(model, kind))]
         if moving:
-            raise UserError(f"the model keeps {moving[0].__name__} variables, which a step can't carry on", "nnx.Param for what is trained; pass on what else changes as values", "task")
+            raise UserError(
+                f"the model keeps {moving[0].__name__} variables, which a step can't carry on",
+                "nnx.Param for what is trained; pass on what else changes as values",
+                "task",
+            )
 
 
 def _scalars(leaf: Any) -> int:
@@ -103,18 +156,33 @@ def _scalars(leaf: Any) -> int:
 def _check_loss(found: object, what: str) -> None:
     """UserError: it can't be added up and divided once."""
     if not isinstance(found, Mean):
-        raise UserError(f"{what} returns {type(found).__name__}, not a samecurve.Mean", MEAN, "task")
+        raise UserError(
+            f"{what} returns {type(found).__name__}, not a samecurve.Mean", MEAN, "task"
+        )
     total, weight = jnp.asarray(found.sum), jnp.asarray(found.weight)
     if total.ndim or not jnp.issubdtype(total.dtype, jnp.floating):
-        raise UserError(f"the sum of {what} is {total.dtype} of shape {total.shape}, not one real number", MEAN, "task")
+        raise UserError(
+            f"the sum of {what} is {total.dtype} of shape {total.shape}, not one real number",
+            MEAN,
+            "task",
+        )
     if weight.ndim:
-        raise UserError(f"the weight of {what} has shape {weight.shape}, not one number", MEAN, "task")
+        raise UserError(
+            f"the weight of {what} has shape {weight.shape}, not one number", MEAN, "task"
+        )
 
 
 def open_task(config: Config, cache: str) -> JaxOwn:
     place = place_of(config.task)
     assert place is not None
-    return JaxOwn(place, config.model.model_extra or {}, config.data.model_extra or {}, config.train.precision, config.train.seed, config.optimizer)
+    return JaxOwn(
+        place,
+        config.model.model_extra or {},
+        config.data.model_extra or {},
+        config.train.precision,
+        config.train.seed,
+        config.optimizer,
+    )
 
 
 def named_tensors(model: nnx.Module) -> dict[str, Any]:
@@ -126,8 +194,21 @@ def named_tensors(model: nnx.Module) -> dict[str, Any]:
 def load_model(config: Config, cache: str, weights: Stored) -> nnx.Module:
     """The user's model with these weights."""
     with jax.enable_x64(config.train.precision == "f64"):
-        opened, initial = open_model(open_task(config, cache), config.train.precision, "none", config.train.seed)
-        check_weights({name: weights.shape(name) for name in weights}, {name: spec.shape for name, spec in opened.specs.items()}, (), "the checkpoint", "task")
-        made: nnx.Module = opened.merge({name: jnp.asarray(weights[name] if np.prod(spec.shape) else initial(name)) for name, spec in opened.specs.items()})
+        opened, initial = open_model(
+            open_task(config, cache), config.train.precision, "none", config.train.seed
+        )
+        check_weights(
+            {name: weights.shape(name) for name in weights},
+            {name: spec.shape for name, spec in opened.specs.items()},
+            (),
+            "the checkpoint",
+            "task",
+        )
+        made: nnx.Module = opened.merge(
+            {
+                name: jnp.asarray(weights[name] if np.prod(spec.shape) else initial(name))
+                for name, spec in opened.specs.items()
+            }
+        )
     made.eval()
     return made

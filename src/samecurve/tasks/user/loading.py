@@ -1,4 +1,6 @@
-"""A class out of a user's file, and what the user's code raises as an error with its place in that file. No engine is imported here."""
+"""A class out of a user's file, and what the user's code raises as an error with its place in that
+file. No engine is imported here.
+"""
 
 import ast
 import errno
@@ -22,7 +24,10 @@ from samecurve.tasks.user.fields import Place
 
 
 def check(task: Place) -> None:
-    """Whether file and class are there, without running the file. UserError: they are not, or it is not Python."""
+    """Whether file and class are there, without running the file.
+
+    UserError: they are not, or it is not Python.
+    """
     source = _source(task.path)
     try:
         tree = ast.parse(source, str(task.path))
@@ -42,17 +47,31 @@ def check(task: Place) -> None:
 
 
 def load_class(task: Place) -> type:
-    """The class, its file run once in a process as a module of its own. UserError: it can't be run, or has no such class."""
+    """The class, its file run once in a process as a module of its own.
+
+    UserError: it can't be run, or has no such class.
+    """
     module = _module(task.path)
     found = getattr(module, task.name, None)
     if not isinstance(found, type):
-        raise _no_class(task, [name for name, value in vars(module).items() if isinstance(value, type) and value.__module__ == module.__name__])
+        raise _no_class(
+            task,
+            [
+                name
+                for name, value in vars(module).items()
+                if isinstance(value, type) and value.__module__ == module.__name__
+            ],
+        )
     return found
 
 
 @contextmanager
 def calling(what: str, path: Path, kind: type[SamecurveError] = UserError) -> Iterator[None]:
-    """Around a call of the user's code, of which `path` is the file. An error of this kind: what it raised, and at which of the user's lines. A lost peer and lack of memory are told elsewhere."""
+    """Around a call of the user's code, of which `path` is the file.
+
+    An error of this kind: what it raised, and at which of the user's lines. A lost peer and lack of
+    memory are told elsewhere.
+    """
     try:
         yield
     except (SamecurveError, MemoryError):
@@ -68,20 +87,31 @@ def _source(path: Path) -> bytes:
         return path.read_bytes()
     except FileNotFoundError:
         near = suggest(path.name, [other.name for other in path.parent.glob("*.py")])
-        raise UserError(f"{path} does not exist; this is {Path.cwd()}", near or "task: path/to/file.py:MyTask, from the directory in which samecurve is started", "task") from None
+        raise UserError(
+            f"{path} does not exist; this is {Path.cwd()}",
+            near
+            or "task: path/to/file.py:MyTask, from the directory in which samecurve is started",
+            "task",
+        ) from None
     except OSError as error:
-        raise UserError(f"{path} can't be read: {error.strerror}", "check its path and permissions", "task") from None
+        raise UserError(
+            f"{path} can't be read: {error.strerror}", "check its path and permissions", "task"
+        ) from None
 
 
 class _AsItStands(SourceFileLoader):
-    """Compiled from the file each time: Python's own cache takes a file of equal size, changed within the same second, for the old one."""
+    """Compiled from the file each time: Python's own cache takes a file of equal size, changed
+    within the same second, for the old one.
+    """
 
     def get_code(self, fullname: str) -> CodeType:
         return compile(self.get_data(self.path), self.path, "exec", dont_inherit=True)
 
 
 def _module(path: Path) -> ModuleType:
-    """Named after path and content, and found under that name, so that what its classes make can be pickled."""
+    """Named after path and content, and found under that name, so that what its classes make can be
+    pickled.
+    """
     whole = path.resolve()
     digest = hashlib.sha256(bytes(whole) + b"\0" + _source(path)).hexdigest()[:12]
     stem = re.sub(r"\W", "_", path.stem)
@@ -104,7 +134,9 @@ def _module(path: Path) -> ModuleType:
 
 @contextmanager
 def _beside(directory: str) -> Iterator[None]:
-    """The file's neighbours can be imported, before all others while it is loaded, after all others from then on (by its methods)."""
+    """The file's neighbours can be imported, before all others while it is loaded, after all others
+    from then on (by its methods).
+    """
     sys.path.insert(0, directory)
     try:
         yield
@@ -116,25 +148,59 @@ def _beside(directory: str) -> Iterator[None]:
 
 def _no_class(task: Place, classes: list[str]) -> UserError:
     has = f"it has {', '.join(classes)}" if classes else "it has no class at all"
-    return UserError(f"{task.path} has no class {task.name}; {has}", suggest(task.name, classes) or f"task: {task.path}:{classes[0] if classes else 'MyTask'}", "task")
+    return UserError(
+        f"{task.path} has no class {task.name}; {has}",
+        suggest(task.name, classes) or f"task: {task.path}:{classes[0] if classes else 'MyTask'}",
+        "task",
+    )
 
 
-_PASSING = {errno.EIO, errno.ESTALE, errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.EREMOTEIO, errno.EAGAIN}  # what a moment later may not be
+_PASSING = {
+    errno.EIO,
+    errno.ESTALE,
+    errno.ENETDOWN,
+    errno.ENETUNREACH,
+    errno.EHOSTDOWN,
+    errno.EHOSTUNREACH,
+    errno.EREMOTEIO,
+    errno.EAGAIN,
+}  # what a moment later may not be
 
 
 def _of_a_peer(error: BaseException) -> bool:
     """Raised by a collective, inside torch's own code."""
     frames = traceback.extract_tb(error.__traceback__)
-    return bool(frames) and ("/torch/distributed/" in frames[-1].filename or frames[-1].filename.endswith("/torch/nn/parallel/distributed.py"))
+    return bool(frames) and (
+        "/torch/distributed/" in frames[-1].filename
+        or frames[-1].filename.endswith("/torch/nn/parallel/distributed.py")
+    )
 
 
-def _explained(what: str, error: BaseException, path: Path, kind: type[SamecurveError]) -> SamecurveError:
+def _explained(
+    what: str, error: BaseException, path: Path, kind: type[SamecurveError]
+) -> SamecurveError:
     if isinstance(error, SyntaxError):
-        return UserError(f"not valid Python: {error.msg}", "mend it at this place", f"{_shown(error.filename or str(path))}:{error.lineno or 1}")
-    said = ": ".join([what, *getattr(error, "__notes__", ()), type(error).__name__, str(error)]).rstrip(": ")
+        return UserError(
+            f"not valid Python: {error.msg}",
+            "mend it at this place",
+            f"{_shown(error.filename or str(path))}:{error.lineno or 1}",
+        )
+    said = ": ".join(
+        [what, *getattr(error, "__notes__", ()), type(error).__name__, str(error)]
+    ).rstrip(": ")
     if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
         passing = error.errno in _PASSING or isinstance(error, ConnectionError | TimeoutError)
-        return RunError(said, "a disk or a network failed, not the program: the same command again goes on from the last save" if passing else _remedy(error, path), _where(error, path), again=passing)
+        return RunError(
+            said,
+            (
+                "a disk or a network failed, not the program: the same command again goes on from"
+                " the last save"
+                if passing
+                else _remedy(error, path)
+            ),
+            _where(error, path),
+            again=passing,
+        )
     return kind(said, _remedy(error, path), _where(error, path))
 
 
@@ -145,21 +211,42 @@ def _remedy(error: BaseException, path: Path) -> str:
     if isinstance(error, AttributeError) and "before Module.__init__() call" in str(error):
         return "super().__init__() as the first line of the module's own __init__"
     if isinstance(error, AttributeError) and _forgot_init(error):
-        return f"def __init__(self, model, data): self.{error.name} = ...: it is given the config's model and data sections"
+        return (
+            f"def __init__(self, model, data): self.{error.name} = ...: it is given the config's"
+            " model and data sections"
+        )
     return "mend it at this place"
 
 
 def _forgot_init(error: AttributeError) -> bool:
     """An attribute that only __init__ could have set, of a class of the user's that has none."""
     kind = type(error.obj)
-    return error.obj is not None and kind.__init__ is object.__init__ and not isinstance(error.obj, type | ModuleType)
+    return (
+        error.obj is not None
+        and kind.__init__ is object.__init__
+        and not isinstance(error.obj, type | ModuleType)
+    )
 
 
 def _where(error: BaseException, path: Path) -> str:
     """The innermost of the user's lines: in the task's directory, but not in a library there."""
-    home, libraries = path.resolve().parent, [Path(samecurve.__file__).parent, *(Path(sysconfig.get_path(kind)) for kind in ("stdlib", "purelib", "platlib"))]
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).is_relative_to(home)]
-    own = [frame for frame in frames if not any(Path(frame.filename).is_relative_to(library) for library in libraries)]
+    home, libraries = (
+        path.resolve().parent,
+        [
+            Path(samecurve.__file__).parent,
+            *(Path(sysconfig.get_path(kind)) for kind in ("stdlib", "purelib", "platlib")),
+        ],
+    )
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if Path(frame.filename).is_relative_to(home)
+    ]
+    own = [
+        frame
+        for frame in frames
+        if not any(Path(frame.filename).is_relative_to(library) for library in libraries)
+    ]
     return f"{_shown(own[-1].filename)}:{own[-1].lineno}" if own else str(path)
 
 

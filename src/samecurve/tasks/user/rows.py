@@ -16,17 +16,25 @@ from samecurve.core.determinism.data_order import Ids
 from samecurve.errors import UserError
 from samecurve.tasks.user.loading import calling
 
-_FORM = "a torch Dataset (not its DataLoader), or an object with __len__ and __getitem__(ids: int64 array) -> {name: array with one row an id}"
+_FORM = (
+    "a torch Dataset (not its DataLoader), or an object with __len__ and __getitem__(ids: int64"
+    " array) -> {name: array with one row an id}"
+)
 _KNOWN_BY = 16  # rows that stand for data without a fingerprint of its own
 
 
 class Rows:
-    """data: a source, or a torch Dataset, whose items are stacked. what: the call that gave it, for errors. path: the user's file, which may raise."""
+    """data: a source, or a torch Dataset, whose items are stacked.
+
+    what: the call that gave it, for errors. path: the user's file, which may raise.
+    """
 
     def __init__(self, data: Any, what: str, path: Path) -> None:
         self._data, self._what, self._path = data, what, path
         self._count = _length(data, what)
-        self._read: Callable[[Ids], Any] = self._stacked if _is_torch(data, "Dataset") else data.__getitem__
+        self._read: Callable[[Ids], Any] = (
+            self._stacked if _is_torch(data, "Dataset") else data.__getitem__
+        )
 
     def __len__(self) -> int:
         return self._count
@@ -35,22 +43,39 @@ class Rows:
         with calling(f"the data of {self._what}", self._path):
             found = self._read(ids)
         if not isinstance(found, Mapping) or not found:
-            raise self._wrong(f"gives {type(found).__name__} for {len(ids)} ids", f"it must be {_FORM}")
-        return {str(name): self._column(str(name), column, len(ids)) for name, column in found.items()}
+            raise self._wrong(
+                f"gives {type(found).__name__} for {len(ids)} ids", f"it must be {_FORM}"
+            )
+        return {
+            str(name): self._column(str(name), column, len(ids)) for name, column in found.items()
+        }
 
     def fingerprint(self) -> str:
-        """The data's own fingerprint() where it has one; else a hash over its length and up to 16 rows spread over it: a change elsewhere is not seen."""
+        """The data's own fingerprint() where it has one; else a hash over its length and up to 16
+        rows spread over it: a change elsewhere is not seen.
+        """
         own = getattr(self._data, "fingerprint", None)
         return str(own()) if callable(own) else f"{_KNOWN_BY} rows: {self._digest()}"
 
     def check(self) -> None:
-        """UserError: a row is not the same when it is read again (the data has no fingerprint of its own to go by)."""
-        if not callable(getattr(self._data, "fingerprint", None)) and self._digest() != self._digest():
-            raise self._wrong("gives other values when a sample is read again", "draw them from a generator made of the sample's id: np.random.default_rng((seed, id)), so that a resumed or repeated "
-                              "run sees the same; or give the data a method fingerprint() -> str, by which it is known instead")
+        """UserError: a row is not the same when it is read again (the data has no fingerprint of
+        its own to go by).
+        """
+        if (
+            not callable(getattr(self._data, "fingerprint", None))
+            and self._digest() != self._digest()
+        ):
+            raise self._wrong(
+                "gives other values when a sample is read again",
+                "draw them from a generator made of the sample's id: np.random.default_rng((seed,"
+                " id)), so that a resumed or repeated run sees the same; or give the data a method"
+                " fingerprint() -> str, by which it is known instead",
+            )
 
     def _digest(self) -> str:
-        spread = np.unique(np.linspace(0, self._count - 1, min(self._count, _KNOWN_BY)).astype(np.int64))
+        spread = np.unique(
+            np.linspace(0, self._count - 1, min(self._count, _KNOWN_BY)).astype(np.int64)
+        )
         digest = hashlib.sha256(str(self._count).encode())
         for name, column in sorted(self[spread].items()):
             digest.update(f"/{name}/{column.dtype.str}/{column.shape}/".encode())
@@ -60,18 +85,30 @@ class Rows:
     def _column(self, name: str, column: Any, count: int) -> NDArray[Any]:
         array = _array(column)
         if array.dtype.kind not in "biufc":
-            raise self._wrong(f'gives "{name}" as {array.dtype}, not as numbers', "turn it into integers or floats in the data, before it is returned")
+            raise self._wrong(
+                f'gives "{name}" as {array.dtype}, not as numbers',
+                "turn it into integers or floats in the data, before it is returned",
+            )
         if array.ndim == 0 or len(array) != count:
-            raise self._wrong(f'gives "{name}" of shape {array.shape} for {count} ids', "each array has one row an id, in the order of the ids")
+            raise self._wrong(
+                f'gives "{name}" of shape {array.shape} for {count} ids',
+                "each array has one row an id, in the order of the ids",
+            )
         return array
 
     def _stacked(self, ids: Ids) -> dict[str, Any]:
         """The items of a torch Dataset, name by name."""
         many = getattr(self._data, "__getitems__", None)
-        items = [_named(item) for item in (many(ids.tolist()) if many else [self._item(i) for i in ids.tolist()])]
+        items = [
+            _named(item)
+            for item in (many(ids.tolist()) if many else [self._item(i) for i in ids.tolist()])
+        ]
         names = list(items[0])
         if any(list(item) != names for item in items):
-            raise self._wrong(f"gives items of unlike parts: some have {', '.join(names)}", "every item has the same names")
+            raise self._wrong(
+                f"gives items of unlike parts: some have {', '.join(names)}",
+                "every item has the same names",
+            )
         return {name: self._stack(name, [item[name] for item in items]) for name in names}
 
     def _item(self, index: int) -> Any:
@@ -85,7 +122,11 @@ class Rows:
         parts = [_array(value) for value in values]
         shapes = sorted({part.shape for part in parts})
         if len(shapes) > 1:
-            raise self._wrong(f'gives "{name}" of shapes {shapes[0]} and {shapes[1]}', "pad them to one shape in the data set; what is padded gets weight 0 in the loss (labels of -100)")
+            raise self._wrong(
+                f'gives "{name}" of shapes {shapes[0]} and {shapes[1]}',
+                "pad them to one shape in the data set; what is padded gets weight 0 in the loss"
+                " (labels of -100)",
+            )
         return np.stack(parts)
 
     def _wrong(self, cause: str, remedy: str) -> UserError:
@@ -99,22 +140,44 @@ def _is_torch(data: Any, kind: str) -> bool:
 
 
 def _array(value: Any) -> NDArray[Any]:
-    array: NDArray[Any] = value.detach().cpu().numpy() if hasattr(value, "detach") else np.asarray(value)
+    array: NDArray[Any] = (
+        value.detach().cpu().numpy() if hasattr(value, "detach") else np.asarray(value)
+    )
     return array
 
 
 def _named(item: Any) -> dict[str, Any]:
     if isinstance(item, Mapping):
         return {str(name): value for name, value in item.items()}
-    return {str(index): value for index, value in enumerate(item)} if isinstance(item, tuple | list) else {"0": item}
+    return (
+        {str(index): value for index, value in enumerate(item)}
+        if isinstance(item, tuple | list)
+        else {"0": item}
+    )
 
 
 def _length(data: Any, what: str) -> int:
     """UserError: none, or nothing to count."""
-    if _is_torch(data, "IterableDataset") or not hasattr(data, "__getitem__") or not hasattr(data, "__len__"):
-        lacks = "is read in its own order, not by id" if _is_torch(data, "IterableDataset") else f"has no {'length (__len__)' if hasattr(data, '__getitem__') else '__getitem__'}"
-        raise UserError(f"the data of {what}, of type {type(data).__name__}, {lacks}", f"return {_FORM}: which samples a step takes follows from their number and the seed", "task")
+    if (
+        _is_torch(data, "IterableDataset")
+        or not hasattr(data, "__getitem__")
+        or not hasattr(data, "__len__")
+    ):
+        lacks = (
+            "is read in its own order, not by id"
+            if _is_torch(data, "IterableDataset")
+            else f"has no {'length (__len__)' if hasattr(data, '__getitem__') else '__getitem__'}"
+        )
+        raise UserError(
+            f"the data of {what}, of type {type(data).__name__}, {lacks}",
+            f"return {_FORM}: which samples a step takes follows from their number and the seed",
+            "task",
+        )
     count = len(data)
     if count < 1:
-        raise UserError(f"the data of {what} has no sample", "its length must be at least 1; eval_data() may return None", "task")
+        raise UserError(
+            f"the data of {what} has no sample",
+            "its length must be at least 1; eval_data() may return None",
+            "task",
+        )
     return count

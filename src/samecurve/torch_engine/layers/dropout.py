@@ -1,16 +1,18 @@
-"""Dropout whose masks follow the sample: the same on whatever device, in whatever split of a batch, under either engine.
+"""Dropout whose masks follow the sample: the same on whatever device, in whatever split of a batch,
+under either engine.
 
-A mask is a pure function of (row key, seed, module name, call, element), in integers that wrap around, so that CPU, GPU,
-numpy and JAX agree. For the j-th pair of a row's elements, in C order (int32 where not said; shifts keep the sign):
+A mask is a pure function of (row key, seed, module name, call, element), in integers that wrap
+around, so that CPU, GPU, numpy and JAX agree. For the j-th pair of a row's elements, in C order
+(int32 where not said; shifts keep the sign):
 
-    salt   the first 8 bytes, little endian, of sha256(f"{seed}/{name}/{call}")   call: 0 unless the forward pass calls the module again
-    a, b   the low and the high half of core.keys.mix(key ^ salt), a made odd
-    x      hash(j) * a + b, then x ^= x >> 15, then x *= 0x2C1B3C6D
-    lanes  the low and the high 16 bits of x, signed: of elements 2j and 2j+1
-    keep   lane >= t - 32768, where t = round(65536 p), within 1..65535; what is kept is multiplied by 65536 / (65536 - t)
+salt   the first 8 bytes, little endian, of sha256(f"{seed}/{name}/{call}")   call: 0 unless the
+forward pass calls the module again a, b   the low and the high half of core.keys.mix(key ^ salt), a
+made odd x      hash(j) * a + b, then x ^= x >> 15, then x *= 0x2C1B3C6D lanes  the low and the high
+16 bits of x, signed: of elements 2j and 2j+1 keep   lane >= t - 32768, where t = round(65536 p),
+within 1..65535; what is kept is multiplied by 65536 / (65536 - t)
 
-hash is lowbias32 (github.com/skeeto/hash-prospector): x ^= x >> 16, x *= 0x7FEB352D, x ^= x >> 15, x *= 0x846CA68B, x ^= x >> 16,
-unsigned. Of a module that drops channels, an element is a channel.
+hash is lowbias32 (github.com/skeeto/hash-prospector): x ^= x >> 16, x *= 0x7FEB352D, x ^= x >> 15,
+x *= 0x846CA68B, x ^= x >> 16, unsigned. Of a module that drops channels, an element is a channel.
 """
 
 import hashlib
@@ -27,30 +29,56 @@ from samecurve.errors import UserError
 from samecurve.torch_engine.compile_marks import constant
 from samecurve.torch_engine.layers.batch_norm import Rows
 
-_CHANNELS: dict[type[nn.Module], tuple[int, ...]] = {nn.Dropout1d: (3,), nn.Dropout2d: (3, 4), nn.Dropout3d: (5,)}  # dimensions of the input
-_MIX = (0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64)  # core.keys.mix's, as signed numbers
+_CHANNELS: dict[type[nn.Module], tuple[int, ...]] = {
+    nn.Dropout1d: (3,),
+    nn.Dropout2d: (3, 4),
+    nn.Dropout3d: (5,),
+}  # dimensions of the input
+_MIX = (
+    0xBF58476D1CE4E5B9 - 2**64,
+    0x94D049BB133111EB - 2**64,
+)  # core.keys.mix's, as signed numbers
 _LAST = 0x2C1B3C6D
 
 
 def key_dropout(model: nn.Module, rows: Rows, seed: int) -> tuple[str, ...]:
-    """Let each Dropout, Dropout1d, 2d and 3d with p > 0 draw its masks by the row keys of `rows`. Returns their names.
+    """Let each Dropout, Dropout1d, 2d and 3d with p > 0 draw its masks by the row keys of `rows`.
 
-    Call it on the bare model (masks depend on the modules' names), after copying it. In training, a module's input has
-    the samples first: a row for each, or equally many neighbouring rows for each ([samples * T, C]).
+    Returns their names.
+
+    Call it on the bare model (masks depend on the modules' names), after copying it. In training, a
+    module's input has the samples first: a row for each, or equally many neighbouring rows for each
+    ([samples * T, C]).
     """
-    found: list[tuple[str, Any]] = [(name, module) for name, module in model.named_modules() if _keyable(module) and module.p > 0]
+    found: list[tuple[str, Any]] = [
+        (name, module)
+        for name, module in model.named_modules()
+        if _keyable(module) and module.p > 0
+    ]
     masks = _Masks(rows, seed, tuple(name for name, _ in found))
     for index, (name, module) in enumerate(found):
         where = f"{type(module).__name__} {name}".strip()
         if not isinstance(module, Keyed):
             module.__class__ = _keyed(module.__class__)
-        module._site = _Site(where, index, masks, next((dims for kind, dims in _CHANNELS.items() if isinstance(module, kind)), None))
+        module._site = _Site(
+            where,
+            index,
+            masks,
+            next((dims for kind, dims in _CHANNELS.items() if isinstance(module, kind)), None),
+        )
     return masks.names
 
 
 def unkeyed(model: nn.Module) -> tuple[str, ...]:
-    """Dropout that key_dropout can't reach: "LSTM net.1" for each, in order. Functions called in a forward pass (F.dropout) are not seen."""
-    return tuple(f"{type(module).__name__} {name}".strip() for name, module in model.named_modules() if _draws(module) and not _keyable(module))
+    """Dropout that key_dropout can't reach: "LSTM net.1" for each, in order.
+
+    Functions called in a forward pass (F.dropout) are not seen.
+    """
+    return tuple(
+        f"{type(module).__name__} {name}".strip()
+        for name, module in model.named_modules()
+        if _draws(module) and not _keyable(module)
+    )
 
 
 def switch_off(model: nn.Module) -> None:
@@ -72,7 +100,13 @@ def _draws(module: nn.Module) -> bool:
 
 def _keyable(module: nn.Module) -> bool:
     """Not where a subclass has a forward pass of its own, which would be lost."""
-    return type(module).forward in (nn.Dropout.forward, nn.Dropout1d.forward, nn.Dropout2d.forward, nn.Dropout3d.forward, Keyed.forward)
+    return type(module).forward in (
+        nn.Dropout.forward,
+        nn.Dropout1d.forward,
+        nn.Dropout2d.forward,
+        nn.Dropout3d.forward,
+        Keyed.forward,
+    )
 
 
 class _Masks:
@@ -81,7 +115,9 @@ class _Masks:
     def __init__(self, rows: Rows, seed: int, names: tuple[str, ...]) -> None:
         self.names = names
         self._rows, self._seed = rows, seed
-        self._salts = torch.tensor([[_salt(seed, name, 0)] for name in names], dtype=torch.int64, device="cpu")
+        self._salts = torch.tensor(
+            [[_salt(seed, name, 0)] for name in names], dtype=torch.int64, device="cpu"
+        )
         self._keys: torch.Tensor | None = None  # those that the table is of
         self._table = self._salts
         self._hashes = torch.empty(0, dtype=torch.int32, device="cpu")
@@ -93,7 +129,9 @@ class _Masks:
         return len(self._rows.keys)
 
     def lanes(self, index: int, elements: int) -> torch.Tensor:
-        """int16 [samples, elements] of module `index`: uniform random numbers, those of its next call."""
+        """int16 [samples, elements] of module `index`: uniform random numbers, those of its next
+        call.
+        """
         words = self._words(index).view(torch.int32)
         mixed = self._hash(-(-elements // 2), words.device) * words[:, :1]
         mixed.add_(words[:, 1:])
@@ -121,7 +159,10 @@ class _Masks:
 
 @dataclass(frozen=True)
 class _Site:
-    """Where a keyed module is. channels: the dimensions that its input may have, if it drops whole channels."""
+    """Where a keyed module is.
+
+    channels: the dimensions that its input may have, if it drops whole channels.
+    """
 
     name: str
     index: int
@@ -129,21 +170,38 @@ class _Site:
     channels: tuple[int, ...] | None
 
     def __deepcopy__(self, memo: object) -> "_Site":
-        """A copied model draws what this one does; one for another device is given rows of its own by key_dropout."""
+        """A copied model draws what this one does; one for another device is given rows of its own
+        by key_dropout.
+        """
         return self
 
     def mask(self, input: torch.Tensor, threshold: int) -> torch.Tensor:
-        """1 where kept, else 0, in the shape of the input or of its channels. As numbers on a CPU, where bool is three times slower; as bool, a byte each, elsewhere."""
+        """1 where kept, else 0, in the shape of the input or of its channels.
+
+        As numbers on a CPU, where bool is three times slower; as bool, a byte each, elsewhere.
+        """
         samples = self.masks.samples
         if self.channels is not None and input.dim() not in self.channels:
-            raise UserError(f"{self.name} drops whole channels and is given {_shown(input)}", "samples first, then channels, then the rest; or nn.Dropout", "model")
+            raise UserError(
+                f"{self.name} drops whole channels and is given {_shown(input)}",
+                "samples first, then channels, then the rest; or nn.Dropout",
+                "model",
+            )
         if input.dim() == 0 or len(input) % samples or not len(input):
-            raise UserError(f"{self.name} is given {_shown(input)} for {samples} samples, so its mask can't follow the samples",
-                            "samples first, each with equally many neighbouring rows; or leave it out: p = 0", "model")
-        shape = input.shape if self.channels is None else [*input.shape[:2], *[1] * (input.dim() - 2)]
+            raise UserError(
+                f"{self.name} is given {_shown(input)} for {samples} samples, so its mask can't"
+                " follow the samples",
+                "samples first, each with equally many neighbouring rows; or leave it out: p = 0",
+                "model",
+            )
+        shape = (
+            input.shape if self.channels is None else [*input.shape[:2], *[1] * (input.dim() - 2)]
+        )
         lanes = self.masks.lanes(self.index, torch.Size(shape).numel() // samples)
         if input.device.type == "cpu":
-            return torch.ge(lanes, threshold, out=torch.empty(lanes.shape, dtype=input.real.dtype)).view(shape)
+            return torch.ge(
+                lanes, threshold, out=torch.empty(lanes.shape, dtype=input.real.dtype)
+            ).view(shape)
         return (lanes >= threshold).view(shape)
 
 
@@ -158,7 +216,10 @@ class Keyed(_DropoutNd):
         dropped = min(max(round(65536 * self.p), 1), 65535)
         scale = 65536 / (65536 - dropped) if self.p < 1 else 0.0
         mask = self._site.mask(input, dropped - 32768)
-        folded = mask.dtype in (torch.float32, torch.float64)  # the same bits in one pass less; a narrower mask would round the scale
+        folded = mask.dtype in (
+            torch.float32,
+            torch.float64,
+        )  # the same bits in one pass less; a narrower mask would round the scale
         if folded:
             mask.mul_(scale)
         kept = input.mul_(mask) if self.inplace else input * mask
@@ -173,7 +234,9 @@ def _keyed(kind: Any) -> Any:
 
 @constant
 def _salt(seed: int, name: str, call: int) -> int:
-    return int.from_bytes(hashlib.sha256(f"{seed}/{name}/{call}".encode()).digest()[:8], "little", signed=True)
+    return int.from_bytes(
+        hashlib.sha256(f"{seed}/{name}/{call}".encode()).digest()[:8], "little", signed=True
+    )
 
 
 def _mixed(values: torch.Tensor) -> torch.Tensor:

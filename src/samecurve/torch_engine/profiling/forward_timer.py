@@ -1,4 +1,6 @@
-"""How long a process's own forward pass takes, which waits for no other rank: what tells a slow rank from those that wait for it."""
+"""How long a process's own forward pass takes, which waits for no other rank: what tells a slow
+rank from those that wait for it.
+"""
 
 import time
 from collections.abc import Iterator
@@ -9,7 +11,9 @@ import torch
 
 
 class Forward:
-    """seconds: of the last one that is known to have ended; on a GPU its own time, which nobody waits for."""
+    """seconds: of the last one that is known to have ended; on a GPU its own time, which nobody
+    waits for.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -33,5 +37,8 @@ class Forward:
         if self._events and self._events[1].query():
             self.seconds = self._events[0].elapsed_time(self._events[1]) / 1e3
         if not self._events:
-            self._events = (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
+            self._events = (
+                torch.cuda.Event(enable_timing=True),  # type: ignore[no-untyped-call]
+                torch.cuda.Event(enable_timing=True),  # type: ignore[no-untyped-call]
+            )
         return self._events

@@ -1,4 +1,6 @@
-"""Steps of a TorchEngine watched: some by the clock alone, some under torch's profiler, one for what is kept for backward."""
+"""Steps of a TorchEngine watched: some by the clock alone, some under torch's profiler, one for
+what is kept for backward.
+"""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -24,8 +26,18 @@ from samecurve.torch_engine.optimizer_params import local
 from samecurve.torch_engine.profiling.timeline import Span, Timed, by_name, seconds
 from samecurve.torch_engine.step_metrics import peak
 
-_PARTS = {"forward": "forward", "backward": "backward", "sync": "sync", "clip": "optimizer", "optimizer": "optimizer"}
-_BETWEEN = ("rounds", "reduce", "spread")  # where several devices pass values on, or wait for each other
+_PARTS = {
+    "forward": "forward",
+    "backward": "backward",
+    "sync": "sync",
+    "clip": "optimizer",
+    "optimizer": "optimizer",
+}
+_BETWEEN = (
+    "rounds",
+    "reduce",
+    "spread",
+)  # where several devices pass values on, or wait for each other
 _COLLECTIVE = ("nccl", "gloo:", "c10d::")
 _ENGINE = "autograd::engine::evaluate_function: "
 
@@ -60,10 +72,19 @@ class TorchWatch:
         began = time.perf_counter()
         if number == course.tracer < course.last:
             self._begin_trace()
-        with self._kept.watching(state.model, self._marks, self._engine.plan.compile) if number == course.last else nullcontext(), self._marks.waits():
+        with (
+            (
+                self._kept.watching(state.model, self._marks, self._engine.plan.compile)
+                if number == course.last
+                else nullcontext()
+            ),
+            self._marks.waits(),
+        ):
             begin = self._marks.now()
             done = self._engine.step(state, batch, lr, asked)
-            self._taken.append(_Taken(batch.wait, batch.samples, begin, self._marks.now(), self._marks.take()))
+            self._taken.append(
+                _Taken(batch.wait, batch.samples, begin, self._marks.now(), self._marks.take())
+            )
         if number == 0:
             self._drain()
             self._first = time.perf_counter() - began
@@ -72,15 +93,39 @@ class TorchWatch:
         if course.tracer <= number < course.last:
             self._next_traced(number)
         if number == course.last:
-            self._memory = {**_held(state), **({"activations": self._kept.most()} if self._kept.complete(self._engine.plan.recompute) else {})}
+            self._memory = {
+                **_held(state),
+                **(
+                    {"activations": self._kept.most()}
+                    if self._kept.complete(self._engine.plan.recompute)
+                    else {}
+                ),
+            }
         return done
 
     def found(self) -> Found:
         self._drain()
         course = self._course
-        steps = [_step(before.end, taken, self._engine.plan.world) for before, taken in zip(self._taken[course.warm - 1 :], self._taken[course.warm : course.tracer], strict=False)]
+        steps = [
+            _step(before.end, taken, self._engine.plan.world)
+            for before, taken in zip(
+                self._taken[course.warm - 1 :],
+                self._taken[course.warm : course.tracer],
+                strict=False,
+            )
+        ]
         kept = self._kept.by_module if "activations" in self._memory else {}
-        return Found(self._engine.ranks.index, tuple(steps), self._traced, self._operations, self._memory, self._peaks, self._first, kept, trace=str(self._trace) if self._trace else None)
+        return Found(
+            self._engine.ranks.index,
+            tuple(steps),
+            self._traced,
+            self._operations,
+            self._memory,
+            self._peaks,
+            self._first,
+            kept,
+            trace=str(self._trace) if self._trace else None,
+        )
 
     def _drain(self) -> None:
         for device in self._engine.devices:
@@ -91,8 +136,12 @@ class TorchWatch:
         self._drain()
         gpu = [ProfilerActivity.CUDA] if self._engine.device.type == "cuda" else []
         self._marks.around = lambda name, lane: record_function(f"samecurve/{name}")
-        self._profiler = profile(activities=[ProfilerActivity.CPU, *gpu], schedule=schedule(wait=0, warmup=1, active=self._course.traced, repeat=1), record_shapes=True,
-                                 experimental_config=_ExperimentalConfig(profile_all_threads=True))  # dp's threads, too
+        self._profiler = profile(
+            activities=[ProfilerActivity.CPU, *gpu],
+            schedule=schedule(wait=0, warmup=1, active=self._course.traced, repeat=1),
+            record_shapes=True,
+            experimental_config=_ExperimentalConfig(profile_all_threads=True),
+        )  # dp's threads, too
         self._profiler.start()
 
     def _next_traced(self, number: int) -> None:
@@ -111,7 +160,11 @@ class TorchWatch:
         self._profiler.stop()
         if self._trace:
             self._profiler.export_chrome_trace(str(self._trace))
-        self._operations = _operations(self._profiler.key_averages(group_by_input_shape=True), self._engine.device.type, self._course.traced)
+        self._operations = _operations(
+            self._profiler.key_averages(group_by_input_shape=True),
+            self._engine.device.type,
+            self._course.traced,
+        )
         self._profiler = None
 
 
@@ -122,40 +175,92 @@ def _step(before: Any, taken: _Taken, world: int) -> Step:
     for name, part in _PARTS.items():
         parts[part] += found.get(name, 0.0)
     if world > 1:
-        between = _BETWEEN if len(taken.spans) > 1 else _BETWEEN[1:]  # one device's rounds wait for nobody
+        between = (
+            _BETWEEN if len(taken.spans) > 1 else _BETWEEN[1:]
+        )  # one device's rounds wait for nobody
         parts["sync"] += sum(found.get(name, 0.0) for name in between)
     idle = seconds(before, taken.begin)
-    devices = tuple(sum(by_name(spans).get(name, 0.0) for name in ("forward", "backward")) for spans in taken.spans) if len(taken.spans) > 1 else ()
-    return Step(seconds(before, taken.end), taken.samples, {"data": min(taken.wait, idle), **parts}, devices)
+    devices = (
+        tuple(
+            sum(by_name(spans).get(name, 0.0) for name in ("forward", "backward"))
+            for spans in taken.spans
+        )
+        if len(taken.spans) > 1
+        else ()
+    )
+    return Step(
+        seconds(before, taken.end), taken.samples, {"data": min(taken.wait, idle), **parts}, devices
+    )
 
 
 def _operations(averages: Any, device: str, steps: int) -> tuple[Operation, ...]:
-    """By their own time: on a GPU what its kernels took, on a CPU what the thread did that called them."""
+    """By their own time: on a GPU what its kernels took, on a CPU what the thread did that called
+    them.
+    """
     found = []
     for one in averages:
-        own = (one.self_device_time_total if device == "cuda" else one.self_cpu_time_total) / 1e6 / steps
-        called = one.device_type == DeviceType.CPU  # kernels have lines of their own, with the times of those who called them
-        if own > 0 and called and not one.is_user_annotation and not one.key.startswith("ProfilerStep"):
-            found.append(Operation(one.key.replace(_ENGINE, "autograd: "), _shapes(one.input_shapes), one.count / steps, own, one.key.startswith(_COLLECTIVE)))
+        own = (
+            (one.self_device_time_total if device == "cuda" else one.self_cpu_time_total)
+            / 1e6
+            / steps
+        )
+        called = (
+            one.device_type == DeviceType.CPU
+        )  # kernels have lines of their own, with the times of those who called them
+        if (
+            own > 0
+            and called
+            and not one.is_user_annotation
+            and not one.key.startswith("ProfilerStep")
+        ):
+            found.append(
+                Operation(
+                    one.key.replace(_ENGINE, "autograd: "),
+                    _shapes(one.input_shapes),
+                    one.count / steps,
+                    own,
+                    one.key.startswith(_COLLECTIVE),
+                )
+            )
     return tuple(found)
 
 
 def _shapes(shapes: Any) -> str:
-    return " ".join("x".join(map(str, shape)) for shape in shapes if shape and not isinstance(shape[0], list)) if shapes else ""
+    return (
+        " ".join(
+            "x".join(map(str, shape))
+            for shape in shapes
+            if shape and not isinstance(shape[0], list)
+        )
+        if shapes
+        else ""
+    )
 
 
 def _held(state: State) -> dict[str, int]:
     """What this process has of a training state, on the device of its first weights."""
+
     def size(tensors: Iterator[Any]) -> int:
         parts = [local(tensor.detach()) for tensor in tensors if tensor is not None]
         return sum({part.data_ptr() or id(part): part.nbytes for part in parts}.values())
 
-    slots = (tensor for weight in state.trained for tensor in state.update.slots(weight).values() if tensor.ndim)
-    return {"weights": size(iter(state.model.parameters())), "gradients": size(parameter.grad for parameter in state.model.parameters()), "optimizer": size(slots)}
+    slots = (
+        tensor
+        for weight in state.trained
+        for tensor in state.update.slots(weight).values()
+        if tensor.ndim
+    )
+    return {
+        "weights": size(iter(state.model.parameters())),
+        "gradients": size(parameter.grad for parameter in state.model.parameters()),
+        "optimizer": size(slots),
+    }
 
 
 class _Kept:
-    """What autograd keeps for backward of one slot, by storage, without weights: counted as it is kept."""
+    """What autograd keeps for backward of one slot, by storage, without weights: counted as it is
+    kept.
+    """
 
     def __init__(self, lanes: int) -> None:
         self._storages: list[dict[int, int]] = [{} for _ in range(lanes)]
@@ -172,10 +277,30 @@ class _Kept:
 
     @contextmanager
     def watching(self, model: nn.Module, marks: Timed, compiled: bool) -> Iterator[None]:
-        """compiled: its blocks are, so what they keep is told as a block's, not as that of its parts."""
-        inside = {id(module) for block in (blocks(model) or [model]) for module in block.modules() if module is not block} if compiled else set()
-        seen = [(name, module) for name, module in model.named_modules() if id(module) not in inside]
-        hooks = [hook for name, module in seen for hook in (module.register_forward_pre_hook(self._enters(name)), module.register_forward_hook(self._leaves, always_call=True))]
+        """compiled: its blocks are, so what they keep is told as a block's, not as that of its
+        parts.
+        """
+        inside = (
+            {
+                id(module)
+                for block in blocks(model) or [model]
+                for module in block.modules()
+                if module is not block
+            }
+            if compiled
+            else set()
+        )
+        seen = [
+            (name, module) for name, module in model.named_modules() if id(module) not in inside
+        ]
+        hooks = [
+            hook
+            for name, module in seen
+            for hook in (
+                module.register_forward_pre_hook(self._enters(name)),
+                module.register_forward_hook(self._leaves, always_call=True),
+            )
+        ]
         marks.around = self._around
         try:
             yield

@@ -1,6 +1,9 @@
-"""Where in a step a process is: the engine says it, and somebody who watches takes the time. Unwatched, nothing is noted.
+"""Where in a step a process is: the engine says it, and somebody who watches takes the time.
 
-Times are the device's own: on a GPU an event in the stream that computes, so that nobody waits for it; on a CPU the clock.
+Unwatched, nothing is noted.
+
+Times are the device's own: on a GPU an event in the stream that computes, so that nobody waits for
+it; on a CPU the clock.
 """
 
 import time
@@ -63,7 +66,9 @@ class Timed(Marks):
     """Takes the time of every phase. around: what is done beside it, given name and lane."""
 
     def __init__(self, devices: list[torch.device]) -> None:
-        self.around: Callable[[str, int], AbstractContextManager[Any]] = lambda name, lane: nullcontext()
+        self.around: Callable[[str, int], AbstractContextManager[Any]] = lambda name, lane: (
+            nullcontext()
+        )
         self._devices = devices
         self._lanes = [Lane(_clock(device)) for device in devices]
 
@@ -93,9 +98,11 @@ class Timed(Marks):
 
     @contextmanager
     def waits(self) -> Iterator[None]:
-        """Meanwhile every wait for a collective that this process makes is a phase `sync`: torch's, which reach no code of ours under fsdp, too.
+        """Meanwhile every wait for a collective that this process makes is a phase `sync`: torch's,
+        which reach no code of ours under fsdp, too.
 
-        On a GPU only those that hold up the stream that computes; fsdp's wait in streams of their own.
+        On a GPU only those that hold up the stream that computes; fsdp's wait in streams of their
+        own.
         """
         torch_work: Any = Work
         right = torch_work.wait
@@ -112,7 +119,9 @@ class Timed(Marks):
             torch_work.wait = right
 
     def _stream(self) -> Any:
-        return torch.cuda.current_stream(self._devices[0]) if self._devices[0].type == "cuda" else None
+        return (
+            torch.cuda.current_stream(self._devices[0]) if self._devices[0].type == "cuda" else None
+        )
 
 
 def seconds(begin: Any, end: Any) -> float:

@@ -1,7 +1,9 @@
-"""train.exact: each slot's gradient by itself, added along the step's tree (core/determinism/microbatches.py), so that the sum has the same bits whatever devices computed it.
+"""train.exact: each slot's gradient by itself, added along the step's tree
+(core/determinism/microbatches.py), so that the sum has the same bits whatever devices computed it.
 
-Every other slot's gradient is added by autograd itself to its left neighbour's, so accumulation costs what it always does.
-Several processes exchange what they have bucket by bucket, while the last backward pass still runs (exchange.py).
+Every other slot's gradient is added by autograd itself to its left neighbour's, so accumulation
+costs what it always does. Several processes exchange what they have bucket by bucket, while the
+last backward pass still runs (exchange.py).
 """
 
 import random
@@ -25,7 +27,10 @@ _BUCKET = 8 << 20  # bytes
 
 
 def settle(exact: bool) -> None:
-    """Kernels that give the same bits each time, or again whichever are fastest. What has no such form says so when it runs."""
+    """Kernels that give the same bits each time, or again whichever are fastest.
+
+    What has no such form says so when it runs.
+    """
     torch.use_deterministic_algorithms(exact)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.deterministic = exact
@@ -33,7 +38,9 @@ def settle(exact: bool) -> None:
 
 
 class Before:
-    """What a forward pass must leave as it is: a slot's result would else depend on which slots this device computed before."""
+    """What a forward pass must leave as it is: a slot's result would else depend on which slots
+    this device computed before.
+    """
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
         self._model, self._device = model, device
@@ -42,14 +49,32 @@ class Before:
     def check(self) -> None:
         """UserError: numbers were drawn, or buffers changed."""
         if self._drawn() != self._numbers:
-            raise UserError("train.exact: the loss draws random numbers, which follow the device", "numbers that follow from the sample (its data can hold some), nn.Dropout, or leave --exact out", "task")
-        changed = [name for name, version in self._versions().items() if self._buffers.get(name) != version]
+            raise UserError(
+                "train.exact: the loss draws random numbers, which follow the device",
+                "numbers that follow from the sample (its data can hold some), nn.Dropout, or leave"
+                " --exact out",
+                "task",
+            )
+        changed = [
+            name for name, version in self._versions().items() if self._buffers.get(name) != version
+        ]
         if changed:
-            raise UserError(f"train.exact: the forward pass changes buffer {some(changed)}, which then follows the device", "a buffer that stays as it is in training, or leave --exact out", "model")
+            raise UserError(
+                f"train.exact: the forward pass changes buffer {some(changed)}, which then follows"
+                " the device",
+                "a buffer that stays as it is in training, or leave --exact out",
+                "model",
+            )
 
     def _drawn(self) -> tuple[Any, ...]:
-        """What changes with every random number: torch's on the host and this device, numpy's, Python's own."""
-        here = torch.cuda.get_rng_state(self._device).numpy().tobytes() if self._device.type == "cuda" else b""
+        """What changes with every random number: torch's on the host and this device, numpy's,
+        Python's own.
+        """
+        here = (
+            torch.cuda.get_rng_state(self._device).numpy().tobytes()
+            if self._device.type == "cuda"
+            else b""
+        )
         numpy = np.random.get_state(legacy=False)
         return torch.get_rng_state().numpy().tobytes(), here, str(numpy), random.getstate()
 
@@ -62,11 +87,27 @@ class Exact(DP):
 
     def place(self, models: list[nn.Module], fill: Callable[[nn.Module], None]) -> None:
         super().place(models, fill)
-        self._parameters = [[parameter for parameter in model.parameters() if parameter.requires_grad] for model in self.models]
+        self._parameters = [
+            [parameter for parameter in model.parameters() if parameter.requires_grad]
+            for model in self.models
+        ]
         self._cuts = _cuts(self._parameters[0]) if self._ranks.group else [slice(None)]
-        self._exchange = Exchange([self._parameters[0][cut] for cut in self._cuts], self._ranks, self._plan.backend, self._plan.share) if self._ranks.group else None
-        self._names = [name for name, parameter in self.models[0].named_parameters() if parameter.requires_grad]
-        self._after: Callable[[nn.Parameter], None] | None = None  # what the last slot does with a gradient as soon as it is there
+        self._exchange = (
+            Exchange(
+                [self._parameters[0][cut] for cut in self._cuts],
+                self._ranks,
+                self._plan.backend,
+                self._plan.share,
+            )
+            if self._ranks.group
+            else None
+        )
+        self._names = [
+            name for name, parameter in self.models[0].named_parameters() if parameter.requires_grad
+        ]
+        self._after: Callable[[nn.Parameter], None] | None = (
+            None  # what the last slot does with a gradient as soon as it is there
+        )
         self._fired: list[set[int]] = [set() for _ in self.models]
         for own, fired in zip(self._parameters, self._fired, strict=True):
             for parameter in own:
@@ -96,11 +137,17 @@ class Exact(DP):
             self._give(index, bucket, node)
 
     def _give(self, index: int, bucket: int, node: Node) -> None:
-        self._sums[index][bucket].give(node, [parameter.grad for parameter in self._parameters[index][self._cuts[bucket]]])
+        self._sums[index][bucket].give(
+            node, [parameter.grad for parameter in self._parameters[index][self._cuts[bucket]]]
+        )
 
     def _sender(self, node: Node) -> Callable[[nn.Parameter], None]:
         """Sends each bucket, in their order, as soon as the last slot's gradients of it are there."""
-        bucket_of = {id(parameter): number for number, cut in enumerate(self._cuts) for parameter in self._parameters[0][cut]}
+        bucket_of = {
+            id(parameter): number
+            for number, cut in enumerate(self._cuts)
+            for parameter in self._parameters[0][cut]
+        }
         missing = [len(self._parameters[0][cut]) for cut in self._cuts]
 
         def ready(parameter: nn.Parameter) -> None:
@@ -112,12 +159,22 @@ class Exact(DP):
         return ready
 
     def _ready(self, fired: set[int], parameter: torch.Tensor) -> None:
-        """UserError: one backward pass adds to a gradient twice, so that it is no single number to add along the tree."""
+        """UserError: one backward pass adds to a gradient twice, so that it is no single number to
+        add along the tree.
+        """
         if id(parameter) in fired:
-            raise UserError("train.exact: a backward pass adds to the same gradient several times, as torch.utils.checkpoint does with use_reentrant=True",
-                            "use_reentrant=False, or train.recompute, or leave --exact out", "model")
+            raise UserError(
+                "train.exact: a backward pass adds to the same gradient several times, as"
+                " torch.utils.checkpoint does with use_reentrant=True",
+                "use_reentrant=False, or train.recompute, or leave --exact out",
+                "model",
+            )
         if parameter.grad is not None and parameter.grad.is_sparse:
-            raise UserError("train.exact: a layer gives sparse gradients", "sparse=False (nn.Embedding), or leave --exact out", "model")
+            raise UserError(
+                "train.exact: a layer gives sparse gradients",
+                "sparse=False (nn.Embedding), or leave --exact out",
+                "model",
+            )
         fired.add(id(parameter))
         if self._after:
             self._after(parameter)  # type: ignore[arg-type]
@@ -133,7 +190,12 @@ class Exact(DP):
         self._sent += 1
 
     def _note(self, cut: slice, held: Sequence[tuple[Node, Gradients]]) -> None:
-        self._reached |= {name for _, gradients in held for name, gradient in zip(self._names[cut], gradients, strict=True) if gradient is not None}
+        self._reached |= {
+            name
+            for _, gradients in held
+            for name, gradient in zip(self._names[cut], gradients, strict=True)
+            if gradient is not None
+        }
 
     def reached(self) -> set[str]:
         return self._reached
@@ -149,7 +211,10 @@ class Exact(DP):
         for sums in self._sums:
             self._note(slice(None), sums[0].held)
             for node, held in sums[0].held:
-                total.give(node, [gradient if gradient is None else gradient.to(device) for gradient in held])
+                total.give(
+                    node,
+                    [gradient if gradient is None else gradient.to(device) for gradient in held],
+                )
         self._sums = []
         for others in self._parameters[1:]:
             _clear(others)
@@ -170,7 +235,9 @@ def _clear(parameters: Sequence[nn.Parameter]) -> None:
 
 
 def _laid_out(gradient: torch.Tensor | None, parameter: nn.Parameter) -> torch.Tensor:
-    """As the exchange leaves it: in memory like the parameter, whatever form autograd gave it; zeros where no slot used the parameter."""
+    """As the exchange leaves it: in memory like the parameter, whatever form autograd gave it;
+    zeros where no slot used the parameter.
+    """
     if gradient is None:
         return torch.zeros_like(parameter)
     if gradient.stride() == parameter.stride():

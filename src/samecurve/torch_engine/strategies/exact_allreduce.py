@@ -1,5 +1,6 @@
-"""Sums over ranks whose bits depend on no rank: each sends every other one its part of the nodes that it has of a step's tree
-(all_to_all), adds up its own part along the tree, and all get the parts of all (all_gather). No collective adds anything.
+"""Sums over ranks whose bits depend on no rank: each sends every other one its part of the nodes
+that it has of a step's tree (all_to_all), adds up its own part along the tree, and all get the
+parts of all (all_gather). No collective adds anything.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,26 +15,45 @@ from samecurve.core.determinism.microbatches import Node, Sums, nodes
 from samecurve.torch_engine.optimizer_params import local
 from samecurve.torch_engine.process_group import Ranks
 
-_all_gather: Any = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # renamed in torch 2.13
+_all_gather: Any = getattr(
+    dist, "all_gather_single", dist.all_gather_into_tensor
+)  # renamed in torch 2.13
 _AHEAD = 2  # buckets on their way before the first of them is waited for
 _ALIGN = 16  # elements: every parameter begins where vectors do, on any number of ranks
 Gradients = list[torch.Tensor | None]  # by parameter of a bucket
 
 
 class Exchange:
-    """Sums over all ranks, along the tree. buckets: of parameters; their gradients come to lie in one piece of memory each. share: which of so many slots are a rank's."""
+    """Sums over all ranks, along the tree.
 
-    def __init__(self, buckets: Sequence[Sequence[nn.Parameter]], ranks: Ranks, backend: str, share: Callable[[int, int], range]) -> None:
+    buckets: of parameters; their gradients come to lie in one piece of memory each. share: which of
+    so many slots are a rank's.
+    """
+
+    def __init__(
+        self,
+        buckets: Sequence[Sequence[nn.Parameter]],
+        ranks: Ranks,
+        backend: str,
+        share: Callable[[int, int], range],
+    ) -> None:
         self._ranks, self._share = ranks, share
         self._buckets = [_Bucket(parameters, ranks.world, backend) for parameters in buckets]
         self._shares: dict[int, list[list[Node]]] = {}
-        self._going: list[tuple[_Bucket, Callable[[], None]]] = []  # buckets whose parts are on their way; the rest of their work
+        self._going: list[
+            tuple[_Bucket, Callable[[], None]]
+        ] = []  # buckets whose parts are on their way; the rest of their work
         self._ending: list[tuple[_Bucket, Any]] = []
 
     def send(self, number: int, held: Sequence[tuple[Node, Gradients]], count: int) -> None:
-        """Called by all ranks in the same order. held: what this rank has of a step of `count` slots."""
+        """Called by all ranks in the same order.
+
+        held: what this rank has of a step of `count` slots.
+        """
         if count not in self._shares:
-            self._shares[count] = [nodes(self._share(count, rank), count) for rank in range(self._ranks.world)]
+            self._shares[count] = [
+                nodes(self._share(count, rank), count) for rank in range(self._ranks.world)
+            ]
         shares = self._shares[count]
         bucket = self._buckets[number]
         works = bucket.scatter(held, shares, self._ranks)
@@ -58,7 +78,10 @@ class Exchange:
 
 
 class _Bucket:
-    """One flat piece of memory: parameters side by side, cut into a part for each rank. On the host where that is where ranks meet."""
+    """One flat piece of memory: parameters side by side, cut into a part for each rank.
+
+    On the host where that is where ranks meet.
+    """
 
     def __init__(self, parameters: Sequence[nn.Parameter], world: int, backend: str) -> None:
         self._parameters = parameters
@@ -73,16 +96,25 @@ class _Bucket:
         self._on_host = backend == "gloo"
         self._staged = backend == "gloo" and first.device.type != "cpu"
         self._make = partial(torch.zeros, dtype=first.dtype, device=first.device)
-        self._host = partial(torch.zeros, dtype=first.dtype, device="cpu") if self._staged else self._make
-        self._flat = [self._make(self._whole)]  # one for each node that a rank has; the first holds the sum in the end
+        self._host = (
+            partial(torch.zeros, dtype=first.dtype, device="cpu") if self._staged else self._make
+        )
+        self._flat = [
+            self._make(self._whole)
+        ]  # one for each node that a rank has; the first holds the sum in the end
         self._views = [self._viewed(self._flat[0])]
         self._received: list[torch.Tensor] = []
         self._sum: torch.Tensor = self._flat[0]
 
     def _viewed(self, flat: torch.Tensor) -> list[torch.Tensor]:
-        return [_shaped(flat[begin : begin + size], parameter) for (begin, size), parameter in zip(self._places, self._parameters, strict=True)]
+        return [
+            _shaped(flat[begin : begin + size], parameter)
+            for (begin, size), parameter in zip(self._places, self._parameters, strict=True)
+        ]
 
-    def scatter(self, held: Sequence[tuple[Node, Gradients]], shares: Sequence[Sequence[Node]], ranks: Ranks) -> list[Any]:
+    def scatter(
+        self, held: Sequence[tuple[Node, Gradients]], shares: Sequence[Sequence[Node]], ranks: Ranks
+    ) -> list[Any]:
         """Start sending each rank its part of every node here."""
         works = []
         for number in range(max(map(len, shares))):
@@ -91,8 +123,24 @@ class _Bucket:
             taken = [self._part if number < len(other) else 0 for other in shares]
             if number == len(self._received):
                 self._received.append(self._host(self._whole))
-            sent = self._received[number][:0] if mine is None else mine.to(self._received[number].device)
-            works.append((dist.all_to_all_single(self._received[number][: sum(taken)], sent, taken, given, group=ranks.group, async_op=True), sent))
+            sent = (
+                self._received[number][:0]
+                if mine is None
+                else mine.to(self._received[number].device)
+            )
+            works.append(
+                (
+                    dist.all_to_all_single(
+                        self._received[number][: sum(taken)],
+                        sent,
+                        taken,
+                        given,
+                        group=ranks.group,
+                        async_op=True,
+                    ),
+                    sent,
+                )
+            )
         return works
 
     @torch.no_grad()
@@ -100,7 +148,11 @@ class _Bucket:
         if number == len(self._flat):
             self._flat.append(self._make(self._whole))
             self._views.append(self._viewed(self._flat[number]))
-        there = [(view, gradient) for view, gradient in zip(self._views[number], gradients, strict=True) if gradient is not None]
+        there = [
+            (view, gradient)
+            for view, gradient in zip(self._views[number], gradients, strict=True)
+            if gradient is not None
+        ]
         torch._foreach_copy_([view for view, _ in there], [gradient for _, gradient in there])
         for view, gradient in zip(self._views[number], gradients, strict=True):
             if gradient is None:
@@ -115,7 +167,9 @@ class _Bucket:
         places = [0] * len(works)
         for mine in shares:
             for number, node in enumerate(mine):
-                sums.give(node, self._received[number][places[number] : places[number] + self._part])
+                sums.give(
+                    node, self._received[number][places[number] : places[number] + self._part]
+                )
                 places[number] += self._part
         self._sum = sums.total()
 
@@ -126,7 +180,9 @@ class _Bucket:
             return _all_gather(self._whole_sum, self._sum, group=ranks.group, async_op=True)
         rows = self._received[0].view(ranks.world, self._part)  # the sum is the first of them
         rows[1:] = self._sum
-        return dist.all_to_all_single(self._whole_sum, self._received[0], group=ranks.group, async_op=True)  # Gloo's all_gather took twice as long
+        return dist.all_to_all_single(
+            self._whole_sum, self._received[0], group=ranks.group, async_op=True
+        )  # Gloo's all_gather took twice as long
 
     def hand_out(self) -> None:
         if self._staged:

@@ -1,4 +1,7 @@
-"""How a model is laid out over devices. A strategy is one class, one formula in core/planning/memory.py and one entry in STRATEGIES."""
+"""How a model is laid out over devices.
+
+A strategy is one class, one formula in core/planning/memory.py and one entry in STRATEGIES.
+"""
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
@@ -22,15 +25,20 @@ from samecurve.torch_engine.process_group import Ranks, narrow_sum, sum_bucket
 from samecurve.torch_engine.strategies.threads import Team
 from samecurve.torch_engine.unused_params import check, reached, trainable
 
-# A model's buffers are functions of its fields or of the whole step here, so none is sent along; torch 2.13 renamed the argument.
+# A model's buffers are functions of its fields or of the whole step here, so none is sent along;
+# torch 2.13 renamed the argument.
 _RENAMED = "forward_sync_buffers" in inspect.signature(DistributedDataParallel.__init__).parameters
-_NO_BUFFER_SYNC: dict[str, Any] = {"forward_sync_buffers" if _RENAMED else "broadcast_buffers": False}
+_NO_BUFFER_SYNC: dict[str, Any] = {
+    "forward_sync_buffers" if _RENAMED else "broadcast_buffers": False
+}
 
 Fill = Callable[[nn.Module], None]
 
 
 class Strategy(Protocol):
-    """models: one for each device of this process; the first holds the weights and, after reduce(), the gradients. replicas: what a step calls for them."""
+    """models: one for each device of this process; the first holds the weights and, after reduce(),
+    the gradients. replicas: what a step calls for them.
+    """
 
     models: list[nn.Module]
     replicas: list[nn.Module]
@@ -40,7 +48,9 @@ class Strategy(Protocol):
         ...
 
     def place(self, models: list[nn.Module], fill: Fill) -> None:
-        """Lay out the first of `models` (made real by fill, part by part); the others are for the other devices of this process."""
+        """Lay out the first of `models` (made real by fill, part by part); the others are for the
+        other devices of this process.
+        """
         ...
 
     def run(self, jobs: Sequence[Callable[[], Any]]) -> list[Any]:
@@ -56,7 +66,10 @@ class Strategy(Protocol):
         ...
 
     def expect(self, loss: torch.Tensor) -> None:
-        """Before the very first backward. UserError, on every rank: it would not give all gradients that the reduction waits for."""
+        """Before the very first backward.
+
+        UserError, on every rank: it would not give all gradients that the reduction waits for.
+        """
         ...
 
     def reached(self) -> set[str]:
@@ -68,7 +81,9 @@ class Strategy(Protocol):
         ...
 
     def norm(self, gradients: Iterable[torch.Tensor]) -> torch.Tensor:
-        """The norm of the whole gradient from this process's part of it; float64, the same on every rank."""
+        """The norm of the whole gradient from this process's part of it; float64, the same on every
+        rank.
+        """
         ...
 
     def spread(self) -> None:
@@ -113,7 +128,12 @@ class Single:
     def expect(self, loss: torch.Tensor) -> None: ...
 
     def reached(self) -> set[str]:
-        return {name for model in self.models for name, parameter in model.named_parameters() if parameter.grad is not None}
+        return {
+            name
+            for model in self.models
+            for name, parameter in model.named_parameters()
+            if parameter.grad is not None
+        }
 
     def reduce(self, parameters: Sequence[nn.Parameter]) -> None: ...
 
@@ -134,7 +154,10 @@ class Single:
 
 
 class DP(Single):
-    """One process, a thread and a replica of its own for each device. The first device holds the optimizer, and adds up the gradients in the devices' order."""
+    """One process, a thread and a replica of its own for each device.
+
+    The first device holds the optimizer, and adds up the gradients in the devices' order.
+    """
 
     def __init__(self, plan: Plan, ranks: Ranks, devices: Sequence[torch.device]) -> None:
         super().__init__(plan, ranks, devices)
@@ -155,10 +178,14 @@ class DP(Single):
 
     def reduce(self, parameters: Sequence[nn.Parameter]) -> None:
         for model in self.models[1:]:
-            for parameter, other in zip(parameters, (p for p in model.parameters() if p.requires_grad), strict=True):
+            for parameter, other in zip(
+                parameters, (p for p in model.parameters() if p.requires_grad), strict=True
+            ):
                 if other.grad is not None:
                     brought = other.grad.to(parameter.device)
-                    parameter.grad = brought if parameter.grad is None else parameter.grad.add_(brought)
+                    parameter.grad = (
+                        brought if parameter.grad is None else parameter.grad.add_(brought)
+                    )
                     other.grad = None
 
     @torch.no_grad()
@@ -173,18 +200,28 @@ class DP(Single):
 
 
 class DDP(Single):
-    """Every device holds the whole model; gradients are summed once a step, overlapped with the last backward pass."""
+    """Every device holds the whole model; gradients are summed once a step, overlapped with the
+    last backward pass.
+    """
 
     def place(self, models: list[nn.Module], fill: Fill) -> None:
         super().place(models, fill)
         device, group = self._devices[0], self._ranks.group
         assert group is not None
-        self._placed = DistributedDataParallel(models[0], device_ids=[device.index] if device.type == "cuda" else None, process_group=group, gradient_as_bucket_view=True, **_NO_BUFFER_SYNC)
+        self._placed = DistributedDataParallel(
+            models[0],
+            device_ids=[device.index] if device.type == "cuda" else None,
+            process_group=group,
+            gradient_as_bucket_view=True,
+            **_NO_BUFFER_SYNC,
+        )
         state, hook = _hook(self._plan.compress, group)
 
         def counted(held: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
             self._reduced += len(bucket.parameters())
-            if bucket.is_last():  # every gradient is there: what is left of backward waits for the other ranks
+            if (
+                bucket.is_last()
+            ):  # every gradient is there: what is left of backward waits for the other ranks
                 self._ranks.marks.rest("sync")
             return hook(held, bucket)  # type: ignore[no-any-return]
 
@@ -193,7 +230,9 @@ class DDP(Single):
         self.replicas = [self._placed]
 
     def begin(self, parameters: Sequence[nn.Parameter], count: int) -> None:
-        """Where several rounds add up before a reduction, gradients stay where the buckets are: a second copy of them would be a whole model more."""
+        """Where several rounds add up before a reduction, gradients stay where the buckets are: a
+        second copy of them would be a whole model more.
+        """
         kept = [parameter.grad for parameter in parameters if parameter.grad is not None]
         if kept and self._plan.rounds > 1:
             torch._foreach_zero_(kept)
@@ -204,29 +243,54 @@ class DDP(Single):
         return nullcontext() if last else self._placed.no_sync()
 
     def expect(self, loss: torch.Tensor) -> None:
-        """Its buckets wait for every gradient: a missing one would leave ranks waiting for each other. Later steps: see reduce()."""
+        """Its buckets wait for every gradient: a missing one would leave ranks waiting for each
+        other. Later steps: see reduce().
+        """
         used, named = reached(loss), trainable(self.models[0].named_parameters())
-        check(list(named), (id(parameter) in used for parameter in named.values()), self._ranks, self._devices[0])
-
+        check(
+            list(named),
+            (id(parameter) in used for parameter in named.values()),
+            self._ranks,
+            self._devices[0],
+        )
 
     def reduce(self, parameters: Sequence[nn.Parameter]) -> None:
-        """UserError: a bucket was still waiting for a gradient when backward ended, so its parameters were not summed."""
+        """UserError: a bucket was still waiting for a gradient when backward ended, so its
+        parameters were not summed.
+        """
         reduced, self._reduced = self._reduced, 0
         if reduced != len(parameters):
-            raise UserError(f"this step's loss did not use all parameters, as the first one did: the gradients of {len(parameters) - reduced} were not added up",
-                            "use them in every step (times 0 where they don't count), or --strategy fsdp", "model")
+            raise UserError(
+                "this step's loss did not use all parameters, as the first one did: the gradients"
+                f" of {len(parameters) - reduced} were not added up",
+                "use them in every step (times 0 where they don't count), or --strategy fsdp",
+                "model",
+            )
 
 
 def _hook(compress: str, group: dist.ProcessGroup) -> tuple[Any, Any]:
     """(state, hook) for DDP."""
     if compress == "powersgd":
-        return powersgd.PowerSGDState(process_group=group, matrix_approximation_rank=4, start_powerSGD_iter=2, use_error_feedback=True), _summed_powersgd
+        return (
+            powersgd.PowerSGDState(
+                process_group=group,
+                matrix_approximation_rank=4,
+                start_powerSGD_iter=2,
+                use_error_feedback=True,
+            ),
+            _summed_powersgd,
+        )
     narrow = {"bf16": torch.bfloat16, "fp16": torch.float16}
     return group, narrow_sum(narrow[compress]) if compress in narrow else sum_bucket
 
 
-def _summed_powersgd(state: powersgd.PowerSGDState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """PowerSGD averages; sums are what a step wants. Source of the method: Vogels et al. 2019, arXiv:1905.13727."""
+def _summed_powersgd(
+    state: powersgd.PowerSGDState, bucket: GradBucket
+) -> torch.futures.Future[torch.Tensor]:
+    """PowerSGD averages; sums are what a step wants.
+
+    Source of the method: Vogels et al. 2019, arXiv:1905.13727.
+    """
     world = dist.get_world_size(state.process_group)
     future: Any = powersgd.powerSGD_hook(state, bucket)
     result: torch.futures.Future[torch.Tensor] = future.then(lambda done: done.value().mul_(world))
@@ -240,4 +304,10 @@ def _sharded(plan: Plan, ranks: Ranks, devices: Sequence[torch.device]) -> Strat
     return FSDP(plan, ranks, devices)
 
 
-STRATEGIES: dict[str, Callable[[Plan, Ranks, Sequence[torch.device]], Strategy]] = {"single": Single, "dp": DP, "ddp": DDP, "fsdp": _sharded, "hsdp": _sharded}
+STRATEGIES: dict[str, Callable[[Plan, Ranks, Sequence[torch.device]], Strategy]] = {
+    "single": Single,
+    "dp": DP,
+    "ddp": DDP,
+    "fsdp": _sharded,
+    "hsdp": _sharded,
+}

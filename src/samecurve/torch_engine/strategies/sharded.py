@@ -1,7 +1,9 @@
-"""fsdp and hsdp: weights, gradients and optimizer state shared out among devices, a block's weights gathered whole while it runs.
+"""fsdp and hsdp: weights, gradients and optimizer state shared out among devices, a block's weights
+gathered whole while it runs.
 
-Under bf16 and f16 only weights that autocast would round anyway (those of linear and convolution layers) are gathered in two
-bytes, in a group of their own; norms and embeddings are gathered as they are. So the arithmetic is that of the other strategies.
+Under bf16 and f16 only weights that autocast would round anyway (those of linear and convolution
+layers) are gathered in two bytes, in a group of their own; norms and embeddings are gathered as
+they are. So the arithmetic is that of the other strategies.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -32,7 +34,11 @@ _NARROW = {"bf16": torch.bfloat16, "f16": torch.float16}
 
 
 class FSDP:
-    """shards = world: fsdp. Fewer: hsdp, several copies of the model, each shared out; gradients are summed over copies in the last round only."""
+    """shards = world: fsdp.
+
+    Fewer: hsdp, several copies of the model, each shared out; gradients are summed over copies in
+    the last round only.
+    """
 
     def __init__(self, plan: Plan, ranks: Ranks, devices: Sequence[torch.device]) -> None:
         assert ranks.group is not None
@@ -48,7 +54,10 @@ class FSDP:
         members = torch.tensor(dist.get_process_group_ranks(group)).view(-1, shards)
         own = dist.get_rank()
         mine = []
-        for ranks in (*members.T.tolist(), *members.tolist()):  # made by all processes there are, in one order
+        for ranks in (
+            *members.T.tolist(),
+            *members.tolist(),
+        ):  # made by all processes there are, in one order
             made = dist.new_group(ranks)
             mine += [made] if own in ranks else []
         return DeviceMesh.from_group(mine, kind, mesh=members, mesh_dim_names=("copy", "shard"))
@@ -74,14 +83,28 @@ class FSDP:
     def _share_out(self, part: nn.Module, reshard: bool) -> None:
         """In groups of one number format each: complex ones, those gathered in two bytes, the rest."""
         rest = [module for module in part.modules() if not isinstance(module, FSDPModule)]
-        how: dict[str, Any] = {"mesh": self._mesh, "reshard_after_forward": reshard, "offload_policy": CPUOffloadPolicy(pin_memory=self._device.type == "cuda") if self._plan.offload else OffloadPolicy()}
+        how: dict[str, Any] = {
+            "mesh": self._mesh,
+            "reshard_after_forward": reshard,
+            "offload_policy": (
+                CPUOffloadPolicy(pin_memory=self._device.type == "cuda")
+                if self._plan.offload
+                else OffloadPolicy()
+            ),
+        }
         for module in rest:
-            if module is not part and any(parameter.is_complex() for parameter in module.parameters(recurse=False)):
+            if module is not part and any(
+                parameter.is_complex() for parameter in module.parameters(recurse=False)
+            ):
                 fully_shard(module, **how)
         narrow = _NARROW.get(self._plan.precision)
         two_bytes = rounded(part, rest) if narrow else []
         if two_bytes:
-            fully_shard(two_bytes, mp_policy=MixedPrecisionPolicy(narrow, torch.float32, cast_forward_inputs=False), **how)
+            fully_shard(
+                two_bytes,
+                mp_policy=MixedPrecisionPolicy(narrow, torch.float32, cast_forward_inputs=False),
+                **how,
+            )
         fully_shard(part, mp_policy=MixedPrecisionPolicy(cast_forward_inputs=False), **how)
         for module in self._sharded(part):
             if any(parameter.is_complex() for parameter in module.parameters(recurse=False)):
@@ -108,7 +131,11 @@ class FSDP:
     def expect(self, loss: torch.Tensor) -> None: ...
 
     def reached(self) -> set[str]:
-        return {name for name, parameter in self.models[0].named_parameters() if parameter.grad is not None}
+        return {
+            name
+            for name, parameter in self.models[0].named_parameters()
+            if parameter.grad is not None
+        }
 
     def reduce(self, parameters: Sequence[nn.Parameter]) -> None: ...
 
@@ -122,7 +149,9 @@ class FSDP:
     def box(self, tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
         if not isinstance(tensor, DTensor):
             return tuple(tensor.shape), (0,) * tensor.ndim
-        _, offsets = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+        _, offsets = compute_local_shape_and_global_offset(
+            tensor.shape, tensor.device_mesh, tensor.placements
+        )
         return tuple(tensor.shape), tuple(offsets)
 
     def holders(self, tensor: torch.Tensor) -> tuple[int, int]:
@@ -139,8 +168,16 @@ def _check_shareable(model: nn.Module) -> None:
     for number, block in enumerate(blocks(model)):
         for name, parameter in block.named_parameters():
             if owner.setdefault(id(parameter), number) != number:
-                raise UserError(f"fsdp: two blocks share {name}, and each block is gathered by itself", "--strategy ddp, or share the whole block", "model")
+                raise UserError(
+                    f"fsdp: two blocks share {name}, and each block is gathered by itself",
+                    "--strategy ddp, or share the whole block",
+                    "model",
+                )
     for name, module in model.named_modules():
         kinds = {parameter.is_complex() for parameter in module.parameters(recurse=False)}
         if len(kinds) > 1:
-            raise UserError(f"fsdp: {name or 'the model'} holds complex and real parameters side by side", "put the complex ones in a module of their own, or --strategy ddp", "model")
+            raise UserError(
+                f"fsdp: {name or 'the model'} holds complex and real parameters side by side",
+                "put the complex ones in a module of their own, or --strategy ddp",
+                "model",
+            )

@@ -1,10 +1,15 @@
-"""A rank that times collectives, in a warm process (launch/pool.py). What `samecurve bench --collectives` does."""
+"""A rank that times collectives, in a warm process (launch/pool.py).
+
+What `samecurve bench --collectives` does.
+"""
 
 from collections.abc import Sequence
 from typing import Any
 
 
-def time_rank(index: int, group: Any, name: str, size: int, times: int, places: Sequence[str], threads: int) -> list[float]:
+def time_rank(
+    index: int, group: Any, name: str, size: int, times: int, places: Sequence[str], threads: int
+) -> list[float]:
     """Seconds of one call, so many times. places: torch's name of each rank's device."""
     import torch
 

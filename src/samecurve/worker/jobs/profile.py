@@ -1,4 +1,6 @@
-"""A rank whose steps are watched: the run's own engine, feed and loop, in a warm process (launch/pool.py). What `samecurve profile` does."""
+"""A rank whose steps are watched: the run's own engine, feed and loop, in a warm process
+(launch/pool.py). What `samecurve profile` does.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +18,10 @@ from samecurve.worker.main import Requests, train_rank
 
 
 class Watched:
-    """An engine whose steps somebody watches. What a store or a reader would be given of its state is left out."""
+    """An engine whose steps somebody watches.
+
+    What a store or a reader would be given of its state is left out.
+    """
 
     def __init__(self, engine: Engine, watch: Any) -> None:
         self._engine, self._watch = engine, watch
@@ -38,14 +43,27 @@ class Watched:
 
 
 def watch_rank(index: int, group: Any, argument: str, course: Course, traced: bool) -> Found:
-    """Train as a rank of `group`, watched, with as many devices as a run would have (spare ones would bring XLA threads). traced: the trace is left in the run's directory, too."""
+    """Train as a rank of `group`, watched, with as many devices as a run would have (spare ones
+    would bring XLA threads). traced: the trace is left in the run's directory, too.
+    """
     attempt = Attempt.from_json(argument)
     run = Run(Path(attempt.run))
     plan, config = run.read_plan(), run.read_config(Tasks())
     task = open_task(config, str(cache_home()))
     engine = warm_seat(plan, index, group, more=False).engine(task, config.optimizer)
-    watch = watch_of(engine, plan, course, run.home, run.home / f"trace-{index}.json.gz" if traced else None)
+    watch = watch_of(
+        engine, plan, course, run.home, run.home / f"trace-{index}.json.gz" if traced else None
+    )
     watched: Any = Watched(engine, watch)
-    train_rank(attempt, plan, config, Rank(index, index, plan.processes), watched, task, Requests(None), Unsaved())
+    train_rank(
+        attempt,
+        plan,
+        config,
+        Rank(index, index, plan.processes),
+        watched,
+        task,
+        Requests(None),
+        Unsaved(),
+    )
     found: Found = watch.found()
     return found

@@ -1,4 +1,6 @@
-"""Training in ranks that are warm already and will do more than this (launch/pool.py): what `verify` and --probe-batch do."""
+"""Training in ranks that are warm already and will do more than this (launch/pool.py): what
+`verify` and --probe-batch do.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,8 +29,13 @@ def try_out(index: int, group: Any, argument: str) -> None:
     rehearse(index, group, argument, for_good=True, keep=False)
 
 
-def rehearse(index: int, group: Any, argument: str, for_good: bool = False, keep: bool = True) -> None:
-    """Train as a rank of `group`, whose processes are warm and will do more than this: what `samecurve verify` does. Random masks are off, unless for_good or exact, where they follow the sample."""
+def rehearse(
+    index: int, group: Any, argument: str, for_good: bool = False, keep: bool = True
+) -> None:
+    """Train as a rank of `group`, whose processes are warm and will do more than this: what
+    `samecurve verify` does. Random masks are off, unless for_good or exact, where they follow the
+    sample.
+    """
     attempt = Attempt.from_json(argument)
     run = Run(Path(attempt.run))
     plan, config = run.read_plan(), run.read_config(Tasks())
@@ -36,7 +43,16 @@ def rehearse(index: int, group: Any, argument: str, for_good: bool = False, keep
     if plan.engine == "torch" and not for_good and not plan.exact:
         _quieten(task)
     engine = warm_seat(plan, index, group).engine(task, config.optimizer)
-    train_rank(attempt, plan, config, Rank(index, index, plan.processes), engine, task, Requests(None), None if keep else Unsaved())
+    train_rank(
+        attempt,
+        plan,
+        config,
+        Rank(index, index, plan.processes),
+        engine,
+        task,
+        Requests(None),
+        None if keep else Unsaved(),
+    )
 
 
 def _quieten(task: Any) -> None:

@@ -1,6 +1,7 @@
 """The fields of another tool's config, and what became of each.
 
-Every field ends in exactly one Reading. Values pass on as they stand: whether one is right is for our config to say, at the old file's place.
+Every field ends in exactly one Reading. Values pass on as they stand: whether one is right is for
+our config to say, at the old file's place.
 """
 
 import json
@@ -12,12 +13,26 @@ from samecurve.core.config.document import Document, Key, dotted, dump, suggest
 from samecurve.errors import UserError
 
 _SAME: Any = object()
-_SECTIONS = ("task", "engine", "model", "data", "batch", "optimizer", "schedule", "train", "devices")
+_SECTIONS = (
+    "task",
+    "engine",
+    "model",
+    "data",
+    "batch",
+    "optimizer",
+    "schedule",
+    "train",
+    "devices",
+)
 _HIDDEN = ("secret", "token", "password")
 
 
 class Reading(NamedTuple):
-    """read: became the key in `text`. left: needs nothing here, for the reason in `text`. refused: would change what is trained, and is not served."""
+    """read: became the key in `text`.
+
+    left: needs nothing here, for the reason in `text`. refused: would change what is trained, and
+    is not served.
+    """
 
     outcome: Literal["read", "left", "refused"]
     field: str
@@ -45,32 +60,74 @@ class Converted:
 
     def unsettled(self, document: Document) -> list[UserError]:
         """What is still refused of this config, now that flags were added to it."""
-        return [error for key, error in self.refused if not key or not document.place(tuple(key.split(".")))]
+        return [
+            error
+            for key, error in self.refused
+            if not key or not document.place(tuple(key.split(".")))
+        ]
 
     def lines(self) -> list[str]:
         """How each field was read, for people; fields that were left for one reason share a line."""
-        read = [f"read   {r.place}  {r.field} {r.shown} -> {r.text}" for r in self.readings if r.outcome == "read"]
+        read = [
+            f"read   {r.place}  {r.field} {r.shown} -> {r.text}"
+            for r in self.readings
+            if r.outcome == "read"
+        ]
         reasons: dict[str, list[Reading]] = {}
         for r in self.readings:
             if r.outcome == "left":
                 reasons.setdefault(r.text, []).append(r)
-        return [*read, *(f"left   {', '.join(r.field if len(same) > 3 else f'{r.field} {r.shown}' for r in same)}: {reason}" for reason, same in reasons.items())]
+        return [
+            *read,
+            *(
+                "left  "
+                f" {', '.join(r.field if len(same) > 3 else f'{r.field} {r.shown}' for r in same)}:"
+                f" {reason}"
+                for reason, same in reasons.items()
+            ),
+        ]
 
     def text(self, name: str) -> str:
-        """The config as a file of ours, with what became of each old field above it. name: of the old file."""
-        heads = {"read": "How each field was read", "left": "Left out, and why", "refused": "REFUSED: without these, this is not what was trained before"}
+        """The config as a file of ours, with what became of each old field above it.
+
+        name: of the old file.
+        """
+        heads = {
+            "read": "How each field was read",
+            "left": "Left out, and why",
+            "refused": "REFUSED: without these, this is not what was trained before",
+        }
         rows = [f"# Made by `samecurve convert` from {plain(name)}, a config of {self.tool}."]
         for outcome, head in heads.items():
             found = [r for r in self.readings if r.outcome == outcome]
-            rows += [f"# {head}:", *(f"#   {r.field} {r.shown} {'->' if outcome == 'read' else '|'} {r.text}" for r in found)] if found else []
+            rows += (
+                [
+                    f"# {head}:",
+                    *(
+                        f"#   {r.field} {r.shown} {'->' if outcome == 'read' else '|'} {r.text}"
+                        for r in found
+                    ),
+                ]
+                if found
+                else []
+            )
         if self.home is not None:
-            rows.append(f"# Its run directory goes on the command line: --save-dir {plain(self.home)}")
-        value = {section: self.document.value[section] for section in _SECTIONS if section in self.document.value}
+            rows.append(
+                f"# Its run directory goes on the command line: --save-dir {plain(self.home)}"
+            )
+        value = {
+            section: self.document.value[section]
+            for section in _SECTIONS
+            if section in self.document.value
+        }
         return "\n".join(rows) + "\n" + dump(value)
 
 
 class Old:
-    """A foreign document on its way. sections: dotted names whose fields count one by one; what lies deeper is one value."""
+    """A foreign document on its way.
+
+    sections: dotted names whose fields count one by one; what lies deeper is one value.
+    """
 
     def __init__(self, document: Document, sections: tuple[str, ...]) -> None:
         self.new = Document()
@@ -82,7 +139,9 @@ class Old:
         self._done: set[str] = set()
         self._collect(document, document.value, (), sections)
 
-    def _collect(self, document: Document, value: dict[str, Any], above: Key, sections: tuple[str, ...]) -> None:
+    def _collect(
+        self, document: Document, value: dict[str, Any], above: Key, sections: tuple[str, ...]
+    ) -> None:
         for name, item in value.items():
             key = (*above, name)
             if isinstance(item, dict) and dotted(key) in sections:
@@ -111,22 +170,37 @@ class Old:
             return
         same = value is _SAME
         value = self._given[field] if same else value
-        self.new.set(key, value, self._places[field] if field == key else f"{self._places[field]} {plain(field)}")
-        self._say("read", field, f"{key}{'' if same else f' {shown(value)}'}{f' ({why})' if why else ''}")
+        self.new.set(
+            key,
+            value,
+            self._places[field] if field == key else f"{self._places[field]} {plain(field)}",
+        )
+        self._say(
+            "read", field, f"{key}{'' if same else f' {shown(value)}'}{f' ({why})' if why else ''}"
+        )
 
-    def takes(self, field: str, key: str, table: dict[Any, Any], remedy: str, why: str = "") -> None:
+    def takes(
+        self, field: str, key: str, table: dict[Any, Any], remedy: str, why: str = ""
+    ) -> None:
         """The field became a key of ours by a table; what is not in it is refused."""
         found = self.value(field)
         word = found.strip().upper() if isinstance(found, str) else found
         if found is None or (isinstance(word, str | bool) and word in table):
             self.read(field, key, table.get(word), why)
         else:
-            self.refuse(field, f"is not one of {', '.join(map(shown, table))}, which there are here", remedy, key)
+            self.refuse(
+                field,
+                f"is not one of {', '.join(map(shown, table))}, which there are here",
+                remedy,
+                key,
+            )
 
     def always(self, key: str, value: Any, why: str) -> None:
         """Not in the file: how that tool does it then. A flag still wins."""
         self.new.set(key, value, f"not in the file; there: {why}")
-        self.readings.append(Reading("read", "(not in the file)", why, f"{key} {shown(value)}", "-"))
+        self.readings.append(
+            Reading("read", "(not in the file)", why, f"{key} {shown(value)}", "-")
+        )
 
     def left(self, field: str, why: str) -> None:
         if self._open(field):
@@ -134,7 +208,14 @@ class Old:
 
     def refuse(self, field: str, why: str, remedy: str, key: str = "") -> None:
         if self._open(field):
-            self.refused.append(Refusal(key, UserError(f"{plain(field)} {self._shown(field)} {why}", remedy, self._places[field])))
+            self.refused.append(
+                Refusal(
+                    key,
+                    UserError(
+                        f"{plain(field)} {self._shown(field)} {why}", remedy, self._places[field]
+                    ),
+                )
+            )
             self._say("refused", field, why)
 
     def rest(self, known: tuple[str, ...]) -> None:
@@ -143,24 +224,38 @@ class Old:
             if self._given[field] is None:
                 self.left(field, "as if it were not there")
             near = suggest(field, known)
-            self.refuse(field, "is a field that this program does not know", near or "take it out of the file if the run does not need it")
+            self.refuse(
+                field,
+                "is a field that this program does not know",
+                near or "take it out of the file if the run does not need it",
+            )
 
     def done(self, tool: str) -> Converted:
         return Converted(tool, self.new, tuple(self.readings), tuple(self.refused), self.home)
 
     def _say(self, outcome: Literal["read", "left", "refused"], field: str, text: str) -> None:
         self._done.add(field)
-        self.readings.append(Reading(outcome, plain(field), self._shown(field), text, self._places[field]))
+        self.readings.append(
+            Reading(outcome, plain(field), self._shown(field), text, self._places[field])
+        )
 
     def _shown(self, field: str) -> str:
-        return "(not shown)" if any(word in field.lower() for word in _HIDDEN) else shown(self._given[field])
+        return (
+            "(not shown)"
+            if any(word in field.lower() for word in _HIDDEN)
+            else shown(self._given[field])
+        )
 
 
 def shown(value: Any) -> str:
     """A value as YAML has it, on one short line."""
     if isinstance(value, dict):
         return f"{{{len(value)} fields}}"
-    text = plain(value) if isinstance(value, str) and re.search(r"[^\d.+-]", value) else json.dumps(value, default=str)
+    text = (
+        plain(value)
+        if isinstance(value, str) and re.search(r"[^\d.+-]", value)
+        else json.dumps(value, default=str)
+    )
     return text if len(text) <= 60 else text[:57] + "..."
 
 
@@ -171,4 +266,8 @@ def plain(text: str) -> str:
 
 def epochs(count: Any) -> Any:
     """2 -> '2ep'; what is no number stays, and is refused by our config."""
-    return f"{count:.9g}ep" if isinstance(count, int | float) and not isinstance(count, bool) and count >= 0 else str(count)
+    return (
+        f"{count:.9g}ep"
+        if isinstance(count, int | float) and not isinstance(count, bool) and count >= 0
+        else str(count)
+    )

@@ -1,7 +1,9 @@
-"""Configs of OneTrainer and of its forks with several GPUs: JSON with `multi_gpu` or `enable_multi_gpu`.
+"""Configs of OneTrainer and of its forks with several GPUs: JSON with `multi_gpu` or
+`enable_multi_gpu`.
 
-How it trains is read; what it trains, a diffusion model, belongs to a task of that name. The batch is per device, an epoch passes over all
-data, steps of warm-up and of saving count batches, of which gradient_accumulation_steps make one optimizer step.
+How it trains is read; what it trains, a diffusion model, belongs to a task of that name. The batch
+is per device, an epoch passes over all data, steps of warm-up and of saving count batches, of which
+gradient_accumulation_steps make one optimizer step.
 """
 
 from typing import Any
@@ -13,41 +15,154 @@ TOOL = "OneTrainer"
 _DTYPES = {"FLOAT_32": "f32", "BFLOAT_16": "bf16", "FLOAT_16": "f16"}
 _DECAYS = {"CONSTANT": "constant", "LINEAR": "linear", "COSINE": "cosine"}
 _RECOMPUTE = {"ON": "block", "OFF": "none", "CPU_OFFLOADED": "block", True: "block", False: "none"}
-_PLAIN = {"batch_size": "batch.per_device", "gradient_accumulation_steps": "batch.accumulate", "learning_rate_min_factor": "schedule.final", "seed": "train.seed"}
-_OPTIMIZER = {"weight_decay": "optimizer.weight_decay", "eps": "optimizer.eps", "momentum": "optimizer.momentum"}
-_CHANGED = ("amsgrad", "nesterov", "maximize", "dampening", "cautious", "fused_back_pass")  # of an optimizer: would change what it does, if on
+_PLAIN = {
+    "batch_size": "batch.per_device",
+    "gradient_accumulation_steps": "batch.accumulate",
+    "learning_rate_min_factor": "schedule.final",
+    "seed": "train.seed",
+}
+_OPTIMIZER = {
+    "weight_decay": "optimizer.weight_decay",
+    "eps": "optimizer.eps",
+    "momentum": "optimizer.momentum",
+}
+_CHANGED = (
+    "amsgrad",
+    "nesterov",
+    "maximize",
+    "dampening",
+    "cautious",
+    "fused_back_pass",
+)  # of an optimizer: would change what it does, if on
 
-_DIFFUSION = (  # names, and beginnings of names, of what a diffusion model, its data and its samples are
-    "training_method", "base_model_name", "output_", "unet", "prior", "transformer", "unconditional_transformer", "text_encoder", "vae", "effnet_encoder", "decoder",
-    "lora_", "oft_", "dora_oft", "lokr_", "peft_type", "embedding", "additional_embeddings", "preserve_embedding_norm", "bundle_additional_embeddings", "quantization", "weight_dtype",
-    "concept", "aspect_ratio_bucketing", "resolution", "frames", "masked_", "unmasked_", "normalize_masked_area_loss", "custom_conditioning_image", "dropout_probability", "layer_filter",
-    "offset_noise_weight", "generalized_offset_noise", "perturbation_noise_weight", "rescale_noise_scheduler_to_zero_terminal_snr", "force_", "timestep_", "dynamic_timestep_shifting",
-    "min_noising_strength", "max_noising_strength", "noising_", "cep_gamma", "mse_strength", "mae_strength", "log_cosh_strength", "huber_", "vb_loss_strength", "loss_weight_", "min_snr_gamma",
-    "sample", "non_ema_sampling", "attention_mechanism", "save_filename_prefix", "include_train_config")
-_LEFT = {  # names, and beginnings of names (with a _ at their end), of what changes nothing in the result
+# names, and beginnings of names, of what a diffusion model, its data and its samples are
+_DIFFUSION = (
+    "training_method",
+    "base_model_name",
+    "output_",
+    "unet",
+    "prior",
+    "transformer",
+    "unconditional_transformer",
+    "text_encoder",
+    "vae",
+    "effnet_encoder",
+    "decoder",
+    "lora_",
+    "oft_",
+    "dora_oft",
+    "lokr_",
+    "peft_type",
+    "embedding",
+    "additional_embeddings",
+    "preserve_embedding_norm",
+    "bundle_additional_embeddings",
+    "quantization",
+    "weight_dtype",
+    "concept",
+    "aspect_ratio_bucketing",
+    "resolution",
+    "frames",
+    "masked_",
+    "unmasked_",
+    "normalize_masked_area_loss",
+    "custom_conditioning_image",
+    "dropout_probability",
+    "layer_filter",
+    "offset_noise_weight",
+    "generalized_offset_noise",
+    "perturbation_noise_weight",
+    "rescale_noise_scheduler_to_zero_terminal_snr",
+    "force_",
+    "timestep_",
+    "dynamic_timestep_shifting",
+    "min_noising_strength",
+    "max_noising_strength",
+    "noising_",
+    "cep_gamma",
+    "mse_strength",
+    "mae_strength",
+    "log_cosh_strength",
+    "huber_",
+    "vb_loss_strength",
+    "loss_weight_",
+    "min_snr_gamma",
+    "sample",
+    "non_ema_sampling",
+    "attention_mechanism",
+    "save_filename_prefix",
+    "include_train_config",
+)
+# names, and beginnings of names (with a _ at their end), of what changes nothing in the result
+_LEFT = {
     "of its window, its files and its caches": (
-        "__version", "debug_", "cache_dir", "clear_cache_before_training", "only_cache", "latent_caching", "image_caching", "text_caching",
-        "tensorboard", "tensorboard_", "cloud", "secrets", "prevent_overwrites", "optimizer_defaults", "backup_before_save", "validate_after_unit"),
-    "data is read ahead by a thread (data.prefetch)": ("dataloader_threads", "caching_threads", "prefetch_next_batch"),
+        "__version",
+        "debug_",
+        "cache_dir",
+        "clear_cache_before_training",
+        "only_cache",
+        "latent_caching",
+        "image_caching",
+        "text_caching",
+        "tensorboard",
+        "tensorboard_",
+        "cloud",
+        "secrets",
+        "prevent_overwrites",
+        "optimizer_defaults",
+        "backup_before_save",
+        "validate_after_unit",
+    ),
+    "data is read ahead by a thread (data.prefetch)": (
+        "dataloader_threads",
+        "caching_threads",
+        "prefetch_next_batch",
+    ),
     "weights and optimizer stay in f32 on their device; autocast needs no setting": (
-        "temp_device", "fallback_train_dtype", "enable_autocast_cache", "async_offloading", "enable_async_offloading", "enable_activation_offloading", "layer_offload_fraction"),
-    "gradients are reduced in f32, in buckets, while backward runs": ("gradient_reduce_precision", "fused_gradient_reduce", "async_gradient_reduce", "async_gradient_reduce_buffer"),
+        "temp_device",
+        "fallback_train_dtype",
+        "enable_autocast_cache",
+        "async_offloading",
+        "enable_async_offloading",
+        "enable_activation_offloading",
+        "layer_offload_fraction",
+    ),
+    "gradients are reduced in f32, in buckets, while backward runs": (
+        "gradient_reduce_precision",
+        "fused_gradient_reduce",
+        "async_gradient_reduce",
+        "async_gradient_reduce_buffer",
+    ),
     "copies of the model on the way; here there are checkpoints": ("save_",),
     "the devices say so": ("world_size", "rank", "num_gpus"),
     "the same command goes on where a run was left": ("continue_last_backup",),
 }
 _DEFAULTS = {  # field -> our key, its value, and what it is there
-    "epochs": ("train.steps", "100ep", "100 epochs"), "batch_size": ("batch.per_device", 1, "one sample at once"), "learning_rate": ("optimizer.lr", 3e-6, "its default rate"),
-    "learning_rate_scheduler": ("schedule.decay", "constant", "no decay"), "learning_rate_min_factor": ("schedule.final", 0.0, "a decay ends at nothing"),
-    "learning_rate_warmup_steps": ("schedule.warmup", 200, "200 batches of warm-up"), "train_dtype": ("train.precision", "f16", "half precision"),
-    "optimizer.beta2": ("optimizer.betas", [0.9, 0.999], "AdamW's betas"), "optimizer.weight_decay": ("optimizer.weight_decay", 0.01, "AdamW's weight decay (here on matrices only)"),
+    "epochs": ("train.steps", "100ep", "100 epochs"),
+    "batch_size": ("batch.per_device", 1, "one sample at once"),
+    "learning_rate": ("optimizer.lr", 3e-6, "its default rate"),
+    "learning_rate_scheduler": ("schedule.decay", "constant", "no decay"),
+    "learning_rate_min_factor": ("schedule.final", 0.0, "a decay ends at nothing"),
+    "learning_rate_warmup_steps": ("schedule.warmup", 200, "200 batches of warm-up"),
+    "train_dtype": ("train.precision", "f16", "half precision"),
+    "optimizer.beta2": ("optimizer.betas", [0.9, 0.999], "AdamW's betas"),
+    "optimizer.weight_decay": (
+        "optimizer.weight_decay",
+        0.01,
+        "AdamW's weight decay (here on matrices only)",
+    ),
 }
 
 
 def is_one(document: Document) -> bool:
-    """By its shape: its switch for several GPUs, or its two words for what is trained; none of our sections."""
+    """By its shape: its switch for several GPUs, or its two words for what is trained; none of our
+    sections.
+    """
     keys = document.value.keys()
-    return bool({"multi_gpu", "enable_multi_gpu"} & keys or {"training_method", "model_type"} <= keys) and not {"task", "batch", "train"} & keys
+    return (
+        bool({"multi_gpu", "enable_multi_gpu"} & keys or {"training_method", "model_type"} <= keys)
+        and not {"task", "batch", "train"} & keys
+    )
 
 
 def convert(document: Document) -> Converted:
@@ -63,30 +178,83 @@ def convert(document: Document) -> Converted:
     _length(old)
     _optimizer(old)
     old.takes("train_dtype", "train.precision", dict(_DTYPES), "--dtype f32, bf16 or f16")
-    old.takes("gradient_checkpointing", "train.recompute", dict(_RECOMPUTE), "--set train.recompute=block")
+    old.takes(
+        "gradient_checkpointing", "train.recompute", dict(_RECOMPUTE), "--set train.recompute=block"
+    )
     if old.value("compile"):
         old.read("compile", "train.compile")
     if str(old.value("ema", "OFF")).upper() != "OFF":
-        old.refuse("ema", "keeps an average of the weights, which this version does not", "take it out of the file to train without")
-    for field, none in (("loss_scaler", "NONE"), ("scheduler_params", []), ("custom_learning_rate_scheduler", "")):
+        old.refuse(
+            "ema",
+            "keeps an average of the weights, which this version does not",
+            "take it out of the file to train without",
+        )
+    for field, none in (
+        ("loss_scaler", "NONE"),
+        ("scheduler_params", []),
+        ("custom_learning_rate_scheduler", ""),
+    ):
         if old.value(field, none) != none:
-            old.refuse(field, "has no counterpart: a loss here is a sum divided by how much was counted, a schedule one of constant, linear, cosine, wsd", "take it out of the file to train without")
-    for field in ("compile", "ema", "ema_decay", "ema_update_step_interval", "loss_scaler", "scheduler_params", "custom_learning_rate_scheduler"):
+            old.refuse(
+                field,
+                "has no counterpart: a loss here is a sum divided by how much was counted, a"
+                " schedule one of constant, linear, cosine, wsd",
+                "take it out of the file to train without",
+            )
+    for field in (
+        "compile",
+        "ema",
+        "ema_decay",
+        "ema_update_step_interval",
+        "loss_scaler",
+        "scheduler_params",
+        "custom_learning_rate_scheduler",
+    ):
         old.left(field, "switched off, or part of what is")
     for field, (key, value, why) in _DEFAULTS.items():
         if old.value(field) is None and not old.new.place(tuple(key.split("."))):
-            old.always(key, _steps(value, old.value("gradient_accumulation_steps", 1)) if key == "schedule.warmup" else value, why)
+            old.always(
+                key,
+                (
+                    _steps(value, old.value("gradient_accumulation_steps", 1))
+                    if key == "schedule.warmup"
+                    else value
+                ),
+                why,
+            )
     _remaining(old)
-    old.rest((*_PLAIN, "learning_rate", "epochs", "train_dtype", "enable_multi_gpu", "multi_gpu", "distributed_backend"))
+    old.rest(
+        (
+            *_PLAIN,
+            "learning_rate",
+            "epochs",
+            "train_dtype",
+            "enable_multi_gpu",
+            "multi_gpu",
+            "distributed_backend",
+        )
+    )
     return old.done(TOOL)
 
 
 def _devices(old: Old) -> None:
     """The switch for several GPUs, its upstream form and its forks', and how they meet."""
-    several = next((name for name in ("enable_multi_gpu", "multi_gpu", "distributed.enabled") if old.value(name) is not None), "")
+    several = next(
+        (
+            name
+            for name in ("enable_multi_gpu", "multi_gpu", "distributed.enabled")
+            if old.value(name) is not None
+        ),
+        "",
+    )
     chosen = old.value("device_indexes")
     if several and not isinstance(old.value(several), bool):
-        old.refuse(several, "is neither true nor false", "--devices all, or cpu, or --gpus 0,1", "devices.use")
+        old.refuse(
+            several,
+            "is neither true nor false",
+            "--devices all, or cpu, or --gpus 0,1",
+            "devices.use",
+        )
     elif several and old.value(several) is False:
         old.read(several, "devices.strategy", "single")
         old.left("device_indexes", "one device: --gpus I says which")
@@ -103,9 +271,16 @@ def _devices(old: Old) -> None:
         old.left("train_device", "GPUs are taken where there are any")
     old.refuse("train_device", "is no device here", "--devices cpu, or --gpus 0,1", "devices.use")
     for name in ("distributed_backend", "backend", "distributed.backend"):
-        old.takes(name, "devices.sync", {"NCCL": "nccl", "GLOO": "gloo"}, "--sync-backend nccl or gloo")
+        old.takes(
+            name, "devices.sync", {"NCCL": "nccl", "GLOO": "gloo"}, "--sync-backend nccl or gloo"
+        )
     for name in ("use_torchrun", "distributed.use_torchrun"):
-        old.takes(name, "devices.launcher", {True: "elastic", False: "spawn"}, "--launcher elastic or spawn")
+        old.takes(
+            name,
+            "devices.launcher",
+            {True: "elastic", False: "spawn"},
+            "--launcher elastic or spawn",
+        )
     for name in ("distributed_data_loading", "distributed_data"):
         old.left(name, "always so: each rank reads only its own samples")
     old.read("distributed.master_port", "devices.port")
@@ -114,32 +289,76 @@ def _devices(old: Old) -> None:
 
 
 def _rate(old: Old) -> None:
-    """learning_rate, its scaling by devices (linear, in a fork) or by batch (by the square root, upstream), its warm-up and decay."""
-    rounds, each, rate = old.value("gradient_accumulation_steps", 1), old.value("batch_size", 1), old.value("learning_rate")
-    old.takes("learning_rate_scheduler", "schedule.decay", dict(_DECAYS), "--set schedule.decay=cosine, or linear, constant, wsd")
+    """learning_rate, its scaling by devices (linear, in a fork) or by batch (by the square root,
+    upstream), its warm-up and decay.
+    """
+    rounds, each, rate = (
+        old.value("gradient_accumulation_steps", 1),
+        old.value("batch_size", 1),
+        old.value("learning_rate"),
+    )
+    old.takes(
+        "learning_rate_scheduler",
+        "schedule.decay",
+        dict(_DECAYS),
+        "--set schedule.decay=cosine, or linear, constant, wsd",
+    )
     for name in ("learning_rate_scaling", "scale_learning_rate"):
-        old.takes(name, "schedule.scale_lr", {True: "linear", False: "none"}, "--scale-lr none, linear or sqrt", "against one device's share of a step")
+        old.takes(
+            name,
+            "schedule.scale_lr",
+            {True: "linear", False: "none"},
+            "--scale-lr none, linear or sqrt",
+            "against one device's share of a step",
+        )
     scaler = str(old.value("learning_rate_scaler", "NONE")).upper()
     fixed = {"BATCH": each, "GRADIENT_ACCUMULATION": rounds, "BOTH": _times(each, rounds)}
     if scaler in fixed and isinstance(fixed[scaler], int) and isinstance(rate, int | float):
-        old.read("learning_rate", "optimizer.lr", rate * fixed[scaler] ** 0.5, f"x the root of {fixed[scaler]}, as learning_rate_scaler says")
+        old.read(
+            "learning_rate",
+            "optimizer.lr",
+            rate * fixed[scaler] ** 0.5,
+            f"x the root of {fixed[scaler]}, as learning_rate_scaler says",
+        )
         old.left("learning_rate_scaler", "done: the learning rate is scaled already")
     elif scaler in {"GLOBAL_BATCH", "GLOBAL_BOTH"}:
-        old.new.set("schedule.base_batch", rounds if scaler == "GLOBAL_BATCH" else 1, "as learning_rate_scaler says")
-        old.read("learning_rate_scaler", "schedule.scale_lr", "sqrt", f"against a batch of {rounds if scaler == 'GLOBAL_BATCH' else 1}")
-    old.takes("learning_rate_scaler", "schedule.scale_lr", {"NONE": "none"}, "--scale-lr none, linear or sqrt")
+        old.new.set(
+            "schedule.base_batch",
+            rounds if scaler == "GLOBAL_BATCH" else 1,
+            "as learning_rate_scaler says",
+        )
+        old.read(
+            "learning_rate_scaler",
+            "schedule.scale_lr",
+            "sqrt",
+            f"against a batch of {rounds if scaler == 'GLOBAL_BATCH' else 1}",
+        )
+    old.takes(
+        "learning_rate_scaler",
+        "schedule.scale_lr",
+        {"NONE": "none"},
+        "--scale-lr none, linear or sqrt",
+    )
     old.read("learning_rate", "optimizer.lr")
     old.left("learning_rate_cycles", "for schedules that restart")
     warmup, length = old.value("learning_rate_warmup_steps"), old.value("epochs", 100)
     if isinstance(warmup, int | float) and 0 < warmup <= 1 and isinstance(length, int | float):
-        old.read("learning_rate_warmup_steps", "schedule.warmup", epochs(warmup * length), f"that share of {length} epochs")
+        old.read(
+            "learning_rate_warmup_steps",
+            "schedule.warmup",
+            epochs(warmup * length),
+            f"that share of {length} epochs",
+        )
     old.read("learning_rate_warmup_steps", "schedule.warmup", _steps(warmup, rounds), _by(rounds))
 
 
 def _length(old: Old) -> None:
     old.read("epochs", "train.steps", epochs(old.value("epochs")))
     rounds = old.value("gradient_accumulation_steps", 1)
-    for name, unit, key in (("backup_after", "backup_after_unit", "train.save_every"), ("validate_after", "validate_after_unit", "train.eval_every")):
+    for name, unit, key in (
+        ("backup_after", "backup_after_unit", "train.save_every"),
+        ("validate_after", "validate_after_unit", "train.eval_every"),
+    ):
         every, kind = old.value(name), str(old.value(unit, "EPOCH")).upper()
         if name == "validate_after" and not old.value("validation"):
             old.left(name, "validation is off")
@@ -147,7 +366,11 @@ def _length(old: Old) -> None:
             old.read(name, key, _steps(every, rounds), _by(rounds))
         elif kind == "EPOCH":
             old.read(name, key, epochs(every))
-        old.left(name, f"by the clock, or never: a run saves at its end and when it is stopped; --set {key}=500 for more")
+        old.left(
+            name,
+            "by the clock, or never: a run saves at its end and when it is stopped; --set"
+            f" {key}=500 for more",
+        )
         old.left(unit, f"read with {name}")
     old.left("validation", "a run evaluates wherever its task has held-out data")
     if old.value("rolling_backup"):
@@ -161,7 +384,10 @@ def _length(old: Old) -> None:
 
 
 def _optimizer(old: Old) -> None:
-    """Upstream's section, or an older file's single word. Which optimizers there are is for our config to say."""
+    """Upstream's section, or an older file's single word.
+
+    Which optimizers there are is for our config to say.
+    """
     old.read("clip_grad_norm", "optimizer.clip")
     for name in ("optimizer.optimizer", "optimizer"):
         old.read(name, "optimizer.name", str(old.value(name)).lower())
@@ -173,7 +399,11 @@ def _optimizer(old: Old) -> None:
             old.read(prefix + name, key)
         for name in _CHANGED:
             if old.value(prefix + name):
-                old.refuse(prefix + name, "changes the optimizer in a way that this program does not have", "take it out of the file to train without")
+                old.refuse(
+                    prefix + name,
+                    "changes the optimizer in a way that this program does not have",
+                    "take it out of the file to train without",
+                )
         for field in old.given(prefix):
             if field != "optimizer_defaults":
                 old.left(field, "of other optimizers, or their speed")
@@ -182,16 +412,26 @@ def _optimizer(old: Old) -> None:
 def _remaining(old: Old) -> None:
     for why, names in _LEFT.items():
         for field in old.given():
-            if field in names or field.startswith(tuple(name for name in names if name.endswith("_"))):
+            if field in names or field.startswith(
+                tuple(name for name in names if name.endswith("_"))
+            ):
                 old.left(field, why)
     for field in old.given():
         if field.startswith(_DIFFUSION):
-            old.left(field, "for task diffusion to read; a task of your own has its own `model:` and `data:`")
+            old.left(
+                field,
+                "for task diffusion to read; a task of your own has its own `model:` and `data:`",
+            )
 
 
 def _steps(count: Any, rounds: Any) -> Any:
     """Batches -> optimizer steps; what is no number stays, and is refused by our config."""
-    whole = isinstance(count, int | float) and not isinstance(count, bool) and isinstance(rounds, int) and rounds > 0
+    whole = (
+        isinstance(count, int | float)
+        and not isinstance(count, bool)
+        and isinstance(rounds, int)
+        and rounds > 0
+    )
     return int(count // rounds) if whole else count
 
 

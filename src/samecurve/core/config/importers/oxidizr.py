@@ -1,7 +1,8 @@
 """Configs of Oxidizr: YAML with `model:` and `trainer:`.
 
-There, batch_size is per device, and a step takes batch_size x gradient_accumulation x devices samples, as with our batch.per_device and
-accumulate. The optimizer is AdamW with fixed betas and weight decay, the learning rate constant, the gradient clipped at 1.
+There, batch_size is per device, and a step takes batch_size x gradient_accumulation x devices
+samples, as with our batch.per_device and accumulate. The optimizer is AdamW with fixed betas and
+weight decay, the learning rate constant, the gradient clipped at 1.
 """
 
 from samecurve.core.config.document import Document
@@ -9,10 +10,33 @@ from samecurve.core.config.importers.fields import Converted, Old, epochs
 
 TOOL = "Oxidizr"
 _OURS = {"task", "engine", "batch", "optimizer", "schedule", "train", "devices"}
-_SAME = ("hidden_size", "num_layers", "num_heads", "kv_heads", "intermediate_size", "vocab_size", "max_seq_len", "rope_theta")
-_DTYPES = {name: short for short, names in {"f32": ("F32", "FP32", "FLOAT32"), "f16": ("F16", "FP16", "FLOAT16"), "bf16": ("BF16", "BFLOAT16")}.items() for name in names}
+_SAME = (
+    "hidden_size",
+    "num_layers",
+    "num_heads",
+    "kv_heads",
+    "intermediate_size",
+    "vocab_size",
+    "max_seq_len",
+    "rope_theta",
+)
+_DTYPES = {
+    name: short
+    for short, names in {
+        "f32": ("F32", "FP32", "FLOAT32"),
+        "f16": ("F16", "FP16", "FLOAT16"),
+        "bf16": ("BF16", "BFLOAT16"),
+    }.items()
+    for name in names
+}
 _SYNC = {"CPU": "cpu", "CPU_STAGING": "cpu", "CPUSTAGING": "cpu", "NCCL": "nccl", "SINGLE": "auto"}
-_TRAINER = {"learning_rate": "optimizer.lr", "batch_size": "batch.per_device", "gradient_accumulation": "batch.accumulate", "log_interval": "train.log_every", "save_interval": "train.save_every"}
+_TRAINER = {
+    "learning_rate": "optimizer.lr",
+    "batch_size": "batch.per_device",
+    "gradient_accumulation": "batch.accumulate",
+    "log_interval": "train.log_every",
+    "save_interval": "train.save_every",
+}
 _ALL = 1_000_000  # checkpoints: more than a run makes
 
 
@@ -29,7 +53,9 @@ def convert(document: Document) -> Converted:
     _model(old)
     _length(old)
     for name, key in _TRAINER.items():
-        old.read(f"trainer.{name}", key, why="per device, there and here" if name == "batch_size" else "")
+        old.read(
+            f"trainer.{name}", key, why="per device, there and here" if name == "batch_size" else ""
+        )
     _devices(old)
     if _is_zero(old.value("trainer.max_checkpoints")):
         old.read("trainer.max_checkpoints", "train.keep", _ALL, "0: all of them")
@@ -40,19 +66,41 @@ def convert(document: Document) -> Converted:
     if isinstance(home, str) and home:
         old.home = home
         old.left("trainer.checkpoint_dir", "the run directory, unless --save-dir names another")
-    old.left("trainer.load_balance_alpha", "goes with model.num_experts" if old.value("model.num_experts") else "balances experts; there are none")
+    old.left(
+        "trainer.load_balance_alpha",
+        (
+            "goes with model.num_experts"
+            if old.value("model.num_experts")
+            else "balances experts; there are none"
+        ),
+    )
     for name in ("group_size", "beta_kl"):
         old.left(f"trainer.{name}", "of a training method that nothing there used either")
     old.always("optimizer.betas", [0.9, 0.999], "AdamW's betas")
     old.always("optimizer.weight_decay", 0.01, "AdamW's weight decay (here on matrices only)")
     old.always("optimizer.clip", 1.0, "gradients clipped at 1")
     old.always("schedule.decay", "constant", "one learning rate for the whole run")
-    old.rest(tuple(f"trainer.{name}" for name in (*_TRAINER, "max_steps", "num_epochs", "max_checkpoints", "checkpoint_dir", "load_balance_alpha", "target_device")))
+    old.rest(
+        tuple(
+            f"trainer.{name}"
+            for name in (
+                *_TRAINER,
+                "max_steps",
+                "num_epochs",
+                "max_checkpoints",
+                "checkpoint_dir",
+                "load_balance_alpha",
+                "target_device",
+            )
+        )
+    )
     return old.done(TOOL)
 
 
 def _model(old: Old) -> None:
-    """Our names pass; a part that is switched off needs nothing; the rest is refused by our config, which says what serves it."""
+    """Our names pass; a part that is switched off needs nothing; the rest is refused by our config,
+    which says what serves it.
+    """
     old.left("model.name", "a run is named by its file, or by --save-dir")
     old.takes("model.dtype", "train.precision", dict(_DTYPES), "--dtype f32, f16 or bf16")
     for field in old.given("model."):
@@ -68,9 +116,18 @@ def _length(old: Old) -> None:
     steps, count = old.value("trainer.max_steps", 0), old.value("trainer.num_epochs")
     if not _is_zero(steps):
         old.read("trainer.max_steps", "train.steps")
-        old.left("trainer.num_epochs", "max_steps says how long the run is (there it ended after so many epochs, if that was sooner)")
+        old.left(
+            "trainer.num_epochs",
+            "max_steps says how long the run is (there it ended after so many epochs, if that was"
+            " sooner)",
+        )
     elif count is None:
-        old.refuse("trainer.max_steps", "means whole epochs, and num_epochs does not say how many", "--epochs N", "train.steps")
+        old.refuse(
+            "trainer.max_steps",
+            "means whole epochs, and num_epochs does not say how many",
+            "--epochs N",
+            "train.steps",
+        )
         old.left("trainer.num_epochs", "as if it were not there")
     else:
         old.left("trainer.max_steps", "whole epochs, as many as num_epochs says")
@@ -78,7 +135,17 @@ def _length(old: Old) -> None:
 
 
 def _devices(old: Old) -> None:
-    old.takes("trainer.target_device", "devices.use", {"GPU": "auto", "CPU": "cpu"}, "--devices cpu, or --gpus 0,1", "all that are visible; --gpus 0 for one" if old.value("trainer.target_device") == "gpu" else "")
+    old.takes(
+        "trainer.target_device",
+        "devices.use",
+        {"GPU": "auto", "CPU": "cpu"},
+        "--devices cpu, or --gpus 0,1",
+        (
+            "all that are visible; --gpus 0 for one"
+            if old.value("trainer.target_device") == "gpu"
+            else ""
+        ),
+    )
     section = "trainer.distributed."
     if old.value(f"{section}enabled") is True:
         old.left(f"{section}enabled", "several devices are several devices")
