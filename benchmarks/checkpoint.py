@@ -33,7 +33,7 @@ from samecurve.run.attempt import Attempt
 from samecurve.run.directory import Run
 from samecurve.tasks import open_task
 from samecurve.torch_engine.engine import TorchEngine
-from samecurve.torch_engine.process_group import Ranks
+from samecurve.torch_engine.process_group import Comm
 from samecurve.worker.checkpointing import checkpoint_store
 
 WIDTH, LAYERS, BATCH, AT, AFTER, LR = 2048, 6, 48, 8, 5, 1e-3
@@ -93,7 +93,7 @@ def ours(home: Path) -> float:
         None,
     )
     ends: list[float] = []
-    inner = TorchEngine(task, made, config.optimizer, Ranks(), [torch.device("cpu")])
+    inner = TorchEngine(task, made, config.optimizer, Comm(), [torch.device("cpu")])
     step = inner.step
 
     def noting(*arguments: Any) -> Any:

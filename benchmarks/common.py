@@ -21,7 +21,7 @@ from samecurve.core.planning.machine import Machine
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import Engine, Task
 from samecurve.data.feed import Feed
-from samecurve.observe.heartbeat import Pulse
+from samecurve.observe.heartbeat import Heartbeat
 from samecurve.observe.journal import Journal
 from samecurve.probe import cpu, probe
 from samecurve.run.control import ControlFile
@@ -48,7 +48,7 @@ def trained(
     """
     run = Run(home)
     run.logs.mkdir(parents=True, exist_ok=True)
-    feed = Feed(made, made.held_by(place), task.train_data(), None, engine.stage)
+    feed = Feed(made, made.devices_of(place), task.train_data(), None, engine.stage)
     journal = Journal(run.journal)
 
     def both(event: Event) -> None:
@@ -62,7 +62,7 @@ def trained(
             feed,
             store or Unsaved(),
             both,
-            Pulse(run.logs / "pulse-0"),
+            Heartbeat(run.logs / "pulse-0"),
             ControlFile(run, "benchmark"),
             task.summarize,
         )

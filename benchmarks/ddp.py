@@ -29,7 +29,7 @@ from samecurve.launch.pool import pool
 from samecurve.probe import probe
 from samecurve.tasks import open_task
 from samecurve.torch_engine.engine import TorchEngine
-from samecurve.torch_engine.process_group import Ranks
+from samecurve.torch_engine.process_group import Comm
 
 WORLD, EACH, CLIP, LR, WARM = 2, 4, 1.0, 3e-4, 3
 NEEDS = {
@@ -120,7 +120,7 @@ def ours(rank: int, steps: int, home: Path) -> float:
             task,
             made,
             config.optimizer,
-            Ranks(torch.distributed.group.WORLD),
+            Comm(torch.distributed.group.WORLD),
             [torch.device("cpu")],
         ),
         task,

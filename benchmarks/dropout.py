@@ -26,7 +26,7 @@ from torch import nn
 
 from samecurve.core.determinism.sample_keys import row_keys
 from samecurve.probe import cpu
-from samecurve.torch_engine.layers.batch_norm import Rows
+from samecurve.torch_engine.layers.batch_norm import MicroBatchContext
 from samecurve.torch_engine.layers.dropout import key_dropout
 
 ALTERNATIONS, THREADS = 15, (1, 2)
@@ -124,7 +124,7 @@ def stepper(
 ) -> Callable[[], None]:
     torch.manual_seed(0)
     model = make(0.0 if variant == "none" else 0.1)
-    rows, keys = Rows(), torch.from_numpy(row_keys(0, 0, np.arange(len(batch))))
+    rows, keys = MicroBatchContext(), torch.from_numpy(row_keys(0, 0, np.arange(len(batch))))
     if variant == "keyed":
         key_dropout(model, rows, 0)
     if variant == "fixed":

@@ -34,7 +34,7 @@ from samecurve.launch.pool import pool
 from samecurve.probe import cpu, probe
 from samecurve.tasks import Tasks, open_task
 from samecurve.torch_engine.engine import TorchEngine
-from samecurve.torch_engine.process_group import Ranks
+from samecurve.torch_engine.process_group import Comm
 from samecurve.torch_engine.strategies.exact import settle
 
 BATCH, SLOT, WARM, STEPS = 16, 2, 2, 12
@@ -79,9 +79,9 @@ def race(
         task: Any = open_task(config, str(home / "cache"))
         made = plan(config, Machine((), (), 64 << 30, 4), task.facts())
         engine = TorchEngine(
-            task, made, config.optimizer, Ranks(group if world > 1 else None), [place]
+            task, made, config.optimizer, Comm(group if world > 1 else None), [place]
         )
-        feed = Feed(made, made.held_by(index), task.train_data(), None, engine.stage, 0, 2)
+        feed = Feed(made, made.devices_of(index), task.train_data(), None, engine.stage, 0, 2)
         runners[mode] = (made, engine, iter(feed), feed, [engine.init()])
     seconds: dict[str, list[float]] = {mode: [] for mode in modes}
     losses: dict[str, float] = {}

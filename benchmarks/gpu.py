@@ -107,8 +107,10 @@ def setting_of(arguments: argparse.Namespace, home: Path) -> Setting:
     assert isinstance(config.data, LanguageData)
     task = TorchLanguage(config.model, config.data, home / "cache")
     made = plan(config, probe(), task.facts())
-    if made.batch % made.micro:  # the others know rounds of one size only
-        arguments.micro = max(size for size in range(1, made.micro) if made.batch % size == 0)
+    if made.global_batch_size % made.micro_batch_size:  # the others know rounds of one size only
+        arguments.micro = max(
+            size for size in range(1, made.micro_batch_size) if made.global_batch_size % size == 0
+        )
         return setting_of(arguments, home)
     torch.set_num_threads(made.threads)
     return Setting(
@@ -212,7 +214,7 @@ def result_of(
         flops = (made.flops_per_step or math.nan) / seconds
         sides[name] = {
             "seconds": one.seconds,
-            "tokens_per_second": made.batch * made.tokens_per_sample / seconds,
+            "tokens_per_second": made.global_batch_size * made.tokens_per_sample / seconds,
             "tflops": flops / 1e12,
             "mfu": flops / made.peak_flops if made.peak_flops else None,
             "mfu_of_ceiling": flops / fastest if fastest else None,
@@ -233,9 +235,9 @@ def result_of(
         "versions": {name: version(name) for name in _LIBRARIES},
         "model": setting.config.model.model_dump(mode="json"),
         "parameters": sum(math.prod(shape) for shape in setting.task.shapes().values()),
-        "batch": made.batch,
-        "micro": made.micro,
-        "rounds": made.rounds,
+        "batch": made.global_batch_size,
+        "micro": made.micro_batch_size,
+        "rounds": made.accumulation_steps,
         "steps": setting.steps,
         "precision": made.precision,
         "peak_flops": made.peak_flops,

@@ -35,7 +35,7 @@ from samecurve.data.feed import Feed
 from samecurve.data.tokens import IGNORED
 from samecurve.probe import cpu, probe
 from samecurve.tasks import Tasks, open_task
-from samecurve.worker.join import warm_seat
+from samecurve.worker.join import join_warm
 
 ALTERNATIONS, WARM = 5, 5
 SIZES = {  # model, batch, steps: one whose time is overhead, one whose time is arithmetic
@@ -174,7 +174,7 @@ def programs(
     from jax.sharding import NamedSharding, PartitionSpec
 
     batch = next(
-        iter(Feed(made, made.held_by(0), task.train_data(), None, engine.stage, prefetch=0))
+        iter(Feed(made, made.devices_of(0), task.train_data(), None, engine.stage, prefetch=0))
     )[1]
     tokens, labels = next(batches(task, made, NamedSharding(mesh, PartitionSpec("data"))))
     own, ratios = engine.init(), []
@@ -196,7 +196,7 @@ def measure(size: str, devices: str, home: Path) -> dict[str, Any]:
     from samecurve.jax_engine.runtime import devices_of
 
     config, task, made = setting(home, size, devices)
-    engine: Any = warm_seat(made, 0, None).engine(task, config.optimizer)
+    engine: Any = join_warm(made, 0, None).make_engine(task, config.optimizer)
     mesh = Mesh(np.array(devices_of(made)), ("data",))
     found: dict[str, list[float]] = {"samecurve": [], "raw": []}
     begin, step = raw_step(engine._model.merge(engine.init()["params"]), config.optimizer, mesh)

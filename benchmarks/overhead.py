@@ -31,7 +31,7 @@ from samecurve.core.planning.plan import plan
 from samecurve.probe import probe
 from samecurve.tasks import open_task
 from samecurve.torch_engine.engine import TorchEngine
-from samecurve.torch_engine.process_group import Ranks
+from samecurve.torch_engine.process_group import Comm
 
 BATCH, CLIP, LR, WARM, BLOCK = 8, 1.0, 1e-3, 200, 100
 NEEDS = {
@@ -102,7 +102,7 @@ def ours(steps: int, home: Path) -> float:
     made = plan(config, probe(), task.facts())
     gaps = Gaps(BLOCK)
     trained(
-        TorchEngine(task, made, config.optimizer, Ranks(), [torch.device("cpu")]),
+        TorchEngine(task, made, config.optimizer, Comm(), [torch.device("cpu")]),
         task,
         made,
         home / "run",

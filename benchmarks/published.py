@@ -19,9 +19,9 @@ import numpy as np
 from samecurve.core.config.document import Document
 from samecurve.core.config.sections import Config, load
 from samecurve.core.planning.facts import Facts
-from samecurve.core.simulation.cluster import Setup, read_setup
+from samecurve.core.simulation.cluster import Cluster, read_cluster
 from samecurve.core.simulation.compare import planned
-from samecurve.core.simulation.hardware import card_of
+from samecurve.core.simulation.hardware import device_spec
 from samecurve.core.simulation.step_time import ASSUMED, Share, cost
 from samecurve.tasks import Tasks
 from samecurve.tasks.language.task import facts as language
@@ -192,7 +192,7 @@ def mpt() -> Facts:
         (),
         "mpt",
         block_params=(params - 52416 * width) // layers,
-        inside=tuple(inside),
+        block_arrays=tuple(inside),
         rounded=narrow,
         arrays=arrays,
     )
@@ -213,9 +213,9 @@ def _config(values: Mapping[str, Any]) -> Config:
     ).config
 
 
-def _setup(entry: Published) -> Setup:
-    made = read_setup(entry.machine)
-    if entry.model == "llama" and made.card is card_of(
+def _setup(entry: Published) -> Cluster:
+    made = read_cluster(entry.machine)
+    if entry.model == "llama" and made.card is device_spec(
         "H100", ""
     ):  # 96 GB of HBM2e at 2.4 TB/s, says the source
         return replace(made, card=replace(made.card, memory=96 << 30, bandwidth=2.4e12))
@@ -233,10 +233,12 @@ def predicted(entry: Published, facts: Facts, share: Share) -> tuple[float, int]
         ),
         _setup(entry),
     )
-    made = planned(config, replace(facts, fits=entry.per_device), setup)  # so it was trained
+    made = planned(
+        config, replace(facts, largest_tried=entry.per_device), setup
+    )  # so it was trained
     found = cost(config, made, facts, setup, share)
     assert found is not None
-    return made.batch * facts.tokens_per_sample / found.seconds / setup.world, sum(
+    return made.global_batch_size * facts.tokens_per_sample / found.seconds / setup.world, sum(
         term.bytes for term in made.memory
     )
 

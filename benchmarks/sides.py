@@ -20,7 +20,7 @@ from samecurve.core.events import Event
 from samecurve.core.planning.plan import Plan
 from samecurve.tasks.language.torch_task import TorchLanguage
 from samecurve.torch_engine.engine import TorchEngine
-from samecurve.torch_engine.process_group import Ranks
+from samecurve.torch_engine.process_group import Comm
 
 Around = Callable[[], AbstractContextManager[None]]
 
@@ -72,7 +72,7 @@ def samecurve(setting: Setting, around: Around = nullcontext, float8: bool = Fal
     three steps.
     """
     made = replace(setting.plan, float8=float8)
-    engine = TorchEngine(setting.task, made, setting.config.optimizer, Ranks(), [setting.device])
+    engine = TorchEngine(setting.task, made, setting.config.optimizer, Comm(), [setting.device])
     times: list[float] = []
     watched = around()
 
@@ -143,7 +143,9 @@ def batches(setting: Setting) -> Iterator[dict[str, torch.Tensor]]:
     while True:
         rows = {
             name: torch.from_numpy(np.ascontiguousarray(array))
-            for name, array in data[random.integers(0, len(data), setting.plan.micro)].items()
+            for name, array in data[
+                random.integers(0, len(data), setting.plan.micro_batch_size)
+            ].items()
         }
         yield {
             name: (
@@ -155,7 +157,11 @@ def batches(setting: Setting) -> Iterator[dict[str, torch.Tensor]]:
 
 def plain(setting: Setting) -> float:
     model = Plain(model_of(setting)).to(setting.device)
-    optimizer, clock, rounds = adamw(model, setting), Clock(setting), setting.plan.rounds
+    optimizer, clock, rounds = (
+        adamw(model, setting),
+        Clock(setting),
+        setting.plan.accumulation_steps,
+    )
     compiled: Any = torch.compile(model)
     fed = batches(setting)
     rows = next(fed)
@@ -177,7 +183,7 @@ class Rows(torch.utils.data.Dataset[Any]):
 
     def __init__(self, setting: Setting) -> None:
         self._data = setting.task.train_data()
-        self._most = (setting.warm + setting.steps) * setting.plan.batch
+        self._most = (setting.warm + setting.steps) * setting.plan.global_batch_size
 
     def __len__(self) -> int:
         return self._most
@@ -193,7 +199,7 @@ class Rows(torch.utils.data.Dataset[Any]):
 def accelerated(setting: Setting) -> float:
     from accelerate import Accelerator
 
-    rounds, gpu = setting.plan.rounds, setting.device.type == "cuda"
+    rounds, gpu = setting.plan.accumulation_steps, setting.device.type == "cuda"
     accelerator = Accelerator(
         mixed_precision="bf16",
         gradient_accumulation_steps=rounds,
@@ -202,7 +208,10 @@ def accelerated(setting: Setting) -> float:
     )
     model = Answer(model_of(setting)).to(setting.device)
     loader = torch.utils.data.DataLoader(
-        Rows(setting), batch_size=setting.plan.micro, pin_memory=gpu, num_workers=2 if gpu else 0
+        Rows(setting),
+        batch_size=setting.plan.micro_batch_size,
+        pin_memory=gpu,
+        num_workers=2 if gpu else 0,
     )
     prepared, optimizer, loader = accelerator.prepare(model, adamw(model, setting), loader)
     clock = Clock(setting)
@@ -229,8 +238,8 @@ def trainer(setting: Setting) -> float:
 
     arguments = TrainingArguments(
         output_dir=str(setting.home / "trainer"),
-        per_device_train_batch_size=setting.plan.micro,
-        gradient_accumulation_steps=setting.plan.rounds,
+        per_device_train_batch_size=setting.plan.micro_batch_size,
+        gradient_accumulation_steps=setting.plan.accumulation_steps,
         max_steps=setting.warm + setting.steps,
         bf16=True,
         torch_compile=True,

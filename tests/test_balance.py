@@ -15,7 +15,7 @@ from commands import losses
 
 import samecurve.experiments.balance as balancing
 from samecurve.core.config.sections import Config, Loaded
-from samecurve.core.planning.balance import even, predicted, slot_times
+from samecurve.core.planning.balance import even, microbatch_seconds, predicted
 from samecurve.core.planning.facts import Measure
 from samecurve.core.planning.plan import Plan
 from samecurve.experiments.balance import measured
@@ -119,7 +119,7 @@ def test_exact_runs_have_the_same_bits_however_dealt(
         )[0]
 
     plain, dealt = run("even"), run(speeds)
-    assert plain.plan.shares == (2, 3) != dealt.plan.shares
+    assert plain.plan.microbatches_per_device == (2, 3) != dealt.plan.microbatches_per_device
     assert (dealt.hashes, dealt.losses, dealt.norms) == (plain.hashes, plain.losses, plain.norms)
 
 
@@ -179,12 +179,13 @@ def test_a_slow_rank_is_measured_and_no_longer_waited_for(
             train(f"dealt-{len(rose)}", config, measured),
         )
         promised.append(
-            predicted(speeds, 8, before.micro) / predicted(speeds, 8, after.micro, after.slot_times)
+            predicted(speeds, 8, before.micro_batch_size)
+            / predicted(speeds, 8, after.micro_batch_size, after.microbatch_seconds)
         )
         rose.append(seconds(plain) / seconds(dealt))
-        first, second = slot_times(speeds, before.micro)
-        assert (before.shares, before.micro) == ((1, 1), 4)
-        assert after.shares[0] > after.shares[1] > 0
+        first, second = microbatch_seconds(speeds, before.micro_batch_size)
+        assert (before.microbatches_per_device, before.micro_batch_size) == ((1, 1), 4)
+        assert after.microbatches_per_device[0] > after.microbatches_per_device[1] > 0
         np.testing.assert_allclose(losses(dealt.home), losses(plain.home), rtol=1e-12)
     assert second / first == pytest.approx(3, rel=0.3)
     assert promised[-1] > 1.3

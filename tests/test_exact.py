@@ -20,7 +20,7 @@ from samecurve.experiments.verify import Trials, verify
 from samecurve.observe.journal import read
 from samecurve.tasks import open_task
 from samecurve.torch_engine.engine import TorchEngine
-from samecurve.torch_engine.process_group import Ranks
+from samecurve.torch_engine.process_group import Comm
 from samecurve.torch_engine.strategies.exact import settle
 from tiny import MACHINE, Outcome, config_of, tiny_values, train_tiny
 from worlds import Pool
@@ -96,7 +96,11 @@ def test_one_hash_on_any_number_of_devices(
             precision,
             steps=steps,
         )
-        assert (found.plan.strategy, found.plan.world, found.plan.micro) == (strategy, world, 2)
+        assert (found.plan.strategy, found.plan.num_devices, found.plan.micro_batch_size) == (
+            strategy,
+            world,
+            2,
+        )
         assert same(found, expected), (strategy, world)
 
 
@@ -325,8 +329,8 @@ def test_what_follows_the_device_is_refused_at_the_first_step(
     )
     made = plan(config, MACHINE, open_task(config, "").facts())
     task = open_task(config, "")
-    engine = TorchEngine(task, made, config.optimizer, Ranks(), [torch.device("cpu")])
-    feed = Feed(made, made.held_by(0), task.train_data(), None, engine.stage, 0, 0)
+    engine = TorchEngine(task, made, config.optimizer, Comm(), [torch.device("cpu")])
+    feed = Feed(made, made.devices_of(0), task.train_data(), None, engine.stage, 0, 0)
     try:
         with pytest.raises(UserError, match=says):
             engine.step(engine.init(), next(iter(feed))[1], 1e-3, [0] * 4)

@@ -136,7 +136,7 @@ def test_neither_devices_nor_strategy_nor_engine_change_training(
         batch={"accumulate": accumulate},
     )
     found = outcomes[0]
-    assert (found.plan.strategy, found.plan.world) == (strategy, world)
+    assert (found.plan.strategy, found.plan.num_devices) == (strategy, world)
     assert len(found.losses) == 50
     assert worst(found, expected) <= TOLERANCE[precision]
     for name, array in expected.arrays.items():

@@ -19,7 +19,7 @@ from samecurve.core.determinism.data_order import Ids
 from samecurve.core.determinism.mean import Mean
 from samecurve.core.planning.facts import Fixed
 from samecurve.core.planning.machine import Machine
-from samecurve.core.planning.plan import Plan, fixed_from_json, plan
+from samecurve.core.planning.plan import Plan, plan
 from samecurve.core.protocols import Arrays, Engine, Rank, Round, Source
 from samecurve.data.tokens import IGNORED
 from samecurve.observe.journal import read
@@ -29,8 +29,8 @@ from samecurve.tasks import Tasks
 from samecurve.tasks.language.fields import LanguageData, LanguageModel
 from samecurve.tasks.language.torch_task import TorchLanguage
 from samecurve.torch_engine.engine import TorchEngine
-from samecurve.torch_engine.process_group import Ranks
-from samecurve.worker.join import warm_seat
+from samecurve.torch_engine.process_group import Comm
+from samecurve.worker.join import join_warm
 from samecurve.worker.main import Requests, train_rank
 
 MACHINE = Machine((), (), 8 << 30, 4)
@@ -189,7 +189,7 @@ def train_tiny(
     alone = config.devices.strategy == "dp" or config.engine == "jax"
     world = int(config.devices.use.removeprefix("cpu:")) if alone else processes
     devices = config.devices.model_copy(update={"use": f"cpu:{world}"})
-    fixed: Fixed | None = fixed_from_json(_manifest(resume)["fixed"]) if resume else None
+    fixed: Fixed | None = Fixed.from_json(_manifest(resume)["fixed"]) if resume else None
     made = plan(config.model_copy(update={"devices": devices}), MACHINE, task.facts(), fixed)
     if fault == "another order" and index == 1:
         made = replace(made, fixed=replace(made.fixed, seed=made.fixed.seed + 1))
@@ -199,13 +199,17 @@ def train_tiny(
     for directory in (run.home, run.checkpoints, run.logs):
         directory.mkdir(parents=True, exist_ok=True)
     dist.barrier(group)
-    ranks = Ranks() if alone or made.backend == "none" else Ranks(group)
+    ranks = Comm() if alone or made.backend == "none" else Comm(group)
     attempt = Attempt("test", str(home), str(resume) if resume else None, stop_at)
     engine: Engine = (
-        warm_seat(made, index, group).engine(task, config.optimizer)
+        join_warm(made, index, group).make_engine(task, config.optimizer)
         if config.engine == "jax"
         else TorchEngine(
-            task, made, config.optimizer, ranks, [torch.device(device)] * len(made.held_by(index))
+            task,
+            made,
+            config.optimizer,
+            ranks,
+            [torch.device(device)] * len(made.devices_of(index)),
         )
     )
     ids = recorded(engine)

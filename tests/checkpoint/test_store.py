@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from samecurve.checkpoint.format import Damaged, load, verify
+from samecurve.checkpoint.format import CorruptCheckpointError, load, verify
 from samecurve.checkpoint.store import Published, Store, checkpoints, newest, sweep
-from samecurve.core.protocols import Piece, share
+from samecurve.core.protocols import ArrayShard, arrays_to_write
 from samecurve.errors import RunError
 
 ARRAYS = {
@@ -21,9 +21,9 @@ ARRAYS = {
 }
 
 
-def pieces(world: int, rank: int) -> list[Piece]:
-    mine = share({name: array.nbytes for name, array in ARRAYS.items()}, world, rank)
-    return [Piece(name, "F32", ARRAYS[name].shape, (0,), ARRAYS[name]) for name in mine]
+def pieces(world: int, rank: int) -> list[ArrayShard]:
+    mine = arrays_to_write({name: array.nbytes for name, array in ARRAYS.items()}, world, rank)
+    return [ArrayShard(name, "F32", ARRAYS[name].shape, (0,), ARRAYS[name]) for name in mine]
 
 
 def store(
@@ -121,7 +121,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
         manifest.write_text("[]")
     else:
         manifest.write_text(json.dumps({**json.loads(manifest.read_text()), damage: 99}))
-    with pytest.raises(Damaged, match=says):
+    with pytest.raises(CorruptCheckpointError, match=says):
         verify(hurt)
     found, lines = newest(tmp_path)
     assert found == tmp_path / "step-00000010"

@@ -90,7 +90,7 @@ def test_an_old_config_trains_in_its_own_directory(home: Path, corpus: Path, poo
     ):
         pool.run(1, warm, home, "-f", "old.yaml", "-d", corpus, "--strategy", "dp", *more)
     assert len(losses(home / "kept/nano")) == 6
-    assert Run(home / "kept/nano").read_plan().batch == 8
+    assert Run(home / "kept/nano").read_plan().global_batch_size == 8
     assert not (home / "runs").exists()
 
 

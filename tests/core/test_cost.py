@@ -14,10 +14,10 @@ from samecurve.core.config.document import Document
 from samecurve.core.config.sections import Config, load
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.plan import plan
-from samecurve.core.simulation.cluster import read_setup
+from samecurve.core.simulation.cluster import read_cluster
 from samecurve.core.simulation.collectives import group, padded, seconds, traffic
 from samecurve.core.simulation.compare import curves, planned, rows, served
-from samecurve.core.simulation.hardware import CARDS, card_of, peak
+from samecurve.core.simulation.hardware import CARDS, device_spec, peak
 from samecurve.core.simulation.step_time import ASSUMED, Share, cost
 from samecurve.errors import SamecurveError, UserError
 from samecurve.tasks import Tasks
@@ -40,7 +40,7 @@ FACTS = Facts(
     block_params=BLOCK,
     recompute_bytes={"block": GIB // 8, "selective": GIB // 2},
     arrays=ARRAYS,
-    inside=tuple(list(ARRAYS)[1:]),
+    block_arrays=tuple(list(ARRAYS)[1:]),
     rounded=tuple(list(ARRAYS)[1:]),
 )
 
@@ -64,7 +64,7 @@ def config(**sections: Any) -> Config:
     ],
 )
 def test_words_name_a_machine(words: str, hosts: int, each: int, name: str) -> None:
-    setup = read_setup(words)
+    setup = read_cluster(words)
     assert (setup.hosts, setup.per_host, setup.card.name) == (hosts, each, name)
     assert (len(setup.machine.devices), setup.machine.hosts, setup.machine.devices[0].memory) == (
         each,
@@ -85,7 +85,7 @@ def test_words_name_a_machine(words: str, hosts: int, each: int, name: str) -> N
 )
 def test_other_words_are_refused_with_what_is_right(words: str, said: str) -> None:
     with pytest.raises(UserError, match=said.replace("?", r"\?")):
-        read_setup(words)
+        read_cluster(words)
 
 
 def test_a_file_describes_any_other_machine_and_its_errors_have_places(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_a_file_describes_any_other_machine_and_its_errors_have_places(tmp_path:
         "between": "InfiniBand NDR 400 Gb/s",
     }
     path.write_text(json.dumps(value))
-    setup = read_setup(str(path))
+    setup = read_cluster(str(path))
     assert (setup.world, setup.card.peaks, setup.inside.bandwidth, setup.between.bandwidth) == (
         8,
         {"bf16": 800e12},
@@ -117,7 +117,7 @@ def test_a_file_describes_any_other_machine_and_its_errors_have_places(tmp_path:
     for wrong, said in cases:
         path.write_text(json.dumps({**value, **wrong}))
         with pytest.raises(SamecurveError) as found:
-            read_setup(str(path))
+            read_cluster(str(path))
         assert re.search(said, str(found.value)), str(found.value)
 
 
@@ -141,14 +141,14 @@ def test_one_table_serves_the_names_of_drivers_and_those_of_users(
 ) -> None:
     assert peak(name, precision) == (tflops and tflops * 1e12)
     assert all(
-        peak(card.name, "f32") == card.peaks["f32"] and card_of(card.name, "") is card
+        peak(card.name, "f32") == card.peaks["f32"] and device_spec(card.name, "") is card
         for card in CARDS
     )
 
 
 def test_no_collective_beats_the_bytes_that_must_pass_or_gets_faster_with_more() -> None:
     for words in ("2xRTX4090", "8xH100", "4x8xH100", "128x8xA100"):
-        over = group(read_setup(words), read_setup(words).world, 1)
+        over = group(read_cluster(words), read_cluster(words).world, 1)
         for kind, factor in (("all-reduce", 2), ("all-gather", 1), ("reduce-scatter", 1)):
             times = [seconds(kind, float(1 << size), over) for size in range(10, 34, 2)]  # type: ignore[arg-type]
             assert times == sorted(times)
@@ -156,7 +156,7 @@ def test_no_collective_beats_the_bytes_that_must_pass_or_gets_faster_with_more()
                 found >= factor * (over.members - 1) / over.members * (1 << size) / over.bandwidth
                 for size, found in zip(range(10, 34, 2), times, strict=True)
             )
-    apart, together = group(read_setup("4x8xH100"), 4, 8), group(read_setup("4x8xH100"), 8, 1)
+    apart, together = group(read_cluster("4x8xH100"), 4, 8), group(read_cluster("4x8xH100"), 8, 1)
     assert (apart.hosts, apart.bandwidth, together.hosts, together.bandwidth) == (
         4,
         48e9,
@@ -166,7 +166,7 @@ def test_no_collective_beats_the_bytes_that_must_pass_or_gets_faster_with_more()
 
 
 def test_bytes_by_hand() -> None:
-    setup = read_setup("8xH100")
+    setup = read_cluster("8xH100")
     by = {
         name: traffic(planned(config(devices={"strategy": name}), FACTS, setup), FACTS, setup)
         for name in ("ddp", "fsdp", "hsdp")
@@ -189,7 +189,7 @@ def test_a_step_by_hand_and_what_hides() -> None:
     """One device computes and updates; the same step on eight exposes no more than it sends, and a
     faster device exposes more of it.
     """
-    alone, eight, half = read_setup("H100"), read_setup("8xH100"), Share(0.5, "")
+    alone, eight, half = read_cluster("H100"), read_cluster("8xH100"), Share(0.5, "")
     wanted = config(batch={"per_device": 2})
     one = cost(wanted, planned(wanted, FACTS, alone), FACTS, alone, half)
     assert one is not None
@@ -211,14 +211,14 @@ def test_a_step_by_hand_and_what_hides() -> None:
 
 
 def test_the_plan_is_the_one_that_train_would_make_there() -> None:
-    setup = read_setup("4x8xH200")
+    setup = read_cluster("4x8xH200")
     assert replace(planned(config(), FACTS, setup), peak_flops=None) == replace(
         plan(config(), setup.machine, FACTS), peak_flops=None
     )
     found = {(row.name, row.recompute): row for row in rows(config(), FACTS, setup, ASSUMED)}
     assert len(found) == 9
     assert all(
-        row.plan is not None and row.plan.batch == 512 and row.plan.world == 32
+        row.plan is not None and row.plan.global_batch_size == 512 and row.plan.num_devices == 32
         for row in found.values()
     )
     none, again = found["fsdp", "none"], found["fsdp", "block"]
@@ -232,7 +232,7 @@ def test_what_does_not_fit_is_shown_with_what_does() -> None:
     large = replace(FACTS, params=PARAMS * 20, trainable=PARAMS * 20, block_params=BLOCK * 20)
     found = {
         (row.name, row.recompute): row
-        for row in rows(config(), large, read_setup("8xH100"), ASSUMED)
+        for row in rows(config(), large, read_cluster("8xH100"), ASSUMED)
     }
     assert not found["ddp", "none"].fits
     assert found["ddp", "none"].plan is None
@@ -241,10 +241,12 @@ def test_what_does_not_fit_is_shown_with_what_does() -> None:
 
 
 def test_curves_end_where_a_fixed_batch_has_no_work_and_go_on_where_it_grows() -> None:
-    fixed = {curve.name: curve for curve in curves(config(), FACTS, read_setup("8xH100"), ASSUMED)}
+    fixed = {
+        curve.name: curve for curve in curves(config(), FACTS, read_cluster("8xH100"), ASSUMED)
+    }
     grows = {
         curve.name: curve
-        for curve in curves(config(batch={"per_device": 2}), FACTS, read_setup("8xH100"), ASSUMED)
+        for curve in curves(config(batch={"per_device": 2}), FACTS, read_cluster("8xH100"), ASSUMED)
     }
     assert list(grows) == ["ddp", "hsdp", "fsdp"]
     assert fixed["ddp"].points[-1][0] == 512
@@ -271,4 +273,4 @@ def test_curves_end_where_a_fixed_batch_has_no_work_and_go_on_where_it_grows() -
 )
 def test_what_is_not_predicted_is_refused_by_name(sections: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=said):
-        served(config(**sections), read_setup("8xL40S"))
+        served(config(**sections), read_cluster("8xL40S"))

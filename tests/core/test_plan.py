@@ -48,8 +48,8 @@ def test_it_is_pure_and_survives_its_file() -> None:
 @pytest.mark.parametrize("devices", [1, 2, 3, 4])
 def test_a_global_batch_is_served_exactly_by_any_devices(devices: int) -> None:
     made = plan(config(devices={"use": ",".join(map(str, range(devices)))}), GPUS, FACTS)
-    assert made.batch == 64
-    assert made.micro * made.rounds * devices >= 64
+    assert made.global_batch_size == 64
+    assert made.micro_batch_size * made.accumulation_steps * devices >= 64
     assert made.strategy == ("single" if devices == 1 else "ddp")
     assert made.backend == ("none" if devices == 1 else "nccl")
 
@@ -57,15 +57,15 @@ def test_a_global_batch_is_served_exactly_by_any_devices(devices: int) -> None:
 def test_memory_caps_the_micro_batch_not_the_batch() -> None:
     small = Machine(tuple(replace(gpu, memory=16 * GIB) for gpu in GPUS.devices), (), 64 * GIB, 16)
     made = plan(config(), small, FACTS)
-    assert (made.batch, made.rounds) == (64, 2)
+    assert (made.global_batch_size, made.accumulation_steps) == (64, 2)
     assert sum(term.bytes for term in made.memory) <= 0.9 * 16 * GIB
-    assert "memory" in made.because["micro"]
+    assert "memory" in made.reasons["micro"]
 
 
 def test_per_device_batches_multiply_and_say_so() -> None:
     made = plan(config(batch={"per_device": 4, "accumulate": 2}), GPUS, FACTS)
-    assert (made.batch, made.micro, made.rounds) == (32, 4, 2)
-    assert "it grows with the devices" in made.because["batch"]
+    assert (made.global_batch_size, made.micro_batch_size, made.accumulation_steps) == (32, 4, 2)
+    assert "it grows with the devices" in made.reasons["batch"]
 
 
 def test_a_first_plan_fixes_the_batch_for_good() -> None:
@@ -76,15 +76,20 @@ def test_a_first_plan_fixes_the_batch_for_good() -> None:
         FACTS,
         first.fixed,
     )
-    assert (later.batch, later.micro, later.rounds, later.fixed) == (32, 4, 4, first.fixed)
-    assert "--new-batch" in later.because["batch"]
+    assert (
+        later.global_batch_size,
+        later.micro_batch_size,
+        later.accumulation_steps,
+        later.fixed,
+    ) == (32, 4, 4, first.fixed)
+    assert "--new-batch" in later.reasons["batch"]
     anew = plan(
         config(batch={"per_device": 4}),
         GPUS,
         FACTS,
-        replace(first.fixed, batch=None, anchor=Anchor(10, 0, 320)),
+        replace(first.fixed, global_batch_size=None, anchor=Anchor(10, 0, 320)),
     )
-    assert anew.batch == 16
+    assert anew.global_batch_size == 16
     assert anew.order.position(10).first == 320
 
 
@@ -181,7 +186,7 @@ def test_refusals_that_follow_from_the_task() -> None:
             "accumulate cuts a step by the number of devices",
         ),
         ({"batch": {"samples": 640}}, {}, "a slot of 80 samples does not fit"),
-        ({}, {"unkeyed": ("LSTM net.1",)}, r"LSTM net\.1 draws its dropout by device"),
+        ({}, {"unkeyed_dropout": ("LSTM net.1",)}, r"LSTM net\.1 draws its dropout by device"),
         (
             {"train": {"exact": True, "allow_coupled": True}},
             {"coupled": ("BatchNorm2d net.1",)},
@@ -203,7 +208,9 @@ def test_exact_cuts_a_batch_alike_on_any_devices_and_for_good() -> None:
         world: plan(config(train={"exact": True}, devices={"use": f"cpu:{world}"}), GPUS, FACTS)
         for world in (1, 2, 3, 8)
     }
-    assert {(found.micro, found.threads, found.exact) for found in made.values()} == {(8, 1, True)}
+    assert {(found.micro_batch_size, found.threads, found.exact) for found in made.values()} == {
+        (8, 1, True)
+    }
     again = plan(
         config(
             batch={"samples": 64, "per_device": 4},
@@ -214,7 +221,7 @@ def test_exact_cuts_a_batch_alike_on_any_devices_and_for_good() -> None:
         FACTS,
         made[3].fixed,
     )
-    assert (again.micro, again.threads, again.rounds) == (8, 1, 4)
+    assert (again.micro_batch_size, again.threads, again.accumulation_steps) == (8, 1, 4)
     assert any("threads a rank" in warning for warning in again.warnings)
     moved = plan(config(train={"exact": True}, devices={"use": "0"}), GPUS, FACTS, made[3].fixed)
     assert any(
@@ -226,8 +233,8 @@ def test_exact_cuts_a_batch_alike_on_any_devices_and_for_good() -> None:
 
 
 def test_coupled_models_train_where_their_statistics_are_whole_or_by_consent() -> None:
-    assert plan(config(train={"norm_sync": True}), GPUS, NORMED).together
-    assert plan(config(devices={"use": "0"}), GPUS, NORMED).rounds == 1
+    assert plan(config(train={"norm_sync": True}), GPUS, NORMED).every_rank_every_round
+    assert plan(config(devices={"use": "0"}), GPUS, NORMED).accumulation_steps == 1
     allowed = plan(config(train={"allow_coupled": True}), GPUS, NORMED)
     assert any("results depend on the 4 devices" in warning for warning in allowed.warnings)
 
@@ -240,8 +247,13 @@ def test_auto_takes_ddp_where_the_model_fits_and_fsdp_where_only_a_part_does() -
     small = Machine(tuple(replace(gpu, memory=40 * GIB) for gpu in GPUS.devices), (), 64 * GIB, 16)
     assert plan(config(), GPUS, large).strategy == "ddp"
     made = plan(config(), small, large)
-    assert (made.strategy, made.shards, made.processes, made.together) == ("fsdp", 4, 4, True)
-    assert "does not fit on one device" in made.because["strategy"]
+    assert (made.strategy, made.shards, made.world_size, made.every_rank_every_round) == (
+        "fsdp",
+        4,
+        4,
+        True,
+    )
+    assert "does not fit on one device" in made.reasons["strategy"]
     with pytest.raises(UserError, match="under ddp") as caught:
         plan(config(devices={"strategy": "ddp"}), small, large)
     assert "--strategy fsdp" in caught.value.remedy
@@ -250,7 +262,7 @@ def test_auto_takes_ddp_where_the_model_fits_and_fsdp_where_only_a_part_does() -
 
 def test_dp_is_one_process_whose_first_device_holds_more() -> None:
     made = plan(config(devices={"strategy": "dp"}), GPUS, FACTS)
-    assert (made.processes, made.world, made.backend, list(made.held_by(0))) == (
+    assert (made.world_size, made.num_devices, made.backend, list(made.devices_of(0))) == (
         1,
         4,
         "none",
@@ -261,8 +273,8 @@ def test_dp_is_one_process_whose_first_device_holds_more() -> None:
 
 def test_hsdp_repeats_groups_of_shards() -> None:
     made = plan(config(devices={"strategy": "hsdp"}), GPUS, FACTS)
-    assert (made.shards, made.world) == (2, 4)
-    assert "2 copies of the model" in made.because["strategy"]
+    assert (made.shards, made.num_devices) == (2, 4)
+    assert "2 copies of the model" in made.reasons["strategy"]
 
 
 @pytest.mark.parametrize(
@@ -292,7 +304,7 @@ def test_what_is_fast_says_what_it_changes() -> None:
     assert "slower than bf16" in made.warnings[1]
     assert (
         plan(config(train={"compile": True}), GPUS, FACTS)
-        .because["compile"]
+        .reasons["compile"]
         .startswith("12 blocks, one program")
     )
     assert not plan(config(train={"compile": True}), GPUS, FACTS).warnings
@@ -313,5 +325,5 @@ def test_recompute_keeps_less_and_what_fitted_is_obeyed() -> None:
         for how in ("none", "block")
     ]
     assert activations[0] == 8 * activations[1]
-    tried = plan(config(), GPUS, replace(FACTS, fits=3))
-    assert (tried.micro, tried.rounds) == (3, 6)
+    tried = plan(config(), GPUS, replace(FACTS, largest_tried=3))
+    assert (tried.micro_batch_size, tried.accumulation_steps) == (3, 6)

@@ -11,7 +11,7 @@ from test_plan import FACTS, GPUS, NORMED, config
 
 from samecurve.core.config.document import Document
 from samecurve.core.config.sections import load
-from samecurve.core.planning.balance import fine_enough, predicted, slot_times
+from samecurve.core.planning.balance import fine_enough, microbatch_seconds, predicted
 from samecurve.core.planning.facts import Facts, Speed, Speeds
 from samecurve.core.planning.plan import Plan, plan
 from samecurve.errors import UserError
@@ -43,11 +43,16 @@ def measured(*devices: tuple[float, float]) -> Facts:
 
 def test_slots_are_dealt_by_speeds_given_by_hand() -> None:
     found = made([3, 1])
-    assert (found.batch, found.micro, found.rounds, found.shares) == (64, 16, 3, (3, 1))
-    assert found.hand(64, 0).rounds == ((0, 16), (16, 32), (32, 48))
-    assert found.hand(64, 1).rounds == (None, None, (48, 64))
     assert (
-        found.hand(20, 0).rounds
+        found.global_batch_size,
+        found.micro_batch_size,
+        found.accumulation_steps,
+        found.microbatches_per_device,
+    ) == (64, 16, 3, (3, 1))
+    assert found.assignment(64, 0).rounds == ((0, 16), (16, 32), (32, 48))
+    assert found.assignment(64, 1).rounds == (None, None, (48, 64))
+    assert (
+        found.assignment(20, 0).rounds
         == (
             (0, 16),
             (16, 20),
@@ -56,7 +61,7 @@ def test_slots_are_dealt_by_speeds_given_by_hand() -> None:
         # other
     )
     assert arithmetic(found) == "batch 64 = 3 + 1 slots of 16, in 3 rounds"
-    assert "0.51 of what they take dealt evenly" in found.because["balance"]
+    assert "0.51 of what they take dealt evenly" in found.reasons["balance"]
     assert Plan.from_json(json.loads(json.dumps(found.to_json()))) == found
     assert (
         arithmetic(made([2, 1], samples=11))
@@ -67,7 +72,7 @@ def test_slots_are_dealt_by_speeds_given_by_hand() -> None:
 def test_without_speeds_nothing_changes() -> None:
     plain = plan(config(devices={"use": "0,1"}), GPUS, FACTS)
     assert made("even") == plain
-    assert (plain.slot_times, "balance" in plain.because) == ((), False)
+    assert (plain.microbatch_seconds, "balance" in plain.reasons) == ((), False)
 
 
 def test_what_a_slot_costs_by_itself_keeps_slots_large() -> None:
@@ -78,20 +83,28 @@ def test_what_a_slot_costs_by_itself_keeps_slots_large() -> None:
         measured((slot, each), (1.7 * slot, 1.7 * each))
         for slot, each in ((0.0, 0.01), (0.03, 0.01), (0.5, 0.0001))
     )
-    assert made("measured", facts=free).micro < made("measured", facts=dear).micro <= 32
-    assert made("measured", facts=all_launch).micro == 32
-    assert made("measured", facts=all_launch).slot_times == ()
+    assert (
+        made("measured", facts=free).micro_batch_size
+        < made("measured", facts=dear).micro_batch_size
+        <= 32
+    )
+    assert made("measured", facts=all_launch).micro_batch_size == 32
+    assert made("measured", facts=all_launch).microbatch_seconds == ()
     for facts in (free, dear):
         assert facts.speeds is not None
         found = made("measured", facts=facts)
         best = min(
-            predicted(facts.speeds, 64, size, slot_times(facts.speeds, size))
+            predicted(facts.speeds, 64, size, microbatch_seconds(facts.speeds, size))
             for size in range(1, 33)
         )
-        assert best <= predicted(facts.speeds, 64, found.micro, found.slot_times) <= 1.03 * best
+        assert (
+            best
+            <= predicted(facts.speeds, 64, found.micro_batch_size, found.microbatch_seconds)
+            <= 1.03 * best
+        )
         assert (
             decisions(found)["balance"]
-            == f"{' + '.join(map(str, found.shares))} of {sum(found.shares)} slots"
+            == f"{' + '.join(map(str, found.microbatches_per_device))} of {sum(found.microbatches_per_device)} slots"
         )
 
 
@@ -106,14 +119,18 @@ def test_a_prediction_counts_launches_samples_and_the_rest() -> None:
 
 def test_devices_within_the_noise_are_dealt_evenly() -> None:
     found = made("measured", facts=measured((0.0, 0.0100), (0.0, 0.0103)))
-    assert (found.slot_times, found.shares, found.micro) == ((), (1, 1), 32)
+    assert (found.microbatch_seconds, found.microbatches_per_device, found.micro_batch_size) == (
+        (),
+        (1, 1),
+        32,
+    )
     assert decisions(found)["balance"] == "even"
-    assert found.because["balance"].startswith(
+    assert found.reasons["balance"].startswith(
         "100 and 97.1 samples/s (measured then); another deal is predicted to save less than 5%"
     )
     found = made("measured", facts=measured((0.0, 0.01), (0.0, 0.03)))
     assert (
-        found.because["balance"]
+        found.reasons["balance"]
         == "100 and 33.3 samples/s (measured then); a step is predicted to take 490 ms instead of"
         " 970 ms"
     )
@@ -122,24 +139,36 @@ def test_devices_within_the_noise_are_dealt_evenly() -> None:
 def test_memory_and_per_device_cap_a_slot_and_exact_fixes_it() -> None:
     small = replace(GPUS, devices=tuple(replace(gpu, memory=8 << 30) for gpu in GPUS.devices))
     capped = plan(config(devices={"use": "0,1", "balance": [3, 1]}), small, FACTS)
-    assert capped.micro < made([3, 1]).micro
-    assert sum(capped.shares) * capped.micro >= 64
-    assert made([3, 1], batch={"samples": 64, "per_device": 4}).micro == 4
+    assert capped.micro_batch_size < made([3, 1]).micro_batch_size
+    assert sum(capped.microbatches_per_device) * capped.micro_batch_size >= 64
+    assert made([3, 1], batch={"samples": 64, "per_device": 4}).micro_batch_size == 4
     grown = made([3, 1], batch={"per_device": 16, "accumulate": 2})
-    assert (grown.batch, grown.micro, grown.shares) == (64, 16, (3, 1))
+    assert (grown.global_batch_size, grown.micro_batch_size, grown.microbatches_per_device) == (
+        64,
+        16,
+        (3, 1),
+    )
     exact = made([3, 1], train={"exact": True})
-    assert (exact.micro, exact.shares, exact.fixed.slot) == (8, (6, 2), 8)
+    assert (
+        exact.micro_batch_size,
+        exact.microbatches_per_device,
+        exact.fixed.micro_batch_size,
+    ) == (8, (6, 2), 8)
 
 
 def test_a_resume_keeps_its_batch_whatever_the_deal() -> None:
     first = plan(config(devices={"use": "0,1"}), GPUS, FACTS)
     later = plan(config(devices={"use": "0,1,2", "balance": [2, 1, 1]}), GPUS, FACTS, first.fixed)
-    assert (later.batch, later.shares, later.fixed) == (64, (2, 1, 1), first.fixed)
+    assert (later.global_batch_size, later.microbatches_per_device, later.fixed) == (
+        64,
+        (2, 1, 1),
+        first.fixed,
+    )
 
 
 def test_a_device_that_would_only_be_waited_for_gets_nothing() -> None:
     found = made([100, 1], samples=5)
-    assert 0 in found.shares
+    assert 0 in found.microbatches_per_device
     assert any("device 1 gets no slot" in warning for warning in found.warnings)
 
 

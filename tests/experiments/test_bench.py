@@ -17,7 +17,7 @@ from commands import refused, samecurve, started, until, write_config
 
 from samecurve.core.config.sections import Config, Loaded
 from samecurve.core.planning.machine import Device, Machine
-from samecurve.core.profile_types import Course, Found, Step
+from samecurve.core.profile_types import ProfileSchedule, RankProfile, Step
 from samecurve.errors import RunError, UserError
 from samecurve.experiments import bench
 from samecurve.experiments.bench_page import files
@@ -33,7 +33,7 @@ from samecurve.torch_engine.collective_bench import seconds_each
 from tiny import MACHINE, config_of, tiny_values
 from worlds import Pool
 
-COURSE = Course(1, 4, 0)
+COURSE = ProfileSchedule(1, 4, 0)
 
 
 def tiny(corpus: Path, **sections: Any) -> Config:
@@ -60,7 +60,7 @@ def ran(
     layouts: list[Layout],
     pool: Pool,
     watched: Callable[..., Any],
-    course: Course = COURSE,
+    course: ProfileSchedule = COURSE,
     machine: Machine = MACHINE,
 ) -> tuple[Bench, list[Values]]:
     facts = describe(config)
@@ -122,7 +122,7 @@ def test_profile_and_bench_say_the_same(pool: Pool, corpus: Path, tmp_path: Path
     planted.
     """
     config = tiny(corpus)
-    facts, course = describe(config), Course(timed=4)
+    facts, course = describe(config), ProfileSchedule(timed=4)
     found = measure(
         config,
         watched_plan(config, MACHINE, facts, course),
@@ -182,7 +182,7 @@ def test_gpus_that_are_not_here(corpus: Path) -> None:
     def found(trial: Any, seconds: float, *peaks: int) -> Profile:
         step = Step(seconds, trial.made.batch, {"forward": seconds / 2, "sync": seconds / 4})
         ranks = tuple(
-            Found(rank, (step,) * 4, 0.0, (), {}, peaks, 1.0)
+            RankProfile(rank, (step,) * 4, 0.0, (), {}, peaks, 1.0)
             for rank in range(trial.made.processes)
         )
         return Profile(trial.made, COURSE, ranks)
@@ -217,7 +217,9 @@ def test_a_page_without_matplotlib_has_its_tables(corpus: Path) -> None:
     trial = bench.laid_out(config, MACHINE, describe(config), Layout("single", 1), COURSE)
     assert trial.made is not None
     found = Profile(
-        trial.made, COURSE, (Found(0, (Step(0.01, 10, {}),) * 4, 0.0, (), {}, (1 << 28,), 1.0),)
+        trial.made,
+        COURSE,
+        (RankProfile(0, (Step(0.01, 10, {}),) * 4, 0.0, (), {}, (1 << 28,), 1.0),),
     )
     with patch("samecurve.experiments.bench_page.drawable", return_value=False):
         made = files(

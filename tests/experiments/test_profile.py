@@ -11,7 +11,7 @@ import pytest
 import slow
 from commands import refused, samecurve, write_config
 
-from samecurve.core.profile_types import Course
+from samecurve.core.profile_types import ProfileSchedule
 from samecurve.errors import RunError
 from samecurve.experiments.profile import measure, watched_plan
 from samecurve.experiments.profiled import as_json, as_text
@@ -22,7 +22,7 @@ from samecurve.worker.jobs.profile import watch_rank
 from tiny import MACHINE, config_of, tiny_values
 from worlds import Pool
 
-COURSE = Course(timed=4)
+COURSE = ProfileSchedule(timed=4)
 Run = Callable[..., dict[str, Any]]
 
 

@@ -19,7 +19,7 @@ from samecurve.probe import probe
 from samecurve.run.directory import Run
 from samecurve.system import cache_home
 from samecurve.tasks import Tasks, open_task
-from samecurve.worker.join import warm_seat
+from samecurve.worker.join import join_warm
 from samecurve.worker.preflight import Deadline
 from tiny import MACHINE
 
@@ -33,12 +33,12 @@ def opened(values: Mapping[str, Any]) -> tuple[Any, Plan, Any, Feed]:
     config = config_of(values)
     task = open_task(config, str(cache_home()))
     made = plan(config, MACHINE if config.devices.use.startswith("cpu") else probe(), task.facts())
-    engine = warm_seat(made, 0, None).engine(task, config.optimizer)
+    engine = join_warm(made, 0, None).make_engine(task, config.optimizer)
     return (
         engine,
         made,
         engine.init(),
-        Feed(made, made.held_by(0), task.train_data(), task.eval_data(), engine.stage, 0, 0),
+        Feed(made, made.devices_of(0), task.train_data(), task.eval_data(), engine.stage, 0, 0),
     )
 
 
@@ -160,13 +160,13 @@ def silent(index: int, group: Any, values: Mapping[str, Any], home: str, coordin
         config, replace(MACHINE, started=2) if config.engine == "jax" else MACHINE, task.facts()
     )
     if config.engine == "jax":
-        from samecurve.worker.join import take_seat
+        from samecurve.worker.join import join
 
-        engine = take_seat(made, Rank(index, index, 2), None, coordinator).engine(
+        engine = join(made, Rank(index, index, 2), None, coordinator).make_engine(
             task, config.optimizer
         )
     else:
-        engine = warm_seat(made, index, group).engine(task, config.optimizer)
+        engine = join_warm(made, index, group).make_engine(task, config.optimizer)
     if index:
         time.sleep(60)
         os._exit(3)

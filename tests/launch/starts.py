@@ -8,7 +8,7 @@ from commands import losses
 
 from samecurve.core.config.sections import Loaded
 from samecurve.run.directory import Run
-from samecurve.run.prepare import Prepared, prepare
+from samecurve.run.prepare import PreparedRun, prepare
 from samecurve.run.resume import Options
 from samecurve.tasks import facts
 from samecurve.worker.jobs.train import rehearse
@@ -22,7 +22,7 @@ def start(
     cache: Path,
     init_from: Path | None = None,
     resume: str = "auto",
-) -> Prepared:
+) -> PreparedRun:
     """Prepared, and its lock let go of. home: the run directory."""
     config = config_of(values)
     prepared = prepare(
@@ -35,9 +35,9 @@ def start(
     return prepared
 
 
-def train(pool: Pool, prepared: Prepared) -> list[float]:
+def train(pool: Pool, prepared: PreparedRun) -> list[float]:
     """All of it. Returns the losses."""
-    pool.run(prepared.plan.processes, rehearse, prepared.attempt.to_json())
+    pool.run(prepared.plan.world_size, rehearse, prepared.attempt.to_json())
     return losses(prepared.run.home)
 
 

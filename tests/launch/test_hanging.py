@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from samecurve.launch.hang_watch import Hangs
+from samecurve.launch.hang_watch import HangWatch
 from samecurve.observe.heartbeat import read_beat
 
 
@@ -30,7 +30,7 @@ def test_a_rank_that_compiles_is_given_the_patience_of_a_first_step(
     )
     with subprocess.Popen([sys.executable, "-c", work, str(tmp_path), file]) as process:
         try:
-            hangs, found = Hangs(tmp_path, lambda: {0: process.pid}, 1, 0.5), None
+            hangs, found = HangWatch(tmp_path, lambda: {0: process.pid}, 1, 0.5), None
             while not read_beat(tmp_path / "pulse-0"):
                 time.sleep(0.01)
             began = time.monotonic()

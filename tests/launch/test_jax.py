@@ -221,7 +221,7 @@ def test_whoever_started_a_rank_says_who_it_is() -> None:
     found = rank_from(
         from_slurm({**slurm(5, 123), "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "1"})
     )
-    assert (found.index, found.local, found.world, found.hosts) == (5, 1, 8, 2)
+    assert (found.index, found.local, found.world_size, found.hosts) == (5, 1, 8, 2)
     with pytest.raises(UserError, match="3 tasks on 2 nodes"):
         from_slurm({**slurm(0, 1), "SLURM_STEP_NUM_TASKS": "3"})
 

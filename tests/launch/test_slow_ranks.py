@@ -11,7 +11,7 @@ from starts import start, values
 
 from samecurve.core.determinism.mean import Mean
 from samecurve.core.protocols import Arrays
-from samecurve.core.stragglers import Laggards
+from samecurve.core.stragglers import StragglerDetector
 from samecurve.data.tokens import TokenWindows
 from samecurve.observe.journal import read
 from samecurve.tasks.language.torch_task import TorchLanguage
@@ -60,7 +60,7 @@ def test_ranks_that_are_alike_are_left_alone() -> None:
     """Noise of a tenth, a first step that compiles, one odd step; a lone rank that waits for data
     is no laggard.
     """
-    laggards, lone = Laggards(), Laggards()
+    laggards, lone = StragglerDetector(), StragglerDetector()
     for step in range(500):
         seconds = 30.0 if not step else 5.0 if step == 300 else 0.1
         assert (
@@ -78,7 +78,7 @@ def test_a_slow_rank_that_has_less_to_do_holds_nobody_up() -> None:
     """Three times as long for a slot, and a third of them; dealt evenly it would be named, with
     what helps.
     """
-    dealt, even = Laggards((3, 1)), Laggards((), "; the remedy")
+    dealt, even = StragglerDetector((3, 1)), StragglerDetector((), "; the remedy")
     found = [
         [*laggards.add(0.1, [0.0, 0.0], [0.01, 0.03])]
         for _ in range(60)

@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 from samecurve.core.events import Event
-from samecurve.observe.heartbeat import Pulse, read_pulse
+from samecurve.observe.heartbeat import Heartbeat, read_heartbeat
 from samecurve.observe.journal import Journal, append, follow, read
 
 
@@ -60,7 +60,7 @@ def test_a_reader_follows_whole_lines_only(tmp_path: Path) -> None:
 
 
 def test_a_heartbeat_is_read_from_outside(tmp_path: Path) -> None:
-    assert read_pulse(tmp_path / "pulse-0") is None
-    pulse = Pulse(tmp_path / "pulse-0")
+    assert read_heartbeat(tmp_path / "pulse-0") is None
+    pulse = Heartbeat(tmp_path / "pulse-0")
     pulse(12, "save")
-    assert read_pulse(tmp_path / "pulse-0") == (12, "save")
+    assert read_heartbeat(tmp_path / "pulse-0") == (12, "save")

@@ -17,7 +17,7 @@ from samecurve.core.events import Event
 from samecurve.errors import RunError
 from samecurve.observe.journal import append, read
 from samecurve.observe.report.page import page as make_page
-from samecurve.observe.report.reading import Story, read_run
+from samecurve.observe.report.reading import RunRecord, read_run
 from samecurve.observe.report.summary import differences, outcome, samples_seen, summary
 from samecurve.observe.report.thinning import BUCKETS, smooth, thin
 from samecurve.observe.report.write import report
@@ -283,7 +283,7 @@ def test_every_state_of_a_run_has_a_page_that_says_so(home: Path, tmp_path: Path
     kinds = [json.loads(line)["kind"] for line in lines]
     trained = kinds.index("step")
 
-    def page(name: str, journal: bytes, live: bool = False) -> tuple[Story, str]:
+    def page(name: str, journal: bytes, live: bool = False) -> tuple[RunRecord, str]:
         run = copied(home, tmp_path / name)
         (run / "journal.jsonl").write_bytes(journal)
         story = read_run(run, live)

@@ -18,7 +18,7 @@ from samecurve.core.planning.machine import Machine
 from samecurve.core.planning.plan import plan
 from samecurve.errors import ConfigErrors, UserError
 from samecurve.tasks import Tasks, open_task, speaking
-from samecurve.tasks.user.torch_task import TorchOwn
+from samecurve.tasks.user.torch_task import TorchUserTask
 from samecurve.torch_engine.model import cast
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -112,9 +112,9 @@ def write(tmp_path: Path) -> Callable[..., Config]:
     return made
 
 
-def opened(config: Config) -> TorchOwn:
+def opened(config: Config) -> TorchUserTask:
     task = open_task(config, "")
-    assert isinstance(task, TorchOwn)
+    assert isinstance(task, TorchUserTask)
     return task
 
 
@@ -124,7 +124,7 @@ def said(call: Callable[[], object]) -> str:
     return str(caught.value)
 
 
-def batch_of(task: TorchOwn, count: int) -> dict[str, torch.Tensor]:
+def batch_of(task: TorchUserTask, count: int) -> dict[str, torch.Tensor]:
     return {
         name: torch.from_numpy(array) for name, array in task.train_data()[np.arange(count)].items()
     }
@@ -197,9 +197,12 @@ def test_dropout_is_found_and_told_apart(write: Callable[..., Config]) -> None:
             "        self.memory = nn.LSTM(4, 4, 2, dropout=0.1)\n        self.stem",
         )
     ).facts()
-    assert facts.keyed == ("drop",)
-    assert facts.unkeyed == ("LSTM memory",)
-    assert (opened(write()).facts().keyed, opened(write()).facts().unkeyed) == ((), ())
+    assert facts.keyed_dropout == ("drop",)
+    assert facts.unkeyed_dropout == ("LSTM memory",)
+    assert (opened(write()).facts().keyed_dropout, opened(write()).facts().unkeyed_dropout) == (
+        (),
+        (),
+    )
 
 
 def test_complex_frozen_and_value_bound_models_are_counted(write: Callable[..., Config]) -> None:

@@ -22,13 +22,13 @@ from torch._C._distributed_c10d import (
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from samecurve.core.simulation.cluster import read_setup
+from samecurve.core.simulation.cluster import read_cluster
 from samecurve.core.simulation.collectives import traffic
 from samecurve.core.simulation.compare import planned
 from samecurve.data.feed import Feed
 from samecurve.tasks import open_task
 from samecurve.torch_engine.engine import TorchEngine
-from samecurve.torch_engine.process_group import Ranks
+from samecurve.torch_engine.process_group import Comm
 from samecurve.torch_engine.strategies import replicated as strategies
 from tiny import config_of, tiny_values
 
@@ -97,7 +97,7 @@ def counted(
     **sections: Any,
 ) -> dict[str, Any]:
     """task: of a file beside this one; the language task if none is named."""
-    setup = read_setup(machine)
+    setup = read_cluster(machine)
     values = {
         "model": {"hidden_size": 64, "intermediate_size": 96, **sections.pop("model", {})},
         "batch": {"samples": None, "per_device": 1, "accumulate": rounds},
@@ -113,11 +113,11 @@ def counted(
     facts = opened.facts()
     made = planned(config, facts, setup)
     with world(setup.world) as group:
-        engine = TorchEngine(opened, made, config.optimizer, Ranks(group), [torch.device("cpu")])
+        engine = TorchEngine(opened, made, config.optimizer, Comm(group), [torch.device("cpu")])
         state = engine.init()
         counting = Counting()
         for step, batch in Feed(
-            made, made.held_by(0), opened.train_data(), None, engine.stage, prefetch=0
+            made, made.devices_of(0), opened.train_data(), None, engine.stage, prefetch=0
         ):
             if step == 2:  # the second one begins with buckets made anew
                 counting.__enter__()  # type: ignore[no-untyped-call]

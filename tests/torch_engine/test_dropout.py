@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from samecurve.core.determinism.sample_keys import mix, row_keys
 from samecurve.errors import UserError
-from samecurve.torch_engine.layers.batch_norm import Rows
+from samecurve.torch_engine.layers.batch_norm import MicroBatchContext
 from samecurve.torch_engine.layers.dropout import key_dropout, switch_off, unkeyed
 
 SEED = 7
@@ -22,8 +22,8 @@ def keys(ids: Any, epoch: int = 0) -> torch.Tensor:
     return torch.from_numpy(row_keys(SEED, epoch, np.asarray(ids)))
 
 
-def keyed(model: nn.Module) -> tuple[Any, Rows]:
-    rows = Rows()
+def keyed(model: nn.Module) -> tuple[Any, MicroBatchContext]:
+    rows = MicroBatchContext()
     key_dropout(model, rows, SEED)
     return model, rows
 
@@ -54,7 +54,7 @@ def network(again: Callable[..., Any] = lambda block, x: block(x)) -> nn.Module:
 
 
 def run(
-    model: nn.Module, rows: Rows, ids: Any, epoch: int = 0
+    model: nn.Module, rows: MicroBatchContext, ids: Any, epoch: int = 0
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(output, input gradient) of the samples with these ids."""
     x = torch.randn(40, 5, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)[
@@ -276,7 +276,7 @@ def test_names_of_what_is_keyed_and_what_is_not_and_switching_all_off() -> None:
         }
     )
     rows, left = (
-        Rows(),
+        MicroBatchContext(),
         (
             "AlphaDropout c",
             "LSTM d",

@@ -18,7 +18,7 @@ from samecurve.tasks.language.fields import LanguageModel
 from samecurve.tasks.language.torch_model import Block, rotary
 from samecurve.torch_engine.engine import TorchEngine
 from samecurve.torch_engine.layers.cross_entropy import Head
-from samecurve.torch_engine.process_group import Ranks
+from samecurve.torch_engine.process_group import Comm
 from tiny import MACHINE, config_of, ragged_task, tiny_values, train_tiny
 from worlds import Pool
 
@@ -181,7 +181,7 @@ def test_steps_do_not_wait_for_the_gpu(corpus: Path, cache: Path) -> None:
     )
     device, task = torch.device("cuda:0"), ragged_task(config, cache)
     made = plan(config, MACHINE, task.facts())
-    engine = TorchEngine(task, made, config.optimizer, Ranks(), [device])
+    engine = TorchEngine(task, made, config.optimizer, Comm(), [device])
     state = engine.init()
     try:
         for step, batch in Feed(made, range(1), task.train_data(), None, engine.stage):

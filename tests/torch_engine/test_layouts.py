@@ -46,13 +46,13 @@ def trained(pool: Pool, home: Path, config: Config, strategy: str, world: int) -
     for directory in (run.home, run.checkpoints, run.logs):
         directory.mkdir(parents=True, exist_ok=True)
     run.write(config, made, {}, {})
-    pool.run(made.processes, for_good, str(home))
+    pool.run(made.world_size, for_good, str(home))
     return [event.values["loss"] for event in read(run.journal) if event.kind == "step"]
 
 
 def for_good(index: int, group: Any, home: str) -> None:
     """A rank's part, random masks on."""
-    from samecurve.worker.join import warm_seat
+    from samecurve.worker.join import join_warm
 
     run = Run(Path(home))
     made, config = run.read_plan(), run.read_config(Tasks())
@@ -61,8 +61,8 @@ def for_good(index: int, group: Any, home: str) -> None:
         Attempt("test", home),
         made,
         config,
-        Rank(index, index, made.processes),
-        warm_seat(made, index, group).engine(task, config.optimizer),
+        Rank(index, index, made.world_size),
+        join_warm(made, index, group).make_engine(task, config.optimizer),
         task,
         Requests(None),
     )

@@ -12,8 +12,14 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from samecurve.errors import UserError
-from samecurve.torch_engine.layers.batch_norm import Alone, Peers, Rows, coupled, synchronise
-from samecurve.torch_engine.process_group import Ranks
+from samecurve.torch_engine.layers.batch_norm import (
+    Alone,
+    MicroBatchContext,
+    Peers,
+    coupled,
+    synchronise,
+)
+from samecurve.torch_engine.process_group import Comm
 from samecurve.torch_engine.strategies.threads import Team
 from worlds import Pool
 
@@ -64,7 +70,7 @@ def data() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def trained(
-    net: nn.Module, rows: Rows, index: int, counts: Sequence[int], device: str = "cpu"
+    net: nn.Module, rows: MicroBatchContext, index: int, counts: Sequence[int], device: str = "cpu"
 ) -> Result:
     """Two passes over this peer's rows, gradients added up.
 
@@ -96,7 +102,7 @@ def trained(
 
 
 def synchronised(peers: Peers, counts: Sequence[int], device: str = "cpu") -> Result:
-    net, rows = network().to(device), Rows()
+    net, rows = network().to(device), MicroBatchContext()
     synchronise(net, peers, rows)
     return trained(net, rows, peers.index, counts, device)
 
@@ -104,14 +110,14 @@ def synchronised(peers: Peers, counts: Sequence[int], device: str = "cpu") -> Re
 def on_rank(
     rank: int, group: dist.ProcessGroup, counts: Sequence[int], device: str = "cpu"
 ) -> Result:
-    return synchronised(Ranks(group), counts, device)
+    return synchronised(Comm(group), counts, device)
 
 
 def assert_whole(found: Sequence[Result]) -> None:
     """What the peers found together is what one torch model finds on the whole batch; running
     values are bitwise equal on all.
     """
-    expected = trained(plain(), Rows(), 0, (ROWS,))
+    expected = trained(plain(), MicroBatchContext(), 0, (ROWS,))
     for name, value in expected.items():
         parts = [one[name] for one in found]
         kind = name.split()[0]
@@ -153,7 +159,7 @@ def normalised(
     peers: Peers, inputs: Sequence[torch.Tensor], real: Sequence[bool] = (True, True)
 ) -> tuple[torch.Tensor, torch.Tensor, nn.BatchNorm1d]:
     """(output, gradient of its sum of cubes) of a fresh norm on this peer's input."""
-    norm, rows = nn.BatchNorm1d(inputs[0].shape[1]), Rows()
+    norm, rows = nn.BatchNorm1d(inputs[0].shape[1]), MicroBatchContext()
     synchronise(norm, peers, rows)
     rows.begin(None, real[peers.index])
     own = inputs[peers.index].clone().requires_grad_()
@@ -248,7 +254,7 @@ def test_the_model_stays_what_it_was() -> None:
     """
     net, reference = plain(), plain()
     before, names = dict(net.named_parameters()) | dict(net.named_buffers()), list(net.state_dict())
-    synchronise(net, Alone(), Rows())
+    synchronise(net, Alone(), MicroBatchContext())
     assert list(net.state_dict()) == names
     assert all(
         value is before[name] for name, value in (*net.named_parameters(), *net.named_buffers())
@@ -283,8 +289,8 @@ def test_what_couples_is_named_and_what_cannot_be_honoured_is_refused() -> None:
         (nn.Sequential(Own(2)), "Own 0 has a forward pass of its own"),
     ):
         with pytest.raises(UserError, match=words):
-            synchronise(found, Alone(), Rows())
+            synchronise(found, Alone(), MicroBatchContext())
     norm: Any = nn.BatchNorm1d(2)
-    synchronise(norm, Alone(), Rows())
+    synchronise(norm, Alone(), MicroBatchContext())
     with pytest.raises(UserError, match="complex"):
         norm(torch.ones(3, 2, dtype=torch.complex64))

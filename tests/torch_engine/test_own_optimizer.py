@@ -14,7 +14,7 @@ from samecurve.core.config.document import Document
 from samecurve.core.config.sections import Config, load
 from samecurve.core.events import REQUESTS
 from samecurve.core.planning.plan import plan
-from samecurve.core.protocols import Piece
+from samecurve.core.protocols import ArrayShard
 from samecurve.data.feed import Feed
 from samecurve.errors import UserError
 from samecurve.experiments.layouts import parse_layout
@@ -22,7 +22,7 @@ from samecurve.experiments.verify import Trials, verify
 from samecurve.tasks import Tasks, open_task
 from samecurve.torch_engine.engine import TorchEngine
 from samecurve.torch_engine.model import cast
-from samecurve.torch_engine.process_group import Ranks
+from samecurve.torch_engine.process_group import Comm
 from tiny import MACHINE
 from worlds import Pool
 
@@ -47,8 +47,8 @@ def opened(config: Config) -> tuple[TorchEngine, Feed]:
     """An engine on one device of this process, and what feeds it."""
     task = open_task(config, "")
     made = plan(config, MACHINE, task.facts())
-    engine = TorchEngine(task, made, config.optimizer, Ranks(), [torch.device("cpu")])
-    return engine, Feed(made, made.held_by(0), task.train_data(), None, engine.stage, 0, 0)
+    engine = TorchEngine(task, made, config.optimizer, Comm(), [torch.device("cpu")])
+    return engine, Feed(made, made.devices_of(0), task.train_data(), None, engine.stage, 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_a_step_that_is_not_finite_changes_none_of_its_state() -> None:
     }
 
 
-def same(before: dict[str, Piece], after: dict[str, Piece]) -> bool:
+def same(before: dict[str, ArrayShard], after: dict[str, ArrayShard]) -> bool:
     return before.keys() == after.keys() and all(
         np.array_equal(before[name].buffer, after[name].buffer) for name in after
     )
@@ -200,16 +200,16 @@ def test_what_it_cannot_do_is_refused_by_name(config: Config, says: str) -> None
 def test_what_it_keeps_is_known_before_a_run(kind: str, slots: int) -> None:
     """From parameters without values, or with some where it wants them."""
     facts = open_task(config_of(kind), "").facts()
-    assert facts.own is not None
-    assert facts.own.slots == slots
+    assert facts.user_optimizer is not None
+    assert facts.user_optimizer.num_states == slots
 
 
 def test_the_plan_says_whose_optimizer_it_is() -> None:
     config = config_of("", "Fixed", optimizer={})
     facts = open_task(config, "").facts()
-    assert facts.own is not None
-    assert (facts.own.slots, facts.own.scales) == (2, (2e-2 / 3e-4,))
+    assert facts.user_optimizer is not None
+    assert (facts.user_optimizer.num_states, facts.user_optimizer.scales) == (2, (2e-2 / 3e-4,))
     assert (
         "RAdam of Fixed.optimizer(): learning rate its own, 66.6667 times"
-        in plan(config, MACHINE, facts).because["optimizer"]
+        in plan(config, MACHINE, facts).reasons["optimizer"]
     )

@@ -8,10 +8,10 @@ import torch
 from samecurve.errors import RunError
 from samecurve.torch_engine.checkpoint import State, gather
 from samecurve.torch_engine.model import freeze
-from samecurve.torch_engine.optimizer import Configured
-from samecurve.torch_engine.optimizer_params import weights
+from samecurve.torch_engine.optimizer import BuiltInOptimizer
+from samecurve.torch_engine.optimizer_params import optimizer_params
 from samecurve.torch_engine.precision import Scale
-from samecurve.torch_engine.process_group import Ranks
+from samecurve.torch_engine.process_group import Comm
 from tiny import config_of, tiny_values
 
 CPU = torch.device("cpu")
@@ -21,8 +21,8 @@ def state(tmp_path: Any) -> State:
     model = torch.nn.Linear(3, 2)
     fields = config_of(tiny_values(tmp_path)).optimizer
     freeze(model, fields.rules)
-    trained = weights(model)
-    return State(model, trained, Configured(fields, trained), Scale("f32", CPU))
+    trained = optimizer_params(model)
+    return State(model, trained, BuiltInOptimizer(fields, trained), Scale("f32", CPU))
 
 
 def saved(found: State) -> list[str]:
@@ -32,7 +32,7 @@ def saved(found: State) -> list[str]:
             found,
             lambda tensor: (tuple(tensor.shape), (0,) * tensor.ndim),
             lambda tensor: (0, 1),
-            Ranks(),
+            Comm(),
             CPU,
         )
     ]
@@ -44,6 +44,6 @@ def test_a_value_that_is_not_finite_is_named_and_nothing_is_saved(
 ) -> None:
     found = state(tmp_path)
     assert "model/weight" in saved(found)
-    found.update.slots(found.trained[1])["exp_avg"][1] = value
+    found.update.state_of(found.trained[1])["exp_avg"][1] = value
     with pytest.raises(RunError, match=r"not finite any more are optimizer/exp_avg/bias"):
         saved(found)

@@ -48,7 +48,7 @@ def test_total_is_added_in_thread_order_and_the_same_for_all(team: Team) -> None
             if turn < 3:
                 time.sleep(0.002 * ((index + turn) % 3))
             own = values[index].clone()
-            totals.append(team.peers[index].total(own))
+            totals.append(team.peers[index].all_reduced(own))
             own.fill_(torch.nan)
         return totals
 
@@ -94,14 +94,16 @@ def test_a_failure_wakes_those_who_wait_and_is_what_is_raised(team: Team) -> Non
         with pytest.raises(ZeroDivisionError, match="mine"):
             team.run(
                 [
-                    lambda: team.peers[0].total(torch.ones(1)),
+                    lambda: team.peers[0].all_reduced(torch.ones(1)),
                     lambda: backward(team, 1),
                     fails(ZeroDivisionError("mine")),
                 ]
             )
         assert [
             total.item()
-            for total in team.run([partial(peer.total, torch.ones(())) for peer in team.peers])
+            for total in team.run(
+                [partial(peer.all_reduced, torch.ones(())) for peer in team.peers]
+            )
         ] == [3, 3, 3]
 
 
@@ -109,9 +111,9 @@ def test_a_job_that_ends_while_others_wait_is_an_error_and_no_hang(team: Team) -
     with pytest.raises(RuntimeError, match=r"thread 1 has ended while thread [02] waits"):
         team.run(
             [
-                lambda: team.peers[0].total(torch.ones(1)),
+                lambda: team.peers[0].all_reduced(torch.ones(1)),
                 lambda: torch.ones(1),
-                lambda: team.peers[2].total(torch.ones(1)),
+                lambda: team.peers[2].all_reduced(torch.ones(1)),
             ]
         )
     with pytest.raises(ValueError, match="2 jobs for 3 threads"):

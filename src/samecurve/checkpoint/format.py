@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import TensorSpec, safe_open, serialize_file
 
-from samecurve.core.protocols import Piece, Saved
+from samecurve.core.protocols import ArrayShard, Checkpoint
 from samecurve.errors import RunError
 
 VERSION = 1
@@ -35,7 +35,7 @@ _DTYPES = {
 }
 
 
-class Damaged(Exception):
+class CorruptCheckpointError(Exception):
     """A checkpoint that can't be trusted: what is wrong with it."""
 
 
@@ -63,7 +63,7 @@ def name_of(step: int) -> str:
     return f"step-{step:08d}"
 
 
-def write_pieces(path: Path, pieces: Sequence[Piece]) -> Written:
+def write_pieces(path: Path, pieces: Sequence[ArrayShard]) -> Written:
     """One rank's arrays into one file, on disk when this returns.
 
     OSError: no space, no permission.
@@ -122,13 +122,15 @@ def read_manifest(path: Path) -> dict[str, Any]:
     try:
         found = json.loads((path / MANIFEST).read_text())
     except (OSError, ValueError) as error:
-        raise Damaged(f"its manifest can't be read: {error}") from None
+        raise CorruptCheckpointError(f"its manifest can't be read: {error}") from None
     if not isinstance(found, dict):
-        raise Damaged("its manifest is no mapping")
+        raise CorruptCheckpointError("its manifest is no mapping")
     if found.get("version") != VERSION:
-        raise Damaged(f"its format is version {found.get('version')}, this program reads {VERSION}")
+        raise CorruptCheckpointError(
+            f"its format is version {found.get('version')}, this program reads {VERSION}"
+        )
     if found.get("hash") != _hash(found):
-        raise Damaged("its manifest does not match its own hash")
+        raise CorruptCheckpointError("its manifest does not match its own hash")
     return found
 
 
@@ -139,12 +141,16 @@ def verify(path: Path) -> dict[str, Any]:
         try:
             size = (path / name).stat().st_size
         except OSError:
-            raise Damaged(f"{name} is missing") from None
+            raise CorruptCheckpointError(f"{name} is missing") from None
         if size != expected["bytes"]:
-            raise Damaged(f"{name} has {size} bytes, not {expected['bytes']}: cut off")
+            raise CorruptCheckpointError(
+                f"{name} has {size} bytes, not {expected['bytes']}: cut off"
+            )
         with open(path / name, "rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != expected["sha256"]:
-                raise Damaged(f"{name} does not match its hash: its content has changed")
+                raise CorruptCheckpointError(
+                    f"{name} does not match its hash: its content has changed"
+                )
     return found
 
 
@@ -215,13 +221,13 @@ class Arrays(Mapping[str, NDArray[Any]]):
         return len(self._arrays)
 
 
-def load(path: Path) -> Saved:
+def load(path: Path) -> Checkpoint:
     """A checkpoint opened (not verified). RunError: damaged."""
     try:
         found = read_manifest(path)
-    except Damaged as error:
+    except CorruptCheckpointError as error:
         raise RunError(f"checkpoint {path}: {error}", "--resume another one", str(path)) from None
-    return Saved(
+    return Checkpoint(
         str(path),
         found["step"],
         found["epoch"],

@@ -18,14 +18,14 @@ from typing import Any
 
 from samecurve.checkpoint.format import (
     MANIFEST,
-    Damaged,
+    CorruptCheckpointError,
     manifest,
     name_of,
     read_manifest,
     verify,
     write_pieces,
 )
-from samecurve.core.protocols import Piece
+from samecurve.core.protocols import ArrayShard
 from samecurve.errors import RunError
 from samecurve.system import sync_directory, write_json
 from samecurve.units import show_bytes
@@ -87,7 +87,7 @@ class Store:
         self._error: BaseException | None = None
         self._abandoned = threading.Event()
 
-    def save(self, step: int, pieces: Sequence[Piece], loop: Mapping[str, Any]) -> None:
+    def save(self, step: int, pieces: Sequence[ArrayShard], loop: Mapping[str, Any]) -> None:
         """Start writing; waits only for a save still under way.
 
         RunError: that one failed, or there is no room for this one.
@@ -217,7 +217,7 @@ def newest(home: Path) -> tuple[Path | None, list[str]]:
         try:
             verify(path)
             return path, damaged
-        except Damaged as error:
+        except CorruptCheckpointError as error:
             damaged.append(f"checkpoint {path.name} is damaged: {error}")
     return None, damaged
 
@@ -235,7 +235,7 @@ def _scratches(home: Path) -> Iterator[Path]:
 def _loss(path: Path) -> float | None:
     try:
         found = read_manifest(path)
-    except Damaged:
+    except CorruptCheckpointError:
         return None
     loop = found["loop"]
     loss = (

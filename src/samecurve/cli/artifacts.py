@@ -134,7 +134,7 @@ def evaluate(
             for name, value in found.metrics.items()
         )
         click.echo(
-            f"eval   step {found.step}  {shown}  ({found.samples} samples, {found.plan.world} x"
+            f"eval   step {found.step}  {shown}  ({found.samples} samples, {found.plan.num_devices} x"
             f" {found.plan.devices[0].kind} {found.plan.strategy}, {show_seconds(found.seconds)})"
         )
 

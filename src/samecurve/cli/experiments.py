@@ -345,7 +345,7 @@ def bench(
                 as_json,
             )
         )
-    from samecurve.core.profile_types import Course
+    from samecurve.core.profile_types import ProfileSchedule
     from samecurve.experiments.bench import bench as measured
 
     if flags["warmup"] is not None:
@@ -359,7 +359,7 @@ def bench(
             load_config(flags, say=not as_json),
             worlds,
             strategies,
-            Course(warm, steps, 0),
+            ProfileSchedule(warm, steps, 0),
             to,
             as_json,
         )

@@ -159,7 +159,7 @@ def train(
 
 def _join(read: "Callable[[bool], Loaded]", headless: bool, *options: Any) -> NoReturn:
     """Started as one of several: be one of the ranks."""
-    from samecurve.launch.external import joined
+    from samecurve.launch.external import run_as_external_rank
     from samecurve.run.resume import Options
     from samecurve.system import die_with
     from samecurve.worker.cluster_env import from_slurm, rank_from
@@ -168,7 +168,7 @@ def _join(read: "Callable[[bool], Loaded]", headless: bool, *options: Any) -> No
         die_with(os.getppid())
     elif "RANK" not in os.environ:
         os.environ.update(from_slurm(os.environ))
-    sys.exit(joined(rank_from(os.environ), read, Options(*options), headless))
+    sys.exit(run_as_external_rank(rank_from(os.environ), read, Options(*options), headless))
 
 
 @cli.command(context_settings={"allow_interspersed_args": False}, options_metavar="[OPTIONS] [-m]")

@@ -16,16 +16,16 @@ from samecurve.core.determinism.digest import combined
 from samecurve.core.events import Event
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import (
+    Checkpoint,
     Counters,
     Engine,
     Feed,
-    Pulse,
+    Heartbeat,
     Record,
     Requests,
-    Saved,
     Store,
 )
-from samecurve.core.step_logger import Ledger
+from samecurve.core.step_logger import StepLogger
 
 Outcome = Literal["finished", "stopped"]
 
@@ -36,12 +36,12 @@ def train(
     feed: Feed,
     store: Store,
     record: Record,
-    pulse: Pulse,
+    pulse: Heartbeat,
     requests: Requests,
     summarize: Any,
-    saved: Saved | None = None,
+    saved: Checkpoint | None = None,
     stop_at: int | None = None,
-    weights: Saved | None = None,
+    weights: Checkpoint | None = None,
 ) -> tuple[Any, Outcome]:
     """Train from `saved`, or from the start (with these weights, if they are given), to plan.steps,
     to stop_at, or until asked to stop. Returns the state and how it ended.
@@ -50,25 +50,27 @@ def train(
     stop.
     """
     state = engine.restore(saved) if saved else engine.init(weights)
-    ledger = Ledger(plan, feed, record, Counters(**saved.loop) if saved else Counters())
+    ledger = StepLogger(plan, feed, record, Counters(**saved.loop) if saved else Counters())
     done = saved.step if saved else 0
     record(Event("started", done, {"exact": True} if plan.exact else {}))
     for step, batch in feed:
         pulse(step, "step")
         lr = plan.lr_at(step)
         state, stats = engine.step(state, batch, lr, requests.pending())
-        asked = ledger.settle()
-        ledger.owe(step, batch, lr, stats)
+        asked = ledger.flush()
+        ledger.defer(step, batch, lr, stats)
         store.check()
         done = step + 1
-        due: set[str] = plan.due(done) | asked | ({"save", "stop"} if done == stop_at else set())
+        due: set[str] = (
+            plan.actions_due(done) | asked | ({"save", "stop"} if done == stop_at else set())
+        )
         if due:
-            due |= ledger.settle()  # what was asked during this very step counts too
+            due |= ledger.flush()  # what was asked during this very step counts too
             _serve(due, done, plan, engine, state, feed, store, record, pulse, ledger, summarize)
         if "stop" in due and done < plan.steps:
             break
         pulse(done, "data")
-    ledger.settle()
+    ledger.flush()
     pulse(done, "end")
     store.close()
     outcome: Outcome = "finished" if done >= plan.steps else "stopped"
@@ -82,7 +84,9 @@ def train(
     return state, outcome
 
 
-def evaluate(engine: Engine, feed: Feed, saved: Saved, record: Record, summarize: Any) -> Outcome:
+def evaluate(
+    engine: Engine, feed: Feed, saved: Checkpoint, record: Record, summarize: Any
+) -> Outcome:
     """The metrics of `saved`, and nothing trained."""
     began = time.perf_counter()
     found = _measured(engine, engine.restore(saved), feed.evaluation(), summarize)
@@ -113,8 +117,8 @@ def _serve(
     feed: Feed,
     store: Store,
     record: Record,
-    pulse: Pulse,
-    ledger: "Ledger",
+    pulse: Heartbeat,
+    ledger: "StepLogger",
     summarize: Any,
 ) -> None:
     """Evaluate, sample, hash and save, in this order, so that a checkpoint carries its own metrics."""

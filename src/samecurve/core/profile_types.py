@@ -31,7 +31,7 @@ MEANING = {
 
 
 @dataclass(frozen=True)
-class Course:
+class ProfileSchedule:
     """The steps of a profile, in this order.
 
     The last one is for what is asked of a step, not timed. traced 0: by the clock alone, and
@@ -84,7 +84,7 @@ class Operation:
 
 
 @dataclass(frozen=True)
-class Found:
+class RankProfile:
     """One rank's.
 
     traced: seconds of a step under the profiler, 0 without. memory: bytes by plan term, of one
@@ -104,10 +104,10 @@ class Found:
     queueing: float | None = None
     trace: str | None = None
 
-    def whole(self) -> "Found":
+    def whole(self) -> "RankProfile":
         """Without the steps of an epoch's short tail, unless there are no others."""
         most = max(step.samples for step in self.steps)
-        return Found(
+        return RankProfile(
             **{**self.__dict__, "steps": tuple(step for step in self.steps if step.samples == most)}
         )
 
@@ -136,13 +136,13 @@ class Found:
         )
 
 
-def mean_parts(found: Sequence[Found], names: Sequence[str]) -> dict[str, float]:
+def mean_parts(found: Sequence[RankProfile], names: Sequence[str]) -> dict[str, float]:
     """Over ranks."""
     each = [one.parts(names) for one in found]
     return {name: statistics.mean(parts[name] for parts in each) for name in names}
 
 
-def durations(found: Sequence[Found]) -> list[float]:
+def durations(found: Sequence[RankProfile]) -> list[float]:
     """Of each step, the slowest rank's: what a step takes."""
     return [
         max(step.seconds for step in steps)
@@ -150,12 +150,12 @@ def durations(found: Sequence[Found]) -> list[float]:
     ]
 
 
-def rate(found: Sequence[Found]) -> float:
+def rate(found: Sequence[RankProfile]) -> float:
     """Samples a second, at the median step: what a busy machine did to a few steps does not count."""
     return found[0].steps[0].samples / statistics.median(durations(found))
 
 
-def operations(found: Sequence[Found]) -> list[Operation]:
+def operations(found: Sequence[RankProfile]) -> list[Operation]:
     """The mean over ranks, the costliest first."""
     calls: dict[tuple[str, str, bool], float] = {}
     seconds: dict[tuple[str, str, bool], float] = {}
@@ -171,7 +171,7 @@ def operations(found: Sequence[Found]) -> list[Operation]:
     ]
 
 
-def slowest(found: Sequence[Found], names: Sequence[str]) -> tuple[int, float, float] | None:
+def slowest(found: Sequence[RankProfile], names: Sequence[str]) -> tuple[int, float, float] | None:
     """(rank whose own work takes longest, its seconds of a step, the fastest one's); None: one
     rank.
     """

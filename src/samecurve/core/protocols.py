@@ -16,7 +16,7 @@ from samecurve.core.planning.facts import Facts
 
 Arrays = Mapping[str, Any]
 Record = Callable[[Event], None]
-Pulse = Callable[[int, Phase], None]
+Heartbeat = Callable[[int, Phase], None]
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Rank:
 
     index: int
     local: int
-    world: int
+    world_size: int
     hosts: int = 1
 
 
@@ -37,7 +37,7 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True)
-class Slot:
+class MicroBatch:
     """What one device computes at once.
 
     keys: one number a row, following the sample (core/determinism/sample_keys.py); None where
@@ -51,7 +51,9 @@ class Slot:
     number: int = 0
 
 
-Round = tuple[Slot | None, ...]  # one slot for each device of the process; None: that one idles
+Round = tuple[
+    MicroBatch | None, ...
+]  # one slot for each device of the process; None: that one idles
 
 
 @dataclass
@@ -65,10 +67,10 @@ class Batch:
     rounds: Any
     step: int
     samples: int
-    wait: float = 0.0
+    wait_seconds: float = 0.0
 
 
-class Piece(NamedTuple):
+class ArrayShard(NamedTuple):
     """A box of one named array of a checkpoint, in host memory.
 
     dtype: as safetensors names it (F32). shape: of the whole array. offsets: where the box begins
@@ -82,7 +84,7 @@ class Piece(NamedTuple):
     buffer: NDArray[Any]
 
 
-class Stored(Protocol):
+class StoredArrays(Protocol):
     """The arrays of a checkpoint by canonical name, read when asked for."""
 
     def __getitem__(self, name: str) -> NDArray[Any]: ...
@@ -94,25 +96,25 @@ class Stored(Protocol):
 
 
 @dataclass(frozen=True)
-class Saved:
+class Checkpoint:
     """A checkpoint opened. loop: counters of the loop."""
 
     path: str
     step: int
     epoch: int
     consumed: int
-    arrays: Stored
+    arrays: StoredArrays
     loop: Mapping[str, Any]
 
 
-class Stats(Protocol):
+class PendingMetrics(Protocol):
     """The figures of a step, summed over all ranks, on their way to the host."""
 
-    def read(self) -> "Figures": ...
+    def read(self) -> "StepMetrics": ...
 
 
 @dataclass(frozen=True)
-class Figures:
+class StepMetrics:
     """loss: sum / weight.
 
     norm: of the whole gradient before clipping. finite False: the update was masked on every rank.
@@ -123,14 +125,14 @@ class Figures:
 
     loss: float
     weight: float
-    norm: float
+    grad_norm: float
     finite: bool
-    asked: Mapping[Request, int]
-    waits: tuple[float, ...]
-    memory: tuple[float, ...]
-    at: float
+    requests: Mapping[Request, int]
+    wait_seconds: tuple[float, ...]
+    memory_bytes: tuple[float, ...]
+    done_at: float
     scale: float = 1.0
-    forwards: tuple[float, ...] = ()
+    forward_seconds: tuple[float, ...] = ()
 
 
 class Task(Protocol):
@@ -168,14 +170,14 @@ class Engine(Protocol):
 
     def stage(self, rounds: Sequence[Round], of: int) -> Any: ...
     def preflight(self) -> float: ...
-    def init(self, weights: Saved | None = None) -> Any: ...
-    def restore(self, saved: Saved) -> Any: ...
+    def init(self, weights: Checkpoint | None = None) -> Any: ...
+    def restore(self, saved: Checkpoint) -> Any: ...
     def step(
         self, state: Any, batch: Batch, lr: float, asked: Sequence[int]
-    ) -> tuple[Any, Stats]: ...
+    ) -> tuple[Any, PendingMetrics]: ...
     def evaluate(self, state: Any, rounds: Iterable[Any]) -> dict[str, float]: ...
     def sample(self, state: Any, step: int) -> list[str]: ...
-    def gather(self, state: Any) -> list[Piece]: ...
+    def gather(self, state: Any) -> list[ArrayShard]: ...
     def digests(self, state: Any) -> dict[str, str]: ...
     def peak_memory(self) -> int: ...
     def close(self) -> None: ...
@@ -190,7 +192,7 @@ class Feed(Protocol):
 class Store(Protocol):
     """Writes checkpoints beside the training."""
 
-    def save(self, step: int, pieces: Sequence[Piece], loop: Mapping[str, Any]) -> None: ...
+    def save(self, step: int, pieces: Sequence[ArrayShard], loop: Mapping[str, Any]) -> None: ...
     def check(self) -> None: ...
     def close(self) -> None: ...
 
@@ -217,7 +219,7 @@ class Counters:
     metrics_step: int | None = None
 
 
-def share(sizes: Mapping[str, int], world: int, rank: int) -> list[str]:
+def arrays_to_write(sizes: Mapping[str, int], world: int, rank: int) -> list[str]:
     """Which named arrays this rank writes: each to the least laden rank so far, largest first; a
     pure function.
     """

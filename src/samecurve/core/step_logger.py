@@ -11,43 +11,43 @@ from samecurve.core.protocols import (
     Batch,
     Counters,
     Feed,
-    Figures,
+    PendingMetrics,
     Record,
-    Stats,
+    StepMetrics,
 )
-from samecurve.core.stragglers import Laggards
+from samecurve.core.stragglers import StragglerDetector
 from samecurve.errors import RunError
 
 _SMALLEST_SCALE = 2.0**-14
 
 
-class Ledger:
+class StepLogger:
     """Turns the figures of steps into journal lines, one step late."""
 
     def __init__(self, plan: Plan, feed: Feed, record: Record, counters: Counters) -> None:
         self.counters = counters
         self._plan, self._feed, self._record = plan, feed, record
-        self._owed: tuple[int, Batch, float, Stats] | None = None
+        self._owed: tuple[int, Batch, float, PendingMetrics] | None = None
         self._began = self._clock = time.perf_counter()
         self._useful, self._trained = 0.0, 0
-        self._peaks = [0] * plan.world
-        self._laggards = Laggards(
-            plan.shares if plan.slot_times else (),
+        self._peaks = [0] * plan.num_devices
+        self._laggards = StragglerDetector(
+            plan.microbatches_per_device if plan.microbatch_seconds else (),
             (
                 "; --balance measured would deal it fewer slots"
-                if plan.divisible and not plan.slot_times
+                if plan.can_be_uneven and not plan.microbatch_seconds
                 else ""
             ),
         )
 
-    def owe(self, step: int, batch: Batch, lr: float, stats: Stats) -> None:
+    def defer(self, step: int, batch: Batch, lr: float, stats: PendingMetrics) -> None:
         self._owed = (step, batch, lr, stats)
 
     def restart_clock(self) -> None:
         """What passed since the last step was no step's time."""
         self._clock = time.perf_counter()
 
-    def settle(self) -> set[str]:
+    def flush(self) -> set[str]:
         """Write the line of the step owed, if one is.
 
         Returns what the ranks were asked for when it was queued.
@@ -56,26 +56,27 @@ class Ledger:
             return set()
         (step, batch, lr, stats), self._owed = self._owed, None
         figures = stats.read()
-        seconds, self._clock = max(figures.at - self._clock, 1e-9), figures.at
+        seconds, self._clock = max(figures.done_at - self._clock, 1e-9), figures.done_at
         self._useful += seconds
         self._trained += 1
         self._peaks = [
-            max(peak, int(found)) for peak, found in zip(self._peaks, figures.memory, strict=True)
+            max(peak, int(found))
+            for peak, found in zip(self._peaks, figures.memory_bytes, strict=True)
         ]
         values: dict[str, Any] = {
             "loss": figures.loss,
-            "grad_norm": figures.norm,
+            "grad_norm": figures.grad_norm,
             "lr": lr,
             "samples_per_second": batch.samples / seconds,
             "seconds": seconds,
-            "wait_seconds": max(figures.waits),
-            "memory_bytes": int(max(figures.memory)),
+            "wait_seconds": max(figures.wait_seconds),
+            "memory_bytes": int(max(figures.memory_bytes)),
         }
         if self._plan.tokens_per_sample > 1:
             values["tokens_per_second"] = figures.weight / seconds
         if self._plan.flops_per_step:
             values["flops_per_second"] = (
-                self._plan.flops_per_step * batch.samples / self._plan.batch / seconds
+                self._plan.flops_per_step * batch.samples / self._plan.global_batch_size / seconds
             )
             if self._plan.peak_flops:
                 values["mfu"] = values["flops_per_second"] / self._plan.peak_flops
@@ -84,9 +85,9 @@ class Ledger:
         if not figures.finite:
             self._not_finite(step, figures, values)
         self._record(Event("step", step + 1, values))
-        for found in self._laggards.add(seconds, figures.waits, figures.forwards):
+        for found in self._laggards.add(seconds, figures.wait_seconds, figures.forward_seconds):
             self._record(Event("slow", step + 1, found))
-        return {request for request, count in figures.asked.items() if count}
+        return {request for request, count in figures.requests.items() if count}
 
     def totals(self) -> Mapping[str, Any]:
         """Of this start; memory: each device's peak beside what the plan expected of it."""
@@ -103,12 +104,12 @@ class Ledger:
             **memory,
         }
 
-    def _not_finite(self, step: int, figures: Figures, values: dict[str, Any]) -> None:
+    def _not_finite(self, step: int, figures: StepMetrics, values: dict[str, Any]) -> None:
         """The update was masked on every rank.
 
         An f16 scale that is still being found is no fault; else the policy decides.
         """
-        loss, norm, scale = figures.loss, figures.norm, figures.scale
+        loss, norm, scale = figures.loss, figures.grad_norm, figures.scale
         searching = (
             self._plan.precision == "f16" and math.isfinite(loss) and scale > _SMALLEST_SCALE
         )

@@ -16,7 +16,7 @@ _RATIO, _LEAST = (
 _SHARE = 0.1  # of a step
 
 
-class Laggards:
+class StragglerDetector:
     """Found once each: a rank that holds the others up, by what it does longer.
 
     slots: of each rank, where it has its own number of them. remedy: more that helps against a slow

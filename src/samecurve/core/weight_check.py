@@ -4,12 +4,12 @@ each engine.
 
 from collections.abc import Collection, Mapping, Sequence
 
-from samecurve.core.protocols import Saved
+from samecurve.core.protocols import Checkpoint
 from samecurve.errors import RunError, UserError
 
 
 def check_fit(
-    saved: Saved, wanted: Mapping[str, tuple[int, ...]], optional: Collection[str]
+    saved: Checkpoint, wanted: Mapping[str, tuple[int, ...]], optional: Collection[str]
 ) -> None:
     """wanted: canonical names and whole shapes.
 

@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from samecurve.core.determinism.data_order import Ids
-from samecurve.core.determinism.microbatches import Hand
+from samecurve.core.determinism.microbatches import Assignment
 from samecurve.core.determinism.sample_keys import row_keys
 from samecurve.core.planning.plan import Plan
-from samecurve.core.protocols import Batch, Round, Slot, Source
+from samecurve.core.protocols import Batch, MicroBatch, Round, Source
 from samecurve.data.workers import Workers
 
 Stage = Callable[[Sequence[Round], int], Any]
@@ -37,7 +37,7 @@ class _Asked(NamedTuple):
     begins at a position of the step.
     """
 
-    hand: Hand
+    hand: Assignment
     reads: Iterable[tuple[int, int, Read]]
 
 
@@ -63,7 +63,7 @@ class Feed:
         self._sources, self._workers = (train, evaluation), workers
         self._start, self._prefetch = start, prefetch
         self._order = plan.order
-        self._hands: dict[int, list[Hand]] = {}
+        self._hands: dict[int, list[Assignment]] = {}
         self._together = 1  # steps read at once: more while reading is quick
         self._leave: queue.SimpleQueue[bool] = (
             queue.SimpleQueue()
@@ -77,7 +77,7 @@ class Feed:
             group = next(groups, None)
             if group is None:
                 return
-            group[0].wait = time.perf_counter() - began
+            group[0].wait_seconds = time.perf_counter() - began
             for item in group:
                 yield item.step, item
 
@@ -181,30 +181,32 @@ class Feed:
         """Steps to ask for ahead: workers read a slot at a time."""
         if not self._workers:
             return 0
-        slots = sum(len(self._plan.hand(samples, device).spans) for device in self._devices)
+        slots = sum(len(self._plan.assignment(samples, device).spans) for device in self._devices)
         return -(-self._workers.depth // max(1, slots))
 
     def _numbered(self) -> Iterator[tuple[int, Ids]]:
-        at_once = max(1, _IDS_AT_ONCE // self._plan.batch)
+        at_once = max(1, _IDS_AT_ONCE // self._plan.global_batch_size)
         for block in range(self._start, self._plan.steps, at_once):
             steps = range(block, min(block + at_once, self._plan.steps))
             yield from zip(steps, self._order.ids(steps), strict=True)
 
     def _made(self, step: int, ids: Ids, asked: list[_Asked]) -> Batch:
-        epoch = self._order.position(step).epoch if self._plan.keyed else 0
+        epoch = self._order.position(step).epoch if self._plan.keyed_dropout else 0
         return Batch(
             self._stage(
                 list(self._rounds(_TRAIN, asked, ids, epoch, 0 if self._plan.exact else 1)),
-                self._plan.rounds,
+                self._plan.accumulation_steps,
             ),
             step,
             len(ids),
         )
 
-    def _dealt(self, samples: int) -> list[Hand]:
+    def _dealt(self, samples: int) -> list[Assignment]:
         """The hands of this process's devices in a step of so many samples."""
         if samples not in self._hands:
-            self._hands[samples] = [self._plan.hand(samples, device) for device in self._devices]
+            self._hands[samples] = [
+                self._plan.assignment(samples, device) for device in self._devices
+            ]
         return self._hands[samples]
 
     def _asked(self, ids: Ids) -> list[_Asked]:
@@ -251,21 +253,21 @@ class Feed:
         hands = [mine.hand for mine in asked]
         slots = [self._slots(mine, ids, epoch) for mine in asked]
         idle = len(hands[0].rounds) - max(len(hand.spans) for hand in hands)
-        idle = 0 if self._plan.together else min(idle, len(hands[0].rounds) - least)
+        idle = 0 if self._plan.every_rank_every_round else min(idle, len(hands[0].rounds) - least)
         for index in range(idle, len(hands[0].rounds)):
             made = [
                 next(mine) if hand.rounds[index] else None
                 for mine, hand in zip(slots, hands, strict=True)
             ]
-            if (self._plan.together and not all(made)) or not any(made):
-                dummy = Slot(self._ask(source, ids[:1])(), False, self._keys(ids[:1], epoch))
+            if (self._plan.every_rank_every_round and not all(made)) or not any(made):
+                dummy = MicroBatch(self._ask(source, ids[:1])(), False, self._keys(ids[:1], epoch))
                 made = [
-                    slot or (dummy if self._plan.together or not device else None)
+                    slot or (dummy if self._plan.every_rank_every_round or not device else None)
                     for device, slot in enumerate(made)
                 ]
             yield tuple(made)
 
-    def _slots(self, asked: _Asked, ids: Ids, epoch: int) -> Iterator[Slot]:
+    def _slots(self, asked: _Asked, ids: Ids, epoch: int) -> Iterator[MicroBatch]:
         """The slots of a device, views of what was read."""
         reads = iter(asked.reads)
         first, last = 0, 0
@@ -274,15 +276,15 @@ class Feed:
             if begin >= last:
                 first, last, read = next(reads)
                 rows = read()
-            yield Slot(
+            yield MicroBatch(
                 {name: array[begin - first : end - first] for name, array in rows.items()},
                 True,
                 self._keys(ids[begin:end], epoch),
-                begin // self._plan.micro,
+                begin // self._plan.micro_batch_size,
             )
 
     def _keys(self, ids: Ids, epoch: int) -> Any:
-        return row_keys(self._plan.fixed.seed, epoch, ids) if self._plan.keyed else None
+        return row_keys(self._plan.fixed.seed, epoch, ids) if self._plan.keyed_dropout else None
 
     def _ahead(self) -> Iterator[list[Batch]]:
         ready: queue.SimpleQueue[list[Batch] | BaseException | None] = queue.SimpleQueue()

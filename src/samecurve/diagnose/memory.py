@@ -40,12 +40,12 @@ def out_of_memory(error: BaseException, plan: Plan, rank: int, peak: int) -> Run
         ),
         0,
     )
-    device = plan.devices[plan.held_by(rank)[0]]
+    device = plan.devices[plan.devices_of(rank)[0]]
     wanted = f", and asked for {show_bytes(asked)} more" if asked else ""
     cause = (
         f"rank {rank} ran out of memory on {device.place} ({device.name},"
         f" {show_bytes(device.memory)}): it had held {show_bytes(peak)} at most{wanted}, with"
-        f" {plan.micro} sample{'s' if plan.micro > 1 else ''} at once"
+        f" {plan.micro_batch_size} sample{'s' if plan.micro_batch_size > 1 else ''} at once"
     )
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if device.kind == "cpu" and limit != resource.RLIM_INFINITY:
@@ -62,23 +62,23 @@ def _smaller(plan: Plan, wanted: int) -> str:
     What one sample needs follows from what this step wanted.
     """
     ways = []
-    if plan.micro > 1:
+    if plan.micro_batch_size > 1:
         held = sum(term.bytes for term in plan.memory if term.name != "activations")
-        each = max(1.0, (wanted - held) / plan.micro)
+        each = max(1.0, (wanted - held) / plan.micro_batch_size)
         fits = max(
             1,
             min(
-                plan.micro // 2,
+                plan.micro_batch_size // 2,
                 int((0.9 * min(device.memory for device in plan.devices) - held) / each),
             ),
         )
-        rounds = -(-plan.batch // (plan.world * fits))
+        rounds = -(-plan.global_batch_size // (plan.num_devices * fits))
         ways.append(
-            f"--global-batch {plan.batch} --batch-size {fits} keeps the batch of {plan.batch}, in"
+            f"--global-batch {plan.global_batch_size} --batch-size {fits} keeps the batch of {plan.global_batch_size}, in"
             f" {rounds} rounds of {fits}"
         )
     if plan.recompute == "none":
         ways.append("--set train.recompute=block keeps fewer activations")
-    if plan.shards == 1 and plan.world > 1:
+    if plan.shards == 1 and plan.num_devices > 1:
         ways.append("--strategy fsdp shares the model's state out")
     return ", or ".join(ways or ["--set devices.offload=true, more devices, or a smaller model"])

@@ -23,11 +23,11 @@ import click
 
 import samecurve
 from samecurve.core.config.sections import Batch, Config
-from samecurve.core.planning.balance import even, slot_times
+from samecurve.core.planning.balance import even, microbatch_seconds
 from samecurve.core.planning.facts import Facts, Speed, Speeds
 from samecurve.core.planning.machine import Machine
 from samecurve.core.planning.plan import Plan, plan
-from samecurve.core.profile_types import Course, durations
+from samecurve.core.profile_types import ProfileSchedule, durations
 from samecurve.errors import UserError
 from samecurve.experiments.profile import measure, short
 from samecurve.experiments.profiled import Profile
@@ -37,7 +37,7 @@ from samecurve.system import cache_home, write_json
 from samecurve.units import listed
 from samecurve.worker.jobs.profile import watch_rank
 
-_COURSE = Course(warm=2, timed=6, traced=0)
+_COURSE = ProfileSchedule(warm=2, timed=6, traced=0)
 _PARTS = 4  # small slots for a large one
 _PATIENCE = 1800.0  # seconds for the steps of one size
 
@@ -60,19 +60,19 @@ def measured(
     if found is None:
         click.echo(
             f"balance {_COURSE.steps} steps of {size} samples at"
-            f" once{f', and of {size // _parts(size)}' if size > 1 else ''}, on {made.world}"
+            f" once{f', and of {size // _parts(size)}' if size > 1 else ''}, on {made.num_devices}"
             " devices in throw-away processes",
             err=True,
         )
         with (
             scratch("balance") as home,
-            pool(made.processes, home / "ranks.log", _PATIENCE) as ranks,
+            pool(made.world_size, home / "ranks.log", _PATIENCE) as ranks,
         ):
             found = _measure(config, machine, facts, ranks, home, watched)
         kept.parent.mkdir(parents=True, exist_ok=True)
         write_json(kept, asdict(found))
     click.echo(
-        f"balance {listed([f'{size / seconds:.3g}' for seconds in slot_times(found, size)])}"
+        f"balance {listed([f'{size / seconds:.3g}' for seconds in microbatch_seconds(found, size)])}"
         f" samples/s {found.origin}; without {kept} they are measured anew",
         err=True,
     )
@@ -123,16 +123,16 @@ def _trial(
     """
     config = even(config)
     made = plan(config, machine, facts)
-    size = size or min(made.micro, facts.samples // made.world)
+    size = size or min(made.micro_batch_size, facts.samples // made.num_devices)
     if not size:
         raise UserError(
             f"devices.balance measured: {facts.samples} training samples are too few to try"
-            f" {made.world} devices",
+            f" {made.num_devices} devices",
             "--balance even",
             "devices.balance",
         )
     fields = {
-        "batch": Batch(samples=made.world * size * parts, per_device=size),
+        "batch": Batch(samples=made.num_devices * size * parts, per_device=size),
         "schedule": config.schedule.model_copy(update={"scale_lr": "none"}),
     }
     return short(plan(config.model_copy(update=fields), machine, facts), _COURSE), size
@@ -173,7 +173,7 @@ def _place(config: Config, machine: Machine, facts: Facts, made: Plan, size: int
         config.task,
         config.engine,
         config.model.model_dump(mode="json"),
-        asdict(replace(facts, fits=None, speeds=None)),
+        asdict(replace(facts, largest_tried=None, speeds=None)),
     ]
     devices = [[device.kind, device.index, device.name, device.driver] for device in made.devices]
     how = [

@@ -18,7 +18,7 @@ from samecurve.core.config.sections import Config, Loaded
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.machine import Device, Machine
 from samecurve.core.planning.strategies import choose_devices
-from samecurve.core.profile_types import Course
+from samecurve.core.profile_types import ProfileSchedule
 from samecurve.errors import SamecurveError, UserError
 from samecurve.experiments.balance import measured as with_speeds
 from samecurve.experiments.bench_page import UNDRAWN, drawable, files
@@ -64,7 +64,7 @@ def bench(
     loaded: Loaded,
     worlds: str | None,
     strategies: str | None,
-    course: Course,
+    course: ProfileSchedule,
     to: Path | None,
     json: bool,
 ) -> int:
@@ -136,7 +136,7 @@ def _devices(config: Config, machine: Machine) -> tuple[Device, ...]:
 
 
 def laid_out(
-    config: Config, machine: Machine, facts: Facts, layout: Layout, course: Course
+    config: Config, machine: Machine, facts: Facts, layout: Layout, course: ProfileSchedule
 ) -> Trial:
     """The config on the first devices of those it names.
 
@@ -182,7 +182,7 @@ def laid_out(
 
 
 def about_all(
-    loaded: Loaded, machine: Machine, facts: Facts, trials: Sequence[Trial], course: Course
+    loaded: Loaded, machine: Machine, facts: Facts, trials: Sequence[Trial], course: ProfileSchedule
 ) -> Bench:
     """UserError: not one of them can be."""
     plans = tuple(trial.made for trial in trials if trial.made)
@@ -204,7 +204,7 @@ def about_all(
 
 def measured(
     trials: Sequence[Trial],
-    course: Course,
+    course: ProfileSchedule,
     ranks: Pool | None = None,
     watched: Callable[..., Any] = watch_rank,
 ) -> Iterator[Values]:
@@ -221,7 +221,11 @@ def measured(
 
 
 def _tried(
-    trial: Trial, course: Course, home: Path, ranks: Pool | None, watched: Callable[..., Any]
+    trial: Trial,
+    course: ProfileSchedule,
+    home: Path,
+    ranks: Pool | None,
+    watched: Callable[..., Any],
 ) -> Row:
     if trial.made is None:
         return Row(trial)
@@ -230,7 +234,7 @@ def _tried(
         with (
             nullcontext(ranks)
             if ranks
-            else pool(trial.made.processes, home / "ranks.log", _PATIENCE)
+            else pool(trial.made.world_size, home / "ranks.log", _PATIENCE)
         ) as warm:
             return Row(
                 trial, measure(trial.config, trial.made, course, warm, home, watched=watched)

@@ -10,7 +10,7 @@ from typing import Any
 
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.plan import Plan
-from samecurve.core.profile_types import MEANING, Course
+from samecurve.core.profile_types import MEANING, ProfileSchedule
 from samecurve.errors import SamecurveError, UserError
 from samecurve.experiments.layouts import Layout
 from samecurve.experiments.profiled import Profile, measured_json
@@ -60,7 +60,7 @@ class Bench:
 
     name: str
     config: Config
-    course: Course
+    course: ProfileSchedule
     plans: tuple[Plan, ...]
     cores: int
     load: float
@@ -92,13 +92,13 @@ def row_json(row: Row, base: Profile | None) -> dict[str, Any]:
     if made:
         values |= {
             "engine": made.engine,
-            "processes": made.processes,
+            "processes": made.world_size,
             "backend": made.backend,
             "threads": made.threads,
-            "batch": made.batch,
-            "micro": made.micro,
-            "rounds": made.rounds,
-            "slots": list(made.shares),
+            "batch": made.global_batch_size,
+            "micro": made.micro_batch_size,
+            "rounds": made.accumulation_steps,
+            "slots": list(made.microbatches_per_device),
             "arithmetic": arithmetic(made),
             "without": list(trial.without),
             "warnings": list(made.warnings),
@@ -112,17 +112,17 @@ def _measured(found: Profile, base: Profile) -> dict[str, Any]:
     plan, values, against = found.plan, measured_json(found), measured_json(base)
     speed, median = values["samples_per_second"], values["seconds"]["median"]
     speedup = speed / against["samples_per_second"]
-    flops = plan.flops_per_step / plan.batch * speed if plan.flops_per_step else None
+    flops = plan.flops_per_step / plan.global_batch_size * speed if plan.flops_per_step else None
     peaks = [peak for one in found.ranks for peak in one.peaks]
     return {
         **values,
         "seconds_per_step": median,
         "tokens_per_second": speed * plan.tokens_per_sample if plan.tokens_per_sample > 1 else None,
         "speedup": speedup,
-        "efficiency": speedup * base.plan.world / plan.world,
+        "efficiency": speedup * base.plan.num_devices / plan.num_devices,
         "shares": _shares(values["parts"]),
         "flops_per_second": flops,
-        "flops_per_second_per_device": flops / plan.world if flops else None,
+        "flops_per_second_per_device": flops / plan.num_devices if flops else None,
         "peak_flops": plan.peak_flops,
         "mfu": flops / plan.peak_flops if flops and plan.peak_flops else None,
         "memory_bytes_by_device": peaks,
@@ -153,9 +153,11 @@ def as_json(bench: Bench, rows: Sequence[Values]) -> dict[str, Any]:
         "tokens_per_sample": first.tokens_per_sample,
         "steps": {"warm_up": bench.course.warm, "timed": bench.course.timed},
         "baseline": baseline(rows),
-        "flops_per_sample": first.flops_per_step / first.batch if first.flops_per_step else None,
+        "flops_per_sample": first.flops_per_step / first.global_batch_size
+        if first.flops_per_step
+        else None,
         "flops_formula": bench.formulas.get("flops"),
-        "peak_flops_per_device": first.peak_flops / first.world if first.peak_flops else None,
+        "peak_flops_per_device": first.peak_flops / first.num_devices if first.peak_flops else None,
         "layouts": list(rows),
         "notes": notes(bench, rows),
         "environment": dict(bench.environment),
@@ -237,7 +239,7 @@ def head(bench: Bench, width: int) -> str:
         f"weak scaling: the batch grows with the devices, {each} samples on each"
         if bench.weak
         else (
-            f"strong scaling: a step is {plan.batch} samples in every layout, divided among its"
+            f"strong scaling: a step is {plan.global_batch_size} samples in every layout, divided among its"
             " devices"
         )
     )
@@ -405,13 +407,13 @@ def _of_flops(bench: Bench) -> list[str]:
     if not plan.flops_per_step:
         return ["flops  neither MFU nor TFLOP/s: the task does not say what a sample costs"]
     work = (
-        f"{show_count(plan.flops_per_step / plan.batch)}FLOP a sample"
+        f"{show_count(plan.flops_per_step / plan.global_batch_size)}FLOP a sample"
         f" ({bench.formulas.get('flops', 'as the task says')})"
     )
     if plan.peak_flops:
         return [
             f"MFU    samples a second x {work} / peak; peak:"
-            f" {show_count(plan.peak_flops / plan.world)}FLOP/s a device, dense {plan.precision} of"
+            f" {show_count(plan.peak_flops / plan.num_devices)}FLOP/s a device, dense {plan.precision} of"
             f" the {plan.devices[0].name}'s data sheet"
         ]
     return [

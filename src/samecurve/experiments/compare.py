@@ -143,17 +143,17 @@ def _asked(first: Run, second: Run) -> dict[str, tuple[Any, Any]]:
             if not key.startswith(_ASIDE)
         }
         fixed = {
-            "slot": plan.micro,
+            "slot": plan.micro_batch_size,
             "seed": plan.fixed.seed,
             "threads": plan.threads if plan.engine == "torch" else None,
             "data": plan.fixed.fingerprint,
-            "made on": plan.fixed.made_on,
+            "made on": plan.fixed.computed_on,
         }
         sides.append(
             {
                 **values,
                 **{f"plan: {name}": value for name, value in fixed.items()},
-                "plan: batch": plan.batch,
+                "plan: batch": plan.global_batch_size,
             }
         )
     return {

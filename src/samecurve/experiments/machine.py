@@ -10,7 +10,7 @@ from typing import Any
 from samecurve.core.config.sections import Loaded
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.plan import Plan
-from samecurve.core.simulation.cluster import Setup, read_setup
+from samecurve.core.simulation.cluster import Cluster, read_cluster
 from samecurve.core.simulation.compare import Curve, Row, curves, planned, rows, served
 from samecurve.core.simulation.step_time import ASSUMED, Share
 from samecurve.errors import UserError
@@ -40,7 +40,7 @@ class Found:
     plan: of the config as it is; refused: why there is none, though something else would be served.
     """
 
-    setup: Setup
+    setup: Cluster
     copies: str
     share: Share
     facts: Facts
@@ -80,13 +80,18 @@ class Found:
     @property
     def batch(self) -> str:
         """What the curves hold fixed."""
-        grows = next((row.plan.because["batch"] for row in self.rows if row.plan), "")
+        grows = next((row.plan.reasons["batch"] for row in self.rows if row.plan), "")
         fixed = next(
-            (f"{row.plan.batch} samples a step on any devices" for row in self.rows if row.plan), ""
+            (
+                f"{row.plan.global_batch_size} samples a step on any devices"
+                for row in self.rows
+                if row.plan
+            ),
+            "",
         )
         each = next(
             (
-                f"{row.plan.micro * row.plan.rounds} samples a step on each device"
+                f"{row.plan.micro_batch_size * row.plan.accumulation_steps} samples a step on each device"
                 for row in self.rows
                 if row.plan
             ),
@@ -124,7 +129,7 @@ def asked(
 
 def predict(loaded: Loaded, asked: Asked) -> Found:
     """UserError: what is asked for is not predicted, or nothing fits there."""
-    setup = read_setup(asked.machine)
+    setup = read_cluster(asked.machine)
     served(loaded.config, setup)
     share = _share(asked, loaded.config.train.precision)
     facts = describe(loaded.config)

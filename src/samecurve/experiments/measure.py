@@ -35,14 +35,14 @@ def probe_batch(config: Config) -> Facts:
     config = even(config)  # a slot for uneven devices is never larger
     machine, facts = probe(), describe(config)
     made = plan(config, machine, facts)
-    share = -(-made.batch // made.world)
+    share = -(-made.global_batch_size // made.num_devices)
     limit = min(
         int(min(device.memory for device in made.devices) * USABLE),
         config.devices.memory or 1 << 62,
     )
     click.echo(
-        f"probe  up to {share} samples at once on each of {made.world}"
-        f" device{'s' if made.world > 1 else ''}; {show_bytes(limit)} may be used",
+        f"probe  up to {share} samples at once on each of {made.num_devices}"
+        f" device{'s' if made.num_devices > 1 else ''}; {show_bytes(limit)} may be used",
         err=True,
     )
     fits = largest(share, limit, lambda micro: _peak(config, machine, facts, micro))
@@ -52,7 +52,7 @@ def probe_batch(config: Config) -> Facts:
             "--strategy fsdp, --set train.recompute=block, or a smaller model",
             "--probe-batch",
         )
-    return replace(facts, fits=fits)
+    return replace(facts, largest_tried=fits)
 
 
 def largest(share: int, limit: int, peak: Callable[[int], int | None]) -> int:
@@ -104,13 +104,13 @@ def _next(seen: dict[int, int], best: int, failed: int, share: int, limit: int) 
 
 def _peak(config: Config, machine: Machine, facts: Facts, micro: int) -> int | None:
     """Bytes that the fullest device holds with `micro` samples at once; None: out of memory."""
-    world = plan(config, machine, facts).world
+    world = plan(config, machine, facts).num_devices
     tried = config.model_copy(update={"batch": Batch(samples=micro * world)})
-    made: Plan = plan(tried, machine, replace(facts, fits=micro))
+    made: Plan = plan(tried, machine, replace(facts, largest_tried=micro))
     made = replace(made, steps=_STEPS, eval_samples=0, every=replace(made.every, sample=0))
     with (
         tempfile.TemporaryDirectory(prefix="samecurve-probe-") as scratch,
-        pool(made.processes, Path(scratch) / "ranks.log", _PATIENCE) as ranks,
+        pool(made.world_size, Path(scratch) / "ranks.log", _PATIENCE) as ranks,
     ):
         run = Run(Path(scratch) / "run")
         run.logs.mkdir(parents=True)
@@ -118,7 +118,7 @@ def _peak(config: Config, machine: Machine, facts: Facts, micro: int) -> int | N
         attempt = Attempt("probe", str(run.home))
         try:
             ranks.run(
-                made.processes,
+                made.world_size,
                 try_out,
                 attempt.to_json(),
                 backend=made.backend if made.backend in {"gloo", "nccl"} else "gloo",

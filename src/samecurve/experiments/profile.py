@@ -17,8 +17,8 @@ import click
 from samecurve.core.config.sections import Config, Loaded
 from samecurve.core.planning.facts import Facts, Measure
 from samecurve.core.planning.machine import Machine
-from samecurve.core.planning.plan import Every, Plan, plan
-from samecurve.core.profile_types import Course, Found
+from samecurve.core.planning.plan import Intervals, Plan, plan
+from samecurve.core.profile_types import ProfileSchedule, RankProfile
 from samecurve.errors import RunError, UserError
 from samecurve.experiments.profiled import Profile, Traced, as_json, as_text, head
 from samecurve.experiments.scratch import scratch
@@ -61,7 +61,7 @@ class Place:
                 "--trace",
             ) from None
 
-    def publish(self, found: Sequence[Found]) -> list[Traced]:
+    def publish(self, found: Sequence[RankProfile]) -> list[Traced]:
         """Whole files only: copied beside their place, then renamed."""
         traces = [Path(one.trace) for one in found if one.trace]
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -115,12 +115,12 @@ def profile(
         place.check()
     facts = describe(config)
     facts = known(config, machine, facts) if known else facts
-    course = Course(timed=steps)
+    course = ProfileSchedule(timed=steps)
     made = watched_plan(config, machine, facts, course)
     if not json:
         click.echo(head(made, course), err=True)
     failed: OSError | None = None
-    with scratch("profile") as home, pool(made.processes, home / "ranks.log", _PATIENCE) as ranks:
+    with scratch("profile") as home, pool(made.world_size, home / "ranks.log", _PATIENCE) as ranks:
         found = measure(config, made, course, ranks, home, place is not None)
         try:
             traces = place.publish(found.ranks) if place else []
@@ -137,20 +137,22 @@ def profile(
     return 0
 
 
-def watched_plan(config: Config, machine: Machine, facts: Facts, course: Course) -> Plan:
+def watched_plan(config: Config, machine: Machine, facts: Facts, course: ProfileSchedule) -> Plan:
     """The config's own plan, for as many steps as are watched; neither evaluated nor saved."""
     return short(plan(config, machine, facts), course)
 
 
-def short(made: Plan, course: Course) -> Plan:
+def short(made: Plan, course: ProfileSchedule) -> Plan:
     """Only as many steps as are watched."""
-    return replace(made, steps=course.steps, eval_samples=0, every=Every(made.every.log, 0, 0, 0))
+    return replace(
+        made, steps=course.steps, eval_samples=0, every=Intervals(made.every.log, 0, 0, 0)
+    )
 
 
 def measure(
     config: Config,
     made: Plan,
-    course: Course,
+    course: ProfileSchedule,
     ranks: Pool,
     home: Path,
     traced: bool = False,
@@ -166,7 +168,7 @@ def measure(
     run.write(config, made, {}, {})
     try:
         found = ranks.run(
-            made.processes,
+            made.world_size,
             watched,
             Attempt("profile", str(run.home)).to_json(),
             course,

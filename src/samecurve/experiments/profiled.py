@@ -10,9 +10,9 @@ from samecurve.core.planning.plan import Plan
 from samecurve.core.profile_types import (
     MEANING,
     PARTS,
-    Course,
-    Found,
     Operation,
+    ProfileSchedule,
+    RankProfile,
     durations,
     mean_parts,
     operations,
@@ -41,8 +41,8 @@ class Profile:
     """What the ranks of a plan found."""
 
     plan: Plan
-    course: Course
-    ranks: tuple[Found, ...]
+    course: ProfileSchedule
+    ranks: tuple[RankProfile, ...]
     traces: tuple[Traced, ...] = ()
 
     @property
@@ -50,11 +50,11 @@ class Profile:
         return PARTS[self.plan.engine]
 
 
-def head(plan: Plan, course: Course) -> str:
+def head(plan: Plan, course: ProfileSchedule) -> str:
     over = f" over {plan.backend}" if plan.backend != "none" else ""
     kind = "" if plan.engine == "torch" else f"{plan.engine} "
     return (
-        f"profile {kind}{plan.strategy}{over}, world {plan.world}, {plan.precision},"
+        f"profile {kind}{plan.strategy}{over}, world {plan.num_devices}, {plan.precision},"
         f" {arithmetic(plan)}: {course.warm} steps to warm up, {course.timed} timed,"
         f" {course.traced} under the profiler"
     )
@@ -139,7 +139,7 @@ def _program(found: Profile) -> list[str]:
     several = (
         f"of which {_ms(sent)} ms in collectives (under the profiler), waiting for the slowest"
         " device included; "
-        if found.plan.world > 1
+        if found.plan.num_devices > 1
         else ""
     )
     return [
@@ -169,7 +169,7 @@ def _slow(found: Profile) -> list[str]:
 def _remedy(plan: Plan, most: float, least: float) -> str:
     return (
         "; --balance measured would deal it fewer slots"
-        if plan.divisible and not plan.slot_times and most > _UNEVEN * least
+        if plan.can_be_uneven and not plan.microbatch_seconds and most > _UNEVEN * least
         else ""
     )
 
@@ -279,12 +279,12 @@ def as_json(found: Profile, name: str, top: int) -> str:
             "engine": plan.engine,
             "strategy": plan.strategy,
             "backend": plan.backend,
-            "world": plan.world,
-            "processes": plan.processes,
+            "world": plan.num_devices,
+            "processes": plan.world_size,
             "precision": plan.precision,
-            "batch": plan.batch,
-            "micro": plan.micro,
-            "rounds": plan.rounds,
+            "batch": plan.global_batch_size,
+            "micro": plan.micro_batch_size,
+            "rounds": plan.accumulation_steps,
             "device": plan.devices[0].name,
             **measured_json(found),
             "slowest": (

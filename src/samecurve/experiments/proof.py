@@ -49,11 +49,11 @@ def prove(loaded: Loaded, wanted: str | None, steps: int | None, json: bool) -> 
             config.model_copy(update={"engine": engine})
         )  # refuses what this task has no model for
     left_out = _left_out(config, facts, on, machine) if wanted is None else []
-    if wanted is None and facts.own and not facts.own.elementwise:
+    if wanted is None and facts.user_optimizer and not facts.user_optimizer.elementwise:
         layouts = [
             layout for layout in layouts if not any("fsdp" in leg.strategy for leg in layout.legs)
         ]
-        left_out.append(f"fsdp: {facts.own.by} is not said to be elementwise")
+        left_out.append(f"fsdp: {facts.user_optimizer.by} is not said to be elementwise")
     balance = config.devices.balance
     if balance != "even":
         left_out.append(

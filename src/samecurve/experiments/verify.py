@@ -24,7 +24,7 @@ from samecurve.core.planning.balance import even
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.machine import Machine
 from samecurve.core.planning.plan import Plan, plan
-from samecurve.core.protocols import Stored
+from samecurve.core.protocols import StoredArrays
 from samecurve.errors import UserError
 from samecurve.experiments.layouts import JAX, Layout
 from samecurve.launch.pool import JobFailed, Pool, pool
@@ -59,7 +59,7 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Course:
+class Trajectory:
     """What a layout did.
 
     gradient: of the first step by parameter, before clipping; empty where it was not saved.
@@ -67,7 +67,7 @@ class Course:
 
     losses: list[float]
     norms: list[float]
-    arrays: Stored
+    arrays: StoredArrays
     gradient: Mapping[str, Any]
 
 
@@ -89,8 +89,8 @@ class Trials:
         rehearsal: Callable[..., Any] = rehearse,
     ) -> None:
         own = plan(_alone(config, on) if config.batch.samples else even(config), machine, facts)
-        self.batch, self.steps = own.batch, steps or min(STEPS, own.steps)
-        self._slot = own.micro
+        self.batch, self.steps = own.global_batch_size, steps or min(STEPS, own.steps)
+        self._slot = own.micro_batch_size
         if self.steps > own.steps:
             raise UserError(
                 f"--steps {steps}: the config trains {own.steps}",
@@ -114,7 +114,7 @@ class Trials:
             home,
             rehearsal,
         )
-        self._references: dict[str, Course] = {}
+        self._references: dict[str, Trajectory] = {}
 
     @property
     def exact(self) -> bool:
@@ -171,7 +171,7 @@ class Trials:
             )
         return Batch(samples=self.batch, per_device=self._slot)
 
-    def reference(self, engine: str) -> Course:
+    def reference(self, engine: str) -> Trajectory:
         """One device, unbroken; its first step once more, to be saved by itself.
 
         Where every bit counts, of this engine; else of the config's.
@@ -186,7 +186,7 @@ class Trials:
             )
         return self._references[engine]
 
-    def course(self, layout: Layout) -> Course:
+    def course(self, layout: Layout) -> Trajectory:
         if layout.then:
             legs = layout.legs
             return self._course(
@@ -223,23 +223,23 @@ class Trials:
             "backend": made.backend if made.backend in {"gloo", "nccl"} else "gloo"
         }
         if (
-            1 < made.shards < made.world and made.world < self._pool.size
+            1 < made.shards < made.num_devices and made.num_devices < self._pool.size
         ):  # its groups are made by all processes that there are
-            with pool(made.world) as own:
-                own.run(made.processes, self._rehearsal, attempt.to_json(), **how)
+            with pool(made.num_devices) as own:
+                own.run(made.world_size, self._rehearsal, attempt.to_json(), **how)
         else:
-            self._pool.run(made.processes, self._rehearsal, attempt.to_json(), **how)
+            self._pool.run(made.world_size, self._rehearsal, attempt.to_json(), **how)
 
-    def _course(self, run: Run, first: Run | None) -> Course:
+    def _course(self, run: Run, first: Run | None) -> Trajectory:
         steps = [event.values for event in read(run.journal) if event.kind == "step"]
-        course = Course(
+        course = Trajectory(
             [s["loss"] for s in steps],
             [s["grad_norm"] for s in steps],
             load(run.checkpoints / name_of(self.steps)).arrays,
             {},
         )
         return (
-            Course(
+            Trajectory(
                 course.losses, course.norms, course.arrays, self._gradient(first, course.norms[0])
             )
             if first
@@ -335,7 +335,7 @@ def _plannable(trials: Trials, layout: Layout, part: Layout) -> None:
 
 
 def judge(
-    name: str, course: Course, reference: Course, tolerance: float, seconds: float
+    name: str, course: Trajectory, reference: Trajectory, tolerance: float, seconds: float
 ) -> Verdict:
     losses, norms = _apart(course.losses, reference.losses), _apart(course.norms, reference.norms)
     names = [key for key in reference.arrays if key.startswith("model/")]
@@ -372,15 +372,15 @@ def judge(
     )
 
 
-def _digests(arrays: Stored) -> dict[str, str]:
+def _digests(arrays: StoredArrays) -> dict[str, str]:
     return {name: digest(array).hex() for name, array in arrays.items()}
 
 
-def _hash(arrays: Stored) -> str:
+def _hash(arrays: StoredArrays) -> str:
     return combined(_digests(arrays))
 
 
-def _odd(found: Stored, expected: Stored) -> list[str]:
+def _odd(found: StoredArrays, expected: StoredArrays) -> list[str]:
     """Arrays of a state, the optimizer's too, that are not equal to the last bit."""
     ours, theirs = _digests(found), _digests(expected)
     return sorted(name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name))

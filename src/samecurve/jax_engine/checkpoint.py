@@ -17,7 +17,7 @@ import optax
 
 from samecurve.core.config.param_groups import Rule
 from samecurve.core.config.sections import Optimizer
-from samecurve.core.protocols import Piece, Saved, share
+from samecurve.core.protocols import ArrayShard, Checkpoint, arrays_to_write
 from samecurve.core.weight_check import check_finite, check_fit, check_weights
 from samecurve.jax_engine.model import Model, Value
 from samecurve.jax_engine.strategies import Part, Strategy
@@ -112,7 +112,7 @@ class Layout:
         )
         return found
 
-    def begin(self, value: Value, weights: Saved | None = None) -> State:
+    def begin(self, value: Value, weights: Checkpoint | None = None) -> State:
         """A state whose moments are zero.
 
         weights: of the model, instead of its initial values. UserError: they don't fit.
@@ -142,7 +142,7 @@ class Layout:
 
         return self._make(part)
 
-    def restore(self, saved: Saved) -> State:
+    def restore(self, saved: Checkpoint) -> State:
         """From a checkpoint made by any engine, precision, strategy or world.
 
         UserError: names or shapes that don't fit.
@@ -161,7 +161,7 @@ class Layout:
 
     def gather(
         self, state: State, finite: Sequence[bool], process: int, processes: int
-    ) -> list[Piece]:
+    ) -> list[ArrayShard]:
         """Copies in host memory of what this process writes.
 
         finite: what finite() found. RunError: an array is not.
@@ -174,16 +174,16 @@ class Layout:
             for entry, array in self._held(state)
             if array.is_fully_replicated
         }
-        mine = set(share(sizes, processes, process))
+        mine = set(arrays_to_write(sizes, processes, process))
         pieces = []
         for entry, array in self._held(state):
             if array.is_fully_replicated and entry.name not in mine:
                 continue
-            offsets, box = self._strategy.box(array, entry.shape)
+            offsets, box = self._strategy.local_shard(array, entry.shape)
             if box.size:
                 kind = _DTYPES[box.dtype.name]
                 pieces.append(
-                    Piece(
+                    ArrayShard(
                         entry.name,
                         kind,
                         entry.shape,

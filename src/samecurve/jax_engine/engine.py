@@ -18,7 +18,7 @@ from samecurve.core.config.sections import Optimizer
 from samecurve.core.determinism.digest import digest
 from samecurve.core.events import REQUESTS
 from samecurve.core.planning.plan import Plan
-from samecurve.core.protocols import Batch, Figures, Piece, Round, Saved, Task
+from samecurve.core.protocols import ArrayShard, Batch, Checkpoint, Round, StepMetrics, Task
 from samecurve.errors import UserError
 from samecurve.jax_engine.checkpoint import Layout, State, weights
 from samecurve.jax_engine.model import Model, Value, open_model
@@ -40,7 +40,7 @@ class Staged:
 
 
 @dataclass(frozen=True)
-class Stats:
+class QueuedMetrics:
     """A step's figures on their way to the host; read() waits for them.
 
     own: what this process adds, where no other does: requests, waits, memory.
@@ -50,13 +50,13 @@ class Stats:
     own: NDArray[np.float64]
     processes: int
 
-    def read(self) -> Figures:
+    def read(self) -> StepMetrics:
         values = np.asarray(self.values, np.float64)
         at = time.perf_counter()
         (loss_sum, weight), (norm, finite, scale) = values[:2], values[-3:]
         shared = values[2:-3] if len(values) > 5 else self.own
         asked, waits, memory = np.split(shared, [len(REQUESTS), len(REQUESTS) + self.processes])
-        return Figures(
+        return StepMetrics(
             loss_sum / weight if weight else np.nan,
             weight,
             norm,
@@ -85,7 +85,7 @@ class JaxEngine:
     ) -> None:
         self.task, self.plan, self._fields, self._index = task, plan, optimizer, index
         self._mesh = Mesh(np.array(devices), (AXIS,))
-        self._own = [devices[place] for place in plan.held_by(index)]
+        self._own = [devices[place] for place in plan.devices_of(index)]
         self._strategy = STRATEGIES[plan.strategy](self._mesh)
         self._dtype = np.dtype(np.float64 if plan.precision == "f64" else np.float32)
         self._by_device = NamedSharding(self._mesh, PartitionSpec(AXIS))
@@ -145,11 +145,11 @@ class JaxEngine:
     def _nothing(self) -> Any:
         return self._placed(np.zeros((len(self._own), 0), self._dtype))
 
-    def init(self, weights: Saved | None = None) -> State:
+    def init(self, weights: Checkpoint | None = None) -> State:
         self._model, value = self._opened()  # the values are let go of: they may be a whole model
         return self._layout.begin(value, weights)
 
-    def restore(self, saved: Saved) -> State:
+    def restore(self, saved: Checkpoint) -> State:
         return self._layout.restore(saved)
 
     def stage(self, rounds: Sequence[Round], of: int) -> Staged:
@@ -158,7 +158,7 @@ class JaxEngine:
         """
         given = next(slot for found in rounds for slot in found if slot)
         row = {name: array[:1] for name, array in given.arrays.items()}
-        shape = (len(self._own), of, self.plan.micro)
+        shape = (len(self._own), of, self.plan.micro_batch_size)
         real = np.zeros(shape, bool)
         rows = {
             name: np.broadcast_to(array[0], (*shape, *array.shape[1:])).copy()
@@ -186,7 +186,7 @@ class JaxEngine:
 
     def step(
         self, state: State, batch: Batch, lr: float, asked: Sequence[int]
-    ) -> tuple[State, Stats]:
+    ) -> tuple[State, QueuedMetrics]:
         staged: Staged = batch.rounds
         if not self._checked:
             self._check_used(staged)
@@ -194,7 +194,7 @@ class JaxEngine:
         state, values = self._step(
             state, staged.rows, staged.real, self._shared(own), np.asarray(lr, self._dtype)
         )
-        return state, Stats(values, own, self.plan.processes)
+        return state, QueuedMetrics(values, own, self.plan.world_size)
 
     def program(self, state: State, batch: Batch) -> Any:
         """The step as XLA compiled it."""
@@ -225,9 +225,9 @@ class JaxEngine:
         }
         return self.task.sample(self._model.merge(whole), self.plan.fixed.seed + step)
 
-    def gather(self, state: State) -> list[Piece]:
+    def gather(self, state: State) -> list[ArrayShard]:
         return self._layout.gather(
-            state, np.asarray(self._finite(state)).tolist(), self._index, self.plan.processes
+            state, np.asarray(self._finite(state)).tolist(), self._index, self.plan.world_size
         )
 
     def digests(self, state: State) -> dict[str, str]:
@@ -265,11 +265,11 @@ class JaxEngine:
 
     def _placed(self, own: Any) -> Any:
         """Arrays (a tree of them) of which this process has its devices' rows, one a device."""
-        if self.plan.processes == 1:
+        if self.plan.world_size == 1:
             return jax.device_put(own, self._by_device)  # all at once
         return jax.tree.map(
             lambda array: jax.make_array_from_process_local_data(
-                self._by_device, array, (self.plan.world, *array.shape[1:])
+                self._by_device, array, (self.plan.num_devices, *array.shape[1:])
             ),
             own,
         )
@@ -293,15 +293,15 @@ class JaxEngine:
         return narrow
 
     def _figures(self, batch: Batch, asked: Sequence[int]) -> NDArray[np.float64]:
-        waits, memory = np.zeros(self.plan.processes), np.zeros(self.plan.world)
-        waits[self._index] = batch.wait
-        for place, device in zip(self.plan.held_by(self._index), self._own, strict=True):
+        waits, memory = np.zeros(self.plan.world_size), np.zeros(self.plan.num_devices)
+        waits[self._index] = batch.wait_seconds
+        for place, device in zip(self.plan.devices_of(self._index), self._own, strict=True):
             memory[place] = self._memory(device)
         return np.concatenate([np.asarray(asked, np.float64), waits, memory])
 
     def _shared(self, own: NDArray[np.float64]) -> Any:
         """What all processes add up in the step; nothing where there is one."""
-        if self.plan.processes == 1:
+        if self.plan.world_size == 1:
             return self._nothing
         rows = np.zeros((len(self._own), len(own)), self._dtype)
         rows[0] = own

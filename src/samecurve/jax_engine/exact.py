@@ -16,18 +16,24 @@ from jax import lax
 from jax.sharding import PartitionSpec
 from numpy.typing import NDArray
 
-from samecurve.core.determinism.microbatches import Sums, nodes, share, slots
-from samecurve.core.protocols import Batch, Piece, Round, Saved
+from samecurve.core.determinism.microbatches import TreeSum, microbatches_of, split_batch, subtrees
+from samecurve.core.protocols import ArrayShard, Batch, Checkpoint, Round
 from samecurve.jax_engine.checkpoint import State, weights
-from samecurve.jax_engine.engine import JaxEngine, Staged, Stats
-from samecurve.jax_engine.step_program import Arrays, opened, slot_figures, slot_gradients, updated
+from samecurve.jax_engine.engine import JaxEngine, QueuedMetrics, Staged
+from samecurve.jax_engine.step_program import (
+    Arrays,
+    microbatch_gradients,
+    microbatch_metrics,
+    opened,
+    updated,
+)
 from samecurve.jax_engine.strategies import AXIS, square
 
 Given = tuple[Arrays, jax.Array]  # gradients, [loss sum, weight]
 
 
 @dataclass(frozen=True)
-class OneSlot:
+class StagedMicroBatch:
     """A slot on its device, filled up to plan.micro rows.
 
     place: which of this process's devices.
@@ -42,10 +48,10 @@ class OneSlot:
 class ExactEngine(JaxEngine):
     """A state is a list of whole states, one for each device of this process."""
 
-    def init(self, weights: Saved | None = None) -> Any:
+    def init(self, weights: Checkpoint | None = None) -> Any:
         return self._spread(super().init(weights))
 
-    def restore(self, saved: Saved) -> Any:
+    def restore(self, saved: Checkpoint) -> Any:
         return self._spread(super().restore(saved))
 
     def _spread(self, state: State) -> list[State]:
@@ -65,27 +71,34 @@ class ExactEngine(JaxEngine):
             if slot and slot.real
         ]
 
-    def _staged(self, place: int, number: int, arrays: Any) -> OneSlot:
+    def _staged(self, place: int, number: int, arrays: Any) -> StagedMicroBatch:
         count = len(next(iter(arrays.values())))
         rows = {
             name: self._narrow(
-                name, np.concatenate([array, np.repeat(array[:1], self.plan.micro - count, axis=0)])
+                name,
+                np.concatenate(
+                    [array, np.repeat(array[:1], self.plan.micro_batch_size - count, axis=0)]
+                ),
             )
             for name, array in arrays.items()
         }
-        return OneSlot(
+        return StagedMicroBatch(
             number,
             place,
-            *jax.device_put((rows, np.arange(self.plan.micro) < count), self._own[place]),
+            *jax.device_put(
+                (rows, np.arange(self.plan.micro_batch_size) < count), self._own[place]
+            ),
         )
 
-    def step(self, state: Any, batch: Batch, lr: float, asked: Sequence[int]) -> tuple[Any, Stats]:
-        staged: list[OneSlot] = batch.rounds
+    def step(
+        self, state: Any, batch: Batch, lr: float, asked: Sequence[int]
+    ) -> tuple[Any, QueuedMetrics]:
+        staged: list[StagedMicroBatch] = batch.rounds
         if staged and not self._checked:
             rows = {name: np.asarray(array[:1]) for name, array in staged[0].rows.items()}
             self._check_used(Staged({}, staged[0].real, rows))
-        count = len(slots(batch.samples, self.plan.micro))
-        sums = [Sums[Given](count, self._add) for _ in self._own]
+        count = len(split_batch(batch.samples, self.plan.micro_batch_size))
+        sums = [TreeSum[Given](count, self._add) for _ in self._own]
         for slot in staged:
             own = state[slot.place]
             sums[slot.place].give(
@@ -100,13 +113,15 @@ class ExactEngine(JaxEngine):
             *(self._update(own, *total, rate) for own, total in zip(state, totals, strict=True)),
             strict=True,
         )
-        return list(state), Stats(values[0], figures, self.plan.processes)
+        return list(state), QueuedMetrics(values[0], figures, self.plan.world_size)
 
     @cached_property
     def _slot(self) -> Any:
         def program(whole: Arrays, rows: Arrays, real: jax.Array, scale: jax.Array) -> Given:
             params, merge = opened(self._model, whole, self._layout.trained)
-            return slot_gradients(self.task, merge, params, rows, real, scale / self.plan.nominal)
+            return microbatch_gradients(
+                self.task, merge, params, rows, real, scale / self.plan.nominal_weight
+            )
 
         return jax.jit(program)
 
@@ -165,8 +180,8 @@ class ExactEngine(JaxEngine):
     ) -> list[tuple[jax.Array, jax.Array]]:
         """On each device of this process the sum over all slots, and what processes add up."""
         most = max(
-            len(nodes(share(count, place, self.plan.world), count))
-            for place in range(self.plan.world)
+            len(subtrees(microbatches_of(count, place, self.plan.num_devices), count))
+            for place in range(self.plan.num_devices)
         )
         rows = [
             (
@@ -177,7 +192,7 @@ class ExactEngine(JaxEngine):
             for place, own in enumerate(held)
         ]
         given = jax.make_array_from_single_device_arrays(
-            (self.plan.world, *rows[0].shape[1:]), self._by_device, rows
+            (self.plan.num_devices, *rows[0].shape[1:]), self._by_device, rows
         )
         found = [
             {shard.device: shard.data for shard in array.addressable_shards}
@@ -201,7 +216,7 @@ class ExactEngine(JaxEngine):
         """count -> (rows [devices, nodes, values], extra [devices, n]) -> their sums along the
         tree, and extra's, on every device.
         """
-        world = self.plan.world
+        world = self.plan.num_devices
 
         def program(count: int, rows: jax.Array, extra: jax.Array) -> tuple[jax.Array, jax.Array]:
             (held,) = rows
@@ -212,9 +227,11 @@ class ExactEngine(JaxEngine):
             theirs = lax.all_to_all(
                 cut, AXIS, split_axis=1, concat_axis=0, tiled=False
             )  # [devices, nodes, part]
-            sums: Sums[jax.Array] = Sums(count, jnp.add)
+            sums: TreeSum[jax.Array] = TreeSum(count, jnp.add)
             for place in range(world):
-                for number, node in enumerate(nodes(share(count, place, world), count)):
+                for number, node in enumerate(
+                    subtrees(microbatches_of(count, place, world), count)
+                ):
                     sums.give(node, theirs[place, number])
             whole: jax.Array = lax.slice(
                 lax.all_gather(sums.total(), AXIS, tiled=True), (0,), held.shape[1:]
@@ -242,11 +259,12 @@ class ExactEngine(JaxEngine):
             for slot in staged
         ]
         rows = np.zeros(
-            (len(slots(self.plan.eval_samples, self.plan.micro)), len(names)), self._dtype
+            (len(split_batch(self.plan.eval_samples, self.plan.micro_batch_size)), len(names)),
+            self._dtype,
         )
         for number, figures in found:
             rows[number] = np.asarray(figures)
-        sums: Sums[NDArray[Any]] = Sums(len(rows), np.add)
+        sums: TreeSum[NDArray[Any]] = TreeSum(len(rows), np.add)
         for number, row in enumerate(self._over_processes(rows).astype(np.float64)):
             sums.give((0, number), row)
         return dict(zip(names, sums.total().tolist(), strict=True))
@@ -254,14 +272,14 @@ class ExactEngine(JaxEngine):
     @cached_property
     def _slot_figures(self) -> Any:
         return jax.jit(
-            lambda params, rows, real: slot_figures(
+            lambda params, rows, real: microbatch_metrics(
                 self.task, self._model, self.task.eval_names(), params, rows, real, self._dtype
             )
         )
 
     def _over_processes(self, rows: NDArray[Any]) -> NDArray[Any]:
         """Each row from the one process that filled it: zeros are all that is added."""
-        if self.plan.processes == 1:
+        if self.plan.world_size == 1:
             return rows
         own = np.zeros((len(self._own), *rows.shape), self._dtype)
         own[0] = rows
@@ -279,12 +297,12 @@ class ExactEngine(JaxEngine):
     def sample(self, state: Any, step: int) -> list[str]:
         return self.task.sample(self._model.merge(weights(state[0])), self.plan.fixed.seed + step)
 
-    def gather(self, state: Any) -> list[Piece]:
+    def gather(self, state: Any) -> list[ArrayShard]:
         return self._layout.gather(
             state[0],
             np.asarray(jax.jit(self._layout.finite)(state[0])).tolist(),
             self._index,
-            self.plan.processes,
+            self.plan.world_size,
         )
 
     def digests(self, state: Any) -> dict[str, str]:

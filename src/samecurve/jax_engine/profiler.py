@@ -18,7 +18,7 @@ from typing import Any
 import jax
 from jax.profiler import ProfileData, ProfileOptions
 
-from samecurve.core.profile_types import Course, Found, Operation, Step
+from samecurve.core.profile_types import Operation, ProfileSchedule, RankProfile, Step
 from samecurve.core.protocols import Batch
 from samecurve.jax_engine.engine import JaxEngine
 
@@ -48,7 +48,7 @@ class JaxWatch:
     """scratch: for what the profiler writes. trace: where its trace goes, None: nowhere."""
 
     def __init__(
-        self, engine: JaxEngine, course: Course, scratch: Path, trace: Path | None
+        self, engine: JaxEngine, course: ProfileSchedule, scratch: Path, trace: Path | None
     ) -> None:
         self._engine, self._course, self._scratch, self._trace = (
             engine,
@@ -71,7 +71,11 @@ class JaxWatch:
         called = time.perf_counter()
         self._taken.append(
             _Taken(
-                batch.wait, batch.samples, began, called, self._waiter.submit(_done, done[1].values)
+                batch.wait_seconds,
+                batch.samples,
+                began,
+                called,
+                self._waiter.submit(_done, done[1].values),
             )
         )
         if number == 0 or number >= course.tracer - 1:
@@ -82,7 +86,7 @@ class JaxWatch:
             self._end_trace(done[0], batch)
         return done
 
-    def found(self) -> Found:
+    def found(self) -> RankProfile:
         course, taken = self._course, self._taken
         self._waiter.shutdown()
         steps = [
@@ -101,7 +105,7 @@ class JaxWatch:
         queueing = statistics.median(
             this.called - this.began for this in taken[course.warm : course.tracer]
         )
-        return Found(
+        return RankProfile(
             0,
             tuple(steps),
             traced,
@@ -128,7 +132,7 @@ class JaxWatch:
         program = None if exact else self._engine.program(state, batch)  # exact: several programs
         named = _instructions(program.as_text()) if program else {}
         self._operations = _operations(
-            timings, named, self._course.traced * len(self._engine.plan.held_by(0))
+            timings, named, self._course.traced * len(self._engine.plan.devices_of(0))
         )
         self._memory = _held(self._engine, state[0] if exact else state)
         if program and (found := program.memory_analysis()):

@@ -48,7 +48,7 @@ def configure(plan: Plan, index: int, cache: str, least: int = 1) -> None:
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
     if cpu:
         jax.config.update("jax_platforms", "cpu")
-        _virtual_devices(len(plan.held_by(index)), least)
+        _virtual_devices(len(plan.devices_of(index)), least)
 
 
 def _virtual_devices(count: int, least: int) -> None:
@@ -70,14 +70,14 @@ def devices_of(plan: Plan) -> list[jax.Device]:
         there = []
     found = [
         _own(plan, process, [device for device in there if device.process_index == process])
-        for process in range(plan.processes)
+        for process in range(plan.world_size)
     ]
     return [device for own in found for device in own]
 
 
 def _own(plan: Plan, process: int, there: list[jax.Device]) -> list[jax.Device]:
     """One process's."""
-    wanted = [plan.devices[place] for place in plan.held_by(process)]
+    wanted = [plan.devices[place] for place in plan.devices_of(process)]
     cpu = wanted[0].kind == "cpu"
     by_index: dict[Any, jax.Device] = {
         (number if cpu else device.local_hardware_id): device
@@ -108,12 +108,12 @@ def join(address: str, plan: Plan, index: int) -> None:
     gpus = (
         None
         if plan.devices[0].kind == "cpu"
-        else [plan.devices[place].index for place in plan.held_by(index)]
+        else [plan.devices[place].index for place in plan.devices_of(index)]
     )
     try:
         jax.distributed.initialize(
             address,
-            num_processes=plan.processes,
+            num_processes=plan.world_size,
             process_id=index,
             local_device_ids=gpus,
             initialization_timeout=_PATIENCE,
@@ -123,7 +123,7 @@ def join(address: str, plan: Plan, index: int) -> None:
             "the same command on each host, and a port that the first one's firewall lets through"
         )
         raise RunError(
-            f"process {index} of {plan.processes} did not meet the others at {address}: {error}",
+            f"process {index} of {plan.world_size} did not meet the others at {address}: {error}",
             remedy,
             "--rdzv",
             again=True,

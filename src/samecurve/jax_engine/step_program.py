@@ -53,7 +53,7 @@ def make_step(
             params,
             {name: array[0] for name, array in rows.items()},
             real[0],
-            state["scale"] / plan.nominal,
+            state["scale"] / plan.nominal_weight,
         )
         gradients, (sums, extra) = strategy.reduce(gradients, (sums, extra[0]))
         state, figures = updated(
@@ -93,7 +93,7 @@ def updated(
     clipping, whether the update was made, f16's scale.
     """
     params, scale = state["params"], state["scale"]
-    correction = plan.nominal / (sums[1] * scale)
+    correction = plan.nominal_weight / (sums[1] * scale)
     norm = jnp.sqrt(square) * correction
     finite = jnp.isfinite(norm * sums[0])
     factor = (
@@ -140,7 +140,7 @@ def _accumulate(
 ) -> tuple[Arrays, jax.Array]:
     """One device's rounds -> gradients of their scaled sum, and [loss sum, weight]."""
     if real.shape[0] == 1:
-        return slot_gradients(
+        return microbatch_gradients(
             task, merge, params, {name: array[0] for name, array in rows.items()}, real[0], factor
         )
 
@@ -148,7 +148,7 @@ def _accumulate(
         carry: tuple[Arrays, jax.Array], given: tuple[Arrays, jax.Array]
     ) -> tuple[tuple[Arrays, jax.Array], None]:
         return (
-            jax.tree.map(jnp.add, carry, slot_gradients(task, merge, params, *given, factor)),
+            jax.tree.map(jnp.add, carry, microbatch_gradients(task, merge, params, *given, factor)),
             None,
         )
 
@@ -157,7 +157,7 @@ def _accumulate(
     return total
 
 
-def slot_gradients(
+def microbatch_gradients(
     task: Task, merge: Merge, params: Arrays, rows: Arrays, real: jax.Array, factor: jax.Array
 ) -> tuple[Arrays, jax.Array]:
     """Of one slot: gradients of its scaled sum, and [loss sum, weight]."""
@@ -170,7 +170,7 @@ def slot_gradients(
     return gradients, sums
 
 
-def slot_figures(
+def microbatch_metrics(
     task: Task,
     model: Model,
     names: Sequence[str],
@@ -220,7 +220,7 @@ def make_evaluation(
     shapes = {name: spec.shape for name, spec in model.specs.items()}
 
     def evaluate(params: Arrays, rows: Arrays, real: jax.Array) -> jax.Array:
-        own = slot_figures(
+        own = microbatch_metrics(
             task,
             model,
             names,

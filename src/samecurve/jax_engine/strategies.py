@@ -35,7 +35,7 @@ class Strategy(Protocol):
 
     def spec(self, shape: tuple[int, ...]) -> PartitionSpec: ...
     def put(self, shape: tuple[int, ...], dtype: Any, part: Part) -> jax.Array: ...
-    def box(
+    def local_shard(
         self, array: jax.Array, shape: tuple[int, ...]
     ) -> tuple[tuple[int, ...], NDArray[Any]]: ...
     def whole(
@@ -64,7 +64,9 @@ class Replicated:
             shape, NamedSharding(self.mesh, PartitionSpec()), lambda index: found
         )
 
-    def box(self, array: jax.Array, shape: tuple[int, ...]) -> tuple[tuple[int, ...], NDArray[Any]]:
+    def local_shard(
+        self, array: jax.Array, shape: tuple[int, ...]
+    ) -> tuple[tuple[int, ...], NDArray[Any]]:
         return (0,) * len(shape), np.array(array.addressable_data(0))
 
     def whole(
@@ -140,9 +142,11 @@ class Sharded:
             padded, NamedSharding(self.mesh, self.spec(shape)), piece
         )
 
-    def box(self, array: jax.Array, shape: tuple[int, ...]) -> tuple[tuple[int, ...], NDArray[Any]]:
+    def local_shard(
+        self, array: jax.Array, shape: tuple[int, ...]
+    ) -> tuple[tuple[int, ...], NDArray[Any]]:
         if self._alike(shape):
-            return Replicated(self.mesh).box(array, shape)
+            return Replicated(self.mesh).local_shard(array, shape)
         axis = self._cut(shape)
         mine = sorted(array.addressable_shards, key=lambda shard: shard.index[axis].start or 0)
         first = mine[0].index[axis].start or 0

@@ -12,7 +12,8 @@ from typing import Any, Literal
 from samecurve.core.config.document import Document, read_file
 from samecurve.core.config.sections import Loaded, Track, load
 from samecurve.core.events import Event
-from samecurve.core.planning.plan import Plan, fixed_from_json, plan
+from samecurve.core.planning.facts import Fixed
+from samecurve.core.planning.plan import Plan, plan
 from samecurve.errors import RunError, UserError
 from samecurve.launch.local import launch
 from samecurve.observe.console import lines
@@ -23,7 +24,7 @@ from samecurve.run.describe import describe
 from samecurve.run.directory import Run
 from samecurve.run.load import find
 from samecurve.run.lock import Lock
-from samecurve.run.prepare import Prepared
+from samecurve.run.prepare import PreparedRun
 from samecurve.tasks import Tasks, other_data
 
 Which = Literal["held-out", "train"]
@@ -76,7 +77,7 @@ def evaluate(
     facts = describe(loaded.config)
     changed = data is not None or any(key.startswith("data.") for key in settings)
     made = plan(
-        loaded.config, probe(), facts, None if changed else fixed_from_json(found.manifest["fixed"])
+        loaded.config, probe(), facts, None if changed else Fixed.from_json(found.manifest["fixed"])
     )
     if data is not None or which == "train":
         made = replace(made, eval_samples=made.samples)
@@ -140,7 +141,7 @@ def _run(
         ),
     )
     code = launch(
-        Prepared(scratch, made, attempt, Lock(scratch), 0, False, Track(sensors_every=0)),
+        PreparedRun(scratch, made, attempt, Lock(scratch), 0, False, Track(sensors_every=0)),
         loaded.config.devices,
         False,
         _Said(made, scratch, say),

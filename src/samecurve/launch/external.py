@@ -16,9 +16,9 @@ from samecurve.core.protocols import Rank
 from samecurve.diagnose.crash import explain
 from samecurve.diagnose.notes import Note, note_of, read_notes
 from samecurve.errors import RunError, SamecurveError, UserError
-from samecurve.launch.hang_watch import Hangs, overseen
+from samecurve.launch.hang_watch import HangWatch, overseen
 from samecurve.launch.monitors import done_line, tracked, watched
-from samecurve.launch.rank_agreement import answer, compare
+from samecurve.launch.rank_agreement import check_ranks_agree, report_config
 from samecurve.launch.signals import run_child
 from samecurve.observe.console import showing, view
 from samecurve.probe import probe
@@ -26,14 +26,14 @@ from samecurve.probe.cpu import oom_kills, starved_since
 from samecurve.run.attempt import Attempt
 from samecurve.run.directory import Run, log_to
 from samecurve.run.preconditions import check_port
-from samecurve.run.prepare import Prepared, prepare
+from samecurve.run.prepare import PreparedRun, prepare
 from samecurve.run.resume import Options
 from samecurve.worker.cluster_env import meet
 from samecurve.worker.main import _LAST, guarded, work
 from samecurve.worker.preflight import left_hanging, record_failure
 
 
-def given(loaded: Loaded, rank: Rank, options: Options) -> Prepared:
+def prepare_external(loaded: Loaded, rank: Rank, options: Options) -> PreparedRun:
     """What the processes that were started are to do.
 
     UserError: they are not what the config asks for.
@@ -41,21 +41,23 @@ def given(loaded: Loaded, rank: Rank, options: Options) -> Prepared:
     jax = loaded.config.engine == "jax"
     if rank.hosts > 1 and not jax:
         raise UserError(
-            f"{rank.world} ranks on {rank.hosts} machines: engine torch trains on one in this"
+            f"{rank.world_size} ranks on {rank.hosts} machines: engine torch trains on one in this"
             " version",
             "one machine, or --engine jax",
             "engine",
         )
-    machine = replace(probe(), started=rank.world, hosts=rank.hosts) if jax else probe()
-    prepared = prepare(_on_ranks(loaded, rank.world // rank.hosts, jax), options, machine=machine)
-    if prepared.plan.processes != rank.world:
+    machine = replace(probe(), started=rank.world_size, hosts=rank.hosts) if jax else probe()
+    prepared = prepare(
+        _on_ranks(loaded, rank.world_size // rank.hosts, jax), options, machine=machine
+    )
+    if prepared.plan.world_size != rank.world_size:
         prepared.lock.release()
         raise UserError(
-            f"strategy {prepared.plan.strategy} is one process; {rank.world} were started",
+            f"strategy {prepared.plan.strategy} is one process; {rank.world_size} were started",
             "one process, or --strategy ddp",
             "devices.strategy",
         )
-    if jax and rank.world > 1:
+    if jax and rank.world_size > 1:
         port = (
             int(os.environ["MASTER_PORT"]) + 1
         )  # one that whoever opens ports between hosts can know
@@ -97,7 +99,9 @@ _REST = 10.0  # seconds for trackers to take the rest, within what torchrun leav
 _OTHERS = 1.0  # seconds in which ranks that failed first have left their notes
 
 
-def joined(rank: Rank, read: Callable[[bool], Loaded], options: Options, headless: bool) -> int:
+def run_as_external_rank(
+    rank: Rank, read: Callable[[bool], Loaded], options: Options, headless: bool
+) -> int:
     """This process as a rank that torchrun, Slurm or the user started.
 
     The first rank prepares the run, tells the others, and speaks for all. read: the config, saying
@@ -106,12 +110,12 @@ def joined(rank: Rank, read: Callable[[bool], Loaded], options: Options, headles
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # as the probe counts
     store, ranks = meet(serves=rank.index == 0)
     if rank.index:
-        answer(store, rank, lambda: read(False), _WORD)
-        return _told(rank, store, ranks)
+        report_config(store, rank, lambda: read(False), _WORD)
+        return follow_leader(rank, store, ranks)
     try:
         loaded = read(True)
-        compare(store, rank, loaded)
-        prepared = given(loaded, rank, options)
+        check_ranks_agree(store, rank, loaded)
+        prepared = prepare_external(loaded, rank, options)
     except BaseException as error:
         _tell(store, rank, {"leave": error.exit_code if isinstance(error, SamecurveError) else 1})
         raise
@@ -120,16 +124,16 @@ def joined(rank: Rank, read: Callable[[bool], Loaded], options: Options, headles
         print(done_line(prepared), file=sys.stderr if headless else sys.stdout)
         return 0
     store.set(_WORD, json.dumps({"attempt": asdict(prepared.attempt)}))
-    return _led(prepared, loaded.config.devices.hang_floor, rank, ranks, headless)
+    return _lead(prepared, loaded.config.devices.hang_floor, rank, ranks, headless)
 
 
-def _led(prepared: Prepared, hang_floor: float, rank: Rank, ranks: Any, headless: bool) -> int:
+def _lead(prepared: PreparedRun, hang_floor: float, rank: Rank, ranks: Any, headless: bool) -> int:
     """The first rank trains, and shows what the run does. SamecurveError: why it failed."""
     own: list[Note] = []
     exits: dict[int, int] = {}
     run, every, starved = prepared.run, prepared.track.sensors_every, oom_kills()
     watch = overseen(
-        Hangs(run.logs, run.processes, prepared.plan.processes, hang_floor),
+        HangWatch(run.logs, run.processes, prepared.plan.world_size, hang_floor),
         lambda error: left_hanging(run, error),
     )
     with (
@@ -162,7 +166,7 @@ def _led(prepared: Prepared, hang_floor: float, rank: Rank, ranks: Any, headless
     raise failure
 
 
-def _told(rank: Rank, store: Any, ranks: Any) -> int:
+def follow_leader(rank: Rank, store: Any, ranks: Any) -> int:
     """Another rank does what the first one says."""
     until = time.monotonic() + _PREPARED
     while not store.check([_WORD]):
@@ -181,7 +185,7 @@ def _told(rank: Rank, store: Any, ranks: Any) -> int:
     attempt = Attempt.from_values(word["attempt"])
     if rank.hosts > 1 and not rank.local:
         print(
-            f"rank {rank.index} of {rank.world} trains in {attempt.run}; the first host shows how"
+            f"rank {rank.index} of {rank.world_size} trains in {attempt.run}; the first host shows how"
             " it goes",
             flush=True,
         )
@@ -215,5 +219,5 @@ def _tell(store: Any, rank: Rank, word: dict[str, Any]) -> None:
     """
     store.set(_WORD, json.dumps(word))
     until = time.monotonic() + _LAST
-    while store.add(_READ, 0) < rank.world - 1 and time.monotonic() < until:
+    while store.add(_READ, 0) < rank.world_size - 1 and time.monotonic() < until:
         time.sleep(0.05)

@@ -53,7 +53,7 @@ def _ask(pid: int, number: int) -> None:
             os.kill(pid, number)
 
 
-class Hangs:
+class HangWatch:
     """logs: where ranks beat and answer.
 
     processes: of the ranks on this host, by rank, read anew. world: how many ranks there are in
@@ -218,7 +218,7 @@ def _in(dumps: Mapping[int, str], files: Iterable[str]) -> bool:
 
 
 @contextmanager
-def overseen(hangs: Hangs, found: Callable[[RunError], None]) -> Iterator[None]:
+def overseen(hangs: HangWatch, found: Callable[[RunError], None]) -> Iterator[None]:
     """Looked at from a thread of this very process while the block runs.
 
     found: is told of a hang, and ends the process.

@@ -21,11 +21,11 @@ from samecurve.core.protocols import Rank
 from samecurve.diagnose.crash import explain
 from samecurve.diagnose.notes import note_of, read_notes
 from samecurve.errors import SamecurveError
-from samecurve.launch.hang_watch import OFTEN, Hangs, overseen
+from samecurve.launch.hang_watch import OFTEN, HangWatch, overseen
 from samecurve.launch.script.placement import reserve
 from samecurve.launch.supervisor import FAILED
 from samecurve.probe.cpu import oom_kills, starved_since
-from samecurve.run.prepare import Prepared
+from samecurve.run.prepare import PreparedRun
 from samecurve.worker.cluster_env import explicit
 from samecurve.worker.main import main, work
 from samecurve.worker.preflight import left_hanging
@@ -45,7 +45,7 @@ class Ends:
     left: Sequence[int] = ()
 
 
-def in_place(prepared: Prepared, devices: Devices) -> SamecurveError | None:
+def in_place(prepared: PreparedRun, devices: Devices) -> SamecurveError | None:
     try:
         with overseen(_watch(prepared, devices), lambda error: left_hanging(prepared.run, error)):
             work(prepared.attempt, Rank(0, 0, 1))
@@ -56,22 +56,22 @@ def in_place(prepared: Prepared, devices: Devices) -> SamecurveError | None:
         return explain([note_of(0, error)], {}, prepared.run.logs)
 
 
-def _watch(prepared: Prepared, devices: Devices) -> Hangs:
-    return Hangs(
+def _watch(prepared: PreparedRun, devices: Devices) -> HangWatch:
+    return HangWatch(
         prepared.run.logs,
         prepared.run.processes,
-        prepared.plan.processes,
+        prepared.plan.world_size,
         0 if prepared.attempt.evaluate else devices.hang_floor,
     )
 
 
-def direct(prepared: Prepared, devices: Devices) -> SamecurveError | None:
+def direct(prepared: PreparedRun, devices: Devices) -> SamecurveError | None:
     """Processes of our own: the launcher needs no torch for it, whose import holds a start up by
     seconds. Their first one serves the rendezvous.
     """
 
     def run() -> Ends:
-        world = prepared.plan.processes
+        world = prepared.plan.world_size
         with nullcontext() if devices.port else reserve() as held:
             port = held.getsockname()[1] if held else devices.port
             started = [
@@ -118,7 +118,7 @@ def _ends(started: Sequence["subprocess.Popen[bytes]"]) -> Ends:
         time.sleep(_TICK)
 
 
-def elastic(prepared: Prepared, devices: Devices) -> SamecurveError | None:
+def elastic(prepared: PreparedRun, devices: Devices) -> SamecurveError | None:
     """torch's elastic agent, in a thread, so that signals stay with us."""
 
     def run() -> Ends:
@@ -130,7 +130,7 @@ def elastic(prepared: Prepared, devices: Devices) -> SamecurveError | None:
         config = LaunchConfig(
             min_nodes=1,
             max_nodes=1,
-            nproc_per_node=prepared.plan.processes,
+            nproc_per_node=prepared.plan.world_size,
             run_id=prepared.attempt.name,
             rdzv_backend="c10d",
             rdzv_endpoint=f"localhost:{devices.port}",
@@ -149,7 +149,7 @@ def elastic(prepared: Prepared, devices: Devices) -> SamecurveError | None:
     return _waited(prepared, devices, run)
 
 
-def spawn(prepared: Prepared, devices: Devices) -> SamecurveError | None:
+def spawn(prepared: PreparedRun, devices: Devices) -> SamecurveError | None:
     """torch.multiprocessing, in a thread, its ranks meeting at a store that this process serves."""
 
     def run() -> Ends:
@@ -168,7 +168,7 @@ def spawn(prepared: Prepared, devices: Devices) -> SamecurveError | None:
             signal.SIG_BLOCK, {signal.SIGINT}
         )  # of this thread, and so of its children: Ctrl-C is the launcher's
         store = TCPStore("localhost", devices.port, is_master=True, wait_for_workers=False)
-        world = prepared.plan.processes
+        world = prepared.plan.world_size
         context = start_processes(  # type: ignore[no-untyped-call]
             _spawned,
             (prepared.attempt.to_json(), world, store.port),
@@ -206,7 +206,9 @@ def _spawned(index: int, argument: str, world: int, port: int) -> None:
     main(argument)
 
 
-def _waited(prepared: Prepared, devices: Devices, run: Callable[[], Ends]) -> SamecurveError | None:
+def _waited(
+    prepared: PreparedRun, devices: Devices, run: Callable[[], Ends]
+) -> SamecurveError | None:
     """run() in a thread, this one free for signals and for watching the ranks.
 
     What it found, or raised, explained.
@@ -245,7 +247,7 @@ def _waited(prepared: Prepared, devices: Devices, run: Callable[[], Ends]) -> Sa
         ends.failed,
         prepared.run.logs,
         starved=starved_since(starved),
-        world=prepared.plan.processes,
+        world=prepared.plan.world_size,
         left=ends.left,
     )
 

@@ -20,12 +20,14 @@ from samecurve.launch.restarts import Budget, again
 from samecurve.launch.signals import STOPPING, Signals, leave_at_once
 from samecurve.observe.console import View, showing, view
 from samecurve.run.control import ask
-from samecurve.run.prepare import Prepared
+from samecurve.run.prepare import PreparedRun
 from samecurve.system import LAUNCHER, STOP_SIGNAL
 from samecurve.worker.preflight import record_failure
 
 
-def launch(prepared: Prepared, devices: Devices, headless: bool, chosen: View | None = None) -> int:
+def launch(
+    prepared: PreparedRun, devices: Devices, headless: bool, chosen: View | None = None
+) -> int:
     """Train what was prepared.
 
     chosen: shows what happens; None: as a terminal wants it. Returns the exit code: 0, or 128 + the
@@ -57,9 +59,9 @@ class _Launcher:
     A lone rank that may be started again is a process of its own, too.
     """
 
-    def __init__(self, prepared: Prepared, devices: Devices, headless: bool) -> None:
+    def __init__(self, prepared: PreparedRun, devices: Devices, headless: bool) -> None:
         self._now, self._devices, self._headless = prepared, devices, headless
-        self._alone = prepared.plan.in_place and not (
+        self._alone = prepared.plan.is_one_process and not (
             devices.max_restarts and not prepared.attempt.evaluate
         )
         self._start = in_place if self._alone else LAUNCHERS[devices.launcher]
@@ -80,7 +82,7 @@ class _Launcher:
                 return failure
             self._go_on(following, signals)
 
-    def _go_on(self, following: Prepared, signals: Signals) -> None:
+    def _go_on(self, following: PreparedRun, signals: Signals) -> None:
         self._now = following
         if signals.received:  # while it asked the start that had failed
             self.stop()

@@ -13,20 +13,20 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 
 from samecurve.core.config.sections import Track
-from samecurve.core.determinism.microbatches import slots
+from samecurve.core.determinism.microbatches import split_batch
 from samecurve.core.events import Event
 from samecurve.core.planning.plan import Plan
-from samecurve.observe.heartbeat import read_pulse
+from samecurve.observe.heartbeat import read_heartbeat
 from samecurve.observe.journal import append, follow
 from samecurve.observe.sensors import PATIENCE, sensing
 from samecurve.observe.trackers import GOES_ON, SAID, TITLES
 from samecurve.probe.sensors import Sensors
 from samecurve.run.directory import Run
 from samecurve.run.preconditions import _wanted
-from samecurve.run.prepare import Prepared
+from samecurve.run.prepare import PreparedRun
 
 
-def done_line(prepared: Prepared) -> str:
+def done_line(prepared: PreparedRun) -> str:
     """What is said of a run that has nothing left to train, once its trackers have what they
     missed.
     """
@@ -51,7 +51,7 @@ def watched(run: Run, plan: Plan, every: float, patience: float = PATIENCE) -> I
     if not every:
         yield
         return
-    owners = [process for process in range(plan.processes) for _ in plan.held_by(process)]
+    owners = [process for process in range(plan.world_size) for _ in plan.devices_of(process)]
     sensors = Sensors(plan.devices, owners, plan.threads)
     with ExitStack() as stack:
         stack.callback(sensors.close)
@@ -74,16 +74,16 @@ def _idle(plan: Plan, owners: Sequence[int], idle: Sequence[int], patience: floa
         f"{device} ({plan.devices[device].place}, rank {owners[device]})" for device in idle
     )
     count, without = (
-        len(slots(plan.batch, plan.micro)),
-        [device for device in idle if not plan.shares[device]],
+        len(split_batch(plan.global_batch_size, plan.micro_batch_size)),
+        [device for device in idle if not plan.microbatches_per_device[device]],
     )
     ranks = ", ".join(
         f"logs/rank-{rank}.log" for rank in dict.fromkeys(owners[device] for device in idle)
     )
-    if count < plan.world:
+    if count < plan.num_devices:
         remedy = (
-            f"a step is {count} slot{'s' if count > 1 else ''} of {plan.micro} samples for"
-            f" {plan.world} devices: a larger --global-batch, or fewer devices (--gpus, --devices)"
+            f"a step is {count} slot{'s' if count > 1 else ''} of {plan.micro_batch_size} samples for"
+            f" {plan.num_devices} devices: a larger --global-batch, or fewer devices (--gpus, --devices)"
         )
     elif without:
         remedy = (
@@ -91,7 +91,7 @@ def _idle(plan: Plan, owners: Sequence[int], idle: Sequence[int], patience: floa
             f" others are so much faster: leave {'them' if len(without) > 1 else 'it'} to another"
             " run (--gpus)"
         )
-    elif plan.processes > 1:
+    elif plan.world_size > 1:
         remedy = (
             f"a rank may be stuck ({ranks}) or wait for data (--prefetch); a larger --global-batch"
             " gives each device more to do"
@@ -194,7 +194,7 @@ class Tracker:
             )
 
     def _warn(self, what: str) -> None:
-        pulse = read_pulse(self._run.logs / "pulse-0")
+        pulse = read_heartbeat(self._run.logs / "pulse-0")
         with suppress(OSError):  # a full disk: the run itself says so
             append(
                 self._run.journal,

@@ -56,14 +56,14 @@ def identity(loaded: Loaded) -> dict[str, str]:
     }
 
 
-def compare(store: Any, rank: Rank, loaded: Loaded) -> None:
+def check_ranks_agree(store: Any, rank: Rank, loaded: Loaded) -> None:
     """Of the first rank, which waits for the others' answers.
 
     UserError: what they run differs. RunError: some never came.
     """
     store.set(_IDENTITY, json.dumps(identity(loaded)))
     missing, until = (
-        [index for index in range(rank.world) if index != rank.index],
+        [index for index in range(rank.world_size) if index != rank.index],
         time.monotonic() + _COME,
     )
     different = {}
@@ -73,7 +73,7 @@ def compare(store: Any, rank: Rank, loaded: Loaded) -> None:
             different[index] = store.get(f"{_ANSWER}/{index}").decode()
         if time.monotonic() > until:
             raise RunError(
-                f"{rank.world - len(missing)} of {rank.world} ranks came within {_COME / 60:g}"
+                f"{rank.world_size - len(missing)} of {rank.world_size} ranks came within {_COME / 60:g}"
                 " minutes",
                 "start the same command for every rank",
                 "environment",
@@ -95,7 +95,7 @@ def compare(store: Any, rank: Rank, loaded: Loaded) -> None:
         )
 
 
-def answer(store: Any, rank: Rank, read: Callable[[], Loaded], over: str) -> None:
+def report_config(store: Any, rank: Rank, read: Callable[[], Loaded], over: str) -> None:
     """Of another rank.
 
     over: a key of the store that is there where the first one has left instead.

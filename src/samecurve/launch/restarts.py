@@ -10,7 +10,7 @@ from samecurve.core.events import Event
 from samecurve.errors import RunError, SamecurveError
 from samecurve.observe.journal import append, mend, read
 from samecurve.run.attempt import Earlier, new_attempt_name
-from samecurve.run.prepare import Prepared, clear_logs
+from samecurve.run.prepare import PreparedRun, clear_logs
 
 _FRUITLESS = 3  # failures in a row from the same save
 
@@ -45,8 +45,8 @@ class Budget:
 
 
 def again(
-    before: Prepared, failure: SamecurveError, began: float, budget: Budget
-) -> Prepared | str:
+    before: PreparedRun, failure: SamecurveError, began: float, budget: Budget
+) -> PreparedRun | str:
     """The next start of a run that failed, from its newest whole checkpoint.
 
     began: when the command's first one did. A text: why there is none.

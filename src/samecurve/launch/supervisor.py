@@ -35,7 +35,7 @@ STOPPED = ((10.0, signal.SIGKILL),)  # seconds after the signal that was passed 
 _REST = 1.0  # seconds for what ranks have started to end by itself
 
 
-class Guard:
+class OrphanGuard:
     """The process that kills the groups it was told of when this one is gone."""
 
     def __init__(self) -> None:
@@ -60,13 +60,13 @@ class Guard:
 
 
 @dataclass
-class World:
+class RankGroup:
     """One go of all ranks. commands: what the shim runs, and environments: for each rank."""
 
     commands: Sequence[Sequence[str]]
     environments: Sequence[Mapping[str, str]]
     outputs: Outputs
-    guard: Guard
+    guard: OrphanGuard
     ask: int = 0  # the signal by which ranks are asked where they hang; 0: they are not watched
     failures: dict[int, tuple[float, int]] = field(
         default_factory=dict
@@ -237,8 +237,8 @@ def _alive(group: int) -> bool:
 
 
 @contextmanager
-def guarded() -> Iterator[Guard]:
-    guard = Guard()
+def guarded() -> Iterator[OrphanGuard]:
+    guard = OrphanGuard()
     try:
         yield guard
     finally:

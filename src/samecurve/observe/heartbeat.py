@@ -13,7 +13,7 @@ _FORMAT = struct.Struct("<qII")
 _BEATS = 1 << 32
 
 
-class Pulse:
+class Heartbeat:
     def __init__(self, path: Path) -> None:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         os.ftruncate(descriptor, _FORMAT.size)
@@ -28,7 +28,7 @@ class Pulse:
         _FORMAT.pack_into(self._map, 0, step, PHASES.index(phase), self._beats)
 
 
-def read_pulse(path: Path) -> tuple[int, Phase] | None:
+def read_heartbeat(path: Path) -> tuple[int, Phase] | None:
     """(step, phase) of a rank, None if it has not begun."""
     beat = read_beat(path)
     return (beat.step, beat.phase) if beat else None

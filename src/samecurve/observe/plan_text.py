@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping
 
-from samecurve.core.determinism.microbatches import slots
+from samecurve.core.determinism.microbatches import split_batch
 from samecurve.core.planning.plan import Plan
 from samecurve.units import show_bytes, show_count
 
@@ -24,36 +24,36 @@ def banner(plan: Plan) -> list[str]:
     first = (
         "; the first step is compiled before it runs"
         if plan.engine == "jax"
-        else f"; compiled: {plan.because['compile']}"
+        else f"; compiled: {plan.reasons['compile']}"
         if plan.compile
         else ""
     )
     known = "estimate" if plan.memory_estimate else "estimate, without activations"
     lines = [
         (
-            f"plan   world {plan.world}   {engine}{plan.strategy}{over}   {plan.precision}  "
+            f"plan   world {plan.num_devices}   {engine}{plan.strategy}{over}   {plan.precision}  "
             f" {_devices(plan)}"
         ),
         (
-            f"       {arithmetic(plan)} ({plan.because['batch']})   lr {plan.schedule.peak:.3g}"
-            f" ({plan.because['lr']})"
+            f"       {arithmetic(plan)} ({plan.reasons['batch']})   lr {plan.schedule.peak:.3g}"
+            f" ({plan.reasons['lr']})"
         ),
         (
-            f"       {plan.steps} steps of {plan.batch} samples; an epoch is"
+            f"       {plan.steps} steps of {plan.global_batch_size} samples; an epoch is"
             f" {plan.order.steps_per_epoch}   memory {show_bytes(held)} of {show_bytes(room)} a"
             f" device ({known})"
         ),
-        f"       Running on {plan.world} device{'s' if plan.world > 1 else ''}"
-        + (f" ({several})" if plan.world > 1 else "")
+        f"       Running on {plan.num_devices} device{'s' if plan.num_devices > 1 else ''}"
+        + (f" ({several})" if plan.num_devices > 1 else "")
         + first,
     ]
-    if "balance" in plan.because:
-        lines.append(f"       balance {_balance(plan)}: {plan.because['balance']}")
+    if "balance" in plan.reasons:
+        lines.append(f"       balance {_balance(plan)}: {plan.reasons['balance']}")
     if plan.exact:
-        lines.append(f"       exact: {plan.because['exact']}")
-    if "optimizer" in plan.because:
-        lines.append(f"       optimizer {plan.because['optimizer']}")
-    lines += [f"       group {group}" for group in plan.because.get("groups", "").splitlines()]
+        lines.append(f"       exact: {plan.reasons['exact']}")
+    if "optimizer" in plan.reasons:
+        lines.append(f"       optimizer {plan.reasons['optimizer']}")
+    lines += [f"       group {group}" for group in plan.reasons.get("groups", "").splitlines()]
     return lines + [f"warn   {warning}" for warning in plan.warnings]
 
 
@@ -61,32 +61,34 @@ def arithmetic(plan: Plan) -> str:
     """'batch 256 = 4 devices x 16 x 4 rounds', or the slots where they are unequal, and who has how
     many where that is.
     """
-    sizes = [last - first for first, last in slots(plan.batch, plan.micro)]
-    if plan.slot_times:
-        last = f", the last one of {sizes[-1]}" if sizes[-1] < plan.micro else ""
+    sizes = [
+        last - first for first, last in split_batch(plan.global_batch_size, plan.micro_batch_size)
+    ]
+    if plan.microbatch_seconds:
+        last = f", the last one of {sizes[-1]}" if sizes[-1] < plan.micro_batch_size else ""
         return (
-            f"batch {plan.batch} = {' + '.join(map(str, plan.shares))} slots of {plan.micro}{last},"
-            f" in {plan.rounds} round{'s' if plan.rounds > 1 else ''}"
+            f"batch {plan.global_batch_size} = {' + '.join(map(str, plan.microbatches_per_device))} slots of {plan.micro_batch_size}{last},"
+            f" in {plan.accumulation_steps} round{'s' if plan.accumulation_steps > 1 else ''}"
         )
-    if plan.batch == plan.world * plan.micro * plan.rounds:
+    if plan.global_batch_size == plan.num_devices * plan.micro_batch_size * plan.accumulation_steps:
         return (
-            f"batch {plan.batch} = {plan.world} device{'s' if plan.world > 1 else ''} x"
-            f" {plan.micro} x {plan.rounds} round{'s' if plan.rounds > 1 else ''}"
+            f"batch {plan.global_batch_size} = {plan.num_devices} device{'s' if plan.num_devices > 1 else ''} x"
+            f" {plan.micro_batch_size} x {plan.accumulation_steps} round{'s' if plan.accumulation_steps > 1 else ''}"
         )
     parts = " + ".join(
         f"{count} slot{'s' if count > 1 else ''} of {size}"
         for size, count in Counter(sizes).items()
     )
     return (
-        f"batch {plan.batch} = {parts}, over {plan.world} device{'s' if plan.world > 1 else ''} in"
-        f" {plan.rounds} round{'s' if plan.rounds > 1 else ''}"
+        f"batch {plan.global_batch_size} = {parts}, over {plan.num_devices} device{'s' if plan.num_devices > 1 else ''} in"
+        f" {plan.accumulation_steps} round{'s' if plan.accumulation_steps > 1 else ''}"
     )
 
 
 def _balance(plan: Plan) -> str:
     return (
-        f"{' + '.join(map(str, plan.shares))} of {sum(plan.shares)} slots"
-        if plan.slot_times
+        f"{' + '.join(map(str, plan.microbatches_per_device))} of {sum(plan.microbatches_per_device)} slots"
+        if plan.microbatch_seconds
         else "even"
     )
 
@@ -104,7 +106,7 @@ def _plain(value: object) -> str:
 def _devices(plan: Plan) -> str:
     names = Counter(device.name for device in plan.devices)
     shown = ", ".join(f"{count} x {name}" if count > 1 else name for name, count in names.items())
-    return f"{shown}; {plan.because['devices']}"
+    return f"{shown}; {plan.reasons['devices']}"
 
 
 def _places(plan: Plan) -> str:
@@ -114,7 +116,7 @@ def _places(plan: Plan) -> str:
         if plan.devices[0].kind != "cpu"
         else [device.place for device in plan.devices]
     )
-    hosts = plan.world // len(places)
+    hosts = plan.num_devices // len(places)
     return ", ".join(places) + (f" on {hosts} hosts" if hosts > 1 else "")
 
 
@@ -126,11 +128,11 @@ def decisions(plan: Plan) -> dict[str, str]:
         "sync": plan.backend,
         "precision": plan.precision,
         "batch": arithmetic(plan),
-        "micro": f"{plan.micro} samples a slot",
+        "micro": f"{plan.micro_batch_size} samples a slot",
         "steps": str(plan.steps),
         "lr": f"{plan.schedule.peak:.6g}",
         "threads": f"{plan.threads} a rank",
-        **({"balance": _balance(plan)} if "balance" in plan.because else {}),
+        **({"balance": _balance(plan)} if "balance" in plan.reasons else {}),
     }
 
 
@@ -143,14 +145,14 @@ def table(
     """Every decision with its reason, the memory terms, and where each config value came from."""
     lines = [*banner(plan), "", "decision    value, because"]
     lines += [
-        f"  {name:<10}{value}: {plan.because[name]}" for name, value in decisions(plan).items()
+        f"  {name:<10}{value}: {plan.reasons[name]}" for name, value in decisions(plan).items()
     ]
     lines += [
-        f"  {name:<10}{plan.because[name]}"
+        f"  {name:<10}{plan.reasons[name]}"
         for name in ("coupled", "dropout", "compile", "float8")
-        if name in plan.because
+        if name in plan.reasons
     ]
-    lines += ["", f"memory on each device (estimate): {plan.because['memory']}"]
+    lines += ["", f"memory on each device (estimate): {plan.reasons['memory']}"]
     lines += [
         f"  {term.name:<12}{show_bytes(term.bytes):>10}   {term.formula}" for term in plan.memory
     ]

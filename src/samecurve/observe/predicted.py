@@ -5,7 +5,7 @@ step comes about, efficiency by devices.
 from collections.abc import Sequence
 from typing import Any
 
-from samecurve.core.simulation.cluster import Setup
+from samecurve.core.simulation.cluster import Cluster
 from samecurve.core.simulation.collectives import Collective
 from samecurve.core.simulation.compare import Curve, Row
 from samecurve.core.simulation.step_time import Cost, Share
@@ -14,7 +14,7 @@ from samecurve.units import show_bytes, show_count, show_time
 _WIDTHS = (8, 9, 24, 14, 8, 9, 10, 12, 8, 11)
 
 
-def machine_lines(setup: Setup, share: Share) -> list[str]:
+def machine_lines(setup: Cluster, share: Share) -> list[str]:
     card, several = setup.card, setup.hosts > 1
     peaks = ", ".join(f"{name} {value / 1e12:g}" for name, value in card.peaks.items())
     wires = [
@@ -83,7 +83,7 @@ def row_lines(rows: Sequence[Row], tokens: int) -> list[str]:
             if row.need is not None
             else f"{show_bytes(row.held)} + activations"
         )
-        rounds = f"{row.plan.micro} x {row.plan.rounds} round{'s' if row.plan.rounds > 1 else ''}"
+        rounds = f"{row.plan.micro_batch_size} x {row.plan.accumulation_steps} round{'s' if row.plan.accumulation_steps > 1 else ''}"
         lines.append(_line((row.label, row.recompute, memory, rounds, *_cost_cells(row, tokens))))
     grouped = dict.fromkeys(row.label for row in rows if not row.whole)
     lines += (
@@ -114,7 +114,7 @@ def _cost_cells(row: Row, tokens: int) -> tuple[str, ...]:
         return "unknown", "unknown", "unknown", "unknown", sync, sent
     return (
         show_time(cost.seconds),
-        show_count(row.plan.batch * tokens / cost.seconds),
+        show_count(row.plan.global_batch_size * tokens / cost.seconds),
         f"{cost.efficiency:.1%}",
         show_time(cost.exposed),
         sync,
@@ -181,7 +181,7 @@ def _short(why: str, most: int = 90) -> str:
 
 
 def as_json(
-    setup: Setup, share: Share, rows: Sequence[Row], curves: Sequence[Curve], tokens: int
+    setup: Cluster, share: Share, rows: Sequence[Row], curves: Sequence[Curve], tokens: int
 ) -> dict[str, Any]:
     """The same as data: bytes, seconds, shares."""
     card = setup.card
@@ -230,9 +230,9 @@ def _row_json(row: Row, tokens: int) -> dict[str, Any]:
     }
     if row.plan and row.traffic:
         found |= {
-            "batch": row.plan.batch,
-            "micro": row.plan.micro,
-            "rounds": row.plan.rounds,
+            "batch": row.plan.global_batch_size,
+            "micro": row.plan.micro_batch_size,
+            "rounds": row.plan.accumulation_steps,
             "sync_seconds": row.traffic.seconds,
             "sent_bytes": row.traffic.sent,
         }
@@ -246,8 +246,10 @@ def _row_json(row: Row, tokens: int) -> dict[str, Any]:
             "exposed_seconds": cost.exposed,
             "efficiency": cost.efficiency,
             "mfu": cost.mfu,
-            "samples_per_second": row.plan.batch / cost.seconds,
-            "tokens_per_second": row.plan.batch * tokens / cost.seconds if tokens > 1 else None,
+            "samples_per_second": row.plan.global_batch_size / cost.seconds,
+            "tokens_per_second": row.plan.global_batch_size * tokens / cost.seconds
+            if tokens > 1
+            else None,
             "formulas": cost.formulas,
         }
     return found

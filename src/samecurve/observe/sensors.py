@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from samecurve.core.events import Event
-from samecurve.observe.heartbeat import read_pulse
+from samecurve.observe.heartbeat import read_heartbeat
 from samecurve.observe.journal import append
 from samecurve.units import show_bytes
 
@@ -79,7 +79,7 @@ def sensing(
         idle = Idle(patience)
         while not stop.wait(every):
             values = read()
-            step, phase = read_pulse(pulse) or (0, "start")
+            step, phase = read_heartbeat(pulse) or (0, "start")
             if phase in {"start", "end"} or stop.is_set():
                 continue
             with suppress(

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from samecurve.core.events import Event
-from samecurve.observe.heartbeat import read_pulse
+from samecurve.observe.heartbeat import read_heartbeat
 from samecurve.observe.journal import VOIDED, append, batches
 
 TITLES = {"tensorboard": "TensorBoard", "wandb": "W&B"}
@@ -49,7 +49,7 @@ def main(name: str, run: Path, mode: str, project: str) -> int:
         import traceback
 
         traceback.print_exc()
-        pulse = read_pulse(run / "logs/pulse-0")
+        pulse = read_heartbeat(run / "logs/pulse-0")
         said = " ".join(str(error).split()).rstrip(".") or type(error).__name__
         remedy = "; or --wandb offline" if mode == "online" and name == "wandb" else ""
         text = f"{TITLES[name]}: {said[:300]}{remedy}; {GOES_ON}"

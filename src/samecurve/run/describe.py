@@ -16,7 +16,7 @@ from typing import Any
 import samecurve
 from samecurve.core.config.document import Document
 from samecurve.core.config.sections import Config, load
-from samecurve.core.planning.facts import Facts, OwnOptimizer
+from samecurve.core.planning.facts import Facts, UserOptimizerFacts
 from samecurve.diagnose.known_failures import known_in
 from samecurve.diagnose.tracebacks import clipped, last
 from samecurve.errors import RunError, SamecurveError, UserError
@@ -76,12 +76,12 @@ def _facts(value: Mapping[str, Any]) -> Facts:
     tuples: dict[str, Any] = {
         key: tuple(item) if isinstance(item, list) else item for key, item in value.items()
     }
-    own = OwnOptimizer.from_json(value["own"]) if value["own"] else None
+    brought = value["user_optimizer"]
     return Facts(
         **{
             **tuples,
             "arrays": {name: tuple(shape) for name, shape in value["arrays"].items()},
-            "own": own,
+            "user_optimizer": UserOptimizerFacts.from_json(brought) if brought else None,
         }
     )
 

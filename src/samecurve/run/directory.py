@@ -193,7 +193,7 @@ def log_to(path: Path, attempt: str = "") -> None:
     os.close(descriptor)
 
 
-def clear(logs: Path) -> None:
+def clear_hang_files(logs: Path) -> None:
     """What ranks of an earlier start left for whoever watched them."""
     for kind in ("pulse-*", "stack-*.txt", "collectives-*", "asked"):
         for stale in logs.glob(kind):

@@ -16,11 +16,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from samecurve.checkpoint.format import MANIFEST, Damaged, manifest, verify, write_pieces
+from samecurve.checkpoint.format import (
+    MANIFEST,
+    CorruptCheckpointError,
+    manifest,
+    verify,
+    write_pieces,
+)
 from samecurve.core.config.document import read_file
 from samecurve.core.config.sections import Config, load
 from samecurve.core.planning.facts import Facts
-from samecurve.core.protocols import Piece
+from samecurve.core.protocols import ArrayShard
 from samecurve.core.weight_check import check_weights
 from samecurve.errors import SamecurveError, UserError
 from samecurve.run.directory import SCRATCH, Run
@@ -109,7 +115,7 @@ def weights_for(
     if began and not goes_on:
         try:
             verify(run.initial)
-        except Damaged as error:
+        except CorruptCheckpointError as error:
             raise UserError(
                 f"{run.initial}, the weights that this run began from: {error}",
                 "another --save-dir begins anew",
@@ -210,9 +216,9 @@ def publish(run: Run) -> None:
     sync_directory(run.home)
 
 
-def _pieces(source: Source) -> Iterator[list[Piece]]:
+def _pieces(source: Source) -> Iterator[list[ArrayShard]]:
     """In files of about _FILE bytes."""
-    pieces: list[Piece] = []
+    pieces: list[ArrayShard] = []
     for name, array in sorted(source.arrays.items()):
         try:
             values = np.ascontiguousarray(array.read())
@@ -234,7 +240,7 @@ def _pieces(source: Source) -> Iterator[list[Piece]]:
             )
         if values.size:
             pieces.append(
-                Piece(
+                ArrayShard(
                     f"model/{name}",
                     _KINDS[values.dtype.name],
                     array.shape,

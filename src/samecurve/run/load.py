@@ -11,7 +11,13 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from samecurve.checkpoint.format import MANIFEST, Arrays, Damaged, read_manifest, verify
+from samecurve.checkpoint.format import (
+    MANIFEST,
+    Arrays,
+    CorruptCheckpointError,
+    read_manifest,
+    verify,
+)
 from samecurve.checkpoint.store import newest
 from samecurve.core.config.sections import Config
 from samecurve.errors import UserError
@@ -93,7 +99,7 @@ def find(path: Path, where: str = "RUN") -> Found:
             arrays = Arrays(checkpoint, manifest)
             arrays.hold()
             return Found(run, checkpoint, manifest, Weights(arrays), notes)
-        except (Damaged, OSError):
+        except (CorruptCheckpointError, OSError):
             if not tries_left or checkpoint.exists():
                 raise
     raise AssertionError("unreachable")
@@ -103,7 +109,7 @@ def _find(path: Path, where: str) -> tuple[Run, Path, list[str]]:
     if (path / MANIFEST).is_file():
         try:
             verify(path)
-        except Damaged as error:
+        except CorruptCheckpointError as error:
             raise UserError(
                 f"checkpoint {path}: {error}",
                 "name the run directory: its newest whole checkpoint is taken",

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from samecurve.core.config.sections import Config, Track
 from samecurve.core.planning.facts import Facts
-from samecurve.core.planning.memory import itemsize, optimizer_slots
+from samecurve.core.planning.memory import itemsize, num_optimizer_states
 from samecurve.errors import UserError
 from samecurve.run.directory import SCRATCH, Run
 from samecurve.units import show_bytes
@@ -31,7 +31,7 @@ def check_port(port: int) -> None:
 
 def check_room(home: Path, config: Config, facts: Facts) -> None:
     """Room for two checkpoints (one stays until the next is published). UserError: not enough."""
-    moments, _ = optimizer_slots(config, facts)
+    moments, _ = num_optimizer_states(config, facts)
     each = itemsize(config.train.precision) * (facts.params + moments * facts.trainable)
     at = next(path for path in _upwards(home.absolute()) if path.is_dir())
     free = shutil.disk_usage(at).free

@@ -17,17 +17,24 @@ from samecurve.observe.journal import append, last_step, mend
 from samecurve.probe import probe
 from samecurve.run.attempt import Attempt, new_attempt_name
 from samecurve.run.describe import describe
-from samecurve.run.directory import Run, clear
+from samecurve.run.directory import Run, clear_hang_files
 from samecurve.run.init_weights import keep, publish, weights_for
 from samecurve.run.lock import Lock
 from samecurve.run.naming import free_name
 from samecurve.run.preconditions import check_port, check_room, check_trackers, leave, make
 from samecurve.run.provenance import surroundings
-from samecurve.run.resume import Options, _fixed, _Origin, _origin, _refuse_changes, _void_later
+from samecurve.run.resume import (
+    Options,
+    Origin,
+    find_origin,
+    fixed_of,
+    refuse_changes,
+    set_later_aside,
+)
 
 
 @dataclass
-class Prepared:
+class PreparedRun:
     """A run ready to start, its lock held.
 
     begin: where its journal ended before. done: nothing is left to train. track: who is told of it.
@@ -57,7 +64,7 @@ def prepare(
     facts: Facts | None = None,
     machine: Machine | None = None,
     measure: Measure | None = None,
-) -> Prepared:
+) -> PreparedRun:
     """facts: if they were measured.
 
     machine: another than this one by itself. measure: what is to be measured once all else is
@@ -74,9 +81,9 @@ def prepare(
     )  # devices, strategy and sync are refused before any data is read
     check_trackers(loaded.config.track)
     facts = facts or describe(loaded.config)
-    origin = _origin(loaded, options)
-    fixed = _fixed(origin, options)
-    _refuse_changes(origin, loaded.config)
+    origin = find_origin(loaded, options)
+    fixed = fixed_of(origin, options)
+    refuse_changes(origin, loaded.config)
     facts = measure(loaded.config, machine, facts) if measure else facts
     made = plan(loaded.config, machine, facts, fixed)
     weights = weights_for(
@@ -129,12 +136,12 @@ def _begin(
     lock: Lock,
     loaded: Loaded,
     options: Options,
-    origin: _Origin,
+    origin: Origin,
     made: Plan,
     facts: Facts,
     machine: Machine,
     weights: str | None,
-) -> Prepared:
+) -> PreparedRun:
     for directory in (run.checkpoints, run.logs):
         directory.mkdir(exist_ok=True)
     clear_logs(run)
@@ -158,7 +165,7 @@ def _begin(
         weights=str(run.initial) if weights and not origin.checkpoint else None,
     )
     if done:
-        return Prepared(run, made, attempt, lock, begin, done, loaded.config.track)
+        return PreparedRun(run, made, attempt, lock, begin, done, loaded.config.track)
     began = (
         run.began()
         if run.exists()
@@ -183,7 +190,7 @@ def _begin(
         ),
     )
     if origin.own and origin.run:
-        _void_later(run, origin)
+        set_later_aside(run, origin)
     for word in (*loaded.notes, *origin.words):
         append(run.journal, Event("warned", origin.step, {"text": word}))
     if begin or origin.checkpoint:
@@ -193,22 +200,22 @@ def _begin(
                 "resumed", origin.step, {"attempt": attempt.name, "text": _resumed(origin, made)}
             ),
         )
-    return Prepared(run, made, attempt, lock, begin, done, loaded.config.track)
+    return PreparedRun(run, made, attempt, lock, begin, done, loaded.config.track)
 
 
 def clear_logs(run: Run) -> None:
     """What an earlier start left for those who watched it."""
     for stale in (*run.logs.glob("failure-*.json"), *run.logs.glob("process-*.json")):
         stale.unlink()
-    clear(run.logs)
+    clear_hang_files(run.logs)
 
 
-def _resumed(origin: _Origin, made: Plan) -> str:
+def _resumed(origin: Origin, made: Plan) -> str:
     if origin.checkpoint is None:
         return "nothing was saved before: from the start"
     return (
-        f"from {origin.checkpoint}; batch {made.batch}: {made.because['batch']}; on {made.world}"
-        f" device{'s' if made.world > 1 else ''}"
+        f"from {origin.checkpoint}; batch {made.global_batch_size}: {made.reasons['batch']}; on {made.num_devices}"
+        f" device{'s' if made.num_devices > 1 else ''}"
     )
 
 

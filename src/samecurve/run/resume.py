@@ -7,13 +7,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from samecurve.checkpoint.format import MANIFEST, Damaged, name_of, read_manifest, verify
+from samecurve.checkpoint.format import (
+    MANIFEST,
+    CorruptCheckpointError,
+    name_of,
+    read_manifest,
+    verify,
+)
 from samecurve.checkpoint.store import checkpoints, newest
 from samecurve.core.config.param_groups import Group, Rules
 from samecurve.core.config.sections import Config, Loaded, flatten
 from samecurve.core.determinism.data_order import Anchor
 from samecurve.core.planning.facts import Fixed
-from samecurve.core.planning.plan import fixed_from_json
 from samecurve.errors import SamecurveError, UserError
 from samecurve.run.directory import Run
 from samecurve.run.lock import Lock, is_live
@@ -33,7 +38,7 @@ class Options:
 
 
 @dataclass
-class _Origin:
+class Origin:
     """Where a run begins. own: the checkpoint lies in the run directory itself."""
 
     run: Run | None = None
@@ -47,7 +52,7 @@ class _Origin:
         return int(self.manifest.get("step", 0))
 
 
-def _origin(loaded: Loaded, options: Options) -> _Origin:
+def find_origin(loaded: Loaded, options: Options) -> Origin:
     if options.resume not in {"auto", "never"}:
         return _from_path(Path(options.resume), options)
     if options.resume == "never":
@@ -57,10 +62,10 @@ def _origin(loaded: Loaded, options: Options) -> _Origin:
                 "another --save-dir, or --resume auto to go on with it",
                 "--resume never",
             )
-        return _Origin()
+        return Origin()
     run = Run(options.save_dir) if options.save_dir else _unfinished(loaded, options.init_from)
     if run is None or not run.exists():
-        return _Origin()
+        return Origin()
     origin = _newest_of(run)
     began = run.began()
     return (
@@ -70,16 +75,16 @@ def _origin(loaded: Loaded, options: Options) -> _Origin:
     )
 
 
-def _newest_of(run: Run) -> _Origin:
+def _newest_of(run: Run) -> Origin:
     Lock(run).release()  # a live run takes its older checkpoints away: refused before they are read
     found, damaged = newest(run.checkpoints)
     words = [f"{line}; going on from {found.name if found else 'the start'}" for line in damaged]
     if found is None:
-        return _Origin(run, words=words)
-    return _Origin(run, found, read_manifest(found), words=words)
+        return Origin(run, words=words)
+    return Origin(run, found, read_manifest(found), words=words)
 
 
-def _from_path(path: Path, options: Options) -> _Origin:
+def _from_path(path: Path, options: Options) -> Origin:
     """--resume PATH: a run directory, or one checkpoint of one."""
     if Run(path).exists():
         origin = _newest_of(Run(path))
@@ -92,7 +97,7 @@ def _from_path(path: Path, options: Options) -> _Origin:
     elif (path / MANIFEST).is_file():
         try:
             found = verify(path)
-        except Damaged as error:
+        except CorruptCheckpointError as error:
             raise UserError(
                 f"checkpoint {path}: {error}",
                 "another checkpoint, or the run directory, which falls back to the newest"
@@ -100,7 +105,7 @@ def _from_path(path: Path, options: Options) -> _Origin:
                 "--resume",
             ) from None
         home = Run(path.resolve().parent.parent)
-        origin = _Origin(home if home.exists() else None, path, found)
+        origin = Origin(home if home.exists() else None, path, found)
     else:
         raise UserError(
             f"{path} is neither a run directory nor a checkpoint",
@@ -166,7 +171,7 @@ def _finished(run: Run) -> bool:
         return True  # nothing that could be gone on with
 
 
-def _fixed(origin: _Origin, options: Options) -> Fixed | None:
+def fixed_of(origin: Origin, options: Options) -> Fixed | None:
     if origin.checkpoint is None:
         if options.new_batch:
             raise UserError(
@@ -175,17 +180,17 @@ def _fixed(origin: _Origin, options: Options) -> Fixed | None:
                 "--new-batch",
             )
         return replace(origin.run.read_plan().fixed, anchor=Anchor()) if origin.run else None
-    fixed = fixed_from_json(origin.manifest["fixed"])
+    fixed = Fixed.from_json(origin.manifest["fixed"])
     if not options.new_batch:
         return fixed
     return replace(
         fixed,
-        batch=None,
+        global_batch_size=None,
         anchor=Anchor(origin.step, origin.manifest["epoch"], origin.manifest["consumed"]),
     )
 
 
-def _refuse_changes(origin: _Origin, config: Config) -> None:
+def refuse_changes(origin: Origin, config: Config) -> None:
     """What the model or the data is can't change under way; what else did is said."""
     saved = origin.manifest.get("config") or (
         flatten(origin.run.read_config(Tasks())) if origin.run else {}
@@ -223,7 +228,7 @@ def _refuse_changes(origin: _Origin, config: Config) -> None:
         )
 
 
-def _refuse_thawed(origin: _Origin, before: list[Any], config: Config) -> None:
+def _refuse_thawed(origin: Origin, before: list[Any], config: Config) -> None:
     """The optimizer has no state of what was frozen, and state without use of what is from now on."""
     names = [
         name.removeprefix("model/")
@@ -253,7 +258,7 @@ def _changes(keys: list[str], before: dict[str, Any], after: dict[str, Any]) -> 
     return ", ".join(f"{key} {before[key]} -> {after[key]}" for key in keys)
 
 
-def _void_later(run: Run, origin: _Origin) -> None:
+def set_later_aside(run: Run, origin: Origin) -> None:
     """Checkpoints beyond the one that is gone on from belong to a course not taken: set aside, so
     that none is taken for the newest.
     """

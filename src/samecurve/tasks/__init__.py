@@ -15,7 +15,7 @@ from samecurve.tasks.user.loading import check
 
 if TYPE_CHECKING:  # numpy is not imported for a config error
     from samecurve.core.planning.facts import Facts
-    from samecurve.core.protocols import Stored, Task
+    from samecurve.core.protocols import StoredArrays, Task
 
 _HERE = ("language",)
 _LATER = ("timeseries", "vision", "huggingface", "diffusion")
@@ -81,7 +81,7 @@ def open_task(config: Config, cache: str) -> "Task":
     return made
 
 
-def load_model(config: Config, cache: str, weights: "Stored") -> Any:
+def load_model(config: Config, cache: str, weights: "StoredArrays") -> Any:
     """The model with these weights, by a checkpoint's names: with torch whichever engine trained
     them, but for a user's own task, which has one engine.
     """

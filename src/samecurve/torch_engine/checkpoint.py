@@ -13,12 +13,12 @@ import torch
 from torch import nn
 
 from samecurve.core.determinism.digest import BYTES, digest
-from samecurve.core.protocols import Piece, Saved, share
+from samecurve.core.protocols import ArrayShard, Checkpoint, arrays_to_write
 from samecurve.core.weight_check import check_finite, check_fit, check_weights
-from samecurve.torch_engine.optimizer import Update
-from samecurve.torch_engine.optimizer_params import Weight, local
+from samecurve.torch_engine.optimizer import OptimizerUpdate
+from samecurve.torch_engine.optimizer_params import OptimizerParam, local
 from samecurve.torch_engine.precision import Scale
-from samecurve.torch_engine.process_group import Ranks
+from samecurve.torch_engine.process_group import Comm
 
 _NAMES = {torch.float64: "F64", torch.float32: "F32", torch.int64: "I64"}
 
@@ -35,14 +35,14 @@ class State:
     """
 
     model: nn.Module
-    trained: list[Weight]
-    update: Update
+    trained: list[OptimizerParam]
+    update: OptimizerUpdate
     scale: Scale
     unbounded: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         self.parameters = [weight.parameter for weight in self.trained]
-        self.apart = [weight for weight in self.trained if weight.seen is not weight.parameter]
+        self.apart = [weight for weight in self.trained if weight.view is not weight.parameter]
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,8 @@ def _entries(state: State, box: Box, holders: Holders) -> Iterator[tuple[str, En
         if name in kept:
             yield f"model/{name}", entry(buffer, local(buffer))
     for weight in state.trained:
-        for slot, tensor in state.update.slots(weight).items():
-            single = not tensor.ndim and weight.seen.ndim  # one number for the whole parameter
+        for slot, tensor in state.update.state_of(weight).items():
+            single = not tensor.ndim and weight.view.ndim  # one number for the whole parameter
             yield (
                 f"optimizer/{slot}/{weight.name}",
                 entry(tensor if single else weight.parameter, tensor),
@@ -86,8 +86,8 @@ def _entries(state: State, box: Box, holders: Holders) -> Iterator[tuple[str, En
 
 
 def gather(
-    state: State, box: Box, holders: Holders, ranks: Ranks, device: torch.device
-) -> list[Piece]:
+    state: State, box: Box, holders: Holders, ranks: Comm, device: torch.device
+) -> list[ArrayShard]:
     """Copies in host memory of what this process writes.
 
     RunError, on every rank: one of all the arrays is not finite.
@@ -101,11 +101,13 @@ def gather(
         ]
     )
     checked = [name for name in entries if name.removeprefix("model/") not in state.unbounded]
-    names = [name for name, count in zip(checked, ranks.sum(bad)().tolist(), strict=True) if count]
+    names = [
+        name for name, count in zip(checked, ranks.all_reduce(bad)().tolist(), strict=True) if count
+    ]
     check_finite(names)
     mine: list[str] = []
     for which, many in sorted({entry.holder for entry in entries.values()}):
-        mine += share(
+        mine += arrays_to_write(
             {
                 name: entry.part.nbytes
                 for name, entry in entries.items()
@@ -119,7 +121,9 @@ def gather(
         entry = entries[name]
         if entry.part.numel():
             copy = entry.part.to("cpu", copy=True).contiguous()
-            pieces.append(Piece(name, _NAMES[copy.dtype], entry.shape, entry.offsets, copy.numpy()))
+            pieces.append(
+                ArrayShard(name, _NAMES[copy.dtype], entry.shape, entry.offsets, copy.numpy())
+            )
     return pieces
 
 
@@ -135,12 +139,12 @@ def _spoiled(part: torch.Tensor) -> torch.Tensor:
 
 
 def digests(
-    state: State, box: Box, holders: Holders, ranks: Ranks, device: torch.device
+    state: State, box: Box, holders: Holders, ranks: Comm, device: torch.device
 ) -> dict[str, str]:
     """Of every array of a state that all ranks hold whole; each rank hashes some of them."""
     entries = dict(_entries(state, box, holders))
     mine = set(
-        share(
+        arrays_to_write(
             {name: entry.part.nbytes for name, entry in entries.items()}, ranks.world, ranks.index
         )
     )
@@ -148,12 +152,12 @@ def digests(
     for row, (name, entry) in enumerate(entries.items()):
         if name in mine:
             found[row] = np.frombuffer(digest(entry.part.to("cpu").numpy()), np.uint8)
-    summed = ranks.sum(torch.from_numpy(found.view(np.int64)).to(device))().cpu().numpy()
+    summed = ranks.all_reduce(torch.from_numpy(found.view(np.int64)).to(device))().cpu().numpy()
     return {name: row.tobytes().hex() for name, row in zip(entries, summed, strict=True)}
 
 
 @torch.no_grad()
-def restore(state: State, box: Box, holders: Holders, saved: Saved) -> None:
+def restore(state: State, box: Box, holders: Holders, saved: Checkpoint) -> None:
     """Fill a state from a checkpoint, which may have been made at another precision, strategy or
     world. UserError: names or shapes that don't fit.
     """
@@ -170,7 +174,7 @@ def restore(state: State, box: Box, holders: Holders, saved: Saved) -> None:
 
 
 @torch.no_grad()
-def fill(state: State, box: Box, holders: Holders, weights: Saved) -> None:
+def fill(state: State, box: Box, holders: Holders, weights: Checkpoint) -> None:
     """Give a fresh state's model these weights; a buffer that they lack stays as it is.
 
     UserError: names or shapes that don't fit.

@@ -14,21 +14,28 @@ from torch import nn
 
 from samecurve.core.config.sections import Optimizer
 from samecurve.core.determinism.init_values import values
-from samecurve.core.determinism.microbatches import slots
+from samecurve.core.determinism.microbatches import split_batch
 from samecurve.core.planning.plan import Plan
-from samecurve.core.protocols import Arrays, Batch, Piece, Round, Saved, Slot, Task
+from samecurve.core.protocols import Arrays, ArrayShard, Batch, Checkpoint, MicroBatch, Round, Task
 from samecurve.errors import UserError
 from samecurve.torch_engine import checkpoint as states
 from samecurve.torch_engine.checkpoint import State
-from samecurve.torch_engine.layers.batch_norm import Rows, coupled, synchronise
+from samecurve.torch_engine.layers.batch_norm import MicroBatchContext, coupled, synchronise
 from samecurve.torch_engine.layers.dropout import key_dropout
-from samecurve.torch_engine.model import Filler, as_written, cast, freeze, made_fast, seeded
-from samecurve.torch_engine.optimizer_params import weights
+from samecurve.torch_engine.model import (
+    Filler,
+    apply_speed_options,
+    as_written,
+    cast,
+    freeze,
+    seeded,
+)
+from samecurve.torch_engine.optimizer_params import optimizer_params
 from samecurve.torch_engine.precision import Scale, compute, current, weight_dtype
-from samecurve.torch_engine.process_group import Ranks
+from samecurve.torch_engine.process_group import Comm
 from samecurve.torch_engine.profiling.forward_timer import Forward
-from samecurve.torch_engine.scalars import numbers_of, tree
-from samecurve.torch_engine.step_metrics import Stats, fetch, peak
+from samecurve.torch_engine.scalars import scalars_on, tree
+from samecurve.torch_engine.step_metrics import QueuedMetrics, fetch, peak
 from samecurve.torch_engine.strategies.exact import Before, Exact, settle
 from samecurve.torch_engine.strategies.replicated import STRATEGIES, Strategy
 from samecurve.torch_engine.unused_params import check
@@ -43,7 +50,7 @@ class TorchEngine:
         task: Task,
         plan: Plan,
         optimizer: Optimizer,
-        ranks: Ranks,
+        ranks: Comm,
         devices: Sequence[torch.device],
     ) -> None:
         self.task, self.plan, self.devices, self.ranks = task, plan, devices, ranks
@@ -56,32 +63,32 @@ class TorchEngine:
             if plan.exact
             else STRATEGIES[plan.strategy](plan, ranks, devices)
         )
-        self._rows = [Rows() for _ in devices]
+        self._rows = [MicroBatchContext() for _ in devices]
         self._own_forward = Forward(self.device)
-        self._numbers = numbers_of(self.device)
+        self._numbers = scalars_on(self.device)
         self._seeds: list[torch.Tensor] = []
         self._checked = False  # whether every parameter has been seen to have a gradient
 
-    def init(self, weights: Saved | None = None) -> State:
+    def init(self, weights: Checkpoint | None = None) -> State:
         if weights is None:
             return self._assemble(self._draw)
         state = self._assemble(lambda name, tensor: None)
-        states.fill(state, self._strategy.box, self._strategy.holders, weights)
-        self._strategy.spread()
+        states.fill(state, self._strategy.local_shard, self._strategy.replica_index, weights)
+        self._strategy.sync_replicas()
         return state
 
-    def restore(self, saved: Saved) -> State:
+    def restore(self, saved: Checkpoint) -> State:
         state = self._assemble(lambda name, tensor: None)
-        states.restore(state, self._strategy.box, self._strategy.holders, saved)
-        self._strategy.spread()
+        states.restore(state, self._strategy.local_shard, self._strategy.replica_index, saved)
+        self._strategy.sync_replicas()
         return state
 
     def stage(self, rounds: Sequence[Round], of: int) -> list[Round]:
         """Host arrays as tensors, in pinned memory where they go to a GPU."""
         return [tuple(slot and self._staged(slot) for slot in found) for found in rounds]
 
-    def _staged(self, slot: Slot) -> Slot:
-        return Slot(
+    def _staged(self, slot: MicroBatch) -> MicroBatch:
+        return MicroBatch(
             {name: self._tensor(array) for name, array in slot.arrays.items()},
             slot.real,
             None if slot.keys is None else self._tensor(slot.keys),
@@ -103,21 +110,21 @@ class TorchEngine:
         ones = torch.stack(
             [torch.ones((), device=device).to(self.device) for device in self.devices]
         )
-        return float(self.ranks.sum(ones.sum())())
+        return float(self.ranks.all_reduce(ones.sum())())
 
     def step(
         self, state: State, batch: Batch, lr: float, asked: Sequence[int]
-    ) -> tuple[State, Stats]:
-        numbers, marks = self._numbers, self.ranks.marks
+    ) -> tuple[State, QueuedMetrics]:
+        numbers, marks = self._numbers, self.ranks.timeline
         rows, told = numbers.summed(
             self.ranks, self._accumulate(state, batch), self._told(batch, asked)
         )
         loss, weight = numbers.whole(rows)
         for shared in state.apart:
-            shared.follow()
-        gradients = [weight.seen.grad for weight in state.trained if weight.seen.grad is not None]
+            shared.refresh()
+        gradients = [weight.view.grad for weight in state.trained if weight.view.grad is not None]
         scale = numbers.taken(state.scale.value)
-        correction = numbers.ratio(self.plan.nominal, weight * scale)
+        correction = numbers.ratio(self.plan.nominal_weight, weight * scale)
         with marks.phase("clip"):
             norm = numbers.taken(self._strategy.norm(gradients)) * correction
             finite = numbers.finite(norm * loss)
@@ -129,7 +136,7 @@ class TorchEngine:
         with marks.phase("optimizer"):
             state.update.step(lr, finite)
         with marks.phase("spread"):
-            self._strategy.spread()
+            self._strategy.sync_replicas()
         figures = numbers.packed((loss, weight), told, (norm, finite, scale))
         state.scale.update(finite)
         return state, fetch(figures, self.ranks.world)
@@ -153,18 +160,18 @@ class TorchEngine:
             for slot, own in zip(found, sums, strict=True):
                 total[self._row(slot)] += own
         self._mode(train=True)
-        return dict(zip(names, tree(self.ranks.sum(total)()).tolist(), strict=True))
+        return dict(zip(names, tree(self.ranks.all_reduce(total)()).tolist(), strict=True))
 
     def _count(self, samples: int) -> int:
         """Rows for what is added up over devices: one, or, exact, one for each slot, which only its
         own device fills.
         """
-        return len(slots(samples, self.plan.micro)) if self.plan.exact else 1
+        return len(split_batch(samples, self.plan.micro_batch_size)) if self.plan.exact else 1
 
-    def _row(self, slot: Slot | None) -> int:
+    def _row(self, slot: MicroBatch | None) -> int:
         return slot.number if slot and self.plan.exact else 0
 
-    def _evaluated(self, index: int, slot: Slot | None, names: Sequence[str]) -> torch.Tensor:
+    def _evaluated(self, index: int, slot: MicroBatch | None, names: Sequence[str]) -> torch.Tensor:
         total = torch.zeros(len(names), dtype=torch.float64, device=self.device)
         if slot is None:
             return total
@@ -191,16 +198,16 @@ class TorchEngine:
         self._mode(train=True)
         return texts
 
-    def gather(self, state: State) -> list[Piece]:
+    def gather(self, state: State) -> list[ArrayShard]:
         self._ready(state)
         return states.gather(
-            state, self._strategy.box, self._strategy.holders, self.ranks, self.device
+            state, self._strategy.local_shard, self._strategy.replica_index, self.ranks, self.device
         )
 
     def digests(self, state: State) -> dict[str, str]:
         self._ready(state)
         return states.digests(
-            state, self._strategy.box, self._strategy.holders, self.ranks, self.device
+            state, self._strategy.local_shard, self._strategy.replica_index, self.ranks, self.device
         )
 
     def peak_memory(self) -> int:
@@ -228,7 +235,7 @@ class TorchEngine:
             else []
         )
         self._mode(train=True)
-        trained = weights(models[0])
+        trained = optimizer_params(models[0])
         unbounded = frozenset(
             name for name, buffer in models[0].named_buffers() if not buffer.isfinite().all()
         )
@@ -255,9 +262,9 @@ class TorchEngine:
         freeze(model, self._fields.rules)
         if self.plan.norm_sync:
             synchronise(model, self._strategy.peers()[index], self._rows[index])
-        if self.plan.keyed:
+        if self.plan.keyed_dropout:
             key_dropout(model, self._rows[index], self.plan.fixed.seed)
-        made_fast(model, self.plan, self.devices[index])
+        apply_speed_options(model, self.plan, self.devices[index])
         return model.train()
 
     @torch.no_grad()
@@ -265,7 +272,7 @@ class TorchEngine:
         for name, parameter in model.named_parameters():
             if self.task.initial(name, tuple(parameter.shape)) is not None:
                 self._draw(name, parameter)
-        self.ranks.copy_from_first(
+        self.ranks.broadcast(
             [*(p.detach() for p in model.parameters()), *model.buffers()], self.device
         )
 
@@ -290,7 +297,7 @@ class TorchEngine:
         """Before what all ranks must see alike: buffers that each kept for itself
         (train.allow_coupled) as the first has them.
         """
-        self.ranks.copy_from_first(self._drifting, self.device)
+        self.ranks.broadcast(self._drifting, self.device)
 
     def _accumulate(self, state: State, batch: Batch) -> Any:
         """Gradients of the step's scaled sum, reduced, into the model.
@@ -298,10 +305,12 @@ class TorchEngine:
         Returns this process's [rows, 2]: loss sums and weights.
         """
         for weight in state.apart:
-            weight.seen.grad = None
+            weight.view.grad = None
         parameters = state.parameters
-        self._strategy.begin(parameters, len(slots(batch.samples, self.plan.micro)))
-        if self.plan.reseeded:
+        self._strategy.begin(
+            parameters, len(split_batch(batch.samples, self.plan.micro_batch_size))
+        )
+        if self.plan.reseeded_dropout:
             torch.manual_seed(
                 hash((self.plan.fixed.seed, batch.step, self.ranks.index)) & 0x7FFFFFFF
             )
@@ -311,9 +320,9 @@ class TorchEngine:
             )
             for index, factor in enumerate(self._factors(state.scale))
         ]
-        with self.ranks.marks.phase("rounds"):
+        with self.ranks.timeline.phase("rounds"):
             total = self._numbers.merged(self._strategy.run(jobs))
-        with self.ranks.marks.phase("reduce"):
+        with self.ranks.timeline.phase("reduce"):
             self._strategy.reduce(parameters)
         if not self._checked:
             self._check_used(state)
@@ -322,21 +331,21 @@ class TorchEngine:
     def _factors(self, scale: Scale) -> list[torch.Tensor]:
         """What each device's losses are multiplied by. Only f16's changes from step to step."""
         if not self._seeds or scale.active:
-            factor = scale.value / self.plan.nominal
+            factor = scale.value / self.plan.nominal_weight
             self._seeds = [
                 factor.to(device, weight_dtype(self.plan.precision)) for device in self.devices
             ]
         return self._seeds
 
     def _rounds(
-        self, index: int, slots: Sequence[Slot | None], samples: int, factor: torch.Tensor
+        self, index: int, slots: Sequence[MicroBatch | None], samples: int, factor: torch.Tensor
     ) -> Any:
         """One device's slots.
 
         A dummy's loss is scaled by 0: it is a copy of a real row, so only what spoils the step
         anyway could make that a nan.
         """
-        device, marks = self.devices[index], self.ranks.marks
+        device, marks = self.devices[index], self.ranks.timeline
         total = self._numbers.rows(self._count(samples), device)
         first = next(
             (number for number, slot in enumerate(slots) if slot), 0
@@ -354,7 +363,7 @@ class TorchEngine:
                 ):
                     loss_sum, weight = self._forward(index, slot, device)
                 if not self._checked and number == first:
-                    self._strategy.expect(loss_sum)
+                    self._strategy.check_all_used(loss_sum)
                 with marks.phase("backward", index):
                     torch.autograd.backward(
                         loss_sum,
@@ -364,7 +373,7 @@ class TorchEngine:
                 self._numbers.add(total, self._row(slot), loss_sum, weight)
         return total
 
-    def _forward(self, index: int, slot: Slot, device: torch.device) -> Any:
+    def _forward(self, index: int, slot: MicroBatch, device: torch.device) -> Any:
         self._rows[index].begin(
             None if slot.keys is None else slot.keys.to(device, non_blocking=True), slot.real
         )
@@ -380,7 +389,7 @@ class TorchEngine:
         return loss
 
     def _check_used(self, state: State) -> None:
-        reached = self._strategy.reached()
+        reached = self._strategy.params_with_grad()
         check(
             [weight.name for weight in state.trained],
             (weight.name in reached for weight in state.trained),
@@ -394,9 +403,12 @@ class TorchEngine:
         """What ranks tell each other of a step, each in places of its own: requests, wait and
         forward pass by rank, peak memory by device.
         """
-        ranks, held = self.ranks.world, self.plan.held_by(self.ranks.index)
-        own = [0.0] * (2 * ranks + self.plan.world)
-        own[self.ranks.index], own[ranks + self.ranks.index] = batch.wait, self._own_forward.seconds
+        ranks, held = self.ranks.world, self.plan.devices_of(self.ranks.index)
+        own = [0.0] * (2 * ranks + self.plan.num_devices)
+        own[self.ranks.index], own[ranks + self.ranks.index] = (
+            batch.wait_seconds,
+            self._own_forward.seconds,
+        )
         for device, place in zip(self.devices, held, strict=True):
             own[2 * ranks + place] = peak(device)
         return [*asked, *own]

@@ -111,7 +111,7 @@ def recompute(model: nn.Module, how: Recompute) -> None:
         block.forward = partial(checkpoint, block.forward, use_reentrant=False, **extra)
 
 
-def made_fast(model: nn.Module, plan: Plan, device: torch.device) -> None:
+def apply_speed_options(model: nn.Module, plan: Plan, device: torch.device) -> None:
     """As the plan has it: eight bits, recompute, compiled blocks."""
     if plan.float8:
         from samecurve.torch_engine.float8 import convert
@@ -169,7 +169,7 @@ def gathered(model: nn.Module) -> dict[str, tuple[str, ...]]:
         )
 
     return {
-        "inside": of(module for block in parts for module in block.modules()),
+        "block_arrays": of(module for block in parts for module in block.modules()),
         "rounded": of(narrow),
     }
 

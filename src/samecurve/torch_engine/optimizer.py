@@ -10,13 +10,13 @@ from typing import Protocol
 import torch
 
 from samecurve.core.config.sections import Optimizer
-from samecurve.core.protocols import Stored
-from samecurve.torch_engine.optimizer_params import Weight
+from samecurve.core.protocols import StoredArrays
+from samecurve.torch_engine.optimizer_params import OptimizerParam
 
 _SLOTS = {"adamw": ("exp_avg", "exp_avg_sq"), "sgd": ("momentum_buffer",)}
 
 
-class Update(Protocol):
+class OptimizerUpdate(Protocol):
     """What moves the weights, once a step."""
 
     def step(self, lr: float, finite: torch.Tensor | bool) -> None:
@@ -26,7 +26,7 @@ class Update(Protocol):
         """
         ...
 
-    def slots(self, weight: Weight) -> Mapping[str, torch.Tensor]:
+    def state_of(self, weight: OptimizerParam) -> Mapping[str, torch.Tensor]:
         """Its state of one weight, by slot: tensors of what `weight.seen` is, or single numbers."""
         ...
 
@@ -41,7 +41,7 @@ class Update(Protocol):
         """
         ...
 
-    def restored(self, saved: Stored, filled: Mapping[str, torch.Tensor]) -> None:
+    def restored(self, saved: StoredArrays, filled: Mapping[str, torch.Tensor]) -> None:
         """After slots() were filled from a checkpoint. filled: by the checkpoint's names."""
         ...
 
@@ -54,23 +54,23 @@ class _Group:
 
     lr_scale: float
     weight_decay: float
-    weights: list[Weight]
+    weights: list[OptimizerParam]
     slots: list[list[torch.Tensor]]
 
     def reached(self) -> "tuple[list[torch.Tensor], list[torch.Tensor], list[list[torch.Tensor]]]":
         """(weights, gradients, slots) of those that have a gradient."""
-        gradients = [weight.seen.grad for weight in self.weights]
+        gradients = [weight.view.grad for weight in self.weights]
         if not any(gradient is None for gradient in gradients):
-            return [weight.seen for weight in self.weights], gradients, self.slots  # type: ignore[return-value]
+            return [weight.view for weight in self.weights], gradients, self.slots  # type: ignore[return-value]
         places = [place for place, gradient in enumerate(gradients) if gradient is not None]
         return (
-            [self.weights[place].seen for place in places],
+            [self.weights[place].view for place in places],
             [gradient for gradient in gradients if gradient is not None],
             [[slot[place] for place in places] for slot in self.slots],
         )
 
 
-class Configured:
+class BuiltInOptimizer:
     """adamw or sgd by torch's fused kernels, which leave a step out on the device itself; their
     slots exist from the start.
 
@@ -78,12 +78,12 @@ class Configured:
     spend more of a small step than their kernels do.
     """
 
-    def __init__(self, fields: Optimizer, trained: Sequence[Weight]) -> None:
+    def __init__(self, fields: Optimizer, trained: Sequence[OptimizerParam]) -> None:
         self._fields = fields
-        self._device = trained[0].seen.device
+        self._device = trained[0].view.device
         self._state = {
             id(weight): {
-                slot: torch.zeros_like(weight.seen, requires_grad=False)
+                slot: torch.zeros_like(weight.view, requires_grad=False)
                 for slot in _SLOTS[fields.name]
             }
             for weight in trained
@@ -170,7 +170,7 @@ class Configured:
             found_inf=left_out,
         )
 
-    def slots(self, weight: Weight) -> Mapping[str, torch.Tensor]:
+    def state_of(self, weight: OptimizerParam) -> Mapping[str, torch.Tensor]:
         return self._state[id(weight)]
 
     def shared(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -179,20 +179,20 @@ class Configured:
 
     def begin(self) -> None: ...
 
-    def restored(self, saved: Stored, filled: Mapping[str, torch.Tensor]) -> None:
+    def restored(self, saved: StoredArrays, filled: Mapping[str, torch.Tensor]) -> None:
         if self._fields.name == "adamw":
             self._done.fill_(float(saved["optimizer/step"]))
 
 
 def _grouped(
-    fields: Optimizer, trained: Sequence[Weight]
-) -> list[tuple[tuple[float, float], list[Weight]]]:
+    fields: Optimizer, trained: Sequence[OptimizerParam]
+) -> list[tuple[tuple[float, float], list[OptimizerParam]]]:
     """Weights by (lr_scale, weight decay), those of unlike number formats apart.
 
     Decay reaches matrices only, where no group of the config says otherwise.
     """
-    found: dict[tuple[float, float, torch.dtype], list[Weight]] = {}
+    found: dict[tuple[float, float, torch.dtype], list[OptimizerParam]] = {}
     for weight in trained:
         rule = fields.rules.of(weight.name, weight.parameter.ndim >= 2)
-        found.setdefault((rule.lr_scale, rule.weight_decay, weight.seen.dtype), []).append(weight)
+        found.setdefault((rule.lr_scale, rule.weight_decay, weight.view.dtype), []).append(weight)
     return [((scale, decay), weights) for (scale, decay, _), weights in found.items()]

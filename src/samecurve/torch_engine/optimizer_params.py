@@ -9,22 +9,22 @@ from torch import nn
 
 
 @dataclass
-class Weight:
+class OptimizerParam:
     """A trained parameter and the real, local values of it that the optimizer sees: the parameter
     itself, unless it is complex or shared out.
     """
 
     name: str
     parameter: nn.Parameter
-    seen: nn.Parameter
+    view: nn.Parameter
 
-    def follow(self) -> None:
+    def refresh(self) -> None:
         """Let the optimizer see this step's gradient (and the values, which a strategy may have
         moved).
         """
-        if self.seen is not self.parameter:
-            self.seen.data = local(self.parameter.detach())
-            self.seen.grad = None if self.parameter.grad is None else local(self.parameter.grad)
+        if self.view is not self.parameter:
+            self.view.data = local(self.parameter.detach())
+            self.view.grad = None if self.parameter.grad is None else local(self.parameter.grad)
 
 
 def shared_out(tensor: torch.Tensor) -> bool:
@@ -43,14 +43,14 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(part) if part.is_complex() else part
 
 
-def weights(model: nn.Module) -> list[Weight]:
+def optimizer_params(model: nn.Module) -> list[OptimizerParam]:
     """Those that are trained."""
     found = []
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             direct = not shared_out(parameter) and not parameter.is_complex()
             found.append(
-                Weight(
+                OptimizerParam(
                     name,
                     parameter,
                     parameter if direct else nn.Parameter(local(parameter.detach())),

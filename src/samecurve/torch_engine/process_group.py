@@ -12,10 +12,10 @@ from torch._C._distributed_c10d import (
     ReduceOp,
 )
 
-from samecurve.torch_engine.profiling.timeline import Marks
+from samecurve.torch_engine.profiling.timeline import Timeline
 
 
-class Ranks:
+class Comm:
     """The processes that train together.
 
     group None: this one alone. marks: where in a step this one is.
@@ -23,11 +23,11 @@ class Ranks:
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self.group = group
-        self.marks = Marks()
+        self.timeline = Timeline()
         self.index = dist.get_rank(group) if group is not None else 0
         self.world = self.count = dist.get_world_size(group) if group is not None else 1
 
-    def sum(self, values: torch.Tensor) -> Callable[[], torch.Tensor]:
+    def all_reduce(self, values: torch.Tensor) -> Callable[[], torch.Tensor]:
         """Start adding up `values` over all ranks, in place; call the result to have it."""
         if self.group is None:
             return lambda: values
@@ -39,12 +39,12 @@ class Ranks:
 
         return wait
 
-    def total(self, values: torch.Tensor) -> torch.Tensor:
+    def all_reduced(self, values: torch.Tensor) -> torch.Tensor:
         """The sum over all ranks, `values` left as they are."""
-        return self.sum(values.clone())()
+        return self.all_reduce(values.clone())()
 
     @torch.no_grad()
-    def copy_from_first(self, tensors: Iterable[torch.Tensor], device: torch.device) -> None:
+    def broadcast(self, tensors: Iterable[torch.Tensor], device: torch.device) -> None:
         """Give every rank the first one's values. device: where this group's collectives run."""
         if self.group is None:
             return

@@ -12,14 +12,14 @@ from typing import Any, Protocol
 
 import torch
 
-from samecurve.torch_engine.process_group import Ranks
+from samecurve.torch_engine.process_group import Comm
 from samecurve.torch_engine.step_metrics import scalar
 
 Rows = Any  # [rows, 2]: loss sums and weights
 Number = Any
 
 
-class Numbers(Protocol):
+class Scalars(Protocol):
     def rows(self, count: int, device: torch.device) -> Rows:
         """So many rows of zeros, for the slots of one device."""
         ...
@@ -30,7 +30,7 @@ class Numbers(Protocol):
         """The sum over this process's devices, on its first."""
         ...
 
-    def summed(self, ranks: Ranks, rows: Rows, told: Sequence[float]) -> tuple[Rows, Any]:
+    def summed(self, ranks: Comm, rows: Rows, told: Sequence[float]) -> tuple[Rows, Any]:
         """Over all ranks: the rows, and what else they tell each other."""
         ...
 
@@ -48,7 +48,7 @@ class Numbers(Protocol):
         ...
 
 
-class OnHost:
+class HostScalars:
     """Of CPU devices."""
 
     def rows(self, count: int, device: torch.device) -> list[list[float]]:
@@ -69,11 +69,11 @@ class OnHost:
             ]
         )
 
-    def summed(self, ranks: Ranks, rows: Rows, told: Sequence[float]) -> tuple[Rows, list[float]]:
+    def summed(self, ranks: Comm, rows: Rows, told: Sequence[float]) -> tuple[Rows, list[float]]:
         if ranks.group is None:
             return rows, list(told)
         values = [value for row in rows for value in row]
-        found: list[float] = ranks.sum(
+        found: list[float] = ranks.all_reduce(
             torch.tensor([*values, *told], dtype=torch.float64)
         )().tolist()
         return [found[at : at + 2] for at in range(0, len(values), 2)], found[len(values) :]
@@ -108,7 +108,7 @@ class OnHost:
         return [*whole, *told, *map(float, others)]
 
 
-class OnDevice:
+class DeviceScalars:
     """device: this process's first."""
 
     def __init__(self, device: torch.device) -> None:
@@ -131,7 +131,7 @@ class OnDevice:
         return whole
 
     def summed(
-        self, ranks: Ranks, rows: Rows, told: Sequence[float]
+        self, ranks: Comm, rows: Rows, told: Sequence[float]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         found = (
             torch.tensor([*[0.0] * rows.numel(), *told], dtype=torch.float64)
@@ -139,7 +139,7 @@ class OnDevice:
             .to(self._device, non_blocking=True)
         )
         found[: rows.numel()] = rows.view(-1)
-        found = ranks.sum(found)()
+        found = ranks.all_reduce(found)()
         return found[: rows.numel()].view_as(rows), found[rows.numel() :]
 
     def whole(self, rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
@@ -166,8 +166,8 @@ class OnDevice:
         )
 
 
-def numbers_of(device: torch.device) -> Numbers:
-    return OnDevice(device) if device.type == "cuda" else OnHost()
+def scalars_on(device: torch.device) -> Scalars:
+    return DeviceScalars(device) if device.type == "cuda" else HostScalars()
 
 
 def tree(rows: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from samecurve.core.events import REQUESTS
-from samecurve.core.protocols import Figures
+from samecurve.core.protocols import StepMetrics
 
 _HEAD = 2 + len(
     REQUESTS
@@ -18,14 +18,14 @@ _HEAD = 2 + len(
 
 
 @dataclass(frozen=True)
-class Stats:
+class QueuedMetrics:
     """A step's figures on their way to the host, or there already; read() waits for them."""
 
     values: torch.Tensor | list[float]
     ranks: int
     ready: torch.cuda.Event | float  # what tells when the step is done, or when it was
 
-    def read(self) -> Figures:
+    def read(self) -> StepMetrics:
         if isinstance(self.ready, float):
             at = self.ready
         else:
@@ -43,7 +43,7 @@ class Stats:
             own[self.ranks : 2 * self.ranks],
             own[2 * self.ranks :],
         )
-        return Figures(
+        return StepMetrics(
             loss_sum / weight if weight else math.nan,
             weight,
             norm,
@@ -66,15 +66,15 @@ def peak(device: torch.device) -> int:
     )
 
 
-def fetch(figures: torch.Tensor | list[float], ranks: int) -> Stats:
+def fetch(figures: torch.Tensor | list[float], ranks: int) -> QueuedMetrics:
     """On their way from where they are; nobody waits."""
     if isinstance(figures, list):
-        return Stats(figures, ranks, time.perf_counter())
+        return QueuedMetrics(figures, ranks, time.perf_counter())
     host = torch.empty(figures.shape, dtype=figures.dtype, pin_memory=True)
     host.copy_(figures, non_blocking=True)
     ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
     ready.record()
-    return Stats(host, ranks, ready)
+    return QueuedMetrics(host, ranks, ready)
 
 
 def scalar(value: Any, device: torch.device) -> torch.Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from samecurve.errors import UserError
-from samecurve.torch_engine.process_group import Ranks
+from samecurve.torch_engine.process_group import Comm
 
 
 def reached(loss: torch.Tensor) -> set[int]:
@@ -30,7 +30,7 @@ def reached(loss: torch.Tensor) -> set[int]:
 def check(
     names: Sequence[str],
     used: Iterable[bool],
-    ranks: Ranks,
+    ranks: Comm,
     device: torch.device,
     by_one: bool = False,
 ) -> None:
@@ -40,7 +40,7 @@ def check(
     unused = torch.tensor([float(not one) for one in used], dtype=torch.float64, device=device)
     found = [
         name
-        for name, count in zip(names, ranks.sum(unused)().tolist(), strict=True)
+        for name, count in zip(names, ranks.all_reduce(unused)().tolist(), strict=True)
         if count > (ranks.world - 1 if by_one else 0)
     ]
     if found:

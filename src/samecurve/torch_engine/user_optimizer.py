@@ -14,10 +14,10 @@ import torch
 from torch import nn
 
 from samecurve.core.config.sections import Optimizer
-from samecurve.core.protocols import Stored, Task
+from samecurve.core.protocols import StoredArrays, Task
 from samecurve.errors import UserError
-from samecurve.torch_engine.optimizer import Configured, Update
-from samecurve.torch_engine.optimizer_params import Weight, local
+from samecurve.torch_engine.optimizer import BuiltInOptimizer, OptimizerUpdate
+from samecurve.torch_engine.optimizer_params import OptimizerParam, local
 from samecurve.units import some
 
 _SAVED = {torch.float64, torch.float32, torch.int64}
@@ -27,21 +27,23 @@ Params = list[tuple[str, nn.Parameter]]
 Bring = Callable[[Params, float], torch.optim.Optimizer]
 
 
-def make_update(task: Task, fields: Optimizer, trained: Sequence[Weight]) -> Update:
+def make_update(
+    task: Task, fields: Optimizer, trained: Sequence[OptimizerParam]
+) -> OptimizerUpdate:
     """Of the config, unless the task brings one."""
     bring: Bring | None = getattr(task, "optimizer", None)
-    return Own(bring, fields, trained) if bring else Configured(fields, trained)
+    return UserOptimizer(bring, fields, trained) if bring else BuiltInOptimizer(fields, trained)
 
 
-class Own:
+class UserOptimizer:
     """bring: (named parameters, the config's learning rate) -> the optimizer.
 
     UserError: it can't be driven, or was given other parameters.
     """
 
-    def __init__(self, bring: Bring, fields: Optimizer, trained: Sequence[Weight]) -> None:
+    def __init__(self, bring: Bring, fields: Optimizer, trained: Sequence[OptimizerParam]) -> None:
         self._trained, self._checked = trained, False
-        self._optimizer = bring([(weight.name, weight.seen) for weight in trained], fields.lr)
+        self._optimizer = bring([(weight.name, weight.view) for weight in trained], fields.lr)
         self.name = type(self._optimizer).__name__
         self._check_given()
         self.scales = [self._rate(group) / fields.lr for group in self._optimizer.param_groups]
@@ -79,7 +81,7 @@ class Own:
             )
         self._checked = True
 
-    def slots(self, weight: Weight) -> Mapping[str, torch.Tensor]:
+    def state_of(self, weight: OptimizerParam) -> Mapping[str, torch.Tensor]:
         return {
             slot: _tensor(value) for slot, value in self._state(weight).items() if value is not None
         }
@@ -92,20 +94,20 @@ class Own:
         only.
         """
         for weight in self._trained:
-            weight.seen.grad = torch.zeros_like(weight.seen)
+            weight.view.grad = torch.zeros_like(weight.view)
         self._run()
         for weight in self._trained:
-            weight.seen.grad = None
+            weight.view.grad = None
 
-    def restored(self, saved: Stored, filled: Mapping[str, torch.Tensor]) -> None:
+    def restored(self, saved: StoredArrays, filled: Mapping[str, torch.Tensor]) -> None:
         for weight in self._trained:
             state = self._state(weight)
             for slot, value in state.items():
                 if isinstance(value, int | float):
                     state[slot] = type(value)(filled[f"optimizer/{slot}/{weight.name}"].item())
 
-    def _state(self, weight: Weight) -> dict[str, Any]:
-        found: dict[str, Any] = self._optimizer.state.get(weight.seen, {})
+    def _state(self, weight: OptimizerParam) -> dict[str, Any]:
+        found: dict[str, Any] = self._optimizer.state.get(weight.view, {})
         return found
 
     def _settings(self) -> dict[str, str]:
@@ -118,7 +120,7 @@ class Own:
 
     def _drawn(self) -> list[bytes]:
         """What changes with every random number of torch's."""
-        device = self._trained[0].seen.device
+        device = self._trained[0].view.device
         return [
             state.numpy().tobytes()
             for state in (
@@ -147,7 +149,7 @@ class Own:
         given = {
             id(parameter) for group in self._optimizer.param_groups for parameter in group["params"]
         }
-        missing = [weight.name for weight in self._trained if id(weight.seen) not in given]
+        missing = [weight.name for weight in self._trained if id(weight.view) not in given]
         remedy = (
             "all of `params`, which are (name, parameter) pairs: under fsdp, and where weights are"
             " complex, they are not the model's own; freeze: true in optimizer.groups leaves"
@@ -163,7 +165,7 @@ class Own:
             )
 
     def _check_state(self) -> None:
-        known = {id(weight.seen): weight for weight in self._trained}
+        known = {id(weight.view): weight for weight in self._trained}
         for key, slots in self._optimizer.state.items():
             weight = known.get(id(key))
             if weight is None:
@@ -187,7 +189,7 @@ class Own:
         return UserError(f"optimizer() of the task: {self.name} {cause}", remedy, "task")
 
 
-def _odd(slot: object, value: Any, weight: Weight) -> str:
+def _odd(slot: object, value: Any, weight: OptimizerParam) -> str:
     """What is wrong with it; empty: nothing."""
     if not isinstance(slot, str) or "/" in slot:
         return "an entry without a plain name"
@@ -195,8 +197,8 @@ def _odd(slot: object, value: Any, weight: Weight) -> str:
         return ""
     if not isinstance(value, torch.Tensor):
         return type(value).__name__
-    if value.ndim and value.shape != weight.seen.shape:
-        return f"a tensor of shape {tuple(value.shape)}, where it has {tuple(weight.seen.shape)}"
+    if value.ndim and value.shape != weight.view.shape:
+        return f"a tensor of shape {tuple(value.shape)}, where it has {tuple(weight.view.shape)}"
     return "" if value.dtype in _SAVED else f"{value.dtype}"
 
 
@@ -207,7 +209,7 @@ def _tensor(value: Any) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class Tried:
+class TriedOptimizer:
     """name: of its class.
 
     scales: of the config's learning rate, by group. slots: arrays of a parameter's shape for each;
@@ -216,10 +218,10 @@ class Tried:
 
     name: str
     scales: tuple[float, ...]
-    slots: int | None
+    num_states: int | None
 
 
-def tried(bring: Bring, fields: Optimizer, model: nn.Module) -> Tried:
+def tried(bring: Bring, fields: Optimizer, model: nn.Module) -> TriedOptimizer:
     """What an optimizer does with the parameters of an outline. UserError: it is refused."""
     try:
         return _tried(bring, fields, model, "meta")
@@ -229,9 +231,9 @@ def tried(bring: Bring, fields: Optimizer, model: nn.Module) -> Tried:
         return _tried(bring, fields, model, "cpu")
 
 
-def _tried(bring: Bring, fields: Optimizer, model: nn.Module, device: str) -> Tried:
+def _tried(bring: Bring, fields: Optimizer, model: nn.Module, device: str) -> TriedOptimizer:
     trained = [
-        Weight(
+        OptimizerParam(
             name,
             parameter,
             nn.Parameter(torch.zeros_like(local(parameter.detach()), device=device)),
@@ -239,9 +241,9 @@ def _tried(bring: Bring, fields: Optimizer, model: nn.Module, device: str) -> Tr
         for name, parameter in model.named_parameters()
         if parameter.requires_grad
     ]
-    made = Own(bring, fields, trained)
-    if device != "meta" and sum(weight.seen.numel() for weight in trained) > _FEW:
-        return Tried(made.name, tuple(made.scales), None)
+    made = UserOptimizer(bring, fields, trained)
+    if device != "meta" and sum(weight.view.numel() for weight in trained) > _FEW:
+        return TriedOptimizer(made.name, tuple(made.scales), None)
     try:
         made.begin()
     except UserError:
@@ -255,9 +257,9 @@ def _tried(bring: Bring, fields: Optimizer, model: nn.Module, device: str) -> Tr
         ) from error
     slots = max(
         sum(
-            tensor.shape == weight.seen.shape and bool(tensor.ndim)
-            for tensor in made.slots(weight).values()
+            tensor.shape == weight.view.shape and bool(tensor.ndim)
+            for tensor in made.state_of(weight).values()
         )
         for weight in trained
     )
-    return Tried(made.name, tuple(made.scales), slots)
+    return TriedOptimizer(made.name, tuple(made.scales), slots)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from samecurve.core.protocols import Stored
+from samecurve.core.protocols import StoredArrays
 from samecurve.core.weight_check import check_weights
 from samecurve.torch_engine.optimizer_params import local
 
@@ -31,7 +31,7 @@ def outline(model: nn.Module) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def fill(model: nn.Module, weights: Stored) -> nn.Module:
+def fill(model: nn.Module, weights: StoredArrays) -> nn.Module:
     """The model with these weights, ready to be used.
 
     weights: by a checkpoint's names, complex values as pairs. UserError: they are not this model's.

@@ -59,7 +59,7 @@ def checkpoint_store(
     return Store(
         run.checkpoints,
         rank.index,
-        rank.world,
+        rank.world_size,
         plan.keep,
         attempt.name,
         first,

@@ -13,7 +13,7 @@ from typing import Any
 
 from samecurve.core.config.sections import Optimizer
 from samecurve.core.planning.plan import Plan
-from samecurve.core.profile_types import Course
+from samecurve.core.profile_types import ProfileSchedule
 from samecurve.core.protocols import Engine, Rank, Task
 from samecurve.system import cache_home
 
@@ -24,13 +24,13 @@ _SPARE = 8
 
 
 @dataclass(frozen=True)
-class Seat:
+class EngineSession:
     """A process's place among those that train together.
 
     leave: called when nothing more is to be done together.
     """
 
-    engine: Callable[[Task, Optimizer], Engine]
+    make_engine: Callable[[Task, Optimizer], Engine]
     leave: Callable[[], None] = lambda: None
 
 
@@ -39,7 +39,7 @@ def import_engine(plan: Plan) -> None:
     import_module(f"samecurve.{plan.engine}_engine.engine")
 
 
-def take_seat(plan: Plan, rank: Rank, store: Any, coordinator: str | None) -> Seat:
+def join(plan: Plan, rank: Rank, store: Any, coordinator: str | None) -> EngineSession:
     """Meet the other ranks.
 
     store: torch's rendezvous; None: from the environment. coordinator: host:port where jax's
@@ -52,7 +52,7 @@ def take_seat(plan: Plan, rank: Rank, store: Any, coordinator: str | None) -> Se
     )
 
 
-def warm_seat(plan: Plan, index: int, group: Any, more: bool = True) -> Seat:
+def join_warm(plan: Plan, index: int, group: Any, more: bool = True) -> EngineSession:
     """In a process that torch made a rank of `group` before.
 
     more: it will do more than this, on other numbers of devices.
@@ -80,7 +80,7 @@ def _torch_devices(plan: Plan, index: int) -> list[Any]:
         os.environ.setdefault(
             "TORCHINDUCTOR_CACHE_DIR", str(cache_home() / "inductor")
         )  # a second start reads what the first one compiled
-    devices = [torch.device(plan.devices[place].place) for place in plan.held_by(index)]
+    devices = [torch.device(plan.devices[place].place) for place in plan.devices_of(index)]
     if devices[0].type == "cuda":
         torch.cuda.set_device(devices[0])
     return devices
@@ -88,23 +88,25 @@ def _torch_devices(plan: Plan, index: int) -> list[Any]:
 
 def _torch_seat(
     plan: Plan, index: int, group: Any, devices: list[Any], leave: Callable[[], None] = lambda: None
-) -> Seat:
+) -> EngineSession:
     from samecurve.torch_engine.engine import TorchEngine
-    from samecurve.torch_engine.process_group import Ranks
+    from samecurve.torch_engine.process_group import Comm
 
-    return Seat(
-        lambda task, optimizer: TorchEngine(task, plan, optimizer, Ranks(group), devices), leave
+    return EngineSession(
+        lambda task, optimizer: TorchEngine(task, plan, optimizer, Comm(group), devices), leave
     )
 
 
-def _join_torch(plan: Plan, rank: Rank, store: Any) -> Seat:
+def _join_torch(plan: Plan, rank: Rank, store: Any) -> EngineSession:
     import torch.distributed as dist
 
     devices = _torch_devices(plan, rank.index)
     if plan.backend == "none":
         return _torch_seat(plan, rank.index, None, devices)
     where: dict[str, Any] = (
-        {"store": store, "rank": rank.index, "world_size": rank.world} if store is not None else {}
+        {"store": store, "rank": rank.index, "world_size": rank.world_size}
+        if store is not None
+        else {}
     )
     dist.init_process_group(
         plan.backend,
@@ -122,7 +124,7 @@ def _join_torch(plan: Plan, rank: Rank, store: Any) -> Seat:
 
 def _jax_seat(
     plan: Plan, index: int, leave: Callable[[], None] = lambda: None, least: int = 1
-) -> Seat:
+) -> EngineSession:
     from samecurve.jax_engine import runtime
     from samecurve.jax_engine.engine import JaxEngine
     from samecurve.jax_engine.exact import ExactEngine
@@ -131,10 +133,10 @@ def _jax_seat(
     os.environ.update(runtime.environment(plan, os.environ.get("XLA_FLAGS", "")))
     runtime.configure(plan, index, str(cache_home() / "jax"), least)
     devices = runtime.devices_of(plan)
-    return Seat(lambda task, optimizer: kind(task, plan, optimizer, devices, index), leave)
+    return EngineSession(lambda task, optimizer: kind(task, plan, optimizer, devices, index), leave)
 
 
-def _join_jax(plan: Plan, rank: Rank, coordinator: str | None) -> Seat:
+def _join_jax(plan: Plan, rank: Rank, coordinator: str | None) -> EngineSession:
     from samecurve.jax_engine import runtime
 
     if coordinator is None:
@@ -144,7 +146,9 @@ def _join_jax(plan: Plan, rank: Rank, coordinator: str | None) -> Seat:
     return _jax_seat(plan, rank.index, runtime.leave)
 
 
-def watch_of(engine: Any, plan: Plan, course: Course, scratch: Path, trace: Path | None) -> Any:
+def watch_of(
+    engine: Any, plan: Plan, course: ProfileSchedule, scratch: Path, trace: Path | None
+) -> Any:
     """What watches an engine's steps. trace: where the profiler's trace goes, None: nowhere."""
     if plan.engine == "jax":
         from samecurve.jax_engine.profiler import JaxWatch

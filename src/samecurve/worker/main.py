@@ -26,7 +26,7 @@ from samecurve.diagnose.crash import explain
 from samecurve.diagnose.memory import out_of_memory
 from samecurve.diagnose.notes import note_of, read_notes, write_note
 from samecurve.errors import RunError, UserError
-from samecurve.observe.heartbeat import Pulse
+from samecurve.observe.heartbeat import Heartbeat
 from samecurve.observe.journal import Journal
 from samecurve.run.attempt import Attempt
 from samecurve.run.control import ControlFile
@@ -37,9 +37,9 @@ from samecurve.worker.checkpointing import checkpoint_store, keep_assets
 from samecurve.worker.cluster_env import rank_from
 from samecurve.worker.data_workers import Readers
 from samecurve.worker.hang_responder import attending
-from samecurve.worker.join import import_engine, take_seat
+from samecurve.worker.join import import_engine, join
 from samecurve.worker.preflight import MEETING, Deadline, check_sum
-from samecurve.worker.startup_timing import Clock, accounted
+from samecurve.worker.startup_timing import StartupClock, accounted
 
 _LAST = 20.0  # seconds after torchrun's SIGTERM in which to leave in order; it kills after 30
 
@@ -71,13 +71,13 @@ def work(attempt: Attempt, rank: Rank, store: Any = None, catch_stop: bool = Fal
     """
     run = Run(Path(attempt.run))
     plan, config = run.read_plan(), run.read_config(Tasks())
-    first, clock = rank.index == 0, Clock()
+    first, clock = rank.index == 0, StartupClock()
     requests = Requests(ControlFile(run, attempt.name) if first else None)
     signal.signal(STOP_SIGNAL, lambda *_: requests.stop())
     if catch_stop:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: _stop_or_leave(requests, run, attempt))
-    speaks = first and (catch_stop or rank.world == 1)
+    speaks = first and (catch_stop or rank.world_size == 1)
     with attending(run.logs, rank.index):
         run.announce(rank.index)
         with clock.part("import"):
@@ -94,10 +94,10 @@ def work(attempt: Attempt, rank: Rank, store: Any = None, catch_stop: bool = Fal
                 speaks,
             ),
         ):
-            seat = take_seat(plan, rank, store, attempt.coordinator)
+            seat = join(plan, rank, store, attempt.coordinator)
         task = open_task(config, str(cache_home()))
-        engine = seat.engine(task, config.optimizer)
-        if plan.preflight and plan.world > 1:
+        engine = seat.make_engine(task, config.optimizer)
+        if plan.preflight and plan.num_devices > 1:
             with (
                 clock.part("preflight"),
                 Deadline(
@@ -136,7 +136,7 @@ def train_rank(
     task: Any,
     requests: Requests,
     store: Any = None,
-    clock: Clock | None = None,
+    clock: StartupClock | None = None,
 ) -> Outcome:
     """Feed, store and journal of one rank, and the loop over them.
 
@@ -153,7 +153,7 @@ def train_rank(
         keep_assets(run, task)
     saved = load(Path(attempt.resume)) if attempt.resume else None
     weights = load(Path(attempt.weights)) if attempt.weights else None
-    devices = plan.held_by(rank.index)
+    devices = plan.devices_of(rank.index)
     readers = (
         Readers(
             config, config.data.workers * len(devices), run.logs / f"stack-{rank.index}-workers.txt"
@@ -174,12 +174,14 @@ def train_rank(
     )
     journal = Journal(run.journal) if first else None
     record: Callable[[Event], None] = (
-        accounted(journal.record, clock or Clock(), attempt.earlier, saved.step if saved else 0)
+        accounted(
+            journal.record, clock or StartupClock(), attempt.earlier, saved.step if saved else 0
+        )
         if journal
         else lambda event: None
     )
     writer = store or checkpoint_store(run, plan, config, rank, attempt, first, record, journal)
-    pulse = Pulse(run.logs / f"pulse-{rank.index}")
+    pulse = Heartbeat(run.logs / f"pulse-{rank.index}")
     try:
         if attempt.evaluate:
             assert saved

@@ -12,7 +12,7 @@ from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import Rank
 from samecurve.diagnose.notes import note_of, write_note
 from samecurve.errors import RunError, SamecurveError
-from samecurve.observe.heartbeat import read_pulse
+from samecurve.observe.heartbeat import read_heartbeat
 from samecurve.observe.journal import append
 from samecurve.run.directory import Run
 
@@ -62,9 +62,9 @@ class Deadline:
 
 def check_sum(found: float, plan: Plan) -> None:
     """RunError: devices pass on wrong numbers."""
-    if found != plan.world:
+    if found != plan.num_devices:
         raise RunError(
-            f"pre-flight: a 1 from each of {plan.world} devices added up to {found:g}",
+            f"pre-flight: a 1 from each of {plan.num_devices} devices added up to {found:g}",
             f"transfers between these devices lose data: {_ways(plan)}",
             "devices",
         )
@@ -72,8 +72,8 @@ def check_sum(found: float, plan: Plan) -> None:
 
 def _silent(seconds: int, what: str, rank: Rank, plan: Plan) -> RunError:
     return RunError(
-        f"pre-flight: {what} over {plan.world} devices did not end within {seconds} s (rank"
-        f" {rank.index} of {rank.world} waited; {plan.engine}, {plan.backend})",
+        f"pre-flight: {what} over {plan.num_devices} devices did not end within {seconds} s (rank"
+        f" {rank.index} of {rank.world_size} waited; {plan.engine}, {plan.backend})",
         "a rank that is stopped or overloaded, or devices that don't reach each other:"
         f" {_ways(plan)}; --set devices.preflight={10 * plan.preflight} waits longer,"
         " --no-preflight leaves this check out",
@@ -90,14 +90,14 @@ def _ways(plan: Plan) -> str:
         )
     return (
         "GLOO_SOCKET_IFNAME=lo keeps ranks of one machine off its network"
-        if plan.processes > 1
+        if plan.world_size > 1
         else "`top` shows what else keeps the cores"
     )
 
 
 def record_failure(run: Run, failure: SamecurveError) -> None:
     """The journal's last word, by whoever still lives."""
-    pulse = read_pulse(run.logs / "pulse-0")
+    pulse = read_heartbeat(run.logs / "pulse-0")
     with suppress(
         OSError
     ):  # a full disk is what may have failed; the terminal is told all the same

@@ -12,7 +12,7 @@ from samecurve.core.events import Event
 from samecurve.run.attempt import Earlier
 
 
-class Clock:
+class StartupClock:
     """Seconds of a start's parts."""
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class Clock:
 
 
 def accounted(
-    record: Callable[[Event], None], clock: Clock, earlier: Earlier | None, resumed: int
+    record: Callable[[Event], None], clock: StartupClock, earlier: Earlier | None, resumed: int
 ) -> Callable[[Event], None]:
     """record, with what the start took in `started`, a `recovered` line after a restart's first
     step, and the whole command's goodput at its end. resumed: the step that this start goes on

@@ -19,7 +19,7 @@ Node = tuple[int, int]  # level, index: the slots [index << level, (index + 1) <
 
 
 @dataclass(frozen=True)
-class Hand:
+class Assignment:
     """What one device does in a step: for each round the slot's interval of the step's positions,
     None where it idles.
     """
@@ -37,13 +37,13 @@ class Hand:
         return [(self.spans[0][0], self.spans[-1][1])] if self.spans else []
 
 
-def slots(samples: int, micro: int) -> list[tuple[int, int]]:
+def split_batch(samples: int, micro: int) -> list[tuple[int, int]]:
     """The intervals [first, last) that a step of so many samples is cut into."""
     bounds = [*range(0, samples, micro), samples]
     return list(pairwise(bounds))
 
 
-def share(count: int, device: int, world: int, times: Sequence[float] = ()) -> range:
+def microbatches_of(count: int, device: int, world: int, times: Sequence[float] = ()) -> range:
     """Which of `count` slots are one device's."""
     if not times:
         return range(count * device // world, count * (device + 1) // world)
@@ -70,19 +70,23 @@ def _soonest(count: int, times: Sequence[float]) -> list[int]:
     return dealt
 
 
-def deal(samples: int, micro: int, device: int, world: int, times: Sequence[float] = ()) -> Hand:
+def assign(
+    samples: int, micro: int, device: int, world: int, times: Sequence[float] = ()
+) -> Assignment:
     """The hand of one device out of `world`, in a step of `samples` cut into slots of `micro`."""
-    every = slots(samples, micro)
-    mine = [every[number] for number in share(len(every), device, world, times)]
-    return Hand((None,) * (rounds(len(every), world, times) - len(mine)) + tuple(mine))
+    every = split_batch(samples, micro)
+    mine = [every[number] for number in microbatches_of(len(every), device, world, times)]
+    return Assignment(
+        (None,) * (accumulation_steps(len(every), world, times) - len(mine)) + tuple(mine)
+    )
 
 
-def rounds(count: int, world: int, times: Sequence[float] = ()) -> int:
+def accumulation_steps(count: int, world: int, times: Sequence[float] = ()) -> int:
     """Slots of the device that has most of them."""
     return max(_soonest(count, times)) if times else -(-count // world)
 
 
-class Sums(Generic[T]):
+class TreeSum(Generic[T]):
     """What the slots of a step give, added along one binary tree, so that the sum does not depend
     on who computed what.
 
@@ -117,11 +121,11 @@ class Sums(Generic[T]):
         return value
 
 
-def nodes(mine: range, count: int) -> list[Node]:
+def subtrees(mine: range, count: int) -> list[Node]:
     """The nodes whose sums one device has after its slots: the largest that lie within them, from
     left to right.
     """
-    sums: Sums[None] = Sums(count, lambda left, right: None)
+    sums: TreeSum[None] = TreeSum(count, lambda left, right: None)
     for number in mine:
         sums.give((0, number), None)
     return [node for node, _ in sums.held]

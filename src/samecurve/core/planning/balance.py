@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from samecurve.core.config.sections import Config
-from samecurve.core.determinism.microbatches import share
+from samecurve.core.determinism.microbatches import microbatches_of
 from samecurve.core.planning.facts import Facts, Speed, Speeds
 from samecurve.core.planning.strategies import Layout
 from samecurve.errors import UserError
@@ -94,9 +94,12 @@ def _impossible(config: Config, facts: Facts, layout: Layout) -> tuple[str, str]
     return None
 
 
-def slot_times(speeds: Speeds, micro: int) -> tuple[float, ...]:
+def microbatch_seconds(speeds: Speeds, micro: int) -> tuple[float, ...]:
     """What a slot takes each device."""
-    return tuple(device.slot + micro * device.sample for device in speeds.devices)
+    return tuple(
+        device.seconds_per_microbatch + micro * device.seconds_per_sample
+        for device in speeds.devices
+    )
 
 
 def predicted(speeds: Speeds, batch: int, micro: int, times: Sequence[float] = ()) -> float:
@@ -106,9 +109,11 @@ def predicted(speeds: Speeds, batch: int, micro: int, times: Sequence[float] = (
     count, world = -(-batch // micro), len(speeds.devices)
     takes = []
     for place, device in enumerate(speeds.devices):
-        mine = share(count, place, world, times)
+        mine = microbatches_of(count, place, world, times)
         samples = min(mine.stop * micro, batch) - mine.start * micro if mine else 0
-        takes.append(len(mine) * device.slot + samples * device.sample)
+        takes.append(
+            len(mine) * device.seconds_per_microbatch + samples * device.seconds_per_sample
+        )
     return max(takes) + speeds.rest
 
 
@@ -117,12 +122,14 @@ def fine_enough(speeds: Speeds, batch: int, most: int) -> int:
     sizes = sorted(
         {-(-batch // count) for count in range(-(-batch // most), batch + 1)}, reverse=True
     )
-    found = {size: predicted(speeds, batch, size, slot_times(speeds, size)) for size in sizes}
+    found = {
+        size: predicted(speeds, batch, size, microbatch_seconds(speeds, size)) for size in sizes
+    }
     least = min(found.values())
     return next(size for size, takes in found.items() if takes <= least * (1 + _CLOSE))
 
 
-def choose_deal(
+def choose_uneven_split(
     speeds: Speeds, batch: int, micro: int, cuts: bool, because: dict[str, str], warnings: list[str]
 ) -> tuple[int, tuple[float, ...]]:
     """(samples of a slot, what a slot takes each device: empty where an even deal is as good).
@@ -133,11 +140,12 @@ def choose_deal(
         speeds = replace(
             speeds,
             devices=tuple(
-                replace(device, slot=_LAUNCH * micro * device.sample) for device in speeds.devices
+                replace(device, seconds_per_microbatch=_LAUNCH * micro * device.seconds_per_sample)
+                for device in speeds.devices
             ),
         )
     size = fine_enough(speeds, batch, micro) if cuts else micro
-    times = slot_times(speeds, size)
+    times = microbatch_seconds(speeds, size)
     before, after = predicted(speeds, batch, micro), predicted(speeds, batch, size, times)
     if after >= before * (1 - (_WORTH if speeds.origin else 0)):
         less = (
@@ -148,7 +156,7 @@ def choose_deal(
         because["balance"] = f"{_origin(speeds, micro)}; {less}"
         return micro, ()
     count = -(-batch // size)
-    shares = [len(share(count, place, len(times), times)) for place in range(len(times))]
+    shares = [len(microbatches_of(count, place, len(times), times)) for place in range(len(times))]
     gain = (
         f"a step is predicted to take {show_seconds(after)} instead of {show_seconds(before)}"
         if speeds.origin
@@ -173,10 +181,8 @@ def choose_deal(
 
 def _origin(speeds: Speeds, micro: int) -> str:
     if not speeds.origin:
-        return (
-            f"devices.balance {' to '.join(f'{1 / device.sample:g}' for device in speeds.devices)}"
-        )
+        return f"devices.balance {' to '.join(f'{1 / device.seconds_per_sample:g}' for device in speeds.devices)}"
     return (
-        f"{listed([f'{micro / time:.3g}' for time in slot_times(speeds, micro)])} samples/s"
+        f"{listed([f'{micro / time:.3g}' for time in microbatch_seconds(speeds, micro)])} samples/s"
         f" {speeds.origin}"
     )

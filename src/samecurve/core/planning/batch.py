@@ -20,7 +20,7 @@ def choose_batch(
     tried: the cap was. cap: samples that fit in flight.
     """
     given = config.batch
-    kept = fixed.batch if fixed else None
+    kept = fixed.global_batch_size if fixed else None
     if given.samples is None and kept is None and given.per_device is not None:
         micro, rounds = given.per_device, given.accumulate or 1
         if cap is not None and micro > cap:

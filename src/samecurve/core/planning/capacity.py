@@ -5,15 +5,21 @@ at memory.
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.machine import Device
-from samecurve.core.planning.memory import USABLE, Term, optimizer_slots, sample_bytes, state_terms
+from samecurve.core.planning.memory import (
+    USABLE,
+    MemoryTerm,
+    num_optimizer_states,
+    sample_bytes,
+    state_terms,
+)
 from samecurve.core.planning.strategies import Layout
 from samecurve.errors import UserError
 from samecurve.units import show_bytes, show_params
 
 
-def room(
+def memory_room(
     config: Config, facts: Facts, devices: tuple[Device, ...], shards: int, processes: int = 1
-) -> tuple[list[Term], float]:
+) -> tuple[list[MemoryTerm], float]:
     """What the smallest device holds besides activations, and bytes left for these.
 
     processes: of engine jax, which share the devices.
@@ -35,10 +41,10 @@ def _usable(config: Config, device: Device) -> float:
 
 def capacity(
     config: Config, facts: Facts, layout: Layout, because: dict[str, str]
-) -> tuple[int | None, list[Term]]:
+) -> tuple[int | None, list[MemoryTerm]]:
     """Samples that fit in flight on the smallest device (None unknown), and what it holds besides."""
     device = min(layout.devices, key=lambda d: d.memory)
-    terms, left = room(config, facts, layout.devices, layout.shards, layout.processes)
+    terms, left = memory_room(config, facts, layout.devices, layout.shards, layout.world_size)
     held, each = sum(term.bytes for term in terms), sample_bytes(config, facts)
     usable = (
         f"{show_bytes(_usable(config, device))} to use (devices.memory)"
@@ -48,7 +54,7 @@ def capacity(
     if left < (each or 0):
         raise UserError(
             f"{show_params(facts.params)} parameters with their gradients and"
-            f" {optimizer_slots(config, facts)[1]} state need {show_bytes(held + (each or 0))} on"
+            f" {num_optimizer_states(config, facts)[1]} state need {show_bytes(held + (each or 0))} on"
             f" each device under {layout.strategy}; {device.name} has {usable}",
             _smaller(config, facts, layout),
             "model",
@@ -57,9 +63,9 @@ def capacity(
         f"{show_bytes(held)} held, {show_bytes(left)} left for activations; {device.name} has"
         f" {usable}"
     )
-    if facts.fits is not None:
-        because["memory"] += f"; {facts.fits} samples at once were tried and fitted"
-        return facts.fits, terms
+    if facts.largest_tried is not None:
+        because["memory"] += f"; {facts.largest_tried} samples at once were tried and fitted"
+        return facts.largest_tried, terms
     return (int(left // each) if each else None), terms
 
 
@@ -67,12 +73,13 @@ def _smaller(config: Config, facts: Facts, layout: Layout) -> str:
     """What would need less."""
     ways = []
     world, need = len(layout.devices), sample_bytes(config, facts) or 0
-    if layout.shards < world and room(config, facts, layout.devices, world)[1] >= need:
+    if layout.shards < world and memory_room(config, facts, layout.devices, world)[1] >= need:
         ways.append("--strategy fsdp shares the state out")
     if (
         config.train.recompute == "none"
         and facts.recompute_bytes
-        and room(config, facts, layout.devices, layout.shards)[1] >= facts.recompute_bytes["block"]
+        and memory_room(config, facts, layout.devices, layout.shards)[1]
+        >= facts.recompute_bytes["block"]
     ):
         ways.append("--set train.recompute=block keeps less for backward")
     if layout.devices[0].kind == "cpu" and world > 1 and not config.devices.memory:

@@ -4,7 +4,7 @@ refused, or said, by plan().
 
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.facts import Facts
-from samecurve.core.planning.memory import Term
+from samecurve.core.planning.memory import MemoryTerm
 from samecurve.core.planning.strategies import Layout
 from samecurve.errors import UserError
 from samecurve.units import show_bytes, some
@@ -88,7 +88,7 @@ def check_optimizer(config: Config, facts: Facts, layout: Layout, because: dict[
     """
     if facts.groups:
         because["groups"] = "\n".join(facts.groups)
-    own, fields = facts.own, config.optimizer
+    own, fields = facts.user_optimizer, config.optimizer
     if own is None:
         return
     defaults = type(fields)()
@@ -156,7 +156,7 @@ def check_optimizer(config: Config, facts: Facts, layout: Layout, because: dict[
 
 
 def warn_of_layout(
-    config: Config, facts: Facts, layout: Layout, memory: list[Term], warnings: list[str]
+    config: Config, facts: Facts, layout: Layout, memory: list[MemoryTerm], warnings: list[str]
 ) -> None:
     """What a user of this strategy should know."""
     if (
@@ -193,9 +193,9 @@ def warn_of_layout(
             "its layers in a ModuleList or Sequential, or leave it out",
             "train.recompute",
         )
-    if facts.unkeyed:
+    if facts.unkeyed_dropout:
         warnings.append(
-            f"{some(facts.unkeyed)} draws its dropout by device: results depend on the devices"
+            f"{some(facts.unkeyed_dropout)} draws its dropout by device: results depend on the devices"
             " (seeded anew each step from seed, step and rank)"
             + (
                 "; under dp even two runs on these devices differ"

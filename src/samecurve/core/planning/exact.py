@@ -5,9 +5,9 @@ these; the rest is refused by name.
 from collections.abc import Sequence
 
 from samecurve.core.config.sections import Config
-from samecurve.core.determinism.microbatches import Sums, nodes, share, slots
+from samecurve.core.determinism.microbatches import TreeSum, microbatches_of, split_batch, subtrees
 from samecurve.core.planning.facts import Facts, Fixed
-from samecurve.core.planning.memory import Term, itemsize, sample_bytes
+from samecurve.core.planning.memory import MemoryTerm, itemsize, sample_bytes
 from samecurve.core.planning.strategies import Layout
 from samecurve.errors import UserError
 from samecurve.units import some
@@ -42,9 +42,9 @@ def check_exact(config: Config, facts: Facts, layout: Layout) -> None:
             "--gpus with devices of one kind",
             "devices.use",
         )
-    if facts.unkeyed:
+    if facts.unkeyed_dropout:
         raise UserError(
-            f"train.exact: {some(facts.unkeyed)} draws its dropout by device",
+            f"train.exact: {some(facts.unkeyed_dropout)} draws its dropout by device",
             "nn.Dropout, whose masks follow the sample, or p = 0",
             "model",
         )
@@ -69,13 +69,13 @@ def exact_batch(
             "batch.accumulate",
         )
     batch = (
-        (fixed.batch if fixed else None)
+        (fixed.global_batch_size if fixed else None)
         or given.samples
         or (given.per_device or 0) * (given.accumulate or 1) * world
     )
     because["batch"] = (
         "as this run began"
-        if fixed and fixed.batch
+        if fixed and fixed.global_batch_size
         else (
             "batch.samples, whatever the devices"
             if given.samples
@@ -83,7 +83,7 @@ def exact_batch(
         )
     )
     if fixed:
-        micro, because["micro"] = fixed.slot, "as this run began (train.exact)"
+        micro, because["micro"] = fixed.micro_batch_size, "as this run began (train.exact)"
     elif given.per_device:
         micro, because["micro"] = min(given.per_device, batch), "batch.per_device"
     else:
@@ -95,13 +95,13 @@ def exact_batch(
             ),
         )
     because["exact"] = (
-        f"{len(slots(batch, micro))} slots of {micro} a step, computed one by one and added along"
+        f"{len(split_batch(batch, micro))} slots of {micro} a step, computed one by one and added along"
         " one tree; the order of devices changes no bit"
     )
     return batch, micro
 
 
-def exact_room(
+def exact_memory(
     config: Config,
     facts: Facts,
     layout: Layout,
@@ -110,7 +110,7 @@ def exact_room(
     times: Sequence[float],
     cap: int | None,
     fixed: Fixed | None,
-) -> Term:
+) -> MemoryTerm:
     """What sums of `count` slots take.
 
     UserError: beside them no slot fits. cap: samples that fit in flight without them.
@@ -143,20 +143,20 @@ def exact_room(
 
 def _exact_term(
     config: Config, facts: Facts, count: int, layout: Layout, times: Sequence[float]
-) -> Term:
+) -> MemoryTerm:
     """What is held beside one gradient: sums of parts of the step that wait for their siblings, and
     what devices exchange.
     """
     world = len(layout.devices)
-    shares = [share(count, place, world, times) for place in range(world)]
+    shares = [microbatches_of(count, place, world, times) for place in range(world)]
     waiting = max(_most_waiting(count, mine) for mine in shares)
-    sent = max(len(nodes(mine, count)) for mine in shares)
+    sent = max(len(subtrees(mine, count)) for mine in shares)
     moved = (
-        3 if config.engine == "jax" else 2 if layout.processes > 1 else 0
+        3 if config.engine == "jax" else 2 if layout.world_size > 1 else 0
     )  # torch's dp adds up in place
     copies = waiting + moved * sent
     each = facts.trainable * itemsize(config.train.precision)
-    return Term(
+    return MemoryTerm(
         "exact",
         copies * each,
         f"{copies} x {facts.trainable} x {itemsize(config.train.precision)} B: {waiting} sums that"
@@ -169,7 +169,7 @@ def _most_waiting(count: int, mine: range) -> int:
 
     A right sibling is added in place to the left one.
     """
-    sums: Sums[None] = Sums(count, lambda left, right: None)
+    sums: TreeSum[None] = TreeSum(count, lambda left, right: None)
     most = 0
     for number in mine:
         paired = number % 2 == 1 and bool(sums.held) and sums.held[-1][0] == (0, number - 1)

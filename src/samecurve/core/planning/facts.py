@@ -3,7 +3,7 @@
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from samecurve.core.config.sections import Config
@@ -12,7 +12,7 @@ from samecurve.core.planning.machine import Machine
 
 
 @dataclass(frozen=True)
-class OwnOptimizer:
+class UserOptimizerFacts:
     """What a task's own optimizer is.
 
     name: its class; by: what returns it. elementwise: the task says that each number is updated by
@@ -25,10 +25,10 @@ class OwnOptimizer:
     elementwise: bool
     takes_lr: bool
     scales: tuple[float, ...]
-    slots: int | None
+    num_states: int | None
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> "OwnOptimizer":
+    def from_json(cls, value: Mapping[str, Any]) -> "UserOptimizerFacts":
         return cls(**{**value, "scales": tuple(value["scales"])})
 
 
@@ -38,8 +38,8 @@ class Speed:
     operations takes), and of each sample in it. By hand: of a sample, in any unit.
     """
 
-    slot: float
-    sample: float
+    seconds_per_microbatch: float
+    seconds_per_sample: float
 
 
 @dataclass(frozen=True)
@@ -95,21 +95,21 @@ class Facts:
     coupled: tuple[str, ...]
     fingerprint: str
     block_params: int = 0
-    inside: tuple[str, ...] = ()
+    block_arrays: tuple[str, ...] = ()
     rounded: tuple[str, ...] = ()
     frozen: tuple[str, ...] = ()
     recompute_bytes: Mapping[str, int] = field(default_factory=dict)
     scratch: Mapping[str, int] = field(default_factory=dict)
-    keyed: tuple[str, ...] = ()
-    unkeyed: tuple[str, ...] = ()
-    fits: int | None = None
+    keyed_dropout: tuple[str, ...] = ()
+    unkeyed_dropout: tuple[str, ...] = ()
+    largest_tried: int | None = None
     arrays: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     buffers: tuple[str, ...] = ()
     aliases: Mapping[str, str] = field(default_factory=dict)
     formulas: Mapping[str, str] = field(default_factory=dict)
     reference: Mapping[str, float] = field(default_factory=dict)
     groups: tuple[str, ...] = ()
-    own: OwnOptimizer | None = None
+    user_optimizer: UserOptimizerFacts | None = None
     speeds: Speeds | None = None
 
 
@@ -118,18 +118,36 @@ Measure = Callable[
 ]  # facts, and what the plan is to know of the devices
 
 
+_FIXED_ON_DISK = {
+    "global_batch_size": "batch",
+    "micro_batch_size": "slot",
+    "computed_on": "made_on",
+}
+
+
 @dataclass(frozen=True)
 class Fixed:
     """What a run's first plan fixed for good; copied into every checkpoint.
 
-    batch None: to be decided anew (--new-batch). made_on: engine and kind of device.
+    global_batch_size None: to be decided anew (--new-batch). computed_on: engine and kind of
+    device.
     """
 
-    batch: int | None
-    slot: int
+    global_batch_size: int | None
+    micro_batch_size: int
     seed: int
     samples: int
     fingerprint: str
     threads: int
     anchor: Anchor = Anchor()
-    made_on: str = ""
+    computed_on: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """As manifest.json and plan.json hold it: their keys are public, and older than our names."""
+        return {_FIXED_ON_DISK.get(name, name): value for name, value in asdict(self).items()}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> "Fixed":
+        names = {key: name for name, key in _FIXED_ON_DISK.items()}
+        fields = {names.get(key, key): item for key, item in value.items()}
+        return cls(**{**fields, "anchor": Anchor(**value["anchor"])})

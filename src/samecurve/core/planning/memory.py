@@ -35,7 +35,7 @@ def logit_rows(vocab: int, kind: str) -> int:
 
 
 @dataclass(frozen=True)
-class Term:
+class MemoryTerm:
     name: str
     bytes: int
     formula: str
@@ -46,48 +46,54 @@ def itemsize(precision: Precision) -> int:
     return 8 if precision == "f64" else 4
 
 
-def optimizer_slots(config: Config, facts: Facts) -> tuple[int, str]:
+def num_optimizer_states(config: Config, facts: Facts) -> tuple[int, str]:
     """Arrays of its shape that the optimizer keeps for each parameter, and whose figure that is."""
-    if not facts.own:
+    if not facts.user_optimizer:
         return (2 if config.optimizer.name == "adamw" else 1), config.optimizer.name
     return (
-        facts.own.slots or 0,
+        facts.user_optimizer.num_states or 0,
         (
-            facts.own.name
-            if facts.own.slots is not None
-            else f"{facts.own.name}: not known, so not counted"
+            facts.user_optimizer.name
+            if facts.user_optimizer.num_states is not None
+            else f"{facts.user_optimizer.name}: not known, so not counted"
         ),
     )
 
 
 def state_terms(
     config: Config, facts: Facts, kind: str, shards: int, together: int = 1
-) -> list[Term]:
+) -> list[MemoryTerm]:
     """What is held whatever the micro-batch.
 
     together: devices of one process on a CPU, which share what that needs itself. shards: devices
     among which one copy of the model is shared out (1: each holds the whole).
     """
     width = itemsize(config.train.precision)
-    moments, optimizer = optimizer_slots(config, facts)
+    moments, optimizer = num_optimizer_states(config, facts)
     over = f" / {shards} shards" if shards > 1 else ""
     held = [
-        Term("weights", -(-facts.params * width // shards), f"{facts.params} x {width} B{over}"),
-        Term(
+        MemoryTerm(
+            "weights", -(-facts.params * width // shards), f"{facts.params} x {width} B{over}"
+        ),
+        MemoryTerm(
             "gradients",
             -(-facts.trainable * width // shards),
             f"{facts.trainable} x {width} B{over}",
         ),
-        Term(
+        MemoryTerm(
             "optimizer",
             -(-facts.trainable * width * moments // shards),
             f"{facts.trainable} x {width} B x {moments} ({optimizer}){over}",
         ),
     ]
     if config.devices.offload:
-        held = [Term(term.name, 0, f"{term.formula}: in host memory") for term in held]
+        held = [MemoryTerm(term.name, 0, f"{term.formula}: in host memory") for term in held]
     scratch = (
-        [Term("scratch", facts.scratch[kind] * width, facts.formulas.get(f"scratch.{kind}", ""))]
+        [
+            MemoryTerm(
+                "scratch", facts.scratch[kind] * width, facts.formulas.get(f"scratch.{kind}", "")
+            )
+        ]
         if facts.scratch
         else []
     )
@@ -95,7 +101,7 @@ def state_terms(
         *held,
         *(_gathered(config, facts, width) if shards > 1 else []),
         *scratch,
-        Term(
+        MemoryTerm(
             "process",
             _RESERVED[kind] // together,
             "libraries and context" + (f", shared by {together} devices" if together > 1 else ""),
@@ -103,7 +109,7 @@ def state_terms(
     ]
 
 
-def _gathered(config: Config, facts: Facts, width: int) -> list[Term]:
+def _gathered(config: Config, facts: Facts, width: int) -> list[MemoryTerm]:
     """What fsdp holds whole for a while.
 
     Blocks come and go one after the other, the next gathered ahead; what lies outside of them
@@ -116,23 +122,23 @@ def _gathered(config: Config, facts: Facts, width: int) -> list[Term]:
     blocks = min(2, facts.blocks) if config.devices.reshard else facts.blocks
     if config.engine == "jax":  # gathered once a step, kept to the end of its last backward pass
         return [
-            Term(
+            MemoryTerm(
                 "gathered", facts.params * width, f"{facts.params} x {width} B, whole during a step"
             ),
-            Term(
+            MemoryTerm(
                 "reduced",
                 facts.trainable * width,
                 f"{facts.trainable} x {width} B, whole gradients",
             ),
         ]
     return [
-        Term(
+        MemoryTerm(
             "gathered",
             min(facts.params * width, outside * width + blocks * facts.block_params * narrow),
             f"{outside} x {width} B outside of blocks + {blocks} blocks of {facts.block_params} x"
             f" {narrow} B",
         ),
-        Term(
+        MemoryTerm(
             "reduced",
             2 * max(outside, facts.block_params) * width,
             f"2 x {max(outside, facts.block_params)} x {width} B: the largest group's gradients on"
@@ -147,7 +153,7 @@ def sample_bytes(config: Config, facts: Facts) -> int | None:
     return None if kept is None else max(1, int(kept * _ACTIVATION_SHARE[config.train.precision]))
 
 
-def activation_term(config: Config, facts: Facts, micro: int) -> Term | None:
+def activation_term(config: Config, facts: Facts, micro: int) -> MemoryTerm | None:
     each = sample_bytes(config, facts)
     if each is None:
         return None
@@ -156,7 +162,7 @@ def activation_term(config: Config, facts: Facts, micro: int) -> Term | None:
         if config.train.recompute in facts.recompute_bytes
         else ""
     )
-    return Term(
+    return MemoryTerm(
         "activations",
         micro * each,
         f"{micro} samples x {each} B{again}; {facts.formulas.get('bytes_per_sample', '')}".rstrip(

@@ -10,24 +10,37 @@ from typing import Any
 from samecurve.core.config.sections import Compress, Config, Precision, Recompute, epochs_of
 from samecurve.core.determinism.data_order import Anchor, Order
 from samecurve.core.determinism.mean import nominal_weight
-from samecurve.core.determinism.microbatches import Hand, deal, share, slots
-from samecurve.core.determinism.microbatches import rounds as most_slots
-from samecurve.core.planning.balance import choose_deal, choose_speeds
+from samecurve.core.determinism.microbatches import Assignment, assign, microbatches_of, split_batch
+from samecurve.core.determinism.microbatches import accumulation_steps as most_slots
+from samecurve.core.planning.balance import choose_speeds, choose_uneven_split
 from samecurve.core.planning.batch import choose_batch
-from samecurve.core.planning.capacity import capacity, room
+from samecurve.core.planning.capacity import capacity, memory_room
 from samecurve.core.planning.compatibility import check_coupled, check_optimizer, warn_of_layout
-from samecurve.core.planning.exact import check_exact, exact_batch, exact_room
+from samecurve.core.planning.exact import check_exact, exact_batch, exact_memory
 from samecurve.core.planning.facts import Facts, Fixed
 from samecurve.core.planning.machine import Device, Machine
-from samecurve.core.planning.memory import Term, activation_term, sample_bytes
+from samecurve.core.planning.memory import MemoryTerm, activation_term, sample_bytes
 from samecurve.core.planning.schedule import Schedule
-from samecurve.core.planning.speed_options import check_fast
+from samecurve.core.planning.speed_options import check_speed_options
 from samecurve.core.planning.strategies import Layout, choose_devices, choose_layout, choose_sync
 from samecurve.errors import UserError
 
+_ON_DISK = {
+    "world_size": "processes",
+    "every_rank_every_round": "together",
+    "global_batch_size": "batch",
+    "micro_batch_size": "micro",
+    "accumulation_steps": "rounds",
+    "nominal_weight": "nominal",
+    "keyed_dropout": "keyed",
+    "reseeded_dropout": "reseeded",
+    "reasons": "because",
+    "microbatch_seconds": "slot_times",
+}
+
 
 @dataclass(frozen=True)
-class Every:
+class Intervals:
     """Steps between things; 0: never (what is due at the end is due all the same)."""
 
     log: int
@@ -54,13 +67,13 @@ class Plan:
     backend: str
     devices: tuple[Device, ...]
     visible: int
-    processes: int
+    world_size: int
     shards: int
-    together: bool
-    batch: int
-    micro: int
-    rounds: int
-    nominal: float
+    every_rank_every_round: bool
+    global_batch_size: int
+    micro_batch_size: int
+    accumulation_steps: int
+    nominal_weight: float
     steps: int
     samples: int
     eval_samples: int
@@ -72,65 +85,76 @@ class Plan:
     reshard: bool
     offload: bool
     compress: Compress
-    keyed: bool
-    reseeded: bool
+    keyed_dropout: bool
+    reseeded_dropout: bool
     preflight: int
     schedule: Schedule
-    every: Every
+    every: Intervals
     keep: int
     non_finite: str
-    memory: tuple[Term, ...]
+    memory: tuple[MemoryTerm, ...]
     flops_per_step: float | None
     peak_flops: float | None
     reference: Mapping[str, float]
-    because: Mapping[str, str]
+    reasons: Mapping[str, str]
     warnings: tuple[str, ...]
     fixed: Fixed
     exact: bool = False
-    slot_times: tuple[float, ...] = ()
+    microbatch_seconds: tuple[float, ...] = ()
     compile: bool = False
     float8: bool = False
 
     def __repr__(self) -> str:
         return (
-            f"<Plan: {self.engine} {self.strategy} on {self.world}"
-            f" device{'s' if self.world > 1 else ''}, batch {self.batch}, {self.steps} steps>"
+            f"<Plan: {self.engine} {self.strategy} on {self.num_devices}"
+            f" device{'s' if self.num_devices > 1 else ''}, batch {self.global_batch_size}, {self.steps} steps>"
         )
 
     @property
-    def world(self) -> int:
+    def num_devices(self) -> int:
         return len(self.devices)
 
     @property
-    def in_place(self) -> bool:
+    def is_one_process(self) -> bool:
         """Whether the process that launches trains by itself: one process, and nobody to meet."""
-        return self.backend == "none" or (self.engine == "jax" and self.processes == 1)
+        return self.backend == "none" or (self.engine == "jax" and self.world_size == 1)
 
-    def held_by(self, rank: int) -> range:
+    def devices_of(self, rank: int) -> range:
         """Which of the devices one process computes on."""
-        each = self.world // self.processes
+        each = self.num_devices // self.world_size
         return range(rank * each, (rank + 1) * each)
 
-    def share(self, count: int, device: int) -> range:
+    def microbatches_of(self, count: int, device: int) -> range:
         """Which of a step's `count` slots are one device's."""
-        return share(count, device, self.world, self.slot_times)
+        return microbatches_of(count, device, self.num_devices, self.microbatch_seconds)
 
-    def hand(self, samples: int, device: int) -> Hand:
+    def assignment(self, samples: int, device: int) -> Assignment:
         """What one device does in a step of so many samples."""
-        return deal(samples, self.micro, device, self.world, self.slot_times)
-
-    @property
-    def shares(self) -> tuple[int, ...]:
-        """Slots of each device in a full step."""
-        return tuple(
-            len(self.share(len(slots(self.batch, self.micro)), device))
-            for device in range(self.world)
+        return assign(
+            samples, self.micro_batch_size, device, self.num_devices, self.microbatch_seconds
         )
 
     @property
-    def divisible(self) -> bool:
+    def microbatches_per_device(self) -> tuple[int, ...]:
+        """Slots of each device in a full step."""
+        return tuple(
+            len(
+                self.microbatches_of(
+                    len(split_batch(self.global_batch_size, self.micro_batch_size)), device
+                )
+            )
+            for device in range(self.num_devices)
+        )
+
+    @property
+    def can_be_uneven(self) -> bool:
         """Whether some devices could take more slots than others."""
-        return self.engine == "torch" and self.world > 1 and self.shards == 1 and not self.together
+        return (
+            self.engine == "torch"
+            and self.num_devices > 1
+            and self.shards == 1
+            and not self.every_rank_every_round
+        )
 
     @property
     def memory_estimate(self) -> int | None:
@@ -149,12 +173,12 @@ class Plan:
 
     @property
     def order(self) -> Order:
-        return Order(self.samples, self.batch, self.fixed.seed, self.fixed.anchor)
+        return Order(self.samples, self.global_batch_size, self.fixed.seed, self.fixed.anchor)
 
     def lr_at(self, step: int) -> float:
         return self.schedule.at(step)
 
-    def due(self, done: int) -> set[str]:
+    def actions_due(self, done: int) -> set[str]:
         """What is to be done after so many steps; everything at the end."""
         if done >= self.steps:
             return {"evaluate", "sample", "save", *(["hash"] if self.exact else [])}
@@ -167,27 +191,25 @@ class Plan:
         return {what for what, gap in every.items() if gap and done % gap == 0}
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        """As plan.json and the journal hold it: their keys are public, and older than our names."""
+        value = {_ON_DISK.get(name, name): item for name, item in asdict(self).items()}
+        return {**value, "fixed": self.fixed.to_json()}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "Plan":
-        fixed = dict(value["fixed"])
+        names = {key: name for name, key in _ON_DISK.items()}
         return cls(
             **{
-                **value,
+                **{names.get(key, key): item for key, item in value.items()},
                 "devices": tuple(Device(**device) for device in value["devices"]),
                 "schedule": Schedule(**value["schedule"]),
-                "every": Every(**value["every"]),
-                "memory": tuple(Term(**term) for term in value["memory"]),
+                "every": Intervals(**value["every"]),
+                "memory": tuple(MemoryTerm(**term) for term in value["memory"]),
                 "warnings": tuple(value["warnings"]),
-                "slot_times": tuple(value.get("slot_times", ())),
-                "fixed": fixed_from_json(fixed),
+                "microbatch_seconds": tuple(value.get("slot_times", ())),
+                "fixed": Fixed.from_json(value["fixed"]),
             }
         )
-
-
-def fixed_from_json(value: Mapping[str, Any]) -> Fixed:
-    return Fixed(**{**value, "anchor": Anchor(**value["anchor"])})
 
 
 def plan(config: Config, machine: Machine, facts: Facts, fixed: Fixed | None = None) -> Plan:
@@ -201,7 +223,9 @@ def plan(config: Config, machine: Machine, facts: Facts, fixed: Fixed | None = N
         config,
         chosen,
         machine.started,
-        lambda shards: room(config, facts, chosen, shards)[1] >= (sample_bytes(config, facts) or 0),
+        lambda shards: (
+            memory_room(config, facts, chosen, shards)[1] >= (sample_bytes(config, facts) or 0)
+        ),
         because,
     )
     devices, world = layout.devices, len(layout.devices)
@@ -209,7 +233,7 @@ def plan(config: Config, machine: Machine, facts: Facts, fixed: Fixed | None = N
     _check(facts, fixed, config.train.seed)
     cap, memory = capacity(config, facts, layout, because)
     batch, micro, times = _divided(config, facts, layout, cap, fixed, memory, because, warnings)
-    count = len(slots(batch, micro))
+    count = len(split_batch(batch, micro))
     rounds = most_slots(count, world, times)
     term = activation_term(config, facts, micro)
     seed = fixed.seed if fixed else config.train.seed
@@ -218,13 +242,13 @@ def plan(config: Config, machine: Machine, facts: Facts, fixed: Fixed | None = N
     schedule = _schedule(config, order, batch, world, because, warnings)
     check_coupled(config, facts, layout, rounds, count, because, warnings)
     check_optimizer(config, facts, layout, because)
-    check_fast(config, facts, layout, because, warnings)
+    check_speed_options(config, facts, layout, because, warnings)
     _warn(config, facts, devices, batch, micro, bool(times), because, warnings)
     warn_of_layout(config, facts, layout, memory, warnings)
     made_on = f"{config.engine} on {devices[0].name}"
-    if config.train.exact and fixed and fixed.made_on and fixed.made_on != made_on:
+    if config.train.exact and fixed and fixed.computed_on and fixed.computed_on != made_on:
         warnings.append(
-            f"this run began with {fixed.made_on}; from here its bits are those of {made_on}"
+            f"this run began with {fixed.computed_on}; from here its bits are those of {made_on}"
         )
     peaks = [device.peak(config.train.precision) for device in devices]
     return Plan(
@@ -233,14 +257,14 @@ def plan(config: Config, machine: Machine, facts: Facts, fixed: Fixed | None = N
         backend=backend,
         devices=devices,
         visible=len(machine.devices) or world,
-        processes=layout.processes,
+        world_size=layout.world_size,
         shards=layout.shards,
-        together=not config.train.exact
-        and (layout.together or (config.train.norm_sync and bool(facts.coupled))),
-        batch=batch,
-        micro=micro,
-        rounds=rounds,
-        nominal=nominal_weight(batch, facts.tokens_per_sample),
+        every_rank_every_round=not config.train.exact
+        and (layout.every_rank_every_round or (config.train.norm_sync and bool(facts.coupled))),
+        global_batch_size=batch,
+        micro_batch_size=micro,
+        accumulation_steps=rounds,
+        nominal_weight=nominal_weight(batch, facts.tokens_per_sample),
         steps=schedule.steps,
         samples=facts.samples,
         eval_samples=facts.eval_samples,
@@ -252,11 +276,11 @@ def plan(config: Config, machine: Machine, facts: Facts, fixed: Fixed | None = N
         reshard=config.devices.reshard and config.engine == "torch",
         offload=config.devices.offload,
         compress=config.devices.compress,
-        keyed=bool(facts.keyed),
-        reseeded=bool(facts.unkeyed),
+        keyed_dropout=bool(facts.keyed_dropout),
+        reseeded_dropout=bool(facts.unkeyed_dropout),
         preflight=config.devices.preflight,
         schedule=schedule,
-        every=Every(
+        every=Intervals(
             config.train.log_every,
             _gap(config.train.eval_every, order),
             _gap(config.train.save_every, order),
@@ -269,17 +293,17 @@ def plan(config: Config, machine: Machine, facts: Facts, fixed: Fixed | None = N
         flops_per_step=facts.flops_per_sample * batch if facts.flops_per_sample else None,
         peak_flops=sum(peak for peak in peaks if peak) if all(peaks) else None,
         reference=facts.reference,
-        because=because,
+        reasons=because,
         warnings=tuple(warnings),
         fixed=(
-            replace(fixed, batch=batch)
+            replace(fixed, global_batch_size=batch)
             if fixed
             else Fixed(
-                batch, micro, seed, facts.samples, facts.fingerprint, threads, made_on=made_on
+                batch, micro, seed, facts.samples, facts.fingerprint, threads, computed_on=made_on
             )
         ),
         exact=config.train.exact,
-        slot_times=times,
+        microbatch_seconds=times,
         compile=config.train.compile,
         float8=config.train.float8,
     )
@@ -291,7 +315,7 @@ def _divided(
     layout: Layout,
     cap: int | None,
     fixed: Fixed | None,
-    memory: list[Term],
+    memory: list[MemoryTerm],
     because: dict[str, str],
     warnings: list[str],
 ) -> tuple[int, int, tuple[float, ...]]:
@@ -306,13 +330,15 @@ def _divided(
         batch, micro = exact_batch(config, layout, fixed, because)
     else:
         batch, micro = choose_batch(
-            config, facts.fits is not None, len(layout.devices), cap, fixed, because
+            config, facts.largest_tried is not None, len(layout.devices), cap, fixed, because
         )
     if speeds:
-        micro, times = choose_deal(speeds, batch, micro, not exact, because, warnings)
+        micro, times = choose_uneven_split(speeds, batch, micro, not exact, because, warnings)
     if exact:
         memory.append(
-            exact_room(config, facts, layout, len(slots(batch, micro)), micro, times, cap, fixed)
+            exact_memory(
+                config, facts, layout, len(split_batch(batch, micro)), micro, times, cap, fixed
+            )
         )
     return batch, micro, times
 
@@ -379,7 +405,7 @@ def _threads(
         return asked
     because["threads"] = (
         f"{machine.cores} core{'s' if machine.cores > 1 else ''} for {world}"
-        f" {'device' if layout.processes < world else 'rank'}{'s' if world > 1 else ''}"
+        f" {'device' if layout.world_size < world else 'rank'}{'s' if world > 1 else ''}"
     )
     return max(1, machine.cores // world)
 
@@ -441,7 +467,7 @@ def _warn(
     because: dict[str, str],
     warnings: list[str],
 ) -> None:
-    count = len(slots(batch, micro))
+    count = len(split_batch(batch, micro))
     if (
         config.batch.samples
         and config.batch.accumulate
@@ -466,9 +492,9 @@ def _warn(
             "there is nothing to evaluate on: no data is held back (data.validation; eval_data() of"
             " a task of one's own)"
         )
-    if facts.keyed:
+    if facts.keyed_dropout:
         because["dropout"] = (
-            f"masks of {len(facts.keyed)} layer{'s' if len(facts.keyed) > 1 else ''} follow the"
+            f"masks of {len(facts.keyed_dropout)} layer{'s' if len(facts.keyed_dropout) > 1 else ''} follow the"
             " sample, whatever the device"
         )
     because["precision"] = "train.precision"

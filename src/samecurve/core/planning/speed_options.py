@@ -9,7 +9,7 @@ from samecurve.core.planning.strategies import Layout
 from samecurve.errors import UserError
 
 
-def check_fast(
+def check_speed_options(
     config: Config, facts: Facts, layout: Layout, because: dict[str, str], warnings: list[str]
 ) -> None:
     """UserError: asked for where it can't be."""

@@ -21,9 +21,9 @@ class Layout:
 
     strategy: StrategyName
     devices: tuple[Device, ...]
-    processes: int
+    world_size: int
     shards: int
-    together: bool
+    every_rank_every_round: bool
 
 
 def choose_devices(config: Config, machine: Machine, because: dict[str, str]) -> tuple[Device, ...]:

@@ -15,7 +15,7 @@ from samecurve.core.config.section import Section
 from samecurve.core.config.sections import Precision
 from samecurve.core.config.values import Size
 from samecurve.core.planning.machine import Device, Link, Machine
-from samecurve.core.simulation.hardware import Card, Wire, card_of, wire_of
+from samecurve.core.simulation.hardware import DeviceSpec, LinkSpec, device_spec, link_spec
 from samecurve.errors import ConfigErrors, UserError
 from samecurve.units import parse_speed
 
@@ -30,7 +30,7 @@ _FASTEST_PCIE = (
 
 
 @dataclass(frozen=True)
-class Setup:
+class Cluster:
     """hosts alike, each with so many devices of one kind.
 
     inside, between: how a device reaches others of its host, and those of others. cores,
@@ -39,9 +39,9 @@ class Setup:
 
     hosts: int
     per_host: int
-    card: Card
-    inside: Wire
-    between: Wire
+    card: DeviceSpec
+    inside: LinkSpec
+    between: LinkSpec
     cores: int
     host_bytes: int
 
@@ -62,7 +62,7 @@ class Setup:
         )
         return Machine(devices, links, self.host_bytes, self.cores, hosts=self.hosts)
 
-    def of(self, world: int) -> "Setup":
+    def of(self, world: int) -> "Cluster":
         """As many of these devices: a part of one host, or whole hosts."""
         return replace(
             self, hosts=max(1, world // self.per_host), per_host=min(world, self.per_host)
@@ -84,7 +84,7 @@ class Setup:
         return f"{self.hosts}x{name}" if self.hosts > 1 else name
 
 
-def read_setup(text: str) -> Setup:
+def read_cluster(text: str) -> Cluster:
     """UserError: neither words that are understood nor a file that is right, with what is."""
     if text.endswith((".json", ".yaml", ".yml")) or "/" in text:
         return _from_file(Path(text))
@@ -94,14 +94,16 @@ def read_setup(text: str) -> Setup:
     if not found:
         raise UserError(f"{text!r} names no machine", _FORMS, WHERE)
     hosts, count, name = found.groups()
-    card = card_of(name, WHERE)
+    card = device_spec(name, WHERE)
     return _checked(int(hosts or 1), int(count or 1), card, card.inside, card.between)
 
 
-def _checked(hosts: int, count: int, card: Card, inside: Wire, between: Wire) -> Setup:
+def _checked(
+    hosts: int, count: int, card: DeviceSpec, inside: LinkSpec, between: LinkSpec
+) -> Cluster:
     if not 1 <= hosts * count <= _MOST:
         raise UserError(f"{hosts * count} devices", f"between 1 and {_MOST}: {_FORMS}", WHERE)
-    return Setup(hosts, count, card, inside, between, _CORES * count, 4 * count * card.memory)
+    return Cluster(hosts, count, card, inside, between, _CORES * count, 4 * count * card.memory)
 
 
 def _speed(value: object) -> float:
@@ -137,7 +139,7 @@ class _File(Section):
     host_memory: Size | None = None
 
 
-def _from_file(path: Path) -> Setup:
+def _from_file(path: Path) -> Cluster:
     if not path.is_file():
         raise UserError(f"there is no file {path}", _FORMS, WHERE)
     try:
@@ -172,11 +174,11 @@ def _from_file(path: Path) -> Setup:
     )
 
 
-def _card(given: "str | _DeviceFields", document: Document) -> Card:
+def _card(given: "str | _DeviceFields", document: Document) -> DeviceSpec:
     if isinstance(given, str):
-        return card_of(given, document.place(("device",)))
-    assumed = wire_of("Ethernet 25 Gb/s", WHERE)
-    return Card(
+        return device_spec(given, document.place(("device",)))
+    assumed = link_spec("Ethernet 25 Gb/s", WHERE)
+    return DeviceSpec(
         given.name,
         given.memory,
         {name: value * 1e12 for name, value in given.tflops.items()},
@@ -187,12 +189,14 @@ def _card(given: "str | _DeviceFields", document: Document) -> Card:
     )
 
 
-def _wire(given: "str | _WireFields | None", usual: Wire, document: Document, key: str) -> Wire:
+def _wire(
+    given: "str | _WireFields | None", usual: LinkSpec, document: Document, key: str
+) -> LinkSpec:
     if given is None:
         return usual
     if isinstance(given, str):
-        return wire_of(given, document.place((key,)))
-    return Wire(
+        return link_spec(given, document.place((key,)))
+    return LinkSpec(
         given.name,
         given.bandwidth,
         "network" if key == "between" else "nvlink" if given.bandwidth > _FASTEST_PCIE else "pcie",

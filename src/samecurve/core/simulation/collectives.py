@@ -17,7 +17,7 @@ from typing import Literal
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.memory import itemsize
 from samecurve.core.planning.plan import Plan
-from samecurve.core.simulation.cluster import Setup
+from samecurve.core.simulation.cluster import Cluster
 from samecurve.core.simulation.hardware import Medium
 
 Kind = Literal["all-reduce", "all-gather", "reduce-scatter"]
@@ -128,16 +128,16 @@ class Traffic:
         return sum(part.seconds for part in self.all)
 
 
-def traffic(plan: Plan, facts: Facts, setup: Setup) -> Traffic:
+def traffic(plan: Plan, facts: Facts, setup: Cluster) -> Traffic:
     """plan: one made for setup.machine."""
-    if plan.world == 1:
+    if plan.num_devices == 1:
         return Traffic()
-    width, whole_group = itemsize(plan.precision), group(setup, plan.world, 1)
+    width, whole_group = itemsize(plan.precision), group(setup, plan.num_devices, 1)
     figures = (
         Collective(
             "all-reduce",
             "figures of the step (loss, weights; waits, memory of each device)",
-            8 * (_FIGURES + _BY_DEVICE * plan.world),
+            8 * (_FIGURES + _BY_DEVICE * plan.num_devices),
             1,
             whole_group,
         ),
@@ -158,14 +158,14 @@ def traffic(plan: Plan, facts: Facts, setup: Setup) -> Traffic:
     )
 
 
-def _sharded(plan: Plan, facts: Facts, setup: Setup, width: int) -> Traffic:
+def _sharded(plan: Plan, facts: Facts, setup: Cluster, width: int) -> Traffic:
     shards, copies = (
         group(setup, plan.shards, 1),
-        group(setup, plan.world // plan.shards, plan.shards),
+        group(setup, plan.num_devices // plan.shards, plan.shards),
     )
     narrow = 2 if plan.precision in {"bf16", "f16"} else width
     inside, rounded, blocks = (
-        set(facts.inside),
+        set(facts.block_arrays),
         set(facts.rounded) if narrow < width else set(),
         max(1, facts.blocks),
     )
@@ -224,7 +224,7 @@ def _sharded(plan: Plan, facts: Facts, setup: Setup, width: int) -> Traffic:
             for _, _, numbers in kinds(within, facts.frozen)
         )
 
-    rounds = plan.rounds
+    rounds = plan.accumulation_steps
     return Traffic(
         gathered=gathers(True, rounds * blocks * (2 if plan.reshard else 1)) if inside else (),
         gathered_outside=gathers(False, rounds),
@@ -246,7 +246,7 @@ def padded(shape: tuple[int, ...], shards: int) -> int:
     return -(-shape[0] // shards) * shards * math.prod(shape[1:]) if shape else shards
 
 
-def group(setup: Setup, members: int, apart: int) -> Group:
+def group(setup: Cluster, members: int, apart: int) -> Group:
     """Every `apart`-th device, so many of them.
 
     Groups that leave a host side by side share its ways out: each has those of its own devices.

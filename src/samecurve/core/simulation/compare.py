@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from samecurve.core.config.sections import Config, Recompute
-from samecurve.core.planning.capacity import room
+from samecurve.core.planning.capacity import memory_room
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.memory import sample_bytes
 from samecurve.core.planning.plan import Plan, plan
-from samecurve.core.simulation.cluster import Setup
+from samecurve.core.simulation.cluster import Cluster
 from samecurve.core.simulation.collectives import Traffic, traffic
 from samecurve.core.simulation.step_time import Cost, Share, cost
 from samecurve.errors import UserError
@@ -60,7 +60,7 @@ class Curve:
     ends: str
 
 
-def served(config: Config, setup: Setup) -> None:
+def served(config: Config, setup: Cluster) -> None:
     """UserError: what is not predicted, by name."""
     where, section = "--machine", config.devices
     if config.engine != "torch":
@@ -120,14 +120,14 @@ def served(config: Config, setup: Setup) -> None:
         )
 
 
-def planned(config: Config, facts: Facts, setup: Setup) -> Plan:
+def planned(config: Config, facts: Facts, setup: Cluster) -> Plan:
     """plan() there. UserError: as train would refuse it there."""
     made = plan(config, setup.machine, facts)
     peak = setup.card.peaks.get(made.precision)
-    return replace(made, peak_flops=peak * made.world if peak else None)
+    return replace(made, peak_flops=peak * made.num_devices if peak else None)
 
 
-def rows(config: Config, facts: Facts, setup: Setup, share: Share) -> list[Row]:
+def rows(config: Config, facts: Facts, setup: Cluster, share: Share) -> list[Row]:
     """Every strategy with every way of recomputing; just the config's, where what recomputing saves
     is not known.
     """
@@ -141,7 +141,7 @@ def rows(config: Config, facts: Facts, setup: Setup, share: Share) -> list[Row]:
     ]
 
 
-def curves(config: Config, facts: Facts, setup: Setup, share: Share) -> list[Curve]:
+def curves(config: Config, facts: Facts, setup: Cluster, share: Share) -> list[Curve]:
     """From one device to MOST, the batch as plan() has it there: fixed, or growing with the
     devices.
     """
@@ -155,15 +155,17 @@ def curves(config: Config, facts: Facts, setup: Setup, share: Share) -> list[Cur
         for name, candidate, shards in _candidates(config, there, single=False):
             row = _row(candidate, facts, there, share, name, shards)
             why[name] = row.refused
-            if row.plan and row.plan.batch < size:
-                why[name] = f"a batch of {row.plan.batch} has no work for {size} devices"
+            if row.plan and row.plan.global_batch_size < size:
+                why[name] = (
+                    f"a batch of {row.plan.global_batch_size} has no work for {size} devices"
+                )
             elif row.cost:
                 points[name].append((size, row.cost.efficiency))
     return [Curve(name, tuple(reached), why[name]) for name, reached in points.items()]
 
 
 def _candidates(
-    config: Config, setup: Setup, single: bool = True
+    config: Config, setup: Cluster, single: bool = True
 ) -> Iterator[tuple[str, Config, int]]:
     """(name, config, shards).
 
@@ -193,9 +195,9 @@ def _with(config: Config, how: Recompute) -> Config:
     return config.model_copy(update={"train": config.train.model_copy(update={"recompute": how})})
 
 
-def _row(config: Config, facts: Facts, setup: Setup, share: Share, name: str, shards: int) -> Row:
+def _row(config: Config, facts: Facts, setup: Cluster, share: Share, name: str, shards: int) -> Row:
     machine, each = setup.machine, sample_bytes(config, facts)
-    terms, left = room(config, facts, machine.devices * machine.hosts, shards)
+    terms, left = memory_room(config, facts, machine.devices * machine.hosts, shards)
     held = sum(term.bytes for term in terms)
     need, usable, whole = (
         None if each is None else held + each,

@@ -15,7 +15,7 @@ Medium = Literal["nvlink", "pcie", "network"]
 
 
 @dataclass(frozen=True)
-class Wire:
+class LinkSpec:
     """How a device reaches others.
 
     bandwidth: bytes a second, one way, of each device, as collectives attain them. medium: whose
@@ -29,7 +29,7 @@ class Wire:
 
 
 @dataclass(frozen=True)
-class Card:
+class DeviceSpec:
     """memory: bytes.
 
     peaks: dense FLOP/s by precision, without sparsity. bandwidth: of its memory, bytes a second.
@@ -41,15 +41,15 @@ class Card:
     memory: int
     peaks: Mapping[str, float]
     bandwidth: float
-    inside: Wire
-    between: Wire
+    inside: LinkSpec
+    between: LinkSpec
     source: str
     found: str = ""
     others: tuple[str, ...] = field(default=())
 
 
-def _nvlink(version: int, links: int, each: float, sm: int) -> Wire:
-    return Wire(
+def _nvlink(version: int, links: int, each: float, sm: int) -> LinkSpec:
+    return LinkSpec(
         f"NVLink {version}",
         links * each * _GB,
         "nvlink",
@@ -57,9 +57,9 @@ def _nvlink(version: int, links: int, each: float, sm: int) -> Wire:
     )
 
 
-def _pcie(generation: int) -> Wire:
+def _pcie(generation: int) -> LinkSpec:
     factor = 2 ** (generation - 3)
-    return Wire(
+    return LinkSpec(
         f"PCIe {generation}.0 x16",
         12.0 * factor * _GB,
         "pcie",
@@ -67,8 +67,8 @@ def _pcie(generation: int) -> Wire:
     )
 
 
-def _net(name: str, gigabits: float, of: str) -> Wire:
-    return Wire(
+def _net(name: str, gigabits: float, of: str) -> LinkSpec:
+    return LinkSpec(
         f"{name} {gigabits:g} Gb/s",
         gigabits / 8 * 0.96 * _GB,
         "network",
@@ -77,8 +77,8 @@ def _net(name: str, gigabits: float, of: str) -> Wire:
     )
 
 
-def _xgmi(links: int, each: float, arch: str) -> Wire:
-    return Wire(
+def _xgmi(links: int, each: float, arch: str) -> LinkSpec:
+    return LinkSpec(
         "Infinity Fabric",
         links * each * _GB,
         "nvlink",
@@ -127,7 +127,7 @@ def _peaks(
 # What drivers call it is searched in this order. Memory: as the driver counts it (nvidia-smi,
 # rocm-smi), in MiB; of other figures the source is named.
 CARDS = (
-    Card(
+    DeviceSpec(
         "B200",
         183359 * _MEBI,
         _peaks(2250, 75, 37),
@@ -137,7 +137,7 @@ CARDS = (
         "NVIDIA HGX B200 data sheet, without sparsity",
         "G?B200",
     ),
-    Card(
+    DeviceSpec(
         "H200",
         143771 * _MEBI,
         _peaks(989, 67, 34),
@@ -148,7 +148,7 @@ CARDS = (
         "G?H200",
         ("H200 SXM",),
     ),
-    Card(
+    DeviceSpec(
         "H100 PCIe",
         81559 * _MEBI,
         _peaks(756, 51, 26),
@@ -158,7 +158,7 @@ CARDS = (
         "NVIDIA H100 data sheet (PCIe), without sparsity",
         "H100 PCIe",
     ),
-    Card(
+    DeviceSpec(
         "H100",
         81559 * _MEBI,
         _peaks(989, 67, 34),
@@ -169,7 +169,7 @@ CARDS = (
         "H100",
         ("H100 SXM", "H100 80GB"),
     ),
-    Card(
+    DeviceSpec(
         "A100 40GB",
         40960 * _MEBI,
         _peaks(312, 19.5, 9.7),
@@ -180,7 +180,7 @@ CARDS = (
         "A100.*40GB",
         ("A100 SXM 40GB",),
     ),
-    Card(
+    DeviceSpec(
         "A100",
         81920 * _MEBI,
         _peaks(312, 19.5, 9.7),
@@ -191,7 +191,7 @@ CARDS = (
         "A100",
         ("A100 80GB", "A100 SXM"),
     ),
-    Card(
+    DeviceSpec(
         "L40S",
         46068 * _MEBI,
         _peaks(362, 91.6),
@@ -201,7 +201,7 @@ CARDS = (
         "NVIDIA L40S data sheet, without sparsity",
         "L40S",
     ),
-    Card(
+    DeviceSpec(
         "RTX 4090",
         24564 * _MEBI,
         _peaks(165, 82.6),
@@ -212,7 +212,7 @@ CARDS = (
         "RTX 4090",
         ("4090",),
     ),
-    Card(
+    DeviceSpec(
         "RTX 3090",
         24576 * _MEBI,
         _peaks(71, 35.6),
@@ -223,7 +223,7 @@ CARDS = (
         "RTX 3090",
         ("3090",),
     ),
-    Card(
+    DeviceSpec(
         "V100",
         32510 * _MEBI,
         _peaks(125, 15.7, 7.8, bf16=False),
@@ -234,7 +234,7 @@ CARDS = (
         "V100",
         ("V100 32GB", "V100 SXM2"),
     ),
-    Card(
+    DeviceSpec(
         "MI300X",
         196592 * _MEBI,
         _peaks(1307, 163.4, 81.7),
@@ -244,7 +244,7 @@ CARDS = (
         "AMD Instinct MI300X data sheet",
         "MI300X",
     ),
-    Card(
+    DeviceSpec(
         "MI250X",
         65520 * _MEBI,
         _peaks(191.5, 23.95, 23.95),
@@ -267,7 +267,7 @@ def peak(name: str, precision: str) -> float | None:
     return None
 
 
-def card_of(name: str, where: str) -> Card:
+def device_spec(name: str, where: str) -> DeviceSpec:
     """By the name a user writes: spaces, dashes and case don't count. UserError: not on file."""
     known = {_plain(word): card for card in CARDS for word in (card.name, *card.others)}
     if _plain(name) in known:
@@ -282,7 +282,7 @@ def card_of(name: str, where: str) -> Card:
     )
 
 
-def wire_of(name: str, where: str) -> Wire:
+def link_spec(name: str, where: str) -> LinkSpec:
     """UserError: not on file."""
     known = {_plain(word): wire for word, wire in WIRES.items()}
     if _plain(name) in known:
@@ -294,7 +294,7 @@ def wire_of(name: str, where: str) -> Wire:
     )
 
 
-def _typed(card: Card) -> str:
+def _typed(card: DeviceSpec) -> str:
     return card.name.replace(" ", "")
 
 

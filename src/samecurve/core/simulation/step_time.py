@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.facts import Facts
-from samecurve.core.planning.memory import itemsize, optimizer_slots
+from samecurve.core.planning.memory import itemsize, num_optimizer_states
 from samecurve.core.planning.plan import Plan
-from samecurve.core.simulation.cluster import Setup
+from samecurve.core.simulation.cluster import Cluster
 from samecurve.core.simulation.collectives import Collective, Traffic, traffic
 from samecurve.units import show_bytes, show_count, show_time
 
@@ -50,7 +50,7 @@ class Cost:
     formulas: dict[str, str]
 
 
-def cost(config: Config, plan: Plan, facts: Facts, setup: Setup, share: Share) -> Cost | None:
+def cost(config: Config, plan: Plan, facts: Facts, setup: Cluster, share: Share) -> Cost | None:
     """plan: one made for setup.machine.
 
     None: what a sample costs, or what the device can do, is not known.
@@ -58,9 +58,9 @@ def cost(config: Config, plan: Plan, facts: Facts, setup: Setup, share: Share) -
     peak = setup.card.peaks.get(plan.precision)
     if facts.flops_per_sample is None or peak is None:
         return None
-    forward = plan.micro * facts.flops_per_sample / 3 / (peak * share.value)
+    forward = plan.micro_batch_size * facts.flops_per_sample / 3 / (peak * share.value)
     again = forward if plan.recompute == "block" else 0.0
-    compute = _busiest(plan) / plan.micro * (3 * forward + again)
+    compute = _busiest(plan) / plan.micro_batch_size * (3 * forward + again)
     found = traffic(plan, facts, setup)
     exposed, hidden = (
         _reduced(found, 2 * forward + again)
@@ -71,7 +71,8 @@ def cost(config: Config, plan: Plan, facts: Facts, setup: Setup, share: Share) -
     update, touched = _update(config, plan, facts, setup)
     whole = compute + update + exposed + figures
     alone = (
-        plan.batch / plan.micro * (3 * forward + again) + _update(config, plan, facts, setup, 1)[0]
+        plan.global_batch_size / plan.micro_batch_size * (3 * forward + again)
+        + _update(config, plan, facts, setup, 1)[0]
     )
     again_said = "; blocks run forward again: x 4/3" if again else ""
     return Cost(
@@ -79,25 +80,25 @@ def cost(config: Config, plan: Plan, facts: Facts, setup: Setup, share: Share) -
         compute,
         update,
         exposed + figures,
-        alone / plan.world / whole,
-        facts.flops_per_sample * plan.batch / (whole * plan.world * peak),
+        alone / plan.num_devices / whole,
+        facts.flops_per_sample * plan.global_batch_size / (whole * plan.num_devices * peak),
         found,
         {
             "compute": (
-                f"{_busiest(plan)} samples of the busiest device, in {plan.rounds}"
-                f" round{'s' if plan.rounds > 1 else ''}, x"
+                f"{_busiest(plan)} samples of the busiest device, in {plan.accumulation_steps}"
+                f" round{'s' if plan.accumulation_steps > 1 else ''}, x"
                 f" {show_count(facts.flops_per_sample)}FLOP / ({show_count(peak)}FLOP/s of"
                 f" {plan.precision} x {share.value:.3g}){again_said}; forward is a third"
             ),
             "update": f"{touched} / {setup.card.bandwidth / 1e12:.3g} TB/s of memory",
             "sync": hidden,
             "efficiency": (
-                f"speed-up over one such device that takes the same {plan.batch} samples a step,"
-                f" with memory for all of it ({show_time(alone)}), / {plan.world} devices"
+                f"speed-up over one such device that takes the same {plan.global_batch_size} samples a step,"
+                f" with memory for all of it ({show_time(alone)}), / {plan.num_devices} devices"
             ),
             "mfu": (
-                f"{show_count(facts.flops_per_sample)}FLOP x {plan.batch} samples / (a step x"
-                f" {plan.world} x {show_count(peak)}FLOP/s)"
+                f"{show_count(facts.flops_per_sample)}FLOP x {plan.global_batch_size} samples / (a step x"
+                f" {plan.num_devices} x {show_count(peak)}FLOP/s)"
             ),
         },
     )
@@ -107,21 +108,22 @@ def _busiest(plan: Plan) -> int:
     """Samples of the device that has most of a step, as dealing.py deals them: the last one, which
     has the short slot, where no other has as many slots.
     """
-    count = -(-plan.batch // plan.micro)
+    count = -(-plan.global_batch_size // plan.micro_batch_size)
     return (
-        plan.batch - plan.micro * (count * (plan.world - 1) // plan.world)
-        if plan.world == 1 or count % plan.world == 1
-        else plan.rounds * plan.micro
+        plan.global_batch_size
+        - plan.micro_batch_size * (count * (plan.num_devices - 1) // plan.num_devices)
+        if plan.num_devices == 1 or count % plan.num_devices == 1
+        else plan.accumulation_steps * plan.micro_batch_size
     )
 
 
 def _update(
-    config: Config, plan: Plan, facts: Facts, setup: Setup, shards: int | None = None
+    config: Config, plan: Plan, facts: Facts, setup: Cluster, shards: int | None = None
 ) -> tuple[float, str]:
     """Seconds, and the bytes in words: the weights are read and written, gradients read; each slot
     of the optimizer read and written; the norm reads, clipping reads and writes gradients.
     """
-    slots, name = optimizer_slots(config, facts)
+    slots, name = num_optimizer_states(config, facts)
     times = 3 + 2 * slots + 1 + (2 if config.optimizer.clip else 0)
     cut = plan.shards if shards is None else shards
     held = facts.trainable * itemsize(plan.precision) / cut
@@ -184,7 +186,7 @@ def _shared(
         f" {'the last block gathered again + ' if plan.reshard else ''}the first block's and the"
         " outer gradients, for which nothing is left to hide behind"
     )
-    return (plan.rounds - 1) * exposed(0.0, 0.0) + exposed(copied, copied_outside), how
+    return (plan.accumulation_steps - 1) * exposed(0.0, 0.0) + exposed(copied, copied_outside), how
 
 
 def _each(parts: tuple[Collective, ...]) -> float:

@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 
 from samecurve.errors import RunError, SamecurveError, UserError
-from samecurve.launch.hang_watch import OFTEN, Hangs
+from samecurve.launch.hang_watch import OFTEN, HangWatch
 from samecurve.launch.script import requirements as source
 from samecurve.launch.script.misuse import LONG, Notices
 from samecurve.launch.script.output import Outputs, Shown
@@ -31,10 +31,10 @@ from samecurve.launch.script.placement import (
     settings,
 )
 from samecurve.launch.signals import Signals
-from samecurve.launch.supervisor import STOPPED, Guard, World, guarded
+from samecurve.launch.supervisor import STOPPED, OrphanGuard, RankGroup, guarded
 from samecurve.probe import nvidia
 from samecurve.probe.cpu import oom_kills, starved_since
-from samecurve.run.directory import clear
+from samecurve.run.directory import clear_hang_files
 from samecurve.run.naming import free_name
 from samecurve.units import show_seconds
 
@@ -150,9 +150,9 @@ class _Attempt:
     hung: RunError | None = None
     starved: int | None = field(default_factory=oom_kills)
 
-    def run(self, guard: Guard) -> SamecurveError | None:
+    def run(self, guard: OrphanGuard) -> SamecurveError | None:
         """Why it failed; None: it did not, or was stopped."""
-        clear(self.logs)
+        clear_hang_files(self.logs)
         outputs = Outputs(self.logs, self.request.output, self.layout.processes)
         with reserve() as held:
             port = int(held.getsockname()[1])
@@ -162,7 +162,7 @@ class _Attempt:
                     self.layout.processes, port, self.number, self.request.max_restarts
                 )
             ]
-            world = World(
+            world = RankGroup(
                 [self._command(seat["LOCAL_RANK"]) for seat in environments],
                 environments,
                 outputs,
@@ -199,11 +199,11 @@ class _Attempt:
             notices.ended([world.said(rank) for rank in range(self.layout.processes)])
         return None
 
-    def _watch(self, world: World) -> Callable[[Mapping[int, int]], None]:
+    def _watch(self, world: RankGroup) -> Callable[[Mapping[int, int]], None]:
         """Looks for hangs, told again and again which ranks live. Says once what it can see."""
         alive: dict[int, int] = {}
         floor = self.request.hang_floor
-        hangs = Hangs(
+        hangs = HangWatch(
             self.logs,
             lambda: alive,
             self.layout.processes,
@@ -256,7 +256,7 @@ class _Attempt:
             *self.request.arguments,
         ]
 
-    def _remark(self, world: World, outputs: Outputs, left: list[int]) -> None:
+    def _remark(self, world: RankGroup, outputs: Outputs, left: list[int]) -> None:
         for rank, why in outputs.lost.items():
             _say("warn", f"{outputs.log(rank)} ends early: {why}")
         if left and not self.stopped and not world.failures:
@@ -266,7 +266,7 @@ class _Attempt:
                 " script should wait for those it starts",
             )
 
-    def _explained(self, world: World) -> SamecurveError:
+    def _explained(self, world: RankGroup) -> SamecurveError:
         from samecurve.diagnose.crash import explain
         from samecurve.diagnose.notes import Note
 
@@ -303,7 +303,7 @@ class _Attempt:
         return error
 
 
-def _stop(world: World, signals: Signals) -> None:
+def _stop(world: RankGroup, signals: Signals) -> None:
     number = signals.received or signal.SIGINT
     if world.stop(number):
         os.write(
@@ -319,7 +319,7 @@ def _line(error: SamecurveError) -> str:
     return next((line for line in lines if line.startswith("rank ")), lines[0])
 
 
-def _kill(world: World) -> None:
+def _kill(world: RankGroup) -> None:
     world.kill()
     os.write(2, b"\nkilled, all ranks\n")
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from samecurve.observe.report.canvas import COLOURS, SERIES, Picture, canvas, finished, label
-from samecurve.observe.report.reading import Story
+from samecurve.observe.report.reading import RunRecord
 from samecurve.observe.report.summary import summary, where_time_went
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def time_unit(longest: float) -> tuple[str, float]:
     )
 
 
-def memory_bars(stories: Sequence[Story], names: Sequence[str]) -> Picture | None:
+def memory_bars(stories: Sequence[RunRecord], names: Sequence[str]) -> Picture | None:
     """One run: the plan's terms, and below them each device's peak.
 
     Several: the largest device of each, and its plan's estimate.
@@ -108,7 +108,7 @@ def memory_bars(stories: Sequence[Story], names: Sequence[str]) -> Picture | Non
         )
 
 
-def _terms(axes: "Axes", story: Story, size: int) -> None:
+def _terms(axes: "Axes", story: RunRecord, size: int) -> None:
     """The plan's terms, one after the other."""
     if story.made is None:
         return
@@ -130,7 +130,7 @@ def _terms(axes: "Axes", story: Story, size: int) -> None:
         left += term.bytes / size
 
 
-def time_bars(stories: Sequence[Story], names: Sequence[str]) -> Picture | None:
+def time_bars(stories: Sequence[RunRecord], names: Sequence[str]) -> Picture | None:
     """One bar a run: seconds of all its starts, by what they went to."""
     spent = [where_time_went(story) for story in stories]
     if not any(sum(uses.values()) for uses in spent):

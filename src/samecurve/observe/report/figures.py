@@ -24,7 +24,7 @@ from samecurve.observe.report.canvas import (
     finished,
     label,
 )
-from samecurve.observe.report.reading import Story, number
+from samecurve.observe.report.reading import RunRecord, number
 from samecurve.observe.report.summary import NOT_METRICS, samples_seen, sensed
 from samecurve.observe.report.thinning import Column, smooth, thin, window
 from samecurve.units import show_count
@@ -52,15 +52,15 @@ class Across:
     """
 
     label: str
-    values: Callable[[Story], Column]
+    values: Callable[[RunRecord], Column]
 
-    def at(self, story: Story, steps: Sequence[int]) -> Column:
+    def at(self, story: RunRecord, steps: Sequence[int]) -> Column:
         if not story.trained:
             return np.array(steps, np.float64)
         return np.interp(steps, story.column("step"), self.values(story))
 
 
-def draw(stories: Sequence[Story], names: Sequence[str]) -> tuple[list[Picture], list[str]]:
+def draw(stories: Sequence[RunRecord], names: Sequence[str]) -> tuple[list[Picture], list[str]]:
     """The figures, and what could not be drawn for want of numbers."""
     steps = Across("step", lambda story: story.column("step"))
     makers: list[tuple[str, Callable[[], Picture | None]]] = [
@@ -175,7 +175,7 @@ def _told_apart(pictures: Sequence[Picture]) -> list[Picture]:
     return found
 
 
-def _hours(stories: Sequence[Story]) -> Across:
+def _hours(stories: Sequence[RunRecord]) -> Across:
     longest = max((float(np.nansum(story.column("seconds"))) for story in stories), default=0.0)
     unit, size = time_unit(longest)
     return Across(
@@ -184,11 +184,11 @@ def _hours(stories: Sequence[Story]) -> Across:
     )
 
 
-def _waits(story: Story) -> Column:
+def _waits(story: RunRecord) -> Column:
     return np.minimum(100.0, 100.0 * story.column("wait_seconds") / story.column("seconds"))
 
 
-def _metrics(stories: Sequence[Story]) -> list[str]:
+def _metrics(stories: Sequence[RunRecord]) -> list[str]:
     """Of evaluations, beside the loss: numbers alone."""
     found = {
         name: None
@@ -200,7 +200,9 @@ def _metrics(stories: Sequence[Story]) -> list[str]:
     return list(found)[:_MOST_METRICS]
 
 
-def _looks(stories: Sequence[Story], names: Sequence[str]) -> Iterator[tuple[Story, str, str, str]]:
+def _looks(
+    stories: Sequence[RunRecord], names: Sequence[str]
+) -> Iterator[tuple[RunRecord, str, str, str]]:
     """(story, legend, colour, line style)."""
     for index, (story, name) in enumerate(zip(stories, names, strict=True)):
         yield (
@@ -212,7 +214,7 @@ def _looks(stories: Sequence[Story], names: Sequence[str]) -> Iterator[tuple[Sto
 
 
 def _loss(
-    stories: Sequence[Story], names: Sequence[str], across: Across, name: str, title: str
+    stories: Sequence[RunRecord], names: Sequence[str], across: Across, name: str, title: str
 ) -> Picture | None:
     if not any(story.has("loss") or story.evaluated for story in stories):
         return None
@@ -255,7 +257,9 @@ def _loss(
         return _done(figure, axes, across, name, title, notes)
 
 
-def _metric(stories: Sequence[Story], names: Sequence[str], across: Across, metric: str) -> Picture:
+def _metric(
+    stories: Sequence[RunRecord], names: Sequence[str], across: Across, metric: str
+) -> Picture:
     with canvas() as (figure, axes):
         shown = []
         for story, legend, colour, style in _looks(stories, names):
@@ -284,12 +288,12 @@ def _metric(stories: Sequence[Story], names: Sequence[str], across: Across, metr
 
 
 def _curve(
-    stories: Sequence[Story],
+    stories: Sequence[RunRecord],
     names: Sequence[str],
     across: Across,
     name: str,
     title: str,
-    values: Callable[[Story], Column],
+    values: Callable[[RunRecord], Column],
     raw: bool = True,
     zero: bool = False,
 ) -> Picture | None:
@@ -328,7 +332,7 @@ def _curve(
 
 def _line(
     axes: "Axes",
-    story: Story,
+    story: RunRecord,
     across: Across,
     column: Column,
     legend: str,
@@ -363,7 +367,7 @@ def _line(
     return [column if raw else mean]
 
 
-def _marks(axes: "Axes", story: Story, across: Across) -> None:
+def _marks(axes: "Axes", story: RunRecord, across: Across) -> None:
     """Where a run was gone on with, warned or failed: along the lower edge, a line across for a
     resume.
     """
@@ -398,7 +402,7 @@ def _marks(axes: "Axes", story: Story, across: Across) -> None:
         )
 
 
-def _seams(axes: "Axes", story: Story, across: Across) -> None:
+def _seams(axes: "Axes", story: RunRecord, across: Across) -> None:
     """A line across wherever other processes, and maybe other devices, went on with the run."""
     for x in across.at(
         story,
@@ -431,7 +435,11 @@ def _fit(axes: "Axes", shown: Sequence[Column]) -> list[str]:
 
 
 def _sensor(
-    stories: Sequence[Story], names: Sequence[str], figure_of: str, title: str, scale: float = 1.0
+    stories: Sequence[RunRecord],
+    names: Sequence[str],
+    figure_of: str,
+    title: str,
+    scale: float = 1.0,
 ) -> Picture | None:
     """Utilisation: mean of a run's devices, and a band from the least to the most used.
 

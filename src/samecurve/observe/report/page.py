@@ -11,7 +11,7 @@ import samecurve
 from samecurve.observe.report import sections
 from samecurve.observe.report.canvas import MADE_BY, Picture
 from samecurve.observe.report.markup import Html, element, joined, table
-from samecurve.observe.report.reading import Story
+from samecurve.observe.report.reading import RunRecord
 from samecurve.observe.report.summary import differences, outcome, summary
 from samecurve.observe.report.words import FIGURES, moment, plain
 
@@ -19,7 +19,7 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
 def page(
-    stories: Sequence[Story],
+    stories: Sequence[RunRecord],
     names: Sequence[str],
     pictures: Sequence[Picture],
     left_out: Sequence[str],
@@ -57,7 +57,7 @@ def document(title: str, made_by: str, body: Iterable[Html], foot: str) -> str:
 
 
 def _one(
-    story: Story, name: str, pictures: Sequence[Picture], left_out: Sequence[str]
+    story: RunRecord, name: str, pictures: Sequence[Picture], left_out: Sequence[str]
 ) -> Iterator[Html]:
     found = summary(story)
     yield element(
@@ -93,7 +93,7 @@ def _one(
 
 
 def _several(
-    stories: Sequence[Story],
+    stories: Sequence[RunRecord],
     names: Sequence[str],
     pictures: Sequence[Picture],
     left_out: Sequence[str],
@@ -195,6 +195,6 @@ def figures(pictures: Sequence[Picture], left_out: Sequence[str]) -> Iterator[Ht
         )
 
 
-def _pill(story: Story) -> Html:
+def _pill(story: RunRecord) -> Html:
     how = outcome(story)
     return element("span", how, class_=f"outcome {how.replace(' ', '-')}")

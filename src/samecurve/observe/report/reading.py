@@ -87,7 +87,7 @@ class Checkpoint:
 
 
 @dataclass
-class Story:
+class RunRecord:
     """A run as its files tell it.
 
     plan: as plan.json has it; made: the same as our own type, None where it is of another version.
@@ -127,7 +127,7 @@ class Story:
         return bool(np.isfinite(self.steps[name]).any())
 
 
-def read_runs(homes: Sequence[Path], live: Callable[[Path], bool]) -> list[Story]:
+def read_runs(homes: Sequence[Path], live: Callable[[Path], bool]) -> list[RunRecord]:
     """All of them are looked at before the first is read.
 
     UserError: one is no run, or is named twice.
@@ -140,9 +140,9 @@ def read_runs(homes: Sequence[Path], live: Callable[[Path], bool]) -> list[Story
     return [read_run(home, live(home)) for home in homes]
 
 
-def read_run(home: Path, live: bool) -> Story:
+def read_run(home: Path, live: bool) -> RunRecord:
     """RunError: neither plan.json nor the journal says what this run is."""
-    story = Story(home, live)
+    story = RunRecord(home, live)
     _read_journal(story)
     _read_plan(story)
     _read_config(story)
@@ -183,7 +183,7 @@ class _Reader:
     numbers.
     """
 
-    def __init__(self, story: Story) -> None:
+    def __init__(self, story: RunRecord) -> None:
         self._story = story
         self._columns = {name: array("d") for name in ("step", "time", *_FIGURES)}
 
@@ -270,7 +270,7 @@ def number(value: Any, otherwise: float = math.nan) -> float:
     return found if math.isfinite(found) else otherwise
 
 
-def _read_journal(story: Story) -> None:
+def _read_journal(story: RunRecord) -> None:
     path = story.home / "journal.jsonl"
     reader, strange = _Reader(story), 0
     try:
@@ -295,7 +295,7 @@ def _read_journal(story: Story) -> None:
     story.steps = reader.columns()
 
 
-def _read_plan(story: Story) -> None:
+def _read_plan(story: RunRecord) -> None:
     """From plan.json; where that is damaged, from the journal's last start."""
     path = story.home / "plan.json"
     try:
@@ -332,7 +332,7 @@ def _texts(value: Any) -> dict[str, str]:
     return {str(key): str(text) for key, text in value.items()} if isinstance(value, dict) else {}
 
 
-def _read_config(story: Story) -> None:
+def _read_config(story: RunRecord) -> None:
     path = story.home / "config.yaml"
     try:
         story.config = flat(read_file(path).value)

@@ -11,7 +11,7 @@ from samecurve.core.events import Event
 from samecurve.observe.plan_text import banner, decisions
 from samecurve.observe.report import summary
 from samecurve.observe.report.markup import Html, element, table
-from samecurve.observe.report.reading import Start, Story, number
+from samecurve.observe.report.reading import RunRecord, Start, number
 from samecurve.observe.report.words import figure, moment, plain
 from samecurve.units import show_bytes, show_seconds
 
@@ -22,7 +22,7 @@ _PNG = b"\x89PNG\r\n\x1a\n"
 _SKIPPED = "\N{HORIZONTAL ELLIPSIS}"
 
 
-def notes(story: Story, name: str = "") -> Iterator[Html]:
+def notes(story: RunRecord, name: str = "") -> Iterator[Html]:
     """What a reader must know before any figure: failed, cut off, nothing trained, files that can't
     be read. name: of the run, before each.
     """
@@ -60,12 +60,12 @@ def notes(story: Story, name: str = "") -> Iterator[Html]:
         yield element("p", name + fault, class_="note bad")
 
 
-def plan_in_short(story: Story) -> Iterator[Html]:
+def plan_in_short(story: RunRecord) -> Iterator[Html]:
     if story.made:
         yield element("pre", "\n".join(banner(story.made)))
 
 
-def happened(story: Story) -> Iterator[Html]:
+def happened(story: RunRecord) -> Iterator[Html]:
     """Resumes, restarts, warnings and ends, the oldest first."""
     rows = [[moment(event.time), event.step, event.kind, _text(event)] for event in story.told]
     if rows:
@@ -101,7 +101,7 @@ def _cut(head: list[str], rows: list[list[object]], more: str) -> Iterator[Html]
     yield table(head, rows)
 
 
-def starts(story: Story) -> Iterator[Html]:
+def starts(story: RunRecord) -> Iterator[Html]:
     """Each go at the run: where, how long, how it ended."""
     if len(story.starts) > 1:
         yield element("h2", "Starts")
@@ -112,7 +112,7 @@ def starts(story: Story) -> Iterator[Html]:
         )
 
 
-def _start(start: Start, last: bool, story: Story) -> list[object]:
+def _start(start: Start, last: bool, story: RunRecord) -> list[object]:
     found = summary.devices(start.plan)
     how = start.end or (summary.outcome(story) if last else "cut off")
     return [
@@ -126,7 +126,7 @@ def _start(start: Start, last: bool, story: Story) -> list[object]:
     ]
 
 
-def evaluations(story: Story) -> Iterator[Html]:
+def evaluations(story: RunRecord) -> Iterator[Html]:
     if not story.evaluated:
         return
     names = list(
@@ -159,7 +159,7 @@ def evaluations(story: Story) -> Iterator[Html]:
     )
 
 
-def samples(story: Story) -> Iterator[Html]:
+def samples(story: RunRecord) -> Iterator[Html]:
     """What the model made last, and first."""
     if not story.sampled:
         return
@@ -180,7 +180,7 @@ def samples(story: Story) -> Iterator[Html]:
         )
 
 
-def _picture(story: Story, name: object) -> Html:
+def _picture(story: RunRecord, name: object) -> Html:
     """A PNG file of the run, within the page; what is none, too large, or elsewhere is only named."""
     path, home = Path(story.home, str(name)), story.home.resolve()
     try:
@@ -209,7 +209,7 @@ def _picture(story: Story, name: object) -> Html:
     )
 
 
-def plan(story: Story) -> Iterator[Html]:
+def plan(story: RunRecord) -> Iterator[Html]:
     """Every decision with its reason, and what memory was expected."""
     because = story.plan.get("because")
     known = decisions(story.made) if story.made else {}
@@ -232,7 +232,7 @@ def plan(story: Story) -> Iterator[Html]:
         yield element("p", f"{name}: {formula}", class_="quiet")
 
 
-def config(story: Story) -> Iterator[Html]:
+def config(story: RunRecord) -> Iterator[Html]:
     """What was given, with where; defaults folded away."""
     if not story.config:
         return
@@ -253,7 +253,7 @@ def config(story: Story) -> Iterator[Html]:
     )
 
 
-def environment(story: Story) -> Iterator[Html]:
+def environment(story: RunRecord) -> Iterator[Html]:
     found = summary.environment(story)
     yield element("h2", "Environment")
     if not found:
@@ -262,7 +262,7 @@ def environment(story: Story) -> Iterator[Html]:
     yield table([], [[name, plain(value, name)] for name, value in found.items()])
 
 
-def checkpoints(story: Story) -> Iterator[Html]:
+def checkpoints(story: RunRecord) -> Iterator[Html]:
     yield element("h2", "Checkpoints")
     if not story.checkpoints:
         yield element("p", "None is kept.", class_="quiet")

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samecurve.core.planning.plan import Plan
-from samecurve.observe.report.reading import Start, Story, flat, number
+from samecurve.observe.report.reading import RunRecord, Start, flat, number
 from samecurve.observe.report.thinning import Column, window
 
 NOT_METRICS = {"loss", "best_loss", "best_step", "seconds"}  # of an `evaluated` line
@@ -35,7 +35,7 @@ _RESULT = (
 )
 
 
-def outcome(story: Story) -> str:
+def outcome(story: RunRecord) -> str:
     """finished, stopped, failed, running, cut off (no line says how it ended, and nobody holds it),
     not started.
     """
@@ -45,7 +45,7 @@ def outcome(story: Story) -> str:
 
 
 @np.errstate(all="ignore")  # a damaged journal may hold any number
-def summary(story: Story) -> dict[str, Any]:
+def summary(story: RunRecord) -> dict[str, Any]:
     steps = story.column("step")
     return {
         "run": str(story.home),
@@ -82,7 +82,7 @@ def _of(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
-def _losses(story: Story) -> dict[str, Any]:
+def _losses(story: RunRecord) -> dict[str, Any]:
     loss, last = story.column("loss"), story.evaluated[-1] if story.evaluated else None
     width = window(story.trained)
     best = min(
@@ -108,7 +108,7 @@ def _losses(story: Story) -> dict[str, Any]:
     }
 
 
-def _times(story: Story) -> dict[str, Any]:
+def _times(story: RunRecord) -> dict[str, Any]:
     spent = where_time_went(story)
     wall = sum(spent.values())
     kept = float(np.nansum(story.column("seconds")))
@@ -121,7 +121,7 @@ def _times(story: Story) -> dict[str, Any]:
     }
 
 
-def _rates(story: Story) -> dict[str, Any]:
+def _rates(story: RunRecord) -> dict[str, Any]:
     seconds = story.column("seconds")
     share = story.column("wait_seconds") / seconds if story.trained else seconds
     samples = samples_seen(story)
@@ -137,7 +137,7 @@ def _rates(story: Story) -> dict[str, Any]:
     }
 
 
-def _memory(story: Story) -> dict[str, Any]:
+def _memory(story: RunRecord) -> dict[str, Any]:
     peaks: list[Any] = next(
         (
             start.ended["memory_bytes_by_device"]
@@ -156,7 +156,7 @@ def _memory(story: Story) -> dict[str, Any]:
     }
 
 
-def _sensed(story: Story) -> dict[str, Any]:
+def _sensed(story: RunRecord) -> dict[str, Any]:
     """Means over devices and readings; power: of all devices together."""
     read = sensed(story)
     return {
@@ -168,7 +168,7 @@ def _sensed(story: Story) -> dict[str, Any]:
     }
 
 
-def sensed(story: Story) -> dict[str, Grid]:
+def sensed(story: RunRecord) -> dict[str, Grid]:
     """By figure: a row for each device, a number for each reading, nan where it is missing; no row
     where there is no number at all.
     """
@@ -189,7 +189,7 @@ def _grid(read: Sequence[Any]) -> Grid:
     return found[np.isfinite(found).any(axis=1)]
 
 
-def samples_seen(story: Story) -> Column:
+def samples_seen(story: RunRecord) -> Column:
     """Samples consumed after each step that counts.
 
     A step's rate times its seconds is its number of samples, exactly but for rounding.
@@ -203,7 +203,7 @@ def samples_seen(story: Story) -> Column:
     )
 
 
-def where_time_went(story: Story) -> dict[str, float]:
+def where_time_went(story: RunRecord) -> dict[str, float]:
     """Seconds in which processes ran, over all starts, by what they were spent on; time between
     starts is not counted.
     """
@@ -241,11 +241,11 @@ def _median(column: Column) -> float | None:
     return float(np.median(finite)) if len(finite) else None
 
 
-def differences(stories: Sequence[Story]) -> dict[str, dict[str, list[Any]]]:
+def differences(stories: Sequence[RunRecord]) -> dict[str, dict[str, list[Any]]]:
     """What the runs were asked, what their plans made of it, and what they ran in, where it is not
     the same for all: by key one value a run, None where a run has none.
     """
-    sides: dict[str, Callable[[Story], Mapping[str, Any]]] = {
+    sides: dict[str, Callable[[RunRecord], Mapping[str, Any]]] = {
         "config": lambda story: story.config,
         "plan": planned,
         "environment": environment,
@@ -263,7 +263,7 @@ def differences(stories: Sequence[Story]) -> dict[str, dict[str, list[Any]]]:
     return found
 
 
-def planned(story: Story) -> dict[str, Any]:
+def planned(story: RunRecord) -> dict[str, Any]:
     """The plan's decisions, as far as they bear on results, speed or memory."""
     plan, made = story.plan, story.made
     derived = (
@@ -289,7 +289,7 @@ def planned(story: Story) -> dict[str, Any]:
     }
 
 
-def environment(story: Story) -> dict[str, Any]:
+def environment(story: RunRecord) -> dict[str, Any]:
     """Of the last start; versions from its newest checkpoint where an older version did not write
     them with the start.
     """

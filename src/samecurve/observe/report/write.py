@@ -14,7 +14,7 @@ import numpy as np
 
 from samecurve.errors import RunError, UserError
 from samecurve.observe.report.canvas import MADE_BY, need_matplotlib
-from samecurve.observe.report.reading import Story
+from samecurve.observe.report.reading import RunRecord
 from samecurve.observe.report.summary import differences, summary
 
 _PAGE = "report.html"
@@ -22,7 +22,7 @@ _HEAD = 2000  # bytes of a file in which its maker is named
 _ELSEWHERE = Path("report")
 
 
-def report(stories: Sequence[Story], to: Path | None) -> list[Path]:
+def report(stories: Sequence[RunRecord], to: Path | None) -> list[Path]:
     """Write the page and its pictures.
 
     to: the directory; the run's own for one run, report/ for several, if None. Returns what was
@@ -48,7 +48,7 @@ def report(stories: Sequence[Story], to: Path | None) -> list[Path]:
     return _publish(home, made)
 
 
-def numbers(stories: Sequence[Story]) -> dict[str, Any]:
+def numbers(stories: Sequence[RunRecord]) -> dict[str, Any]:
     """The summaries, and what differs between several."""
     found: dict[str, Any] = {"runs": [summary(story) for story in stories]}
     return {**found, **({"differences": differences(stories)} if len(stories) > 1 else {})}

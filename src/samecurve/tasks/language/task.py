@@ -117,7 +117,7 @@ class LanguageTask:
                 },
             },
             scratch={kind: 2 * self.vocab * count + head for kind, count in rows.items()},
-            inside=tuple(name for name in sizes if name.startswith("layers.")),
+            block_arrays=tuple(name for name in sizes if name.startswith("layers.")),
             rounded=tuple(
                 name for name in sizes if name.startswith("layers.") and "norm" not in name
             ),

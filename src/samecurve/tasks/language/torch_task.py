@@ -11,7 +11,7 @@ from torch import nn
 
 from samecurve.core.config.sections import Config
 from samecurve.core.determinism.mean import Mean
-from samecurve.core.protocols import Arrays, Stored
+from samecurve.core.protocols import Arrays, StoredArrays
 from samecurve.data.tokens import IGNORED
 from samecurve.tasks.language.fields import LanguageData, LanguageModel
 from samecurve.tasks.language.task import LanguageTask, Logits, generate, speaker
@@ -55,7 +55,7 @@ def named_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
     return model.state_dict()
 
 
-def load_model(config: Config, cache: str, weights: Stored) -> nn.Module:
+def load_model(config: Config, cache: str, weights: StoredArrays) -> nn.Module:
     """The decoder with these weights, whichever engine trained them."""
     assert isinstance(config.model, LanguageModel)
     return fill(

@@ -32,26 +32,26 @@ def _finite(values: Any) -> None:
         _finite(value)
 
 
-class OwnModel(Section):
+class UserModel(Section):
     """Whatever the task's class reads."""
 
     model_config = ConfigDict(extra="allow")
 
     @model_validator(mode="after")
-    def _plain(self) -> "OwnModel":
+    def _plain(self) -> "UserModel":
         _finite(self.model_extra)
         return self
 
 
-class OwnData(DataFields):
+class UserData(DataFields):
     """Whatever the task's class reads."""
 
     model_config = ConfigDict(extra="allow")
 
     @model_validator(mode="after")
-    def _plain(self) -> "OwnData":
+    def _plain(self) -> "UserData":
         _finite(self.model_extra)
         return self
 
 
-FIELDS = TaskFields(OwnModel, OwnData)
+FIELDS = TaskFields(UserModel, UserData)

@@ -13,25 +13,25 @@ from numpy.typing import NDArray
 
 from samecurve.core.config.sections import Config
 from samecurve.core.determinism.mean import Mean
-from samecurve.core.protocols import Arrays, Stored
+from samecurve.core.protocols import Arrays, StoredArrays
 from samecurve.core.weight_check import check_weights
 from samecurve.errors import UserError
 from samecurve.jax_engine.complex_pairs import is_complex
 from samecurve.jax_engine.model import blocks, named_values, open_model, outline_of, shapes
 from samecurve.tasks.user.fields import place_of
-from samecurve.tasks.user.task import MEAN, OwnTask
+from samecurve.tasks.user.task import MEAN, UserTask
 
 _COMPUTE = {"f64": jnp.float64, "f32": jnp.float32, "bf16": jnp.bfloat16, "f16": jnp.float16}
 _KEPT = (nnx.Intermediate, nnx.Cache)  # what a forward pass may leave behind
 
 
-class JaxOwn(OwnTask):
+class JaxUserTask(UserTask):
     needed: ClassVar[dict[str, str]] = {
         "model": (
             "model(self) -> flax.nnx.Module: the model, built anew; model(self, dtype) where its"
             " layers can compute in bf16 or f16"
         ),
-        **OwnTask.needed,
+        **UserTask.needed,
     }
 
     def __init__(self, *arguments: Any) -> None:
@@ -172,10 +172,10 @@ def _check_loss(found: object, what: str) -> None:
         )
 
 
-def open_task(config: Config, cache: str) -> JaxOwn:
+def open_task(config: Config, cache: str) -> JaxUserTask:
     place = place_of(config.task)
     assert place is not None
-    return JaxOwn(
+    return JaxUserTask(
         place,
         config.model.model_extra or {},
         config.data.model_extra or {},
@@ -191,7 +191,7 @@ def named_tensors(model: nnx.Module) -> dict[str, Any]:
     return {name: torch.from_numpy(np.array(value)) for name, value in named_values(model).items()}
 
 
-def load_model(config: Config, cache: str, weights: Stored) -> nnx.Module:
+def load_model(config: Config, cache: str, weights: StoredArrays) -> nnx.Module:
     """The user's model with these weights."""
     with jax.enable_x64(config.train.precision == "f64"):
         opened, initial = open_model(

@@ -36,7 +36,7 @@ MEAN = (
 )
 
 
-class OwnTask(ABC):
+class UserTask(ABC):
     """place: of the user's class.
 
     model, data: the config's own fields. precision: what the model is to compute in. seed: of what

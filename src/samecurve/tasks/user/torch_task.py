@@ -12,13 +12,13 @@ from torch import nn
 
 from samecurve.core.config.sections import Config
 from samecurve.core.determinism.mean import Mean
-from samecurve.core.planning.facts import OwnOptimizer
-from samecurve.core.protocols import Arrays, Stored
+from samecurve.core.planning.facts import UserOptimizerFacts
+from samecurve.core.protocols import Arrays, StoredArrays
 from samecurve.errors import RunError, UserError
 from samecurve.tasks.user.adding import check_adds
 from samecurve.tasks.user.fields import place_of
-from samecurve.tasks.user.task import MEAN, OwnTask
-from samecurve.torch_engine.layers.batch_norm import Rows as Keys
+from samecurve.tasks.user.task import MEAN, UserTask
+from samecurve.torch_engine.layers.batch_norm import MicroBatchContext as Keys
 from samecurve.torch_engine.layers.batch_norm import coupled
 from samecurve.torch_engine.layers.dropout import key_dropout, unkeyed
 from samecurve.torch_engine.model import blocks, cast, freeze, gathered, seeded
@@ -29,10 +29,10 @@ from samecurve.torch_engine.weights import fill, outline
 _TRIED = 50_000_000
 
 
-class TorchOwn(OwnTask):
+class TorchUserTask(UserTask):
     needed: ClassVar[dict[str, str]] = {
         "model": "model(self) -> torch.nn.Module: the model, built anew",
-        **OwnTask.needed,
+        **UserTask.needed,
     }
 
     def __init__(self, *arguments: Any) -> None:
@@ -59,15 +59,17 @@ class TorchOwn(OwnTask):
         parts = [sum(map(_scalars, block.parameters())) for block in blocks(model) or [model]]
         return {
             **groups,
-            "own": self._own_optimizer(model),
+            "user_optimizer": self._own_optimizer(model),
             "params": sum(map(_scalars, model.parameters())),
             "blocks": len(parts),
             "block_params": max(parts),
             "coupled": (*getattr(self._own, "coupled", ()), *coupled(model)),
             **outline(model),
             **gathered(model),
-            "unkeyed": unkeyed(model),
-            "keyed": key_dropout(model, Keys(), 0),  # on this outline only, to learn their names
+            "unkeyed_dropout": unkeyed(model),
+            "keyed_dropout": key_dropout(
+                model, Keys(), 0
+            ),  # on this outline only, to learn their names
         }
 
     def model(self) -> nn.Module:
@@ -116,17 +118,17 @@ class TorchOwn(OwnTask):
     def _takes_lr(self) -> bool:
         return "lr" in inspect.signature(self._own.optimizer).parameters
 
-    def _own_optimizer(self, model: nn.Module) -> OwnOptimizer | None:
+    def _own_optimizer(self, model: nn.Module) -> UserOptimizerFacts | None:
         if not hasattr(self._own, "optimizer"):
             return None
         found = tried(self._bring, self._optimizer, model)
-        return OwnOptimizer(
+        return UserOptimizerFacts(
             found.name,
             f"{self._place.name}.optimizer()",
             getattr(self._own, "elementwise", False),
             self._takes_lr(),
             found.scales,
-            found.slots,
+            found.num_states,
         )
 
     def check_loss(self, found: object, what: str) -> None:
@@ -232,10 +234,10 @@ def _check_loss(found: object, what: str) -> None:
         raise UserError(f"the weight of {what} is {kind}, not one number", MEAN, "task")
 
 
-def open_task(config: Config, cache: str) -> TorchOwn:
+def open_task(config: Config, cache: str) -> TorchUserTask:
     place = place_of(config.task)
     assert place is not None
-    return TorchOwn(
+    return TorchUserTask(
         place,
         config.model.model_extra or {},
         config.data.model_extra or {},
@@ -249,7 +251,7 @@ def named_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
     return model.state_dict()
 
 
-def load_model(config: Config, cache: str, weights: Stored) -> nn.Module:
+def load_model(config: Config, cache: str, weights: StoredArrays) -> nn.Module:
     """The user's model with these weights.
 
     The values that it draws for itself first are let go of, and leave torch's generators as they

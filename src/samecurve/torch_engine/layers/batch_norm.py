@@ -30,7 +30,7 @@ class Peers(Protocol):
     @property
     def count(self) -> int: ...
 
-    def total(self, values: torch.Tensor) -> torch.Tensor:
+    def all_reduced(self, values: torch.Tensor) -> torch.Tensor:
         """The sum over all peers, the same bits for all of them; `values` stay as they are."""
         ...
 
@@ -40,11 +40,11 @@ class Alone:
 
     index, count = 0, 1
 
-    def total(self, values: torch.Tensor) -> torch.Tensor:
+    def all_reduced(self, values: torch.Tensor) -> torch.Tensor:
         return values.clone()
 
 
-class Rows:
+class MicroBatchContext:
     """The slot in work on one device: begin() before each forward pass, the next one only after
     backward.
 
@@ -99,7 +99,7 @@ def coupled(model: nn.Module) -> tuple[str, ...]:
     )
 
 
-def synchronise(model: nn.Module, peers: Peers, rows: Rows) -> None:
+def synchronise(model: nn.Module, peers: Peers, rows: MicroBatchContext) -> None:
     """Let every BatchNorm of `model` normalise over the real rows of all peers.
 
     Modules, parameters, buffers and their names stay.
@@ -137,7 +137,7 @@ def synchronise(model: nn.Module, peers: Peers, rows: Rows) -> None:
 class _Place:
     name: str
     peers: Peers
-    rows: Rows
+    rows: MicroBatchContext
 
     def __deepcopy__(self, memo: object) -> "_Place":
         """A copied model (an average of weights, say) is in the same place; one for another device
@@ -217,7 +217,7 @@ def _statistics(
     table = torch.zeros(peers.count, 1 + 2 * channels, dtype=torch.float64, device=input.device)
     if real:
         table[peers.index] = torch.cat(_moments(input))
-    counts, means, squares = torch.split(peers.total(table), [1, channels, channels], 1)
+    counts, means, squares = torch.split(peers.all_reduced(table), [1, channels, channels], 1)
     count = counts.sum()
     some = count.clamp(min=1)
     mean = (counts * means).sum(0) / some

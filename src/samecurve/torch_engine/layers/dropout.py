@@ -27,7 +27,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from samecurve.errors import UserError
 from samecurve.torch_engine.compile_marks import constant
-from samecurve.torch_engine.layers.batch_norm import Rows
+from samecurve.torch_engine.layers.batch_norm import MicroBatchContext
 
 _CHANNELS: dict[type[nn.Module], tuple[int, ...]] = {
     nn.Dropout1d: (3,),
@@ -41,7 +41,7 @@ _MIX = (
 _LAST = 0x2C1B3C6D
 
 
-def key_dropout(model: nn.Module, rows: Rows, seed: int) -> tuple[str, ...]:
+def key_dropout(model: nn.Module, rows: MicroBatchContext, seed: int) -> tuple[str, ...]:
     """Let each Dropout, Dropout1d, 2d and 3d with p > 0 draw its masks by the row keys of `rows`.
 
     Returns their names.
@@ -112,7 +112,7 @@ def _keyable(module: nn.Module) -> bool:
 class _Masks:
     """The masks of one replica's modules; what is common to them is computed once a slot."""
 
-    def __init__(self, rows: Rows, seed: int, names: tuple[str, ...]) -> None:
+    def __init__(self, rows: MicroBatchContext, seed: int, names: tuple[str, ...]) -> None:
         self.names = names
         self._rows, self._seed = rows, seed
         self._salts = torch.tensor(

@@ -17,13 +17,13 @@ from torch._C._profiler import (
 )
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
-from samecurve.core.profile_types import Course, Found, Operation, Step
+from samecurve.core.profile_types import Operation, ProfileSchedule, RankProfile, Step
 from samecurve.core.protocols import Batch
 from samecurve.torch_engine.checkpoint import State
 from samecurve.torch_engine.engine import TorchEngine
 from samecurve.torch_engine.model import blocks
 from samecurve.torch_engine.optimizer_params import local
-from samecurve.torch_engine.profiling.timeline import Span, Timed, by_name, seconds
+from samecurve.torch_engine.profiling.timeline import Span, TimedTimeline, by_name, seconds
 from samecurve.torch_engine.step_metrics import peak
 
 _PARTS = {
@@ -56,9 +56,9 @@ class _Taken:
 class TorchWatch:
     """trace: where the profiler's trace goes, None: nowhere."""
 
-    def __init__(self, engine: TorchEngine, course: Course, trace: Path | None) -> None:
+    def __init__(self, engine: TorchEngine, course: ProfileSchedule, trace: Path | None) -> None:
         self._engine, self._course, self._trace = engine, course, trace
-        self._marks = engine.ranks.marks = Timed(list(engine.devices))
+        self._marks = engine.ranks.timeline = TimedTimeline(list(engine.devices))
         self._taken: list[_Taken] = []
         self._profiler: Any = None
         self._kept = _Kept(len(engine.devices))
@@ -83,7 +83,9 @@ class TorchWatch:
             begin = self._marks.now()
             done = self._engine.step(state, batch, lr, asked)
             self._taken.append(
-                _Taken(batch.wait, batch.samples, begin, self._marks.now(), self._marks.take())
+                _Taken(
+                    batch.wait_seconds, batch.samples, begin, self._marks.now(), self._marks.take()
+                )
             )
         if number == 0:
             self._drain()
@@ -103,11 +105,11 @@ class TorchWatch:
             }
         return done
 
-    def found(self) -> Found:
+    def found(self) -> RankProfile:
         self._drain()
         course = self._course
         steps = [
-            _step(before.end, taken, self._engine.plan.world)
+            _step(before.end, taken, self._engine.plan.num_devices)
             for before, taken in zip(
                 self._taken[course.warm - 1 :],
                 self._taken[course.warm : course.tracer],
@@ -115,7 +117,7 @@ class TorchWatch:
             )
         ]
         kept = self._kept.by_module if "activations" in self._memory else {}
-        return Found(
+        return RankProfile(
             self._engine.ranks.index,
             tuple(steps),
             self._traced,
@@ -247,7 +249,7 @@ def _held(state: State) -> dict[str, int]:
     slots = (
         tensor
         for weight in state.trained
-        for tensor in state.update.slots(weight).values()
+        for tensor in state.update.state_of(weight).values()
         if tensor.ndim
     )
     return {
@@ -276,7 +278,7 @@ class _Kept:
         return recompute == "none" and any(self._most)
 
     @contextmanager
-    def watching(self, model: nn.Module, marks: Timed, compiled: bool) -> Iterator[None]:
+    def watching(self, model: nn.Module, marks: TimedTimeline, compiled: bool) -> Iterator[None]:
         """compiled: its blocks are, so what they keep is told as a block's, not as that of its
         parts.
         """

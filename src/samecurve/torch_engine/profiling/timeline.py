@@ -21,7 +21,7 @@ _NOTHING = nullcontext()
 _WAIT = "sync"
 
 
-class Marks:
+class Timeline:
     """What an engine has whose steps nobody watches."""
 
     def phase(self, name: str, lane: int = 0) -> AbstractContextManager[Any]:
@@ -62,7 +62,7 @@ class Lane:
             self.spans[self.open.pop()].end = end
 
 
-class Timed(Marks):
+class TimedTimeline(Timeline):
     """Takes the time of every phase. around: what is done beside it, given name and lane."""
 
     def __init__(self, devices: list[torch.device]) -> None:

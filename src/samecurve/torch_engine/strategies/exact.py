@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from samecurve.core.determinism.microbatches import Node, Sums
-from samecurve.core.protocols import Slot
+from samecurve.core.determinism.microbatches import Node, TreeSum
+from samecurve.core.protocols import MicroBatch
 from samecurve.errors import UserError
-from samecurve.torch_engine.strategies.exact_allreduce import Exchange, Gradients
+from samecurve.torch_engine.strategies.exact_allreduce import ExactAllReduce, Gradients
 from samecurve.torch_engine.strategies.replicated import DP
 from samecurve.units import some
 
@@ -93,11 +93,11 @@ class Exact(DP):
         ]
         self._cuts = _cuts(self._parameters[0]) if self._ranks.group else [slice(None)]
         self._exchange = (
-            Exchange(
+            ExactAllReduce(
                 [self._parameters[0][cut] for cut in self._cuts],
                 self._ranks,
                 self._plan.backend,
-                self._plan.share,
+                self._plan.microbatches_of,
             )
             if self._ranks.group
             else None
@@ -115,14 +115,14 @@ class Exact(DP):
 
     def begin(self, parameters: Sequence[nn.Parameter], count: int) -> None:
         self._count = count
-        self._sums = [[Sums[Gradients](count, _added) for _ in self._cuts] for _ in self.models]
+        self._sums = [[TreeSum[Gradients](count, _added) for _ in self._cuts] for _ in self.models]
         self._sent = 0  # buckets on their way
         self._reached: set[str] = set()
         for own in self._parameters:
             _clear(own)
 
     @contextmanager
-    def round(self, index: int, slot: Slot, last: bool) -> Iterator[None]:
+    def round(self, index: int, slot: MicroBatch, last: bool) -> Iterator[None]:
         sums, number = self._sums[index], slot.number
         left = [one.take((0, number - 1)) for one in sums] if number % 2 else [None]
         paired = left[0] is not None  # in every bucket, or in none
@@ -197,7 +197,7 @@ class Exact(DP):
             if gradient is not None
         }
 
-    def reached(self) -> set[str]:
+    def params_with_grad(self) -> set[str]:
         return self._reached
 
     def reduce(self, parameters: Sequence[nn.Parameter]) -> None:
@@ -206,7 +206,7 @@ class Exact(DP):
                 self._send()
             self._exchange.finish()
             return
-        total: Sums[Gradients] = Sums(self._count, _added)
+        total: TreeSum[Gradients] = TreeSum(self._count, _added)
         device = self._devices[0]
         for sums in self._sums:
             self._note(slice(None), sums[0].held)

@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from samecurve.core.determinism.microbatches import Node, Sums, nodes
+from samecurve.core.determinism.microbatches import Node, TreeSum, subtrees
 from samecurve.torch_engine.optimizer_params import local
-from samecurve.torch_engine.process_group import Ranks
+from samecurve.torch_engine.process_group import Comm
 
 _all_gather: Any = getattr(
     dist, "all_gather_single", dist.all_gather_into_tensor
@@ -23,7 +23,7 @@ _ALIGN = 16  # elements: every parameter begins where vectors do, on any number 
 Gradients = list[torch.Tensor | None]  # by parameter of a bucket
 
 
-class Exchange:
+class ExactAllReduce:
     """Sums over all ranks, along the tree.
 
     buckets: of parameters; their gradients come to lie in one piece of memory each. share: which of
@@ -33,7 +33,7 @@ class Exchange:
     def __init__(
         self,
         buckets: Sequence[Sequence[nn.Parameter]],
-        ranks: Ranks,
+        ranks: Comm,
         backend: str,
         share: Callable[[int, int], range],
     ) -> None:
@@ -52,7 +52,7 @@ class Exchange:
         """
         if count not in self._shares:
             self._shares[count] = [
-                nodes(self._share(count, rank), count) for rank in range(self._ranks.world)
+                subtrees(self._share(count, rank), count) for rank in range(self._ranks.world)
             ]
         shares = self._shares[count]
         bucket = self._buckets[number]
@@ -113,7 +113,7 @@ class _Bucket:
         ]
 
     def scatter(
-        self, held: Sequence[tuple[Node, Gradients]], shares: Sequence[Sequence[Node]], ranks: Ranks
+        self, held: Sequence[tuple[Node, Gradients]], shares: Sequence[Sequence[Node]], ranks: Comm
     ) -> list[Any]:
         """Start sending each rank its part of every node here."""
         works = []
@@ -163,7 +163,7 @@ class _Bucket:
         """This rank's part of the sum."""
         for work, _ in works:
             work.wait()
-        sums: Sums[torch.Tensor] = Sums(count, lambda left, right: left.add_(right))
+        sums: TreeSum[torch.Tensor] = TreeSum(count, lambda left, right: left.add_(right))
         places = [0] * len(works)
         for mine in shares:
             for number, node in enumerate(mine):
@@ -173,7 +173,7 @@ class _Bucket:
                 places[number] += self._part
         self._sum = sums.total()
 
-    def gather(self, ranks: Ranks) -> Any:
+    def gather(self, ranks: Comm) -> Any:
         """Start giving every rank the whole sum."""
         self._whole_sum = self._host(self._whole) if self._staged else self._flat[0]
         if not self._on_host:

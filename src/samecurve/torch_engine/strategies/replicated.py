@@ -18,10 +18,10 @@ from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as powersg
 from torch.nn.parallel import DistributedDataParallel
 
 from samecurve.core.planning.plan import Plan
-from samecurve.core.protocols import Slot
+from samecurve.core.protocols import MicroBatch
 from samecurve.errors import UserError
 from samecurve.torch_engine.model import Filler
-from samecurve.torch_engine.process_group import Ranks, narrow_sum, sum_bucket
+from samecurve.torch_engine.process_group import Comm, narrow_sum, sum_bucket
 from samecurve.torch_engine.strategies.threads import Team
 from samecurve.torch_engine.unused_params import check, reached, trainable
 
@@ -61,18 +61,18 @@ class Strategy(Protocol):
         """Before a step of so many slots: no gradient is left."""
         ...
 
-    def round(self, index: int, slot: Slot, last: bool) -> AbstractContextManager[Any]:
+    def round(self, index: int, slot: MicroBatch, last: bool) -> AbstractContextManager[Any]:
         """Around forward and backward of one slot, on one device of this process."""
         ...
 
-    def expect(self, loss: torch.Tensor) -> None:
+    def check_all_used(self, loss: torch.Tensor) -> None:
         """Before the very first backward.
 
         UserError, on every rank: it would not give all gradients that the reduction waits for.
         """
         ...
 
-    def reached(self) -> set[str]:
+    def params_with_grad(self) -> set[str]:
         """After reduce(): parameters that some slot of this process gave a gradient."""
         ...
 
@@ -86,15 +86,15 @@ class Strategy(Protocol):
         """
         ...
 
-    def spread(self) -> None:
+    def sync_replicas(self) -> None:
         """After an update: give the other replicas of this process the new weights."""
         ...
 
-    def box(self, tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def local_shard(self, tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """(shape of the whole, where this process's part of it begins)."""
         ...
 
-    def holders(self, tensor: torch.Tensor) -> tuple[int, int]:
+    def replica_index(self, tensor: torch.Tensor) -> tuple[int, int]:
         """(which, of how many) processes hold the same part of it as this one."""
         ...
 
@@ -104,7 +104,7 @@ class Strategy(Protocol):
 class Single:
     """One device."""
 
-    def __init__(self, plan: Plan, ranks: Ranks, devices: Sequence[torch.device]) -> None:
+    def __init__(self, plan: Plan, ranks: Comm, devices: Sequence[torch.device]) -> None:
         self._plan, self._ranks, self._devices = plan, ranks, devices
         self.models: list[nn.Module] = []
 
@@ -122,12 +122,12 @@ class Single:
         for parameter in parameters:
             parameter.grad = None
 
-    def round(self, index: int, slot: Slot, last: bool) -> AbstractContextManager[Any]:
+    def round(self, index: int, slot: MicroBatch, last: bool) -> AbstractContextManager[Any]:
         return nullcontext()
 
-    def expect(self, loss: torch.Tensor) -> None: ...
+    def check_all_used(self, loss: torch.Tensor) -> None: ...
 
-    def reached(self) -> set[str]:
+    def params_with_grad(self) -> set[str]:
         return {
             name
             for model in self.models
@@ -142,12 +142,12 @@ class Single:
         whole: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms).double())
         return whole
 
-    def spread(self) -> None: ...
+    def sync_replicas(self) -> None: ...
 
-    def box(self, tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def local_shard(self, tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
         return tuple(tensor.shape), (0,) * tensor.ndim
 
-    def holders(self, tensor: torch.Tensor) -> tuple[int, int]:
+    def replica_index(self, tensor: torch.Tensor) -> tuple[int, int]:
         return self._ranks.index, self._ranks.world
 
     def close(self) -> None: ...
@@ -159,7 +159,7 @@ class DP(Single):
     The first device holds the optimizer, and adds up the gradients in the devices' order.
     """
 
-    def __init__(self, plan: Plan, ranks: Ranks, devices: Sequence[torch.device]) -> None:
+    def __init__(self, plan: Plan, ranks: Comm, devices: Sequence[torch.device]) -> None:
         super().__init__(plan, ranks, devices)
         self._team = Team(len(devices))
 
@@ -171,7 +171,7 @@ class DP(Single):
         for model, device in zip(models[1:], self._devices[1:], strict=True):
             Filler(model, device, lambda name, tensor: None)(model)
             self.models.append(model.to(device))
-        self.spread()
+        self.sync_replicas()
 
     def run(self, jobs: Sequence[Callable[[], Any]]) -> list[Any]:
         return self._team.run(jobs) if len(jobs) > 1 else super().run(jobs)
@@ -189,7 +189,7 @@ class DP(Single):
                     other.grad = None
 
     @torch.no_grad()
-    def spread(self) -> None:
+    def sync_replicas(self) -> None:
         first, *others = [[*model.parameters(), *model.buffers()] for model in self.models]
         for other in others:
             for mine, tensor in zip(other, first, strict=True):
@@ -222,7 +222,7 @@ class DDP(Single):
             if (
                 bucket.is_last()
             ):  # every gradient is there: what is left of backward waits for the other ranks
-                self._ranks.marks.rest("sync")
+                self._ranks.timeline.rest("sync")
             return hook(held, bucket)  # type: ignore[no-any-return]
 
         self._reduced = 0
@@ -234,15 +234,15 @@ class DDP(Single):
         second copy of them would be a whole model more.
         """
         kept = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        if kept and self._plan.rounds > 1:
+        if kept and self._plan.accumulation_steps > 1:
             torch._foreach_zero_(kept)
         else:
             super().begin(parameters, count)
 
-    def round(self, index: int, slot: Slot, last: bool) -> AbstractContextManager[Any]:
+    def round(self, index: int, slot: MicroBatch, last: bool) -> AbstractContextManager[Any]:
         return nullcontext() if last else self._placed.no_sync()
 
-    def expect(self, loss: torch.Tensor) -> None:
+    def check_all_used(self, loss: torch.Tensor) -> None:
         """Its buckets wait for every gradient: a missing one would leave ranks waiting for each
         other. Later steps: see reduce().
         """
@@ -297,14 +297,14 @@ def _summed_powersgd(
     return result
 
 
-def _sharded(plan: Plan, ranks: Ranks, devices: Sequence[torch.device]) -> Strategy:
+def _sharded(plan: Plan, ranks: Comm, devices: Sequence[torch.device]) -> Strategy:
     """Imported late: torch's FSDP takes two seconds."""
     from samecurve.torch_engine.strategies.sharded import FSDP
 
     return FSDP(plan, ranks, devices)
 
 
-STRATEGIES: dict[str, Callable[[Plan, Ranks, Sequence[torch.device]], Strategy]] = {
+STRATEGIES: dict[str, Callable[[Plan, Comm, Sequence[torch.device]], Strategy]] = {
     "single": Single,
     "dp": DP,
     "ddp": DDP,

@@ -25,10 +25,10 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from samecurve.core.planning.plan import Plan
-from samecurve.core.protocols import Slot
+from samecurve.core.protocols import MicroBatch
 from samecurve.errors import UserError
 from samecurve.torch_engine.model import blocks, rounded
-from samecurve.torch_engine.process_group import GatherPairs, Ranks, ScatterPairs
+from samecurve.torch_engine.process_group import Comm, GatherPairs, ScatterPairs
 
 _NARROW = {"bf16": torch.bfloat16, "f16": torch.float16}
 
@@ -40,12 +40,12 @@ class FSDP:
     the last round only.
     """
 
-    def __init__(self, plan: Plan, ranks: Ranks, devices: Sequence[torch.device]) -> None:
+    def __init__(self, plan: Plan, ranks: Comm, devices: Sequence[torch.device]) -> None:
         assert ranks.group is not None
         self._plan, self._ranks, self._device = plan, ranks, devices[0]
         self.models: list[nn.Module] = []
         self._mesh = self._make_mesh(ranks.group)
-        self._shards = Ranks(self._mesh.get_group("shard"))
+        self._shards = Comm(self._mesh.get_group("shard"))
 
     def _make_mesh(self, group: dist.ProcessGroup) -> DeviceMesh:
         kind, shards = self._device.type, self._plan.shards
@@ -122,15 +122,15 @@ class FSDP:
         for parameter in parameters:
             parameter.grad = None
 
-    def round(self, index: int, slot: Slot, last: bool) -> AbstractContextManager[Any]:
-        if self._plan.shards < self._plan.world:
+    def round(self, index: int, slot: MicroBatch, last: bool) -> AbstractContextManager[Any]:
+        if self._plan.shards < self._plan.num_devices:
             root: Any = self.models[0]
             root.set_requires_all_reduce(last)
         return nullcontext()
 
-    def expect(self, loss: torch.Tensor) -> None: ...
+    def check_all_used(self, loss: torch.Tensor) -> None: ...
 
-    def reached(self) -> set[str]:
+    def params_with_grad(self) -> set[str]:
         return {
             name
             for name, parameter in self.models[0].named_parameters()
@@ -142,11 +142,11 @@ class FSDP:
     def norm(self, gradients: Iterable[torch.Tensor]) -> torch.Tensor:
         norms = torch._foreach_norm(list(gradients))
         own = torch.stack(norms).double().square().sum().to(self._device)
-        return self._shards.sum(own)().sqrt()
+        return self._shards.all_reduce(own)().sqrt()
 
-    def spread(self) -> None: ...
+    def sync_replicas(self) -> None: ...
 
-    def box(self, tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def local_shard(self, tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
         if not isinstance(tensor, DTensor):
             return tuple(tensor.shape), (0,) * tensor.ndim
         _, offsets = compute_local_shape_and_global_offset(
@@ -154,10 +154,10 @@ class FSDP:
         )
         return tuple(tensor.shape), tuple(offsets)
 
-    def holders(self, tensor: torch.Tensor) -> tuple[int, int]:
+    def replica_index(self, tensor: torch.Tensor) -> tuple[int, int]:
         if not isinstance(tensor, DTensor):
             return self._ranks.index, self._ranks.world
-        return self._ranks.index // self._plan.shards, self._plan.world // self._plan.shards
+        return self._ranks.index // self._plan.shards, self._plan.num_devices // self._plan.shards
 
     def close(self) -> None: ...
 

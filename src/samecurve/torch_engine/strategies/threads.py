@@ -22,7 +22,7 @@ class ThreadPeer:
         self.index, self.count = index, barrier.parties
         self._barrier, self._boards, self._turn = barrier, boards, 0
 
-    def total(self, values: torch.Tensor) -> torch.Tensor:
+    def all_reduced(self, values: torch.Tensor) -> torch.Tensor:
         """The sum over all peers, in the order of their threads (so the same bits for all), on the
         device of `values`.
 

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from samecurve.core.profile_types import Course, Found
+from samecurve.core.profile_types import ProfileSchedule, RankProfile
 from samecurve.core.protocols import Batch, Engine, Rank
 from samecurve.run.attempt import Attempt
 from samecurve.run.directory import Run
 from samecurve.system import cache_home
 from samecurve.tasks import Tasks, open_task
 from samecurve.worker.jobs.train import Unsaved
-from samecurve.worker.join import warm_seat, watch_of
+from samecurve.worker.join import join_warm, watch_of
 from samecurve.worker.main import Requests, train_rank
 
 
@@ -42,7 +42,9 @@ class Watched:
         return {}
 
 
-def watch_rank(index: int, group: Any, argument: str, course: Course, traced: bool) -> Found:
+def watch_rank(
+    index: int, group: Any, argument: str, course: ProfileSchedule, traced: bool
+) -> RankProfile:
     """Train as a rank of `group`, watched, with as many devices as a run would have (spare ones
     would bring XLA threads). traced: the trace is left in the run's directory, too.
     """
@@ -50,7 +52,7 @@ def watch_rank(index: int, group: Any, argument: str, course: Course, traced: bo
     run = Run(Path(attempt.run))
     plan, config = run.read_plan(), run.read_config(Tasks())
     task = open_task(config, str(cache_home()))
-    engine = warm_seat(plan, index, group, more=False).engine(task, config.optimizer)
+    engine = join_warm(plan, index, group, more=False).make_engine(task, config.optimizer)
     watch = watch_of(
         engine, plan, course, run.home, run.home / f"trace-{index}.json.gz" if traced else None
     )
@@ -59,11 +61,11 @@ def watch_rank(index: int, group: Any, argument: str, course: Course, traced: bo
         attempt,
         plan,
         config,
-        Rank(index, index, plan.processes),
+        Rank(index, index, plan.world_size),
         watched,
         task,
         Requests(None),
         Unsaved(),
     )
-    found: Found = watch.found()
+    found: RankProfile = watch.found()
     return found

@@ -11,7 +11,7 @@ from samecurve.run.attempt import Attempt
 from samecurve.run.directory import Run
 from samecurve.system import cache_home
 from samecurve.tasks import Tasks, open_task
-from samecurve.worker.join import warm_seat
+from samecurve.worker.join import join_warm
 from samecurve.worker.main import Requests, train_rank
 
 
@@ -42,12 +42,12 @@ def rehearse(
     task = open_task(config, str(cache_home()))
     if plan.engine == "torch" and not for_good and not plan.exact:
         _quieten(task)
-    engine = warm_seat(plan, index, group).engine(task, config.optimizer)
+    engine = join_warm(plan, index, group).make_engine(task, config.optimizer)
     train_rank(
         attempt,
         plan,
         config,
-        Rank(index, index, plan.processes),
+        Rank(index, index, plan.world_size),
         engine,
         task,
         Requests(None),

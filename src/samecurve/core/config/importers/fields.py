@@ -27,7 +27,7 @@ _SECTIONS = (
 _HIDDEN = ("secret", "token", "password")
 
 
-class Reading(NamedTuple):
+class FieldReading(NamedTuple):
     """read: became the key in `text`.
 
     left: needs nothing here, for the reason in `text`. refused: would change what is trained, and
@@ -54,7 +54,7 @@ class Converted:
 
     tool: str
     document: Document
-    readings: tuple[Reading, ...]
+    readings: tuple[FieldReading, ...]
     refused: tuple[Refusal, ...]
     home: str | None = None
 
@@ -73,7 +73,7 @@ class Converted:
             for r in self.readings
             if r.outcome == "read"
         ]
-        reasons: dict[str, list[Reading]] = {}
+        reasons: dict[str, list[FieldReading]] = {}
         for r in self.readings:
             if r.outcome == "left":
                 reasons.setdefault(r.text, []).append(r)
@@ -123,7 +123,7 @@ class Converted:
         return "\n".join(rows) + "\n" + dump(value)
 
 
-class Old:
+class ForeignConfig:
     """A foreign document on its way.
 
     sections: dotted names whose fields count one by one; what lies deeper is one value.
@@ -132,7 +132,7 @@ class Old:
     def __init__(self, document: Document, sections: tuple[str, ...]) -> None:
         self.new = Document()
         self.home: str | None = None
-        self.readings: list[Reading] = []
+        self.readings: list[FieldReading] = []
         self.refused: list[Refusal] = []
         self._given: dict[str, Any] = {}
         self._places: dict[str, str] = {}
@@ -199,7 +199,7 @@ class Old:
         """Not in the file: how that tool does it then. A flag still wins."""
         self.new.set(key, value, f"not in the file; there: {why}")
         self.readings.append(
-            Reading("read", "(not in the file)", why, f"{key} {shown(value)}", "-")
+            FieldReading("read", "(not in the file)", why, f"{key} {shown(value)}", "-")
         )
 
     def left(self, field: str, why: str) -> None:
@@ -236,7 +236,7 @@ class Old:
     def _say(self, outcome: Literal["read", "left", "refused"], field: str, text: str) -> None:
         self._done.add(field)
         self.readings.append(
-            Reading(outcome, plain(field), self._shown(field), text, self._places[field])
+            FieldReading(outcome, plain(field), self._shown(field), text, self._places[field])
         )
 
     def _shown(self, field: str) -> str:

@@ -9,7 +9,7 @@ gradient_accumulation_steps make one optimizer step.
 from typing import Any
 
 from samecurve.core.config.document import Document
-from samecurve.core.config.importers.fields import Converted, Old, epochs
+from samecurve.core.config.importers.fields import Converted, ForeignConfig, epochs
 
 TOOL = "OneTrainer"
 _DTYPES = {"FLOAT_32": "f32", "BFLOAT_16": "bf16", "FLOAT_16": "f16"}
@@ -166,7 +166,7 @@ def is_one(document: Document) -> bool:
 
 
 def convert(document: Document) -> Converted:
-    old = Old(document, ("optimizer", "distributed"))
+    old = ForeignConfig(document, ("optimizer", "distributed"))
     for section in ("model", "data"):
         old.new.set(section, {}, "a config of OneTrainer")
     old.new.set("task", "diffusion", "a config of OneTrainer")
@@ -237,7 +237,7 @@ def convert(document: Document) -> Converted:
     return old.done(TOOL)
 
 
-def _devices(old: Old) -> None:
+def _devices(old: ForeignConfig) -> None:
     """The switch for several GPUs, its upstream form and its forks', and how they meet."""
     several = next(
         (
@@ -288,7 +288,7 @@ def _devices(old: Old) -> None:
         old.left(field, "found out, or right by itself")
 
 
-def _rate(old: Old) -> None:
+def _rate(old: ForeignConfig) -> None:
     """learning_rate, its scaling by devices (linear, in a fork) or by batch (by the square root,
     upstream), its warm-up and decay.
     """
@@ -352,7 +352,7 @@ def _rate(old: Old) -> None:
     old.read("learning_rate_warmup_steps", "schedule.warmup", _steps(warmup, rounds), _by(rounds))
 
 
-def _length(old: Old) -> None:
+def _length(old: ForeignConfig) -> None:
     old.read("epochs", "train.steps", epochs(old.value("epochs")))
     rounds = old.value("gradient_accumulation_steps", 1)
     for name, unit, key in (
@@ -383,7 +383,7 @@ def _length(old: Old) -> None:
         old.left("workspace_dir", "the run directory, unless --save-dir names another")
 
 
-def _optimizer(old: Old) -> None:
+def _optimizer(old: ForeignConfig) -> None:
     """Upstream's section, or an older file's single word.
 
     Which optimizers there are is for our config to say.
@@ -409,7 +409,7 @@ def _optimizer(old: Old) -> None:
                 old.left(field, "of other optimizers, or their speed")
 
 
-def _remaining(old: Old) -> None:
+def _remaining(old: ForeignConfig) -> None:
     for why, names in _LEFT.items():
         for field in old.given():
             if field in names or field.startswith(

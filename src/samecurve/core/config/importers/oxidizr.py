@@ -6,7 +6,7 @@ weight decay, the learning rate constant, the gradient clipped at 1.
 """
 
 from samecurve.core.config.document import Document
-from samecurve.core.config.importers.fields import Converted, Old, epochs
+from samecurve.core.config.importers.fields import Converted, ForeignConfig, epochs
 
 TOOL = "Oxidizr"
 _OURS = {"task", "engine", "batch", "optimizer", "schedule", "train", "devices"}
@@ -46,7 +46,7 @@ def is_one(document: Document) -> bool:
 
 
 def convert(document: Document) -> Converted:
-    old = Old(document, ("model", "trainer", "trainer.distributed"))
+    old = ForeignConfig(document, ("model", "trainer", "trainer.distributed"))
     old.new.set("task", "language", "a config of Oxidizr")
     old.new.set("model", {}, "a config of Oxidizr")
     old.read("data", "data")
@@ -97,7 +97,7 @@ def convert(document: Document) -> Converted:
     return old.done(TOOL)
 
 
-def _model(old: Old) -> None:
+def _model(old: ForeignConfig) -> None:
     """Our names pass; a part that is switched off needs nothing; the rest is refused by our config,
     which says what serves it.
     """
@@ -111,7 +111,7 @@ def _model(old: Old) -> None:
             old.read(field, field)
 
 
-def _length(old: Old) -> None:
+def _length(old: ForeignConfig) -> None:
     """max_steps, or where it is 0 num_epochs."""
     steps, count = old.value("trainer.max_steps", 0), old.value("trainer.num_epochs")
     if not _is_zero(steps):
@@ -134,7 +134,7 @@ def _length(old: Old) -> None:
         old.read("trainer.num_epochs", "train.steps", epochs(count))
 
 
-def _devices(old: Old) -> None:
+def _devices(old: ForeignConfig) -> None:
     old.takes(
         "trainer.target_device",
         "devices.use",
