@@ -20,6 +20,7 @@ demo: .venv/.run
 
 lint: .venv/.test
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 

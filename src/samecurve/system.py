@@ -9,10 +9,6 @@ import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:  # pydantic is not imported for `samecurve run`
-    pass
 
 
 def write_json(path: Path, value: object) -> None:

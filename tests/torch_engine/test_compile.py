@@ -76,7 +76,7 @@ class Part(nn.Module):
         self.norm, self.linear, self.drop = nn.BatchNorm1d(6), nn.Linear(6, 6), nn.Dropout(0.3)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return cast(torch.Tensor, x + self.drop(torch.tanh(self.linear(self.norm(x)))))
+        return cast("torch.Tensor", x + self.drop(torch.tanh(self.linear(self.norm(x)))))
 
 
 def test_masks_that_follow_the_sample_and_synchronised_norms_stay_what_they_are() -> None:

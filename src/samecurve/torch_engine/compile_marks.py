@@ -23,4 +23,4 @@ def constant(function: _Function) -> _Function:
 def uncompiled(function: _Function) -> _Function:
     """As torch.compiler.disable: a compiled program calls it as it is."""
     disabled: Any = _disable_dynamo(function)
-    return cast(_Function, disabled)
+    return cast("_Function", disabled)

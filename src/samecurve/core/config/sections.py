@@ -26,7 +26,7 @@ from samecurve.core.config.document import Document, Key, dotted, suggest
 from samecurve.core.config.param_groups import Group, Rules
 from samecurve.core.config.section import (
     Section as Section,
-)  # noqa: PLC0414  (all tasks' fields take it from here)
+)
 from samecurve.core.config.unsupported import OWN, served
 from samecurve.core.config.values import Balance, Duration, Size
 from samecurve.core.planning.schedule import Decay

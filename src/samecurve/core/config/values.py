@@ -22,7 +22,7 @@ _DURATION_SCHEMA = {
     "anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": r"^\d+(\.\d+)?ep$"}]
 }
 Duration = Annotated[
-    int | str, PlainValidator(_duration), Field(json_schema_extra=cast(Any, _DURATION_SCHEMA))
+    int | str, PlainValidator(_duration), Field(json_schema_extra=cast("Any", _DURATION_SCHEMA))
 ]
 
 
@@ -40,7 +40,7 @@ _SIZE_SCHEMA = {
         {"type": "string", "pattern": r"^\d+(\.\d+)?\s*[KMGTP]?i?B$"},
     ]
 }
-Size = Annotated[int, PlainValidator(_size), Field(json_schema_extra=cast(Any, _SIZE_SCHEMA))]
+Size = Annotated[int, PlainValidator(_size), Field(json_schema_extra=cast("Any", _SIZE_SCHEMA))]
 
 
 def _balance(value: object) -> str | tuple[float, ...]:

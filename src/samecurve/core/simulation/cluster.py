@@ -155,7 +155,7 @@ def _from_file(path: Path) -> Cluster:
         fields = _File.model_validate(document.value)
     except ValidationError as error:
         raise ConfigErrors(
-            [_explained(cast(Any, item), document, str(path)) for item in _one_each(error)]
+            [_explained(cast("Any", item), document, str(path)) for item in _one_each(error)]
         ) from None
     if isinstance(fields.device, _DeviceFields) and fields.inside is None:
         raise UserError(

@@ -57,7 +57,7 @@ class Attention(nn.Module):
         y = F.scaled_dot_product_attention(
             q, k, v, is_causal=True, enable_gqa=self.groups != self.heads
         )
-        return cast(Tensor, self.o_proj(y.transpose(1, 2).reshape(batch, length, -1)))
+        return cast("Tensor", self.o_proj(y.transpose(1, 2).reshape(batch, length, -1)))
 
 
 class FeedForward(nn.Module):
@@ -68,7 +68,7 @@ class FeedForward(nn.Module):
         self.down_proj = nn.Linear(fields.inner, fields.hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return cast(Tensor, self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x)))
+        return cast("Tensor", self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x)))
 
 
 class Block(nn.Module):
@@ -81,7 +81,7 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x), cos, sin)
-        return cast(Tensor, x + self.mlp(self.post_attention_layernorm(x)))
+        return cast("Tensor", x + self.mlp(self.post_attention_layernorm(x)))
 
 
 class Decoder(nn.Module):
