@@ -41,7 +41,7 @@ def test_a_notebook(tmp_path: Path, corpus: Path) -> None:
             for source in (
                 (
                     f"import sys, samecurve\nconfig = {CONFIG.format(corpus=str(corpus))}\nplan ="
-                    " samecurve.plan(config, devices='cpu:2')\nprint(plan.world, plan.batch, plan)"
+                    " samecurve.plan(config, devices='cpu:2')\nprint(plan.num_devices, plan.global_batch_size, plan)"
                 ),
                 "samecurve.train(config, devices='cpu:2', save_dir='run')",
                 "print(samecurve.Run('run').outcome)",

@@ -66,7 +66,7 @@ def test_the_deal_changes_no_loss(
         devices={"use": f"cpu:{len(speeds)}", "strategy": strategy, "balance": speeds},
     )
     found = pool.run(1 if strategy == "dp" else len(speeds), train_tiny, tmp_path, values, cache)
-    shares = found[0].plan.shares
+    shares = found[0].plan.microbatches_per_device
     assert list(np.argsort(shares)) == list(np.argsort(speeds))
     assert sum(shares) > len(shares)
     assert worst(found[0], alone) <= 1e-12
@@ -76,7 +76,7 @@ def test_the_deal_changes_no_loss(
     if strategy == "ddp":
         full = [len(outcome.ids[0]) for outcome in found]
         assert full == [
-            sum(end - begin for begin, end in outcome.plan.hand(10, rank).spans)
+            sum(end - begin for begin, end in outcome.plan.assignment(10, rank).spans)
             for rank, outcome in enumerate(found)
         ]
 

@@ -64,7 +64,7 @@ class _Total(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return ctx.peer.total(gradient), None
+        return ctx.peer.all_reduced(gradient), None
 
 
 def backward(team: Team, index: int) -> torch.Tensor:

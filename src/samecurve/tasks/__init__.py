@@ -176,5 +176,5 @@ def other_data(
 
 def _module(config: Config, engine: str) -> Any:
     return importlib.import_module(
-        f"samecurve.tasks.{'own' if place_of(config.task) else config.task}.{engine}_task"
+        f"samecurve.tasks.{'user' if place_of(config.task) else config.task}.{engine}_task"
     )

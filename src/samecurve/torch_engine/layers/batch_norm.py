@@ -293,7 +293,7 @@ class _Normalise(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             factor = scale if weight is None else scale * weight.to(mean.dtype)
             shift, slope = (
-                ctx.peers.total(own) / count.clamp(min=1).to(mean.dtype) * -factor
+                ctx.peers.all_reduced(own) / count.clamp(min=1).to(mean.dtype) * -factor
             ).unbind()
             if ctx.real:
                 for_input = (
