@@ -1,14 +1,24 @@
-"""Small operating-system helpers: files written whole, processes that end with their parents, the
-cache.
+"""Small operating-system helpers.
+
+Files written whole, processes that end with their parents, the cache, and how this copy of the
+program was installed.
 """
 
 import ctypes
 import json
 import os
+import shlex
+import shutil
 import signal
 import sys
 from collections.abc import Mapping
+from importlib import metadata
 from pathlib import Path
+from urllib.parse import unquote, urlparse
+
+# Sent by the launcher where the control file can't be written, or is not its own.
+STOP_SIGNAL = signal.SIGUSR1
+LAUNCHER = "SAMECURVE_LAUNCHER"
 
 
 def write_json(path: Path, value: object) -> None:
@@ -22,6 +32,7 @@ def write_json(path: Path, value: object) -> None:
 
 
 def sync_directory(path: Path) -> None:
+    """Put the names in a directory on disk, so that a rename outlives a power cut."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -47,7 +58,37 @@ def die_with(parent: int, by: int = signal.SIGKILL) -> None:
             os._exit(1)
 
 
-STOP_SIGNAL = (
-    signal.SIGUSR1
-)  # what the launcher sends where the control file can't be written, or is not its own
-LAUNCHER = "SAMECURVE_LAUNCHER"
+def install_command(extra: str) -> str:
+    """The command that adds an extra (jax, report, ...) to this very copy of the program.
+
+    A checkout is named by its path. An installed wheel is named by name: pip then takes the copy
+    that is there, and fetches only what the extra lists.
+    """
+    checkout = _checkout()
+    target = f"{checkout}[{extra}]" if checkout else f"samecurve[{extra}]"
+    editable = "-e " if checkout else ""
+    return f"{_pip()} install {editable}{shlex.quote(target)}"
+
+
+def _checkout() -> Path | None:
+    """The directory with pyproject.toml that this copy runs from, if it runs from one."""
+    root = Path(__file__).resolve().parents[2]
+    if (root / "pyproject.toml").is_file():
+        return root
+    try:
+        origin = metadata.distribution("samecurve").read_text("direct_url.json")
+    except metadata.PackageNotFoundError:
+        return None
+    url = urlparse(json.loads(origin)["url"]) if origin else None
+    if url is None or url.scheme != "file":
+        return None
+    directory = Path(unquote(url.path))  # `pip install DIRECTORY`, without -e
+    return directory if (directory / "pyproject.toml").is_file() else None
+
+
+def _pip() -> str:
+    """`pip` where that word means this Python's, else this Python by its path."""
+    on_path = shutil.which("pip")
+    if on_path and Path(on_path).parent == Path(sys.executable).parent:
+        return "pip"
+    return f"{shlex.quote(sys.executable)} -m pip"

@@ -18,6 +18,7 @@ from samecurve.core.events import Event
 from samecurve.launch.monitors import watched
 from samecurve.observe.journal import read
 from samecurve.run.directory import Run
+from samecurve.system import install_command
 from worlds import Pool
 
 SLEEPER = """
@@ -154,13 +155,13 @@ def _shown(home: Path) -> dict[int, np.float32]:
         (
             ["--tensorboard"],
             (
-                "track.tensorboard needs tensorboard: not installed\n  remedy: pip install"
-                " 'samecurve[tensorboard]'"
+                "track.tensorboard needs tensorboard: not installed\n  remedy: "
+                + install_command("tensorboard")
             ),
         ),
         (
             ["--wandb", "offline"],
-            "track.wandb needs wandb: not installed\n  remedy: pip install 'samecurve[wandb]'",
+            "track.wandb needs wandb: not installed\n  remedy: " + install_command("wandb"),
         ),
         (["--wandb", "ofline"], "did you mean offline?"),
         (["--set", "track.wandb_project=a/b"], "'a/b' is no name for a project"),

@@ -12,6 +12,7 @@ from samecurve.experiments.verify import TOLERANCE, Trials, Verdict, as_json, ve
 from samecurve.launch.pool import pool
 from samecurve.probe import probe
 from samecurve.run.describe import describe, missing
+from samecurve.system import install_command
 from samecurve.tasks import engines_of
 from samecurve.units import show_seconds
 
@@ -106,8 +107,7 @@ def _left_out(config: Config, facts: Facts, on: str, machine: Machine) -> list[s
     if facts.coupled:
         lines.append("layouts with accumulation: the model mixes the samples of a round")
     lines += [
-        f"engine {engine}: {', '.join(missing(engine))} not installed (pip install"
-        f" 'samecurve[{engine}]')"
+        f"engine {engine}: {', '.join(missing(engine))} not installed ({install_command(engine)})"
         for engine in engines_of(config)
         if missing(engine)
     ]

@@ -20,7 +20,7 @@ from samecurve.core.planning.facts import Facts, UserOptimizerFacts
 from samecurve.diagnose.known_failures import known_in
 from samecurve.diagnose.tracebacks import clipped, last
 from samecurve.errors import RunError, SamecurveError, UserError
-from samecurve.system import cache_home, die_with, write_json
+from samecurve.system import cache_home, die_with, install_command, write_json
 from samecurve.tasks import Tasks, facts
 
 _FRAMES, _WORDS = 8, 8  # lines of what a describing process said when it failed
@@ -40,13 +40,13 @@ def check_installed(config: Config) -> None:
     if missing(config.engine):
         raise UserError(
             f"engine {config.engine} needs {', '.join(missing(config.engine))}: not installed",
-            "pip install 'samecurve[jax]' (for NVIDIA GPUs also 'jax[cuda13]'), or --engine torch",
+            f"{install_command('jax')} (for NVIDIA GPUs also 'jax[cuda13]'), or --engine torch",
             "engine",
         )
     if config.train.float8 and find_spec("torchao") is None:
         raise UserError(
             "train.float8 needs torchao: not installed",
-            "pip install 'samecurve[fp8]', or leave train.float8 out",
+            f"{install_command('fp8')}, or leave train.float8 out",
             "train.float8",
         )
 

@@ -15,6 +15,7 @@ from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.memory import itemsize, num_optimizer_states
 from samecurve.errors import UserError
 from samecurve.run.directory import SCRATCH, Run
+from samecurve.system import install_command
 from samecurve.units import show_bytes
 
 
@@ -98,7 +99,7 @@ def check_trackers(track: Track) -> None:
         ):  # a folder of that name (wandb makes one) is no library
             raise UserError(
                 f"track.{name} needs {name}: not installed",
-                f"pip install 'samecurve[{name}]', or leave it out",
+                f"{install_command(name)}, or leave it out",
                 f"track.{name}",
             )
     if (track.wandb != "off" and not 0 < len(track.wandb_project) <= 128) or set(
