@@ -180,7 +180,9 @@ def test_gpus_that_are_not_here(corpus: Path) -> None:
     assert ddp.made.compress == "bf16"
 
     def found(trial: Any, seconds: float, *peaks: int) -> Profile:
-        step = Step(seconds, trial.made.global_batch_size, {"forward": seconds / 2, "sync": seconds / 4})
+        step = Step(
+            seconds, trial.made.global_batch_size, {"forward": seconds / 2, "sync": seconds / 4}
+        )
         ranks = tuple(
             RankProfile(rank, (step,) * 4, 0.0, (), {}, peaks, 1.0)
             for rank in range(trial.made.world_size)
