@@ -18,9 +18,9 @@ from typing import IO, Any
 
 import click
 
-from samecurve.cli.experiments import measuring, probed
-from samecurve.cli.main import cli
-from samecurve.cli.options import load_config
+from samecurve.cli.config_flags import load_config
+from samecurve.cli.main import cli, find_verb
+from samecurve.cli.options import probe_facts, speed_measure
 from samecurve.core.config.document import dump, suggest
 from samecurve.core.events import Event
 from samecurve.core.planning.plan import Plan
@@ -113,7 +113,7 @@ def plan(config: Configured | None = None, **flags: Any) -> Plan:
         if wanted:
             return predict(loaded, wanted).served
         return make_plan(
-            loaded, probed(loaded) if given["probe_batch"] else None, measuring(loaded)
+            loaded, probe_facts(loaded) if given["probe_batch"] else None, speed_measure(loaded)
         )[0]
 
 
@@ -251,7 +251,7 @@ def _arguments(verb: str, file: str | None, flags: Mapping[str, Any]) -> list[st
     """Flags as on a command line. UserError: one that the verb does not have."""
     known = {
         option.removeprefix("--").replace("-", "_")
-        for parameter in cli.commands[verb].params
+        for parameter in _command(verb).params
         for option in parameter.opts
         if option.startswith("--")
     } - {"file", "headless"}
@@ -281,11 +281,17 @@ def _arguments(verb: str, file: str | None, flags: Mapping[str, Any]) -> list[st
     return made
 
 
+def _command(verb: str) -> click.Command:
+    command = find_verb(verb)
+    assert command is not None
+    return command
+
+
 def _parsed(verb: str, arguments: list[str]) -> dict[str, Any]:
     """UserError: a flag's value is none."""
     try:
         with cli.make_context("samecurve", [verb], resilient_parsing=True) as parent:
-            return cli.commands[verb].make_context(verb, list(arguments), parent=parent).params
+            return _command(verb).make_context(verb, list(arguments), parent=parent).params
     except click.ClickException as error:
         raise UserError(error.format_message(), f"`samecurve {verb} --help`") from None
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from samecurve.cli.options import apply_batch
+from samecurve.cli.config_flags import apply_batch
 from samecurve.core.config.document import dump, parse, parse_setting
 from samecurve.core.config.json_schema import as_table, json_schema
 from samecurve.core.config.sections import Loaded, load

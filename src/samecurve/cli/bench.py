@@ -1,0 +1,125 @@
+"""`samecurve bench`."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from samecurve.cli.config_flags import config_options, load_config
+from samecurve.cli.options import Verb, exit_on_sigterm
+
+
+@click.command(cls=Verb)
+@config_options
+@click.option(
+    "--worlds",
+    metavar="1,2,4",
+    help=(
+        "numbers of devices; 1, 2, 4, ... and all that there are if not given (at most 8 CPU ranks)"
+    ),
+)
+@click.option(
+    "--strategies",
+    metavar="ddp,dp",
+    help=(
+        "what to try on several devices; the config's own, or ddp,dp,fsdp (engine jax: dp,fsdp) if"
+        " not given"
+    ),
+)
+@click.option(
+    "--steps",
+    type=click.IntRange(1, 10_000),
+    default=20,
+    show_default=True,
+    help="optimizer steps that are timed, in each layout",
+)
+@click.option(
+    "--warm",
+    type=click.IntRange(1, 1000),
+    default=5,
+    show_default=True,
+    help="steps before them that are thrown away",
+)
+@click.option(
+    "--collectives",
+    is_flag=True,
+    help=(
+        "without a config: all-reduce, all-gather, reduce-scatter from 4 KiB up, their latency and"
+        " bandwidth"
+    ),
+)
+@click.option(
+    "--to",
+    type=Path,
+    metavar="DIR",
+    help="where bench.json, bench.html and bench.png go; bench/NAME-TIME if not given",
+)
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="the measurements as JSON on stdout, and no files unless --to asks for them",
+)
+def bench(
+    *,
+    worlds: str | None,
+    strategies: str | None,
+    steps: int,
+    warm: int,
+    collectives: bool,
+    to: Path | None,
+    as_json: bool,
+    **flags: Any,
+) -> None:
+    """Throughput, speed-up, efficiency and memory, by number of devices and strategy.
+
+    Trains a few steps of each in throw-away processes.
+    """
+    exit_on_sigterm()
+    from samecurve.worker.cluster_env import alone
+
+    alone("bench")
+    if collectives:
+        _check_collectives_flags(click.get_current_context())
+        from samecurve.experiments.collectives import bench_collectives
+
+        # a config needs a batch; collectives have none
+        config = load_config({**flags, "global_batch": 1}, say=not as_json).config
+        sys.exit(bench_collectives(config, worlds, to, as_json))
+    from samecurve.core.profile_types import ProfileSchedule
+    from samecurve.experiments.bench import bench as bench_config
+
+    if flags["warmup"] is not None:
+        click.echo(
+            f"note   --warmup {flags['warmup']} is the learning rate's; --warm N are the steps that"
+            " are thrown away",
+            err=True,
+        )
+    loaded = load_config(flags, say=not as_json)
+    schedule = ProfileSchedule(warm, steps, 0)
+    sys.exit(bench_config(loaded, worlds, strategies, schedule, to, as_json))
+
+
+_COLLECTIVES_PARAMETERS = {
+    "collectives",
+    "worlds",
+    "to",
+    "as_json",
+    "devices",
+    "gpus",
+    "num_gpus",
+    "sync_backend",
+}
+
+
+def _check_collectives_flags(context: click.Context) -> None:
+    """A flag that says nothing to them is refused."""
+    for parameter in context.command.params:
+        source = context.get_parameter_source(str(parameter.name))
+        typed = source == click.core.ParameterSource.COMMANDLINE
+        if typed and parameter.name not in _COLLECTIVES_PARAMETERS:
+            raise click.UsageError(
+                f"--collectives trains nothing, so {parameter.opts[0]} says nothing to it; it takes"
+                " --devices, --gpus, --sync-backend, --worlds, --to, --json"
+            )

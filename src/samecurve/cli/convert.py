@@ -1,0 +1,32 @@
+"""`samecurve convert`."""
+
+import shlex
+from pathlib import Path
+
+import click
+
+from samecurve.cli.options import Verb
+
+
+@click.command(cls=Verb)
+@click.argument("old", type=Path)
+@click.option(
+    "--to",
+    "new",
+    type=Path,
+    required=True,
+    metavar="NEW.yaml",
+    help="the file to write; one that exists is refused",
+)
+def convert(old: Path, new: Path) -> None:
+    """Another tool's config (OLD) as one of Samecurve's: Oxidizr's YAML, OneTrainer's JSON."""
+    from samecurve.errors import ConfigErrors
+    from samecurve.run.convert import convert as write_converted
+
+    converted, errors = write_converted(old, new)
+    click.echo("\n".join(converted.lines()))
+    if errors:
+        click.echo(f"wrote  {new}, which is refused until what follows is settled")
+        raise ConfigErrors(errors)
+    save_dir = f" --save-dir {shlex.quote(converted.home)}" if converted.home else ""
+    click.echo(f"wrote  {new}; samecurve train -f {shlex.quote(str(new))}{save_dir}")

@@ -1,0 +1,91 @@
+"""`samecurve eval`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from samecurve.cli.options import Verb, exit_on_sigterm
+
+if TYPE_CHECKING:
+    from samecurve.launch.evaluate import Evaluated
+
+
+@click.command("eval", cls=Verb)
+@click.argument("run", type=Path)
+@click.option(
+    "-d",
+    "--data",
+    type=str,
+    help="evaluate on all of this instead of what the run held back: data.source",
+)
+@click.option(
+    "--on",
+    type=click.Choice(["held-out", "train"]),
+    default="held-out",
+    show_default=True,
+    help="what was held back, or what the run trained on",
+)
+@click.option(
+    "--devices", type=str, help="auto, all, cpu, cpu:N, or indices: 0,1; the run's own if not given"
+)
+@click.option("--gpus", type=str, metavar="0,1", help="GPUs by index")
+@click.option("--strategy", type=str, help="auto, single, dp, ddp, fsdp, hsdp")
+@click.option("--engine", type=str, help="torch, jax")
+@click.option("--dtype", type=str, help="f32, bf16, f16, f64")
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="any config value")
+@click.option(
+    "--json", "as_json", is_flag=True, help="the metrics as JSON, and nothing else on stdout"
+)
+def evaluate(run: Path, *, data: str | None, on: Any, as_json: bool, **flags: Any) -> None:
+    """The metrics of a RUN's newest checkpoint (or of the checkpoint named), on any devices."""
+    import json
+
+    from samecurve.launch.evaluate import evaluate as evaluate_run
+
+    exit_on_sigterm()
+    evaluated = evaluate_run(
+        run, _changed_settings(flags), data, on, lambda line: click.echo(line, err=True)
+    )
+    if as_json:
+        values = {
+            "step": evaluated.step,
+            "samples": evaluated.samples,
+            **evaluated.metrics,
+            "seconds": evaluated.seconds,
+        }
+        click.echo(json.dumps(values))
+    else:
+        click.echo(_line(evaluated))
+
+
+def _changed_settings(flags: dict[str, Any]) -> dict[str, tuple[Any, str]]:
+    """Config key -> (value, the flag that gave it): what is to be other than in the run."""
+    from samecurve.core.config.document import parse_setting
+
+    values = {
+        "--devices": ("devices.use", flags["devices"]),
+        "--gpus": ("devices.use", flags["gpus"] or None),
+        "--strategy": ("devices.strategy", flags["strategy"]),
+        "--engine": ("engine", flags["engine"]),
+        "--dtype": ("train.precision", flags["dtype"]),
+    }
+    settings = {key: (value, flag) for flag, (key, value) in values.items() if value is not None}
+    for text in flags["settings"]:
+        key, value = parse_setting(text)
+        settings[key] = (value, f"--set {key}")
+    return settings
+
+
+def _line(evaluated: "Evaluated") -> str:
+    from samecurve.units import show_seconds
+
+    plan = evaluated.plan
+    metrics = "  ".join(
+        f"{name} {'not finite' if value is None else format(value, '.4f')}"
+        for name, value in evaluated.metrics.items()
+    )
+    return (
+        f"eval   step {evaluated.step}  {metrics}  ({evaluated.samples} samples, {plan.num_devices}"
+        f" x {plan.devices[0].kind} {plan.strategy}, {show_seconds(evaluated.seconds)})"
+    )

@@ -1,0 +1,66 @@
+"""`samecurve export`."""
+
+from pathlib import Path
+
+import click
+
+from samecurve.cli.options import Verb
+
+
+@click.command(cls=Verb)
+@click.argument("run", type=Path)
+@click.option(
+    "--to",
+    required=True,
+    type=Path,
+    metavar="DIR",
+    help="where to; a directory that is not there yet, or is empty",
+)
+@click.option(
+    "--format",
+    "layout",
+    type=click.Choice(["safetensors", "huggingface"]),
+    default="safetensors",
+    show_default=True,
+    help="huggingface: as transformers loads it, with the tokenizer (task language)",
+)
+@click.option(
+    "--dtype",
+    type=click.Choice(["f32", "bf16", "f16"]),
+    help="of the weights; as they were trained if not given",
+)
+@click.option(
+    "--shard-size",
+    default="5GB",
+    show_default=True,
+    metavar="SIZE",
+    help="the most that one file holds; more files get an index",
+)
+def export(run: Path, *, to: Path, layout: str, dtype: str | None, shard_size: str) -> None:
+    """A RUN's weights and config for other programs.
+
+    They are those of its newest checkpoint, or of the checkpoint named.
+    """
+    from samecurve.run.export import export as export_weights
+    from samecurve.units import parse_bytes, show_bytes
+
+    try:
+        largest_file = parse_bytes(shard_size)
+    except ValueError as error:
+        raise click.UsageError(f"--shard-size {shard_size}: {error}") from None
+    exported = export_weights(run, to, layout, dtype, largest_file)
+    for note in exported.notes:
+        click.echo(f"warn   {note}", err=True)
+    metrics = exported.metrics
+    evaluated = ""
+    if "loss" in metrics:
+        evaluated = f"; evaluated at step {metrics['step']}: loss {metrics['loss']:.4f}"
+    files = f"{exported.files} file{'s' if exported.files > 1 else ''}"
+    click.echo(
+        f"export step {exported.step}  {exported.arrays} arrays  {show_bytes(exported.bytes)} in"
+        f" {files}  {exported.dtype}  {to}{evaluated}"
+    )
+    click.echo(
+        f"       left out: optimizer state and counters ({exported.left} arrays); the run keeps"
+        " them"
+    )

@@ -1,0 +1,131 @@
+"""`samecurve plan`."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from samecurve.cli.config_flags import config_options, load_config
+from samecurve.cli.options import (
+    Verb,
+    init_from_option,
+    probe_facts,
+    probe_option,
+    speed_measure,
+)
+
+if TYPE_CHECKING:
+    from samecurve.core.config.sections import Loaded
+    from samecurve.experiments.machine import Asked
+
+
+@click.command(cls=Verb)
+@config_options
+@click.option("--json", "as_json", is_flag=True, help="the plan as JSON")
+@click.option(
+    "--machine",
+    metavar="WORDS|FILE",
+    help=(
+        "on a machine that this is not: 8xH100, 4x8xH200 (hosts x devices), a JSON file; with"
+        " predicted times"
+    ),
+)
+@click.option(
+    "--mfu",
+    type=click.FloatRange(0, 1, min_open=True),
+    help="--machine: share of a device's peak while it computes; 0.4 is assumed if not given",
+)
+@click.option(
+    "--from",
+    "bench",
+    type=Path,
+    metavar="BENCH.json",
+    help="--machine: the share that `samecurve bench` measured on one device",
+)
+@click.option(
+    "--chart",
+    type=Path,
+    metavar="FILE.png",
+    help="--machine: efficiency over 1 to 1,024 devices, drawn",
+)
+@init_from_option
+@probe_option
+def plan(
+    *,
+    as_json: bool,
+    machine: str | None,
+    mfu: float | None,
+    bench: Path | None,
+    chart: Path | None,
+    init_from: Path | None,
+    probe_batch: bool,
+    **flags: Any,
+) -> None:
+    """What train would do, and why. Trains nothing."""
+    if machine is not None and probe_batch:
+        raise click.UsageError("--probe-batch tries this machine; --machine plans for another")
+    if machine is not None and init_from:
+        raise click.UsageError("--init-from looks at weights here; --machine plans for another")
+    from samecurve.experiments.machine import asked
+
+    other_machine = asked(machine, mfu, bench, chart)
+    loaded = load_config(flags, say=not as_json)
+    if other_machine:
+        _plan_machine(loaded, other_machine, as_json=as_json)
+        return
+    from samecurve.core.config.sections import flatten
+    from samecurve.observe.plan_text import table
+    from samecurve.run.init_weights import examine
+    from samecurve.run.prepare import make_plan
+
+    facts = probe_facts(loaded) if probe_batch else None
+    plan, facts = make_plan(loaded, facts, speed_measure(loaded))
+    weights = examine(init_from, loaded.config, facts).words if init_from else ()
+    if as_json:
+        values: dict[str, Any] = {
+            "plan": plan.to_json(),
+            "origins": loaded.origins,
+            "formulas": facts.formulas,
+        }
+        if weights:
+            values["weights"] = weights
+        click.echo(json.dumps(values, indent=1))
+    else:
+        notes = [f"note   {note}" for note in (*loaded.notes, *weights)]
+        shown = table(plan, loaded.origins, flatten(loaded.config), facts.formulas)
+        click.echo("\n".join([*notes, shown]))
+
+
+def _plan_machine(loaded: "Loaded", asked: "Asked", *, as_json: bool) -> None:
+    """On a machine one doesn't have.
+
+    A plan that is refused ends the verb as it would end train, once all that would be served is
+    shown.
+    """
+    from samecurve.core.config.sections import flatten
+    from samecurve.experiments.machine import predict
+    from samecurve.observe.plan_text import table
+
+    prediction = predict(loaded, asked)
+    plan, formulas = prediction.plan, prediction.facts.formulas
+    if as_json:
+        values = {
+            "plan": plan and plan.to_json(),
+            "origins": loaded.origins,
+            "formulas": formulas,
+            "predicted": prediction.json(),
+        }
+        click.echo(json.dumps(values, indent=1))
+    else:
+        lines = [f"note   {note}" for note in loaded.notes]
+        if loaded.config.devices.balance == "measured":
+            lines.append(
+                "note   devices.balance measured: the devices there are alike, and microbatches are"
+                " assigned evenly"
+            )
+        if plan:
+            lines += [table(plan, loaded.origins, flatten(loaded.config), formulas), ""]
+        click.echo("\n".join([*lines, *prediction.lines()]))
+    if prediction.refused:
+        raise prediction.refused

@@ -1,0 +1,41 @@
+"""`samecurve report`."""
+
+from pathlib import Path
+
+import click
+
+from samecurve.cli.options import Verb
+
+
+@click.command(cls=Verb)
+@click.argument("runs", nargs=-1, required=True, type=Path, metavar="RUN...")
+@click.option(
+    "--to",
+    type=Path,
+    metavar="DIR",
+    help="where to write; the run's own directory for one run, report/ for several, if not given",
+)
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="the summary's numbers as JSON, and no page unless --to asks for one",
+)
+def report(runs: tuple[Path, ...], *, to: Path | None, as_json: bool) -> None:
+    """One page (HTML, PNG) for a RUN, or several compared: curves, throughput, memory, plan,
+    environment.
+    """
+    import json
+
+    from samecurve.observe.report.reading import read_runs
+    from samecurve.observe.report.write import numbers
+    from samecurve.observe.report.write import report as write_report
+    from samecurve.run.directory import Run
+    from samecurve.run.lock import is_live
+
+    records = read_runs(runs, lambda home: is_live(Run(home)))
+    written = [] if as_json and to is None else write_report(records, to)
+    if as_json:
+        click.echo(json.dumps({**numbers(records), "files": list(map(str, written))}, indent=1))
+    else:
+        click.echo("\n".join(click.format_filename(path) for path in written))

@@ -1,0 +1,125 @@
+"""`samecurve train`."""
+
+import os
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+
+from samecurve.cli.config_flags import config_options, load_config
+from samecurve.cli.options import (
+    Option,
+    Verb,
+    exit_on_sigterm,
+    init_from_option,
+    probe_facts,
+    probe_option,
+    speed_measure,
+)
+
+if TYPE_CHECKING:
+    from samecurve.core.config.sections import Loaded
+    from samecurve.run.resume import Options
+
+
+@click.command(cls=Verb)
+@config_options
+@click.option(
+    "--save-dir",
+    "--checkpoint-dir",
+    "save_dir",
+    cls=Option,
+    type=Path,
+    help="the run directory; runs/NAME-TIME if not given",
+)
+@click.option(
+    "--resume",
+    default="auto",
+    show_default=True,
+    metavar="auto|never|PATH",
+    help="auto: go on where the run directory, or an unfinished run of this config, exists",
+)
+@click.option(
+    "--new-batch",
+    is_flag=True,
+    help="on a resume, take the config's batch instead of the run's own",
+)
+@click.option(
+    "--stop-after",
+    type=click.IntRange(min=1),
+    help="save and leave after so many steps; the schedule keeps its length",
+)
+@click.option(
+    "--nnodes",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="hosts; the same command on each (engine jax)",
+)
+@click.option("--rdzv", metavar="HOST:PORT", help="where they meet: on the first of them")
+@click.option("--node-rank", type=click.IntRange(min=0), help="which of them this is, from 0")
+@click.option("--headless", is_flag=True, help="JSON lines on stdout, nothing else there")
+@init_from_option
+@probe_option
+def train(
+    *,
+    nnodes: int,
+    rdzv: str | None,
+    node_rank: int | None,
+    headless: bool,
+    probe_batch: bool,
+    **flags: Any,
+) -> None:
+    """Train. Run the same command again to go on."""
+    exit_on_sigterm()
+    from samecurve.worker.cluster_env import one_of, started
+
+    if nnodes == 1 and (rdzv is not None or node_rank is not None):
+        raise click.UsageError("--rdzv and --node-rank are for several hosts: give --nnodes too")
+    if nnodes > 1:
+        os.environ.update(one_of(nnodes, rdzv, node_rank))
+    if nnodes > 1 or started(os.environ):
+        if probe_batch:
+            raise click.UsageError(
+                "--probe-batch starts processes of its own; try it first with `samecurve plan"
+                " --probe-batch`"
+            )
+        _train_as_rank(flags, headless=headless)
+    loaded = load_config(flags, say=not headless)
+    from samecurve.launch.local import launch
+    from samecurve.launch.monitors import done_line
+    from samecurve.run.prepare import prepare
+
+    facts = probe_facts(loaded) if probe_batch else None
+    prepared = prepare(loaded, _run_options(flags), facts, measure=speed_measure(loaded))
+    if prepared.done:
+        prepared.lock.release()
+        click.echo(done_line(prepared), err=headless)
+        return
+    sys.exit(launch(prepared, loaded.config.devices, headless))
+
+
+def _train_as_rank(flags: dict[str, Any], *, headless: bool) -> NoReturn:
+    """Started as one of several: be one of the ranks."""
+    from samecurve.launch.external import run_as_external_rank
+    from samecurve.system import die_with
+    from samecurve.worker.cluster_env import from_slurm, rank_from
+
+    def read_config(loud: bool) -> "Loaded":  # noqa: FBT001 as run_as_external_rank calls it
+        return load_config(flags, say=not headless, loud=loud)
+
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        die_with(os.getppid())
+    elif "RANK" not in os.environ:
+        os.environ.update(from_slurm(os.environ))
+    rank = rank_from(os.environ)
+    sys.exit(run_as_external_rank(rank, read_config, _run_options(flags), headless))
+
+
+def _run_options(flags: dict[str, Any]) -> "Options":
+    """The flags that say how this run begins and ends, beside the config."""
+    from samecurve.run.resume import Options
+
+    return Options(**{field.name: flags[field.name] for field in fields(Options)})

@@ -1,0 +1,45 @@
+"""`samecurve verify`."""
+
+import sys
+from typing import Any
+
+import click
+
+from samecurve.cli.config_flags import config_options, load_config
+from samecurve.cli.options import Verb, exit_on_sigterm
+
+
+@click.command(cls=Verb)
+@config_options
+@click.option(
+    "--layouts",
+    metavar="LIST",
+    help=(
+        "such as ddp:2,fsdp:3,ddp:2/4 (accumulation steps),ddp:2..fsdp:3 (saved, resumed); all"
+        " that this machine can do if not given"
+    ),
+)
+@click.option(
+    "--steps",
+    type=click.IntRange(min=1),
+    help="optimizer steps of each layout; 6 if not given, or all that the run has",
+)
+@click.option(
+    "--bits", is_flag=True, help="to the last bit: with train.exact, in the config's own precision"
+)
+@click.option("--json", "as_json", is_flag=True, help="the verdicts as JSON")
+def verify(
+    *, layouts: str | None, steps: int | None, bits: bool, as_json: bool, **flags: Any
+) -> None:
+    """Does the number of devices change the result?
+
+    A few steps in each layout, against one device.
+    """
+    exit_on_sigterm()
+    from samecurve.experiments.proof import prove
+
+    if bits or flags["exact"]:
+        flags["exact"] = True
+    else:
+        flags["dtype"] = flags["dtype"] or "f64"
+    sys.exit(prove(load_config(flags, say=not as_json), layouts, steps, as_json))
