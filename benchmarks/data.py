@@ -137,7 +137,7 @@ def measure(kind: str, workers: int, rounds: int) -> dict[str, list[float]]:
     }
     config = load(Document(values), Tasks()).config
     opened: Any = open_task(config, "")
-    made = plan(config, Machine((), (), 8 << 30, 2), opened.facts())
+    made = plan(config, Machine(devices=(), links=(), host_bytes=8 << 30, cores=2), opened.facts())
     sides: dict[str, Callable[[], Iterator[float]]] = {
         "feed": lambda: feed_batches(config, made, opened.train_data(), workers),
         "DataLoader": lambda: loader_batches(made, Pictures(kind == "heavy"), workers),

@@ -77,7 +77,9 @@ def race(
     for mode in modes:
         config = load(Document(values_of(home, mode, world, dtype)), Tasks()).config
         task: Any = open_task(config, str(home / "cache"))
-        made = plan(config, Machine((), (), 64 << 30, 4), task.facts())
+        made = plan(
+            config, Machine(devices=(), links=(), host_bytes=64 << 30, cores=4), task.facts()
+        )
         engine = TorchEngine(
             task, made, config.optimizer, Comm(group if world > 1 else None), [place]
         )

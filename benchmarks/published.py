@@ -20,9 +20,9 @@ from samecurve.core.config.document import Document
 from samecurve.core.config.sections import Config, load
 from samecurve.core.planning.facts import Facts
 from samecurve.core.simulation.cluster import Cluster, read_cluster
-from samecurve.core.simulation.compare import planned
+from samecurve.core.simulation.compare import plan_on_cluster
 from samecurve.core.simulation.hardware import device_spec
-from samecurve.core.simulation.step_time import ASSUMED, Share, cost
+from samecurve.core.simulation.step_time import ASSUMED, Utilization, step_cost
 from samecurve.tasks import Tasks
 from samecurve.tasks.language.task import facts as language
 
@@ -181,16 +181,16 @@ def mpt() -> Facts:
     assert params == 6_658_859_008
     narrow = tuple(name for name in inside if "norm" not in name)
     return Facts(
-        1 << 30,
-        0,
-        length,
-        params,
-        params,
-        layers,
-        None,
-        float(length * (6 * params + 6 * layers * width * length)),
-        (),
-        "mpt",
+        samples=1 << 30,
+        eval_samples=0,
+        tokens_per_sample=length,
+        params=params,
+        trainable=params,
+        blocks=layers,
+        bytes_per_sample=None,
+        flops_per_sample=float(length * (6 * params + 6 * layers * width * length)),
+        coupled=(),
+        fingerprint="mpt",
         block_params=(params - 52416 * width) // layers,
         block_arrays=tuple(inside),
         rounded=narrow,
@@ -215,14 +215,14 @@ def _config(values: Mapping[str, Any]) -> Config:
 
 def _setup(entry: Published) -> Cluster:
     made = read_cluster(entry.machine)
-    if entry.model == "llama" and made.card is device_spec(
+    if entry.model == "llama" and made.device is device_spec(
         "H100", ""
     ):  # 96 GB of HBM2e at 2.4 TB/s, says the source
-        return replace(made, card=replace(made.card, memory=96 << 30, bandwidth=2.4e12))
+        return replace(made, device=replace(made.device, memory=96 << 30, bandwidth=2.4e12))
     return made
 
 
-def predicted(entry: Published, facts: Facts, share: Share) -> tuple[float, int]:
+def predicted(entry: Published, facts: Facts, share: Utilization) -> tuple[float, int]:
     """(tokens a second and device, bytes of a device)."""
     config, setup = (
         _config(
@@ -233,33 +233,34 @@ def predicted(entry: Published, facts: Facts, share: Share) -> tuple[float, int]
         ),
         _setup(entry),
     )
-    made = planned(
+    made = plan_on_cluster(
         config, replace(facts, largest_tried=entry.per_device), setup
     )  # so it was trained
-    found = cost(config, made, facts, setup, share)
+    found = step_cost(config, made, facts, setup, share)
     assert found is not None
-    return made.global_batch_size * facts.tokens_per_sample / found.seconds / setup.world, sum(
-        term.bytes for term in made.memory
+    return (
+        made.global_batch_size * facts.tokens_per_sample / found.seconds / setup.num_devices,
+        sum(term.bytes for term in made.memory),
     )
 
 
-def fitted(entry: Published, facts: Facts) -> Share:
+def fitted(entry: Published, facts: Facts) -> Utilization:
     """The MFU that gives the published figure, by bisection."""
     low, high = 0.01, 1.0
     for _ in range(50):
         middle = (low + high) / 2
         low, high = (
             (middle, high)
-            if predicted(entry, facts, Share(middle, ""))[0] < entry.tokens
+            if predicted(entry, facts, Utilization(middle, ""))[0] < entry.tokens
             else (low, middle)
         )
-    return Share(low, f"fitted to {entry.machine}")
+    return Utilization(low, f"fitted to {entry.machine}")
 
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         counted = {"llama": llama(Path(scratch)), "mpt": mpt()}
-    fits: dict[str, Share] = {}
+    fits: dict[str, Utilization] = {}
     results = []
     print(
         f"{'set-up':<36}{'machine':<12}{'published':>10}{'MFU ' + format(ASSUMED.value, 'g'):>10}{'ratio':>7}{'fitted':>9}{'ratio':>7}"

@@ -15,7 +15,11 @@ from commands import losses
 
 import samecurve.experiments.balance as balancing
 from samecurve.core.config.sections import Config, Loaded
-from samecurve.core.planning.balance import even, microbatch_seconds, predicted
+from samecurve.core.planning.balance import (
+    microbatch_seconds,
+    predict_step_seconds,
+    with_even_balance,
+)
 from samecurve.core.planning.facts import Measure
 from samecurve.core.planning.plan import Plan
 from samecurve.experiments.balance import measured
@@ -175,12 +179,12 @@ def test_a_slow_rank_is_measured_and_no_longer_waited_for(
         monkeypatch.delattr(balancing, "pool")  # what was measured is kept
         assert speeds is not None
         (plain, before), (dealt, after) = (
-            train(f"even-{len(rose)}", even(config), None),
+            train(f"even-{len(rose)}", with_even_balance(config), None),
             train(f"dealt-{len(rose)}", config, measured),
         )
         promised.append(
-            predicted(speeds, 8, before.micro_batch_size)
-            / predicted(speeds, 8, after.micro_batch_size, after.microbatch_seconds)
+            predict_step_seconds(speeds, 8, before.micro_batch_size)
+            / predict_step_seconds(speeds, 8, after.micro_batch_size, after.microbatch_seconds)
         )
         rose.append(seconds(plain) / seconds(dealt))
         first, second = microbatch_seconds(speeds, before.micro_batch_size)

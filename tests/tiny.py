@@ -33,7 +33,7 @@ from samecurve.torch_engine.process_group import Comm
 from samecurve.worker.join import join_warm
 from samecurve.worker.main import Requests, train_rank
 
-MACHINE = Machine((), (), 8 << 30, 4)
+MACHINE = Machine(devices=(), links=(), host_bytes=8 << 30, cores=4)
 
 
 def tiny_values(corpus: Path, **sections: Mapping[str, Any]) -> dict[str, Any]:

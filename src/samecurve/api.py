@@ -25,7 +25,7 @@ from samecurve.core.config.document import dump, suggest
 from samecurve.core.events import Event
 from samecurve.core.planning.plan import Plan
 from samecurve.errors import RunError, SamecurveError, UserError
-from samecurve.experiments.machine import asked, predict
+from samecurve.experiments.machine import predict, read_request
 from samecurve.observe.console import Plain
 from samecurve.observe.journal import read
 from samecurve.run.directory import Run as Files
@@ -108,10 +108,10 @@ def plan(config: Configured | None = None, **flags: Any) -> Plan:
     """
     with _file(config) as file:
         given = _parsed("plan", _arguments("plan", file, flags))
-        wanted = asked(*(given[name] for name in ("machine", "mfu", "bench", "chart")))
+        wanted = read_request(*(given[name] for name in ("machine", "mfu", "bench", "chart")))
         loaded = load_config(given, say=False)
         if wanted:
-            return predict(loaded, wanted).served
+            return predict(loaded, wanted).plan_or_refuse
         return make_plan(
             loaded, probe_facts(loaded) if given["probe_batch"] else None, speed_measure(loaded)
         )[0]

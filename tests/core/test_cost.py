@@ -16,9 +16,14 @@ from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.plan import plan
 from samecurve.core.simulation.cluster import read_cluster
 from samecurve.core.simulation.collectives import group, padded, seconds, traffic
-from samecurve.core.simulation.compare import curves, planned, rows, served
-from samecurve.core.simulation.hardware import CARDS, device_spec, peak
-from samecurve.core.simulation.step_time import ASSUMED, Share, cost
+from samecurve.core.simulation.compare import (
+    check_predictable,
+    compare_strategies,
+    plan_on_cluster,
+    scaling_curves,
+)
+from samecurve.core.simulation.hardware import DEVICES, device_spec, peak
+from samecurve.core.simulation.step_time import ASSUMED, Utilization, step_cost
 from samecurve.errors import SamecurveError, UserError
 from samecurve.tasks import Tasks
 
@@ -65,11 +70,11 @@ def config(**sections: Any) -> Config:
 )
 def test_words_name_a_machine(words: str, hosts: int, each: int, name: str) -> None:
     setup = read_cluster(words)
-    assert (setup.hosts, setup.per_host, setup.card.name) == (hosts, each, name)
+    assert (setup.hosts, setup.devices_per_host, setup.device.name) == (hosts, each, name)
     assert (len(setup.machine.devices), setup.machine.hosts, setup.machine.devices[0].memory) == (
         each,
         hosts,
-        setup.card.memory,
+        setup.device.memory,
     )
 
 
@@ -100,7 +105,12 @@ def test_a_file_describes_any_other_machine_and_its_errors_have_places(tmp_path:
     }
     path.write_text(json.dumps(value))
     setup = read_cluster(str(path))
-    assert (setup.world, setup.card.peaks, setup.inside.bandwidth, setup.between.bandwidth) == (
+    assert (
+        setup.num_devices,
+        setup.device.peaks,
+        setup.inside.bandwidth,
+        setup.between.bandwidth,
+    ) == (
         8,
         {"bf16": 800e12},
         100e9,
@@ -142,13 +152,13 @@ def test_one_table_serves_the_names_of_drivers_and_those_of_users(
     assert peak(name, precision) == (tflops and tflops * 1e12)
     assert all(
         peak(card.name, "f32") == card.peaks["f32"] and device_spec(card.name, "") is card
-        for card in CARDS
+        for card in DEVICES
     )
 
 
 def test_no_collective_beats_the_bytes_that_must_pass_or_gets_faster_with_more() -> None:
     for words in ("2xRTX4090", "8xH100", "4x8xH100", "128x8xA100"):
-        over = group(read_cluster(words), read_cluster(words).world, 1)
+        over = group(read_cluster(words), read_cluster(words).num_devices, 1)
         for kind, factor in (("all-reduce", 2), ("all-gather", 1), ("reduce-scatter", 1)):
             times = [seconds(kind, float(1 << size), over) for size in range(10, 34, 2)]  # type: ignore[arg-type]
             assert times == sorted(times)
@@ -168,7 +178,9 @@ def test_no_collective_beats_the_bytes_that_must_pass_or_gets_faster_with_more()
 def test_bytes_by_hand() -> None:
     setup = read_cluster("8xH100")
     by = {
-        name: traffic(planned(config(devices={"strategy": name}), FACTS, setup), FACTS, setup)
+        name: traffic(
+            plan_on_cluster(config(devices={"strategy": name}), FACTS, setup), FACTS, setup
+        )
         for name in ("ddp", "fsdp", "hsdp")
     }
     figures = 2 * 7 / 8 * 8 * (6 + 3 * 8)
@@ -189,9 +201,9 @@ def test_a_step_by_hand_and_what_hides() -> None:
     """One device computes and updates; the same step on eight exposes no more than it sends, and a
     faster device exposes more of it.
     """
-    alone, eight, half = read_cluster("H100"), read_cluster("8xH100"), Share(0.5, "")
+    alone, eight, half = read_cluster("H100"), read_cluster("8xH100"), Utilization(0.5, "")
     wanted = config(batch={"per_device": 2})
-    one = cost(wanted, planned(wanted, FACTS, alone), FACTS, alone, half)
+    one = step_cost(wanted, plan_on_cluster(wanted, FACTS, alone), FACTS, alone, half)
     assert one is not None
     assert one.seconds == pytest.approx(
         2 * 6 * PARAMS * 1024 / (989e12 * 0.5) + 10 * 4 * PARAMS / 3.35e12
@@ -200,8 +212,10 @@ def test_a_step_by_hand_and_what_hides() -> None:
     exposed = []
     for name in ("ddp", "fsdp", "hsdp"):
         there = config(batch={"per_device": 2}, devices={"strategy": name})
-        made = planned(there, FACTS, eight)
-        slow, fast = (cost(there, made, FACTS, eight, Share(share, "")) for share in (0.2, 1.0))
+        made = plan_on_cluster(there, FACTS, eight)
+        slow, fast = (
+            step_cost(there, made, FACTS, eight, Utilization(share, "")) for share in (0.2, 1.0)
+        )
         assert slow is not None
         assert fast is not None
         assert 0 < slow.exposed <= fast.exposed <= fast.traffic.seconds
@@ -212,10 +226,13 @@ def test_a_step_by_hand_and_what_hides() -> None:
 
 def test_the_plan_is_the_one_that_train_would_make_there() -> None:
     setup = read_cluster("4x8xH200")
-    assert replace(planned(config(), FACTS, setup), peak_flops=None) == replace(
+    assert replace(plan_on_cluster(config(), FACTS, setup), peak_flops=None) == replace(
         plan(config(), setup.machine, FACTS), peak_flops=None
     )
-    found = {(row.name, row.recompute): row for row in rows(config(), FACTS, setup, ASSUMED)}
+    found = {
+        (row.name, row.recompute): row
+        for row in compare_strategies(config(), FACTS, setup, ASSUMED)
+    }
     assert len(found) == 9
     assert all(
         row.plan is not None and row.plan.global_batch_size == 512 and row.plan.num_devices == 32
@@ -232,7 +249,7 @@ def test_what_does_not_fit_is_shown_with_what_does() -> None:
     large = replace(FACTS, params=PARAMS * 20, trainable=PARAMS * 20, block_params=BLOCK * 20)
     found = {
         (row.name, row.recompute): row
-        for row in rows(config(), large, read_cluster("8xH100"), ASSUMED)
+        for row in compare_strategies(config(), large, read_cluster("8xH100"), ASSUMED)
     }
     assert not found["ddp", "none"].fits
     assert found["ddp", "none"].plan is None
@@ -242,11 +259,14 @@ def test_what_does_not_fit_is_shown_with_what_does() -> None:
 
 def test_curves_end_where_a_fixed_batch_has_no_work_and_go_on_where_it_grows() -> None:
     fixed = {
-        curve.name: curve for curve in curves(config(), FACTS, read_cluster("8xH100"), ASSUMED)
+        curve.name: curve
+        for curve in scaling_curves(config(), FACTS, read_cluster("8xH100"), ASSUMED)
     }
     grows = {
         curve.name: curve
-        for curve in curves(config(batch={"per_device": 2}), FACTS, read_cluster("8xH100"), ASSUMED)
+        for curve in scaling_curves(
+            config(batch={"per_device": 2}), FACTS, read_cluster("8xH100"), ASSUMED
+        )
     }
     assert list(grows) == ["ddp", "hsdp", "fsdp"]
     assert fixed["ddp"].points[-1][0] == 512
@@ -273,4 +293,4 @@ def test_curves_end_where_a_fixed_batch_has_no_work_and_go_on_where_it_grows() -
 )
 def test_what_is_not_predicted_is_refused_by_name(sections: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=said):
-        served(config(**sections), read_cluster("8xL40S"))
+        check_predictable(config(**sections), read_cluster("8xL40S"))

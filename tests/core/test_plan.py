@@ -17,7 +17,13 @@ from samecurve.tasks import Tasks
 
 GIB = 1 << 30
 GPUS = Machine(
-    tuple(Device("cuda", i, "NVIDIA H100 80GB HBM3", 80 * GIB) for i in range(4)), (), 256 * GIB, 32
+    devices=tuple(
+        Device(kind="cuda", index=i, name="NVIDIA H100 80GB HBM3", memory=80 * GIB)
+        for i in range(4)
+    ),
+    links=(),
+    host_bytes=256 * GIB,
+    cores=32,
 )
 FACTS = Facts(
     samples=1000,
@@ -55,7 +61,12 @@ def test_a_global_batch_is_served_exactly_by_any_devices(devices: int) -> None:
 
 
 def test_memory_caps_the_micro_batch_not_the_batch() -> None:
-    small = Machine(tuple(replace(gpu, memory=16 * GIB) for gpu in GPUS.devices), (), 64 * GIB, 16)
+    small = Machine(
+        devices=tuple(replace(gpu, memory=16 * GIB) for gpu in GPUS.devices),
+        links=(),
+        host_bytes=64 * GIB,
+        cores=16,
+    )
     made = plan(config(), small, FACTS)
     assert (made.global_batch_size, made.accumulation_steps) == (64, 2)
     assert sum(term.bytes for term in made.memory) <= 0.9 * 16 * GIB
@@ -244,7 +255,12 @@ def test_auto_takes_ddp_where_the_model_fits_and_fsdp_where_only_a_part_does() -
     large = replace(
         FACTS, params=25 * 10**8, trainable=25 * 10**8, block_params=10**8, bytes_per_sample=GIB
     )
-    small = Machine(tuple(replace(gpu, memory=40 * GIB) for gpu in GPUS.devices), (), 64 * GIB, 16)
+    small = Machine(
+        devices=tuple(replace(gpu, memory=40 * GIB) for gpu in GPUS.devices),
+        links=(),
+        host_bytes=64 * GIB,
+        cores=16,
+    )
     assert plan(config(), GPUS, large).strategy == "ddp"
     made = plan(config(), small, large)
     assert (made.strategy, made.shards, made.world_size, made.every_rank_every_round) == (

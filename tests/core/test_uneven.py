@@ -11,7 +11,11 @@ from test_plan import FACTS, GPUS, NORMED, config
 
 from samecurve.core.config.document import Document
 from samecurve.core.config.sections import load
-from samecurve.core.planning.balance import fine_enough, microbatch_seconds, predicted
+from samecurve.core.planning.balance import (
+    largest_close_to_best,
+    microbatch_seconds,
+    predict_step_seconds,
+)
 from samecurve.core.planning.facts import Facts, Speed, Speeds
 from samecurve.core.planning.plan import Plan, plan
 from samecurve.errors import UserError
@@ -37,7 +41,10 @@ def made(
 
 def measured(*devices: tuple[float, float]) -> Facts:
     return replace(
-        FACTS, speeds=Speeds(tuple(Speed(*device) for device in devices), 0.01, "(measured then)")
+        FACTS,
+        speeds=Speeds(
+            devices=tuple(Speed(*device) for device in devices), rest=0.01, origin="(measured then)"
+        ),
     )
 
 
@@ -94,12 +101,14 @@ def test_what_a_slot_costs_by_itself_keeps_slots_large() -> None:
         assert facts.speeds is not None
         found = made("measured", facts=facts)
         best = min(
-            predicted(facts.speeds, 64, size, microbatch_seconds(facts.speeds, size))
+            predict_step_seconds(facts.speeds, 64, size, microbatch_seconds(facts.speeds, size))
             for size in range(1, 33)
         )
         assert (
             best
-            <= predicted(facts.speeds, 64, found.micro_batch_size, found.microbatch_seconds)
+            <= predict_step_seconds(
+                facts.speeds, 64, found.micro_batch_size, found.microbatch_seconds
+            )
             <= 1.03 * best
         )
         assert (
@@ -109,12 +118,12 @@ def test_what_a_slot_costs_by_itself_keeps_slots_large() -> None:
 
 
 def test_a_prediction_counts_launches_samples_and_the_rest() -> None:
-    speeds = Speeds((Speed(0.1, 0.01), Speed(0.2, 0.03)), 0.5, "x")
-    assert predicted(speeds, 64, 16) == pytest.approx(0.5 + 2 * 0.2 + 32 * 0.03)
-    assert predicted(speeds, 60, 16, (1.0, 3.0)) == pytest.approx(
+    speeds = Speeds(devices=(Speed(0.1, 0.01), Speed(0.2, 0.03)), rest=0.5, origin="x")
+    assert predict_step_seconds(speeds, 64, 16) == pytest.approx(0.5 + 2 * 0.2 + 32 * 0.03)
+    assert predict_step_seconds(speeds, 60, 16, (1.0, 3.0)) == pytest.approx(
         0.5 + max(3 * 0.1 + 48 * 0.01, 0.2 + 12 * 0.03)
     )
-    assert fine_enough(Speeds((Speed(0.0, 1.0), Speed(0.0, 3.0))), 64, 8) == 8
+    assert largest_close_to_best(Speeds(devices=(Speed(0.0, 1.0), Speed(0.0, 3.0))), 64, 8) == 8
 
 
 def test_devices_within_the_noise_are_dealt_evenly() -> None:

@@ -55,7 +55,7 @@ def made(world: int, accumulate: int = 1) -> Plan:
             train={"steps": 9},
         )
     )
-    return plan(config, Machine((), (), 8 << 30, 2), FACTS)
+    return plan(config, Machine(devices=(), links=(), host_bytes=8 << 30, cores=2), FACTS)
 
 
 def ids(batch: Batch) -> list[int]:

@@ -149,10 +149,13 @@ def test_profile_and_bench_say_the_same(pool: Pool, corpus: Path, tmp_path: Path
 
 def _gpus(count: int) -> Machine:
     return Machine(
-        tuple(Device("cuda", index, "NVIDIA H200", 139 << 30) for index in range(count)),
-        (),
-        128 << 30,
-        16,
+        devices=tuple(
+            Device(kind="cuda", index=index, name="NVIDIA H200", memory=139 << 30)
+            for index in range(count)
+        ),
+        links=(),
+        host_bytes=128 << 30,
+        cores=16,
     )
 
 

@@ -21,12 +21,16 @@ from samecurve.launch.script.requirements import Source, of_module, read
 SCRIPTS = Path(__file__).with_name("scripts")
 GPUS = Found(
     "NVIDIA",
-    tuple(Device("cuda", index, "NVIDIA H200", 150 << 30) for index in range(4)),
+    tuple(
+        Device(kind="cuda", index=index, name="NVIDIA H200", memory=150 << 30) for index in range(4)
+    ),
     "CUDA_VISIBLE_DEVICES",
 )
 CARDS = Found(
     "AMD",
-    tuple(Device("cuda", index, "AMD gfx942", 192 << 30) for index in range(2)),
+    tuple(
+        Device(kind="cuda", index=index, name="AMD gfx942", memory=192 << 30) for index in range(2)
+    ),
     "HIP_VISIBLE_DEVICES",
 )
 

@@ -88,7 +88,7 @@ def readers(tmp_path: Path) -> Iterator[tuple[Config, Readers]]:
 def test_who_reads_changes_nothing_and_a_death_is_named(readers: tuple[Config, Readers]) -> None:
     made, opened = readers
     task: Any = open_task(made, "")
-    found = plan(made, Machine((), (), 8 << 30, 2), task.facts())
+    found = plan(made, Machine(devices=(), links=(), host_bytes=8 << 30, cores=2), task.facts())
 
     def batches(workers: Any, prefetch: int) -> list[list[Any]]:
         feed = Feed(

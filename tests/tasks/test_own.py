@@ -755,7 +755,7 @@ def losses_by(name: str, seed: int) -> list[float]:
     document.set("devices.use", "cpu", "test")
     config = load(document, Tasks()).config
     task, fields = opened(config), config.optimizer
-    made = plan(config, Machine((), (), 8 << 30, 2), task.facts())
+    made = plan(config, Machine(devices=(), links=(), host_bytes=8 << 30, cores=2), task.facts())
     torch.manual_seed(seed)
     model = cast(task.model(), "f64").train()
     assert any(p.is_complex() for p in model.parameters()) == (name == "fft")

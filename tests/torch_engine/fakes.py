@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from samecurve.core.simulation.cluster import read_cluster
 from samecurve.core.simulation.collectives import traffic
-from samecurve.core.simulation.compare import planned
+from samecurve.core.simulation.compare import plan_on_cluster
 from samecurve.data.feed import Feed
 from samecurve.tasks import open_task
 from samecurve.torch_engine.engine import TorchEngine
@@ -111,8 +111,8 @@ def counted(
     )
     opened: Any = open_task(config, str(cache))
     facts = opened.facts()
-    made = planned(config, facts, setup)
-    with world(setup.world) as group:
+    made = plan_on_cluster(config, facts, setup)
+    with world(setup.num_devices) as group:
         engine = TorchEngine(opened, made, config.optimizer, Comm(group), [torch.device("cpu")])
         state = engine.init()
         counting = Counting()

@@ -17,7 +17,7 @@ from samecurve.cli.options import (
 
 if TYPE_CHECKING:
     from samecurve.core.config.sections import Loaded
-    from samecurve.experiments.machine import Asked
+    from samecurve.experiments.machine import PredictionRequest
 
 
 @click.command(cls=Verb)
@@ -67,9 +67,9 @@ def plan(
         raise click.UsageError("--probe-batch tries this machine; --machine plans for another")
     if machine is not None and init_from:
         raise click.UsageError("--init-from looks at weights here; --machine plans for another")
-    from samecurve.experiments.machine import asked
+    from samecurve.experiments.machine import read_request
 
-    other_machine = asked(machine, mfu, bench, chart)
+    other_machine = read_request(machine, mfu, bench, chart)
     loaded = load_config(flags, say=not as_json)
     if other_machine:
         _plan_machine(loaded, other_machine, as_json=as_json)
@@ -97,7 +97,7 @@ def plan(
         click.echo("\n".join([*notes, shown]))
 
 
-def _plan_machine(loaded: "Loaded", asked: "Asked", *, as_json: bool) -> None:
+def _plan_machine(loaded: "Loaded", asked: "PredictionRequest", *, as_json: bool) -> None:
     """On a machine one doesn't have.
 
     A plan that is refused ends the verb as it would end train, once all that would be served is

@@ -23,7 +23,7 @@ import click
 
 import samecurve
 from samecurve.core.config.sections import Batch, Config
-from samecurve.core.planning.balance import even, microbatch_seconds
+from samecurve.core.planning.balance import microbatch_seconds, with_even_balance
 from samecurve.core.planning.facts import Facts, Speed, Speeds
 from samecurve.core.planning.machine import Machine
 from samecurve.core.planning.plan import Plan, plan
@@ -93,13 +93,19 @@ def _measure(
     rest, whole = _tried(config, large, ranks, home, watched)
     when = time.strftime("%Y-%m-%d %H:%M")
     if parts == 1:
-        return Speeds(tuple(Speed(0.0, seconds) for seconds in whole), rest, f"(measured {when})")
+        return Speeds(
+            devices=tuple(Speed(0.0, seconds) for seconds in whole),
+            rest=rest,
+            origin=f"(measured {when})",
+        )
     small, part = _trial(config, machine, facts, size // parts, parts)
     _, cut = _tried(config, small, ranks, home, watched)
     speeds = [
         _line(size, one, part, several / parts) for one, several in zip(whole, cut, strict=True)
     ]
-    return Speeds(tuple(speeds), rest, f"(measured {when}, slots of {size} and of {part})")
+    return Speeds(
+        devices=tuple(speeds), rest=rest, origin=f"(measured {when}, slots of {size} and of {part})"
+    )
 
 
 def _parts(size: int) -> int:
@@ -121,7 +127,7 @@ def _trial(
     """The config with so many slots of this size for each device (None: what an even deal gives it
     at once), and that size.
     """
-    config = even(config)
+    config = with_even_balance(config)
     made = plan(config, machine, facts)
     size = size or min(made.micro_batch_size, facts.samples // made.num_devices)
     if not size:
@@ -144,7 +150,7 @@ def _tried(
     """(seconds of a step beside forward and backward, those of each device's forward and backward
     in a step).
     """
-    found = measure(even(config), made, _COURSE, ranks, home, watched=watched)
+    found = measure(with_even_balance(config), made, _COURSE, ranks, home, watched=watched)
     shutil.rmtree(home / "run")
     own = _computing(found)
     return max(0.0, statistics.median(durations(found.ranks)) - max(own)), own

@@ -142,7 +142,17 @@ def _ranks(
             "--worlds",
         )
     devices = tuple(there[:world]) if gpus else machine.ranks_on_cpu(world)
-    return devices, choose_sync(config, Layout("ddp", devices, world, 1, False), {})
+    return devices, choose_sync(
+        config,
+        Layout(
+            strategy="ddp",
+            devices=devices,
+            world_size=world,
+            shards=1,
+            every_rank_every_round=False,
+        ),
+        {},
+    )
 
 
 def curves(

@@ -11,8 +11,15 @@ from samecurve.core.config.sections import Loaded
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.plan import Plan
 from samecurve.core.simulation.cluster import Cluster, read_cluster
-from samecurve.core.simulation.compare import Curve, Row, curves, planned, rows, served
-from samecurve.core.simulation.step_time import ASSUMED, Share
+from samecurve.core.simulation.compare import (
+    Curve,
+    StrategyForecast,
+    check_predictable,
+    compare_strategies,
+    plan_on_cluster,
+    scaling_curves,
+)
+from samecurve.core.simulation.step_time import ASSUMED, Utilization
 from samecurve.errors import UserError
 from samecurve.observe.predicted import as_json, cost_lines, curve_lines, machine_lines, row_lines
 from samecurve.observe.report.canvas import need_matplotlib
@@ -20,8 +27,8 @@ from samecurve.observe.report.scaling import scaling_png
 from samecurve.run.describe import describe
 
 
-@dataclass(frozen=True)
-class Asked:
+@dataclass(frozen=True, kw_only=True)
+class PredictionRequest:
     """machine: words or a file.
 
     mfu, bench: whose figure is taken, at most one. chart: a PNG to write.
@@ -33,24 +40,24 @@ class Asked:
     chart: Path | None = None
 
 
-@dataclass(frozen=True)
-class Found:
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
     """copies: what holds one copy of the model under hsdp.
 
     plan: of the config as it is; refused: why there is none, though something else would be served.
     """
 
-    setup: Cluster
+    cluster: Cluster
     copies: str
-    share: Share
+    share: Utilization
     facts: Facts
     plan: Plan | None
     refused: UserError | None
-    rows: list[Row]
+    rows: list[StrategyForecast]
     curves: list[Curve]
 
     @property
-    def served(self) -> Plan:
+    def plan_or_refuse(self) -> Plan:
         """UserError: the config as it is would be refused there."""
         if self.refused:
             raise self.refused
@@ -71,7 +78,7 @@ class Found:
             ),
             None,
         )
-        blocks = [machine_lines(self.setup, self.share), row_lines(self.rows, tokens)]
+        blocks = [machine_lines(self.cluster, self.share), row_lines(self.rows, tokens)]
         if mine and mine.cost:
             blocks.append(cost_lines(f"{mine.name}, recompute {mine.recompute},", mine.cost))
         blocks.append(curve_lines(self.curves, self.batch))
@@ -100,15 +107,17 @@ class Found:
         return each if "grows" in grows else fixed
 
     def json(self) -> dict[str, Any]:
-        return as_json(self.setup, self.share, self.rows, self.curves, self.facts.tokens_per_sample)
+        return as_json(
+            self.cluster, self.share, self.rows, self.curves, self.facts.tokens_per_sample
+        )
 
 
-def asked(
+def read_request(
     machine: str | None,
     mfu: float | None = None,
     bench: Path | None = None,
     chart: Path | None = None,
-) -> Asked | None:
+) -> PredictionRequest | None:
     """None: for this machine.
 
     UserError: a flag of --machine without it, or what can't be written.
@@ -124,21 +133,25 @@ def asked(
         need_matplotlib()
         if chart.suffix.lower() != ".png" or chart.is_dir():
             raise UserError(f"{chart} is no name of a PNG", "--chart NAME.png", "--chart")
-    return None if machine is None else Asked(machine, mfu, bench, chart)
+    return (
+        None
+        if machine is None
+        else PredictionRequest(machine=machine, mfu=mfu, bench=bench, chart=chart)
+    )
 
 
-def predict(loaded: Loaded, asked: Asked) -> Found:
+def predict(loaded: Loaded, asked: PredictionRequest) -> Prediction:
     """UserError: what is asked for is not predicted, or nothing fits there."""
     setup = read_cluster(asked.machine)
-    served(loaded.config, setup)
+    check_predictable(loaded.config, setup)
     share = _share(asked, loaded.config.train.precision)
     facts = describe(loaded.config)
     made, refused = None, None
     try:
-        made = planned(loaded.config, facts, setup)
+        made = plan_on_cluster(loaded.config, facts, setup)
     except UserError as error:
         refused = error
-    found = rows(loaded.config, facts, setup, share)
+    found = compare_strategies(loaded.config, facts, setup, share)
     if refused and all(row.refused == refused.cause for row in found):
         raise refused  # nothing about strategies
     if asked.chart and not any(row.cost for row in found):
@@ -152,25 +165,25 @@ def predict(loaded: Loaded, asked: Asked) -> Found:
         if loaded.config.devices.shards
         else "host (two within one)"
     )
-    result = Found(
-        setup,
-        copies,
-        share,
-        facts,
-        made,
-        refused,
-        found,
-        curves(loaded.config, facts, setup, share),
+    result = Prediction(
+        cluster=setup,
+        copies=copies,
+        share=share,
+        facts=facts,
+        plan=made,
+        refused=refused,
+        rows=found,
+        curves=scaling_curves(loaded.config, facts, setup, share),
     )
     if asked.chart:
         _draw(result, asked.chart)
     return result
 
 
-def _draw(found: Found, path: Path) -> None:
+def _draw(found: Prediction, path: Path) -> None:
     picture = scaling_png(
         found.curves,
-        f"hosts of {found.setup.per_host} x {found.setup.card.name}",
+        f"hosts of {found.cluster.devices_per_host} x {found.cluster.device.name}",
         f"{found.batch}; MFU {found.share.value:.3g}; hsdp: one copy of the model a {found.copies}",
     )
     try:
@@ -181,17 +194,17 @@ def _draw(found: Found, path: Path) -> None:
         ) from None
 
 
-def _share(asked: Asked, precision: str) -> Share:
+def _share(asked: PredictionRequest, precision: str) -> Utilization:
     if asked.mfu is not None and asked.bench is not None:
         raise UserError(
             "--mfu and --from both say what a device attains", "give one of them", "--mfu"
         )
     if asked.mfu is not None:
-        return Share(asked.mfu, "as --mfu says")
+        return Utilization(asked.mfu, "as --mfu says")
     return ASSUMED if asked.bench is None else _measured(asked.bench, precision)
 
 
-def _measured(path: Path, precision: str) -> Share:
+def _measured(path: Path, precision: str) -> Utilization:
     """The layout of one device in a bench.json: layouts[].world 1, its mfu; device, config and
     precision at the top say of what.
     """
@@ -241,7 +254,7 @@ def _measured(path: Path, precision: str) -> Share:
             "--from",
         )
     of = ", ".join(str(told[key]) for key in ("config", "device") if key in told)
-    return Share(
+    return Utilization(
         float(shares[0]),
         f"measured on one device, its update included ({path}{f': {of}' if of else ''})",
     )

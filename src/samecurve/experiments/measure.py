@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from samecurve.core.config.sections import Batch, Config
-from samecurve.core.planning.balance import even
+from samecurve.core.planning.balance import with_even_balance
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.machine import Machine
 from samecurve.core.planning.memory import USABLE
@@ -32,7 +32,7 @@ _STEPS = 2  # the second one has the optimizer's state and warm caches
 
 def probe_batch(config: Config) -> Facts:
     """Facts with what fitted. UserError: not even one sample does."""
-    config = even(config)  # a slot for uneven devices is never larger
+    config = with_even_balance(config)  # a slot for uneven devices is never larger
     machine, facts = probe(), describe(config)
     made = plan(config, machine, facts)
     share = -(-made.global_batch_size // made.num_devices)

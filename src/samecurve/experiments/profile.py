@@ -145,7 +145,10 @@ def watched_plan(config: Config, machine: Machine, facts: Facts, course: Profile
 def short(made: Plan, course: ProfileSchedule) -> Plan:
     """Only as many steps as are watched."""
     return replace(
-        made, steps=course.steps, eval_samples=0, every=Intervals(made.every.log, 0, 0, 0)
+        made,
+        steps=course.steps,
+        eval_samples=0,
+        every=Intervals(log=made.every.log, evaluate=0, save=0, sample=0),
     )
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from samecurve.checkpoint.format import load, name_of
 from samecurve.core.config.sections import Batch, Config
 from samecurve.core.determinism.digest import combined, digest
-from samecurve.core.planning.balance import even
+from samecurve.core.planning.balance import with_even_balance
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.machine import Machine
 from samecurve.core.planning.plan import Plan, plan
@@ -88,7 +88,11 @@ class Trials:
         home: Path,
         rehearsal: Callable[..., Any] = rehearse,
     ) -> None:
-        own = plan(_alone(config, on) if config.batch.samples else even(config), machine, facts)
+        own = plan(
+            _alone(config, on) if config.batch.samples else with_even_balance(config),
+            machine,
+            facts,
+        )
         self.batch, self.steps = own.global_batch_size, steps or min(STEPS, own.steps)
         self._slot = own.micro_batch_size
         if self.steps > own.steps:

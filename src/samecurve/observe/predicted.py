@@ -7,15 +7,15 @@ from typing import Any
 
 from samecurve.core.simulation.cluster import Cluster
 from samecurve.core.simulation.collectives import Collective
-from samecurve.core.simulation.compare import Curve, Row
-from samecurve.core.simulation.step_time import Cost, Share
+from samecurve.core.simulation.compare import Curve, StrategyForecast
+from samecurve.core.simulation.step_time import StepCost, Utilization
 from samecurve.units import show_bytes, show_count, show_time
 
 _WIDTHS = (8, 9, 24, 14, 8, 9, 10, 12, 8, 11)
 
 
-def machine_lines(setup: Cluster, share: Share) -> list[str]:
-    card, several = setup.card, setup.hosts > 1
+def machine_lines(setup: Cluster, share: Utilization) -> list[str]:
+    card, several = setup.device, setup.hosts > 1
     peaks = ", ".join(f"{name} {value / 1e12:g}" for name, value in card.peaks.items())
     wires = [
         ("within a host", setup.inside, ""),
@@ -23,7 +23,7 @@ def machine_lines(setup: Cluster, share: Share) -> list[str]:
     ]
     return [
         (
-            f"machine  {setup}: {setup.world} device{'s' if setup.world > 1 else ''} on"
+            f"machine  {setup}: {setup.num_devices} device{'s' if setup.num_devices > 1 else ''} on"
             f" {setup.hosts} host{'s' if several else ''}, not this machine"
         ),
         (
@@ -39,7 +39,7 @@ def machine_lines(setup: Cluster, share: Share) -> list[str]:
     ]
 
 
-def row_lines(rows: Sequence[Row], tokens: int) -> list[str]:
+def row_lines(rows: Sequence[StrategyForecast], tokens: int) -> list[str]:
     """The table of strategies, and below it why one is refused."""
     unit = "tokens/s" if tokens > 1 else "samples/s"
     lines = [
@@ -105,7 +105,7 @@ def _line(cells: Sequence[str]) -> str:
     ).rstrip()
 
 
-def _cost_cells(row: Row, tokens: int) -> tuple[str, ...]:
+def _cost_cells(row: StrategyForecast, tokens: int) -> tuple[str, ...]:
     """Without the time of a step where the task does not say what a sample costs."""
     assert row.plan is not None
     assert row.traffic is not None
@@ -122,7 +122,7 @@ def _cost_cells(row: Row, tokens: int) -> tuple[str, ...]:
     )
 
 
-def cost_lines(name: str, cost: Cost) -> list[str]:
+def cost_lines(name: str, cost: StepCost) -> list[str]:
     """Every number of one row with its formula."""
     said = cost.formulas
     lines = [
@@ -181,10 +181,14 @@ def _short(why: str, most: int = 90) -> str:
 
 
 def as_json(
-    setup: Cluster, share: Share, rows: Sequence[Row], curves: Sequence[Curve], tokens: int
+    setup: Cluster,
+    share: Utilization,
+    rows: Sequence[StrategyForecast],
+    curves: Sequence[Curve],
+    tokens: int,
 ) -> dict[str, Any]:
     """The same as data: bytes, seconds, shares."""
-    card = setup.card
+    card = setup.device
     wires = {
         key: {"name": wire.name, "bandwidth": wire.bandwidth, "source": wire.source}
         for key, wire in (("inside", setup.inside), ("between", setup.between))
@@ -199,7 +203,7 @@ def as_json(
     return {
         "machine": {
             "name": str(setup),
-            "devices": setup.world,
+            "devices": setup.num_devices,
             "hosts": setup.hosts,
             **device,
             **wires,
@@ -217,7 +221,7 @@ def as_json(
     }
 
 
-def _row_json(row: Row, tokens: int) -> dict[str, Any]:
+def _row_json(row: StrategyForecast, tokens: int) -> dict[str, Any]:
     found: dict[str, Any] = {
         "strategy": row.name,
         "shards": row.shards,

@@ -14,4 +14,10 @@ def probe() -> Machine:
 
     UserError: CUDA_VISIBLE_DEVICES names a GPU that isn't there.
     """
-    return Machine(nvidia.devices(os.environ), (), cpu.memory(), cpu.cores(), cpu.name())
+    return Machine(
+        devices=nvidia.devices(os.environ),
+        links=(),
+        host_bytes=cpu.memory(),
+        cores=cpu.cores(),
+        cpu=cpu.name(),
+    )

@@ -27,7 +27,10 @@ def devices(environment: Mapping[str, str], topology: Path = TOPOLOGY) -> tuple[
     found = _visible(_RUNTIME, environment.get(_RUNTIME), found)
     name = variable(environment)
     found = _visible(name, environment.get(name), found)
-    return tuple(Device("cuda", seen, name, memory) for seen, (name, memory, _) in enumerate(found))
+    return tuple(
+        Device(kind="cuda", index=seen, name=name, memory=memory)
+        for seen, (name, memory, _) in enumerate(found)
+    )
 
 
 def variable(environment: Mapping[str, str]) -> str:

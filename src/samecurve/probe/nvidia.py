@@ -31,11 +31,11 @@ def devices(environment: Mapping[str, str]) -> tuple[Device, ...]:
         driver = _text(pynvml.nvmlSystemGetDriverVersion())
         return tuple(
             Device(
-                "cuda",
-                seen,
-                _text(pynvml.nvmlDeviceGetName(handle)),
-                int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
-                driver,
+                kind="cuda",
+                index=seen,
+                name=_text(pynvml.nvmlDeviceGetName(handle)),
+                memory=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
+                driver=driver,
             )
             for seen, handle in enumerate(_chosen(environment))
         )

@@ -224,4 +224,16 @@ def _least_facts(measurable: bool) -> Facts:
 
     measurable: whether devices can be.
     """
-    return Facts(1 << 40, 1, 1, 1, 1, 2, 1, None, (), "", speeds=Speeds() if measurable else None)
+    return Facts(
+        samples=1 << 40,
+        eval_samples=1,
+        tokens_per_sample=1,
+        params=1,
+        trainable=1,
+        blocks=2,
+        bytes_per_sample=1,
+        flops_per_sample=None,
+        coupled=(),
+        fingerprint="",
+        speeds=Speeds() if measurable else None,
+    )

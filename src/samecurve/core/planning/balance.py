@@ -22,7 +22,7 @@ _LAUNCH = (
 _WORTH = 0.05  # of a step: what was measured is no more certain than that
 
 
-def even(config: Config) -> Config:
+def with_even_balance(config: Config) -> Config:
     """The config for other devices, or for a trial: each takes as much as the others."""
     return config.model_copy(
         update={"devices": config.devices.model_copy(update={"balance": "even"})}
@@ -48,7 +48,7 @@ def choose_speeds(config: Config, facts: Facts, layout: Layout) -> Speeds | None
                 "one for each, in their order",
                 "devices.balance",
             )
-        return Speeds(tuple(Speed(0.0, 1 / speed) for speed in asked))
+        return Speeds(devices=tuple(Speed(0.0, 1 / speed) for speed in asked))
     if facts.speeds is None:
         raise UserError(
             "devices.balance measured: ranks that others started (torchrun, Slurm, --nnodes) can't"
@@ -102,7 +102,9 @@ def microbatch_seconds(speeds: Speeds, micro: int) -> tuple[float, ...]:
     )
 
 
-def predicted(speeds: Speeds, batch: int, micro: int, times: Sequence[float] = ()) -> float:
+def predict_step_seconds(
+    speeds: Speeds, batch: int, micro: int, times: Sequence[float] = ()
+) -> float:
     """Seconds of a step (by hand: in the unit of the speeds) whose slots are dealt by these times;
     none: evenly.
     """
@@ -117,13 +119,14 @@ def predicted(speeds: Speeds, batch: int, micro: int, times: Sequence[float] = (
     return max(takes) + speeds.rest
 
 
-def fine_enough(speeds: Speeds, batch: int, most: int) -> int:
+def largest_close_to_best(speeds: Speeds, batch: int, most: int) -> int:
     """The largest slot, up to `most`, whose deal is close to the best one."""
     sizes = sorted(
         {-(-batch // count) for count in range(-(-batch // most), batch + 1)}, reverse=True
     )
     found = {
-        size: predicted(speeds, batch, size, microbatch_seconds(speeds, size)) for size in sizes
+        size: predict_step_seconds(speeds, batch, size, microbatch_seconds(speeds, size))
+        for size in sizes
     }
     least = min(found.values())
     return next(size for size, takes in found.items() if takes <= least * (1 + _CLOSE))
@@ -144,9 +147,12 @@ def choose_uneven_split(
                 for device in speeds.devices
             ),
         )
-    size = fine_enough(speeds, batch, micro) if cuts else micro
+    size = largest_close_to_best(speeds, batch, micro) if cuts else micro
     times = microbatch_seconds(speeds, size)
-    before, after = predicted(speeds, batch, micro), predicted(speeds, batch, size, times)
+    before, after = (
+        predict_step_seconds(speeds, batch, micro),
+        predict_step_seconds(speeds, batch, size, times),
+    )
     if after >= before * (1 - (_WORTH if speeds.origin else 0)):
         less = (
             f"another deal is predicted to save less than {_WORTH:.0%} of a step"

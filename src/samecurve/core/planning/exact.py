@@ -157,9 +157,9 @@ def _exact_term(
     copies = waiting + moved * sent
     each = facts.trainable * itemsize(config.train.precision)
     return MemoryTerm(
-        "exact",
-        copies * each,
-        f"{copies} x {facts.trainable} x {itemsize(config.train.precision)} B: {waiting} sums that"
+        name="exact",
+        bytes=copies * each,
+        formula=f"{copies} x {facts.trainable} x {itemsize(config.train.precision)} B: {waiting} sums that"
         " wait, the rest on its way between devices",
     )
 

@@ -11,7 +11,7 @@ from samecurve.core.determinism.data_order import Anchor
 from samecurve.core.planning.machine import Machine
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class UserOptimizerFacts:
     """What a task's own optimizer is.
 
@@ -42,7 +42,7 @@ class Speed:
     seconds_per_sample: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Speeds:
     """devices: in the plan's order; none: they are alike.
 
@@ -56,12 +56,11 @@ class Speeds:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "Speeds":
-        return cls(
-            tuple(Speed(**device) for device in value["devices"]), value["rest"], value["origin"]
-        )
+        devices = tuple(Speed(**device) for device in value["devices"])
+        return cls(devices=devices, rest=value["rest"], origin=value["origin"])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Facts:
     """What there is to train, and on what.
 
@@ -125,7 +124,7 @@ _FIXED_ON_DISK = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Fixed:
     """What a run's first plan fixed for good; copied into every checkpoint.
 

@@ -10,7 +10,7 @@ from samecurve.core.simulation.hardware import peak
 Kind = Literal["cpu", "cuda"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Device:
     """One device.
 
@@ -34,7 +34,7 @@ class Device:
         return peak(self.name, precision)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Link:
     """A path between two devices.
 
@@ -47,7 +47,7 @@ class Link:
     bandwidth: float | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Machine:
     """devices: GPUs, none on a machine without.
 
@@ -68,5 +68,6 @@ class Machine:
     def ranks_on_cpu(self, count: int) -> tuple[Device, ...]:
         """Host memory and cores shared out to `count` CPU ranks."""
         return tuple(
-            Device("cpu", index, self.cpu, self.host_bytes // count) for index in range(count)
+            Device(kind="cpu", index=index, name=self.cpu, memory=self.host_bytes // count)
+            for index in range(count)
         )

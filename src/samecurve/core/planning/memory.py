@@ -34,7 +34,7 @@ def logit_rows(vocab: int, kind: str) -> int:
     return min(most, max(least, _LOGITS[kind] // vocab))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class MemoryTerm:
     name: str
     bytes: int
@@ -73,25 +73,32 @@ def state_terms(
     over = f" / {shards} shards" if shards > 1 else ""
     held = [
         MemoryTerm(
-            "weights", -(-facts.params * width // shards), f"{facts.params} x {width} B{over}"
+            name="weights",
+            bytes=-(-facts.params * width // shards),
+            formula=f"{facts.params} x {width} B{over}",
         ),
         MemoryTerm(
-            "gradients",
-            -(-facts.trainable * width // shards),
-            f"{facts.trainable} x {width} B{over}",
+            name="gradients",
+            bytes=-(-facts.trainable * width // shards),
+            formula=f"{facts.trainable} x {width} B{over}",
         ),
         MemoryTerm(
-            "optimizer",
-            -(-facts.trainable * width * moments // shards),
-            f"{facts.trainable} x {width} B x {moments} ({optimizer}){over}",
+            name="optimizer",
+            bytes=-(-facts.trainable * width * moments // shards),
+            formula=f"{facts.trainable} x {width} B x {moments} ({optimizer}){over}",
         ),
     ]
     if config.devices.offload:
-        held = [MemoryTerm(term.name, 0, f"{term.formula}: in host memory") for term in held]
+        held = [
+            MemoryTerm(name=term.name, bytes=0, formula=f"{term.formula}: in host memory")
+            for term in held
+        ]
     scratch = (
         [
             MemoryTerm(
-                "scratch", facts.scratch[kind] * width, facts.formulas.get(f"scratch.{kind}", "")
+                name="scratch",
+                bytes=facts.scratch[kind] * width,
+                formula=facts.formulas.get(f"scratch.{kind}", ""),
             )
         ]
         if facts.scratch
@@ -102,9 +109,10 @@ def state_terms(
         *(_gathered(config, facts, width) if shards > 1 else []),
         *scratch,
         MemoryTerm(
-            "process",
-            _RESERVED[kind] // together,
-            "libraries and context" + (f", shared by {together} devices" if together > 1 else ""),
+            name="process",
+            bytes=_RESERVED[kind] // together,
+            formula="libraries and context"
+            + (f", shared by {together} devices" if together > 1 else ""),
         ),
     ]
 
@@ -123,25 +131,27 @@ def _gathered(config: Config, facts: Facts, width: int) -> list[MemoryTerm]:
     if config.engine == "jax":  # gathered once a step, kept to the end of its last backward pass
         return [
             MemoryTerm(
-                "gathered", facts.params * width, f"{facts.params} x {width} B, whole during a step"
+                name="gathered",
+                bytes=facts.params * width,
+                formula=f"{facts.params} x {width} B, whole during a step",
             ),
             MemoryTerm(
-                "reduced",
-                facts.trainable * width,
-                f"{facts.trainable} x {width} B, whole gradients",
+                name="reduced",
+                bytes=facts.trainable * width,
+                formula=f"{facts.trainable} x {width} B, whole gradients",
             ),
         ]
     return [
         MemoryTerm(
-            "gathered",
-            min(facts.params * width, outside * width + blocks * facts.block_params * narrow),
-            f"{outside} x {width} B outside of blocks + {blocks} blocks of {facts.block_params} x"
+            name="gathered",
+            bytes=min(facts.params * width, outside * width + blocks * facts.block_params * narrow),
+            formula=f"{outside} x {width} B outside of blocks + {blocks} blocks of {facts.block_params} x"
             f" {narrow} B",
         ),
         MemoryTerm(
-            "reduced",
-            2 * max(outside, facts.block_params) * width,
-            f"2 x {max(outside, facts.block_params)} x {width} B: the largest group's gradients on"
+            name="reduced",
+            bytes=2 * max(outside, facts.block_params) * width,
+            formula=f"2 x {max(outside, facts.block_params)} x {width} B: the largest group's gradients on"
             " their way",
         ),
     ]
@@ -163,9 +173,9 @@ def activation_term(config: Config, facts: Facts, micro: int) -> MemoryTerm | No
         else ""
     )
     return MemoryTerm(
-        "activations",
-        micro * each,
-        f"{micro} samples x {each} B{again}; {facts.formulas.get('bytes_per_sample', '')}".rstrip(
+        name="activations",
+        bytes=micro * each,
+        formula=f"{micro} samples x {each} B{again}; {facts.formulas.get('bytes_per_sample', '')}".rstrip(
             "; "
         ),
     )

@@ -39,7 +39,7 @@ _ON_DISK = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Intervals:
     """Steps between things; 0: never (what is due at the end is due all the same)."""
 
@@ -50,7 +50,7 @@ class Intervals:
     hash: int = 0
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Plan:
     """devices: one for each place of work.
 
@@ -281,11 +281,11 @@ def plan(config: Config, machine: Machine, facts: Facts, fixed: Fixed | None = N
         preflight=config.devices.preflight,
         schedule=schedule,
         every=Intervals(
-            config.train.log_every,
-            _gap(config.train.eval_every, order),
-            _gap(config.train.save_every, order),
-            _gap(config.train.sample_every, order),
-            config.train.hash_every if config.train.exact else 0,
+            log=config.train.log_every,
+            evaluate=_gap(config.train.eval_every, order),
+            save=_gap(config.train.save_every, order),
+            sample=_gap(config.train.sample_every, order),
+            hash=config.train.hash_every if config.train.exact else 0,
         ),
         keep=config.train.keep,
         non_finite=config.train.non_finite,
@@ -299,7 +299,13 @@ def plan(config: Config, machine: Machine, facts: Facts, fixed: Fixed | None = N
             replace(fixed, global_batch_size=batch)
             if fixed
             else Fixed(
-                batch, micro, seed, facts.samples, facts.fingerprint, threads, computed_on=made_on
+                global_batch_size=batch,
+                micro_batch_size=micro,
+                seed=seed,
+                samples=facts.samples,
+                fingerprint=facts.fingerprint,
+                threads=threads,
+                computed_on=made_on,
             )
         ),
         exact=config.train.exact,
@@ -454,7 +460,14 @@ def _schedule(
             )
     if warmup >= steps:
         warnings.append(f"warm-up takes {warmup} of {steps} steps: the learning rate never decays")
-    return Schedule(peak, steps, warmup, fields.decay, fields.final, fields.cooldown)
+    return Schedule(
+        peak=peak,
+        steps=steps,
+        warmup=warmup,
+        decay=fields.decay,
+        final=fields.final,
+        cooldown=fields.cooldown,
+    )
 
 
 def _warn(

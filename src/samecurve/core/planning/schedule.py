@@ -7,7 +7,7 @@ from typing import Literal
 Decay = Literal["constant", "linear", "cosine", "wsd"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Schedule:
     """peak: learning rate after warm-up.
 

@@ -11,7 +11,7 @@ from samecurve.core.planning.machine import Device, Machine
 from samecurve.errors import UserError
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Layout:
     """How a model lies on devices.
 
@@ -116,7 +116,11 @@ def choose_layout(
     if config.devices.compress != "none":
         _check_compress(config, strategy)
     return Layout(
-        strategy, devices, 1 if strategy in {"single", "dp"} else world, shards, shards > 1
+        strategy=strategy,
+        devices=devices,
+        world_size=1 if strategy in {"single", "dp"} else world,
+        shards=shards,
+        every_rank_every_round=shards > 1,
     )
 
 
@@ -165,7 +169,13 @@ def _jax_layout(
             "devices.use",
         )
     shards = len(devices) if strategy == "fsdp" else 1
-    return Layout(strategy, devices, started, shards, started > 1)
+    return Layout(
+        strategy=strategy,
+        devices=devices,
+        world_size=started,
+        shards=shards,
+        every_rank_every_round=started > 1,
+    )
 
 
 def _strategy(

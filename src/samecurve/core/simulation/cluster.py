@@ -29,7 +29,7 @@ _FASTEST_PCIE = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Cluster:
     """hosts alike, each with so many devices of one kind.
 
@@ -38,49 +38,64 @@ class Cluster:
     """
 
     hosts: int
-    per_host: int
-    card: DeviceSpec
+    devices_per_host: int
+    device: DeviceSpec
     inside: LinkSpec
     between: LinkSpec
     cores: int
     host_bytes: int
 
     @property
-    def world(self) -> int:
-        return self.hosts * self.per_host
+    def num_devices(self) -> int:
+        return self.hosts * self.devices_per_host
 
     @property
     def machine(self) -> Machine:
         devices = tuple(
-            Device("cuda", index, self.card.name, self.card.memory)
-            for index in range(self.per_host)
+            Device(kind="cuda", index=index, name=self.device.name, memory=self.device.memory)
+            for index in range(self.devices_per_host)
         )
         links = tuple(
-            Link(first, second, self.inside.medium, self.inside.bandwidth)
-            for second in range(self.per_host)
+            Link(
+                first=first, second=second, kind=self.inside.medium, bandwidth=self.inside.bandwidth
+            )
+            for second in range(self.devices_per_host)
             for first in range(second)
         )
-        return Machine(devices, links, self.host_bytes, self.cores, hosts=self.hosts)
+        return Machine(
+            devices=devices,
+            links=links,
+            host_bytes=self.host_bytes,
+            cores=self.cores,
+            hosts=self.hosts,
+        )
 
     def of(self, world: int) -> "Cluster":
         """As many of these devices: a part of one host, or whole hosts."""
         return replace(
-            self, hosts=max(1, world // self.per_host), per_host=min(world, self.per_host)
+            self,
+            hosts=max(1, world // self.devices_per_host),
+            devices_per_host=min(world, self.devices_per_host),
         )
 
     def sizes(self, most: int) -> list[int]:
         """Numbers of devices that are powers of two within a host, and then whole hosts, doubled."""
         within = [
-            1 << power for power in range(self.per_host.bit_length()) if 1 << power < self.per_host
+            1 << power
+            for power in range(self.devices_per_host.bit_length())
+            if 1 << power < self.devices_per_host
         ]
         return [
             size
-            for size in (*within, *(self.per_host << power for power in range(most.bit_length())))
+            for size in (
+                *within,
+                *(self.devices_per_host << power for power in range(most.bit_length())),
+            )
             if size <= most
         ]
 
     def __str__(self) -> str:
-        name = f"{self.per_host}x{self.card.name}"
+        name = f"{self.devices_per_host}x{self.device.name}"
         return f"{self.hosts}x{name}" if self.hosts > 1 else name
 
 
@@ -103,7 +118,15 @@ def _checked(
 ) -> Cluster:
     if not 1 <= hosts * count <= _MOST:
         raise UserError(f"{hosts * count} devices", f"between 1 and {_MOST}: {_FORMS}", WHERE)
-    return Cluster(hosts, count, card, inside, between, _CORES * count, 4 * count * card.memory)
+    return Cluster(
+        hosts=hosts,
+        devices_per_host=count,
+        device=card,
+        inside=inside,
+        between=between,
+        cores=_CORES * count,
+        host_bytes=4 * count * card.memory,
+    )
 
 
 def _speed(value: object) -> float:
@@ -179,13 +202,13 @@ def _card(given: "str | _DeviceFields", document: Document) -> DeviceSpec:
         return device_spec(given, document.place(("device",)))
     assumed = link_spec("Ethernet 25 Gb/s", WHERE)
     return DeviceSpec(
-        given.name,
-        given.memory,
-        {name: value * 1e12 for name, value in given.tflops.items()},
-        given.bandwidth,
-        assumed,
-        assumed,
-        "as the file says",
+        name=given.name,
+        memory=given.memory,
+        peaks={name: value * 1e12 for name, value in given.tflops.items()},
+        bandwidth=given.bandwidth,
+        inside=assumed,
+        between=assumed,
+        source="as the file says",
     )
 
 
@@ -197,10 +220,14 @@ def _wire(
     if isinstance(given, str):
         return link_spec(given, document.place((key,)))
     return LinkSpec(
-        given.name,
-        given.bandwidth,
-        "network" if key == "between" else "nvlink" if given.bandwidth > _FASTEST_PCIE else "pcie",
-        "as the file says",
+        name=given.name,
+        bandwidth=given.bandwidth,
+        medium="network"
+        if key == "between"
+        else "nvlink"
+        if given.bandwidth > _FASTEST_PCIE
+        else "pcie",
+        source="as the file says",
     )
 
 

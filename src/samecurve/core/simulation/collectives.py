@@ -43,7 +43,7 @@ _LL_MOST = (
 )  # bytes a second over 1, 2, more hosts (Ampere and later; AMD hosts)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Group:
     """Devices that add up or gather together, on so many hosts.
 
@@ -57,7 +57,7 @@ class Group:
     bandwidth: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Collective:
     """kind, of what.
 
@@ -87,7 +87,7 @@ class Collective:
         return self.messages * self.each
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Traffic:
     """Of one step.
 
@@ -135,11 +135,11 @@ def traffic(plan: Plan, facts: Facts, setup: Cluster) -> Traffic:
     width, whole_group = itemsize(plan.precision), group(setup, plan.num_devices, 1)
     figures = (
         Collective(
-            "all-reduce",
-            "figures of the step (loss, weights; waits, memory of each device)",
-            8 * (_FIGURES + _BY_DEVICE * plan.num_devices),
-            1,
-            whole_group,
+            kind="all-reduce",
+            what="figures of the step (loss, weights; waits, memory of each device)",
+            payload=8 * (_FIGURES + _BY_DEVICE * plan.num_devices),
+            messages=1,
+            group=whole_group,
         ),
     )
     if plan.shards == 1:
@@ -147,13 +147,27 @@ def traffic(plan: Plan, facts: Facts, setup: Cluster) -> Traffic:
         buckets = math.ceil(facts.trainable * width / BUCKET)
         return Traffic(
             figures=figures,
-            reduced=(Collective("all-reduce", "gradients", whole / buckets, buckets, whole_group),),
+            reduced=(
+                Collective(
+                    kind="all-reduce",
+                    what="gradients",
+                    payload=whole / buckets,
+                    messages=buckets,
+                    group=whole_group,
+                ),
+            ),
         )
     return replace(
         _sharded(plan, facts, setup, width),
         figures=(
             *figures,
-            Collective("all-reduce", "norm of the gradient", 8, 1, group(setup, plan.shards, 1)),
+            Collective(
+                kind="all-reduce",
+                what="norm of the gradient",
+                payload=8,
+                messages=1,
+                group=group(setup, plan.shards, 1),
+            ),
         ),
     )
 
@@ -201,11 +215,11 @@ def _sharded(plan: Plan, facts: Facts, setup: Cluster, width: int) -> Traffic:
     def gathers(within: bool, times: int) -> tuple[Collective, ...]:
         return tuple(
             Collective(
-                "all-gather",
-                f"weights {'of a block' if within else 'outside of blocks'}, {words}",
-                numbers * item,
-                times,
-                shards,
+                kind="all-gather",
+                what=f"weights {'of a block' if within else 'outside of blocks'}, {words}",
+                payload=numbers * item,
+                messages=times,
+                group=shards,
             )
             for words, item, numbers in kinds(within)
         )
@@ -215,11 +229,11 @@ def _sharded(plan: Plan, facts: Facts, setup: Cluster, width: int) -> Traffic:
     ) -> tuple[Collective, ...]:
         return tuple(
             Collective(
-                kind,
-                f"gradients {'of a block' if within else 'outside of blocks'}",
-                numbers * width / part,
-                times,
-                over,
+                kind=kind,
+                what=f"gradients {'of a block' if within else 'outside of blocks'}",
+                payload=numbers * width / part,
+                messages=times,
+                group=over,
             )
             for _, _, numbers in kinds(within, facts.frozen)
         )
@@ -251,13 +265,18 @@ def group(setup: Cluster, members: int, apart: int) -> Group:
 
     Groups that leave a host side by side share its ways out: each has those of its own devices.
     """
-    here = max(1, min(members, setup.per_host // apart))  # of them on one host
+    here = max(1, min(members, setup.devices_per_host // apart))  # of them on one host
     hosts = -(-members // here)
     if hosts == 1:
-        return Group(members, 1, setup.inside.medium, setup.inside.bandwidth)
+        return Group(
+            members=members, hosts=1, inside=setup.inside.medium, bandwidth=setup.inside.bandwidth
+        )
     out = here * setup.between.bandwidth
     return Group(
-        members, hosts, setup.inside.medium, out if here == 1 else min(setup.inside.bandwidth, out)
+        members=members,
+        hosts=hosts,
+        inside=setup.inside.medium,
+        bandwidth=out if here == 1 else min(setup.inside.bandwidth, out),
     )
 
 

@@ -12,14 +12,14 @@ from samecurve.core.planning.memory import sample_bytes
 from samecurve.core.planning.plan import Plan, plan
 from samecurve.core.simulation.cluster import Cluster
 from samecurve.core.simulation.collectives import Traffic, traffic
-from samecurve.core.simulation.step_time import Cost, Share, cost
+from samecurve.core.simulation.step_time import StepCost, Utilization, step_cost
 from samecurve.errors import UserError
 
 MOST = 1024  # devices of the last point of a curve
 
 
-@dataclass(frozen=True)
-class Row:
+@dataclass(frozen=True, kw_only=True)
+class StrategyForecast:
     """One strategy.
 
     need: bytes of a device for one sample at once; None: activations are not known. plan None:
@@ -33,7 +33,7 @@ class Row:
     room: int
     plan: Plan | None
     traffic: Traffic | None
-    cost: Cost | None
+    cost: StepCost | None
     whole: bool  # one copy of the model on each device, or shared out among all
     refused: str = ""
 
@@ -60,7 +60,7 @@ class Curve:
     ends: str
 
 
-def served(config: Config, setup: Cluster) -> None:
+def check_predictable(config: Config, setup: Cluster) -> None:
     """UserError: what is not predicted, by name."""
     where, section = "--machine", config.devices
     if config.engine != "torch":
@@ -111,23 +111,25 @@ def served(config: Config, setup: Cluster) -> None:
             "leave --devices and --gpus out",
             where,
         )
-    if config.train.precision not in setup.card.peaks:
+    if config.train.precision not in setup.device.peaks:
         raise UserError(
-            f"no peak of {setup.card.name} is on file for {config.train.precision}:"
-            f" {', '.join(setup.card.peaks)}",
-            f"--dtype {next(iter(setup.card.peaks))}, or a JSON file with `tflops`",
+            f"no peak of {setup.device.name} is on file for {config.train.precision}:"
+            f" {', '.join(setup.device.peaks)}",
+            f"--dtype {next(iter(setup.device.peaks))}, or a JSON file with `tflops`",
             where,
         )
 
 
-def planned(config: Config, facts: Facts, setup: Cluster) -> Plan:
+def plan_on_cluster(config: Config, facts: Facts, setup: Cluster) -> Plan:
     """plan() there. UserError: as train would refuse it there."""
     made = plan(config, setup.machine, facts)
-    peak = setup.card.peaks.get(made.precision)
+    peak = setup.device.peaks.get(made.precision)
     return replace(made, peak_flops=peak * made.num_devices if peak else None)
 
 
-def rows(config: Config, facts: Facts, setup: Cluster, share: Share) -> list[Row]:
+def compare_strategies(
+    config: Config, facts: Facts, setup: Cluster, share: Utilization
+) -> list[StrategyForecast]:
     """Every strategy with every way of recomputing; just the config's, where what recomputing saves
     is not known.
     """
@@ -141,7 +143,7 @@ def rows(config: Config, facts: Facts, setup: Cluster, share: Share) -> list[Row
     ]
 
 
-def curves(config: Config, facts: Facts, setup: Cluster, share: Share) -> list[Curve]:
+def scaling_curves(config: Config, facts: Facts, setup: Cluster, share: Utilization) -> list[Curve]:
     """From one device to MOST, the batch as plan() has it there: fixed, or growing with the
     devices.
     """
@@ -172,13 +174,13 @@ def _candidates(
     hsdp shares a copy of the model among a host's devices where there are several hosts, unless the
     config says how many.
     """
-    world = setup.world
+    world = setup.num_devices
     if world == 1 and single:
         yield "single", _of(config, strategy="auto", shards=None), 1
         return
     yield "ddp", _of(config, strategy="ddp", shards=None), 1
     groups = config.devices.shards or (
-        setup.per_host
+        setup.devices_per_host
         if setup.hosts > 1
         else max((count for count in range(2, world) if world % count == 0), default=0)
     )
@@ -195,29 +197,40 @@ def _with(config: Config, how: Recompute) -> Config:
     return config.model_copy(update={"train": config.train.model_copy(update={"recompute": how})})
 
 
-def _row(config: Config, facts: Facts, setup: Cluster, share: Share, name: str, shards: int) -> Row:
+def _row(
+    config: Config, facts: Facts, setup: Cluster, share: Utilization, name: str, shards: int
+) -> StrategyForecast:
     machine, each = setup.machine, sample_bytes(config, facts)
     terms, left = memory_room(config, facts, machine.devices * machine.hosts, shards)
     held = sum(term.bytes for term in terms)
     need, usable, whole = (
         None if each is None else held + each,
         held + int(left),
-        shards in {1, setup.world},
+        shards in {1, setup.num_devices},
     )
     try:
-        made = planned(config, facts, setup)
+        made = plan_on_cluster(config, facts, setup)
     except UserError as error:
-        return Row(
-            name, shards, config.train.recompute, need, usable, None, None, None, whole, error.cause
+        return StrategyForecast(
+            name=name,
+            shards=shards,
+            recompute=config.train.recompute,
+            need=need,
+            room=usable,
+            plan=None,
+            traffic=None,
+            cost=None,
+            whole=whole,
+            refused=error.cause,
         )
-    return Row(
-        name,
-        shards,
-        config.train.recompute,
-        need,
-        usable,
-        made,
-        traffic(made, facts, setup),
-        cost(config, made, facts, setup, share),
-        whole,
+    return StrategyForecast(
+        name=name,
+        shards=shards,
+        recompute=config.train.recompute,
+        need=need,
+        room=usable,
+        plan=made,
+        traffic=traffic(made, facts, setup),
+        cost=step_cost(config, made, facts, setup, share),
+        whole=whole,
     )

@@ -14,7 +14,7 @@ _GB, _TERA, _MEBI = 10**9, 1e12, 1 << 20
 Medium = Literal["nvlink", "pcie", "network"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LinkSpec:
     """How a device reaches others.
 
@@ -28,7 +28,7 @@ class LinkSpec:
     source: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DeviceSpec:
     """memory: bytes.
 
@@ -44,45 +44,45 @@ class DeviceSpec:
     inside: LinkSpec
     between: LinkSpec
     source: str
-    found: str = ""
-    others: tuple[str, ...] = field(default=())
+    driver_pattern: str = ""
+    aliases: tuple[str, ...] = field(default=())
 
 
 def _nvlink(version: int, links: int, each: float, sm: int) -> LinkSpec:
     return LinkSpec(
-        f"NVLink {version}",
-        links * each * _GB,
-        "nvlink",
-        f"{links} links x {each:g} GB/s, which NCCL counts on (src/graph/topo.h, SM{sm}_NVLINK_BW)",
+        name=f"NVLink {version}",
+        bandwidth=links * each * _GB,
+        medium="nvlink",
+        source=f"{links} links x {each:g} GB/s, which NCCL counts on (src/graph/topo.h, SM{sm}_NVLINK_BW)",
     )
 
 
 def _pcie(generation: int) -> LinkSpec:
     factor = 2 ** (generation - 3)
     return LinkSpec(
-        f"PCIe {generation}.0 x16",
-        12.0 * factor * _GB,
-        "pcie",
-        f"12 GB/s of generation 3, which NCCL counts on (src/graph/topo.h, PCI_BW), x {factor}",
+        name=f"PCIe {generation}.0 x16",
+        bandwidth=12.0 * factor * _GB,
+        medium="pcie",
+        source=f"12 GB/s of generation 3, which NCCL counts on (src/graph/topo.h, PCI_BW), x {factor}",
     )
 
 
 def _net(name: str, gigabits: float, of: str) -> LinkSpec:
     return LinkSpec(
-        f"{name} {gigabits:g} Gb/s",
-        gigabits / 8 * 0.96 * _GB,
-        "network",
-        f"{gigabits:g} Gb/s a device ({of}) / 8 x 0.96: NCCL counts on 12 GB/s of 100 Gb/s"
+        name=f"{name} {gigabits:g} Gb/s",
+        bandwidth=gigabits / 8 * 0.96 * _GB,
+        medium="network",
+        source=f"{gigabits:g} Gb/s a device ({of}) / 8 x 0.96: NCCL counts on 12 GB/s of 100 Gb/s"
         " (src/graph/topo.h, NET_BW)",
     )
 
 
 def _xgmi(links: int, each: float, arch: str) -> LinkSpec:
     return LinkSpec(
-        "Infinity Fabric",
-        links * each * _GB,
-        "nvlink",
-        f"{links} links x {each:g} GB/s, which RCCL counts on (src/graph/topo.h,"
+        name="Infinity Fabric",
+        bandwidth=links * each * _GB,
+        medium="nvlink",
+        source=f"{links} links x {each:g} GB/s, which RCCL counts on (src/graph/topo.h,"
         f" {arch}_XGMI_WIDTH)",
     )
 
@@ -96,7 +96,7 @@ _ROCE, _ETHERNET = (
     _net("RoCE", 400, "assumed: a 400 Gb/s adapter for each GPU"),
     _net("Ethernet", 25, "assumed"),
 )
-WIRES = {
+LINKS = {
     wire.name: wire
     for wire in (
         _nvlink(2, 6, 20.0, 70),
@@ -126,133 +126,133 @@ def _peaks(
 
 # What drivers call it is searched in this order. Memory: as the driver counts it (nvidia-smi,
 # rocm-smi), in MiB; of other figures the source is named.
-CARDS = (
+DEVICES = (
     DeviceSpec(
-        "B200",
-        183359 * _MEBI,
-        _peaks(2250, 75, 37),
-        7.7e12,
-        WIRES["NVLink 5"],
-        _NDR,
-        "NVIDIA HGX B200 data sheet, without sparsity",
-        "G?B200",
+        name="B200",
+        memory=183359 * _MEBI,
+        peaks=_peaks(2250, 75, 37),
+        bandwidth=7.7e12,
+        inside=LINKS["NVLink 5"],
+        between=_NDR,
+        source="NVIDIA HGX B200 data sheet, without sparsity",
+        driver_pattern="G?B200",
     ),
     DeviceSpec(
-        "H200",
-        143771 * _MEBI,
-        _peaks(989, 67, 34),
-        4.8e12,
-        WIRES["NVLink 4"],
-        _NDR,
-        "NVIDIA H200 data sheet, without sparsity",
-        "G?H200",
-        ("H200 SXM",),
+        name="H200",
+        memory=143771 * _MEBI,
+        peaks=_peaks(989, 67, 34),
+        bandwidth=4.8e12,
+        inside=LINKS["NVLink 4"],
+        between=_NDR,
+        source="NVIDIA H200 data sheet, without sparsity",
+        driver_pattern="G?H200",
+        aliases=("H200 SXM",),
     ),
     DeviceSpec(
-        "H100 PCIe",
-        81559 * _MEBI,
-        _peaks(756, 51, 26),
-        2.0e12,
-        WIRES["PCIe 5.0 x16"],
-        _ETHERNET,
-        "NVIDIA H100 data sheet (PCIe), without sparsity",
-        "H100 PCIe",
+        name="H100 PCIe",
+        memory=81559 * _MEBI,
+        peaks=_peaks(756, 51, 26),
+        bandwidth=2.0e12,
+        inside=LINKS["PCIe 5.0 x16"],
+        between=_ETHERNET,
+        source="NVIDIA H100 data sheet (PCIe), without sparsity",
+        driver_pattern="H100 PCIe",
     ),
     DeviceSpec(
-        "H100",
-        81559 * _MEBI,
-        _peaks(989, 67, 34),
-        3.35e12,
-        WIRES["NVLink 4"],
-        _NDR,
-        "NVIDIA H100 data sheet (SXM), without sparsity",
-        "H100",
-        ("H100 SXM", "H100 80GB"),
+        name="H100",
+        memory=81559 * _MEBI,
+        peaks=_peaks(989, 67, 34),
+        bandwidth=3.35e12,
+        inside=LINKS["NVLink 4"],
+        between=_NDR,
+        source="NVIDIA H100 data sheet (SXM), without sparsity",
+        driver_pattern="H100",
+        aliases=("H100 SXM", "H100 80GB"),
     ),
     DeviceSpec(
-        "A100 40GB",
-        40960 * _MEBI,
-        _peaks(312, 19.5, 9.7),
-        1.555e12,
-        WIRES["NVLink 3"],
-        _HDR,
-        "NVIDIA A100 data sheet (SXM, 40 GB)",
-        "A100.*40GB",
-        ("A100 SXM 40GB",),
+        name="A100 40GB",
+        memory=40960 * _MEBI,
+        peaks=_peaks(312, 19.5, 9.7),
+        bandwidth=1.555e12,
+        inside=LINKS["NVLink 3"],
+        between=_HDR,
+        source="NVIDIA A100 data sheet (SXM, 40 GB)",
+        driver_pattern="A100.*40GB",
+        aliases=("A100 SXM 40GB",),
     ),
     DeviceSpec(
-        "A100",
-        81920 * _MEBI,
-        _peaks(312, 19.5, 9.7),
-        2.039e12,
-        WIRES["NVLink 3"],
-        _HDR,
-        "NVIDIA A100 data sheet (SXM, 80 GB)",
-        "A100",
-        ("A100 80GB", "A100 SXM"),
+        name="A100",
+        memory=81920 * _MEBI,
+        peaks=_peaks(312, 19.5, 9.7),
+        bandwidth=2.039e12,
+        inside=LINKS["NVLink 3"],
+        between=_HDR,
+        source="NVIDIA A100 data sheet (SXM, 80 GB)",
+        driver_pattern="A100",
+        aliases=("A100 80GB", "A100 SXM"),
     ),
     DeviceSpec(
-        "L40S",
-        46068 * _MEBI,
-        _peaks(362, 91.6),
-        864e9,
-        WIRES["PCIe 4.0 x16"],
-        _ETHERNET,
-        "NVIDIA L40S data sheet, without sparsity",
-        "L40S",
+        name="L40S",
+        memory=46068 * _MEBI,
+        peaks=_peaks(362, 91.6),
+        bandwidth=864e9,
+        inside=LINKS["PCIe 4.0 x16"],
+        between=_ETHERNET,
+        source="NVIDIA L40S data sheet, without sparsity",
+        driver_pattern="L40S",
     ),
     DeviceSpec(
-        "RTX 4090",
-        24564 * _MEBI,
-        _peaks(165, 82.6),
-        1.008e12,
-        WIRES["PCIe 4.0 x16"],
-        _ETHERNET,
-        "NVIDIA Ada architecture white paper (f32 accumulation)",
-        "RTX 4090",
-        ("4090",),
+        name="RTX 4090",
+        memory=24564 * _MEBI,
+        peaks=_peaks(165, 82.6),
+        bandwidth=1.008e12,
+        inside=LINKS["PCIe 4.0 x16"],
+        between=_ETHERNET,
+        source="NVIDIA Ada architecture white paper (f32 accumulation)",
+        driver_pattern="RTX 4090",
+        aliases=("4090",),
     ),
     DeviceSpec(
-        "RTX 3090",
-        24576 * _MEBI,
-        _peaks(71, 35.6),
-        936e9,
-        WIRES["PCIe 4.0 x16"],
-        _ETHERNET,
-        "NVIDIA GA102 architecture white paper (f32 accumulation)",
-        "RTX 3090",
-        ("3090",),
+        name="RTX 3090",
+        memory=24576 * _MEBI,
+        peaks=_peaks(71, 35.6),
+        bandwidth=936e9,
+        inside=LINKS["PCIe 4.0 x16"],
+        between=_ETHERNET,
+        source="NVIDIA GA102 architecture white paper (f32 accumulation)",
+        driver_pattern="RTX 3090",
+        aliases=("3090",),
     ),
     DeviceSpec(
-        "V100",
-        32510 * _MEBI,
-        _peaks(125, 15.7, 7.8, bf16=False),
-        900e9,
-        WIRES["NVLink 2"],
-        _EDR,
-        "NVIDIA V100 data sheet (SXM2, 32 GB)",
-        "V100",
-        ("V100 32GB", "V100 SXM2"),
+        name="V100",
+        memory=32510 * _MEBI,
+        peaks=_peaks(125, 15.7, 7.8, bf16=False),
+        bandwidth=900e9,
+        inside=LINKS["NVLink 2"],
+        between=_EDR,
+        source="NVIDIA V100 data sheet (SXM2, 32 GB)",
+        driver_pattern="V100",
+        aliases=("V100 32GB", "V100 SXM2"),
     ),
     DeviceSpec(
-        "MI300X",
-        196592 * _MEBI,
-        _peaks(1307, 163.4, 81.7),
-        5.3e12,
-        WIRES["Infinity Fabric"],
-        _ROCE,
-        "AMD Instinct MI300X data sheet",
-        "MI300X",
+        name="MI300X",
+        memory=196592 * _MEBI,
+        peaks=_peaks(1307, 163.4, 81.7),
+        bandwidth=5.3e12,
+        inside=LINKS["Infinity Fabric"],
+        between=_ROCE,
+        source="AMD Instinct MI300X data sheet",
+        driver_pattern="MI300X",
     ),
     DeviceSpec(
-        "MI250X",
-        65520 * _MEBI,
-        _peaks(191.5, 23.95, 23.95),
-        1.6e12,
-        _xgmi(4, 36.0, "MI200"),
-        _HDR,
-        "AMD Instinct MI250X data sheet, halved: a device is one of a card's two dies",
-        "MI250X",
+        name="MI250X",
+        memory=65520 * _MEBI,
+        peaks=_peaks(191.5, 23.95, 23.95),
+        bandwidth=1.6e12,
+        inside=_xgmi(4, 36.0, "MI200"),
+        between=_HDR,
+        source="AMD Instinct MI250X data sheet, halved: a device is one of a card's two dies",
+        driver_pattern="MI250X",
     ),
 )
 
@@ -261,22 +261,22 @@ def peak(name: str, precision: str) -> float | None:
     """Dense FLOP/s of a device by the name that its driver gives it; None where no data sheet is on
     file.
     """
-    for card in CARDS:
-        if re.search(rf"(?<![A-Za-z0-9]){card.found}(?![A-Za-z0-9])", name):
+    for card in DEVICES:
+        if re.search(rf"(?<![A-Za-z0-9]){card.driver_pattern}(?![A-Za-z0-9])", name):
             return card.peaks.get(precision)
     return None
 
 
 def device_spec(name: str, where: str) -> DeviceSpec:
     """By the name a user writes: spaces, dashes and case don't count. UserError: not on file."""
-    known = {_plain(word): card for card in CARDS for word in (card.name, *card.others)}
+    known = {_plain(word): card for card in DEVICES for word in (card.name, *card.aliases)}
     if _plain(name) in known:
         return known[_plain(name)]
     near = difflib.get_close_matches(_plain(name), known, 1, 0.6)
     hint = f"did you mean {_typed(known[near[0]])}? " if near else ""
     raise UserError(
         f"{name!r} is not a device on file",
-        f"{hint}on file: {', '.join(map(_typed, CARDS))}; a JSON file describes any other"
+        f"{hint}on file: {', '.join(map(_typed, DEVICES))}; a JSON file describes any other"
         " (docs/plan.md)",
         where,
     )
@@ -284,12 +284,12 @@ def device_spec(name: str, where: str) -> DeviceSpec:
 
 def link_spec(name: str, where: str) -> LinkSpec:
     """UserError: not on file."""
-    known = {_plain(word): wire for word, wire in WIRES.items()}
+    known = {_plain(word): wire for word, wire in LINKS.items()}
     if _plain(name) in known:
         return known[_plain(name)]
     raise UserError(
         f"{name!r} is not a link on file",
-        f'on file: {", ".join(WIRES)}; or {{"name": ..., "bandwidth": "50 GB/s"}}',
+        f'on file: {", ".join(LINKS)}; or {{"name": ..., "bandwidth": "50 GB/s"}}',
         where,
     )
 

@@ -16,14 +16,14 @@ MFU = 0.4
 
 
 @dataclass(frozen=True)
-class Share:
+class Utilization:
     """Of a device's peak, while it computes. source: where the figure comes from."""
 
     value: float
     source: str
 
 
-ASSUMED = Share(
+ASSUMED = Utilization(
     MFU,
     "assumed; decoders of 3 to 30 billion parameters reach 0.36 to 0.46 on H100, 0.51 to 0.64 on"
     " A100 (sequences up to 4096; llm-foundry, scripts/train/benchmarking/README.md), small ones"
@@ -31,8 +31,8 @@ ASSUMED = Share(
 )
 
 
-@dataclass(frozen=True)
-class Cost:
+@dataclass(frozen=True, kw_only=True)
+class StepCost:
     """Seconds of a step, and what they are made of.
 
     exposed: of the collectives, what nothing hides. mfu: model FLOPs of the step over the devices'
@@ -50,12 +50,14 @@ class Cost:
     formulas: dict[str, str]
 
 
-def cost(config: Config, plan: Plan, facts: Facts, setup: Cluster, share: Share) -> Cost | None:
+def step_cost(
+    config: Config, plan: Plan, facts: Facts, setup: Cluster, share: Utilization
+) -> StepCost | None:
     """plan: one made for setup.machine.
 
     None: what a sample costs, or what the device can do, is not known.
     """
-    peak = setup.card.peaks.get(plan.precision)
+    peak = setup.device.peaks.get(plan.precision)
     if facts.flops_per_sample is None or peak is None:
         return None
     forward = plan.micro_batch_size * facts.flops_per_sample / 3 / (peak * share.value)
@@ -75,22 +77,22 @@ def cost(config: Config, plan: Plan, facts: Facts, setup: Cluster, share: Share)
         + _update(config, plan, facts, setup, 1)[0]
     )
     again_said = "; blocks run forward again: x 4/3" if again else ""
-    return Cost(
-        whole,
-        compute,
-        update,
-        exposed + figures,
-        alone / plan.num_devices / whole,
-        facts.flops_per_sample * plan.global_batch_size / (whole * plan.num_devices * peak),
-        found,
-        {
+    return StepCost(
+        seconds=whole,
+        compute=compute,
+        update=update,
+        exposed=exposed + figures,
+        efficiency=alone / plan.num_devices / whole,
+        mfu=facts.flops_per_sample * plan.global_batch_size / (whole * plan.num_devices * peak),
+        traffic=found,
+        formulas={
             "compute": (
                 f"{_busiest(plan)} samples of the busiest device, in {plan.accumulation_steps}"
                 f" round{'s' if plan.accumulation_steps > 1 else ''}, x"
                 f" {show_count(facts.flops_per_sample)}FLOP / ({show_count(peak)}FLOP/s of"
                 f" {plan.precision} x {share.value:.3g}){again_said}; forward is a third"
             ),
-            "update": f"{touched} / {setup.card.bandwidth / 1e12:.3g} TB/s of memory",
+            "update": f"{touched} / {setup.device.bandwidth / 1e12:.3g} TB/s of memory",
             "sync": hidden,
             "efficiency": (
                 f"speed-up over one such device that takes the same {plan.global_batch_size} samples a step,"
@@ -128,7 +130,7 @@ def _update(
     cut = plan.shards if shards is None else shards
     held = facts.trainable * itemsize(plan.precision) / cut
     return (
-        times * held / setup.card.bandwidth,
+        times * held / setup.device.bandwidth,
         (
             f"{times} passes ({name}, norm{', clipping' if config.optimizer.clip else ''}) over"
             f" {show_bytes(held)}{f' ({cut} shards)' if cut > 1 else ''}"

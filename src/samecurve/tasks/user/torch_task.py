@@ -123,12 +123,12 @@ class TorchUserTask(UserTask):
             return None
         found = tried(self._bring, self._optimizer, model)
         return UserOptimizerFacts(
-            found.name,
-            f"{self._place.name}.optimizer()",
-            getattr(self._own, "elementwise", False),
-            self._takes_lr(),
-            found.scales,
-            found.num_states,
+            name=found.name,
+            by=f"{self._place.name}.optimizer()",
+            elementwise=getattr(self._own, "elementwise", False),
+            takes_lr=self._takes_lr(),
+            scales=found.scales,
+            num_states=found.num_states,
         )
 
     def check_loss(self, found: object, what: str) -> None:
