@@ -136,7 +136,7 @@ def installed(names: Iterable[str]) -> dict[str, str]:
 
 
 def machine_of(machine: Machine) -> str:
-    return machine.devices[0].name if machine.devices else cpu.name()
+    return machine.devices[0].name if machine.devices else cpu.model_name()
 
 
 def write(name: str, result: Mapping[str, Any], machine: str | None = None) -> Path:

@@ -167,7 +167,7 @@ def main() -> None:
     path = (
         Path(__file__).parent
         / "results"
-        / f"data-{re.sub('[^A-Za-z0-9]+', '-', cpu.name()).strip('-').lower()}.json"
+        / f"data-{re.sub('[^A-Za-z0-9]+', '-', cpu.model_name()).strip('-').lower()}.json"
     )
     path.write_text(
         json.dumps(

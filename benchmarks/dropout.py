@@ -203,7 +203,7 @@ def main() -> None:
             + f"{row['cores_used_by_others']:15.2f}"
         )
     result = {
-        "machine": cpu.name(),
+        "machine": cpu.model_name(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "rows": rows,
@@ -211,7 +211,7 @@ def main() -> None:
     place = (
         Path(__file__).parent
         / "results"
-        / f"dropout-{re.sub('[^A-Za-z0-9]+', '-', cpu.name()).strip('-').lower()}.json"
+        / f"dropout-{re.sub('[^A-Za-z0-9]+', '-', cpu.model_name()).strip('-').lower()}.json"
     )
     place.write_text(json.dumps(result, indent=1) + "\n")
 

@@ -119,7 +119,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="f32")
     given = parser.parse_args()
-    machine = cpu.name() if given.device == "cpu" else probe().devices[0].name
+    machine = cpu.model_name() if given.device == "cpu" else probe().devices[0].name
     result: dict[str, Any] = {
         "machine": machine,
         "device": given.device,

@@ -228,7 +228,7 @@ def result_of(
             ),
         }
     return {
-        "machine": made.devices[0].name if gpu else cpu.name(),
+        "machine": made.devices[0].name if gpu else cpu.model_name(),
         "driver": made.devices[0].driver,
         "cuda": torch.version.cuda,
         "python": platform.python_version(),

@@ -238,7 +238,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         result = {size: measure(size, devices, Path(scratch)) for size in SIZES}
     name = (
-        probe().devices[0].name if probe().devices and not devices.startswith("cpu") else cpu.name()
+        probe().devices[0].name
+        if probe().devices and not devices.startswith("cpu")
+        else cpu.model_name()
     )
     place = (
         Path(__file__).parent

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from samecurve.observe.journal import read
+from samecurve.observe.journal import read_events
 from samecurve.probe import cpu, probe
 
 STEPS, SKIPPED, ALTERNATIONS = 30, 8, 3
@@ -63,7 +63,7 @@ def trained(config: str, strategy: str, devices: str, home: Path) -> tuple[float
     )
     if done.returncode:
         raise SystemExit(f"{strategy} on {devices}: exit {done.returncode}\n{done.stderr}")
-    events = read(home / "journal.jsonl")
+    events = read_events(home / "journal.jsonl")
     seconds = [event.values["seconds"] for event in events if event.kind == "step"]
     return statistics.median(seconds[SKIPPED:]), events[-1].values["memory_bytes_by_device"]
 
@@ -90,7 +90,7 @@ def main() -> None:
         print(
             f"{name:<10}{statistics.median(times) * 1e3:>10.1f}{beside:>12.2f}{max(memory[name]) / 2**20:>13.0f}"
         )
-    machine = cpu.name() if first == "cpu" else probe().devices[0].name
+    machine = cpu.model_name() if first == "cpu" else probe().devices[0].name
     result = {
         "machine": machine,
         "devices": given.devices,

@@ -23,7 +23,7 @@ from samecurve.core.planning.balance import (
 from samecurve.core.planning.facts import Measure
 from samecurve.core.planning.plan import Plan
 from samecurve.experiments.balance import measured
-from samecurve.observe.journal import read
+from samecurve.observe.journal import read_events
 from samecurve.run.directory import Run
 from samecurve.run.prepare import prepare
 from samecurve.run.resume import Options
@@ -202,7 +202,7 @@ def seconds(run: Run) -> float:
     return float(
         min(
             event.values["seconds"]
-            for event in read(run.journal)
+            for event in read_events(run.journal)
             if event.kind == "step" and event.step > 2
         )
     )

@@ -17,7 +17,7 @@ from samecurve.errors import UserError
 from samecurve.experiments.compare import compare, described
 from samecurve.experiments.layouts import parse_layout
 from samecurve.experiments.verify import Trials, verify
-from samecurve.observe.journal import read
+from samecurve.observe.journal import read_events
 from samecurve.tasks import open_task
 from samecurve.torch_engine.engine import TorchEngine
 from samecurve.torch_engine.process_group import Comm
@@ -169,7 +169,7 @@ def test_jax_one_hash_on_any_number_of_devices(
 def hashes(home: Path) -> dict[int, str]:
     return {
         event.step: event.values["hash"]
-        for event in read(home / "journal.jsonl")
+        for event in read_events(home / "journal.jsonl")
         if event.kind == "hashed"
     }
 

@@ -13,7 +13,7 @@ from commands import refused, warm
 
 from samecurve.core.determinism.init_values import values as initial_values
 from samecurve.core.planning.plan import plan
-from samecurve.observe.journal import read
+from samecurve.observe.journal import read_events
 from tiny import MACHINE, Outcome, config_of, ragged_task, tiny_values, train_tiny
 from worlds import Pool
 
@@ -197,7 +197,7 @@ def test_groups_are_refused_before_a_run_is_made_and_changes_are_said(
     pool.run(1, warm, tmp_path, *train)
     said = [
         event.values["text"]
-        for event in read(tmp_path / "run" / "journal.jsonl")
+        for event in read_events(tmp_path / "run" / "journal.jsonl")
         if event.kind == "warned"
     ][-1]
     assert said.endswith(

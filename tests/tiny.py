@@ -22,7 +22,7 @@ from samecurve.core.planning.machine import Machine
 from samecurve.core.planning.plan import Plan, plan
 from samecurve.core.protocols import Arrays, Engine, Rank, Round, Source
 from samecurve.data.tokens import IGNORED
-from samecurve.observe.journal import read
+from samecurve.observe.journal import read_events
 from samecurve.run.attempt import Attempt
 from samecurve.run.directory import Run
 from samecurve.tasks import Tasks
@@ -215,7 +215,7 @@ def train_tiny(
     ids = recorded(engine)
     train_rank(attempt, made, config, Rank(index, index, processes), engine, task, Requests(None))
     dist.barrier(group)
-    events = read(run.journal)
+    events = read_events(run.journal)
     steps = [event.values for event in events if event.kind == "step"]
     last = sorted(run.checkpoints.glob("step-*"))[-1]
     arrays = {name: array.copy() for name, array in load(last).arrays.items()} if index == 0 else {}

@@ -26,8 +26,8 @@ from samecurve.core.events import Event
 from samecurve.core.planning.plan import Plan
 from samecurve.errors import RunError, SamecurveError, UserError
 from samecurve.experiments.machine import predict, read_request
-from samecurve.observe.console import Plain
-from samecurve.observe.journal import read
+from samecurve.observe.console import PlainView
+from samecurve.observe.journal import read_events
 from samecurve.run.directory import Run as Files
 from samecurve.run.prepare import make_plan
 from samecurve.system import die_with
@@ -54,7 +54,7 @@ class Run:
     @property
     def events(self) -> list[Event]:
         """The lines of its journal that count."""
-        return read(Files(self.directory).journal)
+        return read_events(Files(self.directory).journal)
 
     @property
     def losses(self) -> list[float | None]:
@@ -188,7 +188,7 @@ class _Shown:
     def __init__(self, quiet: bool) -> None:
         self.directory: Path | None = None
         self._quiet = quiet
-        self._view: Plain | None = None
+        self._view: PlainView | None = None
 
     def line(self, line: str) -> None:
         event = Event.from_line(line.encode())
@@ -197,7 +197,7 @@ class _Shown:
             return
         if event.kind == "planned":
             self.directory = Path(event.values["run"])
-            self._view = Plain(Plan.from_json(event.values["plan"]), self.directory)
+            self._view = PlainView(Plan.from_json(event.values["plan"]), self.directory)
         if self._view and not self._quiet:
             self._view.show(event)
 

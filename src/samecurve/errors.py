@@ -2,7 +2,7 @@
 
 SamecurveError            everything that we raise on purpose
 ├── UserError            the command line, the config or the data must change   exit 2
-│   └── ConfigErrors     all the errors of one config, at once
+│   └── InvalidConfigError     all the errors of one config, at once
 └── RunError             the run itself could not go on                         exit 1
 """
 
@@ -36,7 +36,7 @@ class UserError(SamecurveError):
     exit_code = 2
 
 
-class ConfigErrors(UserError):
+class InvalidConfigError(UserError):
     """Every error of a config, so that one edit mends them all."""
 
     def __init__(self, errors: Sequence[UserError]) -> None:

@@ -62,7 +62,7 @@ def show_seconds(seconds: float) -> str:
     return f"{minutes // 60}h{minutes % 60:02d}m"
 
 
-def listed(words: Sequence[str]) -> str:
+def join_words(words: Sequence[str]) -> str:
     """['1', '2', '3'] -> '1, 2 and 3'."""
     return " and ".join([*([", ".join(words[:-1])] if len(words) > 1 else []), *words[-1:]])
 
@@ -79,6 +79,6 @@ def show_time(seconds: float) -> str:
     return f"{seconds * 1e6:.3g} us"
 
 
-def some(names: Sequence[str]) -> str:
+def first_and_count(names: Sequence[str]) -> str:
     """['a', 'b', 'c'] -> 'a and 2 more'."""
     return f"{names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}"

@@ -17,7 +17,7 @@ from commands import losses, refused, warm
 
 import nvml
 from samecurve.cli.main import main
-from samecurve.observe.journal import read
+from samecurve.observe.journal import read_events
 from worlds import Pool
 
 ROOT = Path(__file__).parents[2]
@@ -295,7 +295,7 @@ def test_one_of_them_is_run_stopped_and_gone_on_with(
     assert len(losses(tmp_path / "run")) == 6
     planned = [
         event.values["plan"]
-        for event in read(tmp_path / "run/journal.jsonl")
+        for event in read_events(tmp_path / "run/journal.jsonl")
         if event.kind == "planned"
     ]
     assert [

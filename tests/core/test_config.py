@@ -11,7 +11,7 @@ from samecurve.cli.config_flags import apply_batch
 from samecurve.core.config.document import dump, parse, parse_setting
 from samecurve.core.config.json_schema import as_table, json_schema
 from samecurve.core.config.sections import Loaded, load
-from samecurve.errors import ConfigErrors, UserError
+from samecurve.errors import InvalidConfigError, UserError
 from samecurve.tasks import Tasks
 
 ROOT = Path(__file__).parents[2]
@@ -34,7 +34,7 @@ def test_every_error_at_once_with_its_place() -> None:
         "batch: {samples: 0}\nmodel:\n  hiden_size: 3\noptimizer: {lr: fast}\ntrain: {steps: -1,"
         " precision: bf15}\n"
     )
-    with pytest.raises(ConfigErrors) as caught:
+    with pytest.raises(InvalidConfigError) as caught:
         read(text)
     found = {error.where: error for error in caught.value.errors}
     assert set(found) == {"c.yaml:1:9", "c.yaml:3:3", "c.yaml:4:13", "c.yaml:5:9", "c.yaml:5:20"}

@@ -9,7 +9,7 @@ import pytest
 from samecurve.core.config.document import Document, dump, parse
 from samecurve.core.config.importers import Converted, convert
 from samecurve.core.config.sections import load
-from samecurve.errors import ConfigErrors
+from samecurve.errors import InvalidConfigError
 from samecurve.tasks import Tasks
 
 NANO = """\
@@ -233,7 +233,7 @@ def test_what_the_model_lacks_is_refused_with_what_serves_it(more: str, says: st
     wrong = "\n".join(map(str, converted.unsettled(converted.document)))
     try:
         load(converted.document, Tasks())
-    except ConfigErrors as caught:
+    except InvalidConfigError as caught:
         wrong += str(caught)
     assert says in wrong
     assert "docs/own-task.md" in wrong or " is for " not in says

@@ -10,8 +10,8 @@ import pytest
 from test_known import fits
 
 from samecurve.diagnose.crash import explain
-from samecurve.diagnose.notes import Note, note_of, read_notes, write_note
-from samecurve.diagnose.tracebacks import BEGINS, last
+from samecurve.diagnose.notes import FailureNote, note_of, read_notes, write_note
+from samecurve.diagnose.tracebacks import ATTEMPT_LINE, last_traceback
 from samecurve.errors import RunError, UserError
 from samecurve.probe.cpu import oom_kills
 
@@ -83,7 +83,7 @@ def logs_of(home: Path, *texts: str) -> Path:
         ),
         ((BROKEN, ""), {1: KILL}, "rank 1 was ended by SIGKILL", "rank 0 had not failed"),
         (
-            (BROKEN + f"{BEGINS} 2\n", ""),
+            (BROKEN + f"{ATTEMPT_LINE} 2\n", ""),
             {0: 3},
             "rank 0 left with exit code 3 and no word",
             "rank 1 had not failed",
@@ -94,14 +94,14 @@ def test_consequences_are_not_the_cause(
     texts: tuple[str, ...], exits: Mapping[int, int], cause: str, others: str, tmp_path: Path
 ) -> None:
     """A log of an earlier start, or of a rank that was killed, is no evidence."""
-    said = fits(explain([], exits, logs_of(tmp_path, *texts), world=len(texts)))
+    said = fits(explain([], exits, logs_of(tmp_path, *texts), world_size=len(texts)))
     assert said.startswith(f"error: {cause}")
     assert f"\n  others: {others}\n" in said
 
 
-def note(rank: int, error: BaseException, time: float, trace: str = "") -> Note:
+def note(rank: int, error: BaseException, time: float, trace: str = "") -> FailureNote:
     made = note_of(rank, error)
-    return Note(
+    return FailureNote(
         rank,
         time,
         made.cause,
@@ -150,7 +150,7 @@ def test_a_rank_that_left_early_is_the_cause_of_what_the_others_lost(tmp_path: P
 
     Not so where a rank failed by itself.
     """
-    error = explain([], {0: 1}, logs_of(tmp_path, LOST, ""), world=2, left=[1])
+    error = explain([], {0: 1}, logs_of(tmp_path, LOST, ""), world_size=2, left_early=[1])
     said = fits(error)
     assert said.startswith(
         "error: rank 1 left with exit code 0 before the others were done\n  others: rank 0 lost its"
@@ -158,9 +158,9 @@ def test_a_rank_that_left_early_is_the_cause_of_what_the_others_lost(tmp_path: P
     )
     assert isinstance(error, RunError)
     assert not error.again
-    assert str(explain([], {0: 1}, logs_of(tmp_path, BROKEN, ""), world=2, left=[1])).startswith(
-        "rank 0: ValueError"
-    )
+    assert str(
+        explain([], {0: 1}, logs_of(tmp_path, BROKEN, ""), world_size=2, left_early=[1])
+    ).startswith("rank 0: ValueError")
 
 
 def test_a_fault_of_one_rank_s_own_names_it(tmp_path: Path) -> None:
@@ -169,17 +169,17 @@ def test_a_fault_of_one_rank_s_own_names_it(tmp_path: Path) -> None:
         note(rank, UserError("Task.model(): ValueError: no", "mend it", "mine.py:7"), 1.0 + rank)
         for rank in (0, 1)
     ]
-    assert str(explain(lines[1:], {1: 2}, tmp_path, world=2)).startswith(
+    assert str(explain(lines[1:], {1: 2}, tmp_path, world_size=2)).startswith(
         "rank 1: mine.py:7: Task.model()"
     )
-    assert str(explain(lines, {0: 2, 1: 2}, tmp_path, world=2)).startswith(
+    assert str(explain(lines, {0: 2, 1: 2}, tmp_path, world_size=2)).startswith(
         "mine.py:7: Task.model()"
     )
 
 
 def test_a_script_is_promised_no_save(tmp_path: Path) -> None:
-    assert "last save" in explain([], {1: KILL}, tmp_path, world=2).remedy
-    assert "last save" not in explain([], {1: KILL}, tmp_path, world=2, resumes=False).remedy
+    assert "last save" in explain([], {1: KILL}, tmp_path, world_size=2).remedy
+    assert "last save" not in explain([], {1: KILL}, tmp_path, world_size=2, resumes=False).remedy
 
 
 def test_notes_come_back_in_order(tmp_path: Path) -> None:
@@ -247,14 +247,14 @@ def test_the_last_of_a_chain_is_taken() -> None:
         + HEAD
         + '  File "x.py", line 1\n    def f(:\n          ^\nSyntaxError: invalid syntax\n'
     )
-    found = last(chain)
+    found = last_traceback(chain)
     assert found is not None
     assert (found.error, found.frames[-1].path, found.frames[-1].line) == (
         "SyntaxError: invalid syntax",
         "x.py",
         1,
     )
-    assert last("nothing of the kind") is None
+    assert last_traceback("nothing of the kind") is None
 
 
 def test_the_kernels_kills(tmp_path: Path) -> None:
@@ -281,7 +281,7 @@ def test_the_kernels_kills(tmp_path: Path) -> None:
 
 
 def test_a_killed_rank_says_whether_memory_ran_out(tmp_path: Path) -> None:
-    found = {count: explain([], {0: KILL}, tmp_path, starved=count) for count in (None, 0, 2)}
+    found = {count: explain([], {0: KILL}, tmp_path, oom_kills=count) for count in (None, 0, 2)}
     assert [isinstance(error, RunError) and error.again for error in found.values()] == [
         True,
         True,

@@ -3,22 +3,22 @@
 import pytest
 
 from samecurve.core.events import Beat, Phase
-from samecurve.diagnose.hang import Collective, Seen, Watch, judge
-from samecurve.diagnose.stacks import Spot, spot
+from samecurve.diagnose.hang import Collective, RankSnapshot, SilenceWatch, judge
+from samecurve.diagnose.stacks import Location, locate
 
 OFTEN = 0.2
 
 
-def silent_after(watch: Watch, at: float, beats: dict[int, Beat]) -> float:
+def silent_after(watch: SilenceWatch, at: float, beats: dict[int, Beat]) -> float:
     """Seconds after `at` until the watch says that somebody hangs."""
     now = at
-    while watch.add(now, beats, OFTEN) is None:
+    while watch.observe(now, beats, OFTEN) is None:
         now += OFTEN
         assert now < at + 10_000
     return now - at
 
 
-def trained(watch: Watch, ranks: int, steps: int, seconds: float) -> float:
+def trained(watch: SilenceWatch, ranks: int, steps: int, seconds: float) -> float:
     """Steps in which every rank beats twice. Returns when they ended."""
     now = 0.0
     for count in range(2 * steps):
@@ -26,7 +26,7 @@ def trained(watch: Watch, ranks: int, steps: int, seconds: float) -> float:
         beats = {rank: Beat((count + 1) // 2, phase, count) for rank in range(ranks)}
         until = now + seconds / 2
         while now < until:
-            assert watch.add(now, beats, OFTEN) is None
+            assert watch.observe(now, beats, OFTEN) is None
             now += min(OFTEN, seconds / 2)
     return now
 
@@ -34,14 +34,14 @@ def trained(watch: Watch, ranks: int, steps: int, seconds: float) -> float:
 @pytest.mark.parametrize(("seconds", "limit"), [(0.01, 20), (1.0, 20), (40.0, 200)])
 def test_the_limit_is_learnt_from_the_ranks_own_steps(seconds: float, limit: float) -> None:
     """Quick steps: the floor. Slow ones: ten times their usual length."""
-    watch = Watch(20)
+    watch = SilenceWatch(20)
     now = trained(watch, 2, 20, seconds)
     found = silent_after(watch, now, {0: Beat(21, "step", 1000), 1: Beat(20, "data", 1000)})
     assert limit <= found <= limit * 1.1 + OFTEN
 
 
 def test_what_was_never_seen_to_end_has_ten_times_the_floor() -> None:
-    watch = Watch(20)
+    watch = SilenceWatch(20)
     assert silent_after(watch, 0, {0: Beat(0, "start", 0)}) == pytest.approx(200, abs=1)
     now = 1000.0
     assert silent_after(watch, now, {0: Beat(0, "step", 1)}) == pytest.approx(
@@ -51,18 +51,18 @@ def test_what_was_never_seen_to_end_has_ten_times_the_floor() -> None:
 
 def test_only_the_hindmost_is_asked() -> None:
     """Rank 0 saves, which may take long; the others wait for it in the next step."""
-    watch = Watch(20)
+    watch = SilenceWatch(20)
     now = trained(watch, 2, 20, 0.1)
     beats = {0: Beat(20, "save", 1000), 1: Beat(20, "step", 1000)}
     assert silent_after(watch, now, beats) == pytest.approx(200, abs=1)
 
 
 def test_a_watch_that_was_asleep_blames_nobody() -> None:
-    watch = Watch(20)
+    watch = SilenceWatch(20)
     now = trained(watch, 2, 20, 0.1)
     beats = {0: Beat(20, "step", 1000), 1: Beat(20, "step", 1000)}
-    assert watch.add(now, beats, OFTEN) is None
-    assert watch.add(now + 3600, beats, OFTEN) is None  # the machine was suspended
+    assert watch.observe(now, beats, OFTEN) is None
+    assert watch.observe(now + 3600, beats, OFTEN) is None  # the machine was suspended
     assert silent_after(watch, now + 3600, beats) == pytest.approx(20, abs=2)
 
 
@@ -76,61 +76,69 @@ BEFORE = Collective(6, "all_reduce", "[[10]]", ended=True)
     [
         (
             {
-                0: Seen(Beat(9, "step", 1), "", None, IN_SUM),
-                1: Seen(Beat(9, "step", 1), "T", None, None),
-                2: Seen(Beat(9, "step", 1), "", None, IN_SUM),
+                0: RankSnapshot(Beat(9, "step", 1), "", None, IN_SUM),
+                1: RankSnapshot(Beat(9, "step", 1), "T", None, None),
+                2: RankSnapshot(Beat(9, "step", 1), "", None, IN_SUM),
             },
             (1,),
             "rank 1 stopped (SIGSTOP",
         ),
         (
             {
-                0: Seen(Beat(9, "step", 1), "", None, IN_SUM),
-                1: Seen(Beat(9, "data", 1), "", Spot("data", "the feed: mine.py:3 read()"), BEFORE),
+                0: RankSnapshot(Beat(9, "step", 1), "", None, IN_SUM),
+                1: RankSnapshot(
+                    Beat(9, "data", 1), "", Location("data", "the feed: mine.py:3 read()"), BEFORE
+                ),
             },
             (1,),
             "rank 1 in the feed: mine.py:3 read() (data, since step 9)",
         ),
         (
             {
-                0: Seen(Beat(9, "step", 1), "", None, IN_SUM),
-                1: Seen(Beat(9, "step", 1), "", Spot("other", "mine.py:8 loss()"), BEFORE),
+                0: RankSnapshot(Beat(9, "step", 1), "", None, IN_SUM),
+                1: RankSnapshot(
+                    Beat(9, "step", 1), "", Location("other", "mine.py:8 loss()"), BEFORE
+                ),
             },
             (1,),
             "rank 1 in mine.py:8 loss() (step, since step 9)",
         ),
         (
             {
-                0: Seen(Beat(9, "step", 1), "", None, IN_SUM),
-                1: Seen(Beat(9, "step", 1), "", Spot("other", "mine.py:8 loss()"), SUMMED),
+                0: RankSnapshot(Beat(9, "step", 1), "", None, IN_SUM),
+                1: RankSnapshot(
+                    Beat(9, "step", 1), "", Location("other", "mine.py:8 loss()"), SUMMED
+                ),
             },
             (1,),
             "rank 0 in all_reduce (step, since step 9)",
         ),
         (
             {
-                0: Seen(Beat(9, "step", 1), "", None, IN_SUM),
-                1: Seen(Beat(9, "step", 1), "", None, Collective(7, "broadcast", "[[10]]", False)),
+                0: RankSnapshot(Beat(9, "step", 1), "", None, IN_SUM),
+                1: RankSnapshot(
+                    Beat(9, "step", 1), "", None, Collective(7, "broadcast", "[[10]]", False)
+                ),
             },
             (),
             "rank 0 in all_reduce number 7 of [[10]]; rank 1 in broadcast",
         ),
         (
             {
-                0: Seen(Beat(9, "step", 1), "", None, IN_SUM),
-                1: Seen(Beat(9, "step", 1), "", None, IN_SUM),
+                0: RankSnapshot(Beat(9, "step", 1), "", None, IN_SUM),
+                1: RankSnapshot(Beat(9, "step", 1), "", None, IN_SUM),
             },
             (),
             "ranks 0, 1 in all_reduce",
         ),
         (
-            {0: Seen(Beat(9, "step", 1), "", Spot("other", "mine.py:8 loss()"), None)},
+            {0: RankSnapshot(Beat(9, "step", 1), "", Location("other", "mine.py:8 loss()"), None)},
             (0,),
             "rank 0 gave no sign for 61 s (limit 60 s)",
         ),
     ],
 )
-def test_who_is_named(seen: dict[int, Seen], culprits: tuple[int, ...], says: str) -> None:
+def test_who_is_named(seen: dict[int, RankSnapshot], culprits: tuple[int, ...], says: str) -> None:
     verdict = judge(seen, 61, 60, len(seen))
     assert verdict.culprits == culprits
     assert says in verdict.cause
@@ -139,8 +147,8 @@ def test_who_is_named(seen: dict[int, Seen], culprits: tuple[int, ...], says: st
 
 
 def test_a_start_and_many_quick_steps_between_two_looks() -> None:
-    watch = Watch(20)
-    assert watch.add(0, {0: Beat(0, "start", 0)}, OFTEN) is None
+    watch = SilenceWatch(20)
+    assert watch.observe(0, {0: Beat(0, "start", 0)}, OFTEN) is None
     assert silent_after(watch, 0.2, {0: Beat(18, "data", 40)}) == pytest.approx(20, abs=1)
 
 
@@ -154,9 +162,9 @@ Current thread 0x02 (most recent call first):
   File "/x/site-packages/samecurve/data/feed.py", line 160 in _ahead
   File "/x/site-packages/samecurve/core/loop.py", line 33 in train
 """
-    found = spot(dump)
-    assert found == Spot("data", "the feed: mine.py:31 __getitem__()")
-    assert spot("") is None
+    found = locate(dump)
+    assert found == Location("data", "the feed: mine.py:31 __getitem__()")
+    assert locate("") is None
 
 
 def test_a_data_worker_s_line_is_found_in_its_own_stack() -> None:
@@ -177,7 +185,7 @@ Current thread 0x02 (most recent call first):
   File "/home/me/mine.py", line 31 in __getitem__
   File "/x/site-packages/samecurve/data/workers.py", line 133 in serve
 """
-    assert spot(dump, idle + busy) == Spot(
+    assert locate(dump, idle + busy) == Location(
         "data", "the feed: a data worker in mine.py:31 __getitem__() -> readinto()"
     )
-    assert spot(dump, idle) == Spot("data", "the feed, waiting for a data worker")
+    assert locate(dump, idle) == Location("data", "the feed, waiting for a data worker")

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from samecurve.diagnose.crash import explain
-from samecurve.diagnose.known_failures import KNOWN, Known, known_in
+from samecurve.diagnose.known_failures import KNOWN_FAILURES, KnownFailure, find_known_failure
 from samecurve.errors import RunError, SamecurveError
 
 HERE = Path(__file__).parent
@@ -117,12 +117,12 @@ def test_a_failure_that_really_happened_is_told(name: str, failures: Path) -> No
         exits,
         dict(reversed(exits.items())),
     ):  # ranks end within milliseconds of each other
-        error = explain([], order, failures / name, world=ranks)
+        error = explain([], order, failures / name, world_size=ranks)
         said = fits(error)
         assert words in said + "\n"
         assert isinstance(error, RunError)
         if entry:
-            known = next(known for known in KNOWN if known.name == entry)
+            known = next(known for known in KNOWN_FAILURES if known.name == entry)
             assert (error.remedy, error.again) == (known.remedy, known.again) or "{" in known.remedy
             assert error.trace
         assert error.log == str(failures / name / f"rank-{re.search('rank (.)', said)[1]}.log")  # type: ignore[index]
@@ -131,12 +131,12 @@ def test_a_failure_that_really_happened_is_told(name: str, failures: Path) -> No
 
 def test_every_entry_is_provoked_or_has_a_sample() -> None:
     tried = {entry for _, entry, _ in PROVOKED.values()} | {name for name, _ in SAMPLES}
-    assert tried - {""} == {known.name for known in KNOWN}
+    assert tried - {""} == {known.name for known in KNOWN_FAILURES}
 
 
 @pytest.mark.parametrize(("name", "text"), SAMPLES)
 def test_no_sample_is_taken_for_another_failure(name: str, text: str, tmp_path: Path) -> None:
-    found = known_in(text)
+    found = find_known_failure(text)
     assert found is not None
     assert found[0].name == name
     (tmp_path / "rank-0.log").write_text(
@@ -148,7 +148,7 @@ def test_no_sample_is_taken_for_another_failure(name: str, text: str, tmp_path: 
     assert not any(blank in said.splitlines()[0] for blank in ("{", "()", "( ", " )", "  "))
 
 
-def row(known: Known) -> str:
+def row(known: KnownFailure) -> str:
     """An entry as docs/failures.md has it."""
     cause, remedy = (
         re.sub(r"\{\w+\}", "…", text).replace("|", r"\|") for text in (known.cause, known.remedy)
@@ -159,4 +159,4 @@ def row(known: Known) -> str:
 def test_the_page_has_the_table() -> None:
     page = (HERE.parents[1] / "docs/failures.md").read_text().splitlines()
     begin = page.index("| failure | what is said | remedy | again |") + 2
-    assert page[begin : begin + len(KNOWN) + 1] == [*map(row, KNOWN), ""]
+    assert page[begin : begin + len(KNOWN_FAILURES) + 1] == [*map(row, KNOWN_FAILURES), ""]

@@ -11,7 +11,7 @@ import pytest
 from commands import samecurve, write_config
 from test_engine import EXAMPLES, small
 
-from samecurve.observe.journal import read
+from samecurve.observe.journal import read_events
 from samecurve.probe import probe
 from worlds import Pool
 
@@ -54,7 +54,7 @@ def test_exact_has_one_hash_on_any_number_of_gpus(corpus: Path, tmp_path: Path) 
         hashes.append(
             [
                 event.values["hash"]
-                for event in read(tmp_path / name / "journal.jsonl")
+                for event in read_events(tmp_path / name / "journal.jsonl")
                 if event.kind == "hashed"
             ]
         )
@@ -89,6 +89,10 @@ def test_the_command_says_how_many_gpus_and_what_they_do(tmp_path: Path) -> None
         cwd=home,
     )
     assert f"Running on {len(probe().devices)} device" in done.stdout
-    steps = [event.values for event in read(tmp_path / "run/journal.jsonl") if event.kind == "step"]
+    steps = [
+        event.values
+        for event in read_events(tmp_path / "run/journal.jsonl")
+        if event.kind == "step"
+    ]
     assert steps[-1]["memory_bytes"] > 0
     assert ("mfu" in steps[-1]) == (probe().devices[0].peak("bf16") is not None)

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from samecurve.cli.main import main
-from samecurve.observe.journal import read
+from samecurve.observe.journal import read_events
 
 CONFIG = """\
 model: {{hidden_size: 32, num_layers: 2, num_heads: 4, kv_heads: 2, intermediate_size: 48, max_seq_len: 16}}
@@ -138,13 +138,16 @@ def until(condition: Callable[[], Any], timeout: float = 90) -> Any:
 
 
 def losses(run: Path) -> list[float]:
-    return [event.values["loss"] for event in read(run / "journal.jsonl") if event.kind == "step"]
+    return [
+        event.values["loss"] for event in read_events(run / "journal.jsonl") if event.kind == "step"
+    ]
 
 
 def steps_written(run: Path) -> int:
     try:
         return max(
-            (event.step for event in read(run / "journal.jsonl") if event.kind == "step"), default=0
+            (event.step for event in read_events(run / "journal.jsonl") if event.kind == "step"),
+            default=0,
         )
     except FileNotFoundError:
         return 0

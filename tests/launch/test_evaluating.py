@@ -7,7 +7,7 @@ import pytest
 from commands import refused, samecurve, warm, write_config
 
 import worlds
-from samecurve.observe.journal import read
+from samecurve.observe.journal import read_events
 
 
 def test_a_checkpoint_has_one_set_of_metrics(
@@ -20,7 +20,9 @@ def test_a_checkpoint_has_one_set_of_metrics(
     config = write_config(tmp_path, corpus, steps=8, save=4)
     pool.run(1, warm, tmp_path, "train", "-f", config, "--save-dir", "run")
     own = [
-        event.values for event in read(tmp_path / "run/journal.jsonl") if event.kind == "evaluated"
+        event.values
+        for event in read_events(tmp_path / "run/journal.jsonl")
+        if event.kind == "evaluated"
     ]
     files = sorted(tmp_path.rglob("*"))
     last = json.loads(

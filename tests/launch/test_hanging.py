@@ -22,9 +22,9 @@ def test_a_rank_that_compiles_is_given_the_patience_of_a_first_step(
     """
     work = (
         "import sys, time\nfrom pathlib import Path\nfrom samecurve.worker.hang_responder import"
-        " attending\nfrom samecurve.observe.heartbeat import Pulse\nlogs ="
+        " attending\nfrom samecurve.observe.heartbeat import Heartbeat\nlogs ="
         " Path(sys.argv[1])\nexec(compile('def silent():\\n    time.sleep(60)', sys.argv[2],"
-        " 'exec'))\nwith attending(logs, 0):\n    pulse = Pulse(logs / 'pulse-0')\n    for step in"
+        " 'exec'))\nwith attending(logs, 0):\n    pulse = Heartbeat(logs / 'pulse-0')\n    for step in"
         " range(10):\n        pulse(step, 'data'), pulse(step, 'step'), time.sleep(0.01)\n   "
         " silent()\n"
     )

@@ -18,7 +18,7 @@ from commands import command, losses, ranks_of, started, steps_written, until
 
 from samecurve.errors import RunError
 from samecurve.launch.restarts import Budget
-from samecurve.observe.journal import read
+from samecurve.observe.journal import read_events
 from samecurve.run.directory import Run
 
 FLOOR = 3
@@ -65,7 +65,7 @@ def write(home: Path, how: str, once: str = "once", **fields: Any) -> None:
 
 
 def events(home: Path, kind: str) -> list[dict[str, Any]]:
-    return [event.values for event in read(home / "run/journal.jsonl") if event.kind == kind]
+    return [event.values for event in read_events(home / "run/journal.jsonl") if event.kind == kind]
 
 
 @pytest.fixture(scope="module")

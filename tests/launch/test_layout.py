@@ -121,7 +121,7 @@ from samecurve.probe import nvidia
 children = [subprocess.Popen(["sleep", "60"]) for _ in range(2)]
 try:
     open(os.environ["NVML_PROCESSES"], "w").write("".join(f"{gpu} {child.pid}\\n" for gpu, child in zip(map(int, sys.argv[1]), children)))
-    notices = Notices(2, 1, 2, lambda: nvidia.holders(os.environ), print, long=0.3, every=0.1)
+    notices = Notices(2, 1, 2, lambda: nvidia.processes_on_devices(os.environ), print, long=0.3, every=0.1)
     until = time.monotonic() + 1
     while time.monotonic() < until:
         notices.tick(dict(enumerate(child.pid for child in children)))

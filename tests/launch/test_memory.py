@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from commands import losses, samecurve
 
-from samecurve.observe.journal import read
+from samecurve.observe.journal import read_events
 
 LARGE = """\
 model: {{hidden_size: 512, num_layers: 8, num_heads: 8, intermediate_size: 1408, max_seq_len: 16}}
@@ -60,7 +60,7 @@ class Greedy:
 
 
 def _peak(run: Path) -> int:
-    finished = read(run / "journal.jsonl")[-1].values
+    finished = read_events(run / "journal.jsonl")[-1].values
     return int(max(finished["memory_bytes_by_device"]))
 
 

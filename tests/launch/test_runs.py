@@ -28,7 +28,7 @@ from commands import (
 
 from samecurve.checkpoint.format import load
 from samecurve.checkpoint.store import newest
-from samecurve.observe.journal import read
+from samecurve.observe.journal import read_events
 from worlds import Pool
 
 
@@ -134,7 +134,7 @@ def test_ctrl_c_saves_and_the_same_command_goes_on_elsewhere(
     terminal.close()
     assert terminal.exitstatus == 130
     (run,) = (tmp_path / "runs").iterdir()
-    assert [event.kind for event in read(run / "journal.jsonl")][-1] == "stopped"
+    assert [event.kind for event in read_events(run / "journal.jsonl")][-1] == "stopped"
     stopped = steps_written(run)
     assert stopped < 60
     done = samecurve("train", "-f", config, *slow, "--devices", "cpu:3", cwd=tmp_path)
@@ -236,7 +236,7 @@ def test_a_live_run_does_what_it_is_asked_for(tmp_path: Path, corpus: Path) -> N
         until(lambda: steps_written(run) > 3)
         attempt = next(
             event.values["attempt"]
-            for event in read(run / "journal.jsonl")
+            for event in read_events(run / "journal.jsonl")
             if event.kind == "planned"
         )
         with open(run / "control.jsonl", "a") as control:
@@ -247,14 +247,14 @@ def test_a_live_run_does_what_it_is_asked_for(tmp_path: Path, corpus: Path) -> N
                 json.dumps({"attempt": attempt, "request": request}) + "\n"
                 for request in ("evaluate", "sample", "save")
             )
-        until(lambda: any(event.kind == "saved" for event in read(run / "journal.jsonl")))
+        until(lambda: any(event.kind == "saved" for event in read_events(run / "journal.jsonl")))
         with open(run / "control.jsonl", "a") as control:
             control.write(json.dumps({"attempt": attempt, "request": "stop"}) + "\n")
         output, _ = live.communicate(timeout=60)
     assert live.returncode == 0, output
     acted = [
         (event.kind, event.step)
-        for event in read(run / "journal.jsonl")
+        for event in read_events(run / "journal.jsonl")
         if event.kind in {"evaluated", "sampled", "saved"}
     ]
     assert [kind for kind, _ in acted] == ["evaluated", "sampled", "saved", "saved"]
@@ -279,7 +279,7 @@ def test_a_killed_rank_ends_the_run_with_its_name(tmp_path: Path, corpus: Path) 
     assert [line.split(":")[0] for line in error[-2:]] == ["  remedy", "  log"]
     assert output.count("SIGKILL") == 1
     assert not ranks_of(tmp_path / "run")
-    assert [event.kind for event in read(tmp_path / "run/journal.jsonl")][-1] == "failed"
+    assert [event.kind for event in read_events(tmp_path / "run/journal.jsonl")][-1] == "failed"
 
 
 def test_a_loss_that_is_not_finite_stops_with_its_samples(tmp_path: Path, corpus: Path) -> None:
@@ -303,7 +303,9 @@ def test_a_loss_that_is_not_finite_stops_with_its_samples(tmp_path: Path, corpus
     )
     assert "not finite" in done.stderr
     assert done.stderr.count("error:") == 1
-    warned = [event for event in read(tmp_path / "run/journal.jsonl") if event.kind == "warned"]
+    warned = [
+        event for event in read_events(tmp_path / "run/journal.jsonl") if event.kind == "warned"
+    ]
     assert len(warned[-1].values["sample_ids"]) == 10
 
 

@@ -13,7 +13,7 @@ from samecurve.core.determinism.mean import Mean
 from samecurve.core.protocols import Arrays
 from samecurve.core.stragglers import StragglerDetector
 from samecurve.data.tokens import TokenWindows
-from samecurve.observe.journal import read
+from samecurve.observe.journal import read_events
 from samecurve.tasks.language.torch_task import TorchLanguage
 from samecurve.worker.jobs.train import rehearse
 from worlds import Pool
@@ -49,7 +49,7 @@ def test_the_second_rank_is_named(pool: Pool, tmp_path: Path, corpus: Path) -> N
         tmp_path,
     )
     pool.run(2, slow, prepared.attempt.to_json())
-    found = [event.values for event in read(prepared.run.journal) if event.kind == "slow"]
+    found = [event.values for event in read_events(prepared.run.journal) if event.kind == "slow"]
     assert [values["rank"] for values in found] == [1, 1]
     assert found[0]["wait_seconds"] > 0.14
     assert "for its data, the others" in found[0]["text"]

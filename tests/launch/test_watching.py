@@ -16,7 +16,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from samecurve.core.events import Event
 from samecurve.launch.monitors import watched
-from samecurve.observe.journal import read
+from samecurve.observe.journal import read_events
 from samecurve.run.directory import Run
 from samecurve.system import install_command
 from worlds import Pool
@@ -205,4 +205,4 @@ def _warned(run: Run) -> list[str]:
 
 
 def _events(run: Run) -> list[Event]:
-    return read(run.journal) if run.journal.exists() else []
+    return read_events(run.journal) if run.journal.exists() else []

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from samecurve.core.events import Event
 from samecurve.observe.heartbeat import Heartbeat, read_heartbeat
-from samecurve.observe.journal import Journal, append, follow, read
+from samecurve.observe.journal import Journal, append_event, follow, read_events
 
 
 def test_a_torn_last_line_is_cut_and_resumed_steps_are_void(tmp_path: Path) -> None:
@@ -21,7 +21,7 @@ def test_a_torn_last_line_is_cut_and_resumed_steps_are_void(tmp_path: Path) -> N
     journal.record(Event("resumed", 1))
     journal.record(Event("step", 2, {"loss": 0.5}))
     journal.close()
-    assert [(e.kind, e.step, e.values.get("loss")) for e in read(path)] == [
+    assert [(e.kind, e.step, e.values.get("loss")) for e in read_events(path)] == [
         ("step", 1, 1 / 3),
         ("resumed", 1, None),
         ("step", 2, 0.5),
@@ -45,7 +45,7 @@ def test_steps_reach_the_file_within_half_a_second_and_other_kinds_at_once(tmp_p
 
 def test_a_reader_follows_whole_lines_only(tmp_path: Path) -> None:
     path, stop = tmp_path / "journal.jsonl", threading.Event()
-    append(path, Event("started", 0))
+    append_event(path, Event("started", 0))
     seen: list[Event] = []
     reader = threading.Thread(target=lambda: seen.extend(follow(path, stop, pause=0.01)))
     reader.start()

@@ -15,12 +15,12 @@ from commands import refused, warm, write_config
 from samecurve.cli.main import main
 from samecurve.core.events import Event
 from samecurve.errors import RunError
-from samecurve.observe.journal import append, read
+from samecurve.observe.journal import append_event, read_events
 from samecurve.observe.report.page import page as make_page
 from samecurve.observe.report.reading import RunRecord, read_run
 from samecurve.observe.report.summary import differences, outcome, samples_seen, summary
 from samecurve.observe.report.thinning import BUCKETS, smooth, thin
-from samecurve.observe.report.write import report
+from samecurve.observe.report.write import write_report
 from worlds import Pool
 
 pytest.importorskip("matplotlib", reason="pip install 'samecurve[report]'")
@@ -147,7 +147,7 @@ def test_the_page_of_a_run_says_what_its_files_say(
         return capsys.readouterr().out
 
     said = samecurve("report", "one").split()
-    events = read(home / "one" / "journal.jsonl")
+    events = read_events(home / "one" / "journal.jsonl")
     page = looked(home / said[0])
     plan = json.loads((home / "one" / "plan.json").read_text())["plan"]
     resumed = next(event for event in events if event.kind == "resumed")
@@ -190,8 +190,8 @@ def test_the_page_of_a_run_says_what_its_files_say(
 def test_runs_compared_differ_in_what_was_asked_and_nothing_else(
     home: Path, tmp_path: Path
 ) -> None:
-    stories = [read_run(home / name, live=False) for name in ("one", "two")]
-    found = differences(stories)
+    records = [read_run(home / name, live=False) for name in ("one", "two")]
+    found = differences(records)
     assert found["config"] == {
         "batch.samples": [10, 8],
         "optimizer.lr": [3e-3, 1e-3],
@@ -200,16 +200,16 @@ def test_runs_compared_differ_in_what_was_asked_and_nothing_else(
     assert found["environment"] == {}
     assert {"batch", "lr", "steps"} <= found["plan"].keys()
     assert not {"strategy", "precision", "seed", "data", "threads"} & found["plan"].keys()
-    made = stories[1].made
+    made = records[1].plan
     assert made is not None
-    assert samples_seen(stories[1])[-1] == sum(
+    assert samples_seen(records[1])[-1] == sum(
         made.order.position(step).count for step in range(20)
     )  # short steps end an epoch
     (tmp_path / "both").mkdir()
     (tmp_path / "both" / "report-old.png").write_bytes(
         b"\x89PNG samecurve report"
     )  # of an earlier report
-    written = report(stories, tmp_path / "both")
+    written = write_report(records, tmp_path / "both")
     page = looked(written[0])
     assert {path.name for path in written} >= {
         "report-loss.png",
@@ -254,7 +254,7 @@ def test_nothing_that_a_run_says_becomes_markup(home: Path, tmp_path: Path) -> N
         Event("sensors", 41, {"utilisation_by_device": [None, 0.25]}),
         Event("failed", 41, {"cause": evil, "remedy": evil}),
     ):
-        append(run / "journal.jsonl", event)
+        append_event(run / "journal.jsonl", event)
     with open(run / "journal.jsonl", "ab") as file:
         file.write(
             b'{"kind": [], "step": 1, "time": 1}\n{"kind": "step", "step": Infinity, "time":'
@@ -270,9 +270,9 @@ def test_nothing_that_a_run_says_becomes_markup(home: Path, tmp_path: Path) -> N
     (run / "config.yaml").write_text(
         (run / "config.yaml").read_text() + f"note: {json.dumps(evil)}\n"
     )
-    story = read_run(run, live=False)
-    page = looked(report([story], None)[0])
-    assert summary(story)["utilisation_mean"] == 0.375
+    record = read_run(run, live=False)
+    page = looked(write_report([record], None)[0])
+    assert summary(record)["utilisation_mean"] == 0.375
     assert page.text.count("<script>alert(1)</script>") >= 6
     assert "6 lines passed over" in page.text
     assert not [path for path in tmp_path.iterdir() if path != run]
@@ -286,8 +286,8 @@ def test_every_state_of_a_run_has_a_page_that_says_so(home: Path, tmp_path: Path
     def page(name: str, journal: bytes, live: bool = False) -> tuple[RunRecord, str]:
         run = copied(home, tmp_path / name)
         (run / "journal.jsonl").write_bytes(journal)
-        story = read_run(run, live)
-        return story, Looked(make_page([story], [name], [], ["loss"], 0.0)).text
+        record = read_run(run, live)
+        return record, Looked(make_page([record], [name], [], ["loss"], 0.0)).text
 
     killed, said = page("killed", b"".join(lines[: trained + 7]) + lines[trained + 7][:30])
     assert (outcome(killed), summary(killed)["step"]) == ("cut off", 7)
@@ -298,19 +298,22 @@ def test_every_state_of_a_run_has_a_page_that_says_so(home: Path, tmp_path: Path
     assert (outcome(live), live.faults) == ("running", [])
     assert "No step was trained" in said
     assert "no numbers for it: loss" in said
-    assert [path.name for path in report([live], None)] == ["report.html", "report-memory.png"]
+    assert [path.name for path in write_report([live], None)] == [
+        "report.html",
+        "report-memory.png",
+    ]
 
 
 def test_steps_that_were_done_again_count_once(home: Path, tmp_path: Path) -> None:
     """Killed after a save: the steps beyond it are trained again, by a second start."""
     run = copied(home, tmp_path / "again")
     whole = summary(read_run(run, live=False))
-    append(run / "journal.jsonl", Event("planned", 20, {"plan": {}}))
-    append(run / "journal.jsonl", Event("resumed", 20, {"text": "from a save"}))
-    story = read_run(run, live=False)
-    assert (story.trained, story.totals.voided_steps, outcome(story)) == (20, 20, "cut off")
-    assert [event.step for event in story.evaluated] == [20]
-    found = summary(story)
+    append_event(run / "journal.jsonl", Event("planned", 20, {"plan": {}}))
+    append_event(run / "journal.jsonl", Event("resumed", 20, {"text": "from a save"}))
+    record = read_run(run, live=False)
+    assert (record.num_steps, record.totals.voided_steps, outcome(record)) == (20, 20, "cut off")
+    assert [event.step for event in record.evaluated] == [20]
+    found = summary(record)
     assert found["seconds_by_use"]["steps done again"] + found["training_seconds"] == pytest.approx(
         whole["training_seconds"]
     )
@@ -321,9 +324,9 @@ def test_a_damaged_plan_is_said_and_the_journals_taken(home: Path, tmp_path: Pat
     run = copied(home, tmp_path / "run")
     (run / "plan.json").write_text('{"plan"')
     (run / "config.yaml").write_bytes(b"\xff\xfe\x00")
-    story = read_run(run, live=False)
-    assert story.made is not None
-    assert [fault.split(" can't be read")[0] for fault in story.faults] == [
+    record = read_run(run, live=False)
+    assert record.plan is not None
+    assert [fault.split(" can't be read")[0] for fault in record.faults] == [
         "plan.json",
         "config.yaml",
     ]

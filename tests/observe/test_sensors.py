@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 
 from samecurve.core.events import Event
-from samecurve.observe.sensors import Idle, load_line
+from samecurve.observe.sensors import IdleDevices, load_line
 
 
 def found(*readings: tuple[float, Sequence[float | None]]) -> list[tuple[float, list[int]]]:
-    idle = Idle(60)
+    idle = IdleDevices(60)
     return [(at, new) for at, values in readings if (new := idle.add(at, values))]
 
 

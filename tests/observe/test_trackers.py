@@ -24,7 +24,7 @@ from tensorboard.util.tensor_util import make_ndarray
 from samecurve.core.config.document import dump
 from samecurve.core.events import Event
 from samecurve.core.planning.plan import plan
-from samecurve.observe.journal import append, read
+from samecurve.observe.journal import append_event, read_events
 from samecurve.observe.trackers import track
 from tiny import MACHINE, config_of, ragged_task, tiny_values
 
@@ -48,7 +48,7 @@ def wandb(run: Path) -> None:
 
 def write(run: Path, *events: Event) -> None:
     for event in events:
-        append(run / "journal.jsonl", event)
+        append_event(run / "journal.jsonl", event)
 
 
 def steps(first: int, last: int, shift: float = 0.0) -> list[Event]:
@@ -127,7 +127,7 @@ def resume(run: Path) -> None:
 def wanted(run: Path) -> dict[str, dict[int, np.float32]]:
     """What the journal says, as TensorBoard holds it."""
     found: dict[str, dict[int, np.float32]] = {}
-    for event in read(run / "journal.jsonl"):
+    for event in read_events(run / "journal.jsonl"):
         if event.kind in {"step", "evaluated"}:
             group = "train" if event.kind == "step" else "eval"
             for name, value in event.values.items():
@@ -224,7 +224,9 @@ def test_wandb_has_the_journal_offline(run: Path) -> None:
     assert (
         "steps 9 to 12 from before"
         in [
-            event.values["text"] for event in read(run / "journal.jsonl") if event.kind == "warned"
+            event.values["text"]
+            for event in read_events(run / "journal.jsonl")
+            if event.kind == "warned"
         ][-1]
     )
 

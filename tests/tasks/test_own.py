@@ -16,7 +16,7 @@ from samecurve.core.config.document import Document, read_file
 from samecurve.core.config.sections import Config, load
 from samecurve.core.planning.machine import Machine
 from samecurve.core.planning.plan import plan
-from samecurve.errors import ConfigErrors, UserError
+from samecurve.errors import InvalidConfigError, UserError
 from samecurve.tasks import Tasks, open_task, speaking
 from samecurve.tasks.user.torch_task import TorchUserTask
 from samecurve.torch_engine.model import cast
@@ -159,7 +159,7 @@ def test_the_sections_are_free_and_the_rest_is_not(write: Callable[..., Config])
     again = load(Document(config.model_dump(mode="json")), Tasks()).config
     assert again.model_dump() == config.model_dump()  # as a run's config.yaml goes to its ranks
     with pytest.raises(
-        ConfigErrors, match=r"data: should be finite numbers(.|\n)*train\.stepz: unknown key"
+        InvalidConfigError, match=r"data: should be finite numbers(.|\n)*train\.stepz: unknown key"
     ):
         write(train={"stepz": 3}, data={"deep": [{"x": float("nan")}]})
 

@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from samecurve.core.planning.plan import plan
 from samecurve.data.feed import Feed
-from samecurve.observe.journal import read
+from samecurve.observe.journal import read_events
 from samecurve.tasks.language.fields import LanguageModel
 from samecurve.tasks.language.torch_model import Block, rotary
 from samecurve.torch_engine.engine import TorchEngine
@@ -168,7 +168,7 @@ train: {{steps: 4}}
 devices: {{use: "0"}}
 """)
     samecurve("train", "-f", "large.yaml", "--save-dir", "run", cwd=tmp_path)
-    last = read(tmp_path / "run/journal.jsonl")[-1].values
+    last = read_events(tmp_path / "run/journal.jsonl")[-1].values
     assert 0.6 < max(last["memory_bytes_by_device"]) / last["memory_estimate_bytes"] < 1.05
 
 

@@ -15,7 +15,7 @@ from samecurve.core.protocols import Rank
 from samecurve.experiments.layouts import parse_layout
 from samecurve.experiments.verify import Trials, verify
 from samecurve.launch.pool import JobFailed
-from samecurve.observe.journal import read
+from samecurve.observe.journal import read_events
 from samecurve.run.attempt import Attempt
 from samecurve.run.directory import Run
 from samecurve.tasks import Tasks, open_task
@@ -47,7 +47,7 @@ def trained(pool: Pool, home: Path, config: Config, strategy: str, world: int) -
         directory.mkdir(parents=True, exist_ok=True)
     run.write(config, made, {}, {})
     pool.run(made.world_size, for_good, str(home))
-    return [event.values["loss"] for event in read(run.journal) if event.kind == "step"]
+    return [event.values["loss"] for event in read_events(run.journal) if event.kind == "step"]
 
 
 def for_good(index: int, group: Any, home: str) -> None:

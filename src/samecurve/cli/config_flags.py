@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from samecurve.cli.options import Option
-from samecurve.errors import ConfigErrors, UserError
+from samecurve.errors import InvalidConfigError, UserError
 
 if TYPE_CHECKING:
     from samecurve.core.config.document import Document
@@ -239,7 +239,7 @@ def load_config(flags: Flags, *, say: bool, loud: bool = True) -> "Loaded":
 def _load(document: "Document", name: str, converted: "Converted | None") -> "Loaded":
     """The document, checked.
 
-    ConfigErrors: what another tool's config asks for and is not served, with all that is wrong
+    InvalidConfigError: what another tool's config asks for and is not served, with all that is wrong
     otherwise.
     """
     from samecurve.core.config.sections import load
@@ -248,14 +248,14 @@ def _load(document: "Document", name: str, converted: "Converted | None") -> "Lo
     unsettled = converted.unsettled(document) if converted else []
     try:
         loaded = load(document, Tasks(), name)
-    except ConfigErrors as wrong:
-        raise ConfigErrors([*unsettled, *wrong.errors]) from None
+    except InvalidConfigError as wrong:
+        raise InvalidConfigError([*unsettled, *wrong.errors]) from None
     except UserError as wrong:
         if unsettled:
-            raise ConfigErrors([*unsettled, wrong]) from None
+            raise InvalidConfigError([*unsettled, wrong]) from None
         raise
     if unsettled:
-        raise ConfigErrors(unsettled)
+        raise InvalidConfigError(unsettled)
     return loaded
 
 

@@ -20,13 +20,13 @@ from samecurve.cli.options import Verb
 )
 def convert(old: Path, new: Path) -> None:
     """Another tool's config (OLD) as one of Samecurve's: Oxidizr's YAML, OneTrainer's JSON."""
-    from samecurve.errors import ConfigErrors
+    from samecurve.errors import InvalidConfigError
     from samecurve.run.convert import convert as write_converted
 
     converted, errors = write_converted(old, new)
     click.echo("\n".join(converted.lines()))
     if errors:
         click.echo(f"wrote  {new}, which is refused until what follows is settled")
-        raise ConfigErrors(errors)
+        raise InvalidConfigError(errors)
     save_dir = f" --save-dir {shlex.quote(converted.home)}" if converted.home else ""
     click.echo(f"wrote  {new}; samecurve train -f {shlex.quote(str(new))}{save_dir}")

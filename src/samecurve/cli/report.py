@@ -28,14 +28,15 @@ def report(runs: tuple[Path, ...], *, to: Path | None, as_json: bool) -> None:
     import json
 
     from samecurve.observe.report.reading import read_runs
-    from samecurve.observe.report.write import numbers
-    from samecurve.observe.report.write import report as write_report
+    from samecurve.observe.report.write import report_numbers, write_report
     from samecurve.run.directory import Run
     from samecurve.run.lock import is_live
 
     records = read_runs(runs, lambda home: is_live(Run(home)))
     written = [] if as_json and to is None else write_report(records, to)
     if as_json:
-        click.echo(json.dumps({**numbers(records), "files": list(map(str, written))}, indent=1))
+        click.echo(
+            json.dumps({**report_numbers(records), "files": list(map(str, written))}, indent=1)
+        )
     else:
         click.echo("\n".join(click.format_filename(path) for path in written))

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from samecurve.diagnose.known_failures import Known, known_in
-from samecurve.diagnose.notes import Note
-from samecurve.diagnose.tracebacks import Trace, clipped, last, tail
+from samecurve.diagnose.known_failures import KnownFailure, find_known_failure
+from samecurve.diagnose.notes import FailureNote
+from samecurve.diagnose.tracebacks import Traceback, clip, last_traceback, read_tail
 from samecurve.errors import RunError, SamecurveError, UserError
 
 _FRAMES, _FEWER = 11, 7  # lines of an unknown failure's traceback, and of a known one's
@@ -43,10 +43,10 @@ class _Failed:
 
     rank: int
     code: int
-    note: Note | None
-    trace: Trace | None
+    note: FailureNote | None
+    trace: Traceback | None
     words: tuple[str, ...]
-    known: Known | None = None
+    known: KnownFailure | None = None
     said: tuple[str, str] = ("", "")
     follows: str = ""
 
@@ -61,13 +61,13 @@ class _Failed:
 
 
 def explain(
-    notes: list[Note],
+    notes: list[FailureNote],
     exits: Mapping[int, int],
     logs: Path,
     *,
-    starved: int | None = None,
-    world: int = 0,
-    left: Sequence[int] = (),
+    oom_kills: int | None = None,
+    world_size: int = 0,
+    left_early: Sequence[int] = (),
     resumes: bool = True,
 ) -> SamecurveError:
     """notes: by time.
@@ -89,17 +89,17 @@ def explain(
             "the ranks failed without a word", "their logs may say why", again=True, log=str(logs)
         )
     first = _first(failed)
-    early = bool(left and first.follows)
-    others = _others(left[0] if early else first.rank, failed, world)
+    early = bool(left_early and first.follows)
+    others = _others(left_early[0] if early else first.rank, failed, world_size)
     error = (
-        _left_early(left, others, logs)
+        _left_early(left_early, others, logs)
         if early
         else _error(
             first,
             logs,
-            starved,
+            oom_kills,
             others,
-            world > 1 and (len(notes) < world or len({note.cause for note in notes}) > 1),
+            world_size > 1 and (len(notes) < world_size or len({note.cause for note in notes}) > 1),
         )
     )
     error.rank = None if early else first.rank
@@ -118,7 +118,7 @@ def _left_early(left: Sequence[int], others: str, logs: Path) -> RunError:
     )
 
 
-def _of_note(note: Note, code: int) -> _Failed:
+def _of_note(note: FailureNote, code: int) -> _Failed:
     if not note.trace:
         return _Failed(
             note.rank,
@@ -128,14 +128,16 @@ def _of_note(note: Note, code: int) -> _Failed:
             (),
             follows="waited" if _SILENT.search(note.cause) else "",
         )
-    trace = last(note.trace)
+    trace = last_traceback(note.trace)
     return _looked_up(note.rank, abs(code), note, trace, trace.error if trace else note.cause, ())
 
 
 def _of_log(rank: int, code: int, logs: Path) -> _Failed:
     """A rank that was killed left no word, though its log may hold old ones."""
-    text = "" if code in {-signal.SIGKILL, -signal.SIGTERM} else tail(logs / f"rank-{rank}.log")
-    trace = last(text)
+    text = (
+        "" if code in {-signal.SIGKILL, -signal.SIGTERM} else read_tail(logs / f"rank-{rank}.log")
+    )
+    trace = last_traceback(text)
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("frame #")]
     said = trace.error if trace else "\n".join(lines[-_SPEECH:])
     if trace and trace.error.startswith("KeyboardInterrupt"):
@@ -144,13 +146,18 @@ def _of_log(rank: int, code: int, logs: Path) -> _Failed:
 
 
 def _looked_up(
-    rank: int, code: int, note: Note | None, trace: Trace | None, said: str, words: tuple[str, ...]
+    rank: int,
+    code: int,
+    note: FailureNote | None,
+    trace: Traceback | None,
+    said: str,
+    words: tuple[str, ...],
 ) -> _Failed:
-    found = known_in(said)
+    found = find_known_failure(said)
     if not found:
         return _Failed(rank, code, note, trace, words)
     return _Failed(
-        rank, code, note, trace, words, found[0], found[0].told(found[1]), found[0].follows
+        rank, code, note, trace, words, found[0], found[0].explain(found[1]), found[0].symptom
     )
 
 
@@ -211,14 +218,14 @@ def _error(
         )
     if first.known:
         lines = [
-            *(first.trace.shown(_FEWER) if first.trace else []),
+            *(first.trace.show_frames(_FEWER) if first.trace else []),
             *(
-                clipped(line)
+                clip(line)
                 for line in (first.trace.error.splitlines()[:1] if first.trace else first.words)
             ),
         ]
         return RunError(
-            f"rank {first.rank}: {clipped(first.said[0], _CAUSE)}",
+            f"rank {first.rank}: {clip(first.said[0], _CAUSE)}",
             first.said[1],
             again=first.known.again,
             trace="\n".join([*lines, *below]),
@@ -230,20 +237,20 @@ def _error(
             cause,
             remedy,
             again=again,
-            trace="\n".join([*map(clipped, first.words), *below]),
+            trace="\n".join([*map(clip, first.words), *below]),
             log=where,
         )
     if first.trace:
         return _unknown(first.rank, first.trace, below, where)
     if first.note:
         return RunError(
-            f"rank {first.rank}: {clipped(first.note.cause, _CAUSE)}",
+            f"rank {first.rank}: {clip(first.note.cause, _CAUSE)}",
             _AGAIN,
             again=True,
             trace="\n".join(below),
             log=where,
         )
-    words = [*map(clipped, first.words), *below]
+    words = [*map(clip, first.words), *below]
     return RunError(
         f"rank {first.rank} left with exit code {first.code} and no"
         f" {'traceback' if first.words else 'word'}",
@@ -254,23 +261,23 @@ def _error(
     )
 
 
-def _unknown(rank: int, trace: Trace, below: list[str], where: str) -> RunError:
+def _unknown(rank: int, trace: Traceback, below: list[str], where: str) -> RunError:
     said, *more = trace.error.splitlines()
-    own = trace.own
+    own = trace.user_frame
     inner = own is not None and own is not trace.frames[-1]
     remedy = (
-        f"{own.path}:{own.line}{f', in {own.name},' if own.name else ''} is"
+        f"{own.path}:{own.line}{f', in {own.function},' if own.function else ''} is"
         f" {'where your own code led there' if inner else 'the line to mend'}"
         if own
         else _AGAIN
     )
     lines = [
-        *trace.shown(_FRAMES),
-        *map(clipped, [line for line in more if line.strip()][: _WORDS - 1]),
+        *trace.show_frames(_FRAMES),
+        *map(clip, [line for line in more if line.strip()][: _WORDS - 1]),
         *below,
     ]
     return RunError(
-        f"rank {rank}: {clipped(said, _CAUSE)}",
+        f"rank {rank}: {clip(said, _CAUSE)}",
         remedy,
         again=True,
         trace="\n".join(lines),

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from samecurve.core.events import PHASES, Beat, Phase
-from samecurve.diagnose.stacks import Spot
+from samecurve.diagnose.stacks import Location
 
 _KNOWN = 3  # times that a phase was seen to end, until its limit is learnt
 _UNKNOWN = 10  # times the floor, before that: a first step compiles, a first save may be slow
@@ -36,7 +36,7 @@ class Silence:
     beats: Mapping[int, Beat]
 
 
-class Watch:
+class SilenceWatch:
     """floor: seconds of silence that are never a hang.
 
     unknown: likewise for phases whose usual time is not known; ten times the floor if not given.
@@ -57,7 +57,7 @@ class Watch:
         before, self._excused = self._excused, True
         return not before
 
-    def add(self, at: float, beats: Mapping[int, Beat], often: float) -> Silence | None:
+    def observe(self, at: float, beats: Mapping[int, Beat], often: float) -> Silence | None:
         """at: seconds.
 
         beats: of the ranks that live and have begun. often: seconds between two calls at most; what
@@ -86,7 +86,7 @@ class Watch:
             )
 
     def _silent(self, at: float, beats: Mapping[int, Beat]) -> Silence | None:
-        last = hindmost(beats)
+        last = furthest_behind(beats)
         if not last:
             return None
         seconds = min(at - self._since[rank] for rank in last)
@@ -105,7 +105,7 @@ class Watch:
         )  # the longest of twenty may be odd
 
 
-def hindmost(beats: Mapping[int, Beat]) -> tuple[int, ...]:
+def furthest_behind(beats: Mapping[int, Beat]) -> tuple[int, ...]:
     """The ranks that are least far."""
     if not beats:
         return ()
@@ -114,7 +114,7 @@ def hindmost(beats: Mapping[int, Beat]) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True)
-class Seen:
+class RankSnapshot:
     """What was seen of a silent world's rank.
 
     state: of its process, as the kernel names it (T: stopped). spot: where its program is; None: it
@@ -123,8 +123,8 @@ class Seen:
     """
 
     beat: Beat | None
-    state: str = ""
-    spot: Spot | None = None
+    process_state: str = ""
+    location: Location | None = None
     collective: "Collective | None" = None
 
 
@@ -152,11 +152,11 @@ class Verdict:
 
 
 def judge(
-    seen: Mapping[int, Seen],
+    snapshots: Mapping[int, RankSnapshot],
     seconds: float,
     limit: float,
-    world: int,
-    knob: str = "--set devices.hang_floor=",
+    world_size: int,
+    floor_flag: str = "--set devices.hang_floor=",
     unit: str = "step",
 ) -> Verdict:
     """Who holds the others up, and where everybody is.
@@ -164,17 +164,19 @@ def judge(
     world: how many ranks there are; those of other hosts are not seen. knob: how to set the floor.
     unit: what beats count.
     """
-    others = "; ".join(f"{_ranks(ranks)} {text}" for text, ranks in _grouped(seen, unit).items())
-    stopped = [rank for rank, one in seen.items() if one.state == "T"]
+    others = "; ".join(
+        f"{_ranks(ranks)} {text}" for text, ranks in _grouped(snapshots, unit).items()
+    )
+    stopped = [rank for rank, one in snapshots.items() if one.process_state == "T"]
     if stopped:
         return Verdict(
             tuple(stopped),
             f"{_ranks(stopped)} stopped (SIGSTOP, or a terminal's Ctrl-Z) for {seconds:.0f} s:"
             f" {others}",
-            f"whoever stopped it can let it go on with `kill -CONT`; {knob}N waits N seconds for"
+            f"whoever stopped it can let it go on with `kill -CONT`; {floor_flag}N waits N seconds for"
             " that",
         )
-    apart = _mismatch(seen)
+    apart = _mismatch(snapshots)
     if apart:
         return Verdict(
             (),
@@ -183,18 +185,20 @@ def judge(
             " rank, or data of unequal length",
             again=False,
         )
-    culprits = _behind(seen) if len(seen) == world else []
-    longer = f"if that is how long it takes, {knob}{round(max(2 * seconds, limit))} waits longer"
+    culprits = _behind(snapshots) if len(snapshots) == world_size else []
+    longer = (
+        f"if that is how long it takes, {floor_flag}{round(max(2 * seconds, limit))} waits longer"
+    )
     if not culprits:
         return Verdict(
             (),
             f"no rank has made any progress for {seconds:.0f} s (limit {limit:.0f} s): {others}",
             f"all wait for each other, or for what is outside the program; {longer}",
         )
-    spot = seen[culprits[0]].spot
+    spot = snapshots[culprits[0]].location
     remedy = (
         "--num-workers or a quicker source, if the data is slow; "
-        if (spot and spot.what == "data") or _phase(seen, culprits) == "data"
+        if (spot and spot.activity == "data") or _phase(snapshots, culprits) == "data"
         else ""
     )
     return Verdict(
@@ -204,17 +208,17 @@ def judge(
     )
 
 
-def _phase(seen: Mapping[int, Seen], ranks: Iterable[int]) -> str:
+def _phase(seen: Mapping[int, RankSnapshot], ranks: Iterable[int]) -> str:
     beats = [beat for rank in ranks if (beat := seen[rank].beat)]
     return beats[0].phase if beats else ""
 
 
-def _behind(seen: Mapping[int, Seen]) -> list[int]:
+def _behind(seen: Mapping[int, RankSnapshot]) -> list[int]:
     """The hindmost by step and phase; else by collectives; else those that are in none, while
     others are.
     """
     beats = {rank: one.beat for rank, one in seen.items() if one.beat}
-    last = hindmost(beats)
+    last = furthest_behind(beats)
     if 0 < len(last) < len(seen):
         return list(last)
     numbers = {rank: one.collective.number for rank, one in seen.items() if one.collective}
@@ -228,11 +232,13 @@ def _behind(seen: Mapping[int, Seen]) -> list[int]:
         outside = [rank for rank, one in seen.items() if one.collective and one.collective.ended]
         if outside:
             return outside
-    outside = [rank for rank, one in seen.items() if one.spot and one.spot.what != "collective"]
+    outside = [
+        rank for rank, one in seen.items() if one.location and one.location.activity != "collective"
+    ]
     return outside if 0 < len(outside) < len(seen) else list(seen) if len(seen) == 1 else []
 
 
-def _mismatch(seen: Mapping[int, Seen]) -> str:
+def _mismatch(seen: Mapping[int, RankSnapshot]) -> str:
     """Ranks that wait in collectives of the same number that are not the same. '' if none do."""
     waiting = {
         rank: one.collective
@@ -248,21 +254,21 @@ def _mismatch(seen: Mapping[int, Seen]) -> str:
     )
 
 
-def _grouped(seen: Mapping[int, Seen], unit: str) -> dict[str, list[int]]:
+def _grouped(seen: Mapping[int, RankSnapshot], unit: str) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     for rank, one in sorted(seen.items()):
         found.setdefault(_where(one, unit), []).append(rank)
     return found
 
 
-def _where(one: Seen, unit: str) -> str:
+def _where(one: RankSnapshot, unit: str) -> str:
     phase = f"{one.beat.phase}, " if one.beat and unit == "step" else ""
     since = f" ({phase}since {unit} {one.beat.step})" if one.beat else ""
-    if one.state == "T":
+    if one.process_state == "T":
         return f"stopped{since}"
     if one.collective and not one.collective.ended:
         return f"in {one.collective.name}{since}"
-    return f"in {one.spot.text}{since}" if one.spot else f"without an answer{since}"
+    return f"in {one.location.text}{since}" if one.location else f"without an answer{since}"
 
 
 def _ranks(ranks: Iterable[int]) -> str:

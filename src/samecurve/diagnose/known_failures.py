@@ -20,20 +20,20 @@ _AT = r" to \(?\[?(?P<host>[^\s,\[\]()]+)\]?(?:, |:)(?P<port>\d+)"
 
 
 @dataclass(frozen=True)
-class Known:
+class KnownFailure:
     """signs: patterns of an error's text.
 
     cause, remedy: over the groups of the pattern that matched. again: starting again may help.
     """
 
     name: str
-    signs: tuple[re.Pattern[str], ...]
+    patterns: tuple[re.Pattern[str], ...]
     cause: str
     remedy: str
     again: bool = False
-    follows: Literal["", "lost", "waited"] = ""
+    symptom: Literal["", "lost", "waited"] = ""
 
-    def told(self, found: re.Match[str]) -> tuple[str, str]:
+    def explain(self, found: re.Match[str]) -> tuple[str, str]:
         groups = defaultdict(
             str,
             {name: " ".join((value or "").split()) for name, value in found.groupdict().items()},
@@ -42,9 +42,14 @@ class Known:
         return re.sub(r" +", " ", cause.replace("()", "")).rstrip(" :"), remedy
 
 
-def known_in(text: str) -> tuple[Known, re.Match[str]] | None:
+def find_known_failure(text: str) -> tuple[KnownFailure, re.Match[str]] | None:
     return next(
-        ((known, found) for known in KNOWN for sign in known.signs if (found := sign.search(text))),
+        (
+            (known, found)
+            for known in KNOWN_FAILURES
+            for sign in known.patterns
+            if (found := sign.search(text))
+        ),
         None,
     )
 
@@ -56,8 +61,8 @@ def _known(
     remedy: str,
     again: bool = False,
     follows: Literal["", "lost", "waited"] = "",
-) -> Known:
-    return Known(
+) -> KnownFailure:
+    return KnownFailure(
         name, tuple(re.compile(sign, re.MULTILINE) for sign in signs), cause, remedy, again, follows
     )
 
@@ -657,4 +662,4 @@ _MEETING = (
     ),
 )
 
-KNOWN = (*_COMPILING, *_DEVICES, *_MEMORY, *_PROGRAM, *_MEETING)
+KNOWN_FAILURES = (*_COMPILING, *_DEVICES, *_MEMORY, *_PROGRAM, *_MEETING)

@@ -14,7 +14,9 @@ _ASKED = (
 _UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 
 
-def out_of_memory(error: BaseException, plan: Plan, rank: int, peak: int) -> RunError | None:
+def explain_out_of_memory(
+    error: BaseException, plan: Plan, rank: int, peak: int
+) -> RunError | None:
     """peak: bytes that the rank has held at most.
 
     None: the error is another one. Told by name and words, so that no engine is imported.

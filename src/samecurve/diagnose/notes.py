@@ -12,7 +12,7 @@ from samecurve.errors import RunError, SamecurveError
 
 
 @dataclass(frozen=True)
-class Note:
+class FailureNote:
     """trace: the traceback as Python prints it; '' where the error explains itself.
 
     again: starting again may help, as far as the error itself knows.
@@ -28,9 +28,9 @@ class Note:
     again: bool = False
 
 
-def note_of(rank: int, error: BaseException) -> Note:
+def note_of(rank: int, error: BaseException) -> FailureNote:
     if isinstance(error, SamecurveError):
-        return Note(
+        return FailureNote(
             rank,
             time.time(),
             error.cause,
@@ -40,7 +40,7 @@ def note_of(rank: int, error: BaseException) -> Note:
             error.exit_code,
             isinstance(error, RunError) and error.again,
         )
-    return Note(
+    return FailureNote(
         rank,
         time.time(),
         f"{type(error).__name__}: {error}".strip(),
@@ -51,7 +51,7 @@ def note_of(rank: int, error: BaseException) -> Note:
     )
 
 
-def write_note(logs: Path, attempt: str, note: Note) -> None:
+def write_note(logs: Path, attempt: str, note: FailureNote) -> None:
     """Into the run's logs; elsewhere if there is no room, since a full disk may be what has failed."""
     text = json.dumps(asdict(note))
     try:
@@ -63,11 +63,11 @@ def write_note(logs: Path, attempt: str, note: Note) -> None:
         (spare / f"failure-{note.rank}.json").write_text(text)
 
 
-def read_notes(logs: Path, attempt: str) -> list[Note]:
+def read_notes(logs: Path, attempt: str) -> list[FailureNote]:
     """In the order in which the ranks failed."""
     spare = _spare(attempt)
     found = [
-        Note(**json.loads(path.read_text()))
+        FailureNote(**json.loads(path.read_text()))
         for home in (logs, spare)
         for path in home.glob("failure-*.json")
     ]

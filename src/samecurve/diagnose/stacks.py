@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Literal
 
-What = Literal["collective", "data", "backward", "other"]
+Activity = Literal["collective", "data", "backward", "other"]
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+.*:$", re.MULTILINE)
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
 _COLLECTIVES = (
@@ -35,17 +35,17 @@ class Frame:
 
 
 @dataclass(frozen=True)
-class Spot:
+class Location:
     """what: kind of place.
 
     text: the place in words, with the user's own line where there is one.
     """
 
-    what: What
+    activity: Activity
     text: str
 
 
-def threads(dump: str) -> list[list[Frame]]:
+def parse_threads(dump: str) -> list[list[Frame]]:
     """The frames of each thread, innermost first; the main thread last, as faulthandler writes
     them.
     """
@@ -56,11 +56,11 @@ def threads(dump: str) -> list[list[Frame]]:
     ]
 
 
-def spot(dump: str, workers: str = "") -> Spot | None:
+def locate(dump: str, workers: str = "") -> Location | None:
     """Where the program is: in its main thread, or, if that waits for data, in the thread that
     reads it, or in the data worker that does. workers: their stacks. None: the dump holds no stack.
     """
-    found = threads(dump)
+    found = parse_threads(dump)
     if not found or not found[-1]:
         return None
     main = found[-1]
@@ -75,9 +75,10 @@ def spot(dump: str, workers: str = "") -> Spot | None:
         )
         if any(_in(frame, "samecurve/data/workers.py") for frame in feed):
             own = next(
-                (_place(frames) for frames in threads(workers) if any(map(_users, frames))), None
+                (_place(frames) for frames in parse_threads(workers) if any(map(_users, frames))),
+                None,
             )
-            return Spot(
+            return Location(
                 "data",
                 (
                     f"the feed: a data worker in {own}"
@@ -85,10 +86,10 @@ def spot(dump: str, workers: str = "") -> Spot | None:
                     else "the feed, waiting for a data worker"
                 ),
             )
-        return Spot("data", f"the feed: {_place(feed)}")
+        return Location("data", f"the feed: {_place(feed)}")
     if any(_in(frame, place) for place in _COLLECTIVES for frame in main[:6]):
         inner = next(frame for frame in main for place in _COLLECTIVES if _in(frame, place))
-        return Spot(
+        return Location(
             "collective",
             (
                 inner.function
@@ -97,8 +98,8 @@ def spot(dump: str, workers: str = "") -> Spot | None:
             ),
         )
     if any(frame.function in {"backward", "_engine_run_backward"} for frame in main[:4]):
-        return Spot("backward", f"backward: {_place(main)}")
-    return Spot("other", _place(main))
+        return Location("backward", f"backward: {_place(main)}")
+    return Location("other", _place(main))
 
 
 def _place(frames: list[Frame]) -> str:

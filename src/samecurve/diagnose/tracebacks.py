@@ -13,7 +13,7 @@ from pathlib import Path
 
 LINES = 200  # of a log's end
 WIDTH = 150
-BEGINS = "=== attempt"  # a line of a log: what stands before it is of an earlier start
+ATTEMPT_LINE = "=== attempt"  # a line of a log: what stands before it is of an earlier start
 _BYTES = 1 << 17
 _PREFIX = re.compile(r"^\[rank ?\d+\]:? ?(?!\[)")
 _HEAD = re.compile(r"^(?:Original )?Traceback \(most recent call last\):$")
@@ -40,11 +40,11 @@ _LIBRARY = re.compile(
 class Frame:
     path: str
     line: int
-    name: str
+    function: str
     source: str
 
     @property
-    def own(self) -> bool:
+    def is_users(self) -> bool:
         """Of the user's own code."""
         return not _LIBRARY.search(self.path)
 
@@ -56,19 +56,19 @@ class Frame:
         )
         return (
             f"{path}:{self.line}"
-            + (f" in {self.name}" if self.name else "")
+            + (f" in {self.function}" if self.function else "")
             + (f": {self.source}" if self.source else "")
         )
 
 
 @dataclass(frozen=True)
-class Trace:
+class Traceback:
     """frames: outermost first. error: the exception's own lines, `Type: message`."""
 
     frames: tuple[Frame, ...]
     error: str
 
-    def shown(self, most: int) -> list[str]:
+    def show_frames(self, most: int) -> list[str]:
         """A line a frame, at most so many, the middle left out; launchers' and wrappers' frames are
         not among them.
         """
@@ -87,27 +87,27 @@ class Trace:
             ]
         else:
             lines = [*map(str, frames)]
-        return [clipped(line) for line in lines]
+        return [clip(line) for line in lines]
 
     @property
-    def own(self) -> Frame | None:
+    def user_frame(self) -> Frame | None:
         """The innermost frame of the user's own code, where the failure lies deeper."""
         return next(
             (
                 frame
                 for frame in reversed(self.frames)
-                if frame.own and not _LAUNCHERS.search(frame.path)
+                if frame.is_users and not _LAUNCHERS.search(frame.path)
             ),
             None,
         )
 
 
-def clipped(line: str, width: int = WIDTH) -> str:
+def clip(line: str, width: int = WIDTH) -> str:
     line = _COLOUR.sub("", line)
     return line if len(line) <= width else f"{line[: width - 4]} ..."
 
 
-def tail(path: Path) -> str:
+def read_tail(path: Path) -> str:
     """The last lines of a log, of its last start; '' where there is none."""
     try:
         with open(path, "rb") as file:
@@ -116,12 +116,13 @@ def tail(path: Path) -> str:
     except OSError:
         return ""
     begun = next(
-        (index for index in range(len(lines) - 1, -1, -1) if lines[index].startswith(BEGINS)), -1
+        (index for index in range(len(lines) - 1, -1, -1) if lines[index].startswith(ATTEMPT_LINE)),
+        -1,
     )
     return "\n".join(lines[begun + 1 :][-LINES:])
 
 
-def last(text: str) -> Trace | None:
+def last_traceback(text: str) -> Traceback | None:
     """The last traceback of a text. None: there is none."""
     lines = [_PREFIX.sub("", line) for line in text.splitlines()]
     found, other = None, None
@@ -142,7 +143,7 @@ def last(text: str) -> Trace | None:
     return found or other
 
 
-def _parsed(lines: Sequence[str], index: int) -> tuple[Trace | None, int]:
+def _parsed(lines: Sequence[str], index: int) -> tuple[Traceback | None, int]:
     """From the first frame on. Returns it, and where it ends."""
     frames: list[Frame] = []
     while index < len(lines) and lines[index].startswith("  "):
@@ -158,7 +159,7 @@ def _parsed(lines: Sequence[str], index: int) -> tuple[Trace | None, int]:
     while index < len(lines) and not _ends(lines[index]):
         index += 1
     error = "\n".join(lines[begin:index]).strip()
-    return (Trace(tuple(frames), error) if error else None), max(index, begin)
+    return (Traceback(tuple(frames), error) if error else None), max(index, begin)
 
 
 def _ends(line: str) -> bool:

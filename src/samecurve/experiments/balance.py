@@ -34,7 +34,7 @@ from samecurve.experiments.profiled import Profile
 from samecurve.experiments.scratch import scratch
 from samecurve.launch.pool import Pool, pool
 from samecurve.system import cache_home, write_json
-from samecurve.units import listed
+from samecurve.units import join_words
 from samecurve.worker.jobs.profile import watch_rank
 
 _COURSE = ProfileSchedule(warm=2, timed=6, traced=0)
@@ -72,7 +72,7 @@ def measured(
         kept.parent.mkdir(parents=True, exist_ok=True)
         write_json(kept, asdict(found))
     click.echo(
-        f"balance {listed([f'{size / seconds:.3g}' for seconds in microbatch_seconds(found, size)])}"
+        f"balance {join_words([f'{size / seconds:.3g}' for seconds in microbatch_seconds(found, size)])}"
         f" samples/s {found.origin}; without {kept} they are measured anew",
         err=True,
     )

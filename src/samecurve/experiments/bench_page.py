@@ -9,10 +9,17 @@ from typing import TYPE_CHECKING
 import samecurve
 from samecurve.core.profile_types import MEANING, PARTS
 from samecurve.experiments.benched import Bench, Values, as_json, columns, dumped, notes
-from samecurve.observe.report.canvas import COLOURS, SERIES, Picture, canvas, finished, label
+from samecurve.observe.report.canvas import (
+    COLOURS,
+    SERIES,
+    Picture,
+    canvas,
+    legend_label,
+    save_picture,
+)
 from samecurve.observe.report.markup import Html, element, table
-from samecurve.observe.report.page import document, figures
-from samecurve.observe.report.words import moment
+from samecurve.observe.report.page import document, pictures_section
+from samecurve.observe.report.words import show_moment
 from samecurve.units import show_bytes
 
 if TYPE_CHECKING:
@@ -76,7 +83,7 @@ def files(bench: Bench, rows: Sequence[Values]) -> dict[str, bytes]:
 def _picture(name: str, title: str, note: str, draw: "Callable[[Axes], None]") -> Picture:
     with canvas() as (figure, axes):
         draw(axes)
-        return finished(figure, name, title, note, _MADE_BY)
+        return save_picture(figure, name, title, note, _MADE_BY)
 
 
 def _together(
@@ -89,12 +96,12 @@ def _together(
         for place, (_, title, _, draw) in zip(figure.subplots(1, len(panels)), panels, strict=True):
             draw(place)
             place.set_title(title)
-        return finished(figure, "bench", _title(bench), "", _MADE_BY).png
+        return save_picture(figure, "bench", _title(bench), "", _MADE_BY).png
 
 
 def _title(bench: Bench) -> str:
     plan = bench.plans[0]
-    return f"{label(bench.name)}: {plan.engine} {plan.precision}, {plan.devices[0].name}" + (
+    return f"{legend_label(bench.name)}: {plan.engine} {plan.precision}, {plan.devices[0].name}" + (
         f", ranks share {bench.cores} cores" if bench.cpu else ""
     )
 
@@ -244,7 +251,7 @@ def _memory_note(bench: Bench) -> str:
 
 def _page(bench: Bench, rows: Sequence[Values], pictures: Sequence[Picture]) -> str:
     foot = (
-        f"Made by {_MADE_BY} {samecurve.__version__}, {moment(bench.time)}. The same numbers, and"
+        f"Made by {_MADE_BY} {samecurve.__version__}, {show_moment(bench.time)}. The same numbers, and"
         " more of them: bench.json."
     )
     return document(f"bench {bench.name}", _MADE_BY, _body(bench, rows, pictures), foot)
@@ -293,7 +300,7 @@ def _body(bench: Bench, rows: Sequence[Values], pictures: Sequence[Picture]) -> 
         [[word, said] for word, _, said in (note.partition(" ") for note in notes(bench, rows))],
     )
     if pictures:
-        yield from figures(pictures, [])
+        yield from pictures_section(pictures, [])
     else:
         yield element("p", UNDRAWN, class_="note")
     yield element("h2", "Batches and memory")

@@ -20,7 +20,7 @@ from samecurve.core.config.sections import flatten
 from samecurve.core.determinism.digest import digest
 from samecurve.core.events import Event
 from samecurve.errors import SamecurveError, UserError
-from samecurve.observe.journal import read
+from samecurve.observe.journal import read_events
 from samecurve.run.directory import Run
 from samecurve.tasks import Tasks
 
@@ -88,7 +88,7 @@ def compare_runs(first: Path, second: Path, as_json: bool) -> int:
 def compare(first: Path, second: Path) -> Comparison:
     """UserError: one is no run, or they have nothing in common that could be compared."""
     runs = [_opened(first), _opened(second)]
-    events = [read(run.journal) for run in runs]
+    events = [read_events(run.journal) for run in runs]
     found = Comparison(asked=_asked(runs[0], runs[1]))
     _compare_steps(_by_step(events[0], "step"), _by_step(events[1], "step"), found)
     hashes = [

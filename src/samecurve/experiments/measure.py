@@ -17,7 +17,7 @@ from samecurve.core.planning.memory import USABLE
 from samecurve.core.planning.plan import Plan, plan
 from samecurve.errors import UserError
 from samecurve.launch.pool import JobFailed, pool
-from samecurve.observe.journal import read
+from samecurve.observe.journal import read_events
 from samecurve.probe import probe
 from samecurve.run.attempt import Attempt
 from samecurve.run.describe import describe
@@ -128,5 +128,7 @@ def _peak(config: Config, machine: Machine, facts: Facts, micro: int) -> int | N
                 return None
             raise
         return max(
-            int(event.values["memory_bytes"]) for event in read(run.journal) if event.kind == "step"
+            int(event.values["memory_bytes"])
+            for event in read_events(run.journal)
+            if event.kind == "step"
         )

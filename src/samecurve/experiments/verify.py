@@ -28,10 +28,10 @@ from samecurve.core.protocols import StoredArrays
 from samecurve.errors import UserError
 from samecurve.experiments.layouts import JAX, Layout
 from samecurve.launch.pool import JobFailed, Pool, pool
-from samecurve.observe.journal import read
+from samecurve.observe.journal import read_events
 from samecurve.run.attempt import Attempt
 from samecurve.run.directory import Run
-from samecurve.units import some
+from samecurve.units import first_and_count
 from samecurve.worker.jobs.train import rehearse
 
 TOLERANCE = {"f64": 1e-10, "f32": 1e-5}  # relative
@@ -235,7 +235,7 @@ class Trials:
             self._pool.run(made.world_size, self._rehearsal, attempt.to_json(), **how)
 
     def _course(self, run: Run, first: Run | None) -> Trajectory:
-        steps = [event.values for event in read(run.journal) if event.kind == "step"]
+        steps = [event.values for event in read_events(run.journal) if event.kind == "step"]
         course = Trajectory(
             [s["loss"] for s in steps],
             [s["grad_norm"] for s in steps],
@@ -359,7 +359,7 @@ def judge(
         ""
         if passed
         else (
-            f"the last state alone differs: {some(odd)}"
+            f"the last state alone differs: {first_and_count(odd)}"
             if worst <= tolerance
             else _culprit(first, losses, gradient, parameters, tolerance)
         )

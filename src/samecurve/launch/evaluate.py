@@ -16,8 +16,8 @@ from samecurve.core.planning.facts import Fixed
 from samecurve.core.planning.plan import Plan, plan
 from samecurve.errors import RunError, UserError
 from samecurve.launch.local import launch
-from samecurve.observe.console import lines
-from samecurve.observe.journal import append, read
+from samecurve.observe.console import console_lines
+from samecurve.observe.journal import append_event, read_events
 from samecurve.probe import probe
 from samecurve.run.attempt import Attempt, new_attempt_name
 from samecurve.run.describe import describe
@@ -52,7 +52,7 @@ class _Said:
 
     def show(self, event: Event) -> None:
         if event.kind == "warned":
-            for line in lines(event, self._plan, self._run.home):
+            for line in console_lines(event, self._plan, self._run.home):
                 self._say(line)
 
     def close(self) -> None:
@@ -132,7 +132,7 @@ def _run(
         directory.mkdir()
     scratch.write(loaded.config, made, loaded.origins, {})
     attempt = Attempt(new_attempt_name(), str(scratch.home), str(checkpoint), evaluate=which)
-    append(
+    append_event(
         scratch.journal,
         Event(
             "planned",
@@ -146,7 +146,7 @@ def _run(
         False,
         _Said(made, scratch, say),
     )
-    found = [event for event in read(scratch.journal) if event.kind == "evaluated"]
+    found = [event for event in read_events(scratch.journal) if event.kind == "evaluated"]
     if code or not found:
         raise RunError("the evaluation was stopped", "", str(checkpoint))
     values = dict(found[-1].values)

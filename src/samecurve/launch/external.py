@@ -14,15 +14,15 @@ from samecurve.core.config.sections import Loaded
 from samecurve.core.planning.strategies import choose_devices
 from samecurve.core.protocols import Rank
 from samecurve.diagnose.crash import explain
-from samecurve.diagnose.notes import Note, note_of, read_notes
+from samecurve.diagnose.notes import FailureNote, note_of, read_notes
 from samecurve.errors import RunError, SamecurveError, UserError
 from samecurve.launch.hang_watch import HangWatch, overseen
 from samecurve.launch.monitors import done_line, tracked, watched
 from samecurve.launch.rank_agreement import check_ranks_agree, report_config
 from samecurve.launch.signals import run_child
-from samecurve.observe.console import showing, view
+from samecurve.observe.console import make_view, show_journal
 from samecurve.probe import probe
-from samecurve.probe.cpu import oom_kills, starved_since
+from samecurve.probe.cpu import oom_kills, oom_kills_since
 from samecurve.run.attempt import Attempt
 from samecurve.run.directory import Run, log_to
 from samecurve.run.preconditions import check_port
@@ -129,7 +129,7 @@ def run_as_external_rank(
 
 def _lead(prepared: PreparedRun, hang_floor: float, rank: Rank, ranks: Any, headless: bool) -> int:
     """The first rank trains, and shows what the run does. SamecurveError: why it failed."""
-    own: list[Note] = []
+    own: list[FailureNote] = []
     exits: dict[int, int] = {}
     run, every, starved = prepared.run, prepared.track.sensors_every, oom_kills()
     watch = overseen(
@@ -137,7 +137,7 @@ def _lead(prepared: PreparedRun, hang_floor: float, rank: Rank, ranks: Any, head
         lambda error: left_hanging(run, error),
     )
     with (
-        showing(view(prepared.plan, run.home, headless), run.journal, prepared.begin),
+        show_journal(make_view(prepared.plan, run.home, headless), run.journal, prepared.begin),
         tracked(run, prepared.track, _REST),
         watched(run, prepared.plan, every),
         watch,
@@ -160,7 +160,7 @@ def _lead(prepared: PreparedRun, hang_floor: float, rank: Rank, ranks: Any, head
         ),
         exits,
         prepared.run.logs,
-        starved=starved_since(starved),
+        oom_kills=oom_kills_since(starved),
     )
     record_failure(prepared.run, failure)
     raise failure

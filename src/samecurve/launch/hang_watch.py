@@ -16,8 +16,8 @@ from pathlib import Path
 import psutil
 
 from samecurve.core.events import Beat
-from samecurve.diagnose.hang import Seen, Silence, Verdict, Watch, judge
-from samecurve.diagnose.stacks import spot
+from samecurve.diagnose.hang import RankSnapshot, Silence, SilenceWatch, Verdict, judge
+from samecurve.diagnose.stacks import locate
 from samecurve.errors import RunError
 from samecurve.observe.heartbeat import read_beat
 from samecurve.worker.hang_responder import ASK, last_collective
@@ -89,7 +89,7 @@ class HangWatch:
             ask,
             words,
         )
-        self._watch = Watch(floor, unknown)
+        self._watch = SilenceWatch(floor, unknown)
 
     def look(self) -> RunError | None:
         """Called every OFTEN seconds.
@@ -105,9 +105,9 @@ class HangWatch:
             if (state := _state(pid)) not in {None, "Z"}
         }
         if "t" in states.values():  # somebody debugs it
-            self._watch = Watch(self._floor, self._unknown)
+            self._watch = SilenceWatch(self._floor, self._unknown)
             return None
-        silence = self._watch.add(time.monotonic(), self._beats(states), OFTEN)
+        silence = self._watch.observe(time.monotonic(), self._beats(states), OFTEN)
         return self._found(silence) if silence else None
 
     @property
@@ -134,7 +134,7 @@ class HangWatch:
         ):  # a shape that comes late, such as an epoch's short tail
             return None
         if _in(dumps, _DEBUGGERS):
-            self._watch = Watch(self._floor, self._unknown)
+            self._watch = SilenceWatch(self._floor, self._unknown)
             return None
         seen = self._seen(dumps)
         verdict = judge(seen, silence.seconds, silence.limit, self._world, *self._words)
@@ -173,7 +173,7 @@ class HangWatch:
     def _workers(self, rank: int) -> Path:
         return self._logs / f"stack-{rank}-workers.txt"
 
-    def _seen(self, dumps: dict[int, str]) -> dict[int, Seen]:
+    def _seen(self, dumps: dict[int, str]) -> dict[int, RankSnapshot]:
         seen = {}
         for rank, pid in self._processes().items():
             collective = None
@@ -181,10 +181,10 @@ class HangWatch:
                 collective = last_collective(
                     json.loads((self._logs / f"collectives-{rank}.json").read_text())
                 )
-            seen[rank] = Seen(
+            seen[rank] = RankSnapshot(
                 read_beat(self._logs / f"pulse-{rank}"),
                 _state(pid) or "",
-                spot(dumps.get(rank, ""), _read(self._workers(rank))),
+                locate(dumps.get(rank, ""), _read(self._workers(rank))),
                 collective,
             )
         return seen

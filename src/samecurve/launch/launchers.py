@@ -24,7 +24,7 @@ from samecurve.errors import SamecurveError
 from samecurve.launch.hang_watch import OFTEN, HangWatch, overseen
 from samecurve.launch.script.placement import reserve
 from samecurve.launch.supervisor import FAILED
-from samecurve.probe.cpu import oom_kills, starved_since
+from samecurve.probe.cpu import oom_kills, oom_kills_since
 from samecurve.run.prepare import PreparedRun
 from samecurve.worker.cluster_env import explicit
 from samecurve.worker.main import main, work
@@ -246,9 +246,9 @@ def _waited(
         notes,
         ends.failed,
         prepared.run.logs,
-        starved=starved_since(starved),
-        world=prepared.plan.world_size,
-        left=ends.left,
+        oom_kills=oom_kills_since(starved),
+        world_size=prepared.plan.world_size,
+        left_early=ends.left,
     )
 
 

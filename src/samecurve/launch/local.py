@@ -18,7 +18,7 @@ from samecurve.launch.launchers import LAUNCHERS, in_place
 from samecurve.launch.monitors import tracked, watched
 from samecurve.launch.restarts import Budget, again
 from samecurve.launch.signals import STOPPING, Signals, leave_at_once
-from samecurve.observe.console import View, showing, view
+from samecurve.observe.console import View, make_view, show_journal
 from samecurve.run.control import ask
 from samecurve.run.prepare import PreparedRun
 from samecurve.system import LAUNCHER, STOP_SIGNAL
@@ -37,7 +37,9 @@ def launch(
     launcher = _Launcher(prepared, devices, headless)
     try:
         with (
-            showing(chosen or view(plan, run.home, headless), run.journal, prepared.begin),
+            show_journal(
+                chosen or make_view(plan, run.home, headless), run.journal, prepared.begin
+            ),
             tracked(run, prepared.track),
             Signals(launcher.stop, launcher.leave) as signals,
             _environment(plan),

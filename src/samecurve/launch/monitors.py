@@ -17,9 +17,9 @@ from samecurve.core.determinism.microbatches import split_batch
 from samecurve.core.events import Event
 from samecurve.core.planning.plan import Plan
 from samecurve.observe.heartbeat import read_heartbeat
-from samecurve.observe.journal import append, follow
-from samecurve.observe.sensors import PATIENCE, sensing
-from samecurve.observe.trackers import GOES_ON, SAID, TITLES
+from samecurve.observe.journal import append_event, follow
+from samecurve.observe.sensors import IDLE_SECONDS, record_sensors
+from samecurve.observe.trackers import EXIT_REPORTED, TITLES, TRAINING_GOES_ON
 from samecurve.probe.sensors import Sensors
 from samecurve.run.directory import Run
 from samecurve.run.preconditions import _wanted
@@ -43,7 +43,7 @@ _QUIET = 3.0  # seconds after which somebody who waits is told for what
 
 
 @contextmanager
-def watched(run: Run, plan: Plan, every: float, patience: float = PATIENCE) -> Iterator[None]:
+def watched(run: Run, plan: Plan, every: float, patience: float = IDLE_SECONDS) -> Iterator[None]:
     """Sensor lines in the journal while the block trains.
 
     every: seconds between them; 0: none. patience: seconds until an idle device is worth a word.
@@ -56,7 +56,7 @@ def watched(run: Run, plan: Plan, every: float, patience: float = PATIENCE) -> I
     with ExitStack() as stack:
         stack.callback(sensors.close)
         stack.enter_context(
-            sensing(
+            record_sensors(
                 lambda: sensors.read(run.processes()),
                 lambda idle: _idle(plan, owners, idle, patience),
                 run.logs / "pulse-0",
@@ -187,7 +187,7 @@ class Tracker:
     def _wait(self) -> None:
         assert self._process is not None
         code = self._process.wait()
-        if code not in {0, SAID} and not self._ending:
+        if code not in {0, EXIT_REPORTED} and not self._ending:
             self._warn(
                 f"its process left with {f'signal {-code}' if code < 0 else f'exit code {code}'};"
                 f" {self._run.logs / f'{self._name}.log'} may say more"
@@ -196,11 +196,11 @@ class Tracker:
     def _warn(self, what: str) -> None:
         pulse = read_heartbeat(self._run.logs / "pulse-0")
         with suppress(OSError):  # a full disk: the run itself says so
-            append(
+            append_event(
                 self._run.journal,
                 Event(
                     "warned",
                     pulse[0] if pulse else 0,
-                    {"text": f"{TITLES[self._name]}: {what}; {GOES_ON}"},
+                    {"text": f"{TITLES[self._name]}: {what}; {TRAINING_GOES_ON}"},
                 ),
             )

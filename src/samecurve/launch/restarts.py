@@ -8,7 +8,7 @@ from samecurve.checkpoint.format import read_manifest
 from samecurve.checkpoint.store import newest, sweep
 from samecurve.core.events import Event
 from samecurve.errors import RunError, SamecurveError
-from samecurve.observe.journal import append, mend, read
+from samecurve.observe.journal import append_event, cut_torn_line, read_events
 from samecurve.run.attempt import Earlier, new_attempt_name
 from samecurve.run.prepare import PreparedRun, clear_logs
 
@@ -68,7 +68,7 @@ def again(
         return reason
     clear_logs(run)
     sweep(run.checkpoints)
-    mend(run.journal)
+    cut_torn_line(run.journal)
     step = int(read_manifest(Path(resume))["step"]) if resume else 0
     next_one = replace(
         attempt,
@@ -80,7 +80,7 @@ def again(
         f"{failure.cause}; start {budget.used + 1}, from"
         f" {f'step {step}' if resume else 'the beginning'}"
     )
-    append(
+    append_event(
         run.journal,
         Event(
             "restarted",
@@ -94,8 +94,8 @@ def again(
         ),
     )
     for line in damaged:
-        append(run.journal, Event("warned", step, {"text": line}))
-    append(
+        append_event(run.journal, Event("warned", step, {"text": line}))
+    append_event(
         run.journal,
         Event(
             "resumed",
@@ -106,7 +106,7 @@ def again(
             },
         ),
     )
-    lines = [event for event in read(run.journal) if event.time >= began]
+    lines = [event for event in read_events(run.journal) if event.time >= began]
     trained = [float(event.values["seconds"]) for event in lines if event.kind == "step"]
     recoveries = tuple(
         float(event.values["seconds"]) for event in lines if event.kind == "recovered"

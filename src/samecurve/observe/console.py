@@ -35,7 +35,7 @@ class View(Protocol):
     def close(self) -> None: ...
 
 
-class Headless:
+class JsonLines:
     """JSON lines on stdout."""
 
     def show(self, event: Event) -> None:
@@ -70,7 +70,7 @@ class Pace:
             )
 
 
-class Plain:
+class PlainView:
     """One line for what is worth one. write: takes a line."""
 
     def __init__(self, plan: Plan, run: Path, write: Callable[[str], None] | None = None) -> None:
@@ -93,7 +93,7 @@ class Plain:
             if time.monotonic() - self._sensed < _AT_LEAST_EVERY:
                 return
             self._sensed = time.monotonic()
-        for line in lines(event, self._plan, self._run, self._pace):
+        for line in console_lines(event, self._plan, self._run, self._pace):
             self._write(line)
 
     def close(self) -> None:
@@ -111,12 +111,12 @@ class Bar(Progress):
             yield Text(self.below, no_wrap=True, overflow="ellipsis")
 
 
-class Rich:
+class RichView:
     """A bar with the latest step's figures, the sensors' under it; other events scroll above it."""
 
     def __init__(self, plan: Plan, run: Path) -> None:
         self._terminal = Terminal(highlight=False, soft_wrap=True)
-        self._plain = Plain(plan, run, lambda line: self._terminal.print(line, markup=False))
+        self._plain = PlainView(plan, run, lambda line: self._terminal.print(line, markup=False))
         self._plan, self._run = plan, run
         self._pace = Pace()
         self._bar = Bar(
@@ -170,7 +170,7 @@ class Rich:
         self._bar.stop()
 
 
-def lines(event: Event, plan: Plan, run: Path, pace: Pace | None = None) -> list[str]:
+def console_lines(event: Event, plan: Plan, run: Path, pace: Pace | None = None) -> list[str]:
     """An event as console lines. pace: of the steps so far."""
     values = event.values
     if event.kind == "planned":
@@ -338,14 +338,14 @@ def printable(text: str) -> str:
     )
 
 
-def view(plan: Plan, run: Path, headless: bool) -> View:
+def make_view(plan: Plan, run: Path, headless: bool) -> View:
     if headless:
-        return Headless()
-    return Rich(plan, run) if sys.stdout.isatty() else Plain(plan, run)
+        return JsonLines()
+    return RichView(plan, run) if sys.stdout.isatty() else PlainView(plan, run)
 
 
 @contextmanager
-def showing(chosen: View, journal: Path, start: int) -> Iterator[None]:
+def show_journal(chosen: View, journal: Path, start: int) -> Iterator[None]:
     """Show a journal's events from byte `start` on, in a thread, until the block ends; then the
     rest of it.
     """

@@ -25,7 +25,7 @@ class Journal:
     """The one writer of a run's journal. RunError: it can't be written."""
 
     def __init__(self, path: Path) -> None:
-        mend(path)
+        cut_torn_line(path)
         self._path = path
         self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         self._lines: list[bytes] = []
@@ -83,7 +83,7 @@ class Journal:
                 self._error = error
 
 
-def append(path: Path, event: Event) -> None:
+def append_event(path: Path, event: Event) -> None:
     """One line, by others than the rank that writes the journal: the launcher, and what reads
     beside it.
     """
@@ -91,7 +91,7 @@ def append(path: Path, event: Event) -> None:
         file.write(event.line().encode())
 
 
-def mend(path: Path) -> None:
+def cut_torn_line(path: Path) -> None:
     """Cut a last line that a kill left without its end."""
     if not path.exists():
         return
@@ -114,7 +114,7 @@ def last_step(path: Path) -> int:
     return max((event.step for event in events if event.kind == "step"), default=0)
 
 
-def read(path: Path) -> list[Event]:
+def read_events(path: Path) -> list[Event]:
     """The events that count, lines that are none passed over: a `resumed` at step s voids what was
     done beyond s before it.
     """
@@ -140,11 +140,11 @@ def follow(
     """Events as they are written, from byte `start` on, until stop is set and the file is read to
     its end.
     """
-    for events, _ in batches(path, stop, start, pause):
+    for events, _ in follow_batches(path, stop, start, pause):
         yield from events
 
 
-def batches(
+def follow_batches(
     path: Path, stop: threading.Event, start: int = 0, pause: float = 0.1
 ) -> Iterator[tuple[list[Event], int]]:
     """As follow(), several at once, each time with the byte at which their lines end."""

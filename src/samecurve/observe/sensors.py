@@ -14,22 +14,22 @@ from typing import Any
 
 from samecurve.core.events import Event
 from samecurve.observe.heartbeat import read_heartbeat
-from samecurve.observe.journal import append
+from samecurve.observe.journal import append_event
 from samecurve.units import show_bytes
 
-PATIENCE = 60.0  # seconds
+IDLE_SECONDS = 60.0  # seconds
 _IDLE, _BUSY = 0.05, 0.15  # utilisation below which a device does nothing; from which one works
 _LEAVE = 2.0  # seconds for a reading under way: a driver may hang
 
 Values = Sequence[float | None]
 
 
-class Idle:
+class IdleDevices:
     """Devices that do nothing while another works, for `patience` seconds without a break: each is
     found once, and again only after it has worked.
     """
 
-    def __init__(self, patience: float = PATIENCE) -> None:
+    def __init__(self, patience: float = IDLE_SECONDS) -> None:
         self._patience = patience
         self._since: dict[int, float] = {}
         self._found: set[int] = set()
@@ -62,13 +62,13 @@ class Idle:
 
 
 @contextmanager
-def sensing(
+def record_sensors(
     read: Callable[[], dict[str, Any]],
     say: Callable[[Sequence[int]], str],
     pulse: Path,
     journal: Path,
     every: float,
-    patience: float = PATIENCE,
+    patience: float = IDLE_SECONDS,
 ) -> Iterator[None]:
     """Append what read() gives every so many seconds, while the first rank's pulse says that it
     trains, until the block ends. say: devices that do nothing -> a warning.
@@ -76,7 +76,7 @@ def sensing(
     stop = threading.Event()
 
     def work() -> None:
-        idle = Idle(patience)
+        idle = IdleDevices(patience)
         while not stop.wait(every):
             values = read()
             step, phase = read_heartbeat(pulse) or (0, "start")
@@ -85,12 +85,12 @@ def sensing(
             with suppress(
                 OSError
             ):  # a full disk: the journal's own writer ends the run and says so
-                append(journal, Event("sensors", step, values))
+                append_event(journal, Event("sensors", step, values))
                 if found := idle.add(
                     time.monotonic(),
                     values.get("utilisation_by_device", ()) if phase == "step" else (),
                 ):
-                    append(journal, Event("warned", step, {"text": say(found)}))
+                    append_event(journal, Event("warned", step, {"text": say(found)}))
 
     thread = threading.Thread(target=work, name="sensors", daemon=True)
     thread.start()

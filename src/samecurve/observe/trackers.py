@@ -19,11 +19,11 @@ from typing import Any, Protocol
 
 from samecurve.core.events import Event
 from samecurve.observe.heartbeat import read_heartbeat
-from samecurve.observe.journal import VOIDED, append, batches
+from samecurve.observe.journal import VOIDED, append_event, follow_batches
 
 TITLES = {"tensorboard": "TensorBoard", "wandb": "W&B"}
-GOES_ON = "training goes on without it, and the same command sends later what is missing"
-SAID = 3  # exit code: it failed, and the journal says so
+TRAINING_GOES_ON = "training goes on without it, and the same command sends later what is missing"
+EXIT_REPORTED = 3  # exit code: it failed, and the journal says so
 _PAUSE = 1.0  # seconds between looks at the journal
 
 
@@ -52,9 +52,11 @@ def main(name: str, run: Path, mode: str, project: str) -> int:
         pulse = read_heartbeat(run / "logs/pulse-0")
         said = " ".join(str(error).split()).rstrip(".") or type(error).__name__
         remedy = "; or --wandb offline" if mode == "online" and name == "wandb" else ""
-        text = f"{TITLES[name]}: {said[:300]}{remedy}; {GOES_ON}"
-        append(run / "journal.jsonl", Event("warned", pulse[0] if pulse else 0, {"text": text}))
-        return SAID
+        text = f"{TITLES[name]}: {said[:300]}{remedy}; {TRAINING_GOES_ON}"
+        append_event(
+            run / "journal.jsonl", Event("warned", pulse[0] if pulse else 0, {"text": text})
+        )
+        return EXIT_REPORTED
 
 
 def _until_input_ends(stop: threading.Event) -> None:
@@ -99,11 +101,11 @@ def _counting(
     now.set()
     ahead = deque(
         event.step
-        for events, _ in batches(journal, now, start)
+        for events, _ in follow_batches(journal, now, start)
         for event in events
         if event.kind == "resumed"
     )
-    for events, end in batches(journal, stop, start, _PAUSE):
+    for events, end in follow_batches(journal, stop, start, _PAUSE):
         counting = []
         for event in events:
             if event.kind == "resumed" and ahead:

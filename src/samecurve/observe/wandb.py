@@ -13,7 +13,7 @@ import wandb
 
 from samecurve.core.config.document import read_file
 from samecurve.core.events import Event
-from samecurve.observe.journal import VOIDED, append
+from samecurve.observe.journal import VOIDED, append_event
 from samecurve.observe.metrics import figures, pictures, png
 
 
@@ -110,7 +110,7 @@ class WandB:
         return found
 
     def _warn(self, step: int, text: str) -> None:
-        append(self._run / "journal.jsonl", Event("warned", step, {"text": text}))
+        append_event(self._run / "journal.jsonl", Event("warned", step, {"text": text}))
 
 
 def _identity(run: Path) -> str:

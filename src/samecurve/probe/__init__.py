@@ -19,5 +19,5 @@ def probe() -> Machine:
         links=(),
         host_bytes=cpu.memory(),
         cores=cpu.cores(),
-        cpu=cpu.name(),
+        cpu=cpu.model_name(),
     )

@@ -45,7 +45,7 @@ def oom_kills(root: Path = Path("/")) -> int | None:
     return None
 
 
-def starved_since(before: int | None) -> int | None:
+def oom_kills_since(before: int | None) -> int | None:
     """How many more than `before`. None: it can't be known."""
     now = oom_kills()
     return None if now is None or before is None else now - before
@@ -80,7 +80,7 @@ def _counters(root: Path) -> list[tuple[Path, str]]:
     ]
 
 
-def name() -> str:
+def model_name() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -55,7 +55,7 @@ def handles(environment: Mapping[str, str]) -> list[Any]:
         return []
 
 
-def holders(environment: Mapping[str, str]) -> list[set[int]]:
+def processes_on_devices(environment: Mapping[str, str]) -> list[set[int]]:
     """The processes that have a context on each of devices(), by the ids that the driver knows: the
     host's, also in a container. [] where it can't be read.
     """

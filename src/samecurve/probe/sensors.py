@@ -16,7 +16,7 @@ from samecurve.core.planning.machine import Device
 from samecurve.probe import nvidia
 
 
-class Load(NamedTuple):
+class DeviceLoad(NamedTuple):
     """Of one device. utilisation: share of the time (GPU) or of its threads (CPU rank) at work."""
 
     utilisation: float | None = None
@@ -51,7 +51,7 @@ class Sensors:
         ]
         found = {
             f"{name}_by_device": [load[place] for load in loads]
-            for place, name in enumerate(Load._fields)
+            for place, name in enumerate(DeviceLoad._fields)
         }
         found |= {
             "cores_by_process": [cores for cores, _ in processes],
@@ -71,19 +71,23 @@ class Sensors:
         if self._handles:
             pynvml.nvmlShutdown()
 
-    def _device(self, device: Device, here: bool, cores: float | None, held: int | None) -> Load:
+    def _device(
+        self, device: Device, here: bool, cores: float | None, held: int | None
+    ) -> DeviceLoad:
         if (
             device.kind == "cpu"
         ):  # one process for several of them: which of them works can't be told
             return (
-                Load(None if cores is None else round(min(1.0, cores / self._threads), 3), held)
+                DeviceLoad(
+                    None if cores is None else round(min(1.0, cores / self._threads), 3), held
+                )
                 if len(self._owners) == max(self._owners) + 1
-                else Load()
+                else DeviceLoad()
             )
         if not here or device.index >= len(self._handles):
-            return Load()
+            return DeviceLoad()
         handle = self._handles[device.index]
-        return Load(
+        return DeviceLoad(
             _gpu(lambda: pynvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100),
             _gpu(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle).used),
             _gpu(lambda: pynvml.nvmlDeviceGetPowerUsage(handle) / 1000),

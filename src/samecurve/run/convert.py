@@ -9,7 +9,7 @@ from samecurve.core.config.document import read_file
 from samecurve.core.config.importers import KINDS, Converted
 from samecurve.core.config.importers import convert as read
 from samecurve.core.config.sections import load
-from samecurve.errors import ConfigErrors, UserError
+from samecurve.errors import InvalidConfigError, UserError
 from samecurve.tasks import Tasks
 
 
@@ -35,7 +35,7 @@ def convert(old: Path, new: Path) -> tuple[Converted, list[UserError]]:
     errors = converted.unsettled(converted.document)
     try:
         load(converted.document, Tasks())
-    except ConfigErrors as wrong:
+    except InvalidConfigError as wrong:
         errors += wrong.errors
     except UserError as wrong:
         errors.append(wrong)

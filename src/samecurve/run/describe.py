@@ -17,8 +17,8 @@ import samecurve
 from samecurve.core.config.document import Document
 from samecurve.core.config.sections import Config, load
 from samecurve.core.planning.facts import Facts, UserOptimizerFacts
-from samecurve.diagnose.known_failures import known_in
-from samecurve.diagnose.tracebacks import clipped, last
+from samecurve.diagnose.known_failures import find_known_failure
+from samecurve.diagnose.tracebacks import clip, last_traceback
 from samecurve.errors import RunError, SamecurveError, UserError
 from samecurve.system import cache_home, die_with, install_command, write_json
 from samecurve.tasks import Tasks, facts
@@ -126,15 +126,18 @@ def _in_subprocess(config: Config, cache: Path) -> dict[str, Any]:
 
 
 def _undescribed(code: int, said: str) -> RunError:
-    trace = last(said)
+    trace = last_traceback(said)
     words = trace.error if trace else said.strip()
-    found = known_in(words)
+    found = find_known_failure(words)
     if found:
-        cause, remedy = found[0].told(found[1])
+        cause, remedy = found[0].explain(found[1])
         return RunError(
-            f"describing the model and data: {cause}", remedy, trace=clipped(words.splitlines()[0])
+            f"describing the model and data: {cause}", remedy, trace=clip(words.splitlines()[0])
         )
-    shown = [*(trace.shown(_FRAMES) if trace else []), *map(clipped, words.splitlines()[-_WORDS:])]
+    shown = [
+        *(trace.show_frames(_FRAMES) if trace else []),
+        *map(clip, words.splitlines()[-_WORDS:]),
+    ]
     return RunError(
         f"describing the model and data failed (exit {code})",
         "the lines above say where",

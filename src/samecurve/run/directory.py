@@ -14,7 +14,7 @@ from samecurve.core.config.document import dump, read_file
 from samecurve.core.config.sections import Config, Registry, load
 from samecurve.core.events import REQUESTS, Request
 from samecurve.core.planning.plan import Plan
-from samecurve.diagnose.tracebacks import BEGINS
+from samecurve.diagnose.tracebacks import ATTEMPT_LINE
 from samecurve.errors import RunError
 from samecurve.system import write_json
 
@@ -187,7 +187,7 @@ def log_to(path: Path, attempt: str = "") -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     if attempt:
         with suppress(OSError):  # a full disk
-            os.write(descriptor, f"{BEGINS} {attempt}\n".encode())
+            os.write(descriptor, f"{ATTEMPT_LINE} {attempt}\n".encode())
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)

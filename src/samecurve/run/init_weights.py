@@ -33,7 +33,7 @@ from samecurve.run.directory import SCRATCH, Run
 from samecurve.run.load import find
 from samecurve.system import sync_directory, write_json
 from samecurve.tasks import Tasks, our_names, unlike
-from samecurve.units import show_bytes, show_count, some
+from samecurve.units import first_and_count, show_bytes, show_count
 
 _WHERE = "--init-from"
 _WRAPPERS = (
@@ -154,7 +154,7 @@ def examine(path: Path, config: Config, facts: Facts) -> Source:
     ]
     if odd:
         raise UserError(
-            f"{path}: no floating values in {some(odd)}",
+            f"{path}: no floating values in {first_and_count(odd)}",
             "weights as they were trained, not packed or quantized",
             _WHERE,
         )
@@ -167,7 +167,7 @@ def examine(path: Path, config: Config, facts: Facts) -> Source:
     if differ:
         words.append(f"the weights were trained otherwise: {', '.join(differ)}")
     if lacking := [name for name in facts.buffers if name not in arrays]:
-        words.append(f"not among the weights, so as the model has them: {some(lacking)}")
+        words.append(f"not among the weights, so as the model has them: {first_and_count(lacking)}")
     return Source(path.resolve(), arrays, frozenset(facts.buffers), tuple(words))
 
 
@@ -336,7 +336,7 @@ def _named(
         )
     words = [f"taken off their names: {', '.join(taken)}"] if taken else []
     if left := [name for name in names.values() if name not in mapped]:
-        words.append(f"left out, since it follows from the config: {some(left)}")
+        words.append(f"left out, since it follows from the config: {first_and_count(left)}")
     return found, words
 
 

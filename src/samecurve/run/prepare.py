@@ -13,7 +13,7 @@ from samecurve.core.planning.facts import Facts, Measure, Speeds
 from samecurve.core.planning.machine import Machine
 from samecurve.core.planning.plan import Plan, plan
 from samecurve.errors import UserError
-from samecurve.observe.journal import append, last_step, mend
+from samecurve.observe.journal import append_event, cut_torn_line, last_step
 from samecurve.probe import probe
 from samecurve.run.attempt import Attempt, new_attempt_name
 from samecurve.run.describe import describe
@@ -146,7 +146,7 @@ def _begin(
         directory.mkdir(exist_ok=True)
     clear_logs(run)
     sweep(run.checkpoints)
-    mend(run.journal)
+    cut_torn_line(run.journal)
     begin = run.journal.stat().st_size if run.journal.exists() else 0
     if (
         origin.own and origin.checkpoint and (written := last_step(run.journal)) < origin.step
@@ -176,7 +176,7 @@ def _begin(
     if weights and not run.exists():
         publish(run)
     run.write(loaded.config, made, loaded.origins, facts.formulas, began, weights)
-    append(
+    append_event(
         run.journal,
         Event(
             "planned",
@@ -192,9 +192,9 @@ def _begin(
     if origin.own and origin.run:
         set_later_aside(run, origin)
     for word in (*loaded.notes, *origin.words):
-        append(run.journal, Event("warned", origin.step, {"text": word}))
+        append_event(run.journal, Event("warned", origin.step, {"text": word}))
     if begin or origin.checkpoint:
-        append(
+        append_event(
             run.journal,
             Event(
                 "resumed", origin.step, {"attempt": attempt.name, "text": _resumed(origin, made)}

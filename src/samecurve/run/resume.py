@@ -23,7 +23,7 @@ from samecurve.errors import SamecurveError, UserError
 from samecurve.run.directory import Run
 from samecurve.run.lock import Lock, is_live
 from samecurve.tasks import Tasks
-from samecurve.units import some
+from samecurve.units import first_and_count
 
 
 @dataclass(frozen=True)
@@ -240,7 +240,7 @@ def _refuse_thawed(origin: Origin, before: list[Any], config: Config) -> None:
     if changed:
         how = "frozen" if then.frozen(changed[0]) else "trained"
         raise UserError(
-            f"optimizer.groups: {some(changed)} was {how} when this run was last saved, and the"
+            f"optimizer.groups: {first_and_count(changed)} was {how} when this run was last saved, and the"
             " other way round it would have no fitting optimizer state",
             "the same parameters frozen as before, or a new run with another --save-dir:"
             " --init-from RUN begins with these weights",

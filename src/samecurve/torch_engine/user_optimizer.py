@@ -18,7 +18,7 @@ from samecurve.core.protocols import StoredArrays, Task
 from samecurve.errors import UserError
 from samecurve.torch_engine.optimizer import BuiltInOptimizer, OptimizerUpdate
 from samecurve.torch_engine.optimizer_params import OptimizerParam, local
-from samecurve.units import some
+from samecurve.units import first_and_count
 
 _SAVED = {torch.float64, torch.float32, torch.int64}
 _FEW = 1 << 24  # scalars with which an optimizer that looks at values is tried before a run
@@ -70,7 +70,7 @@ class UserOptimizer:
         changed = [key for key, value in self._settings().items() if before.get(key) != value]
         if changed:
             raise self._refused(
-                f"changes {some(changed)} of its parameter groups as it goes, which no checkpoint"
+                f"changes {first_and_count(changed)} of its parameter groups as it goes, which no checkpoint"
                 " holds",
                 "an optimizer that keeps its course in its state, by parameter",
             )
@@ -156,7 +156,7 @@ class UserOptimizer:
             " some out"
         )
         if missing:
-            raise self._refused(f"was not given {some(missing)}", remedy)
+            raise self._refused(f"was not given {first_and_count(missing)}", remedy)
         if len(given) > len(self._trained):
             raise self._refused(
                 "was given more than `params` (parameters beside them:"

@@ -23,7 +23,7 @@ from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import Engine, Rank
 from samecurve.data.feed import Feed
 from samecurve.diagnose.crash import explain
-from samecurve.diagnose.memory import out_of_memory
+from samecurve.diagnose.memory import explain_out_of_memory
 from samecurve.diagnose.notes import note_of, read_notes, write_note
 from samecurve.errors import RunError, UserError
 from samecurve.observe.heartbeat import Heartbeat
@@ -205,7 +205,7 @@ def train_rank(
             isinstance(error, UserError) and pulse.trained
         ):  # nothing is refused any more: the run has failed
             raise RunError(error.cause, error.remedy, error.where) from error
-        if short := out_of_memory(error, plan, rank.index, engine.peak_memory()):
+        if short := explain_out_of_memory(error, plan, rank.index, engine.peak_memory()):
             raise short from error
         raise
     finally:

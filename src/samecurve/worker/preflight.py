@@ -13,7 +13,7 @@ from samecurve.core.protocols import Rank
 from samecurve.diagnose.notes import note_of, write_note
 from samecurve.errors import RunError, SamecurveError
 from samecurve.observe.heartbeat import read_heartbeat
-from samecurve.observe.journal import append
+from samecurve.observe.journal import append_event
 from samecurve.run.directory import Run
 
 MEETING = (
@@ -101,7 +101,7 @@ def record_failure(run: Run, failure: SamecurveError) -> None:
     with suppress(
         OSError
     ):  # a full disk is what may have failed; the terminal is told all the same
-        append(
+        append_event(
             run.journal,
             Event(
                 "failed",

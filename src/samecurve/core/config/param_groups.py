@@ -14,7 +14,7 @@ from pydantic import Field, NonNegativeFloat, model_validator
 
 from samecurve.core.config.section import Section
 from samecurve.errors import UserError
-from samecurve.units import some
+from samecurve.units import first_and_count
 
 _KEY = "optimizer.groups"
 
@@ -130,7 +130,7 @@ class Rules:
             what = "frozen" if group.freeze else ", ".join(filter(None, (scale, decay)))
             said.append(
                 f"{group.match}: {what} ({len(names)} parameter{'s' if len(names) > 1 else ''},"
-                f" {sum(sizes[name] for name in names)} scalars: {some(names)})"
+                f" {sum(sizes[name] for name in names)} scalars: {first_and_count(names)})"
             )
         trained = {
             name: size
@@ -154,7 +154,7 @@ def _idle(number: int, group: Group, matched: Sequence[str], names: Sequence[str
     where = f"{_KEY}.{number}.match"
     if matched:
         return UserError(
-            f"{group.match!r} rules no parameter: an earlier group rules {some(matched)} already",
+            f"{group.match!r} rules no parameter: an earlier group rules {first_and_count(matched)} already",
             "put it before that group, or leave it out",
             where,
         )

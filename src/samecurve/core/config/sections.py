@@ -30,7 +30,7 @@ from samecurve.core.config.section import (
 from samecurve.core.config.unsupported import OWN, served
 from samecurve.core.config.values import Balance, Duration, Size
 from samecurve.core.planning.schedule import Decay
-from samecurve.errors import ConfigErrors, UserError
+from samecurve.errors import InvalidConfigError, UserError
 
 Precision = Literal["f32", "bf16", "f16", "f64"]
 Recompute = Literal["none", "block", "selective"]
@@ -391,7 +391,7 @@ class Loaded:
 def load(document: Document, registry: Registry, name: str = "run") -> Loaded:
     """Document -> config.
 
-    ConfigErrors lists everything that is wrong with it, each with its place.
+    InvalidConfigError lists everything that is wrong with it, each with its place.
     """
     task = document.value.get("task", "language")
     if not registry.knows(task):
@@ -411,7 +411,7 @@ def load(document: Document, registry: Registry, name: str = "run") -> Loaded:
             {"model": {}, "data": {}, **document.value, "task": task}
         )
     except ValidationError as error:
-        raise ConfigErrors(_explain(error, document, registry.fields(task))) from None
+        raise InvalidConfigError(_explain(error, document, registry.fields(task))) from None
     return Loaded(
         config,
         name,

@@ -11,7 +11,7 @@ from samecurve.core.determinism.microbatches import microbatches_of
 from samecurve.core.planning.facts import Facts, Speed, Speeds
 from samecurve.core.planning.strategies import Layout
 from samecurve.errors import UserError
-from samecurve.units import listed, show_seconds, some
+from samecurve.units import first_and_count, join_words, show_seconds
 
 # of a step: of the slots whose deal is predicted to come so close to the best one the largest are
 # taken
@@ -81,7 +81,7 @@ def _impossible(config: Config, facts: Facts, layout: Layout) -> tuple[str, str]
     if facts.coupled and (config.train.norm_sync or not config.train.allow_coupled):
         return (
             (
-                f"{some(facts.coupled)} mixes the samples of a slot, and smaller slots would change"
+                f"{first_and_count(facts.coupled)} mixes the samples of a slot, and smaller slots would change"
                 " the result"
             ),
             f"{alike}, or a norm that treats each sample by itself (GroupNorm, LayerNorm)",
@@ -189,6 +189,6 @@ def _origin(speeds: Speeds, micro: int) -> str:
     if not speeds.origin:
         return f"devices.balance {' to '.join(f'{1 / device.seconds_per_sample:g}' for device in speeds.devices)}"
     return (
-        f"{listed([f'{micro / time:.3g}' for time in microbatch_seconds(speeds, micro)])} samples/s"
+        f"{join_words([f'{micro / time:.3g}' for time in microbatch_seconds(speeds, micro)])} samples/s"
         f" {speeds.origin}"
     )

@@ -7,7 +7,7 @@ from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.memory import MemoryTerm
 from samecurve.core.planning.strategies import Layout
 from samecurve.errors import UserError
-from samecurve.units import show_bytes, some
+from samecurve.units import first_and_count, show_bytes
 
 
 def check_coupled(
@@ -30,7 +30,7 @@ def check_coupled(
         )
     if facts.coupled and config.train.recompute != "none":
         raise UserError(
-            f"{some(facts.coupled)} would count its statistics twice where blocks are computed"
+            f"{first_and_count(facts.coupled)} would count its statistics twice where blocks are computed"
             " again",
             "leave train.recompute out",
             "train.recompute",
@@ -41,7 +41,7 @@ def check_coupled(
         or (synchronised and rounds == 1 and not others)
     ):
         if facts.coupled:
-            because["coupled"] = f"{some(facts.coupled)}: " + (
+            because["coupled"] = f"{first_and_count(facts.coupled)}: " + (
                 "statistics over the whole step, synchronised"
                 if synchronised
                 else "one slot a step, so nothing is split"
@@ -49,13 +49,13 @@ def check_coupled(
         return
     if config.train.allow_coupled and config.train.exact:
         because["coupled"] = (
-            f"{some(facts.coupled)} mixes the samples of a slot, which are the same on any devices"
+            f"{first_and_count(facts.coupled)} mixes the samples of a slot, which are the same on any devices"
             " (train.exact)"
         )
         return
     if config.train.allow_coupled:
         warnings.append(
-            f"{some(facts.coupled)} mixes the samples of a slot: results depend on the"
+            f"{first_and_count(facts.coupled)} mixes the samples of a slot: results depend on the"
             f" {len(layout.devices)} devices and {rounds} rounds (train.allow_coupled)"
         )
         return
@@ -74,7 +74,7 @@ def check_coupled(
             else "a batch that fits in one round, with --set train.norm_sync=true; or "
         ) + remedy
     raise UserError(
-        f"{some(others or facts.coupled)} mixes the samples of a batch, so the result would depend"
+        f"{first_and_count(others or facts.coupled)} mixes the samples of a batch, so the result would depend"
         f" on how it is split: here over {split}",
         remedy,
         "model",
@@ -195,7 +195,7 @@ def warn_of_layout(
         )
     if facts.unkeyed_dropout:
         warnings.append(
-            f"{some(facts.unkeyed_dropout)} draws its dropout by device: results depend on the devices"
+            f"{first_and_count(facts.unkeyed_dropout)} draws its dropout by device: results depend on the devices"
             " (seeded anew each step from seed, step and rank)"
             + (
                 "; under dp even two runs on these devices differ"

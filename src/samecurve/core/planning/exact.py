@@ -10,7 +10,7 @@ from samecurve.core.planning.facts import Facts, Fixed
 from samecurve.core.planning.memory import MemoryTerm, itemsize, sample_bytes
 from samecurve.core.planning.strategies import Layout
 from samecurve.errors import UserError
-from samecurve.units import some
+from samecurve.units import first_and_count
 
 _SLOTS = 8  # of a step, where nothing else is asked for: work for 1, 2, 4 and 8 devices
 
@@ -44,14 +44,14 @@ def check_exact(config: Config, facts: Facts, layout: Layout) -> None:
         )
     if facts.unkeyed_dropout:
         raise UserError(
-            f"train.exact: {some(facts.unkeyed_dropout)} draws its dropout by device",
+            f"train.exact: {first_and_count(facts.unkeyed_dropout)} draws its dropout by device",
             "nn.Dropout, whose masks follow the sample, or p = 0",
             "model",
         )
     norms = [name for name in facts.coupled if name.startswith("BatchNorm")]
     if norms:
         raise UserError(
-            f"train.exact: the running statistics of {some(norms)} follow the device",
+            f"train.exact: the running statistics of {first_and_count(norms)} follow the device",
             "a norm that treats each sample by itself (GroupNorm, LayerNorm), or leave --exact out",
             "model",
         )

@@ -16,7 +16,7 @@ from samecurve.core.config.sections import Precision
 from samecurve.core.config.values import Size
 from samecurve.core.planning.machine import Device, Link, Machine
 from samecurve.core.simulation.hardware import DeviceSpec, LinkSpec, device_spec, link_spec
-from samecurve.errors import ConfigErrors, UserError
+from samecurve.errors import InvalidConfigError, UserError
 from samecurve.units import parse_speed
 
 WHERE = "--machine"
@@ -177,7 +177,7 @@ def _from_file(path: Path) -> Cluster:
     try:
         fields = _File.model_validate(document.value)
     except ValidationError as error:
-        raise ConfigErrors(
+        raise InvalidConfigError(
             [_explained(cast("Any", item), document, str(path)) for item in _one_each(error)]
         ) from None
     if isinstance(fields.device, _DeviceFields) and fields.inside is None:

@@ -33,7 +33,7 @@ from samecurve.launch.script.placement import (
 from samecurve.launch.signals import Signals
 from samecurve.launch.supervisor import STOPPED, OrphanGuard, RankGroup, guarded
 from samecurve.probe import nvidia
-from samecurve.probe.cpu import oom_kills, starved_since
+from samecurve.probe.cpu import oom_kills, oom_kills_since
 from samecurve.run.directory import clear_hang_files
 from samecurve.run.naming import free_name
 from samecurve.units import show_seconds
@@ -174,7 +174,7 @@ class _Attempt:
                 self.layout.processes,
                 port,
                 len(self.layout.devices),
-                partial(nvidia.holders, self.environment),
+                partial(nvidia.processes_on_devices, self.environment),
                 partial(_say, "warn"),
             )
             with Signals(lambda: _stop(world, signals), lambda: _kill(world)) as signals:
@@ -268,12 +268,12 @@ class _Attempt:
 
     def _explained(self, world: RankGroup) -> SamecurveError:
         from samecurve.diagnose.crash import explain
-        from samecurve.diagnose.notes import Note
+        from samecurve.diagnose.notes import FailureNote
 
         order = sorted(world.failures, key=lambda rank: world.failures[rank][0])
         words = {rank: world.said(rank) for rank in order}
         notes = [
-            Note(
+            FailureNote(
                 rank,
                 word["time"],
                 word["cause"] if word["trace"] else f"rank {rank}: {word['cause']}",
@@ -289,9 +289,9 @@ class _Attempt:
             notes,
             {rank: world.failures[rank][1] for rank in order},
             self.logs,
-            starved=starved_since(self.starved),
-            world=self.layout.processes,
-            left=world.left(),
+            oom_kills=oom_kills_since(self.starved),
+            world_size=self.layout.processes,
+            left_early=world.left(),
             resumes=False,
         )
         code = world.failures.get(

@@ -5,7 +5,14 @@ the seconds of a run were spent on.
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from samecurve.observe.report.canvas import COLOURS, SERIES, Picture, canvas, finished, label
+from samecurve.observe.report.canvas import (
+    COLOURS,
+    SERIES,
+    Picture,
+    canvas,
+    legend_label,
+    save_picture,
+)
 from samecurve.observe.report.reading import RunRecord
 from samecurve.observe.report.summary import summary, where_time_went
 
@@ -36,12 +43,12 @@ def time_unit(longest: float) -> tuple[str, float]:
     )
 
 
-def memory_bars(stories: Sequence[RunRecord], names: Sequence[str]) -> Picture | None:
+def memory_bars(records: Sequence[RunRecord], names: Sequence[str]) -> Picture | None:
     """One run: the plan's terms, and below them each device's peak.
 
     Several: the largest device of each, and its plan's estimate.
     """
-    found = [summary(story) for story in stories]
+    found = [summary(record) for record in records]
     if not any(run["memory_bytes"] or run["memory_estimate_bytes"] for run in found):
         return None
     size, unit = next(
@@ -50,7 +57,7 @@ def memory_bars(stories: Sequence[RunRecord], names: Sequence[str]) -> Picture |
         if max(max(run["memory_bytes"] or 0, run["memory_estimate_bytes"] or 0) for run in found)
         >= pair[0]
     )
-    alone = len(stories) == 1
+    alone = len(records) == 1
     measured = (
         (found[0]["memory_bytes_by_device"] or [found[0]["memory_bytes"] or 0])
         if alone
@@ -59,7 +66,7 @@ def memory_bars(stories: Sequence[RunRecord], names: Sequence[str]) -> Picture |
     legends = (
         [f"device {index}" for index in range(len(measured))]
         if alone
-        else [label(name, 20) for name in names]
+        else [legend_label(name, 20) for name in names]
     )
     if alone and not found[0]["memory_bytes_by_device"]:
         legends = ["largest device"]
@@ -67,7 +74,7 @@ def memory_bars(stories: Sequence[RunRecord], names: Sequence[str]) -> Picture |
         first = 1 if alone else 0
         if alone:
             legends = ["plan", *legends]
-            _terms(axes, stories[0], size)
+            _terms(axes, records[0], size)
         axes.barh(
             range(first, first + len(measured)),
             [peak / size for peak in measured],
@@ -100,7 +107,7 @@ def memory_bars(stories: Sequence[RunRecord], names: Sequence[str]) -> Picture |
             if any(run["memory_estimate_bytes"] is None for run in found)
             else ""
         )
-        return finished(
+        return save_picture(
             figure,
             "memory",
             "Memory, peak of each device" if alone else "Memory, peak of the largest device",
@@ -108,15 +115,15 @@ def memory_bars(stories: Sequence[RunRecord], names: Sequence[str]) -> Picture |
         )
 
 
-def _terms(axes: "Axes", story: RunRecord, size: int) -> None:
+def _terms(axes: "Axes", record: RunRecord, size: int) -> None:
     """The plan's terms, one after the other."""
-    if story.made is None:
+    if record.plan is None:
         return
     left = 0.0
     counted = [
         term
-        for term in story.made.memory
-        if term.bytes and (term.name != "process" or story.made.devices[0].kind == "cpu")
+        for term in record.plan.memory
+        if term.bytes and (term.name != "process" or record.plan.devices[0].kind == "cpu")
     ]
     for index, term in enumerate(counted):
         axes.barh(
@@ -125,14 +132,14 @@ def _terms(axes: "Axes", story: RunRecord, size: int) -> None:
             left=left,
             height=0.6,
             color=SERIES[index % len(SERIES)],
-            label=label(term.name, 16),
+            label=legend_label(term.name, 16),
         )
         left += term.bytes / size
 
 
-def time_bars(stories: Sequence[RunRecord], names: Sequence[str]) -> Picture | None:
+def time_bars(records: Sequence[RunRecord], names: Sequence[str]) -> Picture | None:
     """One bar a run: seconds of all its starts, by what they went to."""
-    spent = [where_time_went(story) for story in stories]
+    spent = [where_time_went(record) for record in records]
     if not any(sum(uses.values()) for uses in spent):
         return None
     unit, size = time_unit(max(sum(uses.values()) for uses in spent))
@@ -155,7 +162,7 @@ def time_bars(stories: Sequence[RunRecord], names: Sequence[str]) -> Picture | N
                 )
             left = [before + width for before, width in zip(left, widths, strict=True)]
         (
-            axes.set_yticks(range(len(spent)), [label(name, 20) for name in names])
+            axes.set_yticks(range(len(spent)), [legend_label(name, 20) for name in names])
             if 1 < len(spent) <= _NAMED_ROWS
             else axes.set_yticks([])
         )
@@ -163,4 +170,4 @@ def time_bars(stories: Sequence[RunRecord], names: Sequence[str]) -> Picture | N
         axes.grid(axis="y", visible=False)
         axes.set_xlabel(f"{unit} in which processes ran, all starts")
         figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=3)
-        return finished(figure, "time", "Where time went", "")
+        return save_picture(figure, "time", "Where time went", "")

@@ -107,7 +107,9 @@ def canvas() -> "Iterator[tuple[Figure, Axes]]":
         yield figure, figure.add_subplot()
 
 
-def finished(figure: "Figure", name: str, title: str, note: str, made_by: str = MADE_BY) -> Picture:
+def save_picture(
+    figure: "Figure", name: str, title: str, note: str, made_by: str = MADE_BY
+) -> Picture:
     """Within canvas()."""
     import matplotlib
 
@@ -143,7 +145,7 @@ def _inline(svg: str, title: str) -> Html:
     return Html(svg)
 
 
-def label(text: str, most: int = 36) -> str:
+def legend_label(text: str, most: int = 36) -> str:
     """A name as a legend takes it: printable, not too long, its end kept (that is where names
     differ), never beginning with the underscore that hides it.
     """

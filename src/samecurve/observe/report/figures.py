@@ -21,8 +21,8 @@ from samecurve.observe.report.canvas import (
     STYLES,
     Picture,
     canvas,
-    finished,
-    label,
+    legend_label,
+    save_picture,
 )
 from samecurve.observe.report.reading import RunRecord, number
 from samecurve.observe.report.summary import NOT_METRICS, samples_seen, sensed
@@ -48,85 +48,85 @@ _MARKS = {
 class Across:
     """An x axis.
 
-    values: a story's, one for each step that counts. at: where a number of steps lies on it.
+    values: a record's, one for each step that counts. at: where a number of steps lies on it.
     """
 
     label: str
     values: Callable[[RunRecord], Column]
 
-    def at(self, story: RunRecord, steps: Sequence[int]) -> Column:
-        if not story.trained:
+    def at(self, record: RunRecord, steps: Sequence[int]) -> Column:
+        if not record.num_steps:
             return np.array(steps, np.float64)
-        return np.interp(steps, story.column("step"), self.values(story))
+        return np.interp(steps, record.column("step"), self.values(record))
 
 
-def draw(stories: Sequence[RunRecord], names: Sequence[str]) -> tuple[list[Picture], list[str]]:
+def draw(records: Sequence[RunRecord], names: Sequence[str]) -> tuple[list[Picture], list[str]]:
     """The figures, and what could not be drawn for want of numbers."""
-    steps = Across("step", lambda story: story.column("step"))
+    steps = Across("step", lambda record: record.column("step"))
     makers: list[tuple[str, Callable[[], Picture | None]]] = [
-        ("loss", lambda: _loss(stories, names, steps, "loss", "Loss"))
+        ("loss", lambda: _loss(records, names, steps, "loss", "Loss"))
     ]
-    if len(stories) > 1:
+    if len(records) > 1:
         makers.append(
             (
                 "loss over time",
-                lambda: _loss(stories, names, _hours(stories), "loss-time", "Loss over time"),
+                lambda: _loss(records, names, _hours(records), "loss-time", "Loss over time"),
             )
         )
-        if len({story.plan.get("batch") for story in stories}) > 1:
+        if len({record.plan_json.get("batch") for record in records}) > 1:
             seen = Across("samples", samples_seen)
             makers.append(
                 (
                     "loss over samples",
-                    lambda: _loss(stories, names, seen, "loss-samples", "Loss over samples"),
+                    lambda: _loss(records, names, seen, "loss-samples", "Loss over samples"),
                 )
             )
     makers += [
-        (metric, lambda metric=metric: _metric(stories, names, steps, metric))  # type: ignore[misc]
-        for metric in _metrics(stories)
+        (metric, lambda metric=metric: _metric(records, names, steps, metric))  # type: ignore[misc]
+        for metric in _metrics(records)
     ]
-    tokens = all(story.has("tokens_per_second") for story in stories)
+    tokens = all(record.has_values("tokens_per_second") for record in records)
     rate = "tokens_per_second" if tokens else "samples_per_second"
     makers += [
         (
             "learning rate",
             lambda: _curve(
-                stories,
+                records,
                 names,
                 steps,
                 "lr",
                 "Learning rate",
-                lambda story: story.column("lr"),
+                lambda record: record.column("lr"),
                 raw=False,
             ),
         ),
         (
             "gradient norm",
             lambda: _curve(
-                stories,
+                records,
                 names,
                 steps,
                 "grad-norm",
                 "Gradient norm, before clipping",
-                lambda story: story.column("grad_norm"),
+                lambda record: record.column("grad_norm"),
             ),
         ),
         (
             "throughput",
             lambda: _curve(
-                stories,
+                records,
                 names,
                 steps,
                 "throughput",
                 "Throughput, tokens a second" if tokens else "Throughput, samples a second",
-                lambda story: story.column(rate),
+                lambda record: record.column(rate),
                 zero=True,
             ),
         ),
         (
             "data wait",
             lambda: _curve(
-                stories,
+                records,
                 names,
                 steps,
                 "wait",
@@ -138,22 +138,22 @@ def draw(stories: Sequence[RunRecord], names: Sequence[str]) -> tuple[list[Pictu
         (
             "loss scale",
             lambda: _curve(
-                stories,
+                records,
                 names,
                 steps,
                 "scale",
                 "Loss scale (f16)",
-                lambda story: story.column("scale"),
+                lambda record: record.column("scale"),
                 raw=False,
             ),
         ),
-        ("memory", lambda: memory_bars(stories, names)),
+        ("memory", lambda: memory_bars(records, names)),
         (
             "utilisation",
-            lambda: _sensor(stories, names, "utilisation", "Utilisation of devices, %", 100.0),
+            lambda: _sensor(records, names, "utilisation", "Utilisation of devices, %", 100.0),
         ),
-        ("power", lambda: _sensor(stories, names, "power_watts", "Power of all devices, W")),
-        ("where time went", lambda: time_bars(stories, names)),
+        ("power", lambda: _sensor(records, names, "power_watts", "Power of all devices, W")),
+        ("where time went", lambda: time_bars(records, names)),
     ]
     made = [(what, maker()) for what, maker in makers]
     return _told_apart([picture for _, picture in made if picture]), [
@@ -175,25 +175,25 @@ def _told_apart(pictures: Sequence[Picture]) -> list[Picture]:
     return found
 
 
-def _hours(stories: Sequence[RunRecord]) -> Across:
-    longest = max((float(np.nansum(story.column("seconds"))) for story in stories), default=0.0)
+def _hours(records: Sequence[RunRecord]) -> Across:
+    longest = max((float(np.nansum(record.column("seconds"))) for record in records), default=0.0)
     unit, size = time_unit(longest)
     return Across(
         f"{unit} of training (steps alone)",
-        lambda story: np.cumsum(np.nan_to_num(story.column("seconds"))) / size,
+        lambda record: np.cumsum(np.nan_to_num(record.column("seconds"))) / size,
     )
 
 
-def _waits(story: RunRecord) -> Column:
-    return np.minimum(100.0, 100.0 * story.column("wait_seconds") / story.column("seconds"))
+def _waits(record: RunRecord) -> Column:
+    return np.minimum(100.0, 100.0 * record.column("wait_seconds") / record.column("seconds"))
 
 
-def _metrics(stories: Sequence[RunRecord]) -> list[str]:
+def _metrics(records: Sequence[RunRecord]) -> list[str]:
     """Of evaluations, beside the loss: numbers alone."""
     found = {
         name: None
-        for story in stories
-        for event in story.evaluated
+        for record in records
+        for event in record.evaluated
         for name, value in event.values.items()
         if name not in NOT_METRICS and np.isfinite(number(value))
     }
@@ -201,42 +201,42 @@ def _metrics(stories: Sequence[RunRecord]) -> list[str]:
 
 
 def _looks(
-    stories: Sequence[RunRecord], names: Sequence[str]
+    records: Sequence[RunRecord], names: Sequence[str]
 ) -> Iterator[tuple[RunRecord, str, str, str]]:
-    """(story, legend, colour, line style)."""
-    for index, (story, name) in enumerate(zip(stories, names, strict=True)):
+    """(record, legend, colour, line style)."""
+    for index, (record, name) in enumerate(zip(records, names, strict=True)):
         yield (
-            story,
-            label(name),
+            record,
+            legend_label(name),
             SERIES[index % len(SERIES)],
             STYLES[index // len(SERIES) % len(STYLES)],
         )
 
 
 def _loss(
-    stories: Sequence[RunRecord], names: Sequence[str], across: Across, name: str, title: str
+    records: Sequence[RunRecord], names: Sequence[str], across: Across, name: str, title: str
 ) -> Picture | None:
-    if not any(story.has("loss") or story.evaluated for story in stories):
+    if not any(record.has_values("loss") or record.evaluated for record in records):
         return None
-    alone = len(stories) == 1
+    alone = len(records) == 1
     with canvas() as (figure, axes):
         shown: list[Column] = []
         notes: list[str] = []
-        for story, legend, colour, style in _looks(stories, names):
+        for record, legend, colour, style in _looks(records, names):
             shown += _line(
                 axes,
-                story,
+                record,
                 across,
-                story.column("loss"),
+                record.column("loss"),
                 "training" if alone else legend,
                 colour,
                 style,
                 raw=alone,
                 notes=notes,
             )
-            at = across.at(story, [event.step for event in story.evaluated])
+            at = across.at(record, [event.step for event in record.evaluated])
             losses = np.array(
-                [number(event.values.get("loss")) for event in story.evaluated], np.float64
+                [number(event.values.get("loss")) for event in record.evaluated], np.float64
             )
             if np.isfinite(losses).any():
                 axes.plot(
@@ -250,24 +250,24 @@ def _loss(
                 )
                 shown.append(losses)
         if alone:
-            _marks(axes, stories[0], across)
-        elif any(story.evaluated for story in stories):
+            _marks(axes, records[0], across)
+        elif any(record.evaluated for record in records):
             notes.append("points: validation")
         notes += _fit(axes, shown)
         return _done(figure, axes, across, name, title, notes)
 
 
 def _metric(
-    stories: Sequence[RunRecord], names: Sequence[str], across: Across, metric: str
+    records: Sequence[RunRecord], names: Sequence[str], across: Across, metric: str
 ) -> Picture:
     with canvas() as (figure, axes):
         shown = []
-        for story, legend, colour, style in _looks(stories, names):
+        for record, legend, colour, style in _looks(records, names):
             values = np.array(
-                [number(event.values.get(metric)) for event in story.evaluated], np.float64
+                [number(event.values.get(metric)) for event in record.evaluated], np.float64
             )
             shown.append(values)
-            x, y = thin(across.at(story, [event.step for event in story.evaluated]), values)
+            x, y = thin(across.at(record, [event.step for event in record.evaluated]), values)
             axes.plot(
                 x,
                 y,
@@ -275,20 +275,20 @@ def _metric(
                 linestyle=style,
                 marker="o",
                 markersize=4,
-                label="_" if len(stories) == 1 else legend,
+                label="_" if len(records) == 1 else legend,
             )
         return _done(
             figure,
             axes,
             across,
             f"metric-{re.sub('[^a-z0-9]+', '-', metric.lower()).strip('-')[:40] or 'x'}",
-            f"Validation: {label(metric)}",
+            f"Validation: {legend_label(metric)}",
             _fit(axes, shown),
         )
 
 
 def _curve(
-    stories: Sequence[RunRecord],
+    records: Sequence[RunRecord],
     names: Sequence[str],
     across: Across,
     name: str,
@@ -300,19 +300,19 @@ def _curve(
     """raw: each step's number beside the smoothed ones, where there is one run; False: the number
     itself, which is smooth. zero: the axis begins there.
     """
-    columns = [values(story) for story in stories]
+    columns = [values(record) for record in records]
     if not any(np.isfinite(column).any() for column in columns):
         return None
-    alone = len(stories) == 1
+    alone = len(records) == 1
     with canvas() as (figure, axes):
         shown: list[Column] = []
         notes: list[str] = []
-        for (story, legend, colour, style), column in zip(
-            _looks(stories, names), columns, strict=True
+        for (record, legend, colour, style), column in zip(
+            _looks(records, names), columns, strict=True
         ):
             shown += _line(
                 axes,
-                story,
+                record,
                 across,
                 column,
                 "_" if alone else legend,
@@ -324,7 +324,7 @@ def _curve(
             )
         notes += _fit(axes, shown)
         if alone:
-            _seams(axes, stories[0], across)
+            _seams(axes, records[0], across)
         if zero:
             axes.set_ylim(bottom=0)
         return _done(figure, axes, across, name, title, notes)
@@ -332,7 +332,7 @@ def _curve(
 
 def _line(
     axes: "Axes",
-    story: RunRecord,
+    record: RunRecord,
     across: Across,
     column: Column,
     legend: str,
@@ -345,7 +345,7 @@ def _line(
     """One run's curve; returns the numbers shown."""
     if not np.isfinite(column).any():
         return []
-    x, width = across.values(story), window(len(column)) if smoothed else 1
+    x, width = across.values(record), window(len(column)) if smoothed else 1
     if raw and width > 1:
         axes.plot(*thin(x, column), color=colour, alpha=0.3, linewidth=0.7, label="_")
     mean = smooth(column, width)
@@ -367,13 +367,13 @@ def _line(
     return [column if raw else mean]
 
 
-def _marks(axes: "Axes", story: RunRecord, across: Across) -> None:
+def _marks(axes: "Axes", record: RunRecord, across: Across) -> None:
     """Where a run was gone on with, warned or failed: along the lower edge, a line across for a
     resume.
     """
     for kind, (marker, colour, text) in _MARKS.items():
-        steps = [event.step for event in story.told if event.kind == kind][-_MOST_MARKS:]
-        at = across.at(story, steps)
+        steps = [event.step for event in record.notable if event.kind == kind][-_MOST_MARKS:]
+        at = across.at(record, steps)
         if steps:
             axes.plot(
                 at,
@@ -386,8 +386,8 @@ def _marks(axes: "Axes", story: RunRecord, across: Across) -> None:
                 transform=axes.get_xaxis_transform(),
                 clip_on=False,
             )
-    _seams(axes, story, across)
-    skipped = across.values(story)[story.column("skipped") > 0][-_MOST_MARKS:]
+    _seams(axes, record, across)
+    skipped = across.values(record)[record.column("skipped") > 0][-_MOST_MARKS:]
     if len(skipped):
         axes.plot(
             skipped,
@@ -402,11 +402,11 @@ def _marks(axes: "Axes", story: RunRecord, across: Across) -> None:
         )
 
 
-def _seams(axes: "Axes", story: RunRecord, across: Across) -> None:
+def _seams(axes: "Axes", record: RunRecord, across: Across) -> None:
     """A line across wherever other processes, and maybe other devices, went on with the run."""
     for x in across.at(
-        story,
-        [event.step for event in story.told if event.kind in {"resumed", "restarted"}][
+        record,
+        [event.step for event in record.notable if event.kind in {"resumed", "restarted"}][
             -_MOST_MARKS:
         ],
     ):
@@ -435,7 +435,7 @@ def _fit(axes: "Axes", shown: Sequence[Column]) -> list[str]:
 
 
 def _sensor(
-    stories: Sequence[RunRecord],
+    records: Sequence[RunRecord],
     names: Sequence[str],
     figure_of: str,
     title: str,
@@ -445,22 +445,22 @@ def _sensor(
 
     Power: their sum.
     """
-    read = [sensed(story)[figure_of] * scale for story in stories]
+    read = [sensed(record)[figure_of] * scale for record in records]
     if not any(rows.size for rows in read):
         return None
-    total, alone = figure_of == "power_watts", len(stories) == 1
+    total, alone = figure_of == "power_watts", len(records) == 1
     unit, size = time_unit(
-        max(event.time - story.sensors[0].time for story in stories for event in story.sensors)
+        max(event.time - record.sensors[0].time for record in records for event in record.sensors)
     )
     with canvas() as (figure, axes):
-        for (story, legend, colour, style), rows in zip(_looks(stories, names), read, strict=True):
+        for (record, legend, colour, style), rows in zip(_looks(records, names), read, strict=True):
             some = (
-                np.isfinite(rows).any(axis=0) if rows.size else np.zeros(len(story.sensors), bool)
+                np.isfinite(rows).any(axis=0) if rows.size else np.zeros(len(record.sensors), bool)
             )
             x, shown = (
                 (
-                    np.array([event.time for event in story.sensors])[some]
-                    - (story.sensors[0].time if story.sensors else 0.0)
+                    np.array([event.time for event in record.sensors])[some]
+                    - (record.sensors[0].time if record.sensors else 0.0)
                 )
                 / size,
                 rows[:, some],
@@ -495,7 +495,7 @@ def _sensor(
         return _done(
             figure,
             axes,
-            Across(f"{unit} since the first reading", lambda story: story.column("time")),
+            Across(f"{unit} since the first reading", lambda record: record.column("time")),
             figure_of.replace("_", "-"),
             title,
             [note] if note else [],
@@ -513,4 +513,4 @@ def _done(
     handles, labels = axes.get_legend_handles_labels()
     if handles:
         axes.legend(handles, labels, ncols=1 if max(map(len, labels)) > 14 else 2, loc="best")
-    return finished(figure, name, title, "; ".join(notes))
+    return save_picture(figure, name, title, "; ".join(notes))

@@ -13,28 +13,28 @@ from samecurve.observe.report.canvas import MADE_BY, Picture
 from samecurve.observe.report.markup import Html, element, joined, table
 from samecurve.observe.report.reading import RunRecord
 from samecurve.observe.report.summary import differences, outcome, summary
-from samecurve.observe.report.words import FIGURES, moment, plain
+from samecurve.observe.report.words import SUMMARY_ROWS, show_moment, show_value
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
 def page(
-    stories: Sequence[RunRecord],
+    records: Sequence[RunRecord],
     names: Sequence[str],
     pictures: Sequence[Picture],
     left_out: Sequence[str],
     now: float,
 ) -> str:
     """now: seconds since 1970, when it is made."""
-    title = names[0] if len(stories) == 1 else f"{len(stories)} runs compared"
+    title = names[0] if len(records) == 1 else f"{len(records)} runs compared"
     body = (
-        _one(stories[0], names[0], pictures, left_out)
-        if len(stories) == 1
-        else _several(stories, names, pictures, left_out)
+        _one(records[0], names[0], pictures, left_out)
+        if len(records) == 1
+        else _several(records, names, pictures, left_out)
     )
     foot = (
-        f"Made by {MADE_BY} {samecurve.__version__}, {moment(now)}, from the files of the"
-        f" run{'s' if len(stories) > 1 else ''}."
+        f"Made by {MADE_BY} {samecurve.__version__}, {show_moment(now)}, from the files of the"
+        f" run{'s' if len(records) > 1 else ''}."
     )
     return document(title, MADE_BY, body, foot)
 
@@ -57,16 +57,16 @@ def document(title: str, made_by: str, body: Iterable[Html], foot: str) -> str:
 
 
 def _one(
-    story: RunRecord, name: str, pictures: Sequence[Picture], left_out: Sequence[str]
+    record: RunRecord, name: str, pictures: Sequence[Picture], left_out: Sequence[str]
 ) -> Iterator[Html]:
-    found = summary(story)
+    found = summary(record)
     yield element(
         "header",
         element("h1", name),
-        _pill(story),
-        element("span", str(story.home), class_="quiet"),
+        _pill(record),
+        element("span", str(record.directory), class_="quiet"),
     )
-    yield from sections.notes(story)
+    yield from sections.notes(record)
     yield element(
         "dl",
         *(
@@ -75,62 +75,63 @@ def _one(
                 element("dt", title),
                 element("dd", value, element("small", more) if more else ""),
             )
-            for title, value, more in (row(found) for row in FIGURES.values())
+            for title, value, more in (row(found) for row in SUMMARY_ROWS.values())
             if value
         ),
         class_="cards",
     )
-    yield from sections.plan_in_short(story)
-    yield from figures(pictures, left_out)
-    yield from sections.happened(story)
-    yield from sections.starts(story)
-    yield from sections.evaluations(story)
-    yield from sections.samples(story)
-    yield from sections.plan(story)
-    yield from sections.config(story)
-    yield from sections.environment(story)
-    yield from sections.checkpoints(story)
+    yield from sections.plan_in_short(record)
+    yield from pictures_section(pictures, left_out)
+    yield from sections.happened(record)
+    yield from sections.starts(record)
+    yield from sections.evaluations(record)
+    yield from sections.samples(record)
+    yield from sections.plan(record)
+    yield from sections.config(record)
+    yield from sections.environment(record)
+    yield from sections.checkpoints(record)
 
 
 def _several(
-    stories: Sequence[RunRecord],
+    records: Sequence[RunRecord],
     names: Sequence[str],
     pictures: Sequence[Picture],
     left_out: Sequence[str],
 ) -> Iterator[Html]:
-    yield element("header", element("h1", f"{len(stories)} runs compared"))
+    yield element("header", element("h1", f"{len(records)} runs compared"))
     yield element(
         "p",
         joined(
             *(
                 part
-                for name, story in zip(names, stories, strict=True)
-                for part in (name, " ", _pill(story), " ")
+                for name, record in zip(names, records, strict=True)
+                for part in (name, " ", _pill(record), " ")
             )
         ),
     )
-    for name, story in zip(names, stories, strict=True):
-        yield from sections.notes(story, f"{name}: ")
+    for name, record in zip(names, records, strict=True):
+        yield from sections.notes(record, f"{name}: ")
     yield element("h2", "Summary")
-    found = [summary(story) for story in stories]
+    found = [summary(record) for record in records]
     yield table(
         ["", *names],
         [[title, *(_cell(row(run)) for run in found)] for title, row in _titled(found)],
         numbers=True,
     )
-    yield from _differences(differences(stories), names)
-    yield from figures(pictures, left_out)
-    for name, story in zip(names, stories, strict=True):
+    yield from _differences(differences(records), names)
+    yield from pictures_section(pictures, left_out)
+    for name, record in zip(names, records, strict=True):
         inner = [
-            *sections.plan_in_short(story),
-            *sections.happened(story),
-            *sections.samples(story),
+            *sections.plan_in_short(record),
+            *sections.happened(record),
+            *sections.samples(record),
         ]
         yield element("h2", name)
         yield element(
             "details",
             element(
-                "summary", f"plan, what happened, samples; all of it: samecurve report {story.home}"
+                "summary",
+                f"plan, what happened, samples; all of it: samecurve report {record.directory}",
             ),
             *inner,
         )
@@ -138,7 +139,7 @@ def _several(
 
 def _titled(found: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Any]]:
     """The rows of the summary in which any run has a figure."""
-    for row in FIGURES.values():
+    for row in SUMMARY_ROWS.values():
         titles = [row(run) for run in found]
         if any(value for _, value, _ in titles):
             yield titles[0][0], row
@@ -164,7 +165,7 @@ def _differences(
             yield table(
                 [part, *names],
                 [
-                    [key, *(plain(value, key) for value in values)]
+                    [key, *(show_value(value, key) for value in values)]
                     for key, values in found[part].items()
                 ],
             )
@@ -172,7 +173,7 @@ def _differences(
             yield element("p", f"The same {part} in all.", class_="quiet")
 
 
-def figures(pictures: Sequence[Picture], left_out: Sequence[str]) -> Iterator[Html]:
+def pictures_section(pictures: Sequence[Picture], left_out: Sequence[str]) -> Iterator[Html]:
     yield element("h2", "Figures")
     yield element(
         "div",
@@ -195,6 +196,6 @@ def figures(pictures: Sequence[Picture], left_out: Sequence[str]) -> Iterator[Ht
         )
 
 
-def _pill(story: RunRecord) -> Html:
-    how = outcome(story)
+def _pill(record: RunRecord) -> Html:
+    how = outcome(record)
     return element("span", how, class_=f"outcome {how.replace(' ', '-')}")

@@ -55,9 +55,9 @@ class Start:
     environment: Mapping[str, Any]
     last_time: float
     last_step: int
-    trains_at: float | None = None
+    training_since: float | None = None
     end: str = ""
-    ended: Mapping[str, Any] = field(default_factory=dict)
+    end_values: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -96,19 +96,19 @@ class RunRecord:
     somebody holds its lock.
     """
 
-    home: Path
+    directory: Path
     live: bool
-    plan: Mapping[str, Any] = field(default_factory=dict)
-    made: Plan | None = None
+    plan_json: Mapping[str, Any] = field(default_factory=dict)
+    plan: Plan | None = None
     origins: Mapping[str, str] = field(default_factory=dict)
     formulas: Mapping[str, str] = field(default_factory=dict)
-    began: str | None = None
+    began_from: str | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
     steps: Mapping[str, Column] = field(default_factory=dict)
     evaluated: list[Event] = field(default_factory=list)
     sampled: list[Event] = field(default_factory=list)
     sensors: list[Event] = field(default_factory=list)
-    told: list[Event] = field(default_factory=list)
+    notable: list[Event] = field(default_factory=list)
     starts: list[Start] = field(default_factory=list)
     saved: list[Event] = field(default_factory=list)
     checkpoints: list[Checkpoint] = field(default_factory=list)
@@ -119,11 +119,11 @@ class RunRecord:
         return self.steps[name]
 
     @property
-    def trained(self) -> int:
+    def num_steps(self) -> int:
         """Steps that count."""
         return len(self.steps["step"])
 
-    def has(self, name: str) -> bool:
+    def has_values(self, name: str) -> bool:
         return bool(np.isfinite(self.steps[name]).any())
 
 
@@ -142,12 +142,12 @@ def read_runs(homes: Sequence[Path], live: Callable[[Path], bool]) -> list[RunRe
 
 def read_run(home: Path, live: bool) -> RunRecord:
     """RunError: neither plan.json nor the journal says what this run is."""
-    story = RunRecord(home, live)
-    _read_journal(story)
-    _read_plan(story)
-    _read_config(story)
-    story.checkpoints = _checkpoints(home, story.faults)
-    return story
+    record = RunRecord(home, live)
+    _read_journal(record)
+    _read_plan(record)
+    _read_config(record)
+    record.checkpoints = _checkpoints(home, record.faults)
+    return record
 
 
 def check_is_run(home: Path) -> None:
@@ -183,15 +183,15 @@ class _Reader:
     numbers.
     """
 
-    def __init__(self, story: RunRecord) -> None:
-        self._story = story
+    def __init__(self, record: RunRecord) -> None:
+        self._story = record
         self._columns = {name: array("d") for name in ("step", "time", *_FIGURES)}
 
     def add(self, event: Event) -> None:
-        story = self._story
-        if event.kind == "planned" or not story.starts:
+        record = self._story
+        if event.kind == "planned" or not record.starts:
             plan, environment = event.values.get("plan"), event.values.get("environment")
-            story.starts.append(
+            record.starts.append(
                 Start(
                     event.time,
                     event.step,
@@ -201,37 +201,37 @@ class _Reader:
                     event.step,
                 )
             )
-        elif event.kind == "restarted" and story.starts:
-            story.starts.append(
+        elif event.kind == "restarted" and record.starts:
+            record.starts.append(
                 Start(
                     event.time,
                     event.step,
-                    story.starts[-1].plan,
-                    story.starts[-1].environment,
+                    record.starts[-1].plan,
+                    record.starts[-1].environment,
                     event.time,
                     event.step,
                 )
             )
-        start = story.starts[-1]
+        start = record.starts[-1]
         start.last_time, start.last_step = max(start.last_time, event.time), event.step
         if event.kind == "step":
             self._step(event)
         elif event.kind == "started":
-            start.trains_at = event.time
+            start.training_since = event.time
         elif event.kind in _TOLD:
-            story.told.append(event)
+            record.notable.append(event)
             if event.kind == "resumed":
                 self._void(event.step)
             elif event.kind in _ENDS:
-                start.end, start.ended = event.kind, event.values
+                start.end, start.end_values = event.kind, event.values
         elif event.kind == "evaluated":
-            story.evaluated.append(event)
-            story.totals.evaluating += number(event.values.get("seconds"), 0.0)
+            record.evaluated.append(event)
+            record.totals.evaluating += number(event.values.get("seconds"), 0.0)
         elif event.kind == "saved":
-            story.saved.append(event)
-            story.totals.saving += number(event.values.get("blocked_seconds"), 0.0)
+            record.saved.append(event)
+            record.totals.saving += number(event.values.get("blocked_seconds"), 0.0)
         elif event.kind in {"sampled", "sensors"}:
-            getattr(story, event.kind).append(event)
+            getattr(record, event.kind).append(event)
 
     def _step(self, event: Event) -> None:
         self._columns["step"].append(float(event.step))
@@ -241,15 +241,15 @@ class _Reader:
 
     def _void(self, step: int) -> None:
         """What was done beyond `step` before: done again, or given up."""
-        story = self._story
+        record = self._story
         for kind in VOIDED & {"evaluated", "saved", "sampled"}:
-            kept = getattr(story, kind)
+            kept = getattr(record, kind)
             kept[:] = [event for event in kept if event.step <= step]
         keep = np.array(self._columns["step"]) <= step
         if keep.all():
             return
-        story.totals.voided_steps += int((~keep).sum())
-        story.totals.voided += float(np.nansum(np.array(self._columns["seconds"])[~keep]))
+        record.totals.voided_steps += int((~keep).sum())
+        record.totals.voided += float(np.nansum(np.array(self._columns["seconds"])[~keep]))
         self._columns = {
             name: array("d", np.array(column)[keep].tobytes())
             for name, column in self._columns.items()
@@ -270,9 +270,9 @@ def number(value: Any, otherwise: float = math.nan) -> float:
     return found if math.isfinite(found) else otherwise
 
 
-def _read_journal(story: RunRecord) -> None:
-    path = story.home / "journal.jsonl"
-    reader, strange = _Reader(story), 0
+def _read_journal(record: RunRecord) -> None:
+    path = record.directory / "journal.jsonl"
+    reader, strange = _Reader(record), 0
     try:
         with open(path, "rb") as file:
             for line in file:
@@ -283,27 +283,29 @@ def _read_journal(story: RunRecord) -> None:
                     and abs(event.step) < _MOST_STEPS
                 ):
                     reader.add(event)
-                elif line.endswith(b"\n") or not story.live:
+                elif line.endswith(b"\n") or not record.live:
                     strange += 1
     except OSError as error:
-        story.faults.append(f"journal.jsonl can't be read: {error.strerror}; there are no curves")
+        record.faults.append(f"journal.jsonl can't be read: {error.strerror}; there are no curves")
     if strange:
-        story.faults.append(
+        record.faults.append(
             f"journal.jsonl: {strange} line{'s' if strange > 1 else ''} passed over that"
             f" {'are' if strange > 1 else 'is'} no event (damaged, or cut off by a kill)"
         )
-    story.steps = reader.columns()
+    record.steps = reader.columns()
 
 
-def _read_plan(story: RunRecord) -> None:
+def _read_plan(record: RunRecord) -> None:
     """From plan.json; where that is damaged, from the journal's last start."""
-    path = story.home / "plan.json"
+    path = record.directory / "plan.json"
     try:
         found = json.loads(path.read_text())
         if not isinstance(found, dict) or not isinstance(found.get("plan"), dict):
             raise ValueError("no plan in it")
     except (OSError, ValueError, RecursionError) as error:
-        found = {"plan": next((start.plan for start in reversed(story.starts) if start.plan), None)}
+        found = {
+            "plan": next((start.plan for start in reversed(record.starts) if start.plan), None)
+        }
         if found["plan"] is None:
             raise RunError(
                 f"{path} can't be read: {error}",
@@ -311,18 +313,18 @@ def _read_plan(story: RunRecord) -> None:
                 " run is",
                 str(path),
             ) from None
-        story.faults.append(
+        record.faults.append(
             f"plan.json can't be read ({error}); the plan is the one in journal.jsonl"
         )
-    story.plan, story.began = (
+    record.plan_json, record.began_from = (
         found["plan"],
         found.get("began") if isinstance(found.get("began"), str) else None,
     )
-    story.origins, story.formulas = _texts(found.get("origins")), _texts(found.get("formulas"))
+    record.origins, record.formulas = _texts(found.get("origins")), _texts(found.get("formulas"))
     try:
-        story.made = Plan.from_json(story.plan)
+        record.plan = Plan.from_json(record.plan_json)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        story.faults.append(
+        record.faults.append(
             f"the plan is of another version of samecurve, or damaged ({type(error).__name__}:"
             f" {error}): the figures that follow from it are left out"
         )
@@ -332,12 +334,12 @@ def _texts(value: Any) -> dict[str, str]:
     return {str(key): str(text) for key, text in value.items()} if isinstance(value, dict) else {}
 
 
-def _read_config(story: RunRecord) -> None:
-    path = story.home / "config.yaml"
+def _read_config(record: RunRecord) -> None:
+    path = record.directory / "config.yaml"
     try:
-        story.config = flat(read_file(path).value)
+        record.config = flat(read_file(path).value)
     except SamecurveError as error:
-        story.faults.append(f"config.yaml can't be read: {error.cause}")
+        record.faults.append(f"config.yaml can't be read: {error.cause}")
 
 
 def flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

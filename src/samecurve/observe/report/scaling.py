@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from samecurve.core.simulation.compare import Curve
-from samecurve.observe.report.canvas import SERIES, canvas, finished
+from samecurve.observe.report.canvas import SERIES, canvas, save_picture
 
 _MARKERS = ("o", "s", "^")
 
@@ -48,4 +48,4 @@ def scaling_png(curves: Sequence[Curve], machine: str, note: str) -> bytes:
         axes.set_xlabel("devices")
         axes.set_title(note, fontsize=9)
         axes.legend(loc="lower left")
-        return finished(figure, "scaling", f"Predicted efficiency on {machine}", "").png
+        return save_picture(figure, "scaling", f"Predicted efficiency on {machine}", "").png

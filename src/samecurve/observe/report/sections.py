@@ -12,7 +12,7 @@ from samecurve.observe.plan_text import banner, decisions
 from samecurve.observe.report import summary
 from samecurve.observe.report.markup import Html, element, table
 from samecurve.observe.report.reading import RunRecord, Start, number
-from samecurve.observe.report.words import figure, moment, plain
+from samecurve.observe.report.words import show_moment, show_number, show_value
 from samecurve.units import show_bytes, show_seconds
 
 _MOST_ROWS = 300
@@ -22,16 +22,16 @@ _PNG = b"\x89PNG\r\n\x1a\n"
 _SKIPPED = "\N{HORIZONTAL ELLIPSIS}"
 
 
-def notes(story: RunRecord, name: str = "") -> Iterator[Html]:
+def notes(record: RunRecord, name: str = "") -> Iterator[Html]:
     """What a reader must know before any figure: failed, cut off, nothing trained, files that can't
     be read. name: of the run, before each.
     """
-    how = summary.outcome(story)
+    how = summary.outcome(record)
     said = {
         "cut off": (
-            f"The last start ended without a word at step {story.starts[-1].last_step}: killed, or"
+            f"The last start ended without a word at step {record.starts[-1].last_step}: killed, or"
             " the machine went down."
-            if story.starts
+            if record.starts
             else ""
         ),
         "running": "It is still running: the page is as of now.",
@@ -39,7 +39,7 @@ def notes(story: RunRecord, name: str = "") -> Iterator[Html]:
         "not started": "Nothing was ever started here.",
     }
     if how == "failed":
-        ended = story.starts[-1].ended
+        ended = record.starts[-1].end_values
         yield element(
             "p",
             name,
@@ -50,24 +50,26 @@ def notes(story: RunRecord, name: str = "") -> Iterator[Html]:
         )
     elif said.get(how):
         yield element("p", name + said[how], class_="note")
-    if not story.trained and story.starts:
+    if not record.num_steps and record.starts:
         yield element("p", f"{name}No step was trained, so there are no curves.", class_="note")
-    elif story.trained and not story.evaluated:
+    elif record.num_steps and not record.evaluated:
         yield element("p", f"{name}It was never evaluated.", class_="quiet")
-    if story.began:
-        yield element("p", f"{name}It began from {story.began}.", class_="quiet")
-    for fault in story.faults:
+    if record.began_from:
+        yield element("p", f"{name}It began from {record.began_from}.", class_="quiet")
+    for fault in record.faults:
         yield element("p", name + fault, class_="note bad")
 
 
-def plan_in_short(story: RunRecord) -> Iterator[Html]:
-    if story.made:
-        yield element("pre", "\n".join(banner(story.made)))
+def plan_in_short(record: RunRecord) -> Iterator[Html]:
+    if record.plan:
+        yield element("pre", "\n".join(banner(record.plan)))
 
 
-def happened(story: RunRecord) -> Iterator[Html]:
+def happened(record: RunRecord) -> Iterator[Html]:
     """Resumes, restarts, warnings and ends, the oldest first."""
-    rows = [[moment(event.time), event.step, event.kind, _text(event)] for event in story.told]
+    rows = [
+        [show_moment(event.time), event.step, event.kind, _text(event)] for event in record.notable
+    ]
     if rows:
         yield element("h2", "What happened")
         yield from _cut(["when", "step", "what", ""], rows, "journal.jsonl has them all")
@@ -81,7 +83,7 @@ def _text(event: Event) -> str:
         )
     if event.kind in {"finished", "stopped"}:
         return (
-            f"{plain(values.get('steps'))} steps in"
+            f"{show_value(values.get('steps'))} steps in"
             f" {show_seconds(number(values.get('seconds'), 0.0))}, goodput"
             f" {number(values.get('goodput'), 0.0):.0%}"
         )
@@ -101,22 +103,22 @@ def _cut(head: list[str], rows: list[list[object]], more: str) -> Iterator[Html]
     yield table(head, rows)
 
 
-def starts(story: RunRecord) -> Iterator[Html]:
+def starts(record: RunRecord) -> Iterator[Html]:
     """Each go at the run: where, how long, how it ended."""
-    if len(story.starts) > 1:
+    if len(record.starts) > 1:
         yield element("h2", "Starts")
         yield from _cut(
             ["started", "from step", "to step", "seconds", "strategy", "devices", "ended"],
-            [_start(start, start is story.starts[-1], story) for start in story.starts],
+            [_start(start, start is record.starts[-1], record) for start in record.starts],
             "journal.jsonl has them all",
         )
 
 
-def _start(start: Start, last: bool, story: RunRecord) -> list[object]:
+def _start(start: Start, last: bool, record: RunRecord) -> list[object]:
     found = summary.devices(start.plan)
-    how = start.end or (summary.outcome(story) if last else "cut off")
+    how = start.end or (summary.outcome(record) if last else "cut off")
     return [
-        moment(start.time),
+        show_moment(start.time),
         start.step,
         start.last_step,
         show_seconds(max(0.0, start.last_time - start.time)),
@@ -126,13 +128,13 @@ def _start(start: Start, last: bool, story: RunRecord) -> list[object]:
     ]
 
 
-def evaluations(story: RunRecord) -> Iterator[Html]:
-    if not story.evaluated:
+def evaluations(record: RunRecord) -> Iterator[Html]:
+    if not record.evaluated:
         return
     names = list(
         dict.fromkeys(
             name
-            for event in story.evaluated
+            for event in record.evaluated
             for name in event.values
             if name not in summary.NOT_METRICS
         )
@@ -142,14 +144,14 @@ def evaluations(story: RunRecord) -> Iterator[Html]:
             event.step,
             *(
                 (
-                    figure(value)
+                    show_number(value)
                     if (value := number(event.values.get(name), float("nan"))) == value
                     else "not finite"
                 )
                 for name in ("loss", *names)
             ),
         ]
-        for event in story.evaluated
+        for event in record.evaluated
     ]
     yield element("h2", "Evaluations")
     yield element(
@@ -159,12 +161,12 @@ def evaluations(story: RunRecord) -> Iterator[Html]:
     )
 
 
-def samples(story: RunRecord) -> Iterator[Html]:
+def samples(record: RunRecord) -> Iterator[Html]:
     """What the model made last, and first."""
-    if not story.sampled:
+    if not record.sampled:
         return
     yield element("h2", "Samples")
-    chosen = [story.sampled[-1], *([story.sampled[0]] if len(story.sampled) > 1 else [])]
+    chosen = [record.sampled[-1], *([record.sampled[0]] if len(record.sampled) > 1 else [])]
     for event in chosen:
         yield element("h3", f"at step {event.step}")
         texts, pictures = event.values.get("texts"), event.values.get("pictures")
@@ -173,16 +175,16 @@ def samples(story: RunRecord) -> Iterator[Html]:
         yield element(
             "div",
             *(
-                _picture(story, found)
+                _picture(record, found)
                 for found in (pictures if isinstance(pictures, list) else [])[:_MOST_PICTURES]
             ),
             class_="figures",
         )
 
 
-def _picture(story: RunRecord, name: object) -> Html:
+def _picture(record: RunRecord, name: object) -> Html:
     """A PNG file of the run, within the page; what is none, too large, or elsewhere is only named."""
-    path, home = Path(story.home, str(name)), story.home.resolve()
+    path, home = Path(record.directory, str(name)), record.directory.resolve()
     try:
         found = (
             path.read_bytes()
@@ -209,10 +211,10 @@ def _picture(story: RunRecord, name: object) -> Html:
     )
 
 
-def plan(story: RunRecord) -> Iterator[Html]:
+def plan(record: RunRecord) -> Iterator[Html]:
     """Every decision with its reason, and what memory was expected."""
-    because = story.plan.get("because")
-    known = decisions(story.made) if story.made else {}
+    because = record.plan_json.get("because")
+    known = decisions(record.plan) if record.plan else {}
     yield element("h2", "Plan")
     if isinstance(because, dict):
         yield table(
@@ -222,27 +224,29 @@ def plan(story: RunRecord) -> Iterator[Html]:
                 for name in sorted(because, key=lambda name: name not in known)
             ],
         )
-    if story.made:
+    if record.plan:
         rows: list[list[object]] = [
-            [term.name, show_bytes(term.bytes), term.formula] for term in story.made.memory
+            [term.name, show_bytes(term.bytes), term.formula] for term in record.plan.memory
         ]
         yield element("h3", "Memory of each device, estimated")
         yield table(["term", "bytes", "formula"], rows)
-    for name, formula in story.formulas.items():
+    for name, formula in record.formulas.items():
         yield element("p", f"{name}: {formula}", class_="quiet")
 
 
-def config(story: RunRecord) -> Iterator[Html]:
+def config(record: RunRecord) -> Iterator[Html]:
     """What was given, with where; defaults folded away."""
-    if not story.config:
+    if not record.config:
         return
     given = [
-        [key, plain(value), story.origins[key]]
-        for key, value in story.config.items()
-        if key in story.origins
+        [key, show_value(value), record.origins[key]]
+        for key, value in record.config.items()
+        if key in record.origins
     ]
     others = [
-        [key, plain(value)] for key, value in story.config.items() if key not in story.origins
+        [key, show_value(value)]
+        for key, value in record.config.items()
+        if key not in record.origins
     ]
     yield element("h2", "Config")
     yield table(["key", "value", "from"], [list(row) for row in given])
@@ -253,18 +257,18 @@ def config(story: RunRecord) -> Iterator[Html]:
     )
 
 
-def environment(story: RunRecord) -> Iterator[Html]:
-    found = summary.environment(story)
+def environment(record: RunRecord) -> Iterator[Html]:
+    found = summary.environment(record)
     yield element("h2", "Environment")
     if not found:
         yield element("p", "Not recorded: the run was made by an older version.", class_="quiet")
         return
-    yield table([], [[name, plain(value, name)] for name, value in found.items()])
+    yield table([], [[name, show_value(value, name)] for name, value in found.items()])
 
 
-def checkpoints(story: RunRecord) -> Iterator[Html]:
+def checkpoints(record: RunRecord) -> Iterator[Html]:
     yield element("h2", "Checkpoints")
-    if not story.checkpoints:
+    if not record.checkpoints:
         yield element("p", "None is kept.", class_="quiet")
         return
     rows: list[list[object]] = [
@@ -272,9 +276,9 @@ def checkpoints(story: RunRecord) -> Iterator[Html]:
             saved.path,
             saved.step,
             show_bytes(saved.bytes),
-            figure(saved.loss) if saved.loss == saved.loss else "",
+            show_number(saved.loss) if saved.loss == saved.loss else "",
         ]
-        for saved in story.checkpoints
+        for saved in record.checkpoints
     ]
     yield from _cut(
         ["path", "step", "size", "validation loss"], rows, "the run directory has them all"

@@ -35,34 +35,34 @@ _RESULT = (
 )
 
 
-def outcome(story: RunRecord) -> str:
+def outcome(record: RunRecord) -> str:
     """finished, stopped, failed, running, cut off (no line says how it ended, and nobody holds it),
     not started.
     """
-    if not story.starts:
-        return "starting" if story.live else "not started"
-    return story.starts[-1].end or ("running" if story.live else "cut off")
+    if not record.starts:
+        return "starting" if record.live else "not started"
+    return record.starts[-1].end or ("running" if record.live else "cut off")
 
 
 @np.errstate(all="ignore")  # a damaged journal may hold any number
-def summary(story: RunRecord) -> dict[str, Any]:
-    steps = story.column("step")
+def summary(record: RunRecord) -> dict[str, Any]:
+    steps = record.column("step")
     return {
-        "run": str(story.home),
-        "outcome": outcome(story),
-        "step": int(steps[-1]) if story.trained else 0,
-        **{name: story.plan.get(name) for name in _RESULT},
-        "devices": dict(devices(story.plan)),
-        "world": sum(devices(story.plan).values()),
-        "lr": _of(story.plan, "schedule").get("peak"),
-        **_losses(story),
-        **_times(story),
-        **_rates(story),
-        **_memory(story),
-        **_sensed(story),
-        "starts": len(story.starts),
-        "warnings": sum(event.kind in {"warned", "slow"} for event in story.told),
-        "skipped": int((story.column("skipped") > 0).sum()),
+        "run": str(record.directory),
+        "outcome": outcome(record),
+        "step": int(steps[-1]) if record.num_steps else 0,
+        **{name: record.plan_json.get(name) for name in _RESULT},
+        "devices": dict(devices(record.plan_json)),
+        "world": sum(devices(record.plan_json).values()),
+        "lr": _of(record.plan_json, "schedule").get("peak"),
+        **_losses(record),
+        **_times(record),
+        **_rates(record),
+        **_memory(record),
+        **_sensed(record),
+        "starts": len(record.starts),
+        "warnings": sum(event.kind in {"warned", "slow"} for event in record.notable),
+        "skipped": int((record.column("skipped") > 0).sum()),
     }
 
 
@@ -82,17 +82,17 @@ def _of(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
-def _losses(story: RunRecord) -> dict[str, Any]:
-    loss, last = story.column("loss"), story.evaluated[-1] if story.evaluated else None
-    width = window(story.trained)
+def _losses(record: RunRecord) -> dict[str, Any]:
+    loss, last = record.column("loss"), record.evaluated[-1] if record.evaluated else None
+    width = window(record.num_steps)
     best = min(
-        ((number(event.values.get("loss"), math.inf), event.step) for event in story.evaluated),
+        ((number(event.values.get("loss"), math.inf), event.step) for event in record.evaluated),
         default=(math.inf, 0),
     )
     return {
-        "loss": _known(loss[-1]) if story.trained else None,
+        "loss": _known(loss[-1]) if record.num_steps else None,
         "loss_mean": _mean(loss[-width:]),
-        "loss_mean_steps": min(width, story.trained),
+        "loss_mean_steps": min(width, record.num_steps),
         "best_loss": _known(best[0]),
         "best_step": best[1] if math.isfinite(best[0]) else None,
         "evaluated_at": last.step if last else None,
@@ -108,57 +108,57 @@ def _losses(story: RunRecord) -> dict[str, Any]:
     }
 
 
-def _times(story: RunRecord) -> dict[str, Any]:
-    spent = where_time_went(story)
+def _times(record: RunRecord) -> dict[str, Any]:
+    spent = where_time_went(record)
     wall = sum(spent.values())
-    kept = float(np.nansum(story.column("seconds")))
+    kept = float(np.nansum(record.column("seconds")))
     return {
         "wall_seconds": wall,
         "training_seconds": kept,
         "goodput": min(1.0, kept / wall) if wall else None,
-        "voided_steps": story.totals.voided_steps,
+        "voided_steps": record.totals.voided_steps,
         "seconds_by_use": spent,
     }
 
 
-def _rates(story: RunRecord) -> dict[str, Any]:
-    seconds = story.column("seconds")
-    share = story.column("wait_seconds") / seconds if story.trained else seconds
-    samples = samples_seen(story)
+def _rates(record: RunRecord) -> dict[str, Any]:
+    seconds = record.column("seconds")
+    share = record.column("wait_seconds") / seconds if record.num_steps else seconds
+    samples = samples_seen(record)
     rates = {
-        name: _median(story.column(name))
+        name: _median(record.column(name))
         for name in ("samples_per_second", "tokens_per_second", "mfu")
     }
     return {
-        "samples_seen": int(samples[-1]) if story.trained else 0,
+        "samples_seen": int(samples[-1]) if record.num_steps else 0,
         "step_seconds": _median(seconds),
         **rates,
         "wait_share": _median(np.minimum(share, 1.0)),
     }
 
 
-def _memory(story: RunRecord) -> dict[str, Any]:
+def _memory(record: RunRecord) -> dict[str, Any]:
     peaks: list[Any] = next(
         (
-            start.ended["memory_bytes_by_device"]
-            for start in reversed(story.starts)
-            if isinstance(start.ended.get("memory_bytes_by_device"), list)
+            start.end_values["memory_bytes_by_device"]
+            for start in reversed(record.starts)
+            if isinstance(start.end_values.get("memory_bytes_by_device"), list)
         ),
         [],
     )
     known = [int(number(peak, 0.0)) for peak in peaks]
-    column = story.column("memory_bytes")
-    largest = max([*known, int(np.nanmax(column)) if story.has("memory_bytes") else 0])
+    column = record.column("memory_bytes")
+    largest = max([*known, int(np.nanmax(column)) if record.has_values("memory_bytes") else 0])
     return {
         "memory_bytes": largest or None,
         "memory_bytes_by_device": known,
-        "memory_estimate_bytes": story.made.memory_estimate if story.made else None,
+        "memory_estimate_bytes": record.plan.memory_estimate if record.plan else None,
     }
 
 
-def _sensed(story: RunRecord) -> dict[str, Any]:
+def _sensed(record: RunRecord) -> dict[str, Any]:
     """Means over devices and readings; power: of all devices together."""
-    read = sensed(story)
+    read = sensed(record)
     return {
         "utilisation_mean": _mean(read["utilisation"]),
         "power_watts_mean": (
@@ -168,12 +168,12 @@ def _sensed(story: RunRecord) -> dict[str, Any]:
     }
 
 
-def sensed(story: RunRecord) -> dict[str, Grid]:
+def sensed(record: RunRecord) -> dict[str, Grid]:
     """By figure: a row for each device, a number for each reading, nan where it is missing; no row
     where there is no number at all.
     """
     return {
-        name: _grid([event.values.get(f"{name}_by_device") for event in story.sensors])
+        name: _grid([event.values.get(f"{name}_by_device") for event in record.sensors])
         for name in ("utilisation", "power_watts", "celsius")
     }
 
@@ -189,29 +189,29 @@ def _grid(read: Sequence[Any]) -> Grid:
     return found[np.isfinite(found).any(axis=1)]
 
 
-def samples_seen(story: RunRecord) -> Column:
+def samples_seen(record: RunRecord) -> Column:
     """Samples consumed after each step that counts.
 
     A step's rate times its seconds is its number of samples, exactly but for rounding.
     """
     return np.cumsum(
         np.clip(
-            np.rint(np.nan_to_num(story.column("samples_per_second") * story.column("seconds"))),
+            np.rint(np.nan_to_num(record.column("samples_per_second") * record.column("seconds"))),
             0,
             _MOST_SAMPLES,
         )
     )
 
 
-def where_time_went(story: RunRecord) -> dict[str, float]:
+def where_time_went(record: RunRecord) -> dict[str, float]:
     """Seconds in which processes ran, over all starts, by what they were spent on; time between
     starts is not counted.
     """
-    totals = story.totals
-    wall = sum(start.last_time - start.time for start in story.starts)
-    starting = sum(_starting(start) for start in story.starts)
-    seconds = story.column("seconds")
-    waiting = float(np.nansum(np.minimum(story.column("wait_seconds"), seconds)))
+    totals = record.totals
+    wall = sum(start.last_time - start.time for start in record.starts)
+    starting = sum(_starting(start) for start in record.starts)
+    seconds = record.column("seconds")
+    waiting = float(np.nansum(np.minimum(record.column("wait_seconds"), seconds)))
     parts = {
         "training": float(np.nansum(seconds)) - waiting,
         "waiting for data": waiting,
@@ -224,7 +224,10 @@ def where_time_went(story: RunRecord) -> dict[str, float]:
 
 
 def _starting(start: Start) -> float:
-    return max(0.0, (start.last_time if start.trains_at is None else start.trains_at) - start.time)
+    return max(
+        0.0,
+        (start.last_time if start.training_since is None else start.training_since) - start.time,
+    )
 
 
 def _known(value: float) -> float | None:
@@ -241,18 +244,18 @@ def _median(column: Column) -> float | None:
     return float(np.median(finite)) if len(finite) else None
 
 
-def differences(stories: Sequence[RunRecord]) -> dict[str, dict[str, list[Any]]]:
+def differences(records: Sequence[RunRecord]) -> dict[str, dict[str, list[Any]]]:
     """What the runs were asked, what their plans made of it, and what they ran in, where it is not
     the same for all: by key one value a run, None where a run has none.
     """
     sides: dict[str, Callable[[RunRecord], Mapping[str, Any]]] = {
-        "config": lambda story: story.config,
+        "config": lambda record: record.config,
         "plan": planned,
         "environment": environment,
     }
     found = {}
     for name, side in sides.items():
-        values = [side(story) for story in stories]
+        values = [side(record) for record in records]
         rows = {
             key: [own.get(key) for own in values]
             for key in dict.fromkeys(key for own in values for key in own)
@@ -263,9 +266,9 @@ def differences(stories: Sequence[RunRecord]) -> dict[str, dict[str, list[Any]]]
     return found
 
 
-def planned(story: RunRecord) -> dict[str, Any]:
+def planned(record: RunRecord) -> dict[str, Any]:
     """The plan's decisions, as far as they bear on results, speed or memory."""
-    plan, made = story.plan, story.made
+    plan, made = record.plan_json, record.plan
     derived = (
         {
             "lr": made.schedule.peak,
@@ -289,16 +292,16 @@ def planned(story: RunRecord) -> dict[str, Any]:
     }
 
 
-def environment(story: RunRecord) -> dict[str, Any]:
+def environment(record: RunRecord) -> dict[str, Any]:
     """Of the last start; versions from its newest checkpoint where an older version did not write
     them with the start.
     """
-    found = dict(flat(story.starts[-1].environment)) if story.starts else {}
-    if not found and story.checkpoints:
+    found = dict(flat(record.starts[-1].environment)) if record.starts else {}
+    if not found and record.checkpoints:
         found = {
-            f"versions.{name}": version for name, version in story.checkpoints[0].versions.items()
+            f"versions.{name}": version for name, version in record.checkpoints[0].versions.items()
         }
     drivers = (
-        {device.driver for device in story.made.devices if device.driver} if story.made else set()
+        {device.driver for device in record.plan.devices if device.driver} if record.plan else set()
     )
     return {**found, **({"driver": ", ".join(sorted(drivers))} if drivers else {})}

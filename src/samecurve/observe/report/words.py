@@ -22,12 +22,12 @@ def _if(value: Any, form: Callable[[Any], str]) -> str:
     return "" if value is None else form(value)
 
 
-def figure(value: float | None) -> str:
+def show_number(value: float | None) -> str:
     """Six digits: a loss."""
     return "not finite" if value is None else f"{value:.6g}"
 
 
-def moment(seconds: float) -> str:
+def show_moment(seconds: float) -> str:
     """Seconds since 1970 as a date, in UTC; a number that is no date as it is."""
     try:
         return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
@@ -35,7 +35,7 @@ def moment(seconds: float) -> str:
         return f"{seconds:g}"
 
 
-def plain(value: Any, name: str = "") -> str:
+def show_value(value: Any, name: str = "") -> str:
     """A value of a config, plan or environment, as one would write it; long ones cut."""
     if name.endswith("_bytes") and isinstance(value, int):
         return show_bytes(value)
@@ -78,10 +78,10 @@ def _rounds(run: Mapping[str, Any]) -> str:
 
 # The summary: on one run's page as cards, on several runs' page as rows. Each gives a title, a
 # value ('' for none) and what else is worth saying.
-FIGURES: Mapping[str, Row] = {
+SUMMARY_ROWS: Mapping[str, Row] = {
     "loss": _row(
         "training loss",
-        lambda run: figure(run["loss_mean"]) if run["step"] else "",
+        lambda run: show_number(run["loss_mean"]) if run["step"] else "",
         lambda run: (
             f"mean of the last {run['loss_mean_steps']} steps"
             if run["loss_mean_steps"] > 1
@@ -90,14 +90,16 @@ FIGURES: Mapping[str, Row] = {
     ),
     "best": _row(
         "best validation loss",
-        lambda run: _if(run["best_loss"], figure),
+        lambda run: _if(run["best_loss"], show_number),
         lambda run: _if(run["best_step"], lambda step: f"at step {step}"),
     ),
     "evaluated": _row(
         "last validation",
-        lambda run: _if(run["evaluated"].get("loss"), figure),
+        lambda run: _if(run["evaluated"].get("loss"), show_number),
         lambda run: "  ".join(
-            f"{name} {figure(value)}" for name, value in run["evaluated"].items() if name != "loss"
+            f"{name} {show_number(value)}"
+            for name, value in run["evaluated"].items()
+            if name != "loss"
         ),
     ),
     "steps": _row(

@@ -22,7 +22,7 @@ _HEAD = 2000  # bytes of a file in which its maker is named
 _ELSEWHERE = Path("report")
 
 
-def report(stories: Sequence[RunRecord], to: Path | None) -> list[Path]:
+def write_report(records: Sequence[RunRecord], to: Path | None) -> list[Path]:
     """Write the page and its pictures.
 
     to: the directory; the run's own for one run, report/ for several, if None. Returns what was
@@ -32,15 +32,15 @@ def report(stories: Sequence[RunRecord], to: Path | None) -> list[Path]:
     RunError: the disk is full.
     """
     need_matplotlib()
-    home = to or (stories[0].home if len(stories) == 1 else _ELSEWHERE)
+    home = to or (records[0].directory if len(records) == 1 else _ELSEWHERE)
     _check_home(home)
     from samecurve.observe.report.figures import draw
     from samecurve.observe.report.page import page
 
-    names = short_names([story.home for story in stories])
+    names = short_names([record.directory for record in records])
     with np.errstate(all="ignore"):  # a damaged journal may hold any number
-        pictures, left_out = draw(stories, names)
-        whole = page(stories, names, pictures, left_out, time.time())
+        pictures, left_out = draw(records, names)
+        whole = page(records, names, pictures, left_out, time.time())
     made = {
         _PAGE: whole.encode("utf-8", "replace"),
         **{f"report-{picture.name}.png": picture.png for picture in pictures},
@@ -48,10 +48,10 @@ def report(stories: Sequence[RunRecord], to: Path | None) -> list[Path]:
     return _publish(home, made)
 
 
-def numbers(stories: Sequence[RunRecord]) -> dict[str, Any]:
+def report_numbers(records: Sequence[RunRecord]) -> dict[str, Any]:
     """The summaries, and what differs between several."""
-    found: dict[str, Any] = {"runs": [summary(story) for story in stories]}
-    return {**found, **({"differences": differences(stories)} if len(stories) > 1 else {})}
+    found: dict[str, Any] = {"runs": [summary(record) for record in records]}
+    return {**found, **({"differences": differences(records)} if len(records) > 1 else {})}
 
 
 def short_names(homes: Sequence[Path]) -> list[str]:

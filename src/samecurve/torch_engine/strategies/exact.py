@@ -21,7 +21,7 @@ from samecurve.core.protocols import MicroBatch
 from samecurve.errors import UserError
 from samecurve.torch_engine.strategies.exact_allreduce import ExactAllReduce, Gradients
 from samecurve.torch_engine.strategies.replicated import DP
-from samecurve.units import some
+from samecurve.units import first_and_count
 
 _BUCKET = 8 << 20  # bytes
 
@@ -60,7 +60,7 @@ class Before:
         ]
         if changed:
             raise UserError(
-                f"train.exact: the forward pass changes buffer {some(changed)}, which then follows"
+                f"train.exact: the forward pass changes buffer {first_and_count(changed)}, which then follows"
                 " the device",
                 "a buffer that stays as it is in training, or leave --exact out",
                 "model",
