@@ -14,7 +14,7 @@ import slow
 from commands import losses
 
 import samecurve.experiments.balance as balancing
-from samecurve.core.config.sections import Config, Loaded
+from samecurve.core.config.sections import Config, LoadedConfig
 from samecurve.core.planning.balance import (
     microbatch_seconds,
     predict_step_seconds,
@@ -146,7 +146,7 @@ def test_a_slow_rank_is_measured_and_no_longer_waited_for(
 
     def train(name: str, config: Config, measure: Measure | None) -> tuple[Run, Plan]:
         prepared = prepare(
-            Loaded(config, "tiny", {}),
+            LoadedConfig(config, "tiny", {}),
             Options(tmp_path / name),
             facts(config, str(cache)),
             MACHINE,

@@ -10,7 +10,7 @@ import pytest
 from samecurve.cli.config_flags import apply_batch
 from samecurve.core.config.document import dump, parse, parse_setting
 from samecurve.core.config.json_schema import as_table, json_schema
-from samecurve.core.config.sections import Loaded, load
+from samecurve.core.config.sections import LoadedConfig, load
 from samecurve.errors import InvalidConfigError, UserError
 from samecurve.tasks import Tasks
 
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 LEAST = "batch: {samples: 8}\n"
 
 
-def read(text: str, name: str = "c.yaml") -> Loaded:
+def read(text: str, name: str = "c.yaml") -> LoadedConfig:
     return load(parse(text, name), Tasks(), "c")
 
 

@@ -15,7 +15,7 @@ import slow
 import torch.distributed as dist
 from commands import refused, samecurve, started, until, write_config
 
-from samecurve.core.config.sections import Config, Loaded
+from samecurve.core.config.sections import Config, LoadedConfig
 from samecurve.core.planning.machine import Device, Machine
 from samecurve.core.profile_types import ProfileSchedule, RankProfile, Step
 from samecurve.errors import RunError, UserError
@@ -65,7 +65,7 @@ def ran(
 ) -> tuple[Bench, list[Values]]:
     facts = describe(config)
     trials = [bench.laid_out(config, machine, facts, layout, course) for layout in layouts]
-    return bench.about_all(Loaded(config, "tiny", {}), machine, facts, trials, course), list(
+    return bench.about_all(LoadedConfig(config, "tiny", {}), machine, facts, trials, course), list(
         bench.measured(trials, course, pool, watched)
     )
 
@@ -199,7 +199,7 @@ def test_gpus_that_are_not_here(corpus: Path) -> None:
         row_json(Row(more), base),
     ]
     about = bench.about_all(
-        Loaded(config, "tiny", {}), machine, facts, [single, ddp, dp, more], COURSE
+        LoadedConfig(config, "tiny", {}), machine, facts, [single, ddp, dp, more], COURSE
     )
     assert (rows[1]["batch"], rows[1]["speedup"], rows[1]["efficiency"]) == (
         10,
@@ -228,7 +228,9 @@ def test_a_page_without_matplotlib_has_its_tables(corpus: Path) -> None:
     )
     with patch("samecurve.experiments.bench_page.drawable", return_value=False):
         made = files(
-            bench.about_all(Loaded(config, "<b>", {}), MACHINE, describe(config), [trial], COURSE),
+            bench.about_all(
+                LoadedConfig(config, "<b>", {}), MACHINE, describe(config), [trial], COURSE
+            ),
             [row_json(Row(trial, found), found)],
         )
     page = made["bench.html"].decode()

@@ -15,7 +15,7 @@ from samecurve.core.profile_types import ProfileSchedule
 from samecurve.errors import RunError
 from samecurve.experiments.profile import measure, watched_plan
 from samecurve.experiments.profiled import as_json, as_text
-from samecurve.jax_engine.profiler import own_times
+from samecurve.jax_engine.profiler import exclusive_times
 from samecurve.run.describe import describe
 from samecurve.torch_engine.profiling.timeline import Lane, by_name
 from samecurve.worker.jobs.profile import watch_rank
@@ -147,7 +147,7 @@ def test_what_is_inside_is_counted_once() -> None:
     lane.enter("sync")  # 3, to the end of backward
     lane.leave(outer)  # 4
     assert by_name(lane.spans) == {"backward": 2.0, "sync": 2.0}
-    assert own_times(
+    assert exclusive_times(
         [(0, 10, "while"), (1, 4, "dot"), (4, 9, "call"), (5, 6, "dot"), (10, 12, "copy")]
     ) == [("while", 2), ("dot", 3), ("call", 4), ("dot", 1), ("copy", 2)]
 

@@ -45,7 +45,7 @@ def opened(values: Mapping[str, Any]) -> tuple[Any, Plan, Any, Feed]:
 def programs(index: int, group: Any, values: Mapping[str, Any]) -> dict[str, int]:
     """How many collectives of each kind the compiled step has."""
     engine, _, state, feed = opened(values)
-    text = str(engine.program(state, next(iter(feed))[1]).as_text())
+    text = str(engine.compiled_step(state, next(iter(feed))[1]).as_text())
     return {
         kind: len(re.findall(rf"\b{kind}(?:-start)?\(", text))
         for kind in (

@@ -6,7 +6,7 @@ from typing import Any
 
 from commands import losses
 
-from samecurve.core.config.sections import Loaded
+from samecurve.core.config.sections import LoadedConfig
 from samecurve.run.directory import Run
 from samecurve.run.prepare import PreparedRun, prepare
 from samecurve.run.resume import Options
@@ -26,7 +26,7 @@ def start(
     """Prepared, and its lock let go of. home: the run directory."""
     config = config_of(values)
     prepared = prepare(
-        Loaded(config, "tiny", {}),
+        LoadedConfig(config, "tiny", {}),
         Options(home, resume, None, False, init_from),
         facts(config, str(cache)),
         MACHINE,

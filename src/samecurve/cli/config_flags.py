@@ -16,8 +16,8 @@ from samecurve.errors import InvalidConfigError, UserError
 
 if TYPE_CHECKING:
     from samecurve.core.config.document import Document
-    from samecurve.core.config.importers import Converted
-    from samecurve.core.config.sections import Loaded
+    from samecurve.core.config.importers import ConvertedConfig
+    from samecurve.core.config.sections import LoadedConfig
 
 Flags = Mapping[str, Any]  # of a command line: parameter -> value; None: not given
 
@@ -188,7 +188,7 @@ def config_options(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-def load_config(flags: Flags, *, say: bool, loud: bool = True) -> "Loaded":
+def load_config(flags: Flags, *, say: bool, loud: bool = True) -> "LoadedConfig":
     """File, then --set, then flags: the later wins.
 
     A file of another tool is converted first.
@@ -209,7 +209,7 @@ def load_config(flags: Flags, *, say: bool, loud: bool = True) -> "Loaded":
                 f"note   {file} is a config of {converted.tool}; `samecurve convert {file} --to"
                 " NEW.yaml` writes it as one of Samecurve"
             )
-            click.echo("\n".join([note, *converted.lines()]), err=True)
+            click.echo("\n".join([note, *converted.summary_lines()]), err=True)
     for setting in flags["settings"]:
         key, value = parse_setting(setting)
         document.set(key, value, f"--set {key}")
@@ -232,11 +232,11 @@ def load_config(flags: Flags, *, say: bool, loud: bool = True) -> "Loaded":
     return replace(
         loaded,
         notes=(batch_note,) if batch_note else (),
-        home=converted.home if converted else None,
+        run_directory=converted.run_directory if converted else None,
     )
 
 
-def _load(document: "Document", name: str, converted: "Converted | None") -> "Loaded":
+def _load(document: "Document", name: str, converted: "ConvertedConfig | None") -> "LoadedConfig":
     """The document, checked.
 
     InvalidConfigError: what another tool's config asks for and is not served, with all that is wrong
@@ -245,7 +245,7 @@ def _load(document: "Document", name: str, converted: "Converted | None") -> "Lo
     from samecurve.core.config.sections import load
     from samecurve.tasks import Tasks
 
-    unsettled = converted.unsettled(document) if converted else []
+    unsettled = converted.unresolved(document) if converted else []
     try:
         loaded = load(document, Tasks(), name)
     except InvalidConfigError as wrong:
@@ -360,7 +360,7 @@ def apply_batch(
     remaining = {}
     if global_batch is None:
         remaining = {key: old[key] for key in ("per_device", "accumulate") if key in old}
-    places = {key: document.place(("batch", key)) for key in remaining}
+    places = {key: document.origin_of(("batch", key)) for key in remaining}
     document.set("batch", {}, "flags")
     for key, value in remaining.items():
         document.set(f"batch.{key}", value, places[key])

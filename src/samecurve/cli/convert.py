@@ -24,9 +24,11 @@ def convert(old: Path, new: Path) -> None:
     from samecurve.run.convert import convert as write_converted
 
     converted, errors = write_converted(old, new)
-    click.echo("\n".join(converted.lines()))
+    click.echo("\n".join(converted.summary_lines()))
     if errors:
         click.echo(f"wrote  {new}, which is refused until what follows is settled")
         raise InvalidConfigError(errors)
-    save_dir = f" --save-dir {shlex.quote(converted.home)}" if converted.home else ""
+    save_dir = (
+        f" --save-dir {shlex.quote(converted.run_directory)}" if converted.run_directory else ""
+    )
     click.echo(f"wrote  {new}; samecurve train -f {shlex.quote(str(new))}{save_dir}")

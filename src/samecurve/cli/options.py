@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from samecurve.core.config.sections import Loaded
+    from samecurve.core.config.sections import LoadedConfig
     from samecurve.core.planning.facts import Facts, Measure
 
 _LATER = {"--suite"}
@@ -60,14 +60,14 @@ probe_option = click.option(
 )
 
 
-def probe_facts(loaded: "Loaded") -> "Facts":
+def probe_facts(loaded: "LoadedConfig") -> "Facts":
     """--probe-batch: facts with how many samples at once fitted."""
     from samecurve.experiments.measure import probe_batch
 
     return probe_batch(loaded.config)
 
 
-def speed_measure(loaded: "Loaded") -> "Measure | None":
+def speed_measure(loaded: "LoadedConfig") -> "Measure | None":
     """What measures the devices' speeds; None: the config does not ask for that."""
     if loaded.config.devices.balance != "measured":
         return None

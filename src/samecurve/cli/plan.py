@@ -16,7 +16,7 @@ from samecurve.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from samecurve.core.config.sections import Loaded
+    from samecurve.core.config.sections import LoadedConfig
     from samecurve.experiments.machine import PredictionRequest
 
 
@@ -97,7 +97,7 @@ def plan(
         click.echo("\n".join([*notes, shown]))
 
 
-def _plan_machine(loaded: "Loaded", asked: "PredictionRequest", *, as_json: bool) -> None:
+def _plan_machine(loaded: "LoadedConfig", asked: "PredictionRequest", *, as_json: bool) -> None:
     """On a machine one doesn't have.
 
     A plan that is refused ends the verb as it would end train, once all that would be served is

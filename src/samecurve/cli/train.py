@@ -20,7 +20,7 @@ from samecurve.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from samecurve.core.config.sections import Loaded
+    from samecurve.core.config.sections import LoadedConfig
     from samecurve.run.resume import Options
 
 
@@ -107,7 +107,7 @@ def _train_as_rank(flags: dict[str, Any], *, headless: bool) -> NoReturn:
     from samecurve.system import die_with
     from samecurve.worker.cluster_env import from_slurm, rank_from
 
-    def read_config(loud: bool) -> "Loaded":  # noqa: FBT001 as run_as_external_rank calls it
+    def read_config(loud: bool) -> "LoadedConfig":  # noqa: FBT001 as run_as_external_rank calls it
         return load_config(flags, say=not headless, loud=loud)
 
     if "TORCHELASTIC_RUN_ID" in os.environ:

@@ -14,7 +14,7 @@ from typing import Any
 import click
 import psutil
 
-from samecurve.core.config.sections import Config, Loaded
+from samecurve.core.config.sections import Config, LoadedConfig
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.machine import Device, Machine
 from samecurve.core.planning.strategies import choose_devices
@@ -61,7 +61,7 @@ _OWN = {
 
 
 def bench(
-    loaded: Loaded,
+    loaded: LoadedConfig,
     worlds: str | None,
     strategies: str | None,
     course: ProfileSchedule,
@@ -182,7 +182,11 @@ def laid_out(
 
 
 def about_all(
-    loaded: Loaded, machine: Machine, facts: Facts, trials: Sequence[Trial], course: ProfileSchedule
+    loaded: LoadedConfig,
+    machine: Machine,
+    facts: Facts,
+    trials: Sequence[Trial],
+    course: ProfileSchedule,
 ) -> Bench:
     """UserError: not one of them can be."""
     plans = tuple(trial.made for trial in trials if trial.made)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from samecurve.core.config.sections import Loaded
+from samecurve.core.config.sections import LoadedConfig
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.plan import Plan
 from samecurve.core.simulation.cluster import Cluster, read_cluster
@@ -140,7 +140,7 @@ def read_request(
     )
 
 
-def predict(loaded: Loaded, asked: PredictionRequest) -> Prediction:
+def predict(loaded: LoadedConfig, asked: PredictionRequest) -> Prediction:
     """UserError: what is asked for is not predicted, or nothing fits there."""
     setup = read_cluster(asked.machine)
     check_predictable(loaded.config, setup)

@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from samecurve.core.config.sections import Config, Loaded
+from samecurve.core.config.sections import Config, LoadedConfig
 from samecurve.core.planning.facts import Facts, Measure
 from samecurve.core.planning.machine import Machine
 from samecurve.core.planning.plan import Intervals, Plan, plan
@@ -97,7 +97,7 @@ def _traced(path: Path) -> Traced:
 
 
 def profile(
-    loaded: Loaded,
+    loaded: LoadedConfig,
     steps: int,
     top: int,
     trace: Path | None,

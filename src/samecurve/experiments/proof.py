@@ -2,7 +2,7 @@
 
 import click
 
-from samecurve.core.config.sections import Config, Loaded
+from samecurve.core.config.sections import Config, LoadedConfig
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.machine import Machine
 from samecurve.errors import UserError
@@ -20,7 +20,7 @@ _CPU_RANKS = 3  # worlds 2 and an odd one
 _PATIENCE = 1800.0  # seconds for one layout
 
 
-def prove(loaded: Loaded, wanted: str | None, steps: int | None, json: bool) -> int:
+def prove(loaded: LoadedConfig, wanted: str | None, steps: int | None, json: bool) -> int:
     """Prints as it goes; returns the exit code: 0 only if every layout passes."""
     config, machine = loaded.config, probe()
     bits = config.train.exact

@@ -15,12 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from samecurve.core.config.param_groups import Rule
+from samecurve.core.config.param_groups import ParamRule
 from samecurve.core.config.sections import Optimizer
 from samecurve.core.protocols import ArrayShard, Checkpoint, arrays_to_write
 from samecurve.core.weight_check import check_finite, check_fit, check_weights
-from samecurve.jax_engine.model import Model, Value
-from samecurve.jax_engine.strategies import Part, Strategy
+from samecurve.jax_engine.model import FlaxModel, InitialValue
+from samecurve.jax_engine.strategies import ReadPart, Strategy
 
 State = dict[str, Any]
 INITIAL_SCALE = 2.0**16
@@ -37,7 +37,9 @@ _DTYPES = {
 _LONE = {"optimizer/step", "loop/scale", "loop/scale_streak"}  # what a checkpoint may lack
 
 
-def optimizer(fields: Optimizer, rules: Mapping[str, Rule]) -> optax.GradientTransformation:
+def make_optimizer(
+    fields: Optimizer, rules: Mapping[str, ParamRule]
+) -> optax.GradientTransformation:
     """What is to be taken off the weights, times the learning rate: torch's AdamW and SGD.
 
     rules: of what is trained, by name.
@@ -56,7 +58,7 @@ def optimizer(fields: Optimizer, rules: Mapping[str, Rule]) -> optax.GradientTra
     )  # torch adds sgd's decay to the gradient
 
 
-def weights(state: Mapping[str, Any]) -> dict[str, Any]:
+def all_params(state: Mapping[str, Any]) -> dict[str, Any]:
     """All parameters of a state, or what its tree has in their place."""
     return {**state["frozen"], **state["params"]}
 
@@ -69,18 +71,20 @@ class Entry:
     shape: tuple[int, ...]
 
 
-class Layout:
+class StateLayout:
     """Where the leaves of a state lie, and what each is called.
 
     trained: how, by name. UserError: a group of the config rules nothing.
     """
 
     def __init__(
-        self, model: Model, fields: Optimizer, strategy: Strategy, half: bool, dtype: Any
+        self, model: FlaxModel, fields: Optimizer, strategy: Strategy, half: bool, dtype: Any
     ) -> None:
-        self._strategy, self._half = strategy, half
-        fields.rules.check(model.specs)
-        rules = {name: fields.rules.of(name, spec.matrix) for name, spec in model.specs.items()}
+        self._strategy, self._loss_scaled = strategy, half
+        fields.rules.check_names(model.specs)
+        rules = {
+            name: fields.rules.rule_for(name, spec.matrix) for name, spec in model.specs.items()
+        }
         self.trained = {name: rule for name, rule in rules.items() if not rule.frozen}
         params, frozen = (
             {
@@ -91,7 +95,7 @@ class Layout:
             for trained in (True, False)
         )
         number = jax.ShapeDtypeStruct((), dtype)
-        self.transform = optimizer(fields, self.trained)
+        self.transform = make_optimizer(fields, self.trained)
         outline = {
             "params": params,
             "frozen": frozen,
@@ -112,7 +116,7 @@ class Layout:
         )
         return found
 
-    def begin(self, value: Value, weights: Checkpoint | None = None) -> State:
+    def init(self, value: InitialValue, weights: Checkpoint | None = None) -> State:
         """A state whose moments are zero.
 
         weights: of the model, instead of its initial values. UserError: they don't fit.
@@ -130,7 +134,7 @@ class Layout:
                 weights.path,
             )
 
-        def part(entry: Entry) -> Part:
+        def part(entry: Entry) -> ReadPart:
             if not entry.name.startswith("model/"):
                 return self._zero(entry)
             if weights and entry.name in weights.arrays:
@@ -150,10 +154,10 @@ class Layout:
         wanted = {entry.name: entry.shape for entry in self._entries}
         check_fit(saved, wanted, _LONE)
 
-        def part(entry: Entry) -> Part:
+        def part(entry: Entry) -> ReadPart:
             return (
                 (lambda offsets, shape: saved.arrays.part(entry.name, offsets, shape))
-                if entry.name in saved.arrays and self._kept(entry.name)
+                if entry.name in saved.arrays and self._is_stored(entry.name)
                 else self._zero(entry)
             )
 
@@ -171,12 +175,12 @@ class Layout:
         )
         sizes = {
             entry.name: array.nbytes
-            for entry, array in self._held(state)
+            for entry, array in self._stored_entries(state)
             if array.is_fully_replicated
         }
         mine = set(arrays_to_write(sizes, processes, process))
         pieces = []
-        for entry, array in self._held(state):
+        for entry, array in self._stored_entries(state):
             if array.is_fully_replicated and entry.name not in mine:
                 continue
             offsets, box = self._strategy.local_shard(array, entry.shape)
@@ -197,22 +201,22 @@ class Layout:
         """For each leaf whether all its values are; to be compiled."""
         return jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(state)])
 
-    def arrays(self, state: State) -> Iterator[tuple[str, jax.Array]]:
+    def named_arrays(self, state: State) -> Iterator[tuple[str, jax.Array]]:
         """What a checkpoint holds of a state, by name."""
-        return ((entry.name, array) for entry, array in self._held(state))
+        return ((entry.name, array) for entry, array in self._stored_entries(state))
 
-    def _held(self, state: State) -> Iterator[tuple[Entry, jax.Array]]:
+    def _stored_entries(self, state: State) -> Iterator[tuple[Entry, jax.Array]]:
         return (
             (entry, leaf)
             for entry, leaf in zip(self._entries, jax.tree.leaves(state), strict=True)
-            if self._kept(entry.name)
+            if self._is_stored(entry.name)
         )
 
-    def _kept(self, name: str) -> bool:
-        return self._half or not name.startswith("loop/")
+    def _is_stored(self, name: str) -> bool:
+        return self._loss_scaled or not name.startswith("loop/")
 
-    def _zero(self, entry: Entry) -> Part:
-        first = (INITIAL_SCALE if self._half else 1.0) if entry.name == "loop/scale" else 0.0
+    def _zero(self, entry: Entry) -> ReadPart:
+        first = (INITIAL_SCALE if self._loss_scaled else 1.0) if entry.name == "loop/scale" else 0.0
         return lambda offsets, shape: np.full(shape, first)
 
     def _make(self, part: Any) -> State:

@@ -20,15 +20,15 @@ from samecurve.core.events import REQUESTS
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import ArrayShard, Batch, Checkpoint, Round, StepMetrics, Task
 from samecurve.errors import UserError
-from samecurve.jax_engine.checkpoint import Layout, State, weights
-from samecurve.jax_engine.model import Model, Value, open_model
+from samecurve.jax_engine.checkpoint import State, StateLayout, all_params
+from samecurve.jax_engine.model import FlaxModel, InitialValue, open_model
 from samecurve.jax_engine.step_program import make_evaluation, make_step
 from samecurve.jax_engine.strategies import AXIS, STRATEGIES
-from samecurve.jax_engine.trace_checks import examine
+from samecurve.jax_engine.trace_checks import check_loss
 
 
 @dataclass(frozen=True)
-class Staged:
+class StagedRounds:
     """Rows of a step, or of a round of an evaluation, on their devices.
 
     rows: [devices, rounds, micro, ...]. real: which count. row: one of them, on the host.
@@ -36,7 +36,7 @@ class Staged:
 
     rows: dict[str, jax.Array]
     real: jax.Array
-    row: Mapping[str, NDArray[Any]]
+    example: Mapping[str, NDArray[Any]]
 
 
 @dataclass(frozen=True)
@@ -47,15 +47,15 @@ class QueuedMetrics:
     """
 
     values: jax.Array
-    own: NDArray[np.float64]
-    processes: int
+    local: NDArray[np.float64]
+    world_size: int
 
     def read(self) -> StepMetrics:
         values = np.asarray(self.values, np.float64)
         at = time.perf_counter()
         (loss_sum, weight), (norm, finite, scale) = values[:2], values[-3:]
-        shared = values[2:-3] if len(values) > 5 else self.own
-        asked, waits, memory = np.split(shared, [len(REQUESTS), len(REQUESTS) + self.processes])
+        shared = values[2:-3] if len(values) > 5 else self.local
+        asked, waits, memory = np.split(shared, [len(REQUESTS), len(REQUESTS) + self.world_size])
         return StepMetrics(
             loss_sum / weight if weight else np.nan,
             weight,
@@ -83,32 +83,32 @@ class JaxEngine:
         devices: Sequence[jax.Device],
         index: int,
     ) -> None:
-        self.task, self.plan, self._fields, self._index = task, plan, optimizer, index
+        self.task, self.plan, self._optimizer, self._index = task, plan, optimizer, index
         self._mesh = Mesh(np.array(devices), (AXIS,))
-        self._own = [devices[place] for place in plan.devices_of(index)]
+        self._local_devices = [devices[place] for place in plan.devices_of(index)]
         self._strategy = STRATEGIES[plan.strategy](self._mesh)
         self._dtype = np.dtype(np.float64 if plan.precision == "f64" else np.float32)
         self._by_device = NamedSharding(self._mesh, PartitionSpec(AXIS))
-        self._masks: dict[bytes, Any] = {}  # a step's, by which rows are real
+        self._real_masks: dict[bytes, Any] = {}  # a step's, by which rows are real
         self._checked = False  # whether the loss has been seen to use every parameter
 
     @cached_property
-    def _model(self) -> Model:
-        return self._opened()[0]
+    def _model(self) -> FlaxModel:
+        return self._open_model()[0]
 
-    def _opened(self) -> tuple[Model, Value]:
+    def _open_model(self) -> tuple[FlaxModel, InitialValue]:
         return open_model(self.task, self.plan.precision, self.plan.recompute, self.plan.fixed.seed)
 
     @cached_property
-    def _layout(self) -> Layout:
-        return Layout(
-            self._model, self._fields, self._strategy, self.plan.precision == "f16", self._dtype
+    def _layout(self) -> StateLayout:
+        return StateLayout(
+            self._model, self._optimizer, self._strategy, self.plan.precision == "f16", self._dtype
         )
 
     @cached_property
     def _step(self) -> Any:
         return make_step(
-            self.task, self._model, self.plan, self._fields, self._strategy, self._layout
+            self.task, self._model, self.plan, self._optimizer, self._strategy, self._layout
         )
 
     @cached_property
@@ -123,13 +123,13 @@ class JaxEngine:
         )
 
     @cached_property
-    def _finite(self) -> Any:
+    def _all_finite(self) -> Any:
         return jax.jit(
             self._layout.finite, out_shardings=NamedSharding(self._mesh, PartitionSpec())
         )
 
     @cached_property
-    def _gathered(self) -> Any:
+    def _gather_params(self) -> Any:
         """Every parameter whole on every device."""
         shapes = {name: spec.shape for name, spec in self._model.specs.items()}
 
@@ -142,23 +142,25 @@ class JaxEngine:
         return jax.jit(whole, out_shardings=NamedSharding(self._mesh, PartitionSpec()))
 
     @cached_property
-    def _nothing(self) -> Any:
-        return self._placed(np.zeros((len(self._own), 0), self._dtype))
+    def _empty_rows(self) -> Any:
+        return self._put(np.zeros((len(self._local_devices), 0), self._dtype))
 
     def init(self, weights: Checkpoint | None = None) -> State:
-        self._model, value = self._opened()  # the values are let go of: they may be a whole model
-        return self._layout.begin(value, weights)
+        self._model, value = (
+            self._open_model()
+        )  # the values are let go of: they may be a whole model
+        return self._layout.init(value, weights)
 
     def restore(self, saved: Checkpoint) -> State:
         return self._layout.restore(saved)
 
-    def stage(self, rounds: Sequence[Round], of: int) -> Staged:
+    def stage(self, rounds: Sequence[Round], of: int) -> StagedRounds:
         """Rows side by side on their devices; what is short of plan.micro rows, or of so many
         rounds, is filled up with copies of a row: a program has one shape.
         """
         given = next(slot for found in rounds for slot in found if slot)
         row = {name: array[:1] for name, array in given.arrays.items()}
-        shape = (len(self._own), of, self.plan.micro_batch_size)
+        shape = (len(self._local_devices), of, self.plan.micro_batch_size)
         real = np.zeros(shape, bool)
         rows = {
             name: np.broadcast_to(array[0], (*shape, *array.shape[1:])).copy()
@@ -171,8 +173,8 @@ class JaxEngine:
                     real[place, number, :count] = True
                     for name, array in slot.arrays.items():
                         rows[name][place, number, :count] = array
-        return Staged(
-            self._placed({name: self._narrow(name, array) for name, array in rows.items()}),
+        return StagedRounds(
+            self._put({name: self._narrow(name, array) for name, array in rows.items()}),
             self._mask(real),
             {name: self._narrow(name, array) for name, array in row.items()},
         )
@@ -180,37 +182,37 @@ class JaxEngine:
     def _mask(self, real: NDArray[np.bool_]) -> Any:
         """Sent once: most steps are alike."""
         key = real.tobytes()
-        if key not in self._masks:
-            self._masks[key] = self._placed(real)
-        return self._masks[key]
+        if key not in self._real_masks:
+            self._real_masks[key] = self._put(real)
+        return self._real_masks[key]
 
     def step(
         self, state: State, batch: Batch, lr: float, asked: Sequence[int]
     ) -> tuple[State, QueuedMetrics]:
-        staged: Staged = batch.rounds
+        staged: StagedRounds = batch.rounds
         if not self._checked:
             self._check_used(staged)
-        own = self._figures(batch, asked)
+        own = self._shared_metrics(batch, asked)
         state, values = self._step(
-            state, staged.rows, staged.real, self._shared(own), np.asarray(lr, self._dtype)
+            state, staged.rows, staged.real, self._to_all_reduce(own), np.asarray(lr, self._dtype)
         )
         return state, QueuedMetrics(values, own, self.plan.world_size)
 
-    def program(self, state: State, batch: Batch) -> Any:
+    def compiled_step(self, state: State, batch: Batch) -> Any:
         """The step as XLA compiled it."""
-        staged: Staged = batch.rounds
+        staged: StagedRounds = batch.rounds
         return self._step.lower(
             state,
             staged.rows,
             staged.real,
-            self._shared(self._figures(batch, [0] * len(REQUESTS))),
+            self._to_all_reduce(self._shared_metrics(batch, [0] * len(REQUESTS))),
             np.asarray(0.0, self._dtype),
         ).compile()
 
-    def evaluate(self, state: State, rounds: Iterable[Staged]) -> dict[str, float]:
+    def evaluate(self, state: State, rounds: Iterable[StagedRounds]) -> dict[str, float]:
         """Sums of the task's figures over all devices."""
         names = self.task.eval_names()
-        sums = [self._evaluation(weights(state), staged.rows, staged.real) for staged in rounds]
+        sums = [self._evaluation(all_params(state), staged.rows, staged.real) for staged in rounds]
         total = (
             np.sum([np.asarray(found, np.float64) for found in sums], axis=0)
             if sums
@@ -221,25 +223,25 @@ class JaxEngine:
     def sample(self, state: State, step: int) -> list[str]:
         whole = {
             name: array.addressable_data(0)
-            for name, array in self._gathered(weights(state)).items()
+            for name, array in self._gather_params(all_params(state)).items()
         }
         return self.task.sample(self._model.merge(whole), self.plan.fixed.seed + step)
 
     def gather(self, state: State) -> list[ArrayShard]:
         return self._layout.gather(
-            state, np.asarray(self._finite(state)).tolist(), self._index, self.plan.world_size
+            state, np.asarray(self._all_finite(state)).tolist(), self._index, self.plan.world_size
         )
 
     def digests(self, state: State) -> dict[str, str]:
         """Of arrays as this process's first device has them."""
         return {
             name: digest(np.asarray(array.addressable_data(0))).hex()
-            for name, array in self.held(state)
+            for name, array in self.named_arrays(state)
         }
 
-    def held(self, state: State) -> Iterator[tuple[str, jax.Array]]:
+    def named_arrays(self, state: State) -> Iterator[tuple[str, jax.Array]]:
         """What a checkpoint would hold of a state, by name."""
-        return self._layout.arrays(state)
+        return self._layout.named_arrays(state)
 
     def preflight(self) -> float:
         """Through the collective that steps use."""
@@ -252,18 +254,18 @@ class JaxEngine:
                 check_vma=False,
             )
         )
-        return float(add(self._placed(np.ones(len(self._own), np.float32))))
+        return float(add(self._put(np.ones(len(self._local_devices), np.float32))))
 
-    def peaks(self) -> tuple[int, ...]:
+    def peak_memory_by_device(self) -> tuple[int, ...]:
         """By device of this process."""
-        return tuple(map(self._memory, self._own))
+        return tuple(map(self._memory, self._local_devices))
 
     def peak_memory(self) -> int:
-        return max(self.peaks())
+        return max(self.peak_memory_by_device())
 
     def close(self) -> None: ...
 
-    def _placed(self, own: Any) -> Any:
+    def _put(self, own: Any) -> Any:
         """Arrays (a tree of them) of which this process has its devices' rows, one a device."""
         if self.plan.world_size == 1:
             return jax.device_put(own, self._by_device)  # all at once
@@ -292,26 +294,28 @@ class JaxEngine:
             )
         return narrow
 
-    def _figures(self, batch: Batch, asked: Sequence[int]) -> NDArray[np.float64]:
+    def _shared_metrics(self, batch: Batch, asked: Sequence[int]) -> NDArray[np.float64]:
         waits, memory = np.zeros(self.plan.world_size), np.zeros(self.plan.num_devices)
         waits[self._index] = batch.wait_seconds
-        for place, device in zip(self.plan.devices_of(self._index), self._own, strict=True):
+        for place, device in zip(
+            self.plan.devices_of(self._index), self._local_devices, strict=True
+        ):
             memory[place] = self._memory(device)
         return np.concatenate([np.asarray(asked, np.float64), waits, memory])
 
-    def _shared(self, own: NDArray[np.float64]) -> Any:
+    def _to_all_reduce(self, own: NDArray[np.float64]) -> Any:
         """What all processes add up in the step; nothing where there is one."""
         if self.plan.world_size == 1:
-            return self._nothing
-        rows = np.zeros((len(self._own), len(own)), self._dtype)
+            return self._empty_rows
+        rows = np.zeros((len(self._local_devices), len(own)), self._dtype)
         rows[0] = own
-        return self._placed(rows)
+        return self._put(rows)
 
-    def _check_used(self, staged: Staged) -> None:
-        examine(
+    def _check_used(self, staged: StagedRounds) -> None:
+        check_loss(
             self.task,
             self._model,
-            {name: jnp.asarray(array) for name, array in staged.row.items()},
+            {name: jnp.asarray(array) for name, array in staged.example.items()},
             self._dtype,
             self._layout.trained,
         )
@@ -325,6 +329,6 @@ class JaxEngine:
             return (
                 resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
                 * (1 if sys.platform == "darwin" else 1024)
-                // len(self._own)
+                // len(self._local_devices)
             )
         return int((device.memory_stats() or {}).get("peak_bytes_in_use", 0))

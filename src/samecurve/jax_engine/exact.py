@@ -18,18 +18,18 @@ from numpy.typing import NDArray
 
 from samecurve.core.determinism.microbatches import TreeSum, microbatches_of, split_batch, subtrees
 from samecurve.core.protocols import ArrayShard, Batch, Checkpoint, Round
-from samecurve.jax_engine.checkpoint import State, weights
-from samecurve.jax_engine.engine import JaxEngine, QueuedMetrics, Staged
+from samecurve.jax_engine.checkpoint import State, all_params
+from samecurve.jax_engine.engine import JaxEngine, QueuedMetrics, StagedRounds
 from samecurve.jax_engine.step_program import (
     Arrays,
+    apply_update,
     microbatch_gradients,
     microbatch_metrics,
-    opened,
-    updated,
+    split_trained,
 )
-from samecurve.jax_engine.strategies import AXIS, square
+from samecurve.jax_engine.strategies import AXIS, squared_norm
 
-Given = tuple[Arrays, jax.Array]  # gradients, [loss sum, weight]
+MicroBatchSums = tuple[Arrays, jax.Array]  # gradients, [loss sum, weight]
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class StagedMicroBatch:
     """
 
     number: int
-    place: int
+    local_device: int
     rows: Arrays
     real: jax.Array
 
@@ -49,18 +49,19 @@ class ExactEngine(JaxEngine):
     """A state is a list of whole states, one for each device of this process."""
 
     def init(self, weights: Checkpoint | None = None) -> Any:
-        return self._spread(super().init(weights))
+        return self._per_device(super().init(weights))
 
     def restore(self, saved: Checkpoint) -> Any:
-        return self._spread(super().restore(saved))
+        return self._per_device(super().restore(saved))
 
-    def _spread(self, state: State) -> list[State]:
+    def _per_device(self, state: State) -> list[State]:
         leaves, tree = jax.tree.flatten(state)
         shards = [
             {shard.device: shard.data for shard in leaf.addressable_shards} for leaf in leaves
         ]
         return [
-            jax.tree.unflatten(tree, [shard[device] for shard in shards]) for device in self._own
+            jax.tree.unflatten(tree, [shard[device] for shard in shards])
+            for device in self._local_devices
         ]
 
     def stage(self, rounds: Sequence[Round], of: int) -> Any:
@@ -86,7 +87,7 @@ class ExactEngine(JaxEngine):
             number,
             place,
             *jax.device_put(
-                (rows, np.arange(self.plan.micro_batch_size) < count), self._own[place]
+                (rows, np.arange(self.plan.micro_batch_size) < count), self._local_devices[place]
             ),
         )
 
@@ -96,29 +97,35 @@ class ExactEngine(JaxEngine):
         staged: list[StagedMicroBatch] = batch.rounds
         if staged and not self._checked:
             rows = {name: np.asarray(array[:1]) for name, array in staged[0].rows.items()}
-            self._check_used(Staged({}, staged[0].real, rows))
+            self._check_used(StagedRounds({}, staged[0].real, rows))
         count = len(split_batch(batch.samples, self.plan.micro_batch_size))
-        sums = [TreeSum[Given](count, self._add) for _ in self._own]
+        sums = [TreeSum[MicroBatchSums](count, self._add_program) for _ in self._local_devices]
         for slot in staged:
-            own = state[slot.place]
-            sums[slot.place].give(
-                (0, slot.number), self._slot(weights(own), slot.rows, slot.real, own["scale"])
+            own = state[slot.local_device]
+            sums[slot.local_device].give(
+                (0, slot.number),
+                self._microbatch_program(all_params(own), slot.rows, slot.real, own["scale"]),
             )
-        figures = self._figures(batch, asked)
-        totals = self._totals(
-            count, [[value for _, value in one.held] for one in sums], self._shared(figures)
+        figures = self._shared_metrics(batch, asked)
+        totals = self._reduce(
+            count, [[value for _, value in one.held] for one in sums], self._to_all_reduce(figures)
         )
         rate = np.asarray(lr, self._dtype)
         state, values = zip(
-            *(self._update(own, *total, rate) for own, total in zip(state, totals, strict=True)),
+            *(
+                self._update_program(own, *total, rate)
+                for own, total in zip(state, totals, strict=True)
+            ),
             strict=True,
         )
         return list(state), QueuedMetrics(values[0], figures, self.plan.world_size)
 
     @cached_property
-    def _slot(self) -> Any:
-        def program(whole: Arrays, rows: Arrays, real: jax.Array, scale: jax.Array) -> Given:
-            params, merge = opened(self._model, whole, self._layout.trained)
+    def _microbatch_program(self) -> Any:
+        def program(
+            whole: Arrays, rows: Arrays, real: jax.Array, scale: jax.Array
+        ) -> MicroBatchSums:
+            params, merge = split_trained(self._model, whole, self._layout.trained)
             return microbatch_gradients(
                 self.task, merge, params, rows, real, scale / self.plan.nominal_weight
             )
@@ -126,11 +133,11 @@ class ExactEngine(JaxEngine):
         return jax.jit(program)
 
     @cached_property
-    def _add(self) -> Any:
+    def _add_program(self) -> Any:
         return jax.jit(lambda left, right: jax.tree.map(jnp.add, left, right), donate_argnums=0)
 
     @cached_property
-    def _update(self) -> Any:
+    def _update_program(self) -> Any:
         """(state, a step's gradients and sums in one row, what processes add up, lr) -> (state,
         figures).
         """
@@ -145,14 +152,14 @@ class ExactEngine(JaxEngine):
                 gradients[name] = row[at : at + size].reshape(shape)
                 at += size
             sums = row[at:]
-            state, figures = updated(
+            state, figures = apply_update(
                 self.plan,
-                self._fields,
+                self._optimizer,
                 self._layout,
                 state,
                 gradients,
                 sums,
-                square(gradients.values()),
+                squared_norm(gradients.values()),
                 lr,
             )
             return state, jnp.concatenate([sums, extra, figures])
@@ -160,10 +167,10 @@ class ExactEngine(JaxEngine):
         return jax.jit(program, donate_argnums=0)
 
     @cached_property
-    def _row(self) -> Any:
+    def _pack_program(self) -> Any:
         """What one device has, as [1, nodes, values]: no arithmetic."""
 
-        def program(held: list[Given]) -> jax.Array:
+        def program(held: list[MicroBatchSums]) -> jax.Array:
             return jnp.stack(
                 [
                     jnp.concatenate(
@@ -175,8 +182,8 @@ class ExactEngine(JaxEngine):
 
         return jax.jit(program)
 
-    def _totals(
-        self, count: int, held: Sequence[list[Given]], extra: Any
+    def _reduce(
+        self, count: int, held: Sequence[list[MicroBatchSums]], extra: Any
     ) -> list[tuple[jax.Array, jax.Array]]:
         """On each device of this process the sum over all slots, and what processes add up."""
         most = max(
@@ -185,9 +192,9 @@ class ExactEngine(JaxEngine):
         )
         rows = [
             (
-                self._row(own + own[-1:] * (most - len(own)))
+                self._pack_program(own + own[-1:] * (most - len(own)))
                 if own
-                else self._nothing_held(place, most)
+                else self._empty_pack(place, most)
             )
             for place, own in enumerate(held)
         ]
@@ -196,11 +203,11 @@ class ExactEngine(JaxEngine):
         )
         found = [
             {shard.device: shard.data for shard in array.addressable_shards}
-            for array in self._exchange(count)(given, extra)
+            for array in self._exchange_program(count)(given, extra)
         ]
-        return [(found[0][device], found[1][device]) for device in self._own]
+        return [(found[0][device], found[1][device]) for device in self._local_devices]
 
-    def _nothing_held(self, place: int, most: int) -> jax.Array:
+    def _empty_pack(self, place: int, most: int) -> jax.Array:
         length = (
             sum(
                 int(np.prod(self._model.specs[name].shape, dtype=np.int64))
@@ -208,11 +215,13 @@ class ExactEngine(JaxEngine):
             )
             + 2
         )
-        made: jax.Array = jax.device_put(np.zeros((1, most, length), self._dtype), self._own[place])
+        made: jax.Array = jax.device_put(
+            np.zeros((1, most, length), self._dtype), self._local_devices[place]
+        )
         return made
 
     @cached_property
-    def _exchange(self) -> Any:
+    def _exchange_program(self) -> Any:
         """count -> (rows [devices, nodes, values], extra [devices, n]) -> their sums along the
         tree, and extra's, on every device.
         """
@@ -254,7 +263,10 @@ class ExactEngine(JaxEngine):
     def evaluate(self, state: Any, rounds: Iterable[Any]) -> dict[str, float]:
         names = self.task.eval_names()
         found = [
-            (slot.number, self._slot_figures(weights(state[slot.place]), slot.rows, slot.real))
+            (
+                slot.number,
+                self._metrics_program(all_params(state[slot.place]), slot.rows, slot.real),
+            )
             for staged in rounds
             for slot in staged
         ]
@@ -265,23 +277,23 @@ class ExactEngine(JaxEngine):
         for number, figures in found:
             rows[number] = np.asarray(figures)
         sums: TreeSum[NDArray[Any]] = TreeSum(len(rows), np.add)
-        for number, row in enumerate(self._over_processes(rows).astype(np.float64)):
+        for number, row in enumerate(self._sum_over_processes(rows).astype(np.float64)):
             sums.give((0, number), row)
         return dict(zip(names, sums.total().tolist(), strict=True))
 
     @cached_property
-    def _slot_figures(self) -> Any:
+    def _metrics_program(self) -> Any:
         return jax.jit(
             lambda params, rows, real: microbatch_metrics(
                 self.task, self._model, self.task.eval_names(), params, rows, real, self._dtype
             )
         )
 
-    def _over_processes(self, rows: NDArray[Any]) -> NDArray[Any]:
+    def _sum_over_processes(self, rows: NDArray[Any]) -> NDArray[Any]:
         """Each row from the one process that filled it: zeros are all that is added."""
         if self.plan.world_size == 1:
             return rows
-        own = np.zeros((len(self._own), *rows.shape), self._dtype)
+        own = np.zeros((len(self._local_devices), *rows.shape), self._dtype)
         own[0] = rows
         add = jax.jit(
             jax.shard_map(
@@ -292,10 +304,12 @@ class ExactEngine(JaxEngine):
                 check_vma=False,
             )
         )
-        return np.asarray(add(self._placed(own)))
+        return np.asarray(add(self._put(own)))
 
     def sample(self, state: Any, step: int) -> list[str]:
-        return self.task.sample(self._model.merge(weights(state[0])), self.plan.fixed.seed + step)
+        return self.task.sample(
+            self._model.merge(all_params(state[0])), self.plan.fixed.seed + step
+        )
 
     def gather(self, state: Any) -> list[ArrayShard]:
         return self._layout.gather(

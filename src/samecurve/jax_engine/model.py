@@ -24,11 +24,11 @@ from samecurve.core.protocols import Task
 from samecurve.errors import UserError
 from samecurve.jax_engine.complex_pairs import is_complex, join
 
-Value = Callable[[str], NDArray[Any]]  # a parameter's initial values, by name
+InitialValue = Callable[[str], NDArray[Any]]  # a parameter's initial values, by name
 
 
 @dataclass(frozen=True)
-class Spec:
+class ParamSpec:
     """A parameter as it is held.
 
     shape: with a last dimension of 2 where it is complex. matrix: whether weight decay reaches it.
@@ -40,20 +40,20 @@ class Spec:
 
 
 @dataclass(frozen=True)
-class Model:
+class FlaxModel:
     """specs: by name, in the order of the tree's leaves. rest: what is not trained, by name."""
 
     graph: Any
     tree: Any
     rest_tree: Any
     rest: dict[str, Any]
-    specs: dict[str, Spec]
+    specs: dict[str, ParamSpec]
 
     def merge(self, arrays: Mapping[str, Any]) -> Any:
         """name -> array, as the flax module."""
-        return self.assemble(self.joined(arrays))
+        return self.assemble(self.join_complex(arrays))
 
-    def joined(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
+    def join_complex(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
         """Complex parameters as the module has them."""
         return {
             name: join(arrays[name]) if spec.complex else arrays[name]
@@ -70,23 +70,27 @@ class Model:
         )
 
 
-def open_model(task: Task, precision: Precision, how: Recompute, seed: int) -> tuple[Model, Value]:
+def open_model(
+    task: Task, precision: Precision, how: Recompute, seed: int
+) -> tuple[FlaxModel, InitialValue]:
     """The model, and the initial values of its parameters.
 
     UserError: some that can't be trained.
     """
     real = np.dtype(np.float64 if precision == "f64" else np.float32)
-    outline = outline_of(task.model)
-    names, leaves, tree, rest, rest_tree = _parts(outline, how)
+    outline = abstract_model(task.model)
+    names, leaves, tree, rest, rest_tree = _split(outline, how)
     rules = [task.initial(name, leaf.shape) for name, leaf in zip(names, leaves, strict=True)]
     own = not all(rules) or bool(rest)  # values that only the model knows
     model = outline
     if own:
         with jax.default_device(jax.local_devices(backend="cpu")[0]):
             model = task.model()
-        names, leaves, tree, rest, rest_tree = _parts(model, how)
+        names, leaves, tree, rest, rest_tree = _split(model, how)
         rest = {
-            name: leaf if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else _of_first(leaf)
+            name: leaf
+            if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+            else _from_first_process(leaf)
             for name, leaf in rest.items()
         }
     graph = nnx.graphdef(model)
@@ -96,28 +100,30 @@ def open_model(task: Task, precision: Precision, how: Recompute, seed: int) -> t
     def value(name: str) -> NDArray[Any]:
         leaf, rule = given[name]
         found = (
-            np.asarray(_of_first(leaf)) if rule is None else values(seed, name, leaf.shape, rule)
+            np.asarray(_from_first_process(leaf))
+            if rule is None
+            else values(seed, name, leaf.shape, rule)
         )
         if specs[name].complex:
             found = np.stack([found.real, found.imag], axis=-1)
         return found.astype(real)
 
-    return Model(graph, tree, rest_tree, rest, specs), value
+    return FlaxModel(graph, tree, rest_tree, rest, specs), value
 
 
-def shapes(outline: Any) -> dict[str, tuple[int, ...]]:
+def param_shapes(outline: Any) -> dict[str, tuple[int, ...]]:
     """Of a model's parameters, by a checkpoint's names."""
-    names, leaves, *_ = _parts(outline, "none")
+    names, leaves, *_ = _split(outline, "none")
     return {name: _spec(name, leaf).shape for name, leaf in zip(names, leaves, strict=True)}
 
 
 def named_values(model: Any) -> dict[str, NDArray[Any]]:
     """A module's parameters by those names, as it has them."""
-    names, leaves, *_ = _parts(model, "none")
+    names, leaves, *_ = _split(model, "none")
     return {name: np.asarray(leaf) for name, leaf in zip(names, leaves, strict=True)}
 
 
-def outline_of(model: Callable[[], Any]) -> Any:
+def abstract_model(model: Callable[[], Any]) -> Any:
     """The model without values, or with them where it looks at them while it is built."""
     try:
         return nnx.eval_shape(model)
@@ -125,7 +131,7 @@ def outline_of(model: Callable[[], Any]) -> Any:
         return model()
 
 
-def _parts(model: Any, how: Recompute) -> tuple[list[str], list[Any], Any, dict[str, Any], Any]:
+def _split(model: Any, how: Recompute) -> tuple[list[str], list[Any], Any, dict[str, Any], Any]:
     """Names and leaves of the parameters, their tree, what else the model holds, and that one's
     tree. UserError: two of one name.
     """
@@ -147,12 +153,12 @@ def _parts(model: Any, how: Recompute) -> tuple[list[str], list[Any], Any, dict[
     return names, leaves, tree, dict(zip(others, kept, strict=True)), rest_tree
 
 
-def _of_first(value: Any) -> Any:
+def _from_first_process(value: Any) -> Any:
     """The first process's: a user's model may draw its values otherwise in each."""
     return broadcast_one_to_all(value) if jax.process_count() > 1 else value
 
 
-def _spec(name: str, leaf: Any) -> Spec:
+def _spec(name: str, leaf: Any) -> ParamSpec:
     if not jnp.issubdtype(leaf.dtype, jnp.inexact):
         raise UserError(
             f"parameter {name} holds {leaf.dtype}",
@@ -161,7 +167,7 @@ def _spec(name: str, leaf: Any) -> Spec:
             "task",
         )
     pair = is_complex(leaf)
-    return Spec((*leaf.shape, 2) if pair else tuple(leaf.shape), pair, len(leaf.shape) >= 2)
+    return ParamSpec((*leaf.shape, 2) if pair else tuple(leaf.shape), pair, len(leaf.shape) >= 2)
 
 
 def blocks(model: Any) -> list[Any]:
@@ -192,13 +198,15 @@ def recompute(model: Any, how: Recompute) -> None:
     """
     if how == "none":
         return
-    policy = _products if how == "selective" else None
-    kinds = {kind: _again(kind, policy) for kind in {type(block) for block in blocks(model)}}
+    policy = _keep_real_products if how == "selective" else None
+    kinds = {
+        kind: _recomputed_class(kind, policy) for kind in {type(block) for block in blocks(model)}
+    }
     for block in blocks(model):
         block.__class__ = kinds[type(block)]
 
 
-def _again(kind: Any, policy: Any) -> Any:
+def _recomputed_class(kind: Any, policy: Any) -> Any:
     """The class, its calls run again in backward."""
 
     def call(block: Any, *arguments: Any, **keywords: Any) -> Any:
@@ -212,7 +220,7 @@ def _again(kind: Any, policy: Any) -> Any:
     return type(kind.__name__, (kind,), {"__call__": call})
 
 
-def _products(primitive: Any, *inputs: Any, **parameters: Any) -> bool:
+def _keep_real_products(primitive: Any, *inputs: Any, **parameters: Any) -> bool:
     """What "selective" keeps: products with weights.
 
     Not complex ones: jax.checkpoint can't keep complex values (reduce_precision refuses them).

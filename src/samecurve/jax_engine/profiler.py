@@ -31,7 +31,7 @@ _Timing = tuple[int, int, str]  # begin, end (nanoseconds), instruction
 
 
 @dataclass(frozen=True)
-class _Taken:
+class _TimedStep:
     """A step's times.
 
     began, called: of the call that queued it. done: when the device had done it.
@@ -57,7 +57,7 @@ class JaxWatch:
             trace,
         )
         self._waiter = ThreadPoolExecutor(1, "samecurve-watch")
-        self._taken: list[_Taken] = []
+        self._steps: list[_TimedStep] = []
         self._operations: tuple[Operation, ...] = ()
         self._memory: dict[str, int] = {}
         self._peaks: tuple[int, ...] = ()
@@ -69,25 +69,25 @@ class JaxWatch:
         began = time.perf_counter()
         done = self._engine.step(state, batch, lr, asked)
         called = time.perf_counter()
-        self._taken.append(
-            _Taken(
+        self._steps.append(
+            _TimedStep(
                 batch.wait_seconds,
                 batch.samples,
                 began,
                 called,
-                self._waiter.submit(_done, done[1].values),
+                self._waiter.submit(_wait_done, done[1].values),
             )
         )
         if number == 0 or number >= course.tracer - 1:
-            self._taken[-1].done.result()
+            self._steps[-1].done.result()
         if number == course.tracer - 1:
-            self._peaks = self._engine.peaks()  # before the profiler adds to them
+            self._peaks = self._engine.peak_memory_by_device()  # before the profiler adds to them
         if course.traced and number == course.last - 1:
             self._end_trace(done[0], batch)
         return done
 
     def found(self) -> RankProfile:
-        course, taken = self._course, self._taken
+        course, taken = self._course, self._steps
         self._waiter.shutdown()
         steps = [
             _step(before.done.result(), this)
@@ -129,17 +129,19 @@ class JaxWatch:
             shutil.move(next(home.glob("*.trace.json.gz")), self._trace)
         timings = _timings(ProfileData.from_file(str(next(home.glob("*.xplane.pb")))))
         exact = self._engine.plan.exact
-        program = None if exact else self._engine.program(state, batch)  # exact: several programs
+        program = (
+            None if exact else self._engine.compiled_step(state, batch)
+        )  # exact: several programs
         named = _instructions(program.as_text()) if program else {}
         self._operations = _operations(
             timings, named, self._course.traced * len(self._engine.plan.devices_of(0))
         )
-        self._memory = _held(self._engine, state[0] if exact else state)
+        self._memory = _state_bytes(self._engine, state[0] if exact else state)
         if program and (found := program.memory_analysis()):
             self._memory["temporary"] = int(found.temp_size_in_bytes)
 
 
-def _done(values: jax.Array) -> float:
+def _wait_done(values: jax.Array) -> float:
     """When they were there: asked for in a thread of its own, so that the loop goes on as it always
     does.
     """
@@ -147,7 +149,7 @@ def _done(values: jax.Array) -> float:
     return time.perf_counter()
 
 
-def _step(before: float, this: _Taken) -> Step:
+def _step(before: float, this: _TimedStep) -> Step:
     """before: when the device had done the step before."""
     idle = max(0.0, this.began - before)
     whole = this.done.result() - before
@@ -174,7 +176,7 @@ def _instruction_events(events: Iterable[Any]) -> Iterator[_Timing]:
             yield int(event.start_ns), int(event.start_ns + event.duration_ns), str(name)
 
 
-def own_times(timings: Sequence[_Timing]) -> list[tuple[str, int]]:
+def exclusive_times(timings: Sequence[_Timing]) -> list[tuple[str, int]]:
     """Nanoseconds of each without those inside it, as a loop has its body inside."""
     found: list[tuple[str, int]] = []
     open_: list[tuple[int, int]] = []  # end; place in found
@@ -196,7 +198,7 @@ def _operations(
     calls: dict[str, int] = {}
     seconds: dict[str, float] = {}
     for line in lines:
-        for name, took in own_times(line):
+        for name, took in exclusive_times(line):
             calls[name] = calls.get(name, 0) + 1
             seconds[name] = seconds.get(name, 0.0) + took / 1e9
     found = []
@@ -226,10 +228,10 @@ def _instructions(text: str) -> dict[str, tuple[str, str]]:
     return found
 
 
-def _held(engine: JaxEngine, state: Any) -> dict[str, int]:
+def _state_bytes(engine: JaxEngine, state: Any) -> dict[str, int]:
     """Bytes on one device."""
     found = {"weights": 0, "optimizer": 0}
-    for name, array in engine.held(state):
+    for name, array in engine.named_arrays(state):
         found["weights" if name.startswith("model/") else "optimizer"] += array.addressable_shards[
             0
         ].data.nbytes

@@ -11,7 +11,7 @@ from samecurve.core.planning.plan import Plan
 from samecurve.errors import RunError
 
 # seconds for all processes to have come; worker/preflight.py ends the waiting, with a word
-_PATIENCE = 86_400
+_JOIN_SECONDS = 86_400
 # XLA's CPU devices meet in memory and, by default, abort the process if one of them computes for 40
 # s longer than another: easily so where many share few cores.
 _SLOW_IS_FINE = (
@@ -69,13 +69,15 @@ def devices_of(plan: Plan) -> list[jax.Device]:
     except RuntimeError:
         there = []
     found = [
-        _own(plan, process, [device for device in there if device.process_index == process])
+        _devices_of_process(
+            plan, process, [device for device in there if device.process_index == process]
+        )
         for process in range(plan.world_size)
     ]
     return [device for own in found for device in own]
 
 
-def _own(plan: Plan, process: int, there: list[jax.Device]) -> list[jax.Device]:
+def _devices_of_process(plan: Plan, process: int, there: list[jax.Device]) -> list[jax.Device]:
     """One process's."""
     wanted = [plan.devices[place] for place in plan.devices_of(process)]
     cpu = wanted[0].kind == "cpu"
@@ -116,7 +118,7 @@ def join(address: str, plan: Plan, index: int) -> None:
             num_processes=plan.world_size,
             process_id=index,
             local_device_ids=gpus,
-            initialization_timeout=_PATIENCE,
+            initialization_timeout=_JOIN_SECONDS,
         )
     except RuntimeError as error:
         remedy = (

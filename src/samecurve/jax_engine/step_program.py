@@ -16,12 +16,12 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from samecurve.core.config.param_groups import Rule
+from samecurve.core.config.param_groups import ParamRule
 from samecurve.core.config.sections import Optimizer
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import Task
-from samecurve.jax_engine.checkpoint import Layout, State, weights
-from samecurve.jax_engine.model import Model
+from samecurve.jax_engine.checkpoint import State, StateLayout, all_params
+from samecurve.jax_engine.model import FlaxModel
 from samecurve.jax_engine.strategies import AXIS, Strategy
 
 _GROW_AFTER = 2000  # finite steps before f16's scale is doubled, as torch.amp.GradScaler has it
@@ -31,7 +31,12 @@ Merge = Callable[[Arrays], Any]  # what is trained -> the module
 
 
 def make_step(
-    task: Task, model: Model, plan: Plan, fields: Optimizer, strategy: Strategy, layout: Layout
+    task: Task,
+    model: FlaxModel,
+    plan: Plan,
+    fields: Optimizer,
+    strategy: Strategy,
+    layout: StateLayout,
 ) -> Callable[..., tuple[State, jax.Array]]:
     """(state, rows, real, extra, lr) -> (state, figures).
 
@@ -46,7 +51,9 @@ def make_step(
     def step(
         state: State, rows: Arrays, real: jax.Array, extra: jax.Array, lr: jax.Array
     ) -> tuple[State, jax.Array]:
-        params, merge = opened(model, strategy.whole(weights(state), shapes), layout.trained)
+        params, merge = split_trained(
+            model, strategy.gather_params(all_params(state), shapes), layout.trained
+        )
         gradients, sums = _accumulate(
             task,
             merge,
@@ -56,8 +63,8 @@ def make_step(
             state["scale"] / plan.nominal_weight,
         )
         gradients, (sums, extra) = strategy.reduce(gradients, (sums, extra[0]))
-        state, figures = updated(
-            plan, fields, layout, state, gradients, sums, strategy.square(gradients), lr
+        state, figures = apply_update(
+            plan, fields, layout, state, gradients, sums, strategy.squared_norm(gradients), lr
         )
         return state, jnp.concatenate([sums, extra, figures])
 
@@ -72,15 +79,17 @@ def make_step(
     return jax.jit(mapped, donate_argnums=0)
 
 
-def opened(model: Model, whole: Arrays, trained: Collection[str]) -> tuple[Arrays, Merge]:
+def split_trained(
+    model: FlaxModel, whole: Arrays, trained: Collection[str]
+) -> tuple[Arrays, Merge]:
     """Of all parameters those that are trained, and what makes the module of them."""
     return {name: whole[name] for name in trained}, lambda params: model.merge({**whole, **params})
 
 
-def updated(
+def apply_update(
     plan: Plan,
     fields: Optimizer,
-    layout: Layout,
+    layout: StateLayout,
     state: State,
     gradients: Arrays,
     sums: jax.Array,
@@ -106,11 +115,11 @@ def updated(
     moved = {
         name: (
             params[name]
-            - _rate(lr, layout.trained[name]).astype(params[name].dtype) * directions[name]
+            - _scaled_lr(lr, layout.trained[name]).astype(params[name].dtype) * directions[name]
         )
         for name in params
     }
-    new = {"params": moved, "moments": moments, **_scale(plan, state, finite)}
+    new = {"params": moved, "moments": moments, **_next_scale(plan, state, finite)}
     kept = {name: new[name] if name in {"scale", "streak"} else state[name] for name in new}
     state = {
         **jax.tree.map(lambda ours, theirs: jnp.where(finite, ours, theirs), new, kept),
@@ -119,11 +128,11 @@ def updated(
     return state, jnp.stack([norm, finite.astype(norm.dtype), scale])
 
 
-def _rate(lr: jax.Array, rule: Rule) -> jax.Array:
+def _scaled_lr(lr: jax.Array, rule: ParamRule) -> jax.Array:
     return lr if rule.lr_scale == 1 else lr * rule.lr_scale
 
 
-def _scale(plan: Plan, state: State, finite: jax.Array) -> State:
+def _next_scale(plan: Plan, state: State, finite: jax.Array) -> State:
     """f16's factor: halved after a gradient that is not finite, doubled after many that are."""
     if plan.precision != "f16":
         return {"scale": state["scale"], "streak": state["streak"]}
@@ -163,7 +172,9 @@ def microbatch_gradients(
     """Of one slot: gradients of its scaled sum, and [loss sum, weight]."""
 
     def scaled(params: Arrays) -> tuple[jax.Array, jax.Array]:
-        sums = _sums(task, lambda rows: task.loss(merge(params), rows), rows, real, factor.dtype)
+        sums = _masked_sums(
+            task, lambda rows: task.loss(merge(params), rows), rows, real, factor.dtype
+        )
         return sums[0] * factor, sums
 
     (_, sums), gradients = jax.value_and_grad(scaled, has_aux=True)(params)
@@ -172,7 +183,7 @@ def microbatch_gradients(
 
 def microbatch_metrics(
     task: Task,
-    model: Model,
+    model: FlaxModel,
     names: Sequence[str],
     params: Arrays,
     rows: Arrays,
@@ -185,10 +196,10 @@ def microbatch_metrics(
         found: Mapping[str, Any] = task.evaluate(model.merge(params), rows)
         return [found[name] for name in names]
 
-    return _sums(task, figures, rows, real, dtype)
+    return _masked_sums(task, figures, rows, real, dtype)
 
 
-def _sums(
+def _masked_sums(
     task: Task,
     figures: Callable[[Arrays], Sequence[Any]],
     rows: Arrays,
@@ -214,7 +225,12 @@ def _sums(
 
 
 def make_evaluation(
-    task: Task, model: Model, names: Sequence[str], strategy: Strategy, layout: Layout, dtype: Any
+    task: Task,
+    model: FlaxModel,
+    names: Sequence[str],
+    strategy: Strategy,
+    layout: StateLayout,
+    dtype: Any,
 ) -> Callable[..., jax.Array]:
     """(params, rows, real) -> sums of the task's figures over all devices, in the order of names."""
     shapes = {name: spec.shape for name, spec in model.specs.items()}
@@ -224,7 +240,7 @@ def make_evaluation(
             task,
             model,
             names,
-            strategy.whole(params, shapes),
+            strategy.gather_params(params, shapes),
             {name: array[0, 0] for name, array in rows.items()},
             real[0, 0],
             dtype,
@@ -236,7 +252,7 @@ def make_evaluation(
         jax.shard_map(
             evaluate,
             mesh=strategy.mesh,
-            in_specs=(weights(layout.specs), _BY_DEVICE, _BY_DEVICE),
+            in_specs=(all_params(layout.specs), _BY_DEVICE, _BY_DEVICE),
             out_specs=PartitionSpec(),
             check_vma=False,
         )

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from samecurve.jax_engine.complex_pairs import psum
 
 AXIS = "data"
-Part = Callable[
+ReadPart = Callable[
     [tuple[int, ...], tuple[int, ...]], NDArray[Any]
 ]  # offsets, shape -> a box of an array
 
@@ -34,17 +34,17 @@ class Strategy(Protocol):
     mesh: Mesh
 
     def spec(self, shape: tuple[int, ...]) -> PartitionSpec: ...
-    def put(self, shape: tuple[int, ...], dtype: Any, part: Part) -> jax.Array: ...
+    def put(self, shape: tuple[int, ...], dtype: Any, part: ReadPart) -> jax.Array: ...
     def local_shard(
         self, array: jax.Array, shape: tuple[int, ...]
     ) -> tuple[tuple[int, ...], NDArray[Any]]: ...
-    def whole(
+    def gather_params(
         self, parts: dict[str, jax.Array], shapes: dict[str, tuple[int, ...]]
     ) -> dict[str, jax.Array]: ...
     def reduce(
         self, gradients: dict[str, jax.Array], figures: Any
     ) -> tuple[dict[str, jax.Array], Any]: ...
-    def square(self, gradients: dict[str, jax.Array]) -> jax.Array: ...
+    def squared_norm(self, gradients: dict[str, jax.Array]) -> jax.Array: ...
 
 
 class Replicated:
@@ -58,7 +58,7 @@ class Replicated:
     def spec(self, shape: tuple[int, ...]) -> PartitionSpec:
         return PartitionSpec()
 
-    def put(self, shape: tuple[int, ...], dtype: Any, part: Part) -> jax.Array:
+    def put(self, shape: tuple[int, ...], dtype: Any, part: ReadPart) -> jax.Array:
         found = part((0,) * len(shape), shape).astype(dtype)
         return jax.make_array_from_callback(
             shape, NamedSharding(self.mesh, PartitionSpec()), lambda index: found
@@ -69,7 +69,7 @@ class Replicated:
     ) -> tuple[tuple[int, ...], NDArray[Any]]:
         return (0,) * len(shape), np.array(array.addressable_data(0))
 
-    def whole(
+    def gather_params(
         self, parts: dict[str, jax.Array], shapes: dict[str, tuple[int, ...]]
     ) -> dict[str, jax.Array]:
         return parts
@@ -80,8 +80,8 @@ class Replicated:
         found: tuple[dict[str, jax.Array], Any] = psum((gradients, figures), AXIS)
         return found
 
-    def square(self, gradients: dict[str, jax.Array]) -> jax.Array:
-        return square(gradients.values())
+    def squared_norm(self, gradients: dict[str, jax.Array]) -> jax.Array:
+        return squared_norm(gradients.values())
 
 
 class Sharded:
@@ -92,33 +92,33 @@ class Sharded:
     def __init__(self, mesh: Mesh) -> None:
         self.mesh, self._count = mesh, mesh.size
 
-    def _alike(self, shape: tuple[int, ...]) -> bool:
+    def _is_replicated(self, shape: tuple[int, ...]) -> bool:
         """Whether there is nothing to cut: such an array is the same on every device."""
         return 0 in shape or not shape
 
-    def _cut(self, shape: tuple[int, ...]) -> int:
+    def _shard_axis(self, shape: tuple[int, ...]) -> int:
         return min(
             range(len(shape)),
-            key=lambda axis: (self._padded(shape[axis]) / max(1, shape[axis]), axis),
+            key=lambda axis: (self._padded_size(shape[axis]) / max(1, shape[axis]), axis),
         )
 
-    def _padded(self, size: int) -> int:
+    def _padded_size(self, size: int) -> int:
         return -(-size // self._count) * self._count
 
     def spec(self, shape: tuple[int, ...]) -> PartitionSpec:
         return (
             PartitionSpec(
-                *(AXIS if axis == self._cut(shape) else None for axis in range(len(shape)))
+                *(AXIS if axis == self._shard_axis(shape) else None for axis in range(len(shape)))
             )
-            if not self._alike(shape)
+            if not self._is_replicated(shape)
             else PartitionSpec()
         )
 
-    def put(self, shape: tuple[int, ...], dtype: Any, part: Part) -> jax.Array:
-        if self._alike(shape):
+    def put(self, shape: tuple[int, ...], dtype: Any, part: ReadPart) -> jax.Array:
+        if self._is_replicated(shape):
             return Replicated(self.mesh).put(shape, dtype, part)
-        axis = self._cut(shape)
-        padded = (*shape[:axis], self._padded(shape[axis]), *shape[axis + 1 :])
+        axis = self._shard_axis(shape)
+        padded = (*shape[:axis], self._padded_size(shape[axis]), *shape[axis + 1 :])
 
         def piece(index: tuple[slice, ...] | None) -> NDArray[Any]:
             assert index is not None
@@ -145,9 +145,9 @@ class Sharded:
     def local_shard(
         self, array: jax.Array, shape: tuple[int, ...]
     ) -> tuple[tuple[int, ...], NDArray[Any]]:
-        if self._alike(shape):
+        if self._is_replicated(shape):
             return Replicated(self.mesh).local_shard(array, shape)
-        axis = self._cut(shape)
+        axis = self._shard_axis(shape)
         mine = sorted(array.addressable_shards, key=lambda shard: shard.index[axis].start or 0)
         first = mine[0].index[axis].start or 0
         joined = np.concatenate([np.asarray(shard.data) for shard in mine], axis)
@@ -159,13 +159,13 @@ class Sharded:
             first if dimension == axis else 0 for dimension in range(len(shape))
         ), np.ascontiguousarray(joined[keep])
 
-    def whole(
+    def gather_params(
         self, parts: dict[str, jax.Array], shapes: dict[str, tuple[int, ...]]
     ) -> dict[str, jax.Array]:
         gathered = {
             name: (
-                lax.all_gather(part, AXIS, axis=self._cut(shapes[name]), tiled=True)
-                if not self._alike(shapes[name])
+                lax.all_gather(part, AXIS, axis=self._shard_axis(shapes[name]), tiled=True)
+                if not self._is_replicated(shapes[name])
                 else part
             )
             for name, part in parts.items()
@@ -178,32 +178,32 @@ class Sharded:
     def reduce(
         self, gradients: dict[str, jax.Array], figures: Any
     ) -> tuple[dict[str, jax.Array], Any]:
-        return {name: self._scattered(gradient) for name, gradient in gradients.items()}, psum(
+        return {name: self._reduce_scatter(gradient) for name, gradient in gradients.items()}, psum(
             figures, AXIS
         )
 
-    def _scattered(self, gradient: jax.Array) -> jax.Array:
-        if self._alike(gradient.shape):
+    def _reduce_scatter(self, gradient: jax.Array) -> jax.Array:
+        if self._is_replicated(gradient.shape):
             found: jax.Array = lax.psum(gradient, AXIS)
             return found
-        axis = self._cut(gradient.shape)
-        more = self._padded(gradient.shape[axis]) - gradient.shape[axis]
+        axis = self._shard_axis(gradient.shape)
+        more = self._padded_size(gradient.shape[axis]) - gradient.shape[axis]
         padded = jnp.pad(
             gradient, [(0, more if dimension == axis else 0) for dimension in range(gradient.ndim)]
         )
         scattered: jax.Array = lax.psum_scatter(padded, AXIS, scatter_dimension=axis, tiled=True)
         return scattered
 
-    def square(self, gradients: dict[str, jax.Array]) -> jax.Array:
+    def squared_norm(self, gradients: dict[str, jax.Array]) -> jax.Array:
         cut, alike = (
             [g for g in gradients.values() if g.size and g.ndim],
             [g for g in gradients.values() if not g.ndim],
         )
-        found: jax.Array = lax.psum(square(cut), AXIS) + square(alike)
+        found: jax.Array = lax.psum(squared_norm(cut), AXIS) + squared_norm(alike)
         return found
 
 
-def square(gradients: Iterable[jax.Array]) -> jax.Array:
+def squared_norm(gradients: Iterable[jax.Array]) -> jax.Array:
     return sum((jnp.vdot(g, g) for g in gradients), start=jnp.zeros(()))
 
 

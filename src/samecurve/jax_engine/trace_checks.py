@@ -12,11 +12,11 @@ from jax.interpreters.partial_eval import dce_jaxpr
 
 from samecurve.core.protocols import Task
 from samecurve.errors import UserError
-from samecurve.jax_engine.model import Model
+from samecurve.jax_engine.model import FlaxModel
 
 
-def examine(
-    task: Task, model: Model, row: Mapping[str, Any], dtype: Any, trained: Collection[str]
+def check_loss(
+    task: Task, model: FlaxModel, row: Mapping[str, Any], dtype: Any, trained: Collection[str]
 ) -> None:
     """row: arrays [1, ...].
 
@@ -34,7 +34,7 @@ def examine(
         return found.sum, found.weight
 
     pairs = {name: jax.ShapeDtypeStruct(spec.shape, dtype) for name, spec in model.specs.items()}
-    given = jax.eval_shape(model.joined, pairs), model.rest
+    given = jax.eval_shape(model.join_complex, pairs), model.rest
     traced = jax.make_jaxpr(loss)(*given).jaxpr
     _, used = dce_jaxpr(traced, [True] * len(traced.outvars))
     names, others = (jax.tree.leaves({name: name for name in part}) for part in given)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from samecurve.core.config.document import Document, read_file
-from samecurve.core.config.sections import Loaded, Track, load
+from samecurve.core.config.sections import LoadedConfig, Track, load
 from samecurve.core.events import Event
 from samecurve.core.planning.facts import Fixed
 from samecurve.core.planning.plan import Plan, plan
@@ -102,7 +102,7 @@ def evaluate(
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _loaded(run: Run, settings: Mapping[str, tuple[Any, str]], data: str | None) -> Loaded:
+def _loaded(run: Run, settings: Mapping[str, tuple[Any, str]], data: str | None) -> LoadedConfig:
     document = read_file(run.config)
     if data is not None:
         reference = run.read_plan().reference
@@ -126,7 +126,13 @@ def _alone(document: Document) -> None:
 
 
 def _run(
-    scratch: Run, loaded: Loaded, made: Plan, checkpoint: Path, which: Which, step: int, say: Any
+    scratch: Run,
+    loaded: LoadedConfig,
+    made: Plan,
+    checkpoint: Path,
+    which: Which,
+    step: int,
+    say: Any,
 ) -> Evaluated:
     for directory in (scratch.checkpoints, scratch.logs):
         directory.mkdir()

@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from samecurve.core.config.sections import Loaded
+from samecurve.core.config.sections import LoadedConfig
 from samecurve.core.planning.strategies import choose_devices
 from samecurve.core.protocols import Rank
 from samecurve.diagnose.crash import explain
@@ -33,7 +33,7 @@ from samecurve.worker.main import _LAST, guarded, work
 from samecurve.worker.preflight import left_hanging, record_failure
 
 
-def prepare_external(loaded: Loaded, rank: Rank, options: Options) -> PreparedRun:
+def prepare_external(loaded: LoadedConfig, rank: Rank, options: Options) -> PreparedRun:
     """What the processes that were started are to do.
 
     UserError: they are not what the config asks for.
@@ -68,7 +68,7 @@ def prepare_external(loaded: Loaded, rank: Rank, options: Options) -> PreparedRu
     return prepared
 
 
-def _on_ranks(loaded: Loaded, count: int, jax: bool) -> Loaded:
+def _on_ranks(loaded: LoadedConfig, count: int, jax: bool) -> LoadedConfig:
     """The config on as many devices of this host as ranks were started on it (jax: a rank may hold
     several). UserError: it asks for other ones.
     """
@@ -100,7 +100,7 @@ _OTHERS = 1.0  # seconds in which ranks that failed first have left their notes
 
 
 def run_as_external_rank(
-    rank: Rank, read: Callable[[bool], Loaded], options: Options, headless: bool
+    rank: Rank, read: Callable[[bool], LoadedConfig], options: Options, headless: bool
 ) -> int:
     """This process as a rank that torchrun, Slurm or the user started.
 

@@ -14,7 +14,7 @@ from importlib.metadata import version
 from typing import Any
 
 import samecurve
-from samecurve.core.config.sections import Loaded, flatten
+from samecurve.core.config.sections import LoadedConfig, flatten
 from samecurve.core.protocols import Rank
 from samecurve.errors import RunError, SamecurveError, UserError
 from samecurve.tasks.user.fields import place_of
@@ -29,7 +29,7 @@ _FREE = (
 )  # config that only the first rank reads, or that hosts may have each for themselves
 
 
-def identity(loaded: Loaded) -> dict[str, str]:
+def identity(loaded: LoadedConfig) -> dict[str, str]:
     """What a rank runs, by name: versions, each config key, the bytes of an own task's file.
 
     Equal texts mean the same.
@@ -56,7 +56,7 @@ def identity(loaded: Loaded) -> dict[str, str]:
     }
 
 
-def check_ranks_agree(store: Any, rank: Rank, loaded: Loaded) -> None:
+def check_ranks_agree(store: Any, rank: Rank, loaded: LoadedConfig) -> None:
     """Of the first rank, which waits for the others' answers.
 
     UserError: what they run differs. RunError: some never came.
@@ -95,7 +95,7 @@ def check_ranks_agree(store: Any, rank: Rank, loaded: Loaded) -> None:
         )
 
 
-def report_config(store: Any, rank: Rank, read: Callable[[], Loaded], over: str) -> None:
+def report_config(store: Any, rank: Rank, read: Callable[[], LoadedConfig], over: str) -> None:
     """Of another rank.
 
     over: a key of the store that is there where the first one has left instead.

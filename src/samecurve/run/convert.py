@@ -6,14 +6,14 @@ import os
 from pathlib import Path
 
 from samecurve.core.config.document import read_file
-from samecurve.core.config.importers import KINDS, Converted
+from samecurve.core.config.importers import KINDS, ConvertedConfig
 from samecurve.core.config.importers import convert as read
 from samecurve.core.config.sections import load
 from samecurve.errors import InvalidConfigError, UserError
 from samecurve.tasks import Tasks
 
 
-def convert(old: Path, new: Path) -> tuple[Converted, list[UserError]]:
+def convert(old: Path, new: Path) -> tuple[ConvertedConfig, list[UserError]]:
     """What became of each field, and what `new`, which is written all the same, is refused for.
 
     UserError: nothing could be read or written.
@@ -32,14 +32,14 @@ def convert(old: Path, new: Path) -> tuple[Converted, list[UserError]]:
             f" their shape: {known}",
             str(old),
         )
-    errors = converted.unsettled(converted.document)
+    errors = converted.unresolved(converted.document)
     try:
         load(converted.document, Tasks())
     except InvalidConfigError as wrong:
         errors += wrong.errors
     except UserError as wrong:
         errors.append(wrong)
-    _write(new, converted.text(old.name))
+    _write(new, converted.to_yaml(old.name))
     return converted, errors
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from samecurve.checkpoint.store import sweep
-from samecurve.core.config.sections import Loaded, Track
+from samecurve.core.config.sections import LoadedConfig, Track
 from samecurve.core.events import Event
 from samecurve.core.planning.facts import Facts, Measure, Speeds
 from samecurve.core.planning.machine import Machine
@@ -50,7 +50,7 @@ class PreparedRun:
 
 
 def make_plan(
-    loaded: Loaded, facts: Facts | None = None, measure: Measure | None = None
+    loaded: LoadedConfig, facts: Facts | None = None, measure: Measure | None = None
 ) -> tuple[Plan, Facts]:
     """What `samecurve plan` shows: a run from the start. facts, measure: as prepare()."""
     machine, facts = probe(), facts or describe(loaded.config)
@@ -59,7 +59,7 @@ def make_plan(
 
 
 def prepare(
-    loaded: Loaded,
+    loaded: LoadedConfig,
     options: Options,
     facts: Facts | None = None,
     machine: Machine | None = None,
@@ -71,8 +71,8 @@ def prepare(
     accepted. UserError: anything that can't be honoured; the disk is then as it was before.
     """
     machine = machine or probe()
-    if loaded.home and not options.save_dir and options.resume in {"auto", "never"}:
-        options = replace(options, save_dir=Path(loaded.home))
+    if loaded.run_directory and not options.save_dir and options.resume in {"auto", "never"}:
+        options = replace(options, save_dir=Path(loaded.run_directory))
     unlimited = loaded.config.model_copy(
         update={"devices": loaded.config.devices.model_copy(update={"memory": None})}
     )
@@ -134,7 +134,7 @@ def prepare(
 def _begin(
     run: Run,
     lock: Lock,
-    loaded: Loaded,
+    loaded: LoadedConfig,
     options: Options,
     origin: Origin,
     made: Plan,

@@ -15,8 +15,8 @@ from samecurve.checkpoint.format import (
     verify,
 )
 from samecurve.checkpoint.store import checkpoints, newest
-from samecurve.core.config.param_groups import Group, Rules
-from samecurve.core.config.sections import Config, Loaded, flatten
+from samecurve.core.config.param_groups import ParamGroup, ParamRules
+from samecurve.core.config.sections import Config, LoadedConfig, flatten
 from samecurve.core.determinism.data_order import Anchor
 from samecurve.core.planning.facts import Fixed
 from samecurve.errors import SamecurveError, UserError
@@ -52,7 +52,7 @@ class Origin:
         return int(self.manifest.get("step", 0))
 
 
-def find_origin(loaded: Loaded, options: Options) -> Origin:
+def find_origin(loaded: LoadedConfig, options: Options) -> Origin:
     if options.resume not in {"auto", "never"}:
         return _from_path(Path(options.resume), options)
     if options.resume == "never":
@@ -132,7 +132,7 @@ def _from_path(path: Path, options: Options) -> Origin:
     return replace(origin, run=None, own=False)
 
 
-def _unfinished(loaded: Loaded, init_from: Path | None) -> Run | None:
+def _unfinished(loaded: LoadedConfig, init_from: Path | None) -> Run | None:
     """The newest run of the same config (devices and engine aside) and weights to begin from that
     has not finished, so that the same command goes on.
     """
@@ -235,10 +235,10 @@ def _refuse_thawed(origin: Origin, before: list[Any], config: Config) -> None:
         for name in origin.manifest.get("arrays", {})
         if name.startswith("model/")
     ]
-    then, now = Rules([Group(**group) for group in before], 0.0), config.optimizer.rules
-    changed = [name for name in names if then.frozen(name) != now.frozen(name)]
+    then, now = ParamRules([ParamGroup(**group) for group in before], 0.0), config.optimizer.rules
+    changed = [name for name in names if then.is_frozen(name) != now.is_frozen(name)]
     if changed:
-        how = "frozen" if then.frozen(changed[0]) else "trained"
+        how = "frozen" if then.is_frozen(changed[0]) else "trained"
         raise UserError(
             f"optimizer.groups: {first_and_count(changed)} was {how} when this run was last saved, and the"
             " other way round it would have no fitting optimizer state",

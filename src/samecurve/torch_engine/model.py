@@ -16,7 +16,7 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from samecurve.core.config.param_groups import Rules
+from samecurve.core.config.param_groups import ParamRules
 from samecurve.core.config.sections import Precision, Recompute
 from samecurve.core.planning.plan import Plan
 from samecurve.torch_engine.precision import weight_dtype
@@ -67,14 +67,14 @@ def cast(model: nn.Module, precision: Precision) -> nn.Module:
     return model
 
 
-def freeze(model: nn.Module, rules: Rules) -> None:
+def freeze(model: nn.Module, rules: ParamRules) -> None:
     """What a group of the config freezes is no more trained than what the model froze itself.
 
     UserError: a group rules nothing.
     """
-    rules.check(name for name, _ in model.named_parameters())
+    rules.check_names(name for name, _ in model.named_parameters())
     for name, parameter in model.named_parameters():
-        if rules.frozen(name):
+        if rules.is_frozen(name):
             parameter.requires_grad_(False)
 
 

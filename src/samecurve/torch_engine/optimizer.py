@@ -193,6 +193,6 @@ def _grouped(
     """
     found: dict[tuple[float, float, torch.dtype], list[OptimizerParam]] = {}
     for weight in trained:
-        rule = fields.rules.of(weight.name, weight.parameter.ndim >= 2)
+        rule = fields.rules.rule_for(weight.name, weight.parameter.ndim >= 2)
         found.setdefault((rule.lr_scale, rule.weight_decay, weight.view.dtype), []).append(weight)
     return [((scale, decay), weights) for (scale, decay, _), weights in found.items()]

@@ -56,7 +56,7 @@ class Document:
     """
 
     value: dict[str, Any] = field(default_factory=dict)
-    places: dict[Key, str] = field(default_factory=dict)
+    origins: dict[Key, str] = field(default_factory=dict)
 
     def set(self, key: str, value: Any, origin: str) -> None:
         """Put a value at a dotted key; what stood under it goes."""
@@ -72,15 +72,15 @@ class Document:
                 )
             at = below
         at[path[-1]] = value
-        for old in [place for place in self.places if place[: len(path)] == path]:
-            del self.places[old]
-        self.places[path] = origin
+        for old in [place for place in self.origins if place[: len(path)] == path]:
+            del self.origins[old]
+        self.origins[path] = origin
 
-    def place(self, key: Key) -> str:
+    def origin_of(self, key: Key) -> str:
         """Where a key came from, or the nearest section above it; '' if nothing above it was given."""
         for length in range(len(key), 0, -1):
-            if key[:length] in self.places:
-                return self.places[key[:length]]
+            if key[:length] in self.origins:
+                return self.origins[key[:length]]
         return ""
 
 
@@ -147,7 +147,7 @@ def parse(text: str, name: str) -> Document:
                 "begin with `task: language`",
                 _mark(node, name),
             )
-        document.value = _Builder(name, document.places).value(node, (), 0)
+        document.value = _Builder(name, document.origins).value(node, (), 0)
         return document
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -262,5 +262,5 @@ def _mark(node: yaml.Node, name: str) -> str:
     return f"{name}:{node.start_mark.line + 1}:{node.start_mark.column + 1}"
 
 
-def dotted(key: Sequence[str | int]) -> str:
+def join_key(key: Sequence[str | int]) -> str:
     return ".".join(map(str, key))

@@ -19,7 +19,7 @@ from samecurve.units import first_and_count
 _KEY = "optimizer.groups"
 
 
-class Group(Section):
+class ParamGroup(Section):
     """Parameters that are trained otherwise, or not at all."""
 
     match: Annotated[str, Field(min_length=1)] = Field(
@@ -39,7 +39,7 @@ class Group(Section):
     )
 
     @model_validator(mode="after")
-    def _something(self) -> "Group":
+    def _something(self) -> "ParamGroup":
         others = self.lr_scale is not None or self.weight_decay is not None
         if self.freeze and others:
             raise ValueError(
@@ -60,7 +60,7 @@ class Group(Section):
 
 
 @dataclass(frozen=True)
-class Rule:
+class ParamRule:
     """How one parameter is trained."""
 
     lr_scale: float
@@ -68,28 +68,28 @@ class Rule:
     frozen: bool
 
 
-class Rules:
+class ParamRules:
     """groups: of the config, in their order.
 
     weight_decay: of what no group gives another, where it is a matrix.
     """
 
-    def __init__(self, groups: Sequence[Group], weight_decay: float) -> None:
+    def __init__(self, groups: Sequence[ParamGroup], weight_decay: float) -> None:
         self._groups, self._decay = groups, weight_decay
 
-    def of(self, name: str, matrix: bool) -> Rule:
+    def rule_for(self, name: str, matrix: bool) -> ParamRule:
         number = self._number(name)
         group = None if number is None else self._groups[number]
         decay = self._decay if matrix else 0.0
         if group is None:
-            return Rule(1.0, decay, False)
-        return Rule(
+            return ParamRule(1.0, decay, False)
+        return ParamRule(
             1.0 if group.lr_scale is None else group.lr_scale,
             decay if group.weight_decay is None else group.weight_decay,
             group.freeze,
         )
 
-    def frozen(self, name: str) -> bool:
+    def is_frozen(self, name: str) -> bool:
         number = self._number(name)
         return number is not None and self._groups[number].freeze
 
@@ -99,7 +99,7 @@ class Rules:
             None,
         )
 
-    def check(self, names: Iterable[str]) -> None:
+    def check_names(self, names: Iterable[str]) -> None:
         """UserError: a group that rules none of these, or nothing left to train."""
         names = list(names)
         ruled = {self._number(name) for name in names}
@@ -108,19 +108,19 @@ class Rules:
                 raise _idle(
                     number, group, [name for name in names if fnmatchcase(name, group.match)], names
                 )
-        if self._groups and all(map(self.frozen, names)):
+        if self._groups and all(map(self.is_frozen, names)):
             raise UserError(
                 f"all {len(names)} parameters are frozen: nothing is left to train",
                 "a narrower `match` for what is frozen",
                 _KEY,
             )
 
-    def facts(self, sizes: Mapping[str, int], fixed: Iterable[str] = ()) -> dict[str, Any]:
+    def describe(self, sizes: Mapping[str, int], fixed: Iterable[str] = ()) -> dict[str, Any]:
         """What Facts says of a model whose parameters have so many scalars each.
 
         fixed: those that the model itself does not train. UserError: as check().
         """
-        self.check(sizes)
+        self.check_names(sizes)
         fixed = set(fixed)
         said = []
         for number, group in enumerate(self._groups):
@@ -135,7 +135,7 @@ class Rules:
         trained = {
             name: size
             for name, size in sizes.items()
-            if name not in fixed and not self.frozen(name)
+            if name not in fixed and not self.is_frozen(name)
         }
         if self._groups and not sum(trained.values()):
             raise UserError(
@@ -150,7 +150,9 @@ class Rules:
         }
 
 
-def _idle(number: int, group: Group, matched: Sequence[str], names: Sequence[str]) -> UserError:
+def _idle(
+    number: int, group: ParamGroup, matched: Sequence[str], names: Sequence[str]
+) -> UserError:
     where = f"{_KEY}.{number}.match"
     if matched:
         return UserError(

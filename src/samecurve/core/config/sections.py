@@ -22,12 +22,10 @@ from pydantic import (
     model_validator,
 )
 
-from samecurve.core.config.document import Document, Key, dotted, suggest
-from samecurve.core.config.param_groups import Group, Rules
-from samecurve.core.config.section import (
-    Section as Section,
-)
-from samecurve.core.config.unsupported import OWN, served
+from samecurve.core.config.document import Document, Key, join_key, suggest
+from samecurve.core.config.param_groups import ParamGroup, ParamRules
+from samecurve.core.config.section import Section
+from samecurve.core.config.unsupported import USER_TASK_HINT, task_needed
 from samecurve.core.config.values import Balance, Duration, Size
 from samecurve.core.planning.schedule import Decay
 from samecurve.errors import InvalidConfigError, UserError
@@ -49,19 +47,22 @@ class Batch(Section):
     samples: PositiveInt | None = Field(
         None,
         description=(
-            "over all devices, whatever their number; the plan finds micro-batch and rounds"
+            "over all devices, whatever their number; the plan chooses microbatch size and"
+            " accumulation steps"
         ),
     )
     per_device: PositiveInt | None = Field(
         None,
         description=(
-            "on each device, each round; with `samples`: the most that a device takes at once; with"
-            " train.exact: the size of a slot"
+            "on each device, each accumulation step; with `samples`: the most that a device takes at"
+            " once; with train.exact: the size of a microbatch"
         ),
     )
     accumulate: PositiveInt | None = Field(
         None,
-        description="rounds before one optimizer step; with `samples`: the rounds to cut it into",
+        description=(
+            "accumulation steps before one optimizer step; with `samples`: how many to cut it into"
+        ),
     )
 
     @model_validator(mode="after")
@@ -94,15 +95,15 @@ class Optimizer(Section):
     clip: NonNegativeFloat = Field(
         1.0, description="largest norm of the whole gradient; 0: not clipped"
     )
-    groups: tuple[Group, ...] = Field(
+    groups: tuple[ParamGroup, ...] = Field(
         (),
         strict=False,
         description="parameters, by name, that are trained otherwise or not at all",
     )
 
     @property
-    def rules(self) -> Rules:
-        return Rules(self.groups, self.weight_decay)
+    def rules(self) -> ParamRules:
+        return ParamRules(self.groups, self.weight_decay)
 
 
 class ScheduleFields(Section):
@@ -192,8 +193,8 @@ class Train(Section):
     exact: bool = Field(
         False,
         description=(
-            "the same bits on any number of devices: each slot's gradient by itself, all added"
-            " along one tree; single, dp, ddp"
+            "the same bits on any number of devices: each microbatch's gradient by itself, all"
+            " added along one tree; single, dp, ddp"
         ),
     )
     hash_every: NonNegativeInt = Field(
@@ -218,8 +219,8 @@ class Devices(Section):
     strategy: Literal["auto", StrategyName] = Field(
         "auto",
         description=(
-            "dp: one process for all devices; ddp: a process a device; fsdp: the model shared out;"
-            " hsdp: in groups, repeated. jax has single, dp, fsdp"
+            "dp: one process for all devices; ddp: a process a device; fsdp: the model sharded;"
+            " hsdp: sharded in groups, replicated across them. jax has single, dp, fsdp"
         ),
     )
     shards: PositiveInt | None = Field(
@@ -245,8 +246,8 @@ class Devices(Section):
     balance: Balance = Field(
         "even",
         description=(
-            "dp, ddp with engine torch: slots for each device alike, by its measured speed, or by"
-            " relative speeds given here; same results"
+            "dp, ddp with engine torch: as many microbatches for each device, or by its measured"
+            " speed, or by relative speeds given here; same results"
         ),
     )
     memory: Size | None = Field(
@@ -376,7 +377,7 @@ class Registry(Protocol):
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedConfig:
     """A config, its name, for each dotted key that was given where it came from, and what the user
     should know of how it was read. home: the run directory that another tool's config names.
     """
@@ -385,10 +386,10 @@ class Loaded:
     name: str
     origins: Mapping[str, str]
     notes: tuple[str, ...] = ()
-    home: str | None = None
+    run_directory: str | None = None
 
 
-def load(document: Document, registry: Registry, name: str = "run") -> Loaded:
+def load(document: Document, registry: Registry, name: str = "run") -> LoadedConfig:
     """Document -> config.
 
     InvalidConfigError lists everything that is wrong with it, each with its place.
@@ -396,7 +397,7 @@ def load(document: Document, registry: Registry, name: str = "run") -> Loaded:
     task = document.value.get("task", "language")
     if not registry.knows(task):
         hint, instead = (
-            ("is not in this version", f"; {OWN}")
+            ("is not in this version", f"; {USER_TASK_HINT}")
             if task in registry.later()
             else ("is not a task", "")
         )
@@ -404,7 +405,7 @@ def load(document: Document, registry: Registry, name: str = "run") -> Loaded:
             f"task: {task} {hint}",
             suggest(str(task), registry.names())
             or f"tasks: {', '.join(registry.names())}{instead}",
-            document.place(("task",)),
+            document.origin_of(("task",)),
         )
     try:
         config = config_class(task, registry.fields(task)).model_validate(
@@ -412,12 +413,12 @@ def load(document: Document, registry: Registry, name: str = "run") -> Loaded:
         )
     except ValidationError as error:
         raise InvalidConfigError(_explain(error, document, registry.fields(task))) from None
-    return Loaded(
+    return LoadedConfig(
         config,
         name,
         {
-            dotted(key): place
-            for key, place in document.places.items()
+            join_key(key): place
+            for key, place in document.origins.items()
             if not isinstance(_at(document.value, key), dict)
         },
     )
@@ -436,13 +437,13 @@ def _explain(error: ValidationError, document: Document, fields: TaskFields) -> 
     errors = []
     for item in error.errors(include_url=False):
         key = tuple(item["loc"])
-        where = document.place(key)
+        where = document.origin_of(key)
         kind = item["type"]
-        part = served(dotted(key)) if kind == "extra_forbidden" else None
+        part = task_needed(join_key(key)) if kind == "extra_forbidden" else None
         if part:
             errors.append(
                 UserError(
-                    f"{dotted(key)} is for {part[0]}, which task"
+                    f"{join_key(key)} is for {part[0]}, which task"
                     f" {document.value.get('task', 'language')} of this version does not have",
                     part[1],
                     where,
@@ -452,7 +453,7 @@ def _explain(error: ValidationError, document: Document, fields: TaskFields) -> 
             known = _known(key[:-1], fields)
             errors.append(
                 UserError(
-                    f"{dotted(key)}: unknown key",
+                    f"{join_key(key)}: unknown key",
                     suggest(str(key[-1]), known) or f"known here: {', '.join(known)}",
                     where,
                 )
@@ -461,7 +462,7 @@ def _explain(error: ValidationError, document: Document, fields: TaskFields) -> 
             expected = item["ctx"]["expected"].replace("'", "").replace(" or ", ", ")
             errors.append(
                 UserError(
-                    f"{dotted(key)}: {item['input']!r} is not one of {expected}",
+                    f"{join_key(key)}: {item['input']!r} is not one of {expected}",
                     suggest(str(item["input"]), expected.split(", ")),
                     where,
                 )
@@ -469,9 +470,9 @@ def _explain(error: ValidationError, document: Document, fields: TaskFields) -> 
         elif kind == "missing":
             errors.append(
                 UserError(
-                    f"{dotted(key)}: missing",
+                    f"{join_key(key)}: missing",
                     "give it in the file, or with --set",
-                    where or document.place(key[:-1]),
+                    where or document.origin_of(key[:-1]),
                 )
             )
         else:
@@ -486,7 +487,7 @@ def _explain(error: ValidationError, document: Document, fields: TaskFields) -> 
             shown = "" if isinstance(item["input"], dict) else f" (is {_short(item['input'])})"
             errors.append(
                 UserError(
-                    f"{dotted(key)}: {text}{shown}",
+                    f"{join_key(key)}: {text}{shown}",
                     "`samecurve schema --table` says what each key takes",
                     where,
                 )

@@ -19,10 +19,10 @@ _PARTS = {
     "model.cssm": ("a vision model", "vision"),
     "data.mode": ("sensor channels", "timeseries"),
 }
-OWN = "a task of your own does it today: task: FILE.py:CLASS (docs/own-task.md)"
+USER_TASK_HINT = "a task of your own does it today: task: FILE.py:CLASS (docs/own-task.md)"
 
 
-def served(key: str) -> tuple[str, str] | None:
+def task_needed(key: str) -> tuple[str, str] | None:
     """What a key asks for, and what to do, if it is known to belong to another task than the one
     that lacks it.
     """
@@ -39,5 +39,5 @@ def served(key: str) -> tuple[str, str] | None:
     what, task = found
     return (
         what,
-        f"{f'task {task} of a later version will have it; ' if task else ''}{OWN}; or leave it out",
+        f"{f'task {task} of a later version will have it; ' if task else ''}{USER_TASK_HINT}; or leave it out",
     )

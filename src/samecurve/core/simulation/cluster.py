@@ -10,7 +10,7 @@ from typing import Annotated, Any, cast
 
 from pydantic import Field, PlainValidator, PositiveFloat, PositiveInt, ValidationError
 
-from samecurve.core.config.document import Document, dotted, read_file, suggest
+from samecurve.core.config.document import Document, join_key, read_file, suggest
 from samecurve.core.config.section import Section
 from samecurve.core.config.sections import Precision
 from samecurve.core.config.values import Size
@@ -199,7 +199,7 @@ def _from_file(path: Path) -> Cluster:
 
 def _card(given: "str | _DeviceFields", document: Document) -> DeviceSpec:
     if isinstance(given, str):
-        return device_spec(given, document.place(("device",)))
+        return device_spec(given, document.origin_of(("device",)))
     assumed = link_spec("Ethernet 25 Gb/s", WHERE)
     return DeviceSpec(
         name=given.name,
@@ -218,7 +218,7 @@ def _wire(
     if given is None:
         return usual
     if isinstance(given, str):
-        return link_spec(given, document.place((key,)))
+        return link_spec(given, document.origin_of((key,)))
     return LinkSpec(
         name=given.name,
         bandwidth=given.bandwidth,
@@ -255,7 +255,7 @@ def _explained(item: Mapping[str, Any], document: Document, path: str) -> UserEr
     key = tuple(
         part for part in item["loc"] if part not in {"str", "_DeviceFields", "_WireFields", "[key]"}
     )
-    place = document.place(key) or path
+    place = document.origin_of(key) or path
     sections: dict[str, type[Section]] = {
         "device": _DeviceFields,
         "inside": _WireFields,
@@ -264,14 +264,14 @@ def _explained(item: Mapping[str, Any], document: Document, path: str) -> UserEr
     if item["type"] == "extra_forbidden":
         known = sorted((sections.get(str(key[0]), _File) if len(key) > 1 else _File).model_fields)
         return UserError(
-            f"{dotted(key)}: unknown key",
+            f"{join_key(key)}: unknown key",
             suggest(str(key[-1]), known) or f"known here: {', '.join(known)}",
             place,
         )
     if item["type"] == "missing":
-        return UserError(f"{dotted(key)}: missing", _HELD, place)
+        return UserError(f"{join_key(key)}: missing", _HELD, place)
     return UserError(
-        f"{dotted(key)}:"
+        f"{join_key(key)}:"
         f" {item['msg'].removeprefix('Value error, ').replace('Input should', 'should')} (is"
         f" {str(item['input'])[:60]!r})",
         _HELD,

@@ -14,7 +14,8 @@ from pydantic import (
     model_validator,
 )
 
-from samecurve.core.config.sections import DataFields, Section, TaskFields
+from samecurve.core.config.section import Section
+from samecurve.core.config.sections import DataFields, TaskFields
 
 
 class LanguageModel(Section):

@@ -229,7 +229,7 @@ def facts(config: Config, cache: str) -> Facts:
     task.unfused = config.engine == "jax"
     return replace(
         task.facts(),
-        **config.optimizer.rules.facts(
+        **config.optimizer.rules.describe(
             {name: int(np.prod(shape)) for name, shape in task.shapes().items()}
         ),
     )

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 from pydantic import ConfigDict, model_validator
 
-from samecurve.core.config.sections import DataFields, Section, TaskFields
+from samecurve.core.config.section import Section
+from samecurve.core.config.sections import DataFields, TaskFields
 
 
 class Place(NamedTuple):

@@ -17,7 +17,13 @@ from samecurve.core.protocols import Arrays, StoredArrays
 from samecurve.core.weight_check import check_weights
 from samecurve.errors import UserError
 from samecurve.jax_engine.complex_pairs import is_complex
-from samecurve.jax_engine.model import blocks, named_values, open_model, outline_of, shapes
+from samecurve.jax_engine.model import (
+    abstract_model,
+    blocks,
+    named_values,
+    open_model,
+    param_shapes,
+)
 from samecurve.tasks.user.fields import place_of
 from samecurve.tasks.user.task import MEAN, UserTask
 
@@ -41,7 +47,7 @@ class JaxUserTask(UserTask):
 
     def describe(self) -> Mapping[str, Any]:
         with jax.enable_x64(self._precision == "f64"):
-            model = outline_of(self.model)
+            model = abstract_model(self.model)
         self._refuse(model)
         if hasattr(self._own, "optimizer"):
             raise UserError(
@@ -66,11 +72,11 @@ class JaxUserTask(UserTask):
             for block in blocks(model) or [model]
         ]
         return {
-            **self._optimizer.rules.facts(sizes),
+            **self._optimizer.rules.describe(sizes),
             "params": params,
             "blocks": len(parts),
             "block_params": max(parts),
-            "arrays": shapes(model),
+            "arrays": param_shapes(model),
             "coupled": tuple(getattr(self._own, "coupled", ())),
         }
 

@@ -51,7 +51,7 @@ class TorchUserTask(UserTask):
         if tried := self._tried(sum(map(_scalars, model.parameters()))):
             check_adds(tried, f"{self._place.name}.loss()")
         named = dict(model.named_parameters())
-        groups = self._optimizer.rules.facts(
+        groups = self._optimizer.rules.describe(
             {name: _scalars(p) for name, p in named.items()},
             [name for name, p in named.items() if not p.requires_grad],
         )

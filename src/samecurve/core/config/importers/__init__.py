@@ -5,7 +5,7 @@ Pure: a document in, a document and what became of each field out.
 
 from samecurve.core.config.document import Document
 from samecurve.core.config.importers import onetrainer, oxidizr
-from samecurve.core.config.importers.fields import Converted as Converted
+from samecurve.core.config.importers.fields import ConvertedConfig as ConvertedConfig
 
 KINDS = {
     oxidizr.TOOL: "a `trainer:` section beside `model:`",
@@ -13,8 +13,8 @@ KINDS = {
 }
 
 
-def convert(document: Document) -> Converted | None:
+def convert(document: Document) -> ConvertedConfig | None:
     """None: a config of our own, or of no kind that is known."""
-    if oxidizr.is_one(document):
+    if oxidizr.matches(document):
         return oxidizr.convert(document)
-    return onetrainer.convert(document) if onetrainer.is_one(document) else None
+    return onetrainer.convert(document) if onetrainer.matches(document) else None

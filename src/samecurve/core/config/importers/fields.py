@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from samecurve.core.config.document import Document, Key, dotted, dump, suggest
+from samecurve.core.config.document import Document, Key, dump, join_key, suggest
 from samecurve.errors import UserError
 
 _SAME: Any = object()
@@ -36,8 +36,8 @@ class FieldReading(NamedTuple):
 
     outcome: Literal["read", "left", "refused"]
     field: str
-    shown: str
-    text: str
+    value_text: str
+    explanation: str
     place: str
 
 
@@ -49,45 +49,45 @@ class Refusal(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Converted:
+class ConvertedConfig:
     """tool: whose config it was. home: the directory that it names for a run."""
 
     tool: str
     document: Document
     readings: tuple[FieldReading, ...]
-    refused: tuple[Refusal, ...]
-    home: str | None = None
+    refusals: tuple[Refusal, ...]
+    run_directory: str | None = None
 
-    def unsettled(self, document: Document) -> list[UserError]:
+    def unresolved(self, document: Document) -> list[UserError]:
         """What is still refused of this config, now that flags were added to it."""
         return [
             error
-            for key, error in self.refused
-            if not key or not document.place(tuple(key.split(".")))
+            for key, error in self.refusals
+            if not key or not document.origin_of(tuple(key.split(".")))
         ]
 
-    def lines(self) -> list[str]:
+    def summary_lines(self) -> list[str]:
         """How each field was read, for people; fields that were left for one reason share a line."""
         read = [
-            f"read   {r.place}  {r.field} {r.shown} -> {r.text}"
+            f"read   {r.place}  {r.field} {r.value_text} -> {r.explanation}"
             for r in self.readings
             if r.outcome == "read"
         ]
         reasons: dict[str, list[FieldReading]] = {}
         for r in self.readings:
             if r.outcome == "left":
-                reasons.setdefault(r.text, []).append(r)
+                reasons.setdefault(r.explanation, []).append(r)
         return [
             *read,
             *(
                 "left  "
-                f" {', '.join(r.field if len(same) > 3 else f'{r.field} {r.shown}' for r in same)}:"
+                f" {', '.join(r.field if len(same) > 3 else f'{r.field} {r.value_text}' for r in same)}:"
                 f" {reason}"
                 for reason, same in reasons.items()
             ),
         ]
 
-    def text(self, name: str) -> str:
+    def to_yaml(self, name: str) -> str:
         """The config as a file of ours, with what became of each old field above it.
 
         name: of the old file.
@@ -97,23 +97,23 @@ class Converted:
             "left": "Left out, and why",
             "refused": "REFUSED: without these, this is not what was trained before",
         }
-        rows = [f"# Made by `samecurve convert` from {plain(name)}, a config of {self.tool}."]
+        rows = [f"# Made by `samecurve convert` from {one_line(name)}, a config of {self.tool}."]
         for outcome, head in heads.items():
             found = [r for r in self.readings if r.outcome == outcome]
             rows += (
                 [
                     f"# {head}:",
                     *(
-                        f"#   {r.field} {r.shown} {'->' if outcome == 'read' else '|'} {r.text}"
+                        f"#   {r.field} {r.value_text} {'->' if outcome == 'read' else '|'} {r.explanation}"
                         for r in found
                     ),
                 ]
                 if found
                 else []
             )
-        if self.home is not None:
+        if self.run_directory is not None:
             rows.append(
-                f"# Its run directory goes on the command line: --save-dir {plain(self.home)}"
+                f"# Its run directory goes on the command line: --save-dir {one_line(self.run_directory)}"
             )
         value = {
             section: self.document.value[section]
@@ -130,13 +130,13 @@ class ForeignConfig:
     """
 
     def __init__(self, document: Document, sections: tuple[str, ...]) -> None:
-        self.new = Document()
-        self.home: str | None = None
+        self.document = Document()
+        self.run_directory: str | None = None
         self.readings: list[FieldReading] = []
-        self.refused: list[Refusal] = []
-        self._given: dict[str, Any] = {}
+        self.refusals: list[Refusal] = []
+        self._values: dict[str, Any] = {}
         self._places: dict[str, str] = {}
-        self._done: set[str] = set()
+        self._handled: set[str] = set()
         self._collect(document, document.value, (), sections)
 
     def _collect(
@@ -144,85 +144,90 @@ class ForeignConfig:
     ) -> None:
         for name, item in value.items():
             key = (*above, name)
-            if isinstance(item, dict) and dotted(key) in sections:
+            if isinstance(item, dict) and join_key(key) in sections:
                 self._collect(document, item, key, sections)
             else:
-                self._given[dotted(key)], self._places[dotted(key)] = item, document.place(key)
+                self._values[join_key(key)], self._places[join_key(key)] = (
+                    item,
+                    document.origin_of(key),
+                )
 
-    def _open(self, field: str) -> bool:
+    def _is_open(self, field: str) -> bool:
         """In the file, and nothing was said of it yet: what is said first holds."""
-        return field in self._given and field not in self._done
+        return field in self._values and field not in self._handled
 
-    def given(self, below: str = "") -> list[str]:
+    def open_fields(self, below: str = "") -> list[str]:
         """The open fields whose names begin so."""
-        return [field for field in self._given if self._open(field) and field.startswith(below)]
+        return [field for field in self._values if self._is_open(field) and field.startswith(below)]
 
     def value(self, field: str, default: Any = None) -> Any:
-        found = self._given.get(field)
+        found = self._values.get(field)
         return default if found is None else found
 
-    def read(self, field: str, key: str, value: Any = _SAME, why: str = "") -> None:
+    def convert(self, field: str, key: str, value: Any = _SAME, why: str = "") -> None:
         """The field became a key of ours; null means the default, there and here."""
-        if not self._open(field):
+        if not self._is_open(field):
             return
-        if self._given[field] is None:
-            self.left(field, "as if it were not there")
+        if self._values[field] is None:
+            self.ignore(field, "as if it were not there")
             return
         same = value is _SAME
-        value = self._given[field] if same else value
-        self.new.set(
+        value = self._values[field] if same else value
+        self.document.set(
             key,
             value,
-            self._places[field] if field == key else f"{self._places[field]} {plain(field)}",
+            self._places[field] if field == key else f"{self._places[field]} {one_line(field)}",
         )
-        self._say(
-            "read", field, f"{key}{'' if same else f' {shown(value)}'}{f' ({why})' if why else ''}"
+        self._record(
+            "read",
+            field,
+            f"{key}{'' if same else f' {short_text(value)}'}{f' ({why})' if why else ''}",
         )
 
-    def takes(
+    def convert_by_table(
         self, field: str, key: str, table: dict[Any, Any], remedy: str, why: str = ""
     ) -> None:
         """The field became a key of ours by a table; what is not in it is refused."""
         found = self.value(field)
         word = found.strip().upper() if isinstance(found, str) else found
         if found is None or (isinstance(word, str | bool) and word in table):
-            self.read(field, key, table.get(word), why)
+            self.convert(field, key, table.get(word), why)
         else:
             self.refuse(
                 field,
-                f"is not one of {', '.join(map(shown, table))}, which there are here",
+                f"is not one of {', '.join(map(short_text, table))}, which there are here",
                 remedy,
                 key,
             )
 
-    def always(self, key: str, value: Any, why: str) -> None:
+    def add_default(self, key: str, value: Any, why: str) -> None:
         """Not in the file: how that tool does it then. A flag still wins."""
-        self.new.set(key, value, f"not in the file; there: {why}")
+        self.document.set(key, value, f"not in the file; there: {why}")
         self.readings.append(
-            FieldReading("read", "(not in the file)", why, f"{key} {shown(value)}", "-")
+            FieldReading("read", "(not in the file)", why, f"{key} {short_text(value)}", "-")
         )
 
-    def left(self, field: str, why: str) -> None:
-        if self._open(field):
-            self._say("left", field, why)
+    def ignore(self, field: str, why: str) -> None:
+        if self._is_open(field):
+            self._record("left", field, why)
 
     def refuse(self, field: str, why: str, remedy: str, key: str = "") -> None:
-        if self._open(field):
-            self.refused.append(
+        if self._is_open(field):
+            self.refusals.append(
                 Refusal(
                     key,
                     UserError(
-                        f"{plain(field)} {self._shown(field)} {why}", remedy, self._places[field]
+                        f"{one_line(field)} {self._shown(field)} {why}", remedy, self._places[field]
                     ),
                 )
             )
-            self._say("refused", field, why)
+            self._record("refused", field, why)
 
-    def rest(self, known: tuple[str, ...]) -> None:
+    def refuse_unknown(self, known: tuple[str, ...]) -> None:
         """What is in no table is refused by name: it may mean anything."""
-        for field in self.given():
-            if self._given[field] is None:
-                self.left(field, "as if it were not there")
+        for field in self.open_fields():
+            if self._values[field] is None:
+                self.ignore(field, "as if it were not there")
             near = suggest(field, known)
             self.refuse(
                 field,
@@ -230,36 +235,38 @@ class ForeignConfig:
                 near or "take it out of the file if the run does not need it",
             )
 
-    def done(self, tool: str) -> Converted:
-        return Converted(tool, self.new, tuple(self.readings), tuple(self.refused), self.home)
+    def finish(self, tool: str) -> ConvertedConfig:
+        return ConvertedConfig(
+            tool, self.document, tuple(self.readings), tuple(self.refusals), self.run_directory
+        )
 
-    def _say(self, outcome: Literal["read", "left", "refused"], field: str, text: str) -> None:
-        self._done.add(field)
+    def _record(self, outcome: Literal["read", "left", "refused"], field: str, text: str) -> None:
+        self._handled.add(field)
         self.readings.append(
-            FieldReading(outcome, plain(field), self._shown(field), text, self._places[field])
+            FieldReading(outcome, one_line(field), self._shown(field), text, self._places[field])
         )
 
     def _shown(self, field: str) -> str:
         return (
             "(not shown)"
             if any(word in field.lower() for word in _HIDDEN)
-            else shown(self._given[field])
+            else short_text(self._values[field])
         )
 
 
-def shown(value: Any) -> str:
+def short_text(value: Any) -> str:
     """A value as YAML has it, on one short line."""
     if isinstance(value, dict):
         return f"{{{len(value)} fields}}"
     text = (
-        plain(value)
+        one_line(value)
         if isinstance(value, str) and re.search(r"[^\d.+-]", value)
         else json.dumps(value, default=str)
     )
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def plain(text: str) -> str:
+def one_line(text: str) -> str:
     """On one line, whatever is in it."""
     return text if text.isprintable() else json.dumps(text)[1:-1]
 

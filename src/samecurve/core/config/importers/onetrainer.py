@@ -9,7 +9,7 @@ gradient_accumulation_steps make one optimizer step.
 from typing import Any
 
 from samecurve.core.config.document import Document
-from samecurve.core.config.importers.fields import Converted, ForeignConfig, epochs
+from samecurve.core.config.importers.fields import ConvertedConfig, ForeignConfig, epochs
 
 TOOL = "OneTrainer"
 _DTYPES = {"FLOAT_32": "f32", "BFLOAT_16": "bf16", "FLOAT_16": "f16"}
@@ -154,7 +154,7 @@ _DEFAULTS = {  # field -> our key, its value, and what it is there
 }
 
 
-def is_one(document: Document) -> bool:
+def matches(document: Document) -> bool:
     """By its shape: its switch for several GPUs, or its two words for what is trained; none of our
     sections.
     """
@@ -165,24 +165,26 @@ def is_one(document: Document) -> bool:
     )
 
 
-def convert(document: Document) -> Converted:
+def convert(document: Document) -> ConvertedConfig:
     old = ForeignConfig(document, ("optimizer", "distributed"))
     for section in ("model", "data"):
-        old.new.set(section, {}, "a config of OneTrainer")
-    old.new.set("task", "diffusion", "a config of OneTrainer")
-    old.read("model_type", "task", "diffusion", "its model, data and samples")
+        old.document.set(section, {}, "a config of OneTrainer")
+    old.document.set("task", "diffusion", "a config of OneTrainer")
+    old.convert("model_type", "task", "diffusion", "its model, data and samples")
     for name, key in _PLAIN.items():
-        old.read(name, key, why="per device, there and here" if name == "batch_size" else "")
+        old.convert(name, key, why="per device, there and here" if name == "batch_size" else "")
     _devices(old)
     _rate(old)
     _length(old)
     _optimizer(old)
-    old.takes("train_dtype", "train.precision", dict(_DTYPES), "--dtype f32, bf16 or f16")
-    old.takes(
+    old.convert_by_table(
+        "train_dtype", "train.precision", dict(_DTYPES), "--dtype f32, bf16 or f16"
+    )
+    old.convert_by_table(
         "gradient_checkpointing", "train.recompute", dict(_RECOMPUTE), "--set train.recompute=block"
     )
     if old.value("compile"):
-        old.read("compile", "train.compile")
+        old.convert("compile", "train.compile")
     if str(old.value("ema", "OFF")).upper() != "OFF":
         old.refuse(
             "ema",
@@ -210,10 +212,10 @@ def convert(document: Document) -> Converted:
         "scheduler_params",
         "custom_learning_rate_scheduler",
     ):
-        old.left(field, "switched off, or part of what is")
+        old.ignore(field, "switched off, or part of what is")
     for field, (key, value, why) in _DEFAULTS.items():
-        if old.value(field) is None and not old.new.place(tuple(key.split("."))):
-            old.always(
+        if old.value(field) is None and not old.document.origin_of(tuple(key.split("."))):
+            old.add_default(
                 key,
                 (
                     _steps(value, old.value("gradient_accumulation_steps", 1))
@@ -223,7 +225,7 @@ def convert(document: Document) -> Converted:
                 why,
             )
     _remaining(old)
-    old.rest(
+    old.refuse_unknown(
         (
             *_PLAIN,
             "learning_rate",
@@ -234,7 +236,7 @@ def convert(document: Document) -> Converted:
             "distributed_backend",
         )
     )
-    return old.done(TOOL)
+    return old.finish(TOOL)
 
 
 def _devices(old: ForeignConfig) -> None:
@@ -256,36 +258,36 @@ def _devices(old: ForeignConfig) -> None:
             "devices.use",
         )
     elif several and old.value(several) is False:
-        old.read(several, "devices.strategy", "single")
-        old.left("device_indexes", "one device: --gpus I says which")
+        old.convert(several, "devices.strategy", "single")
+        old.ignore("device_indexes", "one device: --gpus I says which")
     elif several and isinstance(chosen, str) and chosen:
-        old.left(several, "several devices are several devices")
-        old.read("device_indexes", "devices.use", chosen)
+        old.ignore(several, "several devices are several devices")
+        old.convert("device_indexes", "devices.use", chosen)
     elif several:
-        old.read(several, "devices.use", "all")
-    old.left("device_indexes", "all that are visible")
+        old.convert(several, "devices.use", "all")
+    old.ignore("device_indexes", "all that are visible")
     device = old.value("train_device", "cuda")
     if device == "cpu":
-        old.read("train_device", "devices.use", "cpu")
+        old.convert("train_device", "devices.use", "cpu")
     elif isinstance(device, str) and device.startswith("cuda"):
-        old.left("train_device", "GPUs are taken where there are any")
+        old.ignore("train_device", "GPUs are taken where there are any")
     old.refuse("train_device", "is no device here", "--devices cpu, or --gpus 0,1", "devices.use")
     for name in ("distributed_backend", "backend", "distributed.backend"):
-        old.takes(
+        old.convert_by_table(
             name, "devices.sync", {"NCCL": "nccl", "GLOO": "gloo"}, "--sync-backend nccl or gloo"
         )
     for name in ("use_torchrun", "distributed.use_torchrun"):
-        old.takes(
+        old.convert_by_table(
             name,
             "devices.launcher",
             {True: "elastic", False: "spawn"},
             "--launcher elastic or spawn",
         )
     for name in ("distributed_data_loading", "distributed_data"):
-        old.left(name, "always so: each rank reads only its own samples")
-    old.read("distributed.master_port", "devices.port")
-    for field in old.given("distributed."):
-        old.left(field, "found out, or right by itself")
+        old.ignore(name, "always so: each rank reads only its own samples")
+    old.convert("distributed.master_port", "devices.port")
+    for field in old.open_fields("distributed."):
+        old.ignore(field, "found out, or right by itself")
 
 
 def _rate(old: ForeignConfig) -> None:
@@ -297,14 +299,14 @@ def _rate(old: ForeignConfig) -> None:
         old.value("batch_size", 1),
         old.value("learning_rate"),
     )
-    old.takes(
+    old.convert_by_table(
         "learning_rate_scheduler",
         "schedule.decay",
         dict(_DECAYS),
         "--set schedule.decay=cosine, or linear, constant, wsd",
     )
     for name in ("learning_rate_scaling", "scale_learning_rate"):
-        old.takes(
+        old.convert_by_table(
             name,
             "schedule.scale_lr",
             {True: "linear", False: "none"},
@@ -314,46 +316,48 @@ def _rate(old: ForeignConfig) -> None:
     scaler = str(old.value("learning_rate_scaler", "NONE")).upper()
     fixed = {"BATCH": each, "GRADIENT_ACCUMULATION": rounds, "BOTH": _times(each, rounds)}
     if scaler in fixed and isinstance(fixed[scaler], int) and isinstance(rate, int | float):
-        old.read(
+        old.convert(
             "learning_rate",
             "optimizer.lr",
             rate * fixed[scaler] ** 0.5,
             f"x the root of {fixed[scaler]}, as learning_rate_scaler says",
         )
-        old.left("learning_rate_scaler", "done: the learning rate is scaled already")
+        old.ignore("learning_rate_scaler", "done: the learning rate is scaled already")
     elif scaler in {"GLOBAL_BATCH", "GLOBAL_BOTH"}:
-        old.new.set(
+        old.document.set(
             "schedule.base_batch",
             rounds if scaler == "GLOBAL_BATCH" else 1,
             "as learning_rate_scaler says",
         )
-        old.read(
+        old.convert(
             "learning_rate_scaler",
             "schedule.scale_lr",
             "sqrt",
             f"against a batch of {rounds if scaler == 'GLOBAL_BATCH' else 1}",
         )
-    old.takes(
+    old.convert_by_table(
         "learning_rate_scaler",
         "schedule.scale_lr",
         {"NONE": "none"},
         "--scale-lr none, linear or sqrt",
     )
-    old.read("learning_rate", "optimizer.lr")
-    old.left("learning_rate_cycles", "for schedules that restart")
+    old.convert("learning_rate", "optimizer.lr")
+    old.ignore("learning_rate_cycles", "for schedules that restart")
     warmup, length = old.value("learning_rate_warmup_steps"), old.value("epochs", 100)
     if isinstance(warmup, int | float) and 0 < warmup <= 1 and isinstance(length, int | float):
-        old.read(
+        old.convert(
             "learning_rate_warmup_steps",
             "schedule.warmup",
             epochs(warmup * length),
             f"that share of {length} epochs",
         )
-    old.read("learning_rate_warmup_steps", "schedule.warmup", _steps(warmup, rounds), _by(rounds))
+    old.convert(
+        "learning_rate_warmup_steps", "schedule.warmup", _steps(warmup, rounds), _by(rounds)
+    )
 
 
 def _length(old: ForeignConfig) -> None:
-    old.read("epochs", "train.steps", epochs(old.value("epochs")))
+    old.convert("epochs", "train.steps", epochs(old.value("epochs")))
     rounds = old.value("gradient_accumulation_steps", 1)
     for name, unit, key in (
         ("backup_after", "backup_after_unit", "train.save_every"),
@@ -361,26 +365,26 @@ def _length(old: ForeignConfig) -> None:
     ):
         every, kind = old.value(name), str(old.value(unit, "EPOCH")).upper()
         if name == "validate_after" and not old.value("validation"):
-            old.left(name, "validation is off")
+            old.ignore(name, "validation is off")
         elif kind == "STEP":
-            old.read(name, key, _steps(every, rounds), _by(rounds))
+            old.convert(name, key, _steps(every, rounds), _by(rounds))
         elif kind == "EPOCH":
-            old.read(name, key, epochs(every))
-        old.left(
+            old.convert(name, key, epochs(every))
+        old.ignore(
             name,
             "by the clock, or never: a run saves at its end and when it is stopped; --set"
             f" {key}=500 for more",
         )
-        old.left(unit, f"read with {name}")
-    old.left("validation", "a run evaluates wherever its task has held-out data")
+        old.ignore(unit, f"read with {name}")
+    old.ignore("validation", "a run evaluates wherever its task has held-out data")
     if old.value("rolling_backup"):
-        old.read("rolling_backup_count", "train.keep")
-    old.left("rolling_backup_count", "rolling_backup is off")
-    old.left("rolling_backup", "read with rolling_backup_count")
+        old.convert("rolling_backup_count", "train.keep")
+    old.ignore("rolling_backup_count", "rolling_backup is off")
+    old.ignore("rolling_backup", "read with rolling_backup_count")
     home = old.value("workspace_dir")
     if isinstance(home, str) and home:
-        old.home = home
-        old.left("workspace_dir", "the run directory, unless --save-dir names another")
+        old.run_directory = home
+        old.ignore("workspace_dir", "the run directory, unless --save-dir names another")
 
 
 def _optimizer(old: ForeignConfig) -> None:
@@ -388,15 +392,15 @@ def _optimizer(old: ForeignConfig) -> None:
 
     Which optimizers there are is for our config to say.
     """
-    old.read("clip_grad_norm", "optimizer.clip")
+    old.convert("clip_grad_norm", "optimizer.clip")
     for name in ("optimizer.optimizer", "optimizer"):
-        old.read(name, "optimizer.name", str(old.value(name)).lower())
+        old.convert(name, "optimizer.name", str(old.value(name)).lower())
     for prefix in ("optimizer.", "optimizer_"):
         betas = [old.value(f"{prefix}beta1", 0.9), old.value(f"{prefix}beta2", 0.999)]
         for name in ("beta1", "beta2"):
-            old.read(prefix + name, "optimizer.betas", betas)
+            old.convert(prefix + name, "optimizer.betas", betas)
         for name, key in _OPTIMIZER.items():
-            old.read(prefix + name, key)
+            old.convert(prefix + name, key)
         for name in _CHANGED:
             if old.value(prefix + name):
                 old.refuse(
@@ -404,21 +408,21 @@ def _optimizer(old: ForeignConfig) -> None:
                     "changes the optimizer in a way that this program does not have",
                     "take it out of the file to train without",
                 )
-        for field in old.given(prefix):
+        for field in old.open_fields(prefix):
             if field != "optimizer_defaults":
-                old.left(field, "of other optimizers, or their speed")
+                old.ignore(field, "of other optimizers, or their speed")
 
 
 def _remaining(old: ForeignConfig) -> None:
     for why, names in _LEFT.items():
-        for field in old.given():
+        for field in old.open_fields():
             if field in names or field.startswith(
                 tuple(name for name in names if name.endswith("_"))
             ):
-                old.left(field, why)
-    for field in old.given():
+                old.ignore(field, why)
+    for field in old.open_fields():
         if field.startswith(_DIFFUSION):
-            old.left(
+            old.ignore(
                 field,
                 "for task diffusion to read; a task of your own has its own `model:` and `data:`",
             )

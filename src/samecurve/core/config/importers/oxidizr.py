@@ -6,7 +6,7 @@ weight decay, the learning rate constant, the gradient clipped at 1.
 """
 
 from samecurve.core.config.document import Document
-from samecurve.core.config.importers.fields import Converted, ForeignConfig, epochs
+from samecurve.core.config.importers.fields import ConvertedConfig, ForeignConfig, epochs
 
 TOOL = "Oxidizr"
 _OURS = {"task", "engine", "batch", "optimizer", "schedule", "train", "devices"}
@@ -40,33 +40,33 @@ _TRAINER = {
 _ALL = 1_000_000  # checkpoints: more than a run makes
 
 
-def is_one(document: Document) -> bool:
+def matches(document: Document) -> bool:
     """By its shape: a section `trainer`, and none of ours but `model`."""
     return isinstance(document.value.get("trainer"), dict) and not _OURS & document.value.keys()
 
 
-def convert(document: Document) -> Converted:
+def convert(document: Document) -> ConvertedConfig:
     old = ForeignConfig(document, ("model", "trainer", "trainer.distributed"))
-    old.new.set("task", "language", "a config of Oxidizr")
-    old.new.set("model", {}, "a config of Oxidizr")
-    old.read("data", "data")
+    old.document.set("task", "language", "a config of Oxidizr")
+    old.document.set("model", {}, "a config of Oxidizr")
+    old.convert("data", "data")
     _model(old)
     _length(old)
     for name, key in _TRAINER.items():
-        old.read(
+        old.convert(
             f"trainer.{name}", key, why="per device, there and here" if name == "batch_size" else ""
         )
     _devices(old)
     if _is_zero(old.value("trainer.max_checkpoints")):
-        old.read("trainer.max_checkpoints", "train.keep", _ALL, "0: all of them")
-    old.read("trainer.max_checkpoints", "train.keep")
+        old.convert("trainer.max_checkpoints", "train.keep", _ALL, "0: all of them")
+    old.convert("trainer.max_checkpoints", "train.keep")
     if old.value("trainer.max_checkpoints") is None:
-        old.always("train.keep", 10, "ten checkpoints kept")
+        old.add_default("train.keep", 10, "ten checkpoints kept")
     home = old.value("trainer.checkpoint_dir")
     if isinstance(home, str) and home:
-        old.home = home
-        old.left("trainer.checkpoint_dir", "the run directory, unless --save-dir names another")
-    old.left(
+        old.run_directory = home
+        old.ignore("trainer.checkpoint_dir", "the run directory, unless --save-dir names another")
+    old.ignore(
         "trainer.load_balance_alpha",
         (
             "goes with model.num_experts"
@@ -75,12 +75,12 @@ def convert(document: Document) -> Converted:
         ),
     )
     for name in ("group_size", "beta_kl"):
-        old.left(f"trainer.{name}", "of a training method that nothing there used either")
-    old.always("optimizer.betas", [0.9, 0.999], "AdamW's betas")
-    old.always("optimizer.weight_decay", 0.01, "AdamW's weight decay (here on matrices only)")
-    old.always("optimizer.clip", 1.0, "gradients clipped at 1")
-    old.always("schedule.decay", "constant", "one learning rate for the whole run")
-    old.rest(
+        old.ignore(f"trainer.{name}", "of a training method that nothing there used either")
+    old.add_default("optimizer.betas", [0.9, 0.999], "AdamW's betas")
+    old.add_default("optimizer.weight_decay", 0.01, "AdamW's weight decay (here on matrices only)")
+    old.add_default("optimizer.clip", 1.0, "gradients clipped at 1")
+    old.add_default("schedule.decay", "constant", "one learning rate for the whole run")
+    old.refuse_unknown(
         tuple(
             f"trainer.{name}"
             for name in (
@@ -94,29 +94,31 @@ def convert(document: Document) -> Converted:
             )
         )
     )
-    return old.done(TOOL)
+    return old.finish(TOOL)
 
 
 def _model(old: ForeignConfig) -> None:
     """Our names pass; a part that is switched off needs nothing; the rest is refused by our config,
     which says what serves it.
     """
-    old.left("model.name", "a run is named by its file, or by --save-dir")
-    old.takes("model.dtype", "train.precision", dict(_DTYPES), "--dtype f32, f16 or bf16")
-    for field in old.given("model."):
+    old.ignore("model.name", "a run is named by its file, or by --save-dir")
+    old.convert_by_table(
+        "model.dtype", "train.precision", dict(_DTYPES), "--dtype f32, f16 or bf16"
+    )
+    for field in old.open_fields("model."):
         name = field.removeprefix("model.")
         if name not in _SAME and not old.value(field):
-            old.left(field, "switched off")
+            old.ignore(field, "switched off")
         else:
-            old.read(field, field)
+            old.convert(field, field)
 
 
 def _length(old: ForeignConfig) -> None:
     """max_steps, or where it is 0 num_epochs."""
     steps, count = old.value("trainer.max_steps", 0), old.value("trainer.num_epochs")
     if not _is_zero(steps):
-        old.read("trainer.max_steps", "train.steps")
-        old.left(
+        old.convert("trainer.max_steps", "train.steps")
+        old.ignore(
             "trainer.num_epochs",
             "max_steps says how long the run is (there it ended after so many epochs, if that was"
             " sooner)",
@@ -128,14 +130,14 @@ def _length(old: ForeignConfig) -> None:
             "--epochs N",
             "train.steps",
         )
-        old.left("trainer.num_epochs", "as if it were not there")
+        old.ignore("trainer.num_epochs", "as if it were not there")
     else:
-        old.left("trainer.max_steps", "whole epochs, as many as num_epochs says")
-        old.read("trainer.num_epochs", "train.steps", epochs(count))
+        old.ignore("trainer.max_steps", "whole epochs, as many as num_epochs says")
+        old.convert("trainer.num_epochs", "train.steps", epochs(count))
 
 
 def _devices(old: ForeignConfig) -> None:
-    old.takes(
+    old.convert_by_table(
         "trainer.target_device",
         "devices.use",
         {"GPU": "auto", "CPU": "cpu"},
@@ -148,15 +150,17 @@ def _devices(old: ForeignConfig) -> None:
     )
     section = "trainer.distributed."
     if old.value(f"{section}enabled") is True:
-        old.left(f"{section}enabled", "several devices are several devices")
+        old.ignore(f"{section}enabled", "several devices are several devices")
         ids = old.value(f"{section}gpu_ids")
         if isinstance(ids, list) and ids:
-            old.read(f"{section}gpu_ids", "devices.use", ",".join(map(str, ids)))
-        old.left(f"{section}gpu_ids", "all that are visible")
-        old.takes(f"{section}backend", "devices.sync", dict(_SYNC), "--sync-backend cpu or nccl")
+            old.convert(f"{section}gpu_ids", "devices.use", ",".join(map(str, ids)))
+        old.ignore(f"{section}gpu_ids", "all that are visible")
+        old.convert_by_table(
+            f"{section}backend", "devices.sync", dict(_SYNC), "--sync-backend cpu or nccl"
+        )
         return
-    for field in old.given(section):
-        old.left(field, "switched off")
+    for field in old.open_fields(section):
+        old.ignore(field, "switched off")
 
 
 def _is_zero(value: object) -> bool:

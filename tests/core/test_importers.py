@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from samecurve.core.config.document import Document, dump, parse
-from samecurve.core.config.importers import Converted, convert
+from samecurve.core.config.importers import ConvertedConfig, convert
 from samecurve.core.config.sections import load
 from samecurve.errors import InvalidConfigError
 from samecurve.tasks import Tasks
@@ -60,23 +60,23 @@ DIFFUSION: dict[str, Any] = {
 OWN = {"task": "my.py:Mine"}
 
 
-def read(text: str) -> Converted:
+def read(text: str) -> ConvertedConfig:
     found = convert(parse(text, "old.yaml"))
     assert found is not None
     return found
 
 
-def onetrainer(**fields: Any) -> Converted:
+def onetrainer(**fields: Any) -> ConvertedConfig:
     found = convert(Document({**DIFFUSION, **fields}))
     assert found is not None
     return found
 
 
-def keys(converted: Converted, *settings: tuple[str, Any]) -> dict[str, Any]:
+def keys(converted: ConvertedConfig, *settings: tuple[str, Any]) -> dict[str, Any]:
     """Our config, flat; settings: as flags would."""
     for key, value in settings:
         converted.document.set(key, value, f"--set {key}")
-    assert converted.unsettled(converted.document) == []
+    assert converted.unresolved(converted.document) == []
     loaded = load(converted.document, Tasks())
     return {key: _at(loaded.config, key) for key in loaded.origins}
 
@@ -91,7 +91,7 @@ def test_the_published_nano() -> None:
     """As its guide says: batch 8 on each device, two whole epochs, one learning rate."""
     converted = read(NANO)
     found = keys(converted)
-    assert converted.home == "./checkpoints/nano"
+    assert converted.run_directory == "./checkpoints/nano"
     becomes = {
         "model.hidden_size": 384,
         "model.num_layers": 8,
@@ -108,7 +108,7 @@ def test_the_published_nano() -> None:
     assert {key: found[key] for key in becomes} == becomes
     assert (
         "read   old.yaml:9:3  trainer.gradient_accumulation 2 -> batch.accumulate"
-        in converted.lines()
+        in converted.summary_lines()
     )
 
 
@@ -209,12 +209,12 @@ def test_every_field_has_one_reading_and_comes_back_from_the_file() -> None:
             reading.field for reading in converted.readings if not reading.field.startswith("(")
         ]
         assert len(named) == len(set(named)) == fields
-        text = converted.text("old")
+        text = converted.to_yaml("old")
         assert all(f"#   {field} " in text for field in named)
         assert (
             parse(text, "new.yaml").value == parse(dump(converted.document.value), "new.yaml").value
         )
-        assert "hf_abc" not in text + "".join(converted.lines())
+        assert "hf_abc" not in text + "".join(converted.summary_lines())
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ def test_every_field_has_one_reading_and_comes_back_from_the_file() -> None:
 )
 def test_what_the_model_lacks_is_refused_with_what_serves_it(more: str, says: str) -> None:
     converted = read(f"model:\n  {more}\ntrainer: {{batch_size: 2, max_steps: 5}}\n")
-    wrong = "\n".join(map(str, converted.unsettled(converted.document)))
+    wrong = "\n".join(map(str, converted.unresolved(converted.document)))
     try:
         load(converted.document, Tasks())
     except InvalidConfigError as caught:
@@ -273,13 +273,13 @@ def test_what_the_model_lacks_is_refused_with_what_serves_it(more: str, says: st
     ],
 )
 def test_what_is_refused_is_settled_by_a_flag_where_one_can(
-    converted: Converted, says: str, flag: tuple[str, Any] | None
+    converted: ConvertedConfig, says: str, flag: tuple[str, Any] | None
 ) -> None:
-    (error,) = converted.unsettled(converted.document)
+    (error,) = converted.unresolved(converted.document)
     assert says in str(error)
     if flag:
         converted.document.set(*flag, "a flag")
-        assert converted.unsettled(converted.document) == []
+        assert converted.unresolved(converted.document) == []
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from samecurve.core.config.document import Document, dump, parse
-from samecurve.core.config.param_groups import Rule
+from samecurve.core.config.param_groups import ParamRule
 from samecurve.core.config.sections import Config, flatten, load
 from samecurve.errors import SamecurveError, UserError
 from samecurve.tasks import Tasks
@@ -35,12 +35,12 @@ def test_the_first_match_rules() -> None:
         {"match": "embed*", "lr_scale": 0.1},
         {"match": "encoder.*", "freeze": True},
     ).optimizer.rules
-    assert rules.of("encoder.0.bias", matrix=False) == Rule(1.0, 0.5, False)
-    assert rules.of("encoder.0.weight", matrix=True) == Rule(1.0, 0.1, True)
-    assert rules.of("embed.weight", matrix=True) == Rule(0.1, 0.1, False)
-    assert rules.of("head.weight", matrix=True) == Rule(1.0, 0.1, False)
-    assert rules.of("norm", matrix=False) == Rule(1.0, 0.0, False)
-    assert rules.facts(NAMES, fixed=["head.weight"]) == {
+    assert rules.rule_for("encoder.0.bias", matrix=False) == ParamRule(1.0, 0.5, False)
+    assert rules.rule_for("encoder.0.weight", matrix=True) == ParamRule(1.0, 0.1, True)
+    assert rules.rule_for("embed.weight", matrix=True) == ParamRule(0.1, 0.1, False)
+    assert rules.rule_for("head.weight", matrix=True) == ParamRule(1.0, 0.1, False)
+    assert rules.rule_for("norm", matrix=False) == ParamRule(1.0, 0.0, False)
+    assert rules.describe(NAMES, fixed=["head.weight"]) == {
         "trainable": 104,
         "groups": (
             "*.bias: weight decay 0.5 (1 parameter, 4 scalars: encoder.0.bias)",
@@ -116,6 +116,6 @@ def test_a_group_that_says_nothing_or_too_much_is_refused(groups: Any, says: str
 )
 def test_rules_that_rule_nothing_are_refused(groups: Any, where: str, says: str) -> None:
     with pytest.raises(UserError) as refused:
-        config_of(*groups).optimizer.rules.facts(NAMES, fixed=["head.weight"])
+        config_of(*groups).optimizer.rules.describe(NAMES, fixed=["head.weight"])
     assert refused.value.where == where
     assert says in str(refused.value)
