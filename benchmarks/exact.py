@@ -35,7 +35,7 @@ from samecurve.probe import cpu, probe
 from samecurve.tasks import Tasks, open_task
 from samecurve.torch_engine.engine import TorchEngine
 from samecurve.torch_engine.process_group import Comm
-from samecurve.torch_engine.strategies.exact import settle
+from samecurve.torch_engine.strategies.exact import set_deterministic
 
 BATCH, SLOT, WARM, STEPS = 16, 2, 2, 12
 MODEL = {
@@ -89,7 +89,7 @@ def race(
     losses: dict[str, float] = {}
     for number in range(WARM + STEPS):
         for mode, (made, engine, batches, _, state) in runners.items():
-            settle(made.exact)
+            set_deterministic(made.exact)
             step, batch = next(batches)
             dist.barrier(group)
             began = time.perf_counter()

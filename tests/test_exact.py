@@ -21,7 +21,7 @@ from samecurve.observe.journal import read_events
 from samecurve.tasks import open_task
 from samecurve.torch_engine.engine import TorchEngine
 from samecurve.torch_engine.process_group import Comm
-from samecurve.torch_engine.strategies.exact import settle
+from samecurve.torch_engine.strategies.exact import set_deterministic
 from tiny import MACHINE, Outcome, config_of, tiny_values, train_tiny
 from worlds import Pool
 
@@ -335,4 +335,4 @@ def test_what_follows_the_device_is_refused_at_the_first_step(
         with pytest.raises(UserError, match=says):
             engine.step(engine.init(), next(iter(feed))[1], 1e-3, [0] * 4)
     finally:
-        settle(False)
+        set_deterministic(False)

@@ -44,7 +44,7 @@ def another_seed(index: int, group: Any, argument: str) -> None:
 
 def one_not_reduced(index: int, group: Any, argument: str) -> None:
     """DDP leaves one parameter's gradient as each rank has it."""
-    place = DDP.place
+    place = DDP.distribute
 
     def placed(strategy: DDP, models: list[nn.Module], fill: Any) -> None:
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(models[0], [LOST])  # type: ignore[no-untyped-call]

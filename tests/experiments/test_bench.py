@@ -29,7 +29,7 @@ from samecurve.experiments.profiled import Profile
 from samecurve.experiments.profiled import as_json as profile_json
 from samecurve.experiments.results import Results
 from samecurve.run.describe import describe
-from samecurve.torch_engine.collective_bench import seconds_each
+from samecurve.torch_engine.collective_bench import time_collective
 from tiny import MACHINE, config_of, tiny_values
 from worlds import Pool
 
@@ -431,7 +431,7 @@ def unreduced(index: int, group: Any) -> str:
         patch.object(dist, "all_reduce", lambda *given, **named: None),
         pytest.raises(RuntimeError) as raised,
     ):
-        seconds_each("all-reduce", group, torch.device("cpu"), 4096, 1)
+        time_collective("all-reduce", group, torch.device("cpu"), 4096, 1)
     return str(raised.value)
 
 

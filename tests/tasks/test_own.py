@@ -19,7 +19,7 @@ from samecurve.core.planning.plan import plan
 from samecurve.errors import InvalidConfigError, UserError
 from samecurve.tasks import Tasks, open_task, speaking
 from samecurve.tasks.user.torch_task import TorchUserTask
-from samecurve.torch_engine.model import cast
+from samecurve.torch_engine.model import cast_weights
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 WHOLE = """
@@ -757,7 +757,7 @@ def losses_by(name: str, seed: int) -> list[float]:
     task, fields = opened(config), config.optimizer
     made = plan(config, Machine(devices=(), links=(), host_bytes=8 << 30, cores=2), task.facts())
     torch.manual_seed(seed)
-    model = cast(task.model(), "f64").train()
+    model = cast_weights(task.model(), "f64").train()
     assert any(p.is_complex() for p in model.parameters()) == (name == "fft")
     adamw = fields.name == "adamw"
     optimizer = (

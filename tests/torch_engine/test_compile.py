@@ -17,7 +17,11 @@ from torch._dynamo.exc import FailOnRecompileLimitHit
 from samecurve.tasks.language.fields import LanguageModel
 from samecurve.tasks.language.torch_model import Decoder
 from samecurve.torch_engine.compile import compile_model
-from samecurve.torch_engine.layers.batch_norm import Alone, MicroBatchContext, synchronise
+from samecurve.torch_engine.layers.batch_norm import (
+    Alone,
+    MicroBatchContext,
+    synchronise_batch_norms,
+)
 from samecurve.torch_engine.layers.dropout import key_dropout
 from samecurve.torch_engine.model import recompute, seeded
 
@@ -86,7 +90,7 @@ def test_masks_that_follow_the_sample_and_synchronised_norms_stay_what_they_are(
         rows = MicroBatchContext()
         with seeded(2):
             model = nn.Sequential(*(Part() for _ in range(5))).double()
-        synchronise(model, Alone(), rows)
+        synchronise_batch_norms(model, Alone(), rows)
         key_dropout(model, rows, 7)
         if compiled:
             compile_model(model, "none", "eager")

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from samecurve.core.determinism.sample_keys import mix, row_keys
 from samecurve.errors import UserError
 from samecurve.torch_engine.layers.batch_norm import MicroBatchContext
-from samecurve.torch_engine.layers.dropout import key_dropout, switch_off, unkeyed
+from samecurve.torch_engine.layers.dropout import disable_dropout, key_dropout, unkeyed_dropout
 
 SEED = 7
 
@@ -285,19 +285,19 @@ def test_names_of_what_is_keyed_and_what_is_not_and_switching_all_off() -> None:
             "FeatureAlphaDropout g",
         ),
     )
-    assert unkeyed(model) == left
+    assert unkeyed_dropout(model) == left
     assert (
         key_dropout(model, rows, SEED)
         == key_dropout(model, rows, SEED)
         == ("a", "f.dropout", "f.dropout1", "f.dropout2", "h")
     )
-    assert unkeyed(model) == left
+    assert unkeyed_dropout(model) == left
     assert isinstance(model["a"], nn.Dropout)
     x = torch.ones(2, 3, 4)
     rows.begin(keys(range(2)))
     assert not model["h"](x[:, :, :, None, None]).any()
-    switch_off(model)
-    assert unkeyed(model) == ()
+    disable_dropout(model)
+    assert unkeyed_dropout(model) == ()
     model.train()
     for name in "abcefgh":
         shown = x[:, :, :, None, None] if name == "h" else x

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from samecurve.core.planning import memory
-from samecurve.torch_engine.layers.cross_entropy import Head, compilable
+from samecurve.torch_engine.layers.cross_entropy import Head, compilable_loss
 
 
 def made(rows: int, inputs: int, vocab: int, dtype: torch.dtype) -> tuple[Head, Tensor, Tensor]:
@@ -47,7 +47,7 @@ def test_loss_and_gradients_are_those_of_all_logits_at_once(
     monkeypatch.setattr(memory, "_LOGIT_ROWS", (1, cut))
     head, rows, labels = made(50, 12, 31, torch.float64)
     if compiled:
-        head.kernel = compilable
+        head.kernel = compilable_loss
     expected, likeliest = plain(head, rows, labels)
     loss = head(rows.view(5, 10, 12), labels.view(5, 10))
     torch.testing.assert_close(loss, expected, rtol=1e-13, atol=0)

@@ -16,11 +16,11 @@ from samecurve.torch_engine.layers.batch_norm import (
     Alone,
     MicroBatchContext,
     Peers,
-    coupled,
-    synchronise,
+    coupling_layers,
+    synchronise_batch_norms,
 )
 from samecurve.torch_engine.process_group import Comm
-from samecurve.torch_engine.strategies.threads import Team
+from samecurve.torch_engine.strategies.threads import ThreadTeam
 from worlds import Pool
 
 Result = dict[str, NDArray[np.float64]]
@@ -103,8 +103,8 @@ def trained(
 
 def synchronised(peers: Peers, counts: Sequence[int], device: str = "cpu") -> Result:
     net, rows = network().to(device), MicroBatchContext()
-    synchronise(net, peers, rows)
-    return trained(net, rows, peers.index, counts, device)
+    synchronise_batch_norms(net, peers, rows)
+    return trained(net, rows, peers.rank, counts, device)
 
 
 def on_rank(
@@ -148,7 +148,7 @@ def test_ranks_on_a_gpu_normalise_as_one_cpu_does(pool: Pool) -> None:
 
 @pytest.mark.parametrize("counts", [(10,), (7, 3), (4, 3, 3), (0, 1, 9)])
 def test_threads_normalise_as_one_device_does(counts: tuple[int, ...]) -> None:
-    team = Team(len(counts))
+    team = ThreadTeam(len(counts))
     try:
         assert_whole(team.run([partial(synchronised, peer, counts) for peer in team.peers]))
     finally:
@@ -160,9 +160,9 @@ def normalised(
 ) -> tuple[torch.Tensor, torch.Tensor, nn.BatchNorm1d]:
     """(output, gradient of its sum of cubes) of a fresh norm on this peer's input."""
     norm, rows = nn.BatchNorm1d(inputs[0].shape[1]), MicroBatchContext()
-    synchronise(norm, peers, rows)
-    rows.begin(None, real[peers.index])
-    own = inputs[peers.index].clone().requires_grad_()
+    synchronise_batch_norms(norm, peers, rows)
+    rows.begin(None, real[peers.rank])
+    own = inputs[peers.rank].clone().requires_grad_()
     output = norm(own)
     torch.autograd.backward(output.float().pow(3).sum())
     assert own.grad is not None
@@ -172,7 +172,7 @@ def normalised(
 def on_two(
     inputs: Sequence[torch.Tensor], real: Sequence[bool] = (True, True)
 ) -> list[tuple[torch.Tensor, torch.Tensor, nn.BatchNorm1d]]:
-    team = Team(2)
+    team = ThreadTeam(2)
     try:
         return team.run([partial(normalised, peer, inputs, real) for peer in team.peers])
     finally:
@@ -254,7 +254,7 @@ def test_the_model_stays_what_it_was() -> None:
     """
     net, reference = plain(), plain()
     before, names = dict(net.named_parameters()) | dict(net.named_buffers()), list(net.state_dict())
-    synchronise(net, Alone(), MicroBatchContext())
+    synchronise_batch_norms(net, Alone(), MicroBatchContext())
     assert list(net.state_dict()) == names
     assert all(
         value is before[name] for name, value in (*net.named_parameters(), *net.named_buffers())
@@ -283,14 +283,14 @@ def test_what_couples_is_named_and_what_cannot_be_honoured_is_refused() -> None:
             "d": nn.InstanceNorm2d(2),
         }
     )
-    assert coupled(model) == ("BatchNorm2d a", "SyncBatchNorm b.1", "LazyBatchNorm1d c")
+    assert coupling_layers(model) == ("BatchNorm2d a", "SyncBatchNorm b.1", "LazyBatchNorm1d c")
     for found, words in (
         (model, "LazyBatchNorm1d c has no shape yet"),
         (nn.Sequential(Own(2)), "Own 0 has a forward pass of its own"),
     ):
         with pytest.raises(UserError, match=words):
-            synchronise(found, Alone(), MicroBatchContext())
+            synchronise_batch_norms(found, Alone(), MicroBatchContext())
     norm: Any = nn.BatchNorm1d(2)
-    synchronise(norm, Alone(), MicroBatchContext())
+    synchronise_batch_norms(norm, Alone(), MicroBatchContext())
     with pytest.raises(UserError, match="complex"):
         norm(torch.ones(3, 2, dtype=torch.complex64))

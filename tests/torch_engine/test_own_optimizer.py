@@ -21,7 +21,7 @@ from samecurve.experiments.layouts import parse_layout
 from samecurve.experiments.verify import Trials, verify
 from samecurve.tasks import Tasks, open_task
 from samecurve.torch_engine.engine import TorchEngine
-from samecurve.torch_engine.model import cast
+from samecurve.torch_engine.model import cast_weights
 from samecurve.torch_engine.process_group import Comm
 from tiny import MACHINE
 from worlds import Pool
@@ -88,7 +88,7 @@ def test_it_is_driven_by_the_schedule() -> None:
         config_of("Groups", optimizer={"lr": 1e-2, "clip": 0}, schedule={"warmup": 3})
     )
     state = engine.init()
-    model = cast(engine.task.model(), "f64")
+    model = cast_weights(engine.task.model(), "f64")
     model.load_state_dict(
         {name: tensor.clone() for name, tensor in state.model.state_dict().items()}
     )

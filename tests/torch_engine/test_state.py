@@ -10,7 +10,7 @@ from samecurve.torch_engine.checkpoint import State, gather
 from samecurve.torch_engine.model import freeze
 from samecurve.torch_engine.optimizer import BuiltInOptimizer
 from samecurve.torch_engine.optimizer_params import optimizer_params
-from samecurve.torch_engine.precision import Scale
+from samecurve.torch_engine.precision import LossScale
 from samecurve.torch_engine.process_group import Comm
 from tiny import config_of, tiny_values
 
@@ -22,7 +22,7 @@ def state(tmp_path: Any) -> State:
     fields = config_of(tiny_values(tmp_path)).optimizer
     freeze(model, fields.rules)
     trained = optimizer_params(model)
-    return State(model, trained, BuiltInOptimizer(fields, trained), Scale("f32", CPU))
+    return State(model, trained, BuiltInOptimizer(fields, trained), LossScale("f32", CPU))
 
 
 def saved(found: State) -> list[str]:
@@ -44,6 +44,6 @@ def test_a_value_that_is_not_finite_is_named_and_nothing_is_saved(
 ) -> None:
     found = state(tmp_path)
     assert "model/weight" in saved(found)
-    found.update.state_of(found.trained[1])["exp_avg"][1] = value
+    found.optimizer.state_of(found.trained[1])["exp_avg"][1] = value
     with pytest.raises(RunError, match=r"not finite any more are optimizer/exp_avg/bias"):
         saved(found)

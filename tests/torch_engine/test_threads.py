@@ -8,17 +8,17 @@ import psutil
 import pytest
 import torch
 
-from samecurve.torch_engine.strategies.threads import Team
+from samecurve.torch_engine.strategies.threads import ThreadTeam
 
 
 @pytest.fixture
-def team() -> Iterator[Team]:
-    made = Team(3)
+def team() -> Iterator[ThreadTeam]:
+    made = ThreadTeam(3)
     yield made
     made.close()
 
 
-def test_job_k_runs_on_thread_k_and_all_run_at_once(team: Team) -> None:
+def test_job_k_runs_on_thread_k_and_all_run_at_once(team: ThreadTeam) -> None:
     """They meet at a barrier, so none waits for another to end."""
     met = threading.Barrier(3, timeout=20)
 
@@ -32,7 +32,7 @@ def test_job_k_runs_on_thread_k_and_all_run_at_once(team: Team) -> None:
     assert len({thread for _, thread in first}) == 3
 
 
-def test_total_is_added_in_thread_order_and_the_same_for_all(team: Team) -> None:
+def test_total_is_added_in_thread_order_and_the_same_for_all(team: ThreadTeam) -> None:
     """Bit for bit, also where peers arrive in another order, and where one changes its values right
     afterwards.
     """
@@ -67,7 +67,7 @@ class _Total(torch.autograd.Function):
         return ctx.peer.all_reduced(gradient), None
 
 
-def backward(team: Team, index: int) -> torch.Tensor:
+def backward(team: ThreadTeam, index: int) -> torch.Tensor:
     values = torch.ones(2, requires_grad=True)
     _Total.apply(values, team.peers[index]).sum().mul(index + 1.0).backward()  # type: ignore[no-untyped-call]
     assert values.grad is not None
@@ -81,14 +81,14 @@ def fails(error: Exception) -> Callable[[], Any]:
     return job
 
 
-def test_total_in_backward(team: Team) -> None:
+def test_total_in_backward(team: ThreadTeam) -> None:
     assert all(
         gradient.tolist() == [6.0, 6.0]
         for gradient in team.run([partial(backward, team, index) for index in range(3)])
     )
 
 
-def test_a_failure_wakes_those_who_wait_and_is_what_is_raised(team: Team) -> None:
+def test_a_failure_wakes_those_who_wait_and_is_what_is_raised(team: ThreadTeam) -> None:
     """One waits in a forward pass, one in backward; the team goes on to work afterwards."""
     for _ in range(3):
         with pytest.raises(ZeroDivisionError, match="mine"):
@@ -107,7 +107,7 @@ def test_a_failure_wakes_those_who_wait_and_is_what_is_raised(team: Team) -> Non
         ] == [3, 3, 3]
 
 
-def test_a_job_that_ends_while_others_wait_is_an_error_and_no_hang(team: Team) -> None:
+def test_a_job_that_ends_while_others_wait_is_an_error_and_no_hang(team: ThreadTeam) -> None:
     with pytest.raises(RuntimeError, match=r"thread 1 has ended while thread [02] waits"):
         team.run(
             [
@@ -121,7 +121,7 @@ def test_a_job_that_ends_while_others_wait_is_an_error_and_no_hang(team: Team) -
 
 
 def test_closing_leaves_no_thread_and_none_was_a_daemon() -> None:
-    team = Team(2)
+    team = ThreadTeam(2)
     mine = team.run([threading.current_thread, threading.current_thread])
     assert not any(thread.daemon for thread in mine)
     team.close()
@@ -134,7 +134,7 @@ def test_operations_keep_to_the_threads_of_who_made_the_team() -> None:
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    team = Team(2)
+    team = ThreadTeam(2)
     large = torch.ones(600, 600)
 
     def multiply() -> None:

@@ -279,9 +279,9 @@ def _read(path: Path) -> tuple[dict[str, Given], Mapping[str, Any], list[str]]:
             "a run, a checkpoint, a .safetensors or .pt file, or a directory with one",
             _WHERE,
         )
-    from samecurve.torch_engine.weight_files import read
+    from samecurve.torch_engine.weight_files import read_weights
 
-    foreign, words = read(path)
+    foreign, words = read_weights(path)
     home = path if path.is_dir() else path.parent
     return (
         {name: Given(array.dtype, array.shape, array.read) for name, array in foreign.items()},

@@ -16,14 +16,14 @@ from samecurve.core.determinism.digest import BYTES, digest
 from samecurve.core.protocols import ArrayShard, Checkpoint, arrays_to_write
 from samecurve.core.weight_check import check_finite, check_fit, check_weights
 from samecurve.torch_engine.optimizer import OptimizerUpdate
-from samecurve.torch_engine.optimizer_params import OptimizerParam, local
-from samecurve.torch_engine.precision import Scale
+from samecurve.torch_engine.optimizer_params import OptimizerParam, local_view
+from samecurve.torch_engine.precision import LossScale
 from samecurve.torch_engine.process_group import Comm
 
 _NAMES = {torch.float64: "F64", torch.float32: "F32", torch.int64: "I64"}
 
-Box = Callable[[torch.Tensor], tuple[tuple[int, ...], tuple[int, ...]]]
-Holders = Callable[[torch.Tensor], tuple[int, int]]
+ShardOf = Callable[[torch.Tensor], tuple[tuple[int, ...], tuple[int, ...]]]
+ReplicaOf = Callable[[torch.Tensor], tuple[int, int]]
 
 
 @dataclass
@@ -36,13 +36,15 @@ class State:
 
     model: nn.Module
     trained: list[OptimizerParam]
-    update: OptimizerUpdate
-    scale: Scale
+    optimizer: OptimizerUpdate
+    scale: LossScale
     unbounded: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         self.parameters = [weight.parameter for weight in self.trained]
-        self.apart = [weight for weight in self.trained if weight.view is not weight.parameter]
+        self.viewed_apart = [
+            weight for weight in self.trained if weight.view is not weight.parameter
+        ]
 
 
 @dataclass(frozen=True)
@@ -51,26 +53,26 @@ class Entry:
     the same.
     """
 
-    part: torch.Tensor
+    local: torch.Tensor
     shape: tuple[int, ...]
     offsets: tuple[int, ...]
-    holder: tuple[int, int]
+    replica: tuple[int, int]
 
 
-def _entries(state: State, box: Box, holders: Holders) -> Iterator[tuple[str, Entry]]:
+def _entries(state: State, shard_of: ShardOf, replica_of: ReplicaOf) -> Iterator[tuple[str, Entry]]:
     def entry(tensor: torch.Tensor, part: torch.Tensor) -> Entry:
-        shape, offsets = box(tensor)
+        shape, offsets = shard_of(tensor)
         pair = part.ndim - len(shape)  # 1 for a complex array
-        return Entry(part, shape + (2,) * pair, offsets + (0,) * pair, holders(tensor))
+        return Entry(part, shape + (2,) * pair, offsets + (0,) * pair, replica_of(tensor))
 
     kept = state.model.state_dict().keys()
     for name, parameter in state.model.named_parameters():
-        yield f"model/{name}", entry(parameter, local(parameter.detach()))
+        yield f"model/{name}", entry(parameter, local_view(parameter.detach()))
     for name, buffer in state.model.named_buffers():
         if name in kept:
-            yield f"model/{name}", entry(buffer, local(buffer))
+            yield f"model/{name}", entry(buffer, local_view(buffer))
     for weight in state.trained:
-        for slot, tensor in state.update.state_of(weight).items():
+        for slot, tensor in state.optimizer.state_of(weight).items():
             single = not tensor.ndim and weight.view.ndim  # one number for the whole parameter
             yield (
                 f"optimizer/{slot}/{weight.name}",
@@ -81,37 +83,37 @@ def _entries(state: State, box: Box, holders: Holders) -> Iterator[tuple[str, En
         if state.scale.active
         else {}
     )
-    for name, tensor in [*extra.items(), *state.update.shared()]:
+    for name, tensor in [*extra.items(), *state.optimizer.shared_state()]:
         yield name, entry(tensor, tensor)
 
 
 def gather(
-    state: State, box: Box, holders: Holders, ranks: Comm, device: torch.device
+    state: State, shard_of: ShardOf, replica_of: ReplicaOf, comm: Comm, device: torch.device
 ) -> list[ArrayShard]:
     """Copies in host memory of what this process writes.
 
     RunError, on every rank: one of all the arrays is not finite.
     """
-    entries = dict(_entries(state, box, holders))
+    entries = dict(_entries(state, shard_of, replica_of))
     bad = torch.stack(
         [
-            _spoiled(entry.part).to(device)
+            _spoiled(entry.local).to(device)
             for name, entry in entries.items()
             if name.removeprefix("model/") not in state.unbounded
         ]
     )
     checked = [name for name in entries if name.removeprefix("model/") not in state.unbounded]
     names = [
-        name for name, count in zip(checked, ranks.all_reduce(bad)().tolist(), strict=True) if count
+        name for name, count in zip(checked, comm.all_reduce(bad)().tolist(), strict=True) if count
     ]
     check_finite(names)
     mine: list[str] = []
-    for which, many in sorted({entry.holder for entry in entries.values()}):
+    for which, many in sorted({entry.replica for entry in entries.values()}):
         mine += arrays_to_write(
             {
-                name: entry.part.nbytes
+                name: entry.local.nbytes
                 for name, entry in entries.items()
-                if entry.holder == (which, many)
+                if entry.replica == (which, many)
             },
             many,
             which,
@@ -119,8 +121,8 @@ def gather(
     pieces = []
     for name in mine:
         entry = entries[name]
-        if entry.part.numel():
-            copy = entry.part.to("cpu", copy=True).contiguous()
+        if entry.local.numel():
+            copy = entry.local.to("cpu", copy=True).contiguous()
             pieces.append(
                 ArrayShard(name, _NAMES[copy.dtype], entry.shape, entry.offsets, copy.numpy())
             )
@@ -139,48 +141,56 @@ def _spoiled(part: torch.Tensor) -> torch.Tensor:
 
 
 def digests(
-    state: State, box: Box, holders: Holders, ranks: Comm, device: torch.device
+    state: State, shard_of: ShardOf, replica_of: ReplicaOf, comm: Comm, device: torch.device
 ) -> dict[str, str]:
     """Of every array of a state that all ranks hold whole; each rank hashes some of them."""
-    entries = dict(_entries(state, box, holders))
+    entries = dict(_entries(state, shard_of, replica_of))
     mine = set(
         arrays_to_write(
-            {name: entry.part.nbytes for name, entry in entries.items()}, ranks.world, ranks.index
+            {name: entry.local.nbytes for name, entry in entries.items()},
+            comm.world_size,
+            comm.rank,
         )
     )
     found = np.zeros((len(entries), BYTES), np.uint8)
     for row, (name, entry) in enumerate(entries.items()):
         if name in mine:
-            found[row] = np.frombuffer(digest(entry.part.to("cpu").numpy()), np.uint8)
-    summed = ranks.all_reduce(torch.from_numpy(found.view(np.int64)).to(device))().cpu().numpy()
+            found[row] = np.frombuffer(digest(entry.local.to("cpu").numpy()), np.uint8)
+    summed = comm.all_reduce(torch.from_numpy(found.view(np.int64)).to(device))().cpu().numpy()
     return {name: row.tobytes().hex() for name, row in zip(entries, summed, strict=True)}
 
 
 @torch.no_grad()
-def restore(state: State, box: Box, holders: Holders, saved: Checkpoint) -> None:
+def restore(state: State, shard_of: ShardOf, replica_of: ReplicaOf, saved: Checkpoint) -> None:
     """Fill a state from a checkpoint, which may have been made at another precision, strategy or
     world. UserError: names or shapes that don't fit.
     """
-    state.update.begin()
-    entries = dict(_entries(state, box, holders))
+    state.optimizer.create_state()
+    entries = dict(_entries(state, shard_of, replica_of))
     optional = {"loop/scale", "loop/scale_streak", "optimizer/step"}
     check_fit(saved, {name: entry.shape for name, entry in entries.items()}, optional)
     for name, entry in entries.items():
         if name in saved.arrays and name != "optimizer/step":
-            entry.part.copy_(
-                torch.from_numpy(saved.arrays.part(name, entry.offsets, tuple(entry.part.shape)))
+            entry.local.copy_(
+                torch.from_numpy(saved.arrays.part(name, entry.offsets, tuple(entry.local.shape)))
             )
-    state.update.restored(saved.arrays, {name: entry.part for name, entry in entries.items()})
+    state.optimizer.after_restore(
+        saved.arrays, {name: entry.local for name, entry in entries.items()}
+    )
 
 
 @torch.no_grad()
-def fill(state: State, box: Box, holders: Holders, weights: Checkpoint) -> None:
+def load_weights(
+    state: State, shard_of: ShardOf, replica_of: ReplicaOf, weights: Checkpoint
+) -> None:
     """Give a fresh state's model these weights; a buffer that they lack stays as it is.
 
     UserError: names or shapes that don't fit.
     """
     entries = {
-        name: entry for name, entry in _entries(state, box, holders) if name.startswith("model/")
+        name: entry
+        for name, entry in _entries(state, shard_of, replica_of)
+        if name.startswith("model/")
     }
     buffers = {f"model/{name}" for name, _ in state.model.named_buffers()}
     check_weights(
@@ -191,6 +201,6 @@ def fill(state: State, box: Box, holders: Holders, weights: Checkpoint) -> None:
     )
     for name, entry in entries.items():
         if name in weights.arrays:
-            entry.part.copy_(
-                torch.from_numpy(weights.arrays.part(name, entry.offsets, tuple(entry.part.shape)))
+            entry.local.copy_(
+                torch.from_numpy(weights.arrays.part(name, entry.offsets, tuple(entry.local.shape)))
             )

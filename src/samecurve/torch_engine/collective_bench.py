@@ -16,7 +16,7 @@ _SMALL, _ROW = (
 _TRIES = 3  # before those that count: buffers and connections are made then
 
 
-def seconds_each(
+def time_collective(
     name: str, group: dist.ProcessGroup, device: torch.device, size: int, times: int
 ) -> list[float]:
     """`times` times the seconds of one call.

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from samecurve.core.config.sections import Recompute
-from samecurve.torch_engine.layers.cross_entropy import Head, Kernel, compilable
-from samecurve.torch_engine.layers.dropout import Keyed
-from samecurve.torch_engine.model import blocks, recompute
+from samecurve.torch_engine.layers.cross_entropy import Head, Kernel, compilable_loss
+from samecurve.torch_engine.layers.dropout import KeyedDropout
+from samecurve.torch_engine.model import recompute, repeated_blocks
 
 _PROGRAMS = 16  # at most, of one function: shapes, training and evaluation
 
@@ -37,12 +37,12 @@ def compile_model(model: nn.Module, how: Recompute, backend: str = "inductor") -
     ):
         tqdm: Any = import_module("tqdm").tqdm
         tqdm.set_lock(RLock())
-    parts = blocks(model) or [model]
+    parts = repeated_blocks(model) or [model]
     dynamo.config.fail_on_recompile_limit_hit = True
     dynamo.config.recompile_limit = max(_PROGRAMS, 4 * len(parts))
     as_written: Any = torch.compiler.disable
     for module in model.modules():
-        if isinstance(module, Keyed | Head):
+        if isinstance(module, KeyedDropout | Head):
             module.__dict__["forward"] = as_written(module.forward)
         if isinstance(module, Head):
             module.kernel = _kernel(backend)
@@ -56,7 +56,7 @@ def compile_model(model: nn.Module, how: Recompute, backend: str = "inductor") -
 
 def _kernel(backend: str) -> Kernel:
     """One program for all numbers of rows: chunks' ends differ."""
-    made: Kernel = torch.compile(compilable, backend=backend)
+    made: Kernel = torch.compile(compilable_loss, backend=backend)
 
     def kernel(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         for tensor in (logits, labels):

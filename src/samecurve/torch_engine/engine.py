@@ -20,51 +20,55 @@ from samecurve.core.protocols import Arrays, ArrayShard, Batch, Checkpoint, Micr
 from samecurve.errors import UserError
 from samecurve.torch_engine import checkpoint as states
 from samecurve.torch_engine.checkpoint import State
-from samecurve.torch_engine.layers.batch_norm import MicroBatchContext, coupled, synchronise
+from samecurve.torch_engine.layers.batch_norm import (
+    MicroBatchContext,
+    coupling_layers,
+    synchronise_batch_norms,
+)
 from samecurve.torch_engine.layers.dropout import key_dropout
 from samecurve.torch_engine.model import (
-    Filler,
+    Materializer,
     apply_speed_options,
-    as_written,
-    cast,
+    cast_weights,
     freeze,
+    run_uncompiled,
     seeded,
 )
 from samecurve.torch_engine.optimizer_params import optimizer_params
-from samecurve.torch_engine.precision import Scale, compute, current, weight_dtype
+from samecurve.torch_engine.precision import LossScale, autocast_for, current_device, weight_dtype
 from samecurve.torch_engine.process_group import Comm
-from samecurve.torch_engine.profiling.forward_timer import Forward
+from samecurve.torch_engine.profiling.forward_timer import ForwardTimer
 from samecurve.torch_engine.scalars import scalars_on, tree
-from samecurve.torch_engine.step_metrics import QueuedMetrics, fetch, peak
-from samecurve.torch_engine.strategies.exact import Before, Exact, settle
+from samecurve.torch_engine.step_metrics import QueuedMetrics, fetch, peak_memory_bytes
+from samecurve.torch_engine.strategies.exact import Exact, SideEffectCheck, set_deterministic
 from samecurve.torch_engine.strategies.replicated import STRATEGIES, Strategy
-from samecurve.torch_engine.unused_params import check
-from samecurve.torch_engine.user_optimizer import make_update
+from samecurve.torch_engine.unused_params import check_used
+from samecurve.torch_engine.user_optimizer import make_optimizer_update
 
 
 class TorchEngine:
-    """task: what is trained. ranks: who trains together. devices: those of this process."""
+    """task: what is trained. comm: who trains together. devices: those of this process."""
 
     def __init__(
         self,
         task: Task,
         plan: Plan,
         optimizer: Optimizer,
-        ranks: Comm,
+        comm: Comm,
         devices: Sequence[torch.device],
     ) -> None:
-        self.task, self.plan, self.devices, self.ranks = task, plan, devices, ranks
+        self.task, self.plan, self.devices, self.comm = task, plan, devices, comm
         self.device = devices[0]
         self._fields = optimizer
         if plan.exact:  # else as the user's own file may have set it
-            settle(True)
+            set_deterministic(True)
         self._strategy: Strategy = (
-            Exact(plan, ranks, devices)
+            Exact(plan, comm, devices)
             if plan.exact
-            else STRATEGIES[plan.strategy](plan, ranks, devices)
+            else STRATEGIES[plan.strategy](plan, comm, devices)
         )
         self._rows = [MicroBatchContext() for _ in devices]
-        self._own_forward = Forward(self.device)
+        self._own_forward = ForwardTimer(self.device)
         self._numbers = scalars_on(self.device)
         self._seeds: list[torch.Tensor] = []
         self._checked = False  # whether every parameter has been seen to have a gradient
@@ -73,7 +77,9 @@ class TorchEngine:
         if weights is None:
             return self._assemble(self._draw)
         state = self._assemble(lambda name, tensor: None)
-        states.fill(state, self._strategy.local_shard, self._strategy.replica_index, weights)
+        states.load_weights(
+            state, self._strategy.local_shard, self._strategy.replica_index, weights
+        )
         self._strategy.sync_replicas()
         return state
 
@@ -110,17 +116,17 @@ class TorchEngine:
         ones = torch.stack(
             [torch.ones((), device=device).to(self.device) for device in self.devices]
         )
-        return float(self.ranks.all_reduce(ones.sum())())
+        return float(self.comm.all_reduce(ones.sum())())
 
     def step(
         self, state: State, batch: Batch, lr: float, asked: Sequence[int]
     ) -> tuple[State, QueuedMetrics]:
-        numbers, marks = self._numbers, self.ranks.timeline
+        numbers, marks = self._numbers, self.comm.timeline
         rows, told = numbers.summed(
-            self.ranks, self._accumulate(state, batch), self._told(batch, asked)
+            self.comm, self._accumulate(state, batch), self._told(batch, asked)
         )
         loss, weight = numbers.whole(rows)
-        for shared in state.apart:
+        for shared in state.viewed_apart:
             shared.refresh()
         gradients = [weight.view.grad for weight in state.trained if weight.view.grad is not None]
         scale = numbers.taken(state.scale.value)
@@ -134,12 +140,12 @@ class TorchEngine:
                 correction * numbers.ratio(clip, numbers.least(norm, clip)) if clip else correction,
             )
         with marks.phase("optimizer"):
-            state.update.step(lr, finite)
+            state.optimizer.step(lr, finite)
         with marks.phase("spread"):
             self._strategy.sync_replicas()
         figures = numbers.packed((loss, weight), told, (norm, finite, scale))
         state.scale.update(finite)
-        return state, fetch(figures, self.ranks.world)
+        return state, fetch(figures, self.comm.world_size)
 
     @torch.no_grad()
     def evaluate(self, state: State, rounds: Iterable[Sequence[Round]]) -> dict[str, float]:
@@ -154,13 +160,13 @@ class TorchEngine:
             self._count(self.plan.eval_samples), len(names), dtype=torch.float64, device=self.device
         )
         for found in (found for staged in rounds for found in staged):
-            sums = self._strategy.run(
+            sums = self._strategy.run_jobs(
                 [partial(self._evaluated, index, slot, names) for index, slot in enumerate(found)]
             )
             for slot, own in zip(found, sums, strict=True):
                 total[self._row(slot)] += own
         self._mode(train=True)
-        return dict(zip(names, tree(self.ranks.all_reduce(total)()).tolist(), strict=True))
+        return dict(zip(names, tree(self.comm.all_reduce(total)()).tolist(), strict=True))
 
     def _count(self, samples: int) -> int:
         """Rows for what is added up over devices: one, or, exact, one for each slot, which only its
@@ -176,7 +182,7 @@ class TorchEngine:
         if slot is None:
             return total
         device = self.devices[index]
-        with torch.no_grad(), current(device), compute(self.plan.precision, device):
+        with torch.no_grad(), current_device(device), autocast_for(self.plan.precision, device):
             found = self.task.evaluate(self._strategy.models[index], _move(slot.arrays, device))
         return (
             torch.stack(
@@ -193,7 +199,7 @@ class TorchEngine:
     def sample(self, state: State, step: int) -> list[str]:
         self._ready(state)
         self._mode(train=False)
-        with as_written(self.plan), compute(self.plan.precision, self.device):
+        with run_uncompiled(self.plan), autocast_for(self.plan.precision, self.device):
             texts = self.task.sample(state.model, self.plan.fixed.seed + step)
         self._mode(train=True)
         return texts
@@ -201,23 +207,23 @@ class TorchEngine:
     def gather(self, state: State) -> list[ArrayShard]:
         self._ready(state)
         return states.gather(
-            state, self._strategy.local_shard, self._strategy.replica_index, self.ranks, self.device
+            state, self._strategy.local_shard, self._strategy.replica_index, self.comm, self.device
         )
 
     def digests(self, state: State) -> dict[str, str]:
         self._ready(state)
         return states.digests(
-            state, self._strategy.local_shard, self._strategy.replica_index, self.ranks, self.device
+            state, self._strategy.local_shard, self._strategy.replica_index, self.comm, self.device
         )
 
     def peak_memory(self) -> int:
         """Bytes that the fullest of this process's devices has held at most."""
-        return max(map(peak, self.devices))
+        return max(map(peak_memory_bytes, self.devices))
 
     def close(self) -> None:
         self._strategy.close()
         if self.plan.exact:
-            settle(False)
+            set_deterministic(False)
 
     def _assemble(self, value: Any) -> State:
         """value: fills a parameter made on the meta device."""
@@ -228,10 +234,10 @@ class TorchEngine:
                 "build the module in model(), anew each time",
                 "task",
             )
-        self._strategy.place(models, Filler(models[0], self.device, value))
+        self._strategy.distribute(models, Materializer(models[0], self.device, value))
         self._drifting = (
             [buffer for buffer in models[0].buffers() if buffer.is_floating_point()]
-            if coupled(models[0]) and not self.plan.norm_sync
+            if coupling_layers(models[0]) and not self.plan.norm_sync
             else []
         )
         self._mode(train=True)
@@ -242,8 +248,8 @@ class TorchEngine:
         return State(
             models[0],
             trained,
-            make_update(self.task, self._fields, trained),
-            Scale(self.plan.precision, self.device),
+            make_optimizer_update(self.task, self._fields, trained),
+            LossScale(self.plan.precision, self.device),
             unbounded,
         )
 
@@ -258,10 +264,10 @@ class TorchEngine:
                 np.random.seed(self.plan.fixed.seed % (1 << 32))
                 model = self.task.model()
             self._own_values(model)
-        model = cast(model, self.plan.precision)
+        model = cast_weights(model, self.plan.precision)
         freeze(model, self._fields.rules)
         if self.plan.norm_sync:
-            synchronise(model, self._strategy.peers()[index], self._rows[index])
+            synchronise_batch_norms(model, self._strategy.peers()[index], self._rows[index])
         if self.plan.keyed_dropout:
             key_dropout(model, self._rows[index], self.plan.fixed.seed)
         apply_speed_options(model, self.plan, self.devices[index])
@@ -272,7 +278,7 @@ class TorchEngine:
         for name, parameter in model.named_parameters():
             if self.task.initial(name, tuple(parameter.shape)) is not None:
                 self._draw(name, parameter)
-        self.ranks.broadcast(
+        self.comm.broadcast(
             [*(p.detach() for p in model.parameters()), *model.buffers()], self.device
         )
 
@@ -297,38 +303,36 @@ class TorchEngine:
         """Before what all ranks must see alike: buffers that each kept for itself
         (train.allow_coupled) as the first has them.
         """
-        self.ranks.broadcast(self._drifting, self.device)
+        self.comm.broadcast(self._drifting, self.device)
 
     def _accumulate(self, state: State, batch: Batch) -> Any:
         """Gradients of the step's scaled sum, reduced, into the model.
 
         Returns this process's [rows, 2]: loss sums and weights.
         """
-        for weight in state.apart:
+        for weight in state.viewed_apart:
             weight.view.grad = None
         parameters = state.parameters
-        self._strategy.begin(
+        self._strategy.begin_step(
             parameters, len(split_batch(batch.samples, self.plan.micro_batch_size))
         )
         if self.plan.reseeded_dropout:
-            torch.manual_seed(
-                hash((self.plan.fixed.seed, batch.step, self.ranks.index)) & 0x7FFFFFFF
-            )
+            torch.manual_seed(hash((self.plan.fixed.seed, batch.step, self.comm.rank)) & 0x7FFFFFFF)
         jobs = [
             partial(
                 self._rounds, index, [round[index] for round in batch.rounds], batch.samples, factor
             )
             for index, factor in enumerate(self._factors(state.scale))
         ]
-        with self.ranks.timeline.phase("rounds"):
-            total = self._numbers.merged(self._strategy.run(jobs))
-        with self.ranks.timeline.phase("reduce"):
+        with self.comm.timeline.phase("rounds"):
+            total = self._numbers.merged(self._strategy.run_jobs(jobs))
+        with self.comm.timeline.phase("reduce"):
             self._strategy.reduce(parameters)
         if not self._checked:
             self._check_used(state)
         return total
 
-    def _factors(self, scale: Scale) -> list[torch.Tensor]:
+    def _factors(self, scale: LossScale) -> list[torch.Tensor]:
         """What each device's losses are multiplied by. Only f16's changes from step to step."""
         if not self._seeds or scale.active:
             factor = scale.value / self.plan.nominal_weight
@@ -345,7 +349,7 @@ class TorchEngine:
         A dummy's loss is scaled by 0: it is a copy of a real row, so only what spoils the step
         anyway could make that a nan.
         """
-        device, marks = self.devices[index], self.ranks.timeline
+        device, marks = self.devices[index], self.comm.timeline
         total = self._numbers.rows(self._count(samples), device)
         first = next(
             (number for number, slot in enumerate(slots) if slot), 0
@@ -356,7 +360,10 @@ class TorchEngine:
         for number, slot in enumerate(slots):
             if slot is None:
                 continue
-            with current(device), self._strategy.round(index, slot, number == len(slots) - 1):
+            with (
+                current_device(device),
+                self._strategy.accumulation_round(index, slot, number == len(slots) - 1),
+            ):
                 with (
                     marks.phase("forward", index),
                     self._own_forward.timed() if alone and number == first else nullcontext(),
@@ -380,9 +387,9 @@ class TorchEngine:
         seen = (
             None
             if self._checked or not self.plan.exact
-            else Before(self._strategy.models[index], device)
+            else SideEffectCheck(self._strategy.models[index], device)
         )
-        with compute(self.plan.precision, device):
+        with autocast_for(self.plan.precision, device):
             loss = self.task.loss(self._strategy.replicas[index], _move(slot.arrays, device))
         if seen:
             seen.check()
@@ -390,10 +397,10 @@ class TorchEngine:
 
     def _check_used(self, state: State) -> None:
         reached = self._strategy.params_with_grad()
-        check(
+        check_used(
             [weight.name for weight in state.trained],
             (weight.name in reached for weight in state.trained),
-            self.ranks,
+            self.comm,
             self.device,
             by_one=self.plan.exact,
         )
@@ -403,14 +410,14 @@ class TorchEngine:
         """What ranks tell each other of a step, each in places of its own: requests, wait and
         forward pass by rank, peak memory by device.
         """
-        ranks, held = self.ranks.world, self.plan.devices_of(self.ranks.index)
-        own = [0.0] * (2 * ranks + self.plan.num_devices)
-        own[self.ranks.index], own[ranks + self.ranks.index] = (
+        comm, held = self.comm.world_size, self.plan.devices_of(self.comm.rank)
+        own = [0.0] * (2 * comm + self.plan.num_devices)
+        own[self.comm.rank], own[comm + self.comm.rank] = (
             batch.wait_seconds,
             self._own_forward.seconds,
         )
         for device, place in zip(self.devices, held, strict=True):
-            own[2 * ranks + place] = peak(device)
+            own[2 * comm + place] = peak_memory_bytes(device)
         return [*asked, *own]
 
 

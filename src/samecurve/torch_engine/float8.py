@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from samecurve.errors import UserError
-from samecurve.torch_engine.model import blocks
+from samecurve.torch_engine.model import repeated_blocks
 
 _MULTIPLE = 16  # of both sizes of a matrix: what the kernels take
 _CAPABLE = (8, 9)  # compute capability: Ada, Hopper and newer
@@ -27,7 +27,7 @@ def convert(model: nn.Module, device: torch.device, emulate: bool = False) -> li
             "leave train.float8 out: bf16 is its fastest format",
             "train.float8",
         )
-    inside = {id(module) for block in blocks(model) for module in block.modules()}
+    inside = {id(module) for block in repeated_blocks(model) for module in block.modules()}
     fit = {
         name
         for name, module in model.named_modules()

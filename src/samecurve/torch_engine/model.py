@@ -21,7 +21,7 @@ from samecurve.core.config.sections import Precision, Recompute
 from samecurve.core.planning.plan import Plan
 from samecurve.torch_engine.precision import weight_dtype
 
-Value = Callable[
+Initialize = Callable[
     [str, torch.Tensor], None
 ]  # fills a parameter, given by its name in the whole model
 
@@ -47,7 +47,7 @@ def seeded(seed: int) -> Iterator[None]:
         yield
 
 
-def cast(model: nn.Module, precision: Precision) -> nn.Module:
+def cast_weights(model: nn.Module, precision: Precision) -> nn.Module:
     """Floating values in the precision's weight format, complex ones in pairs of it (Module.to
     would drop their imaginary parts).
     """
@@ -78,7 +78,7 @@ def freeze(model: nn.Module, rules: ParamRules) -> None:
             parameter.requires_grad_(False)
 
 
-def blocks(model: nn.Module) -> list[nn.Module]:
+def repeated_blocks(model: nn.Module) -> list[nn.Module]:
     """The repeated parts: the elements of the outermost ModuleLists and Sequentials of at least two
     parts with parameters.
     """
@@ -107,7 +107,7 @@ def recompute(model: nn.Module, how: Recompute) -> None:
         if how == "selective"
         else {}
     )
-    for block in blocks(model):
+    for block in repeated_blocks(model):
         block.forward = partial(checkpoint, block.forward, use_reentrant=False, **extra)
 
 
@@ -125,7 +125,7 @@ def apply_speed_options(model: nn.Module, plan: Plan, device: torch.device) -> N
         recompute(model, plan.recompute)
 
 
-def as_written(plan: Plan) -> AbstractContextManager[Any]:
+def run_uncompiled(plan: Plan) -> AbstractContextManager[Any]:
     """Meanwhile nothing is compiled: for inputs of ever other lengths."""
     return torch.compiler.set_stance("force_eager") if plan.compile else nullcontext()
 
@@ -134,7 +134,7 @@ def _policy(context: Any, operation: Any, *arguments: Any, **keywords: Any) -> C
     return CheckpointPolicy.MUST_SAVE if operation in _KEPT else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-def rounded(part: nn.Module, among: Iterable[nn.Module]) -> list[nn.Module]:
+def autocast_rounded(part: nn.Module, among: Iterable[nn.Module]) -> list[nn.Module]:
     """Of the modules of a part those whose own weights autocast rounds before every use, and nobody
     else uses.
     """
@@ -150,14 +150,14 @@ def rounded(part: nn.Module, among: Iterable[nn.Module]) -> list[nn.Module]:
     ]
 
 
-def gathered(model: nn.Module) -> dict[str, tuple[str, ...]]:
+def sharding_facts(model: nn.Module) -> dict[str, tuple[str, ...]]:
     """Facts' inside and rounded of a model, which may be on the meta device."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    parts = blocks(model)
+    parts = repeated_blocks(model)
     within = {id(module) for block in parts for module in block.modules()}
-    narrow = [module for block in parts for module in rounded(block, block.modules())] + rounded(
-        model, [module for module in model.modules() if id(module) not in within]
-    )
+    narrow = [
+        module for block in parts for module in autocast_rounded(block, block.modules())
+    ] + autocast_rounded(model, [module for module in model.modules() if id(module) not in within])
 
     def of(modules: Iterable[nn.Module]) -> tuple[str, ...]:
         return tuple(
@@ -174,12 +174,12 @@ def gathered(model: nn.Module) -> dict[str, tuple[str, ...]]:
     }
 
 
-class Filler:
+class Materializer:
     """Makes a model's meta parameters real, part by part, so that a model larger than the device
     can be shared out as it comes to be. Shared parameters stay shared.
     """
 
-    def __init__(self, model: nn.Module, device: torch.device, value: Value) -> None:
+    def __init__(self, model: nn.Module, device: torch.device, value: Initialize) -> None:
         self._names = {id(parameter): name for name, parameter in model.named_parameters()}
         uses = Counter(
             id(parameter)

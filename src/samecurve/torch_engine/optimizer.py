@@ -30,18 +30,18 @@ class OptimizerUpdate(Protocol):
         """Its state of one weight, by slot: tensors of what `weight.seen` is, or single numbers."""
         ...
 
-    def shared(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def shared_state(self) -> Iterator[tuple[str, torch.Tensor]]:
         """What it holds once for all weights, by a checkpoint's name."""
         ...
 
-    def begin(self) -> None:
+    def create_state(self) -> None:
         """Make all slots exist, so that a checkpoint can fill them.
 
         What they, and the weights, hold afterwards is of no meaning.
         """
         ...
 
-    def restored(self, saved: StoredArrays, filled: Mapping[str, torch.Tensor]) -> None:
+    def after_restore(self, saved: StoredArrays, filled: Mapping[str, torch.Tensor]) -> None:
         """After slots() were filled from a checkpoint. filled: by the checkpoint's names."""
         ...
 
@@ -57,7 +57,9 @@ class _Group:
     weights: list[OptimizerParam]
     slots: list[list[torch.Tensor]]
 
-    def reached(self) -> "tuple[list[torch.Tensor], list[torch.Tensor], list[list[torch.Tensor]]]":
+    def with_gradients(
+        self,
+    ) -> "tuple[list[torch.Tensor], list[torch.Tensor], list[list[torch.Tensor]]]":
         """(weights, gradients, slots) of those that have a gradient."""
         gradients = [weight.view.grad for weight in self.weights]
         if not any(gradient is None for gradient in gradients):
@@ -112,7 +114,7 @@ class BuiltInOptimizer:
         else:
             self._done.add_(1)
         for group in self._groups:
-            weights, gradients, slots = group.reached()
+            weights, gradients, slots = group.with_gradients()
             if weights:
                 (self._adamw if self._fields.name == "adamw" else self._sgd)(
                     group, weights, gradients, slots, lr * group.lr_scale, left_out
@@ -173,13 +175,13 @@ class BuiltInOptimizer:
     def state_of(self, weight: OptimizerParam) -> Mapping[str, torch.Tensor]:
         return self._state[id(weight)]
 
-    def shared(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def shared_state(self) -> Iterator[tuple[str, torch.Tensor]]:
         if self._fields.name == "adamw":
             yield "optimizer/step", self._done
 
-    def begin(self) -> None: ...
+    def create_state(self) -> None: ...
 
-    def restored(self, saved: StoredArrays, filled: Mapping[str, torch.Tensor]) -> None:
+    def after_restore(self, saved: StoredArrays, filled: Mapping[str, torch.Tensor]) -> None:
         if self._fields.name == "adamw":
             self._done.fill_(float(saved["optimizer/step"]))
 

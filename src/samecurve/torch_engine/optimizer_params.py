@@ -23,11 +23,13 @@ class OptimizerParam:
         moved).
         """
         if self.view is not self.parameter:
-            self.view.data = local(self.parameter.detach())
-            self.view.grad = None if self.parameter.grad is None else local(self.parameter.grad)
+            self.view.data = local_view(self.parameter.detach())
+            self.view.grad = (
+                None if self.parameter.grad is None else local_view(self.parameter.grad)
+            )
 
 
-def shared_out(tensor: torch.Tensor) -> bool:
+def is_sharded(tensor: torch.Tensor) -> bool:
     """Whether it is a DTensor.
 
     That class takes a second to import; where it was not, nothing is one.
@@ -36,10 +38,10 @@ def shared_out(tensor: torch.Tensor) -> bool:
     return module is not None and isinstance(tensor, module.DTensor)
 
 
-def local(tensor: torch.Tensor) -> torch.Tensor:
+def local_view(tensor: torch.Tensor) -> torch.Tensor:
     """This process's part of a tensor, complex values as pairs of real ones; no copy."""
     whole: Any = tensor
-    part: torch.Tensor = whole.to_local() if shared_out(tensor) else tensor
+    part: torch.Tensor = whole.to_local() if is_sharded(tensor) else tensor
     return torch.view_as_real(part) if part.is_complex() else part
 
 
@@ -48,12 +50,12 @@ def optimizer_params(model: nn.Module) -> list[OptimizerParam]:
     found = []
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            direct = not shared_out(parameter) and not parameter.is_complex()
+            direct = not is_sharded(parameter) and not parameter.is_complex()
             found.append(
                 OptimizerParam(
                     name,
                     parameter,
-                    parameter if direct else nn.Parameter(local(parameter.detach())),
+                    parameter if direct else nn.Parameter(local_view(parameter.detach())),
                 )
             )
     return found

@@ -16,14 +16,14 @@ def weight_dtype(precision: Precision) -> torch.dtype:
     return torch.float64 if precision == "f64" else torch.float32
 
 
-def current(device: torch.device) -> AbstractContextManager[object]:
+def current_device(device: torch.device) -> AbstractContextManager[object]:
     """Makes a GPU the current one of this thread: what a model makes on "cuda" then lies beside its
     weights.
     """
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
-def compute(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
+def autocast_for(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
     """The context of a forward pass."""
     if precision in {"bf16", "f16"}:
         return torch.autocast(
@@ -32,7 +32,7 @@ def compute(precision: Precision, device: torch.device) -> AbstractContextManage
     return nullcontext()
 
 
-class Scale:
+class LossScale:
     """The factor on an f16 loss: halved after a gradient that is not finite, doubled after many
     that are; 1 otherwise.
 

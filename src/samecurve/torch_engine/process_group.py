@@ -24,8 +24,8 @@ class Comm:
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self.group = group
         self.timeline = Timeline()
-        self.index = dist.get_rank(group) if group is not None else 0
-        self.world = self.count = dist.get_world_size(group) if group is not None else 1
+        self.rank = dist.get_rank(group) if group is not None else 0
+        self.world_size = dist.get_world_size(group) if group is not None else 1
 
     def all_reduce(self, values: torch.Tensor) -> Callable[[], torch.Tensor]:
         """Start adding up `values` over all ranks, in place; call the result to have it."""
@@ -65,7 +65,7 @@ def sum_bucket(group: dist.ProcessGroup, bucket: GradBucket) -> torch.futures.Fu
     return result
 
 
-def narrow_sum(
+def sum_bucket_as(
     dtype: torch.dtype,
 ) -> Callable[[dist.ProcessGroup, GradBucket], torch.futures.Future[torch.Tensor]]:
     """sum_bucket with gradients sent as `dtype`."""
@@ -92,7 +92,7 @@ class RealPairs:
         return torch.empty(*size, dtype=dtype, device=device)
 
 
-class GatherPairs(RealPairs):
+class AllGatherComplex(RealPairs):
     def __call__(
         self,
         output_tensor: torch.Tensor,
@@ -105,7 +105,7 @@ class GatherPairs(RealPairs):
         )
 
 
-class ScatterPairs(RealPairs):
+class ReduceScatterComplex(RealPairs):
     def __call__(
         self,
         output_tensor: torch.Tensor,

@@ -30,7 +30,7 @@ class Scalars(Protocol):
         """The sum over this process's devices, on its first."""
         ...
 
-    def summed(self, ranks: Comm, rows: Rows, told: Sequence[float]) -> tuple[Rows, Any]:
+    def summed(self, comm: Comm, rows: Rows, told: Sequence[float]) -> tuple[Rows, Any]:
         """Over all ranks: the rows, and what else they tell each other."""
         ...
 
@@ -69,11 +69,11 @@ class HostScalars:
             ]
         )
 
-    def summed(self, ranks: Comm, rows: Rows, told: Sequence[float]) -> tuple[Rows, list[float]]:
-        if ranks.group is None:
+    def summed(self, comm: Comm, rows: Rows, told: Sequence[float]) -> tuple[Rows, list[float]]:
+        if comm.group is None:
             return rows, list(told)
         values = [value for row in rows for value in row]
-        found: list[float] = ranks.all_reduce(
+        found: list[float] = comm.all_reduce(
             torch.tensor([*values, *told], dtype=torch.float64)
         )().tolist()
         return [found[at : at + 2] for at in range(0, len(values), 2)], found[len(values) :]
@@ -131,7 +131,7 @@ class DeviceScalars:
         return whole
 
     def summed(
-        self, ranks: Comm, rows: Rows, told: Sequence[float]
+        self, comm: Comm, rows: Rows, told: Sequence[float]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         found = (
             torch.tensor([*[0.0] * rows.numel(), *told], dtype=torch.float64)
@@ -139,7 +139,7 @@ class DeviceScalars:
             .to(self._device, non_blocking=True)
         )
         found[: rows.numel()] = rows.view(-1)
-        found = ranks.all_reduce(found)()
+        found = comm.all_reduce(found)()
         return found[: rows.numel()].view_as(rows), found[rows.numel() :]
 
     def whole(self, rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:

@@ -57,7 +57,7 @@ class QueuedMetrics:
         )
 
 
-def peak(device: torch.device) -> int:
+def peak_memory_bytes(device: torch.device) -> int:
     """Peak bytes: allocated on the GPU, or resident in this process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)

@@ -11,7 +11,7 @@ from samecurve.errors import UserError
 from samecurve.torch_engine.process_group import Comm
 
 
-def reached(loss: torch.Tensor) -> set[int]:
+def params_reached_by(loss: torch.Tensor) -> set[int]:
     """Ids of the parameters that backward from `loss` would give a gradient."""
     found: set[int] = set()
     seen: set[Any] = set()
@@ -27,10 +27,10 @@ def reached(loss: torch.Tensor) -> set[int]:
     return found
 
 
-def check(
+def check_used(
     names: Sequence[str],
     used: Iterable[bool],
-    ranks: Comm,
+    comm: Comm,
     device: torch.device,
     by_one: bool = False,
 ) -> None:
@@ -40,8 +40,8 @@ def check(
     unused = torch.tensor([float(not one) for one in used], dtype=torch.float64, device=device)
     found = [
         name
-        for name, count in zip(names, ranks.all_reduce(unused)().tolist(), strict=True)
-        if count > (ranks.world - 1 if by_one else 0)
+        for name, count in zip(names, comm.all_reduce(unused)().tolist(), strict=True)
+        if count > (comm.world_size - 1 if by_one else 0)
     ]
     if found:
         shown = f"{', '.join(found[:4])}{f' and {len(found) - 4} more' if len(found) > 4 else ''}"

@@ -17,21 +17,21 @@ from samecurve.core.config.sections import Optimizer
 from samecurve.core.protocols import StoredArrays, Task
 from samecurve.errors import UserError
 from samecurve.torch_engine.optimizer import BuiltInOptimizer, OptimizerUpdate
-from samecurve.torch_engine.optimizer_params import OptimizerParam, local
+from samecurve.torch_engine.optimizer_params import OptimizerParam, local_view
 from samecurve.units import first_and_count
 
 _SAVED = {torch.float64, torch.float32, torch.int64}
 _FEW = 1 << 24  # scalars with which an optimizer that looks at values is tried before a run
 _NAMED = {"params", "param_names", "lr"}  # of a parameter group: not what the optimizer learns
-Params = list[tuple[str, nn.Parameter]]
-Bring = Callable[[Params, float], torch.optim.Optimizer]
+NamedParams = list[tuple[str, nn.Parameter]]
+OptimizerFactory = Callable[[NamedParams, float], torch.optim.Optimizer]
 
 
-def make_update(
+def make_optimizer_update(
     task: Task, fields: Optimizer, trained: Sequence[OptimizerParam]
 ) -> OptimizerUpdate:
     """Of the config, unless the task brings one."""
-    bring: Bring | None = getattr(task, "optimizer", None)
+    bring: OptimizerFactory | None = getattr(task, "optimizer", None)
     return UserOptimizer(bring, fields, trained) if bring else BuiltInOptimizer(fields, trained)
 
 
@@ -41,12 +41,14 @@ class UserOptimizer:
     UserError: it can't be driven, or was given other parameters.
     """
 
-    def __init__(self, bring: Bring, fields: Optimizer, trained: Sequence[OptimizerParam]) -> None:
+    def __init__(
+        self, bring: OptimizerFactory, fields: Optimizer, trained: Sequence[OptimizerParam]
+    ) -> None:
         self._trained, self._checked = trained, False
         self._optimizer = bring([(weight.name, weight.view) for weight in trained], fields.lr)
         self.name = type(self._optimizer).__name__
         self._check_given()
-        self.scales = [self._rate(group) / fields.lr for group in self._optimizer.param_groups]
+        self.lr_scales = [self._rate(group) / fields.lr for group in self._optimizer.param_groups]
 
     def step(self, lr: float, finite: torch.Tensor | bool) -> None:
         if not bool(
@@ -55,7 +57,7 @@ class UserOptimizer:
             # was
         ):
             return
-        for group, scale in zip(self._optimizer.param_groups, self.scales, strict=True):
+        for group, scale in zip(self._optimizer.param_groups, self.lr_scales, strict=True):
             group["lr"] = lr * scale
         self._run()
 
@@ -86,10 +88,10 @@ class UserOptimizer:
             slot: _tensor(value) for slot, value in self._state(weight).items() if value is not None
         }
 
-    def shared(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def shared_state(self) -> Iterator[tuple[str, torch.Tensor]]:
         return iter(())
 
-    def begin(self) -> None:
+    def create_state(self) -> None:
         """By a step of zero gradients: what a torch optimizer keeps is known after its first step
         only.
         """
@@ -99,7 +101,7 @@ class UserOptimizer:
         for weight in self._trained:
             weight.view.grad = None
 
-    def restored(self, saved: StoredArrays, filled: Mapping[str, torch.Tensor]) -> None:
+    def after_restore(self, saved: StoredArrays, filled: Mapping[str, torch.Tensor]) -> None:
         for weight in self._trained:
             state = self._state(weight)
             for slot, value in state.items():
@@ -217,11 +219,11 @@ class TriedOptimizer:
     """
 
     name: str
-    scales: tuple[float, ...]
+    lr_scales: tuple[float, ...]
     num_states: int | None
 
 
-def tried(bring: Bring, fields: Optimizer, model: nn.Module) -> TriedOptimizer:
+def try_optimizer(bring: OptimizerFactory, fields: Optimizer, model: nn.Module) -> TriedOptimizer:
     """What an optimizer does with the parameters of an outline. UserError: it is refused."""
     try:
         return _tried(bring, fields, model, "meta")
@@ -231,21 +233,23 @@ def tried(bring: Bring, fields: Optimizer, model: nn.Module) -> TriedOptimizer:
         return _tried(bring, fields, model, "cpu")
 
 
-def _tried(bring: Bring, fields: Optimizer, model: nn.Module, device: str) -> TriedOptimizer:
+def _tried(
+    bring: OptimizerFactory, fields: Optimizer, model: nn.Module, device: str
+) -> TriedOptimizer:
     trained = [
         OptimizerParam(
             name,
             parameter,
-            nn.Parameter(torch.zeros_like(local(parameter.detach()), device=device)),
+            nn.Parameter(torch.zeros_like(local_view(parameter.detach()), device=device)),
         )
         for name, parameter in model.named_parameters()
         if parameter.requires_grad
     ]
     made = UserOptimizer(bring, fields, trained)
     if device != "meta" and sum(weight.view.numel() for weight in trained) > _FEW:
-        return TriedOptimizer(made.name, tuple(made.scales), None)
+        return TriedOptimizer(made.name, tuple(made.lr_scales), None)
     try:
-        made.begin()
+        made.create_state()
     except UserError:
         raise
     except Exception as error:
@@ -262,4 +266,4 @@ def _tried(bring: Bring, fields: Optimizer, model: nn.Module, device: str) -> Tr
         )
         for weight in trained
     )
-    return TriedOptimizer(made.name, tuple(made.scales), slots)
+    return TriedOptimizer(made.name, tuple(made.lr_scales), slots)

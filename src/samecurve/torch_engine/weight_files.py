@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from samecurve.errors import UserError
-from samecurve.torch_engine.optimizer_params import local
+from samecurve.torch_engine.optimizer_params import local_view
 
 PICKLED = (".pt", ".pth", ".bin")
 _NAMES = (
@@ -44,7 +44,7 @@ _WHERE = "--init-from"
 
 
 @dataclass(frozen=True)
-class Array:
+class WeightArray:
     """One array of a file.
 
     dtype: as torch names it. shape: as a checkpoint has it, complex values as pairs. read: its
@@ -56,7 +56,7 @@ class Array:
     read: Callable[[], NDArray[Any]]
 
 
-def read(path: Path) -> tuple[dict[str, Array], list[str]]:
+def read_weights(path: Path) -> tuple[dict[str, WeightArray], list[str]]:
     """path: a file, or a directory that has one of _NAMES.
 
     Returns arrays by name, and what the user should know. UserError: anything else, damaged, or no
@@ -85,7 +85,7 @@ def read(path: Path) -> tuple[dict[str, Array], list[str]]:
     )
 
 
-def _indexed(path: Path) -> tuple[dict[str, Array], list[str]]:
+def _indexed(path: Path) -> tuple[dict[str, WeightArray], list[str]]:
     """Several files, and which array is in which of them."""
     try:
         places = json.loads(path.read_text())["weight_map"]
@@ -100,10 +100,10 @@ def _indexed(path: Path) -> tuple[dict[str, Array], list[str]]:
             "a directory as the Hugging Face libraries write it",
             _WHERE,
         ) from None
-    arrays: dict[str, Array] = {}
+    arrays: dict[str, WeightArray] = {}
     words: list[str] = []
     for file in sorted(set(places.values())):
-        own, said = read(path.parent / file)
+        own, said = read_weights(path.parent / file)
         arrays |= own
         words += [word for word in said if word not in words]
     if lacking := sorted(set(places) - set(arrays)):
@@ -116,7 +116,7 @@ def _indexed(path: Path) -> tuple[dict[str, Array], list[str]]:
     return arrays, words
 
 
-def _safetensors(path: Path) -> dict[str, Array]:
+def _safetensors(path: Path) -> dict[str, WeightArray]:
     try:
         opened: Any = safe_open(str(path), "pt")
         slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118 - no mapping
@@ -124,7 +124,7 @@ def _safetensors(path: Path) -> dict[str, Array]:
         raise UserError(
             f"{path} can't be read: {error}", "is it whole? get it again", _WHERE
         ) from None
-    arrays: dict[str, Array] = {}
+    arrays: dict[str, WeightArray] = {}
     for name, part in slices.items():
         kind = _TYPES.get(part.get_dtype())
         if kind is None:
@@ -134,7 +134,7 @@ def _safetensors(path: Path) -> dict[str, Array]:
                 _WHERE,
             )
         shape = tuple(part.get_shape())
-        arrays[name] = Array(
+        arrays[name] = WeightArray(
             kind,
             (*shape, 2) if kind == "complex64" else shape,
             lambda name=name: _values(opened.get_tensor(name)),  # type: ignore[misc]
@@ -142,7 +142,7 @@ def _safetensors(path: Path) -> dict[str, Array]:
     return arrays
 
 
-def _pickled(path: Path) -> tuple[dict[str, Array], list[str]]:
+def _pickled(path: Path) -> tuple[dict[str, WeightArray], list[str]]:
     found, words = _state_dict(_unpickled(path), path)
     arrays = {}
     for name, tensor in found.items():
@@ -158,7 +158,7 @@ def _pickled(path: Path) -> tuple[dict[str, Array], list[str]]:
                 _WHERE,
             )
         shape = tuple(tensor.shape)
-        arrays[name] = Array(
+        arrays[name] = WeightArray(
             str(tensor.dtype).removeprefix("torch."),
             (*shape, 2) if tensor.is_complex() else shape,
             lambda tensor=tensor: _values(tensor),  # type: ignore[misc]
@@ -238,5 +238,5 @@ def _values(tensor: torch.Tensor) -> NDArray[Any]:
     tensor = tensor.detach()
     if tensor.dtype not in _KEPT:
         tensor = tensor.to(torch.complex64 if tensor.is_complex() else torch.float32)
-    found: NDArray[Any] = local(tensor.resolve_conj().resolve_neg()).contiguous().numpy()
+    found: NDArray[Any] = local_view(tensor.resolve_conj().resolve_neg()).contiguous().numpy()
     return found

@@ -9,10 +9,10 @@ from torch import nn
 
 from samecurve.core.protocols import StoredArrays
 from samecurve.core.weight_check import check_weights
-from samecurve.torch_engine.optimizer_params import local
+from samecurve.torch_engine.optimizer_params import local_view
 
 
-def outline(model: nn.Module) -> dict[str, Any]:
+def describe_arrays(model: nn.Module) -> dict[str, Any]:
     """Facts' arrays, buffers and aliases of a model, which may be on the meta device."""
     kept = model.state_dict().keys()
     parameters = dict(model.named_parameters())
@@ -31,17 +31,17 @@ def outline(model: nn.Module) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def fill(model: nn.Module, weights: StoredArrays) -> nn.Module:
+def load_weights(model: nn.Module, weights: StoredArrays) -> nn.Module:
     """The model with these weights, ready to be used.
 
     weights: by a checkpoint's names, complex values as pairs. UserError: they are not this model's.
     """
-    wanted = outline(model)["arrays"]
+    wanted = describe_arrays(model)["arrays"]
     check_weights(
         {name: weights.shape(name) for name in weights}, wanted, (), "the checkpoint", "task"
     )
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     for name in wanted:
         if name in weights:  # what is empty is in no file
-            local(tensors[name]).copy_(torch.from_numpy(weights[name]))
+            local_view(tensors[name]).copy_(torch.from_numpy(weights[name]))
     return model.eval()

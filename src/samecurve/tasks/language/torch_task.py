@@ -16,8 +16,8 @@ from samecurve.data.tokens import IGNORED
 from samecurve.tasks.language.fields import LanguageData, LanguageModel
 from samecurve.tasks.language.task import LanguageTask, Logits, generate, speaker
 from samecurve.tasks.language.torch_model import Decoder
-from samecurve.torch_engine.model import cast
-from samecurve.torch_engine.weights import fill
+from samecurve.torch_engine.model import cast_weights
+from samecurve.torch_engine.weights import load_weights
 
 
 class TorchLanguage(LanguageTask):
@@ -58,8 +58,8 @@ def named_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
 def load_model(config: Config, cache: str, weights: StoredArrays) -> nn.Module:
     """The decoder with these weights, whichever engine trained them."""
     assert isinstance(config.model, LanguageModel)
-    return fill(
-        cast(
+    return load_weights(
+        cast_weights(
             Decoder(config.model, weights["embed_tokens.weight"].shape[0]), config.train.precision
         ),
         weights,

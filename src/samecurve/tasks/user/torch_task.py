@@ -19,11 +19,17 @@ from samecurve.tasks.user.adding import check_adds
 from samecurve.tasks.user.fields import place_of
 from samecurve.tasks.user.task import MEAN, UserTask
 from samecurve.torch_engine.layers.batch_norm import MicroBatchContext as Keys
-from samecurve.torch_engine.layers.batch_norm import coupled
-from samecurve.torch_engine.layers.dropout import key_dropout, unkeyed
-from samecurve.torch_engine.model import blocks, cast, freeze, gathered, seeded
-from samecurve.torch_engine.user_optimizer import Params, tried
-from samecurve.torch_engine.weights import fill, outline
+from samecurve.torch_engine.layers.batch_norm import coupling_layers
+from samecurve.torch_engine.layers.dropout import key_dropout, unkeyed_dropout
+from samecurve.torch_engine.model import (
+    cast_weights,
+    freeze,
+    repeated_blocks,
+    seeded,
+    sharding_facts,
+)
+from samecurve.torch_engine.user_optimizer import NamedParams, try_optimizer
+from samecurve.torch_engine.weights import describe_arrays, load_weights
 
 # parameters at most of a model that is tried on two samples beforehand: a second or so
 _TRIED = 50_000_000
@@ -56,17 +62,19 @@ class TorchUserTask(UserTask):
             [name for name, p in named.items() if not p.requires_grad],
         )
         freeze(model, self._optimizer.rules)
-        parts = [sum(map(_scalars, block.parameters())) for block in blocks(model) or [model]]
+        parts = [
+            sum(map(_scalars, block.parameters())) for block in repeated_blocks(model) or [model]
+        ]
         return {
             **groups,
             "user_optimizer": self._own_optimizer(model),
             "params": sum(map(_scalars, model.parameters())),
             "blocks": len(parts),
             "block_params": max(parts),
-            "coupled": (*getattr(self._own, "coupled", ()), *coupled(model)),
-            **outline(model),
-            **gathered(model),
-            "unkeyed_dropout": unkeyed(model),
+            "coupled": (*getattr(self._own, "coupled", ()), *coupling_layers(model)),
+            **describe_arrays(model),
+            **sharding_facts(model),
+            "unkeyed_dropout": unkeyed_dropout(model),
             "keyed_dropout": key_dropout(
                 model, Keys(), 0
             ),  # on this outline only, to learn their names
@@ -102,7 +110,7 @@ class TorchUserTask(UserTask):
             )
         return made
 
-    def _bring(self, params: Params, lr: float) -> torch.optim.Optimizer:
+    def _bring(self, params: NamedParams, lr: float) -> torch.optim.Optimizer:
         """The class's own optimizer."""
         with self._calling("optimizer"):
             made = self._own.optimizer(params, **({"lr": lr} if self._takes_lr() else {}))
@@ -121,13 +129,13 @@ class TorchUserTask(UserTask):
     def _own_optimizer(self, model: nn.Module) -> UserOptimizerFacts | None:
         if not hasattr(self._own, "optimizer"):
             return None
-        found = tried(self._bring, self._optimizer, model)
+        found = try_optimizer(self._bring, self._optimizer, model)
         return UserOptimizerFacts(
             name=found.name,
             by=f"{self._place.name}.optimizer()",
             elementwise=getattr(self._own, "elementwise", False),
             takes_lr=self._takes_lr(),
-            scales=found.scales,
+            scales=found.lr_scales,
             num_states=found.num_states,
         )
 
@@ -259,4 +267,4 @@ def load_model(config: Config, cache: str, weights: StoredArrays) -> nn.Module:
     """
     task = open_task(config, cache)
     with seeded(config.train.seed):
-        return fill(cast(task.model(), config.train.precision), weights)
+        return load_weights(cast_weights(task.model(), config.train.precision), weights)

@@ -26,9 +26,9 @@ class Peers(Protocol):
     """
 
     @property
-    def index(self) -> int: ...
+    def rank(self) -> int: ...
     @property
-    def count(self) -> int: ...
+    def world_size(self) -> int: ...
 
     def all_reduced(self, values: torch.Tensor) -> torch.Tensor:
         """The sum over all peers, the same bits for all of them; `values` stay as they are."""
@@ -38,7 +38,7 @@ class Peers(Protocol):
 class Alone:
     """One peer."""
 
-    index, count = 0, 1
+    rank, world_size = 0, 1
 
     def all_reduced(self, values: torch.Tensor) -> torch.Tensor:
         return values.clone()
@@ -61,7 +61,7 @@ class MicroBatchContext:
         self.keys, self.real = keys, real
         self._calls = {}
 
-    def call(self, name: str) -> int:
+    def call_number(self, name: str) -> int:
         """The how-manieth call of `name` in this forward pass, from 0.
 
         UserError: computed again in backward, and nobody can say which of several calls that is.
@@ -88,7 +88,7 @@ def recomputing() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
-def coupled(model: nn.Module) -> tuple[str, ...]:
+def coupling_layers(model: nn.Module) -> tuple[str, ...]:
     """What mixes the samples of a batch in training: "BatchNorm2d net.1" for each normalisation
     over the batch, in order.
     """
@@ -99,7 +99,7 @@ def coupled(model: nn.Module) -> tuple[str, ...]:
     )
 
 
-def synchronise(model: nn.Module, peers: Peers, rows: MicroBatchContext) -> None:
+def synchronise_batch_norms(model: nn.Module, peers: Peers, context: MicroBatchContext) -> None:
     """Let every BatchNorm of `model` normalise over the real rows of all peers.
 
     Modules, parameters, buffers and their names stay.
@@ -130,14 +130,14 @@ def synchronise(model: nn.Module, peers: Peers, rows: MicroBatchContext) -> None
             )
         if not isinstance(module, _Synchronised):
             module.__class__ = _synchronised(module.__class__)
-        module._place = _Place(where, peers, rows)
+        module._place = _Place(where, peers, context)
 
 
 @dataclass(frozen=True)
 class _Place:
     name: str
     peers: Peers
-    rows: MicroBatchContext
+    context: MicroBatchContext
 
     def __deepcopy__(self, memo: object) -> "_Place":
         """A copied model (an average of weights, say) is in the same place; one for another device
@@ -171,7 +171,7 @@ class _Synchronised(_BatchNorm):
     @uncompiled
     def _normalised(self, input: torch.Tensor) -> torch.Tensor:
         self._check_input_dim(input)  # type: ignore[no-untyped-call]
-        peers, real = self._place.peers, self._place.rows.real
+        peers, real = self._place.peers, self._place.context.real
         count, mean, variance = _statistics(input, peers, real)
         if self.track_running_stats and not recomputing():
             self._track(count, mean, variance)
@@ -214,9 +214,11 @@ def _statistics(
     variances", 1979.
     """
     channels = input.shape[1]
-    table = torch.zeros(peers.count, 1 + 2 * channels, dtype=torch.float64, device=input.device)
+    table = torch.zeros(
+        peers.world_size, 1 + 2 * channels, dtype=torch.float64, device=input.device
+    )
     if real:
-        table[peers.index] = torch.cat(_moments(input))
+        table[peers.rank] = torch.cat(_moments(input))
     counts, means, squares = torch.split(peers.all_reduced(table), [1, channels, channels], 1)
     count = counts.sum()
     some = count.clamp(min=1)

@@ -27,7 +27,7 @@ class Head(nn.Linear):
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__(inputs, outputs, bias=False)
-        self.kernel: Kernel = _in_place
+        self.kernel: Kernel = _loss_in_place
 
     def forward(self, input: Tensor, labels: Tensor | None = None, score: bool = False) -> Any:
         if labels is None:
@@ -88,7 +88,7 @@ def _added(total: Tensor | None, left: Tensor, right: Tensor, dtype: torch.dtype
     return total.addmm_(left, right) if left.dtype == dtype else total.add_(left @ right)
 
 
-def _in_place(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def _loss_in_place(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """(summed loss, its gradient by the logits [n, out], in their format).
 
     Of a row without a label the gradient means nothing.
@@ -100,7 +100,7 @@ def _in_place(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     return loss, found.to(logits.dtype)
 
 
-def compilable(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def compilable_loss(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """The same, without a change in place, so that a compiler makes two passes over the logits of
     it.
     """

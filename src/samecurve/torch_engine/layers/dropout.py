@@ -41,7 +41,7 @@ _MIX = (
 _LAST = 0x2C1B3C6D
 
 
-def key_dropout(model: nn.Module, rows: MicroBatchContext, seed: int) -> tuple[str, ...]:
+def key_dropout(model: nn.Module, context: MicroBatchContext, seed: int) -> tuple[str, ...]:
     """Let each Dropout, Dropout1d, 2d and 3d with p > 0 draw its masks by the row keys of `rows`.
 
     Returns their names.
@@ -55,10 +55,10 @@ def key_dropout(model: nn.Module, rows: MicroBatchContext, seed: int) -> tuple[s
         for name, module in model.named_modules()
         if _keyable(module) and module.p > 0
     ]
-    masks = _Masks(rows, seed, tuple(name for name, _ in found))
+    masks = _Masks(context, seed, tuple(name for name, _ in found))
     for index, (name, module) in enumerate(found):
         where = f"{type(module).__name__} {name}".strip()
-        if not isinstance(module, Keyed):
+        if not isinstance(module, KeyedDropout):
             module.__class__ = _keyed(module.__class__)
         module._site = _Site(
             where,
@@ -69,7 +69,7 @@ def key_dropout(model: nn.Module, rows: MicroBatchContext, seed: int) -> tuple[s
     return masks.names
 
 
-def unkeyed(model: nn.Module) -> tuple[str, ...]:
+def unkeyed_dropout(model: nn.Module) -> tuple[str, ...]:
     """Dropout that key_dropout can't reach: "LSTM net.1" for each, in order.
 
     Functions called in a forward pass (F.dropout) are not seen.
@@ -81,7 +81,7 @@ def unkeyed(model: nn.Module) -> tuple[str, ...]:
     )
 
 
-def switch_off(model: nn.Module) -> None:
+def disable_dropout(model: nn.Module) -> None:
     """No dropout in any module, keyed or not."""
     for module in model.modules():
         if isinstance(module, _DropoutNd):
@@ -105,7 +105,7 @@ def _keyable(module: nn.Module) -> bool:
         nn.Dropout1d.forward,
         nn.Dropout2d.forward,
         nn.Dropout3d.forward,
-        Keyed.forward,
+        KeyedDropout.forward,
     )
 
 
@@ -142,7 +142,7 @@ class _Masks:
         """int64 [samples, 1]: a and b of each row, in one."""
         keys = self._rows.keys
         assert keys is not None
-        call = self._rows.call(self.names[index])
+        call = self._rows.call_number(self.names[index])
         if call:
             return _mixed(keys ^ _salt(self._seed, self.names[index], call))[:, None]
         if self._keys is not keys:
@@ -205,7 +205,7 @@ class _Site:
         return (lanes >= threshold).view(shape)
 
 
-class Keyed(_DropoutNd):
+class KeyedDropout(_DropoutNd):
     """A Dropout whose masks follow the sample."""
 
     _site: _Site
@@ -229,7 +229,7 @@ class Keyed(_DropoutNd):
 @cache
 def _keyed(kind: Any) -> Any:
     """A subclass, so that the module stays what it was to everything that asks."""
-    return type(f"Keyed{kind.__name__}", (Keyed, kind), {"__module__": __name__})
+    return type(f"Keyed{kind.__name__}", (KeyedDropout, kind), {"__module__": __name__})
 
 
 @constant

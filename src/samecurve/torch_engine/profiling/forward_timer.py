@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 
-class Forward:
+class ForwardTimer:
     """seconds: of the last one that is known to have ended; on a GPU its own time, which nobody
     waits for.
     """

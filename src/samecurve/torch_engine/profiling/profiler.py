@@ -21,10 +21,15 @@ from samecurve.core.profile_types import Operation, ProfileSchedule, RankProfile
 from samecurve.core.protocols import Batch
 from samecurve.torch_engine.checkpoint import State
 from samecurve.torch_engine.engine import TorchEngine
-from samecurve.torch_engine.model import blocks
-from samecurve.torch_engine.optimizer_params import local
-from samecurve.torch_engine.profiling.timeline import Span, TimedTimeline, by_name, seconds
-from samecurve.torch_engine.step_metrics import peak
+from samecurve.torch_engine.model import repeated_blocks
+from samecurve.torch_engine.optimizer_params import local_view
+from samecurve.torch_engine.profiling.timeline import (
+    Span,
+    TimedTimeline,
+    seconds_between,
+    seconds_by_phase,
+)
+from samecurve.torch_engine.step_metrics import peak_memory_bytes
 
 _PARTS = {
     "forward": "forward",
@@ -43,7 +48,7 @@ _ENGINE = "autograd::engine::evaluate_function: "
 
 
 @dataclass(frozen=True)
-class _Taken:
+class _TimedStep:
     """A step's times, on the first device's clock."""
 
     wait: float
@@ -57,11 +62,11 @@ class TorchWatch:
     """trace: where the profiler's trace goes, None: nowhere."""
 
     def __init__(self, engine: TorchEngine, course: ProfileSchedule, trace: Path | None) -> None:
-        self._engine, self._course, self._trace = engine, course, trace
-        self._marks = engine.ranks.timeline = TimedTimeline(list(engine.devices))
-        self._taken: list[_Taken] = []
+        self._engine, self._course, self._trace_path = engine, course, trace
+        self._timeline = engine.comm.timeline = TimedTimeline(list(engine.devices))
+        self._timed_steps: list[_TimedStep] = []
         self._profiler: Any = None
-        self._kept = _Kept(len(engine.devices))
+        self._activations = _ActivationMemory(len(engine.devices))
         self._first = self._traced = 0.0
         self._operations: tuple[Operation, ...] = ()
         self._memory: dict[str, int] = {}
@@ -74,32 +79,38 @@ class TorchWatch:
             self._begin_trace()
         with (
             (
-                self._kept.watching(state.model, self._marks, self._engine.plan.compile)
+                self._activations.watching(state.model, self._timeline, self._engine.plan.compile)
                 if number == course.last
                 else nullcontext()
             ),
-            self._marks.waits(),
+            self._timeline.timing_waits(),
         ):
-            begin = self._marks.now()
+            begin = self._timeline.now()
             done = self._engine.step(state, batch, lr, asked)
-            self._taken.append(
-                _Taken(
-                    batch.wait_seconds, batch.samples, begin, self._marks.now(), self._marks.take()
+            self._timed_steps.append(
+                _TimedStep(
+                    batch.wait_seconds,
+                    batch.samples,
+                    begin,
+                    self._timeline.now(),
+                    self._timeline.take_spans(),
                 )
             )
         if number == 0:
             self._drain()
             self._first = time.perf_counter() - began
         if number == course.tracer - 1:
-            self._peaks = tuple(map(peak, self._engine.devices))  # before the profiler adds to them
+            self._peaks = tuple(
+                map(peak_memory_bytes, self._engine.devices)
+            )  # before the profiler adds to them
         if course.tracer <= number < course.last:
             self._next_traced(number)
         if number == course.last:
             self._memory = {
                 **_held(state),
                 **(
-                    {"activations": self._kept.most()}
-                    if self._kept.complete(self._engine.plan.recompute)
+                    {"activations": self._activations.most()}
+                    if self._activations.complete(self._engine.plan.recompute)
                     else {}
                 ),
             }
@@ -111,14 +122,14 @@ class TorchWatch:
         steps = [
             _step(before.end, taken, self._engine.plan.num_devices)
             for before, taken in zip(
-                self._taken[course.warm - 1 :],
-                self._taken[course.warm : course.tracer],
+                self._timed_steps[course.warm - 1 :],
+                self._timed_steps[course.warm : course.tracer],
                 strict=False,
             )
         ]
-        kept = self._kept.by_module if "activations" in self._memory else {}
+        kept = self._activations.by_module if "activations" in self._memory else {}
         return RankProfile(
-            self._engine.ranks.index,
+            self._engine.comm.rank,
             tuple(steps),
             self._traced,
             self._operations,
@@ -126,7 +137,7 @@ class TorchWatch:
             self._peaks,
             self._first,
             kept,
-            trace=str(self._trace) if self._trace else None,
+            trace=str(self._trace_path) if self._trace_path else None,
         )
 
     def _drain(self) -> None:
@@ -137,7 +148,7 @@ class TorchWatch:
     def _begin_trace(self) -> None:
         self._drain()
         gpu = [ProfilerActivity.CUDA] if self._engine.device.type == "cuda" else []
-        self._marks.around = lambda name, lane: record_function(f"samecurve/{name}")
+        self._timeline.around = lambda name, lane: record_function(f"samecurve/{name}")
         self._profiler = profile(
             activities=[ProfilerActivity.CPU, *gpu],
             schedule=schedule(wait=0, warmup=1, active=self._course.traced, repeat=1),
@@ -158,10 +169,10 @@ class TorchWatch:
         self._profiler.step()
 
     def _end_trace(self) -> None:
-        self._marks.around = lambda name, lane: nullcontext()
+        self._timeline.around = lambda name, lane: nullcontext()
         self._profiler.stop()
-        if self._trace:
-            self._profiler.export_chrome_trace(str(self._trace))
+        if self._trace_path:
+            self._profiler.export_chrome_trace(str(self._trace_path))
         self._operations = _operations(
             self._profiler.key_averages(group_by_input_shape=True),
             self._engine.device.type,
@@ -170,9 +181,9 @@ class TorchWatch:
         self._profiler = None
 
 
-def _step(before: Any, taken: _Taken, world: int) -> Step:
+def _step(before: Any, taken: _TimedStep, world: int) -> Step:
     """before: when the step before ended."""
-    found = by_name(taken.spans[0])
+    found = seconds_by_phase(taken.spans[0])
     parts = dict.fromkeys(_PARTS.values(), 0.0)
     for name, part in _PARTS.items():
         parts[part] += found.get(name, 0.0)
@@ -181,17 +192,20 @@ def _step(before: Any, taken: _Taken, world: int) -> Step:
             _BETWEEN if len(taken.spans) > 1 else _BETWEEN[1:]
         )  # one device's rounds wait for nobody
         parts["sync"] += sum(found.get(name, 0.0) for name in between)
-    idle = seconds(before, taken.begin)
+    idle = seconds_between(before, taken.begin)
     devices = (
         tuple(
-            sum(by_name(spans).get(name, 0.0) for name in ("forward", "backward"))
+            sum(seconds_by_phase(spans).get(name, 0.0) for name in ("forward", "backward"))
             for spans in taken.spans
         )
         if len(taken.spans) > 1
         else ()
     )
     return Step(
-        seconds(before, taken.end), taken.samples, {"data": min(taken.wait, idle), **parts}, devices
+        seconds_between(before, taken.end),
+        taken.samples,
+        {"data": min(taken.wait, idle), **parts},
+        devices,
     )
 
 
@@ -243,13 +257,13 @@ def _held(state: State) -> dict[str, int]:
     """What this process has of a training state, on the device of its first weights."""
 
     def size(tensors: Iterator[Any]) -> int:
-        parts = [local(tensor.detach()) for tensor in tensors if tensor is not None]
+        parts = [local_view(tensor.detach()) for tensor in tensors if tensor is not None]
         return sum({part.data_ptr() or id(part): part.nbytes for part in parts}.values())
 
     slots = (
         tensor
         for weight in state.trained
-        for tensor in state.update.state_of(weight).values()
+        for tensor in state.optimizer.state_of(weight).values()
         if tensor.ndim
     )
     return {
@@ -259,7 +273,7 @@ def _held(state: State) -> dict[str, int]:
     }
 
 
-class _Kept:
+class _ActivationMemory:
     """What autograd keeps for backward of one slot, by storage, without weights: counted as it is
     kept.
     """
@@ -285,7 +299,7 @@ class _Kept:
         inside = (
             {
                 id(module)
-                for block in blocks(model) or [model]
+                for block in repeated_blocks(model) or [model]
                 for module in block.modules()
                 if module is not block
             }

@@ -28,7 +28,7 @@ class Timeline:
         """Around a part of a step. lane: which of this process's devices."""
         return _NOTHING
 
-    def rest(self, name: str) -> None:
+    def mark_rest(self, name: str) -> None:
         """What remains of the first device's open phase is this one."""
 
 
@@ -82,14 +82,14 @@ class TimedTimeline(Timeline):
         finally:
             own.leave(depth)
 
-    def rest(self, name: str) -> None:
+    def mark_rest(self, name: str) -> None:
         self._lanes[0].enter(name)
 
     def now(self) -> Any:
         """On the first device's clock."""
         return self._lanes[0].now()
 
-    def take(self) -> list[list[Span]]:
+    def take_spans(self) -> list[list[Span]]:
         """By device, the spans since the last call."""
         taken = [lane.spans for lane in self._lanes]
         for lane in self._lanes:
@@ -97,7 +97,7 @@ class TimedTimeline(Timeline):
         return taken
 
     @contextmanager
-    def waits(self) -> Iterator[None]:
+    def timing_waits(self) -> Iterator[None]:
         """Meanwhile every wait for a collective that this process makes is a phase `sync`: torch's,
         which reach no code of ours under fsdp, too.
 
@@ -124,16 +124,16 @@ class TimedTimeline(Timeline):
         )
 
 
-def seconds(begin: Any, end: Any) -> float:
+def seconds_between(begin: Any, end: Any) -> float:
     """Between two times of one clock; a GPU must have come past both."""
     return end - begin if isinstance(end, float) else begin.elapsed_time(end) / 1e3  # type: ignore[no-any-return]
 
 
-def by_name(spans: list[Span]) -> dict[str, float]:
+def seconds_by_phase(spans: list[Span]) -> dict[str, float]:
     """Seconds of each phase without those inside it."""
     found: dict[str, float] = {}
     for span in spans:
-        took = seconds(span.begin, span.end)
+        took = seconds_between(span.begin, span.end)
         found[span.name] = found.get(span.name, 0.0) + took
         if span.inside >= 0:
             found[spans[span.inside].name] -= took

@@ -26,7 +26,7 @@ from samecurve.units import first_and_count
 _BUCKET = 8 << 20  # bytes
 
 
-def settle(exact: bool) -> None:
+def set_deterministic(exact: bool) -> None:
     """Kernels that give the same bits each time, or again whichever are fastest.
 
     What has no such form says so when it runs.
@@ -37,7 +37,7 @@ def settle(exact: bool) -> None:
     torch.backends.cuda.enable_cudnn_sdp(not exact)  # its backward has no deterministic form
 
 
-class Before:
+class SideEffectCheck:
     """What a forward pass must leave as it is: a slot's result would else depend on which slots
     this device computed before.
     """
@@ -85,21 +85,21 @@ class Before:
 class Exact(DP):
     """single, dp and ddp in one: a bare replica for each device of this process."""
 
-    def place(self, models: list[nn.Module], fill: Callable[[nn.Module], None]) -> None:
-        super().place(models, fill)
+    def distribute(self, models: list[nn.Module], fill: Callable[[nn.Module], None]) -> None:
+        super().distribute(models, fill)
         self._parameters = [
             [parameter for parameter in model.parameters() if parameter.requires_grad]
             for model in self.models
         ]
-        self._cuts = _cuts(self._parameters[0]) if self._ranks.group else [slice(None)]
+        self._cuts = _cuts(self._parameters[0]) if self._comm.group else [slice(None)]
         self._exchange = (
             ExactAllReduce(
                 [self._parameters[0][cut] for cut in self._cuts],
-                self._ranks,
+                self._comm,
                 self._plan.backend,
                 self._plan.microbatches_of,
             )
-            if self._ranks.group
+            if self._comm.group
             else None
         )
         self._names = [
@@ -113,7 +113,7 @@ class Exact(DP):
             for parameter in own:
                 parameter.register_post_accumulate_grad_hook(partial(self._ready, fired))  # type: ignore[no-untyped-call]
 
-    def begin(self, parameters: Sequence[nn.Parameter], count: int) -> None:
+    def begin_step(self, parameters: Sequence[nn.Parameter], count: int) -> None:
         self._count = count
         self._sums = [[TreeSum[Gradients](count, _added) for _ in self._cuts] for _ in self.models]
         self._sent = 0  # buckets on their way
@@ -122,7 +122,7 @@ class Exact(DP):
             _clear(own)
 
     @contextmanager
-    def round(self, index: int, slot: MicroBatch, last: bool) -> Iterator[None]:
+    def accumulation_round(self, index: int, slot: MicroBatch, last: bool) -> Iterator[None]:
         sums, number = self._sums[index], slot.number
         left = [one.take((0, number - 1)) for one in sums] if number % 2 else [None]
         paired = left[0] is not None  # in every bucket, or in none

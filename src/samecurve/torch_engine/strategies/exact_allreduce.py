@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from samecurve.core.determinism.microbatches import Node, TreeSum, subtrees
-from samecurve.torch_engine.optimizer_params import local
+from samecurve.torch_engine.optimizer_params import local_view
 from samecurve.torch_engine.process_group import Comm
 
 _all_gather: Any = getattr(
@@ -33,12 +33,12 @@ class ExactAllReduce:
     def __init__(
         self,
         buckets: Sequence[Sequence[nn.Parameter]],
-        ranks: Comm,
+        comm: Comm,
         backend: str,
         share: Callable[[int, int], range],
     ) -> None:
-        self._ranks, self._share = ranks, share
-        self._buckets = [_Bucket(parameters, ranks.world, backend) for parameters in buckets]
+        self._comm, self._share = comm, share
+        self._buckets = [_Bucket(parameters, comm.world_size, backend) for parameters in buckets]
         self._shares: dict[int, list[list[Node]]] = {}
         self._going: list[
             tuple[_Bucket, Callable[[], None]]
@@ -52,11 +52,11 @@ class ExactAllReduce:
         """
         if count not in self._shares:
             self._shares[count] = [
-                subtrees(self._share(count, rank), count) for rank in range(self._ranks.world)
+                subtrees(self._share(count, rank), count) for rank in range(self._comm.world_size)
             ]
         shares = self._shares[count]
         bucket = self._buckets[number]
-        works = bucket.scatter(held, shares, self._ranks)
+        works = bucket.scatter(held, shares, self._comm)
         self._going.append((bucket, partial(bucket.add, works, shares, count)))
         if len(self._going) > _AHEAD:
             self._next()  # has had the backward passes of those after it to arrive
@@ -66,7 +66,7 @@ class ExactAllReduce:
         if self._going:
             bucket, add = self._going.pop(0)
             add()
-            self._ending.append((bucket, bucket.gather(self._ranks)))
+            self._ending.append((bucket, bucket.gather(self._comm)))
 
     def finish(self) -> None:
         while self._going:
@@ -85,8 +85,8 @@ class _Bucket:
 
     def __init__(self, parameters: Sequence[nn.Parameter], world: int, backend: str) -> None:
         self._parameters = parameters
-        first = local(parameters[0].detach())
-        sizes = [local(parameter.detach()).numel() for parameter in parameters]
+        first = local_view(parameters[0].detach())
+        sizes = [local_view(parameter.detach()).numel() for parameter in parameters]
         begins = [0]
         for size in sizes:
             begins.append(begins[-1] + -(-size // _ALIGN) * _ALIGN)
@@ -113,13 +113,13 @@ class _Bucket:
         ]
 
     def scatter(
-        self, held: Sequence[tuple[Node, Gradients]], shares: Sequence[Sequence[Node]], ranks: Comm
+        self, held: Sequence[tuple[Node, Gradients]], shares: Sequence[Sequence[Node]], comm: Comm
     ) -> list[Any]:
         """Start sending each rank its part of every node here."""
         works = []
         for number in range(max(map(len, shares))):
             mine = self._filled(number, held[number][1]) if number < len(held) else None
-            given = [self._part if mine is not None else 0] * ranks.world
+            given = [self._part if mine is not None else 0] * comm.world_size
             taken = [self._part if number < len(other) else 0 for other in shares]
             if number == len(self._received):
                 self._received.append(self._host(self._whole))
@@ -135,7 +135,7 @@ class _Bucket:
                         sent,
                         taken,
                         given,
-                        group=ranks.group,
+                        group=comm.group,
                         async_op=True,
                     ),
                     sent,
@@ -173,15 +173,15 @@ class _Bucket:
                 places[number] += self._part
         self._sum = sums.total()
 
-    def gather(self, ranks: Comm) -> Any:
+    def gather(self, comm: Comm) -> Any:
         """Start giving every rank the whole sum."""
         self._whole_sum = self._host(self._whole) if self._staged else self._flat[0]
         if not self._on_host:
-            return _all_gather(self._whole_sum, self._sum, group=ranks.group, async_op=True)
-        rows = self._received[0].view(ranks.world, self._part)  # the sum is the first of them
+            return _all_gather(self._whole_sum, self._sum, group=comm.group, async_op=True)
+        rows = self._received[0].view(comm.world_size, self._part)  # the sum is the first of them
         rows[1:] = self._sum
         return dist.all_to_all_single(
-            self._whole_sum, self._received[0], group=ranks.group, async_op=True
+            self._whole_sum, self._received[0], group=comm.group, async_op=True
         )  # Gloo's all_gather took twice as long
 
     def hand_out(self) -> None:

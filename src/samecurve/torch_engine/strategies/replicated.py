@@ -20,10 +20,10 @@ from torch.nn.parallel import DistributedDataParallel
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import MicroBatch
 from samecurve.errors import UserError
-from samecurve.torch_engine.model import Filler
-from samecurve.torch_engine.process_group import Comm, narrow_sum, sum_bucket
-from samecurve.torch_engine.strategies.threads import Team
-from samecurve.torch_engine.unused_params import check, reached, trainable
+from samecurve.torch_engine.model import Materializer
+from samecurve.torch_engine.process_group import Comm, sum_bucket, sum_bucket_as
+from samecurve.torch_engine.strategies.threads import ThreadTeam
+from samecurve.torch_engine.unused_params import check_used, params_reached_by, trainable
 
 # A model's buffers are functions of its fields or of the whole step here, so none is sent along;
 # torch 2.13 renamed the argument.
@@ -47,21 +47,23 @@ class Strategy(Protocol):
         """For each device of this process, what adds up values over all devices (norms.Peers)."""
         ...
 
-    def place(self, models: list[nn.Module], fill: Fill) -> None:
+    def distribute(self, models: list[nn.Module], fill: Fill) -> None:
         """Lay out the first of `models` (made real by fill, part by part); the others are for the
         other devices of this process.
         """
         ...
 
-    def run(self, jobs: Sequence[Callable[[], Any]]) -> list[Any]:
+    def run_jobs(self, jobs: Sequence[Callable[[], Any]]) -> list[Any]:
         """One job for each device of this process."""
         ...
 
-    def begin(self, parameters: Sequence[nn.Parameter], count: int) -> None:
+    def begin_step(self, parameters: Sequence[nn.Parameter], count: int) -> None:
         """Before a step of so many slots: no gradient is left."""
         ...
 
-    def round(self, index: int, slot: MicroBatch, last: bool) -> AbstractContextManager[Any]:
+    def accumulation_round(
+        self, index: int, slot: MicroBatch, last: bool
+    ) -> AbstractContextManager[Any]:
         """Around forward and backward of one slot, on one device of this process."""
         ...
 
@@ -104,25 +106,27 @@ class Strategy(Protocol):
 class Single:
     """One device."""
 
-    def __init__(self, plan: Plan, ranks: Comm, devices: Sequence[torch.device]) -> None:
-        self._plan, self._ranks, self._devices = plan, ranks, devices
+    def __init__(self, plan: Plan, comm: Comm, devices: Sequence[torch.device]) -> None:
+        self._plan, self._comm, self._devices = plan, comm, devices
         self.models: list[nn.Module] = []
 
     def peers(self) -> Sequence[Any]:
-        return [self._ranks]
+        return [self._comm]
 
-    def place(self, models: list[nn.Module], fill: Fill) -> None:
+    def distribute(self, models: list[nn.Module], fill: Fill) -> None:
         fill(models[0])
         self.models = self.replicas = [models[0].to(self._devices[0])]
 
-    def run(self, jobs: Sequence[Callable[[], Any]]) -> list[Any]:
+    def run_jobs(self, jobs: Sequence[Callable[[], Any]]) -> list[Any]:
         return [job() for job in jobs]
 
-    def begin(self, parameters: Sequence[nn.Parameter], count: int) -> None:
+    def begin_step(self, parameters: Sequence[nn.Parameter], count: int) -> None:
         for parameter in parameters:
             parameter.grad = None
 
-    def round(self, index: int, slot: MicroBatch, last: bool) -> AbstractContextManager[Any]:
+    def accumulation_round(
+        self, index: int, slot: MicroBatch, last: bool
+    ) -> AbstractContextManager[Any]:
         return nullcontext()
 
     def check_all_used(self, loss: torch.Tensor) -> None: ...
@@ -148,7 +152,7 @@ class Single:
         return tuple(tensor.shape), (0,) * tensor.ndim
 
     def replica_index(self, tensor: torch.Tensor) -> tuple[int, int]:
-        return self._ranks.index, self._ranks.world
+        return self._comm.rank, self._comm.world_size
 
     def close(self) -> None: ...
 
@@ -159,22 +163,22 @@ class DP(Single):
     The first device holds the optimizer, and adds up the gradients in the devices' order.
     """
 
-    def __init__(self, plan: Plan, ranks: Comm, devices: Sequence[torch.device]) -> None:
-        super().__init__(plan, ranks, devices)
-        self._team = Team(len(devices))
+    def __init__(self, plan: Plan, comm: Comm, devices: Sequence[torch.device]) -> None:
+        super().__init__(plan, comm, devices)
+        self._team = ThreadTeam(len(devices))
 
     def peers(self) -> Sequence[Any]:
         return self._team.peers
 
-    def place(self, models: list[nn.Module], fill: Fill) -> None:
-        super().place(models, fill)
+    def distribute(self, models: list[nn.Module], fill: Fill) -> None:
+        super().distribute(models, fill)
         for model, device in zip(models[1:], self._devices[1:], strict=True):
-            Filler(model, device, lambda name, tensor: None)(model)
+            Materializer(model, device, lambda name, tensor: None)(model)
             self.models.append(model.to(device))
         self.sync_replicas()
 
-    def run(self, jobs: Sequence[Callable[[], Any]]) -> list[Any]:
-        return self._team.run(jobs) if len(jobs) > 1 else super().run(jobs)
+    def run_jobs(self, jobs: Sequence[Callable[[], Any]]) -> list[Any]:
+        return self._team.run(jobs) if len(jobs) > 1 else super().run_jobs(jobs)
 
     def reduce(self, parameters: Sequence[nn.Parameter]) -> None:
         for model in self.models[1:]:
@@ -204,9 +208,9 @@ class DDP(Single):
     last backward pass.
     """
 
-    def place(self, models: list[nn.Module], fill: Fill) -> None:
-        super().place(models, fill)
-        device, group = self._devices[0], self._ranks.group
+    def distribute(self, models: list[nn.Module], fill: Fill) -> None:
+        super().distribute(models, fill)
+        device, group = self._devices[0], self._comm.group
         assert group is not None
         self._placed = DistributedDataParallel(
             models[0],
@@ -222,14 +226,14 @@ class DDP(Single):
             if (
                 bucket.is_last()
             ):  # every gradient is there: what is left of backward waits for the other ranks
-                self._ranks.timeline.rest("sync")
+                self._comm.timeline.mark_rest("sync")
             return hook(held, bucket)  # type: ignore[no-any-return]
 
         self._reduced = 0
         self._placed.register_comm_hook(state, counted)
         self.replicas = [self._placed]
 
-    def begin(self, parameters: Sequence[nn.Parameter], count: int) -> None:
+    def begin_step(self, parameters: Sequence[nn.Parameter], count: int) -> None:
         """Where several rounds add up before a reduction, gradients stay where the buckets are: a
         second copy of them would be a whole model more.
         """
@@ -237,20 +241,22 @@ class DDP(Single):
         if kept and self._plan.accumulation_steps > 1:
             torch._foreach_zero_(kept)
         else:
-            super().begin(parameters, count)
+            super().begin_step(parameters, count)
 
-    def round(self, index: int, slot: MicroBatch, last: bool) -> AbstractContextManager[Any]:
+    def accumulation_round(
+        self, index: int, slot: MicroBatch, last: bool
+    ) -> AbstractContextManager[Any]:
         return nullcontext() if last else self._placed.no_sync()
 
     def check_all_used(self, loss: torch.Tensor) -> None:
         """Its buckets wait for every gradient: a missing one would leave ranks waiting for each
         other. Later steps: see reduce().
         """
-        used, named = reached(loss), trainable(self.models[0].named_parameters())
-        check(
+        used, named = params_reached_by(loss), trainable(self.models[0].named_parameters())
+        check_used(
             list(named),
             (id(parameter) in used for parameter in named.values()),
-            self._ranks,
+            self._comm,
             self._devices[0],
         )
 
@@ -281,7 +287,7 @@ def _hook(compress: str, group: dist.ProcessGroup) -> tuple[Any, Any]:
             _summed_powersgd,
         )
     narrow = {"bf16": torch.bfloat16, "fp16": torch.float16}
-    return group, narrow_sum(narrow[compress]) if compress in narrow else sum_bucket
+    return group, sum_bucket_as(narrow[compress]) if compress in narrow else sum_bucket
 
 
 def _summed_powersgd(
@@ -297,11 +303,11 @@ def _summed_powersgd(
     return result
 
 
-def _sharded(plan: Plan, ranks: Comm, devices: Sequence[torch.device]) -> Strategy:
+def _sharded(plan: Plan, comm: Comm, devices: Sequence[torch.device]) -> Strategy:
     """Imported late: torch's FSDP takes two seconds."""
     from samecurve.torch_engine.strategies.sharded import FSDP
 
-    return FSDP(plan, ranks, devices)
+    return FSDP(plan, comm, devices)
 
 
 STRATEGIES: dict[str, Callable[[Plan, Comm, Sequence[torch.device]], Strategy]] = {

@@ -27,8 +27,8 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import MicroBatch
 from samecurve.errors import UserError
-from samecurve.torch_engine.model import blocks, rounded
-from samecurve.torch_engine.process_group import Comm, GatherPairs, ScatterPairs
+from samecurve.torch_engine.model import autocast_rounded, repeated_blocks
+from samecurve.torch_engine.process_group import AllGatherComplex, Comm, ReduceScatterComplex
 
 _NARROW = {"bf16": torch.bfloat16, "f16": torch.float16}
 
@@ -40,16 +40,16 @@ class FSDP:
     the last round only.
     """
 
-    def __init__(self, plan: Plan, ranks: Comm, devices: Sequence[torch.device]) -> None:
-        assert ranks.group is not None
-        self._plan, self._ranks, self._device = plan, ranks, devices[0]
+    def __init__(self, plan: Plan, comm: Comm, devices: Sequence[torch.device]) -> None:
+        assert comm.group is not None
+        self._plan, self._comm, self._device = plan, comm, devices[0]
         self.models: list[nn.Module] = []
-        self._mesh = self._make_mesh(ranks.group)
+        self._mesh = self._make_mesh(comm.group)
         self._shards = Comm(self._mesh.get_group("shard"))
 
     def _make_mesh(self, group: dist.ProcessGroup) -> DeviceMesh:
         kind, shards = self._device.type, self._plan.shards
-        if shards == self._ranks.world:
+        if shards == self._comm.world_size:
             return DeviceMesh.from_group(group, kind, mesh_dim_names=("shard",))
         members = torch.tensor(dist.get_process_group_ranks(group)).view(-1, shards)
         own = dist.get_rank()
@@ -63,12 +63,12 @@ class FSDP:
         return DeviceMesh.from_group(mine, kind, mesh=members, mesh_dim_names=("copy", "shard"))
 
     def peers(self) -> Sequence[Any]:
-        return [self._ranks]
+        return [self._comm]
 
-    def place(self, models: list[nn.Module], fill: Callable[[nn.Module], None]) -> None:
+    def distribute(self, models: list[nn.Module], fill: Callable[[nn.Module], None]) -> None:
         model = models[0]
         _check_shareable(model)
-        for block in blocks(model):
+        for block in repeated_blocks(model):
             fill(block)
             self._share_out(block, self._plan.reshard)
         fill(model)
@@ -98,7 +98,7 @@ class FSDP:
             ):
                 fully_shard(module, **how)
         narrow = _NARROW.get(self._plan.precision)
-        two_bytes = rounded(part, rest) if narrow else []
+        two_bytes = autocast_rounded(part, rest) if narrow else []
         if two_bytes:
             fully_shard(
                 two_bytes,
@@ -108,21 +108,23 @@ class FSDP:
         fully_shard(part, mp_policy=MixedPrecisionPolicy(cast_forward_inputs=False), **how)
         for module in self._sharded(part):
             if any(parameter.is_complex() for parameter in module.parameters(recurse=False)):
-                module.set_custom_all_gather(GatherPairs())
-                module.set_custom_reduce_scatter(ScatterPairs())
+                module.set_custom_all_gather(AllGatherComplex())
+                module.set_custom_reduce_scatter(ReduceScatterComplex())
 
     @staticmethod
     def _sharded(model: nn.Module) -> list[Any]:
         return [module for module in model.modules() if isinstance(module, FSDPModule)]
 
-    def run(self, jobs: Sequence[Callable[[], Any]]) -> list[Any]:
+    def run_jobs(self, jobs: Sequence[Callable[[], Any]]) -> list[Any]:
         return [job() for job in jobs]
 
-    def begin(self, parameters: Sequence[nn.Parameter], count: int) -> None:
+    def begin_step(self, parameters: Sequence[nn.Parameter], count: int) -> None:
         for parameter in parameters:
             parameter.grad = None
 
-    def round(self, index: int, slot: MicroBatch, last: bool) -> AbstractContextManager[Any]:
+    def accumulation_round(
+        self, index: int, slot: MicroBatch, last: bool
+    ) -> AbstractContextManager[Any]:
         if self._plan.shards < self._plan.num_devices:
             root: Any = self.models[0]
             root.set_requires_all_reduce(last)
@@ -156,8 +158,8 @@ class FSDP:
 
     def replica_index(self, tensor: torch.Tensor) -> tuple[int, int]:
         if not isinstance(tensor, DTensor):
-            return self._ranks.index, self._ranks.world
-        return self._ranks.index // self._plan.shards, self._plan.num_devices // self._plan.shards
+            return self._comm.rank, self._comm.world_size
+        return self._comm.rank // self._plan.shards, self._plan.num_devices // self._plan.shards
 
     def close(self) -> None: ...
 
@@ -165,7 +167,7 @@ class FSDP:
 def _check_shareable(model: nn.Module) -> None:
     """UserError: what fully_shard can't group."""
     owner: dict[int, int] = {}
-    for number, block in enumerate(blocks(model)):
+    for number, block in enumerate(repeated_blocks(model)):
         for name, parameter in block.named_parameters():
             if owner.setdefault(id(parameter), number) != number:
                 raise UserError(

@@ -18,8 +18,8 @@ _Boards = tuple[list[torch.Tensor | None], list[torch.Tensor | None]]
 class ThreadPeer:
     """One thread's place among `count`: how what runs in it adds up values over all of them."""
 
-    def __init__(self, index: int, barrier: Barrier, boards: _Boards) -> None:
-        self.index, self.count = index, barrier.parties
+    def __init__(self, rank: int, barrier: Barrier, boards: _Boards) -> None:
+        self.rank, self.world_size = rank, barrier.parties
         self._barrier, self._boards, self._turn = barrier, boards, 0
 
     def all_reduced(self, values: torch.Tensor) -> torch.Tensor:
@@ -36,7 +36,7 @@ class ThreadPeer:
         for index, part in enumerate(parts):
             if part is None:
                 raise RuntimeError(
-                    f"thread {index} has ended while thread {self.index} waits for it in total():"
+                    f"thread {index} has ended while thread {self.rank} waits for it in total():"
                     " all must call it equally often"
                 )
             total += part.to(total.device)
@@ -59,12 +59,12 @@ class ThreadPeer:
         """
         board = self._boards[self._turn]
         self._turn = 1 - self._turn
-        board[self.index] = part
+        board[self.rank] = part
         self._barrier.wait()
         return list(board)
 
 
-class Team:
+class ThreadTeam:
     """`count` threads, made once: job k of every run is done by thread k.
 
     peers: for each thread, what its job adds up with.

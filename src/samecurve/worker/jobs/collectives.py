@@ -13,10 +13,10 @@ def time_rank(
     """Seconds of one call, so many times. places: torch's name of each rank's device."""
     import torch
 
-    from samecurve.torch_engine.collective_bench import seconds_each
+    from samecurve.torch_engine.collective_bench import time_collective
 
     torch.set_num_threads(threads)
     device = torch.device(places[index])
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    return seconds_each(name, group, device, size, times)
+    return time_collective(name, group, device, size, times)

@@ -56,13 +56,13 @@ def rehearse(
 
 
 def _quieten(task: Any) -> None:
-    from samecurve.torch_engine.layers.dropout import switch_off
+    from samecurve.torch_engine.layers.dropout import disable_dropout
 
     made = task.model
 
     def model() -> Any:
         quiet = made()
-        switch_off(quiet)
+        disable_dropout(quiet)
         return quiet
 
     task.model = model
