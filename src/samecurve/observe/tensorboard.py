@@ -30,6 +30,9 @@ class TensorBoard:
     def __init__(self, run: Path, covered: dict[str, Any]) -> None:
         self._run = run
         path = run / "logs/tensorboard/events.out.tfevents.samecurve"
+        former = path.with_name("events.out.tfevents.lockstep")  # the program's name before
+        if former.exists() and not path.exists():
+            former.rename(path)
         size = int(covered.get("size", 0))
         if not path.exists() or path.stat().st_size < size:
             size = 0

@@ -206,6 +206,8 @@ def _explained(
 
 def _remedy(error: BaseException, path: Path) -> str:
     """What most likely helps; for what people forget, how it is written."""
+    if isinstance(error, ModuleNotFoundError) and error.name == "lockstep":
+        return "that program is called Samecurve now: from samecurve import Mean"
     if isinstance(error, ModuleNotFoundError):
         return f"install {error.name}, or put it beside {path.name}"
     if isinstance(error, AttributeError) and "before Module.__init__() call" in str(error):
