@@ -17,10 +17,11 @@ from samecurve.core.config.sections import Config
 from samecurve.core.config.sections import load as load_config
 from samecurve.core.determinism.data_order import Ids
 from samecurve.core.determinism.mean import Mean
+from samecurve.core.eval_sums import EvalSums, Metric, SumSpec, SumSpecs
 from samecurve.core.planning.facts import Fixed
 from samecurve.core.planning.machine import Machine
 from samecurve.core.planning.plan import Plan, plan
-from samecurve.core.protocols import Arrays, Engine, Rank, Round, Source
+from samecurve.core.protocols import Arrays, Engine, Rank, Round, Sample, Source
 from samecurve.data.tokens import IGNORED
 from samecurve.observe.journal import read_events
 from samecurve.run.attempt import Attempt
@@ -109,16 +110,58 @@ def ragged(base: Any) -> Any:
     return Ragged
 
 
-def ragged_task(config: Config, cache: Path, fault: str = "") -> Any:
+CLASSES = 4  # into which counting() sorts tokens
+
+
+def counting(base: Any) -> Any:
+    """ragged(), whose evaluation counts pairs of classes and adds up an array, and which draws."""
+
+    class Counting(ragged(base)):  # type: ignore[misc]
+        def eval_sums(self) -> SumSpecs:
+            square = (CLASSES, CLASSES)
+            return {
+                **super().eval_sums(),
+                "pairs": SumSpec(square, integer=True),
+                "ids": SumSpec((CLASSES,)),
+            }
+
+        def evaluate(self, model: Any, batch: Arrays) -> Mapping[str, Any]:
+            tokens, labels = batch["tokens"], batch["labels"]
+            real = labels != IGNORED
+            of_token = [(tokens % CLASSES == kind) & real for kind in range(CLASSES)]
+            of_label = [(labels % CLASSES == kind) & real for kind in range(CLASSES)]
+            if isinstance(tokens, torch.Tensor):
+                stack: Any = torch.stack
+            else:
+                import jax.numpy as jnp
+
+                stack = jnp.stack
+            pairs = stack([stack([(a & b).sum() for b in of_label]) for a in of_token])
+            ids = stack([(tokens * a).sum() / 3 for a in of_token])
+            return {**super().evaluate(model, batch), "pairs": pairs, "ids": ids}
+
+        def summarize(self, sums: EvalSums) -> Mapping[str, Metric]:
+            pairs = np.asarray(sums["pairs"])
+            assert pairs.dtype == np.int64
+            share = pairs / pairs.sum(axis=1, keepdims=True)
+            arrays = {"pairs": pairs, "share": share.tolist(), "ids": sums["ids"]}
+            return {**super().summarize(sums), "diagonal": float(np.trace(share)), **arrays}
+
+        def sample(self, model: Any, seed: int) -> Sequence[Sample]:
+            grey = np.arange(15, dtype=np.uint8).reshape(3, 5)
+            return ["a text", np.stack([grey] * 3, axis=-1)[:, ::-1], grey]
+
+    return Counting
+
+
+def ragged_task(config: Config, cache: Path, fault: str = "", kind: Any = ragged) -> Any:
     assert isinstance(config.model, LanguageModel)
     assert isinstance(config.data, LanguageData)
     if config.engine == "torch":
-        return ragged(TorchLanguage)(config.model, config.data, cache, fault=fault)
+        return kind(TorchLanguage)(config.model, config.data, cache, fault=fault)
     from samecurve.tasks.language.jax_task import JaxLanguage
 
-    return ragged(JaxLanguage)(
-        config.model, config.data, cache, config.train.precision, fault=fault
-    )
+    return kind(JaxLanguage)(config.model, config.data, cache, config.train.precision, fault=fault)
 
 
 @dataclass
@@ -134,7 +177,7 @@ class Outcome:
     ids: list[list[int]]
     arrays: dict[str, Any]
     plan: Plan
-    evaluated: list[dict[str, float]]
+    evaluated: list[dict[str, Any]]
     hashes: dict[int, str]
 
 
@@ -177,6 +220,7 @@ def train_tiny(
     resume: Path | None = None,
     stop_at: int | None = None,
     device: str = "cpu",
+    kind: Any = ragged,
 ) -> Outcome:
     """One rank's part.
 
@@ -184,7 +228,7 @@ def train_tiny(
     rank computes.
     """
     config = config_of(values)
-    task = ragged_task(config, cache, fault)
+    task = ragged_task(config, cache, fault, kind)
     processes = dist.get_world_size(group)
     alone = config.devices.strategy == "dp" or config.engine == "jax"
     world = int(config.devices.use.removeprefix("cpu:")) if alone else processes
@@ -230,6 +274,12 @@ def train_tiny(
         evaluated,
         hashes,
     )
+
+
+def train_counting(
+    index: int, group: dist.ProcessGroup, home: Path, values: Mapping[str, Any], cache: Path
+) -> Outcome:
+    return train_tiny(index, group, home, values, cache, kind=counting)
 
 
 def _manifest(path: Path) -> Any:

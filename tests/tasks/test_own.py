@@ -352,7 +352,7 @@ def test_evaluation_is_sums_divided_once(write: Callable[..., Config]) -> None:
     not.
     """
     task = opened(write())
-    assert task.eval_names() == (
+    assert tuple(task.eval_sums()) == (
         "loss.sum",
         "loss.weight",
         "size.sum",
@@ -369,7 +369,7 @@ def test_evaluation_is_sums_divided_once(write: Callable[..., Config]) -> None:
             task.evaluate(model, {name: column[cut] for name, column in rows.items()})
             for cut in (slice(0, 4), slice(4, 23))
         ]
-    sums = {name: sum(float(part[name]) for part in parts) for name in task.eval_names()}
+    sums = {name: sum(float(part[name]) for part in parts) for name in task.eval_sums()}
     found = task.summarize(sums)
     assert found["loss"] == pytest.approx(float(whole["loss.sum"]) / 23, rel=1e-12)
     assert found["size"] == pytest.approx(float(whole["size.sum"]) / 23, rel=1e-12)
@@ -380,7 +380,7 @@ def test_evaluation_is_sums_divided_once(write: Callable[..., Config]) -> None:
 
 def test_without_metrics_the_loss_is_measured(write: Callable[..., Config]) -> None:
     task = opened(write("def metrics", "def others"))
-    assert task.eval_names() == ("loss.sum", "loss.weight")
+    assert tuple(task.eval_sums()) == ("loss.sum", "loss.weight")
     assert task.summarize({"loss.sum": 6.0, "loss.weight": 4.0}) == {"loss": 1.5}
     assert np.isnan(task.summarize({"loss.sum": 0.0, "loss.weight": 0.0})["loss"])
 
@@ -394,7 +394,7 @@ def test_metrics_that_look_at_values_are_learnt_on_a_real_model(
             "assert model(batch['x']).sum().item() > 0\n        return {\"size\":",
         )
     )
-    assert task.eval_names()[2::2] == ("size.sum", "fives.sum")
+    assert tuple(task.eval_sums())[2::2] == ("size.sum", "fives.sum")
 
 
 def test_initial_values_are_the_users_or_the_modules(write: Callable[..., Config]) -> None:
@@ -648,7 +648,7 @@ def test_metrics_that_could_not_be_added_up(
         if word
         not in (
             shown := said(
-                lambda: (task.eval_names(), task.evaluate(task.model(), batch_of(task, 4)))
+                lambda: (task.eval_sums(), task.evaluate(task.model(), batch_of(task, 4)))
             )
         )
     ] == [], shown

@@ -84,6 +84,7 @@ def _line(evaluated: "Evaluated") -> str:
     metrics = "  ".join(
         f"{name} {'not finite' if value is None else format(value, '.4f')}"
         for name, value in evaluated.metrics.items()
+        if not isinstance(value, list)  # --json has a confusion matrix and its like
     )
     return (
         f"eval   step {evaluated.step}  {metrics}  ({evaluated.samples} samples, {plan.num_devices}"

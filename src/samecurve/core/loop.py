@@ -6,13 +6,13 @@ The figures of a step are read after the next one is queued, so that the host ne
 up. Whatever all ranks must agree on comes from those figures, which are the same on every rank.
 """
 
-import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from typing import Any, Literal
 
 from samecurve.core.determinism.digest import combined
+from samecurve.core.eval_sums import Summarize, journal_value
 from samecurve.core.events import Event
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import (
@@ -21,6 +21,7 @@ from samecurve.core.protocols import (
     Engine,
     Feed,
     Heartbeat,
+    KeepPictures,
     Record,
     Requests,
     Store,
@@ -38,7 +39,8 @@ def train(
     record: Record,
     pulse: Heartbeat,
     requests: Requests,
-    summarize: Any,
+    summarize: Summarize,
+    keep_pictures: KeepPictures,
     saved: Checkpoint | None = None,
     stop_at: int | None = None,
     weights: Checkpoint | None = None,
@@ -46,7 +48,7 @@ def train(
     """Train from `saved`, or from the start (with these weights, if they are given), to plan.steps,
     to stop_at, or until asked to stop. Returns the state and how it ended.
 
-    summarize: sums of an evaluation -> metrics. RunError: a gradient was not finite and plan says
+    keep_pictures: samples into files, whose names it gives. RunError: a gradient was not finite and plan says
     stop.
     """
     state = engine.restore(saved) if saved else engine.init(weights)
@@ -66,7 +68,20 @@ def train(
         )
         if due:
             due |= ledger.flush()  # what was asked during this very step counts too
-            _serve(due, done, plan, engine, state, feed, store, record, pulse, ledger, summarize)
+            _serve(
+                due,
+                done,
+                plan,
+                engine,
+                state,
+                feed,
+                store,
+                record,
+                pulse,
+                ledger,
+                summarize,
+                keep_pictures,
+            )
         if "stop" in due and done < plan.steps:
             break
         pulse(done, "data")
@@ -85,7 +100,7 @@ def train(
 
 
 def evaluate(
-    engine: Engine, feed: Feed, saved: Checkpoint, record: Record, summarize: Any
+    engine: Engine, feed: Feed, saved: Checkpoint, record: Record, summarize: Summarize
 ) -> Outcome:
     """The metrics of `saved`, and nothing trained."""
     began = time.perf_counter()
@@ -102,10 +117,11 @@ def _beating(rounds: Iterable[Any], beat: Callable[[], None]) -> Iterator[Any]:
 
 
 def _measured(
-    engine: Engine, state: Any, rounds: Iterable[Any], summarize: Any
-) -> dict[str, float | None]:
-    found: dict[str, float] = summarize(engine.evaluate(state, rounds))
-    return {name: value if math.isfinite(value) else None for name, value in found.items()}
+    engine: Engine, state: Any, rounds: Iterable[Any], summarize: Summarize
+) -> dict[str, Any]:
+    """Metrics as the journal has them: numbers, None where one is not finite, and nested lists."""
+    metrics = summarize(engine.evaluate(state, rounds))
+    return {name: journal_value(value) for name, value in metrics.items()}
 
 
 def _serve(
@@ -119,16 +135,20 @@ def _serve(
     record: Record,
     pulse: Heartbeat,
     ledger: "StepLogger",
-    summarize: Any,
+    summarize: Summarize,
+    keep_pictures: KeepPictures,
 ) -> None:
     """Evaluate, sample, hash and save, in this order, so that a checkpoint carries its own metrics."""
     counters = ledger.counters
     if "evaluate" in due and plan.eval_samples:
         pulse(done, "evaluate")
         began = time.perf_counter()
-        counters.metrics = _measured(
+        metrics = _measured(
             engine, state, _beating(feed.evaluation(), lambda: pulse(done, "evaluate")), summarize
         )
+        counters.metrics = {
+            name: value for name, value in metrics.items() if not isinstance(value, list)
+        }
         counters.metrics_step = done
         loss = counters.metrics["loss"]
         if loss is not None and (counters.best_loss is None or loss < counters.best_loss):
@@ -139,7 +159,7 @@ def _serve(
                 "evaluated",
                 done,
                 {
-                    **counters.metrics,
+                    **metrics,
                     "best_loss": counters.best_loss,
                     "best_step": counters.best_step,
                     "seconds": time.perf_counter() - began,
@@ -148,9 +168,12 @@ def _serve(
         )
     if "sample" in due:
         pulse(done, "sample")
-        texts = engine.sample(state, done)
-        if texts:
-            record(Event("sampled", done, {"texts": texts}))
+        samples = engine.sample(state, done)
+        texts = [sample for sample in samples if isinstance(sample, str)]
+        names = keep_pictures(done, [sample for sample in samples if not isinstance(sample, str)])
+        if samples:
+            pictures = {"pictures": names} if names else {}
+            record(Event("sampled", done, {"texts": texts, **pictures}))
     if "hash" in due:
         pulse(done, "save")
         digests = engine.digests(state)

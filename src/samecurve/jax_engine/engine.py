@@ -16,9 +16,18 @@ from numpy.typing import NDArray
 
 from samecurve.core.config.sections import Optimizer
 from samecurve.core.determinism.digest import digest
+from samecurve.core.eval_sums import EvalSum, EvalSums
 from samecurve.core.events import REQUESTS
 from samecurve.core.planning.plan import Plan
-from samecurve.core.protocols import ArrayShard, Batch, Checkpoint, Round, StepMetrics, Task
+from samecurve.core.protocols import (
+    ArrayShard,
+    Batch,
+    Checkpoint,
+    Round,
+    Sample,
+    StepMetrics,
+    Task,
+)
 from samecurve.errors import UserError
 from samecurve.jax_engine.checkpoint import State, StateLayout, all_params
 from samecurve.jax_engine.model import FlaxModel, InitialValue, open_model
@@ -116,7 +125,7 @@ class JaxEngine:
         return make_evaluation(
             self.task,
             self._model,
-            self.task.eval_names(),
+            self.task.eval_sums(),
             self._strategy,
             self._layout,
             self._dtype,
@@ -209,18 +218,19 @@ class JaxEngine:
             np.asarray(0.0, self._dtype),
         ).compile()
 
-    def evaluate(self, state: State, rounds: Iterable[StagedRounds]) -> dict[str, float]:
-        """Sums of the task's figures over all devices."""
-        names = self.task.eval_names()
+    def evaluate(self, state: State, rounds: Iterable[StagedRounds]) -> EvalSums:
+        """The task's sums over all devices."""
+        specs = self.task.eval_sums()
         sums = [self._evaluation(all_params(state), staged.rows, staged.real) for staged in rounds]
-        total = (
-            np.sum([np.asarray(found, np.float64) for found in sums], axis=0)
-            if sums
-            else np.zeros(len(names))
-        )
-        return dict(zip(names, total.tolist(), strict=True))
+        totals: dict[str, EvalSum] = {}
+        for name, spec in specs.items():
+            dtype = np.int64 if spec.integer else np.float64
+            by_round = [np.asarray(by_name[name], dtype) for by_name in sums]
+            total = np.sum(by_round, axis=0) if by_round else np.zeros(spec.shape, dtype)
+            totals[name] = total if spec.shape else total.item()
+        return totals
 
-    def sample(self, state: State, step: int) -> list[str]:
+    def sample(self, state: State, step: int) -> Sequence[Sample]:
         whole = {
             name: array.addressable_data(0)
             for name, array in self._gather_params(all_params(state)).items()

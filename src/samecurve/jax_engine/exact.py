@@ -17,7 +17,8 @@ from jax.sharding import PartitionSpec
 from numpy.typing import NDArray
 
 from samecurve.core.determinism.microbatches import TreeSum, microbatches_of, split_batch, subtrees
-from samecurve.core.protocols import ArrayShard, Batch, Checkpoint, Round
+from samecurve.core.eval_sums import EvalSums, SumSpecs, size, unpack_sums
+from samecurve.core.protocols import ArrayShard, Batch, Checkpoint, Round, Sample
 from samecurve.jax_engine.checkpoint import State, all_params
 from samecurve.jax_engine.engine import JaxEngine, QueuedMetrics, StagedRounds
 from samecurve.jax_engine.step_program import (
@@ -260,40 +261,58 @@ class ExactEngine(JaxEngine):
 
         return cache(made)
 
-    def evaluate(self, state: Any, rounds: Iterable[Any]) -> dict[str, float]:
-        names = self.task.eval_names()
-        found = [
+    def evaluate(self, state: Any, rounds: Iterable[Any]) -> EvalSums:
+        """Counts are added as integers; the other sums along the tree, a row for each microbatch."""
+        specs = self.task.eval_sums()
+        by_microbatch = [
             (
-                slot.number,
-                self._metrics_program(all_params(state[slot.place]), slot.rows, slot.real),
+                microbatch.number,
+                self._metrics_program(
+                    all_params(state[microbatch.local_device]), microbatch.rows, microbatch.real
+                ),
             )
             for staged in rounds
-            for slot in staged
+            for microbatch in staged
         ]
         rows = np.zeros(
-            (len(split_batch(self.plan.eval_samples, self.plan.micro_batch_size)), len(names)),
+            (
+                len(split_batch(self.plan.eval_samples, self.plan.micro_batch_size)),
+                size(specs, integer=False),
+            ),
             self._dtype,
         )
-        for number, figures in found:
-            rows[number] = np.asarray(figures)
-        sums: TreeSum[NDArray[Any]] = TreeSum(len(rows), np.add)
+        counts = np.zeros(size(specs, integer=True), np.int64)
+        for number, sums in by_microbatch:
+            rows[number] = _in_a_row(specs, sums, self._dtype, integer=False)
+            counts += _in_a_row(specs, sums, np.int64, integer=True)
+        tree: TreeSum[NDArray[Any]] = TreeSum(len(rows), np.add)
         for number, row in enumerate(self._sum_over_processes(rows).astype(np.float64)):
-            sums.give((0, number), row)
-        return dict(zip(names, sums.total().tolist(), strict=True))
+            tree.give((0, number), row)
+        return unpack_sums(specs, tree.total(), self._counted(counts))
 
     @cached_property
     def _metrics_program(self) -> Any:
         return jax.jit(
             lambda params, rows, real: microbatch_metrics(
-                self.task, self._model, self.task.eval_names(), params, rows, real, self._dtype
+                self.task, self._model, self.task.eval_sums(), params, rows, real, self._dtype
             )
         )
+
+    def _counted(self, counts: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The sum over processes; each sends its 64 bits as pairs of 32, which jax leaves whole."""
+        if self.plan.world_size == 1 or not len(counts):
+            return counts
+        by_process = np.zeros((self.plan.world_size, 2 * len(counts)), np.int32)
+        by_process[self._index] = counts.view(np.int32)
+        sent = np.ascontiguousarray(self._sum_over_processes(by_process))
+        total: NDArray[np.int64] = sent.view(np.int64).sum(axis=0)
+        return total
 
     def _sum_over_processes(self, rows: NDArray[Any]) -> NDArray[Any]:
         """Each row from the one process that filled it: zeros are all that is added."""
         if self.plan.world_size == 1:
             return rows
-        own = np.zeros((len(self._local_devices), *rows.shape), self._dtype)
+        own = np.zeros((len(self._local_devices), *rows.shape), rows.dtype)
         own[0] = rows
         add = jax.jit(
             jax.shard_map(
@@ -306,7 +325,7 @@ class ExactEngine(JaxEngine):
         )
         return np.asarray(add(self._put(own)))
 
-    def sample(self, state: Any, step: int) -> list[str]:
+    def sample(self, state: Any, step: int) -> Sequence[Sample]:
         return self.task.sample(
             self._model.merge(all_params(state[0])), self.plan.fixed.seed + step
         )
@@ -321,3 +340,9 @@ class ExactEngine(JaxEngine):
 
     def digests(self, state: Any) -> dict[str, str]:
         return super().digests(state[0])
+
+
+def _in_a_row(specs: SumSpecs, sums: Arrays, dtype: Any, *, integer: bool) -> NDArray[Any]:
+    chosen = [name for name, spec in specs.items() if spec.integer == integer]
+    parts = [np.asarray(sums[name], dtype).reshape(-1) for name in chosen]
+    return np.concatenate(parts) if parts else np.zeros(0, dtype)

@@ -13,11 +13,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
 
 from samecurve.core.config.param_groups import ParamRule
 from samecurve.core.config.sections import Optimizer
+from samecurve.core.eval_sums import SumSpecs, check_shape
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import Task
 from samecurve.jax_engine.checkpoint import State, StateLayout, all_params
@@ -172,8 +174,10 @@ def microbatch_gradients(
     """Of one slot: gradients of its scaled sum, and [loss sum, weight]."""
 
     def scaled(params: Arrays) -> tuple[jax.Array, jax.Array]:
-        sums = _masked_sums(
-            task, lambda rows: task.loss(merge(params), rows), rows, real, factor.dtype
+        sums = jnp.stack(
+            _masked_sums(
+                task, lambda rows: task.loss(merge(params), rows), rows, real, [factor.dtype] * 2
+            )
         )
         return sums[0] * factor, sums
 
@@ -184,68 +188,76 @@ def microbatch_gradients(
 def microbatch_metrics(
     task: Task,
     model: FlaxModel,
-    names: Sequence[str],
+    specs: SumSpecs,
     params: Arrays,
     rows: Arrays,
     real: jax.Array,
     dtype: Any,
-) -> jax.Array:
-    """Of one slot of an evaluation: sums of the task's figures, in the order of names."""
+) -> Arrays:
+    """The task's sums of one microbatch of an evaluation, counts as integers."""
+    integers = jnp.int64 if dtype == np.float64 else jnp.int32
 
-    def figures(rows: Arrays) -> list[Any]:
+    def values(rows: Arrays) -> list[Any]:
         found: Mapping[str, Any] = task.evaluate(model.merge(params), rows)
-        return [found[name] for name in names]
+        for name, spec in specs.items():
+            check_shape(name, jnp.shape(found[name]), spec)
+        return [found[name] for name in specs]
 
-    return _masked_sums(task, figures, rows, real, dtype)
+    dtypes = [integers if spec.integer else dtype for spec in specs.values()]
+    return dict(zip(specs, _masked_sums(task, values, rows, real, dtypes), strict=True))
 
 
 def _masked_sums(
     task: Task,
-    figures: Callable[[Arrays], Sequence[Any]],
+    values: Callable[[Arrays], Sequence[Any]],
     rows: Arrays,
     real: jax.Array,
-    dtype: Any,
-) -> jax.Array:
-    """Figures added over the rows that count.
+    dtypes: Sequence[Any],
+) -> list[jax.Array]:
+    """Values added over the rows that count, each in its dtype.
 
     The others are copies of real ones, so only what spoils the step anyway could make those a nan.
     """
     leave_out: Callable[[Arrays, jax.Array], Arrays] | None = getattr(task, "leave_out", None)
     if leave_out:
-        return jnp.stack(
-            [jnp.asarray(figure).astype(dtype) for figure in figures(leave_out(rows, real))]
-        )
-    found = jax.vmap(
+        sums = values(leave_out(rows, real))
+        return [jnp.asarray(value).astype(dtype) for value, dtype in zip(sums, dtypes, strict=True)]
+    by_row = jax.vmap(
         lambda row: [
-            jnp.asarray(figure)
-            for figure in figures({name: array[None] for name, array in row.items()})
+            jnp.asarray(value)
+            for value in values({name: array[None] for name, array in row.items()})
         ]
     )(rows)
-    return jnp.stack([jnp.where(real, figure.astype(dtype), 0).sum() for figure in found])
+    return [
+        jnp.where(real.reshape(-1, *[1] * (value.ndim - 1)), value.astype(dtype), 0).sum(
+            0, dtype=dtype
+        )
+        for value, dtype in zip(by_row, dtypes, strict=True)
+    ]
 
 
 def make_evaluation(
     task: Task,
     model: FlaxModel,
-    names: Sequence[str],
+    specs: SumSpecs,
     strategy: Strategy,
     layout: StateLayout,
     dtype: Any,
-) -> Callable[..., jax.Array]:
-    """(params, rows, real) -> sums of the task's figures over all devices, in the order of names."""
+) -> Callable[..., Arrays]:
+    """(params, rows, real) -> the task's sums over all devices, by name."""
     shapes = {name: spec.shape for name, spec in model.specs.items()}
 
-    def evaluate(params: Arrays, rows: Arrays, real: jax.Array) -> jax.Array:
+    def evaluate(params: Arrays, rows: Arrays, real: jax.Array) -> Arrays:
         own = microbatch_metrics(
             task,
             model,
-            names,
+            specs,
             strategy.gather_params(params, shapes),
             {name: array[0, 0] for name, array in rows.items()},
             real[0, 0],
             dtype,
         )
-        found: jax.Array = lax.psum(own, AXIS)
+        found: Arrays = lax.psum(own, AXIS)
         return found
 
     return jax.jit(

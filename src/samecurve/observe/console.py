@@ -21,6 +21,7 @@ from rich.text import Text
 from samecurve.core.events import Event
 from samecurve.core.planning.plan import Plan
 from samecurve.observe.journal import follow
+from samecurve.observe.pictures import pictures
 from samecurve.observe.plan_text import banner
 from samecurve.observe.sensors import load_line
 from samecurve.units import show_bytes, show_count, show_seconds
@@ -181,7 +182,7 @@ def console_lines(event: Event, plan: Plan, run: Path, pace: Pace | None = None)
         shown = "  ".join(
             f"{name} {_figure(value, '.4f')}"
             for name, value in values.items()
-            if name not in {"seconds", "best_loss", "best_step"}
+            if name not in {"seconds", "best_loss", "best_step"} and not isinstance(value, list)
         )
         best = ""
         if values["best_step"] is not None:
@@ -198,11 +199,12 @@ def console_lines(event: Event, plan: Plan, run: Path, pace: Pace | None = None)
             f" {show_seconds(values['blocked_seconds'])})  {values['path']}"
         ]
     if event.kind == "sampled":
-        return [
+        texts = [
             line
             for text in values["texts"]
             for line in ["sample", *(f"  | {row}" for row in printable(text).splitlines())]
         ]
+        return [*texts, *_pictures_line(event, run)]
     if event.kind == "hashed":
         return [f"hash   step {event.step}  {values['hash'][:16]}"]
     if event.kind == "resumed":
@@ -216,6 +218,15 @@ def console_lines(event: Event, plan: Plan, run: Path, pace: Pace | None = None)
     if event.kind == "started":
         return _slow_start(values)
     return _word(event)
+
+
+def _pictures_line(event: Event, run: Path) -> list[str]:
+    names = pictures(event)
+    if not names:
+        return []
+    count = f"{len(names)} pictures" if len(names) > 1 else "1 picture"
+    last = f" to {Path(names[-1]).name}" if len(names) > 1 else ""
+    return [f"sample step {event.step}  {count}  {run / names[0]}{last}"]
 
 
 def _word(event: Event) -> list[str]:

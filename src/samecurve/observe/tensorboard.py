@@ -18,7 +18,8 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 
 from samecurve.core.events import Event
 from samecurve.core.planning.plan import Plan
-from samecurve.observe.metrics import figures, pictures, png
+from samecurve.observe.metrics import plotted
+from samecurve.observe.pictures import pictures, png
 from samecurve.observe.plan_text import banner
 
 
@@ -64,7 +65,7 @@ class TensorBoard:
         elif (
             event.kind != "sensors" or event.step > self._sensed
         ):  # TensorBoard has one value a step and tag
-            self._scalars(event, figures(event))
+            self._scalars(event, plotted(event))
             if event.kind == "sensors":
                 self._sensed = event.step
 

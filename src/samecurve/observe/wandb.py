@@ -14,7 +14,8 @@ import wandb
 from samecurve.core.config.document import read_file
 from samecurve.core.events import Event
 from samecurve.observe.journal import VOIDED, append_event
-from samecurve.observe.metrics import figures, pictures, png
+from samecurve.observe.metrics import plotted
+from samecurve.observe.pictures import pictures, png
 
 
 class WandB:
@@ -51,17 +52,17 @@ class WandB:
         elif event.kind == "step":
             for early in [reading for reading in self._early if reading.step < event.step]:
                 self._early.remove(early)
-                self._log(early.step, figures(early))
-            self._log(event.step, figures(event))
+                self._log(early.step, plotted(early))
+            self._log(event.step, plotted(event))
         else:
-            self._log(event.step, {**figures(event), **self._media(event)})
+            self._log(event.step, {**plotted(event), **self._media(event)})
 
     def flush(self) -> dict[str, Any]:
         return {"sent": self._sent, "again": self._again}
 
     def close(self) -> None:
         for early in self._early:
-            self._log(self._sent, figures(early))
+            self._log(self._sent, plotted(early))
         if self._to:
             self._to.finish()
 
@@ -105,7 +106,7 @@ class WandB:
             try:
                 png(self._run, name)
                 found[f"pictures/{index}"] = wandb.Image(str(self._run / name))
-            except (OSError, ValueError, wandb.Error) as error:  # W&B reads pictures with pillow
+            except (OSError, ValueError, wandb.Error) as error:
                 self._warn(event.step, f"W&B: picture {name} is left out: {error}")
         return found
 

@@ -15,8 +15,18 @@ from torch import nn
 from samecurve.core.config.sections import Optimizer
 from samecurve.core.determinism.init_values import values
 from samecurve.core.determinism.microbatches import split_batch
+from samecurve.core.eval_sums import EvalSums, SumSpecs, check_shape, size, unpack_sums
 from samecurve.core.planning.plan import Plan
-from samecurve.core.protocols import Arrays, ArrayShard, Batch, Checkpoint, MicroBatch, Round, Task
+from samecurve.core.protocols import (
+    Arrays,
+    ArrayShard,
+    Batch,
+    Checkpoint,
+    MicroBatch,
+    Round,
+    Sample,
+    Task,
+)
 from samecurve.errors import UserError
 from samecurve.torch_engine import checkpoint as states
 from samecurve.torch_engine.checkpoint import State
@@ -148,25 +158,38 @@ class TorchEngine:
         return state, fetch(figures, self.comm.world_size)
 
     @torch.no_grad()
-    def evaluate(self, state: State, rounds: Iterable[Sequence[Round]]) -> dict[str, float]:
-        """Sums of the task's figures over all devices.
+    def evaluate(self, state: State, rounds: Iterable[Sequence[Round]]) -> EvalSums:
+        """The task's sums over all devices.
 
-        The order of the names is the task's, the same on every rank.
+        Counts are added as integers, exact in any order; exact runs add the others along the tree,
+        with a row for each microbatch.
         """
-        names = self.task.eval_names()
+        specs = self.task.eval_sums()
         self._ready(state)
         self._mode(train=False)
-        total = torch.zeros(
-            self._count(self.plan.eval_samples), len(names), dtype=torch.float64, device=self.device
+        floats = torch.zeros(
+            self._count(self.plan.eval_samples),
+            size(specs, integer=False),
+            dtype=torch.float64,
+            device=self.device,
         )
-        for found in (found for staged in rounds for found in staged):
+        counts = torch.zeros(size(specs, integer=True), dtype=torch.int64, device=self.device)
+        for microbatches in (microbatches for staged in rounds for microbatches in staged):
             sums = self._strategy.run_jobs(
-                [partial(self._evaluated, index, slot, names) for index, slot in enumerate(found)]
+                [
+                    partial(self._evaluated, index, microbatch, specs)
+                    for index, microbatch in enumerate(microbatches)
+                ]
             )
-            for slot, own in zip(found, sums, strict=True):
-                total[self._row(slot)] += own
+            for microbatch, added in zip(microbatches, sums, strict=True):
+                if added is not None:
+                    floats[self._row(microbatch)] += added[0]
+                    counts += added[1]
         self._mode(train=True)
-        return dict(zip(names, tree(self.comm.all_reduce(total)()).tolist(), strict=True))
+        floats = tree(self.comm.all_reduce(floats)())
+        if len(counts):
+            counts = self.comm.all_reduce(counts)()
+        return unpack_sums(specs, floats.cpu().numpy(), counts.cpu().numpy())
 
     def _count(self, samples: int) -> int:
         """Rows for what is added up over devices: one, or, exact, one for each slot, which only its
@@ -177,32 +200,36 @@ class TorchEngine:
     def _row(self, slot: MicroBatch | None) -> int:
         return slot.number if slot and self.plan.exact else 0
 
-    def _evaluated(self, index: int, slot: MicroBatch | None, names: Sequence[str]) -> torch.Tensor:
-        total = torch.zeros(len(names), dtype=torch.float64, device=self.device)
-        if slot is None:
-            return total
+    def _evaluated(
+        self, index: int, microbatch: MicroBatch | None, specs: SumSpecs
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """A microbatch's sums in a row, and its counts in another; None: nothing is to be added."""
+        if microbatch is None:
+            return None
         device = self.devices[index]
         with torch.no_grad(), current_device(device), autocast_for(self.plan.precision, device):
-            found = self.task.evaluate(self._strategy.models[index], _move(slot.arrays, device))
-        return (
-            torch.stack(
-                [
-                    torch.as_tensor(found[name], dtype=torch.float64).to(self.device)
-                    for name in names
-                ]
+            sums = self.task.evaluate(
+                self._strategy.models[index], _move(microbatch.arrays, device)
             )
-            if slot.real
-            else total
-        )
+        if not microbatch.real:
+            return None
+        rows: dict[bool, list[torch.Tensor]] = {False: [], True: []}
+        for name, spec in specs.items():
+            dtype = torch.int64 if spec.integer else torch.float64
+            value = torch.as_tensor(sums[name], dtype=dtype)
+            check_shape(name, value.shape, spec)
+            rows[spec.integer].append(value.to(self.device).reshape(-1))
+        empty = torch.zeros(0, dtype=torch.int64, device=self.device)
+        return torch.cat(rows[False] or [empty]), torch.cat(rows[True] or [empty])
 
     @torch.no_grad()
-    def sample(self, state: State, step: int) -> list[str]:
+    def sample(self, state: State, step: int) -> Sequence[Sample]:
         self._ready(state)
         self._mode(train=False)
         with run_uncompiled(self.plan), autocast_for(self.plan.precision, self.device):
-            texts = self.task.sample(state.model, self.plan.fixed.seed + step)
+            samples = self.task.sample(state.model, self.plan.fixed.seed + step)
         self._mode(train=True)
-        return texts
+        return samples
 
     def gather(self, state: State) -> list[ArrayShard]:
         self._ready(state)

@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from samecurve.diagnose.notes import note_of, read_notes, write_note
 from samecurve.errors import RunError, UserError
 from samecurve.observe.heartbeat import Heartbeat
 from samecurve.observe.journal import Journal
+from samecurve.observe.pictures import keep_pictures
 from samecurve.run.attempt import Attempt
 from samecurve.run.control import ControlFile
 from samecurve.run.directory import Run, log_to
@@ -195,6 +197,7 @@ def train_rank(
             pulse,
             requests,
             task.summarize,
+            partial(keep_pictures, run.home) if first else lambda step, pictures: [],
             saved,
             attempt.stop_at,
             weights,

@@ -16,6 +16,7 @@ from samecurve.observe.report.words import show_moment, show_number, show_value
 from samecurve.units import show_bytes, show_seconds
 
 _MOST_ROWS = 300
+_MOST_COLUMNS = 65  # of an array of an evaluation, its first column the row numbers
 _MOST_TEXTS, _MOST_TEXT = 8, 20_000
 _MOST_PICTURES, _MOST_PICTURE = 8, 2 << 20  # bytes
 _PNG = b"\x89PNG\r\n\x1a\n"
@@ -135,8 +136,8 @@ def evaluations(record: RunRecord) -> Iterator[Html]:
         dict.fromkeys(
             name
             for event in record.evaluated
-            for name in event.values
-            if name not in summary.NOT_METRICS
+            for name, value in event.values.items()
+            if name not in summary.NOT_METRICS and not isinstance(value, list)
         )
     )
     rows: list[list[object]] = [
@@ -159,6 +160,26 @@ def evaluations(record: RunRecord) -> Iterator[Html]:
         element("summary", f"{len(rows)} evaluation{'' if len(rows) == 1 else 's'}"),
         *_cut(["step", "loss", *names], rows, "journal.jsonl has them all"),
     )
+    yield from _arrays(record.evaluated[-1])
+
+
+def _arrays(event: Event) -> Iterator[Html]:
+    """The arrays of an evaluation, such as a confusion matrix, as tables where they are small."""
+    for name, value in event.values.items():
+        if not isinstance(value, list):
+            continue
+        rows = [row if isinstance(row, list) else [row] for row in value]
+        if all(isinstance(row, list) for row in value):
+            head = ["", *map(str, range(max(map(len, rows), default=0)))]
+        else:
+            head = ["", name]
+        yield element("h3", f"{name} at step {event.step}")
+        nested = any(isinstance(item, list) for row in rows for item in row)
+        if nested or len(head) > _MOST_COLUMNS or len(rows) > _MOST_ROWS:
+            yield element("p", "Too large for this page; journal.jsonl has it.", class_="quiet")
+        else:
+            cells = [[show_value(item) for item in row] for row in rows]
+            yield table(head, [[str(index), *row] for index, row in enumerate(cells)], numbers=True)
 
 
 def samples(record: RunRecord) -> Iterator[Html]:

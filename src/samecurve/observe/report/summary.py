@@ -100,7 +100,7 @@ def _losses(record: RunRecord) -> dict[str, Any]:
             {
                 name: _known(number(value))
                 for name, value in last.values.items()
-                if name not in NOT_METRICS - {"loss"}
+                if name not in NOT_METRICS - {"loss"} and not isinstance(value, list)
             }
             if last
             else {}

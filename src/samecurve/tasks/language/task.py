@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from samecurve.core.config.sections import Config
 from samecurve.core.determinism.data_order import Ids
 from samecurve.core.determinism.init_values import Initial
+from samecurve.core.eval_sums import EvalSums, SumSpec, SumSpecs
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.memory import logit_rows
 from samecurve.core.protocols import Source
@@ -151,15 +152,16 @@ class LanguageTask:
     def initial(self, name: str, shape: tuple[int, ...]) -> Initial | None:
         return initial(name, self.fields)
 
-    def eval_names(self) -> tuple[str, ...]:
-        return ("loss_sum", "correct", "tokens")
+    def eval_sums(self) -> SumSpecs:
+        return {"loss_sum": SumSpec(), "correct": SumSpec(), "tokens": SumSpec()}
 
-    def summarize(self, sums: Mapping[str, float]) -> dict[str, float]:
-        loss = sums["loss_sum"] / sums["tokens"]
+    def summarize(self, sums: EvalSums) -> dict[str, float]:
+        tokens = float(sums["tokens"])
+        loss = float(sums["loss_sum"]) / tokens
         return {
             "loss": loss,
             "perplexity": float(np.exp(min(loss, 700.0))),
-            "accuracy": sums["correct"] / sums["tokens"],
+            "accuracy": float(sums["correct"]) / tokens,
         }
 
     def continued(self, logits: Logits, seed: int) -> list[str]:

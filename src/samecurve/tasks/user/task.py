@@ -7,7 +7,7 @@ import math
 import random
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -20,8 +20,9 @@ from samecurve.core.config.document import suggest
 from samecurve.core.config.sections import Optimizer, Precision
 from samecurve.core.determinism.init_values import Initial
 from samecurve.core.determinism.mean import Mean
+from samecurve.core.eval_sums import EvalSums, SumSpec, SumSpecs
 from samecurve.core.planning.facts import Facts
-from samecurve.core.protocols import Arrays
+from samecurve.core.protocols import Arrays, Sample
 from samecurve.errors import SamecurveError, UserError
 from samecurve.tasks.user.fields import Place
 from samecurve.tasks.user.loading import calling, load_class
@@ -148,8 +149,12 @@ class UserTask(ABC):
             self.check_loss(found, f"{self._place.name}.loss()")
         return found
 
-    def eval_names(self) -> tuple[str, ...]:
-        return tuple(f"{name}.{part}" for name in ("loss", *self._metrics) for part in Mean._fields)
+    def eval_sums(self) -> SumSpecs:
+        return {
+            f"{name}.{part}": SumSpec()
+            for name in ("loss", *self._metrics)
+            for part in Mean._fields
+        }
 
     def evaluate(self, model: Any, batch: Arrays) -> Mapping[str, Any]:
         found = {"loss": self.loss(model, batch), **self.measured(model, batch)}
@@ -165,9 +170,9 @@ class UserTask(ABC):
             for part, value in zip(Mean._fields, mean, strict=True)
         }
 
-    def summarize(self, sums: Mapping[str, float]) -> dict[str, float]:
+    def summarize(self, sums: EvalSums) -> dict[str, float]:
         means = {
-            name: Mean(sums[f"{name}.sum"], sums[f"{name}.weight"])
+            name: Mean(float(sums[f"{name}.sum"]), float(sums[f"{name}.weight"]))
             for name in ("loss", *self._metrics)
         }
         return {
@@ -175,7 +180,7 @@ class UserTask(ABC):
             for name, mean in means.items()
         }
 
-    def sample(self, model: Any, seed: int) -> list[str]:
+    def sample(self, model: Any, seed: int) -> Sequence[Sample]:
         return []
 
     def assets(self) -> Mapping[str, Path]:

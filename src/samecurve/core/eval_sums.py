@@ -1,0 +1,75 @@
+"""The sums of an evaluation: numbers, and arrays of counts such as a confusion matrix.
+
+They are added over microbatches, devices and processes. Integer sums stay integers all the way, so
+that they are the same on any number of devices, whatever the order they are added in.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from samecurve.errors import UserError
+
+EvalSum = float | NDArray[Any]  # of a sum's own shape: float64, or int64 where it is an integer
+EvalSums = Mapping[str, EvalSum]
+Metric = float | Sequence[Any] | NDArray[Any]  # a number, or an array (nested lists of numbers)
+
+
+class SumSpec(NamedTuple):
+    """What one of a task's sums looks like, the same for every microbatch."""
+
+    shape: tuple[int, ...] = ()  # (): one number
+    integer: bool = False  # a count: added exactly, up to 2**63
+
+
+SumSpecs = Mapping[str, SumSpec]
+
+
+class Summarize(Protocol):
+    """The sums of an evaluation -> its metrics; among them the number "loss"."""
+
+    def __call__(self, sums: EvalSums, /) -> Mapping[str, Metric]: ...
+
+
+def size(specs: SumSpecs, *, integer: bool) -> int:
+    """How many numbers the integer sums hold together, or the others."""
+    return sum(math.prod(spec.shape) for spec in specs.values() if spec.integer == integer)
+
+
+def check_shape(name: str, shape: Sequence[int], spec: SumSpec) -> None:
+    """UserError: a microbatch's sum has another shape than it was said to have."""
+    if tuple(shape) != spec.shape:
+        raise UserError(
+            f'the sum "{name}" of an evaluation has shape {tuple(shape)} for one microbatch, and'
+            f" {spec.shape} was expected",
+            "the same shape for every microbatch: say the number of classes, not those seen in it",
+            "task",
+        )
+
+
+def unpack_sums(
+    specs: SumSpecs, floats: NDArray[np.float64], counts: NDArray[np.int64]
+) -> dict[str, EvalSum]:
+    """Sums by name, from those that are not integers and those that are, each in a row."""
+    sums: dict[str, EvalSum] = {}
+    begin = {False: 0, True: 0}
+    for name, spec in specs.items():
+        end = begin[spec.integer] + math.prod(spec.shape)
+        values = (counts if spec.integer else floats)[begin[spec.integer] : end]
+        sums[name] = values.reshape(spec.shape) if spec.shape else values[0].item()
+        begin[spec.integer] = end
+    return sums
+
+
+def journal_value(metric: Metric | None) -> Any:
+    """A metric as JSON has it: what is not finite is null, an array is nested lists."""
+    if isinstance(metric, np.ndarray | np.generic):
+        return journal_value(metric.tolist())
+    if isinstance(metric, list | tuple):
+        return [journal_value(item) for item in metric]
+    if isinstance(metric, float) and not math.isfinite(metric):
+        return None
+    return metric
