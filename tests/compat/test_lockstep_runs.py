@@ -1,6 +1,6 @@
 """A run of the program before it was called Samecurve is gone on with, and read.
 
-lockstep/run was stopped after 4 of 8 steps, on two CPU ranks; LOSSES are those of that program's
+old_run/run was stopped after 4 of 8 steps, on two CPU ranks; LOSSES are those of that program's
 unbroken run.
 """
 
@@ -34,7 +34,7 @@ VALIDATION_LOSS = 5.149834358336965  # after step 4
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    shutil.copytree(Path(__file__).with_name("lockstep"), tmp_path, dirs_exist_ok=True)
+    shutil.copytree(Path(__file__).with_name("old_run"), tmp_path, dirs_exist_ok=True)
     return tmp_path
 
 
