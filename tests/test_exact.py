@@ -15,8 +15,9 @@ from samecurve.core.planning.plan import plan
 from samecurve.data.feed import Feed
 from samecurve.errors import UserError
 from samecurve.experiments.compare import compare, described
+from samecurve.experiments.layout_runner import LayoutRunner
 from samecurve.experiments.layouts import parse_layout
-from samecurve.experiments.verify import Trials, verify
+from samecurve.experiments.verdicts import compare_layouts
 from samecurve.observe.journal import read_events
 from samecurve.tasks import open_task
 from samecurve.torch_engine.engine import TorchEngine
@@ -295,10 +296,18 @@ def test_odd_models_have_one_hash_too(batch: dict[str, int], pool: Pool, tmp_pat
     config = config_of(
         {"task": ODD, "batch": batch, "optimizer": {"lr": 1e-2}, "train": {"exact": True}}
     )
-    trials = Trials(config, MACHINE, open_task(config, "").facts(), 5, "cpu", pool, tmp_path)
+    runner = LayoutRunner(
+        config,
+        MACHINE,
+        open_task(config, "").facts(),
+        steps=5,
+        kind="cpu",
+        pool=pool,
+        home=tmp_path,
+    )
     verdicts = list(
-        verify(
-            trials,
+        compare_layouts(
+            runner,
             [parse_layout(layout) for layout in ("dp:3", "ddp:3", "ddp:4", "ddp:2..single..ddp:3")],
             0.0,
         )

@@ -19,12 +19,12 @@ LOST = "layers.1.mlp.up_proj.weight"
 
 
 def mean_of_means(index: int, group: Any, argument: str) -> None:
-    """Each slot's mean counts the same, however many tokens it has."""
+    """Each microbatch's mean counts the same, however many tokens it has."""
     right = TorchLanguage.loss
 
     def loss(task: TorchLanguage, model: Any, batch: Arrays) -> Mean:
-        found = right(task, model, batch)
-        return Mean(found.sum / found.weight, 1)
+        mean = right(task, model, batch)
+        return Mean(mean.sum / mean.weight, 1)
 
     with patch.object(TorchLanguage, "loss", loss):
         rehearse(index, group, argument)
@@ -35,8 +35,8 @@ def another_seed(index: int, group: Any, argument: str) -> None:
     right = Run.read_plan
 
     def read_plan(run: Run) -> Any:
-        made = right(run)
-        return replace(made, fixed=replace(made.fixed, seed=made.fixed.seed + index))
+        plan = right(run)
+        return replace(plan, fixed=replace(plan.fixed, seed=plan.fixed.seed + index))
 
     with patch.object(Run, "read_plan", read_plan):
         rehearse(index, group, argument)
@@ -52,7 +52,7 @@ def one_not_reduced(index: int, group: Any, argument: str) -> None:
 
     with (
         patch.object(DDP, "place", placed),
-        patch.object(DDP, "reduce", lambda strategy, parameters: None),
+        patch.object(DDP, "reduce", lambda _strategy, _parameters: None),
     ):  # reduce would see it
         rehearse(index, group, argument)
 

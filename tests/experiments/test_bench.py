@@ -24,9 +24,9 @@ from samecurve.experiments.bench_page import files
 from samecurve.experiments.benched import Bench, Row, Values, as_json, line, notes, row_json
 from samecurve.experiments.collectives import COLLECTIVES, bus_factor, curves, fit
 from samecurve.experiments.layouts import Layout, bench_layouts, default_worlds, parse_worlds
-from samecurve.experiments.profile import measure, watched_plan
-from samecurve.experiments.profiled import Profile
-from samecurve.experiments.profiled import as_json as profile_json
+from samecurve.experiments.profile import plan_profile, run_profile
+from samecurve.experiments.profile_text import Profile
+from samecurve.experiments.profile_text import as_json as profile_json
 from samecurve.experiments.results import Results
 from samecurve.run.describe import describe
 from samecurve.torch_engine.collective_bench import time_collective
@@ -123,14 +123,8 @@ def test_profile_and_bench_say_the_same(pool: Pool, corpus: Path, tmp_path: Path
     """
     config = tiny(corpus)
     facts, course = describe(config), ProfileSchedule(timed=4)
-    found = measure(
-        config,
-        watched_plan(config, MACHINE, facts, course),
-        course,
-        pool,
-        tmp_path,
-        watched=slow.source,
-    )
+    plan = plan_profile(config, MACHINE, facts, course)
+    found = run_profile(config, plan, course, ranks=pool, home=tmp_path, job=slow.source)
     told = json.loads(profile_json(found, "tiny", 3))
     row = row_json(
         Row(bench.laid_out(config, MACHINE, facts, Layout("single", 1), course), found), found

@@ -13,8 +13,8 @@ from commands import refused, samecurve, write_config
 
 from samecurve.core.profile_types import ProfileSchedule
 from samecurve.errors import RunError
-from samecurve.experiments.profile import measure, watched_plan
-from samecurve.experiments.profiled import as_json, as_text
+from samecurve.experiments.profile import plan_profile, run_profile
+from samecurve.experiments.profile_text import as_json, as_text
 from samecurve.jax_engine.profiler import exclusive_times
 from samecurve.run.describe import describe
 from samecurve.torch_engine.profiling.timeline import Lane, seconds_by_phase
@@ -22,7 +22,7 @@ from samecurve.worker.jobs.profile import watch_rank
 from tiny import MACHINE, config_of, tiny_values
 from worlds import Pool
 
-COURSE = ProfileSchedule(timed=4)
+SCHEDULE = ProfileSchedule(timed=4)
 Run = Callable[..., dict[str, Any]]
 
 
@@ -35,13 +35,12 @@ def profiled(pool: Pool, corpus: Path, tmp_path: Path) -> Run:
     def run(
         strategy: str,
         world: int,
-        watched: Callable[..., Any] = watch_rank,
+        job: Callable[..., Any] = watch_rank,
         engine: str = "torch",
         ranks: Pool = pool,
     ) -> dict[str, Any]:
-        threads = (
-            {"threads": 1} if engine == "torch" else {}
-        )  # which spin where others want the cores
+        # threads spin where others want the cores
+        threads = {"threads": 1} if engine == "torch" else {}
         values = tiny_values(
             corpus,
             data={"source": str(corpus), "prefetch": 0},
@@ -49,55 +48,48 @@ def profiled(pool: Pool, corpus: Path, tmp_path: Path) -> Run:
             train={"steps": 5, "precision": "f32"},
         )
         config = config_of({**values, "engine": engine})
-        found = measure(
-            config,
-            watched_plan(config, MACHINE, describe(config), COURSE),
-            COURSE,
-            ranks,
-            tmp_path,
-            watched=watched,
-        )
-        assert "costly" in as_text(found, 3)
-        said: dict[str, Any] = json.loads(as_json(found, "tiny", 400))
-        for one in said["ranks"]:
-            assert sum(part["share"] for part in one["parts"].values()) == pytest.approx(1)
-            assert sum(part["seconds"] for part in one["parts"].values()) == pytest.approx(
-                one["seconds"]
-            )
-            assert all(part["seconds"] >= -1e-6 for part in one["parts"].values()), one["parts"]
-        return said
+        plan = plan_profile(config, MACHINE, describe(config), SCHEDULE)
+        profile = run_profile(config, plan, SCHEDULE, ranks=ranks, home=tmp_path, job=job)
+        assert "costly" in as_text(profile, 3)
+        measured: dict[str, Any] = json.loads(as_json(profile, "tiny", 400))
+        for rank in measured["ranks"]:
+            parts = rank["parts"].values()
+            assert sum(part["share"] for part in parts) == pytest.approx(1)
+            assert sum(part["seconds"] for part in parts) == pytest.approx(rank["seconds"])
+            assert all(part["seconds"] >= -1e-6 for part in parts), rank["parts"]
+        return measured
 
     return run
 
 
-def _seconds(one: dict[str, Any], part: str) -> float:
-    return float(one["parts"][part]["seconds"])
+def _seconds(profile: dict[str, Any], part: str) -> float:
+    return float(profile["parts"][part]["seconds"])
 
 
 def test_a_slow_source_is_waiting_for_data(profiled: Run) -> None:
-    said = profiled("single", 1, slow.source)
-    assert max(said["parts"], key=lambda part: _seconds(said, part)) == "data"
+    profile = profiled("single", 1, slow.source)
+    assert max(profile["parts"], key=lambda part: _seconds(profile, part)) == "data"
     assert (
         slow.SECONDS
-        <= _seconds(said, "data")
-        < said["seconds"]["mean"] - _seconds(said, "forward") - _seconds(said, "backward")
+        <= _seconds(profile, "data")
+        < profile["seconds"]["mean"] - _seconds(profile, "forward") - _seconds(profile, "backward")
     )
-    assert _seconds(said, "sync") == 0
-    assert {term["name"]: term["measured_bytes"] for term in said["memory"]["terms"]}[
+    assert _seconds(profile, "sync") == 0
+    assert {term["name"]: term["measured_bytes"] for term in profile["memory"]["terms"]}[
         "weights"
-    ] == {term["name"]: term["plan_bytes"] for term in said["memory"]["terms"]}["weights"]
+    ] == {term["name"]: term["plan_bytes"] for term in profile["memory"]["terms"]}["weights"]
 
 
 def test_a_costly_forward_pass_is_named_by_its_operation(profiled: Run) -> None:
-    said = profiled("ddp", 2, slow.forward)
-    first = said["operations"][0]
+    profile = profiled("ddp", 2, slow.forward)
+    first = profile["operations"][0]
     assert (first["name"], first["shapes"], first["calls"]) == (
         "aten::mm",
         f"{slow.SIZE}x{slow.SIZE} {slow.SIZE}x{slow.SIZE}",
         1,
     )
-    assert max(said["parts"], key=lambda part: _seconds(said, part)) == "forward"
-    assert any(operation["collective"] for operation in said["operations"])
+    assert max(profile["parts"], key=lambda part: _seconds(profile, part)) == "forward"
+    assert any(operation["collective"] for operation in profile["operations"])
 
 
 @pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp", marks=pytest.mark.long)])
@@ -105,38 +97,38 @@ def test_the_others_wait_for_the_slowest_rank(strategy: str, profiled: Run) -> N
     """What the second rank computes longer, the first waits for: exposed, and not in its backward
     pass.
     """
-    said = profiled(strategy, 2, slow.second_rank)
-    assert said["slowest"]["rank"] == 1
-    first, second = said["ranks"]
+    profile = profiled(strategy, 2, slow.second_rank)
+    assert profile["slowest"]["rank"] == 1
+    first, second = profile["ranks"]
     assert _seconds(second, "forward") > slow.SECONDS
     assert _seconds(first, "sync") > 0.5 * slow.SECONDS
     assert _seconds(first, "sync") > _seconds(second, "sync")
 
 
 def test_threads_of_dp_are_seen_each(profiled: Run) -> None:
-    said = profiled("dp", 2)
-    assert len(said["ranks"][0]["devices_computing_seconds"]) == 2
-    assert _seconds(said, "sync") > 0
-    mm = [operation for operation in said["operations"] if operation["name"] == "aten::mm"]
+    profile = profiled("dp", 2)
+    assert len(profile["ranks"][0]["devices_computing_seconds"]) == 2
+    assert _seconds(profile, "sync") > 0
+    mm = [operation for operation in profile["operations"] if operation["name"] == "aten::mm"]
     assert sum(operation["calls"] for operation in mm) % 2 == 0
 
 
 def test_a_compiled_step_is_not_divided_by_guessing(profiled: Run) -> None:
-    said = profiled("dp", 2, slow.source, "jax")
-    assert set(said["parts"]) == {"data", "device", "other"}
-    assert _seconds(said, "data") >= slow.SECONDS
-    assert any(operation["collective"] for operation in said["operations"])
-    assert {"weights", "optimizer", "temporary"} <= said["ranks"][0]["held_bytes"].keys()
+    profile = profiled("dp", 2, slow.source, "jax")
+    assert set(profile["parts"]) == {"data", "device", "other"}
+    assert _seconds(profile, "data") >= slow.SECONDS
+    assert any(operation["collective"] for operation in profile["operations"])
+    assert {"weights", "optimizer", "temporary"} <= profile["ranks"][0]["held_bytes"].keys()
 
 
 @pytest.mark.long
 def test_a_rank_that_ends_is_told_with_its_last_words(profiled: Run, tmp_path: Path) -> None:
-    own = Pool(2, tmp_path / "ranks.log")
+    pair = Pool(2, tmp_path / "ranks.log")
     try:
         with pytest.raises(RunError, match=r"rank 1 of 2 ended[\s\S]*the last word of a rank"):
-            profiled("ddp", 2, slow.dies, ranks=own)
+            profiled("ddp", 2, slow.dies, ranks=pair)
     finally:
-        own.close()
+        pair.close()
 
 
 def test_what_is_inside_is_counted_once() -> None:
@@ -168,8 +160,8 @@ def test_the_command_writes_a_trace_and_leaves_nothing_else(
         "--json",
         cwd=tmp_path,
     )
-    said = json.loads(done.stdout)
-    assert [Path(trace["path"]).name for trace in said["traces"]] == [
+    profile = json.loads(done.stdout)
+    assert [Path(trace["path"]).name for trace in profile["traces"]] == [
         "rank-0.json.gz",
         "rank-1.json.gz",
     ]
@@ -187,8 +179,9 @@ def test_the_command_writes_a_trace_and_leaves_nothing_else(
     ],
 )
 def test_the_command_refuses_before_anything_runs(
-    flags: tuple[str, str],
+    flags: tuple[str, ...],
     says: str,
+    *,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     corpus: Path,
@@ -202,7 +195,7 @@ def test_the_command_refuses_before_anything_runs(
 
 @pytest.mark.gpu
 def test_a_gpus_own_clock(corpus: Path, tmp_path: Path) -> None:
-    said = json.loads(
+    profile = json.loads(
         samecurve(
             "profile",
             "-f",
@@ -217,6 +210,6 @@ def test_a_gpus_own_clock(corpus: Path, tmp_path: Path) -> None:
             cwd=tmp_path,
         ).stdout
     )
-    assert sum(part["share"] for part in said["parts"].values()) == pytest.approx(1)
-    assert min(_seconds(said, part) for part in ("forward", "backward", "optimizer")) > 0
-    assert any(operation["name"] == "aten::mm" for operation in said["operations"])
+    assert sum(part["share"] for part in profile["parts"].values()) == pytest.approx(1)
+    assert min(_seconds(profile, part) for part in ("forward", "backward", "optimizer")) > 0
+    assert any(operation["name"] == "aten::mm" for operation in profile["operations"])

@@ -11,10 +11,11 @@ import faults
 import pytest
 from commands import refused, samecurve, write_config
 
-from samecurve.core.config.sections import Config
 from samecurve.errors import UserError
+from samecurve.experiments.layout_runner import LayoutRunner
 from samecurve.experiments.layouts import Layout, default_layouts, parse_layout
-from samecurve.experiments.verify import Trials, Verdict, as_json, verify
+from samecurve.experiments.verdicts import Verdict, compare_layouts
+from samecurve.experiments.verify_report import as_json
 from samecurve.run.describe import describe
 from samecurve.worker.jobs.train import rehearse
 from tiny import MACHINE, config_of, tiny_values
@@ -23,39 +24,36 @@ from worlds import Pool
 TOLERANCE = 1e-10
 
 
-def tried(
+def run_layouts(
     pool: Pool,
     home: Path,
     corpus: Path,
     layouts: str,
-    rehearsal: Callable[..., Any] = rehearse,
-    **sections: Any,
-) -> tuple[Trials, Config, list[Verdict]]:
-    config = config_of(tiny_values(corpus, **sections))
-    trials = Trials(config, MACHINE, describe(config), 4, "cpu", pool, home, rehearsal)
-    return (
-        trials,
-        config,
-        list(verify(trials, [parse_layout(part) for part in layouts.split(",")], TOLERANCE)),
+    job: Callable[..., Any] = rehearse,
+) -> tuple[LayoutRunner, list[Verdict]]:
+    config = config_of(tiny_values(corpus))
+    facts = describe(config)
+    runner = LayoutRunner(
+        config, MACHINE, facts, steps=4, kind="cpu", pool=pool, home=home, job=job
     )
+    parsed = [parse_layout(part) for part in layouts.split(",")]
+    return runner, list(compare_layouts(runner, parsed, TOLERANCE))
 
 
 def test_what_is_right_passes(pool: Pool, corpus: Path, tmp_path: Path) -> None:
-    trials, config, verdicts = tried(
+    runner, verdicts = run_layouts(
         pool, tmp_path, corpus, "single,dp:3,ddp:2/4,fsdp:3,hsdp:4,ddp:2..fsdp:3..single"
     )
     assert [verdict.verdict for verdict in verdicts] == ["PASS"] * 6, verdicts
     assert all(0 <= verdict.worst <= 1e-12 for verdict in verdicts)
-    said = json.loads(as_json(trials, config, TOLERANCE, verdicts, []))
-    assert (said["passed"], said["batch"], said["layouts"][5]["layout"]) == (
-        True,
-        10,
-        "ddp:2..fsdp:3..single",
-    )
+    report = json.loads(as_json(runner, TOLERANCE, verdicts, []))
+    assert report["passed"]
+    assert report["batch"] == 10
+    assert report["layouts"][5]["layout"] == "ddp:2..fsdp:3..single"
 
 
 @pytest.mark.parametrize(
-    ("fault", "layout", "says"),
+    ("fault", "layout", "culprit"),
     [
         (faults.mean_of_means, "ddp:3", "step 1: the loss differs before any update"),
         (faults.another_seed, "ddp:2", "step 1: the loss differs before any update"),
@@ -72,21 +70,27 @@ def test_what_is_right_passes(pool: Pool, corpus: Path, tmp_path: Path) -> None:
     ],
 )
 def test_a_planted_fault_is_found_and_named(
-    fault: Callable[..., Any], layout: str, says: str, pool: Pool, corpus: Path, tmp_path: Path
+    fault: Callable[..., Any],
+    layout: str,
+    culprit: str,
+    *,
+    pool: Pool,
+    corpus: Path,
+    tmp_path: Path,
 ) -> None:
-    _, _, (sound, faulty) = tried(pool, tmp_path, corpus, f"single,{layout}", fault)
+    _, (sound, faulty) = run_layouts(pool, tmp_path, corpus, f"single,{layout}", fault)
     assert sound.verdict == "PASS"
     assert (faulty.layout, faulty.verdict, faulty.first_step) == (layout, "FAIL", 1)
     assert faulty.worst > 1e-4
-    assert faulty.culprit.startswith(says), faulty.culprit
+    assert faulty.culprit.startswith(culprit), faulty.culprit
 
 
 def test_a_rank_that_ends_fails_its_layout_and_no_other(corpus: Path, tmp_path: Path) -> None:
-    own = Pool(2, tmp_path / "log")
+    ranks = Pool(2, tmp_path / "log")
     try:
-        _, _, verdicts = tried(own, tmp_path, corpus, "ddp:2,single", faults.dies)
+        _, verdicts = run_layouts(ranks, tmp_path, corpus, "ddp:2,single", faults.dies)
     finally:
-        own.close()
+        ranks.close()
     assert [verdict.verdict for verdict in verdicts] == ["FAILED", "PASS"]
     assert "rank 1 of 2 ended" in verdicts[0].culprit
 
@@ -97,7 +101,7 @@ def test_layouts_are_read_and_refused() -> None:
     for text in ("ddp:x", "ddp:0", "dpp:2", "single:2", "ddp:2..", "ddp:2/0", ""):
         with pytest.raises(UserError, match="is no layout"):
             parse_layout(text)
-    assert [str(layout) for layout in default_layouts(2, True, ["torch"])] == [
+    assert [str(layout) for layout in default_layouts(2, ["torch"], accumulates=True)] == [
         "single",
         "dp:2",
         "ddp:2",
@@ -107,15 +111,15 @@ def test_layouts_are_read_and_refused() -> None:
         "fsdp:2/4",
         "ddp:2..fsdp:2",
     ]
-    assert Layout("ddp", 3) in default_layouts(8, False, ["torch", "jax"])
-    assert default_layouts(8, True, ["jax", "torch"])[0] == Layout("jax", 1)
+    assert Layout("ddp", 3) in default_layouts(8, ["torch", "jax"], accumulates=False)
+    assert default_layouts(8, ["jax", "torch"], accumulates=True)[0] == Layout("jax", 1)
 
 
 def test_a_layout_that_cannot_be_is_refused_before_anything_runs(
     pool: Pool, corpus: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(UserError, match="layout hsdp:3: strategy hsdp needs groups"):
-        tried(pool, tmp_path, corpus, "single,hsdp:3")
+        run_layouts(pool, tmp_path, corpus, "single,hsdp:3")
     assert not list(tmp_path.iterdir())
 
 
@@ -133,13 +137,10 @@ def test_the_command_says_pass_and_leaves_nothing_behind(
         "--json",
         cwd=tmp_path,
     )
-    said = json.loads(done.stdout)
-    assert (
-        said["passed"],
-        said["dtype"],
-        said["steps"],
-        [entry["verdict"] for entry in said["layouts"]],
-    ) == (True, "f64", 3, ["PASS", "PASS"])
+    report = json.loads(done.stdout)
+    assert report["passed"]
+    assert (report["dtype"], report["steps"]) == ("f64", 3)
+    assert [layout["verdict"] for layout in report["layouts"]] == ["PASS", "PASS"]
     assert not list((cache / "verify").iterdir())
     assert {path.name for path in tmp_path.iterdir()} == {"tiny.yaml"}
 
@@ -156,6 +157,7 @@ def test_the_command_says_pass_and_leaves_nothing_behind(
 def test_the_command_refuses_what_it_cannot_compare(
     flags: tuple[str, str],
     says: str,
+    *,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     corpus: Path,

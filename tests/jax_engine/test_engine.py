@@ -13,8 +13,9 @@ import pytest
 from commands import free_port, refused
 
 from samecurve.core.config.document import read_file
+from samecurve.experiments.layout_runner import LayoutRunner
 from samecurve.experiments.layouts import parse_layout
-from samecurve.experiments.verify import Trials, verify
+from samecurve.experiments.verdicts import compare_layouts
 from samecurve.launch.pool import JobFailed
 from samecurve.system import install_command
 from samecurve.tasks import open_task
@@ -90,9 +91,17 @@ def test_complex_weights_are_one_curve(pool: Pool, tmp_path: Path) -> None:
     for key, value in (("train.precision", "f64"), ("task", f"{EXAMPLES}/fft_jax.py:Spectral")):
         document.set(key, value, "test")
     config = jobs.config_of(document.value)
-    trials = Trials(config, MACHINE, open_task(config, "").facts(), 5, "cpu", pool, tmp_path)
+    runner = LayoutRunner(
+        config,
+        MACHINE,
+        open_task(config, "").facts(),
+        steps=5,
+        kind="cpu",
+        pool=pool,
+        home=tmp_path,
+    )
     layouts = ["jax:8", "jax-fsdp:3/4..jax:2"]
-    verdicts = list(verify(trials, [parse_layout(layout) for layout in layouts], 1e-11))
+    verdicts = list(compare_layouts(runner, [parse_layout(layout) for layout in layouts], 1e-11))
     assert [verdict.verdict for verdict in verdicts] == ["PASS"] * len(layouts), verdicts
 
 
@@ -101,8 +110,18 @@ def test_odd_parameters_layers_and_variables_are_one_curve_too(pool: Pool, tmp_p
     constants: saved, resumed, evaluated.
     """
     config = jobs.config_of(small("odd"))
-    trials = Trials(config, MACHINE, open_task(config, "").facts(), 3, "cpu", pool, tmp_path)
-    verdicts = list(verify(trials, [parse_layout(layout) for layout in ("jax-fsdp:8",)], 1e-11))
+    runner = LayoutRunner(
+        config,
+        MACHINE,
+        open_task(config, "").facts(),
+        steps=3,
+        kind="cpu",
+        pool=pool,
+        home=tmp_path,
+    )
+    verdicts = list(
+        compare_layouts(runner, [parse_layout(layout) for layout in ("jax-fsdp:8",)], 1e-11)
+    )
     assert [verdict.verdict for verdict in verdicts] == ["PASS"], verdicts
 
 

@@ -12,8 +12,9 @@ from samecurve.core.config.document import Document, read_file
 from samecurve.core.config.sections import Config, load
 from samecurve.core.planning.plan import plan
 from samecurve.core.protocols import Rank
+from samecurve.experiments.layout_runner import LayoutRunner
 from samecurve.experiments.layouts import parse_layout
-from samecurve.experiments.verify import Trials, verify
+from samecurve.experiments.verdicts import compare_layouts
 from samecurve.launch.pool import JobFailed
 from samecurve.observe.journal import read_events
 from samecurve.run.attempt import Attempt
@@ -77,11 +78,19 @@ def test_complex_weights_batch_statistics_and_ragged_text_are_one_curve(
     document.set("train.precision", "f64", "test")
     document.set("task", f"{EXAMPLES.parent}/{document.value['task']}", "test")
     config = load(document, Tasks()).config
-    trials = Trials(config, MACHINE, open_task(config, "").facts(), 5, "cpu", pool, tmp_path)
+    runner = LayoutRunner(
+        config,
+        MACHINE,
+        open_task(config, "").facts(),
+        steps=5,
+        kind="cpu",
+        pool=pool,
+        home=tmp_path,
+    )
     layouts = ["dp:3", "ddp:3", "fsdp:2", "hsdp:4", "fsdp:3..dp:2..ddp:4"] + (
         ["fsdp:3/2"] if example != "batchnorm" else []
     )
-    verdicts = list(verify(trials, [parse_layout(layout) for layout in layouts], 1e-11))
+    verdicts = list(compare_layouts(runner, [parse_layout(layout) for layout in layouts], 1e-11))
     assert [verdict.verdict for verdict in verdicts] == ["PASS"] * len(layouts), verdicts
 
 

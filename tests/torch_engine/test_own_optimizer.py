@@ -17,8 +17,9 @@ from samecurve.core.planning.plan import plan
 from samecurve.core.protocols import ArrayShard
 from samecurve.data.feed import Feed
 from samecurve.errors import UserError
+from samecurve.experiments.layout_runner import LayoutRunner
 from samecurve.experiments.layouts import parse_layout
-from samecurve.experiments.verify import Trials, verify
+from samecurve.experiments.verdicts import compare_layouts
 from samecurve.tasks import Tasks, open_task
 from samecurve.torch_engine.engine import TorchEngine
 from samecurve.torch_engine.model import cast_weights
@@ -77,8 +78,16 @@ def test_a_tasks_own_optimizer_is_one_curve(
             else {"lr": 1e-2}
         ),
     )
-    trials = Trials(config, MACHINE, open_task(config, "").facts(), 4, "cpu", pool, tmp_path)
-    verdicts = list(verify(trials, [parse_layout(layout) for layout in layouts], 1e-12))
+    runner = LayoutRunner(
+        config,
+        MACHINE,
+        open_task(config, "").facts(),
+        steps=4,
+        kind="cpu",
+        pool=pool,
+        home=tmp_path,
+    )
+    verdicts = list(compare_layouts(runner, [parse_layout(layout) for layout in layouts], 1e-12))
     assert [verdict.verdict for verdict in verdicts] == ["PASS"] * len(layouts), verdicts
 
 

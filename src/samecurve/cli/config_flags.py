@@ -239,8 +239,8 @@ def load_config(flags: Flags, *, say: bool, loud: bool = True) -> "LoadedConfig"
 def _load(document: "Document", name: str, converted: "ConvertedConfig | None") -> "LoadedConfig":
     """The document, checked.
 
-    InvalidConfigError: what another tool's config asks for and is not served, with all that is wrong
-    otherwise.
+    InvalidConfigError: what another tool's config asks for and is not served, with all that is
+    wrong otherwise.
     """
     from samecurve.core.config.sections import load
     from samecurve.tasks import Tasks

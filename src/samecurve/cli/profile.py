@@ -48,4 +48,12 @@ def profile(*, steps: int, top: int, trace: Path | None, as_json: bool, **flags:
     from samecurve.experiments.profile import profile as profile_config
 
     loaded = load_config(flags, say=not as_json)
-    sys.exit(profile_config(loaded, steps, top, trace, as_json, speed_measure(loaded)))
+    code = profile_config(
+        loaded,
+        steps=steps,
+        top=top,
+        trace=trace,
+        as_json=as_json,
+        measure_speeds=speed_measure(loaded),
+    )
+    sys.exit(code)

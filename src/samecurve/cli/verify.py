@@ -36,10 +36,11 @@ def verify(
     A few steps in each layout, against one device.
     """
     exit_on_sigterm()
-    from samecurve.experiments.proof import prove
+    from samecurve.experiments.verify import verify as verify_config
 
     if bits or flags["exact"]:
         flags["exact"] = True
     else:
         flags["dtype"] = flags["dtype"] or "f64"
-    sys.exit(prove(load_config(flags, say=not as_json), layouts, steps, as_json))
+    loaded = load_config(flags, say=not as_json)
+    sys.exit(verify_config(loaded, layouts, steps=steps, as_json=as_json))

@@ -29,8 +29,8 @@ from samecurve.core.planning.machine import Machine
 from samecurve.core.planning.plan import Plan, plan
 from samecurve.core.profile_types import ProfileSchedule, durations
 from samecurve.errors import UserError
-from samecurve.experiments.profile import measure, short
-from samecurve.experiments.profiled import Profile
+from samecurve.experiments.profile import run_profile, shorten
+from samecurve.experiments.profile_text import Profile
 from samecurve.experiments.scratch import scratch
 from samecurve.launch.pool import Pool, pool
 from samecurve.system import cache_home, write_json
@@ -141,7 +141,7 @@ def _trial(
         "batch": Batch(samples=made.num_devices * size * parts, per_device=size),
         "schedule": config.schedule.model_copy(update={"scale_lr": "none"}),
     }
-    return short(plan(config.model_copy(update=fields), machine, facts), _COURSE), size
+    return shorten(plan(config.model_copy(update=fields), machine, facts), _COURSE), size
 
 
 def _tried(
@@ -150,7 +150,9 @@ def _tried(
     """(seconds of a step beside forward and backward, those of each device's forward and backward
     in a step).
     """
-    found = measure(with_even_balance(config), made, _COURSE, ranks, home, watched=watched)
+    found = run_profile(
+        with_even_balance(config), made, _COURSE, ranks=ranks, home=home, job=watched
+    )
     shutil.rmtree(home / "run")
     own = _computing(found)
     return max(0.0, statistics.median(durations(found.ranks)) - max(own)), own

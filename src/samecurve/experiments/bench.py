@@ -41,7 +41,7 @@ from samecurve.experiments.layouts import (
     parse_strategies,
     parse_worlds,
 )
-from samecurve.experiments.profile import measure, watched_plan
+from samecurve.experiments.profile import plan_profile, run_profile
 from samecurve.experiments.results import Results
 from samecurve.experiments.scratch import scratch
 from samecurve.launch.pool import Pool, pool
@@ -144,20 +144,20 @@ def laid_out(
     """
     there = _devices(config, machine)
     gpus = there[0].kind == "cuda"
-    if gpus and layout.world > len(there):
+    if gpus and layout.num_devices > len(there):
         return Trial(
             layout,
             config,
             refused=UserError(
-                f"{layout.world} GPUs are asked for, {len(there)} are there",
+                f"{layout.num_devices} GPUs are asked for, {len(there)} are there",
                 "--devices cpu tries it with CPU ranks",
                 "--worlds",
             ),
         )
     use = (
-        ",".join(str(device.index) for device in there[: layout.world])
+        ",".join(str(device.index) for device in there[: layout.num_devices])
         if gpus
-        else f"cpu:{layout.world}"
+        else f"cpu:{layout.num_devices}"
     )
     placed = {"use": use, "strategy": layout.strategy}
     quiet = {
@@ -173,7 +173,7 @@ def laid_out(
             return Trial(
                 layout,
                 tried,
-                watched_plan(tried, machine, with_speeds(tried, machine, facts), course),
+                plan_profile(tried, machine, with_speeds(tried, machine, facts), course),
                 without=tuple(f"devices.{name}: {refused[0].cause}" for name in left_out),
             )
         except UserError as error:
@@ -241,7 +241,8 @@ def _tried(
             else pool(trial.made.world_size, home / "ranks.log", _PATIENCE)
         ) as warm:
             return Row(
-                trial, measure(trial.config, trial.made, course, warm, home, watched=watched)
+                trial,
+                run_profile(trial.config, trial.made, course, ranks=warm, home=home, job=watched),
             )
     except SamecurveError as error:
         return Row(trial, failed=error)

@@ -13,7 +13,7 @@ from samecurve.core.planning.plan import Plan
 from samecurve.core.profile_types import MEANING, ProfileSchedule
 from samecurve.errors import SamecurveError, UserError
 from samecurve.experiments.layouts import Layout
-from samecurve.experiments.profiled import Profile, measured_json
+from samecurve.experiments.profile_text import Profile, measured_json
 from samecurve.observe.plan_text import arithmetic
 from samecurve.units import show_bytes, show_count
 
@@ -87,7 +87,7 @@ def row_json(row: Row, base: Profile | None) -> dict[str, Any]:
         "layout": str(trial.layout),
         "status": status,
         "strategy": trial.layout.strategy,
-        "world": trial.layout.world,
+        "world": trial.layout.num_devices,
     }
     if made:
         values |= {

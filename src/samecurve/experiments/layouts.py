@@ -1,5 +1,6 @@
-"""What `samecurve verify` and `samecurve bench` call layouts: how a model lies on devices, and
-which of them they try where nobody says.
+"""Layouts of `samecurve verify` and `samecurve bench`: how a model lies on devices, as text.
+
+Also which of them are tried where nobody says.
 """
 
 import re
@@ -12,129 +13,135 @@ from samecurve.core.config.sections import StrategyName
 from samecurve.errors import UserError
 
 JAX = {"jax": "dp", "jax-fsdp": "fsdp"}  # what layouts of engine jax are called -> its strategies
-_PART = rf"(?P<strategy>{'|'.join([*get_args(StrategyName), *reversed(JAX)])})(?::(?P<world>\d+))?(?:/(?P<rounds>\d+))?"
+_STRATEGIES = "|".join([*get_args(StrategyName), *reversed(JAX)])
+_LEG = re.compile(rf"(?P<strategy>{_STRATEGIES})(?::(?P<devices>\d+))?(?:/(?P<accumulation>\d+))?")
 
 
 @dataclass(frozen=True)
 class Layout:
-    """strategy:world, /rounds of accumulation; then: another one that goes on from what this one
-    saved half way.
-    """
+    """Written ddp:2, with accumulation steps ddp:2/4, resumed by another layout ddp:2..fsdp:3."""
 
     strategy: str
-    world: int
-    rounds: int | None = None
-    then: "Layout | None" = None
+    num_devices: int
+    accumulation_steps: int | None = None  # None: as many as the plan takes
+    resumed_by: "Layout | None" = None  # goes on from what this one saved half way
 
     def __str__(self) -> str:
-        own = self.strategy if self.strategy == "single" else f"{self.strategy}:{self.world}"
-        return (
-            own
-            + (f"/{self.rounds}" if self.rounds else "")
-            + (f"..{self.then}" if self.then else "")
-        )
+        text = self.strategy
+        if self.strategy != "single":
+            text += f":{self.num_devices}"
+        if self.accumulation_steps:
+            text += f"/{self.accumulation_steps}"
+        if self.resumed_by:
+            text += f"..{self.resumed_by}"
+        return text
 
     @property
     def engine(self) -> str:
         return "jax" if self.strategy in JAX else "torch"
 
     @property
-    def deals(self) -> bool:
-        """Whether its devices may take unequal numbers of slots."""
-        return self.strategy in {"dp", "ddp"} and self.world > 1 and not self.rounds
+    def can_be_uneven(self) -> bool:
+        """Whether its devices may take unequal numbers of microbatches."""
+        several = self.num_devices > 1 and not self.accumulation_steps
+        return several and self.strategy in {"dp", "ddp"}
 
     @property
     def legs(self) -> "list[Layout]":
-        return [self, *(self.then.legs if self.then else [])]
+        """Itself, and those that go on one after the other."""
+        return [self, *(self.resumed_by.legs if self.resumed_by else [])]
 
     @property
-    def most(self) -> int:
+    def max_processes(self) -> int:
         """Processes at once: jax's devices are all in one."""
-        return max(1 if self.engine == "jax" else self.world, self.then.most if self.then else 1)
+        return max(1 if leg.engine == "jax" else leg.num_devices for leg in self.legs)
 
 
 def parse_layout(text: str) -> Layout:
     """'ddp:2', 'fsdp:3/4', 'ddp:2..fsdp:3'. UserError: none of these."""
-    made: Layout | None = None
-    for part in reversed(text.strip().split("..")):
-        found = re.fullmatch(_PART, part)
-        world = int(found["world"] or 1) if found else 0
-        if (
-            not found
-            or not 1 <= world <= 64
-            or (found["strategy"] == "single" and world != 1)
-            or found["rounds"] == "0"
-        ):
+    legs = [_parse_leg(part) for part in text.strip().split("..")]
+    layout: Layout | None = None
+    for leg in reversed(legs):
+        if leg is None:
             raise UserError(
                 f"--layouts: {text!r} is no layout",
-                "for example single, ddp:2, jax:4, jax-fsdp:2, ddp:2/4 (4 rounds of accumulation),"
+                "for example single, ddp:2, jax:4, jax-fsdp:2, ddp:2/4 (4 accumulation steps),"
                 " ddp:2..fsdp:3 (saved by the one, resumed by the other)",
                 "--layouts",
             )
-        made = Layout(
-            found["strategy"], world, int(found["rounds"]) if found["rounds"] else None, made
-        )
-    assert made is not None
-    return made
+        layout = Layout(leg.strategy, leg.num_devices, leg.accumulation_steps, layout)
+    assert layout is not None
+    return layout
 
 
-def default_bits(devices: int, engines: Sequence[str]) -> list[Layout]:
-    """What train.exact serves: each engine beside itself on one device, which has other bits than
-    the other's.
+def _parse_leg(text: str) -> Layout | None:
+    match = _LEG.fullmatch(text)
+    if match is None or match["accumulation"] == "0":
+        return None
+    strategy, num_devices = match["strategy"], int(match["devices"] or 1)
+    if not 1 <= num_devices <= 64 or (strategy == "single" and num_devices != 1):
+        return None
+    return Layout(strategy, num_devices, int(match["accumulation"] or 0) or None)
+
+
+def default_bits(num_devices: int, engines: Sequence[str]) -> list[Layout]:
+    """What train.exact serves: each engine beside itself on one device.
+
+    The other engine has other bits.
     """
-    worlds = (
-        [*range(2, devices + 1)]
-        if devices < 4
-        else [2, 3, *(world for world in (4, 8) if world <= devices)]
-    )
+    if num_devices < 4:
+        counts = list(range(2, num_devices + 1))
+    else:
+        counts = [2, 3, *(count for count in (4, 8) if count <= num_devices)]
     torch = [
         Layout("single", 1),
-        *(Layout(strategy, world) for strategy in ("dp", "ddp") for world in worlds),
-        Layout("ddp", 2, None, Layout("single", 1, None, Layout("ddp", worlds[-1]))),
+        *(Layout(strategy, count) for strategy in ("dp", "ddp") for count in counts),
+        Layout("ddp", 2, None, Layout("single", 1, None, Layout("ddp", counts[-1]))),
     ]
     jax = [
-        *(Layout("jax", world) for world in (1, 2, 4, 8)),
+        *(Layout("jax", count) for count in (1, 2, 4, 8)),
         Layout("jax", 2, None, Layout("jax", 4, None, Layout("jax", 1))),
     ]
     return [layout for engine in engines for layout in {"torch": torch, "jax": jax}[engine]]
 
 
-def default_layouts(devices: int, accumulates: bool, engines: Sequence[str]) -> list[Layout]:
-    """devices: how many there are to try.
+def default_layouts(num_devices: int, engines: Sequence[str], *, accumulates: bool) -> list[Layout]:
+    """What is tried to a tolerance.
 
-    accumulates: whether the model may be split into rounds. engines: which can train it, the
-    config's own first.
+    num_devices: how many there are to try
+    engines: which can train it, the config's own first
+    accumulates: whether the batch may be split into microbatches
     """
-    worlds = [2, 3] if devices >= 3 else [2]
-    alone, other = [_torch_layouts(worlds, accumulates), _jax_layouts(worlds, accumulates)][
-        :: 1 if engines[0] == "torch" else -1
-    ]
-    if len(engines) == 1:
-        return alone
-    return [
-        *alone,
-        *other,
-        Layout("ddp", 2, None, Layout("jax", worlds[-1], None, Layout("fsdp", 2))),
-    ]
+    counts = [2, 3] if num_devices >= 3 else [2]
+    by_engine = {
+        "torch": _torch_layouts(counts, accumulates=accumulates),
+        "jax": _jax_layouts(counts, accumulates=accumulates),
+    }
+    layouts = [layout for engine in engines for layout in by_engine[engine]]
+    if len(engines) > 1:
+        through_both = Layout("ddp", 2, None, Layout("jax", counts[-1], None, Layout("fsdp", 2)))
+        layouts.append(through_both)
+    return layouts
 
 
-def _jax_layouts(worlds: Sequence[int], accumulates: bool) -> list[Layout]:
-    found = [Layout("jax", 1), *(Layout(strategy, world) for strategy in JAX for world in worlds)]
-    return [
-        *found,
-        *([Layout("jax", 2, 4)] if accumulates else []),
-        Layout("jax", 2, None, Layout("jax-fsdp", worlds[-1])),
-    ]
-
-
-def _torch_layouts(worlds: Sequence[int], accumulates: bool) -> list[Layout]:
-    found = [
-        Layout("single", 1),
-        *(Layout(strategy, world) for strategy in ("dp", "ddp", "fsdp") for world in worlds),
+def _jax_layouts(counts: Sequence[int], *, accumulates: bool) -> list[Layout]:
+    layouts = [
+        Layout("jax", 1),
+        *(Layout(strategy, count) for strategy in JAX for count in counts),
     ]
     if accumulates:
-        found += [Layout("single", 1, 4), Layout("ddp", 2, 4), Layout("fsdp", worlds[-1], 4)]
-    return [*found, Layout("ddp", 2, None, Layout("fsdp", worlds[-1]))]
+        layouts.append(Layout("jax", 2, 4))
+    return [*layouts, Layout("jax", 2, None, Layout("jax-fsdp", counts[-1]))]
+
+
+def _torch_layouts(counts: Sequence[int], *, accumulates: bool) -> list[Layout]:
+    layouts = [
+        Layout("single", 1),
+        *(Layout(strategy, count) for strategy in ("dp", "ddp", "fsdp") for count in counts),
+    ]
+    if accumulates:
+        layouts += [Layout("single", 1, 4), Layout("ddp", 2, 4), Layout("fsdp", counts[-1], 4)]
+    return [*layouts, Layout("ddp", 2, None, Layout("fsdp", counts[-1]))]
 
 
 def parse_worlds(text: str) -> list[int]:
@@ -149,45 +156,40 @@ def parse_worlds(text: str) -> list[int]:
     return sorted(set(map(int, parts)))
 
 
-def default_worlds(devices: int) -> list[int]:
+def default_worlds(num_devices: int) -> list[int]:
     """1, 2, 4, ... and all of them."""
-    return sorted(
-        {
-            1,
-            devices,
-            *(1 << power for power in range(devices.bit_length()) if 1 << power <= devices),
-        }
-    )
+    powers = [1 << power for power in range(num_devices.bit_length())]
+    return sorted({1, num_devices, *(power for power in powers if power <= num_devices)})
 
 
 def parse_strategies(text: str) -> list[str]:
     """UserError: one of them is none."""
-    names = list(dict.fromkeys(part.strip() for part in text.split(",")))
-    for name in names:
-        if name not in get_args(StrategyName):
+    strategies = list(dict.fromkeys(part.strip() for part in text.split(",")))
+    known = get_args(StrategyName)
+    for strategy in strategies:
+        if strategy not in known:
             raise UserError(
-                f"--strategies: {name!r} is no strategy",
-                suggest(name, get_args(StrategyName))
-                or f"some of {', '.join(get_args(StrategyName))}",
+                f"--strategies: {strategy!r} is no strategy",
+                suggest(strategy, known) or f"some of {', '.join(known)}",
                 "--strategies",
             )
-    return names
+    return strategies
 
 
 def bench_layouts(
     worlds: Sequence[int], strategies: Sequence[str] | None, engine: str
 ) -> list[Layout]:
-    """The smallest world first.
+    """The smallest number of devices first.
 
-    strategies None: what suits the engine. One device has nothing to share, so there it is
-    `single`, whatever the strategy.
+    strategies: None: what suits the engine. One device has nothing to share, so there it is
+        `single`, whatever the strategy
     """
     names = strategies or {"torch": ["ddp", "dp", "fsdp"], "jax": ["dp", "fsdp"]}[engine]
-    several = [name for name in names if name != "single"]
-    return [
-        layout
-        for world in worlds
-        for layout in (
-            [Layout("single", 1)] if world == 1 else [Layout(name, world) for name in several]
-        )
-    ]
+    parallel = [name for name in names if name != "single"]
+    layouts = []
+    for world in worlds:
+        if world == 1:
+            layouts.append(Layout("single", 1))
+        else:
+            layouts += [Layout(name, world) for name in parallel]
+    return layouts

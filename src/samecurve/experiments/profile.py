@@ -20,13 +20,13 @@ from samecurve.core.planning.machine import Machine
 from samecurve.core.planning.plan import Intervals, Plan, plan
 from samecurve.core.profile_types import ProfileSchedule, RankProfile
 from samecurve.errors import RunError, UserError
-from samecurve.experiments.profiled import Profile, Traced, as_json, as_text, head
-from samecurve.experiments.scratch import scratch
+from samecurve.experiments.profile_text import Profile, TraceFile, as_text, head
+from samecurve.experiments.profile_text import as_json as profile_json
+from samecurve.experiments.scratch import make_run, run_on_ranks, scratch
 from samecurve.launch.pool import JobFailed, Pool, pool
 from samecurve.probe import probe
 from samecurve.run.attempt import Attempt
 from samecurve.run.describe import describe
-from samecurve.run.directory import Run
 from samecurve.worker.jobs.profile import watch_rank
 
 _PATIENCE = 3600.0  # seconds for all steps
@@ -35,18 +35,19 @@ _LOG_LINES = 12
 
 
 @dataclass(frozen=True)
-class Place:
+class TraceTarget:
     """Where traces go: a file, for the first rank's, or a directory for all of them."""
 
     path: Path
 
     @property
-    def file(self) -> bool:
+    def is_file(self) -> bool:
         return self.path.name.endswith(_FILES)
 
     def check(self) -> None:
         """UserError: something is there, or nothing can be written there."""
-        if self.path.exists() and (self.file or not self.path.is_dir() or any(self.path.iterdir())):
+        empty_directory = self.path.is_dir() and not any(self.path.iterdir())
+        if self.path.exists() and (self.is_file or not empty_directory):
             raise UserError(
                 f"--trace: {self.path} is there already", "another name, or take it away", "--trace"
             )
@@ -61,22 +62,25 @@ class Place:
                 "--trace",
             ) from None
 
-    def publish(self, found: Sequence[RankProfile]) -> list[Traced]:
+    def publish(self, ranks: Sequence[RankProfile]) -> list[TraceFile]:
         """Whole files only: copied beside their place, then renamed."""
-        traces = [Path(one.trace) for one in found if one.trace]
+        traces = [Path(rank.trace) for rank in ranks if rank.trace]
         self.path.parent.mkdir(parents=True, exist_ok=True)
         part = self.path.with_name(f"{self.path.name}.part-{os.getpid()}")
         try:
-            if self.file:
-                _copy(traces[0], part, self.path.name.endswith(".gz"))
+            if self.is_file:
+                if self.path.name.endswith(".gz"):
+                    shutil.copyfile(traces[0], part)
+                else:
+                    _unpack(traces[0], part)
                 part.rename(self.path)
-                return [_traced(self.path)]
+                return [_trace_file(self.path)]
             part.mkdir()
-            names = [f"rank-{one.rank}.json.gz" for one in found]
+            names = [f"rank-{rank.rank}.json.gz" for rank in ranks]
             for trace, name in zip(traces, names, strict=True):
-                _copy(trace, part / name, True)
+                shutil.copyfile(trace, part / name)
             part.rename(self.path)
-            return [_traced(self.path / name) for name in names]
+            return [_trace_file(self.path / name) for name in names]
         finally:
             if part.is_dir():
                 shutil.rmtree(part, ignore_errors=True)
@@ -84,112 +88,115 @@ class Place:
                 part.unlink(missing_ok=True)
 
 
-def _copy(trace: Path, to: Path, packed: bool) -> None:
-    if packed:
-        shutil.copyfile(trace, to)
-        return
-    with gzip.open(trace) as read, open(to, "wb") as written:
-        shutil.copyfileobj(read, written)
+def _unpack(trace: Path, to: Path) -> None:
+    with gzip.open(trace) as source, open(to, "wb") as target:
+        shutil.copyfileobj(source, target)
 
 
-def _traced(path: Path) -> Traced:
-    return Traced(str(path), path.stat().st_size)
+def _trace_file(path: Path) -> TraceFile:
+    return TraceFile(str(path), path.stat().st_size)
 
 
 def profile(
     loaded: LoadedConfig,
+    *,
     steps: int,
     top: int,
     trace: Path | None,
-    json: bool,
-    known: Measure | None = None,
+    as_json: bool,
+    measure_speeds: Measure | None = None,
 ) -> int:
-    """known: measures what the plan is to know.
+    """Prints what was measured; returns the exit code.
 
-    Prints what was found; returns the exit code. SamecurveError: a rank failed, or the trace can't
-    be written (after all else was printed).
+    steps: that are timed
+    top: so many of the costliest operations
+    trace: where traces go
+    measure_speeds: of the devices, if the plan is to know them
+
+    SamecurveError: a rank failed, or the trace can't be written (after all else was printed).
     """
     config, machine = loaded.config, probe()
-    place = Place(trace) if trace else None
-    if place:
-        place.check()
+    target = TraceTarget(trace) if trace else None
+    if target:
+        target.check()
     facts = describe(config)
-    facts = known(config, machine, facts) if known else facts
-    course = ProfileSchedule(timed=steps)
-    made = watched_plan(config, machine, facts, course)
-    if not json:
-        click.echo(head(made, course), err=True)
-    failed: OSError | None = None
-    with scratch("profile") as home, pool(made.world_size, home / "ranks.log", _PATIENCE) as ranks:
-        found = measure(config, made, course, ranks, home, place is not None)
+    if measure_speeds:
+        facts = measure_speeds(config, machine, facts)
+    schedule = ProfileSchedule(timed=steps)
+    plan = plan_profile(config, machine, facts, schedule)
+    if not as_json:
+        click.echo(head(plan, schedule), err=True)
+    unwritten: OSError | None = None
+    with scratch("profile") as home, pool(plan.world_size, home / "ranks.log", _PATIENCE) as ranks:
+        profile = run_profile(
+            config, plan, schedule, ranks=ranks, home=home, keep_traces=target is not None
+        )
         try:
-            traces = place.publish(found.ranks) if place else []
+            traces = target.publish(profile.ranks) if target else []
         except OSError as error:
-            traces, failed = [], error
-    found = replace(found, traces=tuple(traces))
-    click.echo(as_json(found, loaded.name, top) if json else as_text(found, top))
-    if failed and place:
+            traces, unwritten = [], error
+    profile = replace(profile, traces=tuple(traces))
+    click.echo(profile_json(profile, loaded.name, top) if as_json else as_text(profile, top))
+    if unwritten and target:
         raise RunError(
-            f"the trace was not written to {place.path}: {failed.strerror}",
+            f"the trace was not written to {target.path}: {unwritten.strerror}",
             "another --trace",
             "--trace",
-        ) from failed
+        ) from unwritten
     return 0
 
 
-def watched_plan(config: Config, machine: Machine, facts: Facts, course: ProfileSchedule) -> Plan:
+def plan_profile(config: Config, machine: Machine, facts: Facts, schedule: ProfileSchedule) -> Plan:
     """The config's own plan, for as many steps as are watched; neither evaluated nor saved."""
-    return short(plan(config, machine, facts), course)
+    return shorten(plan(config, machine, facts), schedule)
 
 
-def short(made: Plan, course: ProfileSchedule) -> Plan:
+def shorten(plan: Plan, schedule: ProfileSchedule) -> Plan:
     """Only as many steps as are watched."""
     return replace(
-        made,
-        steps=course.steps,
+        plan,
+        steps=schedule.steps,
         eval_samples=0,
-        every=Intervals(log=made.every.log, evaluate=0, save=0, sample=0),
+        every=Intervals(log=plan.every.log, evaluate=0, save=0, sample=0),
     )
 
 
-def measure(
+def run_profile(
     config: Config,
-    made: Plan,
-    course: ProfileSchedule,
+    plan: Plan,
+    schedule: ProfileSchedule,
+    *,
     ranks: Pool,
     home: Path,
-    traced: bool = False,
-    watched: Callable[..., Any] = watch_rank,
+    keep_traces: bool = False,
+    job: Callable[..., Any] = watch_rank,
 ) -> Profile:
-    """traced: the profiler's traces are kept.
+    """The steps of a plan, watched.
 
-    watched: what a rank does, replaced only to plant faults. RunError: a rank failed, with the last
-    lines it wrote if it ended without a word.
+    home: where the run lies
+    keep_traces: of the profiler
+    job: what a rank does, replaced only to plant faults
+
+    RunError: a rank failed, with the last lines it wrote if it ended without a word.
     """
-    run = Run(home / "run")
-    run.logs.mkdir(parents=True)
-    run.write(config, made, {}, {})
+    run = make_run(home / "run", config, plan)
+    attempt = Attempt("profile", str(run.home)).to_json()
     try:
-        found = ranks.run(
-            made.world_size,
-            watched,
-            Attempt("profile", str(run.home)).to_json(),
-            course,
-            traced,
-            backend=made.backend if made.backend in {"gloo", "nccl"} else "gloo",
-        )
+        profiles = run_on_ranks(ranks, plan, job, attempt, schedule, keep_traces)
     except JobFailed as error:
-        raise RunError(
-            f"{error.cause}\n{_last_words(error, home / 'ranks.log')}".rstrip(),
-            error.remedy
-            or ("`samecurve plan --probe-batch` tries what fits" if error.ended else ""),
-        ) from None
-    return Profile(made, course, tuple(one.whole() for one in found))
+        remedy = error.remedy
+        if error.ended and not remedy:
+            remedy = "`samecurve plan --probe-batch` tries what fits"
+        cause = f"{error.cause}\n{_last_words(error, home / 'ranks.log')}".rstrip()
+        raise RunError(cause, remedy) from None
+    return Profile(plan, schedule, tuple(rank.whole() for rank in profiles))
 
 
 def _last_words(error: JobFailed, log: Path) -> str:
     """Of a rank that ended: what it wrote; of one that failed without a remedy of ours: where."""
     if error.ended and log.exists():
         return "\n".join(log.read_text(errors="replace").splitlines()[-_LOG_LINES:])
-    at = error.trace.rfind("  File ")
-    return "" if error.remedy or at < 0 else "\n".join(error.trace[at:].splitlines()[:2])
+    innermost = error.trace.rfind("  File ")
+    if error.remedy or innermost < 0:
+        return ""
+    return "\n".join(error.trace[innermost:].splitlines()[:2])

@@ -1,0 +1,228 @@
+"""Trains the same few steps of one config in one layout after another, for `samecurve verify`.
+
+The reference is one device, unbroken. Every other layout trains one step, saves, and goes on from
+what it saved, so that its restart is proved too; and what one layout saved is resumed by another.
+Dropout is off and the global batch the config's own.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from samecurve.checkpoint.format import load, name_of
+from samecurve.core.config.sections import Batch, Config
+from samecurve.core.planning.balance import with_even_balance
+from samecurve.core.planning.facts import Facts
+from samecurve.core.planning.machine import Machine
+from samecurve.core.planning.plan import Plan, plan
+from samecurve.core.protocols import StoredArrays
+from samecurve.errors import UserError
+from samecurve.experiments.layouts import JAX, Layout
+from samecurve.experiments.scratch import make_run, run_on_ranks
+from samecurve.launch.pool import Pool, pool
+from samecurve.observe.journal import read_events
+from samecurve.run.attempt import Attempt
+from samecurve.run.directory import Run
+from samecurve.worker.jobs.train import rehearse
+
+STEPS = 6  # of each layout, where nobody says
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trajectory:
+    """What a layout did."""
+
+    losses: list[float | None]  # of each step; None: not finite
+    norms: list[float | None]  # of its gradient
+    arrays: StoredArrays  # of the last state
+    gradient: Mapping[str, np.ndarray]  # of the first step by parameter; empty: not saved
+
+
+class LayoutRunner:
+    """Runs layouts of one config on warm ranks."""
+
+    def __init__(
+        self,
+        config: Config,
+        machine: Machine,
+        facts: Facts,
+        *,
+        steps: int | None,
+        kind: str,
+        pool: Pool,
+        home: Path,
+        job: Callable[..., Any] = rehearse,
+    ) -> None:
+        """UserError: the config trains fewer steps.
+
+        facts: of the config's task
+        steps: optimizer steps of each layout; None: 6, or all that the run has
+        kind: of device: cpu or cuda
+        home: where the runs lie
+        job: what a rank does, replaced only to plant faults
+        """
+        one_device = (
+            _on_one_device(config, kind) if config.batch.samples else with_even_balance(config)
+        )
+        config_plan = plan(one_device, machine, facts)
+        if steps is not None and steps > config_plan.steps:
+            raise UserError(
+                f"--steps {steps}: the config trains {config_plan.steps}",
+                f"--steps {config_plan.steps}, or a longer run",
+                "--steps",
+            )
+        self.config, self.kind = config, kind
+        self.steps = steps or min(STEPS, config_plan.steps)
+        self.batch = config_plan.global_batch_size
+        self._micro_batch_size = config_plan.micro_batch_size
+        self._machine, self._facts = machine, facts
+        self._pool, self._home, self._job = pool, home, job
+        self._references: dict[str, Trajectory] = {}
+
+    @property
+    def exact(self) -> bool:
+        return self.config.train.exact
+
+    def plan(self, layout: Layout) -> Plan:
+        """UserError: this model can't be laid out so on this machine."""
+        return plan(self._config_of(layout), self._machine, self._facts)
+
+    def _config_of(self, layout: Layout) -> Config:
+        if self.kind == "cpu":
+            use = f"cpu:{layout.num_devices}"
+        else:
+            gpus = self._machine.devices[: layout.num_devices]
+            use = ",".join(str(gpu.index) for gpu in gpus)
+        config = self.config
+        devices = {
+            "use": use,
+            "strategy": JAX.get(layout.strategy, layout.strategy),
+            "shards": None,
+            "compress": "none",
+            "balance": self._balance(layout),
+        }
+        # jax compiles anyway
+        train = {"compile": config.train.compile and layout.engine == "torch"}
+        return config.model_copy(
+            update={
+                "engine": layout.engine,
+                "devices": config.devices.model_copy(update=devices),
+                "batch": self._batch(layout),
+                "train": config.train.model_copy(update=train),
+            }
+        )
+
+    def _balance(self, layout: Layout) -> str | tuple[float, ...]:
+        """The speeds that the config gives, where there are as many devices to assign by them."""
+        speeds = self.config.devices.balance
+        if isinstance(speeds, str) or len(speeds) != layout.num_devices:
+            return "even"
+        return speeds if layout.can_be_uneven else "even"
+
+    def _batch(self, layout: Layout) -> Batch:
+        if not self.exact:
+            return Batch(samples=self.batch, accumulate=layout.accumulation_steps)
+        if layout.accumulation_steps:
+            raise UserError(
+                "train.exact: accumulation steps follow from the microbatches, whose size is the"
+                " same on any devices",
+                "--set batch.per_device=N for microbatches of N samples",
+                "--layouts",
+            )
+        return Batch(samples=self.batch, per_device=self._micro_batch_size)
+
+    def reference(self, engine: str) -> Trajectory:
+        """One device, unbroken; its first step once more, to be saved by itself.
+
+        Where every bit counts, of this engine; else of the config's.
+        """
+        if not self.exact:
+            engine = self.config.engine
+        if engine not in self._references:
+            single = Layout("jax" if engine == "jax" else "single", 1)
+            first_step = self._run(f"reference-{engine}-first", [(single, 1)])
+            run = self._run(f"reference-{engine}", [(single, self.steps)])
+            self._references[engine] = self._trajectory(run, first_step)
+        return self._references[engine]
+
+    def trajectory(self, layout: Layout) -> Trajectory:
+        """JobFailed: a rank failed."""
+        if layout.resumed_by:
+            count = len(layout.legs)
+            legs = [
+                (leg, self.steps * number // count)
+                for number, leg in enumerate(layout.legs, start=1)
+            ]
+            return self._trajectory(self._run(str(layout), legs), None)
+        legs = [(layout, 1)]
+        if self.steps > 1:
+            legs.append((layout, self.steps))
+        run = self._run(str(layout), legs)
+        return self._trajectory(run, run)
+
+    def _run(self, name: str, legs: Sequence[tuple[Layout, int]]) -> Run:
+        """legs: layouts, each with the step at which it saves and the next one goes on."""
+        name = re.sub(r"[^A-Za-z0-9-]+", "-", name)
+        checkpoint: Path | None = None
+        for layout, until in legs:
+            leg_plan = self.plan(layout)
+            run = make_run(self._home / name, self._config_of(layout), leg_plan)
+            resume = str(checkpoint) if checkpoint else None
+            self._train(leg_plan, Attempt(name, str(run.home), resume, until))
+            checkpoint = run.checkpoints / name_of(until)
+        return run
+
+    def _train(self, plan: Plan, attempt: Attempt) -> None:
+        grouped = 1 < plan.shards < plan.num_devices
+        if grouped and plan.num_devices < self._pool.size:
+            # its groups are made by all processes that there are
+            with pool(plan.num_devices) as ranks:
+                run_on_ranks(ranks, plan, self._job, attempt.to_json())
+        else:
+            run_on_ranks(self._pool, plan, self._job, attempt.to_json())
+
+    def _trajectory(self, run: Run, first_step: Run | None) -> Trajectory:
+        """first_step: the run that saved it; None: none did."""
+        steps = [event.values for event in read_events(run.journal) if event.kind == "step"]
+        norms = [values["grad_norm"] for values in steps]
+        arrays = load(run.checkpoints / name_of(self.steps)).arrays
+        return Trajectory(
+            losses=[values["loss"] for values in steps],
+            norms=norms,
+            arrays=arrays,
+            gradient=self._first_gradient(first_step, norms[0]) if first_step else {},
+        )
+
+    def _first_gradient(self, run: Run, norm: float | None) -> dict[str, np.ndarray]:
+        """Of the first step, before clipping, from the optimizer's first moment after it.
+
+        That is (1 - beta) x gradient (adamw), or the gradient itself, after clipping.
+        """
+        arrays, optimizer = load(run.checkpoints / name_of(1)).arrays, self.config.optimizer
+        if optimizer.name == "adamw":
+            state, share = "exp_avg", 1 - optimizer.betas[0]
+        else:
+            state, share = "momentum_buffer", 1.0
+        if optimizer.clip and norm:
+            share *= min(1.0, optimizer.clip / norm)
+        if not share:
+            return {}
+        prefix = f"optimizer/{state}/"
+        names = [name for name in arrays if name.startswith(prefix)]
+        return {name.removeprefix(prefix): arrays[name] / share for name in names}
+
+
+def _on_one_device(config: Config, kind: str) -> Config:
+    """The config on one device, where its batch does not depend on how many there are."""
+    devices = {
+        "use": "cpu" if kind == "cpu" else config.devices.use,
+        "strategy": "auto",
+        "shards": None,
+        "compress": "none",
+        "balance": "even",
+    }
+    return config.model_copy(update={"devices": config.devices.model_copy(update=devices)})
