@@ -19,7 +19,7 @@ if TYPE_CHECKING:
         [Any], Any
     ]  # only named here: an import of launch would be one of all rooms, which import this module
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["Initial", "Mean", "Run", "__version__", "load", "plan", "train"]
 
 _ROOMS = {
