@@ -196,7 +196,7 @@ def test_killed_and_moved_and_still_the_same_bits(pool: Pool, tmp_path: Path, co
         os.kill(live.pid, signal.SIGKILL)
         live.communicate(timeout=60)
     assert (
-        "exact: 5 slots of 2 a step"
+        "exact: 5 microbatches of 2 a step"
         in samecurve(*moved, "--devices", "cpu:3", "--stop-after", "11", cwd=tmp_path).stdout
     )
     pool.run(1, warm, tmp_path, *moved)

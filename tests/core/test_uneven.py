@@ -1,4 +1,4 @@
-"""Slots by the devices' speeds: who gets how many, how large they are, when it isn't worth it, and
+"""Microbatches by the devices' speeds: who gets how many, how large they are, when it isn't worth it, and
 what can't be.
 """
 
@@ -48,7 +48,7 @@ def measured(*devices: tuple[float, float]) -> Facts:
     )
 
 
-def test_slots_are_dealt_by_speeds_given_by_hand() -> None:
+def test_microbatches_are_assigned_by_speeds_given_by_hand() -> None:
     found = made([3, 1])
     assert (
         found.global_batch_size,
@@ -64,15 +64,15 @@ def test_slots_are_dealt_by_speeds_given_by_hand() -> None:
             (0, 16),
             (16, 20),
         )
-        # an epoch's tail, by the same rule: 2 slots take the first device 2 thirds of what 1 takes the
+        # an epoch's tail, by the same rule: 2 take the first device 2 thirds of what 1 takes the
         # other
     )
-    assert arithmetic(found) == "batch 64 = 3 + 1 slots of 16, in 3 rounds"
-    assert "0.51 of what they take dealt evenly" in found.reasons["balance"]
+    assert arithmetic(found) == "batch 64 = 3 + 1 microbatches of 16, in 3 rounds"
+    assert "0.51 of what they take split evenly" in found.reasons["balance"]
     assert Plan.from_json(json.loads(json.dumps(found.to_json()))) == found
     assert (
         arithmetic(made([2, 1], samples=11))
-        == "batch 11 = 2 + 1 slots of 4, the last one of 3, in 2 rounds"
+        == "batch 11 = 2 + 1 microbatches of 4, the last one of 3, in 2 rounds"
     )
 
 
@@ -82,13 +82,13 @@ def test_without_speeds_nothing_changes() -> None:
     assert (plain.microbatch_seconds, "balance" in plain.reasons) == ((), False)
 
 
-def test_what_a_slot_costs_by_itself_keeps_slots_large() -> None:
-    """The same ratio of speeds: where launching takes nothing, slots are as fine as it takes; where
+def test_what_a_microbatch_costs_by_itself_keeps_them_large() -> None:
+    """The same ratio of speeds: where launching takes nothing, they are as fine as it takes; where
     it takes as long as three samples, few; where it takes all, none is cut.
     """
     free, dear, all_launch = (
-        measured((slot, each), (1.7 * slot, 1.7 * each))
-        for slot, each in ((0.0, 0.01), (0.03, 0.01), (0.5, 0.0001))
+        measured((launch, each), (1.7 * launch, 1.7 * each))
+        for launch, each in ((0.0, 0.01), (0.03, 0.01), (0.5, 0.0001))
     )
     assert (
         made("measured", facts=free).micro_batch_size
@@ -113,7 +113,7 @@ def test_what_a_slot_costs_by_itself_keeps_slots_large() -> None:
         )
         assert (
             decisions(found)["balance"]
-            == f"{' + '.join(map(str, found.microbatches_per_device))} of {sum(found.microbatches_per_device)} slots"
+            == f"{' + '.join(map(str, found.microbatches_per_device))} of {sum(found.microbatches_per_device)} microbatches"
         )
 
 
@@ -126,7 +126,7 @@ def test_a_prediction_counts_launches_samples_and_the_rest() -> None:
     assert largest_close_to_best(Speeds(devices=(Speed(0.0, 1.0), Speed(0.0, 3.0))), 64, 8) == 8
 
 
-def test_devices_within_the_noise_are_dealt_evenly() -> None:
+def test_devices_within_the_noise_are_assigned_evenly() -> None:
     found = made("measured", facts=measured((0.0, 0.0100), (0.0, 0.0103)))
     assert (found.microbatch_seconds, found.microbatches_per_device, found.micro_batch_size) == (
         (),
@@ -135,7 +135,7 @@ def test_devices_within_the_noise_are_dealt_evenly() -> None:
     )
     assert decisions(found)["balance"] == "even"
     assert found.reasons["balance"].startswith(
-        "100 and 97.1 samples/s (measured then); another deal is predicted to save less than 5%"
+        "100 and 97.1 samples/s (measured then); another split is predicted to save less than 5%"
     )
     found = made("measured", facts=measured((0.0, 0.01), (0.0, 0.03)))
     assert (
@@ -145,7 +145,7 @@ def test_devices_within_the_noise_are_dealt_evenly() -> None:
     )
 
 
-def test_memory_and_per_device_cap_a_slot_and_exact_fixes_it() -> None:
+def test_memory_and_per_device_cap_a_microbatch_and_exact_fixes_it() -> None:
     small = replace(GPUS, devices=tuple(replace(gpu, memory=8 << 30) for gpu in GPUS.devices))
     capped = plan(config(devices={"use": "0,1", "balance": [3, 1]}), small, FACTS)
     assert capped.micro_batch_size < made([3, 1]).micro_batch_size
@@ -165,7 +165,7 @@ def test_memory_and_per_device_cap_a_slot_and_exact_fixes_it() -> None:
     ) == (8, (6, 2), 8)
 
 
-def test_a_resume_keeps_its_batch_whatever_the_deal() -> None:
+def test_a_resume_keeps_its_batch_whatever_the_split() -> None:
     first = plan(config(devices={"use": "0,1"}), GPUS, FACTS)
     later = plan(config(devices={"use": "0,1,2", "balance": [2, 1, 1]}), GPUS, FACTS, first.fixed)
     assert (later.global_batch_size, later.microbatches_per_device, later.fixed) == (
@@ -178,7 +178,7 @@ def test_a_resume_keeps_its_batch_whatever_the_deal() -> None:
 def test_a_device_that_would_only_be_waited_for_gets_nothing() -> None:
     found = made([100, 1], samples=5)
     assert 0 in found.microbatches_per_device
-    assert any("device 1 gets no slot" in warning for warning in found.warnings)
+    assert any("device 1 gets no microbatch" in warning for warning in found.warnings)
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_a_device_that_would_only_be_waited_for_gets_nothing() -> None:
         ([2, 1], {"batch": {"samples": 64, "accumulate": 2}}, "cuts a step evenly"),
     ],
 )
-def test_what_cannot_be_dealt_is_refused_by_name(
+def test_what_cannot_be_uneven_is_refused_by_name(
     balance: Any, sections: dict[str, Any], says: str
 ) -> None:
     devices = {"use": "0,1", **sections.pop("devices", {}), "balance": balance}
@@ -206,9 +206,9 @@ def test_what_cannot_be_dealt_is_refused_by_name(
     assert caught.value.remedy
 
 
-def test_batchnorm_would_follow_the_deal() -> None:
+def test_batchnorm_would_follow_the_split() -> None:
     for train in ({}, {"norm_sync": True}, {"norm_sync": True, "allow_coupled": True}):
-        with pytest.raises(UserError, match="mixes the samples of a slot"):
+        with pytest.raises(UserError, match="mixes the samples of a microbatch"):
             made([2, 1], facts=NORMED, train=train)
 
 
@@ -237,11 +237,12 @@ def test_a_list_may_come_from_a_file_or_a_flag(given: Any, kept: Any) -> None:
             load(document, Tasks())
 
 
-def test_devices_of_two_kinds_are_told_the_remedy() -> None:
+def test_devices_of_two_kinds_get_the_remedy() -> None:
     mixed = replace(GPUS, devices=(GPUS.devices[0], replace(GPUS.devices[1], name="NVIDIA A100")))
-    told = "each step waits for the slowest; --balance measured"
+    warning_text = "each step waits for the slowest; --balance measured"
     assert any(
-        told in warning for warning in plan(config(devices={"use": "0,1"}), mixed, FACTS).warnings
+        warning_text in warning
+        for warning in plan(config(devices={"use": "0,1"}), mixed, FACTS).warnings
     )
     assert not any(
         "slowest" in warning

@@ -17,14 +17,14 @@ PROGRAM = """
 import json
 from samecurve.core.config.sections import load
 from samecurve.core.config.document import Document
-from samecurve.core.planning.strategies import choose_devices
+from samecurve.core.planning.layout import choose_devices
 from samecurve.errors import UserError
 from samecurve.probe import probe
 from samecurve.tasks import Tasks
 import sys
 try:
     config = load(Document({"batch": {"samples": 1}, "devices": {"use": sys.argv[1]}}), Tasks()).config
-    print(json.dumps([[d.index, d.name, d.memory, d.driver] for d in choose_devices(config, probe(), {})]))
+    print(json.dumps([[d.index, d.name, d.memory, d.driver] for d in choose_devices(config, probe()).value]))
 except UserError as error:
     print(json.dumps(str(error)))
 """

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from samecurve.cli.options import Option
+from samecurve.core.planning.strategies import strategy_help
 from samecurve.errors import InvalidConfigError, UserError
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ _VALUE_FLAGS = (
         "--strategy",
         "--multi-gpu",
         key="devices.strategy",
-        help="auto, single, dp, ddp, fsdp, hsdp",
+        help=strategy_help(),
     ),
     _flag("--engine", key="engine", help="torch, jax"),
     _flag(

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from samecurve.cli.options import Verb, exit_on_sigterm
+from samecurve.core.planning.strategies import strategy_help
 
 if TYPE_CHECKING:
     from samecurve.launch.evaluate import Evaluated
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     "--devices", type=str, help="auto, all, cpu, cpu:N, or indices: 0,1; the run's own if not given"
 )
 @click.option("--gpus", type=str, metavar="0,1", help="GPUs by index")
-@click.option("--strategy", type=str, help="auto, single, dp, ddp, fsdp, hsdp")
+@click.option("--strategy", type=str, help=strategy_help())
 @click.option("--engine", type=str, help="torch, jax")
 @click.option("--dtype", type=str, help="f32, bf16, f16, f64")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="any config value")

@@ -104,7 +104,9 @@ def _measure(
         _line(size, one, part, several / parts) for one, several in zip(whole, cut, strict=True)
     ]
     return Speeds(
-        devices=tuple(speeds), rest=rest, origin=f"(measured {when}, slots of {size} and of {part})"
+        devices=tuple(speeds),
+        rest=rest,
+        origin=f"(measured {when}, microbatches of {size} and of {part})",
     )
 
 

@@ -16,8 +16,8 @@ import psutil
 
 from samecurve.core.config.sections import Config, LoadedConfig
 from samecurve.core.planning.facts import Facts
+from samecurve.core.planning.layout import choose_devices
 from samecurve.core.planning.machine import Device, Machine
-from samecurve.core.planning.strategies import choose_devices
 from samecurve.core.profile_types import ProfileSchedule
 from samecurve.errors import SamecurveError, UserError
 from samecurve.experiments.balance import measured as with_speeds
@@ -35,6 +35,7 @@ from samecurve.experiments.benched import (
     row_json,
 )
 from samecurve.experiments.layouts import (
+    OF_ONE_DEVICE,
     Layout,
     bench_layouts,
     default_worlds,
@@ -108,7 +109,7 @@ def wanted_layouts(
     own = None if config.devices.strategy == "auto" else [config.devices.strategy]
     names = parse_strategies(strategies) if strategies is not None else own
     there = _devices(config, machine)
-    alone = names == ["single"]
+    alone = names is not None and all(name in OF_ONE_DEVICE for name in names)
     count = (
         1
         if alone
@@ -132,7 +133,7 @@ def wanted_layouts(
 
 def _devices(config: Config, machine: Machine) -> tuple[Device, ...]:
     """What there is to use: the GPUs that the config names, or CPU ranks."""
-    return choose_devices(config, machine, {})
+    return choose_devices(config, machine).value
 
 
 def laid_out(

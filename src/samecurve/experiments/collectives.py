@@ -17,8 +17,9 @@ import click
 import numpy as np
 
 from samecurve.core.config.sections import Config
+from samecurve.core.planning.layout import Layout, choose_devices, choose_sync
 from samecurve.core.planning.machine import Device, Machine
-from samecurve.core.planning.strategies import Layout, choose_devices, choose_sync
+from samecurve.core.planning.strategies import auto_strategy
 from samecurve.errors import RunError, SamecurveError, UserError
 from samecurve.experiments.benched import dumped
 from samecurve.experiments.layouts import parse_worlds
@@ -95,7 +96,7 @@ def bench_collectives(config: Config, worlds: str | None, to: Path | None, json:
     UserError: there are no ranks for it.
     """
     machine = probe()
-    there = choose_devices(config, machine, {})
+    there = choose_devices(config, machine).value
     results = None if json and to is None else Results.at(to, "bench", "collectives")
     counts = parse_worlds(worlds) if worlds is not None else [_all(there, machine)]
     found: list[Curve] = []
@@ -142,17 +143,14 @@ def _ranks(
             "--worlds",
         )
     devices = tuple(there[:world]) if gpus else machine.ranks_on_cpu(world)
-    return devices, choose_sync(
-        config,
-        Layout(
-            strategy="ddp",
-            devices=devices,
-            world_size=world,
-            shards=1,
-            every_rank_every_round=False,
-        ),
-        {},
+    layout = Layout(
+        spec=auto_strategy("torch", "the model fits"),
+        devices=devices,
+        world_size=world,
+        shards=1,
+        every_rank_every_round=False,
     )
+    return devices, choose_sync(config, layout).value
 
 
 def curves(

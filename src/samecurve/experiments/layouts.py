@@ -6,15 +6,21 @@ Also which of them are tried where nobody says.
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import get_args
 
 from samecurve.core.config.document import suggest
-from samecurve.core.config.sections import StrategyName
+from samecurve.core.planning.strategies import (
+    STRATEGIES,
+    STRATEGY_NAMES,
+    StrategySpec,
+    auto_strategy,
+    strategies_of,
+)
 from samecurve.errors import UserError
 
 JAX = {"jax": "dp", "jax-fsdp": "fsdp"}  # what layouts of engine jax are called -> its strategies
-_STRATEGIES = "|".join([*get_args(StrategyName), *reversed(JAX)])
-_LEG = re.compile(rf"(?P<strategy>{_STRATEGIES})(?::(?P<devices>\d+))?(?:/(?P<accumulation>\d+))?")
+OF_ONE_DEVICE = {row.name for row in STRATEGIES.values() if row.takes_one_device}
+_NAMES = "|".join([*STRATEGY_NAMES, *reversed(JAX)])
+_LEG = re.compile(rf"(?P<strategy>{_NAMES})(?::(?P<devices>\d+))?(?:/(?P<accumulation>\d+))?")
 
 
 @dataclass(frozen=True)
@@ -28,7 +34,7 @@ class Layout:
 
     def __str__(self) -> str:
         text = self.strategy
-        if self.strategy != "single":
+        if not self.spec.takes_one_device:
             text += f":{self.num_devices}"
         if self.accumulation_steps:
             text += f"/{self.accumulation_steps}"
@@ -41,10 +47,15 @@ class Layout:
         return "jax" if self.strategy in JAX else "torch"
 
     @property
+    def spec(self) -> StrategySpec:
+        """What the planner knows of its strategy."""
+        return STRATEGIES[self.engine, JAX.get(self.strategy, self.strategy)]
+
+    @property
     def can_be_uneven(self) -> bool:
         """Whether its devices may take unequal numbers of microbatches."""
         several = self.num_devices > 1 and not self.accumulation_steps
-        return several and self.strategy in {"dp", "ddp"}
+        return several and self.spec.can_be_uneven
 
     @property
     def legs(self) -> "list[Layout]":
@@ -79,9 +90,15 @@ def _parse_leg(text: str) -> Layout | None:
     if match is None or match["accumulation"] == "0":
         return None
     strategy, num_devices = match["strategy"], int(match["devices"] or 1)
-    if not 1 <= num_devices <= 64 or (strategy == "single" and num_devices != 1):
+    if not 1 <= num_devices <= 64 or (strategy in OF_ONE_DEVICE and num_devices != 1):
         return None
     return Layout(strategy, num_devices, int(match["accumulation"] or 0) or None)
+
+
+def _parallel(engine: str) -> list[StrategySpec]:
+    """Strategies for several devices, of which two are enough."""
+    rows = strategies_of(engine)
+    return [row for row in rows if not row.takes_one_device and row.min_devices <= 2]
 
 
 def default_bits(num_devices: int, engines: Sequence[str]) -> list[Layout]:
@@ -93,9 +110,10 @@ def default_bits(num_devices: int, engines: Sequence[str]) -> list[Layout]:
         counts = list(range(2, num_devices + 1))
     else:
         counts = [2, 3, *(count for count in (4, 8) if count <= num_devices)]
+    exact = [row.name for row in _parallel("torch") if "train.exact" not in row.refuses]
     torch = [
         Layout("single", 1),
-        *(Layout(strategy, count) for strategy in ("dp", "ddp") for count in counts),
+        *(Layout(strategy, count) for strategy in exact for count in counts),
         Layout("ddp", 2, None, Layout("single", 1, None, Layout("ddp", counts[-1]))),
     ]
     jax = [
@@ -137,7 +155,7 @@ def _jax_layouts(counts: Sequence[int], *, accumulates: bool) -> list[Layout]:
 def _torch_layouts(counts: Sequence[int], *, accumulates: bool) -> list[Layout]:
     layouts = [
         Layout("single", 1),
-        *(Layout(strategy, count) for strategy in ("dp", "ddp", "fsdp") for count in counts),
+        *(Layout(row.name, count) for row in _parallel("torch") for count in counts),
     ]
     if accumulates:
         layouts += [Layout("single", 1, 4), Layout("ddp", 2, 4), Layout("fsdp", counts[-1], 4)]
@@ -165,7 +183,7 @@ def default_worlds(num_devices: int) -> list[int]:
 def parse_strategies(text: str) -> list[str]:
     """UserError: one of them is none."""
     strategies = list(dict.fromkeys(part.strip() for part in text.split(",")))
-    known = get_args(StrategyName)
+    known = STRATEGY_NAMES
     for strategy in strategies:
         if strategy not in known:
             raise UserError(
@@ -184,8 +202,10 @@ def bench_layouts(
     strategies: None: what suits the engine. One device has nothing to share, so there it is
         `single`, whatever the strategy
     """
-    names = strategies or {"torch": ["ddp", "dp", "fsdp"], "jax": ["dp", "fsdp"]}[engine]
-    parallel = [name for name in names if name != "single"]
+    usual = auto_strategy(engine, "the model fits")
+    default = sorted(_parallel(engine), key=lambda row: row != usual)
+    names = strategies or [row.name for row in default]
+    parallel = [name for name in names if name not in OF_ONE_DEVICE]
     layouts = []
     for world in worlds:
         if world == 1:

@@ -17,7 +17,8 @@ import click
 from samecurve.core.config.sections import Config, LoadedConfig
 from samecurve.core.planning.facts import Facts, Measure
 from samecurve.core.planning.machine import Machine
-from samecurve.core.planning.plan import Intervals, Plan, plan
+from samecurve.core.planning.plan import Plan, plan
+from samecurve.core.planning.run_length import Intervals
 from samecurve.core.profile_types import ProfileSchedule, RankProfile
 from samecurve.errors import RunError, UserError
 from samecurve.experiments.profile_text import Profile, TraceFile, as_text, head

@@ -96,7 +96,7 @@ def _default_layouts(config: Config, facts: Facts, kind: str, machine: Machine) 
         layouts = default_layouts(num_devices, engines, accumulates=not facts.coupled)
     if _shardable(facts):
         return layouts
-    return [layout for layout in layouts if not any("fsdp" in leg.strategy for leg in layout.legs)]
+    return [layout for layout in layouts if all(leg.spec.sharding == "none" for leg in layout.legs)]
 
 
 def _shardable(facts: Facts) -> bool:

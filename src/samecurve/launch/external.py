@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from samecurve.core.config.sections import LoadedConfig
-from samecurve.core.planning.strategies import choose_devices
+from samecurve.core.planning.layout import choose_devices
 from samecurve.core.protocols import Rank
 from samecurve.diagnose.crash import explain
 from samecurve.diagnose.notes import FailureNote, note_of, read_notes
@@ -80,7 +80,7 @@ def _on_ranks(loaded: LoadedConfig, count: int, jax: bool) -> LoadedConfig:
     if use == "cpu":
         use = f"cpu:{count}"
     config = loaded.config.model_copy(update={"devices": devices.model_copy(update={"use": use})})
-    found = len(choose_devices(config, probe(), {}))
+    found = len(choose_devices(config, probe()).value)
     if found != count and not jax:
         raise UserError(
             f"torchrun started {count} ranks; devices {devices.use} names {found}",

@@ -82,12 +82,12 @@ def _idle(plan: Plan, owners: Sequence[int], idle: Sequence[int], patience: floa
     )
     if count < plan.num_devices:
         remedy = (
-            f"a step is {count} slot{'s' if count > 1 else ''} of {plan.micro_batch_size} samples for"
+            f"a step is {count} microbatch{'es' if count > 1 else ''} of {plan.micro_batch_size} samples for"
             f" {plan.num_devices} devices: a larger --global-batch, or fewer devices (--gpus, --devices)"
         )
     elif without:
         remedy = (
-            f"devices.balance deals {'them' if len(without) > 1 else 'it'} no slot, since the"
+            f"devices.balance assigns {'them' if len(without) > 1 else 'it'} no microbatch, since the"
             f" others are so much faster: leave {'them' if len(without) > 1 else 'it'} to another"
             " run (--gpus)"
         )

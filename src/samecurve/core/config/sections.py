@@ -6,7 +6,7 @@ and no engine.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, get_args
 
 from pydantic import (
     BaseModel,
@@ -28,12 +28,16 @@ from samecurve.core.config.section import Section
 from samecurve.core.config.unsupported import USER_TASK_HINT, task_needed
 from samecurve.core.config.values import Balance, Duration, Size
 from samecurve.core.planning.schedule import Decay
+from samecurve.core.planning.strategies import STRATEGY_NAMES
 from samecurve.errors import InvalidConfigError, UserError
 
 Precision = Literal["f32", "bf16", "f16", "f64"]
 Recompute = Literal["none", "block", "selective"]
 Compress = Literal["none", "bf16", "fp16", "powersgd"]
-StrategyName = Literal["single", "dp", "ddp", "fsdp", "hsdp"]
+if TYPE_CHECKING:
+    StrategyChoice = str
+else:
+    StrategyChoice = Literal[("auto", *STRATEGY_NAMES)]  # the planner's rows say which there are
 
 
 def epochs_of(duration: int | str) -> float | None:
@@ -216,7 +220,7 @@ class Devices(Section):
     """Where it runs."""
 
     use: str = Field("auto", description="auto, all, cpu, cpu:4, or indices: 0,1")
-    strategy: Literal["auto", StrategyName] = Field(
+    strategy: StrategyChoice = Field(
         "auto",
         description=(
             "dp: one process for all devices; ddp: a process a device; fsdp: the model sharded;"

@@ -2,58 +2,132 @@
 alike.
 """
 
-from samecurve.core.config.sections import Config
-from samecurve.core.planning.facts import Fixed
+from dataclasses import dataclass
+
+from samecurve.core.config.sections import Batch, Config
+from samecurve.core.determinism.microbatches import accumulation_steps, split_batch
+from samecurve.core.planning.capacity import Capacity
+from samecurve.core.planning.decision import Decision
+from samecurve.core.planning.facts import Facts, Fixed
 from samecurve.errors import UserError
 
 
-def choose_batch(
-    config: Config,
-    tried: bool,
-    world: int,
-    cap: int | None,
-    fixed: Fixed | None,
-    because: dict[str, str],
-) -> tuple[int, int]:
-    """(samples of a step, samples of a slot).
+@dataclass(frozen=True, kw_only=True)
+class BatchSplit:
+    """How a step's samples are cut and assigned."""
 
-    tried: the cap was. cap: samples that fit in flight.
-    """
-    given = config.batch
+    global_batch_size: int
+    micro_batch_size: int
+    num_devices: int
+    microbatch_seconds: tuple[float, ...] = ()  # of each device; empty: they are alike
+
+    @property
+    def num_microbatches(self) -> int:
+        return len(split_batch(self.global_batch_size, self.micro_batch_size))
+
+    @property
+    def accumulation_steps(self) -> int:
+        """Microbatches of the device that has most of them."""
+        return accumulation_steps(self.num_microbatches, self.num_devices, self.microbatch_seconds)
+
+
+def choose_batch(
+    config: Config, fixed: Fixed | None, capacity: Capacity, num_devices: int
+) -> Decision[BatchSplit]:
+    """UserError: what is to be taken at once does not fit."""
+    asked = config.batch
     kept = fixed.global_batch_size if fixed else None
-    if given.samples is None and kept is None and given.per_device is not None:
-        micro, rounds = given.per_device, given.accumulate or 1
-        if cap is not None and micro > cap:
-            again = -(-micro * rounds // cap)
-            raise UserError(
-                f"{micro} samples at once don't fit: {cap} do",
-                f"--batch-size {-(-micro * rounds // again)} --grad-accum {again} keeps the batch"
-                f" of {micro * rounds * world}",
-                "batch.per_device",
-            )
-        because["batch"] = "as given per device: it grows with the devices"
-        because["micro"] = "batch.per_device"
-        return micro * rounds * world, micro
-    batch = kept or given.samples or 0
-    most = min((rows for rows in (cap, given.per_device) if rows), default=batch)
-    rounds = given.accumulate if given.samples and given.accumulate else -(-batch // (world * most))
-    micro = -(-batch // (world * rounds))
-    if micro > most:
+    if asked.samples is None and kept is None and asked.per_device is not None:
+        return _split_per_device(asked, asked.per_device, capacity.samples, num_devices)
+    batch = kept or asked.samples or 0
+    limits = [limit for limit in (capacity.samples, asked.per_device) if limit]
+    most = min(limits, default=batch)
+    fewest_rounds = -(-batch // (num_devices * most))
+    rounds = fewest_rounds
+    if asked.samples and asked.accumulate:
+        rounds = asked.accumulate
+    micro_batch_size = -(-batch // (num_devices * rounds))
+    if micro_batch_size > most:
         raise UserError(
-            f"{micro} samples at once don't fit: {most} do",
-            f"leave batch.accumulate out, or make it at least {-(-batch // (world * most))}",
+            f"{micro_batch_size} samples at once don't fit: {most} do",
+            f"leave batch.accumulate out, or make it at least {fewest_rounds}",
             "batch.accumulate",
         )
-    asked = given.samples or (given.per_device or 0) * (given.accumulate or 1) * world
-    because["batch"] = "batch.samples, whatever the devices"
-    if kept is not None:
-        because["batch"] = "as this run began" + (
-            f" (the config's {asked} would need --new-batch)" if asked != kept else ""
-        )
-    largest = "the largest that fitted when tried" if tried else "the largest that memory allows"
-    because["micro"] = (
-        largest
-        if rounds > 1 and most == cap
-        else ("at most batch.per_device" if given.per_device else "a device's whole share")
+    if rounds > 1 and most == capacity.samples:
+        why_micro = "the largest that memory allows"
+        if capacity.was_tried:
+            why_micro = "the largest that fitted when tried"
+    elif asked.per_device:
+        why_micro = "at most batch.per_device"
+    else:
+        why_micro = "a device's whole share"
+    return Decision(
+        BatchSplit(
+            global_batch_size=batch, micro_batch_size=micro_batch_size, num_devices=num_devices
+        ),
+        {"batch": _why_batch(asked, kept, num_devices), "micro": why_micro},
     )
-    return batch, micro
+
+
+def _split_per_device(
+    asked: Batch, micro_batch_size: int, capacity: int | None, num_devices: int
+) -> Decision[BatchSplit]:
+    """The batch that follows from what each device takes."""
+    rounds = asked.accumulate or 1
+    batch = micro_batch_size * rounds * num_devices
+    if capacity is not None and micro_batch_size > capacity:
+        more_rounds = -(-micro_batch_size * rounds // capacity)
+        smaller = -(-micro_batch_size * rounds // more_rounds)
+        raise UserError(
+            f"{micro_batch_size} samples at once don't fit: {capacity} do",
+            f"--batch-size {smaller} --grad-accum {more_rounds} keeps the batch of {batch}",
+            "batch.per_device",
+        )
+    return Decision(
+        BatchSplit(
+            global_batch_size=batch, micro_batch_size=micro_batch_size, num_devices=num_devices
+        ),
+        {
+            "batch": "as given per device: it grows with the devices",
+            "micro": "batch.per_device",
+        },
+    )
+
+
+def _why_batch(asked: Batch, kept: int | None, num_devices: int) -> str:
+    if kept is None:
+        return "batch.samples, whatever the devices"
+    in_config = asked.samples or (asked.per_device or 0) * (asked.accumulate or 1) * num_devices
+    if in_config == kept:
+        return "as this run began"
+    return f"as this run began (the config's {in_config} would need --new-batch)"
+
+
+def batch_warnings(config: Config, facts: Facts, split: BatchSplit) -> list[str]:
+    """What the split leaves to be desired."""
+    warnings = []
+    batch, micro = split.global_batch_size, split.micro_batch_size
+    count, num_devices = split.num_microbatches, split.num_devices
+    asked = config.batch
+    rounds = -(-count // num_devices)
+    if asked.samples and asked.accumulate and rounds != asked.accumulate:
+        warnings.append(
+            f"batch.accumulate {asked.accumulate} can't be: {batch} samples over {num_devices}"
+            f" devices make {rounds} rounds of microbatches of {micro}"
+        )
+    if batch > facts.samples:
+        warnings.append(
+            f"a batch of {batch} exceeds the {facts.samples} training samples: every step is an"
+            f" epoch of {facts.samples}"
+        )
+    if count < num_devices and not split.microbatch_seconds:
+        warnings.append(
+            f"{num_devices - count} of {num_devices} devices have nothing to do: a batch of {batch}"
+            f" is {count} microbatches of {micro}"
+        )
+    if config.train.eval_every and not facts.eval_samples:
+        warnings.append(
+            "there is nothing to evaluate on: no data is held back (data.validation; eval_data() of"
+            " a user task)"
+        )
+    return warnings

@@ -2,8 +2,12 @@
 at memory.
 """
 
+from dataclasses import dataclass
+
 from samecurve.core.config.sections import Config
+from samecurve.core.planning.decision import Decision
 from samecurve.core.planning.facts import Facts
+from samecurve.core.planning.layout import Layout
 from samecurve.core.planning.machine import Device
 from samecurve.core.planning.memory import (
     USABLE,
@@ -12,78 +16,117 @@ from samecurve.core.planning.memory import (
     sample_bytes,
     state_terms,
 )
-from samecurve.core.planning.strategies import Layout
+from samecurve.core.planning.strategies import StrategySpec, auto_strategy
 from samecurve.errors import UserError
 from samecurve.units import show_bytes, show_params
 
 
-def memory_room(
-    config: Config, facts: Facts, devices: tuple[Device, ...], shards: int, processes: int = 1
-) -> tuple[list[MemoryTerm], float]:
-    """What the smallest device holds besides activations, and bytes left for these.
+@dataclass(frozen=True)
+class MemoryRoom:
+    """What the smallest device holds besides activations, and bytes left for these."""
 
-    processes: of engine jax, which share the devices.
-    """
-    device = min(devices, key=lambda d: d.memory)
+    terms: list[MemoryTerm]
+    left: float
+
+    @property
+    def held(self) -> int:
+        return sum(term.bytes for term in self.terms)
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """How many samples fit in flight on the smallest device, and what it holds besides."""
+
+    samples: int | None  # None: not known
+    terms: list[MemoryTerm]
+    was_tried: bool  # --probe-batch found it out
+
+
+def memory_room(
+    config: Config,
+    facts: Facts,
+    devices: tuple[Device, ...],
+    *,
+    spec: StrategySpec,
+    shards: int,
+    world_size: int = 1,
+) -> MemoryRoom:
+    """world_size: processes of engine jax, which share the devices."""
+    device = _smallest(devices)
+    one_process = config.engine == "jax" and device.kind == "cpu"
     terms = state_terms(
         config,
         facts,
-        device.kind,
-        shards,
-        len(devices) // processes if config.engine == "jax" and device.kind == "cpu" else 1,
+        spec,
+        kind=device.kind,
+        shards=shards,
+        sharing_process=len(devices) // world_size if one_process else 1,
     )
-    return terms, _usable(config, device) - sum(term.bytes for term in terms)
+    return MemoryRoom(terms, _usable(config, device) - sum(term.bytes for term in terms))
+
+
+def _smallest(devices: tuple[Device, ...]) -> Device:
+    return min(devices, key=lambda device: device.memory)
 
 
 def _usable(config: Config, device: Device) -> float:
     return min(device.memory * USABLE, config.devices.memory or float("inf"))
 
 
-def capacity(
-    config: Config, facts: Facts, layout: Layout, because: dict[str, str]
-) -> tuple[int | None, list[MemoryTerm]]:
-    """Samples that fit in flight on the smallest device (None unknown), and what it holds besides."""
-    device = min(layout.devices, key=lambda d: d.memory)
-    terms, left = memory_room(config, facts, layout.devices, layout.shards, layout.world_size)
-    held, each = sum(term.bytes for term in terms), sample_bytes(config, facts)
-    usable = (
-        f"{show_bytes(_usable(config, device))} to use (devices.memory)"
-        if config.devices.memory
-        else f"{show_bytes(device.memory)}, of which {USABLE:.0%} are planned with"
+def choose_capacity(config: Config, facts: Facts, layout: Layout) -> Decision[Capacity]:
+    """UserError: not even one sample fits."""
+    device = _smallest(layout.devices)
+    room = memory_room(
+        config,
+        facts,
+        layout.devices,
+        spec=layout.spec,
+        shards=layout.shards,
+        world_size=layout.world_size,
     )
-    if left < (each or 0):
+    each = sample_bytes(config, facts)
+    usable = f"{show_bytes(device.memory)}, of which {USABLE:.0%} are planned with"
+    if config.devices.memory:
+        usable = f"{show_bytes(_usable(config, device))} to use (devices.memory)"
+    if room.left < (each or 0):
+        needed = show_bytes(room.held + (each or 0))
+        optimizer = num_optimizer_states(config, facts)[1]
         raise UserError(
-            f"{show_params(facts.params)} parameters with their gradients and"
-            f" {num_optimizer_states(config, facts)[1]} state need {show_bytes(held + (each or 0))} on"
-            f" each device under {layout.strategy}; {device.name} has {usable}",
-            _smaller(config, facts, layout),
+            f"{show_params(facts.params)} parameters with their gradients and {optimizer} state"
+            f" need {needed} on each device under {layout.strategy}; {device.name} has {usable}",
+            _what_needs_less(config, facts, layout),
             "model",
         )
-    because["memory"] = (
-        f"{show_bytes(held)} held, {show_bytes(left)} left for activations; {device.name} has"
-        f" {usable}"
+    reason = (
+        f"{show_bytes(room.held)} held, {show_bytes(room.left)} left for activations;"
+        f" {device.name} has {usable}"
     )
-    if facts.largest_tried is not None:
-        because["memory"] += f"; {facts.largest_tried} samples at once were tried and fitted"
-        return facts.largest_tried, terms
-    return (int(left // each) if each else None), terms
+    tried = facts.largest_tried
+    if tried is not None:
+        reason += f"; {tried} samples at once were tried and fitted"
+        return Decision(Capacity(tried, room.terms, was_tried=True), {"memory": reason})
+    samples = int(room.left // each) if each else None
+    return Decision(Capacity(samples, room.terms, was_tried=False), {"memory": reason})
 
 
-def _smaller(config: Config, facts: Facts, layout: Layout) -> str:
-    """What would need less."""
+def _what_needs_less(config: Config, facts: Facts, layout: Layout) -> str:
+    """A remedy where the model does not fit."""
     ways = []
-    world, need = len(layout.devices), sample_bytes(config, facts) or 0
-    if layout.shards < world and memory_room(config, facts, layout.devices, world)[1] >= need:
-        ways.append("--strategy fsdp shares the state out")
-    if (
-        config.train.recompute == "none"
-        and facts.recompute_bytes
-        and memory_room(config, facts, layout.devices, layout.shards)[1]
-        >= facts.recompute_bytes["block"]
-    ):
-        ways.append("--set train.recompute=block keeps less for backward")
-    if layout.devices[0].kind == "cpu" and world > 1 and not config.devices.memory:
+    num_devices, needed = layout.num_devices, sample_bytes(config, facts) or 0
+    sharded = auto_strategy(config.engine, "only a shard fits")
+    if layout.shards < num_devices:
+        room = memory_room(config, facts, layout.devices, spec=sharded, shards=num_devices)
+        if room.left >= needed:
+            ways.append(f"--strategy {sharded.name} shares the state out")
+    if config.train.recompute == "none" and facts.recompute_bytes:
+        room = memory_room(config, facts, layout.devices, spec=layout.spec, shards=layout.shards)
+        if room.left >= facts.recompute_bytes["block"]:
+            ways.append("--set train.recompute=block keeps less for backward")
+    if layout.devices[0].kind == "cpu" and num_devices > 1 and not config.devices.memory:
         ways.append("fewer ranks on this host, since they share its memory")
-    return "; or ".join(
-        ways or ["a smaller model, more devices with --strategy fsdp, or a device with more memory"]
-    )
+    if not ways:
+        return (
+            f"a smaller model, more devices with --strategy {sharded.name}, or a device with more"
+            " memory"
+        )
+    return "; or ".join(ways)

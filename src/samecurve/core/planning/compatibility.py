@@ -2,180 +2,184 @@
 refused, or said, by plan().
 """
 
+from collections.abc import Sequence
+
 from samecurve.core.config.sections import Config
-from samecurve.core.planning.facts import Facts
+from samecurve.core.planning.batch import BatchSplit
+from samecurve.core.planning.decision import Decision
+from samecurve.core.planning.facts import Facts, UserOptimizerFacts
+from samecurve.core.planning.layout import Layout
 from samecurve.core.planning.memory import MemoryTerm
-from samecurve.core.planning.strategies import Layout
 from samecurve.errors import UserError
 from samecurve.units import first_and_count, show_bytes
 
 
 def check_coupled(
-    config: Config,
-    facts: Facts,
-    layout: Layout,
-    rounds: int,
-    count: int,
-    because: dict[str, str],
-    warnings: list[str],
-) -> None:
+    config: Config, facts: Facts, layout: Layout, split: BatchSplit
+) -> Decision[None]:
     """A model that mixes samples gives the same result only if all that it mixes is computed
     together.
+
+    UserError: it would not be, and the config does not allow it.
     """
-    others = [name for name in facts.coupled if not name.startswith("BatchNorm")]
-    synchronised = config.train.norm_sync and facts.coupled
-    if config.train.norm_sync and not facts.coupled:
-        warnings.append(
-            "train.norm_sync: the model has no BatchNorm, so there is nothing to synchronise"
-        )
-    if facts.coupled and config.train.recompute != "none":
+    train, coupled = config.train, facts.coupled
+    if not coupled:
+        if not train.norm_sync:
+            return Decision(None)
+        warning = "train.norm_sync: the model has no BatchNorm, so there is nothing to synchronise"
+        return Decision(None, warnings=(warning,))
+    if train.recompute != "none":
         raise UserError(
-            f"{first_and_count(facts.coupled)} would count its statistics twice where blocks are computed"
-            " again",
+            f"{first_and_count(coupled)} would count its statistics twice where blocks are computed again",
             "leave train.recompute out",
             "train.recompute",
         )
-    if (
-        not facts.coupled
-        or (count == 1 and not others)
-        or (synchronised and rounds == 1 and not others)
-    ):
-        if facts.coupled:
-            because["coupled"] = f"{first_and_count(facts.coupled)}: " + (
-                "statistics over the whole step, synchronised"
-                if synchronised
-                else "one slot a step, so nothing is split"
-            )
-        return
-    if config.train.allow_coupled and config.train.exact:
-        because["coupled"] = (
-            f"{first_and_count(facts.coupled)} mixes the samples of a slot, which are the same on any devices"
+    others = [name for name in coupled if not name.startswith("BatchNorm")]
+    rounds = split.accumulation_steps
+    if not others and train.norm_sync and (split.num_microbatches == 1 or rounds == 1):
+        reason = f"{first_and_count(coupled)}: statistics over the whole step, synchronised"
+        return Decision(None, {"coupled": reason})
+    if not others and split.num_microbatches == 1:
+        reason = f"{first_and_count(coupled)}: one microbatch a step, so nothing is split"
+        return Decision(None, {"coupled": reason})
+    if train.allow_coupled and train.exact:
+        reason = (
+            f"{first_and_count(coupled)} mixes the samples of a microbatch, which are the same on any devices"
             " (train.exact)"
         )
-        return
-    if config.train.allow_coupled:
-        warnings.append(
-            f"{first_and_count(facts.coupled)} mixes the samples of a slot: results depend on the"
-            f" {len(layout.devices)} devices and {rounds} rounds (train.allow_coupled)"
+        return Decision(None, {"coupled": reason})
+    if train.allow_coupled:
+        warning = (
+            f"{first_and_count(coupled)} mixes the samples of a microbatch: results depend on the"
+            f" {layout.num_devices} devices and {rounds} rounds (train.allow_coupled)"
         )
-        return
-    split = (
-        f"{len(layout.devices)} device{'s' if len(layout.devices) > 1 else ''} in {rounds}"
-        f" round{'s' if rounds > 1 else ''}"
-    )
+        return Decision(None, warnings=(warning,))
+    raise _coupled_split(others or coupled, layout, rounds, norms_only=not others)
+
+
+def _coupled_split(
+    coupled: Sequence[str], layout: Layout, rounds: int, *, norms_only: bool
+) -> UserError:
+    devices = f"{layout.num_devices} device{'s' if layout.num_devices > 1 else ''}"
     remedy = (
         "a norm that treats each sample by itself (GroupNorm, LayerNorm); --set"
         " train.allow_coupled=true trains it all the same"
     )
-    if not others:
-        remedy = (
-            "--set train.norm_sync=true takes its statistics over all devices; or "
-            if rounds == 1
-            else "a batch that fits in one round, with --set train.norm_sync=true; or "
-        ) + remedy
-    raise UserError(
-        f"{first_and_count(others or facts.coupled)} mixes the samples of a batch, so the result would depend"
-        f" on how it is split: here over {split}",
+    if norms_only and rounds == 1:
+        remedy = f"--set train.norm_sync=true takes its statistics over all devices; or {remedy}"
+    elif norms_only:
+        remedy = f"a batch that fits in one round, with --set train.norm_sync=true; or {remedy}"
+    return UserError(
+        f"{first_and_count(coupled)} mixes the samples of a batch, so the result would depend on how it is"
+        f" split: here over {devices} in {rounds} round{'s' if rounds > 1 else ''}",
         remedy,
         "model",
     )
 
 
-def check_optimizer(config: Config, facts: Facts, layout: Layout, because: dict[str, str]) -> None:
+def check_optimizer(config: Config, facts: Facts, layout: Layout) -> Decision[None]:
     """What is trained otherwise, and by whose optimizer.
 
     UserError: the config's section says what a task's own optimizer does not hear.
     """
+    reasons = {}
     if facts.groups:
-        because["groups"] = "\n".join(facts.groups)
-    own, fields = facts.user_optimizer, config.optimizer
-    if own is None:
-        return
+        reasons["groups"] = "\n".join(facts.groups)
+    brought = facts.user_optimizer
+    if brought is None:
+        return Decision(None, reasons)
+    _check_section_reaches(config, brought)
+    _check_elementwise(config, layout, brought)
+    scales = " and ".join(f"{scale:.6g}" for scale in brought.scales)
+    if brought.takes_lr:
+        rates, hold = f"learning rate x {scales}", "lr, clip and what groups freeze"
+    else:
+        rates = f"learning rate its own, {scales} times what is shown as lr"
+        hold = "clip and what groups freeze"
+    reasons["optimizer"] = (
+        f"{brought.name} of {brought.by}: {rates}; of the config's section {hold} hold; the host"
+        " waits for each step, to leave out what is not finite"
+    )
+    return Decision(None, reasons)
+
+
+def _check_section_reaches(config: Config, brought: UserOptimizerFacts) -> None:
+    """UserError: the config says something to an optimizer that the task brings."""
+    fields = config.optimizer
     defaults = type(fields)()
-    deaf = [
-        name
-        for name in (
-            "name",
-            "weight_decay",
-            "betas",
-            "eps",
-            "momentum",
-            *(() if own.takes_lr else ("lr",)),
-        )
-        if getattr(fields, name) != getattr(defaults, name)
-    ]
-    if deaf:
-        takes = (
-            f"; def optimizer(self, params, lr) takes it: {own.name}(params, lr=lr)"
-            if deaf == ["lr"]
-            else ""
-        )
-        keys = " and ".join(f"optimizer.{name}" for name in deaf)
+    names = ["name", "weight_decay", "betas", "eps", "momentum"]
+    if not brought.takes_lr:
+        names.append("lr")
+    unheard = [name for name in names if getattr(fields, name) != getattr(defaults, name)]
+    if unheard:
+        remedy = "leave it out of the config"
+        if unheard == ["lr"]:
+            remedy += f"; def optimizer(self, params, lr) takes it: {brought.name}(params, lr=lr)"
+        keys = " and ".join(f"optimizer.{name}" for name in unheard)
+        verb = "does" if len(unheard) == 1 else "do"
         raise UserError(
-            f"the task brings its own optimizer, {own.by}, which {keys}"
-            f" do{'es' if len(deaf) == 1 else ''} not reach",
-            f"leave it out of the config{takes}",
-            f"optimizer.{deaf[0]}",
+            f"the task brings its own optimizer, {brought.by}, which {keys} {verb} not reach",
+            remedy,
+            f"optimizer.{unheard[0]}",
         )
     for number, group in enumerate(fields.groups):
         if not group.freeze:
             raise UserError(
-                f"the task brings its own optimizer, {own.by}, whose parameter groups are its own",
-                f"groups of {own.name} there; freeze: true holds here too",
+                f"the task brings its own optimizer, {brought.by}, whose parameter groups are its"
+                " own",
+                f"groups of {brought.name} there; freeze: true holds here too",
                 f"optimizer.groups.{number}",
             )
-    cut = (
-        f"strategy {layout.strategy} gives it only a part of each parameter"
-        if layout.shards > 1
-        else (
-            "train.exact asks for arithmetic that is the same number by number"
-            if config.train.exact
-            else ""
-        )
+
+
+def _check_elementwise(config: Config, layout: Layout, brought: UserOptimizerFacts) -> None:
+    """UserError: it may look at a parameter as a whole, and would see a part."""
+    if brought.elementwise:
+        return
+    if layout.shards > 1:
+        why = f"strategy {layout.strategy} gives it only a part of each parameter"
+        otherwise = "--strategy ddp"
+    elif config.train.exact:
+        why = "train.exact asks for arithmetic that is the same number by number"
+        otherwise = "leave --exact out"
+    else:
+        return
+    raise UserError(
+        f"{brought.by}: {why}, and the task does not say that {brought.name} updates each number by"
+        " itself",
+        "elementwise = True in the task's class, if it does (Adam and its kin do; Muon, Adafactor,"
+        f" LAMB don't); or {otherwise}",
+        "task",
     )
-    if cut and not own.elementwise:
+
+
+def check_recompute(config: Config, facts: Facts) -> None:
+    """UserError: there is nothing that could be run again."""
+    if config.train.recompute != "none" and facts.blocks < 2:
         raise UserError(
-            f"{own.by}: {cut}, and the task does not say that {own.name} updates each number by"
-            " itself",
-            "elementwise = True in the task's class, if it does (Adam and its kin do; Muon,"
-            " Adafactor, LAMB don't); or "
-            + ("--strategy ddp" if layout.shards > 1 else "leave --exact out"),
-            "task",
+            f"train.recompute {config.train.recompute}: the model has no repeated blocks that could"
+            " be run again",
+            "its layers in a ModuleList or Sequential, or leave it out",
+            "train.recompute",
         )
-    scales = " and ".join(f"{scale:.6g}" for scale in own.scales)
-    rates = (
-        f"learning rate x {scales}"
-        if own.takes_lr
-        else f"learning rate its own, {scales} times what is shown as lr"
-    )
-    hold = ("lr, " if own.takes_lr else "") + "clip and what groups freeze"
-    because["optimizer"] = (
-        f"{own.name} of {own.by}: {rates}; of the config's section {hold} hold; the host waits for"
-        " each step, to leave out what is not finite"
-    )
 
 
-def warn_of_layout(
-    config: Config, facts: Facts, layout: Layout, memory: list[MemoryTerm], warnings: list[str]
-) -> None:
+def layout_warnings(
+    config: Config, facts: Facts, layout: Layout, memory: Sequence[MemoryTerm]
+) -> list[str]:
     """What a user of this strategy should know."""
-    if (
-        any(device.name != layout.devices[0].name for device in layout.devices)
-        and config.devices.balance == "even"
-    ):
-        warnings.append(
-            "the devices differ: each step waits for the slowest"
-            + (
-                "; --balance measured deals them slots by their speed"
-                if config.engine == "torch" and layout.shards == 1
-                else ""
-            )
-        )
-    if layout.strategy == "dp" and config.engine == "torch" and len(layout.devices) > 1:
+    warnings = []
+    devices, spec = layout.devices, layout.spec
+    if config.devices.balance == "even" and any(d.name != devices[0].name for d in devices):
+        warning = "the devices differ: each step waits for the slowest"
+        if spec.can_be_uneven:
+            warning += "; --balance measured assigns them microbatches by their speed"
+        warnings.append(warning)
+    if spec.runs_threads and layout.num_devices > 1:
         more = sum(term.bytes for term in memory if term.name == "optimizer")
         warnings.append(
-            f"dp: the first device holds {show_bytes(more)} more than the others (the optimizer's"
-            " state), and adds up all gradients; --strategy ddp is even, and faster"
+            f"{spec.name}: the first device holds {show_bytes(more)} more than the others (the"
+            " optimizer's state), and adds up all gradients; --strategy ddp is even, and faster"
         )
     if config.devices.compress != "none":
         warnings.append(
@@ -186,22 +190,12 @@ def warn_of_layout(
         warnings.append(
             f"devices.reshard has no effect under {layout.strategy}, which gathers no weights"
         )
-    if config.train.recompute != "none" and facts.blocks < 2:
-        raise UserError(
-            f"train.recompute {config.train.recompute}: the model has no repeated blocks that could"
-            " be run again",
-            "its layers in a ModuleList or Sequential, or leave it out",
-            "train.recompute",
-        )
     if facts.unkeyed_dropout:
-        warnings.append(
-            f"{first_and_count(facts.unkeyed_dropout)} draws its dropout by device: results depend on the devices"
-            " (seeded anew each step from seed, step and rank)"
-            + (
-                "; under dp even two runs on these devices differ"
-                if layout.strategy == "dp"
-                and layout.devices[0].kind == "cpu"
-                and len(layout.devices) > 1
-                else ""
-            )
+        warning = (
+            f"{first_and_count(facts.unkeyed_dropout)} draws its dropout by device: results depend on the"
+            " devices (seeded anew each step from seed, step and rank)"
         )
+        if spec.runs_threads and devices[0].kind == "cpu" and layout.num_devices > 1:
+            warning += f"; under {spec.name} even two runs on these devices differ"
+        warnings.append(warning)
+    return warnings

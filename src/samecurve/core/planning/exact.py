@@ -1,34 +1,29 @@
-"""What train.exact takes: slots of one size whatever the devices, and nothing whose bits depend on
-these; the rest is refused by name.
+"""What train.exact takes: microbatches of one size whatever the devices, and nothing whose bits
+depend on these; the rest is refused by name.
 """
 
-from collections.abc import Sequence
-
 from samecurve.core.config.sections import Config
-from samecurve.core.determinism.microbatches import TreeSum, microbatches_of, split_batch, subtrees
+from samecurve.core.determinism.microbatches import TreeSum, microbatches_of, subtrees
+from samecurve.core.planning.batch import BatchSplit
+from samecurve.core.planning.decision import Decision
 from samecurve.core.planning.facts import Facts, Fixed
+from samecurve.core.planning.layout import Layout
 from samecurve.core.planning.memory import MemoryTerm, itemsize, sample_bytes
-from samecurve.core.planning.strategies import Layout
 from samecurve.errors import UserError
 from samecurve.units import first_and_count
 
-_SLOTS = 8  # of a step, where nothing else is asked for: work for 1, 2, 4 and 8 devices
+# of a step, where nothing else is asked for: work for 1, 2, 4 and 8 devices
+_MICROBATCHES = 8
 
 
 def check_exact(config: Config, facts: Facts, layout: Layout) -> None:
     """UserError: something that gives other bits on other devices."""
-    if layout.shards > 1:
-        how = f"strategy {layout.strategy}" + (
-            ", taken because the model does not fit on one device,"
-            if config.devices.strategy == "auto"
-            else ""
-        )
-        raise UserError(
-            f"train.exact: {how} cuts weights by the number of devices, and with them the vectors"
-            " that the optimizer and the norm work on, whose ends are computed otherwise",
-            "--strategy ddp (dp with engine jax), or leave --exact out",
-            "devices.strategy",
-        )
+    refusal = layout.spec.refuses.get("train.exact")
+    if refusal and layout.num_devices > 1:
+        how = f"strategy {layout.strategy}"
+        if config.devices.strategy == "auto":
+            how += ", taken because the model does not fit on one device,"
+        raise UserError(f"train.exact: {how} {refusal.why}", refusal.remedy, "devices.strategy")
     if config.devices.compress != "none":
         raise UserError(
             f"train.exact: compress {config.devices.compress} rounds what each device sends",
@@ -57,122 +52,127 @@ def check_exact(config: Config, facts: Facts, layout: Layout) -> None:
         )
 
 
-def exact_batch(
-    config: Config, layout: Layout, fixed: Fixed | None, because: dict[str, str]
-) -> tuple[int, int]:
-    """(samples of a step, samples of a slot). The slot's size never follows from the devices."""
-    given, world = config.batch, len(layout.devices)
-    if given.samples and given.accumulate:
+def choose_exact_batch(
+    config: Config, fixed: Fixed | None, num_devices: int
+) -> Decision[BatchSplit]:
+    """The size of a microbatch never follows from the devices."""
+    asked = config.batch
+    if asked.samples and asked.accumulate:
         raise UserError(
             "train.exact: batch.accumulate cuts a step by the number of devices",
-            "batch.per_device: the samples of a slot, on any devices",
+            "batch.per_device: the samples of a microbatch, on any devices",
             "batch.accumulate",
         )
-    batch = (
-        (fixed.global_batch_size if fixed else None)
-        or given.samples
-        or (given.per_device or 0) * (given.accumulate or 1) * world
-    )
-    because["batch"] = (
-        "as this run began"
-        if fixed and fixed.global_batch_size
-        else (
-            "batch.samples, whatever the devices"
-            if given.samples
-            else "as given per device: it grows with the devices"
-        )
-    )
-    if fixed:
-        micro, because["micro"] = fixed.micro_batch_size, "as this run began (train.exact)"
-    elif given.per_device:
-        micro, because["micro"] = min(given.per_device, batch), "batch.per_device"
+    if fixed and fixed.global_batch_size:
+        batch, why_batch = fixed.global_batch_size, "as this run began"
+    elif asked.samples:
+        batch, why_batch = asked.samples, "batch.samples, whatever the devices"
     else:
-        micro, because["micro"] = (
-            -(-batch // _SLOTS),
-            (
-                f"a {_SLOTS}th of the batch, whatever the devices (train.exact); batch.per_device"
-                " gives another slot"
-            ),
+        batch = (asked.per_device or 0) * (asked.accumulate or 1) * num_devices
+        why_batch = "as given per device: it grows with the devices"
+    if fixed:
+        micro, why_micro = fixed.micro_batch_size, "as this run began (train.exact)"
+    elif asked.per_device:
+        micro, why_micro = min(asked.per_device, batch), "batch.per_device"
+    else:
+        micro = -(-batch // _MICROBATCHES)
+        why_micro = (
+            f"a {_MICROBATCHES}th of the batch, whatever the devices (train.exact);"
+            " batch.per_device gives another size"
         )
-    because["exact"] = (
-        f"{len(split_batch(batch, micro))} slots of {micro} a step, computed one by one and added along"
-        " one tree; the order of devices changes no bit"
+    split = BatchSplit(global_batch_size=batch, micro_batch_size=micro, num_devices=num_devices)
+    why_exact = (
+        f"{split.num_microbatches} microbatches of {micro} a step, computed one by one and added"
+        " along one tree; the order of devices changes no bit"
     )
-    return batch, micro
+    return Decision(split, {"batch": why_batch, "micro": why_micro, "exact": why_exact})
 
 
 def exact_memory(
     config: Config,
     facts: Facts,
     layout: Layout,
-    count: int,
-    micro: int,
-    times: Sequence[float],
-    cap: int | None,
-    fixed: Fixed | None,
+    split: BatchSplit,
+    *,
+    capacity: int | None,
+    is_resumed: bool,
 ) -> MemoryTerm:
-    """What sums of `count` slots take.
+    """What the sums of a step's microbatches take.
 
-    UserError: beside them no slot fits. cap: samples that fit in flight without them.
+    capacity: samples that fit in flight without them; None: not known
+
+    UserError: beside them no microbatch fits.
     """
-    term = _exact_term(config, facts, count, layout, times)
+    term = _exact_term(config, facts, layout, split)
     each = sample_bytes(config, facts)
-    if cap is not None and each:
-        cap -= -(-term.bytes // each)
-    if cap is not None and cap < 1:
+    if capacity is None:
+        return term
+    if each:
+        capacity -= -(-term.bytes // each)
+    if capacity < 1:
         raise UserError(
             "the sums that train.exact holds beside the gradients leave no room for a sample",
             "a smaller model, or leave --exact out",
             "train.exact",
         )
-    if cap is not None and micro > cap:
+    micro = split.micro_batch_size
+    if micro > capacity:
         remedy = (
-            "fewer ranks on this machine, or a device with more memory: this run's slots are of"
-            f" {micro}"
-            if fixed
-            else (
-                f"--set batch.per_device={cap}: slots of that size wherever this is to give the"
-                " same bits"
-            )
+            f"--set batch.per_device={capacity}: microbatches of that size wherever this is to give"
+            " the same bits"
         )
+        if is_resumed:
+            remedy = (
+                "fewer ranks on this machine, or a device with more memory: this run's microbatches"
+                f" are of {micro}"
+            )
         raise UserError(
-            f"a slot of {micro} samples does not fit: {cap} do", remedy, "batch.per_device"
+            f"a microbatch of {micro} samples does not fit: {capacity} do",
+            remedy,
+            "batch.per_device",
         )
     return term
 
 
-def _exact_term(
-    config: Config, facts: Facts, count: int, layout: Layout, times: Sequence[float]
-) -> MemoryTerm:
+def _exact_term(config: Config, facts: Facts, layout: Layout, split: BatchSplit) -> MemoryTerm:
     """What is held beside one gradient: sums of parts of the step that wait for their siblings, and
     what devices exchange.
     """
-    world = len(layout.devices)
-    shares = [microbatches_of(count, place, world, times) for place in range(world)]
-    waiting = max(_most_waiting(count, mine) for mine in shares)
-    sent = max(len(subtrees(mine, count)) for mine in shares)
-    moved = (
-        3 if config.engine == "jax" else 2 if layout.world_size > 1 else 0
-    )  # torch's dp adds up in place
+    count = split.num_microbatches
+    of_device = [
+        microbatches_of(count, device, split.num_devices, split.microbatch_seconds)
+        for device in range(split.num_devices)
+    ]
+    waiting = max(_most_waiting(count, numbers) for numbers in of_device)
+    sent = max(len(subtrees(numbers, count)) for numbers in of_device)
+    if config.engine == "jax":
+        moved = 3
+    elif layout.world_size > 1:
+        moved = 2
+    else:
+        moved = 0  # added in place: by one device, or by the first one's thread
     copies = waiting + moved * sent
-    each = facts.trainable * itemsize(config.train.precision)
+    width = itemsize(config.train.precision)
     return MemoryTerm(
         name="exact",
-        bytes=copies * each,
-        formula=f"{copies} x {facts.trainable} x {itemsize(config.train.precision)} B: {waiting} sums that"
-        " wait, the rest on its way between devices",
+        bytes=copies * facts.trainable * width,
+        formula=(
+            f"{copies} x {facts.trainable} x {width} B: {waiting} sums that wait, the rest on its"
+            " way between devices"
+        ),
     )
 
 
-def _most_waiting(count: int, mine: range) -> int:
-    """Sums held while the next slot's gradient comes to be.
+def _most_waiting(count: int, numbers: range) -> int:
+    """Sums held while the next microbatch's gradient comes to be.
 
     A right sibling is added in place to the left one.
     """
-    sums: TreeSum[None] = TreeSum(count, lambda left, right: None)
+    sums: TreeSum[None] = TreeSum(count, lambda _left, _right: None)
     most = 0
-    for number in mine:
-        paired = number % 2 == 1 and bool(sums.held) and sums.held[-1][0] == (0, number - 1)
-        most = max(most, len(sums.held) - paired)
+    for number in numbers:
+        left_sibling = (0, number - 1)
+        in_place = number % 2 == 1 and bool(sums.held) and sums.held[-1][0] == left_sibling
+        most = max(most, len(sums.held) - in_place)
         sums.give((0, number), None)
     return most

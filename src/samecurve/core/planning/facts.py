@@ -13,19 +13,14 @@ from samecurve.core.planning.machine import Machine
 
 @dataclass(frozen=True, kw_only=True)
 class UserOptimizerFacts:
-    """What a task's own optimizer is.
+    """What a task's own optimizer is."""
 
-    name: its class; by: what returns it. elementwise: the task says that each number is updated by
-    itself. takes_lr: it is given the config's learning rate. scales: of that one, by its groups.
-    slots: arrays of a parameter's shape that it keeps for each; None unknown.
-    """
-
-    name: str
-    by: str
-    elementwise: bool
-    takes_lr: bool
-    scales: tuple[float, ...]
-    num_states: int | None
+    name: str  # its class
+    by: str  # what returns it
+    elementwise: bool  # the task says that each number is updated by itself
+    takes_lr: bool  # it is given the config's learning rate
+    scales: tuple[float, ...]  # of that one, by its groups
+    num_states: int | None  # arrays of a parameter's shape kept for each; None: not known
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "UserOptimizerFacts":
@@ -34,25 +29,19 @@ class UserOptimizerFacts:
 
 @dataclass(frozen=True)
 class Speed:
-    """Seconds of a device's forward and backward: of a slot, whatever its size (what launching its
-    operations takes), and of each sample in it. By hand: of a sample, in any unit.
-    """
+    """Seconds of a device's forward and backward; by hand: in any unit."""
 
-    seconds_per_microbatch: float
+    seconds_per_microbatch: float  # whatever its size: what launching its operations takes
     seconds_per_sample: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Speeds:
-    """devices: in the plan's order; none: they are alike.
+    """How fast devices are."""
 
-    rest: seconds of a step beside forward and backward. origin: when and how they were measured;
-    '': given by hand.
-    """
-
-    devices: tuple[Speed, ...] = ()
-    rest: float = 0.0
-    origin: str = ""
+    devices: tuple[Speed, ...] = ()  # in the plan's order; none: they are alike
+    rest: float = 0.0  # seconds of a step beside forward and backward
+    origin: str = ""  # when and how they were measured; '': given by hand
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "Speeds":
@@ -62,59 +51,44 @@ class Speeds:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What there is to train, and on what.
+    """What there is to train, and on what."""
 
-    samples, eval_samples: training samples, and held-out samples that an evaluation reads.
-    tokens_per_sample: 1 where there are none. params, trainable: scalars. blocks: repeated layers.
-    bytes_per_sample: activations kept for the backward pass of one sample, in 4-byte numbers; None
-    unknown; recompute_bytes: the same where some are computed again, by train.recompute. scratch:
-    numbers held while a slot is computed, however large it is, by kind of device. block_params:
-    scalars of the largest of the blocks; inside: names of the arrays within blocks; rounded: of
-    those whose values autocast rounds anyway, so that fsdp gathers them in two bytes under bf16 and
-    f16; frozen: those that are not trained. flops_per_sample: forward and backward; None unknown.
-    coupled: what mixes the samples of a batch (BatchNorm), so that a split would change the result.
-    keyed, unkeyed: layers whose random masks follow the sample, and those whose masks are drawn by
-    the device. arrays: what there is of the model to be given values, by a checkpoint's names
-    (complex ones as pairs); buffers: those of them that may be left as they are; aliases: other
-    names of the same arrays (tied weights). fits: samples that were seen to fit in flight
-    (--probe-batch); None: not tried. speeds: of the devices (devices.balance: measured); None: not
-    measured. groups: what optimizer.groups makes of the parameters, in words. own: the optimizer
-    that the task brings. fingerprint: of the data. formulas: how the figures were made. reference:
-    figures of the data to hold losses against.
-    """
-
-    samples: int
-    eval_samples: int
-    tokens_per_sample: int
-    params: int
-    trainable: int
-    blocks: int
+    samples: int  # for training
+    eval_samples: int  # held-out ones that an evaluation reads
+    tokens_per_sample: int  # 1 where there are none
+    params: int  # scalars
+    trainable: int  # scalars
+    blocks: int  # repeated layers
+    # activations kept for the backward pass of one sample, in 4-byte numbers; None: not known
     bytes_per_sample: int | None
-    flops_per_sample: float | None
-    coupled: tuple[str, ...]
-    fingerprint: str
-    block_params: int = 0
-    block_arrays: tuple[str, ...] = ()
+    flops_per_sample: float | None  # forward and backward; None: not known
+    coupled: tuple[str, ...]  # what mixes a batch's samples (BatchNorm): a split changes the result
+    fingerprint: str  # of the data
+    block_params: int = 0  # scalars of the largest block
+    block_arrays: tuple[str, ...] = ()  # names of the arrays within blocks
+    # those whose values autocast rounds anyway: fsdp gathers them in two bytes under bf16 and f16
     rounded: tuple[str, ...] = ()
-    frozen: tuple[str, ...] = ()
+    frozen: tuple[str, ...] = ()  # those that are not trained
+    # bytes_per_sample where some activations are computed again, by train.recompute
     recompute_bytes: Mapping[str, int] = field(default_factory=dict)
+    # numbers held while a microbatch is computed, however large it is, by kind of device
     scratch: Mapping[str, int] = field(default_factory=dict)
-    keyed_dropout: tuple[str, ...] = ()
-    unkeyed_dropout: tuple[str, ...] = ()
-    largest_tried: int | None = None
+    keyed_dropout: tuple[str, ...] = ()  # layers whose random masks follow the sample
+    unkeyed_dropout: tuple[str, ...] = ()  # layers whose masks are drawn by the device
+    largest_tried: int | None = None  # samples that fitted in flight (--probe-batch); None: untried
+    # of the model, by a checkpoint's names (complex ones as pairs): shapes to be given values
     arrays: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    buffers: tuple[str, ...] = ()
-    aliases: Mapping[str, str] = field(default_factory=dict)
-    formulas: Mapping[str, str] = field(default_factory=dict)
-    reference: Mapping[str, float] = field(default_factory=dict)
-    groups: tuple[str, ...] = ()
-    user_optimizer: UserOptimizerFacts | None = None
-    speeds: Speeds | None = None
+    buffers: tuple[str, ...] = ()  # those of the arrays that may be left as they are
+    aliases: Mapping[str, str] = field(default_factory=dict)  # tied weights: other names
+    formulas: Mapping[str, str] = field(default_factory=dict)  # how the numbers here came about
+    reference: Mapping[str, float] = field(default_factory=dict)  # numbers to hold losses against
+    groups: tuple[str, ...] = ()  # what optimizer.groups makes of the parameters, in words
+    user_optimizer: UserOptimizerFacts | None = None  # that the task brings
+    speeds: Speeds | None = None  # of the devices (devices.balance: measured); None: not measured
 
 
-Measure = Callable[
-    [Config, Machine, Facts], Facts
-]  # facts, and what the plan is to know of the devices
+# takes a config, a machine and facts; gives facts with what the plan is to know of the devices
+Measure = Callable[[Config, Machine, Facts], Facts]
 
 
 _FIXED_ON_DISK = {
@@ -126,20 +100,16 @@ _FIXED_ON_DISK = {
 
 @dataclass(frozen=True, kw_only=True)
 class Fixed:
-    """What a run's first plan fixed for good; copied into every checkpoint.
+    """What a run's first plan fixed for good; copied into every checkpoint."""
 
-    global_batch_size None: to be decided anew (--new-batch). computed_on: engine and kind of
-    device.
-    """
-
-    global_batch_size: int | None
+    global_batch_size: int | None  # None: to be decided anew (--new-batch)
     micro_batch_size: int
     seed: int
     samples: int
     fingerprint: str
     threads: int
     anchor: Anchor = Anchor()
-    computed_on: str = ""
+    computed_on: str = ""  # engine and kind of device
 
     def to_json(self) -> dict[str, Any]:
         """As manifest.json and plan.json hold it: their keys are public, and older than our names."""

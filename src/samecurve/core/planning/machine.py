@@ -12,17 +12,13 @@ Kind = Literal["cpu", "cuda"]
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
-    """One device.
-
-    index: as the program sees it (CUDA_VISIBLE_DEVICES applied). memory: bytes. driver: version or
-    ''.
-    """
+    """One device."""
 
     kind: Kind
-    index: int
+    index: int  # as the program sees it (CUDA_VISIBLE_DEVICES applied)
     name: str
-    memory: int
-    driver: str = ""
+    memory: int  # bytes
+    driver: str = ""  # version; '': not known
 
     @property
     def place(self) -> str:
@@ -36,38 +32,29 @@ class Device:
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
-    """A path between two devices.
-
-    kind: nvlink, pcie, host. bandwidth: bytes per second one way, None unknown.
-    """
+    """A path between two devices."""
 
     first: int
     second: int
-    kind: str
-    bandwidth: float | None = None
+    kind: str  # nvlink, pcie, host
+    bandwidth: float | None = None  # bytes per second one way; None: not known
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """devices: GPUs, none on a machine without.
+    """What plan() chooses from."""
 
-    host_bytes, cores: what this process may use, limits applied.
-
-    started, hosts: processes that torchrun, Slurm or the user started already, and on how many
-    hosts like this one.
-    """
-
-    devices: tuple[Device, ...]
+    devices: tuple[Device, ...]  # GPUs; none on a machine without
     links: tuple[Link, ...]
-    host_bytes: int
-    cores: int
+    host_bytes: int  # that this process may use, limits applied
+    cores: int  # likewise
     cpu: str = "CPU"
-    started: int = 1
-    hosts: int = 1
+    started: int = 1  # processes that torchrun, Slurm or the user started already
+    hosts: int = 1  # on which they run, all like this one
 
     def ranks_on_cpu(self, count: int) -> tuple[Device, ...]:
         """Host memory and cores shared out to `count` CPU ranks."""
+        memory = self.host_bytes // count
         return tuple(
-            Device(kind="cpu", index=index, name=self.cpu, memory=self.host_bytes // count)
-            for index in range(count)
+            Device(kind="cpu", index=index, name=self.cpu, memory=memory) for index in range(count)
         )

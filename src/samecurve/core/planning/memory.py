@@ -6,26 +6,23 @@ by the width of the compute type.
 """
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from samecurve.core.config.sections import Config, Precision
-from samecurve.core.planning.facts import Facts
+if TYPE_CHECKING:
+    from samecurve.core.config.sections import Config, Precision
+    from samecurve.core.planning.facts import Facts
+    from samecurve.core.planning.strategies import StrategySpec
 
 # Under autocast matrix inputs are kept in 2 bytes, norms and the residual stream in 4: between 0.5
 # and 1 of f32, taken at 0.75.
-_ACTIVATION_SHARE: dict[Precision, float] = {"f64": 2.0, "f32": 1.0, "bf16": 0.75, "f16": 0.75}
-_RESERVED = {
-    "cpu": 400 << 20,
-    "cuda": 800 << 20,
-}  # the process itself: libraries, context, allocator slack
+_ACTIVATION_SHARE: "dict[Precision, float]" = {"f64": 2.0, "f32": 1.0, "bf16": 0.75, "f16": 0.75}
+# the process itself: libraries, context, allocator slack
+_RESERVED = {"cpu": 400 << 20, "cuda": 800 << 20}
 USABLE = 0.9  # share of a device's memory that is planned with
-_LOGITS = {
-    "cpu": 1 << 22,
-    "cuda": 1 << 26,
-}  # numbers of a chunk of logits: few enough for a CPU's cache, enough to keep a GPU busy
-_LOGIT_ROWS = (
-    64,
-    8192,
-)  # of a chunk, at least and at most: a two-byte gradient summed over more might overflow
+# numbers of a chunk of logits: few enough for a CPU's cache, enough to keep a GPU busy
+_LOGITS = {"cpu": 1 << 22, "cuda": 1 << 26}
+# rows of a chunk, least and most: a two-byte gradient summed over more might overflow
+_LOGIT_ROWS = (64, 8192)
 
 
 def logit_rows(vocab: int, kind: str) -> int:
@@ -36,146 +33,153 @@ def logit_rows(vocab: int, kind: str) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryTerm:
+    """One summand of what a device holds."""
+
     name: str
     bytes: int
-    formula: str
+    formula: str  # in words and numbers, for the plan's table
 
 
-def itemsize(precision: Precision) -> int:
+def itemsize(precision: "Precision") -> int:
     """Bytes of a weight: mixed precisions keep theirs in float32."""
     return 8 if precision == "f64" else 4
 
 
-def num_optimizer_states(config: Config, facts: Facts) -> tuple[int, str]:
-    """Arrays of its shape that the optimizer keeps for each parameter, and whose figure that is."""
-    if not facts.user_optimizer:
+def autocast_itemsize(precision: "Precision") -> int:
+    """Bytes of a weight as matrix products take it."""
+    return 2 if precision in {"bf16", "f16"} else itemsize(precision)
+
+
+def num_optimizer_states(config: "Config", facts: "Facts") -> tuple[int, str]:
+    """Arrays of its shape that the optimizer keeps for each parameter, and which optimizer's."""
+    brought = facts.user_optimizer
+    if not brought:
         return (2 if config.optimizer.name == "adamw" else 1), config.optimizer.name
-    return (
-        facts.user_optimizer.num_states or 0,
-        (
-            facts.user_optimizer.name
-            if facts.user_optimizer.num_states is not None
-            else f"{facts.user_optimizer.name}: not known, so not counted"
-        ),
-    )
+    if brought.num_states is None:
+        return 0, f"{brought.name}: not known, so not counted"
+    return brought.num_states, brought.name
 
 
-def state_terms(
-    config: Config, facts: Facts, kind: str, shards: int, together: int = 1
-) -> list[MemoryTerm]:
-    """What is held whatever the micro-batch.
-
-    together: devices of one process on a CPU, which share what that needs itself. shards: devices
-    among which one copy of the model is shared out (1: each holds the whole).
-    """
+def replicated_state(config: "Config", facts: "Facts", shards: int) -> list[MemoryTerm]:
+    """Weights, gradients and optimizer state, the whole or one shard of each."""
     width = itemsize(config.train.precision)
-    moments, optimizer = num_optimizer_states(config, facts)
+    states, optimizer = num_optimizer_states(config, facts)
     over = f" / {shards} shards" if shards > 1 else ""
-    held = [
-        MemoryTerm(
-            name="weights",
-            bytes=-(-facts.params * width // shards),
-            formula=f"{facts.params} x {width} B{over}",
-        ),
-        MemoryTerm(
-            name="gradients",
-            bytes=-(-facts.trainable * width // shards),
-            formula=f"{facts.trainable} x {width} B{over}",
-        ),
-        MemoryTerm(
-            name="optimizer",
-            bytes=-(-facts.trainable * width * moments // shards),
-            formula=f"{facts.trainable} x {width} B x {moments} ({optimizer}){over}",
-        ),
-    ]
-    if config.devices.offload:
-        held = [
-            MemoryTerm(name=term.name, bytes=0, formula=f"{term.formula}: in host memory")
-            for term in held
-        ]
-    scratch = (
-        [
-            MemoryTerm(
-                name="scratch",
-                bytes=facts.scratch[kind] * width,
-                formula=facts.formulas.get(f"scratch.{kind}", ""),
-            )
-        ]
-        if facts.scratch
-        else []
-    )
+
+    def term(name: str, numbers: int, formula: str) -> MemoryTerm:
+        held = -(-numbers * width // shards)
+        if config.devices.offload:
+            return MemoryTerm(name=name, bytes=0, formula=f"{formula}{over}: in host memory")
+        return MemoryTerm(name=name, bytes=held, formula=f"{formula}{over}")
+
+    trainable = facts.trainable
     return [
-        *held,
-        *(_gathered(config, facts, width) if shards > 1 else []),
-        *scratch,
-        MemoryTerm(
-            name="process",
-            bytes=_RESERVED[kind] // together,
-            formula="libraries and context"
-            + (f", shared by {together} devices" if together > 1 else ""),
-        ),
+        term("weights", facts.params, f"{facts.params} x {width} B"),
+        term("gradients", trainable, f"{trainable} x {width} B"),
+        term("optimizer", trainable * states, f"{trainable} x {width} B x {states} ({optimizer})"),
     ]
 
 
-def _gathered(config: Config, facts: Facts, width: int) -> list[MemoryTerm]:
-    """What fsdp holds whole for a while.
+def state_sharded_by_block(config: "Config", facts: "Facts", shards: int) -> list[MemoryTerm]:
+    """A shard of each, and what is whole for a while.
 
-    Blocks come and go one after the other, the next gathered ahead; what lies outside of them
-    stays.
+    Blocks are gathered one after the other, the next one ahead; what lies outside of them stays.
     """
-    narrow = 2 if config.train.precision in {"bf16", "f16"} else width
-    outside = max(
-        0, facts.params - facts.blocks * facts.block_params
-    )  # blocks may be unequal: block_params is the largest
+    state = replicated_state(config, facts, shards)
+    if shards == 1:
+        return state
+    width = itemsize(config.train.precision)
+    narrow = autocast_itemsize(config.train.precision)
+    # blocks may be unequal: block_params is the largest
+    outside = max(0, facts.params - facts.blocks * facts.block_params)
     blocks = min(2, facts.blocks) if config.devices.reshard else facts.blocks
-    if config.engine == "jax":  # gathered once a step, kept to the end of its last backward pass
-        return [
-            MemoryTerm(
-                name="gathered",
-                bytes=facts.params * width,
-                formula=f"{facts.params} x {width} B, whole during a step",
-            ),
-            MemoryTerm(
-                name="reduced",
-                bytes=facts.trainable * width,
-                formula=f"{facts.trainable} x {width} B, whole gradients",
-            ),
-        ]
+    gathered = outside * width + blocks * facts.block_params * narrow
+    largest = max(outside, facts.block_params)
     return [
+        *state,
         MemoryTerm(
             name="gathered",
-            bytes=min(facts.params * width, outside * width + blocks * facts.block_params * narrow),
-            formula=f"{outside} x {width} B outside of blocks + {blocks} blocks of {facts.block_params} x"
-            f" {narrow} B",
+            bytes=min(facts.params * width, gathered),
+            formula=(
+                f"{outside} x {width} B outside of blocks + {blocks} blocks of"
+                f" {facts.block_params} x {narrow} B"
+            ),
         ),
         MemoryTerm(
             name="reduced",
-            bytes=2 * max(outside, facts.block_params) * width,
-            formula=f"2 x {max(outside, facts.block_params)} x {width} B: the largest group's gradients on"
-            " their way",
+            bytes=2 * largest * width,
+            formula=f"2 x {largest} x {width} B: the largest group's gradients on their way",
         ),
     ]
 
 
-def sample_bytes(config: Config, facts: Facts) -> int | None:
-    """Activations of one sample in flight."""
+def state_sharded_whole(config: "Config", facts: "Facts", shards: int) -> list[MemoryTerm]:
+    """A shard of each, and the model gathered once a step, kept to its last backward pass."""
+    state = replicated_state(config, facts, shards)
+    if shards == 1:
+        return state
+    width = itemsize(config.train.precision)
+    return [
+        *state,
+        MemoryTerm(
+            name="gathered",
+            bytes=facts.params * width,
+            formula=f"{facts.params} x {width} B, whole during a step",
+        ),
+        MemoryTerm(
+            name="reduced",
+            bytes=facts.trainable * width,
+            formula=f"{facts.trainable} x {width} B, whole gradients",
+        ),
+    ]
+
+
+def state_terms(
+    config: "Config",
+    facts: "Facts",
+    spec: "StrategySpec",
+    *,
+    kind: str,
+    shards: int,
+    sharing_process: int = 1,
+) -> list[MemoryTerm]:
+    """What is held whatever the micro-batch.
+
+    kind: of device
+    shards: devices that share one copy of the model (1: each holds the whole)
+    sharing_process: devices of one process on a CPU, which share what that needs itself
+    """
+    terms = spec.memory(config, facts, shards)
+    if facts.scratch:
+        terms.append(
+            MemoryTerm(
+                name="scratch",
+                bytes=facts.scratch[kind] * itemsize(config.train.precision),
+                formula=facts.formulas.get(f"scratch.{kind}", ""),
+            )
+        )
+    shared = f", shared by {sharing_process} devices" if sharing_process > 1 else ""
+    process = MemoryTerm(
+        name="process",
+        bytes=_RESERVED[kind] // sharing_process,
+        formula=f"libraries and context{shared}",
+    )
+    return [*terms, process]
+
+
+def sample_bytes(config: "Config", facts: "Facts") -> int | None:
+    """Activations of one sample in flight; None: not known."""
     kept = facts.recompute_bytes.get(config.train.recompute, facts.bytes_per_sample)
     return None if kept is None else max(1, int(kept * _ACTIVATION_SHARE[config.train.precision]))
 
 
-def activation_term(config: Config, facts: Facts, micro: int) -> MemoryTerm | None:
+def activation_term(config: "Config", facts: "Facts", micro_batch_size: int) -> MemoryTerm | None:
+    """Activations of all samples in flight; None: not known."""
     each = sample_bytes(config, facts)
     if each is None:
         return None
-    again = (
-        f", recompute {config.train.recompute}"
-        if config.train.recompute in facts.recompute_bytes
-        else ""
-    )
-    return MemoryTerm(
-        name="activations",
-        bytes=micro * each,
-        formula=f"{micro} samples x {each} B{again}; {facts.formulas.get('bytes_per_sample', '')}".rstrip(
-            "; "
-        ),
-    )
+    recompute = config.train.recompute
+    again = f", recompute {recompute}" if recompute in facts.recompute_bytes else ""
+    counted = facts.formulas.get("bytes_per_sample", "")
+    formula = f"{micro_batch_size} samples x {each} B{again}; {counted}".rstrip("; ")
+    return MemoryTerm(name="activations", bytes=micro_batch_size * each, formula=formula)

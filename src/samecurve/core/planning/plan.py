@@ -7,22 +7,35 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from samecurve.core.config.sections import Compress, Config, Precision, Recompute, epochs_of
+from samecurve.core.config.sections import Compress, Config, Precision, Recompute
 from samecurve.core.determinism.data_order import Anchor, Order
 from samecurve.core.determinism.mean import nominal_weight
 from samecurve.core.determinism.microbatches import Assignment, assign, microbatches_of, split_batch
-from samecurve.core.determinism.microbatches import accumulation_steps as most_slots
 from samecurve.core.planning.balance import choose_speeds, choose_uneven_split
-from samecurve.core.planning.batch import choose_batch
-from samecurve.core.planning.capacity import capacity, memory_room
-from samecurve.core.planning.compatibility import check_coupled, check_optimizer, warn_of_layout
-from samecurve.core.planning.exact import check_exact, exact_batch, exact_memory
+from samecurve.core.planning.batch import batch_warnings, choose_batch
+from samecurve.core.planning.capacity import choose_capacity, memory_room
+from samecurve.core.planning.compatibility import (
+    check_coupled,
+    check_optimizer,
+    check_recompute,
+    layout_warnings,
+)
+from samecurve.core.planning.decision import Decision, DecisionLog
+from samecurve.core.planning.exact import check_exact, choose_exact_batch, exact_memory
 from samecurve.core.planning.facts import Facts, Fixed
+from samecurve.core.planning.layout import (
+    Layout,
+    choose_devices,
+    choose_layout,
+    choose_sync,
+    choose_threads,
+)
 from samecurve.core.planning.machine import Device, Machine
 from samecurve.core.planning.memory import MemoryTerm, activation_term, sample_bytes
+from samecurve.core.planning.run_length import Intervals, choose_intervals, choose_schedule
 from samecurve.core.planning.schedule import Schedule
-from samecurve.core.planning.speed_options import check_speed_options
-from samecurve.core.planning.strategies import Layout, choose_devices, choose_layout, choose_sync
+from samecurve.core.planning.speed_options import check_compile, check_float8
+from samecurve.core.planning.strategies import STRATEGIES, StrategySpec
 from samecurve.errors import UserError
 
 _ON_DISK = {
@@ -39,41 +52,23 @@ _ON_DISK = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Intervals:
-    """Steps between things; 0: never (what is due at the end is due all the same)."""
-
-    log: int
-    evaluate: int
-    save: int
-    sample: int
-    hash: int = 0
-
-
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Plan:
-    """devices: one for each place of work.
-
-    processes: ranks. shards: devices that share one copy of the model. together: every rank takes
-    part in each round (what it computes with is spread over all). micro: samples of a slot. rounds:
-    slots of a device in a full step. nominal: see core/determinism/mean.py. reseeded: random masks
-    drawn by the device, seeded anew each step. exact: slots are computed one by one, and what they
-    give is added along dealing.Sums' tree. slot_times: what a slot takes each device, by which
-    slots are dealt; empty: evenly.
-    """
+    """All that was decided before the first step; every worker obeys it."""
 
     engine: str
     strategy: str
     backend: str
-    devices: tuple[Device, ...]
-    visible: int
-    world_size: int
-    shards: int
+    devices: tuple[Device, ...]  # one for each place of work
+    visible: int  # devices that there are
+    world_size: int  # processes
+    shards: int  # devices that share one copy of the model
+    # every rank takes part in each round: what it computes with is spread over all
     every_rank_every_round: bool
     global_batch_size: int
     micro_batch_size: int
-    accumulation_steps: int
-    nominal_weight: float
+    accumulation_steps: int  # microbatches of the busiest device in a full step
+    nominal_weight: float  # core/determinism/mean.py
     steps: int
     samples: int
     eval_samples: int
@@ -86,33 +81,41 @@ class Plan:
     offload: bool
     compress: Compress
     keyed_dropout: bool
-    reseeded_dropout: bool
+    reseeded_dropout: bool  # masks drawn by the device, seeded anew each step
     preflight: int
     schedule: Schedule
     every: Intervals
     keep: int
     non_finite: str
     memory: tuple[MemoryTerm, ...]
-    flops_per_step: float | None
-    peak_flops: float | None
+    flops_per_step: float | None  # None: not known
+    peak_flops: float | None  # of all devices; None: not on file
     reference: Mapping[str, float]
     reasons: Mapping[str, str]
     warnings: tuple[str, ...]
     fixed: Fixed
+    # microbatches are computed one by one, and what they give is added along TreeSum's tree
     exact: bool = False
+    # what a microbatch takes each device, by which they are assigned; empty: evenly
     microbatch_seconds: tuple[float, ...] = ()
     compile: bool = False
     float8: bool = False
 
     def __repr__(self) -> str:
+        devices = f"{self.num_devices} device{'s' if self.num_devices > 1 else ''}"
         return (
-            f"<Plan: {self.engine} {self.strategy} on {self.num_devices}"
-            f" device{'s' if self.num_devices > 1 else ''}, batch {self.global_batch_size}, {self.steps} steps>"
+            f"<Plan: {self.engine} {self.strategy} on {devices}, batch {self.global_batch_size},"
+            f" {self.steps} steps>"
         )
 
     @property
     def num_devices(self) -> int:
         return len(self.devices)
+
+    @property
+    def spec(self) -> StrategySpec:
+        """What there is to know of its strategy."""
+        return STRATEGIES[self.engine, self.strategy]
 
     @property
     def is_one_process(self) -> bool:
@@ -125,7 +128,7 @@ class Plan:
         return range(rank * each, (rank + 1) * each)
 
     def microbatches_of(self, count: int, device: int) -> range:
-        """Which of a step's `count` slots are one device's."""
+        """Which of a step's `count` microbatches are one device's."""
         return microbatches_of(count, device, self.num_devices, self.microbatch_seconds)
 
     def assignment(self, samples: int, device: int) -> Assignment:
@@ -136,25 +139,14 @@ class Plan:
 
     @property
     def microbatches_per_device(self) -> tuple[int, ...]:
-        """Slots of each device in a full step."""
-        return tuple(
-            len(
-                self.microbatches_of(
-                    len(split_batch(self.global_batch_size, self.micro_batch_size)), device
-                )
-            )
-            for device in range(self.num_devices)
-        )
+        """Microbatches of each device in a full step."""
+        count = len(split_batch(self.global_batch_size, self.micro_batch_size))
+        return tuple(len(self.microbatches_of(count, device)) for device in range(self.num_devices))
 
     @property
     def can_be_uneven(self) -> bool:
-        """Whether some devices could take more slots than others."""
-        return (
-            self.engine == "torch"
-            and self.num_devices > 1
-            and self.shards == 1
-            and not self.every_rank_every_round
-        )
+        """Whether some devices could take more microbatches than others."""
+        return self.num_devices > 1 and self.spec.can_be_uneven and not self.every_rank_every_round
 
     @property
     def memory_estimate(self) -> int | None:
@@ -162,14 +154,10 @@ class Plan:
 
         None: activations are not known.
         """
-        counted = [
-            term for term in self.memory if term.name != "process" or self.devices[0].kind == "cpu"
-        ]
-        return (
-            sum(term.bytes for term in counted)
-            if any(term.name == "activations" for term in self.memory)
-            else None
-        )
+        if not any(term.name == "activations" for term in self.memory):
+            return None
+        on_cpu = self.devices[0].kind == "cpu"
+        return sum(term.bytes for term in self.memory if term.name != "process" or on_cpu)
 
     @property
     def order(self) -> Order:
@@ -198,81 +186,103 @@ class Plan:
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "Plan":
         names = {key: name for name, key in _ON_DISK.items()}
-        return cls(
-            **{
-                **{names.get(key, key): item for key, item in value.items()},
-                "devices": tuple(Device(**device) for device in value["devices"]),
-                "schedule": Schedule(**value["schedule"]),
-                "every": Intervals(**value["every"]),
-                "memory": tuple(MemoryTerm(**term) for term in value["memory"]),
-                "warnings": tuple(value["warnings"]),
-                "microbatch_seconds": tuple(value.get("slot_times", ())),
-                "fixed": Fixed.from_json(value["fixed"]),
-            }
-        )
+        fields = {names.get(key, key): item for key, item in value.items()}
+        parsed = {
+            "devices": tuple(Device(**device) for device in value["devices"]),
+            "schedule": Schedule(**value["schedule"]),
+            "every": Intervals(**value["every"]),
+            "memory": tuple(MemoryTerm(**term) for term in value["memory"]),
+            "warnings": tuple(value["warnings"]),
+            "microbatch_seconds": tuple(value.get("slot_times", ())),
+            "fixed": Fixed.from_json(value["fixed"]),
+        }
+        return cls(**{**fields, **parsed})
 
 
 def plan(config: Config, machine: Machine, facts: Facts, fixed: Fixed | None = None) -> Plan:
-    """UserError: what the config asks for cannot be done on this machine, with the numbers and what
+    """The list of decisions that make a run, each with its reason.
+
+    fixed: what the run's first plan fixed for good; None: this is the first
+
+    UserError: what the config asks for cannot be done on this machine, with the numbers and what
     can.
     """
-    because: dict[str, str] = {}
-    warnings: list[str] = []
-    chosen = choose_devices(config, machine, because)
-    layout = choose_layout(
-        config,
-        chosen,
-        machine.started,
-        lambda shards: (
-            memory_room(config, facts, chosen, shards)[1] >= (sample_bytes(config, facts) or 0)
-        ),
-        because,
-    )
-    devices, world = layout.devices, len(layout.devices)
-    backend = choose_sync(config, layout, because)
-    _check(facts, fixed, config.train.seed)
-    cap, memory = capacity(config, facts, layout, because)
-    batch, micro, times = _divided(config, facts, layout, cap, fixed, memory, because, warnings)
-    count = len(split_batch(batch, micro))
-    rounds = most_slots(count, world, times)
-    term = activation_term(config, facts, micro)
-    seed = fixed.seed if fixed else config.train.seed
-    threads = _threads(config, machine, layout, fixed, because, warnings)
-    order = Order(facts.samples, batch, seed, fixed.anchor if fixed else Anchor())
-    schedule = _schedule(config, order, batch, world, because, warnings)
-    check_coupled(config, facts, layout, rounds, count, because, warnings)
-    check_optimizer(config, facts, layout, because)
-    check_speed_options(config, facts, layout, because, warnings)
-    _warn(config, facts, devices, batch, micro, bool(times), because, warnings)
-    warn_of_layout(config, facts, layout, memory, warnings)
-    made_on = f"{config.engine} on {devices[0].name}"
-    if config.train.exact and fixed and fixed.computed_on and fixed.computed_on != made_on:
-        warnings.append(
-            f"this run began with {fixed.computed_on}; from here its bits are those of {made_on}"
+
+    def fits(spec: StrategySpec, shards: int) -> bool:
+        room = memory_room(config, facts, devices, spec=spec, shards=shards)
+        return room.left >= (sample_bytes(config, facts) or 0)
+
+    train, log = config.train, DecisionLog()
+    devices = log.take(choose_devices(config, machine))
+    layout = log.take(choose_layout(config, devices, started=machine.started, fits=fits))
+    backend = log.take(choose_sync(config, layout))
+    _check_same_run(config, facts, fixed)
+    capacity = log.take(choose_capacity(config, facts, layout))
+    memory = list(capacity.terms)
+    speeds = choose_speeds(config, facts, layout)
+    if train.exact:
+        check_exact(config, facts, layout)
+        split = log.take(choose_exact_batch(config, fixed, layout.num_devices))
+    else:
+        split = log.take(choose_batch(config, fixed, capacity, layout.num_devices))
+    if speeds:
+        split = log.take(choose_uneven_split(speeds, split, may_cut=not train.exact))
+    if train.exact:
+        held = exact_memory(
+            config, facts, layout, split, capacity=capacity.samples, is_resumed=fixed is not None
         )
-    peaks = [device.peak(config.train.precision) for device in devices]
+        memory.append(held)
+    threads = log.take(choose_threads(config, machine, layout, fixed))
+    seed, anchor = (fixed.seed, fixed.anchor) if fixed else (train.seed, Anchor())
+    order = Order(facts.samples, split.global_batch_size, seed, anchor)
+    schedule = log.take(choose_schedule(config, order))
+    log.take(check_coupled(config, facts, layout, split))
+    log.take(check_optimizer(config, facts, layout))
+    compiled = log.take(check_compile(config, facts))
+    float8 = log.take(check_float8(config, facts, layout))
+    log.take(_say_dropout(facts))
+    precision = log.take(_say_precision(config, layout))
+    check_recompute(config, facts)
+    computed_on = f"{config.engine} on {layout.devices[0].name}"
+    log.warnings += batch_warnings(config, facts, split)
+    log.warnings += layout_warnings(config, facts, layout, memory)
+    log.warnings += _warn_of_other_bits(config, fixed, computed_on)
+    activations = activation_term(config, facts, split.micro_batch_size)
+    if activations:
+        memory.append(activations)
+    if fixed is None:
+        fixed = Fixed(
+            global_batch_size=split.global_batch_size,
+            micro_batch_size=split.micro_batch_size,
+            seed=seed,
+            samples=facts.samples,
+            fingerprint=facts.fingerprint,
+            threads=threads,
+            computed_on=computed_on,
+        )
+    norm_sync = train.norm_sync and bool(facts.coupled)
+    meets_every_round = layout.every_rank_every_round or norm_sync
     return Plan(
         engine=config.engine,
         strategy=layout.strategy,
         backend=backend,
-        devices=devices,
-        visible=len(machine.devices) or world,
+        devices=layout.devices,
+        visible=len(machine.devices) or layout.num_devices,
         world_size=layout.world_size,
         shards=layout.shards,
-        every_rank_every_round=not config.train.exact
-        and (layout.every_rank_every_round or (config.train.norm_sync and bool(facts.coupled))),
-        global_batch_size=batch,
-        micro_batch_size=micro,
-        accumulation_steps=rounds,
-        nominal_weight=nominal_weight(batch, facts.tokens_per_sample),
+        every_rank_every_round=meets_every_round and not train.exact,
+        global_batch_size=split.global_batch_size,
+        micro_batch_size=split.micro_batch_size,
+        accumulation_steps=split.accumulation_steps,
+        nominal_weight=nominal_weight(split.global_batch_size, facts.tokens_per_sample),
         steps=schedule.steps,
         samples=facts.samples,
         eval_samples=facts.eval_samples,
         tokens_per_sample=facts.tokens_per_sample,
-        precision=config.train.precision,
+        precision=precision,
         threads=threads,
-        recompute=config.train.recompute,
-        norm_sync=config.train.norm_sync and bool(facts.coupled),
+        recompute=train.recompute,
+        norm_sync=norm_sync,
         reshard=config.devices.reshard and config.engine == "torch",
         offload=config.devices.offload,
         compress=config.devices.compress,
@@ -280,246 +290,75 @@ def plan(config: Config, machine: Machine, facts: Facts, fixed: Fixed | None = N
         reseeded_dropout=bool(facts.unkeyed_dropout),
         preflight=config.devices.preflight,
         schedule=schedule,
-        every=Intervals(
-            log=config.train.log_every,
-            evaluate=_gap(config.train.eval_every, order),
-            save=_gap(config.train.save_every, order),
-            sample=_gap(config.train.sample_every, order),
-            hash=config.train.hash_every if config.train.exact else 0,
-        ),
-        keep=config.train.keep,
-        non_finite=config.train.non_finite,
-        memory=(*memory, *([term] if term else [])),
-        flops_per_step=facts.flops_per_sample * batch if facts.flops_per_sample else None,
-        peak_flops=sum(peak for peak in peaks if peak) if all(peaks) else None,
+        every=choose_intervals(train, order),
+        keep=train.keep,
+        non_finite=train.non_finite,
+        memory=tuple(memory),
+        flops_per_step=_flops_per_step(facts, split.global_batch_size),
+        peak_flops=_peak_flops(layout.devices, precision),
         reference=facts.reference,
-        reasons=because,
-        warnings=tuple(warnings),
-        fixed=(
-            replace(fixed, global_batch_size=batch)
-            if fixed
-            else Fixed(
-                global_batch_size=batch,
-                micro_batch_size=micro,
-                seed=seed,
-                samples=facts.samples,
-                fingerprint=facts.fingerprint,
-                threads=threads,
-                computed_on=made_on,
-            )
-        ),
-        exact=config.train.exact,
-        microbatch_seconds=times,
-        compile=config.train.compile,
-        float8=config.train.float8,
+        reasons=log.reasons,
+        warnings=tuple(log.warnings),
+        fixed=replace(fixed, global_batch_size=split.global_batch_size),
+        exact=train.exact,
+        microbatch_seconds=split.microbatch_seconds,
+        compile=compiled,
+        float8=float8,
     )
 
 
-def _divided(
-    config: Config,
-    facts: Facts,
-    layout: Layout,
-    cap: int | None,
-    fixed: Fixed | None,
-    memory: list[MemoryTerm],
-    because: dict[str, str],
-    warnings: list[str],
-) -> tuple[int, int, tuple[float, ...]]:
-    """(samples of a step, samples of a slot, what a slot takes each device).
-
-    memory: gets what exact sums hold.
-    """
-    speeds, exact = choose_speeds(config, facts, layout), config.train.exact
-    times: tuple[float, ...] = ()
-    if exact:
-        check_exact(config, facts, layout)
-        batch, micro = exact_batch(config, layout, fixed, because)
-    else:
-        batch, micro = choose_batch(
-            config, facts.largest_tried is not None, len(layout.devices), cap, fixed, because
-        )
-    if speeds:
-        micro, times = choose_uneven_split(speeds, batch, micro, not exact, because, warnings)
-    if exact:
-        memory.append(
-            exact_memory(
-                config, facts, layout, len(split_batch(batch, micro)), micro, times, cap, fixed
-            )
-        )
-    return batch, micro, times
-
-
-def _check(facts: Facts, fixed: Fixed | None, seed: int) -> None:
+def _check_same_run(config: Config, facts: Facts, fixed: Fixed | None) -> None:
+    """UserError: there is no data, or it is not what the run began with."""
     if facts.samples < 1:
         raise UserError(
             "the training data has no sample", "give more text, or a shorter --seq-len", "data"
         )
-    if fixed and fixed.fingerprint != facts.fingerprint:
+    if fixed is None:
+        return
+    if fixed.fingerprint != facts.fingerprint:
         raise UserError(
             "the data has changed since this run began",
             "bring the old data back, or begin a new run with another --save-dir",
             "data",
         )
-    if fixed and fixed.seed != seed:
+    if fixed.seed != config.train.seed:
         raise UserError(
-            f"this run began with seed {fixed.seed}, not {seed}",
+            f"this run began with seed {fixed.seed}, not {config.train.seed}",
             f"--set train.seed={fixed.seed}, or another --save-dir",
             "train.seed",
         )
 
 
-def _threads(
-    config: Config,
-    machine: Machine,
-    layout: Layout,
-    fixed: Fixed | None,
-    because: dict[str, str],
-    warnings: list[str],
-) -> int:
-    """Threads inside one device's operations.
-
-    Their number changes the order in which a CPU adds, so exact runs keep it.
-    """
-    world, cpu = len(layout.devices), layout.devices[0].kind == "cpu"
-    asked = config.devices.threads
-    if asked and (not cpu or config.engine == "jax"):
-        raise UserError(
-            "devices.threads is for CPU ranks of engine torch", "leave it out", "devices.threads"
-        )
-    if config.train.exact and cpu and config.engine == "torch":
-        found = fixed.threads if fixed else asked or 1
-        because["threads"] = (
-            "as this run began"
-            if fixed
-            else (
-                "devices.threads"
-                if asked
-                else (
-                    "1 for each rank, whatever the machine, so that every rank adds in the same"
-                    " order (devices.threads gives more)"
-                )
-            )
-        )
-        if asked and asked != found:
-            warnings.append(
-                f"devices.threads {asked}: this run began with {found} threads a rank, and"
-                " train.exact keeps them"
-            )
-        return found
-    if asked:
-        because["threads"] = "devices.threads"
-        return asked
-    because["threads"] = (
-        f"{machine.cores} core{'s' if machine.cores > 1 else ''} for {world}"
-        f" {'device' if layout.world_size < world else 'rank'}{'s' if world > 1 else ''}"
-    )
-    return max(1, machine.cores // world)
+def _say_dropout(facts: Facts) -> Decision[None]:
+    count = len(facts.keyed_dropout)
+    if not count:
+        return Decision(None)
+    layers = f"{count} layer{'s' if count > 1 else ''}"
+    reason = f"masks of {layers} follow the sample, whatever the device"
+    return Decision(None, {"dropout": reason})
 
 
-def _schedule(
-    config: Config,
-    order: Order,
-    batch: int,
-    world: int,
-    because: dict[str, str],
-    warnings: list[str],
-) -> Schedule:
-    steps = _steps(config.train.steps, order)
-    warmup = _steps(config.schedule.warmup, order)
-    fields = config.schedule
-    peak = config.optimizer.lr
-    because["steps"] = f"train.steps {config.train.steps}; {order.steps_per_epoch} steps an epoch"
-    if steps < 1:
-        raise UserError(
-            f"train.steps {config.train.steps} trains nothing",
-            "--max-steps N or --epochs N",
-            "train.steps",
-        )
-    if fields.scale_lr == "none":
-        because["lr"] = "as configured; not scaled"
-    else:
-        base = fields.base_batch or (
-            (config.batch.per_device or 0) * (config.batch.accumulate or 1)
-            if config.batch.samples is None
-            else 0
-        )
-        if not base:
-            raise UserError(
-                f"schedule.scale_lr {fields.scale_lr} needs the batch that lr {peak:g} was"
-                " found for",
-                "--set schedule.base_batch=N",
-                "schedule.scale_lr",
-            )
-        factor = batch / base if fields.scale_lr == "linear" else (batch / base) ** 0.5
-        because["lr"] = f"{peak:g} x {factor:g} ({fields.scale_lr}: batch {batch} against {base})"
-        peak *= factor
-        if factor > 1 and not warmup:
-            warnings.append(
-                f"the learning rate is scaled up {factor:g} times without warm-up: --warmup"
-                f" {max(1, steps // 20)} is safer"
-            )
-    if warmup >= steps:
-        warnings.append(f"warm-up takes {warmup} of {steps} steps: the learning rate never decays")
-    return Schedule(
-        peak=peak,
-        steps=steps,
-        warmup=warmup,
-        decay=fields.decay,
-        final=fields.final,
-        cooldown=fields.cooldown,
-    )
+def _say_precision(config: Config, layout: Layout) -> Decision[Precision]:
+    precision, reason = config.train.precision, "train.precision"
+    if precision == "f32" and layout.devices[0].peak("bf16"):
+        reason += "; --dtype bf16 is several times faster on this GPU"
+    return Decision(precision, {"precision": reason})
 
 
-def _warn(
-    config: Config,
-    facts: Facts,
-    devices: tuple[Device, ...],
-    batch: int,
-    micro: int,
-    dealt: bool,
-    because: dict[str, str],
-    warnings: list[str],
-) -> None:
-    count = len(split_batch(batch, micro))
-    if (
-        config.batch.samples
-        and config.batch.accumulate
-        and -(-count // len(devices)) != config.batch.accumulate
-    ):
-        warnings.append(
-            f"batch.accumulate {config.batch.accumulate} can't be: {batch} samples over"
-            f" {len(devices)} devices make {-(-count // len(devices))} rounds of slots of {micro}"
-        )
-    if batch > facts.samples:
-        warnings.append(
-            f"a batch of {batch} exceeds the {facts.samples} training samples: every step is an"
-            f" epoch of {facts.samples}"
-        )
-    if count < len(devices) and not dealt:
-        warnings.append(
-            f"{len(devices) - count} of {len(devices)} devices have nothing to do: a batch of"
-            f" {batch} is {count} slots of {micro}"
-        )
-    if config.train.eval_every and not facts.eval_samples:
-        warnings.append(
-            "there is nothing to evaluate on: no data is held back (data.validation; eval_data() of"
-            " a task of one's own)"
-        )
-    if facts.keyed_dropout:
-        because["dropout"] = (
-            f"masks of {len(facts.keyed_dropout)} layer{'s' if len(facts.keyed_dropout) > 1 else ''} follow the"
-            " sample, whatever the device"
-        )
-    because["precision"] = "train.precision"
-    if config.train.precision == "f32" and devices[0].peak("bf16"):
-        because["precision"] += "; --dtype bf16 is several times faster on this GPU"
+def _warn_of_other_bits(config: Config, fixed: Fixed | None, computed_on: str) -> list[str]:
+    """An exact run that goes on where its bits are others."""
+    began_on = fixed.computed_on if fixed else ""
+    if not config.train.exact or began_on in {"", computed_on}:
+        return []
+    return [f"this run began with {began_on}; from here its bits are those of {computed_on}"]
 
 
-def _steps(duration: int | str, order: Order) -> int:
-    epochs = epochs_of(duration)
-    return int(duration) if epochs is None else order.steps_to(epochs)
+def _flops_per_step(facts: Facts, batch: int) -> float | None:
+    return facts.flops_per_sample * batch if facts.flops_per_sample else None
 
 
-def _gap(duration: int | str, order: Order) -> int:
-    epochs = epochs_of(duration)
-    return int(duration) if epochs is None else max(1, round(epochs * order.steps_per_epoch))
+def _peak_flops(devices: tuple[Device, ...], precision: Precision) -> float | None:
+    """Of all devices together; None: one of them is not on file."""
+    peaks = [device.peak(precision) for device in devices]
+    known = [peak for peak in peaks if peak]
+    return sum(known) if len(known) == len(peaks) else None

@@ -4,40 +4,19 @@ Refused, or said, by plan().
 """
 
 from samecurve.core.config.sections import Config
+from samecurve.core.planning.decision import Decision
 from samecurve.core.planning.facts import Facts
-from samecurve.core.planning.strategies import Layout
+from samecurve.core.planning.layout import Layout
 from samecurve.errors import UserError
 
 
-def check_speed_options(
-    config: Config, facts: Facts, layout: Layout, because: dict[str, str], warnings: list[str]
-) -> None:
-    """UserError: asked for where it can't be."""
-    if config.train.compile:
-        _check_compile(config)
-        each = (
-            f"{facts.blocks} blocks, one program for all that are alike"
-            if facts.blocks > 1
-            else "the model as a whole: it has no repeated blocks"
-        )
-        because["compile"] = (
-            f"{each}; the first steps, and the first of each other shape, take longer"
-        )
-    if config.train.float8:
-        _check_float8(config, facts, layout)
-        because["float8"] = (
-            "products of the blocks' linear layers in eight bits, scaled by each tensor's largest"
-            " value"
-        )
-        warnings.append("train.float8: results change: products are rounded to eight bits")
-        if not config.train.compile:
-            warnings.append(
-                "train.float8 without --compile is slower than bf16: scaling takes more than the"
-                " products save"
-            )
+def check_compile(config: Config, facts: Facts) -> Decision[bool]:
+    """Whether the model is compiled.
 
-
-def _check_compile(config: Config) -> None:
+    UserError: asked for where it can't be.
+    """
+    if not config.train.compile:
+        return Decision(False)
     if config.engine == "jax":
         raise UserError(
             "train.compile is for engine torch: jax compiles its step anyway",
@@ -51,16 +30,26 @@ def _check_compile(config: Config) -> None:
             "leave --compile out (--set train.compile=false, where a file asks for it), or --exact",
             "train.compile",
         )
+    parts = "the model as a whole: it has no repeated blocks"
+    if facts.blocks > 1:
+        parts = f"{facts.blocks} blocks, one program for all that are alike"
+    reason = f"{parts}; the first steps, and the first of each other shape, take longer"
+    return Decision(True, {"compile": reason})
 
 
-def _check_float8(config: Config, facts: Facts, layout: Layout) -> None:
+def check_float8(config: Config, facts: Facts, layout: Layout) -> Decision[bool]:
+    """Whether products are taken in eight bits.
+
+    UserError: asked for where it can't be.
+    """
     train = config.train
+    if not train.float8:
+        return Decision(False)
+    device = layout.devices[0]
     refused = {
         "it is for engine torch": config.engine != "torch",
         "it rounds, which train.exact is there to rule out": train.exact,
-        f"CPU ranks have no products in eight bits ({layout.devices[0].name})": (
-            layout.devices[0].kind == "cpu"
-        ),
+        f"CPU ranks have no products in eight bits ({device.name})": device.kind == "cpu",
         f"weights and other products are to be bf16, not {train.precision}": (
             train.precision != "bf16"
         ),
@@ -68,8 +57,15 @@ def _check_float8(config: Config, facts: Facts, layout: Layout) -> None:
     }
     for why, is_so in refused.items():
         if is_so:
-            raise UserError(
-                f"train.float8: {why}",
-                "--dtype bf16" if "bf16" in why else "leave it out",
-                "train.float8",
-            )
+            remedy = "--dtype bf16" if "bf16" in why else "leave it out"
+            raise UserError(f"train.float8: {why}", remedy, "train.float8")
+    reason = (
+        "products of the blocks' linear layers in eight bits, scaled by each tensor's largest value"
+    )
+    warnings = ["train.float8: results change: products are rounded to eight bits"]
+    if not train.compile:
+        warnings.append(
+            "train.float8 without --compile is slower than bf16: scaling takes more than the"
+            " products save"
+        )
+    return Decision(True, {"float8": reason}, tuple(warnings))

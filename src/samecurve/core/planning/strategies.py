@@ -1,311 +1,254 @@
-"""Which devices, which strategy, which sync: the part of plan() that chooses, and refuses what it
-can't serve by name.
+"""One row for each strategy and engine: what the plan, the simulation, the command line and the
+docs must know of it.
+
+The only place, with the engines' own dicts of classes, where a strategy is known by its name;
+everybody else asks its row. Imports nothing heavy: the config and --help read it too.
 """
 
-import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
 
-from samecurve.core.config.sections import Config, StrategyName
-from samecurve.core.planning.machine import Device, Machine
-from samecurve.errors import UserError
+from samecurve.core.planning.memory import (
+    MemoryTerm,
+    replicated_state,
+    state_sharded_by_block,
+    state_sharded_whole,
+)
+
+if TYPE_CHECKING:
+    from samecurve.core.config.sections import Config
+    from samecurve.core.planning.facts import Facts
+
+Processes = Literal["one", "one per device", "as started"]  # as started: one, or one for each host
+Sharding = Literal["none", "all devices", "groups"]  # which devices share one copy of the model
+AutoCase = Literal["one device", "the model fits", "only a shard fits"]
+Traffic = Literal["nothing", "gradients", "weights and gradients"]
+MemoryFormula = Callable[["Config", "Facts", int], list[MemoryTerm]]  # the int: number of shards
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a strategy can't serve a config value, and what can be done."""
+
+    why: str  # follows the key's name in a sentence
+    remedy: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
-    """How a model lies on devices.
+class StrategySpec:
+    """How a model lies on the devices of one engine."""
 
-    processes: ranks, one for each device or one for all of a host. shards: devices that share one
-    copy of the model. together: all processes take part in each round.
-    """
+    name: str
+    engine: str
+    processes: Processes
+    sharding: Sharding
+    memory: MemoryFormula  # of weights, gradients, optimizer state and what is whole for a while
+    auto: AutoCase | None = None  # where --strategy auto takes it; None: only by its name
+    traffic: Traffic | None = None  # what the simulation counts; None: plan --machine refuses it
+    takes_one_device: bool = False
+    min_devices: int = 1
+    runs_threads: bool = False  # a thread for each device, the first of which adds and updates
+    refuses: Mapping[str, Refusal] = field(default_factory=dict)  # by config key
+    other_engine: str = ""  # the remedy where it is asked of an engine that lacks it
+    # for readers: --help, and the columns of the tables in docs/strategies.md and docs/jax.md
+    summary: str
+    holds: str
+    sends: str
+    suits: str = ""
 
-    strategy: StrategyName
-    devices: tuple[Device, ...]
-    world_size: int
-    shards: int
-    every_rank_every_round: bool
+    @property
+    def can_be_uneven(self) -> bool:
+        """Whether some devices may take more microbatches than others."""
+        return not self.takes_one_device and "devices.balance" not in self.refuses
 
-
-def choose_devices(config: Config, machine: Machine, because: dict[str, str]) -> tuple[Device, ...]:
-    """Of each host; several hosts are taken to be alike."""
-    chosen = _on_this_host(config, machine, because)
-    if machine.hosts > 1:
-        because["devices"] += f"; on each of {machine.hosts} hosts, taken to be like this one"
-    return chosen * machine.hosts
-
-
-def _on_this_host(config: Config, machine: Machine, because: dict[str, str]) -> tuple[Device, ...]:
-    use = config.devices.use.strip()
-    gpus = machine.devices
-    cpus = re.fullmatch(r"cpu(?::(\d+))?", use)
-    if cpus:
-        count = int(cpus.group(1) or 1)
-        if not 1 <= count <= 256:
-            raise UserError(f"{use}: {count} CPU ranks", "between 1 and 256", "devices.use")
-        because["devices"] = (
-            f"{use}: {count} of any number of CPU"
-            f" {'ranks' if config.engine == 'torch' else 'devices'}, sharing {machine.cores} cores"
-        )
-        return machine.ranks_on_cpu(count)
-    if use == "auto" and not gpus:
-        because["devices"] = "no GPU found; --devices cpu:2 for more ranks"
-        return machine.ranks_on_cpu(1)
-    if use in {"auto", "all"}:
-        if not gpus:
-            raise UserError(
-                "no GPU found",
-                "--devices cpu, or cpu:4 for four ranks; `nvidia-smi` shows whether the driver"
-                " sees one",
-                "devices.use",
-            )
-        because["devices"] = f"{len(gpus)} of {len(gpus)} visible devices"
-        return gpus
-    return _by_index(use, gpus, because)
+    @property
+    def docs_line(self) -> str:
+        """Its row of the table in docs/strategies.md."""
+        cells = (f"`{self.name}`", self.summary, self.holds, self.sends, self.suits)
+        return f"| {' | '.join(cells)} |"
 
 
-def _by_index(use: str, gpus: tuple[Device, ...], because: dict[str, str]) -> tuple[Device, ...]:
-    here = (
-        ", ".join(f"{gpu.index} ({gpu.name})" for gpu in gpus)
-        or "no GPU; --devices cpu:2 runs two CPU ranks"
-    )
-    if not re.fullmatch(r"\d+(\s*,\s*\d+)*", use):
-        raise UserError(
-            f"devices {use!r} is neither auto, all, cpu, cpu:N nor a list of indices",
-            f"for example --gpus 0,1; here: {here}",
-            "devices.use",
-        )
-    wanted = [int(part) for part in use.split(",")]
-    by_index = {gpu.index: gpu for gpu in gpus}
-    missing = [index for index in wanted if index not in by_index]
-    if missing:
-        raise UserError(
-            f"GPU {', '.join(map(str, missing))} {'does' if len(missing) == 1 else 'do'} not exist",
-            f"here: {here}",
-            "devices.use",
-        )
-    if len(set(wanted)) < len(wanted):
-        raise UserError(f"devices {use} names a GPU twice", "each one once", "devices.use")
-    because["devices"] = f"{len(wanted)} of {len(gpus)} visible devices, as asked"
-    return tuple(by_index[index] for index in wanted)
+_EVEN_BY_ROUNDS = "gathers weights in each round, in which all devices take part, so a slow one"
 
 
-def choose_layout(
-    config: Config,
-    devices: tuple[Device, ...],
-    started: int,
-    fits: Callable[[int], bool],
-    because: dict[str, str],
-) -> Layout:
-    """fits: whether a device's part fits if one copy of the model is shared out among so many.
-
-    started: processes that there are already.
-    """
-    if config.engine == "jax":
-        return _jax_layout(config, devices, started, fits, because)
-    strategy, devices = _strategy(config, devices, fits, because)
-    world, shards = len(devices), _shards(config, strategy, len(devices), because)
-    if config.devices.offload and (shards == 1 or devices[0].kind == "cpu"):
-        why = (
-            f"strategy {strategy} holds the whole model on each device"
-            if shards == 1
-            else "these are CPU ranks: their state is in host memory already"
-        )
-        raise UserError(
-            f"devices.offload: {why}", "leave it out, or --strategy fsdp on GPUs", "devices.offload"
-        )
-    if config.devices.compress != "none":
-        _check_compress(config, strategy)
-    return Layout(
-        strategy=strategy,
-        devices=devices,
-        world_size=1 if strategy in {"single", "dp"} else world,
-        shards=shards,
-        every_rank_every_round=shards > 1,
-    )
+def _refused_by_sharding(name: str) -> dict[str, Refusal]:
+    """What a strategy that cuts parameters into shards can't serve."""
+    return {
+        "devices.balance": Refusal(
+            f"strategy {name} {_EVEN_BY_ROUNDS} would still be waited for",
+            "--balance even, or --strategy ddp",
+        ),
+        "train.exact": Refusal(
+            "cuts weights by the number of devices, and with them the vectors that the optimizer"
+            " and the norm work on, whose ends are computed otherwise",
+            "--strategy ddp (dp with engine jax), or leave --exact out",
+        ),
+    }
 
 
-def _jax_layout(
-    config: Config,
-    devices: tuple[Device, ...],
-    started: int,
-    fits: Callable[[int], bool],
-    because: dict[str, str],
-) -> Layout:
-    """single, dp (replicated) and fsdp (shared out), all in one process for a host's devices."""
-    section = config.devices
-    if section.strategy in {"ddp", "hsdp"}:
-        instead = (
-            "dp is its data parallel: one process drives all devices, one all-reduce a step"
-            if section.strategy == "ddp"
-            else "fsdp shares the model out among all devices"
-        )
-        raise UserError(
-            f"strategy {section.strategy} is for engine torch",
-            f"--strategy {'dp' if section.strategy == 'ddp' else 'fsdp'}: {instead}",
-            "devices.strategy",
-        )
-    for key, given in (
-        ("offload", section.offload),
-        ("shards", section.shards is not None),
-        ("compress", section.compress != "none"),
-    ):
-        if given:
-            raise UserError(
-                f"devices.{key} is for engine torch",
-                "leave it out, or --engine torch",
-                f"devices.{key}",
-            )
-    if config.train.norm_sync:
-        raise UserError(
-            "train.norm_sync is for engine torch",
-            "a norm that treats each sample by itself (GroupNorm, LayerNorm), or --engine torch",
-            "train.norm_sync",
-        )
-    strategy, devices = _strategy(config, devices, fits, because, "dp")
-    if len(devices) % started:
-        raise UserError(
-            f"{started} processes can't share {len(devices)} devices evenly",
-            "a process for each host, or for each device",
-            "devices.use",
-        )
-    shards = len(devices) if strategy == "fsdp" else 1
-    return Layout(
-        strategy=strategy,
-        devices=devices,
-        world_size=started,
-        shards=shards,
-        every_rank_every_round=started > 1,
-    )
+def _no_groups(name: str) -> dict[str, Refusal]:
+    why = f"is for strategy hsdp, not {name}"
+    return {"devices.shards": Refusal(why, "--strategy hsdp, or leave it out")}
 
 
-def _strategy(
-    config: Config,
-    devices: tuple[Device, ...],
-    fits: Callable[[int], bool],
-    because: dict[str, str],
-    copies: StrategyName = "ddp",
-) -> tuple[StrategyName, tuple[Device, ...]]:
-    """copies: what `auto` takes where the whole model fits on each device."""
-    wanted, world = config.devices.strategy, len(devices)
-    if wanted == "auto":
-        if world == 1:
-            because["strategy"] = "one device"
-            return "single", devices
-        whole = fits(1)
-        because["strategy"] = (
-            "several devices; the whole model fits on each"
-            if whole
-            else f"the whole model does not fit on one device; shared out among {world} it does"
-        )
-        return (copies if whole or not fits(world) else "fsdp"), devices
-    because["strategy"] = "as asked" + (
-        "; on one device nothing is shared out"
-        if wanted in {"dp", "ddp", "fsdp"} and world == 1
-        else ""
-    )
-    if wanted == "single" and world > 1:
-        if config.devices.use not in {"auto", "all"}:
-            raise UserError(
-                f"strategy single takes one device, not the {world} of {config.devices.use}",
-                f"--strategy {copies}, or one device",
-                "devices.strategy",
-            )
-        because["devices"] = f"1 of {world} visible devices: strategy single takes one"
-        return wanted, devices[:1]
-    return wanted, devices
+def _no_compression(name: str) -> dict[str, Refusal]:
+    why = f"is for the gradients that ddp sends; strategy {name} has none of them"
+    return {"devices.compress": Refusal(why, "--strategy ddp, or leave --compress out")}
 
 
-def _shards(config: Config, strategy: StrategyName, world: int, because: dict[str, str]) -> int:
-    """Devices that share one copy of the model."""
-    wanted = config.devices.shards
-    if strategy != "hsdp":
-        if wanted is not None:
-            raise UserError(
-                f"devices.shards is for strategy hsdp, not {strategy}",
-                "--strategy hsdp, or leave it out",
-                "devices.shards",
-            )
-        return world if strategy == "fsdp" else 1
-    proper = [count for count in range(2, world) if world % count == 0]
-    if not proper:
-        raise UserError(
-            f"strategy hsdp needs groups of at least 2 devices, repeated at least twice; {world}"
-            " can't be cut so",
-            "--strategy fsdp, or 4, 6, 8, ... devices",
-            "devices.strategy",
-        )
-    if wanted is not None and wanted not in proper:
-        raise UserError(
-            f"devices.shards {wanted}: {world} devices can be cut into groups of"
-            f" {', '.join(map(str, proper))}",
-            "one of these, or leave it out",
-            "devices.shards",
-        )
-    shards = wanted or proper[-1]
-    because["strategy"] = (
-        f"as asked; {world // shards} copies of the model, each shared out among {shards} devices"
-    )
-    return shards
+_FOR_TORCH = Refusal("is for engine torch", "leave it out, or --engine torch")
+_REFUSED_BY_JAX = {
+    "devices.offload": _FOR_TORCH,
+    "devices.shards": _FOR_TORCH,
+    "devices.compress": _FOR_TORCH,
+    "train.norm_sync": Refusal(
+        "is for engine torch",
+        "a norm that treats each sample by itself (GroupNorm, LayerNorm), or --engine torch",
+    ),
+    "devices.balance": Refusal(
+        "engine jax runs one program for all devices, with as many microbatches for each",
+        "--balance even, or --engine torch",
+    ),
+}
+
+_ROWS = (
+    StrategySpec(
+        name="single",
+        engine="torch",
+        processes="one",
+        sharding="none",
+        memory=replicated_state,
+        auto="one device",
+        traffic="nothing",
+        takes_one_device=True,
+        refuses={**_no_groups("single"), **_no_compression("single")},
+        summary="one process",
+        holds="everything",
+        sends="nothing",
+        suits="one device",
+    ),
+    StrategySpec(
+        name="dp",
+        engine="torch",
+        processes="one",
+        sharding="none",
+        memory=replicated_state,
+        runs_threads=True,
+        refuses={**_no_groups("dp"), **_no_compression("dp")},
+        summary="one process, a thread for each device",
+        holds="the weights and its own gradients; the first device the optimizer's state too",
+        sends="each step: gradients to the first device, new weights back to the others",
+        suits="a first try on several GPUs without starting processes",
+    ),
+    StrategySpec(
+        name="ddp",
+        engine="torch",
+        processes="one per device",
+        sharding="none",
+        memory=replicated_state,
+        auto="the model fits",
+        traffic="gradients",
+        refuses=_no_groups("ddp"),
+        other_engine=(
+            "--strategy dp: dp is its data parallel: one process drives all devices, one all-reduce"
+            " a step"
+        ),
+        summary="a process for each device",
+        holds="everything",
+        sends="each step: gradients, summed once, while the last backward pass still runs",
+        suits="a model that fits on each device",
+    ),
+    StrategySpec(
+        name="fsdp",
+        engine="torch",
+        processes="one per device",
+        sharding="all devices",
+        memory=state_sharded_by_block,
+        auto="only a shard fits",
+        traffic="weights and gradients",
+        refuses={
+            **_no_groups("fsdp"),
+            **_no_compression("fsdp"),
+            **_refused_by_sharding("fsdp"),
+        },
+        summary="a process for each device, the model sharded",
+        holds="its share of weights, gradients and optimizer state; for a while the blocks in work",
+        sends=(
+            "each round: a block's weights before its forward pass and again before its backward"
+            " pass, its gradients after it"
+        ),
+        suits="a model that doesn't fit on one device",
+    ),
+    StrategySpec(
+        name="hsdp",
+        engine="torch",
+        processes="one per device",
+        sharding="groups",
+        memory=state_sharded_by_block,
+        traffic="weights and gradients",
+        min_devices=4,
+        refuses={**_no_compression("hsdp"), **_refused_by_sharding("hsdp")},
+        other_engine="--strategy fsdp: fsdp shares the model out among all devices",
+        summary="a process for each device, the model sharded in groups",
+        holds="its share within its group",
+        sends="within a group as fsdp; between groups the gradients, in the last round only",
+        suits="fsdp on many devices, in groups that are closely linked",
+    ),
+    StrategySpec(
+        name="single",
+        engine="jax",
+        processes="as started",
+        sharding="none",
+        memory=replicated_state,
+        auto="one device",
+        takes_one_device=True,
+        refuses=_REFUSED_BY_JAX,
+        summary="one process",
+        holds="everything",
+        sends="nothing",
+    ),
+    StrategySpec(
+        name="dp",
+        engine="jax",
+        processes="as started",
+        sharding="none",
+        memory=replicated_state,
+        auto="the model fits",
+        refuses=_REFUSED_BY_JAX,
+        summary="one process for all devices of a host",
+        holds="everything",
+        sends="gradients, loss, weight: one all-reduce",
+    ),
+    StrategySpec(
+        name="fsdp",
+        engine="jax",
+        processes="as started",
+        sharding="all devices",
+        memory=state_sharded_whole,
+        auto="only a shard fits",
+        refuses={**_refused_by_sharding("fsdp"), **_REFUSED_BY_JAX},
+        summary="one process for all devices of a host, the model sharded",
+        holds="its share of weights and optimizer state",
+        sends="weights gathered once before, gradients summed and shared out once after",
+    ),
+)
+
+STRATEGIES: Mapping[tuple[str, str], StrategySpec] = {(row.engine, row.name): row for row in _ROWS}
+STRATEGY_NAMES = tuple(dict.fromkeys(row.name for row in _ROWS))
 
 
-def _check_compress(config: Config, strategy: StrategyName) -> None:
-    compress = config.devices.compress
-    if strategy != "ddp":
-        raise UserError(
-            f"compress {compress} is for the gradients that ddp sends; strategy {strategy} has none"
-            " of them",
-            "--strategy ddp, or leave --compress out",
-            "devices.compress",
-        )
-    if config.train.precision == "f64":
-        raise UserError(
-            f"compress {compress} would throw away what f64 is for",
-            "leave --compress out, or --dtype f32",
-            "devices.compress",
-        )
+def strategies_of(engine: str) -> list[StrategySpec]:
+    """Those of one engine, in the order of the docs."""
+    return [row for row in _ROWS if row.engine == engine]
 
 
-def choose_sync(config: Config, layout: Layout, because: dict[str, str]) -> str:
-    wanted = config.devices.sync
-    gpus = layout.devices[0].kind == "cuda"
-    if config.engine == "jax":
-        if wanted not in {"auto", "nccl" if gpus else "gloo"} and not (
-            wanted == "cpu" and not gpus
-        ):
-            raise UserError(
-                f"sync {wanted}: jax reduces"
-                f" {'between GPUs with NCCL' if gpus else 'between CPU devices in host memory'},"
-                " compiled into its step",
-                "--sync-backend auto, or --engine torch",
-                "devices.sync",
-            )
-        because["sync"] = (
-            "compiled into the step by XLA" if len(layout.devices) > 1 else "nothing to synchronise"
-        )
-        return "xla" if len(layout.devices) > 1 else "none"
-    if wanted == "nccl" and not gpus:
-        raise UserError(
-            "sync nccl needs GPUs; these are CPU ranks",
-            "--sync-backend cpu (gloo), or auto",
-            "devices.sync",
-        )
-    if layout.strategy in {"single", "dp"}:
-        because["sync"] = (
-            "nothing to synchronise"
-            if layout.strategy == "single"
-            else "one process: copies between its devices"
-        )
-        return "none"
-    because["sync"] = (
-        "as asked"
-        if wanted != "auto"
-        else ("every rank has a GPU of its own" if gpus else "CPU ranks")
-    )
-    backend = {"auto": "nccl" if gpus else "gloo", "nccl": "nccl"}.get(wanted, "gloo")
-    if backend == "gloo" and gpus and layout.shards > 1:
-        raise UserError(
-            f"strategy {layout.strategy} gathers weights between GPUs, which gloo can't",
-            "--sync-backend nccl, or --strategy ddp",
-            "devices.sync",
-        )
-    return backend
+def auto_strategy(engine: str, case: AutoCase) -> StrategySpec:
+    """What `--strategy auto` takes."""
+    return next(row for row in strategies_of(engine) if row.auto == case)
+
+
+def strategy_help() -> str:
+    """What --help says of --strategy."""
+    first_rows = [next(row for row in _ROWS if row.name == name) for name in STRATEGY_NAMES]
+    return "; ".join(["auto", *(f"{row.name}: {row.summary}" for row in first_rows)])

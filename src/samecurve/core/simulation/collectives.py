@@ -142,7 +142,7 @@ def traffic(plan: Plan, facts: Facts, setup: Cluster) -> Traffic:
             group=whole_group,
         ),
     )
-    if plan.shards == 1:
+    if plan.spec.traffic == "gradients":
         whole = facts.trainable * _COMPRESSED.get(plan.compress, width)
         buckets = math.ceil(facts.trainable * width / BUCKET)
         return Traffic(

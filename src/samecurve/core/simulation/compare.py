@@ -2,7 +2,6 @@
 asked for each, and what its step would cost.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from samecurve.core.config.sections import Config, Recompute
@@ -10,32 +9,35 @@ from samecurve.core.planning.capacity import memory_room
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.memory import sample_bytes
 from samecurve.core.planning.plan import Plan, plan
+from samecurve.core.planning.strategies import (
+    STRATEGIES,
+    StrategySpec,
+    auto_strategy,
+    strategies_of,
+)
 from samecurve.core.simulation.cluster import Cluster
 from samecurve.core.simulation.collectives import Traffic, traffic
 from samecurve.core.simulation.step_time import StepCost, Utilization, step_cost
 from samecurve.errors import UserError
 
 MOST = 1024  # devices of the last point of a curve
+_BY_SHARDING = ("none", "groups", "all devices")  # the order of a table's rows
 
 
 @dataclass(frozen=True, kw_only=True)
 class StrategyForecast:
-    """One strategy.
-
-    need: bytes of a device for one sample at once; None: activations are not known. plan None:
-    refused, and why. cost None: not known (core/simulation/step_time.py).
-    """
+    """What one strategy would do there."""
 
     name: str
     shards: int
     recompute: Recompute
-    need: int | None
-    room: int
-    plan: Plan | None
-    traffic: Traffic | None
-    cost: StepCost | None
+    need: int | None  # bytes of a device for one sample at once; None: activations are not known
+    room: int  # bytes of a device that can be used
     whole: bool  # one copy of the model on each device, or shared out among all
-    refused: str = ""
+    plan: Plan | None = None  # None: refused
+    traffic: Traffic | None = None
+    cost: StepCost | None = None  # None: not known (core/simulation/step_time.py)
+    refused: str = ""  # why
 
     @property
     def held(self) -> int:
@@ -53,14 +55,23 @@ class StrategyForecast:
 
 @dataclass(frozen=True)
 class Curve:
-    """Efficiency by devices. ends: why there is no point beyond the last, or none at all."""
+    """Efficiency by devices."""
 
     name: str
     points: tuple[tuple[int, float], ...]
-    ends: str
+    ends: str  # why there is no point beyond the last, or none at all
 
 
-def check_predictable(config: Config, setup: Cluster) -> None:
+@dataclass(frozen=True)
+class _Setting:
+    """What is the same for every strategy of one table."""
+
+    facts: Facts
+    cluster: Cluster
+    utilization: Utilization
+
+
+def check_predictable(config: Config, cluster: Cluster) -> None:
     """UserError: what is not predicted, by name."""
     where, section = "--machine", config.devices
     if config.engine != "torch":
@@ -93,10 +104,11 @@ def check_predictable(config: Config, setup: Cluster) -> None:
         raise UserError(
             "--machine does not predict --compress powersgd", "none, bf16 or fp16", where
         )
-    if section.strategy == "dp":
+    asked = STRATEGIES.get((config.engine, section.strategy))
+    if asked and asked.traffic is None:
         raise UserError(
-            "--machine does not predict strategy dp, one process with a thread for each device",
-            "--strategy ddp",
+            f"--machine does not predict strategy {asked.name}, {asked.summary}",
+            f"--strategy {auto_strategy(config.engine, 'the model fits').name}",
             where,
         )
     if section.sync in {"cpu", "gloo"}:
@@ -111,126 +123,127 @@ def check_predictable(config: Config, setup: Cluster) -> None:
             "leave --devices and --gpus out",
             where,
         )
-    if config.train.precision not in setup.device.peaks:
+    if config.train.precision not in cluster.device.peaks:
         raise UserError(
-            f"no peak of {setup.device.name} is on file for {config.train.precision}:"
-            f" {', '.join(setup.device.peaks)}",
-            f"--dtype {next(iter(setup.device.peaks))}, or a JSON file with `tflops`",
+            f"no peak of {cluster.device.name} is on file for {config.train.precision}:"
+            f" {', '.join(cluster.device.peaks)}",
+            f"--dtype {next(iter(cluster.device.peaks))}, or a JSON file with `tflops`",
             where,
         )
 
 
-def plan_on_cluster(config: Config, facts: Facts, setup: Cluster) -> Plan:
+def plan_on_cluster(config: Config, facts: Facts, cluster: Cluster) -> Plan:
     """plan() there. UserError: as train would refuse it there."""
-    made = plan(config, setup.machine, facts)
-    peak = setup.device.peaks.get(made.precision)
+    made = plan(config, cluster.machine, facts)
+    peak = cluster.device.peaks.get(made.precision)
     return replace(made, peak_flops=peak * made.num_devices if peak else None)
 
 
 def compare_strategies(
-    config: Config, facts: Facts, setup: Cluster, share: Utilization
+    config: Config, facts: Facts, cluster: Cluster, utilization: Utilization
 ) -> list[StrategyForecast]:
     """Every strategy with every way of recomputing; just the config's, where what recomputing saves
     is not known.
     """
-    ways: tuple[Recompute, ...] = (
-        ("none", "selective", "block") if facts.recompute_bytes else (config.train.recompute,)
-    )
+    ways: tuple[Recompute, ...] = (config.train.recompute,)
+    if facts.recompute_bytes:
+        ways = ("none", "selective", "block")
+    setting = _Setting(facts, cluster, utilization)
     return [
-        _row(_with(candidate, how), facts, setup, share, name, shards)
-        for name, candidate, shards in _candidates(config, setup)
+        _forecast(_with_recompute(candidate, how), spec, shards, setting)
+        for spec, candidate, shards in _candidates(config, cluster)
         for how in ways
     ]
 
 
-def scaling_curves(config: Config, facts: Facts, setup: Cluster, share: Utilization) -> list[Curve]:
+def scaling_curves(
+    config: Config, facts: Facts, cluster: Cluster, utilization: Utilization
+) -> list[Curve]:
     """From one device to MOST, the batch as plan() has it there: fixed, or growing with the
     devices.
     """
-    sizes = setup.sizes(MOST)
-    points: dict[str, list[tuple[int, float]]] = {
-        name: [] for name, _, _ in _candidates(config, setup.of(sizes[-1]), single=False)
-    }
-    why: dict[str, str] = {}
+    sizes = cluster.sizes(MOST)
+    largest = _candidates(config, cluster.of(sizes[-1]), one_device=False)
+    points: dict[str, list[tuple[int, float]]] = {spec.name: [] for spec, _, _ in largest}
+    ends: dict[str, str] = {}
     for size in sizes:
-        there = setup.of(size)
-        for name, candidate, shards in _candidates(config, there, single=False):
-            row = _row(candidate, facts, there, share, name, shards)
-            why[name] = row.refused
-            if row.plan and row.plan.global_batch_size < size:
-                why[name] = (
-                    f"a batch of {row.plan.global_batch_size} has no work for {size} devices"
-                )
-            elif row.cost:
-                points[name].append((size, row.cost.efficiency))
-    return [Curve(name, tuple(reached), why[name]) for name, reached in points.items()]
+        there = cluster.of(size)
+        setting = _Setting(facts, there, utilization)
+        for spec, candidate, shards in _candidates(config, there, one_device=False):
+            forecast = _forecast(candidate, spec, shards, setting)
+            ends[spec.name] = forecast.refused
+            if forecast.plan and forecast.plan.global_batch_size < size:
+                batch = forecast.plan.global_batch_size
+                ends[spec.name] = f"a batch of {batch} has no work for {size} devices"
+            elif forecast.cost:
+                points[spec.name].append((size, forecast.cost.efficiency))
+    return [Curve(name, tuple(reached), ends[name]) for name, reached in points.items()]
 
 
 def _candidates(
-    config: Config, setup: Cluster, single: bool = True
-) -> Iterator[tuple[str, Config, int]]:
-    """(name, config, shards).
+    config: Config, cluster: Cluster, *, one_device: bool = True
+) -> list[tuple[StrategySpec, Config, int]]:
+    """(strategy, config, shards), those that share a copy among more devices last.
 
-    hsdp shares a copy of the model among a host's devices where there are several hosts, unless the
-    config says how many.
+    A strategy of groups shares a copy of the model among a host's devices where there are several
+    hosts, unless the config says how many.
     """
-    world = setup.num_devices
-    if world == 1 and single:
-        yield "single", _of(config, strategy="auto", shards=None), 1
-        return
-    yield "ddp", _of(config, strategy="ddp", shards=None), 1
-    groups = config.devices.shards or (
-        setup.devices_per_host
-        if setup.hosts > 1
-        else max((count for count in range(2, world) if world % count == 0), default=0)
-    )
-    if groups > 1:
-        yield "hsdp", _of(config, strategy="hsdp", shards=groups), groups
-    yield "fsdp", _of(config, strategy="fsdp", shards=None), world
+    if cluster.num_devices == 1 and one_device:
+        alone = auto_strategy(config.engine, "one device")
+        return [(alone, _with_devices(config, strategy="auto", shards=None), 1)]
+    candidates = []
+    for spec in strategies_of(config.engine):
+        if spec.traffic is None or spec.takes_one_device:
+            continue
+        groups = _group_size(config, cluster) if spec.sharding == "groups" else None
+        if groups is not None and groups < 2:
+            continue
+        shards = {"none": 1, "all devices": cluster.num_devices}.get(spec.sharding, groups or 1)
+        changed = _with_devices(config, strategy=spec.name, shards=groups)
+        candidates.append((spec, changed, shards))
+    return sorted(candidates, key=lambda candidate: _BY_SHARDING.index(candidate[0].sharding))
 
 
-def _of(config: Config, **section: object) -> Config:
+def _group_size(config: Config, cluster: Cluster) -> int:
+    """Devices that share a copy of the model; 0: they can't be cut into groups."""
+    if config.devices.shards:
+        return config.devices.shards
+    if cluster.hosts > 1:
+        return cluster.devices_per_host
+    num_devices = cluster.num_devices
+    return max((n for n in range(2, num_devices) if num_devices % n == 0), default=0)
+
+
+def _with_devices(config: Config, **section: object) -> Config:
     return config.model_copy(update={"devices": config.devices.model_copy(update=section)})
 
 
-def _with(config: Config, how: Recompute) -> Config:
+def _with_recompute(config: Config, how: Recompute) -> Config:
     return config.model_copy(update={"train": config.train.model_copy(update={"recompute": how})})
 
 
-def _row(
-    config: Config, facts: Facts, setup: Cluster, share: Utilization, name: str, shards: int
+def _forecast(
+    config: Config, spec: StrategySpec, shards: int, setting: _Setting
 ) -> StrategyForecast:
-    machine, each = setup.machine, sample_bytes(config, facts)
-    terms, left = memory_room(config, facts, machine.devices * machine.hosts, shards)
-    held = sum(term.bytes for term in terms)
-    need, usable, whole = (
-        None if each is None else held + each,
-        held + int(left),
-        shards in {1, setup.num_devices},
-    )
-    try:
-        made = plan_on_cluster(config, facts, setup)
-    except UserError as error:
-        return StrategyForecast(
-            name=name,
-            shards=shards,
-            recompute=config.train.recompute,
-            need=need,
-            room=usable,
-            plan=None,
-            traffic=None,
-            cost=None,
-            whole=whole,
-            refused=error.cause,
-        )
-    return StrategyForecast(
-        name=name,
+    facts, cluster = setting.facts, setting.cluster
+    machine, each = cluster.machine, sample_bytes(config, facts)
+    devices = machine.devices * machine.hosts
+    room = memory_room(config, facts, devices, spec=spec, shards=shards)
+    forecast = StrategyForecast(
+        name=spec.name,
         shards=shards,
         recompute=config.train.recompute,
-        need=need,
-        room=usable,
+        need=None if each is None else room.held + each,
+        room=room.held + int(room.left),
+        whole=shards in {1, cluster.num_devices},
+    )
+    try:
+        made = plan_on_cluster(config, facts, cluster)
+    except UserError as error:
+        return replace(forecast, refused=error.cause)
+    return replace(
+        forecast,
         plan=made,
-        traffic=traffic(made, facts, setup),
-        cost=step_cost(config, made, facts, setup, share),
-        whole=whole,
+        traffic=traffic(made, facts, cluster),
+        cost=step_cost(config, made, facts, cluster, setting.utilization),
     )

@@ -1,0 +1,90 @@
+"""How long a run is: its steps, its learning rate over them, and when things are due."""
+
+from dataclasses import dataclass
+
+from samecurve.core.config.sections import Config, Train, epochs_of
+from samecurve.core.determinism.data_order import Order
+from samecurve.core.planning.decision import Decision
+from samecurve.core.planning.schedule import Schedule
+from samecurve.errors import UserError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Intervals:
+    """Steps between things; 0: never (what is due at the end is due all the same)."""
+
+    log: int
+    evaluate: int
+    save: int
+    sample: int
+    hash: int = 0
+
+
+def choose_intervals(train: Train, order: Order) -> Intervals:
+    """train: the config's section"""
+    return Intervals(
+        log=train.log_every,
+        evaluate=_interval(train.eval_every, order),
+        save=_interval(train.save_every, order),
+        sample=_interval(train.sample_every, order),
+        hash=train.hash_every if train.exact else 0,
+    )
+
+
+def choose_schedule(config: Config, order: Order) -> Decision[Schedule]:
+    """UserError: nothing would be trained, or the rate can't be scaled."""
+    fields, train_steps = config.schedule, config.train.steps
+    steps, warmup = _steps(train_steps, order), _steps(fields.warmup, order)
+    if steps < 1:
+        raise UserError(
+            f"train.steps {train_steps} trains nothing",
+            "--max-steps N or --epochs N",
+            "train.steps",
+        )
+    peak, why_lr = _scale_lr(config, order.batch)
+    warnings = []
+    if peak > config.optimizer.lr and not warmup:
+        warnings.append(
+            f"the learning rate is scaled up {peak / config.optimizer.lr:g} times without warm-up:"
+            f" --warmup {max(1, steps // 20)} is safer"
+        )
+    if warmup >= steps:
+        warnings.append(f"warm-up takes {warmup} of {steps} steps: the learning rate never decays")
+    schedule = Schedule(
+        peak=peak,
+        steps=steps,
+        warmup=warmup,
+        decay=fields.decay,
+        final=fields.final,
+        cooldown=fields.cooldown,
+    )
+    why_steps = f"train.steps {train_steps}; {order.steps_per_epoch} steps an epoch"
+    return Decision(schedule, {"steps": why_steps, "lr": why_lr}, tuple(warnings))
+
+
+def _scale_lr(config: Config, batch: int) -> tuple[float, str]:
+    """(the learning rate after warm-up, why)."""
+    rule, lr = config.schedule.scale_lr, config.optimizer.lr
+    if rule == "none":
+        return lr, "as configured; not scaled"
+    base = config.schedule.base_batch
+    if base is None and config.batch.samples is None:
+        base = (config.batch.per_device or 0) * (config.batch.accumulate or 1)
+    if not base:
+        raise UserError(
+            f"schedule.scale_lr {rule} needs the batch that lr {lr:g} was found for",
+            "--set schedule.base_batch=N",
+            "schedule.scale_lr",
+        )
+    factor = batch / base if rule == "linear" else (batch / base) ** 0.5
+    return lr * factor, f"{lr:g} x {factor:g} ({rule}: batch {batch} against {base})"
+
+
+def _steps(duration: int | str, order: Order) -> int:
+    epochs = epochs_of(duration)
+    return int(duration) if epochs is None else order.steps_to(epochs)
+
+
+def _interval(duration: int | str, order: Order) -> int:
+    epochs = epochs_of(duration)
+    return int(duration) if epochs is None else max(1, round(epochs * order.steps_per_epoch))

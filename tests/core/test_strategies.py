@@ -1,0 +1,71 @@
+"""One row says all that there is to know of a strategy: the config, --help, the docs and the engines
+follow it.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from samecurve.core.config.json_schema import json_schema
+from samecurve.core.planning.strategies import (
+    STRATEGIES,
+    STRATEGY_NAMES,
+    StrategySpec,
+    auto_strategy,
+    strategies_of,
+    strategy_help,
+)
+from samecurve.tasks import Tasks
+
+ROOT = Path(__file__).parents[2]
+ENGINES = ("torch", "jax")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_each_engine_serves_just_the_strategies_of_its_rows(engine: str) -> None:
+    served: dict[str, Any]
+    if engine == "torch":
+        from samecurve.torch_engine.strategies.replicated import STRATEGIES as served
+    else:
+        from samecurve.jax_engine.strategies import STRATEGIES as served
+    assert list(served) == [row.name for row in strategies_of(engine)]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_auto_has_one_strategy_for_each_case(engine: str) -> None:
+    cases = [row.auto for row in strategies_of(engine) if row.auto]
+    assert sorted(cases) == ["one device", "only a shard fits", "the model fits"]
+    assert auto_strategy(engine, "one device").takes_one_device
+    assert auto_strategy(engine, "only a shard fits").sharding == "all devices"
+
+
+def test_the_config_and_help_offer_what_there_are_rows_for() -> None:
+    schema = json_schema(Tasks())
+    strategy = schema["$defs"]["Devices"]["properties"]["strategy"]
+    assert strategy["enum"] == ["auto", *STRATEGY_NAMES]
+    assert all(f"; {name}: " in strategy_help() for name in STRATEGY_NAMES)
+
+
+@pytest.mark.parametrize("row", STRATEGIES.values(), ids=lambda row: f"{row.engine}-{row.name}")
+def test_the_docs_show_the_rows(row: StrategySpec) -> None:
+    if row.engine == "torch":
+        assert row.docs_line in (ROOT / "docs/strategies.md").read_text().splitlines()
+    else:
+        line = f"| `{row.name}` | {row.holds} | {row.sends} |"
+        assert line in (ROOT / "docs/jax.md").read_text().splitlines()
+
+
+def test_a_name_is_tested_only_in_its_row_and_in_the_engines_dicts() -> None:
+    names = "|".join(STRATEGY_NAMES)
+    compared = rf"""[!=]=\s*["'](?:{names})["']"""
+    listed = rf"""\bin [\[({{][^\])}}]*["'](?:{names})["']"""
+    comparison = re.compile(f"{compared}|{listed}")
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in sorted((ROOT / "src/samecurve").rglob("*.py"))
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if comparison.search(line)
+    ]
+    assert found == []
