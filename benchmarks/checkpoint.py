@@ -35,6 +35,7 @@ from samecurve.tasks import open_task
 from samecurve.torch_engine.engine import TorchEngine
 from samecurve.torch_engine.process_group import Comm
 from samecurve.worker.checkpointing import checkpoint_store
+from samecurve.worker.context import RankContext
 
 WIDTH, LAYERS, BATCH, AT, AFTER, LR = 2048, 6, 48, 8, 5, 1e-3
 STEPS = AT + AFTER + 1
@@ -82,16 +83,9 @@ def ours(home: Path) -> float:
     made, run = plan(config, probe(), task.facts()), Run(home / "run")
     run.checkpoints.mkdir(parents=True)
     saved: list[Event] = []
-    store = checkpoint_store(
-        run,
-        made,
-        config,
-        Rank(0, 0, 1),
-        Attempt("benchmark", str(run.home)),
-        True,
-        saved.append,
-        None,
-    )
+    attempt = Attempt("benchmark", str(run.home))
+    context = RankContext(attempt, run, made, config, Rank(0, 0, 1))
+    store = checkpoint_store(context, saved.append, None)
     ends: list[float] = []
     inner = TorchEngine(task, made, config.optimizer, Comm(), [torch.device("cpu")])
     step = inner.step

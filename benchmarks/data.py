@@ -33,7 +33,7 @@ from samecurve.core.planning.plan import Plan, plan
 from samecurve.data.feed import Feed
 from samecurve.probe import cpu
 from samecurve.tasks import Tasks, open_task
-from samecurve.worker.data_workers import Readers
+from samecurve.worker.data_workers import DataWorkers
 
 BATCH, SIDE, SAMPLES = 32, 128, 4096
 SHAPE = (3, SIDE, SIDE)
@@ -89,7 +89,7 @@ class Watched:
 
 def feed_batches(config: Config, made: Plan, source: Any, workers: int) -> Iterator[float]:
     """The time at which each batch was there."""
-    readers = Readers(config, workers, Path(os.devnull)) if workers else None
+    readers = DataWorkers(config, workers, Path(os.devnull)) if workers else None
     feed = Feed(made, [0], source, None, _as_tensors, 0, 2, readers.workers if readers else None)
     try:
         for _ in feed:

@@ -31,6 +31,7 @@ from samecurve.tasks.language.fields import LanguageData, LanguageModel
 from samecurve.tasks.language.torch_task import TorchLanguage
 from samecurve.torch_engine.engine import TorchEngine
 from samecurve.torch_engine.process_group import Comm
+from samecurve.worker.context import RankContext
 from samecurve.worker.join import join_warm
 from samecurve.worker.main import Requests, train_rank
 
@@ -257,7 +258,8 @@ def train_tiny(
         )
     )
     ids = recorded(engine)
-    train_rank(attempt, made, config, Rank(index, index, processes), engine, task, Requests(None))
+    rank = Rank(index, index, processes)
+    train_rank(RankContext(attempt, run, made, config, rank), engine, task, Requests(None))
     dist.barrier(group)
     events = read_events(run.journal)
     steps = [event.values for event in events if event.kind == "step"]

@@ -2,8 +2,8 @@
 serve worlds 1 to 4.
 """
 
-from samecurve.launch.pool import JobFailed, Pool
+from samecurve.launch.pool import JobFailedError, Pool
 
-__all__ = ["SIZE", "JobFailed", "Pool"]
+__all__ = ["SIZE", "JobFailedError", "Pool"]
 
 SIZE = 4

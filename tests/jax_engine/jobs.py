@@ -16,9 +16,11 @@ from samecurve.core.protocols import Rank
 from samecurve.data.feed import Feed
 from samecurve.errors import UserError
 from samecurve.probe import probe
+from samecurve.run.attempt import Attempt
 from samecurve.run.directory import Run
 from samecurve.system import cache_home
 from samecurve.tasks import Tasks, open_task
+from samecurve.worker.context import RankContext
 from samecurve.worker.join import join_warm
 from samecurve.worker.preflight import Deadline
 from tiny import MACHINE
@@ -172,5 +174,7 @@ def silent(index: int, group: Any, values: Mapping[str, Any], home: str, coordin
         os._exit(3)
     run = Run(Path(home))
     run.logs.mkdir(parents=True)
-    with Deadline(2, "a first collective", made, run, "test", Rank(index, index, 2), False):
+    attempt, rank = Attempt("test", home), Rank(index, index, 2)
+    context = RankContext(attempt, run, made, config, rank)
+    with Deadline(2, "a first collective", context, speaks=False):
         engine.preflight()

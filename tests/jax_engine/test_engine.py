@@ -16,7 +16,7 @@ from samecurve.core.config.document import read_file
 from samecurve.experiments.layout_runner import LayoutRunner
 from samecurve.experiments.layouts import parse_layout
 from samecurve.experiments.verdicts import compare_layouts
-from samecurve.launch.pool import JobFailed
+from samecurve.launch.pool import JobFailedError
 from samecurve.system import install_command
 from samecurve.tasks import open_task
 from tiny import MACHINE, tiny_values
@@ -267,7 +267,7 @@ def test_a_rank_that_never_comes_ends_the_preflight(
     values = {**tiny_values(corpus, devices={"use": "cpu:2"}), "engine": engine}
     own = Pool(2)
     try:
-        with pytest.raises(JobFailed, match="rank 0 of 2 ended"):
+        with pytest.raises(JobFailedError, match="rank 0 of 2 ended"):
             own.run(2, jobs.silent, values, str(tmp_path / "run"), f"127.0.0.1:{free_port()}")
     finally:
         own.close()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from samecurve.launch.hang_watch import HangWatch
+from samecurve.launch.hang_watch import HangLimit, HangWatch
 from samecurve.observe.heartbeat import read_beat
 
 
@@ -24,20 +24,22 @@ def test_a_rank_that_compiles_is_given_the_patience_of_a_first_step(
         "import sys, time\nfrom pathlib import Path\nfrom samecurve.worker.hang_responder import"
         " attending\nfrom samecurve.observe.heartbeat import Heartbeat\nlogs ="
         " Path(sys.argv[1])\nexec(compile('def silent():\\n    time.sleep(60)', sys.argv[2],"
-        " 'exec'))\nwith attending(logs, 0):\n    pulse = Heartbeat(logs / 'pulse-0')\n    for step in"
-        " range(10):\n        pulse(step, 'data'), pulse(step, 'step'), time.sleep(0.01)\n   "
+        " 'exec'))\nwith attending(logs, 0):\n    beat = Heartbeat(logs / 'pulse-0')\n    for step in"
+        " range(10):\n        beat(step, 'data'), beat(step, 'step'), time.sleep(0.01)\n   "
         " silent()\n"
     )
     with subprocess.Popen([sys.executable, "-c", work, str(tmp_path), file]) as process:
         try:
-            hangs, found = HangWatch(tmp_path, lambda: {0: process.pid}, 1, 0.5), None
+            error = None
+            limit = HangLimit(0.5)
+            hangs = HangWatch(tmp_path, lambda: {0: process.pid}, world_size=1, limit=limit)
             while not read_beat(tmp_path / "pulse-0"):
                 time.sleep(0.01)
             began = time.monotonic()
-            while not (found := hangs.look()):
+            while not (error := hangs.look()):
                 time.sleep(0.05)
             silent = time.monotonic() - began
         finally:
             process.kill()
-    assert "gave no sign for" in found.cause
+    assert "gave no sign for" in error.cause
     assert (silent > 5) == compiles, silent

@@ -17,7 +17,7 @@ import pytest
 from commands import command, losses, ranks_of, started, steps_written, until
 
 from samecurve.errors import RunError
-from samecurve.launch.restarts import Budget
+from samecurve.launch.restarts import RestartBudget
 from samecurve.observe.journal import read_events
 from samecurve.run.directory import Run
 
@@ -185,15 +185,15 @@ def test_a_rank_that_fails_ends_the_run(how: str, says: str, again: bool, tmp_pa
 
 def test_restarts_are_for_what_another_start_may_end() -> None:
     killed, full = RunError("killed", again=True), RunError("no space left")
-    assert Budget(0).spend(killed, "step-5") == ""
-    assert Budget(3).spend(full, "step-5") == "not started again: the same would happen"
-    fruitless = Budget(100)
+    assert RestartBudget(0).spend(killed, "step-5") == ""
+    assert RestartBudget(3).spend(full, "step-5") == "not started again: the same would happen"
+    fruitless = RestartBudget(100)
     assert [fruitless.spend(killed, "step-5") for _ in range(3)] == [None] * 3
     assert (
         fruitless.spend(killed, "step-5")
         == "not started again: 3 starts in a row failed before another save"
     )
-    progress = Budget(10)
+    progress = RestartBudget(10)
     assert [progress.spend(killed, f"step-{step}") for step in range(10)] == [None] * 10
     assert (
         progress.spend(killed, "step-10")

@@ -15,18 +15,18 @@ import nvml
 from samecurve.core.planning.machine import Device
 from samecurve.errors import UserError
 from samecurve.launch.script.misuse import verdict
-from samecurve.launch.script.placement import Found, lay_out, seats, settings
-from samecurve.launch.script.requirements import Source, of_module, read
+from samecurve.launch.script.placement import Gpus, lay_out, rank_environments, settings
+from samecurve.launch.script.requirements import Source, file_of_module, read_source
 
 SCRIPTS = Path(__file__).with_name("scripts")
-GPUS = Found(
+GPUS = Gpus(
     "NVIDIA",
     tuple(
         Device(kind="cuda", index=index, name="NVIDIA H200", memory=150 << 30) for index in range(4)
     ),
     "CUDA_VISIBLE_DEVICES",
 )
-CARDS = Found(
+CARDS = Gpus(
     "AMD",
     tuple(
         Device(kind="cuda", index=index, name="AMD gfx942", memory=192 << 30) for index in range(2)
@@ -36,18 +36,18 @@ CARDS = Found(
 
 
 def test_devices_and_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert lay_out(GPUS, None, None, False).processes == 4
+    assert lay_out(GPUS, gpus=None, nproc=None, jax=False).processes == 4
     assert (
         "4 ranks, one for each of 4 x NVIDIA H200 (150.0 GiB)"
-        in lay_out(GPUS, None, None, False).why
+        in lay_out(GPUS, gpus=None, nproc=None, jax=False).why
     )
-    assert lay_out(GPUS, None, None, True).processes == 1  # jax drives all of them
-    assert lay_out(GPUS, None, 2, True).processes == 2
-    assert "if each takes one, 3 stay idle" in lay_out(GPUS, None, 1, False).why
-    assert lay_out(GPUS, "3,1", None, False).visible == "3,1"
-    assert "of 4 visible" in lay_out(GPUS, "3,1", None, False).why
+    assert lay_out(GPUS, gpus=None, nproc=None, jax=True).processes == 1  # jax drives all of them
+    assert lay_out(GPUS, gpus=None, nproc=2, jax=True).processes == 2
+    assert "if each takes one, 3 stay idle" in lay_out(GPUS, gpus=None, nproc=1, jax=False).why
+    assert lay_out(GPUS, gpus="3,1", nproc=None, jax=False).visible == "3,1"
+    assert "of 4 visible" in lay_out(GPUS, gpus="3,1", nproc=None, jax=False).why
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,GPU-b,5,7")
-    assert lay_out(GPUS, "3,1", None, False).visible == "7,GPU-b"
+    assert lay_out(GPUS, gpus="3,1", nproc=None, jax=False).visible == "7,GPU-b"
     for gpus, nproc, says in (
         ("0,4", None, "GPU 4 does not exist"),
         ("0,0", None, "twice"),
@@ -57,19 +57,23 @@ def test_devices_and_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
         (None, 5, "NCCL refuses two ranks"),
     ):
         with pytest.raises(UserError, match=says):
-            lay_out(GPUS, gpus, nproc, False)
+            lay_out(GPUS, gpus=gpus, nproc=nproc, jax=False)
 
 
 def test_what_each_platform_needs_is_set_and_what_the_user_set_stays() -> None:
-    nvidia, kept = settings(lay_out(GPUS, "0,1", None, False), {"OMP_NUM_THREADS": "3"})
+    nvidia, kept = settings(
+        lay_out(GPUS, gpus="0,1", nproc=None, jax=False), {"OMP_NUM_THREADS": "3"}
+    )
     assert kept == ["OMP_NUM_THREADS=3"]
     assert nvidia["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
     assert nvidia["CUDA_VISIBLE_DEVICES"] == "0,1"
     assert (
         "PYTORCH_ALLOC_CONF"
-        not in settings(lay_out(GPUS, None, None, False), {"PYTORCH_CUDA_ALLOC_CONF": "x"})[0]
+        not in settings(
+            lay_out(GPUS, gpus=None, nproc=None, jax=False), {"PYTORCH_CUDA_ALLOC_CONF": "x"}
+        )[0]
     )
-    amd, _ = settings(lay_out(CARDS, "1", None, False), {})
+    amd, _ = settings(lay_out(CARDS, gpus="1", nproc=None, jax=False), {})
     assert {name: amd[name] for name in amd if name.startswith("H")} == {
         "HSA_NO_SCRATCH_RECLAIM": "1",
         "HSA_ENABLE_SDMA": "1",
@@ -84,7 +88,7 @@ def test_what_each_platform_needs_is_set_and_what_the_user_set_stays() -> None:
         "MASTER_ADDR",
         "MASTER_PORT",
         "TORCHELASTIC_RUN_ID",
-    } <= set(seats(2, 1, 0, 0)[1])
+    } <= set(rank_environments(2, 1, restart=0, max_restarts=0)[1])
 
 
 def test_gpus_in_use() -> None:
@@ -98,8 +102,8 @@ def test_gpus_in_use() -> None:
 
 
 def test_what_a_source_says_of_itself(tmp_path: Path) -> None:
-    assert read(SCRIPTS / "local_rank.py") == Source("--local_rank", False)
-    assert read(SCRIPTS / "ddp.py") == Source()
+    assert read_source(SCRIPTS / "local_rank.py") == Source("--local_rank", False)
+    assert read_source(SCRIPTS / "ddp.py") == Source()
     for text, jax in (
         ("import jax", True),
         ("from flax import nnx", True),
@@ -108,10 +112,10 @@ def test_what_a_source_says_of_itself(tmp_path: Path) -> None:
         ("import jaxtyping", False),
     ):
         (tmp_path / "a.py").write_text(text)
-        assert read(tmp_path / "a.py").jax is jax
-    assert of_module("json.tool") == Path(json.__file__).with_name("tool.py")
-    assert str(of_module("pytest")).endswith("pytest/__main__.py")
-    assert of_module("json.tool.none") is of_module("nowhere_to_be_found") is None
+        assert read_source(tmp_path / "a.py").jax is jax
+    assert file_of_module("json.tool") == Path(json.__file__).with_name("tool.py")
+    assert str(file_of_module("pytest")).endswith("pytest/__main__.py")
+    assert file_of_module("json.tool.none") is file_of_module("nowhere_to_be_found") is None
 
 
 WATCHING = """
@@ -121,7 +125,7 @@ from samecurve.probe import nvidia
 children = [subprocess.Popen(["sleep", "60"]) for _ in range(2)]
 try:
     open(os.environ["NVML_PROCESSES"], "w").write("".join(f"{gpu} {child.pid}\\n" for gpu, child in zip(map(int, sys.argv[1]), children)))
-    notices = Notices(2, 1, 2, lambda: nvidia.processes_on_devices(os.environ), print, long=0.3, every=0.1)
+    notices = Notices(2, port=1, gpus=2, holders=lambda: nvidia.processes_on_devices(os.environ), say=print, long=0.3, every=0.1)
     until = time.monotonic() + 1
     while time.monotonic() < until:
         notices.tick(dict(enumerate(child.pid for child in children)))

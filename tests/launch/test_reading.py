@@ -22,7 +22,7 @@ from samecurve.core.planning.plan import plan
 from samecurve.data.feed import Feed
 from samecurve.errors import RunError, UserError
 from samecurve.tasks import Tasks, open_task
-from samecurve.worker.data_workers import Readers
+from samecurve.worker.data_workers import DataWorkers
 
 TASK = """
 import os, signal, threading
@@ -78,14 +78,16 @@ def config(home: Path) -> Config:
 
 
 @pytest.fixture
-def readers(tmp_path: Path) -> Iterator[tuple[Config, Readers]]:
+def readers(tmp_path: Path) -> Iterator[tuple[Config, DataWorkers]]:
     made = config(tmp_path)
-    opened = Readers(made, 3, tmp_path / "stacks")
+    opened = DataWorkers(made, 3, tmp_path / "stacks")
     yield made, opened
     opened.kill()
 
 
-def test_who_reads_changes_nothing_and_a_death_is_named(readers: tuple[Config, Readers]) -> None:
+def test_who_reads_changes_nothing_and_a_death_is_named(
+    readers: tuple[Config, DataWorkers],
+) -> None:
     made, opened = readers
     task: Any = open_task(made, "")
     found = plan(made, Machine(devices=(), links=(), host_bytes=8 << 30, cores=2), task.facts())
@@ -132,7 +134,7 @@ def test_who_reads_changes_nothing_and_a_death_is_named(readers: tuple[Config, R
         time.sleep(0.01)
 
 
-def read_often(opened: Readers, ids: Any) -> None:
+def read_often(opened: DataWorkers, ids: Any) -> None:
     for _ in range(3):
         opened.workers.ask(0, ids)()
 
@@ -142,7 +144,7 @@ def test_what_a_source_raises_comes_back_with_its_place(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bad").touch()
-    opened = Readers(config(tmp_path), 1, tmp_path / "stacks")
+    opened = DataWorkers(config(tmp_path), 1, tmp_path / "stacks")
     try:
         with pytest.raises(UserError, match="ValueError: a bad picture") as caught:
             opened.workers.ask(1, np.array([5]))()

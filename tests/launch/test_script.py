@@ -18,7 +18,7 @@ import pytest
 from commands import command, refused, until
 
 from samecurve.launch.script.output import Lines
-from samecurve.launch.script.placement import reserve
+from samecurve.launch.script.placement import reserve_port
 
 SCRIPTS = Path(__file__).with_name("scripts")
 FAULTS = SCRIPTS / "goes_wrong.py"
@@ -327,7 +327,7 @@ def test_lines_of_bars() -> None:
 
 def test_a_held_port_is_nobody_elses() -> None:
     """But the store of the first rank, which reuses addresses, may listen on it."""
-    with reserve() as held, socket.socket() as store, socket.socket() as other:
+    with reserve_port() as held, socket.socket() as store, socket.socket() as other:
         port = held.getsockname()[1]
         store.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         store.bind(("", port))
@@ -336,7 +336,7 @@ def test_a_held_port_is_nobody_elses() -> None:
             other.bind(("127.0.0.1", port))
         taken = []
         for _ in range(200):
-            taken.append(reserve())
+            taken.append(reserve_port())
         assert port not in {each.getsockname()[1] for each in taken}
         for each in taken:
             each.close()

@@ -11,15 +11,15 @@ import pytest
 from samecurve.core.config.document import Document, read_file
 from samecurve.core.config.sections import Config, load
 from samecurve.core.planning.plan import plan
-from samecurve.core.protocols import Rank
 from samecurve.experiments.layout_runner import LayoutRunner
 from samecurve.experiments.layouts import parse_layout
 from samecurve.experiments.verdicts import compare_layouts
-from samecurve.launch.pool import JobFailed
+from samecurve.launch.pool import JobFailedError
 from samecurve.observe.journal import read_events
 from samecurve.run.attempt import Attempt
 from samecurve.run.directory import Run
 from samecurve.tasks import Tasks, open_task
+from samecurve.worker.context import RankContext
 from samecurve.worker.main import Requests, train_rank
 from tiny import MACHINE, tiny_values, train_tiny
 from worlds import Pool
@@ -55,18 +55,11 @@ def for_good(index: int, group: Any, home: str) -> None:
     """A rank's part, random masks on."""
     from samecurve.worker.join import join_warm
 
-    run = Run(Path(home))
-    made, config = run.read_plan(), run.read_config(Tasks())
+    context = RankContext.read_warm(Attempt("test", home).to_json(), index)
+    config = context.config
     task = open_task(config, "")
-    train_rank(
-        Attempt("test", home),
-        made,
-        config,
-        Rank(index, index, made.world_size),
-        join_warm(made, index, group).make_engine(task, config.optimizer),
-        task,
-        Requests(None),
-    )
+    engine = join_warm(context.plan, index, group).make_engine(task, config.optimizer)
+    train_rank(context, engine, task, Requests(None))
 
 
 @pytest.mark.parametrize("example", ["fft", "batchnorm", "ragged"])
@@ -105,7 +98,9 @@ def test_unused_parameters_are_named_and_frozen_ones_trained_around(
         return
     own = Pool(2)
     try:
-        with pytest.raises(JobFailed, match=r"the loss does not use spare\.weight, spare\.bias"):
+        with pytest.raises(
+            JobFailedError, match=r"the loss does not use spare\.weight, spare\.bias"
+        ):
             trained(own, tmp_path, small(model={"frozen": False}), strategy, world)
     finally:
         own.close()
@@ -115,7 +110,7 @@ def test_a_parameter_left_out_later_is_no_silent_difference(tmp_path: Path) -> N
     """DDP's bucket would wait for its gradient, and leave its neighbours' unsummed."""
     own = Pool(2)
     try:
-        with pytest.raises(JobFailed, match="this step's loss did not use all parameters"):
+        with pytest.raises(JobFailedError, match="this step's loss did not use all parameters"):
             trained(own, tmp_path, small(model={"frozen": False, "late": True}), "ddp", 2)
     finally:
         own.close()

@@ -98,7 +98,7 @@ def train(
         prepared.lock.release()
         click.echo(done_line(prepared), err=headless)
         return
-    sys.exit(launch(prepared, loaded.config.devices, headless))
+    sys.exit(launch(prepared, loaded.config.devices, headless=headless))
 
 
 def _train_as_rank(flags: dict[str, Any], *, headless: bool) -> NoReturn:
@@ -107,7 +107,7 @@ def _train_as_rank(flags: dict[str, Any], *, headless: bool) -> NoReturn:
     from samecurve.system import die_with
     from samecurve.worker.cluster_env import from_slurm, rank_from
 
-    def read_config(loud: bool) -> "LoadedConfig":  # noqa: FBT001 as run_as_external_rank calls it
+    def read_config(*, loud: bool) -> "LoadedConfig":
         return load_config(flags, say=not headless, loud=loud)
 
     if "TORCHELASTIC_RUN_ID" in os.environ:
@@ -115,7 +115,7 @@ def _train_as_rank(flags: dict[str, Any], *, headless: bool) -> NoReturn:
     elif "RANK" not in os.environ:
         os.environ.update(from_slurm(os.environ))
     rank = rank_from(os.environ)
-    sys.exit(run_as_external_rank(rank, read_config, _run_options(flags), headless))
+    sys.exit(run_as_external_rank(rank, read_config, _run_options(flags), headless=headless))
 
 
 def _run_options(flags: dict[str, Any]) -> "Options":

@@ -63,6 +63,14 @@ def write_note(logs: Path, attempt: str, note: FailureNote) -> None:
         (spare / f"failure-{note.rank}.json").write_text(text)
 
 
+def read_note(logs: Path, rank: int) -> FailureNote | None:
+    """Of one rank, in the run's logs; None: it has written none, or not all of it yet."""
+    try:
+        return FailureNote(**json.loads((logs / f"failure-{rank}.json").read_text()))
+    except (OSError, ValueError):
+        return None
+
+
 def read_notes(logs: Path, attempt: str) -> list[FailureNote]:
     """In the order in which the ranks failed."""
     spare = _spare(attempt)

@@ -25,7 +25,7 @@ from samecurve.experiments.benched import dumped
 from samecurve.experiments.layouts import parse_worlds
 from samecurve.experiments.results import Results
 from samecurve.experiments.scratch import scratch
-from samecurve.launch.pool import JobFailed, Pool, pool
+from samecurve.launch.pool import JobFailedError, Pool, pool
 from samecurve.probe import probe
 from samecurve.run.provenance import surroundings
 from samecurve.units import show_bytes, show_count
@@ -224,7 +224,7 @@ def _timed(
                 threads,
                 backend=backend,
             )
-        except JobFailed as error:
+        except JobFailedError as error:
             raise RunError(error.cause.splitlines()[0], error.remedy) from None
         took = statistics.median(max(one) for one in zip(*each, strict=True))
         found.append(Timed(whole, took, whole / took, whole / took * bus_factor(name, world)))

@@ -150,7 +150,7 @@ class LayoutRunner:
         return self._references[engine]
 
     def trajectory(self, layout: Layout) -> Trajectory:
-        """JobFailed: a rank failed."""
+        """JobFailedError: a rank failed."""
         if layout.resumed_by:
             count = len(layout.legs)
             legs = [

@@ -16,7 +16,7 @@ from samecurve.core.planning.machine import Machine
 from samecurve.core.planning.memory import USABLE
 from samecurve.core.planning.plan import Plan, plan
 from samecurve.errors import UserError
-from samecurve.launch.pool import JobFailed, pool
+from samecurve.launch.pool import JobFailedError, pool
 from samecurve.observe.journal import read_events
 from samecurve.probe import probe
 from samecurve.run.attempt import Attempt
@@ -123,7 +123,7 @@ def _peak(config: Config, machine: Machine, facts: Facts, micro: int) -> int | N
                 attempt.to_json(),
                 backend=made.backend if made.backend in {"gloo", "nccl"} else "gloo",
             )
-        except JobFailed as error:
+        except JobFailedError as error:
             if "ran out of memory" in error.cause or error.ended:
                 return None
             raise

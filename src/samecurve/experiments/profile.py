@@ -24,7 +24,7 @@ from samecurve.errors import RunError, UserError
 from samecurve.experiments.profile_text import Profile, TraceFile, as_text, head
 from samecurve.experiments.profile_text import as_json as profile_json
 from samecurve.experiments.scratch import make_run, run_on_ranks, scratch
-from samecurve.launch.pool import JobFailed, Pool, pool
+from samecurve.launch.pool import JobFailedError, Pool, pool
 from samecurve.probe import probe
 from samecurve.run.attempt import Attempt
 from samecurve.run.describe import describe
@@ -183,8 +183,9 @@ def run_profile(
     run = make_run(home / "run", config, plan)
     attempt = Attempt("profile", str(run.home)).to_json()
     try:
-        profiles = run_on_ranks(ranks, plan, job, attempt, schedule, keep_traces)
-    except JobFailed as error:
+        trace_home = str(run.home) if keep_traces else None
+        profiles = run_on_ranks(ranks, plan, job, attempt, schedule, trace_home)
+    except JobFailedError as error:
         remedy = error.remedy
         if error.ended and not remedy:
             remedy = "`samecurve plan --probe-batch` tries what fits"
@@ -193,7 +194,7 @@ def run_profile(
     return Profile(plan, schedule, tuple(rank.whole() for rank in profiles))
 
 
-def _last_words(error: JobFailed, log: Path) -> str:
+def _last_words(error: JobFailedError, log: Path) -> str:
     """Of a rank that ended: what it wrote; of one that failed without a remedy of ours: where."""
     if error.ended and log.exists():
         return "\n".join(log.read_text(errors="replace").splitlines()[-_LOG_LINES:])

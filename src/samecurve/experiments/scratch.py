@@ -45,7 +45,7 @@ def make_run(home: Path, config: Config, plan: Plan) -> Run:
 def run_on_ranks(pool: Pool, plan: Plan, job: Callable[..., Any], *arguments: Any) -> list[Any]:
     """job(rank, group, *arguments) on the ranks of a plan; their results by rank.
 
-    JobFailed: one of them raised, ended, or took too long.
+    JobFailedError: one of them raised, ended, or took too long.
     """
     backend = plan.backend if plan.backend in {"gloo", "nccl"} else "gloo"
     return pool.run(plan.world_size, job, *arguments, backend=backend)

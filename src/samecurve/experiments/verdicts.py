@@ -12,7 +12,7 @@ from samecurve.core.protocols import StoredArrays
 from samecurve.errors import UserError
 from samecurve.experiments.layout_runner import LayoutRunner, Trajectory
 from samecurve.experiments.layouts import Layout
-from samecurve.launch.pool import JobFailed
+from samecurve.launch.pool import JobFailedError
 from samecurve.units import first_and_count
 
 TOLERANCE = {"f64": 1e-10, "f32": 1e-5}  # relative
@@ -51,7 +51,7 @@ def compare_layouts(
         began = time.perf_counter()
         try:
             trajectory = runner.trajectory(layout)
-        except JobFailed as error:
+        except JobFailedError as error:
             yield _failed(layout, error, time.perf_counter() - began)
             continue
         seconds = time.perf_counter() - began
@@ -81,7 +81,7 @@ def _check_layout(runner: LayoutRunner, layout: Layout) -> None:
         )
 
 
-def _failed(layout: Layout, error: JobFailed, seconds: float) -> Verdict:
+def _failed(layout: Layout, error: JobFailedError, seconds: float) -> Verdict:
     return Verdict(
         layout=str(layout),
         loss=np.inf,

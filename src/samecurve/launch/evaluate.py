@@ -149,8 +149,8 @@ def _run(
     code = launch(
         PreparedRun(scratch, made, attempt, Lock(scratch), 0, False, Track(sensors_every=0)),
         loaded.config.devices,
-        False,
-        _Said(made, scratch, say),
+        headless=False,
+        screen=_Said(made, scratch, say),
     )
     found = [event for event in read_events(scratch.journal) if event.kind == "evaluated"]
     if code or not found:

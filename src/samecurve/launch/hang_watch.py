@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -22,7 +23,7 @@ from samecurve.errors import RunError
 from samecurve.observe.heartbeat import read_beat
 from samecurve.worker.hang_responder import ASK, last_collective
 
-READERS = "samecurve.worker.data_workers"  # the module that data workers run
+DATA_WORKERS = "samecurve.worker.data_workers"  # the module that data workers run
 OFTEN = 0.2  # seconds between looks
 _ANSWER = 1.5  # seconds in which ranks say where they are
 _DEBUGGERS = ("pdb.py", "bdb.py", "pydevd.py", "debugpy")
@@ -42,78 +43,68 @@ _STATES = {
 }
 
 
-def _ask(pid: int, number: int) -> None:
-    """This process is asked through this very thread, whose handler runs before it goes on, with
-    the interpreter's lock: stacks that are read while another thread's change crash the program.
-    """
-    with suppress(OSError):
-        if pid == os.getpid():
-            signal.pthread_kill(threading.get_ident(), number)
-        else:
-            os.kill(pid, number)
+@dataclass(frozen=True)
+class HangLimit:
+    """How long a rank may be silent."""
+
+    floor: float  # seconds of silence that are never a hang; 0: nobody is watched
+    unknown: float | None = None  # likewise, until the usual time of a phase is known
+    option: str = "--set devices.hang_floor="  # how to set the floor
+    unit: str = "step"  # what heartbeats count
 
 
 class HangWatch:
-    """logs: where ranks beat and answer.
-
-    processes: of the ranks on this host, by rank, read anew. world: how many ranks there are in
-    all. floor: seconds of silence that are never a hang; 0: nobody is watched. unknown: likewise,
-    until the usual time of a phase is known. ask: the signal that they answer to. words: how to set
-    the floor, and what beats count.
-    """
+    """Finds ranks of this host that hang."""
 
     def __init__(
         self,
         logs: Path,
         processes: Callable[[], Mapping[int, int]],
-        world: int,
-        floor: float,
-        unknown: float | None = None,
-        ask: int = ASK,
-        words: tuple[str, str] = ("--set devices.hang_floor=", "step"),
+        *,
+        world_size: int,
+        limit: HangLimit,
+        ask_signal: int = ASK,
     ) -> None:
-        (
-            self._logs,
-            self._processes,
-            self._world,
-            self._floor,
-            self._unknown,
-            self._ask,
-            self._words,
-        ) = (
-            logs,
-            processes,
-            world,
-            floor,
-            unknown,
-            ask,
-            words,
-        )
-        self._watch = SilenceWatch(floor, unknown)
+        """logs: where ranks leave heartbeats and answers.
+
+        processes: of the ranks on this host, rank -> process id, read anew.
+        world_size: how many ranks there are in all.
+        ask_signal: the one that ranks answer to.
+        """
+        self._logs, self._processes, self._world_size = logs, processes, world_size
+        self._limit, self._ask_signal = limit, ask_signal
+        self._next_look = 0.0
+        self._watch = self._new_watch()
+
+    def _new_watch(self) -> SilenceWatch:
+        return SilenceWatch(self._limit.floor, self._limit.unknown)
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time for another look()."""
+        return time.monotonic() >= self._next_look
 
     def look(self) -> RunError | None:
-        """Called every OFTEN seconds.
+        """Called often; looks every OFTEN seconds.
 
         What is said of a hang, if there is one; its ranks are killed then, except this process
         itself.
         """
-        if not self._floor:
+        if not self._limit.floor or not self.due:
             return None
-        states = {
-            rank: state
-            for rank, pid in self._processes().items()
-            if (state := _state(pid)) not in {None, "Z"}
-        }
+        self._next_look = time.monotonic() + OFTEN
+        states = {rank: _state(pid) for rank, pid in self._processes().items()}
+        alive = [rank for rank, state in states.items() if state not in {None, "Z"}]
         if "t" in states.values():  # somebody debugs it
-            self._watch = SilenceWatch(self._floor, self._unknown)
+            self._watch = self._new_watch()
             return None
-        silence = self._watch.observe(time.monotonic(), self._beats(states), OFTEN)
-        return self._found(silence) if silence else None
+        silence = self._watch.observe(time.monotonic(), self._beats(alive), OFTEN)
+        return self._explain(silence) if silence else None
 
     @property
-    def seen(self) -> bool:
+    def all_seen(self) -> bool:
         """Whether every rank has given a sign."""
-        return len(self._beats(range(self._world))) == self._world
+        return len(self._beats(range(self._world_size))) == self._world_size
 
     def kill(self) -> None:
         """At once: a rank that hangs hears no SIGTERM, and those that wait for it in a collective
@@ -127,48 +118,55 @@ class HangWatch:
     def _beats(self, ranks: Iterable[int]) -> dict[int, Beat]:
         return {rank: beat for rank in ranks if (beat := read_beat(self._logs / f"pulse-{rank}"))}
 
-    def _found(self, silence: Silence) -> RunError | None:
-        dumps = self._asked()
-        if (
-            _in(dumps, _COMPILERS) and self._watch.excuse()
-        ):  # a shape that comes late, such as an epoch's short tail
+    def _explain(self, silence: Silence) -> RunError | None:
+        """None: there is a reason for it that ends by itself."""
+        dumps = self._ask_all()
+        # a shape that comes late, such as an epoch's short tail
+        if _any_in(dumps, _COMPILERS) and self._watch.excuse():
             return None
-        if _in(dumps, _DEBUGGERS):
-            self._watch = SilenceWatch(self._floor, self._unknown)
+        if _any_in(dumps, _DEBUGGERS):
+            self._watch = self._new_watch()
             return None
-        seen = self._seen(dumps)
-        verdict = judge(seen, silence.seconds, silence.limit, self._world, *self._words)
+        verdict = judge(
+            self._seen(dumps),
+            silence.seconds,
+            silence.limit,
+            self._world_size,
+            self._limit.option,
+            self._limit.unit,
+        )
         report = self._report(verdict, dumps)
         self.kill()
         return RunError(verdict.cause, verdict.remedy, again=verdict.again, log=str(report))
 
-    def _asked(self) -> dict[int, str]:
+    def _ask_all(self) -> dict[int, str]:
         """The stacks of each rank that answers; those of its data workers go into a file of their
         own.
         """
         processes = self._processes()
         files = {rank: self._logs / f"stack-{rank}.txt" for rank in processes}
-        before = {rank: _size(path) for rank, path in files.items()}
+        sizes = {rank: _size(path) for rank, path in files.items()}
         (self._logs / "asked").touch()
         for rank, pid in processes.items():
-            (self._logs / f"collectives-{rank}.json").unlink(missing_ok=True)
+            self._collectives(rank).unlink(missing_ok=True)
             if files[rank].exists():  # else nobody there would catch the signal
-                _ask(pid, self._ask)
+                _ask(pid, self._ask_signal)
             if self._workers(rank).exists():
-                _signal_readers(pid, self._ask)
+                _ask_data_workers(pid, self._ask_signal)
         until = time.monotonic() + _ANSWER
-        able = [
-            rank for rank, pid in processes.items() if _state(pid) != "T"
-        ]  # who is stopped answers nobody
-        while time.monotonic() < until and not all(
-            (self._logs / f"collectives-{rank}.json").exists() for rank in able
-        ):
+        # who is stopped answers nobody
+        waiting = [rank for rank, pid in processes.items() if _state(pid) != "T"]
+        while waiting and time.monotonic() < until:
             time.sleep(0.05)
+            waiting = [rank for rank in waiting if not self._collectives(rank).exists()]
         return {
-            rank: path.read_text(errors="replace")[before[rank] :]
+            rank: path.read_text(errors="replace")[sizes[rank] :]
             for rank, path in files.items()
             if path.exists()
         }
+
+    def _collectives(self, rank: int) -> Path:
+        return self._logs / f"collectives-{rank}.json"
 
     def _workers(self, rank: int) -> Path:
         return self._logs / f"stack-{rank}-workers.txt"
@@ -178,9 +176,7 @@ class HangWatch:
         for rank, pid in self._processes().items():
             collective = None
             with suppress(OSError, ValueError, KeyError):  # it gave no answer
-                collective = last_collective(
-                    json.loads((self._logs / f"collectives-{rank}.json").read_text())
-                )
+                collective = last_collective(json.loads(self._collectives(rank).read_text()))
             seen[rank] = RankSnapshot(
                 read_beat(self._logs / f"pulse-{rank}"),
                 _state(pid) or "",
@@ -191,44 +187,39 @@ class HangWatch:
 
     def _report(self, verdict: Verdict, dumps: dict[int, str]) -> Path:
         path = self._logs / f"hang-{time.strftime('%Y%m%d-%H%M%S')}.txt"
-        parts = [
-            verdict.cause,
-            verdict.remedy,
-            *(
-                f"\nrank {rank}: its threads, the main one last\n{dump.strip() or 'no answer'}"
-                for rank, dump in sorted(dumps.items())
-            ),
-        ]
+        parts = [verdict.cause, verdict.remedy]
+        for rank, dump in sorted(dumps.items()):
+            stacks = dump.strip() or "no answer"
+            parts.append(f"\nrank {rank}: its threads, the main one last\n{stacks}")
         for rank in sorted(dumps):
-            if told := _read(self._workers(rank)):
-                parts.append(f"\nrank {rank}: its data workers\n{told}")
-            with suppress(OSError):
+            if stacks := _read(self._workers(rank)):
+                parts.append(f"\nrank {rank}: its data workers\n{stacks}")
+            if record := _read(self._collectives(rank)):
                 parts.append(
-                    f"\nrank {rank}: its collectives, as torch recorded"
-                    f" them\n{(self._logs / f'collectives-{rank}.json').read_text()[-4000:]}"
+                    f"\nrank {rank}: its collectives, as torch recorded them\n{record[-4000:]}"
                 )
         with suppress(OSError):  # a full disk
             path.write_text("\n".join(parts) + "\n")
         return path
 
 
-def _in(dumps: Mapping[int, str], files: Iterable[str]) -> bool:
+def _any_in(dumps: Mapping[int, str], files: Iterable[str]) -> bool:
     """Whether some rank is in code of these files."""
     return any(name in dump for dump in dumps.values() for name in files)
 
 
 @contextmanager
-def overseen(hangs: HangWatch, found: Callable[[RunError], None]) -> Iterator[None]:
+def overseen(hangs: HangWatch, on_hang: Callable[[RunError], None]) -> Iterator[None]:
     """Looked at from a thread of this very process while the block runs.
 
-    found: is told of a hang, and ends the process.
+    on_hang: called with a hang; ends the process.
     """
     stop = threading.Event()
 
     def work() -> None:
         while not stop.wait(OFTEN):
             if error := hangs.look():
-                found(error)
+                on_hang(error)
                 return
 
     thread = threading.Thread(target=work, name="hangs", daemon=True)
@@ -240,12 +231,23 @@ def overseen(hangs: HangWatch, found: Callable[[RunError], None]) -> Iterator[No
         thread.join()
 
 
-def _signal_readers(pid: int, number: int) -> None:
-    """Tell the data workers of a rank to write their stacks."""
+def _ask(pid: int, number: int) -> None:
+    """This process is asked through this very thread, whose handler runs before it goes on, with
+    the interpreter's lock: stacks that are read while another thread's change crash the program.
+    """
+    with suppress(OSError):
+        if pid == os.getpid():
+            signal.pthread_kill(threading.get_ident(), number)
+        else:
+            os.kill(pid, number)
+
+
+def _ask_data_workers(pid: int, number: int) -> None:
+    """Have the data workers of a rank write their stacks."""
     with suppress(psutil.Error):
         for child in psutil.Process(pid).children(recursive=True):
             with suppress(psutil.Error, OSError):
-                if READERS in child.cmdline():
+                if DATA_WORKERS in child.cmdline():
                     os.kill(child.pid, number)
 
 

@@ -1,127 +1,95 @@
 """The ranks of one start on this machine: in this process for one device, else as processes that
 die with it. Each way returns why it failed, or None.
+
+`direct` starts them by the supervisor, as `samecurve run` does. `elastic` and `spawn` leave
+starting and ending to torch, which does both in a thread beside this one.
 """
 
 import logging
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from multiprocessing import resource_tracker
-from typing import Any
 
 from samecurve.core.config.sections import Devices
 from samecurve.core.protocols import Rank
 from samecurve.diagnose.crash import explain
-from samecurve.diagnose.notes import note_of, read_notes
-from samecurve.errors import SamecurveError
-from samecurve.launch.hang_watch import OFTEN, HangWatch, overseen
-from samecurve.launch.script.placement import reserve
-from samecurve.launch.supervisor import FAILED
+from samecurve.diagnose.notes import note_of, read_note, read_notes
+from samecurve.errors import RunError, SamecurveError
+from samecurve.launch.hang_watch import OFTEN, HangLimit, HangWatch, overseen
+from samecurve.launch.script.placement import hold_port
+from samecurve.launch.supervisor import (
+    GroupEnd,
+    OrphanGuard,
+    RankCommand,
+    RankGroup,
+    RankReport,
+)
 from samecurve.probe.cpu import oom_kills, oom_kills_since
+from samecurve.run.attempt import Attempt
+from samecurve.run.directory import Run
 from samecurve.run.prepare import PreparedRun
-from samecurve.worker.cluster_env import explicit
-from samecurve.worker.main import main, work
-from samecurve.worker.preflight import left_hanging
+from samecurve.worker.cluster_env import local_environment
+from samecurve.worker.main import main, run_rank
+from samecurve.worker.preflight import end_hanging_process
 
-_TICK = 0.05  # seconds
-_GRACE = 10.0  # seconds in which ranks leave by themselves after one has failed
-
-
-@dataclass(frozen=True)
-class Ends:
-    """failed: exit codes of ranks that did not end well, negative for a signal, the first first.
-
-    left: those that had ended with 0 by then.
-    """
-
-    failed: Mapping[int, int]
-    left: Sequence[int] = ()
+_GRACE = 10.0  # seconds in which torch's ranks leave by themselves after one has failed
 
 
 def in_place(prepared: PreparedRun, devices: Devices) -> SamecurveError | None:
+    run = prepared.run
     try:
-        with overseen(_watch(prepared, devices), lambda error: left_hanging(prepared.run, error)):
-            work(prepared.attempt, Rank(0, 0, 1))
+        with overseen(_watch(prepared, devices), lambda error: end_hanging_process(run, error)):
+            run_rank(prepared.attempt, Rank(0, 0, 1))
         return None
     except Exception as error:
-        with open(prepared.run.logs / "rank-0.log", "a") as log:
+        with open(run.logs / "rank-0.log", "a") as log:
             traceback.print_exc(file=log)
-        return explain([note_of(0, error)], {}, prepared.run.logs)
-
-
-def _watch(prepared: PreparedRun, devices: Devices) -> HangWatch:
-    return HangWatch(
-        prepared.run.logs,
-        prepared.run.processes,
-        prepared.plan.world_size,
-        0 if prepared.attempt.evaluate else devices.hang_floor,
-    )
+        return explain([note_of(0, error)], {}, run.logs)
 
 
 def direct(prepared: PreparedRun, devices: Devices) -> SamecurveError | None:
-    """Processes of our own: the launcher needs no torch for it, whose import holds a start up by
-    seconds. Their first one serves the rendezvous.
+    """By the supervisor: the launcher needs no torch for it, whose import holds a start up by
+    seconds. The first rank serves the rendezvous.
     """
+    start = _Start(prepared, devices)
+    world_size = prepared.plan.world_size
+    try:
+        with OrphanGuard() as guard, hold_port(devices.port) as port:
+            group = RankGroup(
+                [
+                    rank_command(
+                        prepared.attempt,
+                        {**os.environ, **local_environment(rank, world_size, port)},
+                    )
+                    for rank in range(world_size)
+                ],
+                guard=guard,
+                read_report=lambda rank: read_report(prepared.run, rank),
+            )
 
-    def run() -> Ends:
-        world = prepared.plan.world_size
-        with nullcontext() if devices.port else reserve() as held:
-            port = held.getsockname()[1] if held else devices.port
-            started = [
-                subprocess.Popen(
-                    [
-                        sys.executable,
-                        "-u",
-                        "-m",
-                        "samecurve.worker.main",
-                        prepared.attempt.to_json(),
-                    ],
-                    env={**os.environ, **explicit(rank, world, rank, world, "127.0.0.1", port)},
-                    stdin=subprocess.DEVNULL,
-                    start_new_session=True,
-                )  # a session of its own: Ctrl-C is the launcher's
-                for rank in range(world)
-            ]
-            return _ends(started)
+            def look(_: Mapping[int, int]) -> None:
+                if not group.has_failed and start.find_hang():
+                    group.kill()
 
-    return _waited(prepared, devices, run)
-
-
-def _ends(started: Sequence["subprocess.Popen[bytes]"]) -> Ends:
-    """Those that failed by themselves; the others are ended soon after the first."""
-    failed: dict[int, int] = {}
-    left: list[int] = []
-    due: list[tuple[float, int]] = []
-    sent = False
-    while True:
-        codes = [process.poll() for process in started]
-        for rank, code in enumerate(codes):
-            if code and not sent and rank not in failed:
-                due = due or [(time.monotonic() + seconds, number) for seconds, number in FAILED]
-                left = (
-                    left if failed else [other for other, ended in enumerate(codes) if ended == 0]
-                )
-                failed[rank] = code
-        if None not in codes:
-            return Ends(failed, left)
-        if due and time.monotonic() > due[0][0]:
-            sent, number = True, due.pop(0)[1]
-            for process in started:
-                process.send_signal(number)
-        time.sleep(_TICK)
+            try:
+                group.start()
+                group.watch([look])
+            finally:
+                group.clear()
+    except Exception as error:
+        return start.explain_error(error)
+    return start.explain_end(group.end)
 
 
 def elastic(prepared: PreparedRun, devices: Devices) -> SamecurveError | None:
-    """torch's elastic agent, in a thread, so that signals stay with us."""
+    """By torch's elastic agent."""
 
-    def run() -> Ends:
+    def run() -> GroupEnd:
         logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
         from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -138,24 +106,22 @@ def elastic(prepared: PreparedRun, devices: Devices) -> SamecurveError | None:
             monitor_interval=0.1,
             logs_specs=DefaultLogsSpecs(),
         )
+        program, *arguments = rank_command(prepared.attempt, os.environ).arguments
         try:
-            elastic_launch(config, sys.executable)(
-                "-u", "-m", "samecurve.worker.main", prepared.attempt.to_json()
-            )
-            return Ends({})
+            elastic_launch(config, program)(*arguments)
         except ChildFailedError as error:
-            return Ends({rank: failure.exitcode for rank, failure in error.failures.items()})
+            return GroupEnd({rank: failure.exitcode for rank, failure in error.failures.items()})
+        return GroupEnd({})
 
-    return _waited(prepared, devices, run)
+    return _run_beside(prepared, devices, run)
 
 
 def spawn(prepared: PreparedRun, devices: Devices) -> SamecurveError | None:
-    """torch.multiprocessing, in a thread, its ranks meeting at a store that this process serves."""
+    """By torch.multiprocessing, the ranks meeting at a store that this process serves."""
 
-    def run() -> Ends:
-        from torch._C._distributed_c10d import (
-            TCPStore,  # public as torch.distributed.TCPStore, where type checkers don't see it
-        )
+    def run() -> GroupEnd:
+        # public as torch.distributed.TCPStore, where type checkers don't see it
+        from torch._C._distributed_c10d import TCPStore
         from torch.multiprocessing.spawn import (
             ProcessExitedException,
             ProcessRaisedException,
@@ -164,15 +130,14 @@ def spawn(prepared: PreparedRun, devices: Devices) -> SamecurveError | None:
 
         logging.getLogger("torch.multiprocessing").setLevel(logging.CRITICAL)
         resource_tracker.ensure_running()  # first, since it unblocks signals when it starts
-        signal.pthread_sigmask(
-            signal.SIG_BLOCK, {signal.SIGINT}
-        )  # of this thread, and so of its children: Ctrl-C is the launcher's
+        # of this thread, and so of its children: Ctrl-C is the launcher's
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         store = TCPStore("localhost", devices.port, is_master=True, wait_for_workers=False)
-        world = prepared.plan.world_size
+        world_size = prepared.plan.world_size
         context = start_processes(  # type: ignore[no-untyped-call]
             _spawned,
-            (prepared.attempt.to_json(), world, store.port),
-            nprocs=world,
+            (prepared.attempt.to_json(), world_size, store.port),
+            nprocs=world_size,
             join=False,
             start_method="spawn",
         )
@@ -180,76 +145,99 @@ def spawn(prepared: PreparedRun, devices: Devices) -> SamecurveError | None:
         try:
             while not context.join():
                 pass
-            return Ends({})
         except (ProcessExitedException, ProcessRaisedException):
-            return Ends(
-                {
-                    rank: process.exitcode
-                    for rank, process in enumerate(context.processes)
-                    if process.exitcode
-                }
-            )
+            codes = {rank: process.exitcode for rank, process in enumerate(context.processes)}
+            return GroupEnd({rank: code for rank, code in codes.items() if code})
+        return GroupEnd({})
 
-    return _waited(prepared, devices, run)
+    return _run_beside(prepared, devices, run)
 
 
-def _spawned(index: int, argument: str, world: int, port: int) -> None:
-    os.environ.update(
-        RANK=str(index),
-        LOCAL_RANK=str(index),
-        WORLD_SIZE=str(world),
-        LOCAL_WORLD_SIZE=str(world),
-        MASTER_ADDR="localhost",
-        MASTER_PORT=str(port),
-        TORCHELASTIC_USE_AGENT_STORE="True",
+def _spawned(rank: int, attempt: str, world_size: int, port: int) -> None:
+    os.environ.update(local_environment(rank, world_size, port))
+    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
+    main(attempt)
+
+
+def rank_command(attempt: Attempt, environment: Mapping[str, str]) -> RankCommand:
+    """A rank of ours as a process of its own; the environment says which one it is."""
+    arguments = [sys.executable, "-u", "-m", "samecurve.worker.main", attempt.to_json()]
+    return RankCommand(arguments, environment)
+
+
+def read_report(run: Run, rank: int) -> RankReport | None:
+    """What a rank of ours has reported of its failure; None: nothing yet."""
+    note = read_note(run.logs, rank)
+    return RankReport(note.exit_code, note.time) if note else None
+
+
+def _watch(prepared: PreparedRun, devices: Devices) -> HangWatch:
+    return HangWatch(
+        prepared.run.logs,
+        prepared.run.processes,
+        world_size=prepared.plan.world_size,
+        limit=HangLimit(0 if prepared.attempt.evaluate else devices.hang_floor),
     )
-    main(argument)
 
 
-def _waited(
-    prepared: PreparedRun, devices: Devices, run: Callable[[], Ends]
+class _Start:
+    """What is watched while ranks run as processes, and told when they have ended."""
+
+    def __init__(self, prepared: PreparedRun, devices: Devices) -> None:
+        self._prepared = prepared
+        self._oom_kills = oom_kills()
+        self.watch = _watch(prepared, devices)
+        self._hang: RunError | None = None
+
+    def find_hang(self) -> bool:
+        """Called all the time. Whether the ranks hang, which is looked for until it is found."""
+        self._hang = self._hang or self.watch.look()
+        return self._hang is not None
+
+    def explain_error(self, error: BaseException) -> SamecurveError:
+        """Of the launcher itself."""
+        return self._hang or explain([note_of(0, error)], {}, self._prepared.run.logs)
+
+    def explain_end(self, end: GroupEnd) -> SamecurveError | None:
+        if self._hang or not end.failed:
+            return self._hang
+        logs = self._prepared.run.logs
+        return explain(
+            read_notes(logs, self._prepared.attempt.name),
+            end.failed,
+            logs,
+            oom_kills=oom_kills_since(self._oom_kills),
+            world_size=self._prepared.plan.world_size,
+            left_early=end.finished_before,
+        )
+
+
+def _run_beside(
+    prepared: PreparedRun, devices: Devices, run: Callable[[], GroupEnd]
 ) -> SamecurveError | None:
-    """run() in a thread, this one free for signals and for watching the ranks.
-
-    What it found, or raised, explained.
-    """
-    found: dict[str, Any] = {}
-    watch, hang = _watch(prepared, devices), None
+    """run() in a thread, so that signals stay with this one, which watches the ranks."""
+    start = _Start(prepared, devices)
+    ends: list[GroupEnd] = []
+    errors: list[BaseException] = []
 
     def target() -> None:
         try:
-            found["ends"] = run()
+            ends.append(run())
         except BaseException as error:
-            found["error"] = error
+            errors.append(error)
 
-    starved = oom_kills()
     thread = threading.Thread(target=target, name="launcher")
     thread.start()
-    failed: float | None = None
+    failed_at: float | None = None
     while thread.is_alive():
         thread.join(OFTEN)
-        if failed is None and hang is None:
-            hang = watch.look()
-        if failed is None and any(prepared.run.logs.glob("failure-*.json")):
-            failed = time.monotonic()
-        if failed is not None and time.monotonic() - failed > _GRACE:
-            watch.kill()  # stopped, or in a collective that will never end
-    if hang:
-        return hang
-    if "error" in found:
-        return explain([note_of(0, found["error"])], {}, prepared.run.logs)
-    ends: Ends = found["ends"]
-    if not ends.failed:
-        return None
-    notes = read_notes(prepared.run.logs, prepared.attempt.name)
-    return explain(
-        notes,
-        ends.failed,
-        prepared.run.logs,
-        oom_kills=oom_kills_since(starved),
-        world_size=prepared.plan.world_size,
-        left_early=ends.left,
-    )
+        if failed_at is None:
+            start.find_hang()
+            if any(prepared.run.logs.glob("failure-*.json")):
+                failed_at = time.monotonic()
+        elif time.monotonic() - failed_at > _GRACE:
+            start.watch.kill()  # stopped, or in a collective that will never end
+    return start.explain_error(errors[0]) if errors else start.explain_end(ends[0])
 
 
 LAUNCHERS = {"direct": direct, "elastic": elastic, "spawn": spawn}

@@ -16,8 +16,8 @@ from samecurve.core.planning.plan import Plan
 from samecurve.errors import SamecurveError
 from samecurve.launch.launchers import LAUNCHERS, in_place
 from samecurve.launch.monitors import tracked, watched
-from samecurve.launch.restarts import Budget, again
-from samecurve.launch.signals import STOPPING, Signals, leave_at_once
+from samecurve.launch.restarts import RestartBudget, prepare_restart
+from samecurve.launch.signals import STOPPING, Signals, kill_children
 from samecurve.observe.console import View, make_view, show_journal
 from samecurve.run.control import ask
 from samecurve.run.prepare import PreparedRun
@@ -26,19 +26,21 @@ from samecurve.worker.preflight import record_failure
 
 
 def launch(
-    prepared: PreparedRun, devices: Devices, headless: bool, chosen: View | None = None
+    prepared: PreparedRun, devices: Devices, *, headless: bool, screen: View | None = None
 ) -> int:
     """Train what was prepared.
 
-    chosen: shows what happens; None: as a terminal wants it. Returns the exit code: 0, or 128 + the
-    signal that stopped it. SamecurveError: why it failed, once.
+    screen: shows what happens; None: as a terminal wants it.
+
+    Returns the exit code: 0, or 128 + the signal that stopped it. SamecurveError: why it failed,
+    once.
     """
     run, plan = prepared.run, prepared.plan
-    launcher = _Launcher(prepared, devices, headless)
+    launcher = _Launcher(prepared, devices, headless=headless)
     try:
         with (
             show_journal(
-                chosen or make_view(plan, run.home, headless), run.journal, prepared.begin
+                screen or make_view(plan, run.home, headless), run.journal, prepared.begin
             ),
             tracked(run, prepared.track),
             Signals(launcher.stop, launcher.leave) as signals,
@@ -56,57 +58,52 @@ def launch(
 
 
 class _Launcher:
-    """The starts of one command.
+    """The starts of one command."""
 
-    A lone rank that may be started again is a process of its own, too.
-    """
-
-    def __init__(self, prepared: PreparedRun, devices: Devices, headless: bool) -> None:
-        self._now, self._devices, self._headless = prepared, devices, headless
-        self._alone = prepared.plan.is_one_process and not (
-            devices.max_restarts and not prepared.attempt.evaluate
-        )
-        self._start = in_place if self._alone else LAUNCHERS[devices.launcher]
+    def __init__(self, prepared: PreparedRun, devices: Devices, *, headless: bool) -> None:
+        self._prepared, self._devices, self._headless = prepared, devices, headless
+        self._max_restarts = 0 if prepared.attempt.evaluate else devices.max_restarts
+        # a lone rank that may be started again is a process of its own, too
+        is_alone = prepared.plan.is_one_process and not self._max_restarts
+        self._start = in_place if is_alone else LAUNCHERS[devices.launcher]
 
     def train(self, signals: Signals) -> SamecurveError | None:
         """To the end. Why it failed in the end, if it did."""
-        began, budget = (
-            time.time(),
-            Budget(0 if self._now.attempt.evaluate else self._devices.max_restarts),
-        )
+        began, budget = time.time(), RestartBudget(self._max_restarts)
         while True:
-            failure = self._start(self._now, self._devices)
+            failure = self._start(self._prepared, self._devices)
             if failure is None or signals.received:
                 return failure
-            following = again(self._now, failure, began, budget)
+            following = prepare_restart(self._prepared, failure, began, budget)
             if isinstance(following, str):
-                failure.remedy = f"{failure.remedy}; {following}" if following else failure.remedy
+                if following:
+                    failure.remedy = f"{failure.remedy}; {following}"
                 return failure
-            self._go_on(following, signals)
+            self._continue_with(following, signals)
 
-    def _go_on(self, following: PreparedRun, signals: Signals) -> None:
-        self._now = following
+    def _continue_with(self, following: PreparedRun, signals: Signals) -> None:
+        self._prepared = following
         if signals.received:  # while it asked the start that had failed
             self.stop()
 
     def leave(self) -> None:
         """The second signal."""
-        leave_at_once()
+        kill_children()
         os.write(
             2, b"\nended at once, without saving: the same command goes on from the last save\n"
         )
 
     def stop(self) -> None:
         """Asked by the first signal. An evaluation has nothing to save."""
-        run, attempt = self._now.run, self._now.attempt
+        run, attempt = self._prepared.run, self._prepared.attempt
         if attempt.evaluate:
-            leave_at_once()
+            kill_children()
             shutil.rmtree(run.home, ignore_errors=True)
             os.write(2, b"\nstopped: nothing was evaluated\n")
             os._exit(130)
         try:
             ask(run, attempt.name, "stop")
-        except OSError:  # a full disk: told directly instead
+        except OSError:  # a full disk: signalled instead
             for pid in run.processes().values():
                 with suppress(OSError):  # it has ended
                     os.kill(pid, STOP_SIGNAL)
@@ -121,7 +118,6 @@ def _environment(plan: Plan) -> Iterator[None]:
         "OMP_NUM_THREADS": str(plan.threads),
         "PYTHONUNBUFFERED": "1",
         "PYTHONHASHSEED": "0",
-        LAUNCHER: str(os.getpid()),
     }
     if plan.devices[0].kind == "cuda":
         defaults |= {
@@ -130,16 +126,11 @@ def _environment(plan: Plan) -> Iterator[None]:
             "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
         }
     if plan.devices[0].kind == "cpu" and plan.shards > 1:
-        defaults["MALLOC_MMAP_THRESHOLD_"] = str(
-            1 << 20
-            # else glibc keeps what each gathered block leaves: measured 804 MiB instead of 326 after 4
-            # steps of 26M parameters
-        )
-    added = {
-        name: value
-        for name, value in defaults.items()
-        if name not in os.environ or name == LAUNCHER
-    }
+        # else glibc keeps what each gathered block leaves: measured 804 MiB instead of 326 after 4
+        # steps of 26M parameters
+        defaults["MALLOC_MMAP_THRESHOLD_"] = str(1 << 20)
+    added = {name: value for name, value in defaults.items() if name not in os.environ}
+    added[LAUNCHER] = str(os.getpid())
     os.environ.update(added)
     try:
         yield

@@ -22,7 +22,7 @@ from samecurve.observe.sensors import IDLE_SECONDS, record_sensors
 from samecurve.observe.trackers import EXIT_REPORTED, TITLES, TRAINING_GOES_ON
 from samecurve.probe.sensors import Sensors
 from samecurve.run.directory import Run
-from samecurve.run.preconditions import _wanted
+from samecurve.run.preconditions import trackers_wanted
 from samecurve.run.prepare import PreparedRun
 
 
@@ -109,7 +109,7 @@ def tracked(run: Run, track: Track, drain: float = DRAIN) -> Iterator[None]:
     """TensorBoard and W&B beside the block, as the config asks; after it, at most `drain` seconds
     to take what is left, or until Ctrl-C.
     """
-    trackers = [Tracker(name, run, track) for name in _wanted(track)]
+    trackers = [Tracker(name, run, track) for name in trackers_wanted(track)]
     try:
         yield
     finally:

@@ -12,6 +12,7 @@ import signal
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -21,25 +22,26 @@ from samecurve.errors import RunError, SamecurveError
 PATIENCE = 240.0  # seconds for one job
 
 
-class JobFailed(RunError):
+class JobFailedError(RunError):
     """A job failed in a rank.
 
     trace: its traceback. ended: the rank is gone (the kernel ends one when memory runs out).
     """
 
-    def __init__(self, cause: str, remedy: str, trace: str, ended: bool = False) -> None:
+    def __init__(self, cause: str, remedy: str, trace: str, *, ended: bool = False) -> None:
         super().__init__(cause, remedy)
         self.trace, self.ended = trace, ended
 
 
 class Pool:
-    """size: ranks.
-
-    log: a file for what they and their libraries print; None: the terminal. patience: seconds for
-    one job.
-    """
+    """Warm ranks, started with the first job."""
 
     def __init__(self, size: int, log: Path | None = None, patience: float = PATIENCE) -> None:
+        """size: how many.
+
+        log: a file for what they and their libraries print; None: the terminal.
+        patience: seconds for one job.
+        """
         self.size, self._log, self._patience = size, log, patience
         self._pipes: list[Connection] = []
         self._processes: list[Any] = []
@@ -50,7 +52,7 @@ class Pool:
     ) -> list[Any]:
         """function(rank, group, *arguments) on the first `world` ranks; their results by rank.
 
-        JobFailed: one of them raised, ended, or took too long.
+        JobFailedError: one of them raised, ended, or took too long.
         """
         if not self._pipes:
             self._start()
@@ -74,7 +76,7 @@ class Pool:
             }
             ready = wait(list(waiting), self._patience)
             if not ready:
-                raise JobFailed(
+                raise JobFailedError(
                     f"ranks {', '.join(map(str, waiting.values()))} of {world} gave no answer in"
                     f" {self._patience:g} s",
                     "their log may say why",
@@ -85,30 +87,26 @@ class Pool:
                 try:
                     answers[rank], error = self._pipes[rank].recv()
                 except EOFError:
-                    raise JobFailed(
+                    raise JobFailedError(
                         f"rank {rank} of {world} ended", "its log may say why", "", ended=True
                     ) from None
                 if error:
-                    raise JobFailed(*error)
+                    raise JobFailedError(*error)
         return [answers[rank] for rank in range(world)]
 
     def _start(self) -> None:
-        from torch._C._distributed_c10d import (
-            TCPStore,  # public as torch.distributed.TCPStore, where type checkers don't see it
-        )
+        # public as torch.distributed.TCPStore, where type checkers don't see it
+        from torch._C._distributed_c10d import TCPStore
 
         context = multiprocessing.get_context("spawn")
         self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         for rank in range(self.size):
-            mine, theirs = context.Pipe()
-            process = context.Process(
-                target=_serve,
-                args=(rank, self.size, self._store.port, theirs, os.getpid(), self._log),
-                daemon=True,
-            )
+            pipe, rank_pipe = context.Pipe()
+            member = _Member(rank, self.size, self._store.port, os.getpid(), self._log)
+            process = context.Process(target=_serve, args=(member, rank_pipe), daemon=True)
             process.start()
-            theirs.close()
-            self._pipes.append(mine)
+            rank_pipe.close()
+            self._pipes.append(pipe)
             self._processes.append(process)
 
     def close(self) -> None:
@@ -120,24 +118,35 @@ class Pool:
         self._processes, self._pipes, self._groups = [], [], set()
 
 
-def _serve(
-    rank: int, size: int, port: int, pipe: Connection, parent: int, log: Path | None
-) -> None:
-    from samecurve.run.directory import log_to
+@dataclass(frozen=True)
+class _Member:
+    """A rank of the pool, as its process is told."""
+
+    rank: int
+    size: int
+    port: int  # of the store where ranks meet
+    parent: int
+    log: Path | None
+
+
+def _serve(member: _Member, pipe: Connection) -> None:
+    from samecurve.run.logs import log_to
     from samecurve.system import die_with
 
-    die_with(parent)
+    die_with(member.parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one who asked owns signals
-    if log:
-        log_to(log)
+    if member.log:
+        log_to(member.log)
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
     os.environ.update(
-        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), TORCHELASTIC_USE_AGENT_STORE="True"
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(member.port),
+        TORCHELASTIC_USE_AGENT_STORE="True",
     )
-    dist.init_process_group("gloo", rank=rank, world_size=size)
+    dist.init_process_group("gloo", rank=member.rank, world_size=member.size)
     groups: dict[tuple[int, str], Any] = {}
     while True:
         module, name, world, backend, arguments = pipe.recv()
@@ -146,22 +155,19 @@ def _serve(
             continue
         try:
             function = getattr(importlib.import_module(module), name)
-            pipe.send((function(rank, groups[world, backend], *arguments), None))
+            pipe.send((function(member.rank, groups[world, backend], *arguments), None))
         except BaseException as error:
-            said = (
-                (error.cause, error.remedy)
-                if isinstance(error, SamecurveError)
-                else (f"{type(error).__name__}: {error}", "")
-            )
-            pipe.send(
-                (None, (f"rank {rank} of {world}: {said[0]}", said[1], traceback.format_exc()))
-            )
+            cause, remedy = f"{type(error).__name__}: {error}", ""
+            if isinstance(error, SamecurveError):
+                cause, remedy = error.cause, error.remedy
+            cause = f"rank {member.rank} of {world}: {cause}"
+            pipe.send((None, (cause, remedy, traceback.format_exc())))
 
 
 @contextmanager
 def pool(size: int, log: Path | None = None, patience: float = PATIENCE) -> Iterator[Pool]:
-    made = Pool(size, log, patience)
+    ranks = Pool(size, log, patience)
     try:
-        yield made
+        yield ranks
     finally:
-        made.close()
+        ranks.close()

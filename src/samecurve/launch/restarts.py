@@ -6,114 +6,111 @@ from pathlib import Path
 
 from samecurve.checkpoint.format import read_manifest
 from samecurve.checkpoint.store import newest, sweep
-from samecurve.core.events import Event
+from samecurve.core.events import Event, Kind
 from samecurve.errors import RunError, SamecurveError
 from samecurve.observe.journal import append_event, cut_torn_line, read_events
 from samecurve.run.attempt import Earlier, new_attempt_name
-from samecurve.run.prepare import PreparedRun, clear_logs
+from samecurve.run.directory import Run
+from samecurve.run.logs import clear_logs
+from samecurve.run.prepare import PreparedRun
 
 _FRUITLESS = 3  # failures in a row from the same save
 
 
-class Budget:
-    """allowed: how often ranks may be started again in all."""
+class RestartBudget:
+    """How often ranks may be started again."""
 
     def __init__(self, allowed: int) -> None:
+        """allowed: in all."""
         self._allowed, self.used = allowed, 0
-        self._from: list[str | None] = []
+        self._saves: list[str | None] = []  # which each start would go on from
 
-    def spend(self, failure: SamecurveError, saved: str | None) -> str | None:
+    def spend(self, failure: SamecurveError, save: str | None) -> str | None:
         """Take one start.
 
-        saved: what it would go on from. Returns why not, '' where nobody asked for any; None: it
-        may start.
+        save: what it would go on from; None: from the beginning.
+
+        Returns why not, '' where nobody asked for any; None: it may start.
         """
         if not self._allowed:
             return ""
         if not (isinstance(failure, RunError) and failure.again):
             return "not started again: the same would happen"
         if self.used >= self._allowed:
-            return (
-                "not started again: that was done"
-                f" {'once' if self.used == 1 else f'{self.used} times'} (--max-restarts)"
-            )
-        self._from.append(saved)
-        if len(self._from) > _FRUITLESS and len(set(self._from[-_FRUITLESS - 1 :])) == 1:
+            times = "once" if self.used == 1 else f"{self.used} times"
+            return f"not started again: that was done {times} (--max-restarts)"
+        self._saves.append(save)
+        if len(self._saves) > _FRUITLESS and len(set(self._saves[-_FRUITLESS - 1 :])) == 1:
             return f"not started again: {_FRUITLESS} starts in a row failed before another save"
         self.used += 1
         return None
 
 
-def again(
-    before: PreparedRun, failure: SamecurveError, began: float, budget: Budget
+def prepare_restart(
+    before: PreparedRun, failure: SamecurveError, began: float, budget: RestartBudget
 ) -> PreparedRun | str:
     """The next start of a run that failed, from its newest whole checkpoint.
 
-    began: when the command's first one did. A text: why there is none.
+    began: when the command's first one did.
+
+    Returns a text where there is none: why.
     """
-    found = time.time()
+    failed_at = time.time()
     run, attempt = before.run, before.attempt
-    whole, damaged = newest(run.checkpoints)
-    resume = (
-        str(whole)
-        if whole
-        else (
-            attempt.resume
-            if attempt.resume and not attempt.resume.startswith(str(run.checkpoints))
-            else None
-        )
-    )
+    checkpoint, damaged = newest(run.checkpoints)
+    resume = str(checkpoint) if checkpoint else _elsewhere(attempt.resume, run)
     reason = budget.spend(failure, resume)
     if reason is not None:
         return reason
-    clear_logs(run)
+    clear_logs(run.logs)
     sweep(run.checkpoints)
     cut_torn_line(run.journal)
     step = int(read_manifest(Path(resume))["step"]) if resume else 0
-    next_one = replace(
+    attempt = replace(
         attempt,
         name=new_attempt_name(),
         resume=resume,
-        weights=attempt.weights if resume is None else None,
+        weights=None if resume else attempt.weights,
     )
-    text = (
-        f"{failure.cause}; start {budget.used + 1}, from"
-        f" {f'step {step}' if resume else 'the beginning'}"
-    )
-    append_event(
-        run.journal,
-        Event(
-            "restarted",
-            step,
-            {
-                "attempt": next_one.name,
-                "text": text,
-                "cause": failure.cause,
-                "restart": budget.used,
-            },
-        ),
+
+    def record(kind: Kind, **values: object) -> None:
+        append_event(run.journal, Event(kind, step, values))
+
+    origin = f"step {step}" if resume else "the beginning"
+    record(
+        "restarted",
+        attempt=attempt.name,
+        text=f"{failure.cause}; start {budget.used + 1}, from {origin}",
+        cause=failure.cause,
+        restart=budget.used,
     )
     for line in damaged:
-        append_event(run.journal, Event("warned", step, {"text": line}))
-    append_event(
-        run.journal,
-        Event(
-            "resumed",
-            step,
-            {
-                "attempt": next_one.name,
-                "text": f"from {resume}" if resume else "nothing was saved before: from the start",
-            },
-        ),
-    )
-    lines = [event for event in read_events(run.journal) if event.time >= began]
-    trained = [float(event.values["seconds"]) for event in lines if event.kind == "step"]
-    recoveries = tuple(
-        float(event.values["seconds"]) for event in lines if event.kind == "recovered"
-    )
-    return replace(
-        before,
-        attempt=replace(
-            next_one, earlier=Earlier(began, len(trained), sum(trained), found, recoveries)
-        ),
+        record("warned", text=line)
+    text = f"from {resume}" if resume else "nothing was saved before: from the start"
+    record("resumed", attempt=attempt.name, text=text)
+    earlier = _count_earlier(run, began, failed_at)
+    return replace(before, attempt=replace(attempt, earlier=earlier))
+
+
+def _elsewhere(resume: str | None, run: Run) -> str | None:
+    """The checkpoint that the failed start began from, if it is another run's."""
+    if resume and not resume.startswith(str(run.checkpoints)):
+        return resume
+    return None
+
+
+def _count_earlier(run: Run, began: float, failed_at: float) -> Earlier:
+    """What the command did before this start."""
+    events = [event for event in read_events(run.journal) if event.time >= began]
+
+    def seconds_of(kind: Kind) -> list[float]:
+        return [float(event.values["seconds"]) for event in events if event.kind == kind]
+
+    steps = seconds_of("step")
+    return Earlier(
+        began=began,
+        steps=len(steps),
+        useful=sum(steps),
+        failed=failed_at,
+        recoveries=tuple(seconds_of("recovered")),
     )

@@ -1,38 +1,61 @@
-"""The ranks of `samecurve run`: started, watched, ended.
+"""The one supervisor of processes: a group of ranks, started, watched, stopped and killed.
 
-Not by torch's elastic agent, which imports torch (2 to 5 s), and waits 30 s between SIGTERM and
-SIGKILL.
+`train` and `run` differ only in a rank's command and environment, and in how a rank reports its
+end. (Torch's elastic agent would import torch, 2 to 5 s, and wait 30 s between SIGTERM and
+SIGKILL; launch/launchers.py still offers it.)
 
 Each rank leads a session and process group of its own, so that a group's end is that of its
 children too, data workers among them. Nothing outlives the launcher: a rank dies with it by the
-system's word (launch/script/bootstrap.py), what the rank has started by that of the guard
-(launch/orphan_guard.py). A rank has failed when it ends with another exit code than 0, or leaves
-word that it will: one that hangs in its exit is not waited for.
+system's word (worker/main.py, launch/script/bootstrap.py), what the rank has started by that of
+the guard (launch/orphan_guard.py). A rank has failed when it ends with another exit code than 0,
+or reports that it will: one that hangs in its exit is not waited for.
 """
 
-import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
 
 from samecurve.launch.script.output import Outputs
 
-_TICK = 0.05
-FAILED = (
-    (1.0, signal.SIGTERM),
-    (5.0, signal.SIGKILL),
-)  # seconds after the first failure: time to say what they have to, then the end of all groups
-STOPPED = ((10.0, signal.SIGKILL),)  # seconds after the signal that was passed on
-_REST = 1.0  # seconds for what ranks have started to end by itself
+_TICK = 0.05  # seconds between two looks
+# seconds, and the signal sent then. After the first failure: time to say what they have to, then
+# the end of all groups. After a stop: time to leave in order.
+_AFTER_FAILURE = ((1.0, signal.SIGTERM), (5.0, signal.SIGKILL))
+STOP_SECONDS = 10.0
+_AFTER_STOP = ((STOP_SECONDS, signal.SIGKILL),)
+_LEFTOVERS = 1.0  # seconds for what ranks have started to end by itself
+
+
+@dataclass(frozen=True)
+class RankCommand:
+    """How one rank is started."""
+
+    arguments: Sequence[str]  # of the process, the program first
+    environment: Mapping[str, str]  # all of it
+
+
+@dataclass(frozen=True)
+class RankReport:
+    """What a rank leaves behind about its end, before it has ended."""
+
+    exit_code: int
+    time: float
+
+
+@dataclass(frozen=True)
+class GroupEnd:
+    """How the ranks of one start ended."""
+
+    failed: Mapping[int, int]  # rank -> exit code, negative for a signal; the first to fail first
+    finished_before: Sequence[int] = ()  # ranks that had ended with 0 when the first one failed
 
 
 class OrphanGuard:
@@ -48,182 +71,210 @@ class OrphanGuard:
             start_new_session=True,
         )
 
-    def tell(self, sign: str, group: int) -> None:
-        assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # somebody ended it; ranks still die with the launcher
-            os.write(self._process.stdin.fileno(), f"{sign}{group}\n".encode())
+    def __enter__(self) -> "OrphanGuard":
+        return self
 
-    def close(self) -> None:
+    def __exit__(self, *_: object) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait()
 
+    def add(self, group: int) -> None:
+        self._write(f"+{group}\n")
 
-@dataclass
+    def remove(self, group: int) -> None:
+        self._write(f"-{group}\n")
+
+    def _write(self, line: str) -> None:
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):  # somebody ended it; ranks still die with the launcher
+            os.write(self._process.stdin.fileno(), line.encode())
+
+
 class RankGroup:
-    """One go of all ranks. commands: what the shim runs, and environments: for each rank."""
+    """The ranks of one start on this machine."""
 
-    commands: Sequence[Sequence[str]]
-    environments: Sequence[Mapping[str, str]]
-    outputs: Outputs
-    guard: OrphanGuard
-    ask: int = 0  # the signal by which ranks are asked where they hang; 0: they are not watched
-    failures: dict[int, tuple[float, int]] = field(
-        default_factory=dict
-    )  # rank -> when, exit code; those that failed by themselves
-    stopped: int | None = None  # the signal that stopped it
-    _processes: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
-    _ended: dict[int, int] = field(default_factory=dict)
-    _due: list[tuple[float, int]] = field(default_factory=list)  # signals to come: when, which
-    _sent: set[int] = field(default_factory=set)
-    _early: set[int] = field(default_factory=set)
+    def __init__(
+        self,
+        commands: Sequence[RankCommand],
+        *,
+        guard: OrphanGuard,
+        read_report: Callable[[int], RankReport | None],
+        outputs: Outputs | None = None,
+        stdin: int | None = subprocess.DEVNULL,
+    ) -> None:
+        """commands: by rank.
+
+        read_report: what a rank has reported; None: nothing yet.
+        outputs: takes what they print; None: they see to that themselves.
+        stdin: of each rank, as for subprocess.
+        """
+        self._commands, self._guard, self._read_report = commands, guard, read_report
+        self._outputs, self._stdin = outputs, stdin
+        self.stopped_by: int | None = None  # the signal that stop() passed on
+        self._processes: list[subprocess.Popen[bytes]] = []  # by rank
+        self._ended: dict[int, int] = {}  # rank -> exit code
+        self._reports: dict[int, RankReport] = {}
+        self._failures: dict[int, RankReport] = {}  # of those that failed by themselves
+        self._finished_before: list[int] = []
+        self._due: list[tuple[float, int]] = []  # signals to come: when, which
+        self._sent: set[int] = set()
 
     def start(self) -> None:
         """In the main thread: a death signal follows the thread that started the child."""
-        for rank, (command, environment) in enumerate(
-            zip(self.commands, self.environments, strict=True)
-        ):
-            self.word(rank).unlink(missing_ok=True)
+        pipe = subprocess.PIPE if self._outputs else None
+        for rank, command in enumerate(self._commands):
             process = subprocess.Popen(
-                [
-                    sys.executable,
-                    str(Path(__file__).with_name("script") / "bootstrap.py"),
-                    str(self.word(rank).absolute()),
-                    str(os.getpid()),
-                    str(int(self.ask)),
-                    *command,
-                ],
-                env=dict(environment),
-                stdin=None if len(self.environments) == 1 else subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                start_new_session=True,
+                command.arguments,
+                env=dict(command.environment),
+                stdin=self._stdin,
+                stdout=pipe,
+                stderr=pipe,
+                start_new_session=True,  # Ctrl-C is the launcher's
             )
-            self.guard.tell("+", process.pid)
-            assert process.stdout is not None
-            assert process.stderr is not None
-            self.outputs.add(rank, not self._processes, {1: process.stdout, 2: process.stderr})
-            self._processes[rank] = process
-            if self.stopped:  # meanwhile: this one may not have been told
-                os.kill(process.pid, self.stopped)
+            self._guard.add(process.pid)
+            self._processes.append(process)
+            if self._outputs:
+                assert process.stdout is not None
+                assert process.stderr is not None
+                self._outputs.add(rank, {1: process.stdout, 2: process.stderr})
+            if self.stopped_by:  # meanwhile: this one may not have been signalled
+                os.kill(process.pid, self.stopped_by)
                 break
 
-    def watch(self, ticks: Sequence[Callable[[Mapping[int, int]], None]]) -> None:
+    def watch(self, ticks: Sequence[Callable[[Mapping[int, int]], None]] = ()) -> None:
         """Until all have ended.
 
-        ticks: called all the time, with the process ids of those that live.
+        ticks: called all the time, with rank -> process id of those that are at work.
         """
         while len(self._ended) < len(self._processes):
-            self.outputs.pump(_TICK)
+            if self._outputs:
+                self._outputs.pump(_TICK)
+            else:
+                time.sleep(_TICK)
             self._look()
-            self._press()
+            self._send_due()
+            at_work = {
+                rank: process.pid
+                for rank, process in enumerate(self._processes)
+                if rank not in self._ended and rank not in self._reports
+            }
             for tick in ticks:
-                tick(
-                    {
-                        rank: process.pid
-                        for rank, process in self._processes.items()
-                        if rank not in self._ended
-                    }
-                )
-        self.outputs.drain(0.5)
-        for rank in self._processes:
-            self.outputs.keep(
-                rank, str(self.said(rank).get("said", "")).encode(errors="backslashreplace")
-            )
+                tick(at_work)
+        if self._outputs:
+            self._outputs.drain(0.5)
 
-    def word(self, rank: int) -> Path:
-        return self.outputs.logs / f"rank-{rank}.json"
+    @property
+    def has_failed(self) -> bool:
+        """Whether a rank has, by itself: all are ending then."""
+        return bool(self._failures)
 
-    def said(self, rank: int) -> dict[str, Any]:
-        """A rank's last word; {} if it left none."""
-        try:
-            found = json.loads(self.word(rank).read_text())
-        except (OSError, ValueError):
-            return {}
-        return found if isinstance(found, dict) else {}
+    @property
+    def exit_codes(self) -> Mapping[int, int]:
+        """Rank -> exit code, negative for a signal, of those that have ended."""
+        return self._ended
+
+    @property
+    def end(self) -> GroupEnd:
+        order = sorted(self._failures, key=lambda rank: self._failures[rank].time)
+        codes = {rank: self._failures[rank].exit_code for rank in order}
+        return GroupEnd(codes, self._finished_before)
+
+    def send(self, number: int) -> None:
+        """A signal to all that live: SIGKILL to whole groups; what can be caught to the ranks
+        alone, which end their children as they see fit.
+        """
+        self._sent.add(number)
+        deliver = os.killpg if number == signal.SIGKILL else os.kill
+        for rank, process in enumerate(self._processes):
+            if rank not in self._ended:
+                with suppress(OSError):
+                    deliver(process.pid, number)
 
     def stop(self, number: int) -> bool:
-        """Pass it on, once; what doesn't leave is killed.
+        """Pass a signal on, once; what doesn't leave within STOP_SECONDS is killed.
 
         False: a rank has failed, and all are ending already.
         """
-        if self.failures:
+        if self._failures:
             return False
-        self.stopped = number
-        self._send(number)
-        self._set(STOPPED)
+        self.stopped_by = number
+        self.send(number)
+        self._schedule(_AFTER_STOP)
         return True
 
-    def left(self) -> list[int]:
-        """Ranks that had ended with 0 when the first one failed."""
-        return sorted(self._early)
-
     def kill(self) -> None:
-        """All groups, at once."""
-        for process in self._processes.values():
+        """All groups, at once, those of ranks that have ended too."""
+        for process in self._processes:
             with suppress(OSError):
                 os.killpg(process.pid, signal.SIGKILL)
 
-    def _look(self) -> None:
-        for rank, process in self._processes.items():
-            if rank in self._ended:
-                continue
-            code = process.poll()
-            word = self.said(rank) if code or self.word(rank).exists() else {}
-            failed = word.get("code") or code or 0
-            if code is not None:
-                self._ended[rank] = code
-            if (
-                failed
-                and rank not in self.failures
-                and not (code and {-code, code - 128} & self._sent and not word.get("code"))
-                and self.stopped is None
-            ):
-                if not self.failures:
-                    self._early = {
-                        other
-                        for other in self._processes
-                        if self._ended.get(other) == 0 or self.said(other).get("code") == 0
-                    }
-                    self._set(FAILED)
-                self.failures[rank] = word.get("time", time.time()), failed
-
-    def _set(self, due: Sequence[tuple[float, int]]) -> None:
-        self._due = [(time.monotonic() + seconds, number) for seconds, number in due]
-
-    def _press(self) -> None:
-        while self._due and time.monotonic() > self._due[0][0]:
-            self._send(self._due.pop(0)[1])
-
-    def _send(self, number: int) -> None:
-        """SIGKILL to whole groups; what can be caught to the ranks alone, which end their children
-        as they see fit.
-        """
-        self._sent.add(number)
-        for rank, process in self._processes.items():
-            if rank not in self._ended:
-                with suppress(OSError):
-                    (os.killpg if number == signal.SIGKILL else os.kill)(process.pid, number)
-
     def clear(self) -> list[int]:
-        """Ranks whose children stayed behind, which are killed now."""
-        until = time.monotonic() + (
-            0 if self.failures or self.stopped or len(self._ended) < len(self._processes) else _REST
-        )
-        while (
-            left := [rank for rank, process in self._processes.items() if _alive(process.pid)]
-        ) and time.monotonic() < until:
+        """Nothing is left after this. Ranks whose children stayed behind, which are killed now."""
+        ended_well = not self._failures and not self.stopped_by
+        patient = ended_well and len(self._ended) == len(self._processes)
+        until = time.monotonic() + (_LEFTOVERS if patient else 0)
+        left = self._groups_alive()
+        while left and time.monotonic() < until:
             time.sleep(_TICK)
-        for rank, process in self._processes.items():
+            left = self._groups_alive()
+        for rank, process in enumerate(self._processes):
             if rank in left or rank not in self._ended:
                 with suppress(OSError):
                     os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-            self.guard.tell("-", process.pid)
+            self._guard.remove(process.pid)
         return left
 
+    def _groups_alive(self) -> list[int]:
+        return [rank for rank, process in enumerate(self._processes) if _is_alive(process.pid)]
 
-def _alive(group: int) -> bool:
+    def _look(self) -> None:
+        """Who has ended, and who of them, or of those that report it, has failed."""
+        for rank, process in enumerate(self._processes):
+            if rank in self._ended:
+                continue
+            code = process.poll()
+            if rank not in self._reports and (report := self._read_report(rank)):
+                self._reports[rank] = report
+            if code is not None:
+                self._ended[rank] = code
+            failure = self._failure(rank, code)
+            if failure and rank not in self._failures and self.stopped_by is None:
+                self._fail(rank, failure)
+
+    def _failure(self, rank: int, code: int | None) -> RankReport | None:
+        """Of a rank by itself, by its report or by its exit code (None: it still lives)."""
+        report = self._reports.get(rank)
+        if report and report.exit_code:
+            return report
+        if not code or {-code, code - 128} & self._sent:  # it did as it was told
+            return None
+        return RankReport(code, report.time if report else time.time())
+
+    def _fail(self, rank: int, failure: RankReport) -> None:
+        if not self._failures:
+            self._finished_before = [
+                other
+                for other in range(len(self._processes))
+                if self._ended.get(other) == 0 or self._reported(other) == 0
+            ]
+            self._schedule(_AFTER_FAILURE)
+        self._failures[rank] = failure
+
+    def _reported(self, rank: int) -> int | None:
+        report = self._reports.get(rank) or self._read_report(rank)
+        return report.exit_code if report else None
+
+    def _schedule(self, ladder: Sequence[tuple[float, int]]) -> None:
+        self._due = [(time.monotonic() + seconds, number) for seconds, number in ladder]
+
+    def _send_due(self) -> None:
+        while self._due and time.monotonic() > self._due[0][0]:
+            self.send(self._due.pop(0)[1])
+
+
+def _is_alive(group: int) -> bool:
     """Whether the process group has a member that is no zombie."""
     try:
         os.killpg(group, 0)
@@ -234,12 +285,3 @@ def _alive(group: int) -> bool:
             if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:
                 return True
     return False
-
-
-@contextmanager
-def guarded() -> Iterator[OrphanGuard]:
-    guard = OrphanGuard()
-    try:
-        yield guard
-    finally:
-        guard.close()

@@ -1,4 +1,4 @@
-"""A run is a directory. Its files, its lock, and the requests to a live run."""
+"""A run is a directory: its files, and the processes that work on it."""
 
 import json
 import os
@@ -12,16 +12,13 @@ import psutil
 
 from samecurve.core.config.document import dump, read_file
 from samecurve.core.config.sections import Config, Registry, load
-from samecurve.core.events import REQUESTS, Request
 from samecurve.core.planning.plan import Plan
-from samecurve.diagnose.tracebacks import ATTEMPT_LINE
 from samecurve.errors import RunError
 from samecurve.system import write_json
 
 # seconds by which two processes may differ on when a third began: the kernel's time of boot is
 # rounded, and corrected
 _CLOCK = 2.0
-_LOOK = 0.05  # seconds between two looks at the control file
 SCRATCH = ".initial"  # where weights to begin from are copied to, before a run is one
 
 
@@ -154,47 +151,3 @@ class Run:
                 "begin a new run with another --save-dir",
                 str(self.plan),
             ) from None
-
-
-def _boot() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
-
-
-def _request(line: bytes, attempt: str) -> Request | None:
-    """None for another attempt's line, or one that is no request."""
-    try:
-        found = json.loads(line)
-    except ValueError:
-        return None
-    if (
-        not isinstance(found, dict)
-        or found.get("attempt") != attempt
-        or found.get("request") not in REQUESTS
-    ):
-        return None
-    request: Request = found["request"]
-    return request
-
-
-def log_to(path: Path, attempt: str = "") -> None:
-    """All that this process and its libraries print goes to a file.
-
-    attempt: told there, since what an earlier one said stays in it.
-    """
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    if attempt:
-        with suppress(OSError):  # a full disk
-            os.write(descriptor, f"{ATTEMPT_LINE} {attempt}\n".encode())
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
-    os.close(descriptor)
-
-
-def clear_hang_files(logs: Path) -> None:
-    """What ranks of an earlier start left for whoever watched them."""
-    for kind in ("pulse-*", "stack-*.txt", "collectives-*", "asked"):
-        for stale in logs.glob(kind):
-            stale.unlink()

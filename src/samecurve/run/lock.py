@@ -5,10 +5,11 @@ import json
 import os
 import socket
 import time
+from pathlib import Path
 from typing import Any
 
 from samecurve.errors import UserError
-from samecurve.run.directory import Run, _boot
+from samecurve.run.directory import Run
 
 
 class Lock:
@@ -26,7 +27,7 @@ class Lock:
                 "another --save-dir, or mend this one",
                 "--save-dir",
             ) from None
-        if not self._taken():
+        if not self._acquired():
             holder = self._holder()
             self._file.close()
             raise UserError(
@@ -36,9 +37,8 @@ class Lock:
                 "--save-dir",
             )
         holder = self._holder()
-        if (
-            holder and holder["host"] != socket.gethostname()
-        ):  # a shared file system may not lock across hosts
+        # a shared file system may not lock across hosts
+        if holder and holder["host"] != socket.gethostname():
             self._file.close()
             raise UserError(
                 f"{run.home} was locked by process {holder['pid']} on {holder['host']}, which did"
@@ -47,19 +47,16 @@ class Lock:
                 "--save-dir",
             )
         self._file.truncate(0)
-        self._file.write(
-            json.dumps(
-                {
-                    "host": socket.gethostname(),
-                    "boot": _boot(),
-                    "pid": os.getpid(),
-                    "since": time.time(),
-                }
-            )
-        )
+        holder = {
+            "host": socket.gethostname(),
+            "boot": _boot_id(),
+            "pid": os.getpid(),
+            "since": time.time(),
+        }
+        self._file.write(json.dumps(holder))
         self._file.flush()
 
-    def _taken(self) -> bool:
+    def _acquired(self) -> bool:
         """Several tries: somebody may only be looking (is_live)."""
         for _ in range(5):
             try:
@@ -70,12 +67,13 @@ class Lock:
         return False
 
     def _holder(self) -> dict[str, Any]:
+        """What whoever locked it last wrote; {} where it was released."""
         self._file.seek(0)
         try:
-            found = json.loads(self._file.read())
+            holder = json.loads(self._file.read())
         except ValueError:
             return {}
-        return found if isinstance(found, dict) and {"host", "pid"} <= set(found) else {}
+        return holder if isinstance(holder, dict) and {"host", "pid"} <= set(holder) else {}
 
     def release(self) -> None:
         if not self._file.closed:
@@ -93,3 +91,10 @@ def is_live(run: Run) -> bool:
         return False
     except OSError:
         return True
+
+
+def _boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""

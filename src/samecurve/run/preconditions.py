@@ -92,7 +92,7 @@ def make(home: Path) -> None:
 
 def check_trackers(track: Track) -> None:
     """UserError: what is to be told of the run is not installed, or can't be called so."""
-    for name in _wanted(track):
+    for name in trackers_wanted(track):
         found = find_spec(name)
         if (
             found is None or found.origin is None
@@ -112,7 +112,7 @@ def check_trackers(track: Track) -> None:
         )
 
 
-def _wanted(track: Track) -> list[str]:
+def trackers_wanted(track: Track) -> list[str]:
     return [
         *(["tensorboard"] if track.tensorboard else []),
         *(["wandb"] if track.wandb != "off" else []),

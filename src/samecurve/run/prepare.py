@@ -17,9 +17,10 @@ from samecurve.observe.journal import append_event, cut_torn_line, last_step
 from samecurve.probe import probe
 from samecurve.run.attempt import Attempt, new_attempt_name
 from samecurve.run.describe import describe
-from samecurve.run.directory import Run, clear_hang_files
+from samecurve.run.directory import Run
 from samecurve.run.init_weights import keep, publish, weights_for
 from samecurve.run.lock import Lock
+from samecurve.run.logs import clear_logs
 from samecurve.run.naming import free_name
 from samecurve.run.preconditions import check_port, check_room, check_trackers, leave, make
 from samecurve.run.provenance import surroundings
@@ -144,7 +145,7 @@ def _begin(
 ) -> PreparedRun:
     for directory in (run.checkpoints, run.logs):
         directory.mkdir(exist_ok=True)
-    clear_logs(run)
+    clear_logs(run.logs)
     sweep(run.checkpoints)
     cut_torn_line(run.journal)
     begin = run.journal.stat().st_size if run.journal.exists() else 0
@@ -201,13 +202,6 @@ def _begin(
             ),
         )
     return PreparedRun(run, made, attempt, lock, begin, done, loaded.config.track)
-
-
-def clear_logs(run: Run) -> None:
-    """What an earlier start left for those who watched it."""
-    for stale in (*run.logs.glob("failure-*.json"), *run.logs.glob("process-*.json")):
-        stale.unlink()
-    clear_hang_files(run.logs)
 
 
 def _resumed(origin: Origin, made: Plan) -> str:

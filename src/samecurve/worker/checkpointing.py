@@ -10,26 +10,18 @@ from typing import Any
 
 import samecurve
 from samecurve.checkpoint.store import Published, Store
-from samecurve.core.config.sections import Config, flatten
+from samecurve.core.config.sections import flatten
 from samecurve.core.events import Event
-from samecurve.core.planning.plan import Plan
-from samecurve.core.protocols import Rank
 from samecurve.observe.journal import Journal
-from samecurve.run.attempt import Attempt
 from samecurve.run.directory import Run
+from samecurve.worker.context import RankContext
 
 
 def checkpoint_store(
-    run: Run,
-    plan: Plan,
-    config: Config,
-    rank: Rank,
-    attempt: Attempt,
-    first: bool,
-    record: Callable[[Event], None],
-    journal: Journal | None,
+    context: RankContext, record: Callable[[Event], None], journal: Journal | None
 ) -> Store:
-    values = flatten(config)
+    """The run's checkpoints, as this rank writes them. journal: synced before each is published."""
+    plan, config_values = context.plan, flatten(context.config)
 
     def meta(step: int) -> dict[str, Any]:
         position = plan.order.position(step)
@@ -37,32 +29,27 @@ def checkpoint_store(
             "step": step,
             "epoch": position.epoch,
             "consumed": position.first,
-            "config": values,
+            "config": config_values,
             "fixed": plan.to_json()["fixed"],
             "versions": versions(plan.engine),
         }
 
     def published(save: Published) -> None:
-        record(
-            Event(
-                "saved",
-                save.step,
-                {
-                    "path": save.path,
-                    "bytes": save.bytes,
-                    "seconds": save.seconds,
-                    "blocked_seconds": save.blocked,
-                },
-            )
-        )
+        values = {
+            "path": save.path,
+            "bytes": save.bytes,
+            "seconds": save.seconds,
+            "blocked_seconds": save.blocked,
+        }
+        record(Event("saved", save.step, values))
 
     return Store(
-        run.checkpoints,
-        rank.index,
-        rank.world_size,
+        context.run.checkpoints,
+        context.rank.index,
+        context.rank.world_size,
         plan.keep,
-        attempt.name,
-        first,
+        context.attempt.name,
+        context.is_first,
         meta,
         published,
         journal.sync if journal else lambda: None,

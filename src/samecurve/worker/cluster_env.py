@@ -32,10 +32,8 @@ _FIRST_PORT, _PORTS = 20_000, 10_000  # one a Slurm job, so that two on a host d
 
 def started(environment: Mapping[str, str]) -> bool:
     """Whether torchrun, or Slurm with several tasks, started this process as one of several."""
-    return (
-        "TORCHELASTIC_RUN_ID" in environment
-        or int(environment.get("SLURM_STEP_NUM_TASKS", "1")) > 1
-    )
+    slurm_tasks = int(environment.get("SLURM_STEP_NUM_TASKS", "1"))
+    return "TORCHELASTIC_RUN_ID" in environment or slurm_tasks > 1
 
 
 def alone(verb: str) -> None:
@@ -75,44 +73,54 @@ def from_slurm(environment: Mapping[str, str]) -> dict[str, str]:
             "start it with srun, inside a job",
             "environment",
         )
-    tasks, nodes = (
-        int(environment["SLURM_STEP_NUM_TASKS"]),
-        int(environment["SLURM_STEP_NUM_NODES"]),
-    )
+    tasks = int(environment["SLURM_STEP_NUM_TASKS"])
+    nodes = int(environment["SLURM_STEP_NUM_NODES"])
     if tasks % nodes:
         raise UserError(
             f"{tasks} tasks on {nodes} nodes",
             "as many on each: srun --ntasks-per-node=N",
             "environment",
         )
-    return explicit(
-        int(environment["SLURM_PROCID"]),
-        tasks,
-        int(environment["SLURM_LOCALID"]),
-        tasks // nodes,
-        first_host(environment["SLURM_STEP_NODELIST"]),
-        _FIRST_PORT + int(environment["SLURM_JOB_ID"]) % _PORTS,
+    return rank_environment(
+        rank=int(environment["SLURM_PROCID"]),
+        world_size=tasks,
+        local_rank=int(environment["SLURM_LOCALID"]),
+        local_world_size=tasks // nodes,
+        host=first_host(environment["SLURM_STEP_NODELIST"]),
+        port=_FIRST_PORT + int(environment["SLURM_JOB_ID"]) % _PORTS,
     )
 
 
 def first_host(nodes: str) -> str:
     """'gpu[07-09,12],cpu1' -> 'gpu07', as Slurm writes lists of hosts."""
-    found = re.match(r"([^,\[]+)(?:\[([^,\-\]]+)[^\]]*\]([^,]*))?", nodes)
-    return "".join(part or "" for part in found.groups()) if found else nodes
+    first = re.match(r"([^,\[]+)(?:\[([^,\-\]]+)[^\]]*\]([^,]*))?", nodes)
+    return "".join(part or "" for part in first.groups()) if first else nodes
 
 
-def explicit(
-    index: int, world: int, local: int, local_world: int, host: str, port: int
+def rank_environment(
+    *, rank: int, world_size: int, local_rank: int, local_world_size: int, host: str, port: int
 ) -> dict[str, str]:
-    """A rank's variables as torchrun sets them."""
+    """A rank's variables as torchrun sets them. host, port: where the ranks meet."""
     return {
-        "RANK": str(index),
-        "WORLD_SIZE": str(world),
-        "LOCAL_RANK": str(local),
-        "LOCAL_WORLD_SIZE": str(local_world),
+        "RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_RANK": str(local_rank),
+        "LOCAL_WORLD_SIZE": str(local_world_size),
         "MASTER_ADDR": host,
         "MASTER_PORT": str(port),
     }
+
+
+def local_environment(rank: int, world_size: int, port: int) -> dict[str, str]:
+    """Likewise, where all ranks are on this machine."""
+    return rank_environment(
+        rank=rank,
+        world_size=world_size,
+        local_rank=rank,
+        local_world_size=world_size,
+        host="127.0.0.1",
+        port=port,
+    )
 
 
 def one_of(nodes: int, rendezvous: str | None, index: int | None) -> dict[str, str]:
@@ -141,16 +149,26 @@ def one_of(nodes: int, rendezvous: str | None, index: int | None) -> dict[str, s
             f"0 to {nodes - 1}, another on each host",
             "--node-rank",
         )
-    return explicit(index, nodes, 0, 1, host, int(port))
+    return rank_environment(
+        rank=index, world_size=nodes, local_rank=0, local_world_size=1, host=host, port=int(port)
+    )
 
 
-def meet(serves: bool) -> tuple[Any, Any]:
-    """A store for words between the ranks, and one for their own rendezvous.
+def is_first(rank: "Rank") -> bool:
+    """The rank that prepares, journals and speaks for all."""
+    return rank.index == 0
 
-    serves: the first rank holds it, where torchrun does not.
 
-    RunError: the first rank can't be reached. Its waiting ends with Ctrl-C, as long as it has not
-    begun to train.
+def is_first_of_host(rank: "Rank") -> bool:
+    return rank.local == 0
+
+
+def meet(rank: "Rank") -> tuple[Any, Any]:
+    """A store for messages between the ranks, and one for their own rendezvous. The first rank
+    serves them, where torchrun does not.
+
+    RunError: the first rank can't be reached. The waiting ends with Ctrl-C, as long as the first
+    rank has not begun to train.
     """
     from torch._C._distributed_c10d import TCPStore
     from torch.distributed.distributed_c10d import PrefixStore
@@ -159,10 +177,10 @@ def meet(serves: bool) -> tuple[Any, Any]:
     if "TORCHELASTIC_RUN_ID" in os.environ:
         from torch.distributed.rendezvous import rendezvous
 
-        whole = next(rendezvous("env://", timeout=_JOIN))[0]
-    elif serves:
+        base = next(rendezvous("env://", timeout=_JOIN))[0]
+    elif is_first(rank):
         try:
-            whole = TCPStore(host, port, is_master=True, wait_for_workers=False, timeout=_JOIN)
+            base = TCPStore(host, port, is_master=True, wait_for_workers=False, timeout=_JOIN)
         except RuntimeError as error:
             raise RunError(
                 f"port {port} can't be used for the rendezvous: {str(error).splitlines()[0]}",
@@ -171,37 +189,33 @@ def meet(serves: bool) -> tuple[Any, Any]:
                 again=True,
             ) from None
     else:
-        whole = _reached(host, port)
-    store = PrefixStore(
-        os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), whole
-    )  # torchrun's store outlives a restart, with all that was said in it
+        base = _connect(host, port)
+    # torchrun's store outlives a restart, with all that was said in it
+    store = PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), base)
     return store, PrefixStore("ranks", store)
 
 
-def _reached(host: str, port: int) -> Any:
+def _connect(host: str, port: int) -> Any:
+    """The first rank's store, waited for."""
     from torch._C._distributed_c10d import TCPStore
 
-    began, told = time.monotonic(), False
+    began, announced = time.monotonic(), False
     while True:
         try:
-            socket.create_connection(
-                (host, port), timeout=_TRY
-            ).close()  # first by itself: the store's own tries can't be interrupted
+            # first by itself: the store's own tries can't be interrupted
+            socket.create_connection((host, port), timeout=_TRY).close()
             return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=_JOIN)
         except OSError as error:
             if time.monotonic() - began > _JOIN.total_seconds():
-                remedy = (
-                    "the same --rdzv on every host: a name of the first one; it needs that port and"
-                    " the one after it"
-                )
+                minutes = _JOIN.total_seconds() / 60
                 raise RunError(
-                    f"{host}:{port} was not reached in {_JOIN.total_seconds() / 60:g} minutes:"
-                    f" {error}",
-                    remedy,
+                    f"{host}:{port} was not reached in {minutes:g} minutes: {error}",
+                    "the same --rdzv on every host: a name of the first one; it needs that port and"
+                    " the one after it",
                     "--rdzv",
                     again=True,
                 ) from None
-        if not told:
+        if not announced:
             print(f"waiting for the first host at {host}:{port}", file=sys.stderr, flush=True)
-            told = True
+            announced = True
         time.sleep(0.5)

@@ -23,34 +23,34 @@ from samecurve.tasks import Tasks, open_task
 from samecurve.worker.hang_responder import ASK
 
 
-class Readers:
+class DataWorkers:
     """The data workers of one rank. They may be asked at once, and answer when they are ready."""
 
     def __init__(self, config: Config, count: int, stacks: Path) -> None:
-        """stacks: the file that workers write their stacks to when they are asked where they are."""
+        """stacks: the file for workers' stacks, when they are asked where they are."""
         pairs = [line() for _ in range(count)]
-        theirs = [mine for _, mine in pairs]
-        status, tell = os.pipe()
+        theirs = [each for _, each in pairs]
+        status, status_writer = os.pipe()
         fds = [(each.jobs.fileno(), each.rows.fileno()) for each in theirs]
+        argument = {
+            "parent": os.getpid(),
+            "status": status_writer,
+            "lines": fds,
+            "stacks": str(stacks),
+        }
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "JAX_PLATFORMS": "cpu",
+            "CUDA_VISIBLE_DEVICES": "",
+        }
         self._process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "samecurve.worker.data_workers",
-                json.dumps(
-                    {"parent": os.getpid(), "tell": tell, "lines": fds, "stacks": str(stacks)}
-                ),
-            ],
+            [sys.executable, "-m", "samecurve.worker.data_workers", json.dumps(argument)],
             stdin=subprocess.PIPE,
-            pass_fds=[tell, *(fd for pair in fds for fd in pair)],
-            env={
-                **os.environ,
-                "OMP_NUM_THREADS": "1",
-                "JAX_PLATFORMS": "cpu",
-                "CUDA_VISIBLE_DEVICES": "",
-            },
+            pass_fds=[status_writer, *(fd for pair in fds for fd in pair)],
+            env=environment,
         )
-        os.close(tell)
+        os.close(status_writer)
         for each in theirs:
             _close(each)
         assert self._process.stdin is not None
@@ -60,13 +60,14 @@ class Readers:
         self.workers = Workers([asker for asker, _ in pairs], self._ended)
 
     def _ended(self, seconds: float) -> tuple[int, int] | None:
+        """Which worker ended, and its exit code, waited for so long."""
         if not self._status.poll(seconds):
             return None
         try:
-            found: tuple[int, int] = self._status.recv()
+            worker, code = self._status.recv()
         except EOFError:  # nobody is left who could say
             return None
-        return found
+        return worker, code
 
     def kill(self) -> None:
         """Not waiting for what they read. Whoever waits for it learns that they are gone."""
@@ -80,9 +81,9 @@ def _close(ends: Line) -> None:
 
 
 def main(argument: str) -> None:
-    """Open the task, fork, and say how a worker ended if one did."""
-    given: dict[str, Any] = json.loads(argument)
-    die_with(given["parent"])
+    """Open the task, fork, and report how a worker ended if one did."""
+    values: dict[str, Any] = json.loads(argument)
+    die_with(values["parent"])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher owns signals
     os.dup2(2, 1)  # what a user's file prints is no journal line
     config = load(Document(json.loads(sys.stdin.read())), Tasks()).config
@@ -90,35 +91,35 @@ def main(argument: str) -> None:
     sources = [task.train_data(), task.eval_data()]
     lines = [
         Line(Connection(jobs, writable=False), Connection(rows, readable=False))
-        for jobs, rows in given["lines"]
+        for jobs, rows in values["lines"]
     ]
-    warnings.filterwarnings(
-        "ignore", message=r"os\.fork\(\)|.*use of fork\(\)"
-    )  # of threads that no worker uses
+    # of threads that no worker uses
+    warnings.filterwarnings("ignore", message=r"os\.fork\(\)|.*use of fork\(\)")
     with suppress(OSError):  # a full disk: then they can't say where they hang
-        faulthandler.register(ASK, file=open(given["stacks"], "a"), all_threads=True)  # noqa: SIM115 - held as long as the processes live
-    pids = [_fork(sources, lines, index, given["tell"]) for index in range(len(lines))]
+        faulthandler.register(ASK, file=open(values["stacks"], "a"), all_threads=True)  # noqa: SIM115 - held as long as the processes live
+    status = values["status"]
+    pids = [_fork(sources, lines, index, status) for index in range(len(lines))]
     for each in lines:
         _close(each)
     while pids:
-        pid, status = os.wait()
-        code = os.waitstatus_to_exitcode(status)
+        pid, wait_status = os.wait()
+        code = os.waitstatus_to_exitcode(wait_status)
         if code:
-            Connection(given["tell"], readable=False).send((pids.index(pid), code))
+            Connection(status, readable=False).send((pids.index(pid), code))
             os._exit(1)  # the others go with this one
         pids[pids.index(pid)] = 0
         if not any(pids):
             return
 
 
-def _fork(sources: Sequence[Any], lines: Sequence[Line], index: int, tell: int) -> int:
+def _fork(sources: Sequence[Any], lines: Sequence[Line], index: int, status: int) -> int:
     parent = os.getpid()
     pid = os.fork()
     if pid:
         return pid
     try:
         die_with(parent)
-        os.close(tell)
+        os.close(status)
         for other, each in enumerate(lines):
             if other != index:
                 _close(each)

@@ -25,13 +25,10 @@ _SPARE = 8
 
 @dataclass(frozen=True)
 class EngineSession:
-    """A process's place among those that train together.
-
-    leave: called when nothing more is to be done together.
-    """
+    """A process's place among those that train together."""
 
     make_engine: Callable[[Task, Optimizer], Engine]
-    leave: Callable[[], None] = lambda: None
+    leave: Callable[[], None] = lambda: None  # called when nothing more is to be done together
 
 
 def import_engine(plan: Plan) -> None:
@@ -45,26 +42,23 @@ def join(plan: Plan, rank: Rank, store: Any, coordinator: str | None) -> EngineS
     store: torch's rendezvous; None: from the environment. coordinator: host:port where jax's
     processes meet.
     """
-    return (
-        _join_jax(plan, rank, coordinator)
-        if plan.engine == "jax"
-        else _join_torch(plan, rank, store)
-    )
+    if plan.engine == "jax":
+        return _join_jax(plan, rank, coordinator)
+    return _join_torch(plan, rank, store)
 
 
-def join_warm(plan: Plan, index: int, group: Any, more: bool = True) -> EngineSession:
+def join_warm(plan: Plan, index: int, group: Any, *, more: bool = True) -> EngineSession:
     """In a process that torch made a rank of `group` before.
 
     more: it will do more than this, on other numbers of devices.
     """
     if plan.engine == "jax":
-        os.environ.setdefault(
-            "XLA_PYTHON_CLIENT_PREALLOCATE", "false"
-        )  # torch may want the same GPU's memory next
-        return _jax_seat(plan, index, least=_SPARE if more else 1)
-    return _torch_seat(
-        plan, index, group if plan.backend != "none" else None, _torch_devices(plan, index)
-    )
+        # torch may want the same GPU's memory next
+        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+        return _jax_session(plan, index, least=_SPARE if more else 1)
+    if plan.backend == "none":
+        group = None
+    return _torch_session(plan, group, _torch_devices(plan, index))
 
 
 def _torch_devices(plan: Plan, index: int) -> list[Any]:
@@ -73,21 +67,19 @@ def _torch_devices(plan: Plan, index: int) -> list[Any]:
 
     torch.set_num_threads(plan.threads)
     if plan.exact:
-        os.environ.setdefault(
-            "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
-        )  # before CUDA starts: else its matrix products may differ from run to run
+        # before CUDA starts: else its matrix products may differ from run to run
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if plan.compile:
-        os.environ.setdefault(
-            "TORCHINDUCTOR_CACHE_DIR", str(cache_home() / "inductor")
-        )  # a second start reads what the first one compiled
+        # a second start reads what the first one compiled
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_home() / "inductor"))
     devices = [torch.device(plan.devices[place].place) for place in plan.devices_of(index)]
     if devices[0].type == "cuda":
         torch.cuda.set_device(devices[0])
     return devices
 
 
-def _torch_seat(
-    plan: Plan, index: int, group: Any, devices: list[Any], leave: Callable[[], None] = lambda: None
+def _torch_session(
+    plan: Plan, group: Any, devices: list[Any], leave: Callable[[], None] = lambda: None
 ) -> EngineSession:
     from samecurve.torch_engine.engine import TorchEngine
     from samecurve.torch_engine.process_group import Comm
@@ -102,12 +94,10 @@ def _join_torch(plan: Plan, rank: Rank, store: Any) -> EngineSession:
 
     devices = _torch_devices(plan, rank.index)
     if plan.backend == "none":
-        return _torch_seat(plan, rank.index, None, devices)
-    where: dict[str, Any] = (
-        {"store": store, "rank": rank.index, "world_size": rank.world_size}
-        if store is not None
-        else {}
-    )
+        return _torch_session(plan, None, devices)
+    where: dict[str, Any] = {}
+    if store is not None:
+        where = {"store": store, "rank": rank.index, "world_size": rank.world_size}
     dist.init_process_group(
         plan.backend,
         timeout=JOIN,
@@ -119,12 +109,13 @@ def _join_torch(plan: Plan, rank: Rank, store: Any) -> EngineSession:
         dist.barrier()  # nobody takes the rendezvous away while another still needs it
         dist.destroy_process_group()
 
-    return _torch_seat(plan, rank.index, dist.group.WORLD, devices, leave)
+    return _torch_session(plan, dist.group.WORLD, devices, leave)
 
 
-def _jax_seat(
-    plan: Plan, index: int, leave: Callable[[], None] = lambda: None, least: int = 1
+def _jax_session(
+    plan: Plan, index: int, leave: Callable[[], None] = lambda: None, *, least: int = 1
 ) -> EngineSession:
+    """least: CPU devices of this process."""
     from samecurve.jax_engine import runtime
     from samecurve.jax_engine.engine import JaxEngine
     from samecurve.jax_engine.exact import ExactEngine
@@ -140,10 +131,10 @@ def _join_jax(plan: Plan, rank: Rank, coordinator: str | None) -> EngineSession:
     from samecurve.jax_engine import runtime
 
     if coordinator is None:
-        return _jax_seat(plan, rank.index)
+        return _jax_session(plan, rank.index)
     runtime.configure(plan, rank.index, str(cache_home() / "jax"))
     runtime.join(coordinator, plan, rank.index)
-    return _jax_seat(plan, rank.index, runtime.leave)
+    return _jax_session(plan, rank.index, runtime.leave)
 
 
 def watch_of(

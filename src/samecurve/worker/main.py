@@ -1,7 +1,7 @@
 """One rank, from its environment to its exit: the only place where the rooms are put together.
 
 The first rank keeps the journal, publishes checkpoints and reads requests; nowhere else does a
-rank's number matter.
+rank's number matter (RankContext.is_first).
 """
 
 import os
@@ -17,10 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from samecurve.checkpoint.format import load
-from samecurve.core.config.sections import Config
 from samecurve.core.events import REQUESTS, Event
 from samecurve.core.loop import Outcome, evaluate, train
-from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import Engine, Rank
 from samecurve.data.feed import Feed
 from samecurve.diagnose.crash import explain
@@ -32,25 +30,29 @@ from samecurve.observe.journal import Journal
 from samecurve.observe.pictures import keep_pictures
 from samecurve.run.attempt import Attempt
 from samecurve.run.control import ControlFile
-from samecurve.run.directory import Run, log_to
+from samecurve.run.directory import Run
+from samecurve.run.logs import log_to
 from samecurve.system import LAUNCHER, STOP_SIGNAL, cache_home, die_with
-from samecurve.tasks import Tasks, open_task
+from samecurve.tasks import open_task
 from samecurve.worker.checkpointing import checkpoint_store, keep_assets
 from samecurve.worker.cluster_env import rank_from
-from samecurve.worker.data_workers import Readers
+from samecurve.worker.context import RankContext
+from samecurve.worker.data_workers import DataWorkers
 from samecurve.worker.hang_responder import attending
 from samecurve.worker.join import import_engine, join
 from samecurve.worker.preflight import MEETING, Deadline, check_sum
-from samecurve.worker.startup_timing import StartupClock, accounted
+from samecurve.worker.startup_timing import StartupClock, with_startup
 
-_LAST = 20.0  # seconds after torchrun's SIGTERM in which to leave in order; it kills after 30
+LEAVE_SECONDS = (
+    20.0  # seconds after torchrun's SIGTERM in which to leave in order; it kills after 30
+)
 
 
 @dataclass
 class Requests:
-    """What this rank was asked: by the control file, if it reads that, and by signals."""
+    """What this rank was asked, by the control file and by signals."""
 
-    control: ControlFile | None
+    control: ControlFile | None  # None: another rank reads it
     signalled: list[int] = field(default_factory=lambda: [0] * len(REQUESTS))
 
     def stop(self) -> None:
@@ -58,57 +60,46 @@ class Requests:
 
     def pending(self) -> Sequence[int]:
         counts, self.signalled = self.signalled, [0] * len(REQUESTS)
-        return (
-            [a + b for a, b in zip(counts, self.control.pending(), strict=True)]
-            if self.control
-            else counts
-        )
+        if self.control is None:
+            return counts
+        return [a + b for a, b in zip(counts, self.control.pending(), strict=True)]
 
 
-def work(attempt: Attempt, rank: Rank, store: Any = None, catch_stop: bool = False) -> Outcome:
-    """Train as this rank.
+def run_rank(
+    attempt: Attempt, rank: Rank, *, store: Any = None, catch_stop: bool = False
+) -> Outcome:
+    """Train as this rank, from joining the others to leaving them.
 
-    store: of the ranks' rendezvous (None: from the environment). catch_stop: SIGTERM and SIGINT ask
-    for a stop.
+    store: of the ranks' rendezvous; None: from the environment.
+    catch_stop: SIGTERM and SIGINT ask for a stop.
     """
-    run = Run(Path(attempt.run))
-    plan, config = run.read_plan(), run.read_config(Tasks())
-    first, clock = rank.index == 0, StartupClock()
-    requests = Requests(ControlFile(run, attempt.name) if first else None)
+    context = RankContext.read(attempt, rank)
+    run, plan, config = context.run, context.plan, context.config
+    clock = StartupClock()
+    requests = Requests(ControlFile(run, attempt.name) if context.is_first else None)
     signal.signal(STOP_SIGNAL, lambda *_: requests.stop())
     if catch_stop:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: _stop_or_leave(requests, run, attempt))
-    speaks = first and (catch_stop or rank.world_size == 1)
+    # no launcher that would tell of a failure
+    speaks = context.is_first and (catch_stop or rank.world_size == 1)
     with attending(run.logs, rank.index):
         run.announce(rank.index)
         with clock.part("import"):
             import_engine(plan)
-        with (
-            clock.part("rendezvous"),
-            Deadline(
-                MEETING * plan.preflight,
-                "meeting the other ranks",
-                plan,
-                run,
-                attempt.name,
-                rank,
-                speaks,
-            ),
-        ):
-            seat = join(plan, rank, store, attempt.coordinator)
+        meeting = Deadline(
+            MEETING * plan.preflight, "meeting the other ranks", context, speaks=speaks
+        )
+        with clock.part("rendezvous"), meeting:
+            session = join(plan, rank, store, attempt.coordinator)
         task = open_task(config, str(cache_home()))
-        engine = seat.make_engine(task, config.optimizer)
+        engine = session.make_engine(task, config.optimizer)
         if plan.preflight and plan.num_devices > 1:
-            with (
-                clock.part("preflight"),
-                Deadline(
-                    plan.preflight, "a first collective", plan, run, attempt.name, rank, speaks
-                ),
-            ):
+            collective = Deadline(plan.preflight, "a first collective", context, speaks=speaks)
+            with clock.part("preflight"), collective:
                 check_sum(engine.preflight(), plan)
-        outcome = train_rank(attempt, plan, config, rank, engine, task, requests, clock=clock)
-        seat.leave()
+        outcome = train_rank(context, engine, task, requests, clock=clock)
+        session.leave()
     return outcome
 
 
@@ -124,66 +115,56 @@ def _stop_or_leave(requests: Requests, run: Run, attempt: Attempt) -> None:
             print(f"error: {explain(notes, {}, run.logs)}", file=sys.stderr, flush=True)
         os._exit(1)
 
-    timer = threading.Timer(_LAST, leave)
+    timer = threading.Timer(LEAVE_SECONDS, leave)
     timer.daemon = True
     timer.start()
 
 
 def train_rank(
-    attempt: Attempt,
-    plan: Plan,
-    config: Config,
-    rank: Rank,
+    context: RankContext,
     engine: Engine,
     task: Any,
     requests: Requests,
+    *,
     store: Any = None,
     clock: StartupClock | None = None,
 ) -> Outcome:
     """Feed, store and journal of one rank, and the loop over them.
 
-    store: another than the run's own checkpoints. clock: of what came before.
+    store: another than the run's own checkpoints.
+    clock: of what came before.
     """
-    run, first = Run(Path(attempt.run)), rank.index == 0
+    attempt, run, plan, config = context.attempt, context.run, context.plan, context.config
     if task.fingerprint() != plan.fixed.fingerprint or len(task.train_data()) != plan.samples:
         raise RunError(
             "the data changed while the run was starting: it is not what the plan was made for",
             "run the same command again, once the files rest",
             "data",
         )
-    if first:
+    if context.is_first:
         keep_assets(run, task)
     saved = load(Path(attempt.resume)) if attempt.resume else None
     weights = load(Path(attempt.weights)) if attempt.weights else None
-    devices = plan.devices_of(rank.index)
-    readers = (
-        Readers(
-            config, config.data.workers * len(devices), run.logs / f"stack-{rank.index}-workers.txt"
-        )
-        if config.data.workers
-        else None
-    )
-    held_out = task.train_data() if attempt.evaluate == "train" else task.eval_data()
+    first_step = saved.step if saved else 0
+    data_workers = _start_data_workers(context)
     feed = Feed(
         plan,
-        devices,
+        plan.devices_of(context.rank.index),
         task.train_data(),
-        held_out,
+        task.train_data() if attempt.evaluate == "train" else task.eval_data(),
         engine.stage,
-        saved.step if saved else 0,
+        first_step,
         config.data.prefetch,
-        readers.workers if readers else None,
+        data_workers.workers if data_workers else None,
     )
-    journal = Journal(run.journal) if first else None
-    record: Callable[[Event], None] = (
-        accounted(
-            journal.record, clock or StartupClock(), attempt.earlier, saved.step if saved else 0
+    journal = Journal(run.journal) if context.is_first else None
+    record: Callable[[Event], None] = _ignore_event
+    if journal:
+        record = with_startup(
+            journal.record, clock or StartupClock(), earlier=attempt.earlier, resumed_at=first_step
         )
-        if journal
-        else lambda event: None
-    )
-    writer = store or checkpoint_store(run, plan, config, rank, attempt, first, record, journal)
-    pulse = Heartbeat(run.logs / f"pulse-{rank.index}")
+    store = store or checkpoint_store(context, record, journal)
+    heartbeat = Heartbeat(run.logs / f"pulse-{context.rank.index}")
     try:
         if attempt.evaluate:
             assert saved
@@ -192,28 +173,27 @@ def train_rank(
             plan,
             engine,
             feed,
-            writer,
+            store,
             record,
-            pulse,
+            heartbeat,
             requests,
             task.summarize,
-            partial(keep_pictures, run.home) if first else lambda step, pictures: [],
+            partial(keep_pictures, run.home) if context.is_first else _ignore_pictures,
             saved,
             attempt.stop_at,
             weights,
         )
     except BaseException as error:
-        writer.abandon()
-        if (
-            isinstance(error, UserError) and pulse.trained
-        ):  # nothing is refused any more: the run has failed
+        store.abandon()
+        if isinstance(error, UserError) and heartbeat.trained:
+            # nothing is refused any more: the run has failed
             raise RunError(error.cause, error.remedy, error.where) from error
-        if short := explain_out_of_memory(error, plan, rank.index, engine.peak_memory()):
-            raise short from error
+        if shortage := explain_out_of_memory(error, plan, context.rank.index, engine.peak_memory()):
+            raise shortage from error
         raise
     finally:
-        if readers:
-            readers.kill()
+        if data_workers:
+            data_workers.kill()
         feed.close()
         engine.close()
         if journal:
@@ -221,17 +201,35 @@ def train_rank(
     return outcome
 
 
-def guarded(attempt: Attempt, rank: Rank, **how: Any) -> int:
-    """work(), its failure left as a note for the launcher. Returns the exit code."""
+def _start_data_workers(context: RankContext) -> DataWorkers | None:
+    """None: this process reads its data itself."""
+    config, index = context.config, context.rank.index
+    count = config.data.workers * len(context.plan.devices_of(index))
+    stacks = context.run.logs / f"stack-{index}-workers.txt"
+    return DataWorkers(config, count, stacks) if count else None
+
+
+def _ignore_event(_: Event) -> None:
+    """Only the first rank keeps the journal."""
+
+
+def _ignore_pictures(_step: int, _pictures: object) -> list[str]:
+    """Nor the samples."""
+    return []
+
+
+def run_rank_with_note(
+    attempt: Attempt, rank: Rank, *, store: Any = None, catch_stop: bool = False
+) -> int:
+    """run_rank(), its failure left as a note for the launcher. Returns the exit code."""
     logs = Run(Path(attempt.run)).logs
     try:
-        work(attempt, rank, **how)
+        run_rank(attempt, rank, store=store, catch_stop=catch_stop)
         return 0
     except BaseException as error:
         note = note_of(rank.index, error)
-        with suppress(
-            OSError
-        ):  # each of the two may fail on a full disk; the other, or the exit code, remains
+        # each of the two may fail on a full disk; the other, or the exit code, remains
+        with suppress(OSError):
             write_note(logs, attempt.name, note)
         with suppress(OSError):
             traceback.print_exc()
@@ -245,7 +243,7 @@ def main(argument: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher owns signals
     rank = rank_from(os.environ)
     log_to(Run(Path(attempt.run)).logs / f"rank-{rank.index}.log", attempt.name)
-    code = guarded(attempt, rank)
+    code = run_rank_with_note(attempt, rank)
     with suppress(OSError):
         sys.stdout.flush()
         sys.stderr.flush()

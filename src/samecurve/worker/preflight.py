@@ -15,30 +15,25 @@ from samecurve.errors import RunError, SamecurveError
 from samecurve.observe.heartbeat import read_heartbeat
 from samecurve.observe.journal import append_event
 from samecurve.run.directory import Run
+from samecurve.worker.context import RankContext
 
-MEETING = (
-    10  # times plan.preflight: ranks may start minutes apart where libraries come over a network
-)
+# times plan.preflight: ranks may start minutes apart where libraries come over a network
+MEETING = 10
 
 
 class Deadline:
-    """Ends this process if what is done inside takes longer than `seconds` (0: no limit): a
-    collective that hangs can't be interrupted otherwise.
-
-    what: is done inside. speaks: no launcher tells the failure.
+    """Ends this process if what is done inside takes longer: a collective that hangs can't be
+    interrupted otherwise.
     """
 
-    def __init__(
-        self, seconds: int, what: str, plan: Plan, run: Run, attempt: str, rank: Rank, speaks: bool
-    ) -> None:
-        self._error = _silent(seconds, what, rank, plan)
-        self._seconds, self._run, self._attempt, self._rank, self._speaks = (
-            seconds,
-            run,
-            attempt,
-            rank,
-            speaks,
-        )
+    def __init__(self, seconds: int, what: str, context: RankContext, *, speaks: bool) -> None:
+        """seconds: 0: no limit.
+
+        what: is done inside, in words.
+        speaks: no launcher tells the failure.
+        """
+        self._error = _timed_out(seconds, what, context.rank, context.plan)
+        self._seconds, self._context, self._speaks = seconds, context, speaks
         self._timer = threading.Timer(seconds, self._expire)
         self._timer.daemon = True
 
@@ -50,68 +45,60 @@ class Deadline:
         self._timer.cancel()
 
     def _expire(self) -> None:
-        error = self._error
+        error, context = self._error, self._context
         with suppress(OSError):
-            write_note(self._run.logs, self._attempt, note_of(self._rank.index, error))
+            note = note_of(context.rank.index, error)
+            write_note(context.run.logs, context.attempt.name, note)
         with suppress(OSError):
             print(f"error: {error}", file=sys.stderr, flush=True)
         if self._speaks:
-            record_failure(self._run, error)
+            record_failure(context.run, error)
         os._exit(error.exit_code)
 
 
-def check_sum(found: float, plan: Plan) -> None:
+def check_sum(total: float, plan: Plan) -> None:
     """RunError: devices pass on wrong numbers."""
-    if found != plan.num_devices:
+    if total != plan.num_devices:
         raise RunError(
-            f"pre-flight: a 1 from each of {plan.num_devices} devices added up to {found:g}",
-            f"transfers between these devices lose data: {_ways(plan)}",
+            f"pre-flight: a 1 from each of {plan.num_devices} devices added up to {total:g}",
+            f"transfers between these devices lose data: {_remedy(plan)}",
             "devices",
         )
 
 
-def _silent(seconds: int, what: str, rank: Rank, plan: Plan) -> RunError:
+def _timed_out(seconds: int, what: str, rank: Rank, plan: Plan) -> RunError:
     return RunError(
         f"pre-flight: {what} over {plan.num_devices} devices did not end within {seconds} s (rank"
         f" {rank.index} of {rank.world_size} waited; {plan.engine}, {plan.backend})",
         "a rank that is stopped or overloaded, or devices that don't reach each other:"
-        f" {_ways(plan)}; --set devices.preflight={10 * plan.preflight} waits longer,"
+        f" {_remedy(plan)}; --set devices.preflight={10 * plan.preflight} waits longer,"
         " --no-preflight leaves this check out",
         "devices",
         again=True,
     )
 
 
-def _ways(plan: Plan) -> str:
+def _remedy(plan: Plan) -> str:
     if plan.devices[0].kind == "cuda":
         return (
             "NCCL_DEBUG=INFO says more; NCCL_P2P_DISABLE=1 or --sync-backend cpu goes around a"
             " broken link between GPUs"
         )
-    return (
-        "GLOO_SOCKET_IFNAME=lo keeps ranks of one machine off its network"
-        if plan.world_size > 1
-        else "`top` shows what else keeps the cores"
-    )
+    if plan.world_size > 1:
+        return "GLOO_SOCKET_IFNAME=lo keeps ranks of one machine off its network"
+    return "`top` shows what else keeps the cores"
 
 
 def record_failure(run: Run, failure: SamecurveError) -> None:
     """The journal's last word, by whoever still lives."""
-    pulse = read_heartbeat(run.logs / "pulse-0")
-    with suppress(
-        OSError
-    ):  # a full disk is what may have failed; the terminal is told all the same
-        append_event(
-            run.journal,
-            Event(
-                "failed",
-                pulse[0] if pulse else 0,
-                {"cause": failure.cause, "remedy": failure.remedy},
-            ),
-        )
+    heartbeat = read_heartbeat(run.logs / "pulse-0")
+    step = heartbeat[0] if heartbeat else 0
+    values = {"cause": failure.cause, "remedy": failure.remedy}
+    with suppress(OSError):  # a full disk is what may have failed; the terminal has it all the same
+        append_event(run.journal, Event("failed", step, values))
 
 
-def left_hanging(run: Run, error: RunError) -> None:
+def end_hanging_process(run: Run, error: RunError) -> None:
     """End this process, whose own thread found that a rank hangs."""
     record_failure(run, error)
     with suppress(OSError):

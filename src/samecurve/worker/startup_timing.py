@@ -27,29 +27,36 @@ class StartupClock:
             self.seconds[f"{name}_seconds"] = round(time.perf_counter() - began, 3)
 
 
-def accounted(
-    record: Callable[[Event], None], clock: StartupClock, earlier: Earlier | None, resumed: int
+def with_startup(
+    record: Callable[[Event], None],
+    clock: StartupClock,
+    *,
+    earlier: Earlier | None,
+    resumed_at: int,
 ) -> Callable[[Event], None]:
     """record, with what the start took in `started`, a `recovered` line after a restart's first
-    step, and the whole command's goodput at its end. resumed: the step that this start goes on
-    from.
+    step, and the whole command's goodput at its end.
+
+    earlier: None: this is the command's first start.
+    resumed_at: the step that this start goes on from.
     """
-    recovery: list[float] = []
+    recovery: list[float] = []  # its seconds, once it is over
 
     def recorded(event: Event) -> None:
         if event.kind == "started":
             event = replace(event, values={**event.values, **clock.seconds})
         if earlier and event.kind in {"finished", "stopped"}:
-            event = replace(event, values={**event.values, **_whole(event, earlier, recovery)})
+            totals = _totals(event, earlier, recovery)
+            event = replace(event, values={**event.values, **totals})
         record(event)
         if earlier and event.kind == "step" and not recovery:
             recovery.append(round(event.time - earlier.failed, 3))
-            record(Event("recovered", event.step, {"seconds": recovery[0], "from": resumed}))
+            record(Event("recovered", event.step, {"seconds": recovery[0], "from": resumed_at}))
 
     return recorded
 
 
-def _whole(event: Event, earlier: Earlier, recovery: list[float]) -> dict[str, Any]:
+def _totals(event: Event, earlier: Earlier, recovery: list[float]) -> dict[str, Any]:
     """Of all starts: wall seconds, steps, the share of those seconds in steps that count, and how
     long each recovery took.
     """

@@ -19,14 +19,12 @@ REMEDY = (
 
 
 class Notices:
-    """Of one world.
-
-    holders: the processes on each GPU, read anew. port: where the ranks meet. say: one warning.
-    """
+    """Of one group of ranks."""
 
     def __init__(
         self,
-        world: int,
+        world_size: int,
+        *,
         port: int,
         gpus: int,
         holders: Callable[[], Sequence[set[int]]],
@@ -34,48 +32,55 @@ class Notices:
         long: float = LONG,
         every: float = EVERY,
     ) -> None:
-        self._world, self._port, self._holders, self._say = world, port, holders, say
+        """port: where the ranks meet. gpus: how many they may use.
+
+        holders: the processes on each GPU, read anew. say: one warning.
+        """
+        self._world_size, self._port, self._holders, self._say = world_size, port, holders, say
         now = time.monotonic()
-        self._meet: float | None = now + long if world > 1 else None
-        self._look: float | None = now + every if gpus > 1 else None
-        self._every, self._last = every, ""
-        self._told_lone = False
+        # when to look; None: not any more
+        self._meeting_due = now + long if world_size > 1 else None
+        self._gpus_due = now + every if gpus > 1 else None
+        self._every, self._last_verdict = every, ""
+        self._warned_of_lone_ranks = False
 
     def tick(self, pids: Mapping[int, int]) -> None:
+        """Called all the time, with the ranks at work."""
         now = time.monotonic()
-        if self._look is not None and now > self._look and len(pids) == self._world:
-            self._look = now + self._every
-            self._gpus(pids)
-        if self._meet is not None and now > self._meet and len(pids) == self._world:
-            self._meet = None
-            if not _met(pids.values(), self._port):
-                self._told_lone = True
+        if len(pids) < self._world_size:
+            return
+        if self._gpus_due is not None and now > self._gpus_due:
+            self._gpus_due = now + self._every
+            self._check_gpus(pids)
+        if self._meeting_due is not None and now > self._meeting_due:
+            self._meeting_due = None
+            if not _have_met(pids.values(), self._port):
+                self._warned_of_lone_ranks = True
                 self._say(
-                    f"{LONG:g} s, and none of the {self._world} ranks has joined a process group"
-                    f" yet: if they never do, {LONE}; remedy: {REMEDY}"
+                    f"{LONG:g} s, and none of the {self._world_size} ranks has joined a process"
+                    f" group yet: if they never do, {LONE}; remedy: {REMEDY}"
                 )
 
-    def ended(self, words: Sequence[Mapping[str, Any]]) -> None:
-        """All ranks ended well. words: what they left."""
-        if (
-            self._world > 1
-            and words
-            and not any(word.get("joined") for word in words)
-            and not self._told_lone
-        ):
-            why = "" if any(word.get("torch") for word in words) else " (nor imported torch)"
-            self._say(
-                f"none of the {self._world} ranks has joined a process group{why}: {LONE}; remedy:"
-                f" {REMEDY}"
-            )
+    def ended(self, reports: Sequence[Mapping[str, Any]]) -> None:
+        """All ranks ended well. reports: what they left."""
+        if self._world_size == 1 or not reports or self._warned_of_lone_ranks:
+            return
+        if any(report.get("joined") for report in reports):
+            return
+        why = "" if any(report.get("torch") for report in reports) else " (nor imported torch)"
+        self._say(
+            f"none of the {self._world_size} ranks has joined a process group{why}: {LONE}; remedy:"
+            f" {REMEDY}"
+        )
 
-    def _gpus(self, pids: Mapping[int, int]) -> None:
-        found = verdict([_family(pid) for pid in pids.values()], self._holders())
-        if found is not None and found == self._last:
-            self._look = None
-            if found:
-                self._say(found)
-        self._last = found if found is not None else ""
+    def _check_gpus(self, pids: Mapping[int, int]) -> None:
+        """Said once, when two looks agree."""
+        text = verdict([_with_children(pid) for pid in pids.values()], self._holders())
+        if text is not None and text == self._last_verdict:
+            self._gpus_due = None
+            if text:
+                self._say(text)
+        self._last_verdict = text or ""
 
 
 def verdict(ranks: Sequence[set[int]], gpus: Sequence[set[int]]) -> str | None:
@@ -100,22 +105,22 @@ def verdict(ranks: Sequence[set[int]], gpus: Sequence[set[int]]) -> str | None:
     return ""
 
 
-def _family(pid: int) -> set[int]:
+def _with_children(pid: int) -> set[int]:
     with suppress(psutil.Error):
         return {pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))}
     return {pid}
 
 
-def _met(pids: Iterable[int], port: int) -> bool:
+def _have_met(pids: Iterable[int], port: int) -> bool:
     """Whether a rank listens, as its store and Gloo or NCCL do, or is connected to where they meet.
 
     True where that can't be told.
     """
     with suppress(psutil.Error, OSError):
-        mine = set(pids)
+        ours = set(pids)
+        connections = [each for each in psutil.net_connections("tcp") if each.pid in ours]
         return any(
-            one.pid in mine
-            and (one.status == psutil.CONN_LISTEN or (one.raddr and one.raddr.port == port))
-            for one in psutil.net_connections("tcp")
+            each.status == psutil.CONN_LISTEN or (each.raddr and each.raddr.port == port)
+            for each in connections
         )
     return True

@@ -31,14 +31,13 @@ class Lines:
     _rest: bytes = b""
 
     def feed(self, data: bytes) -> bytes:
-        *whole, rest = (self._rest + data).split(b"\n")
+        *lines, rest = (self._rest + data).split(b"\n")
         self._rest = rest[rest.rstrip(b"\r").rfind(b"\r") + 1 :]
         if len(self._rest) > _LONGEST:
-            whole.append(self._rest)
+            lines.append(self._rest)
             self._rest = b""
-        return b"".join(
-            self.prefix + line.rstrip(b"\r").rpartition(b"\r")[2] + b"\n" for line in whole
-        )
+        texts = [line.rstrip(b"\r").rpartition(b"\r")[2] for line in lines]
+        return b"".join(self.prefix + text + b"\n" for text in texts)
 
     def end(self) -> bytes:
         """A last line that was never ended."""
@@ -49,32 +48,28 @@ class Lines:
 class _Stream:
     rank: int
     screen: int  # where it goes: 1 or 2
-    lines: Lines | None  # None: not on the screen by lines
+    lines: Lines | None  # on the screen line by line
     raw: bool  # on the screen as it is
-    tail: bytes = (
-        b""  # of a line not ended yet, for the log, where the rank's other stream must not cut it
-    )
+    # of a line not ended yet, for the log, where the rank's other stream must not cut it
+    tail: bytes = b""
 
 
 @dataclass
 class Outputs:
-    """Of one world.
-
-    shown: all ranks' lines, the first rank's bytes, or nothing. warn: is told of a log that can't
-    be written.
-    """
+    """Of one group of ranks."""
 
     logs: Path
-    shown: Shown
-    world: int
+    shown: Shown  # all ranks' lines, the first rank's bytes, or nothing
+    world_size: int
+    lost: dict[int, str] = field(default_factory=dict)  # rank -> why its log ends early
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
     _logs: dict[int, IO[bytes]] = field(default_factory=dict)
-    lost: dict[int, str] = field(default_factory=dict)  # rank -> why its log ends early
 
-    def add(self, rank: int, first: bool, streams: Mapping[int, IO[bytes]]) -> None:
-        """streams: by where they go on the screen."""
+    def add(self, rank: int, streams: Mapping[int, IO[bytes]]) -> None:
+        """streams: by where they go on the screen. The first rank is the first one added."""
+        is_first = not self._logs
         self._logs[rank] = open(self.log(rank), "wb", buffering=0)  # noqa: SIM115 - open as long as the rank prints
-        raw = first and (self.shown == "first" or (self.shown == "all" and self.world == 1))
+        raw = is_first and (self.shown == "first" or (self.shown == "all" and self.world_size == 1))
         for screen, pipe in streams.items():
             os.set_blocking(pipe.fileno(), False)
             lines = Lines(f"[rank {rank}] ".encode()) if self.shown == "all" and not raw else None
@@ -97,7 +92,8 @@ class Outputs:
         if not data:
             self._selector.unregister(key.fileobj)
             self._settle(stream)
-            _write(stream.screen, stream.lines.end() if stream.lines else b"")
+            if stream.lines:
+                _write(stream.screen, stream.lines.end())
             return
         cut = max(data.rfind(b"\n") + 1, data.rfind(b"\r"))
         if cut > 0 or data.startswith(b"\r"):
@@ -106,9 +102,10 @@ class Outputs:
         stream.tail += data[max(cut, 0) :]
         if len(stream.tail) > _LONGEST:
             self._settle(stream)
-        _write(
-            stream.screen, stream.lines.feed(data) if stream.lines else data if stream.raw else b""
-        )
+        if stream.lines:
+            _write(stream.screen, stream.lines.feed(data))
+        elif stream.raw:
+            _write(stream.screen, data)
 
     def _settle(self, stream: _Stream) -> None:
         self.keep(stream.rank, stream.tail)
@@ -134,10 +131,11 @@ class Outputs:
 
     def close(self) -> None:
         for key in list(self._selector.get_map().values()):
-            self._settle(key.data)
-            if key.data.lines:
+            stream: _Stream = key.data
+            self._settle(stream)
+            if stream.lines:
                 with suppress(OSError):
-                    _write(key.data.screen, key.data.lines.end())
+                    _write(stream.screen, stream.lines.end())
         self._selector.close()
         for log in self._logs.values():
             log.close()

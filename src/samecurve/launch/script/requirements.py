@@ -1,11 +1,17 @@
-"""What a script's source says of how it wants to be started. Nothing of it is imported or run."""
+"""The script to run, and what its source says of how it wants to be started. Nothing of it is
+imported or run.
+"""
 
 import ast
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
+from importlib.util import find_spec
 from pathlib import Path
+
+from samecurve.errors import UserError
 
 _LOCAL_RANK = ("--local-rank", "--local_rank")  # as torch.distributed.launch passes it
 _JAX = {"jax", "flax", "optax"}
@@ -13,16 +19,49 @@ _JAX = {"jax", "flax", "optax"}
 
 @dataclass(frozen=True)
 class Source:
-    """local_rank: the option's spelling, where the script's parser has one.
+    local_rank: str | None = None  # the option's spelling, where the script's parser has one
+    jax: bool = False  # it imports jax and no torch
 
-    jax: it imports jax and no torch.
+
+def find_script(target: str) -> Path:
+    """UserError: it is no script that can be read."""
+    path = Path(target)
+    if path.is_dir():
+        raise UserError(
+            f"{target} is a directory",
+            f"a script in it, such as {target.rstrip('/')}/train.py; or -m for a package",
+            "SCRIPT",
+        )
+    if not path.is_file():
+        remedy = "a Python script's path"
+        if target.startswith("-"):
+            remedy += (
+                "; options of samecurve run stand before the script: samecurve run"
+                f" {target} ... SCRIPT"
+            )
+        raise UserError(f"{target} does not exist", f"{remedy}; -m MODULE for a module", "SCRIPT")
+    if not os.access(path, os.R_OK):
+        raise UserError(f"{target} can't be read", "mend its permissions", "SCRIPT")
+    return path
+
+
+def find_module(target: str) -> Path | None:
+    """The file that `python -m TARGET` runs, None where that is not Python's source.
+
+    UserError: there is no such module.
     """
+    top = target.partition(".")[0]
+    is_here = Path(f"{top}.py").exists() or Path(top).is_dir()
+    if not top.isidentifier() or (find_spec(top) is None and not is_here):
+        raise UserError(
+            f"-m {target}: no module named {top}",
+            "a module that this Python finds, or one in this directory",
+            "-m",
+        )
+    return file_of_module(target)
 
-    local_rank: str | None = None
-    jax: bool = False
 
-
-def read(path: Path | None) -> Source:
+def read_source(path: Path | None) -> Source:
     """An empty answer for what can't be read as Python: its own error says so when it runs."""
     try:
         tree = ast.parse(path.read_bytes()) if path else None
@@ -57,30 +96,24 @@ def _options(tree: ast.AST) -> Iterator[str]:
             )
 
 
-def of_module(name: str) -> Path | None:
-    """The file that `python -m NAME` runs, found without importing its packages.
-
-    None: not found, or not Python's source.
-    """
+def file_of_module(name: str) -> Path | None:
+    """Found without importing its packages. None: not found, or not Python's source."""
     places: list[str] | None = [str(Path.cwd()), *sys.path[1:]]
-    found = None
+    origin: str | None = None
     for part in [*name.split("."), "__main__"]:
-        if places is None:
-            return (
-                Path(found) if part == "__main__" and found and found.endswith(".py") else None
-            )  # a plain module has no parts
+        if places is None:  # a plain module has no parts
+            return _python_file(origin) if part == "__main__" else None
         try:
             spec = PathFinder.find_spec(part, places)
         except (ImportError, ValueError):
             return None
         if spec is None:
             return None
-        found, places = (
-            spec.origin,
-            (
-                list(spec.submodule_search_locations)
-                if spec.submodule_search_locations is not None
-                else None
-            ),
-        )
-    return Path(found) if found and found.endswith(".py") else None
+        origin = spec.origin
+        parts = spec.submodule_search_locations
+        places = None if parts is None else list(parts)
+    return _python_file(origin)
+
+
+def _python_file(origin: str | None) -> Path | None:
+    return Path(origin) if origin and origin.endswith(".py") else None

@@ -3,50 +3,60 @@
 torch is not imported here, so ranks start at once.
 """
 
+import json
 import os
 import shlex
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 from samecurve.errors import RunError, SamecurveError, UserError
-from samecurve.launch.hang_watch import OFTEN, HangWatch
-from samecurve.launch.script import requirements as source
+from samecurve.launch.hang_watch import HangLimit, HangWatch
 from samecurve.launch.script.misuse import LONG, Notices
 from samecurve.launch.script.output import Outputs, Shown
 from samecurve.launch.script.placement import (
     Layout,
-    find,
+    find_gpus,
+    hold_port,
     lay_out,
+    rank_environments,
     refuse_nested,
-    reserve,
-    seats,
     settings,
 )
+from samecurve.launch.script.requirements import Source, find_module, find_script, read_source
 from samecurve.launch.signals import Signals
-from samecurve.launch.supervisor import STOPPED, OrphanGuard, RankGroup, guarded
+from samecurve.launch.supervisor import (
+    STOP_SECONDS,
+    GroupEnd,
+    OrphanGuard,
+    RankCommand,
+    RankGroup,
+    RankReport,
+)
 from samecurve.probe import nvidia
 from samecurve.probe.cpu import oom_kills, oom_kills_since
-from samecurve.run.directory import clear_hang_files
+from samecurve.run.logs import clear_hang_files
 from samecurve.run.naming import free_name
 from samecurve.units import show_seconds
 
-_ASK = signal.SIGRTMIN + 7  # no library's
+_ASK_SIGNAL = signal.SIGRTMIN + 7  # no library's
 _START = 600  # seconds at most for a script's first collectives, where the floor is less
+_BOOTSTRAP = Path(__file__).with_name("bootstrap.py")
 
 
 @dataclass(frozen=True)
 class Request:
-    """What was asked for. target: a script's path, or with `module` a module's name."""
+    """What was asked for."""
 
-    target: str
+    target: str  # a script's path, or with `module` a module's name
     arguments: tuple[str, ...] = ()
     module: bool = False
     gpus: str | None = None
@@ -54,7 +64,7 @@ class Request:
     output: Shown = "all"
     log_dir: Path | None = None
     max_restarts: int = 0
-    hang_floor: int = 600
+    hang_floor: int = 600  # seconds; 0: nobody looks for hangs
 
 
 def run(request: Request) -> int:
@@ -63,318 +73,319 @@ def run(request: Request) -> int:
     SamecurveError: why it failed, with the exit code of the first rank that did.
     """
     refuse_nested(os.environ)
-    path = _module(request.target) if request.module else _script(request.target)
-    wishes = source.read(path)
-    layout = lay_out(find(os.environ), request.gpus, request.nproc, wishes.jax)
-    logs = _logs(request)
-    environment, spelling = _announced(request, layout, wishes, logs)
+    path = find_module(request.target) if request.module else find_script(request.target)
+    source = read_source(path)
+    layout = lay_out(find_gpus(os.environ), gpus=request.gpus, nproc=request.nproc, jax=source.jax)
+    logs = _make_logs(request)
+    added, kept = settings(layout, os.environ)
+    local_rank_option = _local_rank_option(request, source)
+    _announce(layout, logs, added=added, kept=kept, local_rank_option=local_rank_option)
+    script = _Script(request, layout, logs, {**os.environ, **added}, local_rank_option)
     began = time.monotonic()
-    with guarded() as guard:
-        for attempt in range(request.max_restarts + 1):
-            go = _Attempt(request, layout, logs, environment, spelling, attempt)
-            failure = go.run(guard)
-            if go.stopped:
-                _say("stop", f"by {signal.Signals(go.stopped).name}; logs {logs}")
-                return 128 + go.stopped
+    with OrphanGuard() as guard:
+        for number in range(request.max_restarts + 1):
+            attempt = _Attempt(script, number)
+            failure = attempt.run(guard)
+            if attempt.stopped_by:
+                _say("stop", f"by {signal.Signals(attempt.stopped_by).name}; logs {logs}")
+                return 128 + attempt.stopped_by
             if failure is None:
-                _say(
-                    "done",
-                    f"{_ranks(layout.processes)} in {show_seconds(time.monotonic() - began)}; logs"
-                    f" {logs}",
-                )
+                took = show_seconds(time.monotonic() - began)
+                _say("done", f"{_ranks(layout.processes)} in {took}; logs {logs}")
                 return 0
-            if attempt == request.max_restarts or (
-                isinstance(failure, RunError) and not failure.again
-            ):
-                failure.remedy += (
-                    "; not started again: the same would happen"
-                    if attempt < request.max_restarts
-                    else ""
-                )
-                raise failure
+            _raise_if_final(failure, number, request.max_restarts)
             _say(
                 "again",
-                f"{_line(failure)}; all ranks start anew: restart {attempt + 1} of"
+                f"{_cause_line(failure)}; all ranks start anew: restart {number + 1} of"
                 f" {request.max_restarts}",
             )
-            _set_aside(logs, layout.processes, attempt)
+            _set_logs_aside(logs, layout.processes, number)
     raise AssertionError("the last attempt returns or raises")
 
 
-def _announced(
-    request: Request, layout: Layout, wishes: source.Source, logs: Path
-) -> tuple[dict[str, str], str | None]:
-    """The environment of all ranks, and the spelling of --local-rank if they are to be given it.
+def _raise_if_final(failure: SamecurveError, number: int, max_restarts: int) -> None:
+    """Raise it where all restarts are used, or none would help."""
+    if number == max_restarts:
+        raise failure
+    if isinstance(failure, RunError) and not failure.again:
+        failure.remedy += "; not started again: the same would happen"
+        raise failure
 
-    Says both.
-    """
-    added, kept = settings(layout, os.environ)
+
+def _local_rank_option(request: Request, source: Source) -> str | None:
+    """Its spelling, if ranks are to be given it: the parser has it, and the user gave none."""
+    option = source.local_rank
+    names = {argument.partition("=")[0] for argument in request.arguments}
+    return None if option in names else option
+
+
+def _announce(
+    layout: Layout,
+    logs: Path,
+    *,
+    added: Mapping[str, str],
+    kept: list[str],
+    local_rank_option: str | None,
+) -> None:
+    """What is about to be started, and with which environment."""
     _say("run", f"{layout.why}; logs {logs}")
-    _say(
-        "env",
-        f"{' '.join(f'{name}={shlex.quote(value)}' for name, value in added.items())}{f'; as you set it: {chr(32).join(kept)}' if kept else ''}",
-    )
+    shown = " ".join(f"{name}={shlex.quote(value)}" for name, value in added.items())
+    _say("env", f"{shown}; as you set it: {' '.join(kept)}" if kept else shown)
     if "MASTER_PORT" in os.environ:
+        port = os.environ["MASTER_PORT"]
+        _say("note", f"MASTER_PORT={port} is not used: each run takes a free port")
+    if local_rank_option:
         _say(
             "note",
-            f"MASTER_PORT={os.environ['MASTER_PORT']} is not used: each run takes a free port",
+            f"the script's parser has {local_rank_option}, so each rank is given"
+            f" {local_rank_option}=N, as torch.distributed.launch does",
         )
-    spelling = (
-        wishes.local_rank
-        if wishes.local_rank
-        and not any(
-            argument.partition("=")[0] == wishes.local_rank for argument in request.arguments
-        )
-        else None
-    )
-    if spelling:
-        _say(
-            "note",
-            f"the script's parser has {spelling}, so each rank is given {spelling}=N, as"
-            " torch.distributed.launch does",
-        )
-    return {**os.environ, **added}, spelling
 
 
-@dataclass
-class _Attempt:
-    """All ranks, once."""
+@dataclass(frozen=True)
+class _Script:
+    """What all attempts have in common."""
 
     request: Request
     layout: Layout
     logs: Path
-    environment: Mapping[str, str]
-    spelling: str | None
-    number: int
-    stopped: int | None = None
-    hung: RunError | None = None
-    starved: int | None = field(default_factory=oom_kills)
+    environment: Mapping[str, str]  # of all ranks
+    local_rank_option: str | None
+
+    def report_path(self, rank: int) -> Path:
+        """Where launch/script/bootstrap.py writes how the rank ends."""
+        return self.logs / f"rank-{rank}.json"
+
+    def report(self, rank: int) -> dict[str, Any]:
+        """{}: there is none (yet)."""
+        try:
+            report = json.loads(self.report_path(rank).read_text())
+        except (OSError, ValueError):
+            return {}
+        return report if isinstance(report, dict) else {}
+
+    def read_report(self, rank: int) -> RankReport | None:
+        """As the supervisor wants it."""
+        report = self.report(rank)
+        return RankReport(report["code"], report["time"]) if report else None
+
+    def command(self, environment: Mapping[str, str]) -> RankCommand:
+        """environment: of this rank alone."""
+        rank = environment["LOCAL_RANK"]
+        option = self.local_rank_option
+        arguments = [
+            sys.executable,
+            str(_BOOTSTRAP),
+            str(self.report_path(int(rank)).absolute()),
+            str(os.getpid()),
+            str(int(_ASK_SIGNAL) if self.request.hang_floor else 0),
+            "module" if self.request.module else "script",
+            self.request.target,
+            *([f"{option}={rank}"] if option else []),
+            *self.request.arguments,
+        ]
+        return RankCommand(arguments, {**self.environment, **environment})
+
+
+class _Attempt:
+    """All ranks, once."""
+
+    def __init__(self, script: _Script, number: int) -> None:
+        self._script, self._number = script, number  # from 0
+        self._request, self._processes = script.request, script.layout.processes
+        self._hang: RunError | None = None
+        self._oom_kills = oom_kills()
+        self.stopped_by: int | None = None
 
     def run(self, guard: OrphanGuard) -> SamecurveError | None:
         """Why it failed; None: it did not, or was stopped."""
-        clear_hang_files(self.logs)
-        outputs = Outputs(self.logs, self.request.output, self.layout.processes)
-        with reserve() as held:
-            port = int(held.getsockname()[1])
-            environments = [
-                {**self.environment, **seat}
-                for seat in seats(
-                    self.layout.processes, port, self.number, self.request.max_restarts
-                )
-            ]
-            world = RankGroup(
-                [self._command(seat["LOCAL_RANK"]) for seat in environments],
-                environments,
-                outputs,
-                guard,
-                _ASK if self.request.hang_floor else 0,
-            )
-            watch = self._watch(world)
+        clear_hang_files(self._script.logs)
+        for rank in range(self._processes):
+            self._script.report_path(rank).unlink(missing_ok=True)
+        outputs = Outputs(self._script.logs, self._request.output, self._processes)
+        with hold_port() as port:
+            group = self._group(guard, outputs, port)
             notices = Notices(
-                self.layout.processes,
-                port,
-                len(self.layout.devices),
-                partial(nvidia.processes_on_devices, self.environment),
-                partial(_say, "warn"),
+                self._processes,
+                port=port,
+                gpus=len(self._script.layout.devices),
+                holders=partial(nvidia.processes_on_devices, self._script.environment),
+                say=partial(_say, "warn"),
             )
-            with Signals(lambda: _stop(world, signals), lambda: _kill(world)) as signals:
+            with Signals(lambda: _stop(group, signals), lambda: _kill(group)) as signals:
                 try:
-                    world.start()
-                    if not self.number:
-                        _say(
-                            "start",
-                            f"{_ranks(self.layout.processes)}"
-                            f" {show_seconds(time.time() - psutil.Process().create_time())} after"
-                            f" this command; they meet at 127.0.0.1:{port}",
-                        )
-                    world.watch([notices.tick, watch])
+                    group.start()
+                    if not self._number:
+                        _announce_start(self._processes, port)
+                    group.watch([notices.tick, self._hang_tick(group)])
+                    self._log_last_words(outputs)
                 finally:
-                    left = world.clear()
+                    left = group.clear()
                     outputs.close()
-        self.stopped = world.stopped
-        self._remark(world, outputs, left)
-        if self.hung or world.failures:
-            return self.hung or self._explained(world)
-        if not self.stopped:
-            notices.ended([world.said(rank) for rank in range(self.layout.processes)])
-        return None
-
-    def _watch(self, world: RankGroup) -> Callable[[Mapping[int, int]], None]:
-        """Looks for hangs, told again and again which ranks live. Says once what it can see."""
-        alive: dict[int, int] = {}
-        floor = self.request.hang_floor
-        hangs = HangWatch(
-            self.logs,
-            lambda: alive,
-            self.layout.processes,
-            floor,
-            max(floor, min(10 * floor, _START)),
-            _ASK,
-            ("--hang-floor ", "collective"),
-        )
-        began, told, due = (
-            time.monotonic(),
-            self.number > 0 or self.layout.processes == 1 or not self.request.hang_floor,
-            0.0,
-        )
-
-        def look(pids: Mapping[int, int]) -> None:
-            nonlocal told, due
-            if time.monotonic() < due or self.hung or not pids:
-                return
-            due = time.monotonic() + OFTEN
-            alive.clear()
-            alive.update(
-                {rank: pid for rank, pid in pids.items() if not world.word(rank).exists()}
-            )  # what has left word is ending
-            if not told and (hangs.seen or time.monotonic() - began > LONG):
-                told = True
-                _say(
-                    "watch",
-                    (
-                        "crashes, and hangs by the ranks' collectives: one that enters none for"
-                        f" {self.request.hang_floor} s (--hang-floor) and ten times as long as"
-                        " usual is named and ended"
-                        if hangs.seen
-                        else (
-                            "crashes only: no collective of this script has been seen, so a hang"
-                            " would not be"
-                        )
-                    ),
-                )
-            self.hung = hangs.look()
-            if self.hung:
-                world.kill()
-
-        return look
-
-    def _command(self, local: str) -> list[str]:
-        return [
-            "module" if self.request.module else "script",
-            self.request.target,
-            *([f"{self.spelling}={local}"] if self.spelling else []),
-            *self.request.arguments,
-        ]
-
-    def _remark(self, world: RankGroup, outputs: Outputs, left: list[int]) -> None:
+        self.stopped_by = group.stopped_by
         for rank, why in outputs.lost.items():
             _say("warn", f"{outputs.log(rank)} ends early: {why}")
-        if left and not self.stopped and not world.failures:
-            _say(
-                "warn",
-                f"rank {', '.join(map(str, left))} left processes behind, which were ended: a"
-                " script should wait for those it starts",
-            )
+        if self._hang or group.has_failed:
+            return self._hang or self._explain(group.end)
+        if not self.stopped_by:
+            _warn_of_leftovers(left)
+            notices.ended([self._script.report(rank) for rank in range(self._processes)])
+        return None
 
-    def _explained(self, world: RankGroup) -> SamecurveError:
+    def _group(self, guard: OrphanGuard, outputs: Outputs, port: int) -> RankGroup:
+        environments = rank_environments(
+            self._processes,
+            port,
+            restart=self._number,
+            max_restarts=self._request.max_restarts,
+        )
+        return RankGroup(
+            [self._script.command(environment) for environment in environments],
+            guard=guard,
+            read_report=self._script.read_report,
+            outputs=outputs,
+            stdin=None if self._processes == 1 else subprocess.DEVNULL,
+        )
+
+    def _hang_tick(self, group: RankGroup) -> Callable[[Mapping[int, int]], None]:
+        """Looks for hangs, called again and again with the ranks at work. Says once what it can
+        see.
+        """
+        watched: dict[int, int] = {}  # rank -> process id
+        floor = self._request.hang_floor
+        hangs = HangWatch(
+            self._script.logs,
+            lambda: watched,
+            world_size=self._processes,
+            limit=HangLimit(
+                floor,
+                unknown=max(floor, min(10 * floor, _START)),
+                option="--hang-floor ",
+                unit="collective",
+            ),
+            ask_signal=_ASK_SIGNAL,
+        )
+        began = time.monotonic()
+        announced = self._number > 0 or self._processes == 1 or not floor
+
+        def tick(at_work: Mapping[int, int]) -> None:
+            nonlocal announced
+            if self._hang or not at_work or group.has_failed or not hangs.due:
+                return
+            watched.clear()
+            watched.update(at_work)
+            if not announced and (hangs.all_seen or time.monotonic() - began > LONG):
+                announced = True
+                _announce_watch(floor if hangs.all_seen else None)
+            self._hang = hangs.look()
+            if self._hang:
+                group.kill()
+
+        return tick
+
+    def _log_last_words(self, outputs: Outputs) -> None:
+        """What Python would have printed of an exception, kept back by bootstrap.py."""
+        for rank in range(self._processes):
+            text = str(self._script.report(rank).get("said", ""))
+            outputs.keep(rank, text.encode(errors="backslashreplace"))
+
+    def _explain(self, end: GroupEnd) -> SamecurveError:
         from samecurve.diagnose.crash import explain
         from samecurve.diagnose.notes import FailureNote
 
-        order = sorted(world.failures, key=lambda rank: world.failures[rank][0])
-        words = {rank: world.said(rank) for rank in order}
-        notes = [
-            FailureNote(
-                rank,
-                word["time"],
-                word["cause"] if word["trace"] else f"rank {rank}: {word['cause']}",
-                "",
-                "",
-                word["trace"],
-                word["code"],
-            )
-            for rank, word in words.items()
-            if word.get("cause")
-        ]
+        notes = []
+        for rank in end.failed:
+            report = self._script.report(rank)
+            cause, trace = report.get("cause"), report.get("trace", "")
+            if cause:
+                notes.append(
+                    FailureNote(
+                        rank=rank,
+                        time=report["time"],
+                        cause=cause if trace else f"rank {rank}: {cause}",
+                        remedy="",
+                        where="",
+                        trace=trace,
+                        exit_code=report["code"],
+                    )
+                )
         error = explain(
             notes,
-            {rank: world.failures[rank][1] for rank in order},
-            self.logs,
-            oom_kills=oom_kills_since(self.starved),
-            world_size=self.layout.processes,
-            left_early=world.left(),
+            end.failed,
+            self._script.logs,
+            oom_kills=oom_kills_since(self._oom_kills),
+            world_size=self._processes,
+            left_early=end.finished_before,
             resumes=False,
         )
-        code = world.failures.get(
-            order[0] if error.rank is None else error.rank, world.failures[order[0]]
-        )[1]
-        error.exit_code = (
-            128 - code if code < 0 else code
-        )  # the script's own, not ours: of the rank that began it
+        first = next(iter(end.failed.values()))
+        code = first if error.rank is None else end.failed.get(error.rank, first)
+        # the script's own, not ours: of the rank that began it
+        error.exit_code = 128 - code if code < 0 else code
         return error
 
 
-def _stop(world: RankGroup, signals: Signals) -> None:
+def _stop(group: RankGroup, signals: Signals) -> None:
     number = signals.received or signal.SIGINT
-    if world.stop(number):
-        os.write(
-            2,
-            f"\n{signal.Signals(number).name} passed on to all ranks, which have {STOPPED[0][0]:g}"
-            " s to leave; once more to kill them\n".encode(),
+    if group.stop(number):
+        text = (
+            f"\n{signal.Signals(number).name} passed on to all ranks, which have {STOP_SECONDS:g} s"
+            " to leave; once more to kill them\n"
         )
+        os.write(2, text.encode())
 
 
-def _line(error: SamecurveError) -> str:
+def _kill(group: RankGroup) -> None:
+    group.kill()
+    os.write(2, b"\nkilled, all ranks\n")
+
+
+def _cause_line(error: SamecurveError) -> str:
     """Its cause without the traceback."""
     lines = error.cause.splitlines()
     return next((line for line in lines if line.startswith("rank ")), lines[0])
 
 
-def _kill(world: RankGroup) -> None:
-    world.kill()
-    os.write(2, b"\nkilled, all ranks\n")
+def _announce_start(processes: int, port: int) -> None:
+    since = show_seconds(time.time() - psutil.Process().create_time())
+    ranks = _ranks(processes)
+    _say("start", f"{ranks} {since} after this command; they meet at 127.0.0.1:{port}")
+
+
+def _announce_watch(floor: int | None) -> None:
+    """floor: of the hang watch; None: no collective has been seen."""
+    if floor is None:
+        _say(
+            "watch",
+            "crashes only: no collective of this script has been seen, so a hang would not be",
+        )
+    else:
+        _say(
+            "watch",
+            f"crashes, and hangs by the ranks' collectives: one that enters none for {floor} s"
+            " (--hang-floor) and ten times as long as usual is named and ended",
+        )
+
+
+def _warn_of_leftovers(ranks: list[int]) -> None:
+    if ranks:
+        _say(
+            "warn",
+            f"rank {', '.join(map(str, ranks))} left processes behind, which were ended: a script"
+            " should wait for those it starts",
+        )
 
 
 def _ranks(count: int) -> str:
     return f"{count} rank{'s' if count > 1 else ''}"
 
 
-def _module(target: str) -> Path | None:
-    top = target.partition(".")[0]
-    if not top.isidentifier() or (
-        find_spec(top) is None and not (Path(f"{top}.py").exists() or Path(top).is_dir())
-    ):
-        raise UserError(
-            f"-m {target}: no module named {top}",
-            "a module that this Python finds, or one in this directory",
-            "-m",
-        )
-    return source.of_module(target)
-
-
-def _script(target: str) -> Path:
-    path = Path(target)
-    if path.is_dir():
-        raise UserError(
-            f"{target} is a directory",
-            f"a script in it, such as {target.rstrip('/')}/train.py; or -m for a package",
-            "SCRIPT",
-        )
-    if not path.is_file():
-        flag = (
-            f"; options of samecurve run stand before the script: samecurve run {target} ... SCRIPT"
-            if target.startswith("-")
-            else ""
-        )
-        raise UserError(
-            f"{target} does not exist",
-            f"a Python script's path{flag}; -m MODULE for a module",
-            "SCRIPT",
-        )
-    if not os.access(path, os.R_OK):
-        raise UserError(f"{target} can't be read", "mend its permissions", "SCRIPT")
-    return path
-
-
-def _logs(request: Request) -> Path:
-    """Made here."""
-    logs = (
-        request.log_dir
-        or free_name(
-            request.target.rpartition(".")[2] if request.module else Path(request.target).stem,
-            "--log-dir",
-        )
-        / "logs"
-    )
+def _make_logs(request: Request) -> Path:
+    logs = request.log_dir
+    if logs is None:
+        script = Path(request.target).stem
+        name = request.target.rpartition(".")[2] if request.module else script
+        logs = free_name(name, "--log-dir") / "logs"
     try:
         logs.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -386,7 +397,7 @@ def _logs(request: Request) -> Path:
     return logs
 
 
-def _set_aside(logs: Path, processes: int, attempt: int) -> None:
+def _set_logs_aside(logs: Path, processes: int, attempt: int) -> None:
     """The logs of an attempt that failed: rank-1.attempt-0.log."""
     for rank in range(processes):
         path = logs / f"rank-{rank}.log"

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from samecurve.core.profile_types import ProfileSchedule, RankProfile
-from samecurve.core.protocols import Batch, Engine, Rank
-from samecurve.run.attempt import Attempt
-from samecurve.run.directory import Run
+from samecurve.core.protocols import Batch, Engine
 from samecurve.system import cache_home
-from samecurve.tasks import Tasks, open_task
+from samecurve.tasks import open_task
+from samecurve.worker.context import RankContext
 from samecurve.worker.jobs.train import Unsaved
 from samecurve.worker.join import join_warm, watch_of
 from samecurve.worker.main import Requests, train_rank
@@ -29,43 +28,34 @@ class Watched:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
-    def step(self, state: Any, batch: Batch, lr: float, asked: Sequence[int]) -> Any:
-        return self._watch.step(state, batch, lr, asked)
+    def step(self, state: Any, batch: Batch, lr: float, requests: Sequence[int]) -> Any:
+        return self._watch.step(state, batch, lr, requests)
 
-    def sample(self, state: Any, step: int) -> list[str]:
+    def sample(self, _state: Any, _step: int) -> list[str]:
         return []
 
-    def gather(self, state: Any) -> list[Any]:
+    def gather(self, _state: Any) -> list[Any]:
         return []
 
-    def digests(self, state: Any) -> dict[str, str]:
+    def digests(self, _state: Any) -> dict[str, str]:
         return {}
 
 
 def watch_rank(
-    index: int, group: Any, argument: str, course: ProfileSchedule, traced: bool
+    index: int, group: Any, attempt: str, schedule: ProfileSchedule, trace_home: str | None
 ) -> RankProfile:
     """Train as a rank of `group`, watched, with as many devices as a run would have (spare ones
-    would bring XLA threads). traced: the trace is left in the run's directory, too.
+    would bring XLA threads).
+
+    attempt: as JSON. trace_home: where the profiler's trace is left; None: nowhere.
     """
-    attempt = Attempt.from_json(argument)
-    run = Run(Path(attempt.run))
-    plan, config = run.read_plan(), run.read_config(Tasks())
+    context = RankContext.read_warm(attempt, index)
+    plan, config, home = context.plan, context.config, context.run.home
     task = open_task(config, str(cache_home()))
     engine = join_warm(plan, index, group, more=False).make_engine(task, config.optimizer)
-    watch = watch_of(
-        engine, plan, course, run.home, run.home / f"trace-{index}.json.gz" if traced else None
-    )
+    trace = Path(trace_home) / f"trace-{index}.json.gz" if trace_home else None
+    watch = watch_of(engine, plan, schedule, home, trace)
     watched: Any = Watched(engine, watch)
-    train_rank(
-        attempt,
-        plan,
-        config,
-        Rank(index, index, plan.world_size),
-        watched,
-        task,
-        Requests(None),
-        Unsaved(),
-    )
-    found: RankProfile = watch.found()
-    return found
+    train_rank(context, watched, task, Requests(None), store=Unsaved())
+    profile: RankProfile = watch.found()
+    return profile

@@ -3,14 +3,11 @@
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from samecurve.core.protocols import Rank
-from samecurve.run.attempt import Attempt
-from samecurve.run.directory import Run
 from samecurve.system import cache_home
-from samecurve.tasks import Tasks, open_task
+from samecurve.tasks import open_task
+from samecurve.worker.context import RankContext
 from samecurve.worker.join import join_warm
 from samecurve.worker.main import Requests, train_rank
 
@@ -24,44 +21,36 @@ class Unsaved:
     def abandon(self) -> None: ...
 
 
-def try_out(index: int, group: Any, argument: str) -> None:
+def try_out(index: int, group: Any, attempt: str) -> None:
     """Train as a rank of `group` and save nothing: how --probe-batch sees what fits."""
-    rehearse(index, group, argument, for_good=True, keep=False)
+    rehearse(index, group, attempt, for_good=True, keep=False)
 
 
 def rehearse(
-    index: int, group: Any, argument: str, for_good: bool = False, keep: bool = True
+    index: int, group: Any, attempt: str, *, for_good: bool = False, keep: bool = True
 ) -> None:
     """Train as a rank of `group`, whose processes are warm and will do more than this: what
     `samecurve verify` does. Random masks are off, unless for_good or exact, where they follow the
     sample.
+
+    attempt: as JSON. keep: save checkpoints.
     """
-    attempt = Attempt.from_json(argument)
-    run = Run(Path(attempt.run))
-    plan, config = run.read_plan(), run.read_config(Tasks())
+    context = RankContext.read_warm(attempt, index)
+    plan, config = context.plan, context.config
     task = open_task(config, str(cache_home()))
     if plan.engine == "torch" and not for_good and not plan.exact:
-        _quieten(task)
+        _switch_dropout_off(task)
     engine = join_warm(plan, index, group).make_engine(task, config.optimizer)
-    train_rank(
-        attempt,
-        plan,
-        config,
-        Rank(index, index, plan.world_size),
-        engine,
-        task,
-        Requests(None),
-        None if keep else Unsaved(),
-    )
+    train_rank(context, engine, task, Requests(None), store=None if keep else Unsaved())
 
 
-def _quieten(task: Any) -> None:
+def _switch_dropout_off(task: Any) -> None:
     from samecurve.torch_engine.layers.dropout import disable_dropout
 
-    made = task.model
+    make_model = task.model
 
     def model() -> Any:
-        quiet = made()
+        quiet = make_model()
         disable_dropout(quiet)
         return quiet
 
