@@ -16,7 +16,7 @@ from typing import Any
 
 from samecurve.core.config.sections import Config
 from samecurve.core.events import REQUESTS, Event
-from samecurve.core.loop import train
+from samecurve.core.loop import LoopContext, train
 from samecurve.core.planning.machine import Machine
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import Engine, Task
@@ -56,17 +56,18 @@ def trained(
         record(event)
 
     try:
-        state, _ = train(
-            made,
-            engine,
-            feed,
-            store or Unsaved(),
-            both,
-            Heartbeat(run.logs / "pulse-0"),
-            ControlFile(run, "benchmark"),
-            task.summarize,
-            lambda step, pictures: [],
+        context = LoopContext(
+            plan=made,
+            engine=engine,
+            feed=feed,
+            store=store or Unsaved(),
+            record=both,
+            heartbeat=Heartbeat(run.logs / "pulse-0"),
+            requests=ControlFile(run, "benchmark"),
+            summarize=task.summarize,
+            keep_pictures=lambda _step, _pictures: [],
         )
+        state, _ = train(context)
     finally:
         feed.close()
         engine.close()

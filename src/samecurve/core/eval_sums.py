@@ -15,7 +15,8 @@ from samecurve.errors import UserError
 
 EvalSum = float | NDArray[Any]  # of a sum's own shape: float64, or int64 where it is an integer
 EvalSums = Mapping[str, EvalSum]
-Metric = float | Sequence[Any] | NDArray[Any]  # a number, or an array (nested lists of numbers)
+JournalMetric = float | list[Any] | None
+Metric = float | list[Any] | tuple[Any, ...] | NDArray[Any]  # a number, or an array of them
 
 
 class SumSpec(NamedTuple):
@@ -64,7 +65,7 @@ def unpack_sums(
     return sums
 
 
-def journal_value(metric: Metric | None) -> Any:
+def journal_value(metric: Metric | None) -> JournalMetric:
     """A metric as JSON has it: what is not finite is null, an array is nested lists."""
     if isinstance(metric, np.ndarray | np.generic):
         return journal_value(metric.tolist())

@@ -2,17 +2,17 @@
 
 Tasks, engines, strategies and observers plug into it; none has a loop of its own.
 
-The figures of a step are read after the next one is queued, so that the host never holds a device
-up. Whatever all ranks must agree on comes from those figures, which are the same on every rank.
+The metrics of a step are read after the next one is queued, so that the host never holds a device
+up. Whatever all ranks must agree on comes from those metrics, which are the same on every rank.
 """
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict
-from typing import Any, Literal
+from dataclasses import asdict, dataclass
+from typing import Generic, Literal, TypeVar
 
 from samecurve.core.determinism.digest import combined
-from samecurve.core.eval_sums import Summarize, journal_value
+from samecurve.core.eval_sums import JournalMetric, Summarize, journal_value
 from samecurve.core.events import Event
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import (
@@ -24,161 +24,163 @@ from samecurve.core.protocols import (
     KeepPictures,
     Record,
     Requests,
+    Staged,
+    State,
     Store,
 )
 from samecurve.core.step_logger import StepLogger
 
 Outcome = Literal["finished", "stopped"]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoopContext(Generic[State, Staged]):
+    """What plugs into the loop on one rank."""
+
+    plan: Plan
+    engine: Engine[State, Staged]
+    feed: Feed[Staged]
+    store: Store
+    record: Record
+    heartbeat: Heartbeat
+    requests: Requests
+    summarize: Summarize
+    keep_pictures: KeepPictures  # samples into files, whose names it gives
 
 
 def train(
-    plan: Plan,
-    engine: Engine,
-    feed: Feed,
-    store: Store,
-    record: Record,
-    pulse: Heartbeat,
-    requests: Requests,
-    summarize: Summarize,
-    keep_pictures: KeepPictures,
+    context: LoopContext[State, Staged],
+    *,
     saved: Checkpoint | None = None,
-    stop_at: int | None = None,
     weights: Checkpoint | None = None,
-) -> tuple[Any, Outcome]:
-    """Train from `saved`, or from the start (with these weights, if they are given), to plan.steps,
-    to stop_at, or until asked to stop. Returns the state and how it ended.
+    stop_at: int | None = None,
+) -> tuple[State, Outcome]:
+    """Train to plan.steps, to stop_at, or until asked to stop. Returns the state and how it ended.
 
-    keep_pictures: samples into files, whose names it gives. RunError: a gradient was not finite and plan says
-    stop.
+    saved: go on from here; None: from the start.
+    weights: start with these; None: with initial values.
+
+    RunError: a gradient was not finite and the plan says stop.
     """
+    plan, engine, heartbeat = context.plan, context.engine, context.heartbeat
     state = engine.restore(saved) if saved else engine.init(weights)
-    ledger = StepLogger(plan, feed, record, Counters(**saved.loop) if saved else Counters())
+    counters = Counters(**saved.loop) if saved else Counters()
+    logger = StepLogger(plan, context.feed, context.record, counters)
     done = saved.step if saved else 0
-    record(Event("started", done, {"exact": True} if plan.exact else {}))
-    for step, batch in feed:
-        pulse(step, "step")
+    context.record(Event("started", done, {"exact": True} if plan.exact else {}))
+
+    for step, batch in context.feed:
+        heartbeat(step, "step")
         lr = plan.lr_at(step)
-        state, stats = engine.step(state, batch, lr, requests.pending())
-        asked = ledger.flush()
-        ledger.defer(step, batch, lr, stats)
-        store.check()
+        state, metrics = engine.step(state, batch, lr, context.requests.pending())
+        requested = logger.flush()  # the line of the step before, while this one is computed
+        logger.defer(step, batch, lr, metrics)
+        context.store.check()
+
         done = step + 1
-        due: set[str] = (
-            plan.actions_due(done) | asked | ({"save", "stop"} if done == stop_at else set())
-        )
+        due = plan.actions_due(done) | requested
+        if done == stop_at:
+            due |= {"save", "stop"}
         if due:
-            due |= ledger.flush()  # what was asked during this very step counts too
-            _serve(
-                due,
-                done,
-                plan,
-                engine,
-                state,
-                feed,
-                store,
-                record,
-                pulse,
-                ledger,
-                summarize,
-                keep_pictures,
-            )
+            due |= logger.flush()  # what was asked during this very step counts too
+            run_due_actions(context, logger, state, step=done, due=due)
         if "stop" in due and done < plan.steps:
             break
-        pulse(done, "data")
-    ledger.flush()
-    pulse(done, "end")
-    store.close()
+        heartbeat(done, "data")
+
+    logger.flush()
+    heartbeat(done, "end")
+    context.store.close()
     outcome: Outcome = "finished" if done >= plan.steps else "stopped"
-    record(
-        Event(
-            outcome,
-            done,
-            {**ledger.counters.metrics, **ledger.totals(), "reference": dict(plan.reference)},
-        )
-    )
+    reference = {"reference": dict(plan.reference)}
+    context.record(Event(outcome, done, {**counters.metrics, **logger.totals(), **reference}))
     return state, outcome
 
 
 def evaluate(
-    engine: Engine, feed: Feed, saved: Checkpoint, record: Record, summarize: Summarize
+    *,
+    engine: Engine[State, Staged],
+    feed: Feed[Staged],
+    saved: Checkpoint,
+    record: Record,
+    summarize: Summarize,
 ) -> Outcome:
     """The metrics of `saved`, and nothing trained."""
     began = time.perf_counter()
-    found = _measured(engine, engine.restore(saved), feed.evaluation(), summarize)
-    record(Event("evaluated", saved.step, {**found, "seconds": time.perf_counter() - began}))
+    metrics = _measure(engine, engine.restore(saved), feed.evaluation(), summarize)
+    record(Event("evaluated", saved.step, {**metrics, "seconds": time.perf_counter() - began}))
     return "finished"
 
 
-def _beating(rounds: Iterable[Any], beat: Callable[[], None]) -> Iterator[Any]:
-    """A sign of life for each round: an evaluation may take hours."""
-    for found in rounds:
-        beat()
-        yield found
+def run_due_actions(
+    context: LoopContext[State, Staged],
+    logger: StepLogger,
+    state: State,
+    *,
+    step: int,
+    due: set[str],
+) -> None:
+    """Evaluate, sample, hash and save, in this order: a checkpoint carries its own metrics."""
+    plan, engine = context.plan, context.engine
+    save = bool(due & {"save", "stop"})
+    if "evaluate" in due and plan.eval_samples:
+        context.heartbeat(step, "evaluate")
+        is_best = _evaluate(context, logger.counters, state, step)
+        save = save or (is_best and bool(plan.every.save))  # the best is kept, so it must be there
+    if "sample" in due:
+        context.heartbeat(step, "sample")
+        _sample(context, state, step)
+    if "hash" in due:
+        context.heartbeat(step, "save")
+        digests = engine.digests(state)
+        context.record(Event("hashed", step, {"hash": combined(digests), "arrays": digests}))
+    if save:
+        context.heartbeat(step, "save")
+        context.store.save(step, engine.gather(state), asdict(logger.counters))
+    logger.restart_clock()
 
 
-def _measured(
-    engine: Engine, state: Any, rounds: Iterable[Any], summarize: Summarize
-) -> dict[str, Any]:
-    """Metrics as the journal has them: numbers, None where one is not finite, and nested lists."""
+def _evaluate(
+    context: LoopContext[State, Staged], counters: Counters, state: State, step: int
+) -> bool:
+    """Evaluate, and keep what a checkpoint is to know. Returns whether it is the best so far."""
+    began = time.perf_counter()
+    rounds = _each_with(context.feed.evaluation(), lambda: context.heartbeat(step, "evaluate"))
+    metrics = _measure(context.engine, state, rounds, context.summarize)
+    counters.metrics_step = step
+    counters.metrics = {
+        name: value for name, value in metrics.items() if not isinstance(value, list)
+    }
+    loss = counters.metrics["loss"]
+    is_best = loss is not None and (counters.best_loss is None or loss < counters.best_loss)
+    if is_best:
+        counters.best_loss, counters.best_step = loss, step
+    best = {"best_loss": counters.best_loss, "best_step": counters.best_step}
+    seconds = time.perf_counter() - began
+    context.record(Event("evaluated", step, {**metrics, **best, "seconds": seconds}))
+    return is_best
+
+
+def _sample(context: LoopContext[State, Staged], state: State, step: int) -> None:
+    samples = context.engine.sample(state, step)
+    texts = [sample for sample in samples if isinstance(sample, str)]
+    pictures = [sample for sample in samples if not isinstance(sample, str)]
+    names = context.keep_pictures(step, pictures)
+    if samples:
+        kept = {"pictures": names} if names else {}
+        context.record(Event("sampled", step, {"texts": texts, **kept}))
+
+
+def _measure(
+    engine: Engine[State, Staged], state: State, rounds: Iterable[Staged], summarize: Summarize
+) -> dict[str, JournalMetric]:
     metrics = summarize(engine.evaluate(state, rounds))
     return {name: journal_value(value) for name, value in metrics.items()}
 
 
-def _serve(
-    due: set[str],
-    done: int,
-    plan: Plan,
-    engine: Engine,
-    state: Any,
-    feed: Feed,
-    store: Store,
-    record: Record,
-    pulse: Heartbeat,
-    ledger: "StepLogger",
-    summarize: Summarize,
-    keep_pictures: KeepPictures,
-) -> None:
-    """Evaluate, sample, hash and save, in this order, so that a checkpoint carries its own metrics."""
-    counters = ledger.counters
-    if "evaluate" in due and plan.eval_samples:
-        pulse(done, "evaluate")
-        began = time.perf_counter()
-        metrics = _measured(
-            engine, state, _beating(feed.evaluation(), lambda: pulse(done, "evaluate")), summarize
-        )
-        counters.metrics = {
-            name: value for name, value in metrics.items() if not isinstance(value, list)
-        }
-        counters.metrics_step = done
-        loss = counters.metrics["loss"]
-        if loss is not None and (counters.best_loss is None or loss < counters.best_loss):
-            counters.best_loss, counters.best_step = loss, done
-            due |= {"save"} if plan.every.save else set()  # the best is kept, so it must be there
-        record(
-            Event(
-                "evaluated",
-                done,
-                {
-                    **metrics,
-                    "best_loss": counters.best_loss,
-                    "best_step": counters.best_step,
-                    "seconds": time.perf_counter() - began,
-                },
-            )
-        )
-    if "sample" in due:
-        pulse(done, "sample")
-        samples = engine.sample(state, done)
-        texts = [sample for sample in samples if isinstance(sample, str)]
-        names = keep_pictures(done, [sample for sample in samples if not isinstance(sample, str)])
-        if samples:
-            pictures = {"pictures": names} if names else {}
-            record(Event("sampled", done, {"texts": texts, **pictures}))
-    if "hash" in due:
-        pulse(done, "save")
-        digests = engine.digests(state)
-        record(Event("hashed", done, {"hash": combined(digests), "arrays": digests}))
-    if due & {"save", "stop"}:
-        pulse(done, "save")
-        store.save(done, engine.gather(state), asdict(counters))
-    ledger.restart_clock()
+def _each_with(rounds: Iterable[T], sign_of_life: Callable[[], None]) -> Iterator[T]:
+    """An evaluation may take hours: a sign of life for each round of it."""
+    for staged in rounds:
+        sign_of_life()
+        yield staged

@@ -3,10 +3,11 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Generic, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import TypeVar
 
 from samecurve.core.determinism.data_order import Ids
 from samecurve.core.determinism.init_values import Initial
@@ -15,7 +16,10 @@ from samecurve.core.eval_sums import EvalSums, Metric, SumSpecs
 from samecurve.core.events import Event, Phase, Request
 from samecurve.core.planning.facts import Facts
 
-Arrays = Mapping[str, Any]
+State = TypeVar("State", default=Any)  # model and optimizer, as an engine holds them
+Staged = TypeVar("Staged", default=Any)  # rounds, as an engine's stage() made them
+Array = Any  # numpy's, or, once staged, the engine's own
+Arrays = Mapping[str, Array]
 Picture = NDArray[np.uint8]  # (height, width, 3) or (height, width)
 Sample = str | Picture
 KeepPictures = Callable[[int, Sequence[Picture]], list[str]]  # (step, pictures) -> file names
@@ -25,10 +29,10 @@ Heartbeat = Callable[[int, Phase], None]
 
 @dataclass(frozen=True)
 class Rank:
-    """One process of a run. index: of world; local: on this host, one of `hosts`."""
+    """One process of a run."""
 
-    index: int
-    local: int
+    index: int  # of world_size
+    local: int  # index on this host
     world_size: int
     hosts: int = 1
 
@@ -44,48 +48,39 @@ class Source(Protocol):
 class MicroBatch:
     """What one device computes at once.
 
+    real: False for a copy of a real row, run so that its rank can take part, and dropped.
     keys: one number a row, following the sample (core/determinism/sample_keys.py); None where
-    nothing is keyed. real False: a copy of a real row, run so that its rank can take part, and
-    dropped. number: which of the step's slots.
+        nothing is keyed.
+    number: which of the step's microbatches.
     """
 
     arrays: Arrays
     real: bool = True
-    keys: Any = None
+    keys: Array | None = None
     number: int = 0
 
 
-Round = tuple[
-    MicroBatch | None, ...
-]  # one slot for each device of the process; None: that one idles
+Round = tuple[MicroBatch | None, ...]  # one for each device of the process; None: that one idles
 
 
 @dataclass
-class Batch:
-    """One process's share of a step.
+class Batch(Generic[Staged]):
+    """One process's share of a step."""
 
-    rounds: in order, as the engine's stage() made them. samples: of the whole step. wait: seconds
-    waited for it.
-    """
-
-    rounds: Any
+    rounds: Staged
     step: int
-    samples: int
-    wait_seconds: float = 0.0
+    samples: int  # of the whole step, over all processes
+    wait_seconds: float = 0.0  # that the loop waited for it
 
 
 class ArrayShard(NamedTuple):
-    """A box of one named array of a checkpoint, in host memory.
-
-    dtype: as safetensors names it (F32). shape: of the whole array. offsets: where the box begins
-    in it. buffer: the box, C-contiguous.
-    """
+    """A box of one named array of a checkpoint, in host memory."""
 
     name: str
-    dtype: str
-    shape: tuple[int, ...]
-    offsets: tuple[int, ...]
-    buffer: NDArray[Any]
+    dtype: str  # as safetensors names it (F32)
+    shape: tuple[int, ...]  # of the whole array
+    offsets: tuple[int, ...]  # where the box begins in it
+    buffer: NDArray[Any]  # the box, C-contiguous
 
 
 class StoredArrays(Protocol):
@@ -101,41 +96,39 @@ class StoredArrays(Protocol):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint opened. loop: counters of the loop."""
+    """A checkpoint opened."""
 
     path: str
     step: int
     epoch: int
-    consumed: int
+    consumed: int  # samples of that epoch
     arrays: StoredArrays
-    loop: Mapping[str, Any]
+    loop: Mapping[str, Any]  # fields of Counters
 
 
 class PendingMetrics(Protocol):
-    """The figures of a step, summed over all ranks, on their way to the host."""
+    """The metrics of a step, summed over all ranks, on their way to the host."""
 
     def read(self) -> "StepMetrics": ...
 
 
 @dataclass(frozen=True)
 class StepMetrics:
-    """loss: sum / weight.
+    """What is known of a step once it is done, the same on every rank.
 
-    norm: of the whole gradient before clipping. finite False: the update was masked on every rank.
-    asked: requests seen by any rank. waits: seconds by rank; memory: peak bytes by device. at: when
-    the step was done (perf_counter). forwards: seconds of each rank's first forward pass, where it
-    waits for no other; zeros where that is not known.
+    forward_seconds: of each rank's first forward pass, where it waits for no other; zeros where
+        that is not known.
     """
 
-    loss: float
+    loss: float  # sum / weight
     weight: float
-    grad_norm: float
-    finite: bool
-    requests: Mapping[Request, int]
-    wait_seconds: tuple[float, ...]
-    memory_bytes: tuple[float, ...]
-    done_at: float
-    scale: float = 1.0
+    grad_norm: float  # of the whole gradient before clipping
+    finite: bool  # False: the update was masked on every rank
+    requests: Mapping[Request, int]  # seen by any rank
+    wait_seconds: tuple[float, ...]  # for data, by rank
+    memory_bytes: tuple[float, ...]  # peak, by device
+    done_at: float  # perf_counter
+    scale: float = 1.0  # f16's
     forward_seconds: tuple[float, ...] = ()
 
 
@@ -164,36 +157,43 @@ class Task(Protocol):
     def assets(self) -> Mapping[str, Path]: ...
 
 
-class Engine(Protocol):
+class Engine(Protocol[State, Staged]):
     """Runs steps of a task on this process's devices.
 
     All ranks make the same calls in the same order.
 
     stage: rounds of host arrays, of so many in a whole step -> what step and evaluate take; called
-    by the feed's thread. preflight: the sum over all devices of a 1 from each. init: with these
-    weights, if they are given (a checkpoint of no more than the model). digests: of every array of
-    the state by canonical name (core/determinism/digest.py). peak_memory: bytes that the fullest of
-    these devices has held.
+        by the feed's thread.
+    preflight: the sum over all devices of a 1 from each.
+    init: with these weights, if they are given (a checkpoint of no more than the model).
+    digests: of every array of the state by canonical name (core/determinism/digest.py).
+    peak_memory: bytes that the fullest of these devices has held.
     """
 
-    def stage(self, rounds: Sequence[Round], of: int) -> Any: ...
+    def stage(self, rounds: Sequence[Round], of: int) -> Staged: ...
     def preflight(self) -> float: ...
-    def init(self, weights: Checkpoint | None = None) -> Any: ...
-    def restore(self, saved: Checkpoint) -> Any: ...
+    def init(self, weights: Checkpoint | None = None) -> State: ...
+    def restore(self, saved: Checkpoint) -> State: ...
     def step(
-        self, state: Any, batch: Batch, lr: float, asked: Sequence[int]
-    ) -> tuple[Any, PendingMetrics]: ...
-    def evaluate(self, state: Any, rounds: Iterable[Any]) -> EvalSums: ...
-    def sample(self, state: Any, step: int) -> Sequence[Sample]: ...
-    def gather(self, state: Any) -> list[ArrayShard]: ...
-    def digests(self, state: Any) -> dict[str, str]: ...
+        self, state: State, batch: Batch[Staged], lr: float, asked: Sequence[int]
+    ) -> tuple[State, PendingMetrics]: ...
+    def evaluate(self, state: State, rounds: Iterable[Staged]) -> EvalSums: ...
+    def sample(self, state: State, step: int) -> Sequence[Sample]: ...
+    def gather(self, state: State) -> list[ArrayShard]: ...
+    def digests(self, state: State) -> dict[str, str]: ...
     def peak_memory(self) -> int: ...
     def close(self) -> None: ...
 
 
-class Feed(Protocol):
-    def __iter__(self) -> Iterator[tuple[int, Batch]]: ...
-    def evaluation(self) -> Iterator[Any]: ...
+class Feed(Protocol[Staged]):
+    """One process's batches, in the run's order.
+
+    evaluation: the held-out samples, round by round.
+    ids: the sample ids of a whole step.
+    """
+
+    def __iter__(self) -> Iterator[tuple[int, Batch[Staged]]]: ...
+    def evaluation(self) -> Iterator[Staged]: ...
     def ids(self, step: int) -> list[int]: ...
 
 
@@ -206,36 +206,32 @@ class Store(Protocol):
 
 
 class Requests(Protocol):
-    """What this rank has been asked since the last call: how often, in the order of
-    events.REQUESTS.
-    """
+    """What this rank was asked since the last call: how often, in the order of events.REQUESTS."""
 
     def pending(self) -> Sequence[int]: ...
 
 
 @dataclass
 class Counters:
-    """What the loop carries from step to step and into checkpoints.
-
-    metrics: of the last evaluation, which was at metrics_step.
-    """
+    """What the loop carries from step to step and into checkpoints."""
 
     best_loss: float | None = None
     best_step: int | None = None
     skipped: int = 0
-    metrics: dict[str, float | None] = field(default_factory=dict)
-    metrics_step: int | None = None
+    metrics: dict[str, float | None] = field(default_factory=dict)  # numbers of the last evaluation
+    metrics_step: int | None = None  # of that evaluation
 
 
 def arrays_to_write(sizes: Mapping[str, int], world: int, rank: int) -> list[str]:
-    """Which named arrays this rank writes: each to the least laden rank so far, largest first; a
-    pure function.
+    """Which named arrays this rank writes: largest first, each goes to the least laden rank so far.
+
+    sizes: by name, in any unit.
     """
     load = np.zeros(world, dtype=np.int64)
-    mine = []
+    names = []
     for name, size in sorted(sizes.items(), key=lambda item: (-item[1], item[0])):
-        to = int(load.argmin())
-        load[to] += size
-        if to == rank:
-            mine.append(name)
-    return mine
+        writer = int(load.argmin())
+        load[writer] += size
+        if writer == rank:
+            names.append(name)
+    return names

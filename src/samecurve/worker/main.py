@@ -18,7 +18,7 @@ from typing import Any
 
 from samecurve.checkpoint.format import load
 from samecurve.core.events import REQUESTS, Event
-from samecurve.core.loop import Outcome, evaluate, train
+from samecurve.core.loop import LoopContext, Outcome, evaluate, train
 from samecurve.core.protocols import Engine, Rank
 from samecurve.data.feed import Feed
 from samecurve.diagnose.crash import explain
@@ -168,21 +168,23 @@ def train_rank(
     try:
         if attempt.evaluate:
             assert saved
-            return evaluate(engine, feed, saved, record, task.summarize)
-        _, outcome = train(
-            plan,
-            engine,
-            feed,
-            store,
-            record,
-            heartbeat,
-            requests,
-            task.summarize,
-            partial(keep_pictures, run.home) if context.is_first else _ignore_pictures,
-            saved,
-            attempt.stop_at,
-            weights,
+            return evaluate(
+                engine=engine, feed=feed, saved=saved, record=record, summarize=task.summarize
+            )
+        loop_context = LoopContext(
+            plan=plan,
+            engine=engine,
+            feed=feed,
+            store=store,
+            record=record,
+            heartbeat=heartbeat,
+            requests=requests,
+            summarize=task.summarize,
+            keep_pictures=partial(keep_pictures, run.home)
+            if context.is_first
+            else _ignore_pictures,
         )
+        _, outcome = train(loop_context, saved=saved, weights=weights, stop_at=attempt.stop_at)
     except BaseException as error:
         store.abandon()
         if isinstance(error, UserError) and heartbeat.trained:
