@@ -224,9 +224,11 @@ def syntax() -> None:
 
 def no_guard() -> None:
     Path("script.py").write_text(
-        "import multiprocessing\none ="
-        " multiprocessing.get_context('spawn').Process(target=print)\none.start()\none.join()\nraise"
-        " SystemExit(one.exitcode)\n"
+        "import multiprocessing\n"
+        "child = multiprocessing.get_context('spawn').Process(target=print)\n"
+        "child.start()\n"
+        "child.join()\n"
+        "raise SystemExit(child.exitcode)\n"
     )
     python("script.py")
 

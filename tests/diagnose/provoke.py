@@ -47,12 +47,12 @@ def begin(name: str, ranks: int, home: Path) -> dict[int, int]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    found = {}
+    processes = {}
     for rank in range(ranks):
-        found[rank] = os.fork()
-        if not found[rank]:
+        processes[rank] = os.fork()
+        if not processes[rank]:
             fail(name, home, rank, port)
-    return found
+    return processes
 
 
 def main(home: Path, wanted: list[str]) -> None:
@@ -61,12 +61,12 @@ def main(home: Path, wanted: list[str]) -> None:
 
     torch.set_num_threads(1)
     while wanted:
-        some, wanted = wanted[:BATCH], wanted[BATCH:]
-        begun = {
-            name: begin(name, int(ranks), home / name)
-            for name, _, ranks in (one.partition(":") for one in some)
-        }
-        for name, processes in begun.items():
+        batch, wanted = wanted[:BATCH], wanted[BATCH:]
+        running = {}
+        for name_and_ranks in batch:
+            name, _, ranks = name_and_ranks.partition(":")
+            running[name] = begin(name, int(ranks), home / name)
+        for name, processes in running.items():
             exits = {
                 rank: os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
                 for rank, process in processes.items()

@@ -4,6 +4,7 @@ kernel's own kills are counted.
 
 import signal
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -94,23 +95,14 @@ def test_consequences_are_not_the_cause(
     texts: tuple[str, ...], exits: Mapping[int, int], cause: str, others: str, tmp_path: Path
 ) -> None:
     """A log of an earlier start, or of a rank that was killed, is no evidence."""
-    said = fits(explain([], exits, logs_of(tmp_path, *texts), world_size=len(texts)))
-    assert said.startswith(f"error: {cause}")
-    assert f"\n  others: {others}\n" in said
+    shown = fits(explain([], exits, logs_of(tmp_path, *texts), world_size=len(texts)))
+    assert shown.startswith(f"error: {cause}")
+    assert f"\n  others: {others}\n" in shown
 
 
 def note(rank: int, error: BaseException, time: float, trace: str = "") -> FailureNote:
-    made = note_of(rank, error)
-    return FailureNote(
-        rank,
-        time,
-        made.cause,
-        made.remedy,
-        made.where,
-        trace or made.trace,
-        made.exit_code,
-        made.again,
-    )
+    written = note_of(rank, error)
+    return replace(written, time=time, trace=trace or written.trace)
 
 
 def test_what_an_error_says_itself_is_kept(tmp_path: Path) -> None:
@@ -151,8 +143,8 @@ def test_a_rank_that_left_early_is_the_cause_of_what_the_others_lost(tmp_path: P
     Not so where a rank failed by itself.
     """
     error = explain([], {0: 1}, logs_of(tmp_path, LOST, ""), world_size=2, left_early=[1])
-    said = fits(error)
-    assert said.startswith(
+    shown = fits(error)
+    assert shown.startswith(
         "error: rank 1 left with exit code 0 before the others were done\n  others: rank 0 lost its"
         " peer\n"
     )
@@ -200,13 +192,13 @@ def test_a_deep_failure_fits_a_screen(tmp_path: Path) -> None:
         '/x/src/samecurve/launch/worker.py", line 9, in main',
         '/x/site-packages/torch/multiprocessing/spawn.py", line 9, in _wrap',
     ]
-    mine = [f'/home/me/train.py", line {number}, in level{number}' for number in range(40)]
+    users = [f'/home/me/train.py", line {number}, in level{number}' for number in range(40)]
     library = [
         f'/x/site-packages/torch/nn/functional.py", line {number}, in linear' for number in range(3)
     ]
     frames = "".join(
         f'  File "{frame}\n    {"deep(x) " * 40}\n    ^^^^^^\n'
-        for frame in (*launchers, *mine, *library)
+        for frame in (*launchers, *users, *library)
     )
     logs_of(
         tmp_path,
@@ -221,10 +213,10 @@ def test_a_deep_failure_fits_a_screen(tmp_path: Path) -> None:
         + BROKEN
         + "[W1121 18:30:35.3 ProcessGroup.cpp:1] destroy_process_group() was not called\n",
     )
-    said = fits(explain([], {0: 1}, tmp_path))
-    assert said.startswith("error: rank 0: RuntimeError: wrong wrong")
+    shown = fits(explain([], {0: 1}, tmp_path))
+    assert shown.startswith("error: rank 0: RuntimeError: wrong wrong")
     assert not any(
-        name in said
+        name in shown
         for name in (
             "runpy",
             "elastic",
@@ -234,10 +226,10 @@ def test_a_deep_failure_fits_a_screen(tmp_path: Path) -> None:
             "no such class",
         )
     )
-    assert "/home/me/train.py:0 in level0: deep(x)" in said
-    assert "32 frames left out" in said
-    assert "  torch/nn/functional.py:2 in linear: deep(x)" in said
-    assert "remedy: /home/me/train.py:39, in level39, is where your own code led there" in said
+    assert "/home/me/train.py:0 in level0: deep(x)" in shown
+    assert "32 frames left out" in shown
+    assert "  torch/nn/functional.py:2 in linear: deep(x)" in shown
+    assert "remedy: /home/me/train.py:39, in level39, is where your own code led there" in shown
 
 
 def test_the_last_of_a_chain_is_taken() -> None:
@@ -247,13 +239,10 @@ def test_the_last_of_a_chain_is_taken() -> None:
         + HEAD
         + '  File "x.py", line 1\n    def f(:\n          ^\nSyntaxError: invalid syntax\n'
     )
-    found = last_traceback(chain)
-    assert found is not None
-    assert (found.error, found.frames[-1].path, found.frames[-1].line) == (
-        "SyntaxError: invalid syntax",
-        "x.py",
-        1,
-    )
+    traceback = last_traceback(chain)
+    assert traceback is not None
+    frame = traceback.frames[-1]
+    assert (traceback.error, frame.path, frame.line) == ("SyntaxError: invalid syntax", "x.py", 1)
     assert last_traceback("nothing of the kind") is None
 
 
@@ -281,12 +270,9 @@ def test_the_kernels_kills(tmp_path: Path) -> None:
 
 
 def test_a_killed_rank_says_whether_memory_ran_out(tmp_path: Path) -> None:
-    found = {count: explain([], {0: KILL}, tmp_path, oom_kills=count) for count in (None, 0, 2)}
-    assert [isinstance(error, RunError) and error.again for error in found.values()] == [
-        True,
-        True,
-        False,
-    ]
-    assert "; the kernel does so when memory runs out" in str(found[None])
-    assert "not for want of memory" in str(found[0])
-    assert "memory ran out, and the kernel ended 2 processes" in str(found[2])
+    errors = {count: explain([], {0: KILL}, tmp_path, oom_kills=count) for count in (None, 0, 2)}
+    again = [isinstance(error, RunError) and error.again for error in errors.values()]
+    assert again == [True, True, False]
+    assert "; the kernel does so when memory runs out" in str(errors[None])
+    assert "not for want of memory" in str(errors[0])
+    assert "memory ran out, and the kernel ended 2 processes" in str(errors[2])

@@ -1,4 +1,4 @@
-"""Who is taken for hung, and who is named: rules on heartbeats and on what was seen of the ranks."""
+"""Who is taken for hung, and who is named: rules on heartbeats and on snapshots of the ranks."""
 
 import pytest
 
@@ -6,14 +6,14 @@ from samecurve.core.events import Beat, Phase
 from samecurve.diagnose.hang import Collective, RankSnapshot, SilenceWatch, judge
 from samecurve.diagnose.stacks import Location, locate
 
-OFTEN = 0.2
+INTERVAL = 0.2
 
 
 def silent_after(watch: SilenceWatch, at: float, beats: dict[int, Beat]) -> float:
     """Seconds after `at` until the watch says that somebody hangs."""
     now = at
-    while watch.observe(now, beats, OFTEN) is None:
-        now += OFTEN
+    while watch.observe(now, beats, INTERVAL) is None:
+        now += INTERVAL
         assert now < at + 10_000
     return now - at
 
@@ -26,8 +26,8 @@ def trained(watch: SilenceWatch, ranks: int, steps: int, seconds: float) -> floa
         beats = {rank: Beat((count + 1) // 2, phase, count) for rank in range(ranks)}
         until = now + seconds / 2
         while now < until:
-            assert watch.observe(now, beats, OFTEN) is None
-            now += min(OFTEN, seconds / 2)
+            assert watch.observe(now, beats, INTERVAL) is None
+            now += min(INTERVAL, seconds / 2)
     return now
 
 
@@ -36,20 +36,19 @@ def test_the_limit_is_learnt_from_the_ranks_own_steps(seconds: float, limit: flo
     """Quick steps: the floor. Slow ones: ten times their usual length."""
     watch = SilenceWatch(20)
     now = trained(watch, 2, 20, seconds)
-    found = silent_after(watch, now, {0: Beat(21, "step", 1000), 1: Beat(20, "data", 1000)})
-    assert limit <= found <= limit * 1.1 + OFTEN
+    seconds = silent_after(watch, now, {0: Beat(21, "step", 1000), 1: Beat(20, "data", 1000)})
+    assert limit <= seconds <= limit * 1.1 + INTERVAL
 
 
 def test_what_was_never_seen_to_end_has_ten_times_the_floor() -> None:
     watch = SilenceWatch(20)
     assert silent_after(watch, 0, {0: Beat(0, "start", 0)}) == pytest.approx(200, abs=1)
     now = 1000.0
-    assert silent_after(watch, now, {0: Beat(0, "step", 1)}) == pytest.approx(
-        200, abs=1
-    )  # the first step may be compiled
+    first_step = {0: Beat(0, "step", 1)}  # it may be compiled
+    assert silent_after(watch, now, first_step) == pytest.approx(200, abs=1)
 
 
-def test_only_the_hindmost_is_asked() -> None:
+def test_only_the_rank_furthest_behind_is_asked() -> None:
     """Rank 0 saves, which may take long; the others wait for it in the next step."""
     watch = SilenceWatch(20)
     now = trained(watch, 2, 20, 0.1)
@@ -61,85 +60,61 @@ def test_a_watch_that_was_asleep_blames_nobody() -> None:
     watch = SilenceWatch(20)
     now = trained(watch, 2, 20, 0.1)
     beats = {0: Beat(20, "step", 1000), 1: Beat(20, "step", 1000)}
-    assert watch.observe(now, beats, OFTEN) is None
-    assert watch.observe(now + 3600, beats, OFTEN) is None  # the machine was suspended
+    assert watch.observe(now, beats, INTERVAL) is None
+    assert watch.observe(now + 3600, beats, INTERVAL) is None  # the machine was suspended
     assert silent_after(watch, now + 3600, beats) == pytest.approx(20, abs=2)
 
 
 IN_SUM = Collective(7, "all_reduce", "[[10]]", ended=False)
 SUMMED = Collective(7, "all_reduce", "[[10]]", ended=True)
 BEFORE = Collective(6, "all_reduce", "[[10]]", ended=True)
+IN_BROADCAST = Collective(7, "broadcast", "[[10]]", ended=False)
+STEP_9, DATA_9 = Beat(9, "step", 1), Beat(9, "data", 1)
+WAITING = RankSnapshot(STEP_9, collective=IN_SUM)
+IN_LOSS = Location("other", "mine.py:8 loss()")
+IN_FEED = Location("data", "the feed: mine.py:3 read()")
 
 
 @pytest.mark.parametrize(
-    ("seen", "culprits", "says"),
+    ("snapshots", "culprits", "says"),
     [
         (
-            {
-                0: RankSnapshot(Beat(9, "step", 1), "", None, IN_SUM),
-                1: RankSnapshot(Beat(9, "step", 1), "T", None, None),
-                2: RankSnapshot(Beat(9, "step", 1), "", None, IN_SUM),
-            },
+            {0: WAITING, 1: RankSnapshot(STEP_9, process_state="T"), 2: WAITING},
             (1,),
             "rank 1 stopped (SIGSTOP",
         ),
         (
-            {
-                0: RankSnapshot(Beat(9, "step", 1), "", None, IN_SUM),
-                1: RankSnapshot(
-                    Beat(9, "data", 1), "", Location("data", "the feed: mine.py:3 read()"), BEFORE
-                ),
-            },
+            {0: WAITING, 1: RankSnapshot(DATA_9, location=IN_FEED, collective=BEFORE)},
             (1,),
             "rank 1 in the feed: mine.py:3 read() (data, since step 9)",
         ),
         (
-            {
-                0: RankSnapshot(Beat(9, "step", 1), "", None, IN_SUM),
-                1: RankSnapshot(
-                    Beat(9, "step", 1), "", Location("other", "mine.py:8 loss()"), BEFORE
-                ),
-            },
+            {0: WAITING, 1: RankSnapshot(STEP_9, location=IN_LOSS, collective=BEFORE)},
             (1,),
             "rank 1 in mine.py:8 loss() (step, since step 9)",
         ),
         (
-            {
-                0: RankSnapshot(Beat(9, "step", 1), "", None, IN_SUM),
-                1: RankSnapshot(
-                    Beat(9, "step", 1), "", Location("other", "mine.py:8 loss()"), SUMMED
-                ),
-            },
+            {0: WAITING, 1: RankSnapshot(STEP_9, location=IN_LOSS, collective=SUMMED)},
             (1,),
             "rank 0 in all_reduce (step, since step 9)",
         ),
         (
-            {
-                0: RankSnapshot(Beat(9, "step", 1), "", None, IN_SUM),
-                1: RankSnapshot(
-                    Beat(9, "step", 1), "", None, Collective(7, "broadcast", "[[10]]", False)
-                ),
-            },
+            {0: WAITING, 1: RankSnapshot(STEP_9, collective=IN_BROADCAST)},
             (),
             "rank 0 in all_reduce number 7 of [[10]]; rank 1 in broadcast",
         ),
+        ({0: WAITING, 1: WAITING}, (), "ranks 0, 1 in all_reduce"),
         (
-            {
-                0: RankSnapshot(Beat(9, "step", 1), "", None, IN_SUM),
-                1: RankSnapshot(Beat(9, "step", 1), "", None, IN_SUM),
-            },
-            (),
-            "ranks 0, 1 in all_reduce",
-        ),
-        (
-            {0: RankSnapshot(Beat(9, "step", 1), "", Location("other", "mine.py:8 loss()"), None)},
+            {0: RankSnapshot(STEP_9, location=IN_LOSS)},
             (0,),
             "rank 0 gave no sign for 61 s (limit 60 s)",
         ),
     ],
 )
-def test_who_is_named(seen: dict[int, RankSnapshot], culprits: tuple[int, ...], says: str) -> None:
-    verdict = judge(seen, 61, 60, len(seen))
+def test_who_is_named(
+    snapshots: dict[int, RankSnapshot], culprits: tuple[int, ...], says: str
+) -> None:
+    verdict = judge(snapshots, seconds=61, limit=60, world_size=len(snapshots))
     assert verdict.culprits == culprits
     assert says in verdict.cause
     assert verdict.again == ("different collectives" not in verdict.cause)
@@ -148,7 +123,7 @@ def test_who_is_named(seen: dict[int, RankSnapshot], culprits: tuple[int, ...], 
 
 def test_a_start_and_many_quick_steps_between_two_looks() -> None:
     watch = SilenceWatch(20)
-    assert watch.observe(0, {0: Beat(0, "start", 0)}, OFTEN) is None
+    assert watch.observe(0, {0: Beat(0, "start", 0)}, INTERVAL) is None
     assert silent_after(watch, 0.2, {0: Beat(18, "data", 40)}) == pytest.approx(20, abs=1)
 
 
@@ -162,8 +137,7 @@ Current thread 0x02 (most recent call first):
   File "/x/site-packages/samecurve/data/feed.py", line 160 in _ahead
   File "/x/site-packages/samecurve/core/loop.py", line 33 in train
 """
-    found = locate(dump)
-    assert found == Location("data", "the feed: mine.py:31 __getitem__()")
+    assert locate(dump) == Location("data", "the feed: mine.py:31 __getitem__()")
     assert locate("") is None
 
 

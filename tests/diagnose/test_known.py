@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from samecurve.diagnose.crash import explain
-from samecurve.diagnose.known_failures import KNOWN_FAILURES, KnownFailure, find_known_failure
+from samecurve.diagnose.known_failures import KNOWN_FAILURES, KnownFailure, diagnose
 from samecurve.errors import RunError, SamecurveError
 
 HERE = Path(__file__).parent
@@ -97,10 +97,10 @@ def failures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def fits(error: SamecurveError) -> str:
     """What is shown, which must fit a screen and begin with the cause."""
-    said = f"error: {error}"
-    assert sum(-(-len(line) // COLUMNS) for line in said.splitlines()) <= ROWS, said
-    assert said.count("remedy: ") == 1
-    return said
+    shown = f"error: {error}"
+    assert sum(-(-len(line) // COLUMNS) for line in shown.splitlines()) <= ROWS, shown
+    assert shown.count("remedy: ") == 1
+    return shown
 
 
 @pytest.mark.parametrize("name", PROVOKED)
@@ -118,14 +118,14 @@ def test_a_failure_that_really_happened_is_told(name: str, failures: Path) -> No
         dict(reversed(exits.items())),
     ):  # ranks end within milliseconds of each other
         error = explain([], order, failures / name, world_size=ranks)
-        said = fits(error)
-        assert words in said + "\n"
+        shown = fits(error)
+        assert words in shown + "\n"
         assert isinstance(error, RunError)
         if entry:
             known = next(known for known in KNOWN_FAILURES if known.name == entry)
             assert (error.remedy, error.again) == (known.remedy, known.again) or "{" in known.remedy
             assert error.trace
-        assert error.log == str(failures / name / f"rank-{re.search('rank (.)', said)[1]}.log")  # type: ignore[index]
+        assert error.log == str(failures / name / f"rank-{re.search('rank (.)', shown)[1]}.log")  # type: ignore[index]
         assert error.again or entry
 
 
@@ -136,16 +136,16 @@ def test_every_entry_is_provoked_or_has_a_sample() -> None:
 
 @pytest.mark.parametrize(("name", "text"), SAMPLES)
 def test_no_sample_is_taken_for_another_failure(name: str, text: str, tmp_path: Path) -> None:
-    found = find_known_failure(text)
-    assert found is not None
-    assert found[0].name == name
+    diagnosis = diagnose(text)
+    assert diagnosis is not None
+    assert diagnosis.known.name == name
     (tmp_path / "rank-0.log").write_text(
         'Traceback (most recent call last):\n  File "/home/x/train.py", line 7, in <module>\n   '
         f" main()\n{text}\n"
     )
-    said = fits(explain([], {0: 1}, tmp_path))
-    assert "  /home/x/train.py:7 in <module>: main()\n" in said or text.startswith("[rank")
-    assert not any(blank in said.splitlines()[0] for blank in ("{", "()", "( ", " )", "  "))
+    shown = fits(explain([], {0: 1}, tmp_path))
+    assert "  /home/x/train.py:7 in <module>: main()\n" in shown or text.startswith("[rank")
+    assert not any(blank in shown.splitlines()[0] for blank in ("{", "()", "( ", " )", "  "))
 
 
 def row(known: KnownFailure) -> str:

@@ -21,6 +21,7 @@ from samecurve.observe.report.reading import RunRecord, read_run
 from samecurve.observe.report.summary import differences, outcome, samples_seen, summary
 from samecurve.observe.report.thinning import BUCKETS, smooth, thin
 from samecurve.observe.report.write import write_report
+from samecurve.system import install_command
 from worlds import Pool
 
 pytest.importorskip("matplotlib", reason="pip install 'samecurve[report]'")
@@ -283,11 +284,11 @@ def test_every_state_of_a_run_has_a_page_that_says_so(home: Path, tmp_path: Path
     kinds = [json.loads(line)["kind"] for line in lines]
     trained = kinds.index("step")
 
-    def page(name: str, journal: bytes, live: bool = False) -> tuple[RunRecord, str]:
+    def page(name: str, journal: bytes, *, live: bool = False) -> tuple[RunRecord, str]:
         run = copied(home, tmp_path / name)
         (run / "journal.jsonl").write_bytes(journal)
-        record = read_run(run, live)
-        return record, Looked(make_page([record], [name], [], ["loss"], 0.0)).text
+        record = read_run(run, live=live)
+        return record, Looked(make_page([record], [name], [], ["loss"], now=0.0)).text
 
     killed, said = page("killed", b"".join(lines[: trained + 7]) + lines[trained + 7][:30])
     assert (outcome(killed), summary(killed)["step"]) == ("cut off", 7)
@@ -374,5 +375,5 @@ def test_refusals_come_before_anything_is_written(
     assert "else/report.html was not written by samecurve report" in no("run", "--to", "else")
     assert "is no directory" in no("run", "--to", "run/plan.json")
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert "pip install 'samecurve[report]'" in no("run")
+    assert install_command("report") in no("run")
     assert sorted(path.name for path in tmp_path.rglob("*")) == before

@@ -1,32 +1,31 @@
-"""A failed world -> the one failure that began it: its cause first, where it came about, a remedy,
-and the log that has the rest.
+"""A failed world -> the one failure that began it.
 
-A rank that only lost another one, or waited for it in vain, is never the cause while some rank
-failed for a reason of its own.
+Its cause first, where it came about, a remedy, and the log that has the rest. A rank that only lost
+another one, or waited for it in vain, is never the cause while some rank failed by itself.
 """
 
 import re
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from samecurve.diagnose.known_failures import KnownFailure, find_known_failure
+from samecurve.diagnose.known_failures import Diagnosis, Symptom, diagnose
 from samecurve.diagnose.notes import FailureNote
 from samecurve.diagnose.tracebacks import Traceback, clip, last_traceback, read_tail
 from samecurve.errors import RunError, SamecurveError, UserError
 
-_FRAMES, _FEWER = 11, 7  # lines of an unknown failure's traceback, and of a known one's
-_CAUSE = 400  # characters
-_WORDS = 4  # further lines of an error, or of a log that has no traceback
-_SPEECH = 40  # lines of a log's end in which a process without a traceback may have said why
-_SILENT = re.compile(
-    r"^pre-flight: .* did not end within "
-)  # what a rank says that waits for one which has failed
-_AGAIN = "the same command again goes on from the last save, where there is one"
-_ANEW = "run it again; with --max-restarts N that happens by itself, for a script that resumes"
-_LINE = re.compile(r"\.py:\d+$")  # a line of the user's own
-_HOW = {
+_MAX_FRAMES = 11  # lines of an unknown failure's traceback
+_MAX_FRAMES_KNOWN = 7  # and of a known one's
+_MAX_CAUSE = 400  # characters
+_MAX_LINES = 4  # of an error, or of a log without a traceback
+_MAX_RANKS = 8  # named one by one
+_END_OF_LOG = 40  # lines in which a process without a traceback may have said why
+_PREFLIGHT_TIMEOUT = re.compile(r"^pre-flight: .* did not end within ")  # waits for a failed rank
+_USER_LINE = re.compile(r"\.py:\d+$")  # a place in the user's own code
+_SAME_COMMAND = "the same command again goes on from the last save, where there is one"
+_RUN_AGAIN = "run it again; with --max-restarts N that happens by itself, for a script that resumes"
+_SIGNAL_MEANS = {
     "SIGABRT": "; a library did so: its last words are below, if it had any",
     "SIGSEGV": ": native code failed; PYTHONFAULTHANDLER=1 shows where it was called",
     "SIGBUS": ": a file that it had mapped lost its room, often /dev/shm",
@@ -34,34 +33,28 @@ _HOW = {
 }
 
 
-@dataclass(frozen=True)
-class _Failed:
-    """What is known of one rank's end.
-
-    known: it fits the table, with these words. follows: "" , "lost" a peer, or "waited" for one.
-    """
+@dataclass(frozen=True, kw_only=True)
+class RankFailure:
+    """What is known of one rank's end."""
 
     rank: int
-    code: int
-    note: FailureNote | None
-    trace: Traceback | None
-    words: tuple[str, ...]
-    known: KnownFailure | None = None
-    said: tuple[str, str] = ("", "")
-    follows: str = ""
+    exit_code: int  # negative: ended by that signal
+    note: FailureNote | None = None  # what it wrote down itself
+    traceback: Traceback | None = None  # of its note, or of its log
+    last_lines: tuple[str, ...] = ()  # of its log, where that has no traceback
+    diagnosis: Diagnosis | None = None  # it is a known failure
+    symptom: Symptom = ""  # "lost" another rank, or "waited" for one
 
     @property
-    def signal(self) -> str:
-        """That ended it, and nothing else is known; '' for another end."""
-        return (
-            signal.Signals(-self.code).name
-            if self.code < 0 and not self.known and not self.trace
-            else ""
-        )
+    def signal_name(self) -> str:
+        """The signal that ended it, where nothing else is known; '' for another end."""
+        if self.exit_code >= 0 or self.diagnosis or self.traceback:
+            return ""
+        return signal.Signals(-self.exit_code).name
 
 
 def explain(
-    notes: list[FailureNote],
+    notes: Sequence[FailureNote],
     exits: Mapping[int, int],
     logs: Path,
     *,
@@ -70,276 +63,275 @@ def explain(
     left_early: Sequence[int] = (),
     resumes: bool = True,
 ) -> SamecurveError:
-    """notes: by time.
+    """The error to show for a world that failed.
 
+    notes: by time
     exits: rank -> exit code, negative for a signal, of the ranks that did not end well, the first
-    first.
-
-    starved: processes that the kernel ended since the start for want of memory; None: not known.
-    world: all ranks, to tell of those that did not fail. left: ranks that had ended with 0 when the
-    first one failed. resumes: the same command goes on from a save.
+        one first
+    oom_kills: processes that the kernel ended since the start for want of memory; None: not known
+    world_size: to name the ranks that did not fail; 0: not known
+    left_early: ranks that had ended with 0 when the first one failed
+    resumes: the same command goes on from a save
     """
-    noted = {note.rank for note in notes}
-    failed = [
-        *(_of_note(note, exits.get(note.rank, note.exit_code)) for note in notes),
-        *(_of_log(rank, code, logs) for rank, code in exits.items() if rank not in noted),
-    ]
-    if not failed:
+    failures = _collect_failures(notes, exits, logs)
+    if not failures:
         return RunError(
             "the ranks failed without a word", "their logs may say why", again=True, log=str(logs)
         )
-    first = _first(failed)
-    early = bool(left_early and first.follows)
-    others = _others(left_early[0] if early else first.rank, failed, world_size)
-    error = (
-        _left_early(left_early, others, logs)
-        if early
-        else _error(
+    first = find_first_failure(failures)
+    if left_early and first.symptom:
+        others = _describe_others(left_early[0], failures, world_size)
+        error: SamecurveError = _explain_left_early(left_early, others, logs)
+    else:
+        others = _describe_others(first.rank, failures, world_size)
+        all_noted = len(notes) >= world_size
+        is_common = all_noted and len({note.cause for note in notes}) <= 1
+        error = _explain_first(
             first,
-            logs,
-            oom_kills,
-            others,
-            world_size > 1 and (len(notes) < world_size or len({note.cause for note in notes}) > 1),
+            others=others,
+            log=logs / f"rank-{first.rank}.log",
+            oom_kills=oom_kills,
+            name_rank=world_size > 1 and not is_common,
         )
-    )
-    error.rank = None if early else first.rank
-    error.remedy = error.remedy if resumes else error.remedy.replace(_AGAIN, _ANEW)
+        error.rank = first.rank
+    if not resumes:
+        error.remedy = error.remedy.replace(_SAME_COMMAND, _RUN_AGAIN)
     return error
 
 
-def _left_early(left: Sequence[int], others: str, logs: Path) -> RunError:
-    """The others lost it, or waited for it: data of unequal length is the usual reason."""
-    return RunError(
-        f"{_named(left)} left with exit code 0 before the others were done",
-        "every rank must take the same number of steps and make the same calls: look for data of"
-        " unequal length (drop_last, a sampler for each rank), or an exit that depends on the rank",
-        trace=others,
-        log=str(logs / f"rank-{left[0]}.log"),
-    )
+def _collect_failures(
+    notes: Sequence[FailureNote], exits: Mapping[int, int], logs: Path
+) -> list[RankFailure]:
+    """Those with a note first, by time; then those that only a log or an exit code tells of."""
+    with_note = {note.rank for note in notes}
+    return [
+        *(_failure_from_note(note, exits.get(note.rank, note.exit_code)) for note in notes),
+        *(
+            _failure_from_log(rank, exit_code, logs)
+            for rank, exit_code in exits.items()
+            if rank not in with_note
+        ),
+    ]
 
 
-def _of_note(note: FailureNote, code: int) -> _Failed:
+def _failure_from_note(note: FailureNote, exit_code: int) -> RankFailure:
+    failure = RankFailure(rank=note.rank, exit_code=abs(exit_code), note=note)
     if not note.trace:
-        return _Failed(
-            note.rank,
-            abs(code),
-            note,
-            None,
-            (),
-            follows="waited" if _SILENT.search(note.cause) else "",
-        )
-    trace = last_traceback(note.trace)
-    return _looked_up(note.rank, abs(code), note, trace, trace.error if trace else note.cause, ())
+        waited = _PREFLIGHT_TIMEOUT.search(note.cause)
+        return replace(failure, symptom="waited") if waited else failure
+    traceback = last_traceback(note.trace)
+    failure = replace(failure, traceback=traceback)
+    return _with_diagnosis(failure, traceback.error if traceback else note.cause)
 
 
-def _of_log(rank: int, code: int, logs: Path) -> _Failed:
+def _failure_from_log(rank: int, exit_code: int, logs: Path) -> RankFailure:
     """A rank that was killed left no word, though its log may hold old ones."""
-    text = (
-        "" if code in {-signal.SIGKILL, -signal.SIGTERM} else read_tail(logs / f"rank-{rank}.log")
-    )
-    trace = last_traceback(text)
+    was_killed = exit_code in {-signal.SIGKILL, -signal.SIGTERM}
+    text = "" if was_killed else read_tail(logs / f"rank-{rank}.log")
+    traceback = last_traceback(text)
+    if traceback is not None:
+        if traceback.error.startswith("KeyboardInterrupt"):
+            return RankFailure(rank=rank, exit_code=-signal.SIGTERM)
+        failure = RankFailure(rank=rank, exit_code=exit_code, traceback=traceback)
+        return _with_diagnosis(failure, traceback.error)
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("frame #")]
-    said = trace.error if trace else "\n".join(lines[-_SPEECH:])
-    if trace and trace.error.startswith("KeyboardInterrupt"):
-        return _Failed(rank, -signal.SIGTERM, None, None, ())
-    return _looked_up(rank, code, None, trace, said, tuple(lines[-_WORDS:]) if not trace else ())
+    failure = RankFailure(rank=rank, exit_code=exit_code, last_lines=tuple(lines[-_MAX_LINES:]))
+    return _with_diagnosis(failure, "\n".join(lines[-_END_OF_LOG:]))
 
 
-def _looked_up(
-    rank: int,
-    code: int,
-    note: FailureNote | None,
-    trace: Traceback | None,
-    said: str,
-    words: tuple[str, ...],
-) -> _Failed:
-    found = find_known_failure(said)
-    if not found:
-        return _Failed(rank, code, note, trace, words)
-    return _Failed(
-        rank, code, note, trace, words, found[0], found[0].explain(found[1]), found[0].symptom
-    )
+def _with_diagnosis(failure: RankFailure, text: str) -> RankFailure:
+    """text: in which a known failure is looked for."""
+    diagnosis = diagnose(text)
+    if diagnosis is None:
+        return failure
+    return replace(failure, diagnosis=diagnosis, symptom=diagnosis.known.symptom)
 
 
-def _first(failed: Sequence[_Failed]) -> _Failed:
+def find_first_failure(failures: Sequence[RankFailure]) -> RankFailure:
     """The one that began it.
 
     A SIGTERM is mostly what the others get; one that came before a peer was lost came from outside,
     and so did a SIGKILL unless a rank was only late.
     """
-    lost = any(one.follows == "lost" for one in failed)
-    waited = any(one.follows == "waited" for one in failed)
-    own = [one for one in failed if not one.follows and one.signal not in {"SIGTERM", "SIGKILL"}]
-    killed = [
-        one
-        for one in failed
-        if one.signal == "SIGKILL" and (lost or not waited or one is failed[0])
-    ]
-    ended = [one for one in failed if one.signal == "SIGTERM" and (lost or one is failed[0])]
-    mine = [one for one in failed if one in own or one in killed]
-    return next(
-        iter(
-            [
-                *mine,
-                *ended,
-                *(one for one in failed if one.follows == "lost"),
-                *(one for one in failed if one.follows),
-                *failed,
-            ]
-        )
+    some_lost = any(failure.symptom == "lost" for failure in failures)
+    some_waited = any(failure.symptom == "waited" for failure in failures)
+    earliest = failures[0]
+
+    def failed_by_itself(failure: RankFailure) -> bool:
+        if failure.signal_name == "SIGKILL":
+            return some_lost or not some_waited or failure is earliest
+        return not failure.symptom and failure.signal_name != "SIGTERM"
+
+    def was_ended_from_outside(failure: RankFailure) -> bool:
+        return failure.signal_name == "SIGTERM" and (some_lost or failure is earliest)
+
+    likeliest_first = (
+        failed_by_itself,
+        was_ended_from_outside,
+        lambda failure: failure.symptom == "lost",
+        lambda failure: failure.symptom == "waited",
+    )
+    for is_cause in likeliest_first:
+        for failure in failures:
+            if is_cause(failure):
+                return failure
+    return earliest
+
+
+def _explain_left_early(left_early: Sequence[int], others: str, logs: Path) -> RunError:
+    """The others lost it, or waited for it: data of unequal length is the usual reason."""
+    return RunError(
+        f"{_name_ranks(left_early)} left with exit code 0 before the others were done",
+        "every rank must take the same number of steps and make the same calls: look for data of"
+        " unequal length (drop_last, a sampler for each rank), or an exit that depends on the rank",
+        trace=others,
+        log=str(logs / f"rank-{left_early[0]}.log"),
     )
 
 
-def _error(
-    first: _Failed, logs: Path, starved: int | None, others: str, alone: bool
+def _explain_first(
+    first: RankFailure, *, others: str, log: Path, oom_kills: int | None, name_rank: bool
 ) -> SamecurveError:
-    """alone: not all ranks failed with the same word."""
-    log = (
-        logs / f"rank-{first.rank}.log"
-    )  # a lone process has none: what it says stands on the terminal
-    where = str(log) if log.exists() else ""
-    below = [others] if others else []
+    """others: a line on the other ranks, or ''. name_rank: not all ranks failed in the same way."""
+    log_path = str(log) if log.exists() else ""  # a lone process has none: it wrote to the terminal
     if first.note and not first.note.trace:
-        own = bool(_LINE.search(first.note.where))
-        cause, at = (
-            (f"rank {first.rank}: {first.note.where}: {first.note.cause}", "")
-            if own and alone
-            else (first.note.cause, first.note.where)
-        )
-        if first.note.exit_code == UserError.exit_code:
-            return UserError(cause, first.note.remedy, at)
-        return RunError(
-            cause,
-            first.note.remedy,
-            at,
-            again=first.note.again,
-            trace="\n".join(below),
-            log=where if own else "",
-        )
-    if first.known:
-        lines = [
-            *(first.trace.show_frames(_FEWER) if first.trace else []),
-            *(
-                clip(line)
-                for line in (first.trace.error.splitlines()[:1] if first.trace else first.words)
-            ),
-        ]
-        return RunError(
-            f"rank {first.rank}: {clip(first.said[0], _CAUSE)}",
-            first.said[1],
-            again=first.known.again,
-            trace="\n".join([*lines, *below]),
-            log=where,
-        )
-    if first.signal:
-        cause, remedy, again = _killed(first, starved)
-        return RunError(
-            cause,
-            remedy,
-            again=again,
-            trace="\n".join([*map(clip, first.words), *below]),
-            log=where,
-        )
-    if first.trace:
-        return _unknown(first.rank, first.trace, below, where)
+        return _explain_own_error(first.note, others=others, log=log_path, name_rank=name_rank)
+    if first.diagnosis:
+        return _explain_known(first, first.diagnosis, others=others, log=log_path)
+    if first.signal_name:
+        cause, remedy, again = _explain_signal(first.rank, first.signal_name, oom_kills)
+        lines = map(clip, first.last_lines)
+        return RunError(cause, remedy, again=again, trace=_join_lines(*lines, others), log=log_path)
+    if first.traceback:
+        return _explain_unknown(first.rank, first.traceback, others=others, log=log_path)
     if first.note:
-        return RunError(
-            f"rank {first.rank}: {clip(first.note.cause, _CAUSE)}",
-            _AGAIN,
-            again=True,
-            trace="\n".join(below),
-            log=where,
-        )
-    words = [*map(clip, first.words), *below]
+        cause = f"rank {first.rank}: {clip(first.note.cause, _MAX_CAUSE)}"
+        return RunError(cause, _SAME_COMMAND, again=True, trace=others, log=log_path)
+    missing = "traceback" if first.last_lines else "word"
     return RunError(
-        f"rank {first.rank} left with exit code {first.code} and no"
-        f" {'traceback' if first.words else 'word'}",
-        _AGAIN,
+        f"rank {first.rank} left with exit code {first.exit_code} and no {missing}",
+        _SAME_COMMAND,
         again=True,
-        trace="\n".join(words),
-        log=where,
+        trace=_join_lines(*map(clip, first.last_lines), others),
+        log=log_path,
     )
 
 
-def _unknown(rank: int, trace: Traceback, below: list[str], where: str) -> RunError:
-    said, *more = trace.error.splitlines()
-    own = trace.user_frame
-    inner = own is not None and own is not trace.frames[-1]
-    remedy = (
-        f"{own.path}:{own.line}{f', in {own.function},' if own.function else ''} is"
-        f" {'where your own code led there' if inner else 'the line to mend'}"
-        if own
-        else _AGAIN
-    )
-    lines = [
-        *trace.show_frames(_FRAMES),
-        *map(clip, [line for line in more if line.strip()][: _WORDS - 1]),
-        *below,
-    ]
+def _explain_own_error(
+    note: FailureNote, *, others: str, log: str, name_rank: bool
+) -> SamecurveError:
+    """An error that explains itself keeps its words."""
+    in_user_code = bool(_USER_LINE.search(note.where))
+    cause, where = note.cause, note.where
+    if in_user_code and name_rank:
+        cause, where = f"rank {note.rank}: {note.where}: {note.cause}", ""
+    if note.exit_code == UserError.exit_code:
+        return UserError(cause, note.remedy, where)
     return RunError(
-        f"rank {rank}: {clip(said, _CAUSE)}",
+        cause,
+        note.remedy,
+        where,
+        again=note.again,
+        trace=others,
+        log=log if in_user_code else "",
+    )
+
+
+def _explain_known(
+    failure: RankFailure, diagnosis: Diagnosis, *, others: str, log: str
+) -> RunError:
+    if failure.traceback:
+        frames = failure.traceback.show_frames(_MAX_FRAMES_KNOWN)
+        lines = [*frames, *map(clip, failure.traceback.error.splitlines()[:1])]
+    else:
+        lines = [*map(clip, failure.last_lines)]
+    return RunError(
+        f"rank {failure.rank}: {clip(diagnosis.cause, _MAX_CAUSE)}",
+        diagnosis.remedy,
+        again=diagnosis.known.again,
+        trace=_join_lines(*lines, others),
+        log=log,
+    )
+
+
+def _explain_unknown(rank: int, traceback: Traceback, *, others: str, log: str) -> RunError:
+    """By its traceback, and the user's own line in it."""
+    message, *more = traceback.error.splitlines()
+    more_lines = [line for line in more if line.strip()][: _MAX_LINES - 1]
+    frame = traceback.user_frame
+    if frame is None:
+        remedy = _SAME_COMMAND
+    else:
+        place = f"{frame.path}:{frame.line}"
+        if frame.function:
+            place += f", in {frame.function},"
+        fails_there = frame is traceback.frames[-1]
+        what = "the line to mend" if fails_there else "where your own code led there"
+        remedy = f"{place} is {what}"
+    return RunError(
+        f"rank {rank}: {clip(message, _MAX_CAUSE)}",
         remedy,
         again=True,
-        trace="\n".join(lines),
-        log=where,
+        trace=_join_lines(*traceback.show_frames(_MAX_FRAMES), *map(clip, more_lines), others),
+        log=log,
     )
 
 
-def _killed(first: _Failed, starved: int | None) -> tuple[str, str, bool]:
-    said = f"rank {first.rank} was ended by {first.signal}"
-    if first.signal == "SIGKILL" and starved:
-        count = f"{starved} process{'es' if starved > 1 else ''}"
+def _explain_signal(rank: int, signal_name: str, oom_kills: int | None) -> tuple[str, str, bool]:
+    """Cause, remedy, and whether starting again may help."""
+    cause = f"rank {rank} was ended by {signal_name}"
+    if signal_name == "SIGTERM":
+        return cause, f"{_SAME_COMMAND}; to stop a run, signal its launcher", True
+    if signal_name != "SIGKILL":
+        return cause + _SIGNAL_MEANS.get(signal_name, ""), _SAME_COMMAND, True
+    if oom_kills is None:
+        return f"{cause}; the kernel does so when memory runs out", _SAME_COMMAND, True
+    if oom_kills == 0:
         return (
-            f"{said}: memory ran out, and the kernel ended {count}",
-            (
-                "fewer samples at once, or fewer data workers; `dmesg` and the container's limit"
-                " say how much there was"
-            ),
-            False,
-        )
-    if first.signal == "SIGKILL":
-        return (
-            said
-            + (
-                "; the kernel does so when memory runs out"
-                if starved is None
-                else "; not for want of memory: somebody, or a scheduler, did"
-            ),
-            _AGAIN,
+            f"{cause}; not for want of memory: somebody, or a scheduler, did",
+            _SAME_COMMAND,
             True,
         )
-    if first.signal == "SIGTERM":
-        return said, f"{_AGAIN}; to stop a run, signal its launcher", True
-    return said + _HOW.get(first.signal, ""), _AGAIN, True
+    plural = "es" if oom_kills > 1 else ""
+    return (
+        f"{cause}: memory ran out, and the kernel ended {oom_kills} process{plural}",
+        "fewer samples at once, or fewer data workers; `dmesg` and the container's limit say how"
+        " much there was",
+        False,
+    )
 
 
-def _others(told: int, failed: Sequence[_Failed], world: int) -> str:
-    """What the ranks other than the one that is told of were doing, in one line; '' if there are
-    none.
-    """
-    rest = [one for one in failed if one.rank != told]
-    groups = {
-        "lost their peer": [one.rank for one in rest if one.follows == "lost"],
-        "waited in vain": [one.rank for one in rest if one.follows == "waited"],
-        "were ended": [one.rank for one in rest if one.signal in {"SIGTERM", "SIGKILL"}],
-        "failed too": [
-            one.rank for one in rest if not one.follows and one.signal not in {"SIGTERM", "SIGKILL"}
-        ],
-        "had not failed": (
-            sorted(set(range(world)) - {told} - {one.rank for one in failed}) if world > 1 else []
-        ),
-    }
-    words = [
-        f"{_named(ranks)}"
-        f" {how if len(ranks) > 1 else how.replace('their', 'its').replace('were', 'was')}"
-        for how, ranks in groups.items()
+def _describe_others(rank: int, failures: Sequence[RankFailure], world_size: int) -> str:
+    """What all ranks but this one were doing, in one line; '' if there are none."""
+    others = [failure for failure in failures if failure.rank != rank]
+    lost = [other.rank for other in others if other.symptom == "lost"]
+    waited = [other.rank for other in others if other.symptom == "waited"]
+    ended = [other.rank for other in others if other.signal_name in {"SIGTERM", "SIGKILL"}]
+    failed_too = [other.rank for other in others if other.rank not in {*lost, *waited, *ended}]
+    not_failed = set(range(world_size)) - {rank} - {failure.rank for failure in failures}
+    groups = (
+        (lost, "lost its peer", "lost their peer"),
+        (waited, "waited in vain", "waited in vain"),
+        (ended, "was ended", "were ended"),
+        (failed_too, "failed too", "failed too"),
+        (sorted(not_failed), "had not failed", "had not failed"),
+    )
+    parts = [
+        f"{_name_ranks(ranks)} {one if len(ranks) == 1 else many}"
+        for ranks, one, many in groups
         if ranks
     ]
-    return f"others: {'; '.join(words)}" if words else ""
+    return f"others: {'; '.join(parts)}" if parts else ""
 
 
-def _named(ranks: Sequence[int]) -> str:
-    shown = ", ".join(map(str, sorted(ranks)[:8])) + (
-        f" and {len(ranks) - 8} more" if len(ranks) > 8 else ""
-    )
-    return f"rank{'s' if len(ranks) > 1 else ''} {shown}"
+def _name_ranks(ranks: Sequence[int]) -> str:
+    """'rank 3'; 'ranks 1, 2'; 'ranks 0, ..., 7 and 5 more'."""
+    named = ", ".join(map(str, sorted(ranks)[:_MAX_RANKS]))
+    more = len(ranks) - _MAX_RANKS
+    if more > 0:
+        named += f" and {more} more"
+    return f"rank{'s' if len(ranks) > 1 else ''} {named}"
+
+
+def _join_lines(*lines: str) -> str:
+    return "\n".join(line for line in lines if line)

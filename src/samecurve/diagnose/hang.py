@@ -1,9 +1,8 @@
-"""Who is silent, for how long, and where: from heartbeats, stacks and the recorder of collectives
-that others have read.
+"""Who is silent, for how long, and where: from heartbeats, stacks and the recorder of collectives.
 
-All ranks of a run go through the same steps together, so the hindmost holds the others up: it alone
-is asked whether it has been silent for too long. What is too long is learnt from its own phases,
-and never less than the floor.
+All of these are read by others. All ranks of a run go through the same steps together, so the one
+furthest behind holds the others up: it alone is asked whether it has been silent for too long. What
+is too long is learnt from its own phases, and never less than the floor.
 """
 
 import statistics
@@ -14,145 +13,167 @@ from dataclasses import dataclass
 from samecurve.core.events import PHASES, Beat, Phase
 from samecurve.diagnose.stacks import Location
 
-_KNOWN = 3  # times that a phase was seen to end, until its limit is learnt
-_UNKNOWN = 10  # times the floor, before that: a first step compiles, a first save may be slow
-_USUAL, _LONGEST = 10, 3  # times the usual and the longest one
-_KEPT = 200
-_BEFORE: tuple[Phase, ...] = ("start", "end")  # phases that a rank goes through once
+_LEARNT_AFTER = 3  # times that a phase was seen to end
+_UNKNOWN_FACTOR = 10  # of the floor, before that: a first step compiles, a first save may be slow
+_MEDIAN_FACTOR = 10  # of a phase's usual time
+_LONGEST_FACTOR = 3  # of its longest
+_KEPT = 200  # durations of a phase
+_ONCE: tuple[Phase, ...] = ("start", "end")  # phases that a rank goes through once
 _STEP: tuple[Phase, ...] = ("data", "step")
 
 
 @dataclass(frozen=True)
 class Silence:
-    """ranks: the hindmost.
+    """Ranks that have given no sign for longer than they were allowed."""
 
-    seconds: how long they have given no sign; limit: what they were allowed. beats: where every
-    rank was.
-    """
-
-    ranks: tuple[int, ...]
+    ranks: tuple[int, ...]  # those furthest behind
     seconds: float
     limit: float
-    beats: Mapping[int, Beat]
+    beats: Mapping[int, Beat]  # of every rank: where it was
 
 
 class SilenceWatch:
-    """floor: seconds of silence that are never a hang.
+    """Learns how long phases take, and finds the rank that is silent for too long.
 
-    unknown: likewise for phases whose usual time is not known; ten times the floor if not given.
+    floor: seconds of silence that are never a hang
+    unknown: likewise, for phases whose usual time is not known; None: ten times the floor
     """
 
     def __init__(self, floor: float, unknown: float | None = None) -> None:
-        self._floor, self._unknown = floor, _UNKNOWN * floor if unknown is None else unknown
+        self._floor = floor
+        self._unknown = _UNKNOWN_FACTOR * floor if unknown is None else unknown
         self._beats: dict[int, Beat] = {}
-        self._since: dict[int, float] = {}
-        self._took: dict[Phase, deque[float]] = {}
-        self._began, self._last = 0.0, -1.0
+        self._since: dict[int, float] = {}  # when a rank's beat was first seen
+        self._durations: dict[Phase, deque[float]] = {}
+        self._began = 0.0
+        self._last_look = -1.0
         self._excused = False
 
     def excuse(self) -> bool:
-        """This silence has a reason that ends by itself: until somebody gives a sign, only what is
-        too long for a phase of no known length is a hang. False: it is excused already.
-        """
-        before, self._excused = self._excused, True
-        return not before
+        """This silence has a reason that ends by itself.
 
-    def observe(self, at: float, beats: Mapping[int, Beat], often: float) -> Silence | None:
-        """at: seconds.
-
-        beats: of the ranks that live and have begun. often: seconds between two calls at most; what
-        lies beyond, the watch itself was asleep.
+        Until some rank gives a sign, only what is too long for a phase of no known length is a
+        hang. False: it is excused already.
         """
-        if self._last < 0:
+        was_excused, self._excused = self._excused, True
+        return not was_excused
+
+    def observe(self, at: float, beats: Mapping[int, Beat], interval: float) -> Silence | None:
+        """Take in the latest beats; the silence that is too long by now, if there is one.
+
+        at: seconds
+        beats: of the ranks that live and have begun
+        interval: seconds between two calls at most; of what lies beyond, the watch itself was
+            asleep
+        """
+        if self._last_look < 0:
             self._began = at
-        elif (slept := at - self._last - 5 * often) > 0:
+        elif (slept := at - self._last_look - 5 * interval) > 0:
             self._since = {rank: since + slept for rank, since in self._since.items()}
-        self._last = at
+        self._last_look = at
         for rank, beat in beats.items():
             before = self._beats.get(rank)
             if beat != before:
                 self._learn(before, beat, at - self._since.get(rank, self._began))
-                self._beats[rank], self._since[rank], self._excused = beat, at, False
-        return self._silent(at, beats)
+                self._beats[rank], self._since[rank] = beat, at
+                self._excused = False
+        return self._find_silence(at, beats)
 
     def _learn(self, before: Beat | None, beat: Beat, seconds: float) -> None:
-        """Between two looks, or before the first one, a rank may have gone through many steps: none
-        of their phases took longer than the share of one.
+        """How long phases took.
+
+        Between two looks, or before the first one, a rank may have gone through many steps: none of
+        their phases took longer than the share of one.
         """
         steps = beat.step - before.step if before else beat.beats // len(_STEP)
-        for phase in _STEP if steps > 0 else (before.phase,) if before else ():
-            self._took.setdefault(phase, deque(maxlen=_KEPT)).extend(
-                [seconds / max(steps, 1)] * min(max(steps, 1), _KNOWN)
-            )
+        phases: tuple[Phase, ...] = ()
+        if steps > 0:
+            phases = _STEP
+        elif before:
+            phases = (before.phase,)
+        steps = max(steps, 1)
+        for phase in phases:
+            durations = self._durations.setdefault(phase, deque(maxlen=_KEPT))
+            durations.extend([seconds / steps] * min(steps, _LEARNT_AFTER))
 
-    def _silent(self, at: float, beats: Mapping[int, Beat]) -> Silence | None:
-        last = furthest_behind(beats)
-        if not last:
+    def _find_silence(self, at: float, beats: Mapping[int, Beat]) -> Silence | None:
+        behind = furthest_behind(beats)
+        if not behind:
             return None
-        seconds = min(at - self._since[rank] for rank in last)
-        limit = self.limit(beats[last[0]].phase)
-        return Silence(last, seconds, limit, dict(beats)) if seconds > limit else None
+        seconds = min(at - self._since[rank] for rank in behind)
+        limit = self.limit(beats[behind[0]].phase)
+        return Silence(behind, seconds, limit, dict(beats)) if seconds > limit else None
 
     def limit(self, phase: Phase) -> float:
-        """Seconds of silence in a phase that are a hang if they are exceeded."""
-        took = self._took.get(phase, ())
-        if phase in _BEFORE or len(took) < _KNOWN or self._excused:
+        """Seconds of silence in a phase beyond which it is a hang."""
+        durations = self._durations.get(phase, ())
+        if phase in _ONCE or len(durations) < _LEARNT_AFTER or self._excused:
             return self._unknown
+        odd = len(durations) // 20  # the longest of twenty may be odd
+        longest = sorted(durations)[-1 - odd]
         return max(
             self._floor,
-            _USUAL * statistics.median(took),
-            _LONGEST * sorted(took)[-1 - len(took) // 20],
-        )  # the longest of twenty may be odd
+            _MEDIAN_FACTOR * statistics.median(durations),
+            _LONGEST_FACTOR * longest,
+        )
 
 
 def furthest_behind(beats: Mapping[int, Beat]) -> tuple[int, ...]:
-    """The ranks that are least far."""
+    """The ranks whose step and phase are least far."""
     if not beats:
         return ()
-    place = {rank: (beat.step, PHASES.index(beat.phase)) for rank, beat in beats.items()}
-    return tuple(sorted(rank for rank in place if place[rank] == min(place.values())))
-
-
-@dataclass(frozen=True)
-class RankSnapshot:
-    """What was seen of a silent world's rank.
-
-    state: of its process, as the kernel names it (T: stopped). spot: where its program is; None: it
-    did not say. collective: the last one that it entered, and how many it has entered; None:
-    unknown.
-    """
-
-    beat: Beat | None
-    process_state: str = ""
-    location: Location | None = None
-    collective: "Collective | None" = None
+    progress = {rank: (beat.step, PHASES.index(beat.phase)) for rank, beat in beats.items()}
+    least = min(progress.values())
+    return tuple(sorted(rank for rank in beats if progress[rank] == least))
 
 
 @dataclass(frozen=True)
 class Collective:
-    """number: counts up on every rank alike. ended False: it waits in it."""
+    """The last one that a rank entered."""
 
-    number: int
+    number: int  # counts up on every rank alike
     name: str
     sizes: str
-    ended: bool
+    ended: bool  # False: it waits in it
+
+
+@dataclass(frozen=True)
+class RankSnapshot:
+    """What was seen of one rank of a silent world."""
+
+    beat: Beat | None
+    process_state: str = ""  # as the kernel names it (T: stopped)
+    location: Location | None = None  # of its program; None: it did not say
+    collective: Collective | None = None  # None: unknown
+
+    @property
+    def is_stopped(self) -> bool:
+        return self.process_state == "T"
+
+    @property
+    def waits_in(self) -> Collective | None:
+        """The collective that it is in."""
+        if self.collective and not self.collective.ended:
+            return self.collective
+        return None
+
+
+Snapshots = Mapping[int, RankSnapshot]  # by rank
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """culprits: ranks that hold the others up; empty: none could be told from the others.
+    """What is said of a hang."""
 
-    cause, remedy: in words. again: whether starting again may help.
-    """
-
-    culprits: tuple[int, ...]
+    culprits: tuple[int, ...]  # hold the others up; empty: none could be told from the others
     cause: str
     remedy: str
-    again: bool = True
+    again: bool = True  # starting again may help
 
 
 def judge(
-    snapshots: Mapping[int, RankSnapshot],
+    snapshots: Snapshots,
+    *,
     seconds: float,
     limit: float,
     world_size: int,
@@ -161,116 +182,130 @@ def judge(
 ) -> Verdict:
     """Who holds the others up, and where everybody is.
 
-    world: how many ranks there are; those of other hosts are not seen. knob: how to set the floor.
-    unit: what beats count.
+    seconds, limit: how long they were silent, and were allowed to be
+    world_size: how many ranks there are; those of other hosts are not among the snapshots
+    floor_flag: how to set the floor
+    unit: what beats count
     """
-    others = "; ".join(
-        f"{_ranks(ranks)} {text}" for text, ranks in _grouped(snapshots, unit).items()
-    )
-    stopped = [rank for rank, one in snapshots.items() if one.process_state == "T"]
+    where = _describe_all(snapshots, unit)
+    stopped = [rank for rank, snapshot in snapshots.items() if snapshot.is_stopped]
     if stopped:
         return Verdict(
             tuple(stopped),
-            f"{_ranks(stopped)} stopped (SIGSTOP, or a terminal's Ctrl-Z) for {seconds:.0f} s:"
-            f" {others}",
-            f"whoever stopped it can let it go on with `kill -CONT`; {floor_flag}N waits N seconds for"
-            " that",
+            f"{_name_ranks(stopped)} stopped (SIGSTOP, or a terminal's Ctrl-Z) for {seconds:.0f} s:"
+            f" {where}",
+            f"whoever stopped it can let it go on with `kill -CONT`; {floor_flag}N waits N seconds"
+            " for that",
         )
-    apart = _mismatch(snapshots)
-    if apart:
+    mismatch = _describe_mismatch(snapshots)
+    if mismatch:
         return Verdict(
             (),
-            f"the ranks are in different collectives, which wait for each other for ever: {apart}",
+            f"the ranks are in different collectives, which wait for each other for ever:"
+            f" {mismatch}",
             "every rank must make the same calls with the same shapes: look for a condition on the"
             " rank, or data of unequal length",
             again=False,
         )
-    culprits = _behind(snapshots) if len(snapshots) == world_size else []
-    longer = (
+    wait_longer = (
         f"if that is how long it takes, {floor_flag}{round(max(2 * seconds, limit))} waits longer"
     )
+    culprits = _find_culprits(snapshots) if len(snapshots) == world_size else []
     if not culprits:
         return Verdict(
             (),
-            f"no rank has made any progress for {seconds:.0f} s (limit {limit:.0f} s): {others}",
-            f"all wait for each other, or for what is outside the program; {longer}",
+            f"no rank has made any progress for {seconds:.0f} s (limit {limit:.0f} s): {where}",
+            f"all wait for each other, or for what is outside the program; {wait_longer}",
         )
-    spot = snapshots[culprits[0]].location
-    remedy = (
-        "--num-workers or a quicker source, if the data is slow; "
-        if (spot and spot.activity == "data") or _phase(snapshots, culprits) == "data"
-        else ""
-    )
+    remedy = wait_longer
+    if _waits_for_data(snapshots, culprits):
+        remedy = f"--num-workers or a quicker source, if the data is slow; {wait_longer}"
     return Verdict(
         tuple(culprits),
-        f"{_ranks(culprits)} gave no sign for {seconds:.0f} s (limit {limit:.0f} s): {others}",
-        remedy + longer,
+        f"{_name_ranks(culprits)} gave no sign for {seconds:.0f} s (limit {limit:.0f} s): {where}",
+        remedy,
     )
 
 
-def _phase(seen: Mapping[int, RankSnapshot], ranks: Iterable[int]) -> str:
-    beats = [beat for rank in ranks if (beat := seen[rank].beat)]
-    return beats[0].phase if beats else ""
+def _waits_for_data(snapshots: Snapshots, ranks: Iterable[int]) -> bool:
+    """By the first one's location, or the phase of the first that has a beat."""
+    chosen = [snapshots[rank] for rank in ranks]
+    location = chosen[0].location
+    if location and location.activity == "data":
+        return True
+    beats = [snapshot.beat for snapshot in chosen if snapshot.beat]
+    return bool(beats) and beats[0].phase == "data"
 
 
-def _behind(seen: Mapping[int, RankSnapshot]) -> list[int]:
-    """The hindmost by step and phase; else by collectives; else those that are in none, while
-    others are.
+def _find_culprits(snapshots: Snapshots) -> list[int]:
+    """Those furthest behind, by step and phase; else by collectives.
+
+    Else those that are in none, while others are. A rank that is alone is its own culprit.
     """
-    beats = {rank: one.beat for rank, one in seen.items() if one.beat}
-    last = furthest_behind(beats)
-    if 0 < len(last) < len(seen):
-        return list(last)
-    numbers = {rank: one.collective.number for rank, one in seen.items() if one.collective}
-    if len(numbers) == len(seen) and len(set(numbers.values())) > 1:
-        return [rank for rank, number in numbers.items() if number == min(numbers.values())]
-    if (
-        numbers
-        and len(numbers) == len(seen)
-        and any(not one.collective.ended for one in seen.values() if one.collective)
-    ):
-        outside = [rank for rank, one in seen.items() if one.collective and one.collective.ended]
-        if outside:
+    behind = furthest_behind(
+        {rank: snapshot.beat for rank, snapshot in snapshots.items() if snapshot.beat}
+    )
+    if 0 < len(behind) < len(snapshots):
+        return list(behind)
+    collectives = {
+        rank: snapshot.collective for rank, snapshot in snapshots.items() if snapshot.collective
+    }
+    if collectives and len(collectives) == len(snapshots):
+        numbers = {collective.number for collective in collectives.values()}
+        if len(numbers) > 1:
+            return [rank for rank, one in collectives.items() if one.number == min(numbers)]
+        outside = [rank for rank, collective in collectives.items() if collective.ended]
+        if 0 < len(outside) < len(collectives):
             return outside
-    outside = [
-        rank for rank, one in seen.items() if one.location and one.location.activity != "collective"
+    elsewhere = [
+        rank
+        for rank, snapshot in snapshots.items()
+        if snapshot.location and snapshot.location.activity != "collective"
     ]
-    return outside if 0 < len(outside) < len(seen) else list(seen) if len(seen) == 1 else []
+    if 0 < len(elsewhere) < len(snapshots):
+        return elsewhere
+    return list(snapshots) if len(snapshots) == 1 else []
 
 
-def _mismatch(seen: Mapping[int, RankSnapshot]) -> str:
+def _describe_mismatch(snapshots: Snapshots) -> str:
     """Ranks that wait in collectives of the same number that are not the same. '' if none do."""
     waiting = {
-        rank: one.collective
-        for rank, one in seen.items()
-        if one.collective and not one.collective.ended
+        rank: collective
+        for rank, snapshot in snapshots.items()
+        if (collective := snapshot.waits_in)
     }
-    kinds = {(found.number, found.name, found.sizes) for found in waiting.values()}
-    if len(waiting) < len(seen) or len(kinds) < 2 or len({number for number, *_ in kinds}) > 1:
+    numbers = {collective.number for collective in waiting.values()}
+    kinds = {(collective.name, collective.sizes) for collective in waiting.values()}
+    if len(waiting) < len(snapshots) or len(numbers) != 1 or len(kinds) < 2:
         return ""
     return "; ".join(
-        f"rank {rank} in {found.name} number {found.number} of {found.sizes}"
-        for rank, found in sorted(waiting.items())
+        f"rank {rank} in {collective.name} number {collective.number} of {collective.sizes}"
+        for rank, collective in sorted(waiting.items())
     )
 
 
-def _grouped(seen: Mapping[int, RankSnapshot], unit: str) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = {}
-    for rank, one in sorted(seen.items()):
-        found.setdefault(_where(one, unit), []).append(rank)
-    return found
+def _describe_all(snapshots: Snapshots, unit: str) -> str:
+    """Where each rank is; those in the same place together."""
+    ranks_at: dict[str, list[int]] = {}
+    for rank, snapshot in sorted(snapshots.items()):
+        ranks_at.setdefault(_describe_place(snapshot, unit), []).append(rank)
+    return "; ".join(f"{_name_ranks(ranks)} {place}" for place, ranks in ranks_at.items())
 
 
-def _where(one: RankSnapshot, unit: str) -> str:
-    phase = f"{one.beat.phase}, " if one.beat and unit == "step" else ""
-    since = f" ({phase}since {unit} {one.beat.step})" if one.beat else ""
-    if one.process_state == "T":
+def _describe_place(snapshot: RankSnapshot, unit: str) -> str:
+    since = ""
+    if snapshot.beat:
+        phase = f"{snapshot.beat.phase}, " if unit == "step" else ""
+        since = f" ({phase}since {unit} {snapshot.beat.step})"
+    if snapshot.is_stopped:
         return f"stopped{since}"
-    if one.collective and not one.collective.ended:
-        return f"in {one.collective.name}{since}"
-    return f"in {one.location.text}{since}" if one.location else f"without an answer{since}"
+    if collective := snapshot.waits_in:
+        return f"in {collective.name}{since}"
+    if snapshot.location:
+        return f"in {snapshot.location.text}{since}"
+    return f"without an answer{since}"
 
 
-def _ranks(ranks: Iterable[int]) -> str:
+def _name_ranks(ranks: Iterable[int]) -> str:
     ranks = list(ranks)
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

@@ -2,7 +2,7 @@
 
 The first entry that matches an error's text is it, so the more specific stand first.
 
-`follows`: a rank that says so may only have lost another one, or waited for it in vain; it is the
+A `symptom`: a rank that says so may only have lost another one, or waited for it in vain; it is the
 cause where no rank failed for a reason of its own.
 """
 
@@ -11,59 +11,75 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import Literal
 
-_DDP = r"Expected to have finished reduction in the prior iteration"
-_CALL = (
+from samecurve.system import install_command
+
+_UNUSED = r"Expected to have finished reduction in the prior iteration"
+_COLLECTIVE = (
     r"is running collective: CollectiveFingerPrint\((?:SequenceNumber=\d+,"
     r" )?OpType=(?P<{0}>\w+)(?:, TensorShape=(?P<{0}_of>\[[^\]]*\]))?"
 )
-_AT = r" to \(?\[?(?P<host>[^\s,\[\]()]+)\]?(?:, |:)(?P<port>\d+)"
+_ADDRESS = r" to \(?\[?(?P<host>[^\s,\[\]()]+)\]?(?:, |:)(?P<port>\d+)"
+
+
+Symptom = Literal["", "lost", "waited"]
+_INSTALL = re.compile(r"pip install 'samecurve\[([\w,]+)\]'")  # as the page has it
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnownFailure:
+    """One row of the table, also of docs/failures.md."""
+
+    name: str
+    patterns: tuple[re.Pattern[str], ...]  # of an error's text
+    cause: str  # over the groups of the pattern that matched: {port}
+    remedy: str  # likewise
+    again: bool = False  # starting again may help
+    symptom: Symptom = ""  # it may only have lost another rank, or waited for it
+
+    def explain(self, match: re.Match[str]) -> "Diagnosis":
+        """Cause and remedy with the names and numbers of this match."""
+        texts = {name: " ".join((text or "").split()) for name, text in match.groupdict().items()}
+        groups = defaultdict(str, texts)
+        cause = self.cause.format_map(groups).replace("()", "")  # a group that matched nothing
+        cause = re.sub(r" +", " ", cause).rstrip(" :")
+        remedy = self.remedy.format_map(groups)
+        remedy = _INSTALL.sub(lambda command: install_command(command[1]), remedy)
+        return Diagnosis(self, cause, remedy)
 
 
 @dataclass(frozen=True)
-class KnownFailure:
-    """signs: patterns of an error's text.
+class Diagnosis:
+    """A known failure as it happened here."""
 
-    cause, remedy: over the groups of the pattern that matched. again: starting again may help.
-    """
-
-    name: str
-    patterns: tuple[re.Pattern[str], ...]
+    known: KnownFailure
     cause: str
     remedy: str
-    again: bool = False
-    symptom: Literal["", "lost", "waited"] = ""
-
-    def explain(self, found: re.Match[str]) -> tuple[str, str]:
-        groups = defaultdict(
-            str,
-            {name: " ".join((value or "").split()) for name, value in found.groupdict().items()},
-        )
-        cause, remedy = self.cause.format_map(groups), self.remedy.format_map(groups)
-        return re.sub(r" +", " ", cause.replace("()", "")).rstrip(" :"), remedy
 
 
-def find_known_failure(text: str) -> tuple[KnownFailure, re.Match[str]] | None:
-    return next(
-        (
-            (known, found)
-            for known in KNOWN_FAILURES
-            for sign in known.patterns
-            if (found := sign.search(text))
-        ),
-        None,
-    )
+def diagnose(text: str) -> Diagnosis | None:
+    """The known failure that an error's text is; None: no entry matches."""
+    for known in KNOWN_FAILURES:
+        for pattern in known.patterns:
+            if match := pattern.search(text):
+                return known.explain(match)
+    return None
 
 
 def _known(
     name: str,
-    *signs: str,
+    *patterns: str,
     cause: str,
     remedy: str,
     again: bool = False,
-    follows: Literal["", "lost", "waited"] = "",
+    symptom: Symptom = "",
 ) -> KnownFailure:
     return KnownFailure(
-        name, tuple(re.compile(sign, re.MULTILINE) for sign in signs), cause, remedy, again, follows
+        name=name,
+        patterns=tuple(re.compile(pattern, re.MULTILINE) for pattern in patterns),
+        cause=cause,
+        remedy=remedy,
+        again=again,
+        symptom=symptom,
     )
 
 
@@ -291,12 +307,12 @@ _MEMORY = (
     ),
 )
 
-_PROGRAM = (
+_USER_CODE = (
     _known(
         "unused parameters",
-        _DDP + r"[\s\S]*?Parameter(?:s| indices) which did not receive grad for rank \d+:"
+        _UNUSED + r"[\s\S]*?Parameter(?:s| indices) which did not receive grad for rank \d+:"
         r" (?P<which>[^\n]{1,150})",
-        _DDP,
+        _UNUSED,
         cause="parameters had no part in the loss, and DDP waits for their gradients: {which}",
         remedy=(
             "DistributedDataParallel(..., find_unused_parameters=True), or requires_grad_(False)"
@@ -341,9 +357,9 @@ _PROGRAM = (
     _known(
         "collectives differ",
         r"Rank (?P<one>\d+) "
-        + _CALL.format("first")
+        + _COLLECTIVE.format("first")
         + r"[\s\S]*?Rank (?P<other>\d+) "
-        + _CALL.format("second"),
+        + _COLLECTIVE.format("second"),
         r"Detected mismatch between collectives on ranks",
         cause=(
             "the ranks called different collectives: rank {one} {first}{first_of}, rank {other}"
@@ -522,7 +538,7 @@ _COMPILING = (
     ),
 )
 
-_MEETING = (
+_RENDEZVOUS = (
     _known(
         "address in use",
         r"port: (?P<port>\d+)[^\n]*EADDRINUSE",
@@ -538,7 +554,7 @@ _MEETING = (
     ),
     _known(
         "master not reached",
-        r"client socket has timed out after (?P<ms>\d+)ms while trying to connect" + _AT,
+        r"client socket has timed out after (?P<ms>\d+)ms while trying to connect" + _ADDRESS,
         r"client socket has failed to connect to any network address of \((?P<host>[^,\s]+),"
         r" (?P<port>\d+)\)",
         cause="the first rank was not reached at {host}:{port}",
@@ -547,7 +563,7 @@ _MEETING = (
             " let the port through? MASTER_ADDR, MASTER_PORT"
         ),
         again=True,
-        follows="lost",
+        symptom="lost",
     ),
     _known(
         "ranks missing",
@@ -559,7 +575,7 @@ _MEETING = (
             " want init_process_group(timeout=...)"
         ),
         again=True,
-        follows="waited",
+        symptom="waited",
     ),
     _known(
         "a rank came not to the barrier",
@@ -567,7 +583,7 @@ _MEETING = (
         cause="rank {ranks} did not come to the barrier",
         remedy="its log says where it was; `py-spy dump` shows a live one",
         again=True,
-        follows="waited",
+        symptom="waited",
     ),
     _known(
         "NCCL watchdog",
@@ -579,7 +595,7 @@ _MEETING = (
             " shows a live one; init_process_group(timeout=...) for long work between steps"
         ),
         again=True,
-        follows="waited",
+        symptom="waited",
     ),
     _known(
         "NCCL: another rank",
@@ -589,7 +605,7 @@ _MEETING = (
         cause="NCCL lost another rank",
         remedy="that one's log, or its host's terminal, says why",
         again=True,
-        follows="lost",
+        symptom="lost",
     ),
     _known(
         "NCCL: invalid usage",
@@ -638,7 +654,7 @@ _MEETING = (
             " TORCH_DISTRIBUTED_DEBUG=DETAIL names ranks that call different collectives"
         ),
         again=True,
-        follows="waited",
+        symptom="waited",
     ),
     _known(
         "another rank lost",
@@ -658,8 +674,8 @@ _MEETING = (
             " again goes on from the last save, where there is one"
         ),
         again=True,
-        follows="lost",
+        symptom="lost",
     ),
 )
 
-KNOWN_FAILURES = (*_COMPILING, *_DEVICES, *_MEMORY, *_PROGRAM, *_MEETING)
+KNOWN_FAILURES = (*_COMPILING, *_DEVICES, *_MEMORY, *_USER_CODE, *_RENDEZVOUS)

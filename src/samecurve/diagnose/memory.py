@@ -7,76 +7,80 @@ from samecurve.core.planning.plan import Plan
 from samecurve.errors import RunError
 from samecurve.units import show_bytes
 
-_ASKED = (
+_REQUESTED = (
     re.compile(r"[Tt]r(?:ied|ying) to allocate ([\d.]+) ?([KMGT]?i?B)"),
     re.compile(r"(?:to allocate|allocating) (\d+) ()bytes"),
 )
 _UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+_ERROR_TYPES = {"OutOfMemoryError", "MemoryError"}
+_ERROR_WORDS = (
+    "DefaultCPUAllocator: can't allocate memory",
+    "Cannot allocate memory",
+    "RESOURCE_EXHAUSTED",
+)
 
 
 def explain_out_of_memory(
-    error: BaseException, plan: Plan, rank: int, peak: int
+    error: BaseException, plan: Plan, *, rank: int, peak_bytes: int
 ) -> RunError | None:
-    """peak: bytes that the rank has held at most.
+    """The error with its sizes and remedy; None: it is another one.
 
-    None: the error is another one. Told by name and words, so that no engine is imported.
+    Known by type name and words, so that no engine is imported.
+
+    peak_bytes: what the rank has held at most
     """
-    errors = [
-        error,
-        *([error.__cause__] if error.__cause__ else []),
-    ]  # it may come explained, as raised by a user's line
-    text = "\n".join(map(str, errors))
-    names = {kind.__name__ for one in errors for kind in type(one).__mro__}
-    if not (
-        {"OutOfMemoryError", "MemoryError"} & names
-        or "DefaultCPUAllocator: can't allocate memory" in text
-        or "Cannot allocate memory" in text
-        or "RESOURCE_EXHAUSTED" in text
-    ):
+    text = _out_of_memory_text(error)
+    if text is None:
         return None
-    asked = next(
-        (
-            int(float(found[1]) * _UNITS[found[2]])
-            for pattern in _ASKED
-            if (found := pattern.search(text))
-        ),
-        0,
-    )
     device = plan.devices[plan.devices_of(rank)[0]]
-    wanted = f", and asked for {show_bytes(asked)} more" if asked else ""
+    requested = _requested_bytes(text)
+    wanted = f", and asked for {show_bytes(requested)} more" if requested else ""
+    samples = f"{plan.micro_batch_size} sample{'s' if plan.micro_batch_size > 1 else ''}"
     cause = (
         f"rank {rank} ran out of memory on {device.place} ({device.name},"
-        f" {show_bytes(device.memory)}): it had held {show_bytes(peak)} at most{wanted}, with"
-        f" {plan.micro_batch_size} sample{'s' if plan.micro_batch_size > 1 else ''} at once"
+        f" {show_bytes(device.memory)}): it had held {show_bytes(peak_bytes)} at most{wanted},"
+        f" with {samples} at once"
     )
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if device.kind == "cpu" and limit != resource.RLIM_INFINITY:
         cause += f"; `ulimit -v` limits its address space to {show_bytes(limit)}"
-    return RunError(
-        cause,
-        f"the same command with {_smaller(plan, peak + asked)}; it goes on from the last save",
-    )
+    flags = _smaller_flags(plan, peak_bytes + requested)
+    return RunError(cause, f"the same command with {flags}; it goes on from the last save")
 
 
-def _smaller(plan: Plan, wanted: int) -> str:
+def _out_of_memory_text(error: BaseException) -> str | None:
+    """Its message, and that of the error which it explains. None: neither is one of memory."""
+    errors = [error, error.__cause__] if error.__cause__ else [error]
+    text = "\n".join(map(str, errors))
+    type_names = {kind.__name__ for one in errors for kind in type(one).__mro__}
+    if type_names & _ERROR_TYPES or any(words in text for words in _ERROR_WORDS):
+        return text
+    return None
+
+
+def _requested_bytes(text: str) -> int:
+    """What the failed allocation asked for; 0: not said."""
+    for pattern in _REQUESTED:
+        if match := pattern.search(text):
+            return int(float(match[1]) * _UNITS[match[2]])
+    return 0
+
+
+def _smaller_flags(plan: Plan, wanted_bytes: int) -> str:
     """Flags that need less and leave every result as it is.
 
     What one sample needs follows from what this step wanted.
     """
     ways = []
     if plan.micro_batch_size > 1:
-        held = sum(term.bytes for term in plan.memory if term.name != "activations")
-        each = max(1.0, (wanted - held) / plan.micro_batch_size)
-        fits = max(
-            1,
-            min(
-                plan.micro_batch_size // 2,
-                int((0.9 * min(device.memory for device in plan.devices) - held) / each),
-            ),
-        )
-        rounds = -(-plan.global_batch_size // (plan.num_devices * fits))
+        fixed_bytes = sum(term.bytes for term in plan.memory if term.name != "activations")
+        bytes_per_sample = max(1.0, (wanted_bytes - fixed_bytes) / plan.micro_batch_size)
+        room = 0.9 * min(device.memory for device in plan.devices) - fixed_bytes
+        fits = max(1, min(plan.micro_batch_size // 2, int(room / bytes_per_sample)))
+        batch = plan.global_batch_size
+        rounds = -(-batch // (plan.num_devices * fits))
         ways.append(
-            f"--global-batch {plan.global_batch_size} --batch-size {fits} keeps the batch of {plan.global_batch_size}, in"
+            f"--global-batch {batch} --batch-size {fits} keeps the batch of {batch}, in"
             f" {rounds} rounds of {fits}"
         )
     if plan.recompute == "none":

@@ -11,56 +11,54 @@ from pathlib import Path
 from samecurve.errors import RunError, SamecurveError
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class FailureNote:
-    """trace: the traceback as Python prints it; '' where the error explains itself.
-
-    again: starting again may help, as far as the error itself knows.
-    """
+    """What one rank says of its own failure."""
 
     rank: int
-    time: float
+    time: float  # seconds since 1970
     cause: str
     remedy: str
     where: str
-    trace: str
+    trace: str  # the traceback as Python prints it; '' where the error explains itself
     exit_code: int
-    again: bool = False
+    again: bool = False  # starting again may help, as far as the error itself knows
 
 
 def note_of(rank: int, error: BaseException) -> FailureNote:
     if isinstance(error, SamecurveError):
         return FailureNote(
-            rank,
-            time.time(),
-            error.cause,
-            error.remedy,
-            error.where,
-            "",
-            error.exit_code,
-            isinstance(error, RunError) and error.again,
+            rank=rank,
+            time=time.time(),
+            cause=error.cause,
+            remedy=error.remedy,
+            where=error.where,
+            trace="",
+            exit_code=error.exit_code,
+            again=isinstance(error, RunError) and error.again,
         )
     return FailureNote(
-        rank,
-        time.time(),
-        f"{type(error).__name__}: {error}".strip(),
-        "",
-        "",
-        "".join(traceback.format_exception(error)),
-        1,
+        rank=rank,
+        time=time.time(),
+        cause=f"{type(error).__name__}: {error}".strip(),
+        remedy="",
+        where="",
+        trace="".join(traceback.format_exception(error)),
+        exit_code=1,
     )
 
 
 def write_note(logs: Path, attempt: str, note: FailureNote) -> None:
-    """Into the run's logs; elsewhere if there is no room, since a full disk may be what has failed."""
+    """Into the run's logs; elsewhere if there is no room: a full disk may be what has failed."""
     text = json.dumps(asdict(note))
+    name = f"failure-{note.rank}.json"
     try:
-        (logs / f"failure-{note.rank}.json").write_text(text)
+        (logs / name).write_text(text)
     except OSError:
-        (logs / f"failure-{note.rank}.json").unlink(missing_ok=True)
-        spare = _spare(attempt)
-        spare.mkdir(exist_ok=True)
-        (spare / f"failure-{note.rank}.json").write_text(text)
+        (logs / name).unlink(missing_ok=True)
+        elsewhere = _directory_elsewhere(attempt)
+        elsewhere.mkdir(exist_ok=True)
+        (elsewhere / name).write_text(text)
 
 
 def read_note(logs: Path, rank: int) -> FailureNote | None:
@@ -73,15 +71,15 @@ def read_note(logs: Path, rank: int) -> FailureNote | None:
 
 def read_notes(logs: Path, attempt: str) -> list[FailureNote]:
     """In the order in which the ranks failed."""
-    spare = _spare(attempt)
-    found = [
+    elsewhere = _directory_elsewhere(attempt)
+    notes = [
         FailureNote(**json.loads(path.read_text()))
-        for home in (logs, spare)
-        for path in home.glob("failure-*.json")
+        for directory in (logs, elsewhere)
+        for path in directory.glob("failure-*.json")
     ]
-    shutil.rmtree(spare, ignore_errors=True)
-    return sorted(found, key=lambda note: note.time)
+    shutil.rmtree(elsewhere, ignore_errors=True)
+    return sorted(notes, key=lambda note: note.time)
 
 
-def _spare(attempt: str) -> Path:
+def _directory_elsewhere(attempt: str) -> Path:
     return Path(tempfile.gettempdir()) / f"samecurve-{attempt}"

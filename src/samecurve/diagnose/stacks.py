@@ -1,20 +1,22 @@
 """What a Python program was doing, from the stacks that faulthandler wrote of its threads."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Literal
 
 Activity = Literal["collective", "data", "backward", "other"]
+
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+.*:$", re.MULTILINE)
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
-_COLLECTIVES = (
+_COLLECTIVE_FILES = (
     "torch/distributed/",
     "samecurve/torch_engine/process_group.py",
     "samecurve/torch_engine/strategies/exact_allreduce.py",
     "multihost_utils.py",
 )
-_LIBRARIES = (
+_LIBRARY_FILES = (
     "/site-packages/",
     "/dist-packages/",
     "/lib/python3",
@@ -33,22 +35,30 @@ class Frame:
     def __str__(self) -> str:
         return f"{PurePath(self.file).name}:{self.line} {self.function}()"
 
+    @property
+    def is_users(self) -> bool:
+        """Of the user's own code."""
+        return not self.is_in(*_LIBRARY_FILES)
+
+    def is_in(self, *parts: str) -> bool:
+        """Whether its file's path has one of these parts."""
+        path = self.file.replace("\\", "/")
+        return any(part in path for part in parts)
+
+
+Stack = Sequence[Frame]  # of one thread, innermost first
+
 
 @dataclass(frozen=True)
 class Location:
-    """what: kind of place.
-
-    text: the place in words, with the user's own line where there is one.
-    """
+    """Where a program is."""
 
     activity: Activity
-    text: str
+    text: str  # in words, with the user's own line where there is one
 
 
-def parse_threads(dump: str) -> list[list[Frame]]:
-    """The frames of each thread, innermost first; the main thread last, as faulthandler writes
-    them.
-    """
+def parse_threads(dump: str) -> list[Stack]:
+    """The stack of each thread; the main thread last, as faulthandler writes them."""
     parts = _THREAD.split(dump)[1:]
     return [
         [Frame(file, int(line), function) for file, line, function in _FRAME.findall(part)]
@@ -56,63 +66,51 @@ def parse_threads(dump: str) -> list[list[Frame]]:
     ]
 
 
-def locate(dump: str, workers: str = "") -> Location | None:
-    """Where the program is: in its main thread, or, if that waits for data, in the thread that
-    reads it, or in the data worker that does. workers: their stacks. None: the dump holds no stack.
+def locate(dump: str, worker_dumps: str = "") -> Location | None:
+    """Where the program is in its main thread; None: the dump holds no stack.
+
+    If that waits for data: in the thread that reads it, or in the data worker that does.
+
+    worker_dumps: stacks of its data workers
     """
-    found = parse_threads(dump)
-    if not found or not found[-1]:
+    stacks = parse_threads(dump)
+    if not stacks or not stacks[-1]:
         return None
-    main = found[-1]
-    if any(_in(frame, "samecurve/data/") for frame in main[:4]):
-        feed = next(
-            (
-                frames
-                for frames in found[:-1]
-                if any(_in(frame, "samecurve/data/feed.py") for frame in frames)
-            ),
-            main,
-        )
-        if any(_in(frame, "samecurve/data/workers.py") for frame in feed):
-            own = next(
-                (_place(frames) for frames in parse_threads(workers) if any(map(_users, frames))),
-                None,
-            )
-            return Location(
-                "data",
-                (
-                    f"the feed: a data worker in {own}"
-                    if own
-                    else "the feed, waiting for a data worker"
-                ),
-            )
-        return Location("data", f"the feed: {_place(feed)}")
-    if any(_in(frame, place) for place in _COLLECTIVES for frame in main[:6]):
-        inner = next(frame for frame in main for place in _COLLECTIVES if _in(frame, place))
-        return Location(
-            "collective",
-            (
-                inner.function
-                if "torch/distributed/" in inner.file.replace("\\", "/")
-                else f"the exchange between ranks ({inner.function})"
-            ),
-        )
+    main = stacks[-1]
+    if any(frame.is_in("samecurve/data/") for frame in main[:4]):
+        return Location("data", f"the feed{_describe_reader(stacks, worker_dumps)}")
+    if any(frame.is_in(*_COLLECTIVE_FILES) for frame in main[:6]):
+        return Location("collective", _describe_collective(main))
     if any(frame.function in {"backward", "_engine_run_backward"} for frame in main[:4]):
-        return Location("backward", f"backward: {_place(main)}")
-    return Location("other", _place(main))
+        return Location("backward", f"backward: {_describe_place(main)}")
+    return Location("other", _describe_place(main))
 
 
-def _place(frames: list[Frame]) -> str:
+def _describe_reader(stacks: Sequence[Stack], worker_dumps: str) -> str:
+    """What is being read, and by whom."""
+    reader = stacks[-1]
+    for stack in stacks[:-1]:
+        if any(frame.is_in("samecurve/data/feed.py") for frame in stack):
+            reader = stack
+            break
+    if not any(frame.is_in("samecurve/data/workers.py") for frame in reader):
+        return f": {_describe_place(reader)}"
+    for stack in parse_threads(worker_dumps):
+        if any(frame.is_users for frame in stack):
+            return f": a data worker in {_describe_place(stack)}"
+    return ", waiting for a data worker"
+
+
+def _describe_collective(stack: Stack) -> str:
+    inner = next(frame for frame in stack if frame.is_in(*_COLLECTIVE_FILES))
+    if inner.is_in("torch/distributed/"):
+        return inner.function
+    return f"the exchange between ranks ({inner.function})"
+
+
+def _describe_place(stack: Stack) -> str:
     """The innermost line that is the user's own, and what it called; else the innermost of all."""
-    for index, frame in enumerate(frames):
-        if _users(frame):
-            return f"{frame}" + (f" -> {frames[0].function}()" if index else "")
-    return str(frames[0])
-
-
-def _users(frame: Frame) -> bool:
-    return not any(part in frame.file.replace("\\", "/") for part in _LIBRARIES)
-
-
-def _in(frame: Frame, place: str) -> bool:
-    return place in frame.file.replace("\\", "/")
+    for depth, frame in enumerate(stack):
+        if frame.is_users:
+            return f"{frame} -> {stack[0].function}()" if depth else str(frame)
+    return str(stack[0])

@@ -1,5 +1,6 @@
-"""Tracebacks as text, out of a log or a note: the last one, without the frames of whoever launched
-it, one line a frame.
+"""Tracebacks as text, out of a log or a note.
+
+The last one counts, without the frames of whoever launched the program, one line a frame.
 
 Python prints them in a few forms: with `[rank1]: ` before each line (torch's own hook), a chain of
 several, one inside another's message (a data worker's), and a SyntaxError without a head. Those of
@@ -11,28 +12,37 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-LINES = 200  # of a log's end
-WIDTH = 150
-ATTEMPT_LINE = "=== attempt"  # a line of a log: what stands before it is of an earlier start
-_BYTES = 1 << 17
-_PREFIX = re.compile(r"^\[rank ?\d+\]:? ?(?!\[)")
+ATTEMPT_LINE = "=== attempt"  # begins a start of a run in its logs: what stands before is older
+_MAX_LINES = 200  # of a log's end
+_MAX_BYTES = 1 << 17
+_MAX_WIDTH = 150
+
+_RANK_PREFIX = re.compile(r"^\[rank ?\d+\]:? ?(?!\[)")
 _HEAD = re.compile(r"^(?:Original )?Traceback \(most recent call last\):$")
 _FRAME = re.compile(r'^  File "(?P<path>.+)", line (?P<line>\d+)(?:, in (?P<name>.+))?$')
 _COLOUR = re.compile(r"\x1b\[[\d;]*m")
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
-_LOGGED = re.compile(
+_OTHER_OUTPUT = re.compile(
     r"^(?:\[rank\d+\]:)?\[[IWEF]\d{4} |^Exception ignored |^frame #\d+: |^Exception raised from "
 )
-_LAUNCHERS = re.compile(
-    r"^<frozen"
-    r" (?:runpy|importlib)|/runpy\.py$|/samecurve/(?:launch|worker|run|cli)/|/samecurve/(?:__main__|api|system)\.py$|/torch/distributed/(?:elastic/|launcher/|run\.py|launch\.py)|/bin/torchrun$"
-    r"|/multiprocessing/(?:spawn|process|popen_\w+|forkserver|context)\.py$|/torch/multiprocessing/spawn\.py$|/importlib/__init__\.py$"
+_OUR_ROOMS = "core|torch_engine|jax_engine|data|tasks|run|worker|launch|checkpoint"
+_LAUNCHER_FILES = re.compile(
+    r"^<frozen (?:runpy|importlib)|/runpy\.py$|/importlib/__init__\.py$"
+    r"|/samecurve/(?:launch|worker|run|cli)/|/samecurve/(?:__main__|api|system)\.py$"
+    r"|/torch/distributed/(?:elastic/|launcher/|run\.py|launch\.py)|/bin/torchrun$"
+    r"|/multiprocessing/(?:spawn|process|popen_\w+|forkserver|context)\.py$"
+    r"|/torch/multiprocessing/spawn\.py$"
 )
-_WRAPPERS = re.compile(
-    r"/torch/nn/modules/module\.py$|/torch/distributed/c10d_logger\.py$|/torch/utils/_contextlib\.py$|/torch/_utils\.py$"
+_WRAPPER_FILES = re.compile(
+    r"/torch/nn/modules/module\.py$|/torch/distributed/c10d_logger\.py$"
+    r"|/torch/utils/_contextlib\.py$|/torch/_utils\.py$"
 )
-_LIBRARY = re.compile(
-    r"/(?:site|dist)-packages/|/lib/python3\.\d+/|^<|/samecurve/(?:core|torch_engine|jax_engine|data|tasks|run|worker|launch|checkpoint)/"
+_LIBRARY_FILES = re.compile(
+    rf"/(?:site|dist)-packages/|/lib/python3\.\d+/|^<|/samecurve/(?:{_OUR_ROOMS})/"
+)
+_PATH_TO_LIBRARY = re.compile(
+    r"^.*/(?:site|dist)-packages/|^.*/lib/python3\.\d+/"
+    rf"|^.*/(?=samecurve/(?:{_OUR_ROOMS}|observe)/)"
 )
 
 
@@ -40,69 +50,62 @@ _LIBRARY = re.compile(
 class Frame:
     path: str
     line: int
-    function: str
-    source: str
+    function: str  # '' where none is named
+    source: str  # '' where it is not printed
 
     @property
     def is_users(self) -> bool:
         """Of the user's own code."""
-        return not _LIBRARY.search(self.path)
+        return not _LIBRARY_FILES.search(self.path)
+
+    @property
+    def is_launchers(self) -> bool:
+        """Of what started the program."""
+        return bool(_LAUNCHER_FILES.search(self.path))
 
     def __str__(self) -> str:
-        path = re.sub(
-            r"^.*/(?:site|dist)-packages/|^.*/lib/python3\.\d+/|^.*/(?=samecurve/(?:core|torch_engine|jax_engine|data|tasks|run|worker|launch|checkpoint|observe)/)",
-            "",
-            self.path,
-        )
-        return (
-            f"{path}:{self.line}"
-            + (f" in {self.function}" if self.function else "")
-            + (f": {self.source}" if self.source else "")
-        )
+        text = f"{_PATH_TO_LIBRARY.sub('', self.path)}:{self.line}"
+        if self.function:
+            text += f" in {self.function}"
+        if self.source:
+            text += f": {self.source}"
+        return text
 
 
 @dataclass(frozen=True)
 class Traceback:
-    """frames: outermost first. error: the exception's own lines, `Type: message`."""
-
-    frames: tuple[Frame, ...]
-    error: str
+    frames: tuple[Frame, ...]  # outermost first
+    error: str  # the exception's own lines, `Type: message`
 
     def show_frames(self, most: int) -> list[str]:
-        """A line a frame, at most so many, the middle left out; launchers' and wrappers' frames are
-        not among them.
+        """A line a frame, at most so many, the middle left out.
+
+        Launchers' and wrappers' frames are not among them.
         """
         frames = [
             frame
             for frame in self.frames
-            if not _LAUNCHERS.search(frame.path) and not _WRAPPERS.search(frame.path)
+            if not frame.is_launchers and not _WRAPPER_FILES.search(frame.path)
         ]
-        if len(frames) > most:
-            first = most // 3
-            left = len(frames) - most
-            lines = [
-                *map(str, frames[:first]),
-                f"... {left} frame{'s' if left > 1 else ''} left out",
-                *map(str, frames[first + left :]),
-            ]
-        else:
-            lines = [*map(str, frames)]
-        return [clip(line) for line in lines]
+        lines = [clip(str(frame)) for frame in frames]
+        left_out = len(lines) - most
+        if left_out > 0:
+            begin = most // 3
+            note = f"... {left_out} frame{'s' if left_out > 1 else ''} left out"
+            lines[begin : begin + left_out] = [note]
+        return lines
 
     @property
     def user_frame(self) -> Frame | None:
-        """The innermost frame of the user's own code, where the failure lies deeper."""
-        return next(
-            (
-                frame
-                for frame in reversed(self.frames)
-                if frame.is_users and not _LAUNCHERS.search(frame.path)
-            ),
-            None,
-        )
+        """The innermost frame of the user's own code."""
+        for frame in reversed(self.frames):
+            if frame.is_users and not frame.is_launchers:
+                return frame
+        return None
 
 
-def clip(line: str, width: int = WIDTH) -> str:
+def clip(line: str, width: int = _MAX_WIDTH) -> str:
+    """At most so many characters, without colours."""
     line = _COLOUR.sub("", line)
     return line if len(line) <= width else f"{line[: width - 4]} ..."
 
@@ -111,59 +114,56 @@ def read_tail(path: Path) -> str:
     """The last lines of a log, of its last start; '' where there is none."""
     try:
         with open(path, "rb") as file:
-            file.seek(max(0, file.seek(0, 2) - _BYTES))
+            file.seek(max(0, file.seek(0, 2) - _MAX_BYTES))
             lines = file.read().decode(errors="replace").splitlines()
     except OSError:
         return ""
-    begun = next(
-        (index for index in range(len(lines) - 1, -1, -1) if lines[index].startswith(ATTEMPT_LINE)),
-        -1,
-    )
-    return "\n".join(lines[begun + 1 :][-LINES:])
+    for index in reversed(range(len(lines))):
+        if lines[index].startswith(ATTEMPT_LINE):
+            lines = lines[index + 1 :]
+            break
+    return "\n".join(lines[-_MAX_LINES:])
 
 
 def last_traceback(text: str) -> Traceback | None:
-    """The last traceback of a text. None: there is none."""
-    lines = [_PREFIX.sub("", line) for line in text.splitlines()]
-    found, other = None, None
+    """The last traceback of a text, one of the main thread if there is any. None: there is none."""
+    lines = [_RANK_PREFIX.sub("", line) for line in text.splitlines()]
+    of_main_thread: Traceback | None = None
+    of_other_thread: Traceback | None = None
     index = 0
     while index < len(lines):
-        headless = _FRAME.match(lines[index])
-        if not _HEAD.match(lines[index]) and not headless:
+        is_frame = _FRAME.match(lines[index])  # a SyntaxError's, without a head
+        if not is_frame and not _HEAD.match(lines[index]):
             index += 1
             continue
-        before = lines[index - 1] if index else ""
-        trace, index = _parsed(lines, index if headless else index + 1)
-        if trace is None or before.startswith("Exception ignored "):
+        line_before = lines[index - 1] if index else ""
+        traceback, index = _parse_traceback(lines, index if is_frame else index + 1)
+        if traceback is None or line_before.startswith("Exception ignored "):
             continue
-        if before.startswith("Exception in thread "):
-            other = trace
+        if line_before.startswith("Exception in thread "):
+            of_other_thread = traceback
         else:
-            found = trace
-    return found or other
+            of_main_thread = traceback
+    return of_main_thread or of_other_thread
 
 
-def _parsed(lines: Sequence[str], index: int) -> tuple[Traceback | None, int]:
-    """From the first frame on. Returns it, and where it ends."""
+def _parse_traceback(lines: Sequence[str], index: int) -> tuple[Traceback | None, int]:
+    """From the line of the first frame on. Returns it, and the line where it ends."""
     frames: list[Frame] = []
     while index < len(lines) and lines[index].startswith("  "):
-        if found := _FRAME.match(lines[index]):
-            source = (
-                lines[index + 1].strip()
-                if index + 1 < len(lines) and lines[index + 1].startswith("    ")
-                else ""
-            )
-            frames.append(Frame(found["path"], int(found["line"]), found["name"] or "", source))
+        if match := _FRAME.match(lines[index]):
+            next_line = lines[index + 1] if index + 1 < len(lines) else ""
+            source = next_line.strip() if next_line.startswith("    ") else ""
+            frames.append(Frame(match["path"], int(match["line"]), match["name"] or "", source))
         index += 1
     begin = index
-    while index < len(lines) and not _ends(lines[index]):
+    while index < len(lines) and not _ends_message(lines[index]):
         index += 1
     error = "\n".join(lines[begin:index]).strip()
-    return (Traceback(tuple(frames), error) if error else None), max(index, begin)
+    return (Traceback(tuple(frames), error) if error else None), index
 
 
-def _ends(line: str) -> bool:
+def _ends_message(line: str) -> bool:
     """Whether an exception's message is over."""
-    return bool(_HEAD.match(line) or _FRAME.match(line) or _LOGGED.match(line)) or line.startswith(
-        _CHAINED
-    )
+    patterns = (_HEAD, _FRAME, _OTHER_OUTPUT)
+    return line.startswith(_CHAINED) or any(pattern.match(line) for pattern in patterns)

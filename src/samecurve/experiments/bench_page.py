@@ -18,7 +18,7 @@ from samecurve.observe.report.canvas import (
     save_picture,
 )
 from samecurve.observe.report.markup import Html, element, table
-from samecurve.observe.report.page import document, pictures_section
+from samecurve.observe.report.page import charts_section, document
 from samecurve.observe.report.words import show_moment
 from samecurve.units import show_bytes
 
@@ -300,7 +300,7 @@ def _body(bench: Bench, rows: Sequence[Values], pictures: Sequence[Picture]) -> 
         [[word, said] for word, _, said in (note.partition(" ") for note in notes(bench, rows))],
     )
     if pictures:
-        yield from pictures_section(pictures, [])
+        yield from charts_section(pictures, [])
     else:
         yield element("p", UNDRAWN, class_="note")
     yield element("h2", "Batches and memory")

@@ -181,10 +181,11 @@ def predict(loaded: LoadedConfig, asked: PredictionRequest) -> Prediction:
 
 
 def _draw(found: Prediction, path: Path) -> None:
+    drawn_for = f"{found.batch}; MFU {found.share.value:.3g}"
     picture = scaling_png(
         found.curves,
-        f"hosts of {found.cluster.devices_per_host} x {found.cluster.device.name}",
-        f"{found.batch}; MFU {found.share.value:.3g}; hsdp: one copy of the model a {found.copies}",
+        machine=f"hosts of {found.cluster.devices_per_host} x {found.cluster.device.name}",
+        note=f"{drawn_for}; hsdp: one copy of the model a {found.copies}",
     )
     try:
         path.write_bytes(picture)

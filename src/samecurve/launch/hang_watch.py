@@ -129,11 +129,11 @@ class HangWatch:
             return None
         verdict = judge(
             self._seen(dumps),
-            silence.seconds,
-            silence.limit,
-            self._world_size,
-            self._limit.option,
-            self._limit.unit,
+            seconds=silence.seconds,
+            limit=silence.limit,
+            world_size=self._world_size,
+            floor_flag=self._limit.option,
+            unit=self._limit.unit,
         )
         report = self._report(verdict, dumps)
         self.kill()

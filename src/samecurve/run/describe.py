@@ -17,7 +17,7 @@ import samecurve
 from samecurve.core.config.document import Document
 from samecurve.core.config.sections import Config, load
 from samecurve.core.planning.facts import Facts, UserOptimizerFacts
-from samecurve.diagnose.known_failures import find_known_failure
+from samecurve.diagnose.known_failures import diagnose
 from samecurve.diagnose.tracebacks import clip, last_traceback
 from samecurve.errors import RunError, SamecurveError, UserError
 from samecurve.system import cache_home, die_with, install_command, write_json
@@ -128,11 +128,12 @@ def _in_subprocess(config: Config, cache: Path) -> dict[str, Any]:
 def _undescribed(code: int, said: str) -> RunError:
     trace = last_traceback(said)
     words = trace.error if trace else said.strip()
-    found = find_known_failure(words)
-    if found:
-        cause, remedy = found[0].explain(found[1])
+    diagnosis = diagnose(words)
+    if diagnosis:
         return RunError(
-            f"describing the model and data: {cause}", remedy, trace=clip(words.splitlines()[0])
+            f"describing the model and data: {diagnosis.cause}",
+            diagnosis.remedy,
+            trace=clip(words.splitlines()[0]),
         )
     shown = [
         *(trace.show_frames(_FRAMES) if trace else []),

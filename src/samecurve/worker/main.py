@@ -190,7 +190,10 @@ def train_rank(
         if isinstance(error, UserError) and heartbeat.trained:
             # nothing is refused any more: the run has failed
             raise RunError(error.cause, error.remedy, error.where) from error
-        if shortage := explain_out_of_memory(error, plan, context.rank.index, engine.peak_memory()):
+        shortage = explain_out_of_memory(
+            error, plan, rank=context.rank.index, peak_bytes=engine.peak_memory()
+        )
+        if shortage:
             raise shortage from error
         raise
     finally:

@@ -1,10 +1,13 @@
-"""The figures that are bars: each device's peak of memory beside what the plan expected, and what
-the seconds of a run were spent on.
+"""The charts that are bars.
+
+Each device's peak of memory beside what the plan expected, and what the seconds of a run were spent
+on.
 """
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from samecurve.core.planning.plan import Plan
 from samecurve.observe.report.canvas import (
     COLOURS,
     SERIES,
@@ -29,144 +32,124 @@ _USES = {
     "starting": "s5",
     "other": "s7",
 }
-_NAMED_ROWS = 16
+_MAX_NAMED_ROWS = 16
 
 
 def time_unit(longest: float) -> tuple[str, float]:
     """The unit in which so many seconds are shown, and its seconds."""
-    return (
-        ("seconds", 1.0)
-        if longest < 300
-        else ("minutes", 60.0)
-        if longest < 3 * 3600
-        else ("hours", 3600.0)
-    )
+    if longest < 300:
+        return "seconds", 1.0
+    if longest < 3 * 3600:
+        return "minutes", 60.0
+    return "hours", 3600.0
 
 
 def memory_bars(records: Sequence[RunRecord], names: Sequence[str]) -> Picture | None:
     """One run: the plan's terms, and below them each device's peak.
 
-    Several: the largest device of each, and its plan's estimate.
+    Several: the largest device of each, and its plan's estimate. None: nothing is known.
     """
-    found = [summary(record) for record in records]
-    if not any(run["memory_bytes"] or run["memory_estimate_bytes"] for run in found):
+    runs = [summary(record) for record in records]
+    largest = max(max(run["memory_bytes"] or 0, run["memory_estimate_bytes"] or 0) for run in runs)
+    if not largest:
         return None
-    size, unit = next(
-        pair
-        for pair in _UNITS
-        if max(max(run["memory_bytes"] or 0, run["memory_estimate_bytes"] or 0) for run in found)
-        >= pair[0]
-    )
-    alone = len(records) == 1
-    measured = (
-        (found[0]["memory_bytes_by_device"] or [found[0]["memory_bytes"] or 0])
-        if alone
-        else [run["memory_bytes"] or 0 for run in found]
-    )
-    legends = (
-        [f"device {index}" for index in range(len(measured))]
-        if alone
-        else [legend_label(name, 20) for name in names]
-    )
-    if alone and not found[0]["memory_bytes_by_device"]:
-        legends = ["largest device"]
+    unit_bytes, unit = next(pair for pair in _UNITS if largest >= pair[0])
+    alone = len(runs) == 1
+    if alone:
+        title = "Memory, peak of each device"
+        peaks = runs[0]["memory_bytes_by_device"]
+        legends = [f"device {index}" for index in range(len(peaks))]
+        if not peaks:
+            peaks, legends = [runs[0]["memory_bytes"] or 0], ["largest device"]
+        legends = ["plan", *legends]
+    else:
+        title = "Memory, peak of the largest device"
+        peaks = [run["memory_bytes"] or 0 for run in runs]
+        legends = [legend_label(name, 20) for name in names]
     with canvas() as (figure, axes):
-        first = 1 if alone else 0
         if alone:
-            legends = ["plan", *legends]
-            _terms(axes, records[0], size)
+            _draw_plan(axes, records[0].plan, unit_bytes)
         axes.barh(
-            range(first, first + len(measured)),
-            [peak / size for peak in measured],
+            range(len(legends) - len(peaks), len(legends)),
+            [peak / unit_bytes for peak in peaks],
             height=0.6,
             color=SERIES[5],
             label="measured peak",
         )
-        for row, run in enumerate(found):
+        for row, run in enumerate(runs):
             if run["memory_estimate_bytes"]:
-                reach = [-0.4, len(legends) - 0.6] if alone else [row - 0.4, row + 0.4]
+                rows = [-0.4, len(legends) - 0.6] if alone else [row - 0.4, row + 0.4]
                 axes.plot(
-                    [run["memory_estimate_bytes"] / size] * 2,
-                    reach,
+                    [run["memory_estimate_bytes"] / unit_bytes] * 2,
+                    rows,
                     color=COLOURS["ink"],
                     linewidth=1.2,
                     linestyle=":",
                     label="_" if row else "plan's estimate",
                 )
-        (
+        if len(legends) <= _MAX_NAMED_ROWS:
             axes.set_yticks(range(len(legends)), legends)
-            if len(legends) <= _NAMED_ROWS
-            else axes.set_ylabel("device" if alone else "run")
-        )
+        else:
+            axes.set_ylabel("device" if alone else "run")
         axes.invert_yaxis()
         axes.grid(axis="y", visible=False)
         axes.set_xlabel(f"{unit} of one device")
         figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=4)
-        note = (
-            "no estimate: what the model keeps for its backward pass is not known"
-            if any(run["memory_estimate_bytes"] is None for run in found)
-            else ""
-        )
-        return save_picture(
-            figure,
-            "memory",
-            "Memory, peak of each device" if alone else "Memory, peak of the largest device",
-            note,
-        )
+        note = ""
+        if any(run["memory_estimate_bytes"] is None for run in runs):
+            note = "no estimate: what the model keeps for its backward pass is not known"
+        return save_picture(figure, "memory", title, note)
 
 
-def _terms(axes: "Axes", record: RunRecord, size: int) -> None:
-    """The plan's terms, one after the other."""
-    if record.plan is None:
+def _draw_plan(axes: "Axes", plan: Plan | None, unit_bytes: int) -> None:
+    """The plan's terms, one after the other, in the first row."""
+    if plan is None:
         return
     left = 0.0
-    counted = [
-        term
-        for term in record.plan.memory
-        if term.bytes and (term.name != "process" or record.plan.devices[0].kind == "cpu")
-    ]
-    for index, term in enumerate(counted):
+    counts_process = plan.devices[0].kind == "cpu"
+    terms = [term for term in plan.memory if term.bytes]
+    if not counts_process:
+        terms = [term for term in terms if term.name != "process"]
+    for index, term in enumerate(terms):
+        width = term.bytes / unit_bytes
         axes.barh(
             [0],
-            [term.bytes / size],
+            [width],
             left=left,
             height=0.6,
             color=SERIES[index % len(SERIES)],
             label=legend_label(term.name, 16),
         )
-        left += term.bytes / size
+        left += width
 
 
 def time_bars(records: Sequence[RunRecord], names: Sequence[str]) -> Picture | None:
-    """One bar a run: seconds of all its starts, by what they went to."""
-    spent = [where_time_went(record) for record in records]
-    if not any(sum(uses.values()) for uses in spent):
+    """One bar a run: seconds of all its starts, by what they went to. None: there are none."""
+    runs = [where_time_went(record) for record in records]
+    totals = [sum(uses.values()) for uses in runs]
+    if not any(totals):
         return None
-    unit, size = time_unit(max(sum(uses.values()) for uses in spent))
+    unit, unit_seconds = time_unit(max(totals))
     with canvas() as (figure, axes):
-        left = [0.0] * len(spent)
+        left = [0.0] * len(runs)
         for use, colour in _USES.items():
-            widths = [uses[use] / size for uses in spent]
+            widths = [uses[use] / unit_seconds for uses in runs]
+            share = f" {runs[0][use] / totals[0]:.0%}" if len(runs) == 1 else ""
             if any(widths):
                 axes.barh(
-                    range(len(spent)),
+                    range(len(runs)),
                     widths,
                     left=left,
                     height=0.6,
                     color=COLOURS[colour],
-                    label=(
-                        f"{use} {spent[0][use] / sum(spent[0].values()):.0%}"
-                        if len(spent) == 1
-                        else use
-                    ),
+                    label=f"{use}{share}",
                 )
             left = [before + width for before, width in zip(left, widths, strict=True)]
-        (
-            axes.set_yticks(range(len(spent)), [legend_label(name, 20) for name in names])
-            if 1 < len(spent) <= _NAMED_ROWS
-            else axes.set_yticks([])
-        )
-        axes.set_ylim(len(spent), -1)
+        if 1 < len(runs) <= _MAX_NAMED_ROWS:
+            axes.set_yticks(range(len(runs)), [legend_label(name, 20) for name in names])
+        else:
+            axes.set_yticks([])
+        axes.set_ylim(len(runs), -1)
         axes.grid(axis="y", visible=False)
         axes.set_xlabel(f"{unit} in which processes ran, all starts")
         figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=3)

@@ -1,8 +1,8 @@
-"""matplotlib as the report uses it: one drawing gives an SVG that takes its colours from the page
-(light and dark), and a PNG.
+"""matplotlib as the report uses it.
 
-The library is imported here alone, late; a user's own matplotlib settings do not reach in. Colours
-are CSS variables of page.css.
+One drawing gives an SVG that takes its colours from the page (light and dark), and a PNG. The
+library is imported here alone, late; a user's own matplotlib settings do not reach in. Colours are
+CSS variables of page.css.
 """
 
 import io
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from samecurve.errors import UserError
 from samecurve.observe.console import printable
 from samecurve.observe.report.markup import Html, escaped
+from samecurve.system import install_command
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -47,11 +48,9 @@ STYLES = ("-", "--", ":", "-.")
 
 @dataclass(frozen=True)
 class Picture:
-    """name: of its PNG file, report-NAME.png. note: what one must know to read it."""
-
-    name: str
+    name: str  # of its PNG file, report-NAME.png
     title: str
-    note: str
+    note: str  # what one must know to read it
     svg: Html
     png: bytes
 
@@ -63,21 +62,20 @@ def need_matplotlib() -> None:
     except ImportError:
         raise UserError(
             "a report is drawn with matplotlib, which is not installed here",
-            "pip install 'samecurve[report]'; --json gives the numbers without it",
+            f"{install_command('report')}; --json gives the numbers without it",
             "report",
         ) from None
 
 
 @contextmanager
-def canvas() -> "Iterator[tuple[Figure, Axes]]":
+def canvas() -> Iterator[tuple["Figure", "Axes"]]:
     """An empty figure with its one pair of axes, drawn and saved within the block."""
     import matplotlib
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context(), warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", "Glyph .* missing"
-        )  # a run's name in a script that the PNG's font lacks; the page has the reader's own fonts
+        # a run's name in a script that the PNG's font lacks; the page has the reader's own fonts
+        warnings.filterwarnings("ignore", "Glyph .* missing")
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(
             {
@@ -113,9 +111,8 @@ def save_picture(
     """Within canvas()."""
     import matplotlib
 
-    matplotlib.rcParams["svg.hashsalt"] = (
-        name  # ids of one figure never meet another's, and are the same each time
-    )
+    # ids of one figure never meet another's, and are the same each time
+    matplotlib.rcParams["svg.hashsalt"] = name
     vector, raster = io.StringIO(), io.BytesIO()
     figure.savefig(
         vector,
@@ -136,7 +133,7 @@ def _inline(svg: str, title: str) -> Html:
     names = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
     svg = re.sub(
         r'<svg [^>]*?(viewBox="[^"]*")[^>]*>',
-        lambda found: f'<svg {found[1]} role="img" aria-label="{escaped(title)}" {names}>',
+        lambda start: f'<svg {start[1]} role="img" aria-label="{escaped(title)}" {names}>',
         svg,
         count=1,
     )
@@ -146,9 +143,11 @@ def _inline(svg: str, title: str) -> Html:
 
 
 def legend_label(text: str, most: int = 36) -> str:
-    """A name as a legend takes it: printable, not too long, its end kept (that is where names
-    differ), never beginning with the underscore that hides it.
+    """A name as a legend takes it: printable, and not too long.
+
+    Its end is kept: that is where names differ. It never begins with the underscore that hides it.
     """
     shown = printable(text).replace("\n", " ")
-    shown = shown if len(shown) <= most else f"\N{HORIZONTAL ELLIPSIS}{shown[1 - most :]}"
+    if len(shown) > most:
+        shown = f"\N{HORIZONTAL ELLIPSIS}{shown[1 - most :]}"
     return f" {shown}" if shown.startswith("_") else shown

@@ -23,12 +23,13 @@ def element(name: str, /, *inner: Any, **attributes: Any) -> Html:
     Attributes: a trailing underscore is left out (class_), an inner one is a dash; None leaves the
     attribute out.
     """
-    given = "".join(
+    attributes_html = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{escaped(value)}"'
         for key, value in attributes.items()
         if value is not None
     )
-    return Html(f"<{name}{given}>" + ("" if name in _VOID else f"{joined(*inner)}</{name}>"))
+    start = f"<{name}{attributes_html}>"
+    return Html(start if name in _VOID else f"{start}{joined(*inner)}</{name}>")
 
 
 def joined(*parts: Any) -> Html:
@@ -40,28 +41,21 @@ def escaped(value: Any) -> str:
     return html.escape(printable(str(value)), quote=True)
 
 
-def table(head: list[Any], rows: list[list[Any]], numbers: bool = False) -> Html:
-    """numbers: all columns but the first are set to the right.
+def table(head: list[Any], rows: list[list[Any]], *, numbers: bool = False) -> Html:
+    """A table that scrolls by itself on a narrow screen.
 
-    A table scrolls by itself on a narrow screen.
+    head: [] for none
+    numbers: all columns but the first are set to the right
     """
-    cells = (
-        element("thead", element("tr", *(element("th", name, scope="col") for name in head)))
-        if any(head)
-        else ""
+    titles = [element("th", name, scope="col") for name in head]
+    body = []
+    for first, *others in rows:
+        cells = [element("td", cell) for cell in others]
+        body.append(element("tr", element("th", first, scope="row"), *cells))
+    content = element(
+        "table",
+        element("thead", element("tr", *titles)) if any(head) else "",
+        element("tbody", *body),
+        class_="numbers" if numbers else None,
     )
-    body = element(
-        "tbody",
-        *(
-            element(
-                "tr", element("th", row[0], scope="row"), *(element("td", cell) for cell in row[1:])
-            )
-            for row in rows
-        ),
-    )
-    return element(
-        "div",
-        element("table", cells, body, class_="numbers" if numbers else None),
-        class_="scroll",
-        tabindex=0,
-    )
+    return element("div", content, class_="scroll", tabindex=0)

@@ -22,19 +22,24 @@ def page(
     records: Sequence[RunRecord],
     names: Sequence[str],
     pictures: Sequence[Picture],
-    left_out: Sequence[str],
+    missing: Sequence[str],
+    *,
     now: float,
 ) -> str:
-    """now: seconds since 1970, when it is made."""
-    title = names[0] if len(records) == 1 else f"{len(records)} runs compared"
-    body = (
-        _one(records[0], names[0], pictures, left_out)
-        if len(records) == 1
-        else _several(records, names, pictures, left_out)
-    )
+    """The page of one run, or of several compared.
+
+    missing: charts that could not be drawn
+    now: seconds since 1970, when it is made
+    """
+    if len(records) == 1:
+        title, of_runs = names[0], "run"
+        body = _one_run(records[0], names[0], pictures, missing)
+    else:
+        title, of_runs = f"{len(records)} runs compared", "runs"
+        body = _several_runs(records, names, pictures, missing)
     foot = (
         f"Made by {MADE_BY} {samecurve.__version__}, {show_moment(now)}, from the files of the"
-        f" run{'s' if len(records) > 1 else ''}."
+        f" {of_runs}."
     )
     return document(title, MADE_BY, body, foot)
 
@@ -50,38 +55,19 @@ def document(title: str, made_by: str, body: Iterable[Html], foot: str) -> str:
         element("title", f"{title} \N{MIDDLE DOT} samecurve"),
         element("style", Html(files(__package__).joinpath("page.css").read_text())),
     )
-    return (
-        "<!doctype"
-        f" html>\n{element('html', head, element('body', *body, element('p', foot, class_='quiet')), lang='en')}\n"
-    )
+    body_html = element("body", *body, element("p", foot, class_="quiet"))
+    return f"<!doctype html>\n{element('html', head, body_html, lang='en')}\n"
 
 
-def _one(
-    record: RunRecord, name: str, pictures: Sequence[Picture], left_out: Sequence[str]
+def _one_run(
+    record: RunRecord, name: str, pictures: Sequence[Picture], missing: Sequence[str]
 ) -> Iterator[Html]:
-    found = summary(record)
-    yield element(
-        "header",
-        element("h1", name),
-        _pill(record),
-        element("span", str(record.directory), class_="quiet"),
-    )
+    directory = element("span", str(record.directory), class_="quiet")
+    yield element("header", element("h1", name), _outcome_badge(record), directory)
     yield from sections.notes(record)
-    yield element(
-        "dl",
-        *(
-            element(
-                "div",
-                element("dt", title),
-                element("dd", value, element("small", more) if more else ""),
-            )
-            for title, value, more in (row(found) for row in SUMMARY_ROWS.values())
-            if value
-        ),
-        class_="cards",
-    )
+    yield _summary_cards(record)
     yield from sections.plan_in_short(record)
-    yield from pictures_section(pictures, left_out)
+    yield from charts_section(pictures, missing)
     yield from sections.happened(record)
     yield from sections.starts(record)
     yield from sections.evaluations(record)
@@ -92,66 +78,63 @@ def _one(
     yield from sections.checkpoints(record)
 
 
-def _several(
+def _summary_cards(record: RunRecord) -> Html:
+    run = summary(record)
+    cards = []
+    for row in SUMMARY_ROWS:
+        value, more = row.show(run)
+        if value:
+            text = element("dd", value, element("small", more) if more else "")
+            cards.append(element("div", element("dt", row.title), text))
+    return element("dl", *cards, class_="cards")
+
+
+def _several_runs(
     records: Sequence[RunRecord],
     names: Sequence[str],
     pictures: Sequence[Picture],
-    left_out: Sequence[str],
+    missing: Sequence[str],
 ) -> Iterator[Html]:
     yield element("header", element("h1", f"{len(records)} runs compared"))
-    yield element(
-        "p",
-        joined(
-            *(
-                part
-                for name, record in zip(names, records, strict=True)
-                for part in (name, " ", _pill(record), " ")
-            )
-        ),
-    )
+    badges = [
+        joined(name, " ", _outcome_badge(record), " ")
+        for name, record in zip(names, records, strict=True)
+    ]
+    yield element("p", joined(*badges))
     for name, record in zip(names, records, strict=True):
         yield from sections.notes(record, f"{name}: ")
-    yield element("h2", "Summary")
-    found = [summary(record) for record in records]
-    yield table(
-        ["", *names],
-        [[title, *(_cell(row(run)) for run in found)] for title, row in _titled(found)],
-        numbers=True,
-    )
+    yield from _summary_table(records, names)
     yield from _differences(differences(records), names)
-    yield from pictures_section(pictures, left_out)
+    yield from charts_section(pictures, missing)
     for name, record in zip(names, records, strict=True):
         inner = [
             *sections.plan_in_short(record),
             *sections.happened(record),
             *sections.samples(record),
         ]
+        hint = f"plan, what happened, samples; all of it: samecurve report {record.directory}"
         yield element("h2", name)
-        yield element(
-            "details",
-            element(
-                "summary",
-                f"plan, what happened, samples; all of it: samecurve report {record.directory}",
-            ),
-            *inner,
-        )
+        yield element("details", element("summary", hint), *inner)
 
 
-def _titled(found: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Any]]:
-    """The rows of the summary in which any run has a figure."""
-    for row in SUMMARY_ROWS.values():
-        titles = [row(run) for run in found]
-        if any(value for _, value, _ in titles):
-            yield titles[0][0], row
+def _summary_table(records: Sequence[RunRecord], names: Sequence[str]) -> Iterator[Html]:
+    """The rows of the summary in which any run has a value."""
+    runs = [summary(record) for record in records]
+    rows: list[list[Any]] = []
+    for row in SUMMARY_ROWS:
+        cells = [row.show(run) for run in runs]
+        if any(value for value, _ in cells):
+            rows.append([row.title, *(_summary_cell(value, more) for value, more in cells)])
+    yield element("h2", "Summary")
+    yield table(["", *names], rows, numbers=True)
 
 
-def _cell(row: tuple[str, str, str]) -> Html:
-    _, value, more = row
+def _summary_cell(value: str, more: str) -> Html:
     return joined(value or "\N{EN DASH}", element("div", more, class_="quiet") if more else "")
 
 
 def _differences(
-    found: Mapping[str, Mapping[str, Sequence[Any]]], names: Sequence[str]
+    parts: Mapping[str, Mapping[str, Sequence[Any]]], names: Sequence[str]
 ) -> Iterator[Html]:
     """Only what is not the same for all."""
     titles = {
@@ -161,41 +144,28 @@ def _differences(
     }
     for part, title in titles.items():
         yield element("h2", title)
-        if found[part]:
-            yield table(
-                [part, *names],
-                [
-                    [key, *(show_value(value, key) for value in values)]
-                    for key, values in found[part].items()
-                ],
-            )
+        rows = [
+            [key, *(show_value(value, key) for value in values)]
+            for key, values in parts[part].items()
+        ]
+        if rows:
+            yield table([part, *names], rows)
         else:
             yield element("p", f"The same {part} in all.", class_="quiet")
 
 
-def pictures_section(pictures: Sequence[Picture], left_out: Sequence[str]) -> Iterator[Html]:
-    yield element("h2", "Figures")
-    yield element(
-        "div",
-        *(
-            element(
-                "figure",
-                element("b", picture.title),
-                picture.svg,
-                element("figcaption", picture.note) if picture.note else "",
-            )
-            for picture in pictures
-        ),
-        class_="figures",
-    )
-    if left_out:
-        yield element(
-            "p",
-            f"Not drawn, since there are no numbers for it: {', '.join(left_out)}.",
-            class_="quiet",
-        )
+def charts_section(pictures: Sequence[Picture], missing: Sequence[str]) -> Iterator[Html]:
+    figures = []
+    for picture in pictures:
+        caption = element("figcaption", picture.note) if picture.note else ""
+        figures.append(element("figure", element("b", picture.title), picture.svg, caption))
+    yield element("h2", "Charts")
+    yield element("div", *figures, class_="figures")
+    if missing:
+        text = f"Not drawn, since there are no numbers for it: {', '.join(missing)}."
+        yield element("p", text, class_="quiet")
 
 
-def _pill(record: RunRecord) -> Html:
+def _outcome_badge(record: RunRecord) -> Html:
     how = outcome(record)
     return element("span", how, class_=f"outcome {how.replace(' ', '-')}")

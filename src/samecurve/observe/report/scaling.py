@@ -8,7 +8,7 @@ from samecurve.observe.report.canvas import SERIES, canvas, save_picture
 _MARKERS = ("o", "s", "^")
 
 
-def scaling_png(curves: Sequence[Curve], machine: str, note: str) -> bytes:
+def scaling_png(curves: Sequence[Curve], *, machine: str, note: str) -> bytes:
     """note: below the picture's title, what it is drawn for.
 
     UserError: the library that draws is not installed.
@@ -18,28 +18,14 @@ def scaling_png(curves: Sequence[Curve], machine: str, note: str) -> bytes:
         figure.set_size_inches(7.2, 4.0)
         axes.axhline(1.0, color=SERIES[7], linewidth=0.8, linestyle=":")
         for index, curve in enumerate(curves):
-            if curve.points:
-                legend = (
-                    curve.name
-                    if len(curve.points) == len(sizes) or curve.points[-1][0] == sizes[-1]
-                    else f"{curve.name}, to {curve.points[-1][0]}"
-                )
-                axes.plot(
-                    *zip(*curve.points, strict=True),
-                    color=SERIES[index],
-                    marker=_MARKERS[index % 3],
-                    markersize=4,
-                    label=legend,
-                )
-            else:
-                axes.plot(
-                    [],
-                    [],
-                    color=SERIES[index],
-                    marker=_MARKERS[index % 3],
-                    markersize=4,
-                    label=f"{curve.name}: nowhere",
-                )
+            axes.plot(
+                [size for size, _ in curve.points],
+                [efficiency for _, efficiency in curve.points],
+                color=SERIES[index],
+                marker=_MARKERS[index % len(_MARKERS)],
+                markersize=4,
+                label=_legend(curve, sizes),
+            )
         axes.set_xscale("log", base=2)
         axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
         axes.minorticks_off()
@@ -48,4 +34,14 @@ def scaling_png(curves: Sequence[Curve], machine: str, note: str) -> bytes:
         axes.set_xlabel("devices")
         axes.set_title(note, fontsize=9)
         axes.legend(loc="lower left")
-        return save_picture(figure, "scaling", f"Predicted efficiency on {machine}", "").png
+        title = f"Predicted efficiency on {machine}"
+        return save_picture(figure, "scaling", title, "").png
+
+
+def _legend(curve: Curve, sizes: Sequence[int]) -> str:
+    if not curve.points:
+        return f"{curve.name}: nowhere"
+    largest = curve.points[-1][0]
+    if len(curve.points) == len(sizes) or largest == sizes[-1]:
+        return curve.name
+    return f"{curve.name}, to {largest}"

@@ -1,9 +1,10 @@
-"""The parts of a run's page below its figures.
+"""The parts of a run's page beside its charts.
 
 Each gives its elements, or nothing where there is nothing to say.
 """
 
 import base64
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,42 +16,26 @@ from samecurve.observe.report.reading import RunRecord, Start, number
 from samecurve.observe.report.words import show_moment, show_number, show_value
 from samecurve.units import show_bytes, show_seconds
 
-_MOST_ROWS = 300
-_MOST_COLUMNS = 65  # of an array of an evaluation, its first column the row numbers
-_MOST_TEXTS, _MOST_TEXT = 8, 20_000
-_MOST_PICTURES, _MOST_PICTURE = 8, 2 << 20  # bytes
+_MAX_ROWS = 300
+_MAX_COLUMNS = 65  # of an array of an evaluation, its first column the row numbers
+_MAX_TEXTS, _MAX_TEXT = 8, 20_000  # characters
+_MAX_PICTURES, _MAX_PICTURE = 8, 2 << 20  # bytes
 _PNG = b"\x89PNG\r\n\x1a\n"
-_SKIPPED = "\N{HORIZONTAL ELLIPSIS}"
+_ELLIPSIS = "\N{HORIZONTAL ELLIPSIS}"
+_WHERE_ALL_ARE = "journal.jsonl has them all"
+_OUTCOMES = {
+    "running": "It is still running: the page is as of now.",
+    "starting": "It is starting.",
+    "not started": "Nothing was ever started here.",
+}
 
 
 def notes(record: RunRecord, name: str = "") -> Iterator[Html]:
-    """What a reader must know before any figure: failed, cut off, nothing trained, files that can't
-    be read. name: of the run, before each.
+    """What a reader must know before any number: failed, cut off, nothing trained, damaged files.
+
+    name: of the run, before each note
     """
-    how = summary.outcome(record)
-    said = {
-        "cut off": (
-            f"The last start ended without a word at step {record.starts[-1].last_step}: killed, or"
-            " the machine went down."
-            if record.starts
-            else ""
-        ),
-        "running": "It is still running: the page is as of now.",
-        "starting": "It is starting.",
-        "not started": "Nothing was ever started here.",
-    }
-    if how == "failed":
-        ended = record.starts[-1].end_values
-        yield element(
-            "p",
-            name,
-            element("b", "Failed: "),
-            str(ended.get("cause", "")),
-            f" Remedy: {ended['remedy']}" if ended.get("remedy") else "",
-            class_="note bad",
-        )
-    elif said.get(how):
-        yield element("p", name + said[how], class_="note")
+    yield from _outcome_note(record, name)
     if not record.num_steps and record.starts:
         yield element("p", f"{name}No step was trained, so there are no curves.", class_="note")
     elif record.num_steps and not record.evaluated:
@@ -61,6 +46,23 @@ def notes(record: RunRecord, name: str = "") -> Iterator[Html]:
         yield element("p", name + fault, class_="note bad")
 
 
+def _outcome_note(record: RunRecord, name: str) -> Iterator[Html]:
+    how = summary.outcome(record)
+    if how == "failed":
+        values = record.starts[-1].end_values
+        cause = str(values.get("cause", ""))
+        remedy = f" Remedy: {values['remedy']}" if values.get("remedy") else ""
+        yield element("p", name, element("b", "Failed: "), cause, remedy, class_="note bad")
+    elif how == "cut off":
+        text = (
+            f"The last start ended without a word at step {record.starts[-1].last_step}: killed, or"
+            " the machine went down."
+        )
+        yield element("p", name + text, class_="note")
+    elif how in _OUTCOMES:
+        yield element("p", name + _OUTCOMES[how], class_="note")
+
+
 def plan_in_short(record: RunRecord) -> Iterator[Html]:
     if record.plan:
         yield element("pre", "\n".join(banner(record.plan)))
@@ -68,97 +70,79 @@ def plan_in_short(record: RunRecord) -> Iterator[Html]:
 
 def happened(record: RunRecord) -> Iterator[Html]:
     """Resumes, restarts, warnings and ends, the oldest first."""
-    rows = [
-        [show_moment(event.time), event.step, event.kind, _text(event)] for event in record.notable
+    rows: list[list[object]] = [
+        [show_moment(event.time), event.step, event.kind, _describe(event)]
+        for event in record.notable
     ]
     if rows:
         yield element("h2", "What happened")
-        yield from _cut(["when", "step", "what", ""], rows, "journal.jsonl has them all")
+        yield _shortened_table(["when", "step", "what", ""], rows, _WHERE_ALL_ARE)
 
 
-def _text(event: Event) -> str:
+def _describe(event: Event) -> str:
     values = event.values
     if event.kind == "failed":
-        return " Remedy: ".join(
-            str(values[name]) for name in ("cause", "remedy") if values.get(name)
-        )
+        parts = [str(values[name]) for name in ("cause", "remedy") if values.get(name)]
+        return " Remedy: ".join(parts)
     if event.kind in {"finished", "stopped"}:
-        return (
-            f"{show_value(values.get('steps'))} steps in"
-            f" {show_seconds(number(values.get('seconds'), 0.0))}, goodput"
-            f" {number(values.get('goodput'), 0.0):.0%}"
-        )
+        seconds = show_seconds(number(values.get("seconds"), 0.0))
+        goodput = number(values.get("goodput"), 0.0)
+        return f"{show_value(values.get('steps'))} steps in {seconds}, goodput {goodput:.0%}"
     return str(values.get("text", ""))
 
 
-def _cut(head: list[str], rows: list[list[object]], more: str) -> Iterator[Html]:
+def _shortened_table(head: list[str], rows: list[list[object]], where_all: str) -> Html:
     """A table whose middle is left out where it is very long."""
-    if len(rows) > _MOST_ROWS:
-        half = _MOST_ROWS // 2
-        left = len(rows) - 2 * half
-        rows = [
-            *rows[:half],
-            [_SKIPPED, "", f"{left} rows left out here: {more}", *[""] * (len(head) - 3)],
-            *rows[-half:],
-        ]
-    yield table(head, rows)
+    if len(rows) > _MAX_ROWS:
+        half = _MAX_ROWS // 2
+        note = f"{len(rows) - 2 * half} rows left out here: {where_all}"
+        gap: list[object] = [_ELLIPSIS, "", note, *[""] * (len(head) - 3)]
+        rows = [*rows[:half], gap, *rows[-half:]]
+    return table(head, rows)
 
 
 def starts(record: RunRecord) -> Iterator[Html]:
     """Each go at the run: where, how long, how it ended."""
     if len(record.starts) > 1:
+        ends = [start.end or "cut off" for start in record.starts]
+        ends[-1] = summary.outcome(record)
+        rows = [_start_row(start, end) for start, end in zip(record.starts, ends, strict=True)]
+        head = ["started", "from step", "to step", "seconds", "strategy", "devices", "ended"]
         yield element("h2", "Starts")
-        yield from _cut(
-            ["started", "from step", "to step", "seconds", "strategy", "devices", "ended"],
-            [_start(start, start is record.starts[-1], record) for start in record.starts],
-            "journal.jsonl has them all",
-        )
+        yield _shortened_table(head, rows, _WHERE_ALL_ARE)
 
 
-def _start(start: Start, last: bool, record: RunRecord) -> list[object]:
-    found = summary.devices(start.plan)
-    how = start.end or (summary.outcome(record) if last else "cut off")
+def _start_row(start: Start, end: str) -> list[object]:
+    devices = summary.devices(start.plan)
     return [
         show_moment(start.time),
         start.step,
         start.last_step,
         show_seconds(max(0.0, start.last_time - start.time)),
         f"{start.plan.get('engine', '')} {start.plan.get('strategy', '')}",
-        ", ".join(f"{count} x {name}" for name, count in found.items()),
-        how,
+        ", ".join(f"{count} x {name}" for name, count in devices.items()),
+        end,
     ]
 
 
 def evaluations(record: RunRecord) -> Iterator[Html]:
     if not record.evaluated:
         return
-    names = list(
-        dict.fromkeys(
-            name
-            for event in record.evaluated
-            for name, value in event.values.items()
-            if name not in summary.NOT_METRICS and not isinstance(value, list)
-        )
-    )
+    names: dict[str, None] = {"loss": None}
+    for event in record.evaluated:
+        for name, value in event.values.items():
+            if name not in summary.NOT_METRICS and not isinstance(value, list):
+                names[name] = None
     rows: list[list[object]] = [
-        [
-            event.step,
-            *(
-                (
-                    show_number(value)
-                    if (value := number(event.values.get(name), float("nan"))) == value
-                    else "not finite"
-                )
-                for name in ("loss", *names)
-            ),
-        ]
+        [event.step, *(_show_finite(event.values.get(name)) for name in names)]
         for event in record.evaluated
     ]
+    count = f"{len(rows)} evaluation{'' if len(rows) == 1 else 's'}"
     yield element("h2", "Evaluations")
     yield element(
         "details",
-        element("summary", f"{len(rows)} evaluation{'' if len(rows) == 1 else 's'}"),
-        *_cut(["step", "loss", *names], rows, "journal.jsonl has them all"),
+        element("summary", count),
+        _shortened_table(["step", *names], rows, _WHERE_ALL_ARE),
     )
     yield from _arrays(record.evaluated[-1])
 
@@ -175,11 +159,16 @@ def _arrays(event: Event) -> Iterator[Html]:
             head = ["", name]
         yield element("h3", f"{name} at step {event.step}")
         nested = any(isinstance(item, list) for row in rows for item in row)
-        if nested or len(head) > _MOST_COLUMNS or len(rows) > _MOST_ROWS:
+        if nested or len(head) > _MAX_COLUMNS or len(rows) > _MAX_ROWS:
             yield element("p", "Too large for this page; journal.jsonl has it.", class_="quiet")
         else:
             cells = [[show_value(item) for item in row] for row in rows]
             yield table(head, [[str(index), *row] for index, row in enumerate(cells)], numbers=True)
+
+
+def _show_finite(value: object) -> str:
+    as_number = number(value)
+    return "not finite" if math.isnan(as_number) else show_number(as_number)
 
 
 def samples(record: RunRecord) -> Iterator[Html]:
@@ -187,104 +176,97 @@ def samples(record: RunRecord) -> Iterator[Html]:
     if not record.sampled:
         return
     yield element("h2", "Samples")
-    chosen = [record.sampled[-1], *([record.sampled[0]] if len(record.sampled) > 1 else [])]
-    for event in chosen:
+    events = [record.sampled[-1]]
+    if len(record.sampled) > 1:
+        events.append(record.sampled[0])
+    for event in events:
         yield element("h3", f"at step {event.step}")
-        texts, pictures = event.values.get("texts"), event.values.get("pictures")
-        for text in (texts if isinstance(texts, list) else [])[:_MOST_TEXTS]:
-            yield element("pre", str(text)[:_MOST_TEXT])
-        yield element(
-            "div",
-            *(
-                _picture(record, found)
-                for found in (pictures if isinstance(pictures, list) else [])[:_MOST_PICTURES]
-            ),
-            class_="figures",
-        )
+        for text in _list(event.values.get("texts"))[:_MAX_TEXTS]:
+            yield element("pre", str(text)[:_MAX_TEXT])
+        names = _list(event.values.get("pictures"))[:_MAX_PICTURES]
+        yield element("div", *(_picture(record, name) for name in names), class_="figures")
+
+
+def _list(value: object) -> list[object]:
+    return value if isinstance(value, list) else []
 
 
 def _picture(record: RunRecord, name: object) -> Html:
-    """A PNG file of the run, within the page; what is none, too large, or elsewhere is only named."""
-    path, home = Path(record.directory, str(name)), record.directory.resolve()
-    try:
-        found = (
-            path.read_bytes()
-            if home in path.resolve().parents and path.stat().st_size <= _MOST_PICTURE
-            else b""
-        )
-    except (OSError, ValueError):
-        found = b""
-    if not found.startswith(_PNG):
-        return element(
-            "figure",
-            element(
-                "figcaption",
-                f"{name}: not shown (no PNG file of this run, or larger than"
-                f" {show_bytes(_MOST_PICTURE)})",
-            ),
-        )
+    """A PNG file of the run, within the page.
+
+    What is none, too large, or lies elsewhere is only named.
+    """
+    content = _read_picture(record.directory, str(name))
+    if content is None:
+        limit = show_bytes(_MAX_PICTURE)
+        text = f"{name}: not shown (no PNG file of this run, or larger than {limit})"
+        return element("figure", element("figcaption", text))
+    source = f"data:image/png;base64,{base64.b64encode(content).decode()}"
     return element(
-        "figure",
-        element(
-            "img", src=f"data:image/png;base64,{base64.b64encode(found).decode()}", alt=str(name)
-        ),
-        element("figcaption", str(name)),
+        "figure", element("img", src=source, alt=str(name)), element("figcaption", str(name))
     )
+
+
+def _read_picture(run: Path, name: str) -> bytes | None:
+    path = run / name
+    try:
+        if run.resolve() not in path.resolve().parents or path.stat().st_size > _MAX_PICTURE:
+            return None
+        content = path.read_bytes()
+    except (OSError, ValueError):
+        return None
+    return content if content.startswith(_PNG) else None
 
 
 def plan(record: RunRecord) -> Iterator[Html]:
     """Every decision with its reason, and what memory was expected."""
-    because = record.plan_json.get("because")
-    known = decisions(record.plan) if record.plan else {}
+    reasons = record.plan_json.get("because")
+    values = decisions(record.plan) if record.plan else {}
     yield element("h2", "Plan")
-    if isinstance(because, dict):
-        yield table(
-            ["decision", "value", "because"],
-            [
-                [name, known.get(name, ""), str(because[name])]
-                for name in sorted(because, key=lambda name: name not in known)
-            ],
-        )
-    if record.plan:
+    if isinstance(reasons, dict):
+        names = sorted(reasons, key=lambda name: name not in values)
         rows: list[list[object]] = [
+            [name, values.get(name, ""), str(reasons[name])] for name in names
+        ]
+        yield table(["decision", "value", "because"], rows)
+    if record.plan:
+        terms: list[list[object]] = [
             [term.name, show_bytes(term.bytes), term.formula] for term in record.plan.memory
         ]
         yield element("h3", "Memory of each device, estimated")
-        yield table(["term", "bytes", "formula"], rows)
+        yield table(["term", "bytes", "formula"], terms)
     for name, formula in record.formulas.items():
         yield element("p", f"{name}: {formula}", class_="quiet")
 
 
 def config(record: RunRecord) -> Iterator[Html]:
-    """What was given, with where; defaults folded away."""
+    """What was set, with where; defaults folded away."""
     if not record.config:
         return
-    given = [
-        [key, show_value(value), record.origins[key]]
-        for key, value in record.config.items()
-        if key in record.origins
-    ]
-    others = [
-        [key, show_value(value)]
-        for key, value in record.config.items()
-        if key not in record.origins
-    ]
+    were_set: list[list[object]] = []
+    defaults: list[list[object]] = []
+    for key, value in record.config.items():
+        if key in record.origins:
+            were_set.append([key, show_value(value), record.origins[key]])
+        else:
+            defaults.append([key, show_value(value)])
     yield element("h2", "Config")
-    yield table(["key", "value", "from"], [list(row) for row in given])
+    yield table(["key", "value", "from"], were_set)
     yield element(
         "details",
-        element("summary", f"{len(others)} defaults"),
-        table(["key", "value"], [list(row) for row in others]),
+        element("summary", f"{len(defaults)} defaults"),
+        table(["key", "value"], defaults),
     )
 
 
 def environment(record: RunRecord) -> Iterator[Html]:
-    found = summary.environment(record)
+    values = summary.environment(record)
     yield element("h2", "Environment")
-    if not found:
-        yield element("p", "Not recorded: the run was made by an older version.", class_="quiet")
+    if not values:
+        text = "Not recorded: the run was started by an older version."
+        yield element("p", text, class_="quiet")
         return
-    yield table([], [[name, show_value(value, name)] for name, value in found.items()])
+    yield table([], [[name, show_value(value, name)] for name, value in values.items()])
 
 
 def checkpoints(record: RunRecord) -> Iterator[Html]:
@@ -292,15 +274,9 @@ def checkpoints(record: RunRecord) -> Iterator[Html]:
     if not record.checkpoints:
         yield element("p", "None is kept.", class_="quiet")
         return
-    rows: list[list[object]] = [
-        [
-            saved.path,
-            saved.step,
-            show_bytes(saved.bytes),
-            show_number(saved.loss) if saved.loss == saved.loss else "",
-        ]
-        for saved in record.checkpoints
-    ]
-    yield from _cut(
-        ["path", "step", "size", "validation loss"], rows, "the run directory has them all"
-    )
+    rows: list[list[object]] = []
+    for checkpoint in record.checkpoints:
+        loss = "" if math.isnan(checkpoint.loss) else show_number(checkpoint.loss)
+        rows.append([checkpoint.path, checkpoint.step, show_bytes(checkpoint.bytes), loss])
+    head = ["path", "step", "size", "validation loss"]
+    yield _shortened_table(head, rows, "the run directory has them all")

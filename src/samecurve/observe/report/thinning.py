@@ -15,8 +15,9 @@ BUCKETS = 400
 
 
 def thin(x: Column, y: Column, buckets: int = BUCKETS) -> tuple[Column, Column]:
-    """At most 2 * buckets + 2 points in their order: first, last, and each bucket's lowest and
-    highest. A bucket without any number stays a gap (nan).
+    """At most 2 * buckets + 2 points in their order.
+
+    First, last, and each bucket's lowest and highest. A bucket without numbers stays a gap (nan).
     """
     count = len(y)
     if count <= 2 * buckets:
@@ -32,8 +33,9 @@ def thin(x: Column, y: Column, buckets: int = BUCKETS) -> tuple[Column, Column]:
 
 
 def window(count: int) -> int:
-    """How many steps a smoothed curve takes together: a fiftieth of all, odd; 1 (as it is) below
-    200 steps.
+    """How many steps a smoothed curve takes together.
+
+    A fiftieth of all, odd; 1 (as it is) below 200 steps.
     """
     return 1 if count < 200 else count // 50 | 1
 
@@ -46,19 +48,18 @@ def smooth(y: Column, width: int) -> Column:
     finite = np.isfinite(y)
     if width <= 1 or not finite.any():
         return y
-    half, ends = width // 2, np.arange(len(y))
-    first, last = np.maximum(ends - half, 0), np.minimum(ends + half + 1, len(y))
+    half, steps = width // 2, np.arange(len(y))
+    first, last = np.maximum(steps - half, 0), np.minimum(steps + half + 1, len(y))
     base = float(np.median(y[finite]))
     away = np.where(finite, y - base, 0.0)
-    spikes = np.abs(away) > 1e6 * np.quantile(
-        np.abs(away), 0.999
-    )  # at most a thousandth; in a running sum they would cost all others their digits
-    sums = np.concatenate(([0.0], np.cumsum(np.where(spikes, 0.0, away))))
-    total = sums[last] - sums[first]
-    for at in np.flatnonzero(spikes):
-        total[max(0, at - half) : at + half + 1] += away[at]
+    # at most a thousandth are spikes; in a running sum they would cost all others their digits
+    is_spike = np.abs(away) > 1e6 * np.quantile(np.abs(away), 0.999)
+    sums = np.concatenate(([0.0], np.cumsum(np.where(is_spike, 0.0, away))))
+    window_sums = sums[last] - sums[first]
+    for at in np.flatnonzero(is_spike):
+        window_sums[max(0, at - half) : at + half + 1] += away[at]
     counts = np.concatenate(([0], np.cumsum(finite)))
-    given = counts[last] - counts[first]
-    found: Column = np.full(len(y), np.nan)
-    np.divide(total, given, out=found, where=given > 0)
-    return found + base
+    window_counts = counts[last] - counts[first]
+    mean: Column = np.full(len(y), np.nan)
+    np.divide(window_sums, window_counts, out=mean, where=window_counts > 0)
+    return mean + base

@@ -1,25 +1,32 @@
-"""Figures as people read them: the rows of a summary, moments, plain values."""
+"""Numbers as people read them: the rows of a summary, moments, values of a config."""
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from samecurve.units import show_bytes, show_count, show_seconds
 
-Row = Callable[[Mapping[str, Any]], tuple[str, str, str]]
+Summary = Mapping[str, Any]  # of one run, see summary.py
+Words = Callable[[Summary], str]
 
 
-def _row(
-    title: str,
-    shown: Callable[[Mapping[str, Any]], str],
-    more: Callable[[Mapping[str, Any]], str] = lambda run: "",
-) -> Row:
-    return lambda run: (title, shown(run), more(run))
+@dataclass(frozen=True)
+class Row:
+    """A line of the summary."""
+
+    title: str
+    value: Words  # '' for none
+    more: Words | None = None  # what else is worth saying
+
+    def show(self, run: Summary) -> tuple[str, str]:
+        """Value and what else is worth saying, of one run."""
+        return self.value(run), self.more(run) if self.more else ""
 
 
-def _if(value: Any, form: Callable[[Any], str]) -> str:
-    return "" if value is None else form(value)
+def _if_known(value: Any, show: Callable[[Any], str]) -> str:
+    return "" if value is None else show(value)
 
 
 def show_number(value: float | None) -> str:
@@ -39,142 +46,151 @@ def show_value(value: Any, name: str = "") -> str:
     """A value of a config, plan or environment, as one would write it; long ones cut."""
     if name.endswith("_bytes") and isinstance(value, int):
         return show_bytes(value)
-    text = (
-        "(none)"
-        if value is None
-        else value
-        if isinstance(value, str)
-        else json.dumps(value, ensure_ascii=False, default=str)
-    )
+    if value is None:
+        text = "(none)"
+    elif isinstance(value, str):
+        text = value
+    else:
+        text = json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= 400 else f"{text[:397]}..."
 
 
-def _memory(run: Mapping[str, Any]) -> str:
+def _plural(count: int, word: str) -> str:
+    return f"{count} {word}" if count == 1 else f"{count} {word}s"
+
+
+def _memory_of_estimate(run: Summary) -> str:
     estimate, largest = run["memory_estimate_bytes"], run["memory_bytes"]
-    return (
-        ""
-        if largest is None
-        else (
-            "no estimate"
-            if not estimate
-            else f"{largest / estimate:.0%} of {show_bytes(estimate)} estimated"
-        )
-    )
+    if largest is None:
+        return ""
+    if not estimate:
+        return "no estimate"
+    return f"{largest / estimate:.0%} of {show_bytes(estimate)} estimated"
 
 
-def _shape(run: Mapping[str, Any]) -> str:
-    return " ".join(str(run[name]) for name in ("engine", "strategy", "precision") if run[name]) + (
-        " exact" if run["exact"] else ""
-    )
+def _last_metrics(run: Summary) -> str:
+    metrics = {name: value for name, value in run["evaluated"].items() if name != "loss"}
+    return "  ".join(f"{name} {show_number(value)}" for name, value in metrics.items())
 
 
-def _rounds(run: Mapping[str, Any]) -> str:
-    return (
-        f"{run['micro']} at once, {run['rounds']} round{'' if run['rounds'] == 1 else 's'}"
-        if run["micro"]
-        else ""
-    )
+def _mean_of_steps(run: Summary) -> str:
+    count = run["loss_mean_steps"]
+    return f"mean of the last {count} steps" if count > 1 else "the last step's"
 
 
-# The summary: on one run's page as cards, on several runs' page as rows. Each gives a title, a
-# value ('' for none) and what else is worth saying.
-SUMMARY_ROWS: Mapping[str, Row] = {
-    "loss": _row(
+def _samples_per_second(run: Summary) -> str:
+    return _if_known(run["samples_per_second"], lambda rate: f"{show_count(rate)} samples/s")
+
+
+def _throughput(run: Summary) -> str:
+    tokens = _if_known(run["tokens_per_second"], lambda rate: f"{show_count(rate)} tok/s")
+    return tokens or _samples_per_second(run)
+
+
+def _most_celsius(run: Summary) -> str:
+    degrees = "\N{DEGREE SIGN}C"
+    most = _if_known(run["celsius_max"], lambda celsius: f"; at most {celsius:.0f} {degrees}")
+    return f"all devices, mean{most}"
+
+
+def _engine_and_strategy(run: Summary) -> str:
+    words = [str(run[name]) for name in ("engine", "strategy", "precision") if run[name]]
+    return " ".join([*words, "exact"] if run["exact"] else words)
+
+
+def _backend(run: Summary) -> str:
+    backend = run["backend"]
+    if backend is None or backend == "none":
+        return ""
+    return f"over {backend}"
+
+
+def _accumulation(run: Summary) -> str:
+    if not run["micro"]:
+        return ""
+    return f"{run['micro']} at once, {_plural(run['rounds'], 'round')}"
+
+
+# The summary: on one run's page as cards, on several runs' page as rows.
+SUMMARY_ROWS = (
+    Row(
         "training loss",
         lambda run: show_number(run["loss_mean"]) if run["step"] else "",
-        lambda run: (
-            f"mean of the last {run['loss_mean_steps']} steps"
-            if run["loss_mean_steps"] > 1
-            else "the last step's"
-        ),
+        _mean_of_steps,
     ),
-    "best": _row(
+    Row(
         "best validation loss",
-        lambda run: _if(run["best_loss"], show_number),
-        lambda run: _if(run["best_step"], lambda step: f"at step {step}"),
+        lambda run: _if_known(run["best_loss"], show_number),
+        lambda run: _if_known(run["best_step"], lambda step: f"at step {step}"),
     ),
-    "evaluated": _row(
+    Row(
         "last validation",
-        lambda run: _if(run["evaluated"].get("loss"), show_number),
-        lambda run: "  ".join(
-            f"{name} {show_number(value)}"
-            for name, value in run["evaluated"].items()
-            if name != "loss"
-        ),
+        lambda run: _if_known(run["evaluated"].get("loss"), show_number),
+        _last_metrics,
     ),
-    "steps": _row(
+    Row(
         "steps",
-        lambda run: f"{run['step']}" + (f" of {run['steps']}" if run["steps"] else ""),
+        lambda run: f"{run['step']} of {run['steps']}" if run["steps"] else f"{run['step']}",
         lambda run: f"{show_count(run['samples_seen'])} samples" if run["samples_seen"] else "",
     ),
-    "time": _row(
+    Row(
         "training time",
         lambda run: show_seconds(run["training_seconds"]) if run["step"] else "",
-        lambda run: _if(
+        lambda run: _if_known(
             run["step_seconds"], lambda seconds: f"median step {show_seconds(seconds)}"
         ),
     ),
-    "goodput": _row(
+    Row(
         "goodput",
-        lambda run: _if(run["goodput"], lambda share: f"{share:.0%}"),
-        lambda run: (
-            f"of {show_seconds(run['wall_seconds'])} in {run['starts']}"
-            f" start{'' if run['starts'] == 1 else 's'}"
-        ),
+        lambda run: _if_known(run["goodput"], lambda share: f"{share:.0%}"),
+        lambda run: f"of {show_seconds(run['wall_seconds'])} in {_plural(run['starts'], 'start')}",
     ),
-    "throughput": _row(
+    Row(
         "throughput",
-        lambda run: (
-            _if(run["tokens_per_second"], lambda rate: f"{show_count(rate)} tok/s")
-            or _if(run["samples_per_second"], lambda rate: f"{show_count(rate)} samples/s")
-        ),
-        lambda run: _if(
-            run["samples_per_second"], lambda rate: f"{show_count(rate)} samples/s; medians"
-        ),
+        _throughput,
+        lambda run: f"{_samples_per_second(run)}; medians" if _samples_per_second(run) else "",
     ),
-    "mfu": _row("MFU", lambda run: _if(run["mfu"], lambda share: f"{share:.1%}")),
-    "wait": _row(
+    Row("MFU", lambda run: _if_known(run["mfu"], lambda share: f"{share:.1%}")),
+    Row(
         "waiting for data",
-        lambda run: _if(run["wait_share"], lambda share: f"{share:.1%}"),
-        lambda run: "of a step, median",
+        lambda run: _if_known(run["wait_share"], lambda share: f"{share:.1%}"),
+        lambda _run: "of a step, median",
     ),
-    "memory": _row("memory of a device", lambda run: _if(run["memory_bytes"], show_bytes), _memory),
-    "utilisation": _row(
+    Row(
+        "memory of a device",
+        lambda run: _if_known(run["memory_bytes"], show_bytes),
+        _memory_of_estimate,
+    ),
+    Row(
         "utilisation",
-        lambda run: _if(run["utilisation_mean"], lambda mean: f"{mean:.0%}"),
-        lambda run: "mean of the devices' readings",
+        lambda run: _if_known(run["utilisation_mean"], lambda mean: f"{mean:.0%}"),
+        lambda _run: "mean of the devices' readings",
     ),
-    "power": _row(
+    Row(
         "power",
-        lambda run: _if(run["power_watts_mean"], lambda mean: f"{mean:.0f} W"),
-        lambda run: (
-            "all devices, mean"
-            + _if(run["celsius_max"], lambda most: f"; at most {most:.0f} \N{DEGREE SIGN}C")
-        ),
+        lambda run: _if_known(run["power_watts_mean"], lambda mean: f"{mean:.0f} W"),
+        _most_celsius,
     ),
-    "devices": _row(
+    Row(
         "devices",
         lambda run: f"{run['world']}" if run["world"] else "",
         lambda run: ", ".join(f"{count} x {name}" for name, count in run["devices"].items()),
     ),
-    "shape": _row(
-        "how",
-        _shape,
-        lambda run: _if(
-            run["backend"], lambda backend: "" if backend == "none" else f"over {backend}"
-        ),
+    Row("how", _engine_and_strategy, _backend),
+    Row("batch", lambda run: _if_known(run["batch"], str), _accumulation),
+    Row(
+        "peak learning rate",
+        lambda run: _if_known(run["lr"], lambda rate: f"{rate:.3g}"),
     ),
-    "batch": _row("batch", lambda run: _if(run["batch"], str), _rounds),
-    "lr": _row("peak learning rate", lambda run: _if(run["lr"], lambda rate: f"{rate:.3g}")),
-    "again": _row(
+    Row(
         "steps done again",
         lambda run: str(run["voided_steps"] or ""),
-        lambda run: "after being gone on with from a save",
+        lambda _run: "after being gone on with from a save",
     ),
-    "skipped": _row(
+    Row(
         "updates left out",
         lambda run: str(run["skipped"] or ""),
-        lambda run: "their gradient was not finite",
+        lambda _run: "their gradient was not finite",
     ),
-    "warnings": _row("warnings", lambda run: str(run["warnings"] or "")),
-}
+    Row("warnings", lambda run: str(run["warnings"] or "")),
+)
