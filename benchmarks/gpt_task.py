@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from samecurve import Mean
-from samecurve.tasks.language.fields import LanguageModel
+from samecurve.tasks.language.sections import LanguageModel
 from samecurve.tasks.language.torch_model import Decoder
 
 VOCAB, LENGTH, SAMPLES = 256, 128, 4096

@@ -39,9 +39,7 @@ from samecurve.core.config.document import read_file
 from samecurve.core.config.sections import Config, load
 from samecurve.core.planning.plan import plan
 from samecurve.probe import cpu, probe
-from samecurve.tasks import Tasks
-from samecurve.tasks.language.fields import LanguageData, LanguageModel
-from samecurve.tasks.language.torch_task import TorchLanguage
+from samecurve.tasks import Tasks, open_task
 from samecurve.units import show_bytes
 
 _VOCABULARY = {
@@ -103,9 +101,7 @@ def config_of(arguments: argparse.Namespace, home: Path) -> Config:
 
 def setting_of(arguments: argparse.Namespace, home: Path) -> Setting:
     config = config_of(arguments, home)
-    assert isinstance(config.model, LanguageModel)
-    assert isinstance(config.data, LanguageData)
-    task = TorchLanguage(config.model, config.data, home / "cache")
+    task = open_task(config, home / "cache")
     made = plan(config, probe(), task.facts())
     if made.global_batch_size % made.micro_batch_size:  # the others know rounds of one size only
         arguments.micro = max(
@@ -234,7 +230,7 @@ def result_of(
         "python": platform.python_version(),
         "versions": {name: version(name) for name in _LIBRARIES},
         "model": setting.config.model.model_dump(mode="json"),
-        "parameters": sum(math.prod(shape) for shape in setting.task.shapes().values()),
+        "parameters": sum(math.prod(shape) for shape in setting.task.facts().arrays.values()),
         "batch": made.global_batch_size,
         "micro": made.micro_batch_size,
         "rounds": made.accumulation_steps,

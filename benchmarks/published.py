@@ -24,7 +24,7 @@ from samecurve.core.simulation.compare import plan_on_cluster
 from samecurve.core.simulation.hardware import device_spec
 from samecurve.core.simulation.step_time import ASSUMED, Utilization, step_cost
 from samecurve.tasks import Tasks
-from samecurve.tasks.language.task import facts as language
+from samecurve.tasks import facts as language
 
 _TITAN = "pytorch/torchtitan benchmarks/llama3_h100_202412_torchtitan.md at 31a17bf"
 _TITAN_A100 = "pytorch/torchtitan docs/performance.md at 0413364"

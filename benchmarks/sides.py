@@ -18,7 +18,7 @@ from benchmarks.common import trained
 from samecurve.core.config.sections import Config
 from samecurve.core.events import Event
 from samecurve.core.planning.plan import Plan
-from samecurve.tasks.language.torch_task import TorchLanguage
+from samecurve.tasks.adapter.base import EngineAdapter
 from samecurve.torch_engine.engine import TorchEngine
 from samecurve.torch_engine.process_group import Comm
 
@@ -29,7 +29,7 @@ Around = Callable[[], AbstractContextManager[None]]
 class Setting:
     """warm: steps before those that are timed."""
 
-    task: TorchLanguage
+    task: EngineAdapter
     config: Config
     plan: Plan
     device: torch.device
@@ -113,7 +113,7 @@ class Answer(nn.Module):
 
 def model_of(setting: Setting) -> nn.Module:
     torch.manual_seed(0)
-    model = setting.task.model()
+    model: nn.Module = setting.task.model()
     for parameter in model.parameters():
         if parameter.ndim > 1:
             nn.init.normal_(parameter, 0.0, 0.02)

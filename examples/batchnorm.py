@@ -1,10 +1,8 @@
-"""A small convolutional network with BatchNorm, which mixes the samples of a batch: Samecurve finds
-it, and says what to do about it.
-"""
+"""Which corner has the bright spot? BatchNorm mixes samples: Samecurve finds it, and says so."""
 
 import numpy as np
-import torch.nn.functional as F
 from torch import nn
+from torch.nn.functional import cross_entropy
 
 from samecurve import Mean
 
@@ -12,11 +10,6 @@ SIZE, CLASSES = 16, 4
 
 
 class Corners:
-    """Noise with a bright spot in one quarter, which is the label.
-
-    Rows by id: each picture follows from its id alone.
-    """
-
     def __init__(self, count):
         self.count = count
 
@@ -34,25 +27,19 @@ class Corners:
 
 
 def stage(inside, outside):
-    return nn.Sequential(
-        nn.Conv2d(inside, outside, 3, stride=2, padding=1, bias=False),
-        nn.BatchNorm2d(outside),
-        nn.ReLU(),
-    )
+    convolution = nn.Conv2d(inside, outside, 3, stride=2, padding=1, bias=False)
+    return nn.Sequential(convolution, nn.BatchNorm2d(outside), nn.ReLU())
 
 
 class Network(nn.Module):
     def __init__(self, width, depth):
         super().__init__()
-        self.stages = nn.ModuleList(
-            stage(1 if i == 0 else width << i - 1, width << i) for i in range(depth)
-        )
+        sizes = [1, *(width << i for i in range(depth))]
+        self.stages = nn.Sequential(*map(stage, sizes, sizes[1:]))
         self.head = nn.Linear((width << depth - 1) * (SIZE >> depth) ** 2, CLASSES)
 
     def forward(self, picture):
-        x = picture.to(self.head.weight.dtype)
-        for part in self.stages:
-            x = part(x)
+        x = self.stages(picture.to(self.head.weight.dtype))
         return self.head(x.flatten(1))
 
 
@@ -64,10 +51,8 @@ class Convolutional:
         return Network(**self.fields)
 
     def loss(self, model, batch):
-        return Mean(
-            F.cross_entropy(model(batch["picture"]), batch["label"], reduction="sum"),
-            len(batch["label"]),
-        )
+        logits, labels = model(batch["picture"]), batch["label"]
+        return Mean(cross_entropy(logits, labels, reduction="sum"), len(labels))
 
     def train_data(self):
         return Corners(self.data["samples"])

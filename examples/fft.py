@@ -1,6 +1,4 @@
-"""Waves told apart by a model that filters frequencies: complex weights (reduced as pairs of real
-numbers) beside real ones.
-"""
+"""Noisy waves told apart by their direction and frequency: complex weights beside real ones."""
 
 import numpy as np
 import torch
@@ -10,11 +8,6 @@ from samecurve import Mean
 
 
 class Waves(torch.utils.data.Dataset):
-    """Noisy waves of random phase, labelled by direction and frequency.
-
-    A picture follows from its number alone.
-    """
-
     def __init__(self, count):
         self.count = count
 
@@ -24,15 +17,10 @@ class Waves(torch.utils.data.Dataset):
     def __getitem__(self, i):
         random, (y, x) = np.random.default_rng(i), np.mgrid[:16, :16] * np.pi / 8
         wave = np.sin([2, 3][i % 2] * (x if i % 4 < 2 else y) + random.uniform(0, 2 * np.pi))
-        return {
-            "picture": (wave + random.standard_normal((16, 16))).astype(np.float32),
-            "label": i % 4,
-        }
+        return {"picture": np.float32(wave + random.standard_normal((16, 16))), "label": i % 4}
 
 
-class Filter(nn.Module):
-    # A complex factor for each channel and frequency of 16x16 pixels. Complex weights only: fsdp
-    # shards them apart from real ones.
+class Filter(nn.Module):  # a complex factor for each channel and frequency
     def __init__(self, width):
         super().__init__()
         self.weight = nn.Parameter(torch.randn(width, 16, 9, dtype=torch.complex64))
@@ -45,10 +33,9 @@ class Classifier(nn.Module):
     def __init__(self, width, depth):
         super().__init__()
         self.lift, self.head = nn.Conv2d(1, width, 1), nn.Linear(width, 4)
-        self.blocks = nn.ModuleList(
-            nn.Sequential(Filter(width), nn.Conv2d(width, width, 1), nn.GELU())
-            for _ in range(depth)
-        )
+        self.blocks = nn.ModuleList()
+        for _ in range(depth):
+            self.blocks.append(nn.Sequential(Filter(width), nn.Conv2d(width, width, 1), nn.GELU()))
 
     def forward(self, picture):
         x = self.lift(picture[:, None].to(self.lift.weight.dtype))
@@ -65,10 +52,8 @@ class Spectral:
         return Classifier(**self.fields)
 
     def loss(self, model, batch):
-        return Mean(
-            nn.functional.cross_entropy(model(batch["picture"]), batch["label"], reduction="sum"),
-            len(batch["label"]),
-        )
+        logits, labels = model(batch["picture"]), batch["label"]
+        return Mean(nn.functional.cross_entropy(logits, labels, reduction="sum"), len(labels))
 
     def train_data(self):
         return Waves(self.data["samples"])

@@ -1,6 +1,4 @@
-"""examples/fft.py in flax: waves told apart by a model that filters frequencies, with complex
-weights beside real ones.
-"""
+"""examples/fft.py in flax: waves told apart by a filter of frequencies, with complex weights."""
 
 import jax
 import jax.numpy as jnp
@@ -11,10 +9,7 @@ from samecurve import Mean
 
 
 class Waves:
-    """Noisy waves of random phase, labelled by direction and frequency.
-
-    A picture follows from its number alone.
-    """
+    """Noisy waves of random phase, labelled by direction and frequency."""
 
     def __init__(self, count):
         self.count = count
@@ -32,16 +27,15 @@ class Waves:
 
 
 class Block(nnx.Module):
-    """A complex factor for each channel and frequency of 16x16 pixels, then a mix of the channels."""
+    """A complex factor for each channel and frequency, then a mix of the channels."""
 
     def __init__(self, width, rngs):
         self.filter = nnx.Param(jax.random.normal(rngs(), (16, 9, width), jnp.complex64))
         self.mix = nnx.Linear(width, width, rngs=rngs)
 
     def __call__(self, x):
-        return jax.nn.gelu(
-            self.mix(jnp.fft.irfft2(jnp.fft.rfft2(x, axes=(1, 2)) * self.filter[...], axes=(1, 2)))
-        )
+        filtered = jnp.fft.rfft2(x, axes=(1, 2)) * self.filter[...]
+        return jax.nn.gelu(self.mix(jnp.fft.irfft2(filtered, axes=(1, 2))))
 
 
 class Classifier(nnx.Module):
@@ -64,10 +58,8 @@ class Spectral:
         return Classifier(**self.fields, rngs=rngs)
 
     def loss(self, model, batch):
-        logits = jax.nn.log_softmax(model(batch["picture"]))
-        return Mean(
-            -jnp.take_along_axis(logits, batch["label"][:, None], axis=1).sum(), len(batch["label"])
-        )
+        logs, labels = jax.nn.log_softmax(model(batch["picture"])), batch["label"]
+        return Mean(-jnp.take_along_axis(logs, labels[:, None], axis=1).sum(), len(labels))
 
     def train_data(self):
         return Waves(self.data["samples"])

@@ -1,27 +1,19 @@
-"""A model and data of one's own, in one file of ordinary PyTorch: does a point lie in the ring?
-
-samecurve train -f examples/my_task.yaml
-"""
+"""A user task in one file of ordinary PyTorch: `samecurve train -f examples/my_task.yaml`."""
 
 import numpy as np
 from torch import nn
-from torch.utils.data import Dataset
+from torch.nn.functional import cross_entropy
 
 from samecurve import Mean
 
 
-class Points(Dataset):
-    def __init__(self, first, count):
-        self.first, self.count = first, count
+class Points(list):
+    """Points of a plane by their numbers; the label says whether one lies in the ring."""
 
-    def __len__(self):
-        return self.count
-
-    def __getitem__(self, index):
-        x = (
-            np.random.default_rng(self.first + index).uniform(-1, 1, 2).astype(np.float32)
-        )  # a sample follows from its number
-        return {"x": x, "inside": int(0.4 < np.hypot(*x) < 0.8)}
+    def __getitem__(self, ids):
+        x = np.float32([np.random.default_rng(i).uniform(-1, 1, 2) for i in np.take(self, ids)])
+        radius = np.hypot(x[:, 0], x[:, 1])
+        return {"x": x, "inside": ((radius > 0.4) & (radius < 0.8)).astype(np.int64)}
 
 
 class MyTask:
@@ -29,22 +21,15 @@ class MyTask:
         self.width, self.samples = model["width"], data["samples"]
 
     def model(self):
-        return nn.Sequential(
-            nn.Linear(2, self.width),
-            nn.GELU(),
-            nn.Linear(self.width, self.width),
-            nn.GELU(),
-            nn.Linear(self.width, 2),
-        )
+        inner = [nn.Linear(2, self.width), nn.GELU(), nn.Linear(self.width, self.width), nn.GELU()]
+        return nn.Sequential(*inner, nn.Linear(self.width, 2))
 
     def loss(self, model, batch):
-        logits = model(batch["x"].to(next(model.parameters()).dtype))  # f64 weights want f64 inputs
-        return Mean(
-            nn.functional.cross_entropy(logits, batch["inside"], reduction="sum"), len(logits)
-        )
+        logits = model(batch["x"].to(model[0].weight.dtype))  # f64 weights want f64 inputs
+        return Mean(cross_entropy(logits, batch["inside"], reduction="sum"), len(logits))
 
     def train_data(self):
-        return Points(0, self.samples)
+        return Points(range(self.samples))
 
     def eval_data(self):
-        return Points(self.samples, 200)
+        return Points(range(self.samples, self.samples + 200))

@@ -1,6 +1,4 @@
-"""Lines of text of unequal length: the loss is a sum over characters, its weight their number, so
-padding counts for nothing on any device.
-"""
+"""Lines of unequal length: the loss is a sum over characters, so padding counts for nothing."""
 
 import numpy as np
 import torch.nn.functional as F
@@ -10,11 +8,6 @@ from samecurve import Mean
 
 
 class Lines:
-    """Additions of numbers, padded to 40 characters, the labels with -100.
-
-    Each line follows from its number alone.
-    """
-
     def __init__(self, numbers):
         self.numbers = numbers
 
@@ -38,10 +31,8 @@ class Reader(nn.Module):
 
     def forward(self, text):
         x = self.embed(text).transpose(1, 2)
-        for i, layer in enumerate(self.layers):
-            x = x + F.gelu(
-                layer(F.pad(x, (2 * 2**i, 0)))
-            )  # padded on the left: a place sees only what came before
+        for i, layer in enumerate(self.layers):  # padded on the left: the past alone is seen
+            x = x + F.gelu(layer(F.pad(x, (2 * 2**i, 0))))
         return self.head(x.transpose(1, 2))
 
 
@@ -53,22 +44,16 @@ class Ragged:
         return Reader(**self.fields)
 
     def loss(self, model, batch):
-        labels = batch["labels"]
-        return Mean(
-            F.cross_entropy(model(batch["text"]).flatten(0, 1), labels.flatten(), reduction="sum"),
-            (labels != -100).sum(),
-        )
+        logits, labels = model(batch["text"]).transpose(1, 2), batch["labels"]
+        return Mean(F.cross_entropy(logits, labels, reduction="sum"), (labels != -100).sum())
 
     def metrics(self, model, batch):
-        return {
-            "accuracy": Mean(
-                (model(batch["text"]).argmax(-1) == batch["labels"]).sum(),
-                (batch["labels"] != -100).sum(),
-            )
-        }
+        right = model(batch["text"]).argmax(-1) == batch["labels"]
+        return {"accuracy": Mean(right.sum(), (batch["labels"] != -100).sum())}
 
     def train_data(self):
         return Lines(range(self.data["samples"]))
 
     def eval_data(self):
-        return Lines(range(self.data["samples"], self.data["samples"] + self.data["held_out"]))
+        first = self.data["samples"]
+        return Lines(range(first, first + self.data["held_out"]))

@@ -17,7 +17,7 @@ from samecurve.core.config.sections import Config
 from samecurve.core.config.sections import load as load_config
 from samecurve.core.determinism.data_order import Ids
 from samecurve.core.determinism.mean import Mean
-from samecurve.core.eval_sums import EvalSums, Metric, SumSpec, SumSpecs
+from samecurve.core.eval_sums import Metric
 from samecurve.core.planning.facts import Fixed
 from samecurve.core.planning.machine import Machine
 from samecurve.core.planning.plan import Plan, plan
@@ -27,7 +27,7 @@ from samecurve.observe.journal import read_events
 from samecurve.run.attempt import Attempt
 from samecurve.run.directory import Run
 from samecurve.tasks import Tasks
-from samecurve.tasks.language.fields import LanguageData, LanguageModel
+from samecurve.tasks.adapter.torch_adapter import TorchAdapter
 from samecurve.tasks.language.torch_task import TorchLanguage
 from samecurve.torch_engine.engine import TorchEngine
 from samecurve.torch_engine.process_group import Comm
@@ -86,27 +86,19 @@ class Sources:
         return rows
 
 
-def ragged(base: Any) -> Any:
+def ragged(base: Any, fault: str) -> Any:
     """The language task of an engine on 23 samples of ragged token counts.
 
     fault: 'mean of means' plants that.
     """
 
     class Ragged(base):  # type: ignore[misc]
-        def __init__(self, *arguments: Any, fault: str = "") -> None:
-            super().__init__(*arguments)
-            self.fault = fault
-            self.source = Sources(super().train_data(), 23)
-
-        def facts(self) -> Any:
-            return replace(super().facts(), samples=len(self.source))
-
         def train_data(self) -> Source:
-            return self.source
+            return Sources(super().train_data(), 23)
 
         def loss(self, model: Any, batch: Arrays) -> Mean:
             loss: Mean = super().loss(model, batch)
-            return Mean(loss.sum / loss.weight, 1) if self.fault == "mean of means" else loss
+            return Mean(loss.sum / loss.weight, 1) if fault == "mean of means" else loss
 
     return Ragged
 
@@ -114,19 +106,13 @@ def ragged(base: Any) -> Any:
 CLASSES = 4  # into which counting() sorts tokens
 
 
-def counting(base: Any) -> Any:
+def counting(base: Any, fault: str) -> Any:
     """ragged(), whose evaluation counts pairs of classes and adds up an array, and which draws."""
 
-    class Counting(ragged(base)):  # type: ignore[misc]
-        def eval_sums(self) -> SumSpecs:
-            square = (CLASSES, CLASSES)
-            return {
-                **super().eval_sums(),
-                "pairs": SumSpec(square, integer=True),
-                "ids": SumSpec((CLASSES,)),
-            }
+    class Counting(ragged(base, fault)):  # type: ignore[misc]
+        metric_names = ()  # learnt from a row, with their shapes
 
-        def evaluate(self, model: Any, batch: Arrays) -> Mapping[str, Any]:
+        def metrics(self, model: Any, batch: Arrays) -> Mapping[str, Mean]:
             tokens, labels = batch["tokens"], batch["labels"]
             real = labels != IGNORED
             of_token = [(tokens % CLASSES == kind) & real for kind in range(CLASSES)]
@@ -139,16 +125,17 @@ def counting(base: Any) -> Any:
                 stack = jnp.stack
             pairs = stack([stack([(a & b).sum() for b in of_label]) for a in of_token])
             ids = stack([(tokens * a).sum() / 3 for a in of_token])
-            return {**super().evaluate(model, batch), "pairs": pairs, "ids": ids}
+            return {**super().metrics(model, batch), "pairs": Mean(pairs, 1), "ids": Mean(ids, 1)}
 
-        def summarize(self, sums: EvalSums) -> Mapping[str, Metric]:
-            pairs = np.asarray(sums["pairs"])
+        def summarize(self, totals: Mapping[str, Mean]) -> Mapping[str, Metric]:
+            pairs = totals["pairs"].sum
             assert pairs.dtype == np.int64
             share = pairs / pairs.sum(axis=1, keepdims=True)
-            arrays = {"pairs": pairs, "share": share.tolist(), "ids": sums["ids"]}
-            return {**super().summarize(sums), "diagonal": float(np.trace(share)), **arrays}
+            arrays = {"pairs": pairs, "share": share.tolist(), "ids": totals["ids"].sum}
+            return {**super().summarize(totals), "diagonal": float(np.trace(share)), **arrays}
 
         def sample(self, model: Any, seed: int) -> Sequence[Sample]:
+            del model, seed
             grey = np.arange(15, dtype=np.uint8).reshape(3, 5)
             return ["a text", np.stack([grey] * 3, axis=-1)[:, ::-1], grey]
 
@@ -156,13 +143,12 @@ def counting(base: Any) -> Any:
 
 
 def ragged_task(config: Config, cache: Path, fault: str = "", kind: Any = ragged) -> Any:
-    assert isinstance(config.model, LanguageModel)
-    assert isinstance(config.data, LanguageData)
     if config.engine == "torch":
-        return kind(TorchLanguage)(config.model, config.data, cache, fault=fault)
+        return TorchAdapter(kind(TorchLanguage, fault), config, cache)
+    from samecurve.tasks.adapter.jax_adapter import JaxAdapter
     from samecurve.tasks.language.jax_task import JaxLanguage
 
-    return kind(JaxLanguage)(config.model, config.data, cache, config.train.precision, fault=fault)
+    return JaxAdapter(kind(JaxLanguage, fault), config, cache)
 
 
 @dataclass

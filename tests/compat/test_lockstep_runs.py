@@ -15,8 +15,7 @@ from commands import losses, said, warm
 from samecurve.errors import UserError
 from samecurve.observe.journal import read_events
 from samecurve.observe.tensorboard import TensorBoard
-from samecurve.tasks.user.fields import Place
-from samecurve.tasks.user.loading import load_class
+from samecurve.tasks.user_file import Place, load_class
 from worlds import Pool
 
 LOSSES = [

@@ -14,7 +14,8 @@ from samecurve.core.determinism.init_values import Initial, values
 from samecurve.data.tokens import IGNORED
 from samecurve.errors import UserError
 from samecurve.tasks.language.corpus import prepare
-from samecurve.tasks.language.fields import LanguageData, LanguageModel
+from samecurve.tasks.language.sections import LanguageData, LanguageModel
+from samecurve.tasks.language.shapes import model_facts
 from samecurve.tasks.language.torch_model import Decoder
 from samecurve.tasks.language.torch_task import TorchLanguage
 
@@ -136,8 +137,8 @@ def test_the_figures_given_to_the_plan_are_those_of_the_model(
         update={"tie_embeddings": tied, "max_seq_len": 64, "hidden_size": 128}
     )
     made = task(corpus, cache, fields)
-    facts, model = made.facts(), made.model()
-    assert facts.params == sum(p.numel() for p in model.parameters())
+    facts, model = model_facts(fields, made.vocab, unfused=False), made.model()
+    assert facts["params"] == sum(p.numel() for p in model.parameters())
     batch = {
         name: torch.from_numpy(array) for name, array in made.train_data()[np.arange(4)].items()
     }
@@ -149,8 +150,7 @@ def test_the_figures_given_to_the_plan_are_those_of_the_model(
         with FlopCounterMode(display=False) as counter, sdpa_kernel(kernel):
             torch.autograd.backward(made.loss(model, batch).sum)
         counted.append(counter.get_total_flops())
-    assert facts.flops_per_sample is not None
-    assert 4 * facts.flops_per_sample == counted[0] + (counted[1] - counted[0]) / 2
+    assert 4 * facts["flops_per_sample"] == counted[0] + (counted[1] - counted[0]) / 2
     kept: dict[int, int] = {}
     own = {p.untyped_storage().data_ptr() for p in model.parameters()}
 
@@ -162,7 +162,6 @@ def test_the_figures_given_to_the_plan_are_those_of_the_model(
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         loss = made.loss(model, batch).sum
-    assert facts.bytes_per_sample is not None
     assert loss.isfinite()
     activations = sum(kept.values()) - 4 * 128 * made.vocab  # the head's gradient is in `scratch`
-    assert activations <= 4 * facts.bytes_per_sample <= 1.1 * activations
+    assert activations <= 4 * facts["bytes_per_sample"] <= 1.1 * activations

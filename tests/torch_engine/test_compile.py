@@ -14,7 +14,7 @@ from commands import losses, samecurve, write_config
 from torch import nn
 from torch._dynamo.exc import FailOnRecompileLimitHit
 
-from samecurve.tasks.language.fields import LanguageModel
+from samecurve.tasks.language.sections import LanguageModel
 from samecurve.tasks.language.torch_model import Decoder
 from samecurve.torch_engine.compile import compile_model
 from samecurve.torch_engine.layers.batch_norm import (
@@ -118,7 +118,7 @@ def test_without_it_nothing_of_the_compiler_is_imported() -> None:
     work = (
         "import sys, torch\nimport samecurve.torch_engine.engine,"
         " samecurve.torch_engine.model\nfrom samecurve.tasks.language.torch_model import"
-        " Decoder\nfrom samecurve.tasks.language.fields import LanguageModel\nmade ="
+        " Decoder\nfrom samecurve.tasks.language.sections import LanguageModel\nmade ="
         " Decoder(LanguageModel(hidden_size=16, num_layers=2, num_heads=2),"
         " 40)\nmade(*[torch.zeros(1, 8, dtype=torch.int64)] * 2).backward()\nprint('torch._dynamo'"
         " in sys.modules)"

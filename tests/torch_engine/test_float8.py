@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from samecurve.errors import UserError
-from samecurve.tasks.language.fields import LanguageModel
+from samecurve.tasks.language.sections import LanguageModel
 from samecurve.tasks.language.torch_model import Decoder
 from samecurve.torch_engine.model import seeded
 

@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from samecurve.core.planning.plan import plan
 from samecurve.data.feed import Feed
 from samecurve.observe.journal import read_events
-from samecurve.tasks.language.fields import LanguageModel
+from samecurve.tasks.language.sections import LanguageModel
 from samecurve.tasks.language.torch_model import Block, rotary
 from samecurve.torch_engine.engine import TorchEngine
 from samecurve.torch_engine.layers.cross_entropy import Head

@@ -10,20 +10,16 @@ from samecurve.cli.options import Verb
 
 @click.command(cls=Verb)
 @click.argument("run", type=Path)
-@click.option("--prompt", default="", help="what the text begins with")
+@click.option("--prompt", help="what the text begins with")
 @click.option(
     "--tokens",
     type=click.IntRange(1, 100_000),
-    default=200,
-    show_default=True,
-    help="length of the continuation",
+    help="length of the continuation; 200 if not given",
 )
 @click.option(
     "--temperature",
     type=click.FloatRange(0, 10),
-    default=0.8,
-    show_default=True,
-    help="0: always the likeliest token",
+    help="0: always the likeliest token; 0.8 if not given",
 )
 @click.option(
     "--seed",
@@ -34,13 +30,24 @@ from samecurve.cli.options import Verb
 )
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:1")
 def sample(
-    run: Path, *, prompt: str, tokens: int, temperature: float, seed: int, device: str
+    run: Path,
+    *,
+    prompt: str | None,
+    tokens: int | None,
+    temperature: float | None,
+    seed: int,
+    device: str,
 ) -> None:
     """What the model of a RUN makes, from its newest checkpoint (or the checkpoint named)."""
     from samecurve.observe.console import printable
-    from samecurve.run.sample import sample as draw_sample
+    from samecurve.run.sample import Prompt
+    from samecurve.run.sample import sample as draw_samples
 
-    sampled = draw_sample(run, prompt, tokens, temperature, seed, device)
+    asked = Prompt(text=prompt, tokens=tokens, temperature=temperature, seed=seed)
+    sampled = draw_samples(run, asked, device)
     for note in sampled.notes:
         click.echo(f"warn   {note}", err=True)
-    click.echo(printable(sampled.text) if sys.stdout.isatty() else sampled.text)
+    for text in sampled.texts:
+        click.echo(printable(text) if sys.stdout.isatty() else text)
+    for file in sampled.pictures:
+        click.echo(f"drawn  {file}")

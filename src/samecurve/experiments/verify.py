@@ -19,7 +19,7 @@ from samecurve.launch.pool import pool
 from samecurve.probe import probe
 from samecurve.run.describe import describe, missing
 from samecurve.system import install_command
-from samecurve.tasks import engines_of
+from samecurve.tasks.registry import engines_of
 
 _CPU_RANKS = 3  # worlds 2 and an odd one
 _PATIENCE = 1800.0  # seconds for one layout

@@ -17,7 +17,7 @@ import samecurve
 from samecurve.core.config.sections import LoadedConfig, flatten
 from samecurve.core.protocols import Rank
 from samecurve.errors import RunError, SamecurveError, UserError
-from samecurve.tasks.user.fields import place_of
+from samecurve.tasks.user_file import place_of
 
 _IDENTITY = "samecurve/identity"  # of the first rank
 _ANSWER = "samecurve/answer"  # of each other one, with its number

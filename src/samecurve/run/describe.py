@@ -22,6 +22,7 @@ from samecurve.diagnose.tracebacks import clip, last_traceback
 from samecurve.errors import RunError, SamecurveError, UserError
 from samecurve.system import cache_home, die_with, install_command, write_json
 from samecurve.tasks import Tasks, facts
+from samecurve.tasks.registry import data_stamp
 
 _FRAMES, _WORDS = 8, 8  # lines of what a describing process said when it failed
 
@@ -88,7 +89,7 @@ def _facts(value: Mapping[str, Any]) -> Facts:
 
 def _identity(config: Config) -> Any:
     """What facts follow from; None: that can't be told without looking."""
-    stamp = Tasks().stamp(config)
+    stamp = data_stamp(config)
     if stamp is None:
         return None
     data = config.data.model_dump(mode="json", exclude=set(config.data.indifferent))

@@ -14,7 +14,7 @@ from typing import Any
 from samecurve.core.config.document import dump
 from samecurve.errors import RunError, UserError
 from samecurve.run.load import Found, find
-from samecurve.tasks import huggingface_of, named_tensors
+from samecurve.tasks.protocol import MEMBERS
 from samecurve.units import show_bytes
 
 DTYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
@@ -57,21 +57,31 @@ def export(path: Path, to: Path, form: str, dtype: str | None, largest: int) -> 
         )
     found = find(path)
     config = found.config
-    other = huggingface_of(config) if form == "huggingface" else None
-    tensors = named_tensors(config, found.model())
-    notes = list(found.notes)
-    if other:
-        tensors = other.renamed(tensors)
+    task, notes = found.task, list(found.notes)
+    if form == "huggingface" and not hasattr(task.task, "export_hf"):
+        raise UserError(
+            f"{config.task} is not known to the Hugging Face libraries: its class has no"
+            " export_hf()",
+            f"--format safetensors, or write {MEMBERS['export_hf']}",
+            "--format",
+        )
+    model = found.model()
+    tensors = task.named_tensors(model)
+    if form == "huggingface":
+        tensors = _distinct(tensors)
     kind = DTYPES[dtype] if dtype else {"f64": "float64"}.get(config.train.precision, "float32")
-    shards = _shards({name: _bytes(tensor, kind) for name, tensor in tensors.items()}, largest)
-    size = sum(sum(shard.values()) for shard in shards)
+    size = sum(_bytes(tensor, kind) for tensor in tensors.values())
     if any(tensor.is_complex() and tensor.itemsize > 8 for tensor in tensors.values()):
         notes.append("complex values are written as complex64: safetensors has no wider ones")
     scratch = _scratch(to, size)
     try:
+        if form == "huggingface":
+            tensors, more = task.export_hf(tensors, scratch, kind)
+            notes += more
+        notes += task.export(model, scratch)
+        sizes = {name: _bytes(tensor, kind) for name, tensor in tensors.items()}
+        shards = _shards(sizes, largest)
         _write_weights(scratch, tensors, shards, kind, found.step)
-        if other:
-            notes += other.write(config, found.run.assets, tensors, kind, scratch)
         (scratch / "config.yaml").write_text(dump(config.model_dump(mode="json")))
         (scratch / "README.md").write_text(_readme(found, form, kind, len(shards)))
         scratch.rename(to)
@@ -91,6 +101,14 @@ def export(path: Path, to: Path, form: str, dtype: str | None, largest: int) -> 
         len(found.weights.others),
         notes,
     )
+
+
+def _distinct(tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """Tied weights once, under the first of their names."""
+    first: dict[int, str] = {}
+    for name, tensor in tensors.items():
+        first.setdefault(tensor.data_ptr() if tensor.numel() else id(tensor), name)
+    return {name: tensors[name] for name in first.values()}
 
 
 def _scratch(to: Path, size: int) -> Path:

@@ -32,7 +32,7 @@ from samecurve.errors import SamecurveError, UserError
 from samecurve.run.directory import SCRATCH, Run
 from samecurve.run.load import find
 from samecurve.system import sync_directory, write_json
-from samecurve.tasks import Tasks, our_names, unlike
+from samecurve.tasks import Tasks, load_hf, unlike
 from samecurve.units import first_and_count, show_bytes, show_count
 
 _WHERE = "--init-from"
@@ -327,7 +327,7 @@ def _named(
     ):
         names = {theirs: name.replace("._orig_mod.", ".") for theirs, name in names.items()}
         taken.append("_orig_mod. within names")
-    mapped = our_names(config, list(names.values()))
+    mapped = load_hf(config, list(names.values()))
     found = {theirs: mapped[name] for theirs, name in names.items() if name in mapped}
     twice = [name for name, count in Counter(found.values()).items() if count > 1]
     if twice:

@@ -6,8 +6,9 @@ Runs in this process; nothing is trained.
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
@@ -23,8 +24,10 @@ from samecurve.core.config.sections import Config
 from samecurve.errors import UserError
 from samecurve.run.directory import Run
 from samecurve.system import cache_home
-from samecurve.tasks import Tasks
-from samecurve.tasks import load_model as with_weights
+from samecurve.tasks import Tasks, open_trained
+
+if TYPE_CHECKING:  # its engine is imported late
+    from samecurve.tasks.adapter.base import EngineAdapter
 
 _PREFIX = "model/"
 _TRIES = (
@@ -79,12 +82,17 @@ class Found:
     def step(self) -> int:
         return int(self.manifest["step"])
 
-    @property
+    @cached_property
     def config(self) -> Config:
         return self.run.read_config(Tasks())
 
+    @cached_property
+    def task(self) -> "EngineAdapter":
+        """The run's task, to use its model."""
+        return open_trained(self.config, cache_home(), self.run.assets)
+
     def model(self) -> Any:
-        return with_weights(self.config, str(cache_home()), self.weights)
+        return self.task.load(self.weights)
 
 
 def find(path: Path, where: str = "RUN") -> Found:
@@ -148,7 +156,7 @@ def _find(path: Path, where: str) -> tuple[Run, Path, list[str]]:
 
 def load(run: Any) -> Any:
     """The model of a run with its weights, ready to be used: a torch.nn.Module in eval mode (a
-    flax.nnx.Module for a task of one's own that jax trained).
+    flax.nnx.Module for a user task that jax trained).
 
     run: a run directory (its newest whole checkpoint is taken), one checkpoint, or what
     samecurve.train() gave. Warns of a damaged checkpoint passed over.

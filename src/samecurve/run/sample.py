@@ -4,48 +4,115 @@ Runs in this process, on one device.
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from samecurve.core.protocols import Sample
 from samecurve.errors import UserError
+from samecurve.observe.pictures import keep_pictures
 from samecurve.run.load import find
-from samecurve.tasks import speaking
+from samecurve.tasks.protocol import MEMBERS
+
+if TYPE_CHECKING:
+    from samecurve.tasks.adapter.base import EngineAdapter
+
+_TOKENS, _TEMPERATURE = 200, 0.8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prompt:
+    """What a text is to begin with, and how it goes on; None: not asked for."""
+
+    text: str | None = None
+    tokens: int | None = None  # length of the continuation
+    temperature: float | None = None  # 0: always the likeliest token
+    seed: int = 0
 
 
 @dataclass(frozen=True)
 class Sampled:
-    """text: prompt and continuation.
+    """What a model made."""
 
-    step: of the checkpoint. notes: what the user should know (a damaged checkpoint passed over).
-    """
-
-    text: str
-    step: int
-    notes: list[str]
+    texts: list[str]
+    pictures: list[str]  # the files they are in
+    step: int  # of the checkpoint
+    notes: list[str]  # what the user should know (a damaged checkpoint passed over)
 
 
-def sample(
-    path: Path, prompt: str, tokens: int, temperature: float, seed: int, device: str
-) -> Sampled:
+def sample(path: Path, prompt: Prompt, device: str) -> Sampled:
     """path: a run directory (its newest whole checkpoint) or one checkpoint.
 
-    UserError: neither, or none saved yet.
+    UserError: neither, or none saved yet, or the task makes nothing to show.
     """
-    where = _device(device)
     found = find(path)
-    speak = speaking(found.config, found.run.assets)
-    return Sampled(
-        speak(found.model().to(where), prompt, tokens, temperature, seed), found.step, found.notes
+    task = found.task
+    _check_can_sample(task, found.config.task, prompt)
+    model = task.place(found.model(), _device(device, task.engine))
+    samples = _samples(task, model, prompt)
+    texts = [sample for sample in samples if isinstance(sample, str)]
+    pictures = [sample for sample in samples if not isinstance(sample, str)]
+    files = keep_pictures(found.run.home, found.step, pictures) if pictures else []
+    names = [str(found.run.home / file) for file in files]
+    return Sampled(texts, names, found.step, found.notes)
+
+
+def _samples(task: "EngineAdapter", model: object, prompt: Prompt) -> Sequence[Sample]:
+    if not hasattr(task.task, "respond"):
+        return task.sample(model, prompt.seed)
+    tokens = _TOKENS if prompt.tokens is None else prompt.tokens
+    temperature = _TEMPERATURE if prompt.temperature is None else prompt.temperature
+    text = task.respond(
+        model, prompt.text or "", tokens=tokens, temperature=temperature, seed=prompt.seed
     )
+    return [text]
 
 
-def _device(name: str) -> str:
-    import torch
+def _check_can_sample(task: "EngineAdapter", name: str, prompt: Prompt) -> None:
+    """UserError: the task's class lacks what is asked for."""
+    if hasattr(task.task, "respond"):
+        return
+    if not hasattr(task.task, "sample"):
+        raise UserError(
+            f"{name} makes nothing to show: its class has neither respond() nor sample()",
+            f"{MEMBERS['respond']}\n    or {MEMBERS['sample']}",
+            "RUN",
+        )
+    asked = {
+        "--prompt": prompt.text,
+        "--tokens": prompt.tokens,
+        "--temperature": prompt.temperature,
+    }
+    given = [flag for flag, value in asked.items() if value is not None]
+    if given:
+        raise UserError(
+            f"{name} shows what its sample() makes, and takes no {given[0]}: its class has no"
+            " respond()",
+            f"leave it out, or write {MEMBERS['respond']}",
+            given[0],
+        )
 
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
+
+def _device(name: str, engine: str) -> str:
+    """cpu or cuda:N. UserError: there is none of this name."""
+    if name != "auto" and not re.fullmatch(r"cpu|cuda(:\d+)?", name):
         raise UserError(f"--device {name} is none", "auto, cpu, cuda, or cuda:1", "--device")
-    if name.startswith("cuda") and not torch.cuda.is_available():
+    if name == "cpu":
+        return name
+    has_gpu = _has_gpu(engine)
+    if name == "auto":
+        return "cuda" if has_gpu else "cpu"
+    if not has_gpu:
         raise UserError(f"--device {name}: no GPU found", "--device cpu", "--device")
     return name
+
+
+def _has_gpu(engine: str) -> bool:
+    if engine == "jax":
+        import jax
+
+        return any(device.platform == "gpu" for device in jax.devices())
+    import torch
+
+    return torch.cuda.is_available()

@@ -1,157 +1,97 @@
-"""The tasks, found by name, and users' own, found by file and class.
+"""What is trained: a task is a class (protocol.py), found by the registry, seen through an adapter.
 
-Their fields import no engine; their models are imported where they are trained.
+Importing this imports no engine; a task's class is imported where it is opened.
 """
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from samecurve.core.config.sections import Config, TaskFields
-from samecurve.errors import UserError
-from samecurve.tasks.user.fields import FIELDS, place_of
-from samecurve.tasks.user.loading import check
+from samecurve.system import cache_home
+from samecurve.tasks.registry import Tasks as Tasks
+from samecurve.tasks.registry import entry_of, file_of
 
 if TYPE_CHECKING:  # numpy is not imported for a config error
+    from collections.abc import Mapping, Sequence
+
+    from samecurve.core.config.sections import Config
     from samecurve.core.planning.facts import Facts
-    from samecurve.core.protocols import StoredArrays, Task
+    from samecurve.tasks.adapter.base import EngineAdapter, TaskAdapter
 
-_HERE = ("language",)
-_LATER = ("timeseries", "vision", "huggingface", "diffusion")
-
-
-class Tasks:
-    """The registry that the config reads."""
-
-    def names(self) -> tuple[str, ...]:
-        return _HERE
-
-    def later(self) -> tuple[str, ...]:
-        return _LATER
-
-    def knows(self, task: object) -> bool:
-        """A name, or path/to/file.py:Class, whether or not that file exists."""
-        return task in _HERE or place_of(task) is not None
-
-    def fields(self, task: str) -> TaskFields:
-        if place_of(task):
-            return FIELDS
-        found: TaskFields = importlib.import_module(f"samecurve.tasks.{task}.fields").FIELDS
-        return found
-
-    def stamp(self, config: Config) -> object:
-        """What the data is made from, as far as it can be told without reading it: changes when a
-        file does. None: it can't be told.
-
-        UserError: missing files.
-        """
-        place = place_of(config.task)
-        if place:
-            check(place)
-            return None
-        return importlib.import_module(f"samecurve.tasks.{config.task}.corpus").stamp(config.data)
+_ADAPTERS = {
+    "torch": "samecurve.tasks.adapter.torch_adapter:TorchAdapter",
+    "jax": "samecurve.tasks.adapter.jax_adapter:JaxAdapter",
+}
 
 
-def engines_of(config: Config) -> tuple[str, ...]:
-    """The engines that have a model of this task, the config's own first: a user's has one."""
-    return (
-        (config.engine,)
-        if place_of(config.task)
-        else (config.engine, "jax" if config.engine == "torch" else "torch")
-    )
-
-
-def facts(config: Config, cache: str) -> "Facts":
-    """What plan() must know of the task.
-
-    Imports an engine only for a user's own, whose model must be looked at.
-    """
-    if place_of(config.task):
-        return open_task(config, cache).facts()
-    found: Facts = importlib.import_module(f"samecurve.tasks.{config.task}.task").facts(
-        config, cache
-    )
-    return found
-
-
-def open_task(config: Config, cache: str) -> "Task":
+def open_task(config: "Config", cache: Path | str) -> "EngineAdapter":
     """The task of a config, its data ready in `cache`. Imports the engine's model code."""
-    made: Task = _module(config, config.engine).open_task(config, cache)
-    return made
+    return _open(config, config.engine, cache)
 
 
-def load_model(config: Config, cache: str, weights: "StoredArrays") -> Any:
-    """The model with these weights, by a checkpoint's names: with torch whichever engine trained
-    them, but for a user's own task, which has one engine.
+def open_trained(config: "Config", cache: Path | str, assets: Path) -> "EngineAdapter":
+    """The task of a run, to use its model: with torch, whichever engine trained it, where the task
+    has a class for torch; else with the engine that did.
+
+    assets: what the run has kept of the task
     """
-    return _module(config, config.engine if place_of(config.task) else "torch").load_model(
-        config, cache, weights
-    )
+    engine = "torch" if "torch" in entry_of(config.task).classes else config.engine
+    return _open(config, engine, cache, assets)
 
 
-def speaking(config: Config, assets: Path) -> Callable[[Any, str, int, float, int], str]:
-    """How a model continues a prompt (model, prompt, tokens, temperature, seed).
+def open_engine_free(config: "Config", cache: Path | str) -> "TaskAdapter":
+    """The part of the task that needs no engine; the whole of it, where it has no such part."""
+    from samecurve.tasks.adapter.base import TaskAdapter
 
-    UserError: it makes nothing to show.
+    entry = entry_of(config.task)
+    if entry.engine_free is None:
+        return open_task(config, cache)
+    task_class = entry.launcher_class()
+    assert task_class is not None
+    return TaskAdapter(task_class, config, cache, file=file_of(entry, task_class))
+
+
+def facts(config: "Config", cache: Path | str) -> "Facts":
+    """What plan() must know of the task. Imports an engine only if its model must be looked at."""
+    return open_engine_free(config, cache).facts()
+
+
+def other_data(
+    task: str, source: str, assets: Path, reference: "Mapping[str, float]"
+) -> "Mapping[str, Any]":
+    """Config values by which a task reads all of another source.
+
+    assets, reference: of the run whose model reads it
     """
-    if place_of(config.task):
-        raise UserError(
-            f"{config.task} is a task of your own: how it would continue a prompt is not known",
-            "samecurve.load(RUN) gives the model in Python",
-            "RUN",
-        )
-    found: Callable[[Any, str, int, float, int], str] = _module(config, "torch").speaking(
-        config, assets
-    )
-    return found
+    task_class = entry_of(task).launcher_class()
+    if not hasattr(task_class, "other_data"):
+        return {"data.source": source}
+    values: Mapping[str, Any] = task_class.other_data(source, assets, reference)  # type: ignore[union-attr]
+    return values
 
 
-def named_tensors(config: Config, model: Any) -> dict[str, Any]:
-    """A loaded model's weights by the model's own names, as torch tensors; weights that are tied
-    come under each of their names.
+def load_hf(config: "Config", names: "Sequence[str]") -> "Mapping[str, str]":
+    """What others call the model's arrays -> what a checkpoint calls them.
+
+    Names of what is not needed are left out.
     """
-    found: dict[str, Any] = _module(
-        config, config.engine if place_of(config.task) else "torch"
-    ).named_tensors(model)
-    return found
+    task = _task_with(config, "load_hf")
+    if task is None:
+        return {name: name for name in names}
+    mapping: Mapping[str, str] = task.load_hf(names)
+    return mapping
 
 
-def huggingface_of(config: Config) -> Any:
-    """How a task's models look to the Hugging Face libraries: renamed(), write().
-
-    UserError: they know no such model.
-    """
-    if place_of(config.task):
-        raise UserError(
-            f"{config.task} is a task of your own: the Hugging Face libraries know no such model",
-            "--format safetensors",
-            "--format",
-        )
-    return importlib.import_module(f"samecurve.tasks.{config.task}.huggingface")
-
-
-def our_names(config: Config, names: Sequence[str]) -> Mapping[str, str]:
-    """What others call the model's arrays -> what a checkpoint calls them; names of what is not
-    needed are left out.
-    """
-    return (
-        {name: name for name in names}
-        if place_of(config.task)
-        else importlib.import_module(f"samecurve.tasks.{config.task}.huggingface").ours(names)
-    )
-
-
-def unlike(config: Config, said: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+def unlike(config: "Config", said: "Mapping[str, Any]") -> tuple[list[str], list[str]]:
     """What else is said of a model than the config says, though its arrays may fit: what makes its
-    weights meaningless here, and what only changes their use. said: its `model` section, or its
-    config.json.
+    weights meaningless here, and what only changes their use.
+
+    said: its `model` section, or {"config.json": path}
     """
-    if not place_of(config.task):
-        found: tuple[list[str], list[str]] = importlib.import_module(
-            f"samecurve.tasks.{config.task}.huggingface"
-        ).unlike(config.model, said)
-        return found
+    task = _task_with(config, "unlike")
+    if task is not None:
+        fatal, differing = task.unlike(said)
+        return list(fatal), list(differing)
     here = config.model.model_dump()
     return [], [
         f"{name} {value}, here {here[name]}"
@@ -160,21 +100,22 @@ def unlike(config: Config, said: Mapping[str, Any]) -> tuple[list[str], list[str
     ]
 
 
-def other_data(
-    task: str, source: str, assets: Path, reference: Mapping[str, float]
-) -> Mapping[str, Any]:
-    """Config values by which a task reads all of another source, in the words of the run whose
-    assets and reference figures these are.
-    """
-    if place_of(task):
-        return {"data.source": source}
-    found: Mapping[str, Any] = importlib.import_module(f"samecurve.tasks.{task}.fields").other_data(
-        source, assets, reference
-    )
-    return found
+def _task_with(config: "Config", method: str) -> Any:
+    """An instance of the task's class, if that has the method; None: it has not."""
+    entry = entry_of(config.task)
+    task_class = entry.launcher_class() or entry.class_of(config.engine)
+    if not hasattr(task_class, method):
+        return None
+    return open_engine_free(config, cache_home()).task
 
 
-def _module(config: Config, engine: str) -> Any:
-    return importlib.import_module(
-        f"samecurve.tasks.{'user' if place_of(config.task) else config.task}.{engine}_task"
+def _open(
+    config: "Config", engine: str, cache: Path | str, assets: Path | None = None
+) -> "EngineAdapter":
+    entry = entry_of(config.task)
+    task_class = entry.class_of(engine)
+    module, _, name = _ADAPTERS[engine].partition(":")
+    adapter: EngineAdapter = getattr(importlib.import_module(module), name)(
+        task_class, config, cache, assets=assets, file=file_of(entry, task_class)
     )
+    return adapter

@@ -11,7 +11,7 @@ from samecurve.core.config.sections import Registry, config_class
 def json_schema(registry: Registry) -> dict[str, Any]:
     """One schema for each task, told apart by `task`."""
     schemas = [
-        config_class(task, registry.fields(task)).model_json_schema() for task in registry.names()
+        config_class(task, registry.sections(task)).model_json_schema() for task in registry.names()
     ]
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Samecurve config"}
     return {**head, **(schemas[0] if len(schemas) == 1 else {"anyOf": schemas})}
@@ -21,7 +21,7 @@ def as_table(registry: Registry) -> str:
     """Every key with its type, default and meaning, as Markdown."""
     rows = ["| key | value | default | meaning |", "|---|---|---|---|"]
     for task in registry.names():
-        schema = config_class(task, registry.fields(task)).model_json_schema()
+        schema = config_class(task, registry.sections(task)).model_json_schema()
         rows += [
             f"| `{key}` | {kind} | {default} | {meaning} |"
             for key, kind, default, meaning in _rows(schema, schema.get("$defs", {}), "")

@@ -332,7 +332,7 @@ class Track(Section):
     wandb_project: str = Field("samecurve", description="the project at W&B")
 
 
-class DataFields(Section):
+class DataSection(Section):
     """What every task's data section has. Fields named in `indifferent` change no sample."""
 
     indifferent: ClassVar[tuple[str, ...]] = ("prefetch", "workers")
@@ -356,7 +356,7 @@ class Config(Section):
         "torch", description="same results; jax: one process drives all of a host's devices"
     )
     model: SerializeAsAny[Section]
-    data: SerializeAsAny[DataFields]
+    data: SerializeAsAny[DataSection]
     batch: Batch
     optimizer: Optimizer = Optimizer()
     schedule: ScheduleFields = ScheduleFields()
@@ -366,9 +366,9 @@ class Config(Section):
 
 
 @dataclass(frozen=True)
-class TaskFields:
+class TaskSections:
     model: type[Section]
-    data: type[DataFields]
+    data: type[DataSection]
 
 
 class Registry(Protocol):
@@ -377,7 +377,7 @@ class Registry(Protocol):
     def names(self) -> tuple[str, ...]: ...
     def later(self) -> tuple[str, ...]: ...
     def knows(self, task: str) -> bool: ...
-    def fields(self, task: str) -> TaskFields: ...
+    def sections(self, task: str) -> TaskSections: ...
 
 
 @dataclass(frozen=True)
@@ -412,11 +412,11 @@ def load(document: Document, registry: Registry, name: str = "run") -> LoadedCon
             document.origin_of(("task",)),
         )
     try:
-        config = config_class(task, registry.fields(task)).model_validate(
+        config = config_class(task, registry.sections(task)).model_validate(
             {"model": {}, "data": {}, **document.value, "task": task}
         )
     except ValidationError as error:
-        raise InvalidConfigError(_explain(error, document, registry.fields(task))) from None
+        raise InvalidConfigError(_explain(error, document, registry.sections(task))) from None
     return LoadedConfig(
         config,
         name,
@@ -428,7 +428,7 @@ def load(document: Document, registry: Registry, name: str = "run") -> LoadedCon
     )
 
 
-def config_class(task: str, fields: TaskFields) -> type[Config]:
+def config_class(task: str, fields: TaskSections) -> type[Config]:
     own: dict[str, Any] = {
         "task": (Literal[task], task),
         "model": (fields.model, ...),
@@ -437,7 +437,7 @@ def config_class(task: str, fields: TaskFields) -> type[Config]:
     return create_model(f"{task.capitalize()}Config", __base__=Config, **own)
 
 
-def _explain(error: ValidationError, document: Document, fields: TaskFields) -> list[UserError]:
+def _explain(error: ValidationError, document: Document, fields: TaskSections) -> list[UserError]:
     errors = []
     for item in error.errors(include_url=False):
         key = tuple(item["loc"])
@@ -499,7 +499,7 @@ def _explain(error: ValidationError, document: Document, fields: TaskFields) -> 
     return errors
 
 
-def _known(section: Key, fields: TaskFields) -> list[str]:
+def _known(section: Key, fields: TaskSections) -> list[str]:
     at: type[BaseModel] = Config
     for part in section:
         if part in {"model", "data"} and at is Config:

@@ -1,1 +1,15 @@
 """A decoder that learns to continue text."""
+
+from samecurve.tasks.language.sections import LanguageData, LanguageModel
+from samecurve.tasks.registry import TaskEntry
+
+ENTRY = TaskEntry(
+    classes={
+        "torch": "samecurve.tasks.language.torch_task:TorchLanguage",
+        "jax": "samecurve.tasks.language.jax_task:JaxLanguage",
+    },
+    engine_free="samecurve.tasks.language.task:LanguageTask",
+    model=LanguageModel,
+    data=LanguageData,
+    built_in=True,
+)

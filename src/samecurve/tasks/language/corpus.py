@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samecurve.errors import UserError
-from samecurve.tasks.language.fields import LanguageData
+from samecurve.tasks.language.sections import LanguageData
 from samecurve.tasks.language.tokenizer import Bytes, Library, Tokenizer, train_bpe
 
 _BLOCK = 1 << 22  # bytes of text tokenized at once

@@ -10,10 +10,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from samecurve.core.config.sections import Config
 from samecurve.errors import UserError
-from samecurve.tasks.language.fields import LanguageModel
-from samecurve.tasks.language.task import TOKENIZER, speaker
+from samecurve.tasks.language.sections import LanguageModel
 
 _BODY = "model."
 _HEAD = "lm_head.weight"
@@ -28,11 +26,8 @@ def theirs(name: str) -> str:
 
 
 def renamed(tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """Under their names; tied embeddings once, as they have them."""
-    tied = _HEAD in tensors and tensors[_HEAD].data_ptr() == tensors[_EMBEDDING].data_ptr()
-    return {
-        theirs(name): tensor for name, tensor in tensors.items() if not (tied and name == _HEAD)
-    }
+    """Under their names."""
+    return {theirs(name): tensor for name, tensor in tensors.items()}
 
 
 def ours(names: Iterable[str]) -> dict[str, str]:
@@ -131,21 +126,10 @@ def fields_in(path: Path) -> dict[str, Any]:
     return said
 
 
-def write(
-    config: Config, assets: Path, tensors: Mapping[str, Any], dtype: str, to: Path
-) -> list[str]:
-    """What goes beside the weights. Returns what the user should know."""
-    fields = config.model
-    assert isinstance(fields, LanguageModel)
-    vocab = tensors[theirs(_EMBEDDING)].shape[0]
+def write_config(fields: LanguageModel, vocab: int, dtype: str, to: Path) -> None:
+    """config.json and generation_config.json."""
     (to / "config.json").write_text(json.dumps(config_of(fields, vocab, dtype), indent=1) + "\n")
     (to / "generation_config.json").write_text(json.dumps(generation_of(), indent=1) + "\n")
-    kept = assets / TOKENIZER
-    try:
-        speaker(config, assets)
-    except UserError as error:
-        return [f"no tokenizer is written: {error.cause}"]
-    return write_tokenizer(kept if kept.exists() else None, to, fields.max_seq_len)
 
 
 def write_tokenizer(source: Path | None, to: Path, context: int) -> list[str]:

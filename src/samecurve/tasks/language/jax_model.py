@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from samecurve.tasks.language.fields import LanguageModel
+from samecurve.tasks.language.sections import LanguageModel
 
 
 def rotary(length: int, head_size: int, theta: float, dtype: Any) -> tuple[jax.Array, jax.Array]:

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -11,53 +10,37 @@ import numpy as np
 from flax import nnx
 from numpy.typing import NDArray
 
-from samecurve.core.config.sections import Config, Precision
 from samecurve.core.determinism.mean import Mean
 from samecurve.core.protocols import Arrays
 from samecurve.data.tokens import IGNORED
-from samecurve.tasks.language.fields import LanguageData, LanguageModel
 from samecurve.tasks.language.jax_model import Decoder
-from samecurve.tasks.language.task import LanguageTask, Logits
+from samecurve.tasks.language.task import LanguageTask, NextLogits
 
-_NARROW = {"bf16": jnp.bfloat16, "f16": jnp.float16}
+_NARROW = (jnp.bfloat16, jnp.float16)
 
 
 class JaxLanguage(LanguageTask):
-    """precision: what products are computed in."""
-
-    unfused = True
-
-    def __init__(
-        self, model: LanguageModel, data: LanguageData, cache: Path, precision: Precision
-    ) -> None:
-        super().__init__(model, data, cache)
-        self._narrow = _NARROW.get(precision)
-
-    def model(self) -> Decoder:
-        return Decoder(self.fields, self.vocab, self._narrow)
+    def model(self, dtype: Any) -> Decoder:
+        """dtype: what products are computed in."""
+        return Decoder(self.fields, self.vocab, dtype if dtype in _NARROW else None)
 
     def leave_out(self, rows: Arrays, real: jax.Array) -> Arrays:
         """The rows that do not count, without labels."""
         return {**rows, "labels": jnp.where(real[:, None], rows["labels"], IGNORED)}
 
     def loss(self, model: Any, batch: Arrays) -> Mean:
-        logits = _wide(model(batch["tokens"]))
-        real = batch["labels"] != IGNORED
+        logits, real = _wide(model(batch["tokens"])), batch["labels"] != IGNORED
         return Mean(_cross_entropy(logits, batch["labels"], real), real.sum())
 
-    def evaluate(self, model: Any, batch: Arrays) -> Mapping[str, Any]:
-        logits = _wide(model(batch["tokens"]))
-        real = batch["labels"] != IGNORED
+    def metrics(self, model: Any, batch: Arrays) -> Mapping[str, Mean]:
+        logits, real = _wide(model(batch["tokens"])), batch["labels"] != IGNORED
+        correct = (logits.argmax(-1) == batch["labels"]) & real
         return {
-            "loss_sum": _cross_entropy(logits, batch["labels"], real),
-            "correct": ((logits.argmax(-1) == batch["labels"]) & real).sum(),
-            "tokens": real.sum(),
+            "loss": Mean(_cross_entropy(logits, batch["labels"], real), real.sum()),
+            "accuracy": Mean(correct.sum(), real.sum()),
         }
 
-    def sample(self, model: Any, seed: int) -> list[str]:
-        return self.continued(self._logits(model), seed)
-
-    def _logits(self, model: Any) -> Logits:
+    def next_logits(self, model: Any) -> NextLogits:
         """The window is filled up to the context's length, which a causal model does not see, so
         that one program serves all.
         """
@@ -86,9 +69,3 @@ def _cross_entropy(logits: jax.Array, labels: jax.Array, real: jax.Array) -> jax
     """Summed over the places that have a label."""
     picked = jnp.take_along_axis(logits, jnp.where(real, labels, 0)[..., None], axis=-1)[..., 0]
     return jnp.where(real, jax.nn.logsumexp(logits, axis=-1) - picked, 0).sum()
-
-
-def open_task(config: Config, cache: str) -> JaxLanguage:
-    assert isinstance(config.model, LanguageModel)
-    assert isinstance(config.data, LanguageData)
-    return JaxLanguage(config.model, config.data, Path(cache), config.train.precision)

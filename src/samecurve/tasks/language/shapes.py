@@ -1,9 +1,13 @@
-"""The decoder's parameters, whatever the engine: their names (Hugging Face's Llama), shapes and
-initial values.
+"""The decoder's parameters, whatever the engine: names (Hugging Face's Llama), shapes, initial
+values, and what training them takes.
 """
 
+from math import prod
+from typing import Any
+
 from samecurve.core.determinism.init_values import Initial
-from samecurve.tasks.language.fields import LanguageModel
+from samecurve.core.planning.memory import logit_rows
+from samecurve.tasks.language.sections import LanguageModel
 
 
 def shapes(fields: LanguageModel, vocab: int) -> dict[str, tuple[int, ...]]:
@@ -43,3 +47,67 @@ def initial(name: str, fields: LanguageModel) -> Initial:
         if name.endswith(("o_proj.weight", "down_proj.weight"))
         else 0.02
     )
+
+
+def model_facts(fields: LanguageModel, vocab: int, *, unfused: bool) -> dict[str, Any]:
+    """What the plan must know of the decoder, by the names of Facts.
+
+    unfused: attention keeps its length x length scores for backward, and the loss all logits,
+        where no fused kernel does without
+    """
+    arrays = shapes(fields, vocab)
+    sizes = {name: prod(shape) for name, shape in arrays.items()}
+    in_blocks = [name for name in sizes if name.startswith("layers.")]
+    matrices = [name for name in in_blocks if "norm" not in name]
+    length, layers, hidden, inner = (
+        fields.max_seq_len,
+        fields.num_layers,
+        fields.hidden_size,
+        fields.inner,
+    )
+    head = vocab * hidden
+    multiplied = sum(sizes[name] for name in matrices) + head
+    flops_per_token = 6 * multiplied + 6 * layers * hidden * length
+
+    # activations of a token, in numbers
+    kv = fields.groups * fields.head_size
+    scores = 2 * fields.num_heads * length if unfused else 0
+    block = 8 * hidden + 2 * kv + 4 * inner + scores
+    products = 3 * hidden + 2 * kv + 2 * inner  # what recompute "selective" keeps of a block
+    outside = 2 * hidden + 3 * vocab if unfused else 4 * hidden
+    recomputed = {
+        "block": layers * hidden + block + outside,
+        "selective": layers * (hidden + products) + block + outside,
+    }
+    logit_counts = {} if unfused else {kind: logit_rows(vocab, kind) for kind in ("cpu", "cuda")}
+    score_words = " + 2 heads x length" if scores else ""
+    outside_words = "2 hidden + 3 vocab" if unfused else "4 hidden"
+    formulas = {
+        "flops": (
+            f"6 x {multiplied} matrix weights + 6 x layers x hidden x length (causal"
+            " attention), a token; Kaplan et al. 2020, Chowdhery et al. 2022"
+        ),
+        "bytes_per_sample": (
+            f"4 B x length x (layers x (8 hidden + 2 kv + 4 inner{score_words}) +"
+            f" {outside_words}), counted from torch_model.py"
+        ),
+    }
+    for kind, count in logit_counts.items():
+        formulas[f"scratch.{kind}"] = (
+            f"4 B x (2 x vocab {vocab} x {count} tokens at a time + {head}: the head's gradient)"
+        )
+    return {
+        "tokens_per_sample": length,
+        "params": sum(sizes.values()),
+        "blocks": layers,
+        "bytes_per_sample": 4 * length * (layers * block + outside),
+        "flops_per_sample": float(flops_per_token * length),
+        "block_params": sum(sizes[name] for name in sizes if name.startswith("layers.0.")),
+        "recompute_bytes": {how: 4 * length * count for how, count in recomputed.items()},
+        "formulas": formulas,
+        "scratch": {kind: 2 * vocab * count + head for kind, count in logit_counts.items()},
+        "block_arrays": tuple(in_blocks),
+        "rounded": tuple(matrices),
+        "arrays": arrays,
+        "aliases": {"lm_head.weight": "embed_tokens.weight"} if fields.tie_embeddings else {},
+    }

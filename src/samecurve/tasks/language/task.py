@@ -3,176 +3,186 @@
 No engine is imported here; torch_task.py and jax_task.py bring their own.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from samecurve.core.config.sections import Config
 from samecurve.core.determinism.data_order import Ids
 from samecurve.core.determinism.init_values import Initial
-from samecurve.core.eval_sums import EvalSums, SumSpec, SumSpecs
-from samecurve.core.planning.facts import Facts
-from samecurve.core.planning.memory import logit_rows
+from samecurve.core.determinism.mean import Mean
 from samecurve.core.protocols import Source
 from samecurve.data.tokens import TokenWindows, window_count
 from samecurve.errors import RunError, UserError
-from samecurve.tasks.language.corpus import Corpus, prepare
-from samecurve.tasks.language.fields import LanguageData, LanguageModel
-from samecurve.tasks.language.shapes import initial, shapes
+from samecurve.tasks.language import huggingface
+from samecurve.tasks.language.corpus import Corpus, prepare, stamp
+from samecurve.tasks.language.sections import LanguageData, LanguageModel, other_data
+from samecurve.tasks.language.shapes import initial, model_facts
 from samecurve.tasks.language.tokenizer import Bytes, Library, Tokenizer
 
 TOKENIZER = "tokenizer.json"  # as a run directory's assets keep it
 
 
-Logits = Callable[[list[int]], NDArray[np.float64]]  # token ids -> the next one's logits
+NextLogits = Callable[[list[int]], NDArray[np.float64]]  # token ids -> the next one's logits
 
 
 class LanguageTask:
     """All of the task but its model.
 
-    model, data: the config's sections. cache: where token files are kept.
-
-    unfused: whether attention keeps its length x length scores for backward, and the loss all
-    logits, where no fused kernel does without.
+    model, data: the config's sections
+    cache: where token files are kept
+    engine: which one trains it
+    assets: what a run has kept, where its model is only used: the corpus is not needed then
     """
 
-    unfused = False
+    metric_names = ("loss", "accuracy")
+    data_stamp = staticmethod(stamp)
+    other_data = staticmethod(other_data)
 
-    def __init__(self, model: LanguageModel, data: LanguageData, cache: Path) -> None:
+    def __init__(
+        self,
+        model: LanguageModel,
+        data: LanguageData,
+        cache: Path,
+        engine: str = "torch",
+        assets: Path | None = None,
+    ) -> None:
         self.fields, self.data = model, data
-        self.corpus = prepare(data, cache)
-        self.vocab = _vocabulary(model, data, self.corpus)
         self.length = model.max_seq_len
-        self._split = self.corpus.count - int(self.corpus.count * data.validation)
-        if window_count(self._split, self.length) < 1 or self._split <= self.length:
+        # no fused kernel: attention keeps its length x length scores for backward, the loss all
+        # logits
+        self.unfused = engine == "jax"
+        self._cache, self._kept = cache, assets
+
+    @cached_property
+    def corpus(self) -> Corpus:
+        """The token file. UserError: its tokens don't fit the model."""
+        corpus = prepare(self.data, self._cache)
+        _check_vocabulary(self.fields, self.data, corpus)
+        return corpus
+
+    @cached_property
+    def vocab(self) -> int:
+        """How many tokens the model knows."""
+        if self.fields.vocab_size is not None:
+            return self.fields.vocab_size
+        return self.tokenizer().size if self._kept else self.corpus.size
+
+    @cached_property
+    def _num_train_tokens(self) -> int:
+        """The rest is held out. UserError: too few for one sample."""
+        vocab, corpus = self.vocab, self.corpus
+        assert vocab
+        count = corpus.count - int(corpus.count * self.data.validation)
+        if window_count(count, self.length) < 1 or count <= self.length:
             raise UserError(
-                f"{self.corpus.count} tokens, {self._split} of them to train on, are too few for"
+                f"{corpus.count} tokens, {count} of them to train on, are too few for"
                 f" one sample of {self.length}",
-                f"more text, or --seq-len {max(1, self._split // 8)}",
+                f"more text, or --seq-len {max(1, count // 8)}",
                 "data.source",
             )
+        return count
 
-    def facts(self) -> Facts:
-        sizes = {name: int(np.prod(shape)) for name, shape in self.shapes().items()}
-        params = sum(sizes.values())
-        head = self.vocab * self.fields.hidden_size
-        matrices = (
-            sum(
-                size
-                for name, size in sizes.items()
-                if "norm" not in name and not name.startswith(("embed_tokens", "lm_head"))
+    def tokenizer(self) -> Tokenizer:
+        """What the text is written in.
+
+        UserError: these are raw tokens, and nothing says what they mean.
+        """
+        if self._kept is None:
+            return self.corpus.decoder()
+        if (self._kept / TOKENIZER).exists():
+            return Library(self._kept / TOKENIZER)
+        if any(source.endswith(".bin") for source in self.data.sources):
+            raise UserError(
+                "this run was trained on raw tokens without a tokenizer: what they mean is not"
+                " known",
+                "train with data.tokenizer=PATH of their tokenizer.json",
+                "data.tokenizer",
             )
-            + head
-        )
-        f, length = self.fields, self.length
-        per_token = 6 * matrices + 6 * f.num_layers * f.hidden_size * length
-        scores = 2 * f.num_heads * length if self.unfused else 0
-        block = 8 * f.hidden_size + 2 * f.groups * f.head_size + 4 * f.inner + scores
-        products = (
-            3 * f.hidden_size + 2 * f.groups * f.head_size + 2 * f.inner
-        )  # of a block, beside its input: what recompute "selective" keeps
-        outside = 2 * f.hidden_size + 3 * self.vocab if self.unfused else 4 * f.hidden_size
-        rows = (
-            {} if self.unfused else {kind: logit_rows(self.vocab, kind) for kind in ("cpu", "cuda")}
-        )
-        kept = f.num_layers * block + outside
-        again = {
-            "block": f.num_layers * f.hidden_size + block + outside,
-            "selective": f.num_layers * (f.hidden_size + products) + block + outside,
-        }
-        held_out = self.eval_data()
-        return Facts(
-            samples=window_count(self._split, length),
-            eval_samples=len(held_out) if held_out else 0,
-            tokens_per_sample=length,
-            params=params,
-            trainable=params,
-            blocks=f.num_layers,
-            bytes_per_sample=4 * length * kept,
-            flops_per_sample=float(per_token * length),
-            coupled=(),
-            fingerprint=self.fingerprint(),
-            block_params=sum(size for name, size in sizes.items() if name.startswith("layers.0.")),
-            recompute_bytes={how: 4 * length * numbers for how, numbers in again.items()},
-            formulas={
-                "flops": (
-                    f"6 x {matrices} matrix weights + 6 x layers x hidden x length (causal"
-                    " attention), a token; Kaplan et al. 2020, Chowdhery et al. 2022"
-                ),
-                "bytes_per_sample": (
-                    "4 B x length x (layers x (8 hidden + 2 kv + 4"
-                    f" inner{' + 2 heads x length' if scores else ''}) +"
-                    f" {'2 hidden + 3 vocab' if self.unfused else '4 hidden'}), counted from"
-                    " torch_model.py"
-                ),
-                **{
-                    f"scratch.{kind}": (
-                        f"4 B x (2 x vocab {self.vocab} x {count} tokens at a time + {head}: the"
-                        " head's gradient)"
-                    )
-                    for kind, count in rows.items()
-                },
-            },
-            scratch={kind: 2 * self.vocab * count + head for kind, count in rows.items()},
-            block_arrays=tuple(name for name in sizes if name.startswith("layers.")),
-            rounded=tuple(
-                name for name in sizes if name.startswith("layers.") and "norm" not in name
-            ),
-            arrays=self.shapes(),
-            aliases={"lm_head.weight": "embed_tokens.weight"} if f.tie_embeddings else {},
-            reference={
+        return Bytes()
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            **model_facts(self.fields, self.vocab, unfused=self.unfused),
+            "reference": {
                 "unigram_entropy": self.corpus.entropy,
                 "tokens": self.corpus.count,
                 "vocabulary": self.vocab,
             },
-        )
+        }
 
     def fingerprint(self) -> str:
-        return f"{self.corpus.sha256}/{self._split}/{self.length}"
+        return f"{self.corpus.sha256}/{self._num_train_tokens}/{self.length}"
 
     def train_data(self) -> Source:
-        return TokenWindows(Path(self.corpus.path), self.corpus.dtype, 0, self._split, self.length)
+        return TokenWindows(
+            Path(self.corpus.path), self.corpus.dtype, 0, self._num_train_tokens, self.length
+        )
 
     def eval_data(self) -> Source | None:
         windows = TokenWindows(
-            Path(self.corpus.path), self.corpus.dtype, self._split, self.corpus.count, self.length
+            Path(self.corpus.path),
+            self.corpus.dtype,
+            self._num_train_tokens,
+            self.corpus.count,
+            self.length,
         )
         if not len(windows) or self.data.eval_samples == 0:
             return None
         return Spread(windows, min(len(windows), self.data.eval_samples or len(windows)))
 
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Every parameter by name: the same under each engine."""
-        return shapes(self.fields, self.vocab)
-
-    def initial(self, name: str, shape: tuple[int, ...]) -> Initial | None:
+    def initial(self, name: str, _shape: tuple[int, ...]) -> Initial | None:
         return initial(name, self.fields)
 
-    def eval_sums(self) -> SumSpecs:
-        return {"loss_sum": SumSpec(), "correct": SumSpec(), "tokens": SumSpec()}
-
-    def summarize(self, sums: EvalSums) -> dict[str, float]:
-        tokens = float(sums["tokens"])
-        loss = float(sums["loss_sum"]) / tokens
+    def summarize(self, totals: Mapping[str, Mean]) -> dict[str, float]:
+        loss = totals["loss"].sum / totals["loss"].weight
         return {
-            "loss": loss,
             "perplexity": float(np.exp(min(loss, 700.0))),
-            "accuracy": float(sums["correct"]) / tokens,
+            "accuracy": totals["accuracy"].sum / totals["accuracy"].weight,
         }
 
-    def continued(self, logits: Logits, seed: int) -> list[str]:
+    def next_logits(self, model: Any) -> NextLogits:
+        """How an engine's model continues."""
+        raise NotImplementedError
+
+    def sample(self, model: Any, seed: int) -> list[str]:
         """The config's prompts, each with what follows."""
-        tokenizer = self.corpus.decoder()
         if not self.corpus.size:
             return []  # raw tokens without a tokenizer can't be shown
+        count = self.data.sample_tokens
         return [
-            generate(logits, tokenizer, prompt, self.data.sample_tokens, 0.8, seed, self.length)
+            self.respond(model, prompt, tokens=count, temperature=0.8, seed=seed)
             for prompt in self.data.prompts
         ]
+
+    def respond(
+        self, model: Any, prompt: str, *, tokens: int, temperature: float, seed: int
+    ) -> str:
+        """The prompt and its continuation."""
+        logits, context = self.next_logits(model), self.length
+        return generate(logits, self.tokenizer(), prompt, tokens, temperature, seed, context)
+
+    def export_hf(
+        self, tensors: Mapping[str, Any], directory: Path, dtype: str
+    ) -> tuple[dict[str, Any], list[str]]:
+        renamed = huggingface.renamed(tensors)
+        huggingface.write_config(self.fields, self.vocab, dtype, directory)
+        try:
+            self.tokenizer()
+        except UserError as error:
+            return renamed, [f"no tokenizer is written: {error.cause}"]
+        kept = self._kept / TOKENIZER if self._kept else None
+        source = kept if kept and kept.exists() else None
+        return renamed, huggingface.write_tokenizer(source, directory, self.length)
+
+    def load_hf(self, names: Sequence[str]) -> dict[str, str]:
+        return huggingface.ours(names)
+
+    def unlike(self, fields: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+        return huggingface.unlike(self.fields, fields)
 
     def assets(self) -> Mapping[str, Path]:
         return {} if self.corpus.tokenizer == "bytes" else {TOKENIZER: Path(self.corpus.tokenizer)}
@@ -192,7 +202,7 @@ class Spread:
 
 
 def generate(
-    next_logits: Logits,
+    next_logits: NextLogits,
     tokenizer: Tokenizer,
     prompt: str,
     tokens: int,
@@ -223,39 +233,8 @@ def generate(
     return tokenizer.decode(ids)
 
 
-def facts(config: Config, cache: str) -> Facts:
-    """What plan() must know, without an engine."""
-    assert isinstance(config.model, LanguageModel)
-    assert isinstance(config.data, LanguageData)
-    task = LanguageTask(config.model, config.data, Path(cache))
-    task.unfused = config.engine == "jax"
-    return replace(
-        task.facts(),
-        **config.optimizer.rules.describe(
-            {name: int(np.prod(shape)) for name, shape in task.shapes().items()}
-        ),
-    )
-
-
-def speaker(config: Config, assets: Path) -> Tokenizer:
-    """What a run's text is written in; the corpus is not needed.
-
-    UserError: the run was trained on raw tokens, so that nothing says what they mean.
-    """
-    data = config.data
-    assert isinstance(data, LanguageData)
-    raw = any(source.endswith(".bin") for source in data.sources)
-    if raw and not (assets / TOKENIZER).exists():
-        raise UserError(
-            "this run was trained on raw tokens without a tokenizer: what they mean is not known",
-            "train with data.tokenizer=PATH of their tokenizer.json",
-            "data.tokenizer",
-        )
-    return Library(assets / TOKENIZER) if (assets / TOKENIZER).exists() else Bytes()
-
-
-def _vocabulary(model: LanguageModel, data: LanguageData, corpus: Corpus) -> int:
-    """How many tokens the model knows."""
+def _check_vocabulary(model: LanguageModel, data: LanguageData, corpus: Corpus) -> None:
+    """UserError: the model would not know all tokens of the corpus."""
     if not corpus.size and model.vocab_size is None:
         raise UserError(
             f"{data.sources[0]} holds raw tokens; their vocabulary is not known",
@@ -280,4 +259,3 @@ def _vocabulary(model: LanguageModel, data: LanguageData, corpus: Corpus) -> int
             f"--set model.vocab_size={corpus.top + 1}{hint}",
             "model.vocab_size",
         )
-    return vocab

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from samecurve.tasks.language.fields import LanguageModel
+from samecurve.tasks.language.sections import LanguageModel
 from samecurve.torch_engine.layers.cross_entropy import Head
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from samecurve.core.determinism.mean import Mean
 from samecurve.errors import UserError
-from samecurve.tasks.user.task import MEAN
+from samecurve.tasks.adapter.base import MEAN
 
 _CLOSE = 1e-3  # of what f32 and another order of adding change, with much to spare
 

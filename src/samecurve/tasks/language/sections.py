@@ -15,7 +15,7 @@ from pydantic import (
 )
 
 from samecurve.core.config.section import Section
-from samecurve.core.config.sections import DataFields, TaskFields
+from samecurve.core.config.sections import DataSection
 
 
 class LanguageModel(Section):
@@ -71,10 +71,10 @@ class LanguageModel(Section):
         return self.intermediate_size or -(-self.hidden_size * 8 // 3 // 64) * 64
 
 
-class LanguageData(DataFields):
+class LanguageData(DataSection):
     """Where the text comes from, and what is a token of it."""
 
-    indifferent: ClassVar[tuple[str, ...]] = (*DataFields.indifferent, "prompts", "sample_tokens")
+    indifferent: ClassVar[tuple[str, ...]] = (*DataSection.indifferent, "prompts", "sample_tokens")
 
     source: str | list[str] = Field(
         "python-stdlib",
@@ -137,6 +137,3 @@ def other_data(source: str, assets: Path, reference: Mapping[str, float]) -> Map
         "model.vocab_size": int(reference["vocabulary"]),
         **({"data.tokenizer": str(made.resolve())} if made.exists() else {}),
     }
-
-
-FIELDS = TaskFields(LanguageModel, LanguageData)

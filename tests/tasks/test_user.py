@@ -1,4 +1,4 @@
-"""A user's own task: one file, loaded, checked and adapted; each mistake is told with its remedy."""
+"""A user task: one file, loaded, checked and adapted; each mistake is told with its remedy."""
 
 import pickle
 import subprocess
@@ -17,8 +17,9 @@ from samecurve.core.config.sections import Config, load
 from samecurve.core.planning.machine import Machine
 from samecurve.core.planning.plan import plan
 from samecurve.errors import InvalidConfigError, UserError
-from samecurve.tasks import Tasks, open_task, speaking
-from samecurve.tasks.user.torch_task import TorchUserTask
+from samecurve.tasks import Tasks, open_task
+from samecurve.tasks.adapter.torch_adapter import TorchAdapter
+from samecurve.tasks.registry import data_stamp
 from samecurve.torch_engine.model import cast_weights
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -112,9 +113,9 @@ def write(tmp_path: Path) -> Callable[..., Config]:
     return made
 
 
-def opened(config: Config) -> TorchUserTask:
+def opened(config: Config) -> TorchAdapter:
     task = open_task(config, "")
-    assert isinstance(task, TorchUserTask)
+    assert isinstance(task, TorchAdapter)
     return task
 
 
@@ -124,7 +125,7 @@ def said(call: Callable[[], object]) -> str:
     return str(caught.value)
 
 
-def batch_of(task: TorchUserTask, count: int) -> dict[str, torch.Tensor]:
+def batch_of(task: TorchAdapter, count: int) -> dict[str, torch.Tensor]:
     return {
         name: torch.from_numpy(array) for name, array in task.train_data()[np.arange(count)].items()
     }
@@ -375,6 +376,7 @@ def test_evaluation_is_sums_divided_once(write: Callable[..., Config]) -> None:
     assert found["size"] == pytest.approx(float(whole["size.sum"]) / 23, rel=1e-12)
     assert found["fives"] == 5 / 2
     mean_of_means = sum(float(part["loss.sum"]) / float(part["loss.weight"]) for part in parts) / 2
+    assert isinstance(found["loss"], float)
     assert abs(mean_of_means / found["loss"] - 1) > 1e-2
 
 
@@ -624,9 +626,9 @@ def test_only_the_first_loss_is_looked_at(write: Callable[..., Config]) -> None:
     ("value", "words"),
     [
         ("[3]", ["My.metrics() returns list", "name -> Mean(sum, weight)"]),
-        ('{"loss": Mean(1, 1)}', ['gives "loss", a name that is taken']),
+        ('{"best_loss": Mean(1, 1)}', ['gives "best_loss", a name that is taken']),
         ('{"a": model(batch["x"]).mean()}', ['gives no single Mean as "a"']),
-        ('{"a": Mean(model(batch["x"]), 1)}', ['gives no single Mean as "a"']),
+        ('{"a": Mean(1, model(batch["x"]))}', ['gives no single Mean as "a"']),
         (
             '{"a": Mean(1, 1)} if len(batch["x"]) == 1 else {"b": Mean(1, 1)}',
             ["gives b for one batch and a for another"],
@@ -671,7 +673,7 @@ def test_a_file_without_the_class_is_refused_before_it_is_run(
     text: str, name: str, words: list[str], write: Callable[..., Config]
 ) -> None:
     config = write(name=name, text=text)
-    for call in (lambda: Tasks().stamp(config), lambda: open_task(config, "")):
+    for call in (lambda: data_stamp(config), lambda: open_task(config, "")):
         shown = said(call)
         assert [word for word in words if word not in shown] == [], shown
 
@@ -705,19 +707,19 @@ def test_a_file_that_can_not_be_run(
     config, before = write(text=text), set(sys.modules)
     shown = said(lambda: open_task(config, ""))
     assert [word for word in words if word not in shown] == [], shown
-    assert not [name for name in set(sys.modules) - before if name.startswith("samecurve_own_")]
+    assert not [name for name in set(sys.modules) - before if name.startswith("samecurve_user_")]
 
 
 def test_a_file_that_is_not_there(write: Callable[..., Config], tmp_path: Path) -> None:
     write()
     config = config_of(f"{tmp_path}/mime.py:My")
     assert (
-        said(lambda: Tasks().stamp(config))
+        said(lambda: data_stamp(config))
         == f"task: {tmp_path}/mime.py does not exist; this is {Path.cwd()}\n  remedy: did you mean"
         " mine.py?"
     )
     assert "can't be read: Is a directory" in said(
-        lambda: Tasks().stamp(config_of(f"{_directory(tmp_path)}:My"))
+        lambda: data_stamp(config_of(f"{_directory(tmp_path)}:My"))
     )
 
 
@@ -731,11 +733,10 @@ def test_a_stamp_can_not_be_told_and_a_prompt_not_continued(
     write: Callable[..., Config], tmp_path: Path
 ) -> None:
     config = write()
-    assert Tasks().stamp(config) is None
+    assert data_stamp(config) is None
     assert (
-        Tasks().stamp(write("class My:", "from elsewhere import *\nclass Other:")) is None
+        data_stamp(write("class My:", "from elsewhere import *\nclass Other:")) is None
     )  # My may come from there
-    assert "a task of your own" in said(lambda: speaking(config, tmp_path))
 
 
 @pytest.fixture

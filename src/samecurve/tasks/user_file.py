@@ -1,5 +1,7 @@
-"""A class out of a user's file, and what the user's code raises as an error with its place in that
-file. No engine is imported here.
+"""A user's task, named by its place: `path/to/file.py:MyTask`.
+
+Its file is read, and its class loaded, here; what the user's code raises becomes an error with its
+place in that file. No engine is imported here.
 """
 
 import ast
@@ -11,28 +13,39 @@ import re
 import sys
 import sysconfig
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
+from typing import NamedTuple
 
 import samecurve
 from samecurve.core.config.document import suggest
 from samecurve.errors import RunError, SamecurveError, UserError
-from samecurve.tasks.user.fields import Place
+
+_FOR_LAUNCHER = ("Model", "Data", "data_stamp")  # what the launcher asks a class for
 
 
-def check(task: Place) -> None:
+class Place(NamedTuple):
+    """Where a task is: `path.py:name`."""
+
+    path: Path
+    name: str
+
+
+def place_of(task: object) -> Place | None:
+    """'my/file.py:MyTask' -> its file and class; None: of another form."""
+    match = re.fullmatch(r"(.+\.py):([^\W\d]\w*)", task) if isinstance(task, str) else None
+    return Place(Path(match[1]), match[2]) if match else None
+
+
+def check_class_exists(task: Place) -> None:
     """Whether file and class are there, without running the file.
 
     UserError: they are not, or it is not Python.
     """
-    source = _source(task.path)
-    try:
-        tree = ast.parse(source, str(task.path))
-    except (SyntaxError, ValueError) as error:
-        raise _explained("loading it", error, task.path, UserError) from None
+    tree = _parse(task.path)
     bound: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef):
@@ -44,6 +57,53 @@ def check(task: Place) -> None:
     classes = [node.name for node in tree.body if isinstance(node, ast.ClassDef)]
     if task.name not in bound and "*" not in bound:
         raise _no_class(task, classes)
+
+
+def declares_for_launcher(task: Place) -> bool:
+    """Whether the class may hold what the launcher asks for: its own sections, or data_stamp.
+
+    Told without running the file, which would import an engine. A class that is not defined in
+    this file, or has a base that is not, may hold anything. False: no, or the file can't be read
+    (which check_class_exists tells).
+    """
+    try:
+        tree = _parse(task.path)
+    except UserError:
+        return False
+    classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+    if task.name in classes:
+        return _may_hold(classes[task.name], classes)
+    brought = [node for node in tree.body if isinstance(node, ast.ImportFrom | ast.Assign)]
+    return any(task.name in _bound(statement) for statement in brought)
+
+
+def _may_hold(node: ast.ClassDef, classes: Mapping[str, ast.ClassDef]) -> bool:
+    bound = {name for statement in node.body for name in _bound(statement)}
+    if not bound.isdisjoint(_FOR_LAUNCHER):
+        return True
+    for base in node.bases:
+        inner = classes.get(base.id) if isinstance(base, ast.Name) else None
+        if inner is None or inner is node or _may_hold(inner, classes):
+            return True
+    return False
+
+
+def _parse(path: Path) -> ast.Module:
+    try:
+        return ast.parse(_source(path), str(path))
+    except (SyntaxError, ValueError) as error:
+        raise _explained("loading it", error, path, UserError) from None
+
+
+def _bound(statement: ast.stmt) -> set[str]:
+    """The names that a statement at the top of a file or class gives a value."""
+    if isinstance(statement, ast.ClassDef | ast.FunctionDef):
+        return {statement.name}
+    if isinstance(statement, ast.ImportFrom):
+        return {alias.asname or alias.name for alias in statement.names}
+    if isinstance(statement, ast.Assign):
+        return {target.id for target in statement.targets if isinstance(target, ast.Name)}
+    return set()
 
 
 def load_class(task: Place) -> type:
@@ -66,12 +126,15 @@ def load_class(task: Place) -> type:
 
 
 @contextmanager
-def calling(what: str, path: Path, kind: type[SamecurveError] = UserError) -> Iterator[None]:
-    """Around a call of the user's code, of which `path` is the file.
+def calling(what: str, path: Path | None, kind: type[SamecurveError] = UserError) -> Iterator[None]:
+    """Around a call of the user's code, of which `path` is the file; None: the code is ours.
 
     An error of this kind: what it raised, and at which of the user's lines. A lost peer and lack of
     memory are told elsewhere.
     """
+    if path is None:
+        yield
+        return
     try:
         yield
     except (SamecurveError, MemoryError):
@@ -115,7 +178,7 @@ def _module(path: Path) -> ModuleType:
     whole = path.resolve()
     digest = hashlib.sha256(bytes(whole) + b"\0" + _source(path)).hexdigest()[:12]
     stem = re.sub(r"\W", "_", path.stem)
-    name = f"samecurve_own_{stem}_{digest}"
+    name = f"samecurve_user_{stem}_{digest}"
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, whole, loader=_AsItStands(name, str(whole)))

@@ -1,8 +1,9 @@
-"""A user's class with jax: a flax.nnx module, and a loss of one row at a time."""
+"""A task's class with jax: a flax.nnx module, and a loss of one row at a time."""
 
 import inspect
 import random
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, ClassVar
 
 import jax
@@ -24,34 +25,42 @@ from samecurve.jax_engine.model import (
     open_model,
     param_shapes,
 )
-from samecurve.tasks.user.fields import place_of
-from samecurve.tasks.user.task import MEAN, UserTask
+from samecurve.tasks.adapter.base import MEAN, NEEDED, EngineAdapter, spec_of
 
 _COMPUTE = {"f64": jnp.float64, "f32": jnp.float32, "bf16": jnp.bfloat16, "f16": jnp.float16}
 _KEPT = (nnx.Intermediate, nnx.Cache)  # what a forward pass may leave behind
 
 
-class JaxUserTask(UserTask):
-    needed: ClassVar[dict[str, str]] = {
+class JaxAdapter(EngineAdapter):
+    engine = "jax"
+    needed: ClassVar[Mapping[str, str]] = {
+        **NEEDED,
         "model": (
             "model(self) -> flax.nnx.Module: the model, built anew; model(self, dtype) where its"
             " layers can compute in bf16 or f16"
         ),
-        **UserTask.needed,
     }
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        if hasattr(self._own, "leave_out"):
-            self.leave_out = self._own.leave_out
+    def __init__(
+        self,
+        task_class: type,
+        config: Config,
+        cache: Path | str,
+        *,
+        assets: Path | None = None,
+        file: Path | None = None,
+    ) -> None:
+        super().__init__(task_class, config, cache, assets=assets, file=file)
+        if hasattr(self.task, "leave_out"):
+            self.leave_out = self.task.leave_out
 
-    def describe(self) -> Mapping[str, Any]:
-        with jax.enable_x64(self._precision == "f64"):
+    def describe_model(self) -> Mapping[str, Any]:
+        with jax.enable_x64(self._config.train.precision == "f64"):
             model = abstract_model(self.model)
         self._refuse(model)
-        if hasattr(self._own, "optimizer"):
+        if hasattr(self.task, "optimizer"):
             raise UserError(
-                f"{self._place.name}.optimizer(): engine jax trains with the config's adamw and sgd"
+                f"{self.name}.optimizer(): engine jax trains with the config's adamw and sgd"
                 " only, in this version",
                 "leave it out of the class, or --engine torch with a torch model",
                 "task",
@@ -63,7 +72,7 @@ class JaxUserTask(UserTask):
         params = sum(sizes.values())
         if not params:
             raise UserError(
-                f"{self._place.name}.model() has no parameter to train",
+                f"{self.name}.model() has no parameter to train",
                 "nnx.Params, in the module or its children",
                 "task",
             )
@@ -72,60 +81,98 @@ class JaxUserTask(UserTask):
             for block in blocks(model) or [model]
         ]
         return {
-            **self._optimizer.rules.describe(sizes),
+            **self._config.optimizer.rules.describe(sizes),
             "params": params,
             "blocks": len(parts),
             "block_params": max(parts),
             "arrays": param_shapes(model),
-            "coupled": tuple(getattr(self._own, "coupled", ())),
+            "coupled": tuple(getattr(self.task, "coupled", ())),
         }
 
     def model(self) -> nnx.Module:
-        takes = inspect.signature(self._own.model).parameters
-        if self._precision in {"bf16", "f16"} and "dtype" not in takes:
+        takes = inspect.signature(self.task.model).parameters
+        if self._config.train.precision in {"bf16", "f16"} and "dtype" not in takes:
             raise UserError(
-                f"{self._place.name}.model() can't be told to compute in {self._precision}",
+                f"{self.name}.model() can't be told to compute in {self._config.train.precision}",
                 "def model(self, dtype): and dtype=dtype for its layers, whose parameters stay in"
                 " float32; or --dtype f32",
                 "task",
             )
-        random.seed(self._seed)
-        np.random.seed(self._seed % 2**32)
-        given = {"dtype": _COMPUTE[self._precision], "rngs": nnx.Rngs(self._seed)}
-        with self._calling("model"):
-            made = self._own.model(
+        random.seed(self._config.train.seed)
+        np.random.seed(self._config.train.seed % 2**32)
+        given = {
+            "dtype": _COMPUTE[self._config.train.precision],
+            "rngs": nnx.Rngs(self._config.train.seed),
+        }
+        with self.calling("model"):
+            made = self.task.model(
                 **{name: value for name, value in given.items() if name in takes}
             )
         if not isinstance(made, nnx.Module):
             torch = any(kind.__module__.startswith("torch.") for kind in type(made).__mro__)
             raise UserError(
-                f"{self._place.name}.model() returns {type(made).__name__}, not a flax.nnx.Module",
+                f"{self.name}.model() returns {type(made).__name__}, not a flax.nnx.Module",
                 "--engine torch, which trains torch modules" if torch else self.needed["model"],
                 "task",
             )
         return made
 
     def loss(self, model: Any, batch: Arrays) -> Mean:
-        with self._calling("loss"):
+        with self.calling("loss"):
             return super().loss(model, batch)
 
-    def measured(self, model: Any, batch: Arrays) -> Mapping[str, Mean]:
-        with self._calling("metrics"):
-            return super().measured(model, batch)
+    def measure(self, model: Any, batch: Arrays) -> Mapping[str, Mean]:
+        with self.calling("metrics"):
+            return super().measure(model, batch)
 
     def check_loss(self, found: object, what: str) -> None:
         _check_loss(found, what)
-        self._checked = True
+        self._loss_checked = True
 
-    def names_measured(self, row: Mapping[str, NDArray[Any]]) -> tuple[str, ...]:
-        with self._calling("metrics"):
-            names: list[str] = []
+    def metric_specs(self, row: Mapping[str, NDArray[Any]]) -> dict[str, Mean]:
+        specs: dict[str, Mean] = {}
 
-            def look(row: Mapping[str, Any]) -> None:
-                names.extend(self.measured(self.model(), row))
+        def look(row: Mapping[str, Any]) -> None:
+            metrics = self.measure(self.model(), row)
+            specs.update({name: spec_of(mean) for name, mean in metrics.items()})
 
+        with self.calling("metrics"):
             jax.eval_shape(look, row)
-            return tuple(names)
+        return specs
+
+    def load(self, weights: StoredArrays) -> nnx.Module:
+        """The model with these weights, by a checkpoint's names, in eval mode."""
+        train = self._config.train
+        with jax.enable_x64(train.precision == "f64"):
+            opened, initial = open_model(self, train.precision, "none", train.seed)
+            check_weights(
+                {name: weights.shape(name) for name in weights},
+                {name: spec.shape for name, spec in opened.specs.items()},
+                (),
+                "the checkpoint",
+                "task",
+            )
+            values = {
+                name: jnp.asarray(weights[name] if np.prod(spec.shape) else initial(name))
+                for name, spec in opened.specs.items()
+            }
+            model: nnx.Module = opened.merge(values)
+        model.eval()
+        return model
+
+    def place(self, model: nnx.Module, device: str) -> nnx.Module:
+        graph, state = nnx.split(model)
+        index = int(device.partition(":")[2] or 0)
+        target = jax.devices("cpu" if device == "cpu" else "gpu")[index]
+        placed: nnx.Module = nnx.merge(graph, jax.device_put(state, target))
+        return placed
+
+    def named_tensors(self, model: nnx.Module) -> dict[str, Any]:
+        import torch  # only to be written: safetensors' formats are wider there than in numpy
+
+        return {
+            name: torch.from_numpy(np.array(value)) for name, value in named_values(model).items()
+        }
 
     def _refuse(self, model: nnx.Module) -> None:
         """UserError: what this engine can't train as it is meant."""
@@ -176,45 +223,3 @@ def _check_loss(found: object, what: str) -> None:
         raise UserError(
             f"the weight of {what} has shape {weight.shape}, not one number", MEAN, "task"
         )
-
-
-def open_task(config: Config, cache: str) -> JaxUserTask:
-    place = place_of(config.task)
-    assert place is not None
-    return JaxUserTask(
-        place,
-        config.model.model_extra or {},
-        config.data.model_extra or {},
-        config.train.precision,
-        config.train.seed,
-        config.optimizer,
-    )
-
-
-def named_tensors(model: nnx.Module) -> dict[str, Any]:
-    import torch  # only to be written: safetensors' formats are wider there than in numpy
-
-    return {name: torch.from_numpy(np.array(value)) for name, value in named_values(model).items()}
-
-
-def load_model(config: Config, cache: str, weights: StoredArrays) -> nnx.Module:
-    """The user's model with these weights."""
-    with jax.enable_x64(config.train.precision == "f64"):
-        opened, initial = open_model(
-            open_task(config, cache), config.train.precision, "none", config.train.seed
-        )
-        check_weights(
-            {name: weights.shape(name) for name in weights},
-            {name: spec.shape for name, spec in opened.specs.items()},
-            (),
-            "the checkpoint",
-            "task",
-        )
-        made: nnx.Module = opened.merge(
-            {
-                name: jnp.asarray(weights[name] if np.prod(spec.shape) else initial(name))
-                for name, spec in opened.specs.items()
-            }
-        )
-    made.eval()
-    return made

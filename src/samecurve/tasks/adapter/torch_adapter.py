@@ -1,8 +1,9 @@
-"""A user's class with PyTorch."""
+"""A task's class with PyTorch: an nn.Module, and a loss of a microbatch."""
 
 import inspect
 import warnings
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,9 +16,8 @@ from samecurve.core.determinism.mean import Mean
 from samecurve.core.planning.facts import UserOptimizerFacts
 from samecurve.core.protocols import Arrays, StoredArrays
 from samecurve.errors import RunError, UserError
-from samecurve.tasks.user.adding import check_adds
-from samecurve.tasks.user.fields import place_of
-from samecurve.tasks.user.task import MEAN, UserTask
+from samecurve.tasks.adapter.additivity import check_adds
+from samecurve.tasks.adapter.base import MEAN, NEEDED, EngineAdapter, spec_of
 from samecurve.torch_engine.layers.batch_norm import MicroBatchContext as Keys
 from samecurve.torch_engine.layers.batch_norm import coupling_layers
 from samecurve.torch_engine.layers.dropout import key_dropout, unkeyed_dropout
@@ -35,43 +35,52 @@ from samecurve.torch_engine.weights import describe_arrays, load_weights
 _TRIED = 50_000_000
 
 
-class TorchUserTask(UserTask):
-    needed: ClassVar[dict[str, str]] = {
+class TorchAdapter(EngineAdapter):
+    engine = "torch"
+    needed: ClassVar[Mapping[str, str]] = {
+        **NEEDED,
         "model": "model(self) -> torch.nn.Module: the model, built anew",
-        **UserTask.needed,
     }
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        if hasattr(self._own, "optimizer"):
-            self.optimizer = self._bring
+    def __init__(
+        self,
+        task_class: type,
+        config: Config,
+        cache: Path | str,
+        *,
+        assets: Path | None = None,
+        file: Path | None = None,
+    ) -> None:
+        super().__init__(task_class, config, cache, assets=assets, file=file)
+        if hasattr(self.task, "optimizer"):
+            self.optimizer = self._build_optimizer
 
-    def describe(self) -> Mapping[str, Any]:
+    def describe_model(self) -> Mapping[str, Any]:
         model = self._outline()
         if not any(p.requires_grad and p.numel() for p in model.parameters()):
             raise UserError(
-                f"{self._place.name}.model() has no parameter to train",
+                f"{self.name}.model() has no parameter to train",
                 "nn.Parameters with requires_grad, in the module or its children",
                 "task",
             )
         if tried := self._tried(sum(map(_scalars, model.parameters()))):
-            check_adds(tried, f"{self._place.name}.loss()")
+            check_adds(tried, f"{self.name}.loss()")
         named = dict(model.named_parameters())
-        groups = self._optimizer.rules.describe(
+        groups = self._config.optimizer.rules.describe(
             {name: _scalars(p) for name, p in named.items()},
             [name for name, p in named.items() if not p.requires_grad],
         )
-        freeze(model, self._optimizer.rules)
+        freeze(model, self._config.optimizer.rules)
         parts = [
             sum(map(_scalars, block.parameters())) for block in repeated_blocks(model) or [model]
         ]
         return {
             **groups,
-            "user_optimizer": self._own_optimizer(model),
+            "user_optimizer": self._optimizer_facts(model),
             "params": sum(map(_scalars, model.parameters())),
             "blocks": len(parts),
             "block_params": max(parts),
-            "coupled": (*getattr(self._own, "coupled", ()), *coupling_layers(model)),
+            "coupled": (*getattr(self.task, "coupled", ()), *coupling_layers(model)),
             **describe_arrays(model),
             **sharding_facts(model),
             "unkeyed_dropout": unkeyed_dropout(model),
@@ -84,19 +93,19 @@ class TorchUserTask(UserTask):
         """RuntimeError: on the meta device, the user's code looks at values."""
         asked = [
             name
-            for name, parameter in inspect.signature(self._own.model).parameters.items()
+            for name, parameter in inspect.signature(self.task.model).parameters.items()
             if name in {"rngs", "dtype"} and parameter.default is parameter.empty
         ]
         if asked:
             raise UserError(
-                f"{self._place.name}.model() asks for {' and '.join(asked)}, as flax models do",
+                f"{self.name}.model() asks for {' and '.join(asked)}, as flax models do",
                 "--engine jax, which gives it; or a model() without it, which returns a"
                 " torch.nn.Module",
                 "task",
             )
         try:
-            with self._calling("model"):
-                made = self._own.model()
+            with self.calling("model"):
+                made = self.task.model()
         except UserError as error:
             if torch.get_default_device().type == "meta":
                 raise RuntimeError(error.cause) from error
@@ -104,19 +113,19 @@ class TorchUserTask(UserTask):
         if not isinstance(made, nn.Module):
             flax = any(kind.__module__.startswith("flax.") for kind in type(made).__mro__)
             raise UserError(
-                f"{self._place.name}.model() returns {type(made).__name__}, not a torch.nn.Module",
+                f"{self.name}.model() returns {type(made).__name__}, not a torch.nn.Module",
                 "--engine jax, which trains flax modules" if flax else self.needed["model"],
                 "task",
             )
         return made
 
-    def _bring(self, params: NamedParams, lr: float) -> torch.optim.Optimizer:
+    def _build_optimizer(self, params: NamedParams, lr: float) -> torch.optim.Optimizer:
         """The class's own optimizer."""
-        with self._calling("optimizer"):
-            made = self._own.optimizer(params, **({"lr": lr} if self._takes_lr() else {}))
+        with self.calling("optimizer"):
+            made = self.task.optimizer(params, **({"lr": lr} if self._takes_lr() else {}))
         if not isinstance(made, torch.optim.Optimizer):
             raise UserError(
-                f"{self._place.name}.optimizer() returns {type(made).__name__}, not a"
+                f"{self.name}.optimizer() returns {type(made).__name__}, not a"
                 " torch.optim.Optimizer",
                 "one optimizer over all of `params`, such as torch.optim.RAdam(params, lr=lr)",
                 "task",
@@ -124,16 +133,16 @@ class TorchUserTask(UserTask):
         return made
 
     def _takes_lr(self) -> bool:
-        return "lr" in inspect.signature(self._own.optimizer).parameters
+        return "lr" in inspect.signature(self.task.optimizer).parameters
 
-    def _own_optimizer(self, model: nn.Module) -> UserOptimizerFacts | None:
-        if not hasattr(self._own, "optimizer"):
+    def _optimizer_facts(self, model: nn.Module) -> UserOptimizerFacts | None:
+        if not hasattr(self.task, "optimizer"):
             return None
-        found = try_optimizer(self._bring, self._optimizer, model)
+        found = try_optimizer(self._build_optimizer, self._config.optimizer, model)
         return UserOptimizerFacts(
             name=found.name,
-            by=f"{self._place.name}.optimizer()",
-            elementwise=getattr(self._own, "elementwise", False),
+            by=f"{self.name}.optimizer()",
+            elementwise=getattr(self.task, "elementwise", False),
             takes_lr=self._takes_lr(),
             scales=found.lr_scales,
             num_states=found.num_states,
@@ -141,10 +150,10 @@ class TorchUserTask(UserTask):
 
     def check_loss(self, found: object, what: str) -> None:
         _check_loss(found, what)
-        self._checked = torch.is_grad_enabled()
+        self._loss_checked = torch.is_grad_enabled()
 
     def loss(self, model: Any, batch: Arrays) -> Mean:
-        with self._calling("loss", RunError if self._checked else UserError):
+        with self.calling("loss", RunError if self._loss_checked else UserError):
             return super().loss(model, batch)
 
     def _tried(self, params: int) -> list[Mean] | None:
@@ -152,42 +161,55 @@ class TorchUserTask(UserTask):
 
         None: it can't be had here, which proves nothing of the run; its first step will tell.
         """
-        if params > _TRIED or len(self._train) < 2:
+        if params > _TRIED or len(self.train_data()) < 2:
             return None
         with torch.random.fork_rng(devices=[]), torch.no_grad():
-            torch.manual_seed(self._seed)
+            torch.manual_seed(self._config.train.seed)
             model = self.model().eval()
             rows = {
                 name: torch.from_numpy(np.ascontiguousarray(array))
-                for name, array in self._train[np.arange(2)].items()
+                for name, array in self.train_data()[np.arange(2)].items()
             }
             found = []
             for which in ([0, 1], [0], [1]):
                 try:
-                    loss = self._own.loss(
+                    loss = self.task.loss(
                         model, {name: tensor[which] for name, tensor in rows.items()}
                     )
                 except Exception:  # a model for GPUs only, say
                     return None
-                _check_loss(loss, f"{self._place.name}.loss()")
+                _check_loss(loss, f"{self.name}.loss()")
                 found.append(Mean(*map(float, loss)))
         return found
 
-    def names_measured(self, row: Mapping[str, NDArray[Any]]) -> tuple[str, ...]:
+    def metric_specs(self, row: Mapping[str, NDArray[Any]]) -> dict[str, Mean]:
         """On a model without values, or else on a real one."""
         rows = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in row.items()}
         with torch.no_grad():
             try:
                 with torch.device("meta"):
-                    return tuple(
-                        self.measured(
-                            self.model().eval(),
-                            {name: tensor.to("meta") for name, tensor in rows.items()},
-                        )
-                    )
+                    empty = {name: tensor.to("meta") for name, tensor in rows.items()}
+                    metrics = self.measure(self.model().eval(), empty)
             except Exception:  # it looks at values
-                with torch.random.fork_rng(devices=[]), self._calling("metrics"):
-                    return tuple(self.measured(self.model().eval(), rows))
+                with torch.random.fork_rng(devices=[]), self.calling("metrics"):
+                    metrics = self.measure(self.model().eval(), rows)
+        return {name: spec_of(mean) for name, mean in metrics.items()}
+
+    def load(self, weights: StoredArrays) -> nn.Module:
+        """The model with these weights, by a checkpoint's names, in eval mode.
+
+        The values that it draws for itself first are let go of, and leave torch's generators as
+        they were.
+        """
+        precision = self._config.train.precision
+        with seeded(self._config.train.seed):
+            return load_weights(cast_weights(self.model(), precision), weights)
+
+    def place(self, model: nn.Module, device: str) -> nn.Module:
+        return model.to(device)
+
+    def named_tensors(self, model: nn.Module) -> dict[str, torch.Tensor]:
+        return model.state_dict()
 
     def _outline(self) -> nn.Module:
         """The model without values, or with them where it can't be built so."""
@@ -240,31 +262,3 @@ def _check_loss(found: object, what: str) -> None:
             else f"of type {type(found.weight).__name__}"
         )
         raise UserError(f"the weight of {what} is {kind}, not one number", MEAN, "task")
-
-
-def open_task(config: Config, cache: str) -> TorchUserTask:
-    place = place_of(config.task)
-    assert place is not None
-    return TorchUserTask(
-        place,
-        config.model.model_extra or {},
-        config.data.model_extra or {},
-        config.train.precision,
-        config.train.seed,
-        config.optimizer,
-    )
-
-
-def named_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
-    return model.state_dict()
-
-
-def load_model(config: Config, cache: str, weights: StoredArrays) -> nn.Module:
-    """The user's model with these weights.
-
-    The values that it draws for itself first are let go of, and leave torch's generators as they
-    were.
-    """
-    task = open_task(config, cache)
-    with seeded(config.train.seed):
-        return load_weights(cast_weights(task.model(), config.train.precision), weights)

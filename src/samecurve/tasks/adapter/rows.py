@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from samecurve.core.determinism.data_order import Ids
 from samecurve.errors import UserError
-from samecurve.tasks.user.loading import calling
+from samecurve.tasks.user_file import calling
 
 _FORM = (
     "a torch Dataset (not its DataLoader), or an object with __len__ and __getitem__(ids: int64"
@@ -26,10 +26,11 @@ _KNOWN_BY = 16  # rows that stand for data without a fingerprint of its own
 class Rows:
     """data: a source, or a torch Dataset, whose items are stacked.
 
-    what: the call that gave it, for errors. path: the user's file, which may raise.
+    what: the call that gave it, for errors
+    path: the user's file, which may raise; None: the code is ours
     """
 
-    def __init__(self, data: Any, what: str, path: Path) -> None:
+    def __init__(self, data: Any, what: str, path: Path | None) -> None:
         self._data, self._what, self._path = data, what, path
         self._count = _length(data, what)
         self._read: Callable[[Ids], Any] = (

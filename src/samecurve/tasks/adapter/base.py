@@ -1,0 +1,451 @@
+"""A task's class as engines see a task (core.protocols.Task), as far as no engine is needed.
+
+torch_adapter.py and jax_adapter.py bring the rest.
+"""
+
+import inspect
+import math
+import random
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from samecurve.core.config.document import suggest
+from samecurve.core.config.sections import Config
+from samecurve.core.determinism.init_values import Initial
+from samecurve.core.determinism.mean import Mean
+from samecurve.core.eval_sums import EvalSums, Metric, SumSpec, SumSpecs
+from samecurve.core.planning.facts import Facts
+from samecurve.core.protocols import Arrays, Sample, StoredArrays
+from samecurve.errors import SamecurveError, UserError
+from samecurve.observe.pictures import check_picture
+from samecurve.tasks.adapter.rows import Rows
+from samecurve.tasks.protocol import MEMBERS
+from samecurve.tasks.registry import section_argument
+from samecurve.tasks.user_file import calling
+
+_RESERVED = {"best_loss", "best_step", "seconds"}  # names in the journal's lines
+MEAN = (
+    'return Mean(sum, weight): sum is the loss added over what was counted (reduction="sum"),'
+    " weight is how much that was (len(x) samples, (labels != -100).sum() tokens). Both are added"
+    " over all devices and divided once: a mean of means would depend on the number of devices"
+)
+NEEDED = {name: MEMBERS[name] for name in ("model", "loss", "train_data")}
+
+
+class TaskAdapter:
+    """A task of this class, its data open.
+
+    task_class: as people write it (tasks/protocol.py)
+    config: the whole config
+    cache: a directory where the task may keep what it prepares
+    assets: what the run has kept of the task, where it is opened to use a trained model; a class
+        whose __init__ asks for it is then opened without its data
+    file: the user's file, whose lines its errors name; None: the code is ours
+    """
+
+    needed: ClassVar[Mapping[str, str]] = {"train_data": MEMBERS["train_data"]}
+
+    def __init__(
+        self,
+        task_class: type,
+        config: Config,
+        cache: Path | str,
+        *,
+        assets: Path | None = None,
+        file: Path | None = None,
+    ) -> None:
+        self.name, self._file = task_class.__name__, file
+        self._config, self._loss_checked = config, False
+        self._train: Rows | None = None
+        self._held_out: Rows | None = None
+        arguments = {
+            "model": section_argument(config.model),
+            "data": section_argument(config.data),
+            "cache": Path(cache),
+            "assets": assets,
+            "engine": config.engine,
+        }
+        with _seeded(config.train.seed):
+            with self.calling("__init__"):
+                self.task = _instance(task_class, arguments)
+            self._check_members()
+            if assets is None or "assets" not in inspect.signature(task_class).parameters:
+                self._open_data()
+
+    def _open_data(self) -> None:
+        with self.calling("train_data"):
+            self._train = Rows(self.task.train_data(), f"{self.name}.train_data()", self._file)
+        with self.calling("eval_data"):
+            held_out = self.task.eval_data() if hasattr(self.task, "eval_data") else None
+            if held_out is not None:
+                self._held_out = Rows(held_out, f"{self.name}.eval_data()", self._file)
+
+    def describe_model(self) -> Mapping[str, Any]:
+        """What Facts says of the model, found by building it without its values."""
+        raise UserError(
+            f"{self.name}.facts() tells no `arrays`, and without an engine no model can be built",
+            'give the shape of each parameter: {"arrays": {"head.weight": (10, 64), ...}, ...}',
+            "task",
+        )
+
+    def facts(self) -> Facts:
+        """What plan() must know: what the class tells, and what else is found."""
+        self._check_rows()
+        told = self._told_facts()
+        if "arrays" in told:
+            sizes = {name: int(np.prod(shape)) for name, shape in told["arrays"].items()}
+            described: Mapping[str, Any] = self._config.optimizer.rules.describe(sizes)
+        else:
+            described = self.describe_model()
+        return Facts(
+            **{
+                "samples": len(self.train_data()),
+                "eval_samples": len(self._held_out) if self._held_out else 0,
+                "tokens_per_sample": 1,
+                "bytes_per_sample": None,
+                "flops_per_sample": None,
+                "coupled": tuple(getattr(self.task, "coupled", ())),
+                "fingerprint": self.fingerprint(),
+                **described,
+                **told,
+            }
+        )
+
+    def _check_rows(self) -> None:
+        """UserError: a row is not the same when it is read again."""
+        if hasattr(self.task, "fingerprint"):
+            return
+        with self.calling("train_data"):
+            self.train_data().check()
+        if self._held_out is not None:
+            with self.calling("eval_data"):
+                self._held_out.check()
+
+    def _told_facts(self) -> dict[str, Any]:
+        if not hasattr(self.task, "facts"):
+            return {}
+        with self.calling("facts"):
+            told = dict(self.task.facts())
+        known = {field.name for field in fields(Facts)}
+        for name in told:
+            if name not in known:
+                raise UserError(
+                    f"{self.name}.facts() tells {name}, which no plan asks for",
+                    suggest(str(name), sorted(known)) or f"known: {', '.join(sorted(known))}",
+                    "task",
+                )
+        return told
+
+    def fingerprint(self) -> str:
+        """Of the task or its training data, where they have a fingerprint() of their own.
+
+        Else a hash over the number of samples and up to 16 of them, spread over the data.
+        """
+        if hasattr(self.task, "fingerprint"):
+            with self.calling("fingerprint"):
+                return str(self.task.fingerprint())
+        with self.calling("train_data"):
+            return self.train_data().fingerprint()
+
+    def train_data(self) -> Rows:
+        assert self._train is not None, "opened to use a trained model, without data"
+        return self._train
+
+    def eval_data(self) -> Rows | None:
+        return self._held_out
+
+    def initial(self, name: str, shape: tuple[int, ...]) -> Initial | None:
+        if not hasattr(self.task, "initial"):
+            return None
+        with self.calling("initial"):
+            initial = self.task.initial(name, shape)
+        if initial is not None and not isinstance(initial, Initial):
+            raise UserError(
+                f"{self.name}.initial({name}) returns {type(initial).__name__}",
+                "samecurve.Initial(std, mean), or None to keep the module's own values",
+                "task",
+            )
+        return initial
+
+    def export(self, model: Any, directory: Path) -> list[str]:
+        """Lets the class write what belongs beside the weights. Returns lines for the user."""
+        if not hasattr(self.task, "export"):
+            return []
+        with self.calling("export"):
+            return list(self.task.export(model, directory) or [])
+
+    def export_hf(
+        self, tensors: Mapping[str, Any], directory: Path, dtype: str
+    ) -> tuple[dict[str, Any], list[str]]:
+        """The class's own (it must have export_hf()): the tensors under the Hugging Face names, and
+        lines for the user.
+        """
+        with self.calling("export_hf"):
+            renamed, lines = self.task.export_hf(tensors, directory, dtype)
+            return dict(renamed), list(lines)
+
+    def assets(self) -> Mapping[str, Path]:
+        if not hasattr(self.task, "assets"):
+            return {}
+        with self.calling("assets"):
+            return dict(self.task.assets())
+
+    def calling(
+        self, method: str, kind: type[SamecurveError] = UserError
+    ) -> AbstractContextManager[None]:
+        """Around a call of a user's code: what it raises becomes an error that names its line."""
+        if self._file is None:
+            return nullcontext()
+        return calling(f"{self.name}.{method}()", self._file, kind)
+
+    def _check_members(self) -> None:
+        """UserError: what is missing, all at once, or is of another form."""
+        self._check_hidden()
+        self._check_needed()
+        task, name = self.task, self.name
+        if hasattr(task, "optimizer") and not callable(task.optimizer):
+            raise UserError(
+                f"{name}.optimizer is {type(task.optimizer).__name__}, where a method"
+                " optimizer(self, params) brings an optimizer",
+                "another name for it",
+                "task",
+            )
+        if not isinstance(getattr(task, "elementwise", False), bool):
+            raise UserError(
+                f"{name}.elementwise is {task.elementwise!r}",
+                "True: the optimizer updates each number by itself, whatever the others are; or"
+                " leave it out",
+                "task",
+            )
+        coupled = getattr(task, "coupled", ())
+        if not isinstance(coupled, tuple | list) or not all(
+            isinstance(word, str) for word in coupled
+        ):
+            raise UserError(
+                f"{name}.coupled is {coupled!r}",
+                'a tuple of words for what mixes the samples of a batch: ("contrastive loss",)',
+                "task",
+            )
+
+    def _check_hidden(self) -> None:
+        """UserError: __init__ has set a value under the name of a method."""
+        for method in MEMBERS:
+            value = getattr(self.task, "__dict__", {}).get(method)
+            is_method = callable(getattr(type(self.task), method, None))
+            if value is not None and is_method and not callable(value):
+                raise UserError(
+                    f"{self.name}.__init__ sets self.{method}, which hides the method {method}()",
+                    f"keep it under another name, such as self.{method}_fields",
+                    "task",
+                )
+
+    def _check_needed(self) -> None:
+        """UserError: methods are missing."""
+        missing = [name for name in self.needed if not callable(getattr(self.task, name, None))]
+        if not missing:
+            return
+        there = [name for name in dir(self.task) if not name.startswith("__")]
+        hints = [hint for name in missing if (hint := suggest(name, there))]
+        lacks = "; ".join([" and ".join(f"no {name}()" for name in missing), *hints])
+        signatures = "\n    ".join(self.needed[name] for name in missing)
+        raise UserError(f"{self.name} has {lacks}", signatures, "task")
+
+
+class EngineAdapter(TaskAdapter, ABC):
+    """A task with the model of one engine."""
+
+    engine: ClassVar[str]
+
+    @abstractmethod
+    def model(self) -> Any:
+        """The class's model, built anew."""
+
+    @abstractmethod
+    def describe_model(self) -> Mapping[str, Any]: ...
+
+    @abstractmethod
+    def check_loss(self, loss: object, what: str) -> None:
+        """UserError: it can't be added up and divided once."""
+
+    @abstractmethod
+    def metric_specs(self, row: Mapping[str, NDArray[Any]]) -> dict[str, Mean]:
+        """What metrics() gives, learnt from one held-out row."""
+
+    @abstractmethod
+    def load(self, weights: StoredArrays) -> Any:
+        """The model with these weights, by a checkpoint's names, in eval mode."""
+
+    @abstractmethod
+    def place(self, model: Any, device: str) -> Any:
+        """The model on this device: cpu, cuda, cuda:1."""
+
+    @abstractmethod
+    def named_tensors(self, model: Any) -> dict[str, Any]:
+        """A loaded model's weights as torch tensors, by the model's own names.
+
+        Weights that are tied come under each of their names.
+        """
+
+    def loss(self, model: Any, batch: Arrays) -> Mean:
+        loss: Mean = self.task.loss(model, batch)
+        if not self._loss_checked:
+            self.check_loss(loss, f"{self.name}.loss()")
+        return loss
+
+    def eval_sums(self) -> SumSpecs:
+        return {
+            f"{name}.{part}": spec
+            for name, mean in self._metric_specs.items()
+            for part, spec in zip(Mean._fields, mean, strict=True)
+        }
+
+    def evaluate(self, model: Any, batch: Arrays) -> Mapping[str, Any]:
+        """Sums and weights of one microbatch, the loss among them."""
+        metrics = self.measure(model, batch)
+        if "loss" not in metrics:
+            metrics = {"loss": self.loss(model, batch), **metrics}
+        if metrics.keys() != self._metric_specs.keys():
+            here, there = (
+                [n for n in names if n != "loss"] for names in (metrics, self._metric_specs)
+            )
+            raise self._wrong_metrics(
+                f"gives {', '.join(here)} for one batch and {', '.join(there)} for another",
+                "the same names for every batch; a weight may be 0",
+            )
+        return {
+            f"{name}.{part}": value
+            for name, mean in metrics.items()
+            for part, value in zip(Mean._fields, mean, strict=True)
+        }
+
+    def summarize(self, sums: EvalSums, /) -> dict[str, Metric]:
+        """What is shown, from sums over all devices; the loss first."""
+        totals = {
+            name: Mean(sums[f"{name}.sum"], sums[f"{name}.weight"]) for name in self._metric_specs
+        }
+        if not hasattr(self.task, "summarize"):
+            return {name: _shown(total) for name, total in totals.items()}
+        with self.calling("summarize"):
+            return {"loss": _shown(totals["loss"]), **self.task.summarize(totals)}
+
+    def respond(
+        self, model: Any, prompt: str, *, tokens: int, temperature: float, seed: int
+    ) -> str:
+        """The class's own answer to a prompt (it must have respond())."""
+        with self.calling("respond"):
+            return str(
+                self.task.respond(model, prompt, tokens=tokens, temperature=temperature, seed=seed)
+            )
+
+    def sample(self, model: Any, seed: int) -> Sequence[Sample]:
+        """Texts, and pictures as uint8 arrays; none, if the class has no sample()."""
+        if not hasattr(self.task, "sample"):
+            return []
+        with self.calling("sample"):
+            samples = list(self.task.sample(model, seed))
+        for sample in samples:
+            if not isinstance(sample, str):
+                check_picture(sample)
+        return samples
+
+    @cached_property
+    def _metric_specs(self) -> dict[str, Mean]:
+        """What is added up of each metric, the loss first: SumSpecs in place of numbers.
+
+        A rank without held-out rows of its own needs them too.
+        """
+        number = Mean(SumSpec(), SumSpec())
+        names: Sequence[str] = getattr(self.task, "metric_names", ())
+        specs = dict.fromkeys(names, number)
+        if not names and hasattr(self.task, "metrics") and self._held_out is not None:
+            specs = self.metric_specs(self._held_out[np.arange(1)])
+        return {"loss": number, **specs}
+
+    def measure(self, model: Any, batch: Arrays) -> Mapping[str, Mean]:
+        """What metrics() gives, checked; the loss is among it only if the class gives it there."""
+        metrics = self.task.metrics(model, batch) if hasattr(self.task, "metrics") else {}
+        if not isinstance(metrics, Mapping):
+            raise self._wrong_metrics(
+                f"returns {type(metrics).__name__}", "a dict of name -> Mean(sum, weight)"
+            )
+        for name, mean in metrics.items():
+            if name in _RESERVED:
+                raise self._wrong_metrics(f'gives "{name}", a name that is taken', "another name")
+            if not isinstance(mean, Mean) or not _can_be_added(mean):
+                raise self._wrong_metrics(
+                    f'gives no single Mean as "{name}"',
+                    "Mean(sum, weight), each a number or a tensor with one, or the sum an array of"
+                    " whole numbers (counts); both are added over all devices and divided once",
+                )
+        return metrics
+
+    def _wrong_metrics(self, cause: str, remedy: str) -> UserError:
+        return UserError(f"{self.name}.metrics() {cause}", remedy, "task")
+
+
+def spec_of(mean: Mean) -> Mean:
+    """What is added up of a metric: an array of whole numbers is counted exactly."""
+    shape = tuple(getattr(mean.sum, "shape", ()))
+    return Mean(SumSpec(shape, integer=bool(shape) and _is_whole(mean.sum)), SumSpec())
+
+
+def _can_be_added(mean: Mean) -> bool:
+    return getattr(mean.weight, "ndim", 0) == 0
+
+
+def _is_whole(array: Any) -> bool:
+    """Of integers or booleans, whichever library's array it is."""
+    return any(kind in str(array.dtype) for kind in ("int", "bool"))
+
+
+def _shown(total: Mean) -> Metric:
+    """Sum / weight; counts as they are."""
+    if isinstance(total.sum, np.ndarray) and _is_whole(total.sum):
+        return total.sum
+    if not total.weight:
+        return math.nan
+    quotient: Metric = total.sum / total.weight
+    return quotient
+
+
+def _instance(task_class: type, arguments: Mapping[str, Any]) -> Any:
+    """Called with what its __init__ asks for by name; else with the two sections, in their order."""
+    parameters = inspect.signature(task_class).parameters
+    sections = {name: arguments[name] for name in ("model", "data")}
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return task_class(**sections)
+    named = {name: value for name, value in arguments.items() if name in parameters}
+    if named or not parameters:
+        return task_class(**named)
+    return task_class(*sections.values())
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """The global generators begin at the seed, so that every process draws the same values.
+
+    They are put back afterwards.
+    """
+    torch: Any = sys.modules.get("torch")  # if the task's file has imported it
+    python_state, numpy_state = random.getstate(), np.random.get_state()
+    torch_state = torch and torch.random.get_rng_state()
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    if torch:
+        torch.default_generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
+        if torch:
+            torch.random.set_rng_state(torch_state)

@@ -1,0 +1,103 @@
+"""What a task is, as people write one: ours, a user's file, or an installed package's class.
+
+A class without a base class. Three methods are required, the rest of MEMBERS is optional; each has
+the one meaning that stands here, and docs/tasks.md shows how it is used. What a class leaves out is
+filled in, and what it returns is checked, by tasks/adapter, which is what engines see.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from samecurve.core.determinism.mean import Mean
+from samecurve.core.protocols import Arrays
+
+
+class Task(Protocol):
+    """What every task has."""
+
+    def model(self) -> Any: ...
+    def loss(self, model: Any, batch: Arrays) -> Mean: ...
+    def train_data(self) -> Any: ...
+
+
+MEMBERS: Mapping[str, str] = {
+    "model": "model(self): the model, built anew at each call",
+    "loss": (
+        "loss(self, model, batch) -> samecurve.Mean: the loss added over what was counted, and"
+        " how much that was"
+    ),
+    "train_data": (
+        "train_data(self): a torch Dataset, or an object with __len__ and __getitem__(ids) ->"
+        " {name: array with one row an id}"
+    ),
+    # data and evaluation
+    "eval_data": "eval_data(self): held-out data, as train_data() gives it, or None",
+    "metrics": (
+        "metrics(self, model, batch) -> {name: samecurve.Mean}: added over all devices and divided"
+        " once; a sum may be an array of whole numbers (a confusion matrix); with `loss` among them, an evaluation runs the model once"
+    ),
+    "metric_names": (
+        "metric_names = (...): what metrics() gives, where it should not be learnt from a row"
+    ),
+    "summarize": (
+        "summarize(self, totals) -> {name: number or array}: what is shown of {name: Mean}, summed"
+        " over all devices; each sum / weight, and arrays of counts as they are, if left out"
+    ),
+    # values, updates, what couples
+    "initial": (
+        "initial(self, name, shape) -> samecurve.Initial, or None for the module's own values"
+    ),
+    "optimizer": "optimizer(self, params[, lr]) -> torch.optim.Optimizer over all of params",
+    "elementwise": "elementwise = True: that optimizer updates each number by itself",
+    "coupled": (
+        'coupled = ("contrastive loss",): words for what mixes the samples of a batch, beside'
+        " BatchNorm, which is found"
+    ),
+    "leave_out": (
+        "leave_out(self, rows, real) -> rows that count nothing where real is False (jax): a"
+        " microbatch is then computed as a whole instead of row by row"
+    ),
+    # what the plan knows
+    "facts": (
+        "facts(self) -> {field of samecurve.core.planning.facts.Facts: value}: what can't be found;"
+        " with `arrays` (every parameter's shape) no model is built to be described"
+    ),
+    "fingerprint": "fingerprint(self) -> str: of the training data; another one is another run",
+    "data_stamp": (
+        "data_stamp(data), a staticmethod -> what the data is made from, told cheaply (names,"
+        " sizes, times of files): facts are kept until it changes"
+    ),
+    "Model": "class Model(samecurve.Section): the fields of the config's `model:` section",
+    "Data": "class Data(samecurve.DataSection): the fields of the config's `data:` section",
+    "other_data": (
+        "other_data(source, assets, reference), a staticmethod -> {config key: value} by which all"
+        " of another source is read (`eval -d`); data.source = source if left out"
+    ),
+    # what a trained model is used for
+    "sample": (
+        "sample(self, model, seed) -> a list of texts, or of pictures (uint8 arrays): shown while it"
+        " trains"
+    ),
+    "respond": (
+        "respond(self, model, prompt, *, tokens, temperature, seed) -> str: what"
+        " `samecurve sample RUN --prompt TEXT` shows"
+    ),
+    "assets": "assets(self) -> {file name: path}: kept in the run's directory, to use the model",
+    "export": (
+        "export(self, model, directory): writes what belongs beside the weights (a config, a"
+        " tokenizer); may return lines for the user"
+    ),
+    "export_hf": (
+        "export_hf(self, tensors, directory, dtype) -> ({their name: tensor}, lines): writes what"
+        " the Hugging Face libraries read beside the weights; gives those under their names, and"
+        " lines for the user"
+    ),
+    "load_hf": (
+        "load_hf(self, names) -> {their name: ours}: names of weights in the Hugging Face layout;"
+        " what is left out is not needed"
+    ),
+    "unlike": (
+        "unlike(self, fields) -> (fatal, differing): what else foreign weights say of their model,"
+        " though their shapes fit"
+    ),
+}
