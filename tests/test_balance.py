@@ -147,10 +147,10 @@ def test_a_slow_rank_is_measured_and_no_longer_waited_for(
     def train(name: str, config: Config, measure: Measure | None) -> tuple[Run, Plan]:
         prepared = prepare(
             LoadedConfig(config, "tiny", {}),
-            Options(tmp_path / name),
+            Options(save_dir=tmp_path / name),
             facts(config, str(cache)),
-            MACHINE,
-            measure,
+            machine=MACHINE,
+            measure=measure,
         )
         prepared.lock.release()
         pool.run(2, slow.rehearsed, prepared.attempt.to_json())

@@ -27,9 +27,9 @@ def start(
     config = config_of(values)
     prepared = prepare(
         LoadedConfig(config, "tiny", {}),
-        Options(home, resume, None, False, init_from),
+        Options(save_dir=home, resume=resume, init_from=init_from),
         facts(config, str(cache)),
-        MACHINE,
+        machine=MACHINE,
     )
     prepared.lock.release()
     return prepared
@@ -54,6 +54,6 @@ def values(corpus: Path, layout: str = "single:1", **sections: Mapping[str, Any]
 
 
 def begun_from(run: Path) -> str:
-    found = Run(run).weights()
-    assert found is not None
-    return found
+    path = Run(run).weights_path()
+    assert path is not None
+    return path

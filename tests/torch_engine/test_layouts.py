@@ -46,7 +46,7 @@ def trained(pool: Pool, home: Path, config: Config, strategy: str, world: int) -
     run = Run(home)
     for directory in (run.home, run.checkpoints, run.logs):
         directory.mkdir(parents=True, exist_ok=True)
-    run.write(config, made, {}, {})
+    run.write(config, made)
     pool.run(made.world_size, for_good, str(home))
     return [event.values["loss"] for event in read_events(run.journal) if event.kind == "step"]
 

@@ -29,7 +29,7 @@ from samecurve.launch.pool import JobFailedError, Pool, pool
 from samecurve.probe import probe
 from samecurve.run.provenance import surroundings
 from samecurve.units import show_bytes, show_count
-from samecurve.worker.jobs.collectives import time_rank
+from samecurve.worker.jobs.collectives import CollectiveJob, time_rank
 
 COLLECTIVES = {
     "all-reduce": 2,
@@ -214,16 +214,14 @@ def _timed(
             return found, f"{show_bytes(size)} would take more than {_LONGEST:g} s"
         whole = -(-size // (4 * world)) * 4 * world
         try:
-            each = ranks.run(
-                world,
-                time_rank,
-                name,
-                whole,
-                times,
-                [device.place for device in devices],
-                threads,
-                backend=backend,
+            job = CollectiveJob(
+                name=name,
+                bytes=whole,
+                times=times,
+                places=[device.place for device in devices],
+                threads=threads,
             )
+            each = ranks.run(world, time_rank, job, backend=backend)
         except JobFailedError as error:
             raise RunError(error.cause.splitlines()[0], error.remedy) from None
         took = statistics.median(max(one) for one in zip(*each, strict=True))

@@ -114,7 +114,7 @@ def _peak(config: Config, machine: Machine, facts: Facts, micro: int) -> int | N
     ):
         run = Run(Path(scratch) / "run")
         run.logs.mkdir(parents=True)
-        run.write(tried, made, {}, {})
+        run.write(tried, made)
         attempt = Attempt("probe", str(run.home))
         try:
             ranks.run(

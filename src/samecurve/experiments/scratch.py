@@ -38,7 +38,7 @@ def make_run(home: Path, config: Config, plan: Plan) -> Run:
     run = Run(home)
     for directory in (run.home, run.checkpoints, run.logs):
         directory.mkdir(parents=True, exist_ok=True)
-    run.write(config, plan, {}, {})
+    run.write(config, plan)
     return run
 
 

@@ -4,7 +4,7 @@ evaluated once, in a directory that is thrown away.
 
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -32,23 +32,20 @@ Which = Literal["held-out", "train"]
 
 @dataclass(frozen=True)
 class Evaluated:
-    """metrics: of the checkpoint at `step`.
-
-    samples: how many were read. plan: on what. seconds: of the evaluation itself.
-    """
+    """The metrics of a checkpoint."""
 
     step: int
-    samples: int
+    samples: int  # how many were read
     metrics: Mapping[str, Any]
-    plan: Plan
-    seconds: float
+    plan: Plan  # on what
+    seconds: float  # of the evaluation itself
 
 
-class _Said:
+class _Warnings:
     """Of what happens, what a person wants to know beside the result."""
 
-    def __init__(self, made: Plan, run: Run, say: Any) -> None:
-        self._plan, self._run, self._say = made, run, say
+    def __init__(self, plan: Plan, run: Run, say: Callable[[str], None]) -> None:
+        self._plan, self._run, self._say = plan, run, say
 
     def show(self, event: Event) -> None:
         if event.kind == "warned":
@@ -60,46 +57,51 @@ class _Said:
 
 
 def evaluate(
-    path: Path, settings: Mapping[str, tuple[Any, str]], data: str | None, which: Which, say: Any
+    path: Path,
+    settings: Mapping[str, tuple[Any, str]],
+    data: str | None,
+    which: Which,
+    say: Callable[[str], None],
 ) -> Evaluated:
-    """path: a run, or one of its checkpoints.
+    """Evaluate once, on any devices.
 
-    settings: config key -> (value, the flag that gave it). data: read instead of the run's own, all
-    of it. say: takes a line.
+    path: a run, or one of its checkpoints.
+    settings: config key -> (value, the flag that gave it).
+    data: read instead of the run's own, all of it.
+    say: takes a line.
 
     UserError: nothing saved, or nothing to evaluate. RunError: it failed.
     """
-    found = find(path)
-    run, checkpoint = found.run, found.path
-    for note in found.notes:
+    saved = find(path)
+    run = saved.run
+    for note in saved.notes:
         say(f"warn   {note}")
     loaded = _loaded(run, settings, data)
-    facts = describe(loaded.config)
-    changed = data is not None or any(key.startswith("data.") for key in settings)
-    made = plan(
-        loaded.config, probe(), facts, None if changed else Fixed.from_json(found.manifest["fixed"])
+    fixed = Fixed.from_json(saved.manifest["fixed"])
+    is_other_data = data is not None or any(key.startswith("data.") for key in settings)
+    own_plan = plan(
+        loaded.config, probe(), describe(loaded.config), None if is_other_data else fixed
     )
-    if data is not None or which == "train":
-        made = replace(made, eval_samples=made.samples)
-    if not made.eval_samples:
+    if data is not None:
+        which = "train"
+    if which == "train":
+        own_plan = replace(own_plan, eval_samples=own_plan.samples)
+    if not own_plan.eval_samples:
         raise UserError(
             f"{run.home} holds no data back to evaluate on",
             "--on train evaluates on what it was trained on; -d names other data",
             "RUN",
         )
-    scratch = Path(tempfile.mkdtemp(prefix="samecurve-eval-"))
+    scratch = Run(Path(tempfile.mkdtemp(prefix="samecurve-eval-")))
     try:
-        return _run(
-            Run(scratch),
-            loaded,
-            made,
-            checkpoint.resolve(),
-            "train" if data is not None else which,
-            found.step,
-            say,
-        )
+        checkpoint = str(saved.path.resolve())
+        attempt = Attempt(new_attempt_name(), str(scratch.home), checkpoint, evaluate=which)
+        _write(scratch, loaded, own_plan, attempt, step=saved.step)
+        values = _launch(scratch, loaded, own_plan, attempt, say)
     finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+        shutil.rmtree(scratch.home, ignore_errors=True)
+    seconds = values.pop("seconds")
+    return Evaluated(saved.step, own_plan.eval_samples, values, own_plan, seconds)
 
 
 def _loaded(run: Run, settings: Mapping[str, tuple[Any, str]], data: str | None) -> LoadedConfig:
@@ -125,36 +127,37 @@ def _alone(document: Document) -> None:
     document.set("devices.balance", "even", "eval")
 
 
-def _run(
-    scratch: Run,
-    loaded: LoadedConfig,
-    made: Plan,
-    checkpoint: Path,
-    which: Which,
-    step: int,
-    say: Any,
-) -> Evaluated:
+def _write(
+    scratch: Run, loaded: LoadedConfig, own_plan: Plan, attempt: Attempt, *, step: int
+) -> None:
+    """The run that only evaluates."""
     for directory in (scratch.checkpoints, scratch.logs):
         directory.mkdir()
-    scratch.write(loaded.config, made, loaded.origins, {})
-    attempt = Attempt(new_attempt_name(), str(scratch.home), str(checkpoint), evaluate=which)
-    append_event(
-        scratch.journal,
-        Event(
-            "planned",
-            step,
-            {"attempt": attempt.name, "run": str(scratch.home), "plan": made.to_json()},
-        ),
+    scratch.write(loaded.config, own_plan, origins=loaded.origins)
+    values = {"attempt": attempt.name, "run": attempt.run, "plan": own_plan.to_json()}
+    append_event(scratch.journal, Event("planned", step, values))
+
+
+def _launch(
+    scratch: Run,
+    loaded: LoadedConfig,
+    own_plan: Plan,
+    attempt: Attempt,
+    say: Callable[[str], None],
+) -> dict[str, Any]:
+    """The values of its `evaluated` line."""
+    prepared = PreparedRun(
+        run=scratch,
+        plan=own_plan,
+        attempt=attempt,
+        lock=Lock(scratch),
+        journal_start=0,
+        done=False,
+        track=Track(sensors_every=0),
     )
-    code = launch(
-        PreparedRun(scratch, made, attempt, Lock(scratch), 0, False, Track(sensors_every=0)),
-        loaded.config.devices,
-        headless=False,
-        screen=_Said(made, scratch, say),
-    )
-    found = [event for event in read_events(scratch.journal) if event.kind == "evaluated"]
-    if code or not found:
-        raise RunError("the evaluation was stopped", "", str(checkpoint))
-    values = dict(found[-1].values)
-    seconds = values.pop("seconds")
-    return Evaluated(step, made.eval_samples, values, made, seconds)
+    screen = _Warnings(own_plan, scratch, say)
+    code = launch(prepared, loaded.config.devices, headless=False, screen=screen)
+    evaluated = [event for event in read_events(scratch.journal) if event.kind == "evaluated"]
+    if code or not evaluated:
+        raise RunError("the evaluation was stopped", "", str(attempt.resume))
+    return dict(evaluated[-1].values)

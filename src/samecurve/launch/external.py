@@ -72,7 +72,8 @@ def prepare_external(loaded: LoadedConfig, rank: Rank, options: Options) -> Prep
         port = int(os.environ["MASTER_PORT"]) + 1
         check_port(port)
         coordinator = f"{os.environ['MASTER_ADDR']}:{port}"
-        prepared.attempt = replace(prepared.attempt, coordinator=coordinator)
+        attempt = replace(prepared.attempt, coordinator=coordinator)
+        prepared = replace(prepared, attempt=attempt)
     return prepared
 
 
@@ -150,7 +151,7 @@ def _lead(
     oom_kills_before = oom_kills()
     hangs = HangWatch(run.logs, run.processes, world_size=plan.world_size, limit=limit)
     with (
-        show_journal(make_view(plan, run.home, headless), run.journal, prepared.begin),
+        show_journal(make_view(plan, run.home, headless), run.journal, prepared.journal_start),
         tracked(run, prepared.track, _TRACKERS),
         watched(run, plan, prepared.track.sensors_every),
         overseen(hangs, lambda error: end_hanging_process(run, error)),

@@ -25,6 +25,9 @@ from samecurve.run.directory import Run
 from samecurve.run.preconditions import trackers_wanted
 from samecurve.run.prepare import PreparedRun
 
+DRAIN = 120.0  # seconds for a tracker to take the rest: an upload may be slow
+_QUIET = 3.0  # seconds after which somebody who waits is told for what
+
 
 def done_line(prepared: PreparedRun) -> str:
     """What is said of a run that has nothing left to train, once its trackers have what they
@@ -36,10 +39,6 @@ def done_line(prepared: PreparedRun) -> str:
         f"{warned}done   {steps} of {steps} steps were trained before; --max-steps N trains on,"
         f" another --save-dir begins anew  {prepared.run.home}"
     )
-
-
-DRAIN = 120.0  # seconds for a tracker to take the rest: an upload may be slow
-_QUIET = 3.0  # seconds after which somebody who waits is told for what
 
 
 @contextmanager
@@ -73,27 +72,25 @@ def _idle(plan: Plan, owners: Sequence[int], idle: Sequence[int], patience: floa
     devices = ", ".join(
         f"{device} ({plan.devices[device].place}, rank {owners[device]})" for device in idle
     )
-    count, without = (
-        len(split_batch(plan.global_batch_size, plan.micro_batch_size)),
-        [device for device in idle if not plan.microbatches_per_device[device]],
-    )
-    ranks = ", ".join(
-        f"logs/rank-{rank}.log" for rank in dict.fromkeys(owners[device] for device in idle)
-    )
+    count = len(split_batch(plan.global_batch_size, plan.micro_batch_size))
+    without = [device for device in idle if not plan.microbatches_per_device[device]]
+    idle_ranks = dict.fromkeys(owners[device] for device in idle)
+    logs = ", ".join(f"logs/rank-{rank}.log" for rank in idle_ranks)
     if count < plan.num_devices:
         remedy = (
-            f"a step is {count} microbatch{'es' if count > 1 else ''} of {plan.micro_batch_size} samples for"
-            f" {plan.num_devices} devices: a larger --global-batch, or fewer devices (--gpus, --devices)"
+            f"a step is {count} microbatch{'es' if count > 1 else ''} of {plan.micro_batch_size}"
+            f" samples for {plan.num_devices} devices: a larger --global-batch, or fewer devices"
+            " (--gpus, --devices)"
         )
     elif without:
+        them = "them" if len(without) > 1 else "it"
         remedy = (
-            f"devices.balance assigns {'them' if len(without) > 1 else 'it'} no microbatch, since the"
-            f" others are so much faster: leave {'them' if len(without) > 1 else 'it'} to another"
-            " run (--gpus)"
+            f"devices.balance assigns {them} no microbatch, since the others are so much faster:"
+            f" leave {them} to another run (--gpus)"
         )
     elif plan.world_size > 1:
         remedy = (
-            f"a rank may be stuck ({ranks}) or wait for data (--prefetch); a larger --global-batch"
+            f"a rank may be stuck ({logs}) or wait for data (--prefetch); a larger --global-batch"
             " gives each device more to do"
         )
     else:
@@ -173,9 +170,9 @@ class Tracker:
             with suppress(KeyboardInterrupt):
                 self._watch.join(_QUIET)
                 if self._watch.is_alive():
+                    title = TITLES[self._name]
                     os.write(
-                        2,
-                        f"waiting for {TITLES[self._name]} to take the rest; Ctrl-C leaves it\n".encode(),
+                        2, f"waiting for {title} to take the rest; Ctrl-C leaves it\n".encode()
                     )
                     self._watch.join(drain)
         finally:
@@ -187,20 +184,15 @@ class Tracker:
     def _wait(self) -> None:
         assert self._process is not None
         code = self._process.wait()
-        if code not in {0, EXIT_REPORTED} and not self._ending:
-            self._warn(
-                f"its process left with {f'signal {-code}' if code < 0 else f'exit code {code}'};"
-                f" {self._run.logs / f'{self._name}.log'} may say more"
-            )
+        if code in {0, EXIT_REPORTED} or self._ending:
+            return
+        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        log = self._run.logs / f"{self._name}.log"
+        self._warn(f"its process left with {how}; {log} may say more")
 
     def _warn(self, what: str) -> None:
-        pulse = read_heartbeat(self._run.logs / "pulse-0")
+        heartbeat = read_heartbeat(self._run.logs / "pulse-0")
+        step = heartbeat[0] if heartbeat else 0
+        text = f"{TITLES[self._name]}: {what}; {TRAINING_GOES_ON}"
         with suppress(OSError):  # a full disk: the run itself says so
-            append_event(
-                self._run.journal,
-                Event(
-                    "warned",
-                    pulse[0] if pulse else 0,
-                    {"text": f"{TITLES[self._name]}: {what}; {TRAINING_GOES_ON}"},
-                ),
-            )
+            append_event(self._run.journal, Event("warned", step, {"text": text}))

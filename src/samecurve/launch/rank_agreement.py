@@ -23,14 +23,12 @@ _IDENTITY = "samecurve/identity"  # of the first rank
 _ANSWER = "samecurve/answer"  # of each other one, with its number
 _COME = 1800.0  # seconds in which all ranks have started
 _SHOWN = 4  # differences of one rank
-_FREE = (
-    "devices.",
-    "track.",
-)  # config that only the first rank reads, or that hosts may have each for themselves
+# config that only the first rank reads, or that hosts may have each for themselves
+_FREE = ("devices.", "track.")
 
 
 def identity(loaded: LoadedConfig) -> dict[str, str]:
-    """What a rank runs, by name: versions, each config key, the bytes of an own task's file.
+    """What a rank runs, by name: versions, each config key, the bytes of a user task's file.
 
     Equal texts mean the same.
     """
@@ -42,11 +40,10 @@ def identity(loaded: LoadedConfig) -> dict[str, str]:
         if not key.startswith(free)
     }
     place = place_of(config.task)
-    task = (
-        {f"the file {place.path}": hashlib.sha256(place.path.read_bytes()).hexdigest()[:12]}
-        if place
-        else {}
-    )
+    task = {}
+    if place:
+        digest = hashlib.sha256(place.path.read_bytes()).hexdigest()
+        task = {f"the file {place.path}": digest[:12]}
     return {
         "samecurve": samecurve.__version__,
         "torch": version("torch"),
@@ -62,47 +59,42 @@ def check_ranks_agree(store: Any, rank: Rank, loaded: LoadedConfig) -> None:
     UserError: what they run differs. RunError: some never came.
     """
     store.set(_IDENTITY, json.dumps(identity(loaded)))
-    missing, until = (
-        [index for index in range(rank.world_size) if index != rank.index],
-        time.monotonic() + _COME,
-    )
-    different = {}
+    missing = [index for index in range(rank.world_size) if index != rank.index]
+    until = time.monotonic() + _COME
+    answers = {}
     while missing:
         for index in [index for index in missing if store.check([f"{_ANSWER}/{index}"])]:
             missing.remove(index)
-            different[index] = store.get(f"{_ANSWER}/{index}").decode()
+            answers[index] = store.get(f"{_ANSWER}/{index}").decode()
         if time.monotonic() > until:
+            came = f"{rank.world_size - len(missing)} of {rank.world_size}"
             raise RunError(
-                f"{rank.world_size - len(missing)} of {rank.world_size} ranks came within {_COME / 60:g}"
-                " minutes",
+                f"{came} ranks came within {_COME / 60:g} minutes",
                 "start the same command for every rank",
                 "environment",
                 again=True,
             )
         time.sleep(0.02)
-    wrong = {index: words for index, words in sorted(different.items()) if words}
-    if wrong:
-        index, words = next(iter(wrong.items()))
-        more = (
-            f" (and {len(wrong) - 1} more rank{'s' if len(wrong) > 2 else ''})"
-            if len(wrong) > 1
-            else ""
-        )
+    different = {index: text for index, text in sorted(answers.items()) if text}
+    if different:
+        index, text = next(iter(different.items()))
+        others = len(different) - 1
+        more = f" (and {others} more rank{'s' if others > 1 else ''})" if others else ""
         raise UserError(
-            f"rank {index}{more} runs something else than rank {rank.index}: {words}",
+            f"rank {index}{more} runs something else than rank {rank.index}: {text}",
             "the same command, files and installed versions for every rank",
             "environment",
         )
 
 
-def report_config(store: Any, rank: Rank, read: Callable[[], LoadedConfig], over: str) -> None:
+def report_config(store: Any, rank: Rank, read: Callable[[], LoadedConfig], left_key: str) -> None:
     """Of another rank.
 
-    over: a key of the store that is there where the first one has left instead.
+    left_key: of the store; it is there where the first rank has left instead.
     """
     until = time.monotonic() + _COME
     while not store.check([_IDENTITY]):
-        if store.check([over]):
+        if store.check([left_key]):
             return
         if time.monotonic() > until:
             raise RunError(
@@ -113,19 +105,19 @@ def report_config(store: Any, rank: Rank, read: Callable[[], LoadedConfig], over
             )
         time.sleep(0.05)
     try:
-        words = differences(json.loads(store.get(_IDENTITY)), identity(read()))
+        text = differences(json.loads(store.get(_IDENTITY)), identity(read()))
     except (SamecurveError, OSError) as error:
-        words = f"its config can't be read: {error}".splitlines()[0]
-    store.set(f"{_ANSWER}/{rank.index}", words)
+        text = f"its config can't be read: {error}".splitlines()[0]
+    store.set(f"{_ANSWER}/{rank.index}", text)
 
 
 def differences(first: Mapping[str, str], other: Mapping[str, str]) -> str:
     """In words; '' where there are none."""
-    found = [
+    texts = [
         f"{name} {other.get(name, 'not there')} instead of {first.get(name, 'not there')}"
         for name in {**first, **other}
         if first.get(name) != other.get(name)
     ]
-    return "; ".join(found[:_SHOWN]) + (
-        f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-    )
+    if len(texts) > _SHOWN:
+        texts = [*texts[:_SHOWN], f"and {len(texts) - _SHOWN} more"]
+    return "; ".join(texts)

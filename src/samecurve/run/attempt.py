@@ -1,4 +1,4 @@
-"""One start of a run, as it is handed to every rank."""
+"""One start of a run, as every rank gets it."""
 
 import json
 import os
@@ -9,37 +9,27 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Earlier:
-    """What a command did before this start.
+    """What a command did before this start."""
 
-    began: when it began to train; steps, useful: those that still count, and their seconds; failed:
-    when the last failure was found; recoveries: seconds of each before that.
-    """
-
-    began: float
-    steps: int
-    useful: float
-    failed: float
-    recoveries: tuple[float, ...] = ()
+    began: float  # when it began to train
+    steps: int  # those that still count
+    useful: float  # their seconds
+    failed: float  # when the last failure was found
+    recoveries: tuple[float, ...] = ()  # seconds of each before that
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """One go at a run.
-
-    resume: the checkpoint it begins from; weights: if there is none, a checkpoint of no more than
-    the model. stop_at: steps after which it saves and leaves. coordinator: host:port where jax's
-    processes meet, if there are several. evaluate: train nothing, only evaluate what is resumed, on
-    "held-out" or "train" data. earlier: what the same command did before it had to start again.
-    """
+    """One go at a run."""
 
     name: str
     run: str
-    resume: str | None = None
-    stop_at: int | None = None
-    coordinator: str | None = None
-    evaluate: str | None = None
-    weights: str | None = None
-    earlier: Earlier | None = None
+    resume: str | None = None  # the checkpoint it begins from
+    stop_at: int | None = None  # steps after which it saves and leaves
+    coordinator: str | None = None  # host:port where jax's processes meet, if there are several
+    evaluate: str | None = None  # train nothing, evaluate what is resumed on "held-out" or "train"
+    weights: str | None = None  # where nothing is resumed: a checkpoint of no more than the model
+    earlier: Earlier | None = None  # before the same command had to start again
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -51,16 +41,10 @@ class Attempt:
     @classmethod
     def from_values(cls, values: dict[str, Any]) -> "Attempt":
         earlier = values.get("earlier")
-        return cls(
-            **{
-                **values,
-                "earlier": (
-                    Earlier(**{**earlier, "recoveries": tuple(earlier["recoveries"])})
-                    if earlier
-                    else None
-                ),
-            }
-        )
+        if earlier:
+            recoveries = tuple(earlier["recoveries"])
+            values = {**values, "earlier": Earlier(**{**earlier, "recoveries": recoveries})}
+        return cls(**values)
 
 
 def new_attempt_name() -> str:

@@ -66,17 +66,14 @@ class Run:
 
     def announce(self, rank: int) -> None:
         """Which process is this rank, for those who watch it."""
-        with suppress(
-            OSError
-        ):  # a full disk; then it is watched by nobody, and training says what is wrong
-            write_json(
-                self.logs / f"process-{rank}.json",
-                {
-                    "pid": os.getpid(),
-                    "host": socket.gethostname(),
-                    "since": psutil.Process().create_time(),
-                },
-            )
+        values = {
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "since": psutil.Process().create_time(),
+        }
+        # a full disk; then it is watched by nobody, and training says what is wrong
+        with suppress(OSError):
+            write_json(self.logs / f"process-{rank}.json", values)
 
     def processes(self) -> dict[int, int]:
         """The live processes of the ranks that were started on this host, by rank.
@@ -84,60 +81,62 @@ class Run:
         A number that the system has given to another process since is left out: ranks may be killed
         by it.
         """
-        found = {}
+        processes = {}
         for path in self.logs.glob("process-*.json"):
-            with suppress(
-                OSError, ValueError, KeyError, TypeError, psutil.Error
-            ):  # somebody else's file, or it has ended
-                said = json.loads(path.read_text())
-                if (
-                    said["host"] == socket.gethostname()
-                    and abs(psutil.Process(int(said["pid"])).create_time() - said["since"]) < _CLOCK
-                ):
-                    found[int(path.stem.removeprefix("process-"))] = int(said["pid"])
-        return found
+            # somebody else's file, or it has ended
+            with suppress(OSError, ValueError, KeyError, TypeError, psutil.Error):
+                values = json.loads(path.read_text())
+                pid = int(values["pid"])
+                if values["host"] != socket.gethostname():
+                    continue
+                if abs(psutil.Process(pid).create_time() - values["since"]) < _CLOCK:
+                    processes[int(path.stem.removeprefix("process-"))] = pid
+        return processes
 
     def write(
         self,
         config: Config,
         plan: Plan,
-        origins: Mapping[str, str],
-        formulas: Mapping[str, str],
-        began: str | None = None,
-        weights: str | None = None,
+        *,
+        origins: Mapping[str, str] | None = None,
+        formulas: Mapping[str, str] | None = None,
+        parent_checkpoint: str | None = None,
+        weights_path: str | None = None,
     ) -> None:
-        """began: the checkpoint of another run that this one begins from.
+        """config.yaml and plan.json.
 
-        weights: what --init-from named.
+        origins: where each value of the config came from.
+        formulas: what sizes were computed by.
+        parent_checkpoint: of another run, that this one begins from.
+        weights_path: what --init-from named.
         """
         scratch = self.config.with_name("config.yaml.part")
         scratch.write_text(dump(config.model_dump(mode="json")))
         scratch.replace(self.config)
-        write_json(
-            self.plan,
-            {
-                "plan": plan.to_json(),
-                "origins": dict(origins),
-                "formulas": dict(formulas),
-                "began": began,
-                "weights": weights,
-            },
-        )
+        values = {
+            "plan": plan.to_json(),
+            "origins": dict(origins or {}),
+            "formulas": dict(formulas or {}),
+            "began": parent_checkpoint,
+            "weights": weights_path,
+        }
+        write_json(self.plan, values)
 
-    def began(self) -> str | None:
+    def parent_checkpoint(self) -> str | None:
         """The checkpoint of another run that this one began from."""
-        return self._said("began")
+        return self._read_text("began")
 
-    def weights(self) -> str | None:
+    def weights_path(self) -> str | None:
         """The path of the weights that this one began from."""
-        return self._said("weights")
+        return self._read_text("weights")
 
-    def _said(self, key: str) -> str | None:
+    def _read_text(self, key: str) -> str | None:
+        """Of plan.json."""
         try:
-            found: str | None = json.loads(self.plan.read_text()).get(key)
-            return found
+            text: str | None = json.loads(self.plan.read_text()).get(key)
         except (OSError, ValueError, AttributeError):
             return None
+        return text
 
     def read_config(self, registry: Registry) -> Config:
         return load(read_file(self.config), registry).config

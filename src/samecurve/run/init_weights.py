@@ -95,7 +95,7 @@ def weights_for(
                 _WHERE,
             )
         return examine(asked, config, facts) if asked else None
-    began = run.weights()
+    began = run.weights_path()
     if asked and str(asked.resolve()) != began:
         how = (
             f"began from the weights {began}"

@@ -32,14 +32,14 @@ def check_port(port: int) -> None:
 
 def check_room(home: Path, config: Config, facts: Facts) -> None:
     """Room for two checkpoints (one stays until the next is published). UserError: not enough."""
-    moments, _ = num_optimizer_states(config, facts)
-    each = itemsize(config.train.precision) * (facts.params + moments * facts.trainable)
-    at = next(path for path in _upwards(home.absolute()) if path.is_dir())
-    free = shutil.disk_usage(at).free
-    if free < 2 * each:
+    states, _ = num_optimizer_states(config, facts)
+    size = itemsize(config.train.precision) * (facts.params + states * facts.trainable)
+    place = next(path for path in _upwards(home.absolute()) if path.is_dir())
+    free = shutil.disk_usage(place).free
+    if free < 2 * size:
         raise UserError(
-            f"{show_bytes(free)} are free at {at}; a checkpoint needs {show_bytes(each)}, and a new"
-            " one is written before an old one goes",
+            f"{show_bytes(free)} are free at {place}; a checkpoint needs {show_bytes(size)}, and a"
+            " new one is written before an old one goes",
             "free some space, or another --save-dir",
             "--save-dir",
         )
@@ -50,7 +50,7 @@ def _upwards(path: Path) -> Iterator[Path]:
     yield from path.parents
 
 
-def leave(home: Path) -> None:
+def remove_unbegun(home: Path) -> None:
     """Where nothing was begun after all: what was made for it is taken away again."""
     if Run(home).exists():
         return
@@ -61,12 +61,9 @@ def leave(home: Path) -> None:
         home.rmdir()
 
 
-def make(home: Path) -> None:
-    if (
-        home.is_dir()
-        and not Run(home).exists()
-        and any(path.name not in {"lock", SCRATCH} for path in home.iterdir())
-    ):
+def make_home(home: Path) -> None:
+    """A directory for a run, that can be written. UserError: it can't, or holds something else."""
+    if home.is_dir() and not Run(home).exists() and _holds_files(home):
         if Run(home).checkpoints.is_dir():
             raise UserError(
                 f"{home} has lost its plan.json",
@@ -90,21 +87,24 @@ def make(home: Path) -> None:
         ) from None
 
 
+def _holds_files(home: Path) -> bool:
+    return any(path.name not in {"lock", SCRATCH} for path in home.iterdir())
+
+
 def check_trackers(track: Track) -> None:
-    """UserError: what is to be told of the run is not installed, or can't be called so."""
+    """UserError: a tracker is not installed, or its project can't be called so."""
     for name in trackers_wanted(track):
-        found = find_spec(name)
-        if (
-            found is None or found.origin is None
-        ):  # a folder of that name (wandb makes one) is no library
+        spec = find_spec(name)
+        # a folder of that name (wandb makes one) is no library
+        if spec is None or spec.origin is None:
             raise UserError(
                 f"track.{name} needs {name}: not installed",
                 f"{install_command(name)}, or leave it out",
                 f"track.{name}",
             )
-    if (track.wandb != "off" and not 0 < len(track.wandb_project) <= 128) or set(
-        track.wandb_project
-    ) & set("/\\#?%:"):
+    length, forbidden = len(track.wandb_project), set("/\\#?%:")
+    no_length = track.wandb != "off" and not 0 < length <= 128
+    if no_length or set(track.wandb_project) & forbidden:
         raise UserError(
             f"track.wandb_project: {track.wandb_project!r} is no name for a project",
             "at most 128 characters, none of them / \\ # ? % :",
@@ -113,7 +113,5 @@ def check_trackers(track: Track) -> None:
 
 
 def trackers_wanted(track: Track) -> list[str]:
-    return [
-        *(["tensorboard"] if track.tensorboard else []),
-        *(["wandb"] if track.wandb != "off" else []),
-    ]
+    names = {"tensorboard": track.tensorboard, "wandb": track.wandb != "off"}
+    return [name for name, is_wanted in names.items() if is_wanted]

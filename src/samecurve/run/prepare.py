@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from samecurve.checkpoint.store import sweep
-from samecurve.core.config.sections import LoadedConfig, Track
-from samecurve.core.events import Event
+from samecurve.core.config.sections import Config, LoadedConfig, Track
+from samecurve.core.events import Event, Kind
 from samecurve.core.planning.facts import Facts, Measure, Speeds
 from samecurve.core.planning.machine import Machine
 from samecurve.core.planning.plan import Plan, plan
@@ -22,7 +22,13 @@ from samecurve.run.init_weights import keep, publish, weights_for
 from samecurve.run.lock import Lock
 from samecurve.run.logs import clear_logs
 from samecurve.run.naming import free_name
-from samecurve.run.preconditions import check_port, check_room, check_trackers, leave, make
+from samecurve.run.preconditions import (
+    check_port,
+    check_room,
+    check_trackers,
+    make_home,
+    remove_unbegun,
+)
 from samecurve.run.provenance import surroundings
 from samecurve.run.resume import (
     Options,
@@ -34,20 +40,32 @@ from samecurve.run.resume import (
 )
 
 
-@dataclass
+@dataclass(frozen=True, kw_only=True)
 class PreparedRun:
-    """A run ready to start, its lock held.
-
-    begin: where its journal ended before. done: nothing is left to train. track: who is told of it.
-    """
+    """A run ready to start, its lock held."""
 
     run: Run
     plan: Plan
     attempt: Attempt
     lock: Lock
-    begin: int
-    done: bool
-    track: Track
+    journal_start: int  # where its journal ended before
+    done: bool  # nothing is left to train
+    track: Track  # which trackers read along
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Accepted:
+    """What a start follows from: nothing of it is refused any more, nothing is written yet."""
+
+    run: Run
+    lock: Lock
+    loaded: LoadedConfig
+    options: Options
+    origin: Origin
+    plan: Plan
+    facts: Facts
+    machine: Machine
+    weights: str | None  # the path that its first weights come from
 
 
 def make_plan(
@@ -63,157 +81,186 @@ def prepare(
     loaded: LoadedConfig,
     options: Options,
     facts: Facts | None = None,
+    *,
     machine: Machine | None = None,
     measure: Measure | None = None,
 ) -> PreparedRun:
-    """facts: if they were measured.
+    """Decide everything, then write what the ranks read.
 
-    machine: another than this one by itself. measure: what is to be measured once all else is
-    accepted. UserError: anything that can't be honoured; the disk is then as it was before.
+    facts: if they were measured.
+    machine: another than this one by itself.
+    measure: measures speeds, once all else is accepted.
+
+    UserError: anything that can't be honoured; the disk is then as it was before.
     """
     machine = machine or probe()
+    config = loaded.config
     if loaded.run_directory and not options.save_dir and options.resume in {"auto", "never"}:
         options = replace(options, save_dir=Path(loaded.run_directory))
-    unlimited = loaded.config.model_copy(
-        update={"devices": loaded.config.devices.model_copy(update={"memory": None})}
-    )
-    plan(
-        unlimited, machine, _least_facts(measure is not None)
-    )  # devices, strategy and sync are refused before any data is read
-    check_trackers(loaded.config.track)
-    facts = facts or describe(loaded.config)
+    _refuse_early(config, machine, measurable=measure is not None)
+    check_trackers(config.track)
+    facts = facts or describe(config)
     origin = find_origin(loaded, options)
     fixed = fixed_of(origin, options)
-    refuse_changes(origin, loaded.config)
-    facts = measure(loaded.config, machine, facts) if measure else facts
-    made = plan(loaded.config, machine, facts, fixed)
+    refuse_changes(origin, config)
+    facts = measure(config, machine, facts) if measure else facts
+    accepted_plan = plan(config, machine, facts, fixed)
     weights = weights_for(
         origin.run,
         origin.own,
         origin.checkpoint is not None,
         options.init_from,
-        loaded.config,
+        config,
         facts,
-        origin.words,
+        origin.notes,
     )
-    check_port(loaded.config.devices.port)
-    check_room(
-        origin.run.home if origin.run else options.save_dir or Path("runs"), loaded.config, facts
-    )
-    home = origin.run or Run(options.save_dir or free_name(loaded.name))
-    make(home.home)
-    lock = Lock(home)
+    check_port(config.devices.port)
+    home = origin.run.home if origin.run else options.save_dir or Path("runs")
+    check_room(home, config, facts)
+    run = origin.run or Run(options.save_dir or free_name(loaded.name))
+    make_home(run.home)
+    lock = Lock(run)
     try:
         if weights:
-            keep(weights, home)
-            origin.words.extend(weights.words)
-        return _begin(
-            home,
-            lock,
-            loaded,
-            options,
-            origin,
-            made,
-            facts,
-            machine,
-            str(weights.path) if weights else home.weights(),
+            keep(weights, run)
+            origin.notes.extend(weights.words)
+        return _write(
+            _Accepted(
+                run=run,
+                lock=lock,
+                loaded=loaded,
+                options=options,
+                origin=origin,
+                plan=accepted_plan,
+                facts=facts,
+                machine=machine,
+                weights=str(weights.path) if weights else run.weights_path(),
+            )
         )
     except OSError as error:
         lock.release()
-        leave(home.home)
+        remove_unbegun(run.home)
         raise UserError(
-            f"{error.filename or home.home} can't be written: {error.strerror}",
+            f"{error.filename or run.home} can't be written: {error.strerror}",
             "another --save-dir, or mend this one",
             "--save-dir",
         ) from None
     except BaseException:
         lock.release()
-        leave(home.home)
+        remove_unbegun(run.home)
         raise
 
 
-def _begin(
-    run: Run,
-    lock: Lock,
-    loaded: LoadedConfig,
-    options: Options,
-    origin: Origin,
-    made: Plan,
-    facts: Facts,
-    machine: Machine,
-    weights: str | None,
-) -> PreparedRun:
+def _refuse_early(config: Config, machine: Machine, *, measurable: bool) -> None:
+    """Devices, strategy and sync are refused before any data is read."""
+    devices = config.devices.model_copy(update={"memory": None})
+    unlimited = config.model_copy(update={"devices": devices})
+    plan(unlimited, machine, _least_facts(measurable=measurable))
+
+
+def _write(accepted: _Accepted) -> PreparedRun:
+    """The run's directory and files, as they are when the ranks start."""
+    run, origin = accepted.run, accepted.origin
+    journal_start = _mend(run)
+    _note_lost_lines(run, origin)
+    prepared = PreparedRun(
+        run=run,
+        plan=accepted.plan,
+        attempt=_attempt(accepted),
+        lock=accepted.lock,
+        journal_start=journal_start,
+        done=origin.checkpoint is not None and origin.step >= accepted.plan.steps,
+        track=accepted.loaded.config.track,
+    )
+    if not prepared.done:
+        _write_files(accepted)
+        _write_journal(accepted, prepared)
+    return prepared
+
+
+def _mend(run: Run) -> int:
+    """What an earlier start left half done. Returns the journal's length."""
     for directory in (run.checkpoints, run.logs):
         directory.mkdir(exist_ok=True)
     clear_logs(run.logs)
     sweep(run.checkpoints)
     cut_torn_line(run.journal)
-    begin = run.journal.stat().st_size if run.journal.exists() else 0
-    if (
-        origin.own and origin.checkpoint and (written := last_step(run.journal)) < origin.step
-    ):  # a save waits for its journal, so somebody cut it
-        origin.words.append(
+    return run.journal.stat().st_size if run.journal.exists() else 0
+
+
+def _note_lost_lines(run: Run, origin: Origin) -> None:
+    """A save waits for its journal, so somebody cut it."""
+    if not origin.own or origin.checkpoint is None:
+        return
+    written = last_step(run.journal)
+    if written < origin.step:
+        origin.notes.append(
             f"journal.jsonl lacks steps {written + 1} to {origin.step}, which"
             f" {origin.checkpoint.name} holds: what reads it (report, losses) will not know them"
         )
-    done = origin.checkpoint is not None and origin.step >= made.steps
-    stop_at = None if options.stop_after is None else origin.step + options.stop_after
-    attempt = Attempt(
-        new_attempt_name(),
-        str(run.home),
-        str(origin.checkpoint) if origin.checkpoint else None,
-        stop_at,
-        weights=str(run.initial) if weights and not origin.checkpoint else None,
+
+
+def _attempt(accepted: _Accepted) -> Attempt:
+    run, origin, stop_after = accepted.run, accepted.origin, accepted.options.stop_after
+    return Attempt(
+        name=new_attempt_name(),
+        run=str(run.home),
+        resume=str(origin.checkpoint) if origin.checkpoint else None,
+        stop_at=None if stop_after is None else origin.step + stop_after,
+        weights=str(run.initial) if accepted.weights and not origin.checkpoint else None,
     )
-    if done:
-        return PreparedRun(run, made, attempt, lock, begin, done, loaded.config.track)
-    began = (
-        run.began()
-        if run.exists()
-        else str(origin.checkpoint)
-        if origin.checkpoint and not origin.own
-        else None
-    )
-    if weights and not run.exists():
+
+
+def _write_files(accepted: _Accepted) -> None:
+    run, origin = accepted.run, accepted.origin
+    parent = None
+    if run.exists():
+        parent = run.parent_checkpoint()
+    elif origin.checkpoint and not origin.own:
+        parent = str(origin.checkpoint)
+    if accepted.weights and not run.exists():
         publish(run)
-    run.write(loaded.config, made, loaded.origins, facts.formulas, began, weights)
-    append_event(
-        run.journal,
-        Event(
-            "planned",
-            origin.step,
-            {
-                "attempt": attempt.name,
-                "run": str(run.home),
-                "plan": made.to_json(),
-                "environment": surroundings(made.engine, machine),
-            },
-        ),
+    run.write(
+        accepted.loaded.config,
+        accepted.plan,
+        origins=accepted.loaded.origins,
+        formulas=accepted.facts.formulas,
+        parent_checkpoint=parent,
+        weights_path=accepted.weights,
+    )
+
+
+def _write_journal(accepted: _Accepted, prepared: PreparedRun) -> None:
+    run, origin, start_plan = accepted.run, accepted.origin, accepted.plan
+
+    def record(kind: Kind, **values: object) -> None:
+        append_event(run.journal, Event(kind, origin.step, values))
+
+    record(
+        "planned",
+        attempt=prepared.attempt.name,
+        run=str(run.home),
+        plan=start_plan.to_json(),
+        environment=surroundings(start_plan.engine, accepted.machine),
     )
     if origin.own and origin.run:
         set_later_aside(run, origin)
-    for word in (*loaded.notes, *origin.words):
-        append_event(run.journal, Event("warned", origin.step, {"text": word}))
-    if begin or origin.checkpoint:
-        append_event(
-            run.journal,
-            Event(
-                "resumed", origin.step, {"attempt": attempt.name, "text": _resumed(origin, made)}
-            ),
-        )
-    return PreparedRun(run, made, attempt, lock, begin, done, loaded.config.track)
+    for note in (*accepted.loaded.notes, *origin.notes):
+        record("warned", text=note)
+    if prepared.journal_start or origin.checkpoint:
+        record("resumed", attempt=prepared.attempt.name, text=_resumed_from(origin, start_plan))
 
 
-def _resumed(origin: Origin, made: Plan) -> str:
+def _resumed_from(origin: Origin, plan: Plan) -> str:
     if origin.checkpoint is None:
         return "nothing was saved before: from the start"
     return (
-        f"from {origin.checkpoint}; batch {made.global_batch_size}: {made.reasons['batch']}; on {made.num_devices}"
-        f" device{'s' if made.num_devices > 1 else ''}"
+        f"from {origin.checkpoint}; batch {plan.global_batch_size}: {plan.reasons['batch']}; on"
+        f" {plan.num_devices} device{'s' if plan.num_devices > 1 else ''}"
     )
 
 
-def _least_facts(measurable: bool) -> Facts:
+def _least_facts(*, measurable: bool) -> Facts:
     """A stand-in that fits anywhere, to try the choices that depend on no model.
 
     measurable: whether devices can be.

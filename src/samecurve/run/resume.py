@@ -26,7 +26,7 @@ from samecurve.tasks import Tasks
 from samecurve.units import first_and_count
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Options:
     """What a command line says beside the config."""
 
@@ -39,13 +39,13 @@ class Options:
 
 @dataclass
 class Origin:
-    """Where a run begins. own: the checkpoint lies in the run directory itself."""
+    """Where a run begins."""
 
-    run: Run | None = None
+    run: Run | None = None  # that is gone on with; None: a new one
     checkpoint: Path | None = None
-    manifest: dict[str, Any] = field(default_factory=dict)
-    own: bool = True
-    words: list[str] = field(default_factory=list)
+    manifest: dict[str, Any] = field(default_factory=dict)  # of the checkpoint
+    own: bool = True  # the checkpoint lies in the run directory itself
+    notes: list[str] = field(default_factory=list)  # what the user should know of it
 
     @property
     def step(self) -> int:
@@ -67,21 +67,20 @@ def find_origin(loaded: LoadedConfig, options: Options) -> Origin:
     if run is None or not run.exists():
         return Origin()
     origin = _newest_of(run)
-    began = run.began()
-    return (
-        origin
-        if origin.checkpoint or began is None
-        else replace(_from_path(Path(began), Options()), run=run, own=False)
-    )
+    parent = run.parent_checkpoint()
+    if origin.checkpoint or parent is None:
+        return origin
+    return replace(_from_path(Path(parent), Options()), run=run, own=False)
 
 
 def _newest_of(run: Run) -> Origin:
     Lock(run).release()  # a live run takes its older checkpoints away: refused before they are read
-    found, damaged = newest(run.checkpoints)
-    words = [f"{line}; going on from {found.name if found else 'the start'}" for line in damaged]
-    if found is None:
-        return Origin(run, words=words)
-    return Origin(run, found, read_manifest(found), words=words)
+    checkpoint, damaged = newest(run.checkpoints)
+    start = checkpoint.name if checkpoint else "the start"
+    notes = [f"{line}; going on from {start}" for line in damaged]
+    if checkpoint is None:
+        return Origin(run, notes=notes)
+    return Origin(run, checkpoint, read_manifest(checkpoint), notes=notes)
 
 
 def _from_path(path: Path, options: Options) -> Origin:
@@ -121,7 +120,7 @@ def _from_path(path: Path, options: Options) -> Origin:
         options.save_dir and Run(options.save_dir).exists()
     ):  # begun before by this very command: go on with it
         run = Run(options.save_dir)
-        if run.began() != str(origin.checkpoint):
+        if run.parent_checkpoint() != str(origin.checkpoint):
             raise UserError(
                 f"{options.save_dir} holds another run already",
                 "another --save-dir for the run that begins from this checkpoint",
@@ -140,7 +139,7 @@ def _unfinished(loaded: LoadedConfig, init_from: Path | None) -> Run | None:
     weights = str(init_from.resolve()) if init_from else None
     for home in sorted(Path("runs").glob(f"{loaded.name}-*"), reverse=True):
         run = Run(home)
-        if not run.exists() or run.weights() != weights or is_live(run) or _finished(run):
+        if not run.exists() or run.weights_path() != weights or is_live(run) or _finished(run):
             continue
         try:
             if _comparable(run.read_config(Tasks())) == wanted:
@@ -191,29 +190,16 @@ def fixed_of(origin: Origin, options: Options) -> Fixed | None:
 
 
 def refuse_changes(origin: Origin, config: Config) -> None:
-    """What the model or the data is can't change under way; what else did is said."""
+    """What the model or the data is can't change under way; what else did is noted."""
     saved = origin.manifest.get("config") or (
         flatten(origin.run.read_config(Tasks())) if origin.run else {}
     )
     before, after = _plain({"optimizer.groups": [], **saved}), _plain(flatten(config))
     _refuse_thawed(origin, before["optimizer.groups"], config)
+    changed = _changed_keys(before, after) if saved else []
     indifferent = {f"data.{name}" for name in config.data.indifferent}
-    new = [
-        key
-        for key in {**before, **after}
-        if (key not in before or key not in after) and key.startswith(("model.", "data.")) and saved
-    ]
-    before, after = {**dict.fromkeys(new), **before}, {**dict.fromkeys(new), **after}
-    changed = [
-        key
-        for key in after
-        if key in before and before[key] != after[key] and key not in indifferent
-    ]
-    fatal = [
-        key
-        for key in changed
-        if key.startswith(("model.", "data.")) or key in {"task", "optimizer.name"}
-    ]
+    changed = [key for key in changed if key not in indifferent]
+    fatal = [key for key in changed if _is_model_or_data(key) or key in {"task", "optimizer.name"}]
     if fatal:
         where = origin.checkpoint or (origin.run.home if origin.run else "")
         raise UserError(
@@ -221,27 +207,41 @@ def refuse_changes(origin: Origin, config: Config) -> None:
             "the config as it was, or a new run with another --save-dir",
             str(where),
         )
-    said = [key for key in changed if not key.startswith(("devices.", "batch.", "track."))]
-    if said:
-        origin.words.append(
-            f"changed since the run was last saved: {_changes(said, before, after)}"
-        )
+    noted = [key for key in changed if not key.startswith(("devices.", "batch.", "track."))]
+    if noted:
+        changes = _changes(noted, before, after)
+        origin.notes.append(f"changed since the run was last saved: {changes}")
+
+
+def _changed_keys(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    """Keys of both, and those of model and data that only one has."""
+    changed = []
+    for key in {**after, **before}:
+        is_in_both = key in before and key in after
+        if (is_in_both or _is_model_or_data(key)) and before.get(key) != after.get(key):
+            changed.append(key)
+    return changed
+
+
+def _is_model_or_data(key: str) -> bool:
+    return key.startswith(("model.", "data."))
 
 
 def _refuse_thawed(origin: Origin, before: list[Any], config: Config) -> None:
-    """The optimizer has no state of what was frozen, and state without use of what is from now on."""
+    """The optimizer has no state of what was frozen, and useless state of what is from now on."""
     names = [
         name.removeprefix("model/")
         for name in origin.manifest.get("arrays", {})
         if name.startswith("model/")
     ]
-    then, now = ParamRules([ParamGroup(**group) for group in before], 0.0), config.optimizer.rules
+    then = ParamRules([ParamGroup(**group) for group in before], 0.0)
+    now = config.optimizer.rules
     changed = [name for name in names if then.is_frozen(name) != now.is_frozen(name)]
     if changed:
         how = "frozen" if then.is_frozen(changed[0]) else "trained"
         raise UserError(
-            f"optimizer.groups: {first_and_count(changed)} was {how} when this run was last saved, and the"
-            " other way round it would have no fitting optimizer state",
+            f"optimizer.groups: {first_and_count(changed)} was {how} when this run was last saved,"
+            " and the other way round it would have no fitting optimizer state",
             "the same parameters frozen as before, or a new run with another --save-dir:"
             " --init-from RUN begins with these weights",
             str(origin.checkpoint),
@@ -255,17 +255,17 @@ def _plain(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _changes(keys: list[str], before: dict[str, Any], after: dict[str, Any]) -> str:
-    return ", ".join(f"{key} {before[key]} -> {after[key]}" for key in keys)
+    return ", ".join(f"{key} {before.get(key)} -> {after.get(key)}" for key in keys)
 
 
 def set_later_aside(run: Run, origin: Origin) -> None:
-    """Checkpoints beyond the one that is gone on from belong to a course not taken: set aside, so
+    """Checkpoints beyond the one that is gone on from belong to a path not taken: set aside, so
     that none is taken for the newest.
     """
     for path in checkpoints(run.checkpoints):
         if origin.checkpoint is None or path.name > name_of(origin.step):
             aside = path.with_name(f"void-{path.name}-{time.time_ns():x}")
             path.rename(aside)
-            origin.words.append(
+            origin.notes.append(
                 f"{path.name} lies beyond where this goes on from: set aside as {aside.name}"
             )

@@ -33,9 +33,9 @@ def begin(home: str, rank: str, number: int) -> None:
     ).start()
 
 
-def _beat(home: str, rank: str, me: int) -> None:
+def _beat(home: str, rank: str, own_pid: int) -> None:
     before = None
-    while os.getpid() == me:
+    while os.getpid() == own_pid:
         time.sleep(_EVERY)
         try:
             count = _entered()
@@ -45,9 +45,9 @@ def _beat(home: str, rank: str, me: int) -> None:
                     struct.pack("<qII", count, _PHASE, count & 0xFFFFFFFF),
                 )
                 before = count
-            found = os.path.join(home, f"collectives-{rank}.json")
-            if os.path.exists(os.path.join(home, "asked")) and not os.path.exists(found):
-                record(found)
+            answer = os.path.join(home, f"collectives-{rank}.json")
+            if os.path.exists(os.path.join(home, "asked")) and not os.path.exists(answer):
+                record(answer)
         except (OSError, RuntimeError):  # no room, or the group is just being made or taken apart
             continue
 
@@ -57,7 +57,8 @@ def _entered() -> int | None:
     c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")
     if c10d is None or not getattr(c10d, "is_initialized", bool)():
         return None
-    entered: int = sum(group._get_sequence_number_for_group() for group in list(c10d._world.pg_map))
+    groups = list(c10d._world.pg_map)  # noqa: SLF001 - torch has no public list of them
+    entered: int = sum(group._get_sequence_number_for_group() for group in groups)  # noqa: SLF001
     return entered
 
 

@@ -1,11 +1,14 @@
 """What a rank of `samecurve run` is before it is the user's script: it dies with its launcher, and
-leaves word of how it ended.
+leaves a report of how it ended.
 
-Run by its path, without the package, so that it starts as fast as the script alone: bootstrap.py
-WORD LAUNCHER SIGNAL script|module TARGET ARGS... Inside, sys.argv, sys.path and __main__ are what
-`python SCRIPT` or `python -m MODULE` would make them, so that pickles and spawned processes find
-their way. The traceback of an uncaught exception goes into the word, free of frames from here; the
-launcher puts it into the rank's log, and tells the cause once.
+Run by its path, without the package, so that it starts as fast as the script alone:
+bootstrap.py REPORT LAUNCHER SIGNAL script|module TARGET ARGS...
+SIGNAL asks where it hangs; 0: nobody will.
+
+Inside, sys.argv, sys.path and __main__ are what `python SCRIPT` or `python -m MODULE` would make
+them, so that pickles and spawned processes find their way. The traceback of an uncaught exception
+goes into the report, free of frames from here; the launcher puts it into the rank's log, and tells
+the cause once.
 """
 
 import os
@@ -18,19 +21,22 @@ _PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__fil
 def main() -> None:
     if sys.path[:1] == [os.path.dirname(os.path.abspath(__file__))]:
         del sys.path[0]  # first of all: what is beside this file would shadow other modules
-    _, word, launcher, number, kind, *argv = sys.argv
+    _, report, launcher, number, kind, *argv = sys.argv
     _die_with(int(launcher))
-    _watched(word, int(number))
-    me, error = os.getpid(), None
+    if int(number):
+        _begin_recording(os.path.dirname(report), int(number))
+    own_pid, error = os.getpid(), None
     try:
         (_module if kind == "module" else _script)(argv)
     except BaseException as raised:
         error = raised
-    if os.getpid() != me:  # a fork of the script that came back through here: Python's own ending
+    if (
+        os.getpid() != own_pid
+    ):  # a fork of the script that came back through here: Python's own ending
         if error is not None:
             raise error
         return
-    code = _leave(word, error)
+    code = _write_report(report, error)
     error = None
     sys.exit(code)
 
@@ -44,37 +50,35 @@ def _die_with(parent: int) -> None:
             os._exit(1)
 
 
-def _watched(word: str, number: int) -> None:
-    """number: of the signal that asks where it hangs; 0: nobody will."""
-    if number:
-        from importlib.util import module_from_spec, spec_from_file_location
+def _begin_recording(home: str, number: int) -> None:
+    """number: of the signal that asks where it hangs."""
+    from importlib.util import module_from_spec, spec_from_file_location
 
-        spec = spec_from_file_location(
-            "samecurve_flight_recorder", os.path.join(_PACKAGE, "worker", "flight_recorder.py")
-        )
-        assert spec is not None
-        assert spec.loader is not None
-        recorder = module_from_spec(spec)
-        spec.loader.exec_module(recorder)
-        recorder.begin(os.path.dirname(word), os.environ["RANK"], number)
+    path = os.path.join(_PACKAGE, "worker", "flight_recorder.py")
+    spec = spec_from_file_location("samecurve_flight_recorder", path)
+    assert spec is not None
+    assert spec.loader is not None
+    recorder = module_from_spec(spec)
+    spec.loader.exec_module(recorder)
+    recorder.begin(home, os.environ["RANK"], number)
 
 
-def _fresh() -> dict[str, Any]:
+def _new_main() -> dict[str, Any]:
     """A new __main__, which stays until the process ends, for exit handlers and threads."""
     import builtins
     import types
 
-    made = types.ModuleType("__main__")
-    made.__dict__.update(__builtins__=builtins, __annotations__={})
-    sys.modules["__main__"] = made
-    return made.__dict__
+    module = types.ModuleType("__main__")
+    module.__dict__.update(__builtins__=builtins, __annotations__={})
+    sys.modules["__main__"] = module
+    return module.__dict__
 
 
 def _script(argv: list[str]) -> None:
     import io
     from importlib.machinery import SourceFileLoader
 
-    path, space = os.path.abspath(argv[0]), _fresh()
+    path, space = os.path.abspath(argv[0]), _new_main()
     sys.argv = argv
     if not getattr(sys.flags, "safe_path", False):
         sys.path.insert(0, os.path.dirname(os.path.realpath(path)))
@@ -87,47 +91,49 @@ def _script(argv: list[str]) -> None:
 def _module(argv: list[str]) -> None:
     import runpy
 
-    _fresh()
+    _new_main()
     sys.argv = ["-m", *argv[1:]]
     if not getattr(sys.flags, "safe_path", False):
         sys.path.insert(0, os.getcwd())
-    runpy._run_module_as_main(argv[0])  # type: ignore[attr-defined]  # what the interpreter itself calls for -m
+    # what the interpreter itself calls for -m; it has no public name
+    run_as_main = runpy._run_module_as_main  # type: ignore[attr-defined]  # noqa: SLF001
+    run_as_main(argv[0])
 
 
-def _leave(path: str, error: BaseException | None) -> int:
-    """Word of how it ended; said: what Python would have put on stderr. Returns the exit code."""
+def _write_report(path: str, error: BaseException | None) -> int:
+    """How it ended. Returns the exit code."""
     import json
     import time
 
-    code, cause, trace, said = _told(error)
-    word = {
+    code, cause, trace, said = _describe(error)
+    report = {
         "code": code,
         "cause": cause,
         "trace": trace,
         "said": said,
-        "joined": _joined(),
+        "joined": _has_joined(),
         "torch": "torch" in sys.modules,
         "time": time.time(),
     }
     try:
         with open(f"{path}.part", "w") as file:
-            json.dump(word, file)
+            json.dump(report, file)
         os.replace(f"{path}.part", path)
     except OSError:  # no room: said here, as it would be without a launcher
         sys.stderr.write(said)
     return code
 
 
-def _told(error: BaseException | None) -> tuple[int, str, str, str]:
-    """Exit code, cause in a line, traceback, and all that stderr would show."""
-    if error is None or (isinstance(error, SystemExit) and error.code is None):
+def _describe(error: BaseException | None) -> tuple[int, str, str, str]:
+    """Exit code, cause in a line, traceback, and all that Python would have put on stderr."""
+    if error is None:
         return 0, "", "", ""
     if isinstance(error, SystemExit):
-        return (
-            (error.code & 0xFF, "", "", "")
-            if isinstance(error.code, int)
-            else (1, str(error.code), "", f"{error.code}\n")
-        )
+        if error.code is None:
+            return 0, "", "", ""
+        if isinstance(error.code, int):
+            return error.code & 0xFF, "", "", ""
+        return 1, str(error.code), "", f"{error.code}\n"
     import traceback
 
     trace = error.__traceback__
@@ -136,15 +142,13 @@ def _told(error: BaseException | None) -> tuple[int, str, str, str]:
     error.__traceback__ = trace
     text = "".join(traceback.format_exception(error))
     cause = "".join(traceback.format_exception_only(error)).strip()
-    return (
-        130 if isinstance(error, KeyboardInterrupt) else 1,
-        cause.splitlines()[-1] if isinstance(error, SyntaxError) else cause,
-        text,
-        _hooked(error, text),
-    )
+    if isinstance(error, SyntaxError):
+        cause = cause.splitlines()[-1]
+    code = 130 if isinstance(error, KeyboardInterrupt) else 1
+    return code, cause, text, _through_excepthook(error, text)
 
 
-def _hooked(error: BaseException, text: str) -> str:
+def _through_excepthook(error: BaseException, text: str) -> str:
     """What sys.excepthook says, which the script or a library may have set."""
     import contextlib
     import io
@@ -162,24 +166,22 @@ def _hooked(error: BaseException, text: str) -> str:
     return buffer.getvalue() or text
 
 
-def _joined() -> bool:
+def _has_joined() -> bool:
     """Whether this process was ever one of several that know of each other, as far as what it has
     imported can tell.
     """
-    c10d, jax = (
-        sys.modules.get("torch.distributed.distributed_c10d"),
-        sys.modules.get("jax._src.distributed"),
-    )
+    c10d = sys.modules.get("torch.distributed.distributed_c10d")
     if c10d is not None and (
         c10d.is_initialized()
         or getattr(c10d, "_default_pg_init_method", None) is not None
         or getattr(sys.excepthook, "__module__", "") == c10d.__name__
     ):
         return True  # the hook stays when the group is destroyed
-    return getattr(getattr(jax, "global_state", None), "num_processes", 1) not in {None, 1} or not {
-        "mpi4py.MPI",
-        "horovod",
-    }.isdisjoint(sys.modules)
+    jax = sys.modules.get("jax._src.distributed")
+    processes = getattr(getattr(jax, "global_state", None), "num_processes", 1)
+    if processes not in {None, 1}:
+        return True
+    return "mpi4py.MPI" in sys.modules or "horovod" in sys.modules
 
 
 if __name__ == "__main__":

@@ -4,19 +4,27 @@ What `samecurve bench --collectives` does.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 
-def time_rank(
-    index: int, group: Any, name: str, size: int, times: int, places: Sequence[str], threads: int
-) -> list[float]:
-    """Seconds of one call, so many times. places: torch's name of each rank's device."""
+@dataclass(frozen=True, kw_only=True)
+class CollectiveJob:
+    name: str  # of the collective
+    bytes: int  # of the whole array
+    times: int
+    places: Sequence[str]  # torch's name of each rank's device
+    threads: int
+
+
+def time_rank(index: int, group: Any, job: CollectiveJob) -> list[float]:
+    """Seconds of one call, so many times."""
     import torch
 
     from samecurve.torch_engine.collective_bench import time_collective
 
-    torch.set_num_threads(threads)
-    device = torch.device(places[index])
+    torch.set_num_threads(job.threads)
+    device = torch.device(job.places[index])
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    return time_collective(name, group, device, size, times)
+    return time_collective(job.name, group, device, job.bytes, job.times)
