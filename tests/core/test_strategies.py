@@ -1,6 +1,4 @@
-"""One row says all that there is to know of a strategy: the config, --help, the docs and the engines
-follow it.
-"""
+"""One row says all there is to know of a strategy: config, --help, docs and engines follow it."""
 
 import re
 from pathlib import Path
@@ -27,9 +25,13 @@ ENGINES = ("torch", "jax")
 def test_each_engine_serves_just_the_strategies_of_its_rows(engine: str) -> None:
     served: dict[str, Any]
     if engine == "torch":
-        from samecurve.torch_engine.strategies.replicated import STRATEGIES as served
+        from samecurve.torch_engine.strategies import replicated
+
+        served = replicated.STRATEGIES
     else:
-        from samecurve.jax_engine.strategies import STRATEGIES as served
+        from samecurve.jax_engine import strategies
+
+        served = strategies.STRATEGIES
     assert list(served) == [row.name for row in strategies_of(engine)]
 
 

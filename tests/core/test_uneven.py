@@ -1,5 +1,5 @@
-"""Microbatches by the devices' speeds: who gets how many, how large they are, when it isn't worth it, and
-what can't be.
+"""Microbatches by the devices' speeds: who gets how many, how large they are, when it isn't worth
+it, and what can't be.
 """
 
 import json
@@ -111,10 +111,9 @@ def test_what_a_microbatch_costs_by_itself_keeps_them_large() -> None:
             )
             <= 1.03 * best
         )
-        assert (
-            decisions(found)["balance"]
-            == f"{' + '.join(map(str, found.microbatches_per_device))} of {sum(found.microbatches_per_device)} microbatches"
-        )
+        shares = found.microbatches_per_device
+        shown = f"{' + '.join(map(str, shares))} of {sum(shares)} microbatches"
+        assert decisions(found)["balance"] == shown
 
 
 def test_a_prediction_counts_launches_samples_and_the_rest() -> None:

@@ -29,30 +29,24 @@ from samecurve.run.describe import describe
 
 @dataclass(frozen=True, kw_only=True)
 class PredictionRequest:
-    """machine: words or a file.
+    """What --machine and its flags ask for."""
 
-    mfu, bench: whose figure is taken, at most one. chart: a PNG to write.
-    """
-
-    machine: str
-    mfu: float | None = None
+    machine: str  # words or a file
+    mfu: float | None = None  # at most one of mfu and bench says what a device attains
     bench: Path | None = None
-    chart: Path | None = None
+    chart: Path | None = None  # a PNG to write
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """copies: what holds one copy of the model under hsdp.
-
-    plan: of the config as it is; refused: why there is none, though something else would be served.
-    """
+    """What a machine would do."""
 
     cluster: Cluster
-    copies: str
-    share: Utilization
+    copies: str  # what holds one copy of the model under hsdp
+    utilization: Utilization
     facts: Facts
-    plan: Plan | None
-    refused: UserError | None
+    plan: Plan | None  # of the config as it is
+    refused: UserError | None  # why there is none, though something else would be served
     rows: list[StrategyForecast]
     curves: list[Curve]
 
@@ -66,50 +60,37 @@ class Prediction:
 
     def lines(self) -> list[str]:
         tokens = self.facts.tokens_per_sample
-        mine = next(
-            (
-                row
-                for row in self.rows
-                if self.plan
-                and row.plan
-                and row.cost
-                and row.recompute == self.plan.recompute
-                and (row.plan.strategy, row.plan.shards) == (self.plan.strategy, self.plan.shards)
-            ),
-            None,
-        )
-        blocks = [machine_lines(self.cluster, self.share), row_lines(self.rows, tokens)]
-        if mine and mine.cost:
-            blocks.append(cost_lines(f"{mine.name}, recompute {mine.recompute},", mine.cost))
+        blocks = [machine_lines(self.cluster, self.utilization), row_lines(self.rows, tokens)]
+        row = self._row_of_plan()
+        if row and row.cost:
+            blocks.append(cost_lines(f"{row.name}, recompute {row.recompute},", row.cost))
         blocks.append(curve_lines(self.curves, self.batch))
         return "\n\n".join("\n".join(block) for block in blocks if block).splitlines()
+
+    def _row_of_plan(self) -> StrategyForecast | None:
+        """The one that is just what the config asks for."""
+        for row in self.rows:
+            if self.plan is None or row.plan is None or row.recompute != self.plan.recompute:
+                continue
+            same_strategy = row.plan.strategy == self.plan.strategy
+            if same_strategy and row.plan.shards == self.plan.shards and row.cost:
+                return row
+        return None
 
     @property
     def batch(self) -> str:
         """What the curves hold fixed."""
-        grows = next((row.plan.reasons["batch"] for row in self.rows if row.plan), "")
-        fixed = next(
-            (
-                f"{row.plan.global_batch_size} samples a step on any devices"
-                for row in self.rows
-                if row.plan
-            ),
-            "",
-        )
-        each = next(
-            (
-                f"{row.plan.micro_batch_size * row.plan.accumulation_steps} samples a step on each device"
-                for row in self.rows
-                if row.plan
-            ),
-            "",
-        )
-        return each if "grows" in grows else fixed
+        first = next((row.plan for row in self.rows if row.plan), None)
+        if first is None:
+            return ""
+        if "grows" in first.reasons["batch"]:
+            each = first.micro_batch_size * first.accumulation_steps
+            return f"{each} samples a step on each device"
+        return f"{first.global_batch_size} samples a step on any devices"
 
     def json(self) -> dict[str, Any]:
-        return as_json(
-            self.cluster, self.share, self.rows, self.curves, self.facts.tokens_per_sample
-        )
+        tokens = self.facts.tokens_per_sample
+        return as_json(self.cluster, self.utilization, self.rows, self.curves, tokens)
 
 
 def read_request(
@@ -122,70 +103,64 @@ def read_request(
 
     UserError: a flag of --machine without it, or what can't be written.
     """
-    alone = [
-        flag
-        for flag, given in (("--mfu", mfu), ("--from", bench), ("--chart", chart))
-        if given is not None
-    ]
-    if machine is None and alone:
-        raise UserError(f"{alone[0]} is for another machine", "name it: --machine 8xH100", alone[0])
+    values = {"--mfu": mfu, "--from": bench, "--chart": chart}
+    flags = [flag for flag, value in values.items() if value is not None]
+    if machine is None and flags:
+        raise UserError(f"{flags[0]} is for another machine", "name it: --machine 8xH100", flags[0])
     if chart is not None:
         need_matplotlib()
         if chart.suffix.lower() != ".png" or chart.is_dir():
             raise UserError(f"{chart} is no name of a PNG", "--chart NAME.png", "--chart")
-    return (
-        None
-        if machine is None
-        else PredictionRequest(machine=machine, mfu=mfu, bench=bench, chart=chart)
-    )
+    if machine is None:
+        return None
+    return PredictionRequest(machine=machine, mfu=mfu, bench=bench, chart=chart)
 
 
-def predict(loaded: LoadedConfig, asked: PredictionRequest) -> Prediction:
+def predict(loaded: LoadedConfig, request: PredictionRequest) -> Prediction:
     """UserError: what is asked for is not predicted, or nothing fits there."""
-    setup = read_cluster(asked.machine)
-    check_predictable(loaded.config, setup)
-    share = _share(asked, loaded.config.train.precision)
-    facts = describe(loaded.config)
-    made, refused = None, None
+    config, cluster = loaded.config, read_cluster(request.machine)
+    check_predictable(config, cluster)
+    utilization = _utilization(request, config.train.precision)
+    facts = describe(config)
+    plan, refused = None, None
     try:
-        made = plan_on_cluster(loaded.config, facts, setup)
+        plan = plan_on_cluster(config, facts, cluster)
     except UserError as error:
         refused = error
-    found = compare_strategies(loaded.config, facts, setup, share)
-    if refused and all(row.refused == refused.cause for row in found):
+    rows = compare_strategies(config, facts, cluster, utilization)
+    if refused and all(row.refused == refused.cause for row in rows):
         raise refused  # nothing about strategies
-    if asked.chart and not any(row.cost for row in found):
+    if request.chart and not any(row.cost for row in rows):
         raise UserError(
             "there is nothing to draw: no strategy has a predicted time here",
             "leave --chart out; the table says why",
             "--chart",
         )
-    copies = (
-        f"group of {loaded.config.devices.shards}"
-        if loaded.config.devices.shards
-        else "host (two within one)"
-    )
-    result = Prediction(
-        cluster=setup,
+    copies = "host (two within one)"
+    if config.devices.shards:
+        copies = f"group of {config.devices.shards}"
+    prediction = Prediction(
+        cluster=cluster,
         copies=copies,
-        share=share,
+        utilization=utilization,
         facts=facts,
-        plan=made,
+        plan=plan,
         refused=refused,
-        rows=found,
-        curves=scaling_curves(loaded.config, facts, setup, share),
+        rows=rows,
+        curves=scaling_curves(config, facts, cluster, utilization),
     )
-    if asked.chart:
-        _draw(result, asked.chart)
-    return result
+    if request.chart:
+        _draw(prediction, request.chart)
+    return prediction
 
 
-def _draw(found: Prediction, path: Path) -> None:
-    drawn_for = f"{found.batch}; MFU {found.share.value:.3g}"
+def _draw(prediction: Prediction, path: Path) -> None:
+    cluster = prediction.cluster
+    drawn_for = f"{prediction.batch}; MFU {prediction.utilization.value:.3g}"
     picture = scaling_png(
-        found.curves,
-        machine=f"hosts of {found.cluster.devices_per_host} x {found.cluster.device.name}",
-        note=f"{drawn_for}; hsdp: one copy of the model a {found.copies}",
+        prediction.curves,
+        machine=f"hosts of {cluster.devices_per_host} x {cluster.device.name}",
+        note=f"{drawn_for}; hsdp: one copy of the model a {prediction.copies}",
     )
     try:
         path.write_bytes(picture)
@@ -195,52 +170,32 @@ def _draw(found: Prediction, path: Path) -> None:
         ) from None
 
 
-def _share(asked: PredictionRequest, precision: str) -> Utilization:
-    if asked.mfu is not None and asked.bench is not None:
+def _utilization(request: PredictionRequest, precision: str) -> Utilization:
+    if request.mfu is not None and request.bench is not None:
         raise UserError(
             "--mfu and --from both say what a device attains", "give one of them", "--mfu"
         )
-    if asked.mfu is not None:
-        return Utilization(asked.mfu, "as --mfu says")
-    return ASSUMED if asked.bench is None else _measured(asked.bench, precision)
+    if request.mfu is not None:
+        return Utilization(request.mfu, "as --mfu says")
+    return ASSUMED if request.bench is None else _measured(request.bench, precision)
 
 
 def _measured(path: Path, precision: str) -> Utilization:
     """The layout of one device in a bench.json: layouts[].world 1, its mfu; device, config and
     precision at the top say of what.
     """
-    try:
-        content = json.loads(path.read_text())
-    except OSError as error:
-        raise UserError(
-            f"{path} can't be read: {error.strerror}",
-            "a bench.json that `samecurve bench` wrote",
-            "--from",
-        ) from None
-    except ValueError as error:
-        raise UserError(
-            f"{path} is not JSON: {error}", "a bench.json that `samecurve bench` wrote", "--from"
-        ) from None
-    told = content if isinstance(content, dict) else {}
-    found = told.get("layouts")
-    alone = [
-        row
-        for row in (found if isinstance(found, list) else ())
-        if isinstance(row, dict) and row.get("world") == 1
-    ]
-    shares = [
-        row["mfu"]
-        for row in alone
-        if isinstance(row.get("mfu"), int | float) and not isinstance(row["mfu"], bool)
-    ]
+    bench = _read_bench(path)
+    layouts = bench.get("layouts")
+    if not isinstance(layouts, list):
+        layouts = []
+    alone = [row for row in layouts if isinstance(row, dict) and row.get("world") == 1]
+    shares = [row["mfu"] for row in alone if _is_number(row.get("mfu"))]
     if not shares:
-        lacks = (
-            "no layout of one device (layouts[].world 1)"
-            if not alone
-            else (
+        lacks = "no layout of one device (layouts[].world 1)"
+        if alone:
+            lacks = (
                 "no mfu in its layout of one device, as on a CPU or a GPU whose peak is not on file"
             )
-        )
         raise UserError(
             f"{path} has {lacks}",
             "bench on one GPU first (`samecurve bench`), or --mfu N",
@@ -248,14 +203,27 @@ def _measured(path: Path, precision: str) -> Utilization:
         )
     if not 0 < shares[0] <= 1:
         raise UserError(f"{path}: an MFU of {shares[0]}", "between 0 and 1", "--from")
-    if told.get("precision", precision) != precision:
+    if bench.get("precision", precision) != precision:
         raise UserError(
-            f"{path} was measured in {told['precision']}, this is {precision}",
-            f"--dtype {told['precision']}, or a bench of the same precision",
+            f"{path} was measured in {bench['precision']}, this is {precision}",
+            f"--dtype {bench['precision']}, or a bench of the same precision",
             "--from",
         )
-    of = ", ".join(str(told[key]) for key in ("config", "device") if key in told)
-    return Utilization(
-        float(shares[0]),
-        f"measured on one device, its update included ({path}{f': {of}' if of else ''})",
-    )
+    named = ", ".join(str(bench[key]) for key in ("config", "device") if key in bench)
+    origin = f"{path}: {named}" if named else str(path)
+    return Utilization(float(shares[0]), f"measured on one device, its update included ({origin})")
+
+
+def _read_bench(path: Path) -> dict[str, Any]:
+    remedy = "a bench.json that `samecurve bench` wrote"
+    try:
+        content = json.loads(path.read_text())
+    except OSError as error:
+        raise UserError(f"{path} can't be read: {error.strerror}", remedy, "--from") from None
+    except ValueError as error:
+        raise UserError(f"{path} is not JSON: {error}", remedy, "--from") from None
+    return content if isinstance(content, dict) else {}
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

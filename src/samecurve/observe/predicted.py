@@ -5,134 +5,122 @@ step comes about, efficiency by devices.
 from collections.abc import Sequence
 from typing import Any
 
+from samecurve.core.planning.plan import Plan
 from samecurve.core.simulation.cluster import Cluster
 from samecurve.core.simulation.collectives import Collective
 from samecurve.core.simulation.compare import Curve, StrategyForecast
+from samecurve.core.simulation.hardware import LinkSpec
 from samecurve.core.simulation.step_time import StepCost, Utilization
 from samecurve.units import show_bytes, show_count, show_time
 
-_WIDTHS = (8, 9, 24, 14, 8, 9, 10, 12, 8, 11)
+_COLUMNS = (
+    ("strategy", 8),
+    ("recompute", 9),
+    ("memory a device", 24),
+    ("batch on each", 14),
+    ("a step", 8),
+    ("", 9),  # tokens or samples a second
+    ("efficiency", 10),
+    ("sync exposed", 12),
+    ("of all", 8),
+    ("sent a step", 11),
+)
 
 
-def machine_lines(setup: Cluster, share: Utilization) -> list[str]:
-    card, several = setup.device, setup.hosts > 1
-    peaks = ", ".join(f"{name} {value / 1e12:g}" for name, value in card.peaks.items())
-    wires = [
-        ("within a host", setup.inside, ""),
-        ("between hosts", setup.between, "" if several else "; for the curves only"),
-    ]
+def machine_lines(cluster: Cluster, utilization: Utilization) -> list[str]:
+    """What the machine is taken to be, each number with its source."""
+    device, several = cluster.device, cluster.hosts > 1
+    peaks = ", ".join(f"{name} {value / 1e12:g}" for name, value in device.peaks.items())
+    devices = _count(cluster.num_devices, "device")
     return [
-        (
-            f"machine  {setup}: {setup.num_devices} device{'s' if setup.num_devices > 1 else ''} on"
-            f" {setup.hosts} host{'s' if several else ''}, not this machine"
-        ),
-        (
-            f"         {card.name}: {show_bytes(card.memory)} at {card.bandwidth / 1e12:.3g} TB/s;"
-            f" dense TFLOP/s {peaks} ({card.source})"
-        ),
-        *(
-            f"         {where}: {wire.name}, {wire.bandwidth / 1e9:.4g} GB/s one way from each"
-            f" device ({wire.source}){more}"
-            for where, wire, more in wires
-        ),
-        f"         MFU {share.value:.3g} while a device computes: {share.source}",
+        f"machine  {cluster}: {devices} on {_count(cluster.hosts, 'host')}, not this machine",
+        f"         {device.name}: {show_bytes(device.memory)} at"
+        f" {device.bandwidth / 1e12:.3g} TB/s; dense TFLOP/s {peaks} ({device.source})",
+        _link_line("within a host", cluster.inside),
+        _link_line("between hosts", cluster.between) + ("" if several else "; for the curves only"),
+        f"         MFU {utilization.value:.3g} while a device computes: {utilization.source}",
     ]
+
+
+def _link_line(where: str, link: LinkSpec) -> str:
+    return (
+        f"         {where}: {link.name}, {link.bandwidth / 1e9:.4g} GB/s one way from each device"
+        f" ({link.source})"
+    )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' if number > 1 else ''}"
 
 
 def row_lines(rows: Sequence[StrategyForecast], tokens: int) -> list[str]:
-    """The table of strategies, and below it why one is refused."""
+    """The table of strategies, and below it why one is refused.
+
+    tokens: of a sample; 1: there are none
+    """
     unit = "tokens/s" if tokens > 1 else "samples/s"
-    lines = [
-        _line(
-            (
-                "strategy",
-                "recompute",
-                "memory a device",
-                "batch on each",
-                "a step",
-                unit,
-                "efficiency",
-                "sync exposed",
-                "of all",
-                "sent a step",
-            )
-        )
-    ]
+    lines = [_line([name or unit for name, _ in _COLUMNS])]
     refusals: dict[str, list[str]] = {}
     for row in rows:
-        if row.plan is None:
-            if not row.fits:
-                lines.append(
-                    _line(
-                        (
-                            row.label,
-                            row.recompute,
-                            (
-                                f"does not fit: needs {show_bytes(row.need or 0)},"
-                                f" {show_bytes(row.room)} can be used"
-                            ),
-                        )
-                    )
-                )
-            else:
-                lines.append(_line((row.label, row.recompute, "refused")))
-                refusals.setdefault(row.refused, []).append(row.label)
-            continue
-        memory = (
-            f"{show_bytes(row.held)} of {show_bytes(row.room)}"
-            if row.need is not None
-            else f"{show_bytes(row.held)} + activations"
-        )
-        rounds = f"{row.plan.micro_batch_size} x {row.plan.accumulation_steps} round{'s' if row.plan.accumulation_steps > 1 else ''}"
-        lines.append(_line((row.label, row.recompute, memory, rounds, *_cost_cells(row, tokens))))
-    grouped = dict.fromkeys(row.label for row in rows if not row.whole)
-    lines += (
-        ["unknown: the task does not say what a sample costs"]
-        if any(row.plan and row.cost is None for row in rows)
-        else []
-    )
-    lines += [
-        f"{label} is --strategy {label.replace('/', ' --set devices.shards=')}" for label in grouped
-    ]
+        if row.plan:
+            lines.append(_line(_planned_cells(row, row.plan, tokens)))
+        elif row.fits:
+            lines.append(_line([row.label, row.recompute, "refused"]))
+            refusals.setdefault(row.refused, []).append(row.label)
+        else:
+            need, room = show_bytes(row.need or 0), show_bytes(row.room)
+            why = f"does not fit: needs {need}, {room} can be used"
+            lines.append(_line([row.label, row.recompute, why]))
+    if any(row.plan and row.cost is None for row in rows):
+        lines.append("unknown: the task does not say what a sample costs")
+    for label in dict.fromkeys(row.label for row in rows if not row.whole):
+        lines.append(f"{label} is --strategy {label.replace('/', ' --set devices.shards=')}")
     return lines + [
         f"refused   {', '.join(dict.fromkeys(names))}: {why}" for why, names in refusals.items()
     ]
 
 
 def _line(cells: Sequence[str]) -> str:
-    return "  ".join(
-        f"{cell:<{width}}" for cell, width in zip(cells, _WIDTHS, strict=False)
-    ).rstrip()
+    widths = [width for _, width in _COLUMNS]
+    padded = [f"{cell:<{width}}" for cell, width in zip(cells, widths, strict=False)]
+    return "  ".join(padded).rstrip()
 
 
-def _cost_cells(row: StrategyForecast, tokens: int) -> tuple[str, ...]:
+def _planned_cells(row: StrategyForecast, plan: Plan, tokens: int) -> list[str]:
+    memory = f"{show_bytes(row.held)} + activations"
+    if row.need is not None:
+        memory = f"{show_bytes(row.held)} of {show_bytes(row.room)}"
+    batch = f"{plan.micro_batch_size} x {_count(plan.accumulation_steps, 'round')}"
+    return [row.label, row.recompute, memory, batch, *_cost_cells(row, plan, tokens)]
+
+
+def _cost_cells(row: StrategyForecast, plan: Plan, tokens: int) -> list[str]:
     """Without the time of a step where the task does not say what a sample costs."""
-    assert row.plan is not None
     assert row.traffic is not None
     sync, sent, cost = show_time(row.traffic.seconds), show_bytes(row.traffic.sent), row.cost
     if cost is None:
-        return "unknown", "unknown", "unknown", "unknown", sync, sent
-    return (
+        return ["unknown"] * 4 + [sync, sent]
+    return [
         show_time(cost.seconds),
-        show_count(row.plan.global_batch_size * tokens / cost.seconds),
+        show_count(plan.global_batch_size * tokens / cost.seconds),
         f"{cost.efficiency:.1%}",
         show_time(cost.exposed),
         sync,
         sent,
-    )
+    ]
 
 
 def cost_lines(name: str, cost: StepCost) -> list[str]:
     """Every number of one row with its formula."""
-    said = cost.formulas
+    formulas = cost.formulas
     lines = [
         f"how a step of {name} comes to {show_time(cost.seconds)}",
-        f"  compute     {show_time(cost.compute):<8} {said['compute']}",
-        f"  update      {show_time(cost.update):<8} {said['update']}",
+        f"  compute     {show_time(cost.compute):<8} {formulas['compute']}",
+        f"  update      {show_time(cost.update):<8} {formulas['update']}",
     ]
     if cost.traffic.all:
         lines += [
-            f"  exposed     {show_time(cost.exposed):<8} {said['sync']}",
+            f"  exposed     {show_time(cost.exposed):<8} {formulas['sync']}",
             (
                 "  collectives alpha + beta x bytes of a ring or, for all-reduce, a tree: the"
                 " fastest of NCCL's protocols (src/graph/tuning.cc; Thakur et al. 2005)"
@@ -141,16 +129,15 @@ def cost_lines(name: str, cost: StepCost) -> list[str]:
         lines += [f"    {_collective(part)}" for part in cost.traffic.all]
     return [
         *lines,
-        f"  efficiency  {cost.efficiency:<8.1%} {said['efficiency']}",
-        f"  MFU         {cost.mfu:<8.1%} {said['mfu']}",
+        f"  efficiency  {cost.efficiency:<8.1%} {formulas['efficiency']}",
+        f"  MFU         {cost.mfu:<8.1%} {formulas['mfu']}",
     ]
 
 
 def _collective(part: Collective) -> str:
     over = part.group
     where = (
-        f"{over.members} devices on {over.hosts} host{'s' if over.hosts > 1 else ''} at"
-        f" {over.bandwidth / 1e9:.4g} GB/s"
+        f"{over.members} devices on {_count(over.hosts, 'host')} at {over.bandwidth / 1e9:.4g} GB/s"
     )
     return (
         f"{show_time(part.seconds):<8} {part.kind} x {part.messages} of {show_bytes(part.payload)}:"
@@ -159,6 +146,7 @@ def _collective(part: Collective) -> str:
 
 
 def curve_lines(curves: Sequence[Curve], batch: str) -> list[str]:
+    """Efficiency by devices, a line for each strategy; batch: what the curves hold fixed."""
     sizes = sorted({size for curve in curves for size, _ in curve.points})
     if not sizes:
         return []
@@ -167,12 +155,10 @@ def curve_lines(curves: Sequence[Curve], batch: str) -> list[str]:
         "  devices " + "".join(f"{size:>6}" for size in sizes),
     ]
     for curve in curves:
-        found = dict(curve.points)
-        lines.append(
-            f"  {curve.name:<8}"
-            + "".join(f"{found[size]:>6.0%}" if size in found else f"{'-':>6}" for size in sizes)
-            + (f"   {_short(curve.ends)}" if curve.ends else "")
-        )
+        efficiency = {size: f"{value:.0%}" for size, value in curve.points}
+        cells = "".join(f"{efficiency.get(size, '-'):>6}" for size in sizes)
+        ends = f"   {_short(curve.ends)}" if curve.ends else ""
+        lines.append(f"  {curve.name:<8}{cells}{ends}")
     return lines
 
 
@@ -181,48 +167,44 @@ def _short(why: str, most: int = 90) -> str:
 
 
 def as_json(
-    setup: Cluster,
-    share: Utilization,
+    cluster: Cluster,
+    utilization: Utilization,
     rows: Sequence[StrategyForecast],
     curves: Sequence[Curve],
     tokens: int,
 ) -> dict[str, Any]:
     """The same as data: bytes, seconds, shares."""
-    card = setup.device
-    wires = {
-        key: {"name": wire.name, "bandwidth": wire.bandwidth, "source": wire.source}
-        for key, wire in (("inside", setup.inside), ("between", setup.between))
-    }
-    device = {
-        "device": card.name,
-        "memory": card.memory,
-        "peaks": dict(card.peaks),
-        "memory_bandwidth": card.bandwidth,
-        "source": card.source,
-    }
+    device = cluster.device
     return {
         "machine": {
-            "name": str(setup),
-            "devices": setup.num_devices,
-            "hosts": setup.hosts,
-            **device,
-            **wires,
+            "name": str(cluster),
+            "devices": cluster.num_devices,
+            "hosts": cluster.hosts,
+            "device": device.name,
+            "memory": device.memory,
+            "peaks": dict(device.peaks),
+            "memory_bandwidth": device.bandwidth,
+            "source": device.source,
+            "inside": _link_json(cluster.inside),
+            "between": _link_json(cluster.between),
         },
-        "mfu": {"value": share.value, "source": share.source},
+        "mfu": {"value": utilization.value, "source": utilization.source},
         "rows": [_row_json(row, tokens) for row in rows],
-        "curves": [
-            {
-                "strategy": curve.name,
-                "points": [{"devices": size, "efficiency": value} for size, value in curve.points],
-                "ends": curve.ends,
-            }
-            for curve in curves
-        ],
+        "curves": [_curve_json(curve) for curve in curves],
     }
+
+
+def _link_json(link: LinkSpec) -> dict[str, Any]:
+    return {"name": link.name, "bandwidth": link.bandwidth, "source": link.source}
+
+
+def _curve_json(curve: Curve) -> dict[str, Any]:
+    points = [{"devices": size, "efficiency": value} for size, value in curve.points]
+    return {"strategy": curve.name, "points": points, "ends": curve.ends}
 
 
 def _row_json(row: StrategyForecast, tokens: int) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    value: dict[str, Any] = {
         "strategy": row.name,
         "shards": row.shards,
         "recompute": row.recompute,
@@ -233,30 +215,31 @@ def _row_json(row: StrategyForecast, tokens: int) -> dict[str, Any]:
         "memory_usable_bytes": row.room,
     }
     if row.plan and row.traffic:
-        found |= {
+        value |= {
             "batch": row.plan.global_batch_size,
             "micro": row.plan.micro_batch_size,
             "rounds": row.plan.accumulation_steps,
             "sync_seconds": row.traffic.seconds,
             "sent_bytes": row.traffic.sent,
+            "collectives": [_collective_json(part) for part in row.traffic.all],
         }
-        found["collectives"] = [_collective_json(part) for part in row.traffic.all]
     if row.plan and row.cost:
-        cost = row.cost
-        found |= {
-            "seconds": cost.seconds,
-            "compute_seconds": cost.compute,
-            "update_seconds": cost.update,
-            "exposed_seconds": cost.exposed,
-            "efficiency": cost.efficiency,
-            "mfu": cost.mfu,
-            "samples_per_second": row.plan.global_batch_size / cost.seconds,
-            "tokens_per_second": row.plan.global_batch_size * tokens / cost.seconds
-            if tokens > 1
-            else None,
-            "formulas": cost.formulas,
-        }
-    return found
+        value |= _cost_json(row.cost, row.plan.global_batch_size, tokens)
+    return value
+
+
+def _cost_json(cost: StepCost, batch: int, tokens: int) -> dict[str, Any]:
+    return {
+        "seconds": cost.seconds,
+        "compute_seconds": cost.compute,
+        "update_seconds": cost.update,
+        "exposed_seconds": cost.exposed,
+        "efficiency": cost.efficiency,
+        "mfu": cost.mfu,
+        "samples_per_second": batch / cost.seconds,
+        "tokens_per_second": batch * tokens / cost.seconds if tokens > 1 else None,
+        "formulas": cost.formulas,
+    }
 
 
 def _collective_json(part: Collective) -> dict[str, Any]:

@@ -71,8 +71,8 @@ def _refuse_uneven(config: Config, facts: Facts, layout: Layout) -> Refusal | No
         return layout.spec.refuses["devices.balance"]
     if facts.coupled and (config.train.norm_sync or not config.train.allow_coupled):
         return Refusal(
-            f"{first_and_count(facts.coupled)} mixes the samples of a microbatch, and smaller ones would"
-            " change the result",
+            f"{first_and_count(facts.coupled)} mixes the samples of a microbatch, and smaller ones"
+            " would change the result",
             "--balance even, or a norm that treats each sample by itself (GroupNorm, LayerNorm)",
         )
     if config.batch.samples and config.batch.accumulate:

@@ -30,7 +30,8 @@ def check_coupled(
         return Decision(None, warnings=(warning,))
     if train.recompute != "none":
         raise UserError(
-            f"{first_and_count(coupled)} would count its statistics twice where blocks are computed again",
+            f"{first_and_count(coupled)} would count its statistics twice where blocks are"
+            " computed again",
             "leave train.recompute out",
             "train.recompute",
         )
@@ -44,8 +45,8 @@ def check_coupled(
         return Decision(None, {"coupled": reason})
     if train.allow_coupled and train.exact:
         reason = (
-            f"{first_and_count(coupled)} mixes the samples of a microbatch, which are the same on any devices"
-            " (train.exact)"
+            f"{first_and_count(coupled)} mixes the samples of a microbatch, which are the same on"
+            " any devices (train.exact)"
         )
         return Decision(None, {"coupled": reason})
     if train.allow_coupled:
@@ -70,8 +71,8 @@ def _coupled_split(
     elif norms_only:
         remedy = f"a batch that fits in one round, with --set train.norm_sync=true; or {remedy}"
     return UserError(
-        f"{first_and_count(coupled)} mixes the samples of a batch, so the result would depend on how it is"
-        f" split: here over {devices} in {rounds} round{'s' if rounds > 1 else ''}",
+        f"{first_and_count(coupled)} mixes the samples of a batch, so the result would depend on"
+        f" how it is split: here over {devices} in {rounds} round{'s' if rounds > 1 else ''}",
         remedy,
         "model",
     )
@@ -192,8 +193,8 @@ def layout_warnings(
         )
     if facts.unkeyed_dropout:
         warning = (
-            f"{first_and_count(facts.unkeyed_dropout)} draws its dropout by device: results depend on the"
-            " devices (seeded anew each step from seed, step and rank)"
+            f"{first_and_count(facts.unkeyed_dropout)} draws its dropout by device: results depend"
+            " on the devices (seeded anew each step from seed, step and rank)"
         )
         if spec.runs_threads and devices[0].kind == "cpu" and layout.num_devices > 1:
             warning += f"; under {spec.name} even two runs on these devices differ"

@@ -112,7 +112,7 @@ class Fixed:
     computed_on: str = ""  # engine and kind of device
 
     def to_json(self) -> dict[str, Any]:
-        """As manifest.json and plan.json hold it: their keys are public, and older than our names."""
+        """As manifest.json and plan.json hold it: public keys, older than the names here."""
         return {_FIXED_ON_DISK.get(name, name): value for name, value in asdict(self).items()}
 
     @classmethod

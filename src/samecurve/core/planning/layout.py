@@ -64,7 +64,8 @@ def _choose_on_this_host(config: Config, machine: Machine) -> Decision[tuple[Dev
     if not gpus:
         raise UserError(
             "no GPU found",
-            "--devices cpu, or cpu:4 for four ranks; `nvidia-smi` shows whether the driver sees one",
+            "--devices cpu, or cpu:4 for four ranks; `nvidia-smi` shows whether the driver sees"
+            " one",
             "devices.use",
         )
     return Decision(gpus, {"devices": f"{len(gpus)} of {len(gpus)} visible devices"})
@@ -156,7 +157,7 @@ def _choose_strategy(
         return _choose_automatically(engine, len(devices), fits)
     spec = STRATEGIES.get((engine, wanted))
     if spec is None:
-        raise _no_such_strategy(wanted, engine)
+        raise _no_such_strategy(wanted)
     reason = "as asked"
     if len(devices) == 1 and not spec.takes_one_device:
         reason += "; on one device nothing is shared out"
@@ -177,7 +178,7 @@ def _choose_automatically(engine: str, num_devices: int, fits: FitCheck) -> Deci
     return Decision(spec, {"strategy": reason})
 
 
-def _no_such_strategy(name: str, engine: str) -> UserError:
+def _no_such_strategy(name: str) -> UserError:
     """A strategy that another engine has."""
     other = next(row for (_, other_name), row in STRATEGIES.items() if other_name == name)
     return UserError(

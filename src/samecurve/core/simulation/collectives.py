@@ -15,17 +15,15 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from samecurve.core.planning.facts import Facts
-from samecurve.core.planning.memory import itemsize
+from samecurve.core.planning.memory import autocast_itemsize, itemsize
 from samecurve.core.planning.plan import Plan
 from samecurve.core.simulation.cluster import Cluster
 from samecurve.core.simulation.hardware import Medium
 
 Kind = Literal["all-reduce", "all-gather", "reduce-scatter"]
 BUCKET = 25 << 20  # bytes of gradients that DistributedDataParallel reduces at once, its default
-_FIGURES, _BY_DEVICE = (
-    6,
-    3,
-)  # numbers of 8 bytes: two sums and four requests; two waits and a peak of memory
+# numbers of 8 bytes in a step's metrics: two sums and four requests; two waits and a peak of memory
+_METRICS, _BY_DEVICE = 6, 3
 _COMPRESSED = {"bf16": 2, "fp16": 2}
 _US = 1e-6
 
@@ -36,37 +34,29 @@ _STEP: Mapping[str, Mapping[Medium, tuple[float, float, float]]] = {
     "ring": {"nvlink": (0.6, 1.9, 3.4), "pcie": (1.0, 2.5, 5.7), "network": (2.7, 4.0, 14.0)},
     "tree": {"nvlink": (0.6, 1.25, 28.0), "pcie": (1.0, 1.9, 28.0), "network": (5.0, 8.5, 28.0)},
 }
-_LL_MOST = (
-    87.7e9,
-    22.5e9,
-    19.0e9,
-)  # bytes a second over 1, 2, more hosts (Ampere and later; AMD hosts)
+# bytes a second over 1, 2, more hosts (Ampere and later; AMD hosts)
+_LL_MOST = (87.7e9, 22.5e9, 19.0e9)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Devices that add up or gather together, on so many hosts.
-
-    bandwidth: bytes a second, one way, of each: the narrower of the wire within a host and its
-    devices' way out of it.
-    """
+    """Devices that add up or gather together."""
 
     members: int
     hosts: int
-    inside: Medium
+    inside: Medium  # that connects those of one host
+    # bytes a second, one way, of each: the narrower of the link within a host and its devices' way
+    # out of it
     bandwidth: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Collective:
-    """kind, of what.
-
-    payload: bytes of the whole buffer (what all-reduce and reduce-scatter take in, what all-gather
-    gives). messages: how many such buffers in a step, over which group.
-    """
+    """Messages of one kind in one step."""
 
     kind: Kind
     what: str
+    # bytes of the whole buffer: what all-reduce and reduce-scatter take in, what all-gather gives
     payload: float
     messages: int
     group: Group
@@ -89,26 +79,21 @@ class Collective:
 
 @dataclass(frozen=True, kw_only=True)
 class Traffic:
-    """Of one step.
+    """What is sent in one step; `outside`: of what lies outside of blocks."""
 
-    reduced: gradients of a device that holds all of them, in buckets. gathered, scattered: of a
-    block; copied: summed over copies of the model, in the last round; outside: of what lies outside
-    of blocks. figures: what the journal's line of a step is made of.
-    """
-
-    reduced: tuple[Collective, ...] = ()
-    gathered: tuple[Collective, ...] = ()
-    scattered: tuple[Collective, ...] = ()
+    reduced: tuple[Collective, ...] = ()  # gradients of a device that holds all, in buckets
+    gathered: tuple[Collective, ...] = ()  # weights of a block
+    scattered: tuple[Collective, ...] = ()  # gradients of a block
     gathered_outside: tuple[Collective, ...] = ()
     scattered_outside: tuple[Collective, ...] = ()
-    copied: tuple[Collective, ...] = ()
+    copied: tuple[Collective, ...] = ()  # summed over copies of the model, in the last round
     copied_outside: tuple[Collective, ...] = ()
-    figures: tuple[Collective, ...] = ()
+    metrics: tuple[Collective, ...] = ()  # what the journal's line of a step is made of
 
     @property
     def all(self) -> tuple[Collective, ...]:
         return (
-            self.figures
+            self.metrics
             + self.reduced
             + self.gathered
             + self.gathered_outside
@@ -128,131 +113,120 @@ class Traffic:
         return sum(part.seconds for part in self.all)
 
 
-def traffic(plan: Plan, facts: Facts, setup: Cluster) -> Traffic:
-    """plan: one made for setup.machine."""
+def traffic(plan: Plan, facts: Facts, cluster: Cluster) -> Traffic:
+    """plan: one made for cluster.machine"""
     if plan.num_devices == 1:
         return Traffic()
-    width, whole_group = itemsize(plan.precision), group(setup, plan.num_devices, 1)
-    figures = (
-        Collective(
-            kind="all-reduce",
-            what="figures of the step (loss, weights; waits, memory of each device)",
-            payload=8 * (_FIGURES + _BY_DEVICE * plan.num_devices),
-            messages=1,
-            group=whole_group,
-        ),
+    width, everybody = itemsize(plan.precision), group(cluster, plan.num_devices, 1)
+    metrics = Collective(
+        kind="all-reduce",
+        what="metrics of the step (loss, weights; waits, memory of each device)",
+        payload=8 * (_METRICS + _BY_DEVICE * plan.num_devices),
+        messages=1,
+        group=everybody,
     )
     if plan.spec.traffic == "gradients":
-        whole = facts.trainable * _COMPRESSED.get(plan.compress, width)
+        total = facts.trainable * _COMPRESSED.get(plan.compress, width)
         buckets = math.ceil(facts.trainable * width / BUCKET)
-        return Traffic(
-            figures=figures,
-            reduced=(
-                Collective(
-                    kind="all-reduce",
-                    what="gradients",
-                    payload=whole / buckets,
-                    messages=buckets,
-                    group=whole_group,
-                ),
-            ),
+        reduced = Collective(
+            kind="all-reduce",
+            what="gradients",
+            payload=total / buckets,
+            messages=buckets,
+            group=everybody,
         )
-    return replace(
-        _sharded(plan, facts, setup, width),
-        figures=(
-            *figures,
-            Collective(
-                kind="all-reduce",
-                what="norm of the gradient",
-                payload=8,
-                messages=1,
-                group=group(setup, plan.shards, 1),
-            ),
-        ),
+        return Traffic(metrics=(metrics,), reduced=(reduced,))
+    norm = Collective(
+        kind="all-reduce",
+        what="norm of the gradient",
+        payload=8,
+        messages=1,
+        group=group(cluster, plan.shards, 1),
     )
+    return replace(_sharded_traffic(plan, facts, cluster), metrics=(metrics, norm))
 
 
-def _sharded(plan: Plan, facts: Facts, setup: Cluster, width: int) -> Traffic:
-    shards, copies = (
-        group(setup, plan.shards, 1),
-        group(setup, plan.num_devices // plan.shards, plan.shards),
+def _sharded_traffic(plan: Plan, facts: Facts, cluster: Cluster) -> Traffic:
+    """Of weights and gradients."""
+    shards = group(cluster, plan.shards, 1)
+    copies = group(cluster, plan.num_devices // plan.shards, plan.shards)
+    rounds, blocks = plan.accumulation_steps, max(1, facts.blocks)
+    block = _Part(plan, facts, "of a block")
+    outside = _Part(plan, facts, "outside of blocks")
+    sent = Traffic(
+        gathered_outside=outside.gathers(rounds, shards),
+        scattered_outside=outside.sums("reduce-scatter", rounds, shards),
     )
-    narrow = 2 if plan.precision in {"bf16", "f16"} else width
-    inside, rounded, blocks = (
-        set(facts.block_arrays),
-        set(facts.rounded) if narrow < width else set(),
-        max(1, facts.blocks),
-    )
-    sizes = {
-        name: padded(shape, plan.shards)
-        for name, shape in facts.arrays.items()
-        if name not in facts.buffers
-    }
+    if facts.block_arrays:
+        gathers = 2 if plan.reshard else 1
+        sent = replace(
+            sent,
+            gathered=block.gathers(rounds * blocks * gathers, shards),
+            scattered=block.sums("reduce-scatter", rounds * blocks, shards),
+        )
+    if copies.members == 1:
+        return sent
+    sent = replace(sent, copied_outside=outside.sums("all-reduce", 1, copies))
+    if facts.block_arrays:
+        sent = replace(sent, copied=block.sums("all-reduce", blocks, copies))
+    return sent
 
-    def kinds(within: bool, left_out: Iterable[str] = ()) -> list[tuple[str, int, float]]:
-        """(words, bytes a number as gathered, numbers) of the groups that fully_shard makes of a
-        block, or of the rest.
-        """
-        parts = [("in two bytes", narrow, rounded), ("whole", width, sizes.keys() - rounded)]
-        found = [
-            (
-                words,
-                item,
-                sum(
-                    sizes[name]
-                    for name in (names & sizes.keys()) - set(left_out)
-                    if (name in inside) == within
-                ),
-            )
-            for words, item, names in parts
-        ]
-        return [
-            (words, item, numbers / blocks if within else numbers)
-            for words, item, numbers in found
-            if numbers
-        ]
 
-    def gathers(within: bool, times: int) -> tuple[Collective, ...]:
+@dataclass(frozen=True)
+class _Part:
+    """A block, all of them taken to be alike, or what lies outside of blocks."""
+
+    plan: Plan
+    facts: Facts
+    where: Literal["of a block", "outside of blocks"]
+
+    def gathers(self, messages: int, over: Group) -> tuple[Collective, ...]:
         return tuple(
             Collective(
                 kind="all-gather",
-                what=f"weights {'of a block' if within else 'outside of blocks'}, {words}",
-                payload=numbers * item,
-                messages=times,
-                group=shards,
+                what=f"weights {self.where}, {words}",
+                payload=numbers * width,
+                messages=messages,
+                group=over,
             )
-            for words, item, numbers in kinds(within)
+            for words, width, numbers in self._groups()
         )
 
-    def sums(
-        within: bool, times: int, kind: Kind, over: Group, part: int
-    ) -> tuple[Collective, ...]:
+    def sums(self, kind: Kind, messages: int, over: Group) -> tuple[Collective, ...]:
+        """Of gradients; an all-reduce takes one shard of them."""
+        width = itemsize(self.plan.precision)
+        cut = self.plan.shards if kind == "all-reduce" else 1
         return tuple(
             Collective(
                 kind=kind,
-                what=f"gradients {'of a block' if within else 'outside of blocks'}",
-                payload=numbers * width / part,
-                messages=times,
+                what=f"gradients {self.where}",
+                payload=numbers * width / cut,
+                messages=messages,
                 group=over,
             )
-            for _, _, numbers in kinds(within, facts.frozen)
+            for _, _, numbers in self._groups(self.facts.frozen)
         )
 
-    rounds = plan.accumulation_steps
-    return Traffic(
-        gathered=gathers(True, rounds * blocks * (2 if plan.reshard else 1)) if inside else (),
-        gathered_outside=gathers(False, rounds),
-        scattered=sums(True, rounds * blocks, "reduce-scatter", shards, 1) if inside else (),
-        scattered_outside=sums(False, rounds, "reduce-scatter", shards, 1),
-        copied=(
-            sums(True, blocks, "all-reduce", copies, plan.shards)
-            if inside and copies.members > 1
-            else ()
-        ),
-        copied_outside=(
-            sums(False, 1, "all-reduce", copies, plan.shards) if copies.members > 1 else ()
-        ),
-    )
+    def _groups(self, left_out: Iterable[str] = ()) -> list[tuple[str, int, float]]:
+        """(words, bytes a number as gathered, numbers) of the groups that fully_shard makes."""
+        facts, plan = self.facts, self.plan
+        width, narrow = itemsize(plan.precision), autocast_itemsize(plan.precision)
+        in_block = self.where == "of a block"
+        blocks = max(1, facts.blocks)
+        inside, excluded = set(facts.block_arrays), {*left_out, *facts.buffers}
+        rounded = set(facts.rounded) if narrow < width else set()
+        groups = []
+        for words, item, is_rounded in (("in two bytes", narrow, True), ("whole", width, False)):
+            numbers = sum(
+                padded(shape, plan.shards)
+                for name, shape in facts.arrays.items()
+                if name not in excluded
+                and (name in rounded) == is_rounded
+                and (name in inside) == in_block
+            )
+            if numbers:
+                groups.append((words, item, numbers / blocks if in_block else numbers))
+        return groups
 
 
 def padded(shape: tuple[int, ...], shards: int) -> int:
@@ -260,53 +234,46 @@ def padded(shape: tuple[int, ...], shards: int) -> int:
     return -(-shape[0] // shards) * shards * math.prod(shape[1:]) if shape else shards
 
 
-def group(setup: Cluster, members: int, apart: int) -> Group:
+def group(cluster: Cluster, members: int, apart: int) -> Group:
     """Every `apart`-th device, so many of them.
 
     Groups that leave a host side by side share its ways out: each has those of its own devices.
     """
-    here = max(1, min(members, setup.devices_per_host // apart))  # of them on one host
+    here = max(1, min(members, cluster.devices_per_host // apart))  # of them on one host
     hosts = -(-members // here)
-    if hosts == 1:
-        return Group(
-            members=members, hosts=1, inside=setup.inside.medium, bandwidth=setup.inside.bandwidth
-        )
-    out = here * setup.between.bandwidth
-    return Group(
-        members=members,
-        hosts=hosts,
-        inside=setup.inside.medium,
-        bandwidth=out if here == 1 else min(setup.inside.bandwidth, out),
-    )
+    bandwidth = cluster.inside.bandwidth
+    if hosts > 1:
+        out = here * cluster.between.bandwidth
+        bandwidth = out if here == 1 else min(bandwidth, out)
+    return Group(members=members, hosts=hosts, inside=cluster.inside.medium, bandwidth=bandwidth)
 
 
 def seconds(kind: Kind, payload: float, over: Group) -> float:
     """The fastest of what NCCL may choose."""
     if over.members == 1:
         return 0.0
-    found = [_ring(kind, payload, over, protocol) for protocol in range(3)]
+    times = [_ring(kind, payload, over, protocol) for protocol in range(3)]
     if kind == "all-reduce":
-        found += [_tree(payload, over, protocol) for protocol in range(3)]
-    return min(found)
+        times += [_tree(payload, over, protocol) for protocol in range(3)]
+    return min(times)
 
 
 def _ring(kind: Kind, payload: float, over: Group, protocol: int) -> float:
     """steps x alpha + steps / members x payload / bandwidth."""
     n, hosts = over.members, over.hosts
-    steps, hops = (2 * (n - 1), 2 * hosts) if kind == "all-reduce" else (n - 1, hosts - 1)
+    steps, hops = n - 1, hosts - 1
+    if kind == "all-reduce":
+        steps, hops = 2 * (n - 1), 2 * hosts
     hops = min(steps, hops) if hosts > 1 else 0
-    alpha = (
-        _BASE["ring"][protocol]
-        + (steps - hops) * _STEP["ring"][over.inside][protocol]
-        + hops * _STEP["ring"]["network"][protocol]
-    )
+    base, step = _BASE["ring"][protocol], _STEP["ring"]
+    alpha = base + (steps - hops) * step[over.inside][protocol] + hops * step["network"][protocol]
     narrow = 1 / 3 if hosts == 1 and kind != "all-reduce" else 1 / 4
-    share = (
+    shares = (
         min(narrow, _LL_MOST[min(hosts, 3) - 1] / over.bandwidth),
         0.92 if n > hosts else 0.7,
         1.0,
-    )[protocol]
-    return alpha * _US + steps / n * payload / (over.bandwidth * share)
+    )
+    return alpha * _US + steps / n * payload / (over.bandwidth * shares[protocol])
 
 
 def _tree(payload: float, over: Group, protocol: int) -> float:
@@ -318,12 +285,9 @@ def _tree(payload: float, over: Group, protocol: int) -> float:
         (over.members / over.hosts - 1) * _STEP["tree"][over.inside][protocol]
         + math.log2(over.hosts) * _STEP["tree"]["network"][protocol]
     )
-    share = (
-        0.92
-        * (
-            min(1 / 3.8, _LL_MOST[min(over.hosts, 3) - 1] / over.bandwidth),
-            7 / 9 if over.hosts == 1 else 120 / 128,
-            1.0,
-        )[protocol]
+    shares = (
+        min(1 / 3.8, _LL_MOST[min(over.hosts, 3) - 1] / over.bandwidth),
+        7 / 9 if over.hosts == 1 else 120 / 128,
+        1.0,
     )
-    return alpha * _US + 2 * payload / (over.bandwidth * share)
+    return alpha * _US + 2 * payload / (over.bandwidth * (0.92 * shares[protocol]))

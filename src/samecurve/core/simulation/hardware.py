@@ -16,36 +16,27 @@ Medium = Literal["nvlink", "pcie", "network"]
 
 @dataclass(frozen=True, kw_only=True)
 class LinkSpec:
-    """How a device reaches others.
-
-    bandwidth: bytes a second, one way, of each device, as collectives attain them. medium: whose
-    latencies hold (core/simulation/step_time.py). source: of the bandwidth.
-    """
+    """How a device reaches others."""
 
     name: str
-    bandwidth: float
-    medium: Medium
-    source: str
+    bandwidth: float  # bytes a second, one way, of each device, as collectives attain them
+    medium: Medium  # whose latencies hold (core/simulation/collectives.py)
+    source: str  # of the bandwidth
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceSpec:
-    """memory: bytes.
-
-    peaks: dense FLOP/s by precision, without sparsity. bandwidth: of its memory, bytes a second.
-    inside, between: wires within a host and between hosts, as it is usually built. found: a pattern
-    in the name that drivers give it. source: of memory, peaks and bandwidth.
-    """
+    """What one device can do."""
 
     name: str
-    memory: int
-    peaks: Mapping[str, float]
-    bandwidth: float
-    inside: LinkSpec
-    between: LinkSpec
-    source: str
-    driver_pattern: str = ""
-    aliases: tuple[str, ...] = field(default=())
+    memory: int  # bytes
+    peaks: Mapping[str, float]  # dense FLOP/s by precision, without sparsity
+    bandwidth: float  # of its memory, bytes a second
+    inside: LinkSpec  # within a host, as it is usually built
+    between: LinkSpec  # between hosts
+    source: str  # of memory, peaks and bandwidth
+    driver_pattern: str = ""  # in the name that drivers give it
+    aliases: tuple[str, ...] = field(default=())  # other names that a user may write
 
 
 def _nvlink(version: int, links: int, each: float, sm: int) -> LinkSpec:
@@ -53,7 +44,10 @@ def _nvlink(version: int, links: int, each: float, sm: int) -> LinkSpec:
         name=f"NVLink {version}",
         bandwidth=links * each * _GB,
         medium="nvlink",
-        source=f"{links} links x {each:g} GB/s, which NCCL counts on (src/graph/topo.h, SM{sm}_NVLINK_BW)",
+        source=(
+            f"{links} links x {each:g} GB/s, which NCCL counts on (src/graph/topo.h,"
+            f" SM{sm}_NVLINK_BW)"
+        ),
     )
 
 
@@ -63,7 +57,9 @@ def _pcie(generation: int) -> LinkSpec:
         name=f"PCIe {generation}.0 x16",
         bandwidth=12.0 * factor * _GB,
         medium="pcie",
-        source=f"12 GB/s of generation 3, which NCCL counts on (src/graph/topo.h, PCI_BW), x {factor}",
+        source=(
+            f"12 GB/s of generation 3, which NCCL counts on (src/graph/topo.h, PCI_BW), x {factor}"
+        ),
     )
 
 
@@ -87,18 +83,14 @@ def _xgmi(links: int, each: float, arch: str) -> LinkSpec:
     )
 
 
-_NDR, _HDR = (
-    _net("InfiniBand NDR", 400, "DGX H100 and B200 data sheets: a 400 Gb/s adapter for each GPU"),
-    _net("InfiniBand HDR", 200, "DGX A100 data sheet: a 200 Gb/s adapter for each GPU"),
-)
+_NDR = _net("InfiniBand NDR", 400, "DGX H100 and B200 data sheets: a 400 Gb/s adapter for each GPU")
+_HDR = _net("InfiniBand HDR", 200, "DGX A100 data sheet: a 200 Gb/s adapter for each GPU")
 _EDR = _net("InfiniBand EDR", 50, "DGX-1 data sheet: four adapters of 100 Gb/s for eight GPUs")
-_ROCE, _ETHERNET = (
-    _net("RoCE", 400, "assumed: a 400 Gb/s adapter for each GPU"),
-    _net("Ethernet", 25, "assumed"),
-)
+_ROCE = _net("RoCE", 400, "assumed: a 400 Gb/s adapter for each GPU")
+_ETHERNET = _net("Ethernet", 25, "assumed")
 LINKS = {
-    wire.name: wire
-    for wire in (
+    link.name: link
+    for link in (
         _nvlink(2, 6, 20.0, 70),
         _nvlink(3, 12, 20.0, 80),
         _nvlink(4, 18, 20.6, 90),
@@ -117,15 +109,15 @@ LINKS = {
 
 
 def _peaks(
-    narrow: float, single: float, double: float | None = None, bf16: bool = True
+    narrow: float, single: float, double: float | None = None, *, bf16: bool = True
 ) -> dict[str, float]:
-    """TFLOP/s. bf16: False where it has no fast products of it (before Ampere)."""
-    given = {"bf16": narrow if bf16 else None, "f16": narrow, "f32": single, "f64": double}
-    return {name: value * _TERA for name, value in given.items() if value}
+    """FLOP/s by precision from TFLOP/s; bf16: False: no fast products of it (before Ampere)."""
+    teraflops = {"bf16": narrow if bf16 else None, "f16": narrow, "f32": single, "f64": double}
+    return {name: value * _TERA for name, value in teraflops.items() if value}
 
 
 # What drivers call it is searched in this order. Memory: as the driver counts it (nvidia-smi,
-# rocm-smi), in MiB; of other figures the source is named.
+# rocm-smi), in MiB; of other numbers the source is named.
 DEVICES = (
     DeviceSpec(
         name="B200",
@@ -261,30 +253,30 @@ def peak(name: str, precision: str) -> float | None:
     """Dense FLOP/s of a device by the name that its driver gives it; None where no data sheet is on
     file.
     """
-    for card in DEVICES:
-        if re.search(rf"(?<![A-Za-z0-9]){card.driver_pattern}(?![A-Za-z0-9])", name):
-            return card.peaks.get(precision)
+    for device in DEVICES:
+        if re.search(rf"(?<![A-Za-z0-9]){device.driver_pattern}(?![A-Za-z0-9])", name):
+            return device.peaks.get(precision)
     return None
 
 
 def device_spec(name: str, where: str) -> DeviceSpec:
     """By the name a user writes: spaces, dashes and case don't count. UserError: not on file."""
-    known = {_plain(word): card for card in DEVICES for word in (card.name, *card.aliases)}
+    known = {_plain(word): device for device in DEVICES for word in (device.name, *device.aliases)}
     if _plain(name) in known:
         return known[_plain(name)]
     near = difflib.get_close_matches(_plain(name), known, 1, 0.6)
-    hint = f"did you mean {_typed(known[near[0]])}? " if near else ""
+    hint = f"did you mean {_without_spaces(known[near[0]])}? " if near else ""
     raise UserError(
         f"{name!r} is not a device on file",
-        f"{hint}on file: {', '.join(map(_typed, DEVICES))}; a JSON file describes any other"
-        " (docs/plan.md)",
+        f"{hint}on file: {', '.join(map(_without_spaces, DEVICES))}; a JSON file describes any"
+        " other (docs/plan.md)",
         where,
     )
 
 
 def link_spec(name: str, where: str) -> LinkSpec:
-    """UserError: not on file."""
-    known = {_plain(word): wire for word, wire in LINKS.items()}
+    """By its name, likewise. UserError: not on file."""
+    known = {_plain(word): link for word, link in LINKS.items()}
     if _plain(name) in known:
         return known[_plain(name)]
     raise UserError(
@@ -294,8 +286,9 @@ def link_spec(name: str, where: str) -> LinkSpec:
     )
 
 
-def _typed(card: DeviceSpec) -> str:
-    return card.name.replace(" ", "")
+def _without_spaces(device: DeviceSpec) -> str:
+    """As it is written after --machine."""
+    return device.name.replace(" ", "")
 
 
 def _plain(name: str) -> str:

@@ -17,10 +17,10 @@ MFU = 0.4
 
 @dataclass(frozen=True)
 class Utilization:
-    """Of a device's peak, while it computes. source: where the figure comes from."""
+    """What a device attains while it computes."""
 
-    value: float
-    source: str
+    value: float  # of its peak
+    source: str  # where the number comes from
 
 
 ASSUMED = Utilization(
@@ -33,163 +33,171 @@ ASSUMED = Utilization(
 
 @dataclass(frozen=True, kw_only=True)
 class StepCost:
-    """Seconds of a step, and what they are made of.
-
-    exposed: of the collectives, what nothing hides. mfu: model FLOPs of the step over the devices'
-    peak. efficiency: speed-up over one such device that makes the same step, over the number of
-    devices. formulas: by figure.
-    """
+    """Seconds of a step, and what they are made of."""
 
     seconds: float
     compute: float
     update: float
-    exposed: float
-    efficiency: float
-    mfu: float
+    exposed: float  # of the collectives, what nothing hides
+    efficiency: float  # speed-up over one such device that makes the same step, by their number
+    mfu: float  # model FLOPs of the step over the devices' peak
     traffic: Traffic
-    formulas: dict[str, str]
+    formulas: dict[str, str]  # by what they explain
+
+
+@dataclass(frozen=True)
+class _RoundTime:
+    """Seconds of one microbatch on one device."""
+
+    forward: float
+    recompute: float  # blocks run forward again during the backward pass
+
+    @property
+    def backward(self) -> float:
+        return 2 * self.forward + self.recompute
+
+    @property
+    def total(self) -> float:
+        return 3 * self.forward + self.recompute
 
 
 def step_cost(
-    config: Config, plan: Plan, facts: Facts, setup: Cluster, share: Utilization
+    config: Config, plan: Plan, facts: Facts, cluster: Cluster, utilization: Utilization
 ) -> StepCost | None:
-    """plan: one made for setup.machine.
+    """Seconds of one step.
+
+    plan: one made for cluster.machine
 
     None: what a sample costs, or what the device can do, is not known.
     """
-    peak = setup.device.peaks.get(plan.precision)
+    peak = cluster.device.peaks.get(plan.precision)
     if facts.flops_per_sample is None or peak is None:
         return None
-    forward = plan.micro_batch_size * facts.flops_per_sample / 3 / (peak * share.value)
-    again = forward if plan.recompute == "block" else 0.0
-    compute = _busiest(plan) / plan.micro_batch_size * (3 * forward + again)
-    found = traffic(plan, facts, setup)
-    exposed, hidden = (
-        _reduced(found, 2 * forward + again)
-        if plan.shards == 1
-        else _shared(found, facts.blocks, plan, forward, again)
-    )
-    figures = sum(part.seconds for part in found.figures)
-    update, touched = _update(config, plan, facts, setup)
-    whole = compute + update + exposed + figures
-    alone = (
-        plan.global_batch_size / plan.micro_batch_size * (3 * forward + again)
-        + _update(config, plan, facts, setup, 1)[0]
-    )
-    again_said = "; blocks run forward again: x 4/3" if again else ""
+    micro, batch = plan.micro_batch_size, plan.global_batch_size
+    forward = micro * facts.flops_per_sample / 3 / (peak * utilization.value)
+    one_round = _RoundTime(forward, forward if plan.recompute == "block" else 0.0)
+    compute = _busiest(plan) / micro * one_round.total
+    sent = traffic(plan, facts, cluster)
+    if plan.spec.traffic == "weights and gradients" and plan.shards > 1:
+        exposed, hidden = _expose_sharded(sent, facts.blocks, plan, one_round)
+    else:
+        exposed, hidden = _expose_reduced(sent, one_round)
+    metrics = sum(part.seconds for part in sent.metrics)
+    update, touched = _update(config, plan, facts, cluster, plan.shards)
+    seconds = compute + update + exposed + metrics
+    alone_update, _ = _update(config, plan, facts, cluster, 1)
+    alone = batch / micro * one_round.total + alone_update
+    flops, peak_flops = show_count(facts.flops_per_sample), show_count(peak)
+    rounds = f"{plan.accumulation_steps} round{'s' if plan.accumulation_steps > 1 else ''}"
+    again = "; blocks run forward again: x 4/3" if one_round.recompute else ""
     return StepCost(
-        seconds=whole,
+        seconds=seconds,
         compute=compute,
         update=update,
-        exposed=exposed + figures,
-        efficiency=alone / plan.num_devices / whole,
-        mfu=facts.flops_per_sample * plan.global_batch_size / (whole * plan.num_devices * peak),
-        traffic=found,
+        exposed=exposed + metrics,
+        efficiency=alone / plan.num_devices / seconds,
+        mfu=facts.flops_per_sample * batch / (seconds * plan.num_devices * peak),
+        traffic=sent,
         formulas={
             "compute": (
-                f"{_busiest(plan)} samples of the busiest device, in {plan.accumulation_steps}"
-                f" round{'s' if plan.accumulation_steps > 1 else ''}, x"
-                f" {show_count(facts.flops_per_sample)}FLOP / ({show_count(peak)}FLOP/s of"
-                f" {plan.precision} x {share.value:.3g}){again_said}; forward is a third"
+                f"{_busiest(plan)} samples of the busiest device, in {rounds}, x {flops}FLOP /"
+                f" ({peak_flops}FLOP/s of {plan.precision} x {utilization.value:.3g}){again};"
+                " forward is a third"
             ),
-            "update": f"{touched} / {setup.device.bandwidth / 1e12:.3g} TB/s of memory",
+            "update": f"{touched} / {cluster.device.bandwidth / 1e12:.3g} TB/s of memory",
             "sync": hidden,
             "efficiency": (
-                f"speed-up over one such device that takes the same {plan.global_batch_size} samples a step,"
-                f" with memory for all of it ({show_time(alone)}), / {plan.num_devices} devices"
+                f"speed-up over one such device that takes the same {batch} samples a step, with"
+                f" memory for all of it ({show_time(alone)}), / {plan.num_devices} devices"
             ),
             "mfu": (
-                f"{show_count(facts.flops_per_sample)}FLOP x {plan.global_batch_size} samples / (a step x"
-                f" {plan.num_devices} x {show_count(peak)}FLOP/s)"
+                f"{flops}FLOP x {batch} samples / (a step x {plan.num_devices} x"
+                f" {peak_flops}FLOP/s)"
             ),
         },
     )
 
 
 def _busiest(plan: Plan) -> int:
-    """Samples of the device that has most of a step, as dealing.py deals them: the last one, which
-    has the short slot, where no other has as many slots.
+    """Samples of the device that has most of a step.
+
+    The last one has the short microbatch; it is the busiest where no other has as many.
     """
-    count = -(-plan.global_batch_size // plan.micro_batch_size)
-    return (
-        plan.global_batch_size
-        - plan.micro_batch_size * (count * (plan.num_devices - 1) // plan.num_devices)
-        if plan.num_devices == 1 or count % plan.num_devices == 1
-        else plan.accumulation_steps * plan.micro_batch_size
-    )
+    batch, micro, num_devices = plan.global_batch_size, plan.micro_batch_size, plan.num_devices
+    count = -(-batch // micro)
+    if num_devices == 1 or count % num_devices == 1:
+        return batch - micro * (count * (num_devices - 1) // num_devices)
+    return plan.accumulation_steps * micro
 
 
 def _update(
-    config: Config, plan: Plan, facts: Facts, setup: Cluster, shards: int | None = None
+    config: Config, plan: Plan, facts: Facts, cluster: Cluster, shards: int
 ) -> tuple[float, str]:
-    """Seconds, and the bytes in words: the weights are read and written, gradients read; each slot
-    of the optimizer read and written; the norm reads, clipping reads and writes gradients.
+    """(seconds, the bytes in words).
+
+    Weights are read and written, gradients read; each array of the optimizer's state is read and
+    written; the norm reads gradients, clipping reads and writes them.
     """
-    slots, name = num_optimizer_states(config, facts)
-    times = 3 + 2 * slots + 1 + (2 if config.optimizer.clip else 0)
-    cut = plan.shards if shards is None else shards
-    held = facts.trainable * itemsize(plan.precision) / cut
-    return (
-        times * held / setup.device.bandwidth,
-        (
-            f"{times} passes ({name}, norm{', clipping' if config.optimizer.clip else ''}) over"
-            f" {show_bytes(held)}{f' ({cut} shards)' if cut > 1 else ''}"
-        ),
-    )
+    states, name = num_optimizer_states(config, facts)
+    passes = 3 + 2 * states + 1 + (2 if config.optimizer.clip else 0)
+    held = facts.trainable * itemsize(plan.precision) / shards
+    clipping = ", clipping" if config.optimizer.clip else ""
+    cut = f" ({shards} shards)" if shards > 1 else ""
+    words = f"{passes} passes ({name}, norm{clipping}) over {show_bytes(held)}{cut}"
+    return passes * held / cluster.device.bandwidth, words
 
 
-def _reduced(found: Traffic, backward: float) -> tuple[float, str]:
-    """(seconds not hidden, how).
+def _expose_reduced(sent: Traffic, one_round: _RoundTime) -> tuple[float, str]:
+    """(seconds that nothing hides, how).
 
     Buckets are reduced while the last round's backward goes on; the last bucket is ready when it
     ends.
     """
-    sync, last = (
-        sum(part.seconds for part in found.reduced),
-        sum(part.each for part in found.reduced),
+    all_buckets = sum(part.seconds for part in sent.reduced)
+    last_bucket = _sum_each(sent.reduced)
+    how = (
+        "metrics + max(all buckets - the last round's backward of"
+        f" {show_time(one_round.backward)}, the last bucket)"
     )
-    return (
-        max(sync - backward, last),
-        (
-            f"figures + max(all buckets - the last round's backward of {show_time(backward)}, the"
-            " last bucket)"
-        ),
-    )
+    return max(all_buckets - one_round.backward, last_bucket), how
 
 
-def _shared(
-    found: Traffic, blocks: int, plan: Plan, forward: float, again: float
+def _expose_sharded(
+    sent: Traffic, blocks: int, plan: Plan, one_round: _RoundTime
 ) -> tuple[float, str]:
-    """A block's weights are gathered while the one before it computes; its gradients are summed
+    """(seconds that nothing hides, how).
+
+    A block's weights are gathered while the one before it computes; its gradients are summed
     while the next one's are made.
     """
     blocks = max(1, blocks)
-    gather, scatter, copied = _each(found.gathered), _each(found.scattered), _each(found.copied)
-    outside, scatter_outside, copied_outside = (
-        _each(found.gathered_outside),
-        _each(found.scattered_outside),
-        _each(found.copied_outside),
-    )
+    forward, backward = one_round.forward / blocks, one_round.backward / blocks
+    gather, scatter = _sum_each(sent.gathered), _sum_each(sent.scattered)
+    gather_outside = _sum_each(sent.gathered_outside)
+    scatter_outside = _sum_each(sent.scattered_outside)
     regather = gather if plan.reshard else 0.0
 
     def exposed(copies: float, copies_outside: float) -> float:
-        ahead = outside + gather + (blocks - 1) * max(0.0, gather - forward / blocks)
-        behind = regather + (blocks - 1) * max(
-            0.0, regather + scatter + copies - (2 * forward + again) / blocks
-        )
+        """Of one round; copies: summing the gradients of a block over copies of the model."""
+        ahead = gather_outside + gather + (blocks - 1) * max(0.0, gather - forward)
+        behind = regather + (blocks - 1) * max(0.0, regather + scatter + copies - backward)
         return ahead + behind + scatter + copies + scatter_outside + copies_outside
 
+    copies, copies_outside = _sum_each(sent.copied), _sum_each(sent.copied_outside)
+    seconds = (plan.accumulation_steps - 1) * exposed(0.0, 0.0) + exposed(copies, copies_outside)
+    again = "gathering again + " if plan.reshard else ""
+    last_again = "the last block gathered again + " if plan.reshard else ""
+    with_copies = " + its copies" if copies else ""
     how = (
-        f"figures + each round: weights outside of blocks + first block + {blocks - 1} x max(0,"
-        f" gathering a block - its forward of {show_time(forward / blocks)}) + {blocks - 1} x"
-        f" max(0, {'gathering again + ' if plan.reshard else ''}scattering a"
-        f" block{' + its copies' if copied else ''} - its backward of"
-        f" {show_time((2 * forward + again) / blocks)}) +"
-        f" {'the last block gathered again + ' if plan.reshard else ''}the first block's and the"
-        " outer gradients, for which nothing is left to hide behind"
+        "metrics + each round: weights outside of blocks + first block +"
+        f" {blocks - 1} x max(0, gathering a block - its forward of {show_time(forward)}) +"
+        f" {blocks - 1} x max(0, {again}scattering a block{with_copies} - its backward of"
+        f" {show_time(backward)}) + {last_again}the first block's and the outer gradients, for"
+        " which nothing is left to hide behind"
     )
-    return (plan.accumulation_steps - 1) * exposed(0.0, 0.0) + exposed(copied, copied_outside), how
+    return seconds, how
 
 
-def _each(parts: tuple[Collective, ...]) -> float:
+def _sum_each(parts: tuple[Collective, ...]) -> float:
+    """Seconds of one message of each."""
     return sum(part.each for part in parts)
