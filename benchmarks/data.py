@@ -90,7 +90,8 @@ class Watched:
 def feed_batches(config: Config, made: Plan, source: Any, workers: int) -> Iterator[float]:
     """The time at which each batch was there."""
     readers = DataWorkers(config, workers, Path(os.devnull)) if workers else None
-    feed = Feed(made, [0], source, None, _as_tensors, 0, 2, readers.workers if readers else None)
+    asked = readers.workers if readers else None
+    feed = Feed(made, [0], source, None, _as_tensors, workers=asked)
     try:
         for _ in feed:
             yield time.perf_counter()

@@ -83,7 +83,7 @@ def race(
         engine = TorchEngine(
             task, made, config.optimizer, Comm(group if world > 1 else None), [place]
         )
-        feed = Feed(made, made.devices_of(index), task.train_data(), None, engine.stage, 0, 2)
+        feed = Feed(made, made.devices_of(index), task.train_data(), None, engine.stage)
         runners[mode] = (made, engine, iter(feed), feed, [engine.init()])
     seconds: dict[str, list[float]] = {mode: [] for mode in modes}
     losses: dict[str, float] = {}

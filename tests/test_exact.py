@@ -339,7 +339,7 @@ def test_what_follows_the_device_is_refused_at_the_first_step(
     made = plan(config, MACHINE, open_task(config, "").facts())
     task = open_task(config, "")
     engine = TorchEngine(task, made, config.optimizer, Comm(), [torch.device("cpu")])
-    feed = Feed(made, made.devices_of(0), task.train_data(), None, engine.stage, 0, 0)
+    feed = Feed(made, made.devices_of(0), task.train_data(), None, engine.stage, prefetch=0)
     try:
         with pytest.raises(UserError, match=says):
             engine.step(engine.init(), next(iter(feed))[1], 1e-3, [0] * 4)

@@ -1,4 +1,4 @@
-"""A feed gives a rank its share of each step, the same with and without a thread, from any step on."""
+"""A feed gives a rank its share of each step, the same with and without a thread, from any step."""
 
 from pathlib import Path
 from typing import Any
@@ -59,12 +59,15 @@ def made(world: int, accumulate: int = 1) -> Plan:
 
 
 def ids(batch: Batch) -> list[int]:
-    return [int(i) for (slot,) in batch.rounds if slot and slot.real for i in slot.arrays["id"]]
+    """What is trained on, by one device."""
+    real = [microbatch for (microbatch,) in batch.rounds if microbatch and microbatch.real]
+    return [int(i) for microbatch in real for i in microbatch.arrays["id"]]
 
 
 def feed(
     world: int,
     device: int,
+    *,
     prefetch: int = 0,
     start: int = 0,
     accumulate: int = 1,
@@ -75,9 +78,9 @@ def feed(
         [device],
         source or Itself(23),
         Itself(7),
-        lambda rounds, of: list(rounds),
-        start,
-        prefetch,
+        lambda rounds, _of: list(rounds),
+        start=start,
+        prefetch=prefetch,
     )
 
 
@@ -97,7 +100,7 @@ def test_ranks_together_see_the_order(world: int, accumulate: int) -> None:
 @pytest.mark.parametrize("prefetch", [1, 3])
 def test_a_thread_changes_nothing(prefetch: int) -> None:
     plain, ahead = (
-        [(step, ids(batch)) for step, batch in feed(3, 1, depth, start=4)]
+        [(step, ids(batch)) for step, batch in feed(3, 1, prefetch=depth, start=4)]
         for depth in (0, prefetch)
     )
     assert plain == ahead
@@ -143,14 +146,14 @@ def test_a_failure_that_does_not_come_again_is_one_all_the_same() -> None:
         next(found)
 
 
-def test_evaluation_is_dealt_without_remainder() -> None:
+def test_evaluation_is_assigned_without_remainder() -> None:
     found = [
         int(i)
         for device in range(3)
         for staged in feed(3, device).evaluation()
-        for (slot,) in staged
-        if slot
-        for i in slot.arrays["id"]
+        for (microbatch,) in staged
+        if microbatch
+        for i in microbatch.arrays["id"]
     ]
     assert found == list(range(7))
 

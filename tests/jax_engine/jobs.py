@@ -40,7 +40,9 @@ def opened(values: Mapping[str, Any]) -> tuple[Any, Plan, Any, Feed]:
         engine,
         made,
         engine.init(),
-        Feed(made, made.devices_of(0), task.train_data(), task.eval_data(), engine.stage, 0, 0),
+        Feed(
+            made, made.devices_of(0), task.train_data(), task.eval_data(), engine.stage, prefetch=0
+        ),
     )
 
 

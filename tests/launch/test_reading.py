@@ -99,9 +99,9 @@ def test_who_reads_changes_nothing_and_a_death_is_named(
             task.train_data(),
             task.eval_data(),
             lambda rounds, of: [slot.arrays for (slot,) in rounds if slot],
-            1,
-            prefetch,
-            workers,
+            start=1,
+            prefetch=prefetch,
+            workers=workers,
         )
         taken = []
         for step, batch in feed:

@@ -153,9 +153,9 @@ def train_rank(
         task.train_data(),
         task.train_data() if attempt.evaluate == "train" else task.eval_data(),
         engine.stage,
-        first_step,
-        config.data.prefetch,
-        data_workers.workers if data_workers else None,
+        start=first_step,
+        prefetch=config.data.prefetch,
+        workers=data_workers.workers if data_workers else None,
     )
     journal = Journal(run.journal) if context.is_first else None
     record: Callable[[Event], None] = _ignore_event

@@ -20,33 +20,30 @@ _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 
 @dataclass(frozen=True)
 class Anchor:
-    """Where the present batch size took over: after `step` steps, `consumed` samples into `epoch`."""
+    """Where the present batch size took over."""
 
-    step: int = 0
+    step: int = 0  # steps before it
     epoch: int = 0
-    consumed: int = 0
+    consumed: int = 0  # samples of that epoch before it
 
 
 @dataclass(frozen=True)
 class Position:
-    """Where a step starts: its epoch, the first position in it, and how many samples it takes."""
+    """Where a step starts."""
 
     epoch: int
-    first: int
-    count: int
+    first: int  # position in the epoch
+    count: int  # samples
 
 
 @dataclass(frozen=True)
 class Order:
-    """samples: in the data set.
+    """The order of a run's samples."""
 
-    batch: samples a step. seed: of the permutation. anchor: of a batch changed under way.
-    """
-
-    samples: int
-    batch: int
-    seed: int
-    anchor: Anchor = Anchor()
+    samples: int  # in the data set
+    batch: int  # samples a step
+    seed: int  # of the permutation
+    anchor: Anchor = Anchor()  # of a batch changed under way
 
     @property
     def steps_per_epoch(self) -> int:
@@ -84,14 +81,15 @@ class Order:
         """The sample ids of each step, computed together: called for many steps at once, it costs
         some 85 ns an id.
         """
-        found = [self.position(step) for step in steps]
-        result: list[Ids] = []
-        for epoch in dict.fromkeys(position.epoch for position in found):
-            mine = [position for position in found if position.epoch == epoch]
-            span = np.arange(mine[0].first, mine[-1].first + mine[-1].count)
+        positions = [self.position(step) for step in steps]
+        by_step: list[Ids] = []
+        for epoch in dict.fromkeys(position.epoch for position in positions):
+            in_epoch = [position for position in positions if position.epoch == epoch]
+            begin, last = in_epoch[0].first, in_epoch[-1]
+            span = np.arange(begin, last.first + last.count)
             ids = permute(span, self.samples, self.seed, epoch)
-            result += [ids[p.first - mine[0].first :][: p.count] for p in mine]
-        return result
+            by_step += [ids[p.first - begin :][: p.count] for p in in_epoch]
+        return by_step
 
 
 def permute(positions: Ids, size: int, seed: int, epoch: int) -> Ids:

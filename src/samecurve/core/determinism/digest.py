@@ -12,13 +12,12 @@ BYTES = 16  # of a SHA-256: enough that no two arrays ever meet
 
 def digest(array: NDArray[Any]) -> bytes:
     """Of values, type and shape."""
-    found = hashlib.sha256(f"{array.dtype.str} {array.shape}".encode())
-    found.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-    return found.digest()[:BYTES]
+    sha256 = hashlib.sha256(f"{array.dtype.str} {array.shape}".encode())
+    sha256.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return sha256.digest()[:BYTES]
 
 
 def combined(digests: Mapping[str, str]) -> str:
-    """One for all arrays of a state, by their names, whatever the order in which they were hashed."""
-    return hashlib.sha256(
-        "\n".join(f"{name} {found}" for name, found in sorted(digests.items())).encode()
-    ).hexdigest()
+    """One for all arrays of a state, by their names, in whatever order they were hashed."""
+    lines = [f"{name} {of_array}" for name, of_array in sorted(digests.items())]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()

@@ -25,8 +25,8 @@ class Mean(NamedTuple):
 
 
 def nominal_weight(batch: int, per_sample: int) -> float:
-    """The power of two next to a full step's weight, by which slot sums are scaled before they are
-    added.
+    """The power of two next to a full step's weight, by which sums of microbatches are scaled
+    before they are added.
 
     It keeps sums within f16's range and, as a power of two, changes no digit. batch: samples a
     step; per_sample: weight of one.

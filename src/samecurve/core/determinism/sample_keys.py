@@ -1,7 +1,7 @@
 """What randomness of one sample is keyed by: a pure function of (seed, epoch, sample id).
 
 A mask or an augmentation drawn from such a key follows the sample: it is the same on whatever
-device, in whatever slot of whatever batch the sample is, under either engine.
+device, in whatever microbatch of whatever batch the sample is, under either engine.
 """
 
 import numpy as np
