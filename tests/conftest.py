@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 
 import worlds
-from samecurve.launch.pool import pool as prove_pool
+from samecurve.launch.pool import pool as warm_pool
 
 
 @pytest.fixture(scope="session")
 def pool() -> Iterator[worlds.Pool]:
-    with prove_pool(worlds.SIZE) as made:
-        yield made
+    with warm_pool(worlds.SIZE) as ranks:
+        yield ranks
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -36,8 +36,9 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """`gpu` tests skip without a GPU, saying so; `long` ones run only when asked for (make
-    test-long). By their marks: keywords also hold the names of folders above.
+    """`gpu` tests skip without a GPU, saying so; `long` ones run only in make test-long.
+
+    By their marks: keywords also hold the names of folders above.
     """
     import torch
 

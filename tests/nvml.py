@@ -1,5 +1,7 @@
-"""A stand-in for the NVIDIA driver's library, under the unmodified pynvml: so many GPUs as COUNT
-says. The file that NVML_PROCESSES names lists who uses them: a GPU and a process id a line.
+"""A stand-in for the NVIDIA driver's library, under the unmodified pynvml.
+
+So many GPUs as COUNT says. The file that NVML_PROCESSES names lists who uses them: a GPU and a
+process id a line.
 """
 
 import subprocess
@@ -9,45 +11,92 @@ _SOURCE = r"""
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+enum { SUCCESS = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, INSUFFICIENT_SIZE = 7 };
+
 typedef struct { unsigned long long total, free, used; } memory_t;
-static int handles[COUNT];
-int nvmlInit_v2(void) { for (int i = 0; i < COUNT; i++) handles[i] = i; return 0; }
-int nvmlInitWithFlags(unsigned flags) { return nvmlInit_v2(); }
-int nvmlShutdown(void) { return 0; }
-const char *nvmlErrorString(int code) { return "error"; }
-int nvmlSystemGetDriverVersion(char *text, unsigned size) { snprintf(text, size, "580.00"); return 0; }
-int nvmlDeviceGetCount_v2(unsigned *count) { *count = COUNT; return 0; }
-int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **handle) { if (index >= COUNT) return 2; *handle = &handles[index]; return 0; }
-int nvmlDeviceGetName(void *handle, char *text, unsigned size) { snprintf(text, size, "NVIDIA H200 no. %d", *(int *)handle); return 0; }
-int nvmlDeviceGetUUID(void *handle, char *text, unsigned size) { snprintf(text, size, "GPU-%d%d-x", *(int *)handle, *(int *)handle); return 0; }
-int nvmlDeviceGetMemoryInfo(void *handle, memory_t *memory) { memory->total = 150000000000ULL; memory->used = 1000 * (*(int *)handle + 1); memory->free = memory->total - memory->used; return 0; }
-typedef struct { unsigned gpu, memory; } use_t;
-int nvmlDeviceGetUtilizationRates(void *handle, use_t *use) { use->gpu = 90 + *(int *)handle; use->memory = 0; return 0; }
+typedef struct { unsigned gpu, memory; } utilisation_t;
 typedef struct { unsigned pid; unsigned long long used; unsigned gpu, compute; } process_t;
-int nvmlDeviceGetComputeRunningProcesses_v3(void *handle, unsigned *count, process_t *found) {
-  char *path = getenv("NVML_PROCESSES"); FILE *file = path ? fopen(path, "r") : NULL; unsigned room = *count, gpu, pid; *count = 0;
-  while (file && fscanf(file, "%u %u", &gpu, &pid) == 2)
-    if (gpu == (unsigned)*(int *)handle) { if (found && *count < room) found[*count].pid = pid; ++*count; }
-  if (file) fclose(file);
-  return *count > room ? 7 : 0;
+
+static int handles[COUNT];  /* each holds its own index */
+
+static int index_of(void *handle) { return *(int *)handle; }
+
+int nvmlInit_v2(void) {
+  for (int index = 0; index < COUNT; index++) handles[index] = index;
+  return SUCCESS;
 }
-int nvmlDeviceGetPowerUsage(void *handle, unsigned *milliwatts) { *milliwatts = 650500; return *(int *)handle == 1 ? 3 : 0; }
+
+int nvmlInitWithFlags(unsigned flags) { return nvmlInit_v2(); }
+
+int nvmlShutdown(void) { return SUCCESS; }
+
+const char *nvmlErrorString(int code) { return "error"; }
+
+int nvmlSystemGetDriverVersion(char *text, unsigned size) {
+  snprintf(text, size, "580.00");
+  return SUCCESS;
+}
+
+int nvmlDeviceGetCount_v2(unsigned *count) {
+  *count = COUNT;
+  return SUCCESS;
+}
+
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **handle) {
+  if (index >= COUNT) return INVALID_ARGUMENT;
+  *handle = &handles[index];
+  return SUCCESS;
+}
+
+int nvmlDeviceGetName(void *handle, char *text, unsigned size) {
+  snprintf(text, size, "NVIDIA H200 no. %d", index_of(handle));
+  return SUCCESS;
+}
+
+int nvmlDeviceGetUUID(void *handle, char *text, unsigned size) {
+  snprintf(text, size, "GPU-%d%d-x", index_of(handle), index_of(handle));
+  return SUCCESS;
+}
+
+int nvmlDeviceGetMemoryInfo(void *handle, memory_t *memory) {
+  memory->total = 150000000000ULL;
+  memory->used = 1000 * (index_of(handle) + 1);
+  memory->free = memory->total - memory->used;
+  return SUCCESS;
+}
+
+int nvmlDeviceGetUtilizationRates(void *handle, utilisation_t *utilisation) {
+  utilisation->gpu = 90 + index_of(handle);
+  utilisation->memory = 0;
+  return SUCCESS;
+}
+
+int nvmlDeviceGetComputeRunningProcesses_v3(void *handle, unsigned *count, process_t *processes) {
+  char *path = getenv("NVML_PROCESSES");
+  FILE *file = path ? fopen(path, "r") : NULL;
+  unsigned room = *count, gpu, pid;
+  *count = 0;
+  while (file && fscanf(file, "%u %u", &gpu, &pid) == 2) {
+    if (gpu != (unsigned)index_of(handle)) continue;
+    if (processes && *count < room) processes[*count].pid = pid;
+    ++*count;
+  }
+  if (file) fclose(file);
+  return *count > room ? INSUFFICIENT_SIZE : SUCCESS;
+}
+
+int nvmlDeviceGetPowerUsage(void *handle, unsigned *milliwatts) {
+  *milliwatts = 650500;
+  return index_of(handle) == 1 ? NOT_SUPPORTED : SUCCESS;
+}
 """
 
 
 def library(home: Path, count: int) -> Path:
     """The directory to name in LD_LIBRARY_PATH."""
-    (home / "nvml.c").write_text(_SOURCE)
-    subprocess.run(
-        [
-            "gcc",
-            f"-DCOUNT={count}",
-            "-shared",
-            "-fPIC",
-            "-o",
-            home / "libnvidia-ml.so.1",
-            home / "nvml.c",
-        ],
-        check=True,
-    )
+    source, target = home / "nvml.c", home / "libnvidia-ml.so.1"
+    source.write_text(_SOURCE)
+    command = ["gcc", f"-DCOUNT={count}", "-shared", "-fPIC", "-o", str(target), str(source)]
+    subprocess.run(command, check=True)
     return home

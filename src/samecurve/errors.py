@@ -13,7 +13,7 @@ class SamecurveError(Exception):
     """A failure with its cause, its remedy and, where known, its place (file:line:column, flag)."""
 
     exit_code = 1
-    rank: int | None = None  # of which rank it is told, if of one
+    rank: int | None = None  # the rank that failed, if it was one
 
     def __init__(self, cause: str, remedy: str = "", where: str = "") -> None:
         super().__init__(cause, remedy, where)
@@ -23,9 +23,9 @@ class SamecurveError(Exception):
 
     def __str__(self) -> str:
         place = f"{self.where}: " if self.where and not self.cause.startswith(self.where) else ""
-        return "\n".join([f"{place}{self.cause}", *self._under()])
+        return "\n".join([f"{place}{self.cause}", *self._lines_below()])
 
-    def _under(self) -> list[str]:
+    def _lines_below(self) -> list[str]:
         """The lines below the cause."""
         return [f"  remedy: {self.remedy}"] if self.remedy else []
 
@@ -50,8 +50,9 @@ class InvalidConfigError(UserError):
 class RunError(SamecurveError):
     """A run that could not go on: a lost rank, a full disk, a loss that is not finite.
 
-    again: starting again may help (a lost rank may, a full disk does not). trace: lines that say
-    where it came about. log: the file that has all of it.
+    again: starting again may help (a lost rank may, a full disk does not)
+    trace: lines that say where it came about
+    log: the file that has all of it
     """
 
     def __init__(
@@ -67,9 +68,9 @@ class RunError(SamecurveError):
         super().__init__(cause, remedy, where)
         self.again, self.trace, self.log = again, trace, log
 
-    def _under(self) -> list[str]:
-        return [
-            *(f"  {line}" for line in self.trace.splitlines()),
-            *super()._under(),
-            *([f"  log: {self.log}"] if self.log else []),
-        ]
+    def _lines_below(self) -> list[str]:
+        lines = [f"  {line}" for line in self.trace.splitlines()]
+        lines += super()._lines_below()
+        if self.log:
+            lines.append(f"  log: {self.log}")
+        return lines

@@ -14,35 +14,36 @@ _DECIMAL = ("", "k", "M", "G", "T", "P", "E")
 def show_bytes(count: float) -> str:
     """1536 -> '1.5 KiB'."""
     power = min(int(math.log(count, 1024)), len(_BINARY) - 1) if count >= 1 else 0
-    return f"{count / 1024**power:.{1 if power else 0}f} {_BINARY[power]}"
+    decimals = 1 if power else 0
+    return f"{count / 1024**power:.{decimals}f} {_BINARY[power]}"
 
 
 def parse_bytes(text: str) -> int:
     """'1.5GiB' -> 1610612736; '80 GB' -> 80_000_000_000. ValueError: not a size."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGTP]?)(i?)B", text.strip())
-    if not found:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGTP]?)(i?)B", text.strip())
+    if not match:
         raise ValueError("must be a number of bytes, or a size such as 40GiB or 80GB")
-    number, prefix, binary = found.groups()
+    number, prefix, binary = match.groups()
     return int(float(number) * (1024 if binary else 1000) ** " KMGTP".index(prefix or " "))
 
 
 def parse_speed(text: str) -> float:
     """'400 Gb/s' -> 5e10 bytes a second; '50 GB/s' the same. ValueError: neither."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT])([bB])/s", text.strip())
-    if not found:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT])([bB])/s", text.strip())
+    if not match:
         raise ValueError(
             "must be a number of bytes a second, or a speed such as 50 GB/s or 400 Gb/s"
         )
-    number, prefix, unit = found.groups()
+    number, prefix, unit = match.groups()
     return float(number) * 1000.0 ** " KMGT".index(prefix) / (8 if unit == "b" else 1)
 
 
 def show_count(count: float) -> str:
     """1_058_176 -> '1.06M'."""
-    power = (
-        min(int(math.log(abs(count), 1000) + 1e-12), len(_DECIMAL) - 1) if abs(count) >= 1 else 0
-    )
-    return f"{count:.3g}" if not power else f"{count / 1000**power:.3g}{_DECIMAL[power]}"
+    if abs(count) < 1:
+        return f"{count:.3g}"
+    power = min(int(math.log(abs(count), 1000) + 1e-12), len(_DECIMAL) - 1)
+    return f"{count / 1000**power:.3g}{_DECIMAL[power]}"
 
 
 def show_params(count: int) -> str:
@@ -64,21 +65,20 @@ def show_seconds(seconds: float) -> str:
 
 def join_words(words: Sequence[str]) -> str:
     """['1', '2', '3'] -> '1, 2 and 3'."""
-    return " and ".join([*([", ".join(words[:-1])] if len(words) > 1 else []), *words[-1:]])
+    *first, last = words or [""]
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def show_time(seconds: float) -> str:
-    """Three figures, whatever the size: 0.0083 -> '8.3 ms'; 75 -> '75 s'."""
-    for size, unit in ((1.0, "s"), (1e-3, "ms")):
-        if seconds >= size:
-            return (
-                f"{seconds / size:.3g} {unit}"
-                if seconds / size < 1000
-                else f"{seconds / size:.0f} {unit}"
-            )
+    """Three digits, whatever the size: 0.0083 -> '8.3 ms'; 75 -> '75 s'."""
+    for unit_seconds, unit in ((1.0, "s"), (1e-3, "ms")):
+        if seconds >= unit_seconds:
+            count = seconds / unit_seconds
+            digits = f"{count:.3g}" if count < 1000 else f"{count:.0f}"
+            return f"{digits} {unit}"
     return f"{seconds * 1e6:.3g} us"
 
 
 def first_and_count(names: Sequence[str]) -> str:
     """['a', 'b', 'c'] -> 'a and 2 more'."""
-    return f"{names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}"
+    return f"{names[0]} and {len(names) - 1} more" if len(names) > 1 else names[0]

@@ -46,8 +46,8 @@ def test_steps_reach_the_file_within_half_a_second_and_other_kinds_at_once(tmp_p
 def test_a_reader_follows_whole_lines_only(tmp_path: Path) -> None:
     path, stop = tmp_path / "journal.jsonl", threading.Event()
     append_event(path, Event("started", 0))
-    seen: list[Event] = []
-    reader = threading.Thread(target=lambda: seen.extend(follow(path, stop, pause=0.01)))
+    events: list[Event] = []
+    reader = threading.Thread(target=lambda: events.extend(follow(path, stop, pause=0.01)))
     reader.start()
     with open(path, "ab", buffering=0) as file:
         line = Event("step", 1, {"loss": 2.5}).line().encode()
@@ -56,11 +56,11 @@ def test_a_reader_follows_whole_lines_only(tmp_path: Path) -> None:
         file.write(line[10:])
     stop.set()
     reader.join()
-    assert [(e.kind, e.step) for e in seen] == [("started", 0), ("step", 1)]
+    assert [(e.kind, e.step) for e in events] == [("started", 0), ("step", 1)]
 
 
 def test_a_heartbeat_is_read_from_outside(tmp_path: Path) -> None:
     assert read_heartbeat(tmp_path / "pulse-0") is None
-    pulse = Heartbeat(tmp_path / "pulse-0")
-    pulse(12, "save")
+    heartbeat = Heartbeat(tmp_path / "pulse-0")
+    heartbeat(12, "save")
     assert read_heartbeat(tmp_path / "pulse-0") == (12, "save")

@@ -70,7 +70,7 @@ _MARKUP = {
 }
 
 
-class Looked(HTMLParser):
+class ParsedPage(HTMLParser):
     """The elements of a page, what it would fetch, and its text."""
 
     def __init__(self, page: str) -> None:
@@ -99,12 +99,12 @@ class Looked(HTMLParser):
         self.text += data
 
 
-def looked(page: Path) -> Looked:
-    found = Looked(page.read_text())
-    assert found.elements <= _MARKUP
-    assert not found.fetched
-    assert not found.open
-    return found
+def parse_page(path: Path) -> ParsedPage:
+    page = ParsedPage(path.read_text())
+    assert page.elements <= _MARKUP
+    assert not page.fetched
+    assert not page.open
+    return page
 
 
 @pytest.fixture(scope="module")
@@ -147,9 +147,9 @@ def test_the_page_of_a_run_says_what_its_files_say(
         main()
         return capsys.readouterr().out
 
-    said = samecurve("report", "one").split()
+    paths = samecurve("report", "one").split()
     events = read_events(home / "one" / "journal.jsonl")
-    page = looked(home / said[0])
+    page = parse_page(home / paths[0])
     plan = json.loads((home / "one" / "plan.json").read_text())["plan"]
     resumed = next(event for event in events if event.kind == "resumed")
     for text in [
@@ -166,24 +166,24 @@ def test_the_page_of_a_run_says_what_its_files_say(
         "report-memory.png",
         "report-time.png",
         "report-metric-perplexity.png",
-    } <= {Path(path).name for path in said}
-    assert all((home / path).read_bytes().startswith(b"\x89PNG") for path in said[1:])
+    } <= {Path(path).name for path in paths}
+    assert all((home / path).read_bytes().startswith(b"\x89PNG") for path in paths[1:])
     assert not [path for path in (home / "one").iterdir() if path.name.endswith(".part")]
 
-    (found,) = json.loads(samecurve("report", "one", "--json"))["runs"]
+    (numbers,) = json.loads(samecurve("report", "one", "--json"))["runs"]
     losses = [event.values["loss"] for event in events if event.kind == "step"]
     best = min((event.values["loss"], event.step) for event in events if event.kind == "evaluated")
-    assert (found["outcome"], found["step"], found["starts"], found["loss"]) == (
+    assert (numbers["outcome"], numbers["step"], numbers["starts"], numbers["loss"]) == (
         "finished",
         40,
         2,
         losses[-1],
     )
-    assert (found["best_loss"], found["best_step"]) == best
-    assert found["memory_bytes"] == max(
+    assert (numbers["best_loss"], numbers["best_step"]) == best
+    assert numbers["memory_bytes"] == max(
         event.values["memory_bytes"] for event in events if event.kind == "step" and event.step > 25
     )
-    assert found["seconds_by_use"]["evaluating"] == pytest.approx(
+    assert numbers["seconds_by_use"]["evaluating"] == pytest.approx(
         sum(event.values["seconds"] for event in events if event.kind == "evaluated")
     )
 
@@ -192,26 +192,26 @@ def test_runs_compared_differ_in_what_was_asked_and_nothing_else(
     home: Path, tmp_path: Path
 ) -> None:
     records = [read_run(home / name, live=False) for name in ("one", "two")]
-    found = differences(records)
-    assert found["config"] == {
+    parts = differences(records)
+    assert parts["config"] == {
         "batch.samples": [10, 8],
         "optimizer.lr": [3e-3, 1e-3],
         "train.steps": [40, 20],
     }
-    assert found["environment"] == {}
-    assert {"batch", "lr", "steps"} <= found["plan"].keys()
-    assert not {"strategy", "precision", "seed", "data", "threads"} & found["plan"].keys()
-    made = records[1].plan
-    assert made is not None
+    assert parts["environment"] == {}
+    assert {"batch", "lr", "steps"} <= parts["plan"].keys()
+    assert not {"strategy", "precision", "seed", "data", "threads"} & parts["plan"].keys()
+    plan = records[1].plan
+    assert plan is not None
     assert samples_seen(records[1])[-1] == sum(
-        made.order.position(step).count for step in range(20)
+        plan.order.position(step).count for step in range(20)
     )  # short steps end an epoch
     (tmp_path / "both").mkdir()
     (tmp_path / "both" / "report-old.png").write_bytes(
         b"\x89PNG samecurve report"
     )  # of an earlier report
     written = write_report(records, tmp_path / "both")
-    page = looked(written[0])
+    page = parse_page(written[0])
     assert {path.name for path in written} >= {
         "report-loss.png",
         "report-loss-time.png",
@@ -272,7 +272,7 @@ def test_nothing_that_a_run_says_becomes_markup(home: Path, tmp_path: Path) -> N
         (run / "config.yaml").read_text() + f"note: {json.dumps(evil)}\n"
     )
     record = read_run(run, live=False)
-    page = looked(write_report([record], None)[0])
+    page = parse_page(write_report([record], None)[0])
     assert summary(record)["utilisation_mean"] == 0.375
     assert page.text.count("<script>alert(1)</script>") >= 6
     assert "6 lines passed over" in page.text
@@ -288,17 +288,17 @@ def test_every_state_of_a_run_has_a_page_that_says_so(home: Path, tmp_path: Path
         run = copied(home, tmp_path / name)
         (run / "journal.jsonl").write_bytes(journal)
         record = read_run(run, live=live)
-        return record, Looked(make_page([record], [name], [], ["loss"], now=0.0)).text
+        return record, ParsedPage(make_page([record], [name], [], ["loss"], now=0.0)).text
 
-    killed, said = page("killed", b"".join(lines[: trained + 7]) + lines[trained + 7][:30])
+    killed, text = page("killed", b"".join(lines[: trained + 7]) + lines[trained + 7][:30])
     assert (outcome(killed), summary(killed)["step"]) == ("cut off", 7)
-    assert "killed, or the machine went down" in said
-    assert "never evaluated" in said
-    assert "1 line passed over" in said
-    live, said = page("live", lines[0], live=True)
+    assert "killed, or the machine went down" in text
+    assert "never evaluated" in text
+    assert "1 line passed over" in text
+    live, text = page("live", lines[0], live=True)
     assert (outcome(live), live.faults) == ("running", [])
-    assert "No step was trained" in said
-    assert "no numbers for it: loss" in said
+    assert "No step was trained" in text
+    assert "no numbers for it: loss" in text
     assert [path.name for path in write_report([live], None)] == [
         "report.html",
         "report-memory.png",
@@ -308,20 +308,20 @@ def test_every_state_of_a_run_has_a_page_that_says_so(home: Path, tmp_path: Path
 def test_steps_that_were_done_again_count_once(home: Path, tmp_path: Path) -> None:
     """Killed after a save: the steps beyond it are trained again, by a second start."""
     run = copied(home, tmp_path / "again")
-    whole = summary(read_run(run, live=False))
+    uninterrupted = summary(read_run(run, live=False))
     append_event(run / "journal.jsonl", Event("planned", 20, {"plan": {}}))
     append_event(run / "journal.jsonl", Event("resumed", 20, {"text": "from a save"}))
     record = read_run(run, live=False)
     assert (record.num_steps, record.totals.voided_steps, outcome(record)) == (20, 20, "cut off")
     assert [event.step for event in record.evaluated] == [20]
-    found = summary(record)
-    assert found["seconds_by_use"]["steps done again"] + found["training_seconds"] == pytest.approx(
-        whole["training_seconds"]
-    )
-    assert found["goodput"] < whole["goodput"]
+    numbers = summary(record)
+    assert numbers["seconds_by_use"]["steps done again"] + numbers[
+        "training_seconds"
+    ] == pytest.approx(uninterrupted["training_seconds"])
+    assert numbers["goodput"] < uninterrupted["goodput"]
 
 
-def test_a_damaged_plan_is_said_and_the_journals_taken(home: Path, tmp_path: Path) -> None:
+def test_a_damaged_plan_is_named_and_the_journals_taken(home: Path, tmp_path: Path) -> None:
     run = copied(home, tmp_path / "run")
     (run / "plan.json").write_text('{"plan"')
     (run / "config.yaml").write_bytes(b"\xff\xfe\x00")
@@ -341,11 +341,11 @@ def test_thinning_keeps_extremes_and_smoothing_keeps_digits() -> None:
     rng = np.random.default_rng(0)
     x, y = np.arange(1_000_000.0), rng.normal(3.0, 0.1, 1_000_000)
     y[123_456], y[654_321], y[500_000:510_000] = 1e30, -7.0, np.nan
-    at, kept = thin(x, y)
-    assert len(kept) <= 2 * BUCKETS + 2
+    at, thinned = thin(x, y)
+    assert len(thinned) <= 2 * BUCKETS + 2
     assert {123_456.0, 654_321.0, 0.0, 999_999.0} <= set(at)
     assert (np.diff(at) > 0).all()
-    assert np.isnan(kept[(at >= 500_000) & (at < 510_000)]).any()
+    assert np.isnan(thinned[(at >= 500_000) & (at < 510_000)]).any()
     np.testing.assert_array_equal(thin(x[:50], y[:50])[1], y[:50])
     mean = smooth(y, 2001)
     for step in (0, 500, 122_000, 125_000, 123_456, 499_500, 505_000, 999_999):

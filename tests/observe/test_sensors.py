@@ -6,28 +6,28 @@ from samecurve.core.events import Event
 from samecurve.observe.sensors import IdleDevices, load_line
 
 
-def found(*readings: tuple[float, Sequence[float | None]]) -> list[tuple[float, list[int]]]:
+def reported(*readings: tuple[float, Sequence[float | None]]) -> list[tuple[float, list[int]]]:
     idle = IdleDevices(60)
     return [(at, new) for at, values in readings if (new := idle.add(at, values))]
 
 
-def test_an_idle_device_is_found_after_a_minute_and_once() -> None:
+def test_an_idle_device_is_reported_after_a_minute_and_once() -> None:
     """Again only after it has worked; not while nobody works, nor while it is not known what it
     does.
     """
     busy, one = [0.9, 0.9], [0.9, 0.0]
-    assert found((0, one), (30, one), (59, one)) == []
-    assert found(*((at, one) for at in range(0, 300, 5))) == [(60, [1])]
-    assert found((0, one), (60, one), (65, busy), (70, one), (125, one), (130, one)) == [
+    assert reported((0, one), (30, one), (59, one)) == []
+    assert reported(*((at, one) for at in range(0, 300, 5))) == [(60, [1])]
+    assert reported((0, one), (60, one), (65, busy), (70, one), (125, one), (130, one)) == [
         (60, [1]),
         (130, [1]),
     ]
-    assert found((0, [0.0, 0.0]), (60, [0.0, 0.0]), (120, [0.0, 0.01])) == []
-    assert found((0, one), (30, [0.0, 0.0]), (60, one), (89, one)) == []
-    assert found((0, one), (30, [0.9, None]), (60, one)) == []
-    assert found((0, one), (30, []), (60, one)) == []
-    assert found((0, [0.0, 0.9, 0.0, 0.04]), (60, [0.0, 0.9, 0.0, 0.06])) == [(60, [0, 2])]
-    assert found((0, [0.0]), (60, [0.0])) == []
+    assert reported((0, [0.0, 0.0]), (60, [0.0, 0.0]), (120, [0.0, 0.01])) == []
+    assert reported((0, one), (30, [0.0, 0.0]), (60, one), (89, one)) == []
+    assert reported((0, one), (30, [0.9, None]), (60, one)) == []
+    assert reported((0, one), (30, []), (60, one)) == []
+    assert reported((0, [0.0, 0.9, 0.0, 0.04]), (60, [0.0, 0.9, 0.0, 0.06])) == [(60, [0, 2])]
+    assert reported((0, [0.0]), (60, [0.0])) == []
 
 
 def test_the_line_has_low_mean_and_high_of_what_is_known() -> None:

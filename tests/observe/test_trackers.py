@@ -76,12 +76,12 @@ def run(tmp_path: Path, corpus: Path, cache: Path) -> Path:
     values = tiny_values(corpus)
     (home / "config.yaml").write_text(dump(values))
     config = config_of(values)
-    made = plan(config, MACHINE, ragged_task(config, cache).facts())
+    resolved = plan(config, MACHINE, ragged_task(config, cache).facts())
     Image.new("RGB", (5, 3), "red").save(home / "logs/red.png")
     (home / "logs/torn.png").write_bytes(b"\x89PNG")
     write(
         home,
-        Event("planned", 0, {"attempt": "1a-2", "plan": made.to_json()}),
+        Event("planned", 0, {"attempt": "1a-2", "plan": resolved.to_json()}),
         Event("started", 0),
         *steps(1, 8),
         Event("saved", 8, {"path": "p"}),
@@ -126,14 +126,14 @@ def resume(run: Path) -> None:
 
 def wanted(run: Path) -> dict[str, dict[int, np.float32]]:
     """What the journal says, as TensorBoard holds it."""
-    found: dict[str, dict[int, np.float32]] = {}
+    scalars: dict[str, dict[int, np.float32]] = {}
     for event in read_events(run / "journal.jsonl"):
         if event.kind in {"step", "evaluated"}:
             group = "train" if event.kind == "step" else "eval"
             for name, value in event.values.items():
                 if isinstance(value, float | int) and not isinstance(value, bool):
-                    found.setdefault(f"{group}/{name}", {})[event.step] = np.float32(value)
-    return found
+                    scalars.setdefault(f"{group}/{name}", {})[event.step] = np.float32(value)
+    return scalars
 
 
 def shown(run: Path) -> tuple[Any, dict[str, list[tuple[int, np.float32]]]]:
@@ -253,15 +253,15 @@ def records(content: bytes) -> Iterator[bytes]:
     """Of W&B's file: seven bytes, then blocks of 32 KiB, a record in one to several pieces, none
     across blocks.
     """
-    at, whole = 7, b""
+    at, pieces = 7, b""
     while at < len(content):
         left = 32768 - at % 32768
         if left < 7:
             at += left
             continue
         _, size, kind = struct.unpack_from("<IHB", content, at)
-        whole += content[at + 7 : at + 7 + size]
+        pieces += content[at + 7 : at + 7 + size]
         at += 7 + size
         if kind in {1, 4}:
-            yield whole
-            whole = b""
+            yield pieces
+            pieces = b""

@@ -23,8 +23,9 @@ from samecurve.probe import probe
 from samecurve.tasks import Tasks
 import sys
 try:
-    config = load(Document({"batch": {"samples": 1}, "devices": {"use": sys.argv[1]}}), Tasks()).config
-    print(json.dumps([[d.index, d.name, d.memory, d.driver] for d in choose_devices(config, probe()).value]))
+    document = Document({"batch": {"samples": 1}, "devices": {"use": sys.argv[1]}})
+    devices = choose_devices(load(document, Tasks()).config, probe()).value
+    print(json.dumps([[d.index, d.name, d.memory, d.driver] for d in devices]))
 except UserError as error:
     print(json.dumps(str(error)))
 """
@@ -67,7 +68,7 @@ def test_sensors_follow_the_devices_and_miss_what_is_not_there(library: Path) ->
     No temperature in this driver, no power of GPU 1.
     """
     environment = {**os.environ, "LD_LIBRARY_PATH": str(library), "CUDA_VISIBLE_DEVICES": "1,2"}
-    found = json.loads(
+    values = json.loads(
         subprocess.run(
             [sys.executable, "-c", SENSORS],
             env=environment,
@@ -76,15 +77,15 @@ def test_sensors_follow_the_devices_and_miss_what_is_not_there(library: Path) ->
             check=True,
         ).stdout
     )
-    assert found["utilisation_by_device"] == [0.92, 0.91, None]
-    assert found["memory_bytes_by_device"] == [3000, 2000, None]
-    assert found["power_watts_by_device"] == [650.5, None, None]
-    assert "celsius_by_device" not in found
-    assert found["memory_bytes_by_process"][2] is None
-    assert found["host_memory_bytes"] > 0
+    assert values["utilisation_by_device"] == [0.92, 0.91, None]
+    assert values["memory_bytes_by_device"] == [3000, 2000, None]
+    assert values["power_watts_by_device"] == [650.5, None, None]
+    assert "celsius_by_device" not in values
+    assert values["memory_bytes_by_process"][2] is None
+    assert values["host_memory_bytes"] > 0
 
 
-def test_all_are_found_with_name_memory_and_driver(library: Path) -> None:
+def test_all_are_listed_with_name_memory_and_driver(library: Path) -> None:
     assert choose(library, "auto") == [
         [i, f"NVIDIA H200 no. {i}", 150000000000, "580.00"] for i in range(3)
     ]

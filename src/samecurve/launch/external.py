@@ -151,7 +151,9 @@ def _lead(
     oom_kills_before = oom_kills()
     hangs = HangWatch(run.logs, run.processes, world_size=plan.world_size, limit=limit)
     with (
-        show_journal(make_view(plan, run.home, headless), run.journal, prepared.journal_start),
+        show_journal(
+            make_view(plan, run.home, headless=headless), run.journal, prepared.journal_start
+        ),
         tracked(run, prepared.track, _TRACKERS),
         watched(run, plan, prepared.track.sensors_every),
         overseen(hangs, lambda error: end_hanging_process(run, error)),

@@ -40,7 +40,9 @@ def launch(
     try:
         with (
             show_journal(
-                screen or make_view(plan, run.home, headless), run.journal, prepared.journal_start
+                screen or make_view(plan, run.home, headless=headless),
+                run.journal,
+                prepared.journal_start,
             ),
             tracked(run, prepared.track),
             Signals(launcher.stop, launcher.leave) as signals,

@@ -58,10 +58,10 @@ def watched(run: Run, plan: Plan, every: float, patience: float = IDLE_SECONDS) 
             record_sensors(
                 lambda: sensors.read(run.processes()),
                 lambda idle: _idle(plan, owners, idle, patience),
-                run.logs / "pulse-0",
-                run.journal,
-                every,
-                patience,
+                heartbeat=run.logs / "pulse-0",
+                journal=run.journal,
+                interval=every,
+                patience=patience,
             )
         )
         yield

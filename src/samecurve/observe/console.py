@@ -26,12 +26,27 @@ from samecurve.observe.plan_text import banner
 from samecurve.observe.sensors import load_line
 from samecurve.units import show_bytes, show_count, show_seconds
 
-_AT_LEAST_EVERY = 30.0
-_BAR = 16
+_AT_LEAST_EVERY = 30.0  # seconds between lines of a kind
+_BAR_WIDTH = 16
 _SLOW_START = 30.0  # seconds
+
+_MOST_WANTED = (
+    "step",
+    "loss",
+    "left",
+    "rate",
+    "compute",
+    "grad",
+    "memory",
+    "lr",
+    "wait",
+    "skipped",
+)
 
 
 class View(Protocol):
+    """Shows a run's events to a person or a program."""
+
     def show(self, event: Event) -> None: ...
     def close(self) -> None: ...
 
@@ -48,27 +63,28 @@ class JsonLines:
 
 
 class Pace:
-    """Seconds a step, and seconds of them waited for data, smoothed over some twenty steps: one
-    alone says little where the device runs ahead of what is read of it.
+    """Seconds a step, and seconds of them waited for data, smoothed over some twenty steps.
+
+    One alone says little where the device runs ahead of what is read of it.
     """
 
     def __init__(self) -> None:
-        self.seconds: float | None = None
+        self.seconds: float | None = None  # None: no step yet but the first
         self.waited = 0.0
         self._started = False
 
     def add(self, event: Event) -> None:
-        if event.kind == "step" and not self._started:
-            self._started = (
-                True  # the first step also warms up, and would say too much of the others
-            )
-        elif event.kind == "step":
-            new, waited = float(event.values["seconds"]), float(event.values["wait_seconds"])
-            self.seconds, self.waited = (
-                (new, waited)
-                if self.seconds is None
-                else (0.95 * self.seconds + 0.05 * new, 0.95 * self.waited + 0.05 * waited)
-            )
+        if event.kind != "step":
+            return
+        if not self._started:
+            self._started = True  # the first step also warms up, and would say too much
+            return
+        seconds, waited = float(event.values["seconds"]), float(event.values["wait_seconds"])
+        if self.seconds is None:
+            self.seconds, self.waited = seconds, waited
+        else:
+            self.seconds = 0.95 * self.seconds + 0.05 * seconds
+            self.waited = 0.95 * self.waited + 0.05 * waited
 
 
 class PlainView:
@@ -77,23 +93,21 @@ class PlainView:
     def __init__(self, plan: Plan, run: Path, write: Callable[[str], None] | None = None) -> None:
         self._plan, self._run = plan, run
         self._write = write or (lambda line: print(line, flush=True))
-        self._last = self._sensed = time.monotonic()
+        self._last_step = self._last_sensors = time.monotonic()  # when a line of them was shown
         self._pace = Pace()
 
     def show(self, event: Event) -> None:
         self._pace.add(event)
+        now = time.monotonic()
         if event.kind == "step":
-            if (
-                event.step % self._plan.every.log
-                and event.step != self._plan.steps
-                and time.monotonic() - self._last < _AT_LEAST_EVERY
-            ):
+            is_due = not event.step % self._plan.every.log or event.step == self._plan.steps
+            if not is_due and now - self._last_step < _AT_LEAST_EVERY:
                 return
-            self._last = time.monotonic()
+            self._last_step = now
         if event.kind == "sensors":
-            if time.monotonic() - self._sensed < _AT_LEAST_EVERY:
+            if now - self._last_sensors < _AT_LEAST_EVERY:
                 return
-            self._sensed = time.monotonic()
+            self._last_sensors = now
         for line in console_lines(event, self._plan, self._run, self._pace):
             self._write(line)
 
@@ -101,10 +115,8 @@ class PlainView:
         pass
 
 
-class Bar(Progress):
-    """below: a line under the bar."""
-
-    below = ""
+class BarAndLine(Progress):
+    below = ""  # a line under the bar
 
     def get_renderables(self) -> Iterable[RenderableType]:
         yield self.make_tasks_table(self.tasks)
@@ -113,16 +125,16 @@ class Bar(Progress):
 
 
 class RichView:
-    """A bar with the latest step's figures, the sensors' under it; other events scroll above it."""
+    """A bar with the latest step's metrics, the sensors' under it; other events scroll above it."""
 
     def __init__(self, plan: Plan, run: Path) -> None:
         self._terminal = Terminal(highlight=False, soft_wrap=True)
         self._plain = PlainView(plan, run, lambda line: self._terminal.print(line, markup=False))
         self._plan, self._run = plan, run
         self._pace = Pace()
-        self._bar = Bar(
+        self._bar = BarAndLine(
             TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=_BAR),
+            BarColumn(bar_width=_BAR_WIDTH),
             console=self._terminal,
             transient=True,
             refresh_per_second=4,
@@ -133,7 +145,9 @@ class RichView:
     def show(self, event: Event) -> None:
         self._pace.add(event)
         if event.kind == "step":
-            self._bar.update(self._task, completed=event.step, description=self._fitting(event))
+            self._bar.update(
+                self._task, completed=event.step, description=self._fit_to_width(event)
+            )
             if event.step % (self._plan.every.log * 10) == 0 or event.values.get("skipped"):
                 self._plain.show(event)
         elif event.kind == "sensors":
@@ -141,205 +155,195 @@ class RichView:
         else:
             self._plain.show(event)
 
-    def _fitting(self, event: Event) -> str:
-        """As many of the step's figures as the line has room for beside the bar, the most wanted
-        first.
-        """
+    def _fit_to_width(self, event: Event) -> str:
+        """As many of the step's metrics as the line has room for, the most wanted first."""
         parts = step_parts(event.step, event.values, self._plan, self._pace)
-        room = self._terminal.width - _BAR - 3
-        kept: set[str] = set()
-        for name in (
-            "step",
-            "loss",
-            "left",
-            "rate",
-            "compute",
-            "grad",
-            "memory",
-            "lr",
-            "wait",
-            "skipped",
-        ):
-            if (
-                name in parts
-                and len("  ".join(parts[n] for n in parts if n in kept | {name})) <= room
-            ):
-                kept.add(name)
-        return "  ".join(text for name, text in parts.items() if name in kept)
+        room = self._terminal.width - _BAR_WIDTH - 3
+        shown: set[str] = set()
+        for name in _MOST_WANTED:
+            if name in parts and len(_join_parts(parts, shown | {name})) <= room:
+                shown.add(name)
+        return _join_parts(parts, shown)
 
     def close(self) -> None:
         self._bar.stop()
 
 
 def console_lines(event: Event, plan: Plan, run: Path, pace: Pace | None = None) -> list[str]:
-    """An event as console lines. pace: of the steps so far."""
-    values = event.values
-    if event.kind == "planned":
-        return [*banner(plan), f"run    {run}"]
-    if event.kind == "step":
-        return ["  ".join(step_parts(event.step, values, plan, pace or Pace()).values())]
-    if event.kind == "evaluated":
-        shown = "  ".join(
-            f"{name} {_figure(value, '.4f')}"
-            for name, value in values.items()
-            if name not in {"seconds", "best_loss", "best_step"} and not isinstance(value, list)
-        )
-        best = ""
-        if values["best_step"] is not None:
-            best = (
-                "  best so far"
-                if values["best_step"] == event.step
-                else f"  best {values['best_loss']:.4f} at step {values['best_step']}"
-            )
-        return [f"eval   step {event.step}  {shown}{best}  ({show_seconds(values['seconds'])})"]
-    if event.kind == "saved":
-        return [
-            f"saved  step {event.step}  {show_bytes(values['bytes'])} in"
-            f" {show_seconds(values['seconds'])} (blocked"
-            f" {show_seconds(values['blocked_seconds'])})  {values['path']}"
-        ]
-    if event.kind == "sampled":
-        texts = [
-            line
-            for text in values["texts"]
-            for line in ["sample", *(f"  | {row}" for row in printable(text).splitlines())]
-        ]
-        return [*texts, *_pictures_line(event, run)]
-    if event.kind == "hashed":
-        return [f"hash   step {event.step}  {values['hash'][:16]}"]
-    if event.kind == "resumed":
-        return [f"resume step {event.step}  {values['text']}"]
-    if event.kind == "stopped":
-        return [f"stop   step {event.step} of {plan.steps}; --resume {run} goes on from here"]
-    if event.kind == "finished":
-        return _finished(event, plan, run)
-    if event.kind == "sensors":
-        return [load_line(event)]
-    if event.kind == "started":
-        return _slow_start(values)
-    return _word(event)
+    """An event as lines for the console. pace: of the steps so far."""
+    step, values = event.step, event.values
+    match event.kind:
+        case "planned":
+            return [*banner(plan), f"run    {run}"]
+        case "step":
+            return ["  ".join(step_parts(step, values, plan, pace or Pace()).values())]
+        case "evaluated":
+            return [_evaluated(step, values)]
+        case "saved":
+            took, blocked = (show_seconds(values[name]) for name in ("seconds", "blocked_seconds"))
+            size = show_bytes(values["bytes"])
+            return [f"saved  step {step}  {size} in {took} (blocked {blocked})  {values['path']}"]
+        case "sampled":
+            return [*_sampled_texts(values["texts"]), *_sampled_pictures(event, run)]
+        case "stopped":
+            return [f"stop   step {step} of {plan.steps}; --resume {run} goes on from here"]
+        case "finished":
+            return [_finished(event, plan, run), _memory(values)]
+        case "started":
+            return _slow_start(values)
+        case "sensors":
+            return [load_line(event)]
+        case _:
+            return _sentence(event)
 
 
-def _pictures_line(event: Event, run: Path) -> list[str]:
+def _sentence(event: Event) -> list[str]:
+    """Of an event that says one thing; [] for one that nobody need read, or that is shown else."""
+    step, values = event.step, event.values
+    text = values.get("text", "")
+    match event.kind:
+        case "hashed":
+            return [f"hash   step {step}  {values['hash'][:16]}"]
+        case "resumed":
+            return [f"resume step {step}  {text}"]
+        case "recovered":
+            seconds = show_seconds(values["seconds"])
+            return [f"again  step {step} was trained {seconds} after the failure was found"]
+        case "warned":
+            return [f"warn   {text}"]
+        case "slow":
+            return [f"slow   {text}"]
+        case "restarted":
+            return [f"again  {text}"]
+        case _:
+            return []
+
+
+def _evaluated(step: int, values: dict[str, Any]) -> str:
+    metrics = "  ".join(
+        f"{name} {_show_finite(value, '.4f')}"
+        for name, value in values.items()
+        if name not in {"seconds", "best_loss", "best_step"} and not isinstance(value, list)
+    )
+    best = ""
+    if values["best_step"] == step:
+        best = "  best so far"
+    elif values["best_step"] is not None:
+        best = f"  best {values['best_loss']:.4f} at step {values['best_step']}"
+    return f"eval   step {step}  {metrics}{best}  ({show_seconds(values['seconds'])})"
+
+
+def _sampled_texts(texts: Iterable[str]) -> list[str]:
+    lines = []
+    for text in texts:
+        lines += ["sample", *(f"  | {row}" for row in printable(text).splitlines())]
+    return lines
+
+
+def _sampled_pictures(event: Event, run: Path) -> list[str]:
     names = pictures(event)
     if not names:
         return []
-    count = f"{len(names)} pictures" if len(names) > 1 else "1 picture"
-    last = f" to {Path(names[-1]).name}" if len(names) > 1 else ""
-    return [f"sample step {event.step}  {count}  {run / names[0]}{last}"]
-
-
-def _word(event: Event) -> list[str]:
-    if event.kind == "recovered":
-        return [
-            f"again  step {event.step} was trained {show_seconds(event.values['seconds'])} after"
-            " the failure was found"
-        ]
-    marks = {"warned": "warn  ", "slow": "slow  ", "restarted": "again "}
-    return [f"{marks[event.kind]} {event.values.get('text', '')}"] if event.kind in marks else []
+    if len(names) == 1:
+        return [f"sample step {event.step}  1 picture  {run / names[0]}"]
+    last = Path(names[-1]).name
+    return [f"sample step {event.step}  {len(names)} pictures  {run / names[0]} to {last}"]
 
 
 def step_parts(step: int, values: dict[str, Any], plan: Plan, pace: Pace) -> dict[str, str]:
-    """A step's figures as texts, by name, in the order in which they are shown; rates at the pace
-    of the steps so far.
+    """A step's metrics as texts, by name, in the order in which they are shown.
+
+    Rates are at the pace of the steps so far.
     """
-    seconds, waited = (
-        (pace.seconds, pace.waited) if pace.seconds else (values["seconds"], values["wait_seconds"])
-    )
-    values = {
-        name: (
-            value * values["seconds"] / seconds
-            if name.endswith("_per_second") or name == "mfu"
-            else value
-        )
-        for name, value in values.items()
-    }
-    rate = values.get("tokens_per_second")
+    seconds, waited = values["seconds"], values["wait_seconds"]
+    if pace.seconds:
+        seconds, waited = pace.seconds, pace.waited
+    faster = values["seconds"] / seconds  # this step's rate -> the pace's
     parts = {
         "step": f"step   {step}/{plan.steps}",
-        "loss": f"loss {_figure(values.get('loss'), '.4f')}",
-        "grad": f"grad {_figure(values.get('grad_norm'), '.3f')}",
+        "loss": f"loss {_show_finite(values.get('loss'), '.4f')}",
+        "grad": f"grad {_show_finite(values.get('grad_norm'), '.3f')}",
         "lr": f"lr {values['lr']:.2e}",
-        "rate": (
-            f"{show_count(rate)} tok/s"
-            if rate
-            else f"{show_count(values['samples_per_second'])} samples/s"
-        ),
     }
+    if values.get("tokens_per_second"):
+        parts["rate"] = f"{show_count(values['tokens_per_second'] * faster)} tok/s"
+    else:
+        parts["rate"] = f"{show_count(values['samples_per_second'] * faster)} samples/s"
     if "mfu" in values:
-        parts["compute"] = f"MFU {values['mfu']:.1%}"
+        parts["compute"] = f"MFU {values['mfu'] * faster:.1%}"
     elif "flops_per_second" in values:
-        parts["compute"] = f"{values['flops_per_second'] / 1e12:.3f} TFLOP/s"
+        parts["compute"] = f"{values['flops_per_second'] * faster / 1e12:.3f} TFLOP/s"
     parts["wait"] = f"wait {min(1.0, waited / seconds):.1%}"
     parts["memory"] = f"mem {show_bytes(values['memory_bytes'])}"
     parts["left"] = f"left {show_seconds((plan.steps - step) * seconds)}"
-    return parts | ({"skipped": "update left out"} if values.get("skipped") else {})
+    if values.get("skipped"):
+        parts["skipped"] = "update left out"
+    return parts
 
 
-def _figure(value: float | None, form: str) -> str:
+def _join_parts(parts: dict[str, str], names: set[str]) -> str:
+    return "  ".join(text for name, text in parts.items() if name in names)
+
+
+def _show_finite(value: float | None, form: str) -> str:
     return "not finite" if value is None else format(value, form)
 
 
 def _slow_start(values: dict[str, Any]) -> list[str]:
     """A start that took long says what took it."""
-    parts = {
+    seconds = {
         name.removesuffix("_seconds"): float(value)
         for name, value in values.items()
         if name.endswith("_seconds")
     }
-    if sum(parts.values()) < _SLOW_START:
+    total = sum(seconds.values())
+    if total < _SLOW_START:
         return []
-    told = ", ".join(f"{name} {show_seconds(value)}" for name, value in parts.items())
-    remedy = (
-        "its files may come over a network: a copy of the environment on a local disk starts sooner"
-        if parts.get("import", 0.0) == max(parts.values())
-        else "the other ranks began later, or reach this one slowly"
-    )
-    return [f"slow   the start took {show_seconds(sum(parts.values()))} ({told}); {remedy}"]
-
-
-def _finished(event: Event, plan: Plan, run: Path) -> list[str]:
-    values = event.values
-    entropy = plan.reference.get("unigram_entropy")
-    loss = ""
-    if "loss" in values:
-        loss = f"  validation loss {_figure(values['loss'], '.4f')} nats" + (
-            f" (single-token entropy of the corpus {entropy:.4f})" if entropy else ""
+    parts = ", ".join(f"{name} {show_seconds(value)}" for name, value in seconds.items())
+    remedy = "the other ranks began later, or reach this one slowly"
+    if seconds.get("import", 0.0) == max(seconds.values()):
+        remedy = (
+            "its files may come over a network: a copy of the environment on a local disk starts"
+            " sooner"
         )
-    skipped = f"  {values['skipped']} updates left out" if values["skipped"] else ""
-    return [
-        (
-            f"done   step {event.step}  {values['steps']} steps in"
-            f" {show_seconds(values['seconds'])}  goodput"
-            f" {values['goodput']:.0%}{_recoveries(values)}{loss}{skipped}  {run}"
-        ),
-        *_memory(values),
+    return [f"slow   the start took {show_seconds(total)} ({parts}); {remedy}"]
+
+
+def _finished(event: Event, plan: Plan, run: Path) -> str:
+    values = event.values
+    parts = [
+        f"done   step {event.step}",
+        f"{values['steps']} steps in {show_seconds(values['seconds'])}",
+        f"goodput {values['goodput']:.0%}{_recoveries(values)}",
     ]
+    if "loss" in values:
+        entropy = plan.reference.get("unigram_entropy")
+        reference = f" (single-token entropy of the corpus {entropy:.4f})" if entropy else ""
+        parts.append(f"validation loss {_show_finite(values['loss'], '.4f')} nats{reference}")
+    if values["skipped"]:
+        parts.append(f"{values['skipped']} updates left out")
+    return "  ".join([*parts, str(run)])
 
 
 def _recoveries(values: dict[str, Any]) -> str:
-    found = values.get("recoveries", [])
-    return (
-        f" over {len(found) + 1} starts, again in {', '.join(map(show_seconds, found))}"
-        if found
-        else ""
-    )
+    recoveries = values.get("recoveries", [])
+    if not recoveries:
+        return ""
+    seconds = ", ".join(map(show_seconds, recoveries))
+    return f" over {len(recoveries) + 1} starts, again in {seconds}"
 
 
-def _memory(values: dict[str, Any]) -> list[str]:
+def _memory(values: dict[str, Any]) -> str:
     """The measured peak beside the plan's estimate; by device where they differ."""
     peaks, estimate = values["memory_bytes_by_device"], values["memory_estimate_bytes"]
-    shown = (
-        show_bytes(max(peaks))
-        if min(peaks) > 0.98 * max(peaks)
-        else ", ".join(map(show_bytes, peaks))
-    )
-    against = (
-        "; the plan had no estimate"
-        if estimate is None
-        else f" of {show_bytes(estimate)} estimated ({max(peaks) / estimate:.0%})"
-    )
-    return [f"memory {shown} a device at most{against}"]
+    if min(peaks) > 0.98 * max(peaks):
+        measured = show_bytes(max(peaks))
+    else:
+        measured = ", ".join(map(show_bytes, peaks))
+    if estimate is None:
+        return f"memory {measured} a device at most; the plan had no estimate"
+    share = max(peaks) / estimate
+    return f"memory {measured} a device at most of {show_bytes(estimate)} estimated ({share:.0%})"
 
 
 def printable(text: str) -> str:
@@ -349,29 +353,30 @@ def printable(text: str) -> str:
     )
 
 
-def make_view(plan: Plan, run: Path, headless: bool) -> View:
+def make_view(plan: Plan, run: Path, *, headless: bool) -> View:
     if headless:
         return JsonLines()
     return RichView(plan, run) if sys.stdout.isatty() else PlainView(plan, run)
 
 
 @contextmanager
-def show_journal(chosen: View, journal: Path, start: int) -> Iterator[None]:
-    """Show a journal's events from byte `start` on, in a thread, until the block ends; then the
-    rest of it.
+def show_journal(view: View, journal: Path, start: int) -> Iterator[None]:
+    """Show a journal's events until the block ends, in a thread; then the rest of it.
+
+    start: the byte at which to begin
     """
     stop = threading.Event()
 
     def work() -> None:
         try:
             for event in follow(journal, stop, start):
-                chosen.show(event)
+                view.show(event)
         except OSError as error:  # nobody reads us any more
-            os.write(
-                2,
+            text = (
                 f"warn   nothing more is shown here: {error.strerror}; the run goes on, and"
-                f" {journal} has everything\n".encode(),
+                f" {journal} has everything\n"
             )
+            os.write(2, text.encode())
 
     thread = threading.Thread(target=work, name="console", daemon=True)
     thread.start()
@@ -381,4 +386,4 @@ def show_journal(chosen: View, journal: Path, start: int) -> Iterator[None]:
         stop.set()
         thread.join()
         with suppress(OSError):
-            chosen.close()
+            view.close()

@@ -1,5 +1,6 @@
-"""A rank's heartbeat: sixteen mapped bytes (step, phase, how many beats) that others read while it
-works or hangs.
+"""A rank's heartbeat, which others read while it works or hangs.
+
+Sixteen mapped bytes: step, phase, how many beats.
 """
 
 import mmap
@@ -10,10 +11,12 @@ from pathlib import Path
 from samecurve.core.events import PHASES, Beat, Phase
 
 _FORMAT = struct.Struct("<qII")
-_BEATS = 1 << 32
+_MAX_BEATS = 1 << 32
 
 
 class Heartbeat:
+    """The writer of one rank's file."""
+
     def __init__(self, path: Path) -> None:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         os.ftruncate(descriptor, _FORMAT.size)
@@ -24,7 +27,7 @@ class Heartbeat:
 
     def __call__(self, step: int, phase: Phase) -> None:
         self.trained = self.trained or phase == "data"
-        self._beats = (self._beats + 1) % _BEATS
+        self._beats = (self._beats + 1) % _MAX_BEATS
         _FORMAT.pack_into(self._map, 0, step, PHASES.index(phase), self._beats)
 
 

@@ -14,11 +14,10 @@ from pathlib import Path
 from samecurve.core.events import Event
 from samecurve.errors import RunError
 
-VOIDED = frozenset(
-    {"step", "evaluated", "saved", "sampled", "hashed"}
-)  # by a later `resumed` at a step before theirs
-_DELAY = 0.5
-_AT_ONCE = 1 << 20  # bytes
+# kinds that a later `resumed` at a step before theirs makes void
+VOIDED = frozenset({"step", "evaluated", "saved", "sampled", "hashed"})
+_MAX_DELAY = 0.5  # seconds
+_BLOCK = 1 << 20  # bytes that are read at once
 
 
 class Journal:
@@ -62,8 +61,9 @@ class Journal:
                     ) from error
 
     def sync(self) -> None:
-        """On disk when this returns; before a checkpoint is published, so that no checkpoint is
-        ahead of its journal.
+        """On disk when this returns.
+
+        Called before a checkpoint is published, so that none is ahead of its journal.
         """
         self.flush()
         os.fsync(self._descriptor)
@@ -74,18 +74,17 @@ class Journal:
         self.flush()
 
     def _flush_now_and_then(self) -> None:
-        while not self._closed.wait(_DELAY):
+        while not self._closed.wait(_MAX_DELAY):
             try:
                 self.flush()
-            except (
-                RunError
-            ) as error:  # what could not be written stays pending; the next record() raises it
-                self._error = error
+            except RunError as error:
+                self._error = error  # what was not written stays pending; record() raises it
 
 
 def append_event(path: Path, event: Event) -> None:
-    """One line, by others than the rank that writes the journal: the launcher, and what reads
-    beside it.
+    """One line, by others than the rank that writes the journal.
+
+    The launcher does so, and what reads beside it.
     """
     with open(path, "ab", buffering=0) as file:
         file.write(event.line().encode())
@@ -97,7 +96,7 @@ def cut_torn_line(path: Path) -> None:
         return
     with open(path, "rb+") as file:
         size = file.seek(0, os.SEEK_END)
-        back = min(size, 1 << 20)
+        back = min(size, _BLOCK)
         file.seek(size - back)
         tail = file.read(back)
         if tail and not tail.endswith(b"\n"):
@@ -109,14 +108,15 @@ def last_step(path: Path) -> int:
     if not path.exists():
         return 0
     with open(path, "rb") as file:
-        file.seek(-min(file.seek(0, os.SEEK_END), 1 << 20), os.SEEK_END)
+        file.seek(-min(file.seek(0, os.SEEK_END), _BLOCK), os.SEEK_END)
         events = filter(None, map(Event.from_line, file.read().split(b"\n")))
     return max((event.step for event in events if event.kind == "step"), default=0)
 
 
 def read_events(path: Path) -> list[Event]:
-    """The events that count, lines that are none passed over: a `resumed` at step s voids what was
-    done beyond s before it.
+    """The events that count; lines that are none are passed over.
+
+    A `resumed` at step s voids what was done beyond s before it.
     """
     events: list[Event] = []
     for event in _lines(path):
@@ -137,8 +137,10 @@ def _lines(path: Path) -> Iterator[Event]:
 def follow(
     path: Path, stop: threading.Event, start: int = 0, pause: float = 0.1
 ) -> Iterator[Event]:
-    """Events as they are written, from byte `start` on, until stop is set and the file is read to
-    its end.
+    """Events as they are written, until stop is set and the file is read to its end.
+
+    start: the byte at which to begin
+    pause: seconds between looks
     """
     for events, _ in follow_batches(path, stop, start, pause):
         yield from events
@@ -156,12 +158,12 @@ def follow_batches(
                 if file.seek(0, os.SEEK_END) < position + len(rest):  # a torn line was cut
                     rest = b""
                 file.seek(position + len(rest))
-                new = file.read(_AT_ONCE)
+                new = file.read(_BLOCK)
         *lines, rest = (rest + new).split(b"\n")
         if lines:
             position += sum(map(len, lines)) + len(lines)
             yield list(filter(None, map(Event.from_line, lines))), position
-        if len(new) < _AT_ONCE:
+        if len(new) < _BLOCK:
             if ending:
                 return
             stop.wait(pause)

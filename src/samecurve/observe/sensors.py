@@ -1,8 +1,8 @@
-"""What the devices do beside the losses: `sensors` events every few seconds, one console line for
-all of them, and a word when one does nothing.
+"""What the devices do beside the losses.
 
-Read in a thread of the launcher. A reading that fails leaves its values out; nothing here can slow
-a step or end a run.
+`sensors` events every few seconds, one console line for all of them, and a word when one does
+nothing. Read in a thread of the launcher. A reading that fails leaves its values out; nothing here
+can slow a step or end a run.
 """
 
 import threading
@@ -18,79 +18,77 @@ from samecurve.observe.journal import append_event
 from samecurve.units import show_bytes
 
 IDLE_SECONDS = 60.0  # seconds
-_IDLE, _BUSY = 0.05, 0.15  # utilisation below which a device does nothing; from which one works
-_LEAVE = 2.0  # seconds for a reading under way: a driver may hang
+_IDLE = 0.05  # utilisation below which a device does nothing
+_BUSY = 0.15  # and from which one works
+_LAST_READING = 2.0  # seconds for a reading under way: a driver may hang
 
 Values = Sequence[float | None]
 
 
 class IdleDevices:
-    """Devices that do nothing while another works, for `patience` seconds without a break: each is
-    found once, and again only after it has worked.
+    """Devices that do nothing while another works, for `patience` seconds without a break.
+
+    Each is reported once, and again only after it has worked.
     """
 
     def __init__(self, patience: float = IDLE_SECONDS) -> None:
         self._patience = patience
-        self._since: dict[int, float] = {}
-        self._found: set[int] = set()
+        self._idle_since: dict[int, float] = {}
+        self._reported: set[int] = set()
 
     def add(self, at: float, utilisation: Values) -> list[int]:
-        """at: seconds.
+        """The devices to report now.
 
-        utilisation: of each device; None is unknown, neither idle nor busy. Returns those newly
-        found.
+        at: seconds
+        utilisation: of each device; None is unknown, neither idle nor busy
         """
-        another = any(value is not None and value >= _BUSY for value in utilisation)
-        idle = {
+        known = {device: value for device, value in enumerate(utilisation) if value is not None}
+        idle = {device for device, value in known.items() if value < _IDLE}
+        self._reported -= known.keys() - idle
+        if any(value >= _BUSY for value in known.values()):
+            self._idle_since = {device: self._idle_since.get(device, at) for device in idle}
+        else:
+            self._idle_since = {}
+        newly = [
             device
-            for device, value in enumerate(utilisation)
-            if value is not None and value < _IDLE
-        }
-        self._found -= {
-            device
-            for device, value in enumerate(utilisation)
-            if value is not None and value >= _IDLE
-        }
-        self._since = {device: self._since.get(device, at) for device in idle} if another else {}
-        new = [
-            device
-            for device, since in self._since.items()
-            if at - since >= self._patience and device not in self._found
+            for device, since in self._idle_since.items()
+            if at - since >= self._patience and device not in self._reported
         ]
-        self._found.update(new)
-        return new
+        self._reported.update(newly)
+        return newly
 
 
 @contextmanager
 def record_sensors(
     read: Callable[[], dict[str, Any]],
-    say: Callable[[Sequence[int]], str],
-    pulse: Path,
+    warning: Callable[[Sequence[int]], str],
+    *,
+    heartbeat: Path,
     journal: Path,
-    every: float,
+    interval: float,
     patience: float = IDLE_SECONDS,
 ) -> Iterator[None]:
-    """Append what read() gives every so many seconds, while the first rank's pulse says that it
-    trains, until the block ends. say: devices that do nothing -> a warning.
+    """Append readings to the journal until the block ends.
+
+    read: gives the values of a `sensors` event
+    warning: what to say of devices that do nothing
+    heartbeat: of the first rank: only while that trains
+    interval: seconds between readings
     """
     stop = threading.Event()
 
     def work() -> None:
-        idle = IdleDevices(patience)
-        while not stop.wait(every):
+        idle_devices = IdleDevices(patience)
+        while not stop.wait(interval):
             values = read()
-            step, phase = read_heartbeat(pulse) or (0, "start")
+            step, phase = read_heartbeat(heartbeat) or (0, "start")
             if phase in {"start", "end"} or stop.is_set():
                 continue
-            with suppress(
-                OSError
-            ):  # a full disk: the journal's own writer ends the run and says so
+            utilisation = values.get("utilisation_by_device", ()) if phase == "step" else ()
+            with suppress(OSError):  # a full disk: the journal's own writer ends the run
                 append_event(journal, Event("sensors", step, values))
-                if found := idle.add(
-                    time.monotonic(),
-                    values.get("utilisation_by_device", ()) if phase == "step" else (),
-                ):
-                    append_event(journal, Event("warned", step, {"text": say(found)}))
+                if idle := idle_devices.add(time.monotonic(), utilisation):
+                    append_event(journal, Event("warned", step, {"text": warning(idle)}))
 
     thread = threading.Thread(target=work, name="sensors", daemon=True)
     thread.start()
@@ -98,7 +96,7 @@ def record_sensors(
         yield
     finally:
         stop.set()
-        thread.join(_LEAVE)
+        thread.join(_LAST_READING)
 
 
 def load_line(event: Event) -> str:

@@ -1,6 +1,6 @@
 """A run for TensorBoard: one event file in logs/tensorboard, appended start after start.
 
-Figures of steps, evaluations and sensors as scalars; plan, config, samples and warnings as texts;
+Metrics of steps, evaluations and sensors as scalars; plan, config, samples and warnings as texts;
 pictures as they are. A `resumed` line becomes the mark that makes TensorBoard drop what came after
 that step. Only TensorBoard's records and protocol buffers are used: no TensorFlow, no torch.
 """
@@ -24,8 +24,9 @@ from samecurve.observe.plan_text import banner
 
 
 class TensorBoard:
-    """covered: what flush() gave when the run was left; without it, or without the file, everything
-    is written anew.
+    """covered: what flush() gave when the run was left.
+
+    Without it, or without the file, everything is written anew.
     """
 
     def __init__(self, run: Path, covered: dict[str, Any]) -> None:
@@ -38,12 +39,13 @@ class TensorBoard:
         if not path.exists() or path.stat().st_size < size:
             size = 0
             covered.clear()  # the journal is then read from its beginning
-        self._file = open(path, "r+b" if path.exists() else "w+b")  # noqa: SIM115 - open as long as the run is followed
+        mode = "r+b" if path.exists() else "w+b"
+        self._file = open(path, mode)  # noqa: SIM115 - open as long as the run is followed
         self._file.truncate(size)
         self._file.seek(size)
         self._writer = RecordWriter(self._file)
         self._texts: dict[str, tuple[int, str]] = {}
-        self._sensed = -1
+        self._last_sensors = -1  # step of the last readings
 
     def take(self, event: Event) -> None:
         if not self._file.tell():
@@ -51,7 +53,7 @@ class TensorBoard:
             self._start(event.time, 0)
         if event.kind == "resumed":
             self._start(event.time, event.step + 1)
-            self._sensed = min(self._sensed, event.step)
+            self._last_sensors = min(self._last_sensors, event.step)
         elif event.kind == "planned":
             self._text(event, "plan", _verbatim(_banner(event)))
             self._text(event, "config", _verbatim((self._run / "config.yaml").read_text()))
@@ -62,12 +64,11 @@ class TensorBoard:
                 self._text(event, f"samples/{index}", _verbatim(str(text)))
             for index, path in enumerate(pictures(event)):
                 self._picture(event, f"pictures/{index}", path)
-        elif (
-            event.kind != "sensors" or event.step > self._sensed
-        ):  # TensorBoard has one value a step and tag
+        elif event.kind != "sensors":
             self._scalars(event, plotted(event))
-            if event.kind == "sensors":
-                self._sensed = event.step
+        elif event.step > self._last_sensors:  # TensorBoard has one value a step and tag
+            self._scalars(event, plotted(event))
+            self._last_sensors = event.step
 
     def flush(self) -> dict[str, Any]:
         self._writer.flush()
@@ -85,27 +86,21 @@ class TensorBoard:
             Record(wall_time=at, step=step, session_log=SessionLog(status=SessionLog.START))
         )
 
-    def _scalars(self, event: Event, values: Mapping[str, float]) -> None:
-        if values:
-            self._write(
-                Record(
-                    wall_time=event.time,
-                    step=event.step,
-                    summary=Summary(
-                        value=[
-                            Summary.Value(tag=tag, simple_value=value)
-                            for tag, value in values.items()
-                        ]
-                    ),
-                )
-            )
+    def _scalars(self, event: Event, metrics: Mapping[str, float]) -> None:
+        if metrics:
+            values = [Summary.Value(tag=tag, simple_value=value) for tag, value in metrics.items()]
+            self._write_summary(event, Summary(value=values))
+
+    def _write_summary(self, event: Event, summary: Summary) -> None:
+        self._write(Record(wall_time=event.time, step=event.step, summary=summary))
 
     def _text(self, event: Event, tag: str, text: str) -> None:
         """A second text at a step takes the first one's place, so it has both."""
         step, before = self._texts.get(tag, (-1, ""))
-        text = f"{before}\n\n{text}" if step == event.step and text != before else text
+        if step == event.step and text != before:
+            text = f"{before}\n\n{text}"
         self._texts[tag] = event.step, text
-        self._write(Record(wall_time=event.time, step=event.step, summary=text_pb(tag, text)))
+        self._write_summary(event, text_pb(tag, text))
 
     def _picture(self, event: Event, tag: str, name: str) -> None:
         try:
@@ -117,13 +112,7 @@ class TensorBoard:
         image = Summary.Image(
             width=width, height=height, colorspace=3, encoded_image_string=content
         )
-        self._write(
-            Record(
-                wall_time=event.time,
-                step=event.step,
-                summary=Summary(value=[Summary.Value(tag=tag, image=image)]),
-            )
-        )
+        self._write_summary(event, Summary(value=[Summary.Value(tag=tag, image=image)]))
 
 
 def _banner(event: Event) -> str:

@@ -1,5 +1,6 @@
-"""TensorBoard and W&B as readers of the journal: `python -m samecurve.observe.trackers NAME RUN
-MODE PROJECT`, a process beside the launcher.
+"""TensorBoard and W&B as readers of the journal, each in a process beside the launcher.
+
+`python -m samecurve.observe.trackers NAME RUN MODE PROJECT`
 
 Each has a process of its own since writing takes the interpreter's lock (52 us a step for
 TensorBoard, 375 for W&B), and since neither's imports, threads and exits are to touch training. It
@@ -28,13 +29,11 @@ _PAUSE = 1.0  # seconds between looks at the journal
 
 
 class Tracker(Protocol):
-    """take: one event.
-
-    flush: what was taken is safe; returns what open() needs to go on from there.
-    """
-
     def take(self, event: Event) -> None: ...
-    def flush(self) -> dict[str, Any]: ...
+
+    def flush(self) -> dict[str, Any]:
+        """What was taken is safe; returns what a new tracker needs to go on from there."""
+
     def close(self) -> None: ...
 
 
@@ -49,13 +48,11 @@ def main(name: str, run: Path, mode: str, project: str) -> int:
         import traceback
 
         traceback.print_exc()
-        pulse = read_heartbeat(run / "logs/pulse-0")
-        said = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+        cause = " ".join(str(error).split()).rstrip(".") or type(error).__name__
         remedy = "; or --wandb offline" if mode == "online" and name == "wandb" else ""
-        text = f"{TITLES[name]}: {said[:300]}{remedy}; {TRAINING_GOES_ON}"
-        append_event(
-            run / "journal.jsonl", Event("warned", pulse[0] if pulse else 0, {"text": text})
-        )
+        text = f"{TITLES[name]}: {cause[:300]}{remedy}; {TRAINING_GOES_ON}"
+        step, _ = read_heartbeat(run / "logs/pulse-0") or (0, "start")
+        append_event(run / "journal.jsonl", Event("warned", step, {"text": text}))
         return EXIT_REPORTED
 
 
@@ -69,14 +66,13 @@ def track(name: str, run: Path, mode: str, project: str, stop: threading.Event) 
     """Give a run's journal to a tracker as it grows, from where it was left, until stop is set and
     the journal is read to its end.
     """
-    home = run / "logs" / name
-    home.mkdir(parents=True, exist_ok=True)
-    with open(home / "lock", "a") as lock:
-        fcntl.flock(
-            lock, fcntl.LOCK_EX
-        )  # the one of a launcher that was killed may still be at the rest
-        kept, journal = home / f"{name}-{mode}.json", run / "journal.jsonl"
-        covered = _read(kept, project, journal)
+    directory, journal = run / "logs" / name, run / "journal.jsonl"
+    directory.mkdir(parents=True, exist_ok=True)
+    state_file = directory / f"{name}-{mode}.json"
+    with open(directory / "lock", "a") as lock:
+        # the one of a launcher that was killed may still be at the rest
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        covered = _read_state(state_file, project, journal)
         tracker: Tracker
         if name == "tensorboard":
             from samecurve.observe.tensorboard import TensorBoard
@@ -86,55 +82,53 @@ def track(name: str, run: Path, mode: str, project: str, stop: threading.Event) 
             from samecurve.observe.wandb import WandB
 
             tracker = WandB(run, covered, mode, project)
-        for events, position in _counting(journal, stop, covered.get("position", 0)):
+        for events, position in _events_that_count(journal, stop, covered.get("position", 0)):
             for event in events:
                 tracker.take(event)
-            _write(kept, {"position": position, "project": project, **tracker.flush()})
+            state = {"position": position, "project": project, **tracker.flush()}
+            _write_state(state_file, state)
         tracker.close()
 
 
-def _counting(
+def _events_that_count(
     journal: Path, stop: threading.Event, start: int
 ) -> Iterator[tuple[list[Event], int]]:
-    """batches(), without the lines that a `resumed` which is there already has made void."""
-    now = threading.Event()
-    now.set()
-    ahead = deque(
+    """follow_batches(), without the lines that a `resumed` which is there already has made void."""
+    at_once = threading.Event()
+    at_once.set()
+    resumes_ahead = deque(
         event.step
-        for events, _ in follow_batches(journal, now, start)
+        for events, _ in follow_batches(journal, at_once, start)
         for event in events
         if event.kind == "resumed"
     )
     for events, end in follow_batches(journal, stop, start, _PAUSE):
-        counting = []
+        that_count = []
         for event in events:
-            if event.kind == "resumed" and ahead:
-                ahead.popleft()
-            if not ahead or event.step <= min(ahead) or event.kind not in VOIDED | {"sensors"}:
-                counting.append(event)
-        yield counting, end
+            if event.kind == "resumed" and resumes_ahead:
+                resumes_ahead.popleft()
+            is_voidable = event.kind in VOIDED | {"sensors"}
+            if not is_voidable or not resumes_ahead or event.step <= min(resumes_ahead):
+                that_count.append(event)
+        yield that_count, end
 
 
-def _read(kept: Path, project: str, journal: Path) -> dict[str, Any]:
+def _read_state(path: Path, project: str, journal: Path) -> dict[str, Any]:
     """{}: nothing is covered, or not of this journal, or for another project."""
     try:
-        found = json.loads(kept.read_text())
+        state = json.loads(path.read_text())
         size = journal.stat().st_size
     except (OSError, ValueError):
         return {}
-    return (
-        found
-        if isinstance(found, dict)
-        and found.get("project") == project
-        and 0 <= found.get("position", -1) <= size
-        else {}
-    )
+    if not isinstance(state, dict) or state.get("project") != project:
+        return {}
+    return state if 0 <= state.get("position", -1) <= size else {}
 
 
-def _write(kept: Path, covered: dict[str, Any]) -> None:
-    scratch = kept.with_suffix(".part")
-    scratch.write_text(json.dumps(covered))
-    scratch.replace(kept)
+def _write_state(path: Path, state: dict[str, Any]) -> None:
+    scratch = path.with_suffix(".part")
+    scratch.write_text(json.dumps(state))
+    scratch.replace(path)
 
 
 if __name__ == "__main__":

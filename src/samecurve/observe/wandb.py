@@ -1,5 +1,6 @@
-"""A run for W&B: its config, its figures at their steps, samples and pictures; offline in
-logs/wandb, or at W&B's server. Nothing else is sent.
+"""A run for W&B: its config, its metrics at their steps, samples and pictures.
+
+Offline in logs/wandb, or at W&B's server. Nothing else is sent.
 
 W&B can't take a step back: what a resume trains again it has already, and those first values stay.
 So each step is sent once.
@@ -19,33 +20,32 @@ from samecurve.observe.pictures import pictures, png
 
 
 class WandB:
-    """covered: what flush() gave when the run was left.
+    """Its id is the run's first attempt, so that every start goes on with the same one.
 
-    mode: offline or online. Its id is the run's first attempt, so that every start goes on with the
-    same one.
+    covered: what flush() gave when the run was left
+    mode: offline or online
     """
 
     def __init__(self, run: Path, covered: dict[str, Any], mode: str, project: str) -> None:
         self._run = run
         self._sent = int(covered.get("sent", 0))  # the newest step that W&B has
-        self._again = int(covered.get("again", 0))  # up to here what comes was sent before
+        self._sent_before = int(covered.get("again", 0))  # a resume trains up to here again
         self._early: list[Event] = []  # readings of sensors at a step whose line is still to come
         self._mode, self._project = mode, project
-        self._to: Any = (
-            None  # opened for the first figure: a run that W&B has whole leaves nothing new
-        )
+        # opened for the first metric: a run that W&B has whole leaves nothing new
+        self._wandb_run: Any = None
 
     def take(self, event: Event) -> None:
         if event.kind == "resumed":
             self._early = []
             if event.step < self._sent:
-                self._again = self._sent
+                self._sent_before = self._sent
                 self._warn(
                     event.step,
                     f"W&B has steps {event.step + 1} to {self._sent} from before and keeps those"
                     " values: it takes no step back",
                 )
-        elif event.kind in VOIDED | {"sensors"} and event.step <= self._again:
+        elif event.kind in VOIDED | {"sensors"} and event.step <= self._sent_before:
             return
         elif event.kind == "sensors" and event.step > self._sent:
             self._early.append(event)
@@ -58,13 +58,13 @@ class WandB:
             self._log(event.step, {**plotted(event), **self._media(event)})
 
     def flush(self) -> dict[str, Any]:
-        return {"sent": self._sent, "again": self._again}
+        return {"sent": self._sent, "again": self._sent_before}
 
     def close(self) -> None:
         for early in self._early:
             self._log(self._sent, plotted(early))
-        if self._to:
-            self._to.finish()
+        if self._wandb_run:
+            self._wandb_run.finish()
 
     def _open(self) -> Any:
         settings = wandb.Settings(
@@ -90,25 +90,25 @@ class WandB:
 
     def _log(self, step: int, values: dict[str, Any]) -> None:
         if values:
-            self._to = self._to or self._open()
+            self._wandb_run = self._wandb_run or self._open()
             self._sent = max(step, self._sent)
-            self._to.log(values, step=self._sent)
+            self._wandb_run.log(values, step=self._sent)
 
     def _media(self, event: Event) -> dict[str, Any]:
         """The texts and pictures of a `sampled` event."""
         if event.kind != "sampled":
             return {}
-        found: dict[str, Any] = {
+        media: dict[str, Any] = {
             f"samples/{index}": wandb.Html(f"<pre>{html.escape(str(text))}</pre>", inject=False)
             for index, text in enumerate(event.values.get("texts", ()))
         }
         for index, name in enumerate(pictures(event)):
             try:
                 png(self._run, name)
-                found[f"pictures/{index}"] = wandb.Image(str(self._run / name))
+                media[f"pictures/{index}"] = wandb.Image(str(self._run / name))
             except (OSError, ValueError, wandb.Error) as error:
                 self._warn(event.step, f"W&B: picture {name} is left out: {error}")
-        return found
+        return media
 
     def _warn(self, step: int, text: str) -> None:
         append_event(self._run / "journal.jsonl", Event("warned", step, {"text": text}))
@@ -117,6 +117,6 @@ class WandB:
 def _identity(run: Path) -> str:
     with open(run / "journal.jsonl", "rb") as journal:
         first = Event.from_line(journal.readline())
-    return (
-        str(first.values["attempt"]) if first and "attempt" in first.values else run.resolve().name
-    )
+    if first and "attempt" in first.values:
+        return str(first.values["attempt"])
+    return run.resolve().name

@@ -1,10 +1,12 @@
-"""AMD GPUs by what the kernel's driver (KFD) lays out in sysfs: no ROCm library is loaded, no
-context made. Indices are those a program sees under the variables of VISIBLE.
+"""AMD GPUs by what the kernel's driver (KFD) lays out in sysfs.
+
+No ROCm library is loaded, no context made. Indices are those a program sees under the variables of
+VISIBLE.
 """
 
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from samecurve.core.planning.machine import Device
 from samecurve.errors import UserError
@@ -12,10 +14,14 @@ from samecurve.errors import UserError
 TOPOLOGY = Path("/sys/class/kfd/kfd/topology")
 VISIBLE = "HIP_VISIBLE_DEVICES"
 _RUNTIME = "ROCR_VISIBLE_DEVICES"  # applied first, by the layer below HIP
-_FRAME_BUFFERS = {
-    1,
-    2,
-}  # heap types of a memory bank: the card's own memory, visible to the host or not
+# heap types of a memory bank: the card's own memory, visible to the host or not
+_FRAME_BUFFERS = {1, 2}
+
+
+class _Gpu(NamedTuple):
+    name: str
+    memory_bytes: int
+    unique_id: str
 
 
 def devices(environment: Mapping[str, str], topology: Path = TOPOLOGY) -> tuple[Device, ...]:
@@ -23,59 +29,56 @@ def devices(environment: Mapping[str, str], topology: Path = TOPOLOGY) -> tuple[
 
     UserError: a variable names a GPU that isn't there.
     """
-    found = _gpus(topology)
-    found = _visible(_RUNTIME, environment.get(_RUNTIME), found)
-    name = variable(environment)
-    found = _visible(name, environment.get(name), found)
+    gpus = _read_gpus(topology)
+    for name in (_RUNTIME, variable(environment)):
+        gpus = _choose_visible(name, environment.get(name), gpus)
     return tuple(
-        Device(kind="cuda", index=seen, name=name, memory=memory)
-        for seen, (name, memory, _) in enumerate(found)
+        Device(kind="cuda", index=index, name=gpu.name, memory=gpu.memory_bytes)
+        for index, gpu in enumerate(gpus)
     )
 
 
 def variable(environment: Mapping[str, str]) -> str:
     """The variable that HIP reads: CUDA's where only that is set."""
-    return (
-        "CUDA_VISIBLE_DEVICES"
-        if not environment.get(VISIBLE) and "CUDA_VISIBLE_DEVICES" in environment
-        else VISIBLE
-    )
+    if not environment.get(VISIBLE) and "CUDA_VISIBLE_DEVICES" in environment:
+        return "CUDA_VISIBLE_DEVICES"
+    return VISIBLE
 
 
-def _gpus(topology: Path) -> list[tuple[str, int, str]]:
-    """Name, bytes of memory and unique id of each node that has compute units."""
-    found = []
+def _read_gpus(topology: Path) -> list[_Gpu]:
+    """The nodes that have compute units."""
+    gpus = []
     nodes = [path for path in topology.glob("nodes/*") if path.name.isdigit()]
     for node in sorted(nodes, key=lambda path: int(path.name)):
-        values = _properties(node / "properties")
+        values = _read_properties(node / "properties")
         if values.get("simd_count", 0) > 0:
-            banks = [_properties(bank) for bank in node.glob("mem_banks/*/properties")]
+            banks = [_read_properties(bank) for bank in node.glob("mem_banks/*/properties")]
             memory = sum(
                 bank.get("size_in_bytes", 0)
                 for bank in banks
                 if bank.get("heap_type") in _FRAME_BUFFERS
             )
-            found.append((f"AMD {_name(values)}", memory, f"GPU-{values.get('unique_id', 0):016x}"))
-    return found
+            unique_id = f"GPU-{values.get('unique_id', 0):016x}"
+            gpus.append(_Gpu(f"AMD {_read_name(values)}", memory, unique_id))
+    return gpus
 
 
-def _name(values: Mapping[str, int]) -> str:
+def _read_name(values: Mapping[str, int]) -> str:
     """The card's own where its firmware tells it; else its architecture: 90402 is gfx942."""
     version = values.get("gfx_target_version", 0)
     architecture = f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
-    with suppress(OSError):
-        told = (
-            Path(f"/sys/class/drm/renderD{values.get('drm_render_minor', 0)}/device/product_name")
-            .read_text()
-            .strip()
-        )
-        return f"{told} ({architecture})" if told else architecture
-    return architecture
+    card = Path(f"/sys/class/drm/renderD{values.get('drm_render_minor', 0)}/device")
+    try:
+        name = (card / "product_name").read_text().strip()
+    except OSError:
+        return architecture
+    return f"{name} ({architecture})" if name else architecture
 
 
-def _properties(path: Path) -> dict[str, int]:
-    """Lines of a name and a number. {} where a container hides the device: its file can't be read,
-    or is empty.
+def _read_properties(path: Path) -> dict[str, int]:
+    """Lines of a name and a number.
+
+    {} where a container hides the device: its file can't be read, or is empty.
     """
     try:
         lines = [line.split() for line in path.read_text().splitlines()]
@@ -84,24 +87,23 @@ def _properties(path: Path) -> dict[str, int]:
     return {line[0]: int(line[1]) for line in lines if len(line) == 2 and line[1].isdigit()}
 
 
-def _visible(
-    name: str, value: str | None, found: list[tuple[str, int, str]]
-) -> list[tuple[str, int, str]]:
+def _choose_visible(name: str, value: str | None, gpus: list[_Gpu]) -> list[_Gpu]:
+    """value: of the variable `name`."""
     if value is None:
-        return found
-    chosen = []
+        return gpus
+    chosen: list[_Gpu] = []
     for entry in filter(None, (part.strip() for part in value.split(","))):
         if entry == "-1":
             break
         matches = [
             gpu
-            for index, gpu in enumerate(found)
-            if entry == str(index) or entry.lower() == gpu[2].lower()
+            for index, gpu in enumerate(gpus)
+            if entry == str(index) or entry.lower() == gpu.unique_id.lower()
         ]
         if len(matches) != 1:
+            indices = ", ".join(map(str, range(len(gpus)))) or "(none)"
             raise UserError(
-                f"{name}={value} names {entry}, and this machine has GPUs"
-                f" {', '.join(map(str, range(len(found)))) or '(none)'}",
+                f"{name}={value} names {entry}, and this machine has GPUs {indices}",
                 f"correct it, or unset {name}",
                 name,
             )

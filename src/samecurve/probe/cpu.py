@@ -9,9 +9,10 @@ import psutil
 
 def cores() -> int:
     """Cores that this process may run on, a container's quota applied."""
-    allowed = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
+    if hasattr(os, "sched_getaffinity"):
+        allowed = len(os.sched_getaffinity(0))
+    else:
+        allowed = os.cpu_count() or 1
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
     except (OSError, ValueError):
@@ -30,16 +31,14 @@ def memory() -> int:
 
 
 def oom_kills(root: Path = Path("/")) -> int | None:
-    """Processes that the kernel has ended so far for want of memory: of this control group where it
-    counts them, else of the whole machine. None: it can't be known.
+    """Processes that the kernel has ended so far for want of memory. None: it can't be known.
+
+    Of this control group where it counts them, else of the whole machine.
     """
     for path, key in (*_counters(root), (root / "proc/vmstat", "oom_kill")):
         try:
-            return next(
-                int(line.split()[1])
-                for line in path.read_text().splitlines()
-                if line.split()[:1] == [key]
-            )
+            lines = [line.split() for line in path.read_text().splitlines()]
+            return next(int(words[1]) for words in lines if words[:1] == [key])
         except (OSError, StopIteration, ValueError, IndexError):
             continue
     return None
@@ -52,32 +51,24 @@ def oom_kills_since(before: int | None) -> int | None:
 
 
 def _counters(root: Path) -> list[tuple[Path, str]]:
-    """Where a control group counts them: (file, key), version 2 first; a container may see its own
-    group as the root.
+    """Where a control group counts them: (file, key), version 2 first.
+
+    A container may see its own group as the root.
     """
     try:
-        lines = [
-            line.split(":", 2) for line in (root / "proc/self/cgroup").read_text().splitlines()
-        ]
+        text = (root / "proc/self/cgroup").read_text()
     except OSError:
         return []
-    group = root / "sys/fs/cgroup"
-    unified = [
-        group / place
-        for _, controllers, path in lines
-        if not controllers
-        for place in (path.lstrip("/"), "")
-    ]
-    older = [
-        group / "memory" / place
-        for _, controllers, path in lines
-        if controllers == "memory"
-        for place in (path.lstrip("/"), "")
-    ]
-    return [
-        *((path / "memory.events", "oom_kill") for path in unified),
-        *((path / "memory.oom_control", "oom_kill") for path in older),
-    ]
+    groups = root / "sys/fs/cgroup"
+    of_version_2, of_version_1 = [], []
+    for line in text.splitlines():
+        _, controllers, path = line.split(":", 2)
+        for place in (path.lstrip("/"), ""):
+            if not controllers:
+                of_version_2.append((groups / place / "memory.events", "oom_kill"))
+            elif controllers == "memory":
+                of_version_1.append((groups / "memory" / place / "memory.oom_control", "oom_kill"))
+    return [*of_version_2, *of_version_1]
 
 
 def model_name() -> str:
@@ -85,7 +76,7 @@ def model_name() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor() or "CPU"
-    return next(
-        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")),
-        platform.machine() + " CPU",
-    )
+    for line in lines:
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return f"{platform.machine()} CPU"

@@ -13,7 +13,7 @@ from samecurve.core.planning.machine import Device
 from samecurve.errors import UserError
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-_NONE = {"-1", "NoDevFiles"}  # what is said for no GPU at all
+_NO_GPU = {"-1", "NoDevFiles"}  # entries that hide all GPUs after them
 
 
 def devices(environment: Mapping[str, str]) -> tuple[Device, ...]:
@@ -32,12 +32,12 @@ def devices(environment: Mapping[str, str]) -> tuple[Device, ...]:
         return tuple(
             Device(
                 kind="cuda",
-                index=seen,
+                index=index,
                 name=_text(pynvml.nvmlDeviceGetName(handle)),
                 memory=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
                 driver=driver,
             )
-            for seen, handle in enumerate(_chosen(environment))
+            for index, handle in enumerate(_visible_handles(environment))
         )
     finally:
         pynvml.nvmlShutdown()
@@ -50,67 +50,63 @@ def handles(environment: Mapping[str, str]) -> list[Any]:
     """
     try:
         pynvml.nvmlInit()
-        return _chosen(environment)
+        return _visible_handles(environment)
     except pynvml.NVMLError:
         return []
 
 
 def processes_on_devices(environment: Mapping[str, str]) -> list[set[int]]:
-    """The processes that have a context on each of devices(), by the ids that the driver knows: the
-    host's, also in a container. [] where it can't be read.
+    """The processes that have a context on each of devices(); [] where it can't be read.
+
+    By the ids that the driver knows: the host's, also in a container.
     """
     try:
-        found = [
+        processes = [
             {int(process.pid) for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)}
             for handle in handles(environment)
         ]
     except pynvml.NVMLError:
-        found = []
+        processes = []
     with suppress(pynvml.NVMLError):
         pynvml.nvmlShutdown()
-    return found
+    return processes
 
 
-def _chosen(environment: Mapping[str, str]) -> list[Any]:
-    return _visible(
-        environment.get(VISIBLE),
-        [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())],
-    )
-
-
-def _visible(variable: str | None, handles: list[Any]) -> list[Any]:
+def _visible_handles(environment: Mapping[str, str]) -> list[Any]:
     """The handles behind the variable.
 
     CUDA itself hides what follows a bad entry; here it is refused.
     """
+    indices = range(pynvml.nvmlDeviceGetCount())
+    handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in indices]
+    variable = environment.get(VISIBLE)
     if variable is None:
         return handles
-    uuids = [_text(pynvml.nvmlDeviceGetUUID(handle)) for handle in handles]
     chosen = []
     for entry in filter(None, (part.strip() for part in variable.split(","))):
-        if entry in _NONE:
+        if entry in _NO_GPU:
             break
-        matches = (
-            [handles[int(entry)]]
-            if entry.isdigit() and int(entry) < len(handles)
-            else [
-                h
-                for h, uuid in zip(handles, uuids, strict=True)
-                if uuid.startswith(entry) and not entry.isdigit()
-            ]
-        )
-        if entry.startswith("MIG-"):
-            with suppress(pynvml.NVMLError):
-                matches = [pynvml.nvmlDeviceGetHandleByUUID(entry)]
+        matches = _match(entry, handles)
         if len(matches) != 1:
+            there = ", ".join(map(str, indices)) or "(none)"
             raise UserError(
-                f"{VISIBLE}={variable} names {entry}, and this machine has GPUs"
-                f" {', '.join(map(str, range(len(handles)))) or '(none)'}",
+                f"{VISIBLE}={variable} names {entry}, and this machine has GPUs {there}",
                 f"correct it, or unset {VISIBLE}",
                 VISIBLE,
             )
         chosen += matches
     return chosen
+
+
+def _match(entry: str, handles: list[Any]) -> list[Any]:
+    """entry: an index, the beginning of a GPU's UUID, or a MIG device's UUID."""
+    if entry.isdigit():
+        return handles[int(entry) : int(entry) + 1]
+    if entry.startswith("MIG-"):
+        with suppress(pynvml.NVMLError):
+            return [pynvml.nvmlDeviceGetHandleByUUID(entry)]
+    uuids = [_text(pynvml.nvmlDeviceGetUUID(handle)) for handle in handles]
+    return [handle for handle, uuid in zip(handles, uuids, strict=True) if uuid.startswith(entry)]
 
 
 def _text(value: str | bytes) -> str:

@@ -17,26 +17,36 @@ from samecurve.probe import nvidia
 
 
 class DeviceLoad(NamedTuple):
-    """Of one device. utilisation: share of the time (GPU) or of its threads (CPU rank) at work."""
+    """What one device is doing; its field names are those of a `sensors` event."""
 
-    utilisation: float | None = None
+    utilisation: float | None = None  # share of the time (GPU) or of its threads (CPU rank) at work
     memory_bytes: float | None = None
     power_watts: float | None = None
     celsius: float | None = None
 
 
+class ProcessLoad(NamedTuple):
+    cores: float | None = None  # that it kept busy since the reading before; None on the first
+    memory_bytes: int | None = None
+
+
+class _LastReading(NamedTuple):
+    process: psutil.Process
+    at: float  # seconds
+    cpu_seconds: float
+
+
 class Sensors:
     """Of a plan's devices.
 
-    owners: which process drives each. threads: of a CPU rank's operations.
+    owners: which process drives each
+    threads: of a CPU rank's operations
     """
 
     def __init__(self, devices: Sequence[Device], owners: Sequence[int], threads: int) -> None:
         self._devices, self._owners, self._threads = devices, owners, threads
         self._handles = nvidia.handles(os.environ) if devices[0].kind == "cuda" else []
-        self._seen: dict[
-            int, tuple[psutil.Process, float, float]
-        ] = {}  # CPU seconds of a process, and when
+        self._readings: dict[int, _LastReading] = {}  # by process id
         psutil.cpu_percent()  # the first answer means nothing
 
     def read(self, pids: Mapping[int, int]) -> dict[str, Any]:
@@ -44,47 +54,37 @@ class Sensors:
 
         pids: of the processes that live on this host; what the others drive is not read.
         """
-        processes = [self._process(pids.get(index)) for index in range(max(self._owners) + 1)]
+        processes = [self._read_process(pids.get(index)) for index in range(max(self._owners) + 1)]
         loads = [
-            self._device(device, owner in pids, *processes[owner])
+            self._read_device(device, processes[owner], is_here=owner in pids)
             for device, owner in zip(self._devices, self._owners, strict=True)
         ]
-        found = {
+        readings: dict[str, list[Any]] = {
             f"{name}_by_device": [load[place] for load in loads]
             for place, name in enumerate(DeviceLoad._fields)
         }
-        found |= {
-            "cores_by_process": [cores for cores, _ in processes],
-            "memory_bytes_by_process": [held for _, held in processes],
+        readings["cores_by_process"] = [process.cores for process in processes]
+        readings["memory_bytes_by_process"] = [process.memory_bytes for process in processes]
+        known = {
+            name: values
+            for name, values in readings.items()
+            if any(value is not None for value in values)
         }
-        host = {
+        return {
+            **known,
             "host_utilisation": round(psutil.cpu_percent() / 100, 3),
             "host_memory_bytes": _host_memory(),
         }
-        return {
-            name: values
-            for name, values in found.items()
-            if any(value is not None for value in values)
-        } | host
 
     def close(self) -> None:
         if self._handles:
             pynvml.nvmlShutdown()
 
-    def _device(
-        self, device: Device, here: bool, cores: float | None, held: int | None
-    ) -> DeviceLoad:
-        if (
-            device.kind == "cpu"
-        ):  # one process for several of them: which of them works can't be told
-            return (
-                DeviceLoad(
-                    None if cores is None else round(min(1.0, cores / self._threads), 3), held
-                )
-                if len(self._owners) == max(self._owners) + 1
-                else DeviceLoad()
-            )
-        if not here or device.index >= len(self._handles):
+    def _read_device(self, device: Device, process: ProcessLoad, *, is_here: bool) -> DeviceLoad:
+        """is_here: the process that drives it lives on this host."""
+        if device.kind == "cpu":
+            return self._read_cpu(process)
+        if not is_here or device.index >= len(self._handles):
             return DeviceLoad()
         handle = self._handles[device.index]
         return DeviceLoad(
@@ -94,19 +94,30 @@ class Sensors:
             _gpu(lambda: pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)),
         )
 
-    def _process(self, pid: int | None) -> tuple[float | None, int | None]:
-        """Cores it kept busy since the reading before, None on the first; bytes it holds."""
+    def _read_cpu(self, process: ProcessLoad) -> DeviceLoad:
+        num_processes = max(self._owners) + 1
+        if len(self._owners) > num_processes:  # which of a process's devices works can't be told
+            return DeviceLoad()
+        if process.cores is None:
+            return DeviceLoad(None, process.memory_bytes)
+        return DeviceLoad(round(min(1.0, process.cores / self._threads), 3), process.memory_bytes)
+
+    def _read_process(self, pid: int | None) -> ProcessLoad:
         if pid is None:
-            return None, None
+            return ProcessLoad()
+        before = self._readings.get(pid)
         try:
-            process, before, spent = self._seen.get(pid) or (psutil.Process(pid), 0.0, 0.0)
+            process = before.process if before else psutil.Process(pid)
             with process.oneshot():
                 times, held = process.cpu_times(), int(process.memory_info().rss)
         except psutil.Error:  # it has just ended
-            return None, None
-        now, total = time.monotonic(), times.user + times.system
-        self._seen[pid] = process, now, total
-        return round((total - spent) / (now - before), 3) if before else None, held
+            return ProcessLoad()
+        now = _LastReading(process, time.monotonic(), times.user + times.system)
+        self._readings[pid] = now
+        if before is None:
+            return ProcessLoad(None, held)
+        cores = (now.cpu_seconds - before.cpu_seconds) / (now.at - before.at)
+        return ProcessLoad(round(cores, 3), held)
 
 
 def _gpu(read: Callable[[], float]) -> float | None:
