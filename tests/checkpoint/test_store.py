@@ -12,7 +12,7 @@ import pytest
 
 from samecurve.checkpoint.format import CorruptCheckpointError, load, verify
 from samecurve.checkpoint.store import Published, Store, checkpoints, newest, sweep
-from samecurve.core.protocols import ArrayShard, arrays_to_write
+from samecurve.core.protocols import ArrayShard, Rank, arrays_to_write
 from samecurve.errors import RunError
 
 ARRAYS = {
@@ -22,8 +22,8 @@ ARRAYS = {
 
 
 def pieces(world: int, rank: int) -> list[ArrayShard]:
-    mine = arrays_to_write({name: array.nbytes for name, array in ARRAYS.items()}, world, rank)
-    return [ArrayShard(name, "F32", ARRAYS[name].shape, (0,), ARRAYS[name]) for name in mine]
+    names = arrays_to_write({name: array.nbytes for name, array in ARRAYS.items()}, world, rank)
+    return [ArrayShard(name, "F32", ARRAYS[name].shape, (0,), ARRAYS[name]) for name in names]
 
 
 def store(
@@ -41,14 +41,13 @@ def store(
 
     return Store(
         home,
-        rank,
-        world,
-        keep,
-        "t",
-        rank == 0,
-        meta,
-        (saves if saves is not None else []).append,
-        lambda: None,
+        Rank(rank, rank, world),
+        keep=keep,
+        attempt="t",
+        is_publisher=rank == 0,
+        meta=meta,
+        before=lambda: None,
+        published=(saves if saves is not None else []).append,
     )
 
 

@@ -41,13 +41,12 @@ class CorruptCheckpointError(Exception):
 
 @dataclass(frozen=True)
 class Written:
-    """One rank's file: its size, hash, and the boxes in it (name -> dtype, shape of the whole
-    array, offsets of the box).
-    """
+    """One rank's file."""
 
     file: str
     bytes: int
     sha256: str
+    # the boxes in it: name -> dtype, shape of the whole array, offsets of the box
     arrays: Mapping[str, tuple[str, tuple[int, ...], tuple[int, ...]]]
 
     def to_json(self) -> dict[str, Any]:
@@ -93,9 +92,10 @@ def write_pieces(path: Path, pieces: Sequence[ArrayShard]) -> Written:
     )
 
 
-def manifest(meta: Mapping[str, Any], written: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """meta: step, epoch, consumed, config, fixed, loop, versions.
+def make_manifest(meta: Mapping[str, Any], written: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """A checkpoint's manifest.
 
+    meta: step, epoch, consumed, config, fixed, loop, versions.
     written: Written.to_json() of every rank.
     """
     arrays: dict[str, Any] = {}
@@ -104,40 +104,40 @@ def manifest(meta: Mapping[str, Any], written: Sequence[Mapping[str, Any]]) -> d
             entry = arrays.setdefault(name, {"dtype": dtype, "shape": list(shape), "boxes": []})
             entry["boxes"].append({"file": rank["file"], "offsets": list(offsets)})
     files = {rank["file"]: {"bytes": rank["bytes"], "sha256": rank["sha256"]} for rank in written}
-    whole = {"version": VERSION, **meta, "files": files, "arrays": dict(sorted(arrays.items()))}
-    return {**whole, "hash": _hash(whole)}
+    manifest = {"version": VERSION, **meta, "files": files, "arrays": dict(sorted(arrays.items()))}
+    return {**manifest, "hash": _hash(manifest)}
 
 
-def _hash(values: Mapping[str, Any]) -> str:
+def _hash(manifest: Mapping[str, Any]) -> str:
     """Of a manifest without its own hash."""
-    return hashlib.sha256(
-        json.dumps(
-            {key: value for key, value in values.items() if key != "hash"}, sort_keys=True
-        ).encode()
-    ).hexdigest()
+    values = {key: value for key, value in manifest.items() if key != "hash"}
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """Damaged: no manifest, or not one of ours."""
+    """CorruptCheckpointError: no manifest, or not one of ours."""
     try:
-        found = json.loads((path / MANIFEST).read_text())
+        manifest = json.loads((path / MANIFEST).read_text())
     except (OSError, ValueError) as error:
         raise CorruptCheckpointError(f"its manifest can't be read: {error}") from None
-    if not isinstance(found, dict):
+    if not isinstance(manifest, dict):
         raise CorruptCheckpointError("its manifest is no mapping")
-    if found.get("version") != VERSION:
+    if manifest.get("version") != VERSION:
         raise CorruptCheckpointError(
-            f"its format is version {found.get('version')}, this program reads {VERSION}"
+            f"its format is version {manifest.get('version')}, this program reads {VERSION}"
         )
-    if found.get("hash") != _hash(found):
+    if manifest.get("hash") != _hash(manifest):
         raise CorruptCheckpointError("its manifest does not match its own hash")
-    return found
+    return manifest
 
 
 def verify(path: Path) -> dict[str, Any]:
-    """Its manifest, every file's size and hash checked against it. Damaged: says which and how."""
-    found = read_manifest(path)
-    for name, expected in found["files"].items():
+    """Its manifest, every file's size and hash checked against it.
+
+    CorruptCheckpointError: which file is damaged, and how.
+    """
+    manifest = read_manifest(path)
+    for name, expected in manifest["files"].items():
         try:
             size = (path / name).stat().st_size
         except OSError:
@@ -151,16 +151,17 @@ def verify(path: Path) -> dict[str, Any]:
                 raise CorruptCheckpointError(
                     f"{name} does not match its hash: its content has changed"
                 )
-    return found
+    return manifest
 
 
 class Arrays(Mapping[str, NDArray[Any]]):
-    """The arrays of a checkpoint, each read when it is asked for, and no more of it than was asked
-    for.
+    """The arrays of a checkpoint, of which no more is read than is asked for.
+
+    path: of the checkpoint.
     """
 
-    def __init__(self, path: Path, found: Mapping[str, Any]) -> None:
-        self._path, self._arrays = path, found["arrays"]
+    def __init__(self, path: Path, manifest: Mapping[str, Any]) -> None:
+        self._path, self._arrays = path, manifest["arrays"]
         self._open: dict[str, Any] = {}
 
     def __getitem__(self, name: str) -> NDArray[Any]:
@@ -189,24 +190,22 @@ class Arrays(Mapping[str, NDArray[Any]]):
         entry = self._arrays[name]
         part = np.empty(shape, dtype=_DTYPES[entry["dtype"]])
         for box in entry["boxes"]:
-            written = self._file(box["file"]).get_slice(name)
-            lows = [max(want, begin) for want, begin in zip(offsets, box["offsets"], strict=True)]
+            file, begins = self._file(box["file"]), box["offsets"]
+            written = file.get_slice(name)
+            lows = list(map(max, offsets, begins))
             highs = [
                 min(want + size, begin + length)
                 for want, size, begin, length in zip(
-                    offsets, shape, box["offsets"], written.get_shape(), strict=True
+                    offsets, shape, begins, written.get_shape(), strict=True
                 )
             ]
-            if all(low < high for low, high in zip(lows, highs, strict=True)):
-                there = tuple(
-                    slice(low - begin, high - begin)
-                    for low, high, begin in zip(lows, highs, box["offsets"], strict=True)
-                )
-                here = tuple(
-                    slice(low - want, high - want)
-                    for low, high, want in zip(lows, highs, offsets, strict=True)
-                )
-                part[here] = written[there] if there else self._file(box["file"]).get_tensor(name)
+            if any(low >= high for low, high in zip(lows, highs, strict=True)):
+                continue  # the two boxes have nothing in common
+            here = _slices(lows, highs, offsets)
+            if here:
+                part[here] = written[_slices(lows, highs, begins)]
+            else:  # a single number
+                part[here] = file.get_tensor(name)
         return part
 
     def _file(self, file: str) -> Any:
@@ -221,17 +220,25 @@ class Arrays(Mapping[str, NDArray[Any]]):
         return len(self._arrays)
 
 
+def _slices(lows: Sequence[int], highs: Sequence[int], origin: Sequence[int]) -> tuple[slice, ...]:
+    """[low, high) of each dimension, counted from a box's origin."""
+    return tuple(
+        slice(low - begin, high - begin)
+        for low, high, begin in zip(lows, highs, origin, strict=True)
+    )
+
+
 def load(path: Path) -> Checkpoint:
     """A checkpoint opened (not verified). RunError: damaged."""
     try:
-        found = read_manifest(path)
+        manifest = read_manifest(path)
     except CorruptCheckpointError as error:
         raise RunError(f"checkpoint {path}: {error}", "--resume another one", str(path)) from None
     return Checkpoint(
-        str(path),
-        found["step"],
-        found["epoch"],
-        found["consumed"],
-        Arrays(path, found),
-        found["loop"],
+        path=str(path),
+        step=manifest["step"],
+        epoch=manifest["epoch"],
+        consumed=manifest["consumed"],
+        arrays=Arrays(path, manifest),
+        loop=manifest["loop"],
     )

@@ -19,13 +19,13 @@ from typing import Any
 from samecurve.checkpoint.format import (
     MANIFEST,
     CorruptCheckpointError,
-    manifest,
+    make_manifest,
     name_of,
     read_manifest,
     verify,
     write_pieces,
 )
-from samecurve.core.protocols import ArrayShard
+from samecurve.core.protocols import ArrayShard, Rank
 from samecurve.errors import RunError
 from samecurve.system import sync_directory, write_json
 from samecurve.units import show_bytes
@@ -37,52 +37,42 @@ _HEADROOM = 1.05  # of the arrays' bytes, for headers and the file system's own
 
 @dataclass(frozen=True)
 class Published:
-    """What a save came to.
-
-    seconds: from the call to the rename; blocked: of those, how long training stood still.
-    """
+    """What a save came to."""
 
     step: int
     path: str
     bytes: int
-    seconds: float
-    blocked: float
+    seconds: float  # from the call to the rename
+    blocked: float  # of those, how long training stood still
 
 
 class Store:
-    """home: the run's checkpoints directory.
+    """Writes this rank's part of each checkpoint, and publishes the whole if that is its task.
 
-    publisher: whether this rank publishes. meta: step -> what the manifest says beside the arrays.
-
-    published: called by the publisher, in its thread, after the rename; before: before it (the
-    journal is synced there).
+    home: the run's checkpoints directory.
+    keep: how many of the newest stay, beside the best.
+    attempt: the name of this start.
+    is_publisher: whether this rank publishes.
+    meta: step -> what the manifest says beside the arrays.
+    before: called by the publisher, in its thread, before the rename (the journal is synced there).
+    published: called by it after the rename.
     """
 
     def __init__(
         self,
         home: Path,
-        rank: int,
-        world: int,
+        rank: Rank,
+        *,
         keep: int,
         attempt: str,
-        publisher: bool,
+        is_publisher: bool,
         meta: Callable[[int], Mapping[str, Any]],
-        published: Callable[[Published], None],
         before: Callable[[], None],
+        published: Callable[[Published], None],
     ) -> None:
-        self._home, self._rank, self._world, self._keep, self._attempt = (
-            home,
-            rank,
-            world,
-            keep,
-            attempt,
-        )
-        self._publisher, self._meta, self._published, self._before = (
-            publisher,
-            meta,
-            published,
-            before,
-        )
+        self._home, self._rank = home, rank
+        self._keep, self._attempt, self._is_publisher = keep, attempt, is_publisher
+        self._meta, self._before, self._published = meta, before, published
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self._abandoned = threading.Event()
@@ -110,20 +100,16 @@ class Store:
             raise self._failed(error) from error
         blocked = time.perf_counter() - began
 
-        def work() -> None:
+        def write() -> None:
             try:
-                written = write_pieces(
-                    scratch / f"rank-{self._rank}-of-{self._world}.safetensors", pieces
-                )
-                write_json(scratch / f".rank-{self._rank}.json", written.to_json())
-                if self._publisher:
-                    self._publish(
-                        step, scratch, {**self._meta(step), "loop": dict(loop)}, began, blocked
-                    )
+                self._write(scratch, pieces)
+                if self._is_publisher:
+                    meta = {**self._meta(step), "loop": dict(loop)}
+                    self._publish(step, scratch, meta, began=began, blocked=blocked)
             except BaseException as error:  # raised in the loop, by check()
                 self._error = error
 
-        self._thread = threading.Thread(target=work, name=f"save-{step}")
+        self._thread = threading.Thread(target=write, name=f"save-{step}")
         self._thread.start()
 
     def check(self) -> None:
@@ -159,53 +145,54 @@ class Store:
             self._thread = None
         self.check()
 
+    def _write(self, scratch: Path, pieces: Sequence[ArrayShard]) -> None:
+        """This rank's file, and then the marker that says that it is whole."""
+        index, world_size = self._rank.index, self._rank.world_size
+        written = write_pieces(scratch / f"rank-{index}-of-{world_size}.safetensors", pieces)
+        write_json(scratch / _marker(index), written.to_json())
+
     def _publish(
-        self, step: int, scratch: Path, meta: Mapping[str, Any], began: float, blocked: float
+        self, step: int, scratch: Path, meta: Mapping[str, Any], *, began: float, blocked: float
     ) -> None:
-        markers = [scratch / f".rank-{rank}.json" for rank in range(self._world)]
+        """Wait for all ranks, write the manifest, and rename."""
+        markers = [scratch / _marker(index) for index in range(self._rank.world_size)]
         while not all(marker.exists() for marker in markers):
             if self._abandoned.wait(_POLL):
                 return
         written = [json.loads(marker.read_text()) for marker in markers]
-        write_json(scratch / MANIFEST, manifest(meta, written))
+        write_json(scratch / MANIFEST, make_manifest(meta, written))
         for marker in markers:
             marker.unlink()
         sync_directory(scratch)
         self._before()
         final = self._home / name_of(step)
-        if final.exists():
-            _remove(
-                final
-            )  # this step was saved before and is now saved again: after a resume from an older one
+        if final.exists():  # this step was saved before the run was resumed from an older one
+            _remove(final)
         scratch.rename(final)
         sync_directory(self._home)
-        self._published(
-            Published(
-                step,
-                str(final),
-                sum(rank["bytes"] for rank in written),
-                time.perf_counter() - began,
-                blocked,
-            )
-        )
+        size = sum(rank["bytes"] for rank in written)
+        seconds = time.perf_counter() - began
+        self._published(Published(step, str(final), size, seconds=seconds, blocked=blocked))
         prune(self._home, self._keep)
+
+
+def _marker(rank: int) -> str:
+    return f".rank-{rank}.json"
 
 
 def checkpoints(home: Path) -> list[Path]:
     """Published checkpoints, newest step first."""
-    return (
-        sorted((path for path in home.glob("step-*") if path.is_dir()), reverse=True)
-        if home.is_dir()
-        else []
-    )
+    if not home.is_dir():
+        return []
+    return sorted((path for path in home.glob("step-*") if path.is_dir()), reverse=True)
 
 
 def prune(home: Path, keep: int) -> None:
     """Leave the newest `keep` and the one with the lowest evaluation loss."""
-    found = checkpoints(home)
-    losses = {path: loss for path in found if (loss := _loss(path)) is not None}
+    paths = checkpoints(home)
+    losses = {path: loss for path in paths if (loss := _loss(path)) is not None}
     best = min(losses, key=lambda path: losses[path]) if losses else None
-    for path in found[keep:]:
+    for path in paths[keep:]:
         if path != best:
             _remove(path)
 
@@ -233,14 +220,15 @@ def _scratches(home: Path) -> Iterator[Path]:
 
 
 def _loss(path: Path) -> float | None:
+    """Of the evaluation at this very step; None: there was none, or it was not finite."""
     try:
-        found = read_manifest(path)
+        manifest = read_manifest(path)
     except CorruptCheckpointError:
         return None
-    loop = found["loop"]
-    loss = (
-        loop.get("metrics", {}).get("loss") if loop.get("metrics_step") == found["step"] else None
-    )
+    loop = manifest["loop"]
+    if loop.get("metrics_step") != manifest["step"]:
+        return None
+    loss = loop.get("metrics", {}).get("loss")
     return None if loss is None else float(loss)
 
 

@@ -29,9 +29,8 @@ Kind = Literal[
     "finished",
 ]
 Request = Literal["stop", "save", "evaluate", "sample"]
-Phase = Literal[
-    "start", "evaluate", "sample", "save", "data", "step", "end"
-]  # in the order in which a rank goes through them between two steps
+# in the order in which a rank goes through them between two steps
+Phase = Literal["start", "evaluate", "sample", "save", "data", "step", "end"]
 
 REQUESTS: tuple[Request, ...] = get_args(Request)
 PHASES: tuple[Phase, ...] = get_args(Phase)
@@ -39,22 +38,20 @@ _ENCODER = json.JSONEncoder(allow_nan=False)  # json.dumps makes one for each li
 
 
 class Beat(NamedTuple):
-    """Where a rank was when it last gave a sign.
+    """Where a rank was when it last gave a sign."""
 
-    step: finished ones. beats: counts up, so that a sign within a phase is one too.
-    """
-
-    step: int
+    step: int  # finished ones
     phase: Phase
-    beats: int
+    beats: int  # counts up, so that a sign within a phase is one too
 
 
 @dataclass(frozen=True)
 class Event:
-    """values: plain numbers, texts and lists; numbers are for all ranks, losses in full precision."""
+    """One line of the journal."""
 
     kind: Kind
-    step: int
+    step: int  # finished optimizer steps
+    # plain numbers, texts and lists; numbers are for all ranks, losses in full precision
     values: dict[str, Any] = field(default_factory=dict)
     time: float = field(default_factory=time.time)
 
@@ -88,4 +85,6 @@ def _finite(value: Any) -> Any:
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
-    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value

@@ -151,7 +151,7 @@ def durations(found: Sequence[RankProfile]) -> list[float]:
 
 
 def rate(found: Sequence[RankProfile]) -> float:
-    """Samples a second, at the median step: what a busy machine did to a few steps does not count."""
+    """Samples a second, at the median step: what a busy machine did to a few does not count."""
     return found[0].steps[0].samples / statistics.median(durations(found))
 
 

@@ -11,9 +11,10 @@ from samecurve.errors import RunError, UserError
 def check_fit(
     saved: Checkpoint, wanted: Mapping[str, tuple[int, ...]], optional: Collection[str]
 ) -> None:
-    """wanted: canonical names and whole shapes.
+    """UserError: the checkpoint's arrays are not the model's.
 
-    optional: names that either side may lack. UserError: the rest does not fit.
+    wanted: canonical names and whole shapes.
+    optional: names that either side may lack.
     """
     missing = [
         name
@@ -43,28 +44,28 @@ def check_fit(
 
 
 def check_weights(
-    given: Mapping[str, tuple[int, ...]],
+    weights: Mapping[str, tuple[int, ...]],
     wanted: Mapping[str, tuple[int, ...]],
     optional: Collection[str],
     source: str,
     where: str = "--init-from",
 ) -> None:
-    """Weights without the rest of a state.
+    """UserError: weights, without the rest of a state, are not the model's; all that does not fit.
 
-    optional: buffers, which may keep the values that the model gave them. UserError: all that does
-    not fit.
+    weights, wanted: canonical names and whole shapes.
+    optional: buffers, which may keep the values that the model gave them.
     """
     wrong = {
         "missing": [
             name
             for name, shape in wanted.items()
-            if name not in given and name not in optional and 0 not in shape
+            if name not in weights and name not in optional and 0 not in shape
         ],
-        "unexpected": [name for name in given if name not in wanted],
+        "unexpected": [name for name in weights if name not in wanted],
         "of another shape": [
-            f"{name} {list(given[name])}, here {list(shape)}"
+            f"{name} {list(weights[name])}, here {list(shape)}"
             for name, shape in wanted.items()
-            if name in given and given[name] != shape
+            if name in weights and weights[name] != shape
         ],
     }
     if any(wrong.values()):
@@ -88,4 +89,5 @@ def check_finite(names: Sequence[str]) -> None:
 
 
 def _some(names: Sequence[str]) -> str:
-    return f"{', '.join(names[:4])}{f' and {len(names) - 4} more' if len(names) > 4 else ''}"
+    first = ", ".join(names[:4])
+    return f"{first} and {len(names) - 4} more" if len(names) > 4 else first

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from samecurve.checkpoint.format import (
     MANIFEST,
     CorruptCheckpointError,
-    manifest,
+    make_manifest,
     verify,
     write_pieces,
 )
@@ -197,7 +197,7 @@ def keep(source: Source, run: Run) -> None:
         ]
         write_json(
             scratch / MANIFEST,
-            manifest(
+            make_manifest(
                 {"step": 0, "epoch": 0, "consumed": 0, "loop": {}, "source": str(source.path)},
                 written,
             ),

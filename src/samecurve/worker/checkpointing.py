@@ -45,14 +45,13 @@ def checkpoint_store(
 
     return Store(
         context.run.checkpoints,
-        context.rank.index,
-        context.rank.world_size,
-        plan.keep,
-        context.attempt.name,
-        context.is_first,
-        meta,
-        published,
-        journal.sync if journal else lambda: None,
+        context.rank,
+        keep=plan.keep,
+        attempt=context.attempt.name,
+        is_publisher=context.is_first,
+        meta=meta,
+        before=journal.sync if journal else lambda: None,
+        published=published,
     )
 
 
