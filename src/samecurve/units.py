@@ -82,3 +82,10 @@ def show_time(seconds: float) -> str:
 def first_and_count(names: Sequence[str]) -> str:
     """['a', 'b', 'c'] -> 'a and 2 more'."""
     return f"{names[0]} and {len(names) - 1} more" if len(names) > 1 else names[0]
+
+
+def counted(number: int, noun: str) -> str:
+    """(1, 'round') -> '1 round'; (2, 'microbatch') -> '2 microbatches'."""
+    if number == 1:
+        return f"1 {noun}"
+    return f"{number} {noun}{'es' if noun.endswith('ch') else 's'}"

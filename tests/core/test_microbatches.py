@@ -1,5 +1,5 @@
-"""Devices divide a step's slots: each exactly once, in order, the last round real wherever there is
-work.
+"""Devices divide a step's microbatches: each exactly once, in order, the last round real wherever
+there is work.
 """
 
 from itertools import product
@@ -7,6 +7,7 @@ from itertools import product
 import pytest
 
 from samecurve.core.determinism.microbatches import (
+    Assignment,
     TreeSum,
     accumulation_steps,
     assign,
@@ -16,19 +17,24 @@ from samecurve.core.determinism.microbatches import (
 )
 
 
+def spans_of(assignments: list[Assignment]) -> list[tuple[int, int]]:
+    return [span for each in assignments for span in each.spans]
+
+
 @pytest.mark.parametrize("samples", [1, 2, 7, 10, 64])
 @pytest.mark.parametrize("micro", [1, 3, 4, 100])
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 8])
-def test_every_slot_is_dealt_once(samples: int, micro: int, world: int) -> None:
-    hands = [assign(samples, micro, device, world) for device in range(world)]
-    assert [span for hand in hands for span in hand.spans] == split_batch(samples, micro)
+def test_every_microbatch_is_assigned_once(samples: int, micro: int, world: int) -> None:
+    assignments = [assign(samples, micro, device, world) for device in range(world)]
+    assert spans_of(assignments) == split_batch(samples, micro)
     rounds = -(-len(split_batch(samples, micro)) // world)
-    assert all(len(hand.rounds) == rounds for hand in hands)
-    assert all(hand.rounds[-1] is not None for hand in hands if hand.spans)
-    assert max(len(hand.spans) for hand in hands) - min(len(hand.spans) for hand in hands) <= 1
+    assert all(len(assignment.rounds) == rounds for assignment in assignments)
+    assert all(each.rounds[-1] is not None for each in assignments if each.spans)
+    counts = [len(assignment.spans) for assignment in assignments]
+    assert max(counts) - min(counts) <= 1
 
 
-def test_slots_are_positions() -> None:
+def test_microbatches_are_positions() -> None:
     assert split_batch(10, 4) == [(0, 4), (4, 8), (8, 10)]
     assert assign(10, 4, 1, 2).rounds == ((4, 8), (8, 10))
     assert assign(10, 4, 0, 2).rounds == (None, (0, 4))
@@ -37,30 +43,30 @@ def test_slots_are_positions() -> None:
 @pytest.mark.parametrize(
     "times", [(1.0, 3.0), (3.0, 1.0, 1.1), (0.02, 0.007, 0.5, 0.02), (1.0, 1.0, 1.0), (1e-6, 1.0)]
 )
-def test_slots_by_speed_are_done_as_soon_as_can_be(times: tuple[float, ...]) -> None:
-    """Against every way there is to deal them; a device with no slot has none in any round, and the
+def test_microbatches_by_speed_are_done_as_soon_as_can_be(times: tuple[float, ...]) -> None:
+    """Against every way there is to assign them; a device with none has none in any round, and the
     last round is real elsewhere.
     """
     world = len(times)
     for count in range(1, 12):
         shares = [microbatches_of(count, device, world, times) for device in range(world)]
-        assert [slot for mine in shares for slot in mine] == list(range(count))
+        assert [number for numbers in shares for number in numbers] == list(range(count))
         best = min(
             max(n * t for n, t in zip(ways, times, strict=True))
             for ways in product(range(count + 1), repeat=world)
             if sum(ways) == count
         )
-        assert max(len(mine) * t for mine, t in zip(shares, times, strict=True)) == pytest.approx(
-            best, rel=1e-12
-        )
-        hands = [assign(count * 2 - 1, 2, device, world, times) for device in range(world)]
-        assert [span for hand in hands for span in hand.spans] == split_batch(count * 2 - 1, 2)
+        assert max(
+            len(numbers) * t for numbers, t in zip(shares, times, strict=True)
+        ) == pytest.approx(best, rel=1e-12)
+        assignments = [assign(count * 2 - 1, 2, device, world, times) for device in range(world)]
+        assert spans_of(assignments) == split_batch(count * 2 - 1, 2)
         assert (
-            {len(hand.rounds) for hand in hands}
+            {len(assignment.rounds) for assignment in assignments}
             == {accumulation_steps(count, world, times)}
             == {max(map(len, shares))}
         )
-        assert all(hand.rounds[-1] is not None for hand in hands if hand.spans)
+        assert all(each.rounds[-1] is not None for each in assignments if each.spans)
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 7, 8, 11])

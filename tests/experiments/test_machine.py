@@ -50,7 +50,7 @@ def test_it_shows_strategies_formulas_and_curves_and_draws(
     )
     assert "world 32   ddp over nccl" in shown
     assert "batch 64 = 32 devices x 2 x 1 round" in shown
-    for said in (
+    for text in (
         "H200: 140.4 GiB",
         "NVLink 4",
         "InfiniBand NDR",
@@ -60,7 +60,7 @@ def test_it_shows_strategies_formulas_and_curves_and_draws(
         "all-reduce x 1 of",
         " 1024\n",
     ):
-        assert said in shown
+        assert text in shown
     assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
     value = json.loads(
         plan(
@@ -121,12 +121,12 @@ def test_a_plan_that_is_refused_there_shows_what_would_not_be(
     )
     with pytest.raises(SystemExit) as left:
         main()
-    said = capsys.readouterr()
+    output = capsys.readouterr()
     assert left.value.code == 2
-    assert "ddp       none       does not fit: needs" in said.out
-    assert "fsdp      block" in said.out
-    assert "need 1" in said.err
-    assert "under ddp; H100 has 79.6 GiB" in said.err
+    assert "ddp       none       does not fit: needs" in output.out
+    assert "fsdp      block" in output.out
+    assert "need 1" in output.err
+    assert "under ddp; H100 has 79.6 GiB" in output.err
     with pytest.raises(UserError, match="under ddp"):
         samecurve.plan(
             file,
@@ -153,11 +153,11 @@ def test_the_share_that_bench_measured_is_taken_and_what_is_not_one_is_refused(
         '{"config": "nano", "device": "H100", "precision": "bf16", "layouts": [{"world": 2, "mfu":'
         ' 0.2}, {"world": 1, "mfu": 0.47}]}'
     )
-    asked = ("-f", file, "--dtype", "bf16", "--machine", "8xH100")
+    flags_of_run = ("-f", file, "--dtype", "bf16", "--machine", "8xH100")
     assert "MFU 0.47 while a device computes: measured on one device" in plan(
-        monkeypatch, capsys, tmp_path, *asked, "--from", bench
+        monkeypatch, capsys, tmp_path, *flags_of_run, "--from", bench
     )
-    for content, said in [
+    for content, says in [
         ("[]", "no layout of one device"),
         ('{"layouts": [{"world": 1}]}', "no mfu"),
         ("{", "is not JSON"),
@@ -165,8 +165,10 @@ def test_the_share_that_bench_measured_is_taken_and_what_is_not_one_is_refused(
         ('{"precision": "f32", "layouts": [{"world": 1, "mfu": 0.4}]}', "measured in f32"),
     ]:
         bench.write_text(content)
-        assert said in refused(monkeypatch, capsys, "plan", *asked, "--from", bench, cwd=tmp_path)
-    for flags, said in [
+        assert says in refused(
+            monkeypatch, capsys, "plan", *flags_of_run, "--from", bench, cwd=tmp_path
+        )
+    for flags, says in [
         (("--mfu", 0.3, "--from", bench), "both say"),
         (("--chart", "x.pdf"), "no name of a PNG"),
         (("--chart", "no/x.png"), "can't be written"),
@@ -175,7 +177,7 @@ def test_the_share_that_bench_measured_is_taken_and_what_is_not_one_is_refused(
         (("--engine", "jax"), "torch"),
         (("--exact",), "--exact"),
     ]:
-        assert said in refused(monkeypatch, capsys, "plan", *asked, *flags, cwd=tmp_path)
+        assert says in refused(monkeypatch, capsys, "plan", *flags_of_run, *flags, cwd=tmp_path)
     assert "--mfu is for another machine" in refused(
         monkeypatch, capsys, "plan", "-f", file, "--mfu", 0.3, cwd=tmp_path
     )

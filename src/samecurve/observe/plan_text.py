@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from samecurve.core.determinism.microbatches import split_batch
 from samecurve.core.planning.plan import Plan
-from samecurve.units import show_bytes, show_count
+from samecurve.units import counted, show_bytes, show_count
 
 
 def banner(plan: Plan) -> list[str]:
@@ -23,7 +23,7 @@ def banner(plan: Plan) -> list[str]:
         f" ({reasons['lr']})",
         f"       {plan.steps} steps of {plan.global_batch_size} samples; an epoch is"
         f" {plan.order.steps_per_epoch}   memory {held} of {room} a device ({known})",
-        f"       Running on {_count(plan.num_devices, 'device')}{_say_kind(plan)}"
+        f"       Running on {counted(plan.num_devices, 'device')}{_say_kind(plan)}"
         f"{_say_compiled(plan)}",
     ]
     if "balance" in reasons:
@@ -55,8 +55,8 @@ def arithmetic(plan: Plan) -> str:
     has how many where that is.
     """
     batch, micro = plan.global_batch_size, plan.micro_batch_size
-    rounds = _count(plan.accumulation_steps, "round")
-    devices = _count(plan.num_devices, "device")
+    rounds = counted(plan.accumulation_steps, "round")
+    devices = counted(plan.num_devices, "device")
     sizes = [last - first for first, last in split_batch(batch, micro)]
     if plan.microbatch_seconds:
         shares = " + ".join(map(str, plan.microbatches_per_device))
@@ -65,16 +65,9 @@ def arithmetic(plan: Plan) -> str:
     if batch == plan.num_devices * micro * plan.accumulation_steps:
         return f"batch {batch} = {devices} x {micro} x {rounds}"
     parts = " + ".join(
-        f"{_count(count, 'microbatch')} of {size}" for size, count in Counter(sizes).items()
+        f"{counted(count, 'microbatch')} of {size}" for size, count in Counter(sizes).items()
     )
     return f"batch {batch} = {parts}, over {devices} in {rounds}"
-
-
-def _count(number: int, noun: str) -> str:
-    """'1 device', '2 microbatches'."""
-    if number == 1:
-        return f"1 {noun}"
-    return f"{number} {noun}{'es' if noun.endswith('ch') else 's'}"
 
 
 def _balance(plan: Plan) -> str:

@@ -11,7 +11,7 @@ from samecurve.core.simulation.collectives import Collective
 from samecurve.core.simulation.compare import Curve, StrategyForecast
 from samecurve.core.simulation.hardware import LinkSpec
 from samecurve.core.simulation.step_time import StepCost, Utilization
-from samecurve.units import show_bytes, show_count, show_time
+from samecurve.units import counted, show_bytes, show_count, show_time
 
 _COLUMNS = (
     ("strategy", 8),
@@ -31,9 +31,9 @@ def machine_lines(cluster: Cluster, utilization: Utilization) -> list[str]:
     """What the machine is taken to be, each number with its source."""
     device, several = cluster.device, cluster.hosts > 1
     peaks = ", ".join(f"{name} {value / 1e12:g}" for name, value in device.peaks.items())
-    devices = _count(cluster.num_devices, "device")
+    devices = counted(cluster.num_devices, "device")
     return [
-        f"machine  {cluster}: {devices} on {_count(cluster.hosts, 'host')}, not this machine",
+        f"machine  {cluster}: {devices} on {counted(cluster.hosts, 'host')}, not this machine",
         f"         {device.name}: {show_bytes(device.memory)} at"
         f" {device.bandwidth / 1e12:.3g} TB/s; dense TFLOP/s {peaks} ({device.source})",
         _link_line("within a host", cluster.inside),
@@ -47,10 +47,6 @@ def _link_line(where: str, link: LinkSpec) -> str:
         f"         {where}: {link.name}, {link.bandwidth / 1e9:.4g} GB/s one way from each device"
         f" ({link.source})"
     )
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' if number > 1 else ''}"
 
 
 def row_lines(rows: Sequence[StrategyForecast], tokens: int) -> list[str]:
@@ -90,7 +86,7 @@ def _planned_cells(row: StrategyForecast, plan: Plan, tokens: int) -> list[str]:
     memory = f"{show_bytes(row.held)} + activations"
     if row.need is not None:
         memory = f"{show_bytes(row.held)} of {show_bytes(row.room)}"
-    batch = f"{plan.micro_batch_size} x {_count(plan.accumulation_steps, 'round')}"
+    batch = f"{plan.micro_batch_size} x {counted(plan.accumulation_steps, 'round')}"
     return [row.label, row.recompute, memory, batch, *_cost_cells(row, plan, tokens)]
 
 
@@ -136,9 +132,8 @@ def cost_lines(name: str, cost: StepCost) -> list[str]:
 
 def _collective(part: Collective) -> str:
     over = part.group
-    where = (
-        f"{over.members} devices on {_count(over.hosts, 'host')} at {over.bandwidth / 1e9:.4g} GB/s"
-    )
+    hosts = counted(over.hosts, "host")
+    where = f"{over.members} devices on {hosts} at {over.bandwidth / 1e9:.4g} GB/s"
     return (
         f"{show_time(part.seconds):<8} {part.kind} x {part.messages} of {show_bytes(part.payload)}:"
         f" {part.what}; {where}, {show_time(part.each)} each"

@@ -14,7 +14,7 @@ from samecurve.core.planning.facts import Facts, Speed, Speeds
 from samecurve.core.planning.layout import Layout
 from samecurve.core.planning.strategies import Refusal
 from samecurve.errors import UserError
-from samecurve.units import first_and_count, join_words, show_seconds
+from samecurve.units import counted, first_and_count, join_words, show_seconds
 
 # of a step: the largest microbatches whose step is predicted to come so close to the best one
 _CLOSE = 0.03
@@ -42,9 +42,8 @@ def choose_speeds(config: Config, facts: Facts, layout: Layout) -> Speeds | None
         raise UserError(f"devices.balance: {refusal.why}", refusal.remedy, "devices.balance")
     if not isinstance(balance, str):
         if len(balance) != num_devices:
-            plural = "s" if len(balance) > 1 else ""
             raise UserError(
-                f"devices.balance gives {len(balance)} speed{plural} for {num_devices} devices",
+                f"devices.balance gives {counted(len(balance), 'speed')} for {num_devices} devices",
                 "one for each, in their order",
                 "devices.balance",
             )

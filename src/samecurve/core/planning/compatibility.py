@@ -11,7 +11,7 @@ from samecurve.core.planning.facts import Facts, UserOptimizerFacts
 from samecurve.core.planning.layout import Layout
 from samecurve.core.planning.memory import MemoryTerm
 from samecurve.errors import UserError
-from samecurve.units import first_and_count, show_bytes
+from samecurve.units import counted, first_and_count, show_bytes
 
 
 def check_coupled(
@@ -61,7 +61,7 @@ def check_coupled(
 def _coupled_split(
     coupled: Sequence[str], layout: Layout, rounds: int, *, norms_only: bool
 ) -> UserError:
-    devices = f"{layout.num_devices} device{'s' if layout.num_devices > 1 else ''}"
+    devices = counted(layout.num_devices, "device")
     remedy = (
         "a norm that treats each sample by itself (GroupNorm, LayerNorm); --set"
         " train.allow_coupled=true trains it all the same"
@@ -72,7 +72,7 @@ def _coupled_split(
         remedy = f"a batch that fits in one round, with --set train.norm_sync=true; or {remedy}"
     return UserError(
         f"{first_and_count(coupled)} mixes the samples of a batch, so the result would depend on"
-        f" how it is split: here over {devices} in {rounds} round{'s' if rounds > 1 else ''}",
+        f" how it is split: here over {devices} in {counted(rounds, 'round')}",
         remedy,
         "model",
     )

@@ -12,6 +12,7 @@ from samecurve.core.planning.facts import Fixed
 from samecurve.core.planning.machine import Device, Machine
 from samecurve.core.planning.strategies import STRATEGIES, StrategySpec, auto_strategy
 from samecurve.errors import UserError
+from samecurve.units import counted
 
 FitCheck = Callable[[StrategySpec, int], bool]  # whether a device's part fits in so many shards
 
@@ -336,9 +337,9 @@ def choose_threads(
         return _choose_exact_threads(asked, fixed)
     if asked:
         return Decision(asked, {"threads": "devices.threads"})
-    cores = f"{machine.cores} core{'s' if machine.cores > 1 else ''}"
+    cores = counted(machine.cores, "core")
     unit = "device" if layout.world_size < num_devices else "rank"
-    reason = f"{cores} for {num_devices} {unit}{'s' if num_devices > 1 else ''}"
+    reason = f"{cores} for {counted(num_devices, unit)}"
     return Decision(max(1, machine.cores // num_devices), {"threads": reason})
 
 

@@ -37,6 +37,7 @@ from samecurve.core.planning.schedule import Schedule
 from samecurve.core.planning.speed_options import check_compile, check_float8
 from samecurve.core.planning.strategies import STRATEGIES, StrategySpec
 from samecurve.errors import UserError
+from samecurve.units import counted
 
 _ON_DISK = {
     "world_size": "processes",
@@ -102,7 +103,7 @@ class Plan:
     float8: bool = False
 
     def __repr__(self) -> str:
-        devices = f"{self.num_devices} device{'s' if self.num_devices > 1 else ''}"
+        devices = counted(self.num_devices, "device")
         return (
             f"<Plan: {self.engine} {self.strategy} on {devices}, batch {self.global_batch_size},"
             f" {self.steps} steps>"
@@ -333,8 +334,7 @@ def _say_dropout(facts: Facts) -> Decision[None]:
     count = len(facts.keyed_dropout)
     if not count:
         return Decision(None)
-    layers = f"{count} layer{'s' if count > 1 else ''}"
-    reason = f"masks of {layers} follow the sample, whatever the device"
+    reason = f"masks of {counted(count, 'layer')} follow the sample, whatever the device"
     return Decision(None, {"dropout": reason})
 
 

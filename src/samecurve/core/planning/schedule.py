@@ -9,21 +9,17 @@ Decay = Literal["constant", "linear", "cosine", "wsd"]
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """peak: learning rate after warm-up.
+    """Warm-up to a peak, and what follows it."""
 
-    warmup, steps: in steps. final: share of the peak left at the end. cooldown: share of the steps
-    in which wsd decays.
-    """
-
-    peak: float
+    peak: float  # learning rate after warm-up
     steps: int
-    warmup: int = 0
+    warmup: int = 0  # steps
     decay: Decay = "cosine"
-    final: float = 0.1
-    cooldown: float = 0.2
+    final: float = 0.1  # share of the peak left at the end
+    cooldown: float = 0.2  # share of the steps in which wsd decays
 
     def at(self, step: int) -> float:
-        """step: counted from 0.
+        """The rate of a step, counted from 0.
 
         The first step of a warm-up of n takes peak/n, the n-th the peak.
         """
@@ -40,7 +36,7 @@ class Schedule:
             return 1.0 + (self.final - 1.0) * done
         if self.decay == "cosine":
             return self.final + (1.0 - self.final) * 0.5 * (1.0 + math.cos(math.pi * done))
-        into = (
-            max(0.0, done - (1.0 - self.cooldown)) / self.cooldown if self.cooldown else 0.0
-        )  # wsd: warm-up, stable, decay
+        if not self.cooldown:  # of wsd: warm-up, stable, decay
+            return 1.0
+        into = max(0.0, done - (1.0 - self.cooldown)) / self.cooldown
         return 1.0 + (self.final - 1.0) * into

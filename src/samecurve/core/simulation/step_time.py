@@ -10,7 +10,7 @@ from samecurve.core.planning.memory import itemsize, num_optimizer_states
 from samecurve.core.planning.plan import Plan
 from samecurve.core.simulation.cluster import Cluster
 from samecurve.core.simulation.collectives import Collective, Traffic, traffic
-from samecurve.units import show_bytes, show_count, show_time
+from samecurve.units import counted, show_bytes, show_count, show_time
 
 MFU = 0.4
 
@@ -88,7 +88,7 @@ def step_cost(
     alone_update, _ = _update(config, plan, facts, cluster, 1)
     alone = batch / micro * one_round.total + alone_update
     flops, peak_flops = show_count(facts.flops_per_sample), show_count(peak)
-    rounds = f"{plan.accumulation_steps} round{'s' if plan.accumulation_steps > 1 else ''}"
+    rounds = counted(plan.accumulation_steps, "round")
     again = "; blocks run forward again: x 4/3" if one_round.recompute else ""
     return StepCost(
         seconds=seconds,
