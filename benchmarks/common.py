@@ -62,7 +62,7 @@ def trained(
             feed=feed,
             store=store or Unsaved(),
             record=both,
-            heartbeat=Heartbeat(run.logs / "pulse-0"),
+            heartbeat=Heartbeat(run.logs / "heartbeat-0"),
             requests=ControlFile(run, "benchmark"),
             summarize=task.summarize,
             keep_pictures=lambda _step, _pictures: [],

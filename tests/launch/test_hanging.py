@@ -24,7 +24,7 @@ def test_a_rank_that_compiles_is_given_the_patience_of_a_first_step(
         "import sys, time\nfrom pathlib import Path\nfrom samecurve.worker.hang_responder import"
         " attending\nfrom samecurve.observe.heartbeat import Heartbeat\nlogs ="
         " Path(sys.argv[1])\nexec(compile('def silent():\\n    time.sleep(60)', sys.argv[2],"
-        " 'exec'))\nwith attending(logs, 0):\n    beat = Heartbeat(logs / 'pulse-0')\n    for step in"
+        " 'exec'))\nwith attending(logs, 0):\n    beat = Heartbeat(logs / 'heartbeat-0')\n    for step in"
         " range(10):\n        beat(step, 'data'), beat(step, 'step'), time.sleep(0.01)\n   "
         " silent()\n"
     )
@@ -33,7 +33,7 @@ def test_a_rank_that_compiles_is_given_the_patience_of_a_first_step(
             error = None
             limit = HangLimit(0.5)
             hangs = HangWatch(tmp_path, lambda: {0: process.pid}, world_size=1, limit=limit)
-            while not read_beat(tmp_path / "pulse-0"):
+            while not read_beat(tmp_path / "heartbeat-0"):
                 time.sleep(0.01)
             began = time.monotonic()
             while not (error := hangs.look()):

@@ -97,7 +97,7 @@ def _reached(run: Path, phase: str, saved_before: int) -> bool:
     """This attempt is in the phase, a few steps beyond what was saved before (so that each kill
     makes some progress).
     """
-    pulse = read_heartbeat(run / "logs/pulse-0")
+    pulse = read_heartbeat(run / "logs/heartbeat-0")
     if phase == "start":
         return bool(ranks_of(run)) or (pulse is not None and pulse[0] > saved_before)
     if pulse is None:

@@ -60,7 +60,7 @@ def test_a_reader_follows_whole_lines_only(tmp_path: Path) -> None:
 
 
 def test_a_heartbeat_is_read_from_outside(tmp_path: Path) -> None:
-    assert read_heartbeat(tmp_path / "pulse-0") is None
-    heartbeat = Heartbeat(tmp_path / "pulse-0")
+    assert read_heartbeat(tmp_path / "heartbeat-0") is None
+    heartbeat = Heartbeat(tmp_path / "heartbeat-0")
     heartbeat(12, "save")
-    assert read_heartbeat(tmp_path / "pulse-0") == (12, "save")
+    assert read_heartbeat(tmp_path / "heartbeat-0") == (12, "save")

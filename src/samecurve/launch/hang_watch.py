@@ -116,7 +116,9 @@ class HangWatch:
                     os.kill(pid, signal.SIGKILL)
 
     def _beats(self, ranks: Iterable[int]) -> dict[int, Beat]:
-        return {rank: beat for rank in ranks if (beat := read_beat(self._logs / f"pulse-{rank}"))}
+        return {
+            rank: beat for rank in ranks if (beat := read_beat(self._logs / f"heartbeat-{rank}"))
+        }
 
     def _explain(self, silence: Silence) -> RunError | None:
         """None: there is a reason for it that ends by itself."""
@@ -178,7 +180,7 @@ class HangWatch:
             with suppress(OSError, ValueError, KeyError):  # it gave no answer
                 collective = last_collective(json.loads(self._collectives(rank).read_text()))
             seen[rank] = RankSnapshot(
-                read_beat(self._logs / f"pulse-{rank}"),
+                read_beat(self._logs / f"heartbeat-{rank}"),
                 _state(pid) or "",
                 locate(dumps.get(rank, ""), _read(self._workers(rank))),
                 collective,

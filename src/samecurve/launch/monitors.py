@@ -58,7 +58,7 @@ def watched(run: Run, plan: Plan, every: float, patience: float = IDLE_SECONDS) 
             record_sensors(
                 lambda: sensors.read(run.processes()),
                 lambda idle: _idle(plan, owners, idle, patience),
-                heartbeat=run.logs / "pulse-0",
+                heartbeat=run.logs / "heartbeat-0",
                 journal=run.journal,
                 interval=every,
                 patience=patience,
@@ -191,7 +191,7 @@ class Tracker:
         self._warn(f"its process left with {how}; {log} may say more")
 
     def _warn(self, what: str) -> None:
-        heartbeat = read_heartbeat(self._run.logs / "pulse-0")
+        heartbeat = read_heartbeat(self._run.logs / "heartbeat-0")
         step = heartbeat[0] if heartbeat else 0
         text = f"{TITLES[self._name]}: {what}; {TRAINING_GOES_ON}"
         with suppress(OSError):  # a full disk: the run itself says so

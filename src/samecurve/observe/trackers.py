@@ -51,7 +51,7 @@ def main(name: str, run: Path, mode: str, project: str) -> int:
         cause = " ".join(str(error).split()).rstrip(".") or type(error).__name__
         remedy = "; or --wandb offline" if mode == "online" and name == "wandb" else ""
         text = f"{TITLES[name]}: {cause[:300]}{remedy}; {TRAINING_GOES_ON}"
-        step, _ = read_heartbeat(run / "logs/pulse-0") or (0, "start")
+        step, _ = read_heartbeat(run / "logs/heartbeat-0") or (0, "start")
         append_event(run / "journal.jsonl", Event("warned", step, {"text": text}))
         return EXIT_REPORTED
 

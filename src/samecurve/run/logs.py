@@ -30,7 +30,7 @@ def clear_logs(logs: Path) -> None:
 
 def clear_hang_files(logs: Path) -> None:
     """Of these, what the hang watch reads."""
-    for kind in ("pulse-*", "stack-*.txt", "collectives-*", "asked"):
+    for kind in ("heartbeat-*", "stack-*.txt", "collectives-*", "asked"):
         _remove(logs, kind)
 
 

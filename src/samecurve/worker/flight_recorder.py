@@ -1,7 +1,7 @@
 """A script's rank as its launcher sees it: how many collectives it has entered, and, asked, where
 its threads are. Nothing of the script is changed.
 
-Run from launch/script/bootstrap.py, by its path, without the package. pulse-N: sixteen bytes as
+Run from launch/script/bootstrap.py, by its path, without the package. heartbeat-N: sixteen bytes as
 observe/heartbeat.py has them (step and beats: collectives, phase: a step); stack-N.txt: written by
 faulthandler when the signal comes; collectives-N.json: the last of torch's flight recorder, written
 when the file `asked` appears.
@@ -41,7 +41,7 @@ def _beat(home: str, rank: str, own_pid: int) -> None:
             count = _entered()
             if count != before and count is not None:
                 _write(
-                    os.path.join(home, f"pulse-{rank}"),
+                    os.path.join(home, f"heartbeat-{rank}"),
                     struct.pack("<qII", count, _PHASE, count & 0xFFFFFFFF),
                 )
                 before = count

@@ -164,7 +164,7 @@ def train_rank(
             journal.record, clock or StartupClock(), earlier=attempt.earlier, resumed_at=first_step
         )
     store = store or checkpoint_store(context, record, journal)
-    heartbeat = Heartbeat(run.logs / f"pulse-{context.rank.index}")
+    heartbeat = Heartbeat(run.logs / f"heartbeat-{context.rank.index}")
     try:
         if attempt.evaluate:
             assert saved

@@ -91,7 +91,7 @@ def _remedy(plan: Plan) -> str:
 
 def record_failure(run: Run, failure: SamecurveError) -> None:
     """The journal's last word, by whoever still lives."""
-    heartbeat = read_heartbeat(run.logs / "pulse-0")
+    heartbeat = read_heartbeat(run.logs / "heartbeat-0")
     step = heartbeat[0] if heartbeat else 0
     values = {"cause": failure.cause, "remedy": failure.remedy}
     with suppress(OSError):  # a full disk is what may have failed; the terminal has it all the same
