@@ -26,7 +26,7 @@ from torch import nn
 
 from samecurve.core.determinism.sample_keys import row_keys
 from samecurve.probe import cpu
-from samecurve.torch_engine.layers.batch_norm import MicroBatchContext
+from samecurve.torch_engine.layers.context import MicroBatchContext
 from samecurve.torch_engine.layers.dropout import key_dropout
 
 ALTERNATIONS, THREADS = 15, (1, 2)

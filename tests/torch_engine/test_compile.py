@@ -18,12 +18,12 @@ from samecurve.tasks.language.sections import LanguageModel
 from samecurve.tasks.language.torch_model import Decoder
 from samecurve.torch_engine.compile import compile_model
 from samecurve.torch_engine.layers.batch_norm import (
-    Alone,
-    MicroBatchContext,
     synchronise_batch_norms,
 )
+from samecurve.torch_engine.layers.context import MicroBatchContext
 from samecurve.torch_engine.layers.dropout import key_dropout
 from samecurve.torch_engine.model import recompute, seeded
+from samecurve.torch_engine.process_group import Comm
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:The .grad attribute of a Tensor that is not a leaf"
@@ -87,16 +87,16 @@ def test_masks_that_follow_the_sample_and_synchronised_norms_stay_what_they_are(
     """Each module has a name and a number of its own there, which must not make a program each."""
     found = []
     for compiled in (False, True):
-        rows = MicroBatchContext()
+        context = MicroBatchContext()
         with seeded(2):
             model = nn.Sequential(*(Part() for _ in range(5))).double()
-        synchronise_batch_norms(model, Alone(), rows)
-        key_dropout(model, rows, 7)
+        synchronise_batch_norms(model, Comm(), context)
+        key_dropout(model, context, 7)
         if compiled:
             compile_model(model, "none", "eager")
         before, steps = programs(), []
         for keys in (torch.arange(4), torch.arange(4, 8)):
-            rows.begin(keys)
+            context.begin(keys)
             out = model(torch.linspace(-1, 1, 24, dtype=torch.float64).view(4, 6))
             steps += [out, *torch.autograd.grad(out.square().sum(), [*model.parameters()])]
         found.append(steps)

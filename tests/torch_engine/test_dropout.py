@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from samecurve.core.determinism.sample_keys import mix, row_keys
 from samecurve.errors import UserError
-from samecurve.torch_engine.layers.batch_norm import MicroBatchContext
+from samecurve.torch_engine.layers.context import MicroBatchContext
 from samecurve.torch_engine.layers.dropout import disable_dropout, key_dropout, unkeyed_dropout
 
 SEED = 7

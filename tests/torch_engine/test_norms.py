@@ -13,12 +13,11 @@ from torch.utils.checkpoint import checkpoint
 
 from samecurve.errors import UserError
 from samecurve.torch_engine.layers.batch_norm import (
-    Alone,
-    MicroBatchContext,
     Peers,
     coupling_layers,
     synchronise_batch_norms,
 )
+from samecurve.torch_engine.layers.context import MicroBatchContext
 from samecurve.torch_engine.process_group import Comm
 from samecurve.torch_engine.strategies.threads import ThreadTeam
 from worlds import Pool
@@ -70,7 +69,11 @@ def data() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def trained(
-    net: nn.Module, rows: MicroBatchContext, index: int, counts: Sequence[int], device: str = "cpu"
+    net: nn.Module,
+    context: MicroBatchContext,
+    index: int,
+    counts: Sequence[int],
+    device: str = "cpu",
 ) -> Result:
     """Two passes over this peer's rows, gradients added up.
 
@@ -81,7 +84,7 @@ def trained(
     for turn, (whole, target) in enumerate(zip(*data(), strict=True)):
         own = whole[first : first + count] if count else 10 * whole[:1]
         own = own.clone().requires_grad_()
-        rows.begin(None, bool(count))
+        context.begin(None, real=bool(count))
         output = net(own.to(device)).cpu()
         loss = (output.square() * (target[first : first + count] if count else 0.0)).sum()
         torch.autograd.backward(loss)
@@ -102,9 +105,9 @@ def trained(
 
 
 def synchronised(peers: Peers, counts: Sequence[int], device: str = "cpu") -> Result:
-    net, rows = network().to(device), MicroBatchContext()
-    synchronise_batch_norms(net, peers, rows)
-    return trained(net, rows, peers.rank, counts, device)
+    net, context = network().to(device), MicroBatchContext()
+    synchronise_batch_norms(net, peers, context)
+    return trained(net, context, peers.rank, counts, device)
 
 
 def on_rank(
@@ -159,9 +162,9 @@ def normalised(
     peers: Peers, inputs: Sequence[torch.Tensor], real: Sequence[bool] = (True, True)
 ) -> tuple[torch.Tensor, torch.Tensor, nn.BatchNorm1d]:
     """(output, gradient of its sum of cubes) of a fresh norm on this peer's input."""
-    norm, rows = nn.BatchNorm1d(inputs[0].shape[1]), MicroBatchContext()
-    synchronise_batch_norms(norm, peers, rows)
-    rows.begin(None, real[peers.rank])
+    norm, context = nn.BatchNorm1d(inputs[0].shape[1]), MicroBatchContext()
+    synchronise_batch_norms(norm, peers, context)
+    context.begin(None, real=real[peers.rank])
     own = inputs[peers.rank].clone().requires_grad_()
     output = norm(own)
     torch.autograd.backward(output.float().pow(3).sum())
@@ -184,7 +187,7 @@ def test_a_dummy_of_infinities_reaches_nobody() -> None:
     (output, gradient, norm), (_, nothing, other) = on_two(
         [whole, torch.full((2, 3), torch.inf)], (True, False)
     )
-    alone, alone_gradient, reference = normalised(Alone(), [whole])
+    alone, alone_gradient, reference = normalised(Comm(), [whole])
     assert torch.equal(output, alone)
     assert torch.equal(gradient, alone_gradient)
     assert not nothing.any()
@@ -225,7 +228,7 @@ def test_narrow_inputs_keep_their_type_and_wide_statistics() -> None:
 
 
 def test_one_value_alone_has_no_variance_and_makes_no_nan() -> None:
-    output, gradient, norm = normalised(Alone(), [torch.full((1, 2), 3.0)], (True,))
+    output, gradient, norm = normalised(Comm(), [torch.full((1, 2), 3.0)], (True,))
     assert not output.any()
     assert not gradient.any()
     assert norm.running_mean is not None
@@ -254,7 +257,7 @@ def test_the_model_stays_what_it_was() -> None:
     """
     net, reference = plain(), plain()
     before, names = dict(net.named_parameters()) | dict(net.named_buffers()), list(net.state_dict())
-    synchronise_batch_norms(net, Alone(), MicroBatchContext())
+    synchronise_batch_norms(net, Comm(), MicroBatchContext())
     assert list(net.state_dict()) == names
     assert all(
         value is before[name] for name, value in (*net.named_parameters(), *net.named_buffers())
@@ -289,8 +292,8 @@ def test_what_couples_is_named_and_what_cannot_be_honoured_is_refused() -> None:
         (nn.Sequential(Own(2)), "Own 0 has a forward pass of its own"),
     ):
         with pytest.raises(UserError, match=words):
-            synchronise_batch_norms(found, Alone(), MicroBatchContext())
+            synchronise_batch_norms(found, Comm(), MicroBatchContext())
     norm: Any = nn.BatchNorm1d(2)
-    synchronise_batch_norms(norm, Alone(), MicroBatchContext())
+    synchronise_batch_norms(norm, Comm(), MicroBatchContext())
     with pytest.raises(UserError, match="complex"):
         norm(torch.ones(3, 2, dtype=torch.complex64))

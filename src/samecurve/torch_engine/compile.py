@@ -30,20 +30,18 @@ def compile_model(model: nn.Module, how: Recompute, backend: str = "inductor") -
     import torch._dynamo as dynamo
 
     dynamo.reset()  # a warm process has compiled others
-    with suppress(
-        ImportError
-        # torch counts with it; its own lock is of all processes, and a rank that is ended would leave
-        # it behind
-    ):
+    # torch counts with tqdm, whose own lock is of all processes: a rank that is ended would leave it
+    # behind.
+    with suppress(ImportError):
         tqdm: Any = import_module("tqdm").tqdm
         tqdm.set_lock(RLock())
     parts = repeated_blocks(model) or [model]
     dynamo.config.fail_on_recompile_limit_hit = True
     dynamo.config.recompile_limit = max(_PROGRAMS, 4 * len(parts))
-    as_written: Any = torch.compiler.disable
+    uncompiled: Any = torch.compiler.disable
     for module in model.modules():
         if isinstance(module, KeyedDropout | Head):
-            module.__dict__["forward"] = as_written(module.forward)
+            module.__dict__["forward"] = uncompiled(module.forward)
         if isinstance(module, Head):
             module.kernel = _kernel(backend)
     if how != "block":
@@ -56,11 +54,13 @@ def compile_model(model: nn.Module, how: Recompute, backend: str = "inductor") -
 
 def _kernel(backend: str) -> Kernel:
     """One program for all numbers of rows: chunks' ends differ."""
-    made: Kernel = torch.compile(compilable_loss, backend=backend)
+    from torch._dynamo import maybe_mark_dynamic
+
+    compiled: Kernel = torch.compile(compilable_loss, backend=backend)
 
     def kernel(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         for tensor in (logits, labels):
-            torch._dynamo.maybe_mark_dynamic(tensor, 0)
-        return made(logits, labels)
+            maybe_mark_dynamic(tensor, 0)
+        return compiled(logits, labels)
 
     return kernel

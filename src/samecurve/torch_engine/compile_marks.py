@@ -5,9 +5,8 @@ every rank's start, and only a model that is compiled needs it.
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
-from torch._compile import (
-    _disable_dynamo,  # torch.compiler.disable, which imports it when the function is first called
-)
+# torch.compiler.disable, which imports torch._dynamo when the function is first called
+from torch._compile import _disable_dynamo
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -16,7 +15,7 @@ def constant(function: _Function) -> _Function:
     """As torch.compiler.assume_constant_result: what it gives is taken for a constant of the
     compiled program.
     """
-    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    function.__dict__["_dynamo_marked_constant"] = True
     return function
 
 

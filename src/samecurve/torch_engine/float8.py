@@ -12,10 +12,10 @@ _MULTIPLE = 16  # of both sizes of a matrix: what the kernels take
 _CAPABLE = (8, 9)  # compute capability: Ada, Hopper and newer
 
 
-def convert(model: nn.Module, device: torch.device, emulate: bool = False) -> list[str]:
+def convert(model: nn.Module, device: torch.device, *, emulate: bool = False) -> list[str]:
     """Returns the names of the layers it converted; parameters and their names stay.
 
-    emulate: in f32, for a device without such products (tests).
+    emulate: in f32, for a device without such products (tests)
 
     UserError: this device has none, or no layer fits.
     """
@@ -27,11 +27,11 @@ def convert(model: nn.Module, device: torch.device, emulate: bool = False) -> li
             "leave train.float8 out: bf16 is its fastest format",
             "train.float8",
         )
-    inside = {id(module) for block in repeated_blocks(model) for module in block.modules()}
+    in_blocks = {id(module) for block in repeated_blocks(model) for module in block.modules()}
     fit = {
         name
         for name, module in model.named_modules()
-        if id(module) in inside
+        if id(module) in in_blocks
         and type(module) is nn.Linear
         and not any(size % _MULTIPLE for size in module.weight.shape)
     }
@@ -44,7 +44,7 @@ def convert(model: nn.Module, device: torch.device, emulate: bool = False) -> li
         )
     convert_to_float8_training(
         model,
-        module_filter_fn=lambda module, name: name in fit,
+        module_filter_fn=lambda _module, name: name in fit,
         config=Float8LinearConfig(emulate=emulate),
     )
     return sorted(fit)

@@ -21,22 +21,20 @@ from samecurve.core.config.sections import Precision, Recompute
 from samecurve.core.planning.plan import Plan
 from samecurve.torch_engine.precision import weight_dtype
 
-Initialize = Callable[
-    [str, torch.Tensor], None
-]  # fills a parameter, given by its name in the whole model
+Initialize = Callable[[str, torch.Tensor], None]  # fills a parameter, by its name in the model
 
 # What recompute "selective" keeps: the products that cost most to run again.
-_KEPT = {
+_KEPT_OPERATIONS = {
     torch.ops.aten.mm.default,
     torch.ops.aten.addmm.default,
     torch.ops.aten.bmm.default,
     torch.ops.aten.convolution.default,
-    torch.ops.aten._scaled_dot_product_flash_attention.default,
-    torch.ops.aten._scaled_dot_product_efficient_attention.default,
-    torch.ops.aten._scaled_dot_product_cudnn_attention.default,
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+    torch.ops.aten._scaled_dot_product_flash_attention.default,  # noqa: SLF001 - aten's name
+    torch.ops.aten._scaled_dot_product_efficient_attention.default,  # noqa: SLF001 - aten's name
+    torch.ops.aten._scaled_dot_product_cudnn_attention.default,  # noqa: SLF001 - aten's name
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,  # noqa: SLF001 - aten's name
 }
-_ROUNDED = {nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d}
+_ROUNDED_LAYERS = {nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d}
 
 
 @contextmanager
@@ -54,17 +52,12 @@ def cast_weights(model: nn.Module, precision: Precision) -> nn.Module:
     real = weight_dtype(precision)
     pair = torch.complex128 if real == torch.float64 else torch.complex64
 
-    def fitting(tensor: torch.Tensor) -> torch.Tensor:
-        return (
-            tensor.to(pair)
-            if tensor.is_complex()
-            else tensor.to(real)
-            if tensor.is_floating_point()
-            else tensor
-        )
+    def cast(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.is_complex():
+            return tensor.to(pair)
+        return tensor.to(real) if tensor.is_floating_point() else tensor
 
-    model._apply(fitting)  # type: ignore[no-untyped-call]
-    return model
+    return model._apply(cast)  # type: ignore[no-untyped-call, no-any-return]  # noqa: SLF001
 
 
 def freeze(model: nn.Module, rules: ParamRules) -> None:
@@ -79,21 +72,13 @@ def freeze(model: nn.Module, rules: ParamRules) -> None:
 
 
 def repeated_blocks(model: nn.Module) -> list[nn.Module]:
-    """The repeated parts: the elements of the outermost ModuleLists and Sequentials of at least two
-    parts with parameters.
+    """The elements of the outermost ModuleLists and Sequentials of at least two parts with
+    parameters.
     """
-    found: list[nn.Module] = []
-
-    def look(module: nn.Module) -> None:
-        parts = [part for part in module.children() if any(True for _ in part.parameters())]
-        if isinstance(module, nn.ModuleList | nn.Sequential) and len(parts) > 1:
-            found.extend(parts)
-        else:
-            for child in module.children():
-                look(child)
-
-    look(model)
-    return found
+    parts = [part for part in model.children() if any(True for _ in part.parameters())]
+    if isinstance(model, nn.ModuleList | nn.Sequential) and len(parts) > 1:
+        return parts
+    return [block for child in model.children() for block in repeated_blocks(child)]
 
 
 def recompute(model: nn.Module, how: Recompute) -> None:
@@ -102,13 +87,11 @@ def recompute(model: nn.Module, how: Recompute) -> None:
     """
     if how == "none":
         return
-    extra: dict[str, Any] = (
-        {"context_fn": partial(create_selective_checkpoint_contexts, _policy)}
-        if how == "selective"
-        else {}
-    )
+    options: dict[str, Any] = {"use_reentrant": False}
+    if how == "selective":
+        options["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)
     for block in repeated_blocks(model):
-        block.forward = partial(checkpoint, block.forward, use_reentrant=False, **extra)
+        block.forward = partial(checkpoint, block.forward, **options)
 
 
 def apply_speed_options(model: nn.Module, plan: Plan, device: torch.device) -> None:
@@ -125,18 +108,24 @@ def apply_speed_options(model: nn.Module, plan: Plan, device: torch.device) -> N
         recompute(model, plan.recompute)
 
 
-def run_uncompiled(plan: Plan) -> AbstractContextManager[Any]:
+def run_uncompiled(plan: Plan) -> AbstractContextManager[object]:
     """Meanwhile nothing is compiled: for inputs of ever other lengths."""
     return torch.compiler.set_stance("force_eager") if plan.compile else nullcontext()
 
 
-def _policy(context: Any, operation: Any, *arguments: Any, **keywords: Any) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE if operation in _KEPT else CheckpointPolicy.PREFER_RECOMPUTE
+def _policy(
+    _context: object, operation: object, *_arguments: object, **_keywords: object
+) -> CheckpointPolicy:
+    return (
+        CheckpointPolicy.MUST_SAVE
+        if operation in _KEPT_OPERATIONS
+        else CheckpointPolicy.PREFER_RECOMPUTE
+    )
 
 
 def autocast_rounded(part: nn.Module, among: Iterable[nn.Module]) -> list[nn.Module]:
-    """Of the modules of a part those whose own weights autocast rounds before every use, and nobody
-    else uses.
+    """Those of `among`, modules of a part, whose own weights autocast rounds before every use, and
+    nobody else uses.
     """
     uses = Counter(
         id(parameter) for module in part.modules() for parameter in module.parameters(recurse=False)
@@ -144,71 +133,67 @@ def autocast_rounded(part: nn.Module, among: Iterable[nn.Module]) -> list[nn.Mod
     return [
         module
         for module in among
-        if type(module) in _ROUNDED
+        if type(module) in _ROUNDED_LAYERS
         and module is not part
         and all(uses[id(parameter)] == 1 for parameter in module.parameters(recurse=False))
     ]
 
 
 def sharding_facts(model: nn.Module) -> dict[str, tuple[str, ...]]:
-    """Facts' inside and rounded of a model, which may be on the meta device."""
+    """Facts' block_arrays and rounded of a model, which may be on the meta device."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    parts = repeated_blocks(model)
-    within = {id(module) for block in parts for module in block.modules()}
-    narrow = [
-        module for block in parts for module in autocast_rounded(block, block.modules())
-    ] + autocast_rounded(model, [module for module in model.modules() if id(module) not in within])
+    blocks = repeated_blocks(model)
+    in_blocks = [module for block in blocks for module in block.modules()]
+    ids = {id(module) for module in in_blocks}
+    outside = [module for module in model.modules() if id(module) not in ids]
+    rounded = [module for block in blocks for module in autocast_rounded(block, block.modules())]
 
-    def of(modules: Iterable[nn.Module]) -> tuple[str, ...]:
-        return tuple(
-            dict.fromkeys(
-                names[id(parameter)]
-                for module in modules
-                for parameter in module.parameters(recurse=False)
-            )
-        )
+    def names_of(modules: Iterable[nn.Module]) -> tuple[str, ...]:
+        own = (p for module in modules for p in module.parameters(recurse=False))
+        return tuple(dict.fromkeys(names[id(parameter)] for parameter in own))
 
     return {
-        "block_arrays": of(module for block in parts for module in block.modules()),
-        "rounded": of(narrow),
+        "block_arrays": names_of(in_blocks),
+        "rounded": names_of([*rounded, *autocast_rounded(model, outside)]),
     }
+
+
+def leave_empty(_name: str, _tensor: torch.Tensor) -> None:
+    """As Initialize: values come from elsewhere."""
 
 
 class Materializer:
     """Makes a model's meta parameters real, part by part, so that a model larger than the device
-    can be shared out as it comes to be. Shared parameters stay shared.
+    can be sharded as it comes to be. Shared parameters stay shared.
     """
 
-    def __init__(self, model: nn.Module, device: torch.device, value: Initialize) -> None:
+    def __init__(self, model: nn.Module, device: torch.device, initialize: Initialize) -> None:
         self._names = {id(parameter): name for name, parameter in model.named_parameters()}
         uses = Counter(
             id(parameter)
             for module in model.modules()
-            for parameter in module._parameters.values()
-            if parameter is not None
+            for _, parameter in module.named_parameters(recurse=False, remove_duplicate=False)
         )
-        self._shared = {key for key, count in uses.items() if count > 1}
-        self._device, self._value = device, value
-        self._made: dict[
-            int, nn.Parameter
-            # shared ones only: the others are let go of as soon as a strategy has taken its part of
-            # them
-        ] = {}
+        self._shared_ids = {key for key, count in uses.items() if count > 1}
+        self._device, self._initialize = device, initialize
+        # Real ones of shared parameters only: the others are let go of as soon as a strategy has
+        # taken its part of them.
+        self._shared: dict[int, nn.Parameter] = {}
 
     @torch.no_grad()
     def __call__(self, part: nn.Module) -> None:
         for module in part.modules():
-            for attribute, parameter in module._parameters.items():
-                if parameter is not None and id(parameter) in self._names and parameter.is_meta:
-                    module._parameters[attribute] = self._real(parameter)
+            own = list(module.named_parameters(recurse=False, remove_duplicate=False))
+            for attribute, parameter in own:
+                if id(parameter) in self._names and parameter.is_meta:
+                    module.register_parameter(attribute, self._real(parameter))
 
     def _real(self, parameter: nn.Parameter) -> nn.Parameter:
-        if id(parameter) in self._made:
-            return self._made[id(parameter)]
-        made = nn.Parameter(
-            torch.empty_like(parameter, device=self._device), parameter.requires_grad
-        )
-        self._value(self._names[id(parameter)], made)
         if id(parameter) in self._shared:
-            self._made[id(parameter)] = made
-        return made
+            return self._shared[id(parameter)]
+        values = torch.empty_like(parameter, device=self._device)
+        real = nn.Parameter(values, parameter.requires_grad)
+        self._initialize(self._names[id(parameter)], real)
+        if id(parameter) in self._shared_ids:
+            self._shared[id(parameter)] = real
+        return real

@@ -1,6 +1,6 @@
 """The update of a step by the config's optimizer, and what of its state a checkpoint holds.
 
-A task's own: own.py.
+A task's own: user_optimizer.py.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,68 +13,74 @@ from samecurve.core.config.sections import Optimizer
 from samecurve.core.protocols import StoredArrays
 from samecurve.torch_engine.optimizer_params import OptimizerParam
 
-_SLOTS = {"adamw": ("exp_avg", "exp_avg_sq"), "sgd": ("momentum_buffer",)}
+_STATE_NAMES = {"adamw": ("exp_avg", "exp_avg_sq"), "sgd": ("momentum_buffer",)}
 
 
 class OptimizerUpdate(Protocol):
     """What moves the weights, once a step."""
 
-    def step(self, lr: float, finite: torch.Tensor | bool) -> None:
-        """One update from the gradients that weights see; none at all where `finite` is False.
+    def step(self, lr: float, *, finite: torch.Tensor | bool) -> None:
+        """One update from the gradients that parameters' views have; none where `finite` is False.
 
         A tensor is on the device that clips, and nobody waits for it.
         """
         ...
 
-    def state_of(self, weight: OptimizerParam) -> Mapping[str, torch.Tensor]:
-        """Its state of one weight, by slot: tensors of what `weight.seen` is, or single numbers."""
+    def state_of(self, param: OptimizerParam) -> Mapping[str, torch.Tensor]:
+        """Its state of one parameter, by name: tensors of what `param.view` is, or single numbers."""
         ...
 
     def shared_state(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """What it holds once for all weights, by a checkpoint's name."""
+        """What it holds once for all parameters, by a checkpoint's name."""
         ...
 
     def create_state(self) -> None:
-        """Make all slots exist, so that a checkpoint can fill them.
+        """Make all state exist, so that a checkpoint can fill it.
 
-        What they, and the weights, hold afterwards is of no meaning.
+        What it, and the weights, hold afterwards is of no meaning.
         """
         ...
 
     def after_restore(self, saved: StoredArrays, filled: Mapping[str, torch.Tensor]) -> None:
-        """After slots() were filled from a checkpoint. filled: by the checkpoint's names."""
+        """After state_of() was filled from a checkpoint. filled: by the checkpoint's names."""
         ...
 
 
 @dataclass(frozen=True)
+class _Tensors:
+    """Of some parameters, in one order."""
+
+    weights: list[torch.Tensor]
+    gradients: list[torch.Tensor]
+    states: list[list[torch.Tensor]]  # one list for each name of state
+
+
+@dataclass(frozen=True)
 class _Group:
-    """Weights of one learning rate (times the schedule's), decay and number format, with their
-    state in the same order: one list for each slot.
-    """
+    """Parameters of one learning rate (times the schedule's), decay and number format."""
 
     lr_scale: float
     weight_decay: float
-    weights: list[OptimizerParam]
-    slots: list[list[torch.Tensor]]
+    params: list[OptimizerParam]
+    states: list[list[torch.Tensor]]  # for each name of state, by parameter
 
-    def with_gradients(
-        self,
-    ) -> "tuple[list[torch.Tensor], list[torch.Tensor], list[list[torch.Tensor]]]":
-        """(weights, gradients, slots) of those that have a gradient."""
-        gradients = [weight.view.grad for weight in self.weights]
-        if not any(gradient is None for gradient in gradients):
-            return [weight.view for weight in self.weights], gradients, self.slots  # type: ignore[return-value]
-        places = [place for place, gradient in enumerate(gradients) if gradient is not None]
-        return (
-            [self.weights[place].view for place in places],
-            [gradient for gradient in gradients if gradient is not None],
-            [[slot[place] for place in places] for slot in self.slots],
+    def with_gradients(self) -> _Tensors:
+        """Of those parameters that have a gradient."""
+        gradients = [param.view.grad for param in self.params]
+        present = [gradient for gradient in gradients if gradient is not None]
+        if len(present) == len(gradients):
+            return _Tensors([param.view for param in self.params], present, self.states)
+        numbers = [number for number, gradient in enumerate(gradients) if gradient is not None]
+        return _Tensors(
+            [self.params[number].view for number in numbers],
+            present,
+            [[state[number] for number in numbers] for state in self.states],
         )
 
 
 class BuiltInOptimizer:
     """adamw or sgd by torch's fused kernels, which leave a step out on the device itself; their
-    slots exist from the start.
+    state exists from the start.
 
     Called without torch.optim: its optimizers import torch._dynamo (2 s of every rank's start), and
     spend more of a small step than their kernels do.
@@ -83,64 +89,56 @@ class BuiltInOptimizer:
     def __init__(self, fields: Optimizer, trained: Sequence[OptimizerParam]) -> None:
         self._fields = fields
         self._device = trained[0].view.device
+        names = _STATE_NAMES[fields.name]
         self._state = {
-            id(weight): {
-                slot: torch.zeros_like(weight.view, requires_grad=False)
-                for slot in _SLOTS[fields.name]
-            }
-            for weight in trained
+            id(param): {name: torch.zeros_like(param.view, requires_grad=False) for name in names}
+            for param in trained
         }
-        self._done = torch.zeros(
-            (), dtype=torch.float32, device=self._device
-        )  # updates, as adamw's kernel wants them
-        used = _SLOTS[fields.name] if fields.name == "adamw" or fields.momentum else ()
+        # Updates, as adamw's kernel wants them:
+        self._num_updates = torch.zeros((), dtype=torch.float32, device=self._device)
+        used = names if fields.name == "adamw" or fields.momentum else ()
         self._groups = [
             _Group(
-                *how,
-                weights,
-                [[self._state[id(weight)][slot] for weight in weights] for slot in used],
+                lr_scale,
+                weight_decay,
+                params,
+                [[self._state[id(param)][name] for param in params] for name in used],
             )
-            for how, weights in _grouped(fields, trained)
+            for (lr_scale, weight_decay), params in _grouped(fields, trained)
         ]
 
     @torch.no_grad()
-    def step(self, lr: float, finite: torch.Tensor | bool) -> None:
+    def step(self, lr: float, *, finite: torch.Tensor | bool) -> None:
         if finite is False:
             return
         left_out = None
         if isinstance(finite, torch.Tensor):
             left_out = (~finite).float().to(self._device)
-            self._done.add_(1 - left_out)
+            self._num_updates.add_(1 - left_out)
         else:
-            self._done.add_(1)
+            self._num_updates.add_(1)
+        update = self._adamw if self._fields.name == "adamw" else self._sgd
         for group in self._groups:
-            weights, gradients, slots = group.with_gradients()
-            if weights:
-                (self._adamw if self._fields.name == "adamw" else self._sgd)(
-                    group, weights, gradients, slots, lr * group.lr_scale, left_out
-                )
+            tensors = group.with_gradients()
+            if tensors.weights:
+                update(tensors, lr * group.lr_scale, group.weight_decay, left_out)
 
     def _adamw(
-        self,
-        group: _Group,
-        weights: list[torch.Tensor],
-        gradients: list[torch.Tensor],
-        slots: list[list[torch.Tensor]],
-        lr: float,
-        left_out: torch.Tensor | None,
+        self, tensors: _Tensors, lr: float, weight_decay: float, left_out: torch.Tensor | None
     ) -> None:
+        first_moments, second_moments = tensors.states
         beta1, beta2 = self._fields.betas
-        torch._fused_adamw_(
-            weights,
-            gradients,
-            slots[0],
-            slots[1],
+        torch._fused_adamw_(  # noqa: SLF001 - public nowhere
+            tensors.weights,
+            tensors.gradients,
+            first_moments,
+            second_moments,
             [],
-            [self._done] * len(weights),
+            [self._num_updates] * len(tensors.weights),
             lr=lr,
             beta1=beta1,
             beta2=beta2,
-            weight_decay=group.weight_decay,
+            weight_decay=weight_decay,
             eps=self._fields.eps,
             amsgrad=False,
             maximize=False,
@@ -149,19 +147,13 @@ class BuiltInOptimizer:
         )
 
     def _sgd(
-        self,
-        group: _Group,
-        weights: list[torch.Tensor],
-        gradients: list[torch.Tensor],
-        slots: list[list[torch.Tensor]],
-        lr: float,
-        left_out: torch.Tensor | None,
+        self, tensors: _Tensors, lr: float, weight_decay: float, left_out: torch.Tensor | None
     ) -> None:
-        torch._fused_sgd_(
-            weights,
-            gradients,
-            slots[0] if slots else [],
-            weight_decay=group.weight_decay,
+        torch._fused_sgd_(  # noqa: SLF001 - public nowhere
+            tensors.weights,
+            tensors.gradients,
+            tensors.states[0] if tensors.states else [],
+            weight_decay=weight_decay,
             momentum=self._fields.momentum,
             lr=lr,
             dampening=0.0,
@@ -172,29 +164,30 @@ class BuiltInOptimizer:
             found_inf=left_out,
         )
 
-    def state_of(self, weight: OptimizerParam) -> Mapping[str, torch.Tensor]:
-        return self._state[id(weight)]
+    def state_of(self, param: OptimizerParam) -> Mapping[str, torch.Tensor]:
+        return self._state[id(param)]
 
     def shared_state(self) -> Iterator[tuple[str, torch.Tensor]]:
         if self._fields.name == "adamw":
-            yield "optimizer/step", self._done
+            yield "optimizer/step", self._num_updates
 
     def create_state(self) -> None: ...
 
-    def after_restore(self, saved: StoredArrays, filled: Mapping[str, torch.Tensor]) -> None:
+    def after_restore(self, saved: StoredArrays, _filled: Mapping[str, torch.Tensor]) -> None:
         if self._fields.name == "adamw":
-            self._done.fill_(float(saved["optimizer/step"]))
+            self._num_updates.fill_(float(saved["optimizer/step"]))
 
 
 def _grouped(
     fields: Optimizer, trained: Sequence[OptimizerParam]
 ) -> list[tuple[tuple[float, float], list[OptimizerParam]]]:
-    """Weights by (lr_scale, weight decay), those of unlike number formats apart.
+    """Parameters by (lr_scale, weight decay), those of unlike number formats apart.
 
     Decay reaches matrices only, where no group of the config says otherwise.
     """
-    found: dict[tuple[float, float, torch.dtype], list[OptimizerParam]] = {}
-    for weight in trained:
-        rule = fields.rules.rule_for(weight.name, weight.parameter.ndim >= 2)
-        found.setdefault((rule.lr_scale, rule.weight_decay, weight.view.dtype), []).append(weight)
-    return [((scale, decay), weights) for (scale, decay, _), weights in found.items()]
+    groups: dict[tuple[float, float, torch.dtype], list[OptimizerParam]] = {}
+    for param in trained:
+        rule = fields.rules.rule_for(param.name, param.parameter.ndim >= 2)
+        key = (rule.lr_scale, rule.weight_decay, param.view.dtype)
+        groups.setdefault(key, []).append(param)
+    return [((scale, decay), params) for (scale, decay, _), params in groups.items()]

@@ -11,7 +11,7 @@ from torch import nn
 @dataclass
 class OptimizerParam:
     """A trained parameter and the real, local values of it that the optimizer sees: the parameter
-    itself, unless it is complex or shared out.
+    itself, unless it is complex or sharded.
     """
 
     name: str
@@ -40,22 +40,18 @@ def is_sharded(tensor: torch.Tensor) -> bool:
 
 def local_view(tensor: torch.Tensor) -> torch.Tensor:
     """This process's part of a tensor, complex values as pairs of real ones; no copy."""
-    whole: Any = tensor
-    part: torch.Tensor = whole.to_local() if is_sharded(tensor) else tensor
-    return torch.view_as_real(part) if part.is_complex() else part
+    distributed: Any = tensor  # a DTensor, where it is sharded
+    shard: torch.Tensor = distributed.to_local() if is_sharded(tensor) else tensor
+    return torch.view_as_real(shard) if shard.is_complex() else shard
 
 
 def optimizer_params(model: nn.Module) -> list[OptimizerParam]:
     """Those that are trained."""
-    found = []
+    params = []
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            direct = not is_sharded(parameter) and not parameter.is_complex()
-            found.append(
-                OptimizerParam(
-                    name,
-                    parameter,
-                    parameter if direct else nn.Parameter(local_view(parameter.detach())),
-                )
-            )
-    return found
+            view = parameter
+            if is_sharded(parameter) or parameter.is_complex():
+                view = nn.Parameter(local_view(parameter.detach()))
+            params.append(OptimizerParam(name, parameter, view))
+    return params

@@ -26,9 +26,8 @@ def current_device(device: torch.device) -> AbstractContextManager[object]:
 def autocast_for(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
     """The context of a forward pass."""
     if precision in {"bf16", "f16"}:
-        return torch.autocast(
-            device.type, dtype=torch.bfloat16 if precision == "bf16" else torch.float16
-        )
+        dtype = torch.bfloat16 if precision == "bf16" else torch.float16
+        return torch.autocast(device.type, dtype=dtype)
     return nullcontext()
 
 
@@ -36,7 +35,7 @@ class LossScale:
     """The factor on an f16 loss: halved after a gradient that is not finite, doubled after many
     that are; 1 otherwise.
 
-    It follows only from figures that every rank has alike, so that it stays the same on all of
+    It follows only from numbers that every rank has alike, so that it stays the same on all of
     them.
     """
 
@@ -47,13 +46,12 @@ class LossScale:
         )
         self.streak = torch.zeros((), dtype=torch.float64, device=device)
 
-    def update(self, finite: torch.Tensor | bool) -> None:
+    def update(self, *, finite: torch.Tensor | bool) -> None:
         if not self.active:
             return
         finite = torch.as_tensor(finite)
         self.streak = torch.where(finite, self.streak + 1, 0.0)
         grow = self.streak >= _GROW_AFTER
-        self.value = torch.where(
-            finite, torch.where(grow, self.value * 2, self.value), self.value * 0.5
-        )
+        grown = torch.where(grow, self.value * 2, self.value)
+        self.value = torch.where(finite, grown, self.value * 0.5)
         self.streak = torch.where(grow, 0.0, self.streak)

@@ -1,16 +1,12 @@
 """What passes between ranks, always over an explicit group: sums only, never averages."""
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 import torch.distributed as dist
 
 # public in torch.distributed, where type checkers don't see them
-from torch._C._distributed_c10d import (
-    GradBucket,
-    ReduceOp,
-)
+from torch._C._distributed_c10d import GradBucket, ReduceOp, Work
 
 from samecurve.torch_engine.profiling.timeline import Timeline
 
@@ -18,12 +14,12 @@ from samecurve.torch_engine.profiling.timeline import Timeline
 class Comm:
     """The processes that train together.
 
-    group None: this one alone. marks: where in a step this one is.
+    group: None for this one alone
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self.group = group
-        self.timeline = Timeline()
+        self.timeline = Timeline()  # where in a step this process is
         self.rank = dist.get_rank(group) if group is not None else 0
         self.world_size = dist.get_world_size(group) if group is not None else 1
 
@@ -50,74 +46,74 @@ class Comm:
             return
         for tensor in tensors:
             sent = tensor.to(device)
-            dist.broadcast(
-                torch.view_as_real(sent) if sent.is_complex() else sent,
-                group=self.group,
-                group_src=0,
-            )
+            pairs = torch.view_as_real(sent) if sent.is_complex() else sent
+            dist.broadcast(pairs, group=self.group, group_src=0)
             tensor.copy_(sent)
+
+
+CommHook = Callable[[dist.ProcessGroup, GradBucket], torch.futures.Future[torch.Tensor]]
 
 
 def sum_bucket(group: dist.ProcessGroup, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     """A DDP communication hook that adds gradients, where DDP's own would average."""
-    future: Any = dist.all_reduce(bucket.buffer(), group=group, async_op=True).get_future()
-    result: torch.futures.Future[torch.Tensor] = future.then(lambda done: done.value()[0])
-    return result
+    summed = dist.all_reduce(bucket.buffer(), group=group, async_op=True).get_future()
+    return summed.then(lambda done: done.value()[0])  # type: ignore[no-any-return]
 
 
-def sum_bucket_as(
-    dtype: torch.dtype,
-) -> Callable[[dist.ProcessGroup, GradBucket], torch.futures.Future[torch.Tensor]]:
+def sum_bucket_as(dtype: torch.dtype) -> CommHook:
     """sum_bucket with gradients sent as `dtype`."""
 
     def hook(group: dist.ProcessGroup, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         buffer = bucket.buffer()
-        future: Any = dist.all_reduce(buffer.to(dtype), group=group, async_op=True).get_future()
-
-        def widen(done: Any) -> torch.Tensor:
-            return buffer.copy_(done.value()[0])
-
-        result: torch.futures.Future[torch.Tensor] = future.then(widen)
-        return result
+        summed = dist.all_reduce(buffer.to(dtype), group=group, async_op=True).get_future()
+        return summed.then(lambda done: buffer.copy_(done.value()[0]))  # type: ignore[no-any-return]
 
     return hook
 
 
-class RealPairs:
+class _ComplexAsPairs:
     """Collectives of fully_shard for complex tensors, which NCCL does not know: as pairs of real
     numbers.
     """
 
-    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    def allocate(
+        self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
 
 
-class AllGatherComplex(RealPairs):
+class AllGatherComplex(_ComplexAsPairs):
     def __call__(
         self,
         output_tensor: torch.Tensor,
         input_tensor: torch.Tensor,
         group: dist.ProcessGroup,
-        async_op: bool = False,
-    ) -> Any:
-        return dist.all_gather_into_tensor(
-            _real(output_tensor), _real(input_tensor), group=group, async_op=async_op
+        async_op: bool = False,  # noqa: FBT001, FBT002 - torch's protocol
+    ) -> Work | None:
+        work: Work | None = dist.all_gather_into_tensor(
+            _real_pairs(output_tensor), _real_pairs(input_tensor), group=group, async_op=async_op
         )
+        return work
 
 
-class ReduceScatterComplex(RealPairs):
+class ReduceScatterComplex(_ComplexAsPairs):
     def __call__(
         self,
         output_tensor: torch.Tensor,
         input_tensor: torch.Tensor,
         group: dist.ProcessGroup,
         op: ReduceOp,
-        async_op: bool = False,
-    ) -> Any:
-        return dist.reduce_scatter_tensor(
-            _real(output_tensor), _real(input_tensor), op=op, group=group, async_op=async_op
+        async_op: bool = False,  # noqa: FBT001, FBT002 - torch's protocol
+    ) -> Work | None:
+        work: Work | None = dist.reduce_scatter_tensor(
+            _real_pairs(output_tensor),
+            _real_pairs(input_tensor),
+            op=op,
+            group=group,
+            async_op=async_op,
         )
+        return work
 
 
-def _real(tensor: torch.Tensor) -> torch.Tensor:
+def _real_pairs(tensor: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(tensor).flatten() if tensor.is_complex() else tensor

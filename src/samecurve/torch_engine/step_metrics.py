@@ -1,88 +1,96 @@
-"""A step's figures on their way from the device to the loop."""
+"""A step's metrics on their way from the device to the loop, and how they lie in one row of numbers.
+
+The row: loss sum, weight, the report that ranks make to each other (a count for each request, seconds
+waited for data by rank, seconds of a forward pass by rank, peak bytes by device), gradient norm,
+whether the step was finite, loss scale.
+"""
 
 import math
 import resource
 import sys
 import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from samecurve.core.events import REQUESTS
+from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import StepMetrics
 
-_HEAD = 2 + len(
-    REQUESTS
-)  # loss sum, weight, requests; then waits and forward passes by rank, and memory by device
+_AFTER_REQUESTS = 2 + len(REQUESTS)
+
+
+def rank_report(
+    plan: Plan,
+    rank: int,
+    *,
+    requests: Sequence[int],
+    wait_seconds: float,
+    forward_seconds: float,
+    memory_bytes: Iterable[int],
+) -> list[float]:
+    """What one rank reports, each number in a place of its own, so that the sum over ranks holds all.
+
+    memory_bytes: by device of this process
+    """
+    world_size = plan.world_size
+    own = [0.0] * (2 * world_size + plan.num_devices)
+    own[rank] = wait_seconds
+    own[world_size + rank] = forward_seconds
+    for device, peak in zip(plan.devices_of(rank), memory_bytes, strict=True):
+        own[2 * world_size + device] = peak
+    return [*requests, *own]
 
 
 @dataclass(frozen=True)
 class QueuedMetrics:
-    """A step's figures on their way to the host, or there already; read() waits for them."""
+    """A step's metrics on their way to the host, or there already; read() waits for them."""
 
-    values: torch.Tensor | list[float]
-    ranks: int
+    values: torch.Tensor | list[float]  # the row
+    world_size: int
     ready: torch.cuda.Event | float  # what tells when the step is done, or when it was
 
     def read(self) -> StepMetrics:
         if isinstance(self.ready, float):
-            at = self.ready
+            done_at = self.ready
         else:
             self.ready.synchronize()
-            at = time.perf_counter()
+            done_at = time.perf_counter()
         values: list[float] = self.values if isinstance(self.values, list) else self.values.tolist()
         summed, (norm, finite, scale) = values[:-3], values[-3:]
         loss_sum, weight = summed[:2]
-        asked = {
-            request: int(count) for request, count in zip(REQUESTS, summed[2:_HEAD], strict=True)
-        }
-        own = summed[_HEAD:]
-        waits, forwards, memory = (
-            own[: self.ranks],
-            own[self.ranks : 2 * self.ranks],
-            own[2 * self.ranks :],
-        )
+        counts = summed[2:_AFTER_REQUESTS]
+        by_rank = summed[_AFTER_REQUESTS:]
+        ranks = self.world_size
         return StepMetrics(
-            loss_sum / weight if weight else math.nan,
-            weight,
-            norm,
-            bool(finite),
-            asked,
-            tuple(waits),
-            tuple(memory),
-            at,
-            scale,
-            tuple(forwards),
+            loss=loss_sum / weight if weight else math.nan,
+            weight=weight,
+            grad_norm=norm,
+            finite=bool(finite),
+            requests={request: int(n) for request, n in zip(REQUESTS, counts, strict=True)},
+            wait_seconds=tuple(by_rank[:ranks]),
+            memory_bytes=tuple(by_rank[2 * ranks :]),
+            done_at=done_at,
+            scale=scale,
+            forward_seconds=tuple(by_rank[ranks : 2 * ranks]),
         )
+
+
+def queue_metrics(values: torch.Tensor | list[float], world_size: int) -> QueuedMetrics:
+    """Send the row on its way from where it is; nobody waits."""
+    if isinstance(values, list):
+        return QueuedMetrics(values, world_size, time.perf_counter())
+    host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    host.copy_(values, non_blocking=True)
+    ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    ready.record()
+    return QueuedMetrics(host, world_size, ready)
 
 
 def peak_memory_bytes(device: torch.device) -> int:
     """Peak bytes: allocated on the GPU, or resident in this process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
-        1 if sys.platform == "darwin" else 1024
-    )
-
-
-def fetch(figures: torch.Tensor | list[float], ranks: int) -> QueuedMetrics:
-    """On their way from where they are; nobody waits."""
-    if isinstance(figures, list):
-        return QueuedMetrics(figures, ranks, time.perf_counter())
-    host = torch.empty(figures.shape, dtype=figures.dtype, pin_memory=True)
-    host.copy_(figures, non_blocking=True)
-    ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    ready.record()
-    return QueuedMetrics(host, ranks, ready)
-
-
-def scalar(value: Any, device: torch.device) -> torch.Tensor:
-    """float64 on the device, without the host's waiting for it as it does for torch.tensor(value,
-    device=device).
-    """
-    return (
-        value.to(device, torch.float64)
-        if isinstance(value, torch.Tensor)
-        else torch.full((), value, dtype=torch.float64, device=device)
-    )
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

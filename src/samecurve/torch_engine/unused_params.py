@@ -2,10 +2,10 @@
 could not be added up.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
 import torch
+from torch.autograd.graph import Node
 
 from samecurve.errors import UserError
 from samecurve.torch_engine.process_group import Comm
@@ -13,45 +13,38 @@ from samecurve.torch_engine.process_group import Comm
 
 def params_reached_by(loss: torch.Tensor) -> set[int]:
     """Ids of the parameters that backward from `loss` would give a gradient."""
-    found: set[int] = set()
-    seen: set[Any] = set()
-    ahead: list[Any] = [loss.grad_fn]
+    reached: set[int] = set()
+    visited: set[Node] = set()
+    ahead: list[Node | None] = [loss.grad_fn]
     while ahead:
         node = ahead.pop()
-        if node is None or node in seen:
+        if node is None or node in visited:
             continue
-        seen.add(node)
-        if hasattr(node, "variable"):
-            found.add(id(node.variable))
+        visited.add(node)
+        if hasattr(node, "variable"):  # where a leaf's gradient is accumulated
+            reached.add(id(node.variable))
         ahead += [following for following, _ in node.next_functions]
-    return found
+    return reached
 
 
 def check_used(
-    names: Sequence[str],
-    used: Iterable[bool],
-    comm: Comm,
-    device: torch.device,
-    by_one: bool = False,
+    used: Mapping[str, bool], comm: Comm, device: torch.device, *, by_any_rank: bool = False
 ) -> None:
-    """UserError, on every rank: a parameter that one of them does not use; by_one: that none of
-    them uses.
+    """UserError, on every rank: a parameter that one of them does not use.
+
+    used: by the parameter's name, on this rank
+    by_any_rank: it is enough that one rank uses it
     """
-    unused = torch.tensor([float(not one) for one in used], dtype=torch.float64, device=device)
-    found = [
-        name
-        for name, count in zip(names, comm.all_reduce(unused)().tolist(), strict=True)
-        if count > (comm.world_size - 1 if by_one else 0)
-    ]
-    if found:
-        shown = f"{', '.join(found[:4])}{f' and {len(found) - 4} more' if len(found) > 4 else ''}"
+    flags = [float(not is_used) for is_used in used.values()]
+    unused = torch.tensor(flags, dtype=torch.float64, device=device)
+    most = comm.world_size - 1 if by_any_rank else 0
+    counts = comm.all_reduce(unused)().tolist()
+    names = [name for name, count in zip(used, counts, strict=True) if count > most]
+    if names:
+        more = f" and {len(names) - 4} more" if len(names) > 4 else ""
         raise UserError(
-            f"the loss does not use {shown}",
+            f"the loss does not use {', '.join(names[:4])}{more}",
             "take them out of the model, or freeze them: parameter.requires_grad_(False) there, or"
             " optimizer.groups in the config",
             "model",
         )
-
-
-def trainable(named: Iterable[tuple[str, torch.nn.Parameter]]) -> Mapping[str, torch.nn.Parameter]:
-    return {name: parameter for name, parameter in named if parameter.requires_grad}

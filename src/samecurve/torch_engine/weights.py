@@ -14,14 +14,14 @@ from samecurve.torch_engine.optimizer_params import local_view
 
 def describe_arrays(model: nn.Module) -> dict[str, Any]:
     """Facts' arrays, buffers and aliases of a model, which may be on the meta device."""
-    kept = model.state_dict().keys()
+    saved = model.state_dict().keys()
     parameters = dict(model.named_parameters())
-    buffers = {name: buffer for name, buffer in model.named_buffers() if name in kept}
-    first = {id(parameter): name for name, parameter in parameters.items()}
+    buffers = {name: buffer for name, buffer in model.named_buffers() if name in saved}
+    first_name = {id(parameter): name for name, parameter in parameters.items()}
     aliases = {
-        name: first[id(parameter)]
+        name: first_name[id(parameter)]
         for name, parameter in model.named_parameters(remove_duplicate=False)
-        if first[id(parameter)] != name
+        if first_name[id(parameter)] != name
     }
     shapes = {
         name: (*tensor.shape, 2) if tensor.is_complex() else tuple(tensor.shape)
@@ -34,12 +34,13 @@ def describe_arrays(model: nn.Module) -> dict[str, Any]:
 def load_weights(model: nn.Module, weights: StoredArrays) -> nn.Module:
     """The model with these weights, ready to be used.
 
-    weights: by a checkpoint's names, complex values as pairs. UserError: they are not this model's.
+    weights: by a checkpoint's names, complex values as pairs
+
+    UserError: they are not this model's.
     """
     wanted = describe_arrays(model)["arrays"]
-    check_weights(
-        {name: weights.shape(name) for name in weights}, wanted, (), "the checkpoint", "task"
-    )
+    shapes = {name: weights.shape(name) for name in weights}
+    check_weights(shapes, wanted, (), "the checkpoint", "task")
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     for name in wanted:
         if name in weights:  # what is empty is in no file

@@ -18,8 +18,8 @@ from samecurve.core.protocols import Arrays, StoredArrays
 from samecurve.errors import RunError, UserError
 from samecurve.tasks.adapter.additivity import check_adds
 from samecurve.tasks.adapter.base import MEAN, NEEDED, EngineAdapter, spec_of
-from samecurve.torch_engine.layers.batch_norm import MicroBatchContext as Keys
 from samecurve.torch_engine.layers.batch_norm import coupling_layers
+from samecurve.torch_engine.layers.context import MicroBatchContext as Keys
 from samecurve.torch_engine.layers.dropout import key_dropout, unkeyed_dropout
 from samecurve.torch_engine.model import (
     cast_weights,

@@ -108,7 +108,7 @@ class Decoder(nn.Module):
         cos, sin = self._rotary(x)
         for block in self.layers:
             x = block(x, cos, sin)
-        return self.lm_head(self.norm(x), labels, score)
+        return self.lm_head(self.norm(x), labels, score=score)
 
     def _rotary(self, x: Tensor) -> tuple[Tensor, Tensor]:
         key = (

@@ -8,7 +8,7 @@ hold at once is the whole batch.
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -16,13 +16,14 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from samecurve.errors import UserError
-from samecurve.torch_engine.compile_marks import constant, uncompiled
+from samecurve.torch_engine.compile_marks import uncompiled
+from samecurve.torch_engine.layers.context import MicroBatchContext, recomputing
 
 
 class Peers(Protocol):
     """Who trains together, seen from one of them.
 
-    Every peer calls total equally often, in the same order.
+    Every peer calls all_reduced equally often, in the same order.
     """
 
     @property
@@ -33,59 +34,6 @@ class Peers(Protocol):
     def all_reduced(self, values: torch.Tensor) -> torch.Tensor:
         """The sum over all peers, the same bits for all of them; `values` stay as they are."""
         ...
-
-
-class Alone:
-    """One peer."""
-
-    rank, world_size = 0, 1
-
-    def all_reduced(self, values: torch.Tensor) -> torch.Tensor:
-        return values.clone()
-
-
-class MicroBatchContext:
-    """The slot in work on one device: begin() before each forward pass, the next one only after
-    backward.
-
-    keys: int64 [rows] on the device (core/determinism/sample_keys.py), None where nothing is keyed.
-    real False: a dummy, its results dropped.
-    """
-
-    def __init__(self) -> None:
-        self.keys: torch.Tensor | None = None
-        self.real = True
-        self._calls: dict[str, int] = {}
-
-    def begin(self, keys: torch.Tensor | None, real: bool = True) -> None:
-        self.keys, self.real = keys, real
-        self._calls = {}
-
-    def call_number(self, name: str) -> int:
-        """The how-manieth call of `name` in this forward pass, from 0.
-
-        UserError: computed again in backward, and nobody can say which of several calls that is.
-        """
-        calls = self._calls.get(name, 0)
-        if not recomputing():
-            self._calls[name] = calls + 1
-            return calls
-        if calls != 1:
-            raise UserError(
-                f"{name} is called {calls} times in a forward pass and computed again in backward,"
-                " where its calls can't be told apart",
-                "a module of its own for each call; or no activation recompute",
-                "model",
-            )
-        return 0
-
-
-@constant
-def recomputing() -> bool:
-    """Whether this is a forward pass inside of a backward pass: activation checkpointing computes a
-    block again.
-    """
-    return torch._C._current_graph_task_id() != -1
 
 
 def coupling_layers(model: nn.Module) -> tuple[str, ...]:
@@ -104,17 +52,20 @@ def synchronise_batch_norms(model: nn.Module, peers: Peers, context: MicroBatchC
 
     Modules, parameters, buffers and their names stay.
 
-    peers, rows: this replica's own (so call it after copying a model). UserError: a lazy one
-    without shapes yet, or one with a forward pass of its own, which would be lost.
+    peers, context: this replica's own (so call it after copying a model)
+
+    UserError: a lazy one without shapes yet, or one with a forward pass of its own, which would be
+    lost.
     """
-    found: list[tuple[str, Any]] = [
+    # Any: a module's class and attributes are changed below.
+    norms: list[tuple[str, Any]] = [
         (name, module) for name, module in model.named_modules() if isinstance(module, _BatchNorm)
     ]
-    for name, module in found:
-        where = f"{type(module).__name__} {name}".strip()
+    for name, module in norms:
+        title = f"{type(module).__name__} {name}".strip()
         if isinstance(module, nn.modules.lazy.LazyModuleMixin):
             raise UserError(
-                f"{where} has no shape yet, so it can't be synchronised",
+                f"{title} has no shape yet, so it can't be synchronised",
                 "give its num_features, or run the model once on a batch before it is handed over",
                 "model",
             )
@@ -124,24 +75,26 @@ def synchronise_batch_norms(model: nn.Module, peers: Peers, context: MicroBatchC
             _Synchronised.forward,
         ):
             raise UserError(
-                f"{where} has a forward pass of its own, so it can't be synchronised",
+                f"{title} has a forward pass of its own, so it can't be synchronised",
                 "nn.BatchNorm and a module after it; or train.allow_coupled: true",
                 "model",
             )
         if not isinstance(module, _Synchronised):
             module.__class__ = _synchronised(module.__class__)
-        module._place = _Place(where, peers, context)
+        module.samecurve_site = _Site(title, peers, context)
 
 
 @dataclass(frozen=True)
-class _Place:
+class _Site:
+    """Where a synchronised module is."""
+
     name: str
     peers: Peers
     context: MicroBatchContext
 
-    def __deepcopy__(self, memo: object) -> "_Place":
+    def __deepcopy__(self, memo: object) -> "_Site":
         """A copied model (an average of weights, say) is in the same place; one for another device
-        is given its own by synchronise.
+        is given its own by synchronise_batch_norms.
         """
         return self
 
@@ -153,12 +106,12 @@ def _synchronised(kind: Any) -> Any:
 
 
 class _Synchronised(_BatchNorm):
-    _place: _Place
+    samecurve_site: _Site
 
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
+    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - torch's name
         if input.is_complex():
             raise UserError(
-                f"{self._place.name} is given complex numbers, which have no variance of the kind"
+                f"{self.samecurve_site.name} is given complex numbers, which have no variance of the kind"
                 " that it divides by",
                 "normalise real and imaginary parts as channels: torch.view_as_real",
                 "model",
@@ -169,19 +122,19 @@ class _Synchronised(_BatchNorm):
         return normalised
 
     @uncompiled
-    def _normalised(self, input: torch.Tensor) -> torch.Tensor:
-        self._check_input_dim(input)  # type: ignore[no-untyped-call]
-        peers, real = self._place.peers, self._place.context.real
-        count, mean, variance = _statistics(input, peers, real)
+    def _normalised(self, values: torch.Tensor) -> torch.Tensor:
+        self._check_input_dim(values)  # type: ignore[no-untyped-call]
+        peers, real = self.samecurve_site.peers, self.samecurve_site.context.real
+        statistics = _statistics(values, peers, real=real)
         if self.track_running_stats and not recomputing():
-            self._track(count, mean, variance)
+            self._track(statistics)
         output: torch.Tensor = _Normalise.apply(
-            input, self.weight, self.bias, count, mean, variance, self.eps, peers, real
+            values, self.weight, self.bias, *statistics, (self.eps, peers, real)
         )  # type: ignore[no-untyped-call]
         return output
 
     @torch.no_grad()
-    def _track(self, count: torch.Tensor, mean: torch.Tensor, variance: torch.Tensor) -> None:
+    def _track(self, statistics: "_Statistics") -> None:
         """As torch does, but on the device, and what has no value stays: the variance of one value,
         anything without a real row, an overflow (which would stay for good).
         """
@@ -191,54 +144,64 @@ class _Synchronised(_BatchNorm):
             or self.num_batches_tracked is None
         ):
             return
+        count, mean, variance = statistics
         self.num_batches_tracked += count > 0
-        share = (
-            1 / self.num_batches_tracked.clamp(min=1) if self.momentum is None else self.momentum
-        )
-        for kept, found, least in (
+        momentum: float | torch.Tensor
+        if self.momentum is None:
+            momentum = 1 / self.num_batches_tracked.clamp(min=1)
+        else:
+            momentum = self.momentum
+        unbiased = variance * (count / (count - 1).clamp(min=1))
+        for buffer, current, least in (
             (self.running_mean, mean, 1),
-            (self.running_var, variance * (count / (count - 1).clamp(min=1)), 2),
+            (self.running_var, unbiased, 2),
         ):
-            moved = kept + (found - kept) * share
-            kept.copy_(torch.where((count >= least) & moved.isfinite(), moved, kept))
+            moved = buffer + (current - buffer) * momentum
+            buffer.copy_(torch.where((count >= least) & moved.isfinite(), moved, buffer))
+
+
+class _Statistics(NamedTuple):
+    """Of all peers' real rows, float64."""
+
+    num_values: torch.Tensor  # of each channel
+    mean: torch.Tensor  # [C]
+    variance: torch.Tensor  # [C], biased
 
 
 @torch.no_grad()
-def _statistics(
-    input: torch.Tensor, peers: Peers, real: bool
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(count, mean [C], biased variance [C]) of all real rows, float64, by one sum of a table that
-    holds each peer's own in its row.
+def _statistics(values: torch.Tensor, peers: Peers, *, real: bool) -> _Statistics:
+    """By one sum of a table that holds each peer's own in its row.
 
     Source: Chan, Golub, LeVeque, "Updating formulae and a pairwise algorithm for computing sample
     variances", 1979.
     """
-    channels = input.shape[1]
+    channels = values.shape[1]
     table = torch.zeros(
-        peers.world_size, 1 + 2 * channels, dtype=torch.float64, device=input.device
+        peers.world_size, 1 + 2 * channels, dtype=torch.float64, device=values.device
     )
     if real:
-        table[peers.rank] = torch.cat(_moments(input))
+        table[peers.rank] = torch.cat(_moments(values))
     counts, means, squares = torch.split(peers.all_reduced(table), [1, channels, channels], 1)
     count = counts.sum()
-    some = count.clamp(min=1)
-    mean = (counts * means).sum(0) / some
-    return count, mean, (squares + counts * (means - mean).square()).sum(0) / some
+    divisor = count.clamp(min=1)
+    mean = (counts * means).sum(0) / divisor
+    spread = squares + counts * (means - mean).square()
+    return _Statistics(count, mean, spread.sum(0) / divisor)
 
 
-def _moments(input: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _moments(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(count [1], mean [C], sum of squared deviations from it [C]), float64, of one peer: in two
     passes, the second of which corrects the first's mean.
     """
-    wide, over = input.to(_wide(input)), _over(input)
-    count = torch.full(
-        [1], input.numel() // input.shape[1], dtype=torch.float64, device=input.device
-    )
-    guess = wide.mean(over, keepdim=True)
-    centred = wide - guess
-    off = centred.sum(over).double() / count
-    squares = centred.square_().sum(over).double() - count * off.square()
-    return count, guess.flatten().double() + off, squares.clamp(min=0)
+    dimensions = _all_but_channels(values)
+    wide = values.to(_wide_dtype(values))
+    per_channel = values.numel() // values.shape[1]
+    count = torch.full([1], per_channel, dtype=torch.float64, device=values.device)
+    first_mean = wide.mean(dimensions, keepdim=True)
+    centred = wide - first_mean
+    error = centred.sum(dimensions).double() / count
+    squares = centred.square_().sum(dimensions).double() - count * error.square()
+    return count, first_mean.flatten().double() + error, squares.clamp(min=0)
 
 
 class _Normalise(torch.autograd.Function):
@@ -247,78 +210,69 @@ class _Normalise(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
+    def forward(  # noqa: PLR0917 - autograd's functions take no keywords
         ctx: Any,
-        input: torch.Tensor,
+        values: torch.Tensor,
         weight: torch.Tensor | None,
         bias: torch.Tensor | None,
         count: torch.Tensor,
         mean: torch.Tensor,
         variance: torch.Tensor,
-        eps: float,
-        peers: Peers,
-        real: bool,
+        rest: tuple[float, Peers, bool],
     ) -> torch.Tensor:
-        wide = _wide(input)
+        """rest: eps, who sums, whether this peer's rows are real."""
+        ctx.eps, ctx.peers, ctx.real = rest
+        wide = _wide_dtype(values)
         mean, variance = mean.to(wide), variance.to(wide)
-        ctx.save_for_backward(input, weight, count, mean, variance)
-        ctx.eps, ctx.peers, ctx.real, ctx.bias_dtype = (
-            eps,
-            peers,
-            real,
-            None if bias is None else bias.dtype,
-        )
+        ctx.save_for_backward(values, weight, count, mean, variance)
+        ctx.bias_dtype = None if bias is None else bias.dtype
         return F.batch_norm(
-            input, mean, variance, _as(weight, wide), _as(bias, wide), False, 0.0, eps
+            values, mean, variance, _cast(weight, wide), _cast(bias, wide), eps=ctx.eps
         )
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """With n the input normalised and means over all peers' rows: (gradient - mean(gradient) -
+        """With n the values normalised and means over all peers' rows: (gradient - mean(gradient) -
         n * mean(gradient * n)) * weight / deviation.
         """
-        input, weight, count, mean, variance = ctx.saved_tensors
-        scale, over, shape = (
-            (variance + ctx.eps).rsqrt(),
-            _over(input),
-            [1, -1] + [1] * (input.dim() - 2),
-        )
-        values, gradient = input.to(mean.dtype), gradient.to(mean.dtype)
+        values, weight, count, mean, variance = ctx.saved_tensors
+        input_dtype, dimensions = values.dtype, _all_but_channels(values)
+        shape = [1, -1] + [1] * (values.dim() - 2)
+        scale = (variance + ctx.eps).rsqrt()
+        values, gradient = values.to(mean.dtype), gradient.to(mean.dtype)
         if ctx.real:
-            own = torch.stack(
-                [gradient.sum(over), (values - mean.view(shape)).mul_(gradient).sum(over) * scale]
-            )
+            centred = (values - mean.view(shape)).mul_(gradient)
+            sums = torch.stack([gradient.sum(dimensions), centred.sum(dimensions) * scale])
         else:
-            own = mean.new_zeros(2, len(mean))
-        for_input = None
+            sums = mean.new_zeros(2, len(mean))
+        for_values = None
         if ctx.needs_input_grad[0]:
             factor = scale if weight is None else scale * weight.to(mean.dtype)
-            shift, slope = (
-                ctx.peers.all_reduced(own) / count.clamp(min=1).to(mean.dtype) * -factor
-            ).unbind()
+            means = ctx.peers.all_reduced(sums) / count.clamp(min=1).to(mean.dtype)
+            shift, slope = (means * -factor).unbind()
             if ctx.real:
-                for_input = (
-                    F.batch_norm(values, mean, variance, slope, shift, False, 0.0, ctx.eps)
+                for_values = (
+                    F.batch_norm(values, mean, variance, slope, shift, eps=ctx.eps)
                     .addcmul_(gradient, factor.view(shape))
-                    .to(input.dtype)
+                    .to(input_dtype)
                 )
             else:
-                for_input = torch.zeros_like(input)
-        for_weight = own[1].to(weight.dtype) if ctx.needs_input_grad[1] else None
-        for_bias = own[0].to(ctx.bias_dtype) if ctx.needs_input_grad[2] else None
-        return for_input, for_weight, for_bias, None, None, None, None, None, None
+                for_values = torch.zeros_like(values, dtype=input_dtype)
+        for_weight = sums[1].to(weight.dtype) if ctx.needs_input_grad[1] else None
+        for_bias = sums[0].to(ctx.bias_dtype) if ctx.needs_input_grad[2] else None
+        return for_values, for_weight, for_bias, None, None, None, None
 
 
-def _wide(input: torch.Tensor) -> torch.dtype:
+def _wide_dtype(values: torch.Tensor) -> torch.dtype:
     """What statistics are computed in."""
-    return torch.promote_types(input.dtype, torch.float32)
+    return torch.promote_types(values.dtype, torch.float32)
 
 
-def _over(input: torch.Tensor) -> list[int]:
-    """All dimensions but the channels'."""
-    return [0, *range(2, input.dim())]
+def _all_but_channels(values: torch.Tensor) -> list[int]:
+    """Dimensions."""
+    return [0, *range(2, values.dim())]
 
 
-def _as(values: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
+def _cast(values: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
     return None if values is None else values.to(dtype)

@@ -29,19 +29,23 @@ class Head(nn.Linear):
         super().__init__(inputs, outputs, bias=False)
         self.kernel: Kernel = _loss_in_place
 
-    def forward(self, input: Tensor, labels: Tensor | None = None, score: bool = False) -> Any:
+    def forward(
+        self,
+        input: Tensor,  # noqa: A002 - torch's name
+        labels: Tensor | None = None,
+        *,
+        score: bool = False,
+    ) -> Any:
         if labels is None:
             return super().forward(input)
         rows, labels = input.flatten(0, -2), labels.flatten()
         kind = input.device.type
-        narrow = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else rows.dtype
-        rows = rows if rows.dtype == torch.float64 else rows.to(narrow)  # as autocast has it
+        if rows.dtype != torch.float64 and torch.is_autocast_enabled(kind):
+            rows = rows.to(torch.get_autocast_dtype(kind))  # as autocast has it
         with torch.autocast(kind, enabled=False):
-            return (
-                _scored(rows, self.weight.to(rows.dtype), labels)
-                if score
-                else _CrossEntropy.apply(rows, self.weight, labels, self.kernel)  # type: ignore[no-untyped-call]
-            )
+            if score:
+                return _scored(rows, self.weight.to(rows.dtype), labels)
+            return _CrossEntropy.apply(rows, self.weight, labels, self.kernel)  # type: ignore[no-untyped-call]
 
 
 class _CrossEntropy(torch.autograd.Function):
@@ -52,19 +56,19 @@ class _CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weight: Tensor, labels: Tensor, kernel: Kernel) -> Tensor:
-        narrow, wide, counted = weight.to(rows.dtype), _wide(rows), (labels != IGNORED)[:, None]
+        narrow, wide = weight.to(rows.dtype), _wide(rows)
+        counted = (labels != IGNORED)[:, None]
         total = rows.new_zeros((), dtype=wide)
         for_rows = torch.empty_like(rows) if ctx.needs_input_grad[0] else None
         for_weight: Tensor | None = None
-        for cut in _cuts(rows, weight):
-            loss, gradient = kernel(rows[cut] @ narrow.t(), labels[cut])
+        for chunk in _chunks(rows, weight):
+            loss, gradient = kernel(rows[chunk] @ narrow.t(), labels[chunk])
             total += loss
             if for_rows is not None:
-                for_rows[cut] = gradient @ narrow
+                for_rows[chunk] = gradient @ narrow
             if ctx.needs_input_grad[1]:
-                for_weight = _added(
-                    for_weight, gradient.t(), rows[cut] * counted[cut], _wide(weight)
-                )
+                counted_rows = rows[chunk] * counted[chunk]
+                for_weight = _added(for_weight, gradient.t(), counted_rows, _wide(weight))
         ctx.save_for_backward(None if for_rows is None else for_rows.mul_(counted), for_weight)
         ctx.dtype = weight.dtype
         return total
@@ -93,44 +97,42 @@ def _loss_in_place(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
     Of a row without a label the gradient means nothing.
     """
-    places, counted = labels.clamp(min=0)[:, None], (labels != IGNORED)[:, None]
-    found = F.log_softmax(logits, 1, dtype=_wide(logits))
-    loss = -(found.gather(1, places) * counted).sum()
-    found.exp_().scatter_add_(1, places, torch.full_like(places, -1, dtype=found.dtype))
-    return loss, found.to(logits.dtype)
+    classes, counted = labels.clamp(min=0)[:, None], (labels != IGNORED)[:, None]
+    log_softmax = F.log_softmax(logits, 1, dtype=_wide(logits))
+    loss = -(log_softmax.gather(1, classes) * counted).sum()
+    minus_one = torch.full_like(classes, -1, dtype=log_softmax.dtype)
+    gradient = log_softmax.exp_().scatter_add_(1, classes, minus_one)
+    return loss, gradient.to(logits.dtype)
 
 
 def compilable_loss(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """The same, without a change in place, so that a compiler makes two passes over the logits of
     it.
     """
-    places, counted = labels.clamp(min=0)[:, None], (labels != IGNORED)[:, None]
+    classes, counted = labels.clamp(min=0)[:, None], (labels != IGNORED)[:, None]
     wide = logits.to(_wide(logits))
-    found = wide - torch.logsumexp(wide, 1, keepdim=True)
-    loss = -(found.gather(1, places) * counted).sum()
-    return loss, (
-        found.exp()
-        - (torch.arange(logits.shape[1], device=logits.device) == places).to(found.dtype)
-    ).to(logits.dtype)
+    log_softmax = wide - torch.logsumexp(wide, 1, keepdim=True)
+    loss = -(log_softmax.gather(1, classes) * counted).sum()
+    one_hot = torch.arange(logits.shape[1], device=logits.device) == classes
+    gradient = log_softmax.exp() - one_hot.to(log_softmax.dtype)
+    return loss, gradient.to(logits.dtype)
 
 
 def _scored(rows: Tensor, weight: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """(summed loss, labels that are the likeliest)."""
     loss, correct = rows.new_zeros((), dtype=_wide(rows)), labels.new_zeros(())
-    for cut in _cuts(rows, weight):
-        logits = rows[cut] @ weight.t()
-        loss += F.cross_entropy(
-            logits.to(_wide(logits)), labels[cut], ignore_index=IGNORED, reduction="sum"
-        )
-        correct += (
-            logits.argmax(1) == labels[cut]
-        ).sum()  # no logit has the number of a label that does not count
+    for chunk in _chunks(rows, weight):
+        logits = rows[chunk] @ weight.t()
+        wide = logits.to(_wide(logits))
+        loss += F.cross_entropy(wide, labels[chunk], ignore_index=IGNORED, reduction="sum")
+        # No logit has the number of a label that does not count.
+        correct += (logits.argmax(1) == labels[chunk]).sum()
     return loss, correct
 
 
-def _cuts(rows: Tensor, weight: Tensor) -> list[slice]:
-    """Where the rows are cut: by their number and the vocabulary alone, so that a slot is cut alike
-    wherever it is computed.
+def _chunks(rows: Tensor, weight: Tensor) -> list[slice]:
+    """Where the rows are cut: by their number and the vocabulary alone, so that a microbatch is cut
+    alike wherever it is computed.
     """
     size = logit_rows(weight.shape[0], rows.device.type)
     return [slice(first, first + size) for first in range(0, len(rows), size)]

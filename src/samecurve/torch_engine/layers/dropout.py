@@ -5,11 +5,13 @@ A mask is a pure function of (row key, seed, module name, call, element), in int
 around, so that CPU, GPU, numpy and JAX agree. For the j-th pair of a row's elements, in C order
 (int32 where not said; shifts keep the sign):
 
-salt   the first 8 bytes, little endian, of sha256(f"{seed}/{name}/{call}")   call: 0 unless the
-forward pass calls the module again a, b   the low and the high half of core.keys.mix(key ^ salt), a
-made odd x      hash(j) * a + b, then x ^= x >> 15, then x *= 0x2C1B3C6D lanes  the low and the high
-16 bits of x, signed: of elements 2j and 2j+1 keep   lane >= t - 32768, where t = round(65536 p),
-within 1..65535; what is kept is multiplied by 65536 / (65536 - t)
+salt   the first 8 bytes, little endian, of sha256(f"{seed}/{name}/{call}")
+call   0 unless the forward pass calls the module again
+a, b   the low and the high half of core.determinism.sample_keys.mix(key ^ salt), a made odd
+x      hash(j) * a + b, then x ^= x >> 15, then x *= 0x2C1B3C6D
+lanes  the low and the high 16 bits of x, signed: of elements 2j and 2j+1
+keep   lane >= t - 32768, where t = round(65536 p), within 1..65535;
+       what is kept is multiplied by 65536 / (65536 - t)
 
 hash is lowbias32 (github.com/skeeto/hash-prospector): x ^= x >> 16, x *= 0x7FEB352D, x ^= x >> 15,
 x *= 0x846CA68B, x ^= x >> 16, unsigned. Of a module that drops channels, an element is a channel.
@@ -27,22 +29,20 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from samecurve.errors import UserError
 from samecurve.torch_engine.compile_marks import constant
-from samecurve.torch_engine.layers.batch_norm import MicroBatchContext
+from samecurve.torch_engine.layers.context import MicroBatchContext
 
 _CHANNELS: dict[type[nn.Module], tuple[int, ...]] = {
     nn.Dropout1d: (3,),
     nn.Dropout2d: (3, 4),
     nn.Dropout3d: (5,),
 }  # dimensions of the input
-_MIX = (
-    0xBF58476D1CE4E5B9 - 2**64,
-    0x94D049BB133111EB - 2**64,
-)  # core.keys.mix's, as signed numbers
-_LAST = 0x2C1B3C6D
+# Factors of core.determinism.sample_keys.mix, as signed numbers:
+_MIX = (0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64)
+_LAST_FACTOR = 0x2C1B3C6D
 
 
 def key_dropout(model: nn.Module, context: MicroBatchContext, seed: int) -> tuple[str, ...]:
-    """Let each Dropout, Dropout1d, 2d and 3d with p > 0 draw its masks by the row keys of `rows`.
+    """Let each Dropout, Dropout1d, 2d and 3d with p > 0 draw its masks by the row keys of `context`.
 
     Returns their names.
 
@@ -50,22 +50,19 @@ def key_dropout(model: nn.Module, context: MicroBatchContext, seed: int) -> tupl
     module's input has the samples first: a row for each, or equally many neighbouring rows for each
     ([samples * T, C]).
     """
-    found: list[tuple[str, Any]] = [
+    # Any: a module's class and attributes are changed below.
+    dropouts: list[tuple[str, Any]] = [
         (name, module)
         for name, module in model.named_modules()
         if _keyable(module) and module.p > 0
     ]
-    masks = _Masks(context, seed, tuple(name for name, _ in found))
-    for index, (name, module) in enumerate(found):
-        where = f"{type(module).__name__} {name}".strip()
+    masks = _Masks(context, seed, tuple(name for name, _ in dropouts))
+    for index, (name, module) in enumerate(dropouts):
+        title = f"{type(module).__name__} {name}".strip()
         if not isinstance(module, KeyedDropout):
             module.__class__ = _keyed(module.__class__)
-        module._site = _Site(
-            where,
-            index,
-            masks,
-            next((dims for kind, dims in _CHANNELS.items() if isinstance(module, kind)), None),
-        )
+        channel_dims = (dims for kind, dims in _CHANNELS.items() if isinstance(module, kind))
+        module.samecurve_site = _Site(title, index, masks, next(channel_dims, None))
     return masks.names
 
 
@@ -110,11 +107,11 @@ def _keyable(module: nn.Module) -> bool:
 
 
 class _Masks:
-    """The masks of one replica's modules; what is common to them is computed once a slot."""
+    """The masks of one replica's modules; what they share is computed once a microbatch."""
 
-    def __init__(self, rows: MicroBatchContext, seed: int, names: tuple[str, ...]) -> None:
+    def __init__(self, context: MicroBatchContext, seed: int, names: tuple[str, ...]) -> None:
         self.names = names
-        self._rows, self._seed = rows, seed
+        self._context, self._seed = context, seed
         self._salts = torch.tensor(
             [[_salt(seed, name, 0)] for name in names], dtype=torch.int64, device="cpu"
         )
@@ -124,9 +121,11 @@ class _Masks:
 
     @property
     def samples(self) -> int:
-        if self._rows.keys is None:
-            raise RuntimeError("Rows.begin(keys) comes before a forward pass in training")
-        return len(self._rows.keys)
+        if self._context.keys is None:
+            raise RuntimeError(
+                "MicroBatchContext.begin(keys) comes before a forward pass in training"
+            )
+        return len(self._context.keys)
 
     def lanes(self, index: int, elements: int) -> torch.Tensor:
         """int16 [samples, elements] of module `index`: uniform random numbers, those of its next
@@ -135,14 +134,14 @@ class _Masks:
         words = self._words(index).view(torch.int32)
         mixed = self._hash(-(-elements // 2), words.device) * words[:, :1]
         mixed.add_(words[:, 1:])
-        mixed.bitwise_xor_(mixed >> 15).mul_(_LAST)
+        mixed.bitwise_xor_(mixed >> 15).mul_(_LAST_FACTOR)
         return mixed.view(torch.int16)[:, :elements]
 
     def _words(self, index: int) -> torch.Tensor:
         """int64 [samples, 1]: a and b of each row, in one."""
-        keys = self._rows.keys
+        keys = self._context.keys
         assert keys is not None
-        call = self._rows.call_number(self.names[index])
+        call = self._context.call_number(self.names[index])
         if call:
             return _mixed(keys ^ _salt(self._seed, self.names[index], call))[:, None]
         if self._keys is not keys:
@@ -159,71 +158,65 @@ class _Masks:
 
 @dataclass(frozen=True)
 class _Site:
-    """Where a keyed module is.
-
-    channels: the dimensions that its input may have, if it drops whole channels.
-    """
+    """Where a keyed module is."""
 
     name: str
     index: int
     masks: _Masks
-    channels: tuple[int, ...] | None
+    channels: tuple[int, ...] | None  # how many dimensions its input may have, if it drops channels
 
     def __deepcopy__(self, memo: object) -> "_Site":
-        """A copied model draws what this one does; one for another device is given rows of its own
-        by key_dropout.
+        """A copied model draws what this one does; one for another device is given a context of its
+        own by key_dropout.
         """
         return self
 
-    def mask(self, input: torch.Tensor, threshold: int) -> torch.Tensor:
-        """1 where kept, else 0, in the shape of the input or of its channels.
+    def mask(self, values: torch.Tensor, threshold: int) -> torch.Tensor:
+        """1 where kept, else 0, in the shape of the values or of their channels.
 
         As numbers on a CPU, where bool is three times slower; as bool, a byte each, elsewhere.
         """
         samples = self.masks.samples
-        if self.channels is not None and input.dim() not in self.channels:
+        if self.channels is not None and values.dim() not in self.channels:
             raise UserError(
-                f"{self.name} drops whole channels and is given {_shown(input)}",
+                f"{self.name} drops whole channels and is given {_shape_text(values)}",
                 "samples first, then channels, then the rest; or nn.Dropout",
                 "model",
             )
-        if input.dim() == 0 or len(input) % samples or not len(input):
+        if values.dim() == 0 or len(values) % samples or not len(values):
             raise UserError(
-                f"{self.name} is given {_shown(input)} for {samples} samples, so its mask can't"
-                " follow the samples",
+                f"{self.name} is given {_shape_text(values)} for {samples} samples, so its mask"
+                " can't follow the samples",
                 "samples first, each with equally many neighbouring rows; or leave it out: p = 0",
                 "model",
             )
-        shape = (
-            input.shape if self.channels is None else [*input.shape[:2], *[1] * (input.dim() - 2)]
-        )
-        lanes = self.masks.lanes(self.index, torch.Size(shape).numel() // samples)
-        if input.device.type == "cpu":
-            return torch.ge(
-                lanes, threshold, out=torch.empty(lanes.shape, dtype=input.real.dtype)
-            ).view(shape)
+        shape = values.shape
+        if self.channels is not None:
+            shape = torch.Size([*shape[:2], *[1] * (values.dim() - 2)])
+        lanes = self.masks.lanes(self.index, shape.numel() // samples)
+        if values.device.type == "cpu":
+            numbers = torch.empty(lanes.shape, dtype=values.real.dtype)
+            return torch.ge(lanes, threshold, out=numbers).view(shape)
         return (lanes >= threshold).view(shape)
 
 
 class KeyedDropout(_DropoutNd):
     """A Dropout whose masks follow the sample."""
 
-    _site: _Site
+    samecurve_site: _Site
 
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
+    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - torch's name
         if not self.training or self.p == 0:
             return input
         dropped = min(max(round(65536 * self.p), 1), 65535)
         scale = 65536 / (65536 - dropped) if self.p < 1 else 0.0
-        mask = self._site.mask(input, dropped - 32768)
-        folded = mask.dtype in (
-            torch.float32,
-            torch.float64,
-        )  # the same bits in one pass less; a narrower mask would round the scale
-        if folded:
+        mask = self.samecurve_site.mask(input, dropped - 32768)
+        # The scale goes into the mask where that is wide enough: the same bits in one pass less.
+        scaled = mask.dtype in (torch.float32, torch.float64)
+        if scaled:
             mask.mul_(scale)
         kept = input.mul_(mask) if self.inplace else input * mask
-        return kept if folded else kept.mul_(scale)
+        return kept if scaled else kept.mul_(scale)
 
 
 @cache
@@ -240,7 +233,7 @@ def _salt(seed: int, name: str, call: int) -> int:
 
 
 def _mixed(values: torch.Tensor) -> torch.Tensor:
-    """core.keys.mix on int64, the lowest bit set."""
+    """core.determinism.sample_keys.mix on int64, the lowest bit set."""
     values = (values ^ _shifted(values, 30)) * _MIX[0]
     values = (values ^ _shifted(values, 27)) * _MIX[1]
     return (values ^ _shifted(values, 31)) | 1
@@ -258,5 +251,5 @@ def _lowbias32(count: int) -> np.ndarray[Any, np.dtype[np.int32]]:
     return (values ^ (values >> np.uint32(16))).view(np.int32)
 
 
-def _shown(input: torch.Tensor) -> str:
-    return f"[{', '.join(map(str, input.shape))}]"
+def _shape_text(values: torch.Tensor) -> str:
+    return f"[{', '.join(map(str, values.shape))}]"

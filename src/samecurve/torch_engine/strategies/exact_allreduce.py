@@ -1,6 +1,6 @@
-"""Sums over ranks whose bits depend on no rank: each sends every other one its part of the nodes
-that it has of a step's tree (all_to_all), adds up its own part along the tree, and all get the
-parts of all (all_gather). No collective adds anything.
+"""Sums over ranks whose bits depend on no rank: each sends every other one its shard of the nodes
+that it has of a step's tree (all_to_all), adds up its own shard along the tree, and all get the
+shards of all (all_gather). No collective adds anything.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,13 +11,15 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+# public in torch.distributed, where type checkers don't see it
+from torch._C._distributed_c10d import Work
+
 from samecurve.core.determinism.microbatches import Node, TreeSum, subtrees
 from samecurve.torch_engine.optimizer_params import local_view
 from samecurve.torch_engine.process_group import Comm
 
-_all_gather: Any = getattr(
-    dist, "all_gather_single", dist.all_gather_into_tensor
-)  # renamed in torch 2.13
+# Renamed in torch 2.13:
+_all_gather: Any = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 _AHEAD = 2  # buckets on their way before the first of them is waited for
 _ALIGN = 16  # elements: every parameter begins where vectors do, on any number of ranks
 Gradients = list[torch.Tensor | None]  # by parameter of a bucket
@@ -26,167 +28,181 @@ Gradients = list[torch.Tensor | None]  # by parameter of a bucket
 class ExactAllReduce:
     """Sums over all ranks, along the tree.
 
-    buckets: of parameters; their gradients come to lie in one piece of memory each. share: which of
-    so many slots are a rank's.
+    buckets: of parameters; their gradients come to lie in one piece of memory each
+    microbatches_of: (number of microbatches of a step, rank) -> which of them are that rank's
     """
 
     def __init__(
         self,
         buckets: Sequence[Sequence[nn.Parameter]],
         comm: Comm,
+        *,
         backend: str,
-        share: Callable[[int, int], range],
+        microbatches_of: Callable[[int, int], range],
     ) -> None:
-        self._comm, self._share = comm, share
+        self._comm, self._microbatches_of = comm, microbatches_of
         self._buckets = [_Bucket(parameters, comm.world_size, backend) for parameters in buckets]
-        self._shares: dict[int, list[list[Node]]] = {}
-        self._going: list[
-            tuple[_Bucket, Callable[[], None]]
-        ] = []  # buckets whose parts are on their way; the rest of their work
-        self._ending: list[tuple[_Bucket, Any]] = []
+        self._nodes: dict[int, list[list[Node]]] = {}
+        # Buckets whose shards are on their way, with the rest of their work:
+        self._scattered: list[tuple[_Bucket, Callable[[], None]]] = []
+        self._gathered: list[tuple[_Bucket, Work]] = []
 
-    def send(self, number: int, held: Sequence[tuple[Node, Gradients]], count: int) -> None:
-        """Called by all ranks in the same order.
+    def send(
+        self, number: int, held: Sequence[tuple[Node, Gradients]], num_microbatches: int
+    ) -> None:
+        """Start to sum one bucket. Called by all ranks in the same order.
 
-        held: what this rank has of a step of `count` slots.
+        held: the nodes that this rank has of a step of so many microbatches
         """
-        if count not in self._shares:
-            self._shares[count] = [
-                subtrees(self._share(count, rank), count) for rank in range(self._comm.world_size)
-            ]
-        shares = self._shares[count]
+        nodes = self._nodes_by_rank(num_microbatches)
         bucket = self._buckets[number]
-        works = bucket.scatter(held, shares, self._comm)
-        self._going.append((bucket, partial(bucket.add, works, shares, count)))
-        if len(self._going) > _AHEAD:
-            self._next()  # has had the backward passes of those after it to arrive
-
-    def _next(self) -> None:
-        """Let the bucket that was sent first be added up, and its sum be sent round."""
-        if self._going:
-            bucket, add = self._going.pop(0)
-            add()
-            self._ending.append((bucket, bucket.gather(self._comm)))
+        sends = bucket.scatter(held, nodes, self._comm)
+        self._scattered.append((bucket, partial(bucket.add, sends, nodes, num_microbatches)))
+        if len(self._scattered) > _AHEAD:
+            self._add_and_gather()  # it has had the backward passes of those after it to arrive
 
     def finish(self) -> None:
-        while self._going:
-            self._next()
-        for bucket, work in self._ending:
+        """Leave the sums in the parameters' gradients."""
+        while self._scattered:
+            self._add_and_gather()
+        for bucket, work in self._gathered:
             work.wait()
-            bucket.hand_out()
-        self._ending.clear()
+            bucket.set_gradients()
+        self._gathered.clear()
+
+    def _nodes_by_rank(self, num_microbatches: int) -> list[list[Node]]:
+        if num_microbatches not in self._nodes:
+            self._nodes[num_microbatches] = [
+                subtrees(self._microbatches_of(num_microbatches, rank), num_microbatches)
+                for rank in range(self._comm.world_size)
+            ]
+        return self._nodes[num_microbatches]
+
+    def _add_and_gather(self) -> None:
+        """Let the bucket that was sent first be added up, and its sum be sent round."""
+        bucket, add = self._scattered.pop(0)
+        add()
+        self._gathered.append((bucket, bucket.gather(self._comm)))
 
 
 class _Bucket:
-    """One flat piece of memory: parameters side by side, cut into a part for each rank.
+    """One flat piece of memory: parameters side by side, cut into a shard for each rank.
 
     On the host where that is where ranks meet.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], world: int, backend: str) -> None:
+    def __init__(self, parameters: Sequence[nn.Parameter], world_size: int, backend: str) -> None:
         self._parameters = parameters
         first = local_view(parameters[0].detach())
         sizes = [local_view(parameter.detach()).numel() for parameter in parameters]
         begins = [0]
         for size in sizes:
             begins.append(begins[-1] + -(-size // _ALIGN) * _ALIGN)
-        self._part = -(-begins[-1] // (world * _ALIGN)) * _ALIGN
-        self._whole = self._part * world
-        self._places = list(zip(begins, sizes, strict=False))
-        self._on_host = backend == "gloo"
-        self._staged = backend == "gloo" and first.device.type != "cpu"
-        self._make = partial(torch.zeros, dtype=first.dtype, device=first.device)
-        self._host = (
-            partial(torch.zeros, dtype=first.dtype, device="cpu") if self._staged else self._make
-        )
-        self._flat = [
-            self._make(self._whole)
-        ]  # one for each node that a rank has; the first holds the sum in the end
-        self._views = [self._viewed(self._flat[0])]
+        self._shard_size = -(-begins[-1] // (world_size * _ALIGN)) * _ALIGN
+        self._size = self._shard_size * world_size
+        self._extents = list(zip(begins, sizes, strict=False))
+        self._is_gloo = backend == "gloo"
+        self._staged = self._is_gloo and first.device.type != "cpu"
+        self._zeros = partial(torch.zeros, dtype=first.dtype, device=first.device)
+        # Where ranks meet:
+        comm_device = torch.device("cpu") if self._staged else first.device
+        self._comm_zeros = partial(torch.zeros, dtype=first.dtype, device=comm_device)
+        # One for each node that a rank has; the first holds the sum in the end.
+        self._flat = [self._zeros(self._size)]
+        self._views = [self._views_of(self._flat[0])]
         self._received: list[torch.Tensor] = []
-        self._sum: torch.Tensor = self._flat[0]
+        self._shard_sum = self._sum = self._flat[0]
 
-    def _viewed(self, flat: torch.Tensor) -> list[torch.Tensor]:
+    def _views_of(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        """By parameter."""
         return [
             _shaped(flat[begin : begin + size], parameter)
-            for (begin, size), parameter in zip(self._places, self._parameters, strict=True)
+            for (begin, size), parameter in zip(self._extents, self._parameters, strict=True)
         ]
 
     def scatter(
-        self, held: Sequence[tuple[Node, Gradients]], shares: Sequence[Sequence[Node]], comm: Comm
-    ) -> list[Any]:
-        """Start sending each rank its part of every node here."""
-        works = []
-        for number in range(max(map(len, shares))):
-            mine = self._filled(number, held[number][1]) if number < len(held) else None
-            given = [self._part if mine is not None else 0] * comm.world_size
-            taken = [self._part if number < len(other) else 0 for other in shares]
+        self,
+        held: Sequence[tuple[Node, Gradients]],
+        nodes: Sequence[Sequence[Node]],
+        comm: Comm,
+    ) -> list[tuple[Work, torch.Tensor]]:
+        """Start sending each rank its shard of every node here.
+
+        nodes: by rank
+        Returns what to wait for, and what must live until then.
+        """
+        sends = []
+        for number in range(max(map(len, nodes))):
             if number == len(self._received):
-                self._received.append(self._host(self._whole))
-            sent = (
-                self._received[number][:0]
-                if mine is None
-                else mine.to(self._received[number].device)
+                self._received.append(self._comm_zeros(self._size))
+            received = self._received[number]
+            if number < len(held):
+                sent = self._filled(number, held[number][1]).to(received.device)
+                sent_sizes = [self._shard_size] * comm.world_size
+            else:
+                sent, sent_sizes = received[:0], [0] * comm.world_size
+            received_sizes = [self._shard_size if number < len(others) else 0 for others in nodes]
+            work = dist.all_to_all_single(
+                received[: sum(received_sizes)],
+                sent,
+                received_sizes,
+                sent_sizes,
+                group=comm.group,
+                async_op=True,
             )
-            works.append(
-                (
-                    dist.all_to_all_single(
-                        self._received[number][: sum(taken)],
-                        sent,
-                        taken,
-                        given,
-                        group=comm.group,
-                        async_op=True,
-                    ),
-                    sent,
-                )
-            )
-        return works
+            sends.append((work, sent))
+        return sends
 
     @torch.no_grad()
     def _filled(self, number: int, gradients: Gradients) -> torch.Tensor:
+        """A node's gradients side by side; zeros where there are none."""
         if number == len(self._flat):
-            self._flat.append(self._make(self._whole))
-            self._views.append(self._viewed(self._flat[number]))
-        there = [
-            (view, gradient)
-            for view, gradient in zip(self._views[number], gradients, strict=True)
-            if gradient is not None
-        ]
-        torch._foreach_copy_([view for view, _ in there], [gradient for _, gradient in there])
-        for view, gradient in zip(self._views[number], gradients, strict=True):
+            self._flat.append(self._zeros(self._size))
+            self._views.append(self._views_of(self._flat[number]))
+        pairs = list(zip(self._views[number], gradients, strict=True))
+        present = [(view, gradient) for view, gradient in pairs if gradient is not None]
+        torch._foreach_copy_([view for view, _ in present], [gradient for _, gradient in present])
+        for view, gradient in pairs:
             if gradient is None:
                 view.zero_()
         return self._flat[number]
 
-    def add(self, works: Sequence[Any], shares: Sequence[Sequence[Node]], count: int) -> None:
-        """This rank's part of the sum."""
-        for work, _ in works:
+    def add(
+        self,
+        sends: Sequence[tuple[Work, torch.Tensor]],
+        nodes: Sequence[Sequence[Node]],
+        num_microbatches: int,
+    ) -> None:
+        """Sum this rank's shard along the tree, of which each rank sent its nodes."""
+        for work, _ in sends:
             work.wait()
-        sums: TreeSum[torch.Tensor] = TreeSum(count, lambda left, right: left.add_(right))
-        places = [0] * len(works)
-        for mine in shares:
-            for number, node in enumerate(mine):
-                sums.give(
-                    node, self._received[number][places[number] : places[number] + self._part]
-                )
-                places[number] += self._part
-        self._sum = sums.total()
+        tree: TreeSum[torch.Tensor] = TreeSum(
+            num_microbatches, lambda left, right: left.add_(right)
+        )
+        offsets = [0] * len(sends)
+        for nodes_of_rank in nodes:
+            for number, node in enumerate(nodes_of_rank):
+                begin = offsets[number]
+                offsets[number] += self._shard_size
+                tree.give(node, self._received[number][begin : offsets[number]])
+        self._shard_sum = tree.total()
 
-    def gather(self, comm: Comm) -> Any:
-        """Start giving every rank the whole sum."""
-        self._whole_sum = self._host(self._whole) if self._staged else self._flat[0]
-        if not self._on_host:
-            return _all_gather(self._whole_sum, self._sum, group=comm.group, async_op=True)
-        rows = self._received[0].view(comm.world_size, self._part)  # the sum is the first of them
-        rows[1:] = self._sum
-        return dist.all_to_all_single(
-            self._whole_sum, self._received[0], group=comm.group, async_op=True
-        )  # Gloo's all_gather took twice as long
+    def gather(self, comm: Comm) -> Work:
+        """Start sending every rank the whole sum."""
+        self._sum = self._comm_zeros(self._size) if self._staged else self._flat[0]
+        work: Work
+        if not self._is_gloo:
+            work = _all_gather(self._sum, self._shard_sum, group=comm.group, async_op=True)
+            return work
+        # Gloo's all_gather took twice as long.
+        rows = self._received[0].view(comm.world_size, self._shard_size)
+        rows[1:] = self._shard_sum  # which is the first of them
+        work = dist.all_to_all_single(self._sum, self._received[0], group=comm.group, async_op=True)
+        return work
 
-    def hand_out(self) -> None:
+    def set_gradients(self) -> None:
         if self._staged:
-            self._flat[0].copy_(self._whole_sum)
+            self._flat[0].copy_(self._sum)
         for parameter, view in zip(self._parameters, self._views[0], strict=True):
             parameter.grad = view
 

@@ -1,29 +1,33 @@
-"""How a model is laid out over devices.
+"""Strategies that have the whole model on every device.
 
-A strategy is one class, one formula in core/planning/memory.py and one entry in STRATEGIES.
+A strategy is one class, one row in core/planning/strategies.py and one entry in STRATEGIES.
 """
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._C._distributed_c10d import (
-    GradBucket,  # public in torch.distributed, where type checkers do not see it
-)
+
+# public in torch.distributed, where type checkers don't see it
+from torch._C._distributed_c10d import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as powersgd
 from torch.nn.parallel import DistributedDataParallel
 
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import MicroBatch
 from samecurve.errors import UserError
-from samecurve.torch_engine.model import Materializer
+from samecurve.torch_engine.layers.batch_norm import Peers
+from samecurve.torch_engine.model import Materializer, leave_empty
 from samecurve.torch_engine.process_group import Comm, sum_bucket, sum_bucket_as
+from samecurve.torch_engine.strategies.protocol import Materialize, Strategy
 from samecurve.torch_engine.strategies.threads import ThreadTeam
-from samecurve.torch_engine.unused_params import check_used, params_reached_by, trainable
+from samecurve.torch_engine.unused_params import check_used, params_reached_by
+
+T = TypeVar("T")
 
 # A model's buffers are functions of its fields or of the whole step here, so none is sent along;
 # torch 2.13 renamed the argument.
@@ -31,76 +35,6 @@ _RENAMED = "forward_sync_buffers" in inspect.signature(DistributedDataParallel._
 _NO_BUFFER_SYNC: dict[str, Any] = {
     "forward_sync_buffers" if _RENAMED else "broadcast_buffers": False
 }
-
-Fill = Callable[[nn.Module], None]
-
-
-class Strategy(Protocol):
-    """models: one for each device of this process; the first holds the weights and, after reduce(),
-    the gradients. replicas: what a step calls for them.
-    """
-
-    models: list[nn.Module]
-    replicas: list[nn.Module]
-
-    def peers(self) -> Sequence[Any]:
-        """For each device of this process, what adds up values over all devices (norms.Peers)."""
-        ...
-
-    def distribute(self, models: list[nn.Module], fill: Fill) -> None:
-        """Lay out the first of `models` (made real by fill, part by part); the others are for the
-        other devices of this process.
-        """
-        ...
-
-    def run_jobs(self, jobs: Sequence[Callable[[], Any]]) -> list[Any]:
-        """One job for each device of this process."""
-        ...
-
-    def begin_step(self, parameters: Sequence[nn.Parameter], count: int) -> None:
-        """Before a step of so many slots: no gradient is left."""
-        ...
-
-    def accumulation_round(
-        self, index: int, slot: MicroBatch, last: bool
-    ) -> AbstractContextManager[Any]:
-        """Around forward and backward of one slot, on one device of this process."""
-        ...
-
-    def check_all_used(self, loss: torch.Tensor) -> None:
-        """Before the very first backward.
-
-        UserError, on every rank: it would not give all gradients that the reduction waits for.
-        """
-        ...
-
-    def params_with_grad(self) -> set[str]:
-        """After reduce(): parameters that some slot of this process gave a gradient."""
-        ...
-
-    def reduce(self, parameters: Sequence[nn.Parameter]) -> None:
-        """After the last round: leave the sum over all devices in the first replica's gradients."""
-        ...
-
-    def norm(self, gradients: Iterable[torch.Tensor]) -> torch.Tensor:
-        """The norm of the whole gradient from this process's part of it; float64, the same on every
-        rank.
-        """
-        ...
-
-    def sync_replicas(self) -> None:
-        """After an update: give the other replicas of this process the new weights."""
-        ...
-
-    def local_shard(self, tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """(shape of the whole, where this process's part of it begins)."""
-        ...
-
-    def replica_index(self, tensor: torch.Tensor) -> tuple[int, int]:
-        """(which, of how many) processes hold the same part of it as this one."""
-        ...
-
-    def close(self) -> None: ...
 
 
 class Single:
@@ -110,23 +44,24 @@ class Single:
         self._plan, self._comm, self._devices = plan, comm, devices
         self.models: list[nn.Module] = []
 
-    def peers(self) -> Sequence[Any]:
+    def peers(self) -> Sequence[Peers]:
         return [self._comm]
 
-    def distribute(self, models: list[nn.Module], fill: Fill) -> None:
-        fill(models[0])
+    def distribute(self, models: list[nn.Module], materialize: Materialize) -> None:
+        materialize(models[0])
         self.models = self.replicas = [models[0].to(self._devices[0])]
 
-    def run_jobs(self, jobs: Sequence[Callable[[], Any]]) -> list[Any]:
+    def run_jobs(self, jobs: Sequence[Callable[[], T]]) -> list[T]:
         return [job() for job in jobs]
 
-    def begin_step(self, parameters: Sequence[nn.Parameter], count: int) -> None:
+    def begin_step(self, parameters: Sequence[nn.Parameter], _num_microbatches: int) -> None:
         for parameter in parameters:
             parameter.grad = None
 
     def accumulation_round(
-        self, index: int, slot: MicroBatch, last: bool
-    ) -> AbstractContextManager[Any]:
+        self, _device_index: int, _microbatch: MicroBatch, *, is_last: bool
+    ) -> AbstractContextManager[object]:
+        del is_last
         return nullcontext()
 
     def check_all_used(self, loss: torch.Tensor) -> None: ...
@@ -142,9 +77,9 @@ class Single:
     def reduce(self, parameters: Sequence[nn.Parameter]) -> None: ...
 
     def norm(self, gradients: Iterable[torch.Tensor]) -> torch.Tensor:
-        norms = torch._foreach_norm(list(gradients))
-        whole: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms).double())
-        return whole
+        norms = torch._foreach_norm(list(gradients))  # noqa: SLF001 - public nowhere
+        norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms).double())
+        return norm
 
     def sync_replicas(self) -> None: ...
 
@@ -167,37 +102,38 @@ class DP(Single):
         super().__init__(plan, comm, devices)
         self._team = ThreadTeam(len(devices))
 
-    def peers(self) -> Sequence[Any]:
+    def peers(self) -> Sequence[Peers]:
         return self._team.peers
 
-    def distribute(self, models: list[nn.Module], fill: Fill) -> None:
-        super().distribute(models, fill)
+    def distribute(self, models: list[nn.Module], materialize: Materialize) -> None:
+        super().distribute(models, materialize)
         for model, device in zip(models[1:], self._devices[1:], strict=True):
-            Materializer(model, device, lambda name, tensor: None)(model)
+            Materializer(model, device, leave_empty)(model)
             self.models.append(model.to(device))
         self.sync_replicas()
 
-    def run_jobs(self, jobs: Sequence[Callable[[], Any]]) -> list[Any]:
+    def run_jobs(self, jobs: Sequence[Callable[[], T]]) -> list[T]:
         return self._team.run(jobs) if len(jobs) > 1 else super().run_jobs(jobs)
 
     def reduce(self, parameters: Sequence[nn.Parameter]) -> None:
         for model in self.models[1:]:
-            for parameter, other in zip(
-                parameters, (p for p in model.parameters() if p.requires_grad), strict=True
-            ):
-                if other.grad is not None:
-                    brought = other.grad.to(parameter.device)
-                    parameter.grad = (
-                        brought if parameter.grad is None else parameter.grad.add_(brought)
-                    )
-                    other.grad = None
+            trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+            for parameter, other in zip(parameters, trained, strict=True):
+                if other.grad is None:
+                    continue
+                gradient = other.grad.to(parameter.device)
+                if parameter.grad is None:
+                    parameter.grad = gradient
+                else:
+                    parameter.grad.add_(gradient)
+                other.grad = None
 
     @torch.no_grad()
     def sync_replicas(self) -> None:
         first, *others = [[*model.parameters(), *model.buffers()] for model in self.models]
         for other in others:
-            for mine, tensor in zip(other, first, strict=True):
-                mine.copy_(tensor)
+            for copy, tensor in zip(other, first, strict=True):
+                copy.copy_(tensor)
 
     def close(self) -> None:
         self._team.close()
@@ -208,84 +144,81 @@ class DDP(Single):
     last backward pass.
     """
 
-    def distribute(self, models: list[nn.Module], fill: Fill) -> None:
-        super().distribute(models, fill)
+    def distribute(self, models: list[nn.Module], materialize: Materialize) -> None:
+        super().distribute(models, materialize)
         device, group = self._devices[0], self._comm.group
         assert group is not None
-        self._placed = DistributedDataParallel(
+        self._ddp = DistributedDataParallel(
             models[0],
             device_ids=[device.index] if device.type == "cuda" else None,
             process_group=group,
             gradient_as_bucket_view=True,
             **_NO_BUFFER_SYNC,
         )
-        state, hook = _hook(self._plan.compress, group)
+        state, hook = _comm_hook(self._plan.compress, group)
 
-        def counted(held: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-            self._reduced += len(bucket.parameters())
-            if (
-                bucket.is_last()
-            ):  # every gradient is there: what is left of backward waits for the other ranks
+        def counting_hook(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+            self._num_reduced += len(bucket.parameters())
+            if bucket.is_last():
+                # Every gradient is there: what is left of backward waits for the other ranks.
                 self._comm.timeline.mark_rest("sync")
-            return hook(held, bucket)  # type: ignore[no-any-return]
+            return hook(state, bucket)
 
-        self._reduced = 0
-        self._placed.register_comm_hook(state, counted)
-        self.replicas = [self._placed]
+        self._num_reduced = 0
+        self._ddp.register_comm_hook(state, counting_hook)
+        self.replicas = [self._ddp]
 
-    def begin_step(self, parameters: Sequence[nn.Parameter], count: int) -> None:
+    def begin_step(self, parameters: Sequence[nn.Parameter], num_microbatches: int) -> None:
         """Where several rounds add up before a reduction, gradients stay where the buckets are: a
         second copy of them would be a whole model more.
         """
-        kept = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        if kept and self._plan.accumulation_steps > 1:
-            torch._foreach_zero_(kept)
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        if gradients and self._plan.accumulation_steps > 1:
+            torch._foreach_zero_(gradients)
         else:
-            super().begin_step(parameters, count)
+            super().begin_step(parameters, num_microbatches)
 
     def accumulation_round(
-        self, index: int, slot: MicroBatch, last: bool
-    ) -> AbstractContextManager[Any]:
-        return nullcontext() if last else self._placed.no_sync()
+        self, _device_index: int, _microbatch: MicroBatch, *, is_last: bool
+    ) -> AbstractContextManager[object]:
+        return nullcontext() if is_last else self._ddp.no_sync()
 
     def check_all_used(self, loss: torch.Tensor) -> None:
         """Its buckets wait for every gradient: a missing one would leave ranks waiting for each
         other. Later steps: see reduce().
         """
-        used, named = params_reached_by(loss), trainable(self.models[0].named_parameters())
-        check_used(
-            list(named),
-            (id(parameter) in used for parameter in named.values()),
-            self._comm,
-            self._devices[0],
-        )
+        reached = params_reached_by(loss)
+        named = self.models[0].named_parameters()
+        used = {name: id(p) in reached for name, p in named if p.requires_grad}
+        check_used(used, self._comm, self._devices[0])
 
     def reduce(self, parameters: Sequence[nn.Parameter]) -> None:
         """UserError: a bucket was still waiting for a gradient when backward ended, so its
         parameters were not summed.
         """
-        reduced, self._reduced = self._reduced, 0
-        if reduced != len(parameters):
+        num_reduced, self._num_reduced = self._num_reduced, 0
+        if num_reduced != len(parameters):
             raise UserError(
                 "this step's loss did not use all parameters, as the first one did: the gradients"
-                f" of {len(parameters) - reduced} were not added up",
+                f" of {len(parameters) - num_reduced} were not added up",
                 "use them in every step (times 0 where they don't count), or --strategy fsdp",
                 "model",
             )
 
 
-def _hook(compress: str, group: dist.ProcessGroup) -> tuple[Any, Any]:
+CommHook = Callable[[Any, GradBucket], torch.futures.Future[torch.Tensor]]
+
+
+def _comm_hook(compress: str, group: dist.ProcessGroup) -> tuple[object, CommHook]:
     """(state, hook) for DDP."""
     if compress == "powersgd":
-        return (
-            powersgd.PowerSGDState(
-                process_group=group,
-                matrix_approximation_rank=4,
-                start_powerSGD_iter=2,
-                use_error_feedback=True,
-            ),
-            _summed_powersgd,
+        state = powersgd.PowerSGDState(
+            process_group=group,
+            matrix_approximation_rank=4,
+            start_powerSGD_iter=2,
+            use_error_feedback=True,
         )
+        return state, _summed_powersgd
     narrow = {"bf16": torch.bfloat16, "fp16": torch.float16}
     return group, sum_bucket_as(narrow[compress]) if compress in narrow else sum_bucket
 

@@ -1,4 +1,4 @@
-"""fsdp and hsdp: weights, gradients and optimizer state shared out among devices, a block's weights
+"""fsdp and hsdp: weights, gradients and optimizer state sharded over devices, a block's weights
 gathered whole while it runs.
 
 Under bf16 and f16 only weights that autocast would round anyway (those of linear and convolution
@@ -8,7 +8,7 @@ they are. So the arithmetic is that of the other strategies.
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -27,17 +27,20 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import MicroBatch
 from samecurve.errors import UserError
+from samecurve.torch_engine.layers.batch_norm import Peers
 from samecurve.torch_engine.model import autocast_rounded, repeated_blocks
 from samecurve.torch_engine.process_group import AllGatherComplex, Comm, ReduceScatterComplex
+from samecurve.torch_engine.strategies.protocol import Materialize
 
+T = TypeVar("T")
 _NARROW = {"bf16": torch.bfloat16, "f16": torch.float16}
 
 
 class FSDP:
-    """shards = world: fsdp.
+    """As many shards as ranks: fsdp.
 
-    Fewer: hsdp, several copies of the model, each shared out; gradients are summed over copies in
-    the last round only.
+    Fewer: hsdp, several copies of the model, each sharded; gradients are summed over copies in the
+    last round only.
     """
 
     def __init__(self, plan: Plan, comm: Comm, devices: Sequence[torch.device]) -> None:
@@ -51,83 +54,77 @@ class FSDP:
         kind, shards = self._device.type, self._plan.shards
         if shards == self._comm.world_size:
             return DeviceMesh.from_group(group, kind, mesh_dim_names=("shard",))
-        members = torch.tensor(dist.get_process_group_ranks(group)).view(-1, shards)
-        own = dist.get_rank()
-        mine = []
-        for ranks in (
-            *members.T.tolist(),
-            *members.tolist(),
-        ):  # made by all processes there are, in one order
-            made = dist.new_group(ranks)
-            mine += [made] if own in ranks else []
-        return DeviceMesh.from_group(mine, kind, mesh=members, mesh_dim_names=("copy", "shard"))
+        copies = torch.tensor(dist.get_process_group_ranks(group)).view(-1, shards)
+        own_groups = []
+        # Made by all processes there are, in one order:
+        for ranks in (*copies.T.tolist(), *copies.tolist()):
+            new_group = dist.new_group(ranks)
+            if dist.get_rank() in ranks:
+                own_groups.append(new_group)
+        return DeviceMesh.from_group(
+            own_groups, kind, mesh=copies, mesh_dim_names=("copy", "shard")
+        )
 
-    def peers(self) -> Sequence[Any]:
+    def peers(self) -> Sequence[Peers]:
         return [self._comm]
 
-    def distribute(self, models: list[nn.Module], fill: Callable[[nn.Module], None]) -> None:
+    def distribute(self, models: list[nn.Module], materialize: Materialize) -> None:
         model = models[0]
-        _check_shareable(model)
+        _check_can_be_sharded(model)
         for block in repeated_blocks(model):
-            fill(block)
-            self._share_out(block, self._plan.reshard)
-        fill(model)
-        self._share_out(model, False)
-        for module in self._sharded(model):
+            materialize(block)
+            self._shard(block, reshard_after_forward=self._plan.reshard)
+        materialize(model)
+        self._shard(model, reshard_after_forward=False)
+        for module in self._sharded_modules(model):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
         for buffer in model.buffers():
             buffer.data = buffer.data.to(self._device)
         self.models = self.replicas = [model]
 
-    def _share_out(self, part: nn.Module, reshard: bool) -> None:
+    def _shard(self, part: nn.Module, *, reshard_after_forward: bool) -> None:
         """In groups of one number format each: complex ones, those gathered in two bytes, the rest."""
-        rest = [module for module in part.modules() if not isinstance(module, FSDPModule)]
-        how: dict[str, Any] = {
+        modules = [module for module in part.modules() if not isinstance(module, FSDPModule)]
+        offload: OffloadPolicy = OffloadPolicy()
+        if self._plan.offload:
+            offload = CPUOffloadPolicy(pin_memory=self._device.type == "cuda")
+        options: dict[str, Any] = {
             "mesh": self._mesh,
-            "reshard_after_forward": reshard,
-            "offload_policy": (
-                CPUOffloadPolicy(pin_memory=self._device.type == "cuda")
-                if self._plan.offload
-                else OffloadPolicy()
-            ),
+            "reshard_after_forward": reshard_after_forward,
+            "offload_policy": offload,
         }
-        for module in rest:
-            if module is not part and any(
-                parameter.is_complex() for parameter in module.parameters(recurse=False)
-            ):
-                fully_shard(module, **how)
+        for module in modules:
+            if module is not part and _has_complex(module):
+                fully_shard(module, **options)
         narrow = _NARROW.get(self._plan.precision)
-        two_bytes = autocast_rounded(part, rest) if narrow else []
+        two_bytes = autocast_rounded(part, modules) if narrow else []
         if two_bytes:
-            fully_shard(
-                two_bytes,
-                mp_policy=MixedPrecisionPolicy(narrow, torch.float32, cast_forward_inputs=False),
-                **how,
-            )
-        fully_shard(part, mp_policy=MixedPrecisionPolicy(cast_forward_inputs=False), **how)
-        for module in self._sharded(part):
-            if any(parameter.is_complex() for parameter in module.parameters(recurse=False)):
+            policy = MixedPrecisionPolicy(narrow, torch.float32, cast_forward_inputs=False)
+            fully_shard(two_bytes, mp_policy=policy, **options)
+        fully_shard(part, mp_policy=MixedPrecisionPolicy(cast_forward_inputs=False), **options)
+        for module in self._sharded_modules(part):
+            if _has_complex(module):
                 module.set_custom_all_gather(AllGatherComplex())
                 module.set_custom_reduce_scatter(ReduceScatterComplex())
 
     @staticmethod
-    def _sharded(model: nn.Module) -> list[Any]:
+    def _sharded_modules(model: nn.Module) -> list[Any]:
         return [module for module in model.modules() if isinstance(module, FSDPModule)]
 
-    def run_jobs(self, jobs: Sequence[Callable[[], Any]]) -> list[Any]:
+    def run_jobs(self, jobs: Sequence[Callable[[], T]]) -> list[T]:
         return [job() for job in jobs]
 
-    def begin_step(self, parameters: Sequence[nn.Parameter], count: int) -> None:
+    def begin_step(self, parameters: Sequence[nn.Parameter], _num_microbatches: int) -> None:
         for parameter in parameters:
             parameter.grad = None
 
     def accumulation_round(
-        self, index: int, slot: MicroBatch, last: bool
-    ) -> AbstractContextManager[Any]:
+        self, _device_index: int, _microbatch: MicroBatch, *, is_last: bool
+    ) -> AbstractContextManager[object]:
         if self._plan.shards < self._plan.num_devices:
             root: Any = self.models[0]
-            root.set_requires_all_reduce(last)
+            root.set_requires_all_reduce(is_last)
         return nullcontext()
 
     def check_all_used(self, loss: torch.Tensor) -> None: ...
@@ -142,9 +139,9 @@ class FSDP:
     def reduce(self, parameters: Sequence[nn.Parameter]) -> None: ...
 
     def norm(self, gradients: Iterable[torch.Tensor]) -> torch.Tensor:
-        norms = torch._foreach_norm(list(gradients))
-        own = torch.stack(norms).double().square().sum().to(self._device)
-        return self._shards.all_reduce(own)().sqrt()
+        norms = torch._foreach_norm(list(gradients))  # noqa: SLF001 - public nowhere
+        squared = torch.stack(norms).double().square().sum().to(self._device)
+        return self._shards.all_reduce(squared)().sqrt()
 
     def sync_replicas(self) -> None: ...
 
@@ -164,7 +161,11 @@ class FSDP:
     def close(self) -> None: ...
 
 
-def _check_shareable(model: nn.Module) -> None:
+def _has_complex(module: nn.Module) -> bool:
+    return any(parameter.is_complex() for parameter in module.parameters(recurse=False))
+
+
+def _check_can_be_sharded(model: nn.Module) -> None:
     """UserError: what fully_shard can't group."""
     owner: dict[int, int] = {}
     for number, block in enumerate(repeated_blocks(model)):

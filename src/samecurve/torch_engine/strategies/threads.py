@@ -31,12 +31,12 @@ class ThreadPeer:
         one thread for each GPU: two peers on one would wait for each other in backward) and works
         on its default stream, which orders the copies between them.
         """
-        parts = self._swap(values.detach().clone())
+        parts = self._exchange(values.detach().clone())
         total = torch.zeros_like(values)
-        for index, part in enumerate(parts):
+        for rank, part in enumerate(parts):
             if part is None:
                 raise RuntimeError(
-                    f"thread {index} has ended while thread {self.rank} waits for it in total():"
+                    f"thread {rank} has ended while thread {self.rank} waits for it in all_reduced():"
                     " all must call it equally often"
                 )
             total += part.to(total.device)
@@ -46,12 +46,12 @@ class ThreadPeer:
         self._turn = 0
 
     def end(self) -> None:
-        """Meet the others a last time, so that one which still waits in total() learns that this
+        """Meet the others a last time, so that one which still waits in all_reduced() learns that this
         thread has ended.
         """
-        self._swap(None)
+        self._exchange(None)
 
-    def _swap(self, part: torch.Tensor | None) -> list[torch.Tensor | None]:
+    def _exchange(self, part: torch.Tensor | None) -> list[torch.Tensor | None]:
         """Everyone's part.
 
         Two boards in turn: who writes on one has met the others since, at the barrier of the turn

@@ -1,0 +1,85 @@
+"""What a strategy is: how a model lies on devices, and how gradients are summed over them."""
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol, TypeVar
+
+import torch
+from torch import nn
+
+from samecurve.core.protocols import MicroBatch
+from samecurve.torch_engine.layers.batch_norm import Peers
+
+T = TypeVar("T")
+Materialize = Callable[[nn.Module], None]  # makes the parameters of a part real
+
+
+class Strategy(Protocol):
+    models: list[nn.Module]
+    # One for each device of this process; the first holds the weights and, after reduce(), the
+    # gradients.
+    replicas: list[nn.Module]
+    # What a step calls for them.
+
+    def peers(self) -> Sequence[Peers]:
+        """For each device of this process, what adds up values over all devices."""
+        ...
+
+    def distribute(self, models: list[nn.Module], materialize: Materialize) -> None:
+        """Lay out the first of `models`, part by part; the others are for the other devices of this
+        process.
+        """
+        ...
+
+    def run_jobs(self, jobs: Sequence[Callable[[], T]]) -> list[T]:
+        """One job for each device of this process."""
+        ...
+
+    def begin_step(self, parameters: Sequence[nn.Parameter], num_microbatches: int) -> None:
+        """Before a step: no gradient is left. num_microbatches: over all devices."""
+        ...
+
+    def accumulation_round(
+        self, device_index: int, microbatch: MicroBatch, *, is_last: bool
+    ) -> AbstractContextManager[object]:
+        """Around forward and backward of one microbatch.
+
+        device_index: which of this process's devices
+        is_last: of that device's microbatches in this step
+        """
+        ...
+
+    def check_all_used(self, loss: torch.Tensor) -> None:
+        """Before the very first backward.
+
+        UserError, on every rank: it would not give all gradients that the reduction waits for.
+        """
+        ...
+
+    def params_with_grad(self) -> set[str]:
+        """After reduce(): parameters that some microbatch of this process gave a gradient."""
+        ...
+
+    def reduce(self, parameters: Sequence[nn.Parameter]) -> None:
+        """After the last round: leave the sum over all devices in the first replica's gradients."""
+        ...
+
+    def norm(self, gradients: Iterable[torch.Tensor]) -> torch.Tensor:
+        """The norm of the whole gradient from this process's part of it; float64, the same on every
+        rank.
+        """
+        ...
+
+    def sync_replicas(self) -> None:
+        """After an update: give the other replicas of this process the new weights."""
+        ...
+
+    def local_shard(self, tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """(shape of the whole, where this process's part of it begins)."""
+        ...
+
+    def replica_index(self, tensor: torch.Tensor) -> tuple[int, int]:
+        """(which, of how many) processes hold the same part of it as this one."""
+        ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,178 @@
+"""One optimizer step: microbatches, reduction, clipping and update, without waiting for the device."""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from functools import partial
+
+import torch
+
+from samecurve.core.determinism.mean import Mean
+from samecurve.core.protocols import Arrays, Batch, MicroBatch
+from samecurve.torch_engine.checkpoint import State
+from samecurve.torch_engine.precision import (
+    LossScale,
+    autocast_for,
+    current_device,
+    weight_dtype,
+)
+from samecurve.torch_engine.profiling.forward_timer import ForwardTimer
+from samecurve.torch_engine.setup import EngineSetup
+from samecurve.torch_engine.step_metrics import QueuedMetrics, peak_memory_bytes, rank_report
+from samecurve.torch_engine.step_totals import StepTotals, step_totals
+from samecurve.torch_engine.strategies.exact import SideEffectCheck
+from samecurve.torch_engine.unused_params import check_used
+
+
+class TrainingStep:
+    def __init__(self, setup: EngineSetup) -> None:
+        self._setup, self._plan, self._task = setup, setup.plan, setup.task
+        self._comm, self._strategy, self._devices = setup.comm, setup.strategy, setup.devices
+        self._forward_timer = ForwardTimer(setup.device)
+        self._loss_factors: list[torch.Tensor] = []
+        self._usage_checked = False  # whether every parameter has been seen to have a gradient
+
+    def run(self, state: State, batch: Batch, lr: float, requests: Sequence[int]) -> QueuedMetrics:
+        """Train on one batch; all ranks call it together.
+
+        requests: what this rank was asked, in the order of events.REQUESTS
+        """
+        plan, strategy, timeline = self._plan, self._strategy, self._comm.timeline
+        totals = step_totals(self._setup.num_sum_rows(batch.samples), self._devices)
+        for param in state.viewed_apart:
+            param.view.grad = None
+        strategy.begin_step(state.parameters, self._setup.num_microbatches(batch.samples))
+        if plan.reseeded_dropout:
+            seed = hash((plan.fixed.seed, batch.step, self._comm.rank))
+            torch.manual_seed(seed & 0x7FFFFFFF)
+
+        with timeline.phase("rounds"):
+            factors = self._loss_factors_of(state.scale)
+            strategy.run_jobs(
+                [
+                    partial(
+                        self._accumulate,
+                        index,
+                        [microbatches[index] for microbatches in batch.rounds],
+                        factors[index],
+                        totals,
+                    )
+                    for index in range(len(self._devices))
+                ]
+            )
+        with timeline.phase("reduce"):
+            strategy.reduce(state.parameters)
+        if not self._usage_checked:
+            self._check_all_used(state)
+        totals.all_reduce(self._comm, self._report(batch, requests))
+
+        for param in state.viewed_apart:
+            param.refresh()
+        views = [param.view for param in state.trained]
+        gradients = [view.grad for view in views if view.grad is not None]
+        with timeline.phase("clip"):
+            scaling = totals.gradient_scaling(
+                strategy.norm(gradients),
+                state.scale.value,
+                nominal_weight=plan.nominal_weight,
+                clip=self._setup.optimizer.clip,
+            )
+            _multiply(gradients, scaling.factor)
+        with timeline.phase("optimizer"):
+            state.optimizer.step(lr, finite=scaling.finite)
+        with timeline.phase("replicas"):
+            strategy.sync_replicas()
+
+        metrics = totals.queue_metrics(scaling, state.scale.value, self._comm.world_size)
+        state.scale.update(finite=scaling.finite)
+        return metrics
+
+    def _accumulate(
+        self,
+        device_index: int,
+        microbatches: Sequence[MicroBatch | None],
+        loss_factor: torch.Tensor,
+        totals: StepTotals,
+    ) -> None:
+        """Forward and backward of one device's microbatches, in their order.
+
+        A dummy's loss is scaled by 0: it is a copy of a real row, so only what spoils the step
+        anyway could make that a nan.
+        """
+        device, timeline = self._devices[device_index], self._comm.timeline
+        real_rounds = (number for number, microbatch in enumerate(microbatches) if microbatch)
+        first = next(real_rounds, 0)  # ranks may differ in how many they have
+        waits_for_nobody = self._plan.shards == 1 and not self._plan.norm_sync
+        timed = device_index == 0 and waits_for_nobody
+        for number, microbatch in enumerate(microbatches):
+            if microbatch is None:
+                continue
+            is_last = number == len(microbatches) - 1
+            with (
+                current_device(device),
+                self._strategy.accumulation_round(device_index, microbatch, is_last=is_last),
+            ):
+                timer = self._forward_timer.timed() if timed and number == first else nullcontext()
+                with timeline.phase("forward", device_index), timer:
+                    loss_sum, weight = self._forward(device_index, microbatch)
+                if not self._usage_checked and number == first:
+                    self._strategy.check_all_used(loss_sum)
+                with timeline.phase("backward", device_index):
+                    factor = loss_factor if microbatch.real else torch.zeros_like(loss_factor)
+                    torch.autograd.backward(loss_sum, factor.to(loss_sum.dtype))
+            if microbatch.real:
+                totals.add(device_index, self._setup.sum_row(microbatch), loss_sum, weight)
+
+    def _forward(self, device_index: int, microbatch: MicroBatch) -> Mean:
+        device, keys = self._devices[device_index], microbatch.keys
+        if keys is not None:
+            keys = keys.to(device, non_blocking=True)
+        self._setup.contexts[device_index].begin(keys, real=microbatch.real)
+        side_effects = None
+        if self._plan.exact and not self._usage_checked:
+            side_effects = SideEffectCheck(self._strategy.models[device_index], device)
+        with autocast_for(self._plan.precision, device):
+            model = self._strategy.replicas[device_index]
+            loss = self._task.loss(model, to_device(microbatch.arrays, device))
+        if side_effects:
+            side_effects.check()
+        return loss
+
+    def _loss_factors_of(self, scale: LossScale) -> list[torch.Tensor]:
+        """What each device's losses are multiplied by; only f16's changes from step to step."""
+        if not self._loss_factors or scale.active:
+            factor = scale.value / self._plan.nominal_weight
+            dtype = weight_dtype(self._plan.precision)
+            self._loss_factors = [factor.to(device, dtype) for device in self._devices]
+        return self._loss_factors
+
+    def _check_all_used(self, state: State) -> None:
+        """UserError, on every rank: a parameter has no gradient; that of the first step tells."""
+        with_grad = self._strategy.params_with_grad()
+        check_used(
+            {param.name: param.name in with_grad for param in state.trained},
+            self._comm,
+            self._setup.device,
+            by_any_rank=self._plan.exact,
+        )
+        self._usage_checked = True
+
+    def _report(self, batch: Batch, requests: Sequence[int]) -> list[float]:
+        return rank_report(
+            self._plan,
+            self._comm.rank,
+            requests=requests,
+            wait_seconds=batch.wait_seconds,
+            forward_seconds=self._forward_timer.seconds,
+            memory_bytes=map(peak_memory_bytes, self._devices),
+        )
+
+
+def to_device(arrays: Arrays, device: torch.device) -> Arrays:
+    return {name: tensor.to(device, non_blocking=True) for name, tensor in arrays.items()}
+
+
+def _multiply(gradients: list[torch.Tensor], factor: float | torch.Tensor) -> None:
+    """In place. factor: a number, which may lie on the device that clips."""
+    if isinstance(factor, torch.Tensor):
+        factor = factor.to(gradients[0].device, gradients[0].dtype)
+    torch._foreach_mul_(gradients, factor)
