@@ -4,70 +4,65 @@ row.
 
 import time
 from collections.abc import Callable
-from typing import Any
+from functools import partial
 
 import torch
 import torch.distributed as dist
 
-_SMALL, _ROW = (
-    1 << 20,
-    10,
-)  # below so many bytes a clock is read around a row of calls: one alone is too short
-_TRIES = 3  # before those that count: buffers and connections are made then
+_SMALL = 1 << 20  # bytes below which the clock is read around a row of calls: one is too short
+_ROW = 10
+_WARM_UP = 3  # buffers and connections are made then
 
 
 def time_collective(
     name: str, group: dist.ProcessGroup, device: torch.device, size: int, times: int
 ) -> list[float]:
-    """`times` times the seconds of one call.
+    """The seconds of one call, measured so many times.
 
-    size: bytes of the whole array (of what is gathered, or scattered), a multiple of 4 x ranks.
+    size: bytes of the whole array (of what is gathered, or scattered), a multiple of 4 x ranks
+
     RuntimeError: what came of it is wrong.
     """
     call = _call(name, group, device, size)
     calls = _ROW if size < _SMALL else 1
-    for _ in range(_TRIES):
+    for _ in range(_WARM_UP):
         call()
     _drain(device)
-    found = []
+    seconds = []
     for _ in range(times):
         began = time.perf_counter()
         for _ in range(calls):
             call()
         _drain(device)
-        found.append((time.perf_counter() - began) / calls)
-    return found
+        seconds.append((time.perf_counter() - began) / calls)
+    return seconds
 
 
 def _call(
     name: str, group: dist.ProcessGroup, device: torch.device, size: int
-) -> Callable[[], Any]:
+) -> Callable[[], object]:
     """The collective on arrays of its own, zeros after it was seen to be right with ones: they stay
     zeros however often they are added up.
     """
-    world = dist.get_world_size(group)
-    whole, part = (
-        torch.ones(size // 4, device=device),
-        torch.ones(size // 4 // world, device=device),
-    )
-    calls: dict[str, tuple[Callable[[], Any], torch.Tensor, float]] = {
-        "all-reduce": (lambda: dist.all_reduce(whole, group=group), whole, world),
-        "all-gather": (lambda: dist.all_gather_into_tensor(whole, part, group=group), whole, 1),
-        "reduce-scatter": (
-            lambda: dist.reduce_scatter_tensor(part, whole, group=group),
-            part,
-            world,
-        ),
-    }
-    call, into, right = calls[name]
+    world_size = dist.get_world_size(group)
+    whole = torch.ones(size // 4, device=device)
+    shard = torch.ones(size // 4 // world_size, device=device)
+    call: Callable[[], object]
+    if name == "all-reduce":
+        call = partial(dist.all_reduce, whole, group=group)
+        result, expected = whole, world_size
+    elif name == "all-gather":
+        call = partial(dist.all_gather_into_tensor, whole, shard, group=group)
+        result, expected = whole, 1
+    else:
+        call = partial(dist.reduce_scatter_tensor, shard, whole, group=group)
+        result, expected = shard, world_size
     call()
-    if not bool((into == right).all()):
-        raise RuntimeError(
-            f"{name} of {size} bytes: {into.min().item():g} to {into.max().item():g} instead of"
-            f" {right:g}"
-        )
+    if not bool((result == expected).all()):
+        low, high = result.min().item(), result.max().item()
+        raise RuntimeError(f"{name} of {size} bytes: {low:g} to {high:g} instead of {expected:g}")
     whole.zero_()
-    part.zero_()
+    shard.zero_()
     return call
 
 

@@ -21,8 +21,8 @@ from samecurve.torch_engine.optimizer_params import OptimizerParam, local_view
 from samecurve.units import first_and_count
 
 _SAVED = {torch.float64, torch.float32, torch.int64}
-_FEW = 1 << 24  # scalars with which an optimizer that looks at values is tried before a run
-_NAMED = {"params", "param_names", "lr"}  # of a parameter group: not what the optimizer learns
+_MOST_TRIED_VALUES = 1 << 24  # with which an optimizer that looks at them is tried before a run
+_SET_BY_US = {"params", "param_names", "lr"}  # of a parameter group
 NamedParams = list[tuple[str, nn.Parameter]]
 OptimizerFactory = Callable[[NamedParams, float], torch.optim.Optimizer]
 
@@ -31,61 +31,66 @@ def make_optimizer_update(
     task: Task, fields: Optimizer, trained: Sequence[OptimizerParam]
 ) -> OptimizerUpdate:
     """Of the config, unless the task brings one."""
-    bring: OptimizerFactory | None = getattr(task, "optimizer", None)
-    return UserOptimizer(bring, fields, trained) if bring else BuiltInOptimizer(fields, trained)
+    make: OptimizerFactory | None = getattr(task, "optimizer", None)
+    return UserOptimizer(make, fields, trained) if make else BuiltInOptimizer(fields, trained)
 
 
 class UserOptimizer:
-    """bring: (named parameters, the config's learning rate) -> the optimizer.
+    """make: (named parameters, the config's learning rate) -> the optimizer
 
     UserError: it can't be driven, or was given other parameters.
     """
 
     def __init__(
-        self, bring: OptimizerFactory, fields: Optimizer, trained: Sequence[OptimizerParam]
+        self, make: OptimizerFactory, fields: Optimizer, trained: Sequence[OptimizerParam]
     ) -> None:
         self._trained, self._checked = trained, False
-        self._optimizer = bring([(weight.name, weight.view) for weight in trained], fields.lr)
+        self._optimizer = make([(param.name, param.view) for param in trained], fields.lr)
         self.name = type(self._optimizer).__name__
-        self._check_given()
-        self.lr_scales = [self._rate(group) / fields.lr for group in self._optimizer.param_groups]
+        self._check_step()
+        self._check_params()
+        self.lr_scales = [
+            self._learning_rate(group) / fields.lr for group in self._optimizer.param_groups
+        ]
 
-    def step(self, lr: float, finite: torch.Tensor | bool) -> None:
-        if not bool(
-            finite
-            # waits for the device: nothing else is known to leave every such optimizer's state as it
-            # was
-        ):
+    def step(self, lr: float, *, finite: torch.Tensor | bool) -> None:
+        # Waits for the device: nothing else is known to leave every such optimizer's state as it was.
+        if not bool(finite):
             return
         for group, scale in zip(self._optimizer.param_groups, self.lr_scales, strict=True):
             group["lr"] = lr * scale
-        self._run()
+        self._step()
 
-    def _run(self) -> None:
+    def _step(self) -> None:
+        """UserError: the first one does what could not be saved, or would differ by rank."""
         step: Any = self._optimizer.step
         if self._checked:
             step()
             return
-        before, drawn = self._settings(), self._drawn()
+        settings, generators = self._group_settings(), self._generator_states()
         step()
         self._check_state()
-        changed = [key for key, value in self._settings().items() if before.get(key) != value]
+        changed = [
+            key for key, value in self._group_settings().items() if settings.get(key) != value
+        ]
         if changed:
             raise self._refused(
-                f"changes {first_and_count(changed)} of its parameter groups as it goes, which no checkpoint"
-                " holds",
+                f"changes {first_and_count(changed)} of its parameter groups as it goes, which no"
+                " checkpoint holds",
                 "an optimizer that keeps its course in its state, by parameter",
             )
-        if self._drawn() != drawn:
+        if self._generator_states() != generators:
             raise self._refused(
                 "draws random numbers, which each rank would draw for itself",
                 "an optimizer that follows from the gradients alone",
             )
         self._checked = True
 
-    def state_of(self, weight: OptimizerParam) -> Mapping[str, torch.Tensor]:
+    def state_of(self, param: OptimizerParam) -> Mapping[str, torch.Tensor]:
         return {
-            slot: _tensor(value) for slot, value in self._state(weight).items() if value is not None
+            name: _as_tensor(value)
+            for name, value in self._state_of(param).items()
+            if value is not None
         }
 
     def shared_state(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -95,43 +100,39 @@ class UserOptimizer:
         """By a step of zero gradients: what a torch optimizer keeps is known after its first step
         only.
         """
-        for weight in self._trained:
-            weight.view.grad = torch.zeros_like(weight.view)
-        self._run()
-        for weight in self._trained:
-            weight.view.grad = None
+        for param in self._trained:
+            param.view.grad = torch.zeros_like(param.view)
+        self._step()
+        for param in self._trained:
+            param.view.grad = None
 
-    def after_restore(self, saved: StoredArrays, filled: Mapping[str, torch.Tensor]) -> None:
-        for weight in self._trained:
-            state = self._state(weight)
-            for slot, value in state.items():
+    def after_restore(self, _saved: StoredArrays, filled: Mapping[str, torch.Tensor]) -> None:
+        """Tensors are filled in place; single numbers are set here."""
+        for param in self._trained:
+            state = self._state_of(param)
+            for name, value in state.items():
                 if isinstance(value, int | float):
-                    state[slot] = type(value)(filled[f"optimizer/{slot}/{weight.name}"].item())
+                    number = filled[f"optimizer/{name}/{param.name}"].item()
+                    state[name] = type(value)(number)
 
-    def _state(self, weight: OptimizerParam) -> dict[str, Any]:
-        found: dict[str, Any] = self._optimizer.state.get(weight.view, {})
-        return found
+    def _state_of(self, param: OptimizerParam) -> dict[str, Any]:
+        state: dict[str, Any] = self._optimizer.state.get(param.view, {})
+        return state
 
-    def _settings(self) -> dict[str, str]:
-        return {
-            key: repr([group.get(key) for group in self._optimizer.param_groups])
-            for group in self._optimizer.param_groups
-            for key in group
-            if key not in _NAMED
-        }
+    def _group_settings(self) -> dict[str, str]:
+        groups = self._optimizer.param_groups
+        keys = dict.fromkeys(key for group in groups for key in group if key not in _SET_BY_US)
+        return {key: repr([group.get(key) for group in groups]) for key in keys}
 
-    def _drawn(self) -> list[bytes]:
+    def _generator_states(self) -> list[bytes]:
         """What changes with every random number of torch's."""
         device = self._trained[0].view.device
-        return [
-            state.numpy().tobytes()
-            for state in (
-                torch.get_rng_state(),
-                *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else []),
-            )
-        ]
+        states = [torch.get_rng_state()]
+        if device.type == "cuda":
+            states.append(torch.cuda.get_rng_state(device))
+        return [state.numpy().tobytes() for state in states]
 
-    def _rate(self, group: Mapping[str, Any]) -> float:
+    def _learning_rate(self, group: Mapping[str, object]) -> float:
         rate = group.get("lr")
         if not isinstance(rate, int | float | torch.Tensor):
             raise self._refused(
@@ -140,7 +141,7 @@ class UserOptimizer:
             )
         return float(rate)
 
-    def _check_given(self) -> None:
+    def _check_step(self) -> None:
         closure = inspect.signature(self._optimizer.step).parameters.get("closure")
         if closure and closure.default is closure.empty:
             raise self._refused(
@@ -148,10 +149,10 @@ class UserOptimizer:
                 " its loss once",
                 "an optimizer whose step() needs nothing",
             )
-        given = {
-            id(parameter) for group in self._optimizer.param_groups for parameter in group["params"]
-        }
-        missing = [weight.name for weight in self._trained if id(weight.view) not in given]
+
+    def _check_params(self) -> None:
+        ids = {id(param) for group in self._optimizer.param_groups for param in group["params"]}
+        missing = [param.name for param in self._trained if id(param.view) not in ids]
         remedy = (
             "all of `params`, which are (name, parameter) pairs: under fsdp, and where weights are"
             " complex, they are not the model's own; freeze: true in optimizer.groups leaves"
@@ -159,52 +160,49 @@ class UserOptimizer:
         )
         if missing:
             raise self._refused(f"was not given {first_and_count(missing)}", remedy)
-        if len(given) > len(self._trained):
+        if len(ids) > len(self._trained):
             raise self._refused(
                 "was given more than `params` (parameters beside them:"
-                f" {len(given) - len(self._trained)})",
+                f" {len(ids) - len(self._trained)})",
                 remedy,
             )
 
     def _check_state(self) -> None:
-        known = {id(weight.view): weight for weight in self._trained}
-        for key, slots in self._optimizer.state.items():
-            weight = known.get(id(key))
-            if weight is None:
+        params = {id(param.view): param for param in self._trained}
+        for key, state in self._optimizer.state.items():
+            param = params.get(id(key))
+            if param is None:
                 raise self._refused(
                     f"keeps state that belongs to no parameter ({str(key)[:40]})",
                     "state by parameter",
                 )
-            for slot, value in slots.items():
-                if what := _odd(slot, value, weight):
-                    remedy = (
-                        "state that is a tensor of the parameter's shape (float32, float64, int64)"
-                        " or one number"
-                    )
+            for name, value in state.items():
+                if fault := _fault_of(name, value, param):
                     raise self._refused(
-                        f"keeps {slot!r} of {weight.name} as {what}, which can be neither shared"
+                        f"keeps {name!r} of {param.name} as {fault}, which can be neither shared"
                         " out nor saved by name",
-                        remedy,
+                        "state that is a tensor of the parameter's shape (float32, float64, int64)"
+                        " or one number",
                     )
 
     def _refused(self, cause: str, remedy: str) -> UserError:
         return UserError(f"optimizer() of the task: {self.name} {cause}", remedy, "task")
 
 
-def _odd(slot: object, value: Any, weight: OptimizerParam) -> str:
-    """What is wrong with it; empty: nothing."""
-    if not isinstance(slot, str) or "/" in slot:
+def _fault_of(name: object, value: object, param: OptimizerParam) -> str:
+    """What is wrong with an entry of a parameter's state; empty: nothing."""
+    if not isinstance(name, str) or "/" in name:
         return "an entry without a plain name"
     if value is None or isinstance(value, int | float):
         return ""
     if not isinstance(value, torch.Tensor):
         return type(value).__name__
-    if value.ndim and value.shape != weight.view.shape:
-        return f"a tensor of shape {tuple(value.shape)}, where it has {tuple(weight.view.shape)}"
+    if value.ndim and value.shape != param.view.shape:
+        return f"a tensor of shape {tuple(value.shape)}, where it has {tuple(param.view.shape)}"
     return "" if value.dtype in _SAVED else f"{value.dtype}"
 
 
-def _tensor(value: Any) -> torch.Tensor:
+def _as_tensor(value: torch.Tensor | float) -> torch.Tensor:
     if isinstance(value, torch.Tensor):
         return value
     return torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else torch.int64)
@@ -212,29 +210,26 @@ def _tensor(value: Any) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class TriedOptimizer:
-    """name: of its class.
+    """What a user's optimizer does with the parameters of a model."""
 
-    scales: of the config's learning rate, by group. slots: arrays of a parameter's shape for each;
-    None: not tried, since it looks at values and there are many.
-    """
-
-    name: str
-    lr_scales: tuple[float, ...]
+    name: str  # of its class
+    lr_scales: tuple[float, ...]  # of the config's learning rate, by group
+    # Arrays of a parameter's shape for each; None: not tried, since it looks at values, of which
+    # there are many.
     num_states: int | None
 
 
-def try_optimizer(bring: OptimizerFactory, fields: Optimizer, model: nn.Module) -> TriedOptimizer:
-    """What an optimizer does with the parameters of an outline. UserError: it is refused."""
+def try_optimizer(make: OptimizerFactory, fields: Optimizer, model: nn.Module) -> TriedOptimizer:
+    """model: an outline, on the meta device. UserError: the optimizer is refused."""
     try:
-        return _tried(bring, fields, model, "meta")
-    except (
-        Exception
-    ):  # it looks at values, or at where they lie; whatever is really wrong comes again
-        return _tried(bring, fields, model, "cpu")
+        return _try_on("meta", make, fields, model)
+    # It looks at values, or at where they lie; whatever is really wrong comes again.
+    except Exception:
+        return _try_on("cpu", make, fields, model)
 
 
-def _tried(
-    bring: OptimizerFactory, fields: Optimizer, model: nn.Module, device: str
+def _try_on(
+    device: str, make: OptimizerFactory, fields: Optimizer, model: nn.Module
 ) -> TriedOptimizer:
     trained = [
         OptimizerParam(
@@ -245,25 +240,26 @@ def _tried(
         for name, parameter in model.named_parameters()
         if parameter.requires_grad
     ]
-    made = UserOptimizer(bring, fields, trained)
-    if device != "meta" and sum(weight.view.numel() for weight in trained) > _FEW:
-        return TriedOptimizer(made.name, tuple(made.lr_scales), None)
+    optimizer = UserOptimizer(make, fields, trained)
+    size = sum(param.view.numel() for param in trained)
+    if device != "meta" and size > _MOST_TRIED_VALUES:
+        return TriedOptimizer(optimizer.name, tuple(optimizer.lr_scales), None)
     try:
-        made.create_state()
+        optimizer.create_state()
     except UserError:
         raise
     except Exception as error:
         raise UserError(
-            f"optimizer() of the task: {made.name} fails in a first step with zero gradients:"
+            f"optimizer() of the task: {optimizer.name} fails in a first step with zero gradients:"
             f" {type(error).__name__}: {error}",
             "an optimizer that takes dense gradients of any value",
             "task",
         ) from error
-    slots = max(
+    num_states = max(
         sum(
-            tensor.shape == weight.view.shape and bool(tensor.ndim)
-            for tensor in made.state_of(weight).values()
+            tensor.shape == param.view.shape and bool(tensor.ndim)
+            for tensor in optimizer.state_of(param).values()
         )
-        for weight in trained
+        for param in trained
     )
-    return TriedOptimizer(made.name, tuple(made.lr_scales), slots)
+    return TriedOptimizer(optimizer.name, tuple(optimizer.lr_scales), num_states)

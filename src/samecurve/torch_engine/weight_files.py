@@ -7,9 +7,11 @@ import pickle
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
@@ -18,14 +20,15 @@ from samecurve.errors import UserError
 from samecurve.torch_engine.optimizer_params import local_view
 
 PICKLED = (".pt", ".pth", ".bin")
-_NAMES = (
+# In a directory, the first that is there:
+_FILE_NAMES = (
     "model.safetensors",
     "model.safetensors.index.json",
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
-)  # in a directory, the first that is there
-_NESTED = ("model", "state_dict", "model_state_dict")
-_TYPES = {
+)
+_NESTED_KEYS = ("model", "state_dict", "model_state_dict")
+_SAFETENSORS_DTYPES = {
     "F64": "float64",
     "F32": "float32",
     "F16": "float16",
@@ -34,50 +37,43 @@ _TYPES = {
     "I32": "int32",
     "C64": "complex64",
 }
-_KEPT = {
-    torch.float64,
-    torch.int64,
-    torch.int32,
-    torch.complex128,
-}  # as they are; other floating values are read as float32, which holds them all
+# Read as they are; other floating values are read as float32, which holds them all.
+_KEPT_DTYPES = {torch.float64, torch.int64, torch.int32, torch.complex128}
 _WHERE = "--init-from"
 
 
 @dataclass(frozen=True)
 class WeightArray:
-    """One array of a file.
+    """One array of a file."""
 
-    dtype: as torch names it. shape: as a checkpoint has it, complex values as pairs. read: its
-    values, exactly, in 4 bytes or more.
-    """
-
-    dtype: str
-    shape: tuple[int, ...]
-    read: Callable[[], NDArray[Any]]
+    dtype: str  # as torch names it
+    shape: tuple[int, ...]  # as a checkpoint has it, complex values as pairs
+    read: Callable[[], NDArray[np.generic]]  # its values, exactly, in 4 bytes or more
 
 
 def read_weights(path: Path) -> tuple[dict[str, WeightArray], list[str]]:
-    """path: a file, or a directory that has one of _NAMES.
+    """path: a file, or a directory that has one of _FILE_NAMES
 
-    Returns arrays by name, and what the user should know. UserError: anything else, damaged, or no
-    plain weights.
+    Returns arrays by name, and what the user should know.
+
+    UserError: anything else, damaged, or no plain weights.
     """
     if path.is_dir():
-        found = next((path / name for name in _NAMES if (path / name).is_file()), None)
-        if found is None:
+        files = [path / name for name in _FILE_NAMES if (path / name).is_file()]
+        if not files:
             raise UserError(
-                f"{path} has no {', '.join(_NAMES[:2])}, and is neither a run nor a checkpoint",
+                f"{path} has no {', '.join(_FILE_NAMES[:2])}, and is neither a run nor a checkpoint",
                 "a run, a checkpoint, a .safetensors or .pt file, or a directory with one of those"
                 " files",
                 _WHERE,
             )
-        path = found
+        path = files[0]
     if path.name.endswith(".index.json"):
-        return _indexed(path)
+        return _read_indexed(path)
     if path.suffix == ".safetensors":
-        return _safetensors(path), []
+        return _read_safetensors(path), []
     if path.suffix in PICKLED:
-        return _pickled(path)
+        return _read_pickled(path)
     raise UserError(
         f"{path} is no file of weights, by its name",
         f"a run, a checkpoint, or a file that ends in .safetensors, {', '.join(PICKLED)}",
@@ -85,14 +81,11 @@ def read_weights(path: Path) -> tuple[dict[str, WeightArray], list[str]]:
     )
 
 
-def _indexed(path: Path) -> tuple[dict[str, WeightArray], list[str]]:
+def _read_indexed(path: Path) -> tuple[dict[str, WeightArray], list[str]]:
     """Several files, and which array is in which of them."""
     try:
-        places = json.loads(path.read_text())["weight_map"]
-        if not isinstance(places, dict) or not all(
-            isinstance(file, str) and Path(file).name == file and not file.endswith(".json")
-            for file in places.values()
-        ):
+        file_of = json.loads(path.read_text())["weight_map"]
+        if not isinstance(file_of, dict) or not all(map(_is_beside, file_of.values())):
             raise ValueError("weight_map is no mapping of names to files beside it")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(
@@ -101,22 +94,26 @@ def _indexed(path: Path) -> tuple[dict[str, WeightArray], list[str]]:
             _WHERE,
         ) from None
     arrays: dict[str, WeightArray] = {}
-    words: list[str] = []
-    for file in sorted(set(places.values())):
-        own, said = read_weights(path.parent / file)
-        arrays |= own
-        words += [word for word in said if word not in words]
-    if lacking := sorted(set(places) - set(arrays)):
+    remarks: dict[str, None] = {}
+    for file in sorted(set(file_of.values())):
+        arrays_of_file, remarks_of_file = read_weights(path.parent / file)
+        arrays |= arrays_of_file
+        remarks |= dict.fromkeys(remarks_of_file)
+    if missing := sorted(set(file_of) - set(arrays)):
         raise UserError(
-            f"{path} names {len(lacking)} arrays that are not in their files:"
-            f" {', '.join(lacking[:4])}",
+            f"{path} names {len(missing)} arrays that are not in their files:"
+            f" {', '.join(missing[:4])}",
             "get the files again",
             _WHERE,
         )
-    return arrays, words
+    return arrays, list(remarks)
 
 
-def _safetensors(path: Path) -> dict[str, WeightArray]:
+def _is_beside(file: object) -> bool:
+    return isinstance(file, str) and Path(file).name == file and not file.endswith(".json")
+
+
+def _read_safetensors(path: Path) -> dict[str, WeightArray]:
     try:
         opened: Any = safe_open(str(path), "pt")
         slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118 - no mapping
@@ -126,44 +123,46 @@ def _safetensors(path: Path) -> dict[str, WeightArray]:
         ) from None
     arrays: dict[str, WeightArray] = {}
     for name, part in slices.items():
-        kind = _TYPES.get(part.get_dtype())
-        if kind is None:
+        dtype = _SAFETENSORS_DTYPES.get(part.get_dtype())
+        if dtype is None:
             raise UserError(
                 f"{path}: {name} holds {part.get_dtype()} values",
-                f"weights in {', '.join(_TYPES)}",
+                f"weights in {', '.join(_SAFETENSORS_DTYPES)}",
                 _WHERE,
             )
         shape = tuple(part.get_shape())
-        arrays[name] = WeightArray(
-            kind,
-            (*shape, 2) if kind == "complex64" else shape,
-            lambda name=name: _values(opened.get_tensor(name)),  # type: ignore[misc]
-        )
+        if dtype == "complex64":
+            shape = (*shape, 2)
+
+        def read(name: str = name) -> NDArray[np.generic]:
+            return _to_numpy(opened.get_tensor(name))
+
+        arrays[name] = WeightArray(dtype, shape, read)
     return arrays
 
 
-def _pickled(path: Path) -> tuple[dict[str, WeightArray], list[str]]:
-    found, words = _state_dict(_unpickled(path), path)
+def _read_pickled(path: Path) -> tuple[dict[str, WeightArray], list[str]]:
+    state_dict, remarks = _state_dict(_unpickled(path), path)
     arrays = {}
-    for name, tensor in found.items():
+    for name, tensor in state_dict.items():
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        is_number = tensor.is_floating_point() or tensor.is_complex()
         if (
             tensor.layout != torch.strided
             or tensor.is_quantized
-            or not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype in _KEPT)
+            or not (is_number or tensor.dtype in _KEPT_DTYPES)
         ):
+            layout = str(tensor.layout).removeprefix("torch.")
             raise UserError(
-                f"{path}: {name} is a {str(tensor.layout).removeprefix('torch.')} tensor of"
-                f" {str(tensor.dtype).removeprefix('torch.')}",
-                f"plain weights in {', '.join(_TYPES.values())}",
+                f"{path}: {name} is a {layout} tensor of {dtype}",
+                f"plain weights in {', '.join(_SAFETENSORS_DTYPES.values())}",
                 _WHERE,
             )
         shape = tuple(tensor.shape)
-        arrays[name] = WeightArray(
-            str(tensor.dtype).removeprefix("torch."),
-            (*shape, 2) if tensor.is_complex() else shape,
-            lambda tensor=tensor: _values(tensor),  # type: ignore[misc]
-        )
-    return arrays, words
+        if tensor.is_complex():
+            shape = (*shape, 2)
+        arrays[name] = WeightArray(dtype, shape, partial(_to_numpy, tensor))
+    return arrays, remarks
 
 
 def _unpickled(path: Path) -> Any:
@@ -179,7 +178,7 @@ def _unpickled(path: Path) -> Any:
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         named = re.search(r"GLOBAL (\S+)|(?:class|function|type) (\S+)", str(error))
-        what = f": it holds {next(group for group in named.groups() if group)}" if named else ""
+        what = f": it holds {named.group(1) or named.group(2)}" if named else ""
         raise UserError(
             f"{path} is more than weights, and nothing else is loaded from a pickle, which could"
             f" run any code{what}",
@@ -188,55 +187,55 @@ def _unpickled(path: Path) -> Any:
             _WHERE,
         ) from None
     except Exception as error:  # of any kind: what is no pickle is read as one
+        first_line = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(
-            f"{path} can't be read: {(str(error).splitlines() or [type(error).__name__])[0]}",
+            f"{path} can't be read: {first_line}",
             "is it whole, and written by torch.save? get it again",
             _WHERE,
         ) from None
 
 
-def _state_dict(found: Any, path: Path) -> tuple[dict[str, torch.Tensor], list[str]]:
-    """The state dict that a file is, or has under one of the usual names."""
-    if _is_state(found):
-        return found, []
-    nested = [key for key in _NESTED if isinstance(found, Mapping) and _is_state(found.get(key))]
+def _state_dict(content: object, path: Path) -> tuple[dict[str, torch.Tensor], list[str]]:
+    """The state dict that a file is, or has under one of the usual names; and remarks."""
+    if _is_state_dict(content):
+        return content, []
+    if not isinstance(content, Mapping):
+        content_text = f"of type {type(content).__name__}"
+        nested = {}
+    else:
+        keys = [str(key) for key in content]
+        content_text = f"a mapping with {', '.join(keys[:6]) or 'nothing'}"
+        nested = {key: value for key in _NESTED_KEYS if _is_state_dict(value := content.get(key))}
     if len(nested) == 1:
-        rest = [str(key) for key in found if key != nested[0]]
-        return found[nested[0]], [
-            f'the weights are those under "{nested[0]}"'
-            + (
-                f"; left out: {', '.join(rest[:6])}{' ...' if len(rest) > 6 else ''}"
-                if rest
-                else ""
-            )
-        ]
-    holds = (
-        f"a mapping with {', '.join(map(str, list(found)[:6])) or 'nothing'}"
-        if isinstance(found, Mapping)
-        else f"of type {type(found).__name__}"
-    )
+        ((chosen, state_dict),) = nested.items()
+        rest = [key for key in keys if key != chosen]
+        more = " ..." if len(rest) > 6 else ""
+        left_out = f"; left out: {', '.join(rest[:6])}{more}" if rest else ""
+        return state_dict, [f'the weights are those under "{chosen}"{left_out}']
     several = f"; {' and '.join(nested)} are each a state dict" if nested else ""
     raise UserError(
-        f"{path} holds no single state dict: it is {holds}{several}",
-        f"torch.save(model.state_dict(), ...), or that under {', '.join(_NESTED)}",
+        f"{path} holds no single state dict: it is {content_text}{several}",
+        f"torch.save(model.state_dict(), ...), or that under {', '.join(_NESTED_KEYS)}",
         _WHERE,
     )
 
 
-def _is_state(found: Any) -> bool:
+def _is_state_dict(content: object) -> TypeGuard[dict[str, torch.Tensor]]:
     return (
-        isinstance(found, Mapping)
-        and bool(found)
+        isinstance(content, Mapping)
+        and bool(content)
         and all(
             isinstance(name, str) and isinstance(value, torch.Tensor)
-            for name, value in found.items()
+            for name, value in content.items()
         )
     )
 
 
-def _values(tensor: torch.Tensor) -> NDArray[Any]:
+def _to_numpy(tensor: torch.Tensor) -> NDArray[np.generic]:
     tensor = tensor.detach()
-    if tensor.dtype not in _KEPT:
+    if tensor.dtype not in _KEPT_DTYPES:
         tensor = tensor.to(torch.complex64 if tensor.is_complex() else torch.float32)
-    found: NDArray[Any] = local_view(tensor.resolve_conj().resolve_neg()).contiguous().numpy()
-    return found
+    values: NDArray[np.generic] = (
+        local_view(tensor.resolve_conj().resolve_neg()).contiguous().numpy()
+    )
+    return values

@@ -5,19 +5,18 @@ rank from those that wait for it.
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 
 
 class ForwardTimer:
-    """seconds: of the last one that is known to have ended; on a GPU its own time, which nobody
-    waits for.
+    """seconds: of the last forward pass that is known to have ended; on a GPU its own time, which
+    nobody waits for.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._events: tuple[Any, Any] | None = None
+        self._events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
         self.seconds = 0.0
 
     @contextmanager
@@ -27,18 +26,19 @@ class ForwardTimer:
             yield
             self.seconds = time.perf_counter() - began
             return
-        begin, end = self._taken()
+        begin, end = self._events_to_record()
         begin.record()
         yield
         end.record()
 
-    def _taken(self) -> tuple[Any, Any]:
-        """Two events to record; those of the last time are read if the device has come past them."""
-        if self._events and self._events[1].query():
-            self.seconds = self._events[0].elapsed_time(self._events[1]) / 1e3
-        if not self._events:
+    def _events_to_record(self) -> tuple[torch.cuda.Event, torch.cuda.Event]:
+        """Begin and end; those of the last time are read if the device has come past them."""
+        if self._events is None:
             self._events = (
                 torch.cuda.Event(enable_timing=True),  # type: ignore[no-untyped-call]
                 torch.cuda.Event(enable_timing=True),  # type: ignore[no-untyped-call]
             )
+        elif self._events[1].query():  # type: ignore[no-untyped-call]
+            begin, end = self._events
+            self.seconds = begin.elapsed_time(end) / 1e3
         return self._events

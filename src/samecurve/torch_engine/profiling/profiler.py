@@ -3,7 +3,7 @@ what is kept for backward.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 from torch._C._autograd import DeviceType
-from torch._C._profiler import (
-    _ExperimentalConfig,  # public nowhere; what it says is asked for by torch.profiler.profile
-)
+
+# public nowhere; what it says is asked for by torch.profiler.profile
+from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from samecurve.core.profile_types import Operation, ProfileSchedule, RankProfile, Step
@@ -24,13 +24,16 @@ from samecurve.torch_engine.engine import TorchEngine
 from samecurve.torch_engine.model import repeated_blocks
 from samecurve.torch_engine.optimizer_params import local_view
 from samecurve.torch_engine.profiling.timeline import (
+    Moment,
     Span,
     TimedTimeline,
+    nothing_around,
     seconds_between,
     seconds_by_phase,
 )
-from samecurve.torch_engine.step_metrics import peak_memory_bytes
+from samecurve.torch_engine.step_metrics import QueuedMetrics, peak_memory_bytes
 
+# Phases of a step -> what a profile calls them.
 _PARTS = {
     "forward": "forward",
     "backward": "backward",
@@ -38,105 +41,88 @@ _PARTS = {
     "clip": "optimizer",
     "optimizer": "optimizer",
 }
-_BETWEEN = (
-    "rounds",
-    "reduce",
-    "spread",
-)  # where several devices pass values on, or wait for each other
+# Where several devices pass values on, or wait for each other:
+_SYNC_PHASES = ("rounds", "reduce", "replicas")
 _COLLECTIVE = ("nccl", "gloo:", "c10d::")
-_ENGINE = "autograd::engine::evaluate_function: "
+_AUTOGRAD_PREFIX = "autograd::engine::evaluate_function: "
 
 
 @dataclass(frozen=True)
 class _TimedStep:
     """A step's times, on the first device's clock."""
 
-    wait: float
+    wait_seconds: float
     samples: int
-    begin: Any
-    end: Any
-    spans: list[list[Span]]
+    begin: Moment
+    end: Moment
+    spans: list[list[Span]]  # by device
 
 
 class TorchWatch:
     """trace: where the profiler's trace goes, None: nowhere."""
 
     def __init__(self, engine: TorchEngine, course: ProfileSchedule, trace: Path | None) -> None:
-        self._engine, self._course, self._trace_path = engine, course, trace
-        self._timeline = engine.comm.timeline = TimedTimeline(list(engine.devices))
+        self._engine, self._schedule, self._trace_path = engine, course, trace
+        self._timeline = TimedTimeline(list(engine.devices))
+        engine.comm.timeline = self._timeline
         self._timed_steps: list[_TimedStep] = []
-        self._profiler: Any = None
+        self._profiler: profile | None = None
         self._activations = _ActivationMemory(len(engine.devices))
-        self._first = self._traced = 0.0
+        self._first_seconds = self._traced_seconds = 0.0
         self._operations: tuple[Operation, ...] = ()
         self._memory: dict[str, int] = {}
         self._peaks: tuple[int, ...] = ()
 
-    def step(self, state: State, batch: Batch, lr: float, asked: Sequence[int]) -> Any:
-        number, course = batch.step, self._course
+    def step(
+        self, state: State, batch: Batch, lr: float, requests: Sequence[int]
+    ) -> tuple[State, QueuedMetrics]:
+        number, schedule = batch.step, self._schedule
         began = time.perf_counter()
-        if number == course.tracer < course.last:
+        if number == schedule.tracer < schedule.last:
             self._begin_trace()
-        with (
-            (
-                self._activations.watching(state.model, self._timeline, self._engine.plan.compile)
-                if number == course.last
-                else nullcontext()
-            ),
-            self._timeline.timing_waits(),
-        ):
+        watching: AbstractContextManager[object] = nullcontext()
+        if number == schedule.last:
+            compiled = self._engine.plan.compile
+            watching = self._activations.watching(state.model, self._timeline, compiled=compiled)
+        with watching, self._timeline.timing_waits():
             begin = self._timeline.now()
-            done = self._engine.step(state, batch, lr, asked)
-            self._timed_steps.append(
-                _TimedStep(
-                    batch.wait_seconds,
-                    batch.samples,
-                    begin,
-                    self._timeline.now(),
-                    self._timeline.take_spans(),
-                )
-            )
+            result = self._engine.step(state, batch, lr, requests)
+            end, spans = self._timeline.now(), self._timeline.take_spans()
+        timed = _TimedStep(batch.wait_seconds, batch.samples, begin, end, spans)
+        self._timed_steps.append(timed)
         if number == 0:
             self._drain()
-            self._first = time.perf_counter() - began
-        if number == course.tracer - 1:
-            self._peaks = tuple(
-                map(peak_memory_bytes, self._engine.devices)
-            )  # before the profiler adds to them
-        if course.tracer <= number < course.last:
+            self._first_seconds = time.perf_counter() - began
+        if number == schedule.tracer - 1:  # before the profiler adds to them
+            self._peaks = tuple(map(peak_memory_bytes, self._engine.devices))
+        if schedule.tracer <= number < schedule.last:
             self._next_traced(number)
-        if number == course.last:
-            self._memory = {
-                **_held(state),
-                **(
-                    {"activations": self._activations.most()}
-                    if self._activations.complete(self._engine.plan.recompute)
-                    else {}
-                ),
-            }
-        return done
+        if number == schedule.last:
+            self._memory = _held_bytes(state)
+            if self._activations.is_complete(self._engine.plan.recompute):
+                self._memory["activations"] = self._activations.most()
+        return result
 
     def found(self) -> RankProfile:
         self._drain()
-        course = self._course
+        schedule, timed = self._schedule, self._timed_steps
+        num_devices = self._engine.plan.num_devices
         steps = [
-            _step(before.end, taken, self._engine.plan.num_devices)
-            for before, taken in zip(
-                self._timed_steps[course.warm - 1 :],
-                self._timed_steps[course.warm : course.tracer],
-                strict=False,
+            _step(before.end, step, num_devices)
+            for before, step in zip(
+                timed[schedule.warm - 1 :], timed[schedule.warm : schedule.tracer], strict=False
             )
         ]
-        kept = self._activations.by_module if "activations" in self._memory else {}
+        activations = self._activations.by_module if "activations" in self._memory else {}
         return RankProfile(
             self._engine.comm.rank,
             tuple(steps),
-            self._traced,
+            self._traced_seconds,
             self._operations,
             self._memory,
             self._peaks,
-            self._first,
-            kept,
+            self._first_seconds,
+            activations,
             trace=str(self._trace_path) if self._trace_path else None,
         )
 
@@ -148,207 +134,181 @@ class TorchWatch:
     def _begin_trace(self) -> None:
         self._drain()
         gpu = [ProfilerActivity.CUDA] if self._engine.device.type == "cuda" else []
-        self._timeline.around = lambda name, lane: record_function(f"samecurve/{name}")
+        self._timeline.around = lambda name, _lane: record_function(f"samecurve/{name}")
         self._profiler = profile(
             activities=[ProfilerActivity.CPU, *gpu],
-            schedule=schedule(wait=0, warmup=1, active=self._course.traced, repeat=1),
+            schedule=schedule(wait=0, warmup=1, active=self._schedule.traced, repeat=1),
             record_shapes=True,
-            experimental_config=_ExperimentalConfig(profile_all_threads=True),
-        )  # dp's threads, too
+            experimental_config=_ExperimentalConfig(profile_all_threads=True),  # dp's threads, too
+        )
         self._profiler.start()
 
     def _next_traced(self, number: int) -> None:
-        if number == self._course.tracer:
+        assert self._profiler is not None
+        if number == self._schedule.tracer:
             self._drain()
-            self._traced = time.perf_counter()
-        elif number == self._course.last - 1:
+            self._traced_seconds = time.perf_counter()
+        elif number == self._schedule.last - 1:
             self._drain()
-            self._traced = (time.perf_counter() - self._traced) / self._course.traced
-            self._end_trace()
+            took = time.perf_counter() - self._traced_seconds
+            self._traced_seconds = took / self._schedule.traced
+            self._end_trace(self._profiler)
             return
         self._profiler.step()
 
-    def _end_trace(self) -> None:
-        self._timeline.around = lambda name, lane: nullcontext()
-        self._profiler.stop()
+    def _end_trace(self, profiler: profile) -> None:
+        self._timeline.around = nothing_around
+        profiler.stop()
         if self._trace_path:
-            self._profiler.export_chrome_trace(str(self._trace_path))
+            profiler.export_chrome_trace(str(self._trace_path))
         self._operations = _operations(
-            self._profiler.key_averages(group_by_input_shape=True),
+            profiler.key_averages(group_by_input_shape=True),
             self._engine.device.type,
-            self._course.traced,
+            self._schedule.traced,
         )
         self._profiler = None
 
 
-def _step(before: Any, taken: _TimedStep, world: int) -> Step:
+def _step(before: Moment, step: _TimedStep, num_devices: int) -> Step:
     """before: when the step before ended."""
-    found = seconds_by_phase(taken.spans[0])
+    first = seconds_by_phase(step.spans[0])
+    several = len(step.spans) > 1
     parts = dict.fromkeys(_PARTS.values(), 0.0)
-    for name, part in _PARTS.items():
-        parts[part] += found.get(name, 0.0)
-    if world > 1:
-        between = (
-            _BETWEEN if len(taken.spans) > 1 else _BETWEEN[1:]
-        )  # one device's rounds wait for nobody
-        parts["sync"] += sum(found.get(name, 0.0) for name in between)
-    idle = seconds_between(before, taken.begin)
-    devices = (
-        tuple(
-            sum(seconds_by_phase(spans).get(name, 0.0) for name in ("forward", "backward"))
-            for spans in taken.spans
-        )
-        if len(taken.spans) > 1
-        else ()
-    )
-    return Step(
-        seconds_between(before, taken.end),
-        taken.samples,
-        {"data": min(taken.wait, idle), **parts},
-        devices,
-    )
+    for phase, part in _PARTS.items():
+        parts[part] += first.get(phase, 0.0)
+    if num_devices > 1:
+        # One device's rounds wait for nobody.
+        phases = _SYNC_PHASES if several else _SYNC_PHASES[1:]
+        parts["sync"] += sum(first.get(phase, 0.0) for phase in phases)
+    idle = seconds_between(before, step.begin)
+    parts = {"data": min(step.wait_seconds, idle), **parts}
+    devices = tuple(_computing_seconds(spans) for spans in step.spans) if several else ()
+    return Step(seconds_between(before, step.end), step.samples, parts, devices)
 
 
-def _operations(averages: Any, device: str, steps: int) -> tuple[Operation, ...]:
+def _computing_seconds(spans: list[Span]) -> float:
+    seconds = seconds_by_phase(spans)
+    return sum(seconds.get(phase, 0.0) for phase in ("forward", "backward"))
+
+
+def _operations(averages: Iterable[Any], device: str, steps: int) -> tuple[Operation, ...]:
     """By their own time: on a GPU what its kernels took, on a CPU what the thread did that called
     them.
     """
-    found = []
-    for one in averages:
-        own = (
-            (one.self_device_time_total if device == "cuda" else one.self_cpu_time_total)
-            / 1e6
-            / steps
-        )
-        called = (
-            one.device_type == DeviceType.CPU
-        )  # kernels have lines of their own, with the times of those who called them
-        if (
-            own > 0
-            and called
-            and not one.is_user_annotation
-            and not one.key.startswith("ProfilerStep")
-        ):
-            found.append(
+    operations = []
+    for average in averages:
+        if device == "cuda":
+            microseconds = average.self_device_time_total
+        else:
+            microseconds = average.self_cpu_time_total
+        seconds = microseconds / 1e6 / steps
+        # Kernels have lines of their own, with the times of those who called them.
+        is_call = average.device_type == DeviceType.CPU
+        is_mark = average.is_user_annotation or average.key.startswith("ProfilerStep")
+        if seconds > 0 and is_call and not is_mark:
+            operations.append(
                 Operation(
-                    one.key.replace(_ENGINE, "autograd: "),
-                    _shapes(one.input_shapes),
-                    one.count / steps,
-                    own,
-                    one.key.startswith(_COLLECTIVE),
+                    average.key.replace(_AUTOGRAD_PREFIX, "autograd: "),
+                    _shapes_text(average.input_shapes),
+                    average.count / steps,
+                    seconds,
+                    average.key.startswith(_COLLECTIVE),
                 )
             )
-    return tuple(found)
+    return tuple(operations)
 
 
-def _shapes(shapes: Any) -> str:
-    return (
-        " ".join(
-            "x".join(map(str, shape))
-            for shape in shapes
-            if shape and not isinstance(shape[0], list)
-        )
-        if shapes
-        else ""
-    )
+def _shapes_text(shapes: Any) -> str:
+    """shapes: of an operation's arguments, those of lists of tensors as lists of shapes; or None."""
+    plain = [shape for shape in shapes or [] if shape and not isinstance(shape[0], list)]
+    return " ".join("x".join(map(str, shape)) for shape in plain)
 
 
-def _held(state: State) -> dict[str, int]:
+def _held_bytes(state: State) -> dict[str, int]:
     """What this process has of a training state, on the device of its first weights."""
 
-    def size(tensors: Iterator[Any]) -> int:
-        parts = [local_view(tensor.detach()) for tensor in tensors if tensor is not None]
-        return sum({part.data_ptr() or id(part): part.nbytes for part in parts}.values())
+    def size(tensors: Iterable[torch.Tensor | None]) -> int:
+        locals_ = [local_view(tensor.detach()) for tensor in tensors if tensor is not None]
+        return sum({one.data_ptr() or id(one): one.nbytes for one in locals_}.values())
 
-    slots = (
+    optimizer_state = (
         tensor
-        for weight in state.trained
-        for tensor in state.optimizer.state_of(weight).values()
+        for param in state.trained
+        for tensor in state.optimizer.state_of(param).values()
         if tensor.ndim
     )
     return {
-        "weights": size(iter(state.model.parameters())),
+        "weights": size(state.model.parameters()),
         "gradients": size(parameter.grad for parameter in state.model.parameters()),
-        "optimizer": size(slots),
+        "optimizer": size(optimizer_state),
     }
 
 
 class _ActivationMemory:
-    """What autograd keeps for backward of one slot, by storage, without weights: counted as it is
-    kept.
+    """What autograd keeps for backward of one microbatch, by storage, without weights: counted as
+    it is kept.
     """
 
-    def __init__(self, lanes: int) -> None:
-        self._storages: list[dict[int, int]] = [{} for _ in range(lanes)]
-        self._most = [0] * lanes
-        self._inside: list[str] = []
+    def __init__(self, num_lanes: int) -> None:
+        self._storages: list[dict[int, int]] = [{} for _ in range(num_lanes)]
+        self._most = [0] * num_lanes
+        self._running_modules: list[str] = []
         self.by_module: dict[str, int] = {}
 
     def most(self) -> int:
         return max(self._most)
 
-    def complete(self, recompute: str) -> bool:
+    def is_complete(self, recompute: str) -> bool:
         """Whether that is all: what is computed again keeps its inputs elsewhere."""
         return recompute == "none" and any(self._most)
 
     @contextmanager
-    def watching(self, model: nn.Module, marks: TimedTimeline, compiled: bool) -> Iterator[None]:
-        """compiled: its blocks are, so what they keep is told as a block's, not as that of its
-        parts.
-        """
-        inside = (
-            {
-                id(module)
-                for block in repeated_blocks(model) or [model]
-                for module in block.modules()
-                if module is not block
-            }
-            if compiled
-            else set()
-        )
-        seen = [
-            (name, module) for name, module in model.named_modules() if id(module) not in inside
-        ]
-        hooks = [
-            hook
-            for name, module in seen
-            for hook in (
-                module.register_forward_pre_hook(self._enters(name)),
-                module.register_forward_hook(self._leaves, always_call=True),
-            )
-        ]
-        marks.around = self._around
+    def watching(
+        self, model: nn.Module, timeline: TimedTimeline, *, compiled: bool
+    ) -> Iterator[None]:
+        """compiled: its blocks are, so what they keep is a block's, not that of its parts."""
+        hidden = set()
+        if compiled:
+            blocks = repeated_blocks(model) or [model]
+            parts = ((block, module) for block in blocks for module in block.modules())
+            hidden = {id(module) for block, module in parts if module is not block}
+        hooks = []
+        for name, module in model.named_modules():
+            if id(module) not in hidden:
+                hooks.append(module.register_forward_pre_hook(self._entering(name)))
+                hooks.append(module.register_forward_hook(self._leave, always_call=True))
+        timeline.around = self._around
         try:
             yield
         finally:
-            marks.around = lambda name, lane: nullcontext()
+            timeline.around = nothing_around
             for hook in hooks:
                 hook.remove()
 
-    def _enters(self, name: str) -> Callable[..., None]:
-        return lambda *_: self._inside.append(name)
+    def _entering(self, name: str) -> Callable[..., None]:
+        return lambda *_: self._running_modules.append(name)
 
-    def _leaves(self, *_: Any) -> None:
-        self._inside.pop()
+    def _leave(self, *_: object) -> None:
+        self._running_modules.pop()
 
-    def _around(self, name: str, lane: int) -> AbstractContextManager[Any]:
-        return self._forward(lane) if name == "forward" else nullcontext()
+    def _around(self, name: str, lane: int) -> AbstractContextManager[object]:
+        return self._counting(lane) if name == "forward" else nullcontext()
 
     @contextmanager
-    def _forward(self, lane: int) -> Iterator[None]:
+    def _counting(self, lane: int) -> Iterator[None]:
         storages = self._storages[lane]
         storages.clear()
         if lane == 0:
             self.by_module.clear()
 
         def keep(tensor: torch.Tensor) -> torch.Tensor:
-            owner = tensor if tensor._base is None else tensor._base
-            place = tensor.untyped_storage().data_ptr()
-            if not (owner.is_leaf and owner.requires_grad) and place not in storages:
-                storages[place] = tensor.untyped_storage().nbytes()
+            owner = tensor if tensor._base is None else tensor._base  # noqa: SLF001 - of views
+            address = tensor.untyped_storage().data_ptr()
+            if not (owner.is_leaf and owner.requires_grad) and address not in storages:
+                storages[address] = tensor.untyped_storage().nbytes()
                 if lane == 0:
-                    inside = self._inside[-1] if self._inside else ""
-                    self.by_module[inside] = self.by_module.get(inside, 0) + storages[place]
+                    name = self._running_modules[-1] if self._running_modules else ""
+                    self.by_module[name] = self.by_module.get(name, 0) + storages[address]
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):

@@ -13,9 +13,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch._C._distributed_c10d import (
-    Work,  # public in torch.distributed, where type checkers don't see it
-)
+
+# public in torch.distributed, where type checkers don't see it
+from torch._C._distributed_c10d import Work
+
+Moment = float | torch.cuda.Event  # on a device's own clock
+Around = Callable[[str, int], AbstractContextManager[object]]  # (phase, lane) -> what is done too
 
 _NOTHING = nullcontext()
 _WAIT = "sync"
@@ -24,34 +27,35 @@ _WAIT = "sync"
 class Timeline:
     """What an engine has whose steps nobody watches."""
 
-    def phase(self, name: str, lane: int = 0) -> AbstractContextManager[Any]:
+    def phase(self, _name: str, _lane: int = 0) -> AbstractContextManager[object]:
         """Around a part of a step. lane: which of this process's devices."""
         return _NOTHING
 
-    def mark_rest(self, name: str) -> None:
+    def mark_rest(self, _name: str) -> None:
         """What remains of the first device's open phase is this one."""
 
 
 @dataclass
 class Span:
-    """A phase that was. inside: number of the span around it, -1: the step."""
+    """A phase that was."""
 
     name: str
-    inside: int
-    begin: Any
-    end: Any = None
+    inside: int  # number of the span around it, -1: the step
+    begin: Moment
+    end: Moment
 
 
 @dataclass
 class Lane:
     """One device's spans of a step, and its clock."""
 
-    now: Callable[[], Any]
+    now: Callable[[], Moment]
     spans: list[Span] = field(default_factory=list)
     open: list[int] = field(default_factory=list)
 
     def enter(self, name: str) -> int:
-        self.spans.append(Span(name, self.open[-1] if self.open else -1, self.now()))
+        now = self.now()
+        self.spans.append(Span(name, self.open[-1] if self.open else -1, now, now))
         self.open.append(len(self.spans) - 1)
         return len(self.open)
 
@@ -63,38 +67,35 @@ class Lane:
 
 
 class TimedTimeline(Timeline):
-    """Takes the time of every phase. around: what is done beside it, given name and lane."""
+    """Takes the time of every phase. around: what is done beside it."""
 
     def __init__(self, devices: list[torch.device]) -> None:
-        self.around: Callable[[str, int], AbstractContextManager[Any]] = lambda name, lane: (
-            nullcontext()
-        )
+        self.around: Around = nothing_around
         self._devices = devices
         self._lanes = [Lane(_clock(device)) for device in devices]
 
     @contextmanager
     def phase(self, name: str, lane: int = 0) -> Iterator[None]:
-        own = self._lanes[lane]
-        depth = own.enter(name)
+        depth = self._lanes[lane].enter(name)
         try:
             with self.around(name, lane):
                 yield
         finally:
-            own.leave(depth)
+            self._lanes[lane].leave(depth)
 
     def mark_rest(self, name: str) -> None:
         self._lanes[0].enter(name)
 
-    def now(self) -> Any:
+    def now(self) -> Moment:
         """On the first device's clock."""
         return self._lanes[0].now()
 
     def take_spans(self) -> list[list[Span]]:
         """By device, the spans since the last call."""
-        taken = [lane.spans for lane in self._lanes]
+        spans = [lane.spans for lane in self._lanes]
         for lane in self._lanes:
             lane.spans = []
-        return taken
+        return spans
 
     @contextmanager
     def timing_waits(self) -> Iterator[None]:
@@ -105,42 +106,50 @@ class TimedTimeline(Timeline):
         own.
         """
         torch_work: Any = Work
-        right = torch_work.wait
+        original_wait = torch_work.wait
         stream = self._stream()
 
-        def wait(work: Any, *arguments: Any, **options: Any) -> Any:
+        def wait(work: Work, *arguments: object, **options: object) -> object:
             with self.phase(_WAIT) if self._stream() == stream else nullcontext():
-                return right(work, *arguments, **options)
+                return original_wait(work, *arguments, **options)
 
         torch_work.wait = wait
         try:
             yield
         finally:
-            torch_work.wait = right
+            torch_work.wait = original_wait
 
-    def _stream(self) -> Any:
-        return (
-            torch.cuda.current_stream(self._devices[0]) if self._devices[0].type == "cuda" else None
-        )
+    def _stream(self) -> torch.cuda.Stream | None:
+        device = self._devices[0]
+        return torch.cuda.current_stream(device) if device.type == "cuda" else None
 
 
-def seconds_between(begin: Any, end: Any) -> float:
-    """Between two times of one clock; a GPU must have come past both."""
-    return end - begin if isinstance(end, float) else begin.elapsed_time(end) / 1e3  # type: ignore[no-any-return]
+def nothing_around(_name: str, _lane: int) -> AbstractContextManager[object]:
+    """As TimedTimeline.around."""
+    return _NOTHING
+
+
+def seconds_between(begin: Moment, end: Moment) -> float:
+    """Both of one clock; a GPU must have come past both."""
+    if isinstance(begin, torch.cuda.Event):
+        assert isinstance(end, torch.cuda.Event)
+        return begin.elapsed_time(end) / 1e3  # type: ignore[no-any-return]
+    assert isinstance(end, float)
+    return end - begin
 
 
 def seconds_by_phase(spans: list[Span]) -> dict[str, float]:
-    """Seconds of each phase without those inside it."""
-    found: dict[str, float] = {}
+    """Of each phase without those inside it."""
+    seconds: dict[str, float] = {}
     for span in spans:
         took = seconds_between(span.begin, span.end)
-        found[span.name] = found.get(span.name, 0.0) + took
+        seconds[span.name] = seconds.get(span.name, 0.0) + took
         if span.inside >= 0:
-            found[spans[span.inside].name] -= took
-    return found
+            seconds[spans[span.inside].name] -= took
+    return seconds
 
 
-def _clock(device: torch.device) -> Callable[[], Any]:
+def _clock(device: torch.device) -> Callable[[], Moment]:
     if device.type != "cuda":
         return time.perf_counter
 
