@@ -17,7 +17,7 @@ _WARM_UP = 3  # buffers and connections are made then
 def time_collective(
     name: str, group: dist.ProcessGroup, device: torch.device, size: int, times: int
 ) -> list[float]:
-    """The seconds of one call, measured so many times.
+    """The seconds of one call, measured `times` times.
 
     size: bytes of the whole array (of what is gathered, or scattered), a multiple of 4 x ranks
 

@@ -20,8 +20,8 @@ _PROGRAMS = 16  # at most, of one function: shapes, training and evaluation
 
 
 def compile_model(model: nn.Module, how: Recompute, backend: str = "inductor") -> None:
-    """Compile each repeated block (or the model, where it has none), and let it run again in
-    backward as `how` says. Alike blocks share one program; names stay.
+    """Compile each repeated block, or the model where it has none, and let it run again in backward
+    as `how` says. Alike blocks share one program; names stay.
 
     A block's forward pass is compiled, not its call, so that hooks of strategies stay outside. What
     dropout and the head do for each module by name or in place stays as it is. A program is made
@@ -30,8 +30,8 @@ def compile_model(model: nn.Module, how: Recompute, backend: str = "inductor") -
     import torch._dynamo as dynamo
 
     dynamo.reset()  # a warm process has compiled others
-    # torch counts with tqdm, whose own lock is of all processes: a rank that is ended would leave it
-    # behind.
+    # torch counts with tqdm, whose own lock is of all processes: a rank that is ended would leave
+    # it behind.
     with suppress(ImportError):
         tqdm: Any = import_module("tqdm").tqdm
         tqdm.set_lock(RLock())

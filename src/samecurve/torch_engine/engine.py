@@ -5,6 +5,7 @@ A step: training_step.py. An evaluation: evaluation.py.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -35,14 +36,20 @@ from samecurve.torch_engine.process_group import Comm
 from samecurve.torch_engine.setup import EngineSetup
 from samecurve.torch_engine.step_metrics import QueuedMetrics, peak_memory_bytes
 from samecurve.torch_engine.strategies.exact import Exact, set_deterministic
-from samecurve.torch_engine.strategies.protocol import Strategy
 from samecurve.torch_engine.strategies.replicated import STRATEGIES
 from samecurve.torch_engine.training_step import TrainingStep
 from samecurve.torch_engine.user_optimizer import make_optimizer_update
 
+if TYPE_CHECKING:
+    from samecurve.torch_engine.strategies.protocol import Strategy
+
 
 class TorchEngine:
-    """task: what is trained. comm: who trains together. devices: those of this process."""
+    """One process of a run.
+
+    comm: who trains together
+    devices: those of this process
+    """
 
     def __init__(
         self,

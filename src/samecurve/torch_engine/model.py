@@ -149,8 +149,8 @@ def sharding_facts(model: nn.Module) -> dict[str, tuple[str, ...]]:
     rounded = [module for block in blocks for module in autocast_rounded(block, block.modules())]
 
     def names_of(modules: Iterable[nn.Module]) -> tuple[str, ...]:
-        own = (p for module in modules for p in module.parameters(recurse=False))
-        return tuple(dict.fromkeys(names[id(parameter)] for parameter in own))
+        parameters = (p for module in modules for p in module.parameters(recurse=False))
+        return tuple(dict.fromkeys(names[id(parameter)] for parameter in parameters))
 
     return {
         "block_arrays": names_of(in_blocks),
@@ -183,8 +183,8 @@ class Materializer:
     @torch.no_grad()
     def __call__(self, part: nn.Module) -> None:
         for module in part.modules():
-            own = list(module.named_parameters(recurse=False, remove_duplicate=False))
-            for attribute, parameter in own:
+            named = list(module.named_parameters(recurse=False, remove_duplicate=False))
+            for attribute, parameter in named:
                 if id(parameter) in self._names and parameter.is_meta:
                     module.register_parameter(attribute, self._real(parameter))
 

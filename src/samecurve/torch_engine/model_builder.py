@@ -1,9 +1,9 @@
-"""A task's model for each device of a process: its values by the rule of the task, or its own as the
-first rank has them, its layers as the plan has them.
+"""A task's model for each device of a process: its values by the rule of the task, or its own as
+the first rank has them, its layers as the plan has them.
 """
 
 import random
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -16,6 +16,9 @@ from samecurve.torch_engine.layers.batch_norm import synchronise_batch_norms
 from samecurve.torch_engine.layers.dropout import key_dropout
 from samecurve.torch_engine.model import apply_speed_options, cast_weights, freeze, seeded
 from samecurve.torch_engine.setup import EngineSetup
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 class ModelBuilder:

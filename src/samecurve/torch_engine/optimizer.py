@@ -27,7 +27,7 @@ class OptimizerUpdate(Protocol):
         ...
 
     def state_of(self, param: OptimizerParam) -> Mapping[str, torch.Tensor]:
-        """Its state of one parameter, by name: tensors of what `param.view` is, or single numbers."""
+        """Its state of one parameter, by name: tensors like `param.view`, or single numbers."""
         ...
 
     def shared_state(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -128,7 +128,7 @@ class BuiltInOptimizer:
     ) -> None:
         first_moments, second_moments = tensors.states
         beta1, beta2 = self._fields.betas
-        torch._fused_adamw_(  # noqa: SLF001 - public nowhere
+        torch._fused_adamw_(
             tensors.weights,
             tensors.gradients,
             first_moments,
@@ -149,7 +149,7 @@ class BuiltInOptimizer:
     def _sgd(
         self, tensors: _Tensors, lr: float, weight_decay: float, left_out: torch.Tensor | None
     ) -> None:
-        torch._fused_sgd_(  # noqa: SLF001 - public nowhere
+        torch._fused_sgd_(
             tensors.weights,
             tensors.gradients,
             tensors.states[0] if tensors.states else [],

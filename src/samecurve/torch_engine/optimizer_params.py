@@ -46,7 +46,7 @@ def local_view(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def optimizer_params(model: nn.Module) -> list[OptimizerParam]:
-    """Those that are trained."""
+    """Of those parameters that are trained."""
     params = []
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:

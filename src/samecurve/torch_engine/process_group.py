@@ -41,7 +41,10 @@ class Comm:
 
     @torch.no_grad()
     def broadcast(self, tensors: Iterable[torch.Tensor], device: torch.device) -> None:
-        """Give every rank the first one's values. device: where this group's collectives run."""
+        """Give every rank the first one's values.
+
+        device: where this group's collectives run
+        """
         if self.group is None:
             return
         for tensor in tensors:

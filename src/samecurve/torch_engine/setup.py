@@ -34,8 +34,8 @@ class EngineSetup:
         return len(split_batch(samples, self.plan.micro_batch_size))
 
     def num_sum_rows(self, samples: int) -> int:
-        """Rows for what is added up over devices: one, or, exact, one for each microbatch, which only
-        its own device fills.
+        """Rows for what is added up over devices: one, or, exact, one for each microbatch, which
+        only its own device fills.
         """
         return self.num_microbatches(samples) if self.plan.exact else 1
 

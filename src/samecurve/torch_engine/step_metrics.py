@@ -1,8 +1,9 @@
-"""A step's metrics on their way from the device to the loop, and how they lie in one row of numbers.
+"""A step's metrics on their way from the device to the loop, and how they lie in one row of
+numbers.
 
-The row: loss sum, weight, the report that ranks make to each other (a count for each request, seconds
-waited for data by rank, seconds of a forward pass by rank, peak bytes by device), gradient norm,
-whether the step was finite, loss scale.
+The row: loss sum, weight, the report that ranks make to each other (a count for each request,
+seconds waited for data by rank, seconds of a forward pass by rank, peak bytes by device), gradient
+norm, whether the step was finite, loss scale.
 """
 
 import math
@@ -30,17 +31,17 @@ def rank_report(
     forward_seconds: float,
     memory_bytes: Iterable[int],
 ) -> list[float]:
-    """What one rank reports, each number in a place of its own, so that the sum over ranks holds all.
+    """What one rank reports, each number in a place of its own: the sum over ranks holds all.
 
     memory_bytes: by device of this process
     """
     world_size = plan.world_size
-    own = [0.0] * (2 * world_size + plan.num_devices)
-    own[rank] = wait_seconds
-    own[world_size + rank] = forward_seconds
+    values = [0.0] * (2 * world_size + plan.num_devices)
+    values[rank] = wait_seconds
+    values[world_size + rank] = forward_seconds
     for device, peak in zip(plan.devices_of(rank), memory_bytes, strict=True):
-        own[2 * world_size + device] = peak
-    return [*requests, *own]
+        values[2 * world_size + device] = peak
+    return [*requests, *values]
 
 
 @dataclass(frozen=True)

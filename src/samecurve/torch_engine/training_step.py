@@ -1,4 +1,4 @@
-"""One optimizer step: microbatches, reduction, clipping and update, without waiting for the device."""
+"""One optimizer step: microbatches, reduction, clipping, update; nobody waits for the device."""
 
 from collections.abc import Sequence
 from contextlib import nullcontext

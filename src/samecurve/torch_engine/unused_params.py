@@ -3,12 +3,15 @@ could not be added up.
 """
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import torch
-from torch.autograd.graph import Node
 
 from samecurve.errors import UserError
 from samecurve.torch_engine.process_group import Comm
+
+if TYPE_CHECKING:
+    from torch.autograd.graph import Node
 
 
 def params_reached_by(loss: torch.Tensor) -> set[int]:

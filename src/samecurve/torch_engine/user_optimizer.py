@@ -54,7 +54,8 @@ class UserOptimizer:
         ]
 
     def step(self, lr: float, *, finite: torch.Tensor | bool) -> None:
-        # Waits for the device: nothing else is known to leave every such optimizer's state as it was.
+        # bool waits for the device: nothing else is known to leave any such optimizer's state as it
+        # was.
         if not bool(finite):
             return
         for group, scale in zip(self._optimizer.param_groups, self.lr_scales, strict=True):

@@ -62,7 +62,8 @@ def read_weights(path: Path) -> tuple[dict[str, WeightArray], list[str]]:
         files = [path / name for name in _FILE_NAMES if (path / name).is_file()]
         if not files:
             raise UserError(
-                f"{path} has no {', '.join(_FILE_NAMES[:2])}, and is neither a run nor a checkpoint",
+                f"{path} has no {', '.join(_FILE_NAMES[:2])},"
+                " and is neither a run nor a checkpoint",
                 "a run, a checkpoint, a .safetensors or .pt file, or a directory with one of those"
                 " files",
                 _WHERE,

@@ -111,8 +111,8 @@ class _Synchronised(_BatchNorm):
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - torch's name
         if input.is_complex():
             raise UserError(
-                f"{self.samecurve_site.name} is given complex numbers, which have no variance of the kind"
-                " that it divides by",
+                f"{self.samecurve_site.name} is given complex numbers, which have no variance of"
+                " the kind that it divides by",
                 "normalise real and imaginary parts as channels: torch.view_as_real",
                 "model",
             )

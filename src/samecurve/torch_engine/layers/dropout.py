@@ -42,7 +42,7 @@ _LAST_FACTOR = 0x2C1B3C6D
 
 
 def key_dropout(model: nn.Module, context: MicroBatchContext, seed: int) -> tuple[str, ...]:
-    """Let each Dropout, Dropout1d, 2d and 3d with p > 0 draw its masks by the row keys of `context`.
+    """Let each Dropout, Dropout1d, 2d and 3d with p > 0 draw its masks by the context's row keys.
 
     Returns their names.
 
@@ -215,8 +215,8 @@ class KeyedDropout(_DropoutNd):
         scaled = mask.dtype in (torch.float32, torch.float64)
         if scaled:
             mask.mul_(scale)
-        kept = input.mul_(mask) if self.inplace else input * mask
-        return kept if scaled else kept.mul_(scale)
+        output = input.mul_(mask) if self.inplace else input * mask
+        return output if scaled else output.mul_(scale)
 
 
 @cache

@@ -219,7 +219,7 @@ def _operations(averages: Iterable[Any], device: str, steps: int) -> tuple[Opera
 
 
 def _shapes_text(shapes: Any) -> str:
-    """shapes: of an operation's arguments, those of lists of tensors as lists of shapes; or None."""
+    """shapes: of an operation's arguments, lists of shapes for lists of tensors; or None."""
     plain = [shape for shape in shapes or [] if shape and not isinstance(shape[0], list)]
     return " ".join("x".join(map(str, shape)) for shape in plain)
 

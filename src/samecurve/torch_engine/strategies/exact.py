@@ -151,7 +151,7 @@ class Exact(DP):
         self._sums[device_index][bucket].give(node, gradients)
 
     def _sender(self, node: Node) -> Callable[[nn.Parameter], None]:
-        """Sends each bucket, in their order, once the last microbatch's gradients of it are there."""
+        """Sends each bucket, in their order, once it has the last microbatch's gradients."""
         parameters = self._parameters[0]
         bucket_of = {
             id(parameter): number

@@ -15,11 +15,11 @@ Materialize = Callable[[nn.Module], None]  # makes the parameters of a part real
 
 
 class Strategy(Protocol):
-    models: list[nn.Module]
     # One for each device of this process; the first holds the weights and, after reduce(), the
-    # gradients.
+    # gradients:
+    models: list[nn.Module]
+    # What a step calls for them:
     replicas: list[nn.Module]
-    # What a step calls for them.
 
     def peers(self) -> Sequence[Peers]:
         """For each device of this process, what adds up values over all devices."""

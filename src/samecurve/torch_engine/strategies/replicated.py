@@ -86,7 +86,7 @@ class Single:
     def local_shard(self, tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
         return tuple(tensor.shape), (0,) * tensor.ndim
 
-    def replica_index(self, tensor: torch.Tensor) -> tuple[int, int]:
+    def replica_index(self, _tensor: torch.Tensor) -> tuple[int, int]:
         return self._comm.rank, self._comm.world_size
 
     def close(self) -> None: ...

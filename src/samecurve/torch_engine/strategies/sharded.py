@@ -84,7 +84,7 @@ class FSDP:
         self.models = self.replicas = [model]
 
     def _shard(self, part: nn.Module, *, reshard_after_forward: bool) -> None:
-        """In groups of one number format each: complex ones, those gathered in two bytes, the rest."""
+        """In groups of one number format each: complex, gathered in two bytes, the rest."""
         modules = [module for module in part.modules() if not isinstance(module, FSDPModule)]
         offload: OffloadPolicy = OffloadPolicy()
         if self._plan.offload:

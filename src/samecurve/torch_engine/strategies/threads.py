@@ -36,8 +36,8 @@ class ThreadPeer:
         for rank, part in enumerate(parts):
             if part is None:
                 raise RuntimeError(
-                    f"thread {rank} has ended while thread {self.rank} waits for it in all_reduced():"
-                    " all must call it equally often"
+                    f"thread {rank} has ended while thread {self.rank} waits for it in"
+                    " all_reduced(): all must call it equally often"
                 )
             total += part.to(total.device)
         return total
@@ -46,8 +46,8 @@ class ThreadPeer:
         self._turn = 0
 
     def end(self) -> None:
-        """Meet the others a last time, so that one which still waits in all_reduced() learns that this
-        thread has ended.
+        """Meet the others a last time, so that one which still waits in all_reduced() learns that
+        this thread has ended.
         """
         self._exchange(None)
 
@@ -67,7 +67,7 @@ class ThreadPeer:
 class ThreadTeam:
     """`count` threads, made once: job k of every run is done by thread k.
 
-    peers: for each thread, what its job adds up with.
+    peers: for each thread, what its job adds up with
 
     Inside an operation each works with as many threads as the one that makes the team: torch says
     so of a new thread, but OpenMP gives it all cores until it is told.
