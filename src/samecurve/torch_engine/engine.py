@@ -145,7 +145,7 @@ class TorchEngine:
         )
 
     def step(
-        self, state: State, batch: Batch, lr: float, requests: Sequence[int]
+        self, state: State, batch: Batch[list[Round]], lr: float, requests: Sequence[int]
     ) -> tuple[State, QueuedMetrics]:
         return state, self._training_step.run(state, batch, lr, requests)
 

@@ -7,7 +7,7 @@ from functools import partial
 import torch
 
 from samecurve.core.determinism.mean import Mean
-from samecurve.core.protocols import Arrays, Batch, MicroBatch
+from samecurve.core.protocols import Arrays, Batch, MicroBatch, Round
 from samecurve.torch_engine.checkpoint import State
 from samecurve.torch_engine.precision import (
     LossScale,
@@ -31,7 +31,9 @@ class TrainingStep:
         self._loss_factors: list[torch.Tensor] = []
         self._usage_checked = False  # whether every parameter has been seen to have a gradient
 
-    def run(self, state: State, batch: Batch, lr: float, requests: Sequence[int]) -> QueuedMetrics:
+    def run(
+        self, state: State, batch: Batch[list[Round]], lr: float, requests: Sequence[int]
+    ) -> QueuedMetrics:
         """Train on one batch; all ranks call it together.
 
         requests: what this rank was asked, in the order of events.REQUESTS
@@ -156,7 +158,7 @@ class TrainingStep:
         )
         self._usage_checked = True
 
-    def _report(self, batch: Batch, requests: Sequence[int]) -> list[float]:
+    def _report(self, batch: Batch[list[Round]], requests: Sequence[int]) -> list[float]:
         return rank_report(
             self._plan,
             self._comm.rank,

@@ -18,7 +18,7 @@ from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from samecurve.core.profile_types import Operation, ProfileSchedule, RankProfile, Step
-from samecurve.core.protocols import Batch
+from samecurve.core.protocols import Batch, Round
 from samecurve.torch_engine.checkpoint import State
 from samecurve.torch_engine.engine import TorchEngine
 from samecurve.torch_engine.model import repeated_blocks
@@ -74,7 +74,7 @@ class TorchWatch:
         self._peaks: tuple[int, ...] = ()
 
     def step(
-        self, state: State, batch: Batch, lr: float, requests: Sequence[int]
+        self, state: State, batch: Batch[list[Round]], lr: float, requests: Sequence[int]
     ) -> tuple[State, QueuedMetrics]:
         number, schedule = batch.step, self._schedule
         began = time.perf_counter()
