@@ -28,7 +28,7 @@ def surroundings(engine: str, machine: Machine) -> dict[str, Any]:
             versions[name] = version(name)
         except PackageNotFoundError:
             continue
-    found = {
+    values = {
         "versions": versions,
         "host": socket.gethostname(),
         "system": platform.platform(),
@@ -38,7 +38,7 @@ def surroundings(engine: str, machine: Machine) -> dict[str, Any]:
         "hosts": machine.hosts,
     }
     commit = _commit()
-    return {**found, **({"commit": commit} if commit else {})}
+    return {**values, "commit": commit} if commit else values
 
 
 def _commit() -> str:

@@ -96,7 +96,8 @@ def main(argument: str) -> None:
     # of threads that no worker uses
     warnings.filterwarnings("ignore", message=r"os\.fork\(\)|.*use of fork\(\)")
     with suppress(OSError):  # a full disk: then they can't say where they hang
-        faulthandler.register(ASK, file=open(values["stacks"], "a"), all_threads=True)  # noqa: SIM115 - held as long as the processes live
+        stacks = open(values["stacks"], "a")  # noqa: SIM115 - held as long as the processes live
+        faulthandler.register(ASK, file=stacks, all_threads=True)
     status = values["status"]
     pids = [_fork(sources, lines, index, status) for index in range(len(lines))]
     for each in lines:

@@ -17,14 +17,15 @@ import time
 from typing import Any
 
 _EVERY = 0.5  # seconds
-_PHASE = 5  # of core/events.PHASES: a step
+PHASE = 5  # of core/events.PHASES: a step
 _KEPT = 50  # entries
 
 
 def begin(home: str, rank: str, number: int) -> None:
     """number: of the signal that asks for stacks."""
     try:
-        stacks = open(os.path.join(home, f"stack-{rank}.txt"), "w")  # noqa: SIM115 - held as long as the process lives
+        # held as long as the process lives
+        stacks = open(os.path.join(home, f"stack-{rank}.txt"), "w")  # noqa: SIM115
     except OSError:
         return  # no room; the script may still run
     faulthandler.register(number, file=stacks, all_threads=True)
@@ -42,7 +43,7 @@ def _beat(home: str, rank: str, own_pid: int) -> None:
             if count != before and count is not None:
                 _write(
                     os.path.join(home, f"heartbeat-{rank}"),
-                    struct.pack("<qII", count, _PHASE, count & 0xFFFFFFFF),
+                    struct.pack("<qII", count, PHASE, count & 0xFFFFFFFF),
                 )
                 before = count
             answer = os.path.join(home, f"collectives-{rank}.json")

@@ -15,7 +15,8 @@ import os
 import sys
 from typing import Any
 
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+RECORDER = os.path.join("worker", "flight_recorder.py")
 
 
 def main() -> None:
@@ -54,7 +55,7 @@ def _begin_recording(home: str, number: int) -> None:
     """number: of the signal that asks where it hangs."""
     from importlib.util import module_from_spec, spec_from_file_location
 
-    path = os.path.join(_PACKAGE, "worker", "flight_recorder.py")
+    path = os.path.join(PACKAGE, RECORDER)
     spec = spec_from_file_location("samecurve_flight_recorder", path)
     assert spec is not None
     assert spec.loader is not None

@@ -68,7 +68,8 @@ class Outputs:
     def add(self, rank: int, streams: Mapping[int, IO[bytes]]) -> None:
         """streams: by where they go on the screen. The first rank is the first one added."""
         is_first = not self._logs
-        self._logs[rank] = open(self.log(rank), "wb", buffering=0)  # noqa: SIM115 - open as long as the rank prints
+        # open as long as the rank prints
+        self._logs[rank] = open(self.log(rank), "wb", buffering=0)  # noqa: SIM115
         raw = is_first and (self.shown == "first" or (self.shown == "all" and self.world_size == 1))
         for screen, pipe in streams.items():
             os.set_blocking(pipe.fileno(), False)

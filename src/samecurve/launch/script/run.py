@@ -49,7 +49,7 @@ from samecurve.units import show_seconds
 
 _ASK_SIGNAL = signal.SIGRTMIN + 7  # no library's
 _START = 600  # seconds at most for a script's first collectives, where the floor is less
-_BOOTSTRAP = Path(__file__).with_name("bootstrap.py")
+BOOTSTRAP = Path(__file__).with_name("bootstrap.py")
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ class _Script:
         option = self.local_rank_option
         arguments = [
             sys.executable,
-            str(_BOOTSTRAP),
+            str(BOOTSTRAP),
             str(self.report_path(int(rank)).absolute()),
             str(os.getpid()),
             str(int(_ASK_SIGNAL) if self.request.hang_floor else 0),
