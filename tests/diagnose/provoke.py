@@ -1,7 +1,7 @@
-"""Failures made for real: `python provoke.py HOME NAME:RANKS...` leaves HOME/NAME/rank-N.log and
-HOME/NAME/exits.json, as a launcher would.
+"""Failures provoked for real, each rank a process.
 
-One process imports torch; each rank of each failure is a fork of it.
+`python provoke.py HOME NAME:RANKS...` leaves HOME/NAME/rank-N.log and HOME/NAME/exits.json, as a
+launcher would. One process imports torch; each rank of each failure is a fork of it.
 """
 
 import json

@@ -1,5 +1,6 @@
-"""Of several ranks that failed, the one that began it is told, once, on one screen; and how the
-kernel's own kills are counted.
+"""Of several ranks that failed, the one that began it is shown, once, on one screen.
+
+And how the kernel's own kills are counted.
 """
 
 import signal

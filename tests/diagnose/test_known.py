@@ -1,6 +1,6 @@
-"""Failures of a world are told by their cause: each one that a CPU machine can make is made, and
-what the ranks really printed is explained.
+"""Failures of a world are explained by their cause.
 
+Each one that a CPU machine can have is provoked, and what the ranks really printed is explained.
 Those that need GPUs have samples of what the libraries print.
 """
 
@@ -113,10 +113,8 @@ def test_a_failure_that_really_happened_is_told(name: str, failures: Path) -> No
     }
     if 77 in exits.values():
         pytest.skip("no mount namespaces for this user")
-    for order in (
-        exits,
-        dict(reversed(exits.items())),
-    ):  # ranks end within milliseconds of each other
+    # ranks end within milliseconds of each other: either may be the first
+    for order in (exits, dict(reversed(exits.items()))):
         error = explain([], order, failures / name, world_size=ranks)
         shown = fits(error)
         assert words in shown + "\n"
@@ -125,7 +123,9 @@ def test_a_failure_that_really_happened_is_told(name: str, failures: Path) -> No
             known = next(known for known in KNOWN_FAILURES if known.name == entry)
             assert (error.remedy, error.again) == (known.remedy, known.again) or "{" in known.remedy
             assert error.trace
-        assert error.log == str(failures / name / f"rank-{re.search('rank (.)', shown)[1]}.log")  # type: ignore[index]
+        rank = re.search("rank (.)", shown)
+        assert rank is not None
+        assert error.log == str(failures / name / f"rank-{rank[1]}.log")
         assert error.again or entry
 
 

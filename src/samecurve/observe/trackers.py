@@ -63,8 +63,9 @@ def _until_input_ends(stop: threading.Event) -> None:
 
 
 def track(name: str, run: Path, mode: str, project: str, stop: threading.Event) -> None:
-    """Give a run's journal to a tracker as it grows, from where it was left, until stop is set and
-    the journal is read to its end.
+    """Give a run's journal to a tracker as it grows, from where it was left.
+
+    Until stop is set, and the journal is read to its end.
     """
     directory, journal = run / "logs" / name, run / "journal.jsonl"
     directory.mkdir(parents=True, exist_ok=True)
