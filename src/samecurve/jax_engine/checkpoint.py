@@ -1,14 +1,11 @@
 """A training state as one tree of arrays, and the canonical names under which a checkpoint holds
 it: those of torch_engine/checkpoint.py.
-
-{"params": {name: array}, "frozen": likewise, what is not trained, "moments": optax's own, "scale":
-f16's factor, "streak": finite steps since it last changed}
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypedDict
 
 import jax
 import jax.numpy as jnp
@@ -19,22 +16,26 @@ from samecurve.core.config.param_groups import ParamRule
 from samecurve.core.config.sections import Optimizer
 from samecurve.core.protocols import ArrayShard, Checkpoint, arrays_to_write
 from samecurve.core.weight_check import check_finite, check_fit, check_weights
+from samecurve.jax_engine.array_types import Arrays, Float, HostArray, PyTree, ReadBox, Shape
 from samecurve.jax_engine.model import FlaxModel, InitialValue
-from samecurve.jax_engine.strategies import ReadPart, Strategy
+from samecurve.jax_engine.strategies import Strategy
 
-State = dict[str, Any]
 INITIAL_SCALE = 2.0**16
-_SLOTS = {
-    "mu": "exp_avg",
-    "nu": "exp_avg_sq",
-    "trace": "momentum_buffer",
-}  # optax's names -> torch's
-_DTYPES = {
-    "float64": "F64",
-    "float32": "F32",
-    "int32": "F32",
-}  # as a file has them: torch counts steps in float32
-_LONE = {"optimizer/step", "loop/scale", "loop/scale_streak"}  # what a checkpoint may lack
+# optax's names -> torch's
+_MOMENTS = {"mu": "exp_avg", "nu": "exp_avg_sq", "trace": "momentum_buffer"}
+# dtypes as a file has them: torch counts steps in float32
+_FILE_DTYPES = {"float64": "F64", "float32": "F32", "int32": "F32"}
+_OPTIONAL = {"optimizer/step", "loop/scale", "loop/scale_streak"}  # what a checkpoint may lack
+
+
+class State(TypedDict):
+    """What training moves, as one tree."""
+
+    params: Arrays  # what is trained
+    frozen: Arrays  # what is not
+    moments: PyTree  # optax's own
+    scale: jax.Array  # f16's factor of the loss
+    streak: jax.Array  # finite steps since it last changed
 
 
 def make_optimizer(
@@ -53,68 +54,74 @@ def make_optimizer(
     ]
     if fields.name == "adamw":
         return optax.chain(optax.scale_by_adam(*fields.betas, fields.eps), *decay)
-    return optax.chain(
-        *decay, optax.trace(fields.momentum)
-    )  # torch adds sgd's decay to the gradient
+    # torch adds sgd's decay to the gradient
+    return optax.chain(*decay, optax.trace(fields.momentum))
 
 
-def all_params(state: Mapping[str, Any]) -> dict[str, Any]:
+def all_params(state: State) -> Arrays:
     """All parameters of a state, or what its tree has in their place."""
     return {**state["frozen"], **state["params"]}
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One leaf of a state. name: canonical. shape: of the whole array."""
+    """One leaf of a state."""
 
-    name: str
-    shape: tuple[int, ...]
+    name: str  # canonical
+    shape: Shape  # of the whole array
 
 
 class StateLayout:
     """Where the leaves of a state lie, and what each is called.
 
-    trained: how, by name. UserError: a group of the config rules nothing.
+    loss_scaled: whether the precision is f16, whose scale belongs to the state.
+    trained: how each parameter that is trained is, by name.
+    UserError: a group of the config rules nothing.
     """
 
     def __init__(
-        self, model: FlaxModel, fields: Optimizer, strategy: Strategy, half: bool, dtype: Any
+        self,
+        model: FlaxModel,
+        optimizer: Optimizer,
+        strategy: Strategy,
+        dtype: Float,
+        *,
+        loss_scaled: bool,
     ) -> None:
-        self._strategy, self._loss_scaled = strategy, half
-        fields.rules.check_names(model.specs)
+        self._strategy = strategy
+        self._loss_scaled = loss_scaled
+        optimizer.rules.check_names(model.specs)
         rules = {
-            name: fields.rules.rule_for(name, spec.matrix) for name, spec in model.specs.items()
+            name: optimizer.rules.rule_for(name, matrix=spec.matrix)
+            for name, spec in model.specs.items()
         }
         self.trained = {name: rule for name, rule in rules.items() if not rule.frozen}
-        params, frozen = (
-            {
-                name: jax.ShapeDtypeStruct(spec.shape, dtype)
-                for name, spec in model.specs.items()
-                if (name in self.trained) == trained
-            }
-            for trained in (True, False)
-        )
-        number = jax.ShapeDtypeStruct((), dtype)
-        self.transform = make_optimizer(fields, self.trained)
+        shapes = {
+            name: jax.ShapeDtypeStruct(spec.shape, dtype) for name, spec in model.specs.items()
+        }
+        params = {name: shape for name, shape in shapes.items() if name in self.trained}
+        frozen = {name: shape for name, shape in shapes.items() if name not in self.trained}
+        scalar = jax.ShapeDtypeStruct((), dtype)
+        self.transform = make_optimizer(optimizer, self.trained)
         outline = {
             "params": params,
             "frozen": frozen,
             "moments": jax.eval_shape(self.transform.init, params),
-            "scale": number,
-            "streak": number,
+            "scale": scalar,
+            "streak": scalar,
         }
         leaves, tree = jax.tree_util.tree_flatten_with_path(outline)
-        self._tree: Any = tree
+        self._tree: PyTree = tree
         self._entries = [Entry(_name(path), tuple(leaf.shape)) for path, leaf in leaves]
         self._dtypes = [leaf.dtype for _, leaf in leaves]
 
     @property
     def specs(self) -> State:
-        """The state's tree of partition specs."""
-        found: State = self._tree.unflatten(
+        """The state's tree, of partition specs."""
+        specs: State = self._tree.unflatten(
             [self._strategy.spec(entry.shape) for entry in self._entries]
         )
-        return found
+        return specs
 
     def init(self, value: InitialValue, weights: Checkpoint | None = None) -> State:
         """A state whose moments are zero.
@@ -122,80 +129,64 @@ class StateLayout:
         weights: of the model, instead of its initial values. UserError: they don't fit.
         """
         if weights:
-            wanted = {
+            shapes = {
                 entry.name: entry.shape
                 for entry in self._entries
                 if entry.name.startswith("model/")
             }
-            check_weights(
-                {name: weights.arrays.shape(name) for name in weights.arrays},
-                wanted,
-                (),
-                weights.path,
-            )
+            given = {name: weights.arrays.shape(name) for name in weights.arrays}
+            check_weights(given, shapes, (), weights.path)
 
-        def part(entry: Entry) -> ReadPart:
+        def reader(entry: Entry) -> ReadBox:
             if not entry.name.startswith("model/"):
-                return self._zero(entry)
+                return self._initial_value(entry)
             if weights and entry.name in weights.arrays:
                 return partial(weights.arrays.part, entry.name)
-            whole = value(entry.name.removeprefix("model/"))
-            return lambda offsets, shape: whole[
-                tuple(slice(at, at + size) for at, size in zip(offsets, shape, strict=True))
-            ]
+            return _reader_of(value(entry.name.removeprefix("model/")))
 
-        return self._make(part)
+        return self._make(reader)
 
     def restore(self, saved: Checkpoint) -> State:
-        """From a checkpoint made by any engine, precision, strategy or world.
+        """From a checkpoint made by any engine, precision, strategy or world size.
 
         UserError: names or shapes that don't fit.
         """
-        wanted = {entry.name: entry.shape for entry in self._entries}
-        check_fit(saved, wanted, _LONE)
+        check_fit(saved, {entry.name: entry.shape for entry in self._entries}, _OPTIONAL)
 
-        def part(entry: Entry) -> ReadPart:
-            return (
-                (lambda offsets, shape: saved.arrays.part(entry.name, offsets, shape))
-                if entry.name in saved.arrays and self._is_stored(entry.name)
-                else self._zero(entry)
-            )
+        def reader(entry: Entry) -> ReadBox:
+            if entry.name in saved.arrays and self._is_stored(entry.name):
+                return partial(saved.arrays.part, entry.name)
+            return self._initial_value(entry)
 
-        return self._make(part)
+        return self._make(reader)
 
     def gather(
-        self, state: State, finite: Sequence[bool], process: int, processes: int
+        self, state: State, finite: Sequence[bool], *, process: int, world_size: int
     ) -> list[ArrayShard]:
         """Copies in host memory of what this process writes.
 
-        finite: what finite() found. RunError: an array is not.
+        finite: of each leaf, as finite() has it. RunError: one is not.
         """
-        check_finite(
-            [entry.name for entry, sound in zip(self._entries, finite, strict=True) if not sound]
-        )
+        not_finite = [entry.name for entry, ok in zip(self._entries, finite, strict=True) if not ok]
+        check_finite(not_finite)
         sizes = {
             entry.name: array.nbytes
             for entry, array in self._stored_entries(state)
             if array.is_fully_replicated
         }
-        mine = set(arrays_to_write(sizes, processes, process))
-        pieces = []
+        written_here = set(arrays_to_write(sizes, world_size, process))
+        shards = []
         for entry, array in self._stored_entries(state):
-            if array.is_fully_replicated and entry.name not in mine:
+            if array.is_fully_replicated and entry.name not in written_here:
                 continue
-            offsets, box = self._strategy.local_shard(array, entry.shape)
-            if box.size:
-                kind = _DTYPES[box.dtype.name]
-                pieces.append(
-                    ArrayShard(
-                        entry.name,
-                        kind,
-                        entry.shape,
-                        offsets,
-                        box.astype(np.float32) if box.dtype == np.int32 else box,
-                    )
-                )
-        return pieces
+            offsets, values = self._strategy.local_shard(array, entry.shape)
+            if not values.size:
+                continue
+            file_dtype = _FILE_DTYPES[values.dtype.name]
+            if values.dtype == np.int32:
+                values = values.astype(np.float32)
+            shards.append(ArrayShard(entry.name, file_dtype, entry.shape, offsets, values))
+        return shards
 
     def finite(self, state: State) -> jax.Array:
         """For each leaf whether all its values are; to be compiled."""
@@ -215,25 +206,36 @@ class StateLayout:
     def _is_stored(self, name: str) -> bool:
         return self._loss_scaled or not name.startswith("loop/")
 
-    def _zero(self, entry: Entry) -> ReadPart:
-        first = (INITIAL_SCALE if self._loss_scaled else 1.0) if entry.name == "loop/scale" else 0.0
-        return lambda offsets, shape: np.full(shape, first)
+    def _initial_value(self, entry: Entry) -> ReadBox:
+        """Of what no model gives: zeros, and the scale."""
+        value = 0.0
+        if entry.name == "loop/scale":
+            value = INITIAL_SCALE if self._loss_scaled else 1.0
+        return lambda _offsets, shape: np.full(shape, value)
 
-    def _make(self, part: Any) -> State:
+    def _make(self, reader: Callable[[Entry], ReadBox]) -> State:
         leaves = [
-            self._strategy.put(entry.shape, dtype, part(entry))
+            self._strategy.put(entry.shape, dtype, reader(entry))
             for entry, dtype in zip(self._entries, self._dtypes, strict=True)
         ]
-        found: State = self._tree.unflatten(leaves)
-        return found
+        state: State = self._tree.unflatten(leaves)
+        return state
 
 
-def _name(path: Any) -> str:
-    """A leaf's canonical name."""
+def _reader_of(values: HostArray) -> ReadBox:
+    def read(offsets: Shape, shape: Shape) -> HostArray:
+        box = tuple(slice(begin, begin + size) for begin, size in zip(offsets, shape, strict=True))
+        return values[box]
+
+    return read
+
+
+def _name(path: Sequence[Any]) -> str:
+    """The canonical name of the leaf at a path of jax's keys."""
     keys = [str(getattr(key, "key", getattr(key, "name", ""))) for key in path]
     if keys[0] in {"params", "frozen"}:
         return f"model/{keys[-1]}"
     if keys[0] == "moments":
-        slot = next((_SLOTS[key] for key in keys if key in _SLOTS), None)
-        return f"optimizer/{slot}/{keys[-1]}" if slot else "optimizer/step"
+        moment = next((_MOMENTS[key] for key in keys if key in _MOMENTS), None)
+        return f"optimizer/{moment}/{keys[-1]}" if moment else "optimizer/step"
     return {"scale": "loop/scale", "streak": "loop/scale_streak"}[keys[0]]

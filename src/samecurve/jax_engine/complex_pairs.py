@@ -7,14 +7,14 @@ as the pair (x, y) the gradient is (dL/dx, dL/dy) under both engines, moments an
 real numbers, and every collective knows the type.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from samecurve.jax_engine.array_types import HostArray, PyTree
 
-def is_complex(leaf: Any) -> bool:
+
+def is_complex(leaf: jax.Array | jax.ShapeDtypeStruct | HostArray) -> bool:
     return bool(jnp.issubdtype(leaf.dtype, jnp.complexfloating))
 
 
@@ -28,16 +28,12 @@ def join(pair: jax.Array) -> jax.Array:
     return lax.complex(pair[..., 0], pair[..., 1])
 
 
-def psum(tree: Any, axis: str) -> Any:
+def psum(tree: PyTree, axis: str) -> PyTree:
     """The sum over a mesh axis of every leaf of a tree; complex leaves travel as pairs."""
-    summed = lax.psum(jax.tree.map(split, tree), axis)
-    return jax.tree.map(
-        lambda leaf, found: join(found) if is_complex(leaf) else found, tree, summed
-    )
+    sums = lax.psum(jax.tree.map(split, tree), axis)
+    return jax.tree.map(lambda leaf, total: join(total) if is_complex(leaf) else total, tree, sums)
 
 
-def descent(gradient: Any) -> Any:
-    """What jax.grad gave, as the direction in which real losses grow, leaf by leaf: complex leaves
-    conjugated.
-    """
+def descent(gradient: PyTree) -> PyTree:
+    """What jax.grad gave, as the direction in which real losses grow: complex leaves conjugated."""
     return jax.tree.map(lambda leaf: jnp.conj(leaf) if is_complex(leaf) else leaf, gradient)

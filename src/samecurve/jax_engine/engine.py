@@ -1,4 +1,4 @@
-"""One process's training on jax devices: what the loop asks for, through a few compiled programs."""
+"""One process's training on jax devices: what the loop asks for, by a few compiled programs."""
 
 import resource
 import sys
@@ -6,12 +6,12 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.stages import Compiled, Wrapped
 from numpy.typing import NDArray
 
 from samecurve.core.config.sections import Optimizer
@@ -29,59 +29,55 @@ from samecurve.core.protocols import (
     Task,
 )
 from samecurve.errors import UserError
+from samecurve.jax_engine.array_types import Arrays, Float, HostArray, PyTree
 from samecurve.jax_engine.checkpoint import State, StateLayout, all_params
 from samecurve.jax_engine.model import FlaxModel, InitialValue, open_model
-from samecurve.jax_engine.step_program import make_evaluation, make_step
+from samecurve.jax_engine.step_program import Rows, make_evaluation, make_step
 from samecurve.jax_engine.strategies import AXIS, STRATEGIES
 from samecurve.jax_engine.trace_checks import check_loss
 
 
 @dataclass(frozen=True)
 class StagedRounds:
-    """Rows of a step, or of a round of an evaluation, on their devices.
+    """Rows of a step, or of a round of an evaluation, on their devices."""
 
-    rows: [devices, rounds, micro, ...]. real: which count. row: one of them, on the host.
-    """
-
-    rows: dict[str, jax.Array]
-    real: jax.Array
-    example: Mapping[str, NDArray[Any]]
+    rows: Rows  # [devices, accumulation steps, microbatch, ...]
+    example: Mapping[str, HostArray]  # one real row, on the host
 
 
 @dataclass(frozen=True)
 class QueuedMetrics:
-    """A step's figures on their way to the host; read() waits for them.
-
-    own: what this process adds, where no other does: requests, waits, memory.
-    """
+    """A step's metrics on their way to the host; read() waits for them."""
 
     values: jax.Array
-    local: NDArray[np.float64]
+    local: NDArray[np.float64]  # what this process adds to them: requests, waits, memory
     world_size: int
 
     def read(self) -> StepMetrics:
         values = np.asarray(self.values, np.float64)
-        at = time.perf_counter()
+        done_at = time.perf_counter()
         (loss_sum, weight), (norm, finite, scale) = values[:2], values[-3:]
-        shared = values[2:-3] if len(values) > 5 else self.local
-        asked, waits, memory = np.split(shared, [len(REQUESTS), len(REQUESTS) + self.world_size])
+        shared = values[2:-3] if len(values) > 5 else self.local  # alone nothing is added up
+        cuts = [len(REQUESTS), len(REQUESTS) + self.world_size]
+        requests, wait_seconds, memory_bytes = np.split(shared, cuts)
         return StepMetrics(
-            loss_sum / weight if weight else np.nan,
-            weight,
-            norm,
-            bool(finite),
-            {name: int(count) for name, count in zip(REQUESTS, asked, strict=True)},
-            tuple(waits.tolist()),
-            tuple(memory.tolist()),
-            at,
-            scale,
+            loss=loss_sum / weight if weight else np.nan,
+            weight=weight,
+            grad_norm=norm,
+            finite=bool(finite),
+            requests={name: int(count) for name, count in zip(REQUESTS, requests, strict=True)},
+            wait_seconds=tuple(wait_seconds.tolist()),
+            memory_bytes=tuple(memory_bytes.tolist()),
+            done_at=done_at,
+            scale=scale,
         )
 
 
 class JaxEngine:
-    """task: what is trained.
+    """Trains a task on the devices of this process, one of the plan's.
 
-    devices: jax's, in the plan's order, of all processes. index: of this process.
+    devices: jax's, in the plan's order, of all processes.
+    index: of this process.
     """
 
     def __init__(
@@ -92,13 +88,16 @@ class JaxEngine:
         devices: Sequence[jax.Device],
         index: int,
     ) -> None:
-        self.task, self.plan, self._optimizer, self._index = task, plan, optimizer, index
+        self.task, self.plan = task, plan
+        self._optimizer = optimizer
+        self._index = index
         self._mesh = Mesh(np.array(devices), (AXIS,))
         self._local_devices = [devices[place] for place in plan.devices_of(index)]
         self._strategy = STRATEGIES[plan.strategy](self._mesh)
-        self._dtype = np.dtype(np.float64 if plan.precision == "f64" else np.float32)
+        self._dtype: Float = np.dtype(np.float64 if plan.precision == "f64" else np.float32)
         self._by_device = NamedSharding(self._mesh, PartitionSpec(AXIS))
-        self._real_masks: dict[bytes, Any] = {}  # a step's, by which rows are real
+        self._replicated = NamedSharding(self._mesh, PartitionSpec())
+        self._real_masks: dict[bytes, jax.Array] = {}  # a step's, by which rows are real
         self._checked = False  # whether the loss has been seen to use every parameter
 
     @cached_property
@@ -111,84 +110,91 @@ class JaxEngine:
     @cached_property
     def _layout(self) -> StateLayout:
         return StateLayout(
-            self._model, self._optimizer, self._strategy, self.plan.precision == "f16", self._dtype
-        )
-
-    @cached_property
-    def _step(self) -> Any:
-        return make_step(
-            self.task, self._model, self.plan, self._optimizer, self._strategy, self._layout
-        )
-
-    @cached_property
-    def _evaluation(self) -> Any:
-        return make_evaluation(
-            self.task,
             self._model,
-            self.task.eval_sums(),
+            self._optimizer,
             self._strategy,
-            self._layout,
             self._dtype,
+            loss_scaled=self.plan.precision == "f16",
         )
 
     @cached_property
-    def _all_finite(self) -> Any:
-        return jax.jit(
-            self._layout.finite, out_shardings=NamedSharding(self._mesh, PartitionSpec())
+    def _step(self) -> Wrapped:
+        return make_step(
+            task=self.task,
+            model=self._model,
+            plan=self.plan,
+            optimizer=self._optimizer,
+            strategy=self._strategy,
+            layout=self._layout,
         )
 
     @cached_property
-    def _gather_params(self) -> Any:
+    def _evaluation(self) -> Wrapped:
+        return make_evaluation(
+            task=self.task,
+            model=self._model,
+            strategy=self._strategy,
+            layout=self._layout,
+            dtype=self._dtype,
+        )
+
+    @cached_property
+    def _all_finite(self) -> Wrapped:
+        return jax.jit(self._layout.finite, out_shardings=self._replicated)
+
+    @cached_property
+    def _gather_params(self) -> Wrapped:
         """Every parameter whole on every device."""
         shapes = {name: spec.shape for name, spec in self._model.specs.items()}
 
-        def whole(params: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        def without_padding(params: Arrays) -> Arrays:
             return {
                 name: jax.lax.slice(params[name], (0,) * len(shape), shape)
                 for name, shape in shapes.items()
             }
 
-        return jax.jit(whole, out_shardings=NamedSharding(self._mesh, PartitionSpec()))
+        return jax.jit(without_padding, out_shardings=self._replicated)
 
     @cached_property
-    def _empty_rows(self) -> Any:
-        return self._put(np.zeros((len(self._local_devices), 0), self._dtype))
+    def _empty_rows(self) -> jax.Array:
+        rows: jax.Array = self._put(np.zeros((len(self._local_devices), 0), self._dtype))
+        return rows
 
     def init(self, weights: Checkpoint | None = None) -> State:
-        self._model, value = (
-            self._open_model()
-        )  # the values are let go of: they may be a whole model
+        self._model, value = self._open_model()  # the values are let go of: maybe a whole model
         return self._layout.init(value, weights)
 
     def restore(self, saved: Checkpoint) -> State:
         return self._layout.restore(saved)
 
     def stage(self, rounds: Sequence[Round], of: int) -> StagedRounds:
-        """Rows side by side on their devices; what is short of plan.micro rows, or of so many
-        rounds, is filled up with copies of a row: a program has one shape.
+        """Rows side by side on their devices.
+
+        What is short of a microbatch, or of so many rounds, is filled up with copies of a row: a
+        program has one shape. Missing rounds are the first ones.
         """
-        given = next(slot for found in rounds for slot in found if slot)
-        row = {name: array[:1] for name, array in given.arrays.items()}
+        some_microbatch = next(microbatch for one in rounds for microbatch in one if microbatch)
+        example = {name: array[:1] for name, array in some_microbatch.arrays.items()}
         shape = (len(self._local_devices), of, self.plan.micro_batch_size)
         real = np.zeros(shape, bool)
         rows = {
             name: np.broadcast_to(array[0], (*shape, *array.shape[1:])).copy()
-            for name, array in row.items()
+            for name, array in example.items()
         }
-        for number, found in enumerate(rounds, of - len(rounds)):
-            for place, slot in enumerate(found):
-                if slot and slot.real:
-                    count = len(next(iter(slot.arrays.values())))
-                    real[place, number, :count] = True
-                    for name, array in slot.arrays.items():
-                        rows[name][place, number, :count] = array
+        for number, microbatches in enumerate(rounds, of - len(rounds)):
+            for device, microbatch in enumerate(microbatches):
+                if microbatch and microbatch.real:
+                    count = len(next(iter(microbatch.arrays.values())))
+                    real[device, number, :count] = True
+                    for name, array in microbatch.arrays.items():
+                        rows[name][device, number, :count] = array
+        on_devices = self._put({name: self._narrow(name, array) for name, array in rows.items()})
         return StagedRounds(
-            self._put({name: self._narrow(name, array) for name, array in rows.items()}),
-            self._mask(real),
-            {name: self._narrow(name, array) for name, array in row.items()},
+            Rows(on_devices, self._real_mask(real)),
+            {name: self._narrow(name, array) for name, array in example.items()},
         )
 
-    def _mask(self, real: NDArray[np.bool_]) -> Any:
+    def _real_mask(self, real: NDArray[np.bool_]) -> jax.Array:
         """Sent once: most steps are alike."""
         key = real.tobytes()
         if key not in self._real_masks:
@@ -200,46 +206,41 @@ class JaxEngine:
     ) -> tuple[State, QueuedMetrics]:
         staged: StagedRounds = batch.rounds
         if not self._checked:
-            self._check_used(staged)
-        own = self._shared_metrics(batch, asked)
-        state, values = self._step(
-            state, staged.rows, staged.real, self._to_all_reduce(own), np.asarray(lr, self._dtype)
-        )
-        return state, QueuedMetrics(values, own, self.plan.world_size)
+            self._check_loss(staged.example)
+        local = self._local_metrics(batch, asked)
+        rate = np.asarray(lr, self._dtype)
+        state, values = self._step(state, staged.rows, self._to_all_reduce(local), rate)
+        return state, QueuedMetrics(values, local, self.plan.world_size)
 
-    def compiled_step(self, state: State, batch: Batch) -> Any:
+    def compiled_step(self, state: State, batch: Batch) -> Compiled:
         """The step as XLA compiled it."""
         staged: StagedRounds = batch.rounds
-        return self._step.lower(
-            state,
-            staged.rows,
-            staged.real,
-            self._to_all_reduce(self._shared_metrics(batch, [0] * len(REQUESTS))),
-            np.asarray(0.0, self._dtype),
-        ).compile()
+        extra = self._to_all_reduce(self._local_metrics(batch, [0] * len(REQUESTS)))
+        rate = np.asarray(0.0, self._dtype)
+        return self._step.lower(state, staged.rows, extra, rate).compile()
 
     def evaluate(self, state: State, rounds: Iterable[StagedRounds]) -> EvalSums:
         """The task's sums over all devices."""
         specs = self.task.eval_sums()
-        sums = [self._evaluation(all_params(state), staged.rows, staged.real) for staged in rounds]
+        params = all_params(state)
+        sums: list[Arrays] = [self._evaluation(params, staged.rows) for staged in rounds]
         totals: dict[str, EvalSum] = {}
         for name, spec in specs.items():
             dtype = np.int64 if spec.integer else np.float64
-            by_round = [np.asarray(by_name[name], dtype) for by_name in sums]
+            by_round = [np.asarray(of_round[name], dtype) for of_round in sums]
             total = np.sum(by_round, axis=0) if by_round else np.zeros(spec.shape, dtype)
             totals[name] = total if spec.shape else total.item()
         return totals
 
     def sample(self, state: State, step: int) -> Sequence[Sample]:
-        whole = {
-            name: array.addressable_data(0)
-            for name, array in self._gather_params(all_params(state)).items()
-        }
-        return self.task.sample(self._model.merge(whole), self.plan.fixed.seed + step)
+        gathered: Arrays = self._gather_params(all_params(state))
+        params = {name: array.addressable_data(0) for name, array in gathered.items()}
+        return self.task.sample(self._model.merge(params), self.plan.fixed.seed + step)
 
     def gather(self, state: State) -> list[ArrayShard]:
+        finite = np.asarray(self._all_finite(state)).tolist()
         return self._layout.gather(
-            state, np.asarray(self._all_finite(state)).tolist(), self._index, self.plan.world_size
+            state, finite, process=self._index, world_size=self.plan.world_size
         )
 
     def digests(self, state: State) -> dict[str, str]:
@@ -267,26 +268,26 @@ class JaxEngine:
         return float(add(self._put(np.ones(len(self._local_devices), np.float32))))
 
     def peak_memory_by_device(self) -> tuple[int, ...]:
-        """By device of this process."""
-        return tuple(map(self._memory, self._local_devices))
+        """Of this process's devices."""
+        return tuple(map(self._peak_memory, self._local_devices))
 
     def peak_memory(self) -> int:
         return max(self.peak_memory_by_device())
 
     def close(self) -> None: ...
 
-    def _put(self, own: Any) -> Any:
-        """Arrays (a tree of them) of which this process has its devices' rows, one a device."""
+    def _put(self, tree: PyTree) -> PyTree:
+        """Arrays on all devices, of which this process has its own devices' rows, one for each."""
         if self.plan.world_size == 1:
-            return jax.device_put(own, self._by_device)  # all at once
+            return jax.device_put(tree, self._by_device)  # all at once
         return jax.tree.map(
             lambda array: jax.make_array_from_process_local_data(
                 self._by_device, array, (self.plan.num_devices, *array.shape[1:])
             ),
-            own,
+            tree,
         )
 
-    def _narrow(self, name: str, array: NDArray[Any]) -> NDArray[Any]:
+    def _narrow(self, name: str, array: HostArray) -> HostArray:
         """Numbers in the width that this run computes in. UserError: integers that don't fit."""
         if array.dtype.kind == "c":
             return array.astype(np.complex128 if self._dtype == np.float64 else np.complex64)
@@ -304,41 +305,32 @@ class JaxEngine:
             )
         return narrow
 
-    def _shared_metrics(self, batch: Batch, asked: Sequence[int]) -> NDArray[np.float64]:
-        waits, memory = np.zeros(self.plan.world_size), np.zeros(self.plan.num_devices)
-        waits[self._index] = batch.wait_seconds
-        for place, device in zip(
-            self.plan.devices_of(self._index), self._local_devices, strict=True
-        ):
-            memory[place] = self._memory(device)
-        return np.concatenate([np.asarray(asked, np.float64), waits, memory])
+    def _local_metrics(self, batch: Batch, requests: Sequence[int]) -> NDArray[np.float64]:
+        """What this process knows of a step: zeros where others know."""
+        wait_seconds = np.zeros(self.plan.world_size)
+        wait_seconds[self._index] = batch.wait_seconds
+        memory_bytes = np.zeros(self.plan.num_devices)
+        memory_bytes[list(self.plan.devices_of(self._index))] = self.peak_memory_by_device()
+        return np.concatenate([np.asarray(requests, np.float64), wait_seconds, memory_bytes])
 
-    def _to_all_reduce(self, own: NDArray[np.float64]) -> Any:
+    def _to_all_reduce(self, local: NDArray[np.float64]) -> jax.Array:
         """What all processes add up in the step; nothing where there is one."""
         if self.plan.world_size == 1:
             return self._empty_rows
-        rows = np.zeros((len(self._local_devices), len(own)), self._dtype)
-        rows[0] = own
-        return self._put(rows)
+        rows = np.zeros((len(self._local_devices), len(local)), self._dtype)
+        rows[0] = local
+        on_devices: jax.Array = self._put(rows)
+        return on_devices
 
-    def _check_used(self, staged: StagedRounds) -> None:
-        check_loss(
-            self.task,
-            self._model,
-            {name: jnp.asarray(array) for name, array in staged.example.items()},
-            self._dtype,
-            self._layout.trained,
-        )
+    def _check_loss(self, example: Mapping[str, HostArray]) -> None:
+        row = {name: jnp.asarray(array) for name, array in example.items()}
+        check_loss(self.task, self._model, row, self._dtype, self._layout.trained)
         self._checked = True
 
-    def _memory(self, device: jax.Device) -> int:
-        """Peak bytes: allocated on the GPU, or this device's share of what is resident in the
-        process.
-        """
+    def _peak_memory(self, device: jax.Device) -> int:
+        """Bytes allocated on the GPU, or this device's share of what its process had resident."""
         if device.platform == "cpu":
-            return (
-                resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-                * (1 if sys.platform == "darwin" else 1024)
-                // len(self._local_devices)
-            )
+            unit = 1 if sys.platform == "darwin" else 1024
+            resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+            return resident // len(self._local_devices)
         return int((device.memory_stats() or {}).get("peak_bytes_in_use", 0))

@@ -1,10 +1,12 @@
-"""train.exact under jax: each slot's gradient by a program of its own without collectives, so that
-one device runs the very program that eight run; what the slots give is added along the step's tree
-(core/determinism/microbatches.py) outside of it. So is the update a program for one device. Only
-the exchange spans devices, and it moves values about and adds them element by element.
+"""train.exact under jax: one device runs the very programs that eight run.
+
+Each microbatch's gradient comes from a program of its own without collectives, and what they give
+is added along the step's tree (core/determinism/microbatches.py) outside of it. The update is a
+program for one device, too. Only the exchange spans devices: it moves values about and adds them
+element by element.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from typing import Any
@@ -14,15 +16,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
-from numpy.typing import NDArray
+from jax.stages import Wrapped
+from numpy.typing import DTypeLike, NDArray
 
 from samecurve.core.determinism.microbatches import TreeSum, microbatches_of, split_batch, subtrees
 from samecurve.core.eval_sums import EvalSums, SumSpecs, size, unpack_sums
 from samecurve.core.protocols import ArrayShard, Batch, Checkpoint, Round, Sample
+from samecurve.jax_engine.array_types import Arrays, HostArray, PyTree
 from samecurve.jax_engine.checkpoint import State, all_params
-from samecurve.jax_engine.engine import JaxEngine, QueuedMetrics, StagedRounds
+from samecurve.jax_engine.engine import JaxEngine, QueuedMetrics
 from samecurve.jax_engine.step_program import (
-    Arrays,
+    GradientSums,
+    Rows,
     apply_update,
     microbatch_gradients,
     microbatch_metrics,
@@ -30,20 +35,16 @@ from samecurve.jax_engine.step_program import (
 )
 from samecurve.jax_engine.strategies import AXIS, squared_norm
 
-MicroBatchSums = tuple[Arrays, jax.Array]  # gradients, [loss sum, weight]
+ReplicaStates = list[State]  # whole states, one for each device of this process
 
 
 @dataclass(frozen=True)
 class StagedMicroBatch:
-    """A slot on its device, filled up to plan.micro rows.
+    """A microbatch on its device, filled up to plan.micro_batch_size rows."""
 
-    place: which of this process's devices.
-    """
-
-    number: int
-    local_device: int
-    rows: Arrays
-    real: jax.Array
+    number: int  # in the step
+    local_device: int  # which of this process's devices
+    rows: Rows
 
 
 class ExactEngine(JaxEngine):
@@ -55,202 +56,182 @@ class ExactEngine(JaxEngine):
     def restore(self, saved: Checkpoint) -> Any:
         return self._per_device(super().restore(saved))
 
-    def _per_device(self, state: State) -> list[State]:
+    def _per_device(self, state: PyTree) -> list[PyTree]:
+        """A replicated tree as one tree for each device of this process."""
         leaves, tree = jax.tree.flatten(state)
-        shards = [
+        by_device = [
             {shard.device: shard.data for shard in leaf.addressable_shards} for leaf in leaves
         ]
         return [
-            jax.tree.unflatten(tree, [shard[device] for shard in shards])
+            jax.tree.unflatten(tree, [shards[device] for shards in by_device])
             for device in self._local_devices
         ]
 
     def stage(self, rounds: Sequence[Round], of: int) -> Any:
+        """A list of StagedMicroBatch: here a round that is short needs no filling up."""
+        del of
         return [
-            self._staged(place, slot.number, slot.arrays)
-            for found in rounds
-            for place, slot in enumerate(found)
-            if slot and slot.real
+            self._stage_microbatch(device, microbatch.number, microbatch.arrays)
+            for microbatches in rounds
+            for device, microbatch in enumerate(microbatches)
+            if microbatch and microbatch.real
         ]
 
-    def _staged(self, place: int, number: int, arrays: Any) -> StagedMicroBatch:
+    def _stage_microbatch(
+        self, device: int, number: int, arrays: Mapping[str, HostArray]
+    ) -> StagedMicroBatch:
+        size = self.plan.micro_batch_size
         count = len(next(iter(arrays.values())))
-        rows = {
-            name: self._narrow(
-                name,
-                np.concatenate(
-                    [array, np.repeat(array[:1], self.plan.micro_batch_size - count, axis=0)]
-                ),
-            )
-            for name, array in arrays.items()
-        }
-        return StagedMicroBatch(
-            number,
-            place,
-            *jax.device_put(
-                (rows, np.arange(self.plan.micro_batch_size) < count), self._local_devices[place]
-            ),
+        filled = {}
+        for name, array in arrays.items():
+            copies = np.repeat(array[:1], size - count, axis=0)
+            filled[name] = self._narrow(name, np.concatenate([array, copies]))
+        on_device, real = jax.device_put(
+            (filled, np.arange(size) < count), self._local_devices[device]
         )
+        return StagedMicroBatch(number, device, Rows(on_device, real))
 
     def step(
         self, state: Any, batch: Batch, lr: float, asked: Sequence[int]
     ) -> tuple[Any, QueuedMetrics]:
+        states: ReplicaStates = state
         staged: list[StagedMicroBatch] = batch.rounds
         if staged and not self._checked:
-            rows = {name: np.asarray(array[:1]) for name, array in staged[0].rows.items()}
-            self._check_used(StagedRounds({}, staged[0].real, rows))
+            arrays = staged[0].rows.arrays
+            self._check_loss({name: np.asarray(array[:1]) for name, array in arrays.items()})
         count = len(split_batch(batch.samples, self.plan.micro_batch_size))
-        sums = [TreeSum[MicroBatchSums](count, self._add_program) for _ in self._local_devices]
-        for slot in staged:
-            own = state[slot.local_device]
-            sums[slot.local_device].give(
-                (0, slot.number),
-                self._microbatch_program(all_params(own), slot.rows, slot.real, own["scale"]),
-            )
-        figures = self._shared_metrics(batch, asked)
-        totals = self._reduce(
-            count, [[value for _, value in one.held] for one in sums], self._to_all_reduce(figures)
-        )
+        trees = [TreeSum[GradientSums](count, self._add_program) for _ in self._local_devices]
+        for microbatch in staged:
+            replica = states[microbatch.local_device]
+            sums = self._gradient_program(all_params(replica), microbatch.rows, replica["scale"])
+            trees[microbatch.local_device].give((0, microbatch.number), sums)
+        subtree_sums = [[sums for _, sums in tree.held] for tree in trees]
+        local = self._local_metrics(batch, asked)
+        totals = self._reduce(count, subtree_sums, self._to_all_reduce(local))
         rate = np.asarray(lr, self._dtype)
-        state, values = zip(
-            *(
-                self._update_program(own, *total, rate)
-                for own, total in zip(state, totals, strict=True)
-            ),
-            strict=True,
-        )
-        return list(state), QueuedMetrics(values[0], figures, self.plan.world_size)
+        updated = [
+            self._update_program(replica, packed, extra, rate)
+            for replica, (packed, extra) in zip(states, totals, strict=True)
+        ]
+        _, values = updated[0]  # the same on every device
+        metrics = QueuedMetrics(values, local, self.plan.world_size)
+        return [replica for replica, _ in updated], metrics
 
     @cached_property
-    def _microbatch_program(self) -> Any:
-        def program(
-            whole: Arrays, rows: Arrays, real: jax.Array, scale: jax.Array
-        ) -> MicroBatchSums:
+    def _gradient_program(self) -> Wrapped:
+        """(parameters, rows, scale) -> GradientSums of a microbatch."""
+
+        def program(whole: Arrays, rows: Rows, scale: jax.Array) -> GradientSums:
             params, merge = split_trained(self._model, whole, self._layout.trained)
-            return microbatch_gradients(
-                self.task, merge, params, rows, real, scale / self.plan.nominal_weight
-            )
+            factor = scale / self.plan.nominal_weight
+            return microbatch_gradients(self.task, merge, params, rows, factor)
 
         return jax.jit(program)
 
     @cached_property
-    def _add_program(self) -> Any:
+    def _add_program(self) -> Wrapped:
         return jax.jit(lambda left, right: jax.tree.map(jnp.add, left, right), donate_argnums=0)
 
     @cached_property
-    def _update_program(self) -> Any:
-        """(state, a step's gradients and sums in one row, what processes add up, lr) -> (state,
-        figures).
-        """
+    def _update_program(self) -> Wrapped:
+        """(state, a step's GradientSums packed, what processes add up, lr) -> (state, metrics)."""
 
         def program(
-            state: State, row: jax.Array, extra: jax.Array, lr: jax.Array
+            state: State, packed: jax.Array, extra: jax.Array, lr: jax.Array
         ) -> tuple[State, jax.Array]:
-            gradients, at = {}, 0
-            for name in self._layout.trained:
-                shape = self._model.specs[name].shape
-                size = int(np.prod(shape, dtype=np.int64))
-                gradients[name] = row[at : at + size].reshape(shape)
-                at += size
-            sums = row[at:]
-            state, figures = apply_update(
-                self.plan,
-                self._optimizer,
-                self._layout,
+            sums = self._unpack(packed)
+            state, update_metrics = apply_update(
                 state,
-                gradients,
                 sums,
-                squared_norm(gradients.values()),
+                squared_norm(sums.gradients.values()),
                 lr,
+                plan=self.plan,
+                optimizer=self._optimizer,
+                layout=self._layout,
             )
-            return state, jnp.concatenate([sums, extra, figures])
+            return state, jnp.concatenate([sums.totals, extra, update_metrics])
 
         return jax.jit(program, donate_argnums=0)
 
     @cached_property
-    def _pack_program(self) -> Any:
-        """What one device has, as [1, nodes, values]: no arithmetic."""
+    def _pack_program(self) -> Wrapped:
+        """The sums of one device's subtrees as [1, subtrees, values]: no arithmetic."""
 
-        def program(held: list[MicroBatchSums]) -> jax.Array:
-            return jnp.stack(
-                [
-                    jnp.concatenate(
-                        [*(gradients[name].ravel() for name in self._layout.trained), sums]
-                    )
-                    for gradients, sums in held
-                ]
-            )[None]
+        def pack(sums: GradientSums) -> jax.Array:
+            gradients = [sums.gradients[name].ravel() for name in self._layout.trained]
+            return jnp.concatenate([*gradients, sums.totals])
 
-        return jax.jit(program)
+        return jax.jit(lambda subtree_sums: jnp.stack([pack(sums) for sums in subtree_sums])[None])
+
+    def _unpack(self, packed: jax.Array) -> GradientSums:
+        gradients, begin = {}, 0
+        for name in self._layout.trained:
+            end = begin + self._num_scalars(name)
+            gradients[name] = packed[begin:end].reshape(self._model.specs[name].shape)
+            begin = end
+        return GradientSums(gradients, packed[begin:])
+
+    def _num_scalars(self, name: str) -> int:
+        return int(np.prod(self._model.specs[name].shape, dtype=np.int64))
 
     def _reduce(
-        self, count: int, held: Sequence[list[MicroBatchSums]], extra: Any
+        self, count: int, subtree_sums: Sequence[list[GradientSums]], extra: jax.Array
     ) -> list[tuple[jax.Array, jax.Array]]:
-        """On each device of this process the sum over all slots, and what processes add up."""
-        most = max(
-            len(subtrees(microbatches_of(count, place, self.plan.num_devices), count))
-            for place in range(self.plan.num_devices)
-        )
-        rows = [
-            (
-                self._pack_program(own + own[-1:] * (most - len(own)))
-                if own
-                else self._empty_pack(place, most)
-            )
-            for place, own in enumerate(held)
-        ]
-        given = jax.make_array_from_single_device_arrays(
-            (self.plan.num_devices, *rows[0].shape[1:]), self._by_device, rows
-        )
-        found = [
-            {shard.device: shard.data for shard in array.addressable_shards}
-            for array in self._exchange_program(count)(given, extra)
-        ]
-        return [(found[0][device], found[1][device]) for device in self._local_devices]
+        """On each device of this process the packed sum over all microbatches, and extra's.
 
-    def _empty_pack(self, place: int, most: int) -> jax.Array:
-        length = (
-            sum(
-                int(np.prod(self._model.specs[name].shape, dtype=np.int64))
-                for name in self._layout.trained
-            )
-            + 2
+        count: microbatches of the step.
+        """
+        num_devices = self.plan.num_devices
+        most = max(
+            len(subtrees(microbatches_of(count, place, num_devices), count))
+            for place in range(num_devices)
         )
-        made: jax.Array = jax.device_put(
-            np.zeros((1, most, length), self._dtype), self._local_devices[place]
-        )
-        return made
+        rows = []
+        for device, sums in enumerate(subtree_sums):
+            if sums:
+                copies = sums[-1:] * (most - len(sums))  # one shape for all devices
+                rows.append(self._pack_program(sums + copies))
+            else:
+                rows.append(self._empty_pack(device, most))
+        shape = (num_devices, *rows[0].shape[1:])
+        packed = jax.make_array_from_single_device_arrays(shape, self._by_device, rows)
+        return self._per_device(self._exchange_program(count)(packed, extra))
+
+    def _empty_pack(self, device: int, most: int) -> jax.Array:
+        length = sum(map(self._num_scalars, self._layout.trained)) + 2  # and the totals
+        zeros = np.zeros((1, most, length), self._dtype)
+        packed: jax.Array = jax.device_put(zeros, self._local_devices[device])
+        return packed
 
     @cached_property
-    def _exchange_program(self) -> Any:
-        """count -> (rows [devices, nodes, values], extra [devices, n]) -> their sums along the
-        tree, and extra's, on every device.
+    def _exchange_program(self) -> Callable[[int], Wrapped]:
+        """By the microbatches of a step: (packed [devices, subtrees, values], extra [devices, n])
+        -> their sums along the tree, and extra's, on every device.
+
+        Each device adds up one part of the values, which all then gather.
         """
-        world = self.plan.num_devices
+        num_devices = self.plan.num_devices
 
-        def program(count: int, rows: jax.Array, extra: jax.Array) -> tuple[jax.Array, jax.Array]:
-            (held,) = rows
-            part = -(-held.shape[1] // world)
-            cut = jnp.pad(held, ((0, 0), (0, part * world - held.shape[1]))).reshape(
-                len(held), world, part
-            )
-            theirs = lax.all_to_all(
-                cut, AXIS, split_axis=1, concat_axis=0, tiled=False
-            )  # [devices, nodes, part]
-            sums: TreeSum[jax.Array] = TreeSum(count, jnp.add)
-            for place in range(world):
-                for number, node in enumerate(
-                    subtrees(microbatches_of(count, place, world), count)
-                ):
-                    sums.give(node, theirs[place, number])
-            whole: jax.Array = lax.slice(
-                lax.all_gather(sums.total(), AXIS, tiled=True), (0,), held.shape[1:]
-            )
-            shared: jax.Array = lax.psum(extra, AXIS)[0]
-            return whole, shared
+        def program(count: int, packed: jax.Array, extra: jax.Array) -> tuple[jax.Array, jax.Array]:
+            (local,) = packed
+            num_subtrees, num_values = local.shape
+            part = -(-num_values // num_devices)
+            padded = jnp.pad(local, ((0, 0), (0, part * num_devices - num_values)))
+            parts = padded.reshape(num_subtrees, num_devices, part)
+            of_all_devices = lax.all_to_all(
+                parts, AXIS, split_axis=1, concat_axis=0, tiled=False
+            )  # [devices, subtrees, part]
+            tree: TreeSum[jax.Array] = TreeSum(count, jnp.add)
+            for place in range(num_devices):
+                nodes = subtrees(microbatches_of(count, place, num_devices), count)
+                for number, node in enumerate(nodes):
+                    tree.give(node, of_all_devices[place, number])
+            gathered = lax.all_gather(tree.total(), AXIS, tiled=True)
+            return lax.slice(gathered, (0,), (num_values,)), lax.psum(extra, AXIS)[0]
 
-        def made(count: int) -> Any:
-            mapped: Any = jax.shard_map(
+        @cache
+        def of_count(count: int) -> Wrapped:
+            mapped = jax.shard_map(
                 partial(program, count),
                 mesh=self._mesh,
                 in_specs=PartitionSpec(AXIS),
@@ -259,61 +240,53 @@ class ExactEngine(JaxEngine):
             )
             return jax.jit(mapped)
 
-        return cache(made)
+        return of_count
 
     def evaluate(self, state: Any, rounds: Iterable[Any]) -> EvalSums:
-        """Counts are added as integers; the other sums along the tree, a row for each microbatch."""
+        """Counts add up as integers; the other sums along the tree, a row for each microbatch."""
+        states: ReplicaStates = state
         specs = self.task.eval_sums()
-        by_microbatch = [
-            (
-                microbatch.number,
-                self._metrics_program(
-                    all_params(state[microbatch.local_device]), microbatch.rows, microbatch.real
-                ),
-            )
-            for staged in rounds
-            for microbatch in staged
-        ]
-        rows = np.zeros(
-            (
-                len(split_batch(self.plan.eval_samples, self.plan.micro_batch_size)),
-                size(specs, integer=False),
-            ),
-            self._dtype,
-        )
+        num_microbatches = len(split_batch(self.plan.eval_samples, self.plan.micro_batch_size))
+        rows = np.zeros((num_microbatches, size(specs, integer=False)), self._dtype)
         counts = np.zeros(size(specs, integer=True), np.int64)
-        for number, sums in by_microbatch:
+        queued = []
+        for staged in rounds:
+            for microbatch in staged:
+                params = all_params(states[microbatch.local_device])
+                queued.append((microbatch.number, self._metrics_program(params, microbatch.rows)))
+        for number, sums in queued:
             rows[number] = _in_a_row(specs, sums, self._dtype, integer=False)
             counts += _in_a_row(specs, sums, np.int64, integer=True)
-        tree: TreeSum[NDArray[Any]] = TreeSum(len(rows), np.add)
+        tree: TreeSum[NDArray[Any]] = TreeSum(num_microbatches, np.add)
         for number, row in enumerate(self._sum_over_processes(rows).astype(np.float64)):
             tree.give((0, number), row)
-        return unpack_sums(specs, tree.total(), self._counted(counts))
+        return unpack_sums(specs, tree.total(), self._sum_counts(counts))
 
     @cached_property
-    def _metrics_program(self) -> Any:
+    def _metrics_program(self) -> Wrapped:
+        """(parameters, rows) -> a microbatch's sums by name."""
         return jax.jit(
-            lambda params, rows, real: microbatch_metrics(
-                self.task, self._model, self.task.eval_sums(), params, rows, real, self._dtype
+            lambda params, rows: microbatch_metrics(
+                self.task, self._model, params, rows, self._dtype
             )
         )
 
-    def _counted(self, counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _sum_counts(self, counts: NDArray[np.int64]) -> NDArray[np.int64]:
         """The sum over processes; each sends its 64 bits as pairs of 32, which jax leaves whole."""
         if self.plan.world_size == 1 or not len(counts):
             return counts
         by_process = np.zeros((self.plan.world_size, 2 * len(counts)), np.int32)
         by_process[self._index] = counts.view(np.int32)
-        sent = np.ascontiguousarray(self._sum_over_processes(by_process))
-        total: NDArray[np.int64] = sent.view(np.int64).sum(axis=0)
+        halves = np.ascontiguousarray(self._sum_over_processes(by_process))
+        total: NDArray[np.int64] = halves.view(np.int64).sum(axis=0)
         return total
 
-    def _sum_over_processes(self, rows: NDArray[Any]) -> NDArray[Any]:
+    def _sum_over_processes(self, rows: HostArray) -> HostArray:
         """Each row from the one process that filled it: zeros are all that is added."""
         if self.plan.world_size == 1:
             return rows
-        own = np.zeros((len(self._local_devices), *rows.shape), rows.dtype)
-        own[0] = rows
+        by_device = np.zeros((len(self._local_devices), *rows.shape), rows.dtype)
+        by_device[0] = rows
         add = jax.jit(
             jax.shard_map(
                 lambda part: lax.psum(part[0], AXIS),
@@ -323,26 +296,25 @@ class ExactEngine(JaxEngine):
                 check_vma=False,
             )
         )
-        return np.asarray(add(self._put(own)))
+        return np.asarray(add(self._put(by_device)))
 
     def sample(self, state: Any, step: int) -> Sequence[Sample]:
-        return self.task.sample(
-            self._model.merge(all_params(state[0])), self.plan.fixed.seed + step
-        )
+        states: ReplicaStates = state
+        module = self._model.merge(all_params(states[0]))
+        return self.task.sample(module, self.plan.fixed.seed + step)
 
     def gather(self, state: Any) -> list[ArrayShard]:
+        finite = np.asarray(jax.jit(self._layout.finite)(state[0])).tolist()
         return self._layout.gather(
-            state[0],
-            np.asarray(jax.jit(self._layout.finite)(state[0])).tolist(),
-            self._index,
-            self.plan.world_size,
+            state[0], finite, process=self._index, world_size=self.plan.world_size
         )
 
     def digests(self, state: Any) -> dict[str, str]:
         return super().digests(state[0])
 
 
-def _in_a_row(specs: SumSpecs, sums: Arrays, dtype: Any, *, integer: bool) -> NDArray[Any]:
+def _in_a_row(specs: SumSpecs, sums: Arrays, dtype: DTypeLike, *, integer: bool) -> HostArray:
+    """The integer sums one after another, or the others."""
     chosen = [name for name, spec in specs.items() if spec.integer == integer]
     parts = [np.asarray(sums[name], dtype).reshape(-1) for name in chosen]
     return np.concatenate(parts) if parts else np.zeros(0, dtype)

@@ -16,56 +16,53 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.experimental.multihost_utils import broadcast_one_to_all
-from numpy.typing import NDArray
 
 from samecurve.core.config.sections import Precision, Recompute
 from samecurve.core.determinism.init_values import values
 from samecurve.core.protocols import Task
 from samecurve.errors import UserError
+from samecurve.jax_engine.array_types import Arrays, HostArray, PyTree, Shape
 from samecurve.jax_engine.complex_pairs import is_complex, join
 
-InitialValue = Callable[[str], NDArray[Any]]  # a parameter's initial values, by name
+InitialValue = Callable[[str], HostArray]  # of a parameter, by name
 
 
 @dataclass(frozen=True)
 class ParamSpec:
-    """A parameter as it is held.
+    """A parameter as it is held."""
 
-    shape: with a last dimension of 2 where it is complex. matrix: whether weight decay reaches it.
-    """
-
-    shape: tuple[int, ...]
+    shape: Shape  # with a last axis of 2 where it is complex
     complex: bool
-    matrix: bool
+    matrix: bool  # whether weight decay reaches it
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class FlaxModel:
-    """specs: by name, in the order of the tree's leaves. rest: what is not trained, by name."""
+    """A flax module, apart from its parameters' values."""
 
-    graph: Any
-    tree: Any
-    rest_tree: Any
-    rest: dict[str, Any]
-    specs: dict[str, ParamSpec]
+    graph: nnx.GraphDef[nnx.Module]
+    specs: dict[str, ParamSpec]  # in the order of the tree's leaves
+    params_tree: jax.tree_util.PyTreeDef
+    rest: dict[str, PyTree]  # what is not trained, by name
+    rest_tree: jax.tree_util.PyTreeDef
 
-    def merge(self, arrays: Mapping[str, Any]) -> Any:
+    def merge(self, arrays: Arrays) -> nnx.Module:
         """name -> array, as the flax module."""
         return self.assemble(self.join_complex(arrays))
 
-    def join_complex(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
+    def join_complex(self, arrays: Arrays) -> Arrays:
         """Complex parameters as the module has them."""
         return {
             name: join(arrays[name]) if spec.complex else arrays[name]
             for name, spec in self.specs.items()
         }
 
-    def assemble(self, parameters: Mapping[str, Any], rest: Mapping[str, Any] | None = None) -> Any:
+    def assemble(self, params: Arrays, rest: Mapping[str, PyTree] | None = None) -> nnx.Module:
         """The module, its variables made anew: a forward pass may change them, and is forgotten."""
         rest = self.rest if rest is None else rest
         return nnx.merge(
             self.graph,
-            self.tree.unflatten([parameters[name] for name in self.specs]),
+            self.params_tree.unflatten([params[name] for name in self.specs]),
             self.rest_tree.unflatten([rest[name] for name in self.rest]),
         )
 
@@ -77,88 +74,100 @@ def open_model(
 
     UserError: some that can't be trained.
     """
-    real = np.dtype(np.float64 if precision == "f64" else np.float32)
-    outline = abstract_model(task.model)
-    names, leaves, tree, rest, rest_tree = _split(outline, how)
-    rules = [task.initial(name, leaf.shape) for name, leaf in zip(names, leaves, strict=True)]
-    own = not all(rules) or bool(rest)  # values that only the model knows
-    model = outline
-    if own:
+    dtype = np.dtype(np.float64 if precision == "f64" else np.float32)
+    module = abstract_model(task.model)
+    split = _split(module, how)
+    rules = {name: task.initial(name, leaf.shape) for name, leaf in split.params.items()}
+    only_model_knows_values = not all(rules.values()) or bool(split.rest)
+    if only_model_knows_values:
         with jax.default_device(jax.local_devices(backend="cpu")[0]):
-            model = task.model()
-        names, leaves, tree, rest, rest_tree = _split(model, how)
-        rest = {
-            name: leaf
-            if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-            else _from_first_process(leaf)
-            for name, leaf in rest.items()
-        }
-    graph = nnx.graphdef(model)
-    specs = {name: _spec(name, leaf) for name, leaf in zip(names, leaves, strict=True)}
-    given = {name: (leaf, rule) for name, leaf, rule in zip(names, leaves, rules, strict=True)}
+            module = task.model()
+        split = _split(module, how)
+        for name, leaf in split.rest.items():
+            if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+                split.rest[name] = _from_first_process(leaf)
+    model = FlaxModel(
+        graph=nnx.graphdef(module),
+        specs={name: _spec(name, leaf) for name, leaf in split.params.items()},
+        params_tree=split.params_tree,
+        rest=split.rest,
+        rest_tree=split.rest_tree,
+    )
 
-    def value(name: str) -> NDArray[Any]:
-        leaf, rule = given[name]
-        found = (
-            np.asarray(_from_first_process(leaf))
-            if rule is None
-            else values(seed, name, leaf.shape, rule)
-        )
-        if specs[name].complex:
-            found = np.stack([found.real, found.imag], axis=-1)
-        return found.astype(real)
+    def initial_value(name: str) -> HostArray:
+        leaf, rule = split.params[name], rules[name]
+        if rule is None:
+            value = np.asarray(_from_first_process(leaf))
+        else:
+            value = values(seed, name, leaf.shape, rule)
+        if model.specs[name].complex:
+            value = np.stack([value.real, value.imag], axis=-1)
+        return value.astype(dtype)
 
-    return FlaxModel(graph, tree, rest_tree, rest, specs), value
+    return model, initial_value
 
 
-def param_shapes(outline: Any) -> dict[str, tuple[int, ...]]:
+def param_shapes(module: nnx.Module) -> dict[str, Shape]:
     """Of a model's parameters, by a checkpoint's names."""
-    names, leaves, *_ = _split(outline, "none")
-    return {name: _spec(name, leaf).shape for name, leaf in zip(names, leaves, strict=True)}
+    params = _split(module, "none").params
+    return {name: _spec(name, leaf).shape for name, leaf in params.items()}
 
 
-def named_values(model: Any) -> dict[str, NDArray[Any]]:
+def named_values(module: nnx.Module) -> dict[str, HostArray]:
     """A module's parameters by those names, as it has them."""
-    names, leaves, *_ = _split(model, "none")
-    return {name: np.asarray(leaf) for name, leaf in zip(names, leaves, strict=True)}
+    return {name: np.asarray(leaf) for name, leaf in _split(module, "none").params.items()}
 
 
-def abstract_model(model: Callable[[], Any]) -> Any:
+def abstract_model(make: Callable[[], nnx.Module]) -> nnx.Module:
     """The model without values, or with them where it looks at them while it is built."""
     try:
-        return nnx.eval_shape(model)
+        return nnx.eval_shape(make)
     except Exception:  # whatever is really wrong comes again
-        return model()
+        return make()
 
 
-def _split(model: Any, how: Recompute) -> tuple[list[str], list[Any], Any, dict[str, Any], Any]:
-    """Names and leaves of the parameters, their tree, what else the model holds, and that one's
-    tree. UserError: two of one name.
-    """
-    recompute(model, how)
-    params, rest = nnx.state(model, nnx.Param), nnx.state(model, nnx.Not(nnx.Param))
-    names, others = (
+@dataclass(frozen=True)
+class _Split:
+    """What a module holds, by names: paths joined by dots."""
+
+    params: dict[str, PyTree]
+    params_tree: jax.tree_util.PyTreeDef
+    rest: dict[str, PyTree]
+    rest_tree: jax.tree_util.PyTreeDef
+
+
+def _split(module: nnx.Module, how: Recompute) -> _Split:
+    """UserError: two of one name."""
+    recompute(module, how)
+    params, rest = nnx.state(module, nnx.Param), nnx.state(module, nnx.Not(nnx.Param))
+    names, rest_names = (
         [".".join(map(str, path)) for path, _ in nnx.to_flat_state(state)]
         for state in (params, rest)
     )
-    twice = [name for name, count in Counter(names + others).items() if count > 1]
-    if twice:
+    duplicates = [name for name, count in Counter(names + rest_names).items() if count > 1]
+    if duplicates:
         raise UserError(
-            f"two parameters are called {twice[0]}: one by its path, one by a dot in a key of it",
+            f"two parameters are called {duplicates[0]}: one by its path, one by a dot in a key"
+            " of it",
             "keys without dots",
             "task",
         )
-    leaves, tree = jax.tree.flatten(params)
-    kept, rest_tree = jax.tree.flatten(rest)
-    return names, leaves, tree, dict(zip(others, kept, strict=True)), rest_tree
+    leaves, params_tree = jax.tree.flatten(params)
+    rest_leaves, rest_tree = jax.tree.flatten(rest)
+    return _Split(
+        dict(zip(names, leaves, strict=True)),
+        params_tree,
+        dict(zip(rest_names, rest_leaves, strict=True)),
+        rest_tree,
+    )
 
 
-def _from_first_process(value: Any) -> Any:
+def _from_first_process(value: PyTree) -> PyTree:
     """The first process's: a user's model may draw its values otherwise in each."""
     return broadcast_one_to_all(value) if jax.process_count() > 1 else value
 
 
-def _spec(name: str, leaf: Any) -> ParamSpec:
+def _spec(name: str, leaf: jax.Array) -> ParamSpec:
     if not jnp.issubdtype(leaf.dtype, jnp.inexact):
         raise UserError(
             f"parameter {name} holds {leaf.dtype}",
@@ -166,11 +175,11 @@ def _spec(name: str, leaf: Any) -> ParamSpec:
             " is not",
             "task",
         )
-    pair = is_complex(leaf)
-    return ParamSpec((*leaf.shape, 2) if pair else tuple(leaf.shape), pair, len(leaf.shape) >= 2)
+    shape, pair = tuple(leaf.shape), is_complex(leaf)
+    return ParamSpec((*shape, 2) if pair else shape, complex=pair, matrix=len(shape) >= 2)
 
 
-def blocks(model: Any) -> list[Any]:
+def blocks(model: nnx.Module) -> list[nnx.Module]:
     """The repeated parts: the elements of the outermost nnx.Lists of at least two modules that can
     be called.
     """
@@ -179,43 +188,42 @@ def blocks(model: Any) -> list[Any]:
         for path, module in nnx.iter_modules(model)
         if isinstance(module, nnx.List) and sum(map(callable, module)) > 1
     ]
-    outer = [
-        module
-        for path, module in lists
-        if not any(other != path and path[: len(other)] == other for other, _ in lists)
-    ]
+
+    def is_inside_another(path: tuple[PyTree, ...]) -> bool:
+        return any(other != path and path[: len(other)] == other for other, _ in lists)
+
+    outermost = [module for path, module in lists if not is_inside_another(path)]
     return [
         part
-        for module in outer
+        for module in outermost
         for part in module
         if isinstance(part, nnx.Module) and callable(part)
     ]
 
 
-def recompute(model: Any, how: Recompute) -> None:
+def recompute(model: nnx.Module, how: Recompute) -> None:
     """Let each block run again in backward instead of keeping what it computed; names and results
     stay.
     """
     if how == "none":
         return
     policy = _keep_real_products if how == "selective" else None
-    kinds = {
-        kind: _recomputed_class(kind, policy) for kind in {type(block) for block in blocks(model)}
-    }
-    for block in blocks(model):
-        block.__class__ = kinds[type(block)]
+    parts = blocks(model)
+    classes = {kind: _recomputed_class(kind, policy) for kind in {type(part) for part in parts}}
+    for part in parts:
+        part.__class__ = classes[type(part)]
 
 
-def _recomputed_class(kind: Any, policy: Any) -> Any:
+def _recomputed_class(kind: Any, policy: Callable[..., bool] | None) -> Any:
     """The class, its calls run again in backward."""
 
-    def call(block: Any, *arguments: Any, **keywords: Any) -> Any:
+    def call(block: nnx.Module, *args: Any, **kwargs: Any) -> Any:
         graph, state = nnx.split(block)
         pure = jax.checkpoint(
-            lambda state, *given, **named: kind.__call__(nnx.merge(graph, state), *given, **named),
+            lambda state, *args, **kwargs: kind.__call__(nnx.merge(graph, state), *args, **kwargs),
             policy=policy,
         )
-        return pure(state, *arguments, **keywords)
+        return pure(state, *args, **kwargs)
 
     return type(kind.__name__, (kind,), {"__call__": call})
 
@@ -225,7 +233,7 @@ def _keep_real_products(primitive: Any, *inputs: Any, **parameters: Any) -> bool
 
     Not complex ones: jax.checkpoint can't keep complex values (reduce_precision refuses them).
     """
-    whether: Callable[..., bool] = partial(
+    is_product: Callable[..., bool] = partial(
         jax.checkpoint_policies.dots_with_no_batch_dims_saveable, primitive
     )
-    return whether(*inputs, **parameters) and not any(is_complex(one) for one in inputs)
+    return is_product(*inputs, **parameters) and not any(map(is_complex, inputs))

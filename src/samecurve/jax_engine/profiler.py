@@ -9,18 +9,20 @@ import re
 import shutil
 import statistics
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax.profiler import ProfileData, ProfileOptions
 
 from samecurve.core.profile_types import Operation, ProfileSchedule, RankProfile, Step
 from samecurve.core.protocols import Batch
-from samecurve.jax_engine.engine import JaxEngine
+from samecurve.jax_engine.checkpoint import State
+from samecurve.jax_engine.engine import JaxEngine, QueuedMetrics
 
 _COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "collective-", "all-to-all", "psum")
 _INSTRUCTION = re.compile(
@@ -30,90 +32,91 @@ _SOURCE = re.compile(r'op_name="([^"]*)"')
 _Timing = tuple[int, int, str]  # begin, end (nanoseconds), instruction
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _TimedStep:
-    """A step's times.
-
-    began, called: of the call that queued it. done: when the device had done it.
-    """
-
-    wait: float
+    wait_seconds: float
     samples: int
-    began: float
-    called: float
-    done: "Future[float]"
+    called_at: float  # the call that queued it
+    returned_at: float
+    done_at: Future[float]  # when the device had done it
+
+    def seconds(self) -> float:
+        return self.done_at.result() - self.called_at
+
+
+class _HloInstruction(NamedTuple):
+    """An instruction of a compiled program."""
+
+    opcode: str
+    description: str  # its shape, and what in the model it was made from
 
 
 class JaxWatch:
-    """scratch: for what the profiler writes. trace: where its trace goes, None: nowhere."""
+    """An engine's steps, timed, and some of them traced."""
 
     def __init__(
-        self, engine: JaxEngine, course: ProfileSchedule, scratch: Path, trace: Path | None
+        self, engine: JaxEngine, schedule: ProfileSchedule, scratch: Path, trace: Path | None
     ) -> None:
-        self._engine, self._course, self._scratch, self._trace = (
-            engine,
-            course,
-            scratch / "jax",
-            trace,
-        )
+        """scratch: for what the profiler writes.
+
+        trace: where its trace goes; None: nowhere.
+        """
+        self._engine = engine
+        self._schedule = schedule
+        self._scratch = scratch / "jax"
+        self._trace = trace
         self._waiter = ThreadPoolExecutor(1, "samecurve-watch")
         self._steps: list[_TimedStep] = []
         self._operations: tuple[Operation, ...] = ()
         self._memory: dict[str, int] = {}
         self._peaks: tuple[int, ...] = ()
 
-    def step(self, state: Any, batch: Batch, lr: float, asked: Sequence[int]) -> Any:
-        number, course = batch.step, self._course
-        if number == course.tracer + 1:
+    def step(
+        self, state: Any, batch: Batch, lr: float, asked: Sequence[int]
+    ) -> tuple[Any, QueuedMetrics]:
+        number, schedule = batch.step, self._schedule
+        if number == schedule.tracer + 1:
             self._begin_trace()
-        began = time.perf_counter()
-        done = self._engine.step(state, batch, lr, asked)
-        called = time.perf_counter()
-        self._steps.append(
-            _TimedStep(
-                batch.wait_seconds,
-                batch.samples,
-                began,
-                called,
-                self._waiter.submit(_wait_done, done[1].values),
-            )
+        called_at = time.perf_counter()
+        state, metrics = self._engine.step(state, batch, lr, asked)
+        returned_at = time.perf_counter()
+        step = _TimedStep(
+            wait_seconds=batch.wait_seconds,
+            samples=batch.samples,
+            called_at=called_at,
+            returned_at=returned_at,
+            done_at=self._waiter.submit(_wait_done, metrics.values),
         )
-        if number == 0 or number >= course.tracer - 1:
-            self._steps[-1].done.result()
-        if number == course.tracer - 1:
+        self._steps.append(step)
+        if number == 0 or number >= schedule.tracer - 1:
+            step.done_at.result()
+        if number == schedule.tracer - 1:
             self._peaks = self._engine.peak_memory_by_device()  # before the profiler adds to them
-        if course.traced and number == course.last - 1:
-            self._end_trace(done[0], batch)
-        return done
+        if schedule.traced and number == schedule.last - 1:
+            self._end_trace(state, batch)
+        return state, metrics
 
     def found(self) -> RankProfile:
-        course, taken = self._course, self._steps
+        schedule, steps = self._schedule, self._steps
         self._waiter.shutdown()
-        steps = [
-            _step(before.done.result(), this)
-            for before, this in zip(
-                taken[course.warm - 1 :], taken[course.warm : course.tracer], strict=False
-            )
-        ]
-        traced = (
-            statistics.mean(
-                this.done.result() - this.began for this in taken[course.tracer + 1 : course.last]
-            )
-            if course.traced
-            else 0.0
-        )
-        queueing = statistics.median(
-            this.called - this.began for this in taken[course.warm : course.tracer]
-        )
+        plain = steps[schedule.warm : schedule.tracer]
+        before_each = steps[schedule.warm - 1 :]
+        traced_seconds = 0.0
+        if schedule.traced:
+            traced = steps[schedule.tracer + 1 : schedule.last]
+            traced_seconds = statistics.mean(step.seconds() for step in traced)
         return RankProfile(
             0,
-            tuple(steps),
-            traced,
+            tuple(
+                _step(before.done_at.result(), step)
+                for before, step in zip(before_each, plain, strict=False)
+            ),
+            traced_seconds,
             self._operations,
             self._memory,
             self._peaks,
-            taken[0].done.result() - taken[0].began,
-            queueing=queueing,
+            steps[0].seconds(),
+            queueing=statistics.median(step.returned_at - step.called_at for step in plain),
             trace=str(self._trace) if self._trace else None,
         )
 
@@ -129,16 +132,13 @@ class JaxWatch:
             shutil.move(next(home.glob("*.trace.json.gz")), self._trace)
         timings = _timings(ProfileData.from_file(str(next(home.glob("*.xplane.pb")))))
         exact = self._engine.plan.exact
-        program = (
-            None if exact else self._engine.compiled_step(state, batch)
-        )  # exact: several programs
-        named = _instructions(program.as_text()) if program else {}
-        self._operations = _operations(
-            timings, named, self._course.traced * len(self._engine.plan.devices_of(0))
-        )
+        program = None if exact else self._engine.compiled_step(state, batch)  # exact has several
+        instructions = _instructions(program.as_text() or "") if program else {}
+        runs = self._schedule.traced * len(self._engine.plan.devices_of(0))
+        self._operations = _operations(timings, instructions, runs)
         self._memory = _state_bytes(self._engine, state[0] if exact else state)
-        if program and (found := program.memory_analysis()):
-            self._memory["temporary"] = int(found.temp_size_in_bytes)
+        if program and (memory := program.memory_analysis()):
+            self._memory["temporary"] = int(memory.temp_size_in_bytes)
 
 
 def _wait_done(values: jax.Array) -> float:
@@ -149,14 +149,14 @@ def _wait_done(values: jax.Array) -> float:
     return time.perf_counter()
 
 
-def _step(before: float, this: _TimedStep) -> Step:
-    """before: when the device had done the step before."""
-    idle = max(0.0, this.began - before)
-    whole = this.done.result() - before
-    return Step(whole, this.samples, {"data": min(this.wait, idle), "device": whole - idle})
+def _step(previous_done_at: float, step: _TimedStep) -> Step:
+    """previous_done_at: when the device had done the step before."""
+    idle = max(0.0, step.called_at - previous_done_at)
+    total = step.done_at.result() - previous_done_at
+    return Step(total, step.samples, {"data": min(step.wait_seconds, idle), "device": total - idle})
 
 
-def _timings(data: Any) -> list[list[_Timing]]:
+def _timings(data: ProfileData) -> list[list[_Timing]]:
     """By line of the trace (a thread, or a GPU's stream), what ran of compiled programs."""
     planes = list(data.planes)
     gpus = [plane for plane in planes if plane.name.startswith("/device:GPU")]
@@ -178,61 +178,55 @@ def _instruction_events(events: Iterable[Any]) -> Iterator[_Timing]:
 
 def exclusive_times(timings: Sequence[_Timing]) -> list[tuple[str, int]]:
     """Nanoseconds of each without those inside it, as a loop has its body inside."""
-    found: list[tuple[str, int]] = []
-    open_: list[tuple[int, int]] = []  # end; place in found
+    times: list[tuple[str, int]] = []
+    enclosing: list[tuple[int, int]] = []  # end; index in times
     for begin, end, name in sorted(timings, key=lambda timing: (timing[0], -timing[1])):
-        while open_ and open_[-1][0] <= begin:
-            open_.pop()
-        if open_:
-            outer, took = found[open_[-1][1]]
-            found[open_[-1][1]] = outer, took - (end - begin)
-        open_.append((end, len(found)))
-        found.append((name, end - begin))
-    return found
+        while enclosing and enclosing[-1][0] <= begin:
+            enclosing.pop()
+        if enclosing:
+            _, outer = enclosing[-1]
+            outer_name, nanoseconds = times[outer]
+            times[outer] = outer_name, nanoseconds - (end - begin)
+        enclosing.append((end, len(times)))
+        times.append((name, end - begin))
+    return times
 
 
 def _operations(
-    lines: Sequence[Sequence[_Timing]], named: dict[str, tuple[str, str]], runs: int
+    lines: Sequence[Sequence[_Timing]], instructions: Mapping[str, _HloInstruction], runs: int
 ) -> tuple[Operation, ...]:
-    """runs: how often each device's program ran, all devices together. named: see _instructions."""
-    calls: dict[str, int] = {}
+    """runs: how often each device's program ran, all devices together."""
+    calls: Counter[str] = Counter()
     seconds: dict[str, float] = {}
     for line in lines:
-        for name, took in exclusive_times(line):
-            calls[name] = calls.get(name, 0) + 1
-            seconds[name] = seconds.get(name, 0.0) + took / 1e9
-    found = []
-    for name, whole in sorted(seconds.items(), key=lambda item: -item[1]):
-        opcode, what = named.get(name, (name, ""))
-        found.append(
-            Operation(
-                name,
-                what,
-                calls[name] / runs,
-                whole / runs,
-                opcode.replace("_", "-").startswith(_COLLECTIVES),
-            )
+        for name, nanoseconds in exclusive_times(line):
+            calls[name] += 1
+            seconds[name] = seconds.get(name, 0.0) + nanoseconds / 1e9
+    operations = []
+    for name, total in sorted(seconds.items(), key=lambda item: -item[1]):
+        opcode, description = instructions.get(name, _HloInstruction(name, ""))
+        collective = opcode.replace("_", "-").startswith(_COLLECTIVES)
+        operations.append(
+            Operation(name, description, calls[name] / runs, total / runs, collective)
         )
-    return tuple(found)
+    return tuple(operations)
 
 
-def _instructions(text: str) -> dict[str, tuple[str, str]]:
-    """Of a compiled program: name -> its operation; its shape, and what in the model it was made
-    from (of a fusion: its last part).
-    """
-    found = {}
+def _instructions(text: str) -> dict[str, _HloInstruction]:
+    """Of a compiled program, by name; a fusion has the origin of its last part."""
+    instructions = {}
     for name, shape, opcode, rest in _INSTRUCTION.findall(text):
         source = _SOURCE.search(rest)
         origin = "/".join(part for part in source[1].split("/")[-3:] if part) if source else opcode
-        found[name] = opcode, f"{re.sub(r'{[^}]*}', '', shape)} {origin}"
-    return found
+        shape_without_layout = re.sub(r"{[^}]*}", "", shape)
+        instructions[name] = _HloInstruction(opcode, f"{shape_without_layout} {origin}")
+    return instructions
 
 
-def _state_bytes(engine: JaxEngine, state: Any) -> dict[str, int]:
+def _state_bytes(engine: JaxEngine, state: State) -> dict[str, int]:
     """Bytes on one device."""
-    found = {"weights": 0, "optimizer": 0}
+    sizes = {"weights": 0, "optimizer": 0}
     for name, array in engine.named_arrays(state):
-        found["weights" if name.startswith("model/") else "optimizer"] += array.addressable_shards[
-            0
-        ].data.nbytes
-    return found
+        kind = "weights" if name.startswith("model/") else "optimizer"
+        sizes[kind] += array.addressable_shards[0].data.nbytes
+    return sizes

@@ -2,7 +2,7 @@
 together.
 """
 
-from typing import Any
+from collections.abc import Sequence
 
 import jax
 from jax.extend.backend import clear_backends
@@ -14,13 +14,13 @@ from samecurve.errors import RunError
 _JOIN_SECONDS = 86_400
 # XLA's CPU devices meet in memory and, by default, abort the process if one of them computes for 40
 # s longer than another: easily so where many share few cores.
-_SLOW_IS_FINE = (
+_NO_STUCK_TIMEOUT = (
     "--xla_cpu_collective_call_warn_stuck_timeout_seconds=600",
     "--xla_cpu_collective_call_terminate_timeout_seconds=86400",
 )
 # On a GPU XLA tries several kernels and takes what was fastest then, on each device by itself, and
 # some of them add in no fixed order.
-_SAME_KERNELS = ("--xla_gpu_deterministic_ops=true", "--xla_gpu_autotune_level=0")
+_DETERMINISTIC_KERNELS = ("--xla_gpu_deterministic_ops=true", "--xla_gpu_autotune_level=0")
 
 
 def environment(plan: Plan, flags: str) -> dict[str, str]:
@@ -28,22 +28,27 @@ def environment(plan: Plan, flags: str) -> dict[str, str]:
 
     flags: XLA_FLAGS as they are; what the user set stays.
     """
-    wanted = _SLOW_IS_FINE if plan.devices[0].kind == "cpu" else _SAME_KERNELS if plan.exact else ()
+    wanted: tuple[str, ...] = ()
+    if plan.devices[0].kind == "cpu":
+        wanted = _NO_STUCK_TIMEOUT
+    elif plan.exact:
+        wanted = _DETERMINISTIC_KERNELS
     more = [flag for flag in wanted if flag.partition("=")[0] not in flags]
     return {"XLA_FLAGS": " ".join([flags, *more]).strip()} if more else {}
 
 
 def configure(plan: Plan, index: int, cache: str, least: int = 1) -> None:
-    """index: of this process.
+    """Set jax up, before it computes anything.
 
-    cache: a directory where compiled programs are kept from run to run. least: CPU devices to make,
-    for runs to come.
+    index: of this process.
+    cache: a directory where compiled programs are kept from run to run.
+    least: CPU devices to make at least, for runs to come.
     """
     cpu = plan.devices[0].kind == "cpu"
     jax.config.update("jax_enable_x64", plan.precision == "f64")
-    jax.config.update(
-        "jax_default_matmul_precision", "highest" if plan.precision in {"f32", "f64"} else None
-    )  # f32 means f32, as with torch: not TF32
+    # f32 means f32, as with torch: not TF32
+    products = "highest" if plan.precision in {"f32", "f64"} else None
+    jax.config.update("jax_default_matmul_precision", products)
     jax.config.update("jax_compilation_cache_dir", cache)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
     if cpu:
@@ -65,53 +70,52 @@ def devices_of(plan: Plan) -> list[jax.Device]:
     """jax's devices in the plan's order, of all processes. RunError: they are not there."""
     platform = "cpu" if plan.devices[0].kind == "cpu" else "gpu"
     try:
-        there = jax.devices(platform)
+        visible = jax.devices(platform)
     except RuntimeError:
-        there = []
-    found = [
-        _devices_of_process(
-            plan, process, [device for device in there if device.process_index == process]
-        )
-        for process in range(plan.world_size)
-    ]
-    return [device for own in found for device in own]
+        visible = []
+    devices = []
+    for process in range(plan.world_size):
+        of_process = [device for device in visible if device.process_index == process]
+        devices += _devices_of_process(plan, process, of_process)
+    return devices
 
 
-def _devices_of_process(plan: Plan, process: int, there: list[jax.Device]) -> list[jax.Device]:
-    """One process's."""
+def _devices_of_process(
+    plan: Plan, process: int, visible: Sequence[jax.Device]
+) -> list[jax.Device]:
     wanted = [plan.devices[place] for place in plan.devices_of(process)]
+    ordered = sorted(visible, key=lambda device: device.id)
     cpu = wanted[0].kind == "cpu"
-    by_index: dict[Any, jax.Device] = {
-        (number if cpu else device.local_hardware_id): device
-        for number, device in enumerate(sorted(there, key=lambda device: device.id))
-    }
-    indices = list(range(len(wanted))) if cpu else [device.index for device in wanted]
+    if cpu:
+        by_index = dict(enumerate(ordered))
+        indices = list(range(len(wanted)))
+    else:
+        by_index = {device.local_hardware_id: device for device in ordered}
+        indices = [device.index for device in wanted]
     missing = [str(index) for index in indices if index not in by_index]
-    if missing:
+    if not missing:
+        return [by_index[index] for index in indices]
+    if cpu:
+        kind, remedy = "CPU device", "as many CPU devices for each process"
+    else:
+        kind = "GPU"
         remedy = (
-            "as many CPU devices for each process"
-            if cpu
-            else (
-                "pip install 'jax[cuda13]' (or 'jax[cuda12]', as the driver has it); python -c"
-                " 'import jax; print(jax.devices())' shows what jax sees"
-            )
+            "pip install 'jax[cuda13]' (or 'jax[cuda12]', as the driver has it); python -c"
+            " 'import jax; print(jax.devices())' shows what jax sees"
         )
-        raise RunError(
-            f"process {process}: jax has no {'CPU device' if cpu else 'GPU'} {', '.join(missing)};"
-            f" it sees {', '.join(map(str, there)) or 'none'}",
-            remedy,
-            "devices.use",
-        )
-    return [by_index[index] for index in indices]
+    raise RunError(
+        f"process {process}: jax has no {kind} {', '.join(missing)};"
+        f" it sees {', '.join(map(str, visible)) or 'none'}",
+        remedy,
+        "devices.use",
+    )
 
 
 def join(address: str, plan: Plan, index: int) -> None:
     """Meet the other processes. RunError: they did not come."""
-    gpus = (
-        None
-        if plan.devices[0].kind == "cpu"
-        else [plan.devices[place].index for place in plan.devices_of(index)]
-    )
+    gpus = None
+    if plan.devices[0].kind != "cpu":
+        gpus = [plan.devices[place].index for place in plan.devices_of(index)]
     try:
         jax.distributed.initialize(
             address,

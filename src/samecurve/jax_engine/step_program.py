@@ -2,217 +2,232 @@
 all devices.
 
 Rows which only fill a compiled shape are left out of sum and weight: by the task, where it has
-leave_out(rows, real), and a slot is computed as a whole; else rows are mapped one by one (vmap),
-which holds for any loss and costs layout copies (measured 10 % of a step of models/tiny.yaml on two
-CPU devices). Gradients add up over rounds on each device, and over devices once, where sums and
-weights are added too. One division follows.
+leave_out(rows, real), and a microbatch is computed as a whole; else rows are mapped one by one
+(vmap), which holds for any loss and costs layout copies (measured 10 % of a step of
+models/tiny.yaml on two CPU devices). Gradients add up over accumulation steps on each device, and
+over devices once, where sums and weights are added too. One division follows.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from jax import lax
 from jax.sharding import PartitionSpec
+from jax.stages import Wrapped
+from jax.typing import ArrayLike, DTypeLike
 
 from samecurve.core.config.param_groups import ParamRule
 from samecurve.core.config.sections import Optimizer
-from samecurve.core.eval_sums import SumSpecs, check_shape
+from samecurve.core.eval_sums import check_shape
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import Task
+from samecurve.jax_engine.array_types import Arrays, Float, PyTree
 from samecurve.jax_engine.checkpoint import State, StateLayout, all_params
 from samecurve.jax_engine.model import FlaxModel
 from samecurve.jax_engine.strategies import AXIS, Strategy
 
 _GROW_AFTER = 2000  # finite steps before f16's scale is doubled, as torch.amp.GradScaler has it
 _BY_DEVICE = PartitionSpec(AXIS)
-Arrays = dict[str, jax.Array]
-Merge = Callable[[Arrays], Any]  # what is trained -> the module
+Merge = Callable[[Arrays], nnx.Module]  # what is trained -> the module
+
+
+class Rows(NamedTuple):
+    """Samples: of a microbatch, or with leading axes of several, or of all devices."""
+
+    arrays: Arrays
+    real: jax.Array  # which of them count; the others fill up a shape
+
+
+class GradientSums(NamedTuple):
+    """Of a microbatch, or of several."""
+
+    gradients: Arrays  # of the loss sum, scaled
+    totals: jax.Array  # [loss sum, weight]
 
 
 def make_step(
+    *,
     task: Task,
     model: FlaxModel,
     plan: Plan,
-    fields: Optimizer,
+    optimizer: Optimizer,
     strategy: Strategy,
     layout: StateLayout,
-) -> Callable[..., tuple[State, jax.Array]]:
-    """(state, rows, real, extra, lr) -> (state, figures).
+) -> Wrapped:
+    """(state, rows, extra, lr) -> (state, metrics).
 
-    rows: arrays [devices, rounds, micro, ...]; real: which rows count; extra: [devices, n], added
-    up.
-
-    figures: loss sum, weight, extra, gradient norm before clipping, whether the update was made,
-    f16's scale. The state given is used up.
+    state: used up.
+    rows: [devices, accumulation steps, microbatch, ...].
+    extra: [devices, n], added up over devices.
+    metrics: loss sum, weight, extra, gradient norm before clipping, whether the update was made,
+        f16's scale.
     """
     shapes = {name: spec.shape for name, spec in model.specs.items()}
 
-    def step(
-        state: State, rows: Arrays, real: jax.Array, extra: jax.Array, lr: jax.Array
-    ) -> tuple[State, jax.Array]:
-        params, merge = split_trained(
-            model, strategy.gather_params(all_params(state), shapes), layout.trained
+    def step(state: State, rows: Rows, extra: jax.Array, lr: jax.Array) -> tuple[State, jax.Array]:
+        whole = strategy.gather_params(all_params(state), shapes)
+        params, merge = split_trained(model, whole, layout.trained)
+        factor = state["scale"] / plan.nominal_weight
+        local = _accumulate(task, merge, params, _first(rows), factor)
+        gradients, (totals, extra_sums) = strategy.reduce(local.gradients, (local.totals, extra[0]))
+        state, update_metrics = apply_update(
+            state,
+            GradientSums(gradients, totals),
+            strategy.squared_norm(gradients),
+            lr,
+            plan=plan,
+            optimizer=optimizer,
+            layout=layout,
         )
-        gradients, sums = _accumulate(
-            task,
-            merge,
-            params,
-            {name: array[0] for name, array in rows.items()},
-            real[0],
-            state["scale"] / plan.nominal_weight,
-        )
-        gradients, (sums, extra) = strategy.reduce(gradients, (sums, extra[0]))
-        state, figures = apply_update(
-            plan, fields, layout, state, gradients, sums, strategy.squared_norm(gradients), lr
-        )
-        return state, jnp.concatenate([sums, extra, figures])
+        return state, jnp.concatenate([totals, extra_sums, update_metrics])
 
     specs = layout.specs
     mapped = jax.shard_map(
         step,
         mesh=strategy.mesh,
-        in_specs=(specs, _BY_DEVICE, _BY_DEVICE, _BY_DEVICE, PartitionSpec()),
+        in_specs=(specs, _BY_DEVICE, _BY_DEVICE, PartitionSpec()),
         out_specs=(specs, PartitionSpec()),
         check_vma=False,
     )
     return jax.jit(mapped, donate_argnums=0)
 
 
+def _first(rows: Rows) -> Rows:
+    """Without the first axis, of which only one is there."""
+    return Rows({name: array[0] for name, array in rows.arrays.items()}, rows.real[0])
+
+
 def split_trained(
     model: FlaxModel, whole: Arrays, trained: Collection[str]
 ) -> tuple[Arrays, Merge]:
     """Of all parameters those that are trained, and what makes the module of them."""
-    return {name: whole[name] for name in trained}, lambda params: model.merge({**whole, **params})
+    params = {name: whole[name] for name in trained}
+    return params, lambda params: model.merge({**whole, **params})
 
 
 def apply_update(
-    plan: Plan,
-    fields: Optimizer,
-    layout: StateLayout,
     state: State,
-    gradients: Arrays,
-    sums: jax.Array,
-    square: jax.Array,
+    sums: GradientSums,
+    squared_norm: jax.Array,
     lr: jax.Array,
+    *,
+    plan: Plan,
+    optimizer: Optimizer,
+    layout: StateLayout,
 ) -> tuple[State, jax.Array]:
-    """One update from a step's summed gradients.
+    """One update from a step's summed gradients, which changes nothing if one is not finite.
 
-    sums: [loss sum, weight]; square: of the gradients' norm. Returns the state, and norm before
-    clipping, whether the update was made, f16's scale.
+    squared_norm: of all gradients. Returns the state, and [norm before clipping, whether the update
+    was made, f16's scale].
     """
     params, scale = state["params"], state["scale"]
-    correction = plan.nominal_weight / (sums[1] * scale)
-    norm = jnp.sqrt(square) * correction
-    finite = jnp.isfinite(norm * sums[0])
-    factor = (
-        correction * (fields.clip / jnp.maximum(norm, fields.clip)) if fields.clip else correction
-    )
+    loss_sum, weight = sums.totals[0], sums.totals[1]
+    correction = plan.nominal_weight / (weight * scale)
+    norm = jnp.sqrt(squared_norm) * correction
+    finite = jnp.isfinite(norm * loss_sum)
+    factor = correction
+    if optimizer.clip:
+        factor = correction * (optimizer.clip / jnp.maximum(norm, optimizer.clip))
     clipped = {
-        name: gradient * factor.astype(gradient.dtype) for name, gradient in gradients.items()
+        name: gradient * factor.astype(gradient.dtype) for name, gradient in sums.gradients.items()
     }
     directions, moments = layout.transform.update(clipped, state["moments"], params)
-    moved = {
-        name: (
-            params[name]
-            - _scaled_lr(lr, layout.trained[name]).astype(params[name].dtype) * directions[name]
-        )
-        for name in params
-    }
-    new = {"params": moved, "moments": moments, **_next_scale(plan, state, finite)}
-    kept = {name: new[name] if name in {"scale", "streak"} else state[name] for name in new}
-    state = {
-        **jax.tree.map(lambda ours, theirs: jnp.where(finite, ours, theirs), new, kept),
-        "frozen": state["frozen"],
-    }
-    return state, jnp.stack([norm, finite.astype(norm.dtype), scale])
+    moved = {}
+    for name, values in params.items():
+        rate = _scaled_lr(lr, layout.trained[name]).astype(values.dtype)
+        moved[name] = values - rate * directions[name]
+
+    def if_finite(new: PyTree, old: PyTree) -> PyTree:
+        return jax.tree.map(lambda new, old: jnp.where(finite, new, old), new, old)
+
+    next_scale, streak = _next_scale(plan, state, finite)
+    updated = State(
+        params=if_finite(moved, params),
+        frozen=state["frozen"],
+        moments=if_finite(moments, state["moments"]),
+        scale=next_scale,
+        streak=streak,
+    )
+    return updated, jnp.stack([norm, finite.astype(norm.dtype), scale])
 
 
 def _scaled_lr(lr: jax.Array, rule: ParamRule) -> jax.Array:
     return lr if rule.lr_scale == 1 else lr * rule.lr_scale
 
 
-def _next_scale(plan: Plan, state: State, finite: jax.Array) -> State:
-    """f16's factor: halved after a gradient that is not finite, doubled after many that are."""
+def _next_scale(plan: Plan, state: State, finite: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """f16's factor, and the finite steps since it changed.
+
+    Halved after a gradient that is not finite, doubled after many that are.
+    """
     if plan.precision != "f16":
-        return {"scale": state["scale"], "streak": state["streak"]}
+        return state["scale"], state["streak"]
     streak = jnp.where(finite, state["streak"] + 1, 0)
     grow = streak >= _GROW_AFTER
-    scale = jnp.where(
-        finite, jnp.where(grow, state["scale"] * 2, state["scale"]), state["scale"] * 0.5
-    )
-    return {"scale": scale, "streak": jnp.where(grow, 0, streak)}
+    grown = jnp.where(grow, state["scale"] * 2, state["scale"])
+    return jnp.where(finite, grown, state["scale"] * 0.5), jnp.where(grow, 0, streak)
 
 
 def _accumulate(
-    task: Task, merge: Merge, params: Arrays, rows: Arrays, real: jax.Array, factor: jax.Array
-) -> tuple[Arrays, jax.Array]:
-    """One device's rounds -> gradients of their scaled sum, and [loss sum, weight]."""
-    if real.shape[0] == 1:
-        return microbatch_gradients(
-            task, merge, params, {name: array[0] for name, array in rows.items()}, real[0], factor
-        )
+    task: Task, merge: Merge, params: Arrays, rows: Rows, factor: jax.Array
+) -> GradientSums:
+    """Over one device's accumulation steps.
 
-    def add(
-        carry: tuple[Arrays, jax.Array], given: tuple[Arrays, jax.Array]
-    ) -> tuple[tuple[Arrays, jax.Array], None]:
-        return (
-            jax.tree.map(jnp.add, carry, microbatch_gradients(task, merge, params, *given, factor)),
-            None,
-        )
+    rows: [accumulation steps, microbatch, ...]. factor: of the loss sum.
+    """
+    if rows.real.shape[0] == 1:
+        return microbatch_gradients(task, merge, params, _first(rows), factor)
 
-    nothing = jax.tree.map(jnp.zeros_like, params), jnp.zeros(2, factor.dtype)
-    total, _ = lax.scan(add, nothing, (rows, real))
-    return total
+    def add(sums: GradientSums, microbatch: Rows) -> tuple[GradientSums, None]:
+        more = microbatch_gradients(task, merge, params, microbatch, factor)
+        return jax.tree.map(jnp.add, sums, more), None
+
+    zeros = GradientSums(jax.tree.map(jnp.zeros_like, params), jnp.zeros(2, factor.dtype))
+    sums, _ = lax.scan(add, zeros, rows)
+    return sums
 
 
 def microbatch_gradients(
-    task: Task, merge: Merge, params: Arrays, rows: Arrays, real: jax.Array, factor: jax.Array
-) -> tuple[Arrays, jax.Array]:
-    """Of one slot: gradients of its scaled sum, and [loss sum, weight]."""
+    task: Task, merge: Merge, params: Arrays, rows: Rows, factor: jax.Array
+) -> GradientSums:
+    """factor: of the loss sum."""
+    dtypes = [factor.dtype] * 2
 
-    def scaled(params: Arrays) -> tuple[jax.Array, jax.Array]:
-        sums = jnp.stack(
-            _masked_sums(
-                task, lambda rows: task.loss(merge(params), rows), rows, real, [factor.dtype] * 2
-            )
-        )
-        return sums[0] * factor, sums
+    def scaled_loss(params: Arrays) -> tuple[jax.Array, jax.Array]:
+        sums = _masked_sums(task, lambda arrays: task.loss(merge(params), arrays), rows, dtypes)
+        totals = jnp.stack(sums)
+        return totals[0] * factor, totals
 
-    (_, sums), gradients = jax.value_and_grad(scaled, has_aux=True)(params)
-    return gradients, sums
+    (_, totals), gradients = jax.value_and_grad(scaled_loss, has_aux=True)(params)
+    return GradientSums(gradients, totals)
 
 
 def microbatch_metrics(
-    task: Task,
-    model: FlaxModel,
-    specs: SumSpecs,
-    params: Arrays,
-    rows: Arrays,
-    real: jax.Array,
-    dtype: Any,
+    task: Task, model: FlaxModel, params: Arrays, rows: Rows, dtype: Float
 ) -> Arrays:
     """The task's sums of one microbatch of an evaluation, counts as integers."""
+    specs = task.eval_sums()
     integers = jnp.int64 if dtype == np.float64 else jnp.int32
 
-    def values(rows: Arrays) -> list[Any]:
-        found: Mapping[str, Any] = task.evaluate(model.merge(params), rows)
+    def values(arrays: Arrays) -> list[ArrayLike]:
+        by_name: Mapping[str, ArrayLike] = task.evaluate(model.merge(params), arrays)
         for name, spec in specs.items():
-            check_shape(name, jnp.shape(found[name]), spec)
-        return [found[name] for name in specs]
+            check_shape(name, jnp.shape(by_name[name]), spec)
+        return [by_name[name] for name in specs]
 
     dtypes = [integers if spec.integer else dtype for spec in specs.values()]
-    return dict(zip(specs, _masked_sums(task, values, rows, real, dtypes), strict=True))
+    return dict(zip(specs, _masked_sums(task, values, rows, dtypes), strict=True))
 
 
 def _masked_sums(
     task: Task,
-    values: Callable[[Arrays], Sequence[Any]],
-    rows: Arrays,
-    real: jax.Array,
-    dtypes: Sequence[Any],
+    values: Callable[[Arrays], Iterable[ArrayLike]],
+    rows: Rows,
+    dtypes: Sequence[DTypeLike],
 ) -> list[jax.Array]:
     """Values added over the rows that count, each in its dtype.
 
@@ -220,51 +235,40 @@ def _masked_sums(
     """
     leave_out: Callable[[Arrays, jax.Array], Arrays] | None = getattr(task, "leave_out", None)
     if leave_out:
-        sums = values(leave_out(rows, real))
-        return [jnp.asarray(value).astype(dtype) for value, dtype in zip(sums, dtypes, strict=True)]
-    by_row = jax.vmap(
-        lambda row: [
-            jnp.asarray(value)
-            for value in values({name: array[None] for name, array in row.items()})
-        ]
-    )(rows)
-    return [
-        jnp.where(real.reshape(-1, *[1] * (value.ndim - 1)), value.astype(dtype), 0).sum(
-            0, dtype=dtype
-        )
-        for value, dtype in zip(by_row, dtypes, strict=True)
-    ]
+        of_rows = map(jnp.asarray, values(leave_out(rows.arrays, rows.real)))
+        return [value.astype(dtype) for value, dtype in zip(of_rows, dtypes, strict=True)]
+
+    def of_one_row(row: Arrays) -> list[jax.Array]:
+        batch_of_one = {name: array[None] for name, array in row.items()}
+        return [jnp.asarray(value) for value in values(batch_of_one)]
+
+    sums = []
+    for by_row, dtype in zip(jax.vmap(of_one_row)(rows.arrays), dtypes, strict=True):
+        real = rows.real.reshape(-1, *[1] * (by_row.ndim - 1))
+        sums.append(jnp.where(real, by_row.astype(dtype), 0).sum(0, dtype=dtype))
+    return sums
 
 
 def make_evaluation(
-    task: Task,
-    model: FlaxModel,
-    specs: SumSpecs,
-    strategy: Strategy,
-    layout: StateLayout,
-    dtype: Any,
-) -> Callable[..., Arrays]:
-    """(params, rows, real) -> the task's sums over all devices, by name."""
+    *, task: Task, model: FlaxModel, strategy: Strategy, layout: StateLayout, dtype: Float
+) -> Wrapped:
+    """(params, rows) -> the task's sums over all devices, by name.
+
+    rows: [devices, 1, microbatch, ...].
+    """
     shapes = {name: spec.shape for name, spec in model.specs.items()}
 
-    def evaluate(params: Arrays, rows: Arrays, real: jax.Array) -> Arrays:
-        own = microbatch_metrics(
-            task,
-            model,
-            specs,
-            strategy.gather_params(params, shapes),
-            {name: array[0, 0] for name, array in rows.items()},
-            real[0, 0],
-            dtype,
-        )
-        found: Arrays = lax.psum(own, AXIS)
-        return found
+    def evaluate(params: Arrays, rows: Rows) -> Arrays:
+        whole = strategy.gather_params(params, shapes)
+        local = microbatch_metrics(task, model, whole, _first(_first(rows)), dtype)
+        totals: Arrays = lax.psum(local, AXIS)
+        return totals
 
     return jax.jit(
         jax.shard_map(
             evaluate,
             mesh=strategy.mesh,
-            in_specs=(all_params(layout.specs), _BY_DEVICE, _BY_DEVICE),
+            in_specs=(all_params(layout.specs), _BY_DEVICE),
             out_specs=PartitionSpec(),
             check_vma=False,
         )

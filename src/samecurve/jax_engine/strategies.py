@@ -1,206 +1,177 @@
-"""How arrays lie on the devices, and what passes between these in a step: gathered before it,
-gradients summed after all rounds, once.
+"""How arrays lie on the devices, and what passes between these in a step: parameters gathered
+before it, gradients summed after all accumulation steps, once.
 """
 
-from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike
 
+from samecurve.jax_engine.array_types import Arrays, HostArray, PyTree, ReadBox, Shape
 from samecurve.jax_engine.complex_pairs import psum
 
 AXIS = "data"
-ReadPart = Callable[
-    [tuple[int, ...], tuple[int, ...]], NDArray[Any]
-]  # offsets, shape -> a box of an array
 
 
 class Strategy(Protocol):
-    """spec: how an array of this shape is laid out.
+    """Where arrays of a state lie.
 
-    put: an array laid out so, of host values. box: what this process holds of it, and where that
-    begins.
+    spec: how an array of this shape is laid out.
+    put: an array laid out so, of values read on the host.
+    local_shard: where what this process holds of an array begins, and a copy of it.
 
-    Inside the compiled step: whole: name -> parameter, from this device's part; reduce: the sum
-    over all devices of gradients, this device's part of it, and of figures; square: of the norm of
-    the whole gradient, given such parts.
+    Inside the compiled step:
+    gather_params: whole parameters, by name, from this device's shards of them.
+    reduce: sums over all devices of gradients (this device's shards of those), and of metrics.
+    squared_norm: of the whole gradient, from such shards.
     """
 
     mesh: Mesh
 
-    def spec(self, shape: tuple[int, ...]) -> PartitionSpec: ...
-    def put(self, shape: tuple[int, ...], dtype: Any, part: ReadPart) -> jax.Array: ...
-    def local_shard(
-        self, array: jax.Array, shape: tuple[int, ...]
-    ) -> tuple[tuple[int, ...], NDArray[Any]]: ...
-    def gather_params(
-        self, parts: dict[str, jax.Array], shapes: dict[str, tuple[int, ...]]
-    ) -> dict[str, jax.Array]: ...
-    def reduce(
-        self, gradients: dict[str, jax.Array], figures: Any
-    ) -> tuple[dict[str, jax.Array], Any]: ...
-    def squared_norm(self, gradients: dict[str, jax.Array]) -> jax.Array: ...
+    def spec(self, shape: Shape) -> PartitionSpec: ...
+    def put(self, shape: Shape, dtype: DTypeLike, read: ReadBox) -> jax.Array: ...
+    def local_shard(self, array: jax.Array, shape: Shape) -> tuple[Shape, HostArray]: ...
+    def gather_params(self, shards: Arrays, shapes: Mapping[str, Shape]) -> Arrays: ...
+    def reduce(self, gradients: Arrays, metrics: PyTree) -> tuple[Arrays, PyTree]: ...
+    def squared_norm(self, gradients: Arrays) -> jax.Array: ...
 
 
 class Replicated:
-    """single, dp: every device holds everything; one all-reduce a step, gradients and figures
+    """single, dp: every device holds everything; one all-reduce a step, of gradients and metrics
     together.
     """
 
     def __init__(self, mesh: Mesh) -> None:
         self.mesh = mesh
 
-    def spec(self, shape: tuple[int, ...]) -> PartitionSpec:
+    def spec(self, _shape: Shape) -> PartitionSpec:
         return PartitionSpec()
 
-    def put(self, shape: tuple[int, ...], dtype: Any, part: ReadPart) -> jax.Array:
-        found = part((0,) * len(shape), shape).astype(dtype)
-        return jax.make_array_from_callback(
-            shape, NamedSharding(self.mesh, PartitionSpec()), lambda index: found
-        )
+    def put(self, shape: Shape, dtype: DTypeLike, read: ReadBox) -> jax.Array:
+        values = read((0,) * len(shape), shape).astype(dtype)
+        sharding = NamedSharding(self.mesh, PartitionSpec())
+        return jax.make_array_from_callback(shape, sharding, lambda _index: values)
 
-    def local_shard(
-        self, array: jax.Array, shape: tuple[int, ...]
-    ) -> tuple[tuple[int, ...], NDArray[Any]]:
+    def local_shard(self, array: jax.Array, shape: Shape) -> tuple[Shape, HostArray]:
         return (0,) * len(shape), np.array(array.addressable_data(0))
 
-    def gather_params(
-        self, parts: dict[str, jax.Array], shapes: dict[str, tuple[int, ...]]
-    ) -> dict[str, jax.Array]:
-        return parts
+    def gather_params(self, shards: Arrays, _shapes: Mapping[str, Shape]) -> Arrays:
+        return shards
 
-    def reduce(
-        self, gradients: dict[str, jax.Array], figures: Any
-    ) -> tuple[dict[str, jax.Array], Any]:
-        found: tuple[dict[str, jax.Array], Any] = psum((gradients, figures), AXIS)
-        return found
+    def reduce(self, gradients: Arrays, metrics: PyTree) -> tuple[Arrays, PyTree]:
+        gradient_sums, metric_sums = psum((gradients, metrics), AXIS)
+        return gradient_sums, metric_sums
 
-    def squared_norm(self, gradients: dict[str, jax.Array]) -> jax.Array:
+    def squared_norm(self, gradients: Arrays) -> jax.Array:
         return squared_norm(gradients.values())
 
 
 class Sharded:
-    """fsdp: each array cut along the dimension that wastes least when padded to a multiple of the
+    """fsdp: each array cut along the axis that wastes least when padded to a multiple of the
     devices; gathered whole once a step.
     """
 
     def __init__(self, mesh: Mesh) -> None:
-        self.mesh, self._count = mesh, mesh.size
+        self.mesh = mesh
+        self._num_devices = mesh.size
 
-    def _is_replicated(self, shape: tuple[int, ...]) -> bool:
+    def _is_replicated(self, shape: Shape) -> bool:
         """Whether there is nothing to cut: such an array is the same on every device."""
         return 0 in shape or not shape
 
-    def _shard_axis(self, shape: tuple[int, ...]) -> int:
-        return min(
-            range(len(shape)),
-            key=lambda axis: (self._padded_size(shape[axis]) / max(1, shape[axis]), axis),
-        )
+    def _shard_axis(self, shape: Shape) -> int:
+        def padded_by(axis: int) -> float:
+            return self._padded_size(shape[axis]) / max(1, shape[axis])
+
+        return min(range(len(shape)), key=lambda axis: (padded_by(axis), axis))
 
     def _padded_size(self, size: int) -> int:
-        return -(-size // self._count) * self._count
+        return -(-size // self._num_devices) * self._num_devices
 
-    def spec(self, shape: tuple[int, ...]) -> PartitionSpec:
-        return (
-            PartitionSpec(
-                *(AXIS if axis == self._shard_axis(shape) else None for axis in range(len(shape)))
-            )
-            if not self._is_replicated(shape)
-            else PartitionSpec()
-        )
-
-    def put(self, shape: tuple[int, ...], dtype: Any, part: ReadPart) -> jax.Array:
+    def spec(self, shape: Shape) -> PartitionSpec:
         if self._is_replicated(shape):
-            return Replicated(self.mesh).put(shape, dtype, part)
+            return PartitionSpec()
+        cut = self._shard_axis(shape)
+        return PartitionSpec(*(AXIS if axis == cut else None for axis in range(len(shape))))
+
+    def put(self, shape: Shape, dtype: DTypeLike, read: ReadBox) -> jax.Array:
+        if self._is_replicated(shape):
+            return Replicated(self.mesh).put(shape, dtype, read)
         axis = self._shard_axis(shape)
-        padded = (*shape[:axis], self._padded_size(shape[axis]), *shape[axis + 1 :])
+        padded_size = self._padded_size(shape[axis])
+        shard_shape = _with(shape, axis, padded_size // self._num_devices)
 
-        def piece(index: tuple[slice, ...] | None) -> NDArray[Any]:
+        def shard(index: tuple[slice, ...] | None) -> HostArray:
+            """The values of one device: those of the array, and zeros beyond its end."""
             assert index is not None
-            first, last = (
-                min(at, shape[axis])
-                for at in (
-                    index[axis].start or 0,
-                    padded[axis] if index[axis].stop is None else index[axis].stop,
-                )
-            )
-            made = np.zeros((*shape[:axis], padded[axis] // self._count, *shape[axis + 1 :]), dtype)
+            begin = index[axis].start or 0
+            end = padded_size if index[axis].stop is None else index[axis].stop
+            first, last = min(begin, shape[axis]), min(end, shape[axis])
+            padded = np.zeros(shard_shape, dtype)
             if last > first:
-                offsets = tuple(
-                    first if dimension == axis else 0 for dimension in range(len(shape))
-                )
-                found = part(offsets, (*shape[:axis], last - first, *shape[axis + 1 :]))
-                made[tuple(slice(size) for size in found.shape)] = found
-            return made
+                offsets = _with((0,) * len(shape), axis, first)
+                values = read(offsets, _with(shape, axis, last - first))
+                padded[tuple(slice(size) for size in values.shape)] = values
+            return padded
 
-        return jax.make_array_from_callback(
-            padded, NamedSharding(self.mesh, self.spec(shape)), piece
-        )
+        sharding = NamedSharding(self.mesh, self.spec(shape))
+        return jax.make_array_from_callback(_with(shape, axis, padded_size), sharding, shard)
 
-    def local_shard(
-        self, array: jax.Array, shape: tuple[int, ...]
-    ) -> tuple[tuple[int, ...], NDArray[Any]]:
+    def local_shard(self, array: jax.Array, shape: Shape) -> tuple[Shape, HostArray]:
         if self._is_replicated(shape):
             return Replicated(self.mesh).local_shard(array, shape)
         axis = self._shard_axis(shape)
-        mine = sorted(array.addressable_shards, key=lambda shard: shard.index[axis].start or 0)
-        first = mine[0].index[axis].start or 0
-        joined = np.concatenate([np.asarray(shard.data) for shard in mine], axis)
-        keep = tuple(
-            slice(max(0, shape[axis] - first)) if dimension == axis else slice(None)
-            for dimension in range(len(shape))
-        )
-        return tuple(
-            first if dimension == axis else 0 for dimension in range(len(shape))
-        ), np.ascontiguousarray(joined[keep])
+        shards = sorted(array.addressable_shards, key=lambda shard: shard.index[axis].start or 0)
+        first = shards[0].index[axis].start or 0
+        values = np.concatenate([np.asarray(shard.data) for shard in shards], axis)
+        without_padding = [slice(None)] * len(shape)
+        without_padding[axis] = slice(max(0, shape[axis] - first))
+        offsets = _with((0,) * len(shape), axis, first)
+        return offsets, np.ascontiguousarray(values[tuple(without_padding)])
 
-    def gather_params(
-        self, parts: dict[str, jax.Array], shapes: dict[str, tuple[int, ...]]
-    ) -> dict[str, jax.Array]:
-        gathered = {
-            name: (
-                lax.all_gather(part, AXIS, axis=self._shard_axis(shapes[name]), tiled=True)
-                if not self._is_replicated(shapes[name])
-                else part
-            )
-            for name, part in parts.items()
-        }
+    def gather_params(self, shards: Arrays, shapes: Mapping[str, Shape]) -> Arrays:
+        gathered: Arrays = {}
+        for name, shard in shards.items():
+            gathered[name] = shard
+            if not self._is_replicated(shapes[name]):
+                axis = self._shard_axis(shapes[name])
+                gathered[name] = lax.all_gather(shard, AXIS, axis=axis, tiled=True)
         return {
             name: lax.slice(array, (0,) * array.ndim, shapes[name])
             for name, array in gathered.items()
         }
 
-    def reduce(
-        self, gradients: dict[str, jax.Array], figures: Any
-    ) -> tuple[dict[str, jax.Array], Any]:
-        return {name: self._reduce_scatter(gradient) for name, gradient in gradients.items()}, psum(
-            figures, AXIS
-        )
+    def reduce(self, gradients: Arrays, metrics: PyTree) -> tuple[Arrays, PyTree]:
+        shards = {name: self._reduce_scatter(gradient) for name, gradient in gradients.items()}
+        return shards, psum(metrics, AXIS)
 
     def _reduce_scatter(self, gradient: jax.Array) -> jax.Array:
         if self._is_replicated(gradient.shape):
-            found: jax.Array = lax.psum(gradient, AXIS)
-            return found
+            total: jax.Array = lax.psum(gradient, AXIS)
+            return total
         axis = self._shard_axis(gradient.shape)
-        more = self._padded_size(gradient.shape[axis]) - gradient.shape[axis]
-        padded = jnp.pad(
-            gradient, [(0, more if dimension == axis else 0) for dimension in range(gradient.ndim)]
-        )
-        scattered: jax.Array = lax.psum_scatter(padded, AXIS, scatter_dimension=axis, tiled=True)
-        return scattered
+        size = gradient.shape[axis]
+        padding = [(0, 0)] * gradient.ndim
+        padding[axis] = (0, self._padded_size(size) - size)
+        padded = jnp.pad(gradient, padding)
+        shard: jax.Array = lax.psum_scatter(padded, AXIS, scatter_dimension=axis, tiled=True)
+        return shard
 
-    def squared_norm(self, gradients: dict[str, jax.Array]) -> jax.Array:
-        cut, alike = (
-            [g for g in gradients.values() if g.size and g.ndim],
-            [g for g in gradients.values() if not g.ndim],
-        )
-        found: jax.Array = lax.psum(squared_norm(cut), AXIS) + squared_norm(alike)
-        return found
+    def squared_norm(self, gradients: Arrays) -> jax.Array:
+        sharded = [shard for shard in gradients.values() if shard.size and shard.ndim]
+        scalars = [shard for shard in gradients.values() if not shard.ndim]
+        total: jax.Array = lax.psum(squared_norm(sharded), AXIS) + squared_norm(scalars)
+        return total
+
+
+def _with(shape: Shape, axis: int, size: int) -> Shape:
+    """The shape, of this size along one axis."""
+    return (*shape[:axis], size, *shape[axis + 1 :])
 
 
 def squared_norm(gradients: Iterable[jax.Array]) -> jax.Array:

@@ -3,7 +3,6 @@ changes.
 """
 
 from collections.abc import Collection, Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,11 +11,12 @@ from jax.interpreters.partial_eval import dce_jaxpr
 
 from samecurve.core.protocols import Task
 from samecurve.errors import UserError
+from samecurve.jax_engine.array_types import Arrays, Float, PyTree
 from samecurve.jax_engine.model import FlaxModel
 
 
 def check_loss(
-    task: Task, model: FlaxModel, row: Mapping[str, Any], dtype: Any, trained: Collection[str]
+    task: Task, model: FlaxModel, row: Arrays, dtype: Float, trained: Collection[str]
 ) -> None:
     """row: arrays [1, ...].
 
@@ -25,43 +25,48 @@ def check_loss(
     """
     changed: list[str] = []
 
-    def loss(parameters: dict[str, Any], rest: dict[str, Any]) -> tuple[Any, Any]:
-        module = model.assemble(parameters, rest)
+    def loss(params: Arrays, rest: Mapping[str, PyTree]) -> tuple[PyTree, PyTree]:
+        module = model.assemble(params, rest)
         before = _variables(module)
-        found = task.loss(module, row)
+        mean = task.loss(module, row)
         after = _variables(module)
         changed.extend(name for name, value in before.items() if after.get(name) is not value)
-        return found.sum, found.weight
+        return mean.sum, mean.weight
 
-    pairs = {name: jax.ShapeDtypeStruct(spec.shape, dtype) for name, spec in model.specs.items()}
-    given = jax.eval_shape(model.join_complex, pairs), model.rest
-    traced = jax.make_jaxpr(loss)(*given).jaxpr
-    _, used = dce_jaxpr(traced, [True] * len(traced.outvars))
-    names, others = (jax.tree.leaves({name: name for name in part}) for part in given)
-    needed = dict(zip([*names, *others], used, strict=True))
+    held = {name: jax.ShapeDtypeStruct(spec.shape, dtype) for name, spec in model.specs.items()}
+    params = jax.eval_shape(model.join_complex, held)
+    jaxpr = jax.make_jaxpr(loss)(params, model.rest).jaxpr
+    _, used = dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
+    inputs = [name for part in (params, model.rest) for name in _names_of_leaves(part)]
+    is_used = dict(zip(inputs, used, strict=True))
     _refuse(
-        [name for name in model.specs if not needed[name] and name in trained],
-        [name for name in model.rest if needed[name] and _is_key(model.rest[name])],
-        changed,
+        unused=[name for name in model.specs if not is_used[name] and name in trained],
+        drawn=[name for name in model.rest if is_used[name] and _is_key(model.rest[name])],
+        changed=changed,
     )
 
 
-def _variables(module: Any) -> dict[str, Any]:
+def _names_of_leaves(arrays: Mapping[str, PyTree]) -> list[str]:
+    """In the order in which jax flattens them."""
+    return jax.tree.leaves({name: name for name in arrays})
+
+
+def _variables(module: nnx.Module) -> dict[str, PyTree]:
     """Values of what is neither trained nor a counter of random numbers."""
-    found = nnx.to_flat_state(nnx.state(module, nnx.Not(nnx.Any(nnx.Param, nnx.RngState))))
+    state = nnx.to_flat_state(nnx.state(module, nnx.Not(nnx.Any(nnx.Param, nnx.RngState))))
     return {
         ".".join(map(str, path)): (
             variable.get_value() if isinstance(variable, nnx.Variable) else variable
         )
-        for path, variable in found
+        for path, variable in state
     }
 
 
-def _is_key(leaf: Any) -> bool:
+def _is_key(leaf: jax.Array) -> bool:
     return bool(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key))
 
 
-def _refuse(unused: list[str], drawn: list[str], changed: list[str]) -> None:
+def _refuse(*, unused: list[str], drawn: list[str], changed: list[str]) -> None:
     if drawn:
         raise UserError(
             f"the loss depends on random numbers of {drawn[0]}: every row and step would see the"
@@ -88,4 +93,5 @@ def _refuse(unused: list[str], drawn: list[str], changed: list[str]) -> None:
 
 
 def _some(names: list[str]) -> str:
-    return f"{', '.join(names[:4])}{f' and {len(names) - 4} more' if len(names) > 4 else ''}"
+    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+    return ", ".join(names[:4]) + more

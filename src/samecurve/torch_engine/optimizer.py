@@ -187,7 +187,7 @@ def _grouped(
     """
     groups: dict[tuple[float, float, torch.dtype], list[OptimizerParam]] = {}
     for param in trained:
-        rule = fields.rules.rule_for(param.name, param.parameter.ndim >= 2)
+        rule = fields.rules.rule_for(param.name, matrix=param.parameter.ndim >= 2)
         key = (rule.lr_scale, rule.weight_decay, param.view.dtype)
         groups.setdefault(key, []).append(param)
     return [((scale, decay), params) for (scale, decay, _), params in groups.items()]

@@ -77,7 +77,7 @@ class ParamRules:
     def __init__(self, groups: Sequence[ParamGroup], weight_decay: float) -> None:
         self._groups, self._decay = groups, weight_decay
 
-    def rule_for(self, name: str, matrix: bool) -> ParamRule:
+    def rule_for(self, name: str, *, matrix: bool) -> ParamRule:
         number = self._number(name)
         group = None if number is None else self._groups[number]
         decay = self._decay if matrix else 0.0
