@@ -77,7 +77,7 @@ class Document:
         self.origins[path] = origin
 
     def origin_of(self, key: Key) -> str:
-        """Where a key came from, or the nearest section above it; '' if nothing above it was given."""
+        """Where a key, or the nearest section above it, came from; '' if none of them was given."""
         for length in range(len(key), 0, -1):
             if key[:length] in self.origins:
                 return self.origins[key[:length]]

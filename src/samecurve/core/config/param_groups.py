@@ -105,9 +105,8 @@ class ParamRules:
         ruled = {self._number(name) for name in names}
         for number, group in enumerate(self._groups):
             if number not in ruled:
-                raise _idle(
-                    number, group, [name for name in names if fnmatchcase(name, group.match)], names
-                )
+                matched = [name for name in names if fnmatchcase(name, group.match)]
+                raise _idle(number, group, matched, names)
         if self._groups and all(map(self.is_frozen, names)):
             raise UserError(
                 f"all {len(names)} parameters are frozen: nothing is left to train",
@@ -122,13 +121,13 @@ class ParamRules:
         """
         self.check_names(sizes)
         fixed = set(fixed)
-        said = []
+        descriptions = []
         for number, group in enumerate(self._groups):
             names = [name for name in sizes if self._number(name) == number]
             scale = f"lr x {group.lr_scale:g}" if group.lr_scale is not None else ""
             decay = f"weight decay {group.weight_decay:g}" if group.weight_decay is not None else ""
             what = "frozen" if group.freeze else ", ".join(filter(None, (scale, decay)))
-            said.append(
+            descriptions.append(
                 f"{group.match}: {what} ({len(names)} parameter{'s' if len(names) > 1 else ''},"
                 f" {sum(sizes[name] for name in names)} scalars: {first_and_count(names)})"
             )
@@ -145,7 +144,7 @@ class ParamRules:
             )
         return {
             "trainable": sum(trained.values()),
-            "groups": tuple(said),
+            "groups": tuple(descriptions),
             "frozen": tuple(name for name in sizes if name not in trained),
         }
 
@@ -155,14 +154,15 @@ def _idle(
 ) -> UserError:
     where = f"{_KEY}.{number}.match"
     if matched:
+        ruled = first_and_count(matched)
         return UserError(
-            f"{group.match!r} rules no parameter: an earlier group rules {first_and_count(matched)} already",
+            f"{group.match!r} rules no parameter: an earlier group rules {ruled} already",
             "put it before that group, or leave it out",
             where,
         )
-    near = difflib.get_close_matches(group.match.replace("*", ""), names, 3, 0.3) or list(names[:3])
+    near = difflib.get_close_matches(group.match.replace("*", ""), names, 3, 0.3)
     return UserError(
         f"{group.match!r} matches none of the {len(names)} parameters",
-        f"names are like {', '.join(near)}; * stands for anything, dots too",
+        f"names are like {', '.join(near or names[:3])}; * stands for anything, dots too",
         where,
     )

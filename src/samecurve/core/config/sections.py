@@ -58,7 +58,7 @@ class Batch(Section):
     per_device: PositiveInt | None = Field(
         None,
         description=(
-            "on each device, each accumulation step; with `samples`: the most that a device takes at"
+            "on each device, each accumulation step; with `samples`: the most a device takes at"
             " once; with train.exact: the size of a microbatch"
         ),
     )

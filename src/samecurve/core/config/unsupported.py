@@ -26,18 +26,8 @@ def task_needed(key: str) -> tuple[str, str] | None:
     """What a key asks for, and what to do, if it is known to belong to another task than the one
     that lacks it.
     """
-    found = next(
-        (
-            part
-            for name, part in _PARTS.items()
-            if key == name or (name.endswith("_") and key.startswith(name))
-        ),
-        None,
-    )
-    if found is None:
-        return None
-    what, task = found
-    return (
-        what,
-        f"{f'task {task} of a later version will have it; ' if task else ''}{USER_TASK_HINT}; or leave it out",
-    )
+    for name, (what, task) in _PARTS.items():
+        if key == name or (name.endswith("_") and key.startswith(name)):
+            later = f"task {task} of a later version will have it; " if task else ""
+            return what, f"{later}{USER_TASK_HINT}; or leave it out"
+    return None

@@ -47,13 +47,11 @@ def _balance(value: object) -> str | tuple[float, ...]:
     """A list may be written as on a command line: 2,1."""
     if isinstance(value, str) and value in {"even", "measured"}:
         return value
-    parts = (
-        _numbers(value.split(","))
-        if isinstance(value, str)
-        else value
-        if isinstance(value, list | tuple)
-        else []
-    )
+    parts: Sequence[Any] = []
+    if isinstance(value, str):
+        parts = _numbers(value.split(","))
+    elif isinstance(value, list | tuple):
+        parts = value
     if not parts or not all(
         isinstance(part, int | float) and not isinstance(part, bool) and 0 < part < math.inf
         for part in parts

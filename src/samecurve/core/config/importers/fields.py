@@ -28,16 +28,16 @@ _HIDDEN = ("secret", "token", "password")
 
 
 class FieldReading(NamedTuple):
-    """read: became the key in `text`.
+    """What became of one field.
 
-    left: needs nothing here, for the reason in `text`. refused: would change what is trained, and
-    is not served.
+    read: it became a key of ours. left: nothing here needs it. refused: it would change what is
+    trained, and can't be served.
     """
 
     outcome: Literal["read", "left", "refused"]
     field: str
     value_text: str
-    explanation: str
+    explanation: str  # the key that it became, or the reason
     place: str
 
 
@@ -50,13 +50,13 @@ class Refusal(NamedTuple):
 
 @dataclass(frozen=True)
 class ConvertedConfig:
-    """tool: whose config it was. home: the directory that it names for a run."""
+    """A config of another tool, read as one of ours."""
 
-    tool: str
+    tool: str  # whose it was
     document: Document
     readings: tuple[FieldReading, ...]
     refusals: tuple[Refusal, ...]
-    run_directory: str | None = None
+    run_directory: str | None = None  # that it names
 
     def unresolved(self, document: Document) -> list[UserError]:
         """What is still refused of this config, now that flags were added to it."""
@@ -67,54 +67,44 @@ class ConvertedConfig:
         ]
 
     def summary_lines(self) -> list[str]:
-        """How each field was read, for people; fields that were left for one reason share a line."""
-        read = [
+        """How each field was read, for people; fields left for one reason share a line."""
+        lines = [
             f"read   {r.place}  {r.field} {r.value_text} -> {r.explanation}"
             for r in self.readings
             if r.outcome == "read"
         ]
-        reasons: dict[str, list[FieldReading]] = {}
+        by_reason: dict[str, list[FieldReading]] = {}
         for r in self.readings:
             if r.outcome == "left":
-                reasons.setdefault(r.explanation, []).append(r)
-        return [
-            *read,
-            *(
-                "left  "
-                f" {', '.join(r.field if len(same) > 3 else f'{r.field} {r.value_text}' for r in same)}:"
-                f" {reason}"
-                for reason, same in reasons.items()
-            ),
-        ]
+                by_reason.setdefault(r.explanation, []).append(r)
+        for reason, alike in by_reason.items():
+            if len(alike) > 3:
+                fields = [r.field for r in alike]
+            else:
+                fields = [f"{r.field} {r.value_text}" for r in alike]
+            lines.append(f"left   {', '.join(fields)}: {reason}")
+        return lines
 
     def to_yaml(self, name: str) -> str:
         """The config as a file of ours, with what became of each old field above it.
 
         name: of the old file.
         """
-        heads = {
+        headings = {
             "read": "How each field was read",
             "left": "Left out, and why",
             "refused": "REFUSED: without these, this is not what was trained before",
         }
         rows = [f"# Made by `samecurve convert` from {one_line(name)}, a config of {self.tool}."]
-        for outcome, head in heads.items():
-            found = [r for r in self.readings if r.outcome == outcome]
-            rows += (
-                [
-                    f"# {head}:",
-                    *(
-                        f"#   {r.field} {r.value_text} {'->' if outcome == 'read' else '|'} {r.explanation}"
-                        for r in found
-                    ),
-                ]
-                if found
-                else []
-            )
+        for outcome, heading in headings.items():
+            readings = [r for r in self.readings if r.outcome == outcome]
+            if readings:
+                rows.append(f"# {heading}:")
+            sign = "->" if outcome == "read" else "|"
+            rows += [f"#   {r.field} {r.value_text} {sign} {r.explanation}" for r in readings]
         if self.run_directory is not None:
-            rows.append(
-                f"# Its run directory goes on the command line: --save-dir {one_line(self.run_directory)}"
-            )
+            directory = one_line(self.run_directory)
+            rows.append(f"# Its run directory goes on the command line: --save-dir {directory}")
         value = {
             section: self.document.value[section]
             for section in _SECTIONS
@@ -124,12 +114,13 @@ class ConvertedConfig:
 
 
 class ForeignConfig:
-    """A foreign document on its way.
+    """A config of another tool while its fields are read, one by one, into `document`.
 
-    sections: dotted names whose fields count one by one; what lies deeper is one value.
+    A field is converted, ignored or refused once; what was done first holds.
     """
 
     def __init__(self, document: Document, sections: tuple[str, ...]) -> None:
+        """sections: dotted names whose fields count one by one; what lies deeper is one value."""
         self.document = Document()
         self.run_directory: str | None = None
         self.readings: list[FieldReading] = []
@@ -153,7 +144,7 @@ class ForeignConfig:
                 )
 
     def _is_open(self, field: str) -> bool:
-        """In the file, and nothing was said of it yet: what is said first holds."""
+        """Whether it is in the file, and nothing became of it yet."""
         return field in self._values and field not in self._handled
 
     def open_fields(self, below: str = "") -> list[str]:
@@ -161,8 +152,8 @@ class ForeignConfig:
         return [field for field in self._values if self._is_open(field) and field.startswith(below)]
 
     def value(self, field: str, default: Any = None) -> Any:
-        found = self._values.get(field)
-        return default if found is None else found
+        value = self._values.get(field)
+        return default if value is None else value
 
     def convert(self, field: str, key: str, value: Any = _SAME, why: str = "") -> None:
         """The field became a key of ours; null means the default, there and here."""
@@ -173,24 +164,18 @@ class ForeignConfig:
             return
         same = value is _SAME
         value = self._values[field] if same else value
-        self.document.set(
-            key,
-            value,
-            self._places[field] if field == key else f"{self._places[field]} {one_line(field)}",
-        )
-        self._record(
-            "read",
-            field,
-            f"{key}{'' if same else f' {short_text(value)}'}{f' ({why})' if why else ''}",
-        )
+        place = self._places[field]
+        self.document.set(key, value, place if field == key else f"{place} {one_line(field)}")
+        becomes = key if same else f"{key} {short_text(value)}"
+        self._record("read", field, f"{becomes} ({why})" if why else becomes)
 
     def convert_by_table(
         self, field: str, key: str, table: dict[Any, Any], remedy: str, why: str = ""
     ) -> None:
         """The field became a key of ours by a table; what is not in it is refused."""
-        found = self.value(field)
-        word = found.strip().upper() if isinstance(found, str) else found
-        if found is None or (isinstance(word, str | bool) and word in table):
+        value = self.value(field)
+        word = value.strip().upper() if isinstance(value, str) else value
+        if value is None or (isinstance(word, str | bool) and word in table):
             self.convert(field, key, table.get(word), why)
         else:
             self.refuse(
@@ -247,22 +232,19 @@ class ForeignConfig:
         )
 
     def _shown(self, field: str) -> str:
-        return (
-            "(not shown)"
-            if any(word in field.lower() for word in _HIDDEN)
-            else short_text(self._values[field])
-        )
+        if any(word in field.lower() for word in _HIDDEN):
+            return "(not shown)"
+        return short_text(self._values[field])
 
 
 def short_text(value: Any) -> str:
     """A value as YAML has it, on one short line."""
     if isinstance(value, dict):
         return f"{{{len(value)} fields}}"
-    text = (
-        one_line(value)
-        if isinstance(value, str) and re.search(r"[^\d.+-]", value)
-        else json.dumps(value, default=str)
-    )
+    if isinstance(value, str) and re.search(r"[^\d.+-]", value):
+        text = one_line(value)
+    else:
+        text = json.dumps(value, default=str)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
@@ -273,8 +255,6 @@ def one_line(text: str) -> str:
 
 def epochs(count: Any) -> Any:
     """2 -> '2ep'; what is no number stays, and is refused by our config."""
-    return (
-        f"{count:.9g}ep"
-        if isinstance(count, int | float) and not isinstance(count, bool) and count >= 0
-        else str(count)
-    )
+    if isinstance(count, int | float) and not isinstance(count, bool) and count >= 0:
+        return f"{count:.9g}ep"
+    return str(count)

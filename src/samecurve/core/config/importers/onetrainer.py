@@ -166,27 +166,27 @@ def matches(document: Document) -> bool:
 
 
 def convert(document: Document) -> ConvertedConfig:
-    old = ForeignConfig(document, ("optimizer", "distributed"))
+    foreign = ForeignConfig(document, ("optimizer", "distributed"))
     for section in ("model", "data"):
-        old.document.set(section, {}, "a config of OneTrainer")
-    old.document.set("task", "diffusion", "a config of OneTrainer")
-    old.convert("model_type", "task", "diffusion", "its model, data and samples")
+        foreign.document.set(section, {}, "a config of OneTrainer")
+    foreign.document.set("task", "diffusion", "a config of OneTrainer")
+    foreign.convert("model_type", "task", "diffusion", "its model, data and samples")
     for name, key in _PLAIN.items():
-        old.convert(name, key, why="per device, there and here" if name == "batch_size" else "")
-    _devices(old)
-    _rate(old)
-    _length(old)
-    _optimizer(old)
-    old.convert_by_table(
+        foreign.convert(name, key, why="per device, there and here" if name == "batch_size" else "")
+    _devices(foreign)
+    _rate(foreign)
+    _length(foreign)
+    _optimizer(foreign)
+    foreign.convert_by_table(
         "train_dtype", "train.precision", dict(_DTYPES), "--dtype f32, bf16 or f16"
     )
-    old.convert_by_table(
+    foreign.convert_by_table(
         "gradient_checkpointing", "train.recompute", dict(_RECOMPUTE), "--set train.recompute=block"
     )
-    if old.value("compile"):
-        old.convert("compile", "train.compile")
-    if str(old.value("ema", "OFF")).upper() != "OFF":
-        old.refuse(
+    if foreign.value("compile"):
+        foreign.convert("compile", "train.compile")
+    if str(foreign.value("ema", "OFF")).upper() != "OFF":
+        foreign.refuse(
             "ema",
             "keeps an average of the weights, which this version does not",
             "take it out of the file to train without",
@@ -196,8 +196,8 @@ def convert(document: Document) -> ConvertedConfig:
         ("scheduler_params", []),
         ("custom_learning_rate_scheduler", ""),
     ):
-        if old.value(field, none) != none:
-            old.refuse(
+        if foreign.value(field, none) != none:
+            foreign.refuse(
                 field,
                 "has no counterpart: a loss here is a sum divided by how much was counted, a"
                 " schedule one of constant, linear, cosine, wsd",
@@ -212,20 +212,20 @@ def convert(document: Document) -> ConvertedConfig:
         "scheduler_params",
         "custom_learning_rate_scheduler",
     ):
-        old.ignore(field, "switched off, or part of what is")
+        foreign.ignore(field, "switched off, or part of what is")
     for field, (key, value, why) in _DEFAULTS.items():
-        if old.value(field) is None and not old.document.origin_of(tuple(key.split("."))):
-            old.add_default(
+        if foreign.value(field) is None and not foreign.document.origin_of(tuple(key.split("."))):
+            foreign.add_default(
                 key,
                 (
-                    _steps(value, old.value("gradient_accumulation_steps", 1))
+                    _steps(value, foreign.value("gradient_accumulation_steps", 1))
                     if key == "schedule.warmup"
                     else value
                 ),
                 why,
             )
-    _remaining(old)
-    old.refuse_unknown(
+    _remaining(foreign)
+    foreign.refuse_unknown(
         (
             *_PLAIN,
             "learning_rate",
@@ -236,193 +236,195 @@ def convert(document: Document) -> ConvertedConfig:
             "distributed_backend",
         )
     )
-    return old.finish(TOOL)
+    return foreign.finish(TOOL)
 
 
-def _devices(old: ForeignConfig) -> None:
+def _devices(foreign: ForeignConfig) -> None:
     """The switch for several GPUs, its upstream form and its forks', and how they meet."""
     several = next(
         (
             name
             for name in ("enable_multi_gpu", "multi_gpu", "distributed.enabled")
-            if old.value(name) is not None
+            if foreign.value(name) is not None
         ),
         "",
     )
-    chosen = old.value("device_indexes")
-    if several and not isinstance(old.value(several), bool):
-        old.refuse(
+    chosen = foreign.value("device_indexes")
+    if several and not isinstance(foreign.value(several), bool):
+        foreign.refuse(
             several,
             "is neither true nor false",
             "--devices all, or cpu, or --gpus 0,1",
             "devices.use",
         )
-    elif several and old.value(several) is False:
-        old.convert(several, "devices.strategy", "single")
-        old.ignore("device_indexes", "one device: --gpus I says which")
+    elif several and foreign.value(several) is False:
+        foreign.convert(several, "devices.strategy", "single")
+        foreign.ignore("device_indexes", "one device: --gpus I says which")
     elif several and isinstance(chosen, str) and chosen:
-        old.ignore(several, "several devices are several devices")
-        old.convert("device_indexes", "devices.use", chosen)
+        foreign.ignore(several, "several devices are several devices")
+        foreign.convert("device_indexes", "devices.use", chosen)
     elif several:
-        old.convert(several, "devices.use", "all")
-    old.ignore("device_indexes", "all that are visible")
-    device = old.value("train_device", "cuda")
+        foreign.convert(several, "devices.use", "all")
+    foreign.ignore("device_indexes", "all that are visible")
+    device = foreign.value("train_device", "cuda")
     if device == "cpu":
-        old.convert("train_device", "devices.use", "cpu")
+        foreign.convert("train_device", "devices.use", "cpu")
     elif isinstance(device, str) and device.startswith("cuda"):
-        old.ignore("train_device", "GPUs are taken where there are any")
-    old.refuse("train_device", "is no device here", "--devices cpu, or --gpus 0,1", "devices.use")
+        foreign.ignore("train_device", "GPUs are taken where there are any")
+    foreign.refuse(
+        "train_device", "is no device here", "--devices cpu, or --gpus 0,1", "devices.use"
+    )
     for name in ("distributed_backend", "backend", "distributed.backend"):
-        old.convert_by_table(
+        foreign.convert_by_table(
             name, "devices.sync", {"NCCL": "nccl", "GLOO": "gloo"}, "--sync-backend nccl or gloo"
         )
     for name in ("use_torchrun", "distributed.use_torchrun"):
-        old.convert_by_table(
+        foreign.convert_by_table(
             name,
             "devices.launcher",
             {True: "elastic", False: "spawn"},
             "--launcher elastic or spawn",
         )
     for name in ("distributed_data_loading", "distributed_data"):
-        old.ignore(name, "always so: each rank reads only its own samples")
-    old.convert("distributed.master_port", "devices.port")
-    for field in old.open_fields("distributed."):
-        old.ignore(field, "found out, or right by itself")
+        foreign.ignore(name, "always so: each rank reads only its own samples")
+    foreign.convert("distributed.master_port", "devices.port")
+    for field in foreign.open_fields("distributed."):
+        foreign.ignore(field, "found out, or right by itself")
 
 
-def _rate(old: ForeignConfig) -> None:
+def _rate(foreign: ForeignConfig) -> None:
     """learning_rate, its scaling by devices (linear, in a fork) or by batch (by the square root,
     upstream), its warm-up and decay.
     """
     rounds, each, rate = (
-        old.value("gradient_accumulation_steps", 1),
-        old.value("batch_size", 1),
-        old.value("learning_rate"),
+        foreign.value("gradient_accumulation_steps", 1),
+        foreign.value("batch_size", 1),
+        foreign.value("learning_rate"),
     )
-    old.convert_by_table(
+    foreign.convert_by_table(
         "learning_rate_scheduler",
         "schedule.decay",
         dict(_DECAYS),
         "--set schedule.decay=cosine, or linear, constant, wsd",
     )
     for name in ("learning_rate_scaling", "scale_learning_rate"):
-        old.convert_by_table(
+        foreign.convert_by_table(
             name,
             "schedule.scale_lr",
             {True: "linear", False: "none"},
             "--scale-lr none, linear or sqrt",
             "against one device's share of a step",
         )
-    scaler = str(old.value("learning_rate_scaler", "NONE")).upper()
+    scaler = str(foreign.value("learning_rate_scaler", "NONE")).upper()
     fixed = {"BATCH": each, "GRADIENT_ACCUMULATION": rounds, "BOTH": _times(each, rounds)}
     if scaler in fixed and isinstance(fixed[scaler], int) and isinstance(rate, int | float):
-        old.convert(
+        foreign.convert(
             "learning_rate",
             "optimizer.lr",
             rate * fixed[scaler] ** 0.5,
             f"x the root of {fixed[scaler]}, as learning_rate_scaler says",
         )
-        old.ignore("learning_rate_scaler", "done: the learning rate is scaled already")
+        foreign.ignore("learning_rate_scaler", "done: the learning rate is scaled already")
     elif scaler in {"GLOBAL_BATCH", "GLOBAL_BOTH"}:
-        old.document.set(
+        foreign.document.set(
             "schedule.base_batch",
             rounds if scaler == "GLOBAL_BATCH" else 1,
             "as learning_rate_scaler says",
         )
-        old.convert(
+        foreign.convert(
             "learning_rate_scaler",
             "schedule.scale_lr",
             "sqrt",
             f"against a batch of {rounds if scaler == 'GLOBAL_BATCH' else 1}",
         )
-    old.convert_by_table(
+    foreign.convert_by_table(
         "learning_rate_scaler",
         "schedule.scale_lr",
         {"NONE": "none"},
         "--scale-lr none, linear or sqrt",
     )
-    old.convert("learning_rate", "optimizer.lr")
-    old.ignore("learning_rate_cycles", "for schedules that restart")
-    warmup, length = old.value("learning_rate_warmup_steps"), old.value("epochs", 100)
+    foreign.convert("learning_rate", "optimizer.lr")
+    foreign.ignore("learning_rate_cycles", "for schedules that restart")
+    warmup, length = foreign.value("learning_rate_warmup_steps"), foreign.value("epochs", 100)
     if isinstance(warmup, int | float) and 0 < warmup <= 1 and isinstance(length, int | float):
-        old.convert(
+        foreign.convert(
             "learning_rate_warmup_steps",
             "schedule.warmup",
             epochs(warmup * length),
             f"that share of {length} epochs",
         )
-    old.convert(
+    foreign.convert(
         "learning_rate_warmup_steps", "schedule.warmup", _steps(warmup, rounds), _by(rounds)
     )
 
 
-def _length(old: ForeignConfig) -> None:
-    old.convert("epochs", "train.steps", epochs(old.value("epochs")))
-    rounds = old.value("gradient_accumulation_steps", 1)
+def _length(foreign: ForeignConfig) -> None:
+    foreign.convert("epochs", "train.steps", epochs(foreign.value("epochs")))
+    rounds = foreign.value("gradient_accumulation_steps", 1)
     for name, unit, key in (
         ("backup_after", "backup_after_unit", "train.save_every"),
         ("validate_after", "validate_after_unit", "train.eval_every"),
     ):
-        every, kind = old.value(name), str(old.value(unit, "EPOCH")).upper()
-        if name == "validate_after" and not old.value("validation"):
-            old.ignore(name, "validation is off")
+        every, kind = foreign.value(name), str(foreign.value(unit, "EPOCH")).upper()
+        if name == "validate_after" and not foreign.value("validation"):
+            foreign.ignore(name, "validation is off")
         elif kind == "STEP":
-            old.convert(name, key, _steps(every, rounds), _by(rounds))
+            foreign.convert(name, key, _steps(every, rounds), _by(rounds))
         elif kind == "EPOCH":
-            old.convert(name, key, epochs(every))
-        old.ignore(
+            foreign.convert(name, key, epochs(every))
+        foreign.ignore(
             name,
             "by the clock, or never: a run saves at its end and when it is stopped; --set"
             f" {key}=500 for more",
         )
-        old.ignore(unit, f"read with {name}")
-    old.ignore("validation", "a run evaluates wherever its task has held-out data")
-    if old.value("rolling_backup"):
-        old.convert("rolling_backup_count", "train.keep")
-    old.ignore("rolling_backup_count", "rolling_backup is off")
-    old.ignore("rolling_backup", "read with rolling_backup_count")
-    home = old.value("workspace_dir")
+        foreign.ignore(unit, f"read with {name}")
+    foreign.ignore("validation", "a run evaluates wherever its task has held-out data")
+    if foreign.value("rolling_backup"):
+        foreign.convert("rolling_backup_count", "train.keep")
+    foreign.ignore("rolling_backup_count", "rolling_backup is off")
+    foreign.ignore("rolling_backup", "read with rolling_backup_count")
+    home = foreign.value("workspace_dir")
     if isinstance(home, str) and home:
-        old.run_directory = home
-        old.ignore("workspace_dir", "the run directory, unless --save-dir names another")
+        foreign.run_directory = home
+        foreign.ignore("workspace_dir", "the run directory, unless --save-dir names another")
 
 
-def _optimizer(old: ForeignConfig) -> None:
+def _optimizer(foreign: ForeignConfig) -> None:
     """Upstream's section, or an older file's single word.
 
     Which optimizers there are is for our config to say.
     """
-    old.convert("clip_grad_norm", "optimizer.clip")
+    foreign.convert("clip_grad_norm", "optimizer.clip")
     for name in ("optimizer.optimizer", "optimizer"):
-        old.convert(name, "optimizer.name", str(old.value(name)).lower())
+        foreign.convert(name, "optimizer.name", str(foreign.value(name)).lower())
     for prefix in ("optimizer.", "optimizer_"):
-        betas = [old.value(f"{prefix}beta1", 0.9), old.value(f"{prefix}beta2", 0.999)]
+        betas = [foreign.value(f"{prefix}beta1", 0.9), foreign.value(f"{prefix}beta2", 0.999)]
         for name in ("beta1", "beta2"):
-            old.convert(prefix + name, "optimizer.betas", betas)
+            foreign.convert(prefix + name, "optimizer.betas", betas)
         for name, key in _OPTIMIZER.items():
-            old.convert(prefix + name, key)
+            foreign.convert(prefix + name, key)
         for name in _CHANGED:
-            if old.value(prefix + name):
-                old.refuse(
+            if foreign.value(prefix + name):
+                foreign.refuse(
                     prefix + name,
                     "changes the optimizer in a way that this program does not have",
                     "take it out of the file to train without",
                 )
-        for field in old.open_fields(prefix):
+        for field in foreign.open_fields(prefix):
             if field != "optimizer_defaults":
-                old.ignore(field, "of other optimizers, or their speed")
+                foreign.ignore(field, "of other optimizers, or their speed")
 
 
-def _remaining(old: ForeignConfig) -> None:
+def _remaining(foreign: ForeignConfig) -> None:
     for why, names in _LEFT.items():
-        for field in old.open_fields():
+        for field in foreign.open_fields():
             if field in names or field.startswith(
                 tuple(name for name in names if name.endswith("_"))
             ):
-                old.ignore(field, why)
-    for field in old.open_fields():
+                foreign.ignore(field, why)
+    for field in foreign.open_fields():
         if field.startswith(_DIFFUSION):
-            old.ignore(
+            foreign.ignore(
                 field,
                 "for task diffusion to read; a task of your own has its own `model:` and `data:`",
             )

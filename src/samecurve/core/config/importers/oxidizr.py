@@ -46,41 +46,45 @@ def matches(document: Document) -> bool:
 
 
 def convert(document: Document) -> ConvertedConfig:
-    old = ForeignConfig(document, ("model", "trainer", "trainer.distributed"))
-    old.document.set("task", "language", "a config of Oxidizr")
-    old.document.set("model", {}, "a config of Oxidizr")
-    old.convert("data", "data")
-    _model(old)
-    _length(old)
+    foreign = ForeignConfig(document, ("model", "trainer", "trainer.distributed"))
+    foreign.document.set("task", "language", "a config of Oxidizr")
+    foreign.document.set("model", {}, "a config of Oxidizr")
+    foreign.convert("data", "data")
+    _model(foreign)
+    _length(foreign)
     for name, key in _TRAINER.items():
-        old.convert(
+        foreign.convert(
             f"trainer.{name}", key, why="per device, there and here" if name == "batch_size" else ""
         )
-    _devices(old)
-    if _is_zero(old.value("trainer.max_checkpoints")):
-        old.convert("trainer.max_checkpoints", "train.keep", _ALL, "0: all of them")
-    old.convert("trainer.max_checkpoints", "train.keep")
-    if old.value("trainer.max_checkpoints") is None:
-        old.add_default("train.keep", 10, "ten checkpoints kept")
-    home = old.value("trainer.checkpoint_dir")
+    _devices(foreign)
+    if _is_zero(foreign.value("trainer.max_checkpoints")):
+        foreign.convert("trainer.max_checkpoints", "train.keep", _ALL, "0: all of them")
+    foreign.convert("trainer.max_checkpoints", "train.keep")
+    if foreign.value("trainer.max_checkpoints") is None:
+        foreign.add_default("train.keep", 10, "ten checkpoints kept")
+    home = foreign.value("trainer.checkpoint_dir")
     if isinstance(home, str) and home:
-        old.run_directory = home
-        old.ignore("trainer.checkpoint_dir", "the run directory, unless --save-dir names another")
-    old.ignore(
+        foreign.run_directory = home
+        foreign.ignore(
+            "trainer.checkpoint_dir", "the run directory, unless --save-dir names another"
+        )
+    foreign.ignore(
         "trainer.load_balance_alpha",
         (
             "goes with model.num_experts"
-            if old.value("model.num_experts")
+            if foreign.value("model.num_experts")
             else "balances experts; there are none"
         ),
     )
     for name in ("group_size", "beta_kl"):
-        old.ignore(f"trainer.{name}", "of a training method that nothing there used either")
-    old.add_default("optimizer.betas", [0.9, 0.999], "AdamW's betas")
-    old.add_default("optimizer.weight_decay", 0.01, "AdamW's weight decay (here on matrices only)")
-    old.add_default("optimizer.clip", 1.0, "gradients clipped at 1")
-    old.add_default("schedule.decay", "constant", "one learning rate for the whole run")
-    old.refuse_unknown(
+        foreign.ignore(f"trainer.{name}", "of a training method that nothing there used either")
+    foreign.add_default("optimizer.betas", [0.9, 0.999], "AdamW's betas")
+    foreign.add_default(
+        "optimizer.weight_decay", 0.01, "AdamW's weight decay (here on matrices only)"
+    )
+    foreign.add_default("optimizer.clip", 1.0, "gradients clipped at 1")
+    foreign.add_default("schedule.decay", "constant", "one learning rate for the whole run")
+    foreign.refuse_unknown(
         tuple(
             f"trainer.{name}"
             for name in (
@@ -94,73 +98,73 @@ def convert(document: Document) -> ConvertedConfig:
             )
         )
     )
-    return old.finish(TOOL)
+    return foreign.finish(TOOL)
 
 
-def _model(old: ForeignConfig) -> None:
+def _model(foreign: ForeignConfig) -> None:
     """Our names pass; a part that is switched off needs nothing; the rest is refused by our config,
     which says what serves it.
     """
-    old.ignore("model.name", "a run is named by its file, or by --save-dir")
-    old.convert_by_table(
+    foreign.ignore("model.name", "a run is named by its file, or by --save-dir")
+    foreign.convert_by_table(
         "model.dtype", "train.precision", dict(_DTYPES), "--dtype f32, f16 or bf16"
     )
-    for field in old.open_fields("model."):
+    for field in foreign.open_fields("model."):
         name = field.removeprefix("model.")
-        if name not in _SAME and not old.value(field):
-            old.ignore(field, "switched off")
+        if name not in _SAME and not foreign.value(field):
+            foreign.ignore(field, "switched off")
         else:
-            old.convert(field, field)
+            foreign.convert(field, field)
 
 
-def _length(old: ForeignConfig) -> None:
+def _length(foreign: ForeignConfig) -> None:
     """max_steps, or where it is 0 num_epochs."""
-    steps, count = old.value("trainer.max_steps", 0), old.value("trainer.num_epochs")
+    steps, count = foreign.value("trainer.max_steps", 0), foreign.value("trainer.num_epochs")
     if not _is_zero(steps):
-        old.convert("trainer.max_steps", "train.steps")
-        old.ignore(
+        foreign.convert("trainer.max_steps", "train.steps")
+        foreign.ignore(
             "trainer.num_epochs",
             "max_steps says how long the run is (there it ended after so many epochs, if that was"
             " sooner)",
         )
     elif count is None:
-        old.refuse(
+        foreign.refuse(
             "trainer.max_steps",
             "means whole epochs, and num_epochs does not say how many",
             "--epochs N",
             "train.steps",
         )
-        old.ignore("trainer.num_epochs", "as if it were not there")
+        foreign.ignore("trainer.num_epochs", "as if it were not there")
     else:
-        old.ignore("trainer.max_steps", "whole epochs, as many as num_epochs says")
-        old.convert("trainer.num_epochs", "train.steps", epochs(count))
+        foreign.ignore("trainer.max_steps", "whole epochs, as many as num_epochs says")
+        foreign.convert("trainer.num_epochs", "train.steps", epochs(count))
 
 
-def _devices(old: ForeignConfig) -> None:
-    old.convert_by_table(
+def _devices(foreign: ForeignConfig) -> None:
+    foreign.convert_by_table(
         "trainer.target_device",
         "devices.use",
         {"GPU": "auto", "CPU": "cpu"},
         "--devices cpu, or --gpus 0,1",
         (
             "all that are visible; --gpus 0 for one"
-            if old.value("trainer.target_device") == "gpu"
+            if foreign.value("trainer.target_device") == "gpu"
             else ""
         ),
     )
     section = "trainer.distributed."
-    if old.value(f"{section}enabled") is True:
-        old.ignore(f"{section}enabled", "several devices are several devices")
-        ids = old.value(f"{section}gpu_ids")
+    if foreign.value(f"{section}enabled") is True:
+        foreign.ignore(f"{section}enabled", "several devices are several devices")
+        ids = foreign.value(f"{section}gpu_ids")
         if isinstance(ids, list) and ids:
-            old.convert(f"{section}gpu_ids", "devices.use", ",".join(map(str, ids)))
-        old.ignore(f"{section}gpu_ids", "all that are visible")
-        old.convert_by_table(
+            foreign.convert(f"{section}gpu_ids", "devices.use", ",".join(map(str, ids)))
+        foreign.ignore(f"{section}gpu_ids", "all that are visible")
+        foreign.convert_by_table(
             f"{section}backend", "devices.sync", dict(_SYNC), "--sync-backend cpu or nccl"
         )
         return
-    for field in old.open_fields(section):
-        old.ignore(field, "switched off")
+    for field in foreign.open_fields(section):
+        foreign.ignore(field, "switched off")
 
 
 def _is_zero(value: object) -> bool:
