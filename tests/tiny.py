@@ -21,7 +21,7 @@ from samecurve.core.eval_sums import Metric
 from samecurve.core.planning.facts import Fixed
 from samecurve.core.planning.machine import Machine
 from samecurve.core.planning.plan import Plan, plan
-from samecurve.core.protocols import Arrays, Engine, Rank, Round, Sample, Source
+from samecurve.core.protocols import Arrays, Engine, MicroBatch, Rank, Round, Sample, Source
 from samecurve.data.tokens import IGNORED
 from samecurve.observe.journal import read_events
 from samecurve.run.attempt import Attempt
@@ -169,32 +169,29 @@ class Outcome:
 
 
 def recorded(engine: Any) -> list[list[int]]:
-    """What the engine is given to train on from now on, by step: the ids of its real slots.
+    """What the engine is given to train on from now on, by step: the ids that are not dropped.
 
     They are taken out of what it sees.
     """
-    found: list[list[int]] = []
+    ids_by_step: list[list[int]] = []
     stage = engine.stage
 
+    def without_ids(microbatch: MicroBatch) -> MicroBatch:
+        arrays = {name: array for name, array in microbatch.arrays.items() if name != "id"}
+        return replace(microbatch, arrays=arrays)
+
     def noting(rounds: Sequence[Round], of: int) -> Any:
-        slots = [slot for round in rounds for slot in round if slot]
-        if not slots or "id" in slots[0].arrays:  # not an evaluation's
-            found.append([int(i) for slot in slots if slot.real for i in slot.arrays["id"]])
+        present = [microbatch for one in rounds for microbatch in one if microbatch]
+        if not present or "id" in present[0].arrays:  # not an evaluation's
+            real = [microbatch for microbatch in present if microbatch.real]
+            ids_by_step.append([int(i) for microbatch in real for i in microbatch.arrays["id"]])
         without = [
-            tuple(
-                slot
-                and replace(
-                    slot,
-                    arrays={name: array for name, array in slot.arrays.items() if name != "id"},
-                )
-                for slot in round
-            )
-            for round in rounds
+            tuple(microbatch and without_ids(microbatch) for microbatch in one) for one in rounds
         ]
         return stage(without, of)
 
     engine.stage = noting
-    return found
+    return ids_by_step
 
 
 def train_tiny(

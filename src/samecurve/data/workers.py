@@ -2,8 +2,8 @@
 only who reads them changes.
 
 One process opens the sources and forks the workers, which share what it holds in memory; nothing is
-pickled but ids and rows. Jobs are dealt in turn and answered in order, so that a slow sample delays
-and never reorders.
+pickled but ids and rows. Jobs go to workers in turn and are answered in order, so that a slow
+sample delays and never reorders.
 """
 
 import json
@@ -68,10 +68,9 @@ def _pipe() -> tuple[Connection, Connection]:
 
 
 class Workers:
-    """The asking side.
+    """The asking side. ask() may be called by several threads.
 
-    ask() may be called by several threads. ended: how many seconds at most -> (worker, exit status)
-    of one that ended, if any did.
+    ended: waits so many seconds at most -> (worker, exit status) of one that ended, if any did.
     """
 
     def __init__(
@@ -115,30 +114,24 @@ class Workers:
         return rows
 
     def _lost(self) -> RunError:
-        found = self._ended(_PATIENCE)
-        if found is None:
+        ended = self._ended(_PATIENCE)
+        if ended is None:
             return RunError(
                 "the process that holds the data workers is gone",
                 "the rank's log says why",
                 "data.workers",
                 again=True,
             )
-        worker, status = found
-        how = (
-            f"was ended by {signal.Signals(-status).name}"
-            if status < 0
-            else f"left with exit code {status}"
-        )
-        why = (
-            "; the kernel does so when memory runs out, and fewer --num-workers need less"
-            if status == -signal.SIGKILL
-            else ""
-        )
-        reading = (
-            f" while it read {_samples(self._under_way[worker][0].ids)}"
-            if self._under_way[worker]
-            else ""
-        )
+        worker, status = ended
+        how = f"left with exit code {status}"
+        if status < 0:
+            how = f"was ended by {signal.Signals(-status).name}"
+        why = ""
+        if status == -signal.SIGKILL:
+            why = "; the kernel does so when memory runs out, and fewer --num-workers need less"
+        reading = ""
+        if self._under_way[worker]:
+            reading = f" while it read {_samples(self._under_way[worker][0].ids)}"
         return RunError(
             f"data worker {worker} of {len(self._lines)} {how}{reading}{why}",
             "run the same command again: it goes on from the last save",
@@ -147,64 +140,58 @@ class Workers:
         )
 
 
-def serve(sources: Sequence[Source | None], mine: Line) -> None:
+def serve(sources: Sequence[Source | None], pipes: Line) -> None:
     """One worker, until nobody asks any more."""
-    asked: queue.SimpleQueue[tuple[int, Ids] | None] = queue.SimpleQueue()
+    jobs: queue.SimpleQueue[tuple[int, Ids] | None] = queue.SimpleQueue()
 
-    def listen() -> (
-        None
-    ):  # so that nobody who asks ever waits for a worker that waits for its rows to be taken
+    def listen() -> None:
+        """So that nobody who asks ever waits for a worker that waits for its rows to be taken."""
         try:
             while True:
-                asked.put(mine.jobs.recv())
+                jobs.put(pipes.jobs.recv())
         except (EOFError, OSError):
-            asked.put(None)
+            jobs.put(None)
 
     threading.Thread(target=listen, name="jobs", daemon=True).start()
-    while (job := asked.get()) is not None:
+    while (job := jobs.get()) is not None:
         which, ids = job
         source = sources[which]
         assert source is not None
         try:
             rows = source[ids]
         except Exception as error:
-            _send_error(mine.rows, error, ids)
+            _send_error(pipes.rows, error, ids)
             continue
-        _send(mine.rows, rows)
+        _send(pipes.rows, rows)
 
 
 def _send(pipe: Connection, rows: Rows) -> None:
     arrays = {name: np.ascontiguousarray(array) for name, array in rows.items()}
-    pipe.send_bytes(
-        json.dumps(
-            {"rows": [(name, array.dtype.str, array.shape) for name, array in arrays.items()]}
-        ).encode()
-    )
+    head = [(name, array.dtype.str, array.shape) for name, array in arrays.items()]
+    pipe.send_bytes(json.dumps({"rows": head}).encode())
     for array in arrays.values():
         if array.nbytes:
             pipe.send_bytes(array.reshape(-1).view(np.uint8).data)
 
 
 def _send_error(pipe: Connection, error: Exception, ids: Ids) -> None:
-    told = (
-        (error.cause, error.remedy, error.where)
-        if isinstance(error, SamecurveError)
-        else (
-            f"reading {_samples(ids)}: {type(error).__name__}: {error}",
-            traceback.format_exc(limit=-_FRAMES),
-            "",
-        )
-    )
-    pipe.send_bytes(json.dumps({"error": told, "user": isinstance(error, UserError)}).encode())
+    if isinstance(error, SamecurveError):
+        parts = error.cause, error.remedy, error.where
+    else:
+        cause = f"reading {_samples(ids)}: {type(error).__name__}: {error}"
+        parts = cause, traceback.format_exc(limit=-_FRAMES), ""
+    head = {"error": parts, "user": isinstance(error, UserError)}
+    pipe.send_bytes(json.dumps(head).encode())
 
 
 def _receive(pipe: Connection) -> Rows:
     head = json.loads(pipe.recv_bytes())
     if "error" in head:
-        raise (UserError if head["user"] else RunError)(*head["error"])
+        kind = UserError if head["user"] else RunError
+        raise kind(*head["error"])
     rows = {}
-    for name, kind, shape in head["rows"]:
-        array = np.empty(shape, np.dtype(kind))
+    for name, dtype, shape in head["rows"]:
+        array = np.empty(shape, np.dtype(dtype))
         if array.nbytes:
             pipe.recv_bytes_into(array.reshape(-1).view(np.uint8))
         rows[name] = array
@@ -213,6 +200,6 @@ def _receive(pipe: Connection) -> Rows:
 
 def _samples(ids: Ids) -> str:
     shown = ", ".join(map(str, ids[:_SHOWN].tolist()))
-    return f"sample{'s' if len(ids) > 1 else ''} {shown}" + (
-        f" and {len(ids) - _SHOWN} more" if len(ids) > _SHOWN else ""
-    )
+    plural = "s" if len(ids) > 1 else ""
+    more = f" and {len(ids) - _SHOWN} more" if len(ids) > _SHOWN else ""
+    return f"sample{plural} {shown}{more}"

@@ -22,6 +22,5 @@ def values(seed: int, name: str, shape: tuple[int, ...], initial: Initial) -> ND
         return np.full(shape, initial.mean, dtype=np.float32)
     key = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     generator = np.random.Generator(np.random.PCG64DXSM(int.from_bytes(key[:16], "little")))
-    return generator.standard_normal(shape, dtype=np.float32) * np.float32(
-        initial.std
-    ) + np.float32(initial.mean)
+    normal = generator.standard_normal(shape, dtype=np.float32)
+    return normal * np.float32(initial.std) + np.float32(initial.mean)
