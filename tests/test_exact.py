@@ -75,6 +75,7 @@ def same(found: Outcome, expected: Outcome) -> bool:
     ],
 )
 def test_one_hash_on_any_number_of_devices(
+    *,
     precision: str,
     layouts: list[tuple[str, int]],
     steps: int,
@@ -83,7 +84,7 @@ def test_one_hash_on_any_number_of_devices(
     cache: Path,
     tmp_path: Path,
 ) -> None:
-    """Also the losses, norms and evaluations of every step, which are counted along the same tree."""
+    """Also the losses, norms and evaluations of every step, counted along the same tree."""
     expected = run(pool, tmp_path / "one", corpus, cache, "single", 1, precision, steps=steps)
     assert len(expected.hashes) == steps // 10
     for strategy, world in layouts:
@@ -325,9 +326,7 @@ def test_odd_models_have_one_hash_too(batch: dict[str, int], pool: Pool, tmp_pat
         ("sparse", "sparse gradients"),
     ],
 )
-def test_what_follows_the_device_is_refused_at_the_first_step(
-    kind: str, says: str, tmp_path: Path
-) -> None:
+def test_what_follows_the_device_is_refused_at_the_first_step(kind: str, says: str) -> None:
     config = config_of(
         {
             "task": ODD,

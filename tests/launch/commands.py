@@ -20,7 +20,9 @@ from samecurve.cli.main import main
 from samecurve.observe.journal import read_events
 
 CONFIG = """\
-model: {{hidden_size: 32, num_layers: 2, num_heads: 4, kv_heads: 2, intermediate_size: 48, max_seq_len: 16}}
+model:
+  {{hidden_size: 32, num_layers: 2, num_heads: 4, kv_heads: 2, intermediate_size: 48,
+  max_seq_len: 16}}
 data: {{source: {corpus}, validation: 0.1, eval_samples: 8, prompts: ["the "], sample_tokens: 8}}
 batch: {{samples: 10}}
 optimizer: {{lr: 3.0e-3, clip: 0.5}}
@@ -61,7 +63,7 @@ def samecurve(
     return done
 
 
-def warm(index: int, group: object, cwd: Path, *arguments: object) -> None:
+def warm(_index: int, _group: object, cwd: Path, *arguments: object) -> None:
     """A job of the pool: the whole command, in a process that has torch already (a start of its own
     takes seconds). It must leave with 0.
     """

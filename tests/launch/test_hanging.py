@@ -15,7 +15,7 @@ from samecurve.observe.heartbeat import read_beat
     ("file", "compiles"), [("torch/_dynamo/convert_frame.py", True), ("mine.py", False)]
 )
 def test_a_rank_that_compiles_is_given_the_patience_of_a_first_step(
-    file: str, compiles: bool, tmp_path: Path
+    *, file: str, compiles: bool, tmp_path: Path
 ) -> None:
     """A real rank, whose steps are quick until one is silent, in a function of such a file: a shape
     that comes late. It is no hang for ten times the floor, and one after that.
@@ -24,8 +24,8 @@ def test_a_rank_that_compiles_is_given_the_patience_of_a_first_step(
         "import sys, time\nfrom pathlib import Path\nfrom samecurve.worker.hang_responder import"
         " attending\nfrom samecurve.observe.heartbeat import Heartbeat\nlogs ="
         " Path(sys.argv[1])\nexec(compile('def silent():\\n    time.sleep(60)', sys.argv[2],"
-        " 'exec'))\nwith attending(logs, 0):\n    beat = Heartbeat(logs / 'heartbeat-0')\n    for step in"
-        " range(10):\n        beat(step, 'data'), beat(step, 'step'), time.sleep(0.01)\n   "
+        " 'exec'))\nwith attending(logs, 0):\n    beat = Heartbeat(logs / 'heartbeat-0')\n"
+        "    for step in range(10):\n        beat(step, 'data'), beat(step, 'step'), time.sleep(0.01)\n   "
         " silent()\n"
     )
     with subprocess.Popen([sys.executable, "-c", work, str(tmp_path), file]) as process:

@@ -165,7 +165,9 @@ def test_a_rank_that_is_killed_in_every_start_is_given_up(tmp_path: Path) -> Non
         ("leave", "rank 1 left with exit code 0 before the others were done", False),
     ],
 )
-def test_a_rank_that_fails_ends_the_run(how: str, says: str, again: bool, tmp_path: Path) -> None:
+def test_a_rank_that_fails_ends_the_run(
+    *, how: str, says: str, again: bool, tmp_path: Path
+) -> None:
     """Its number, the user's line and the cause first, once.
 
     A fault of the user's own is not tried again, one of a disk is.

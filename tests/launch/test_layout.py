@@ -138,7 +138,7 @@ finally:
 
 @pytest.mark.parametrize(("gpus", "shared"), [("11", True), ("01", False)])
 def test_ranks_on_one_gpu_are_told_once(
-    gpus: str, shared: bool, library: Path, tmp_path: Path
+    *, gpus: str, shared: bool, library: Path, tmp_path: Path
 ) -> None:
     """Read from the driver's library, while they live; and that they have not met, once in all."""
     environment = {

@@ -98,7 +98,7 @@ def test_who_reads_changes_nothing_and_a_death_is_named(
             [1],
             task.train_data(),
             task.eval_data(),
-            lambda rounds, of: [slot.arrays for (slot,) in rounds if slot],
+            lambda rounds, _of: [batch.arrays for (batch,) in rounds if batch],
             start=1,
             prefetch=prefetch,
             workers=workers,

@@ -1,4 +1,4 @@
-"""Bad input: a clear error with a remedy, the right exit code, quickly, and no run directory left."""
+"""Bad input: a clear error with a remedy, the right exit code, quickly; no run directory left."""
 
 import json
 import resource
@@ -102,6 +102,7 @@ def _quickest(arguments: list[str], cwd: Path) -> float:
     ],
 )
 def test_refused_with_a_reason_and_nothing_left(
+    *,
     arguments: list[str],
     says: str,
     tmp_path: Path,
@@ -159,7 +160,7 @@ def test_directories_that_can_not_be_used(
 
 
 def test_a_read_only_and_a_full_disk(tmp_path: Path, corpus: Path) -> None:
-    """In a mount namespace of the test's own: root is not held up by permissions, but is by these."""
+    """In a mount namespace of the test's own: root passes permissions, but not these."""
     config = write_config(tmp_path, corpus)
     train = " ".join(command("train", "-f", config, "--save-dir", tmp_path / "disk" / "run"))
     (tmp_path / "disk").mkdir()

@@ -144,6 +144,7 @@ def test_ctrl_c_saves_and_the_same_command_goes_on_elsewhere(
 
 
 def test_stop_after_and_what_a_resume_refuses_and_says(
+    *,
     pool: Pool,
     whole: Path,
     tmp_path: Path,

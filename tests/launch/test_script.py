@@ -116,7 +116,7 @@ def test_ranks_that_never_meet_are_told_once(tmp_path: Path) -> None:
 
 
 def test_an_old_script_is_given_its_local_rank(tmp_path: Path) -> None:
-    """In the spelling of its own parser, before what the user gave, whose options are the script's."""
+    """In the spelling of its own parser, before the script's own options."""
     out, err = run(tmp_path, SCRIPTS / "local_rank.py", "--lr", "0.5")
     assert sorted(out.splitlines()) == [
         f"[rank {rank}] local rank {rank}, lr 0.5" for rank in (0, 1)
@@ -228,7 +228,7 @@ def test_started_anew_after_a_failure(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("module", [False, True])
-def test_a_script_sees_what_plain_python_shows_it(module: bool, tmp_path: Path) -> None:
+def test_a_script_sees_what_plain_python_shows_it(*, module: bool, tmp_path: Path) -> None:
     target = ["-m", "whoami"] if module else [str(SCRIPTS / "whoami.py")]
     cwd = SCRIPTS if module else tmp_path
     plain = subprocess.run(
@@ -377,6 +377,7 @@ def test_wrong_input_is_refused(
     ],
 )
 def test_a_launch_inside_a_launch_is_refused(
+    *,
     name: str,
     value: str,
     says: str,

@@ -169,6 +169,7 @@ def _shown(home: Path) -> dict[int, np.float32]:
     ],
 )
 def test_refused_before_the_run(
+    *,
     flags: list[str],
     says: str,
     tmp_path: Path,

@@ -72,7 +72,7 @@ def test_transformers_loads_an_export_with_equal_logits_and_tokens(
     ],
 )
 def test_a_run_begins_with_the_weights_it_was_given(
-    layout: str, source: Path, pool: Pool, corpus: Path, cache: Path, tmp_path: Path
+    *, layout: str, source: Path, pool: Pool, corpus: Path, cache: Path, tmp_path: Path
 ) -> None:
     """From each of the formats in turn; its first loss is that of the source's model on its first
     batch.
@@ -183,6 +183,7 @@ def pickled(source: Path, path: Path, wrap: Callable[[dict[str, Any]], object]) 
     ],
 )
 def test_a_pickled_state_dict_is_taken_under_the_names_that_wrappers_gave_it(
+    *,
     wrap: Callable[[dict[str, Any]], object],
     says: str,
     source: Path,
@@ -239,12 +240,12 @@ REFUSED: dict[str, tuple[str, Callable[[dict[str, Any], Path], object], str]] = 
     "cut off too": ("w.pt", lambda state, path: cut(torch.save, state, path), "can't be read"),
     "no pickle": (
         "w.pt",
-        lambda state, path: path.write_bytes(b"\x80\x02junk"),
+        lambda _state, path: path.write_bytes(b"\x80\x02junk"),
         "w.pt can't be read",
     ),
     "no weights": (
         "w.pt",
-        lambda state, path: torch.save([1, 2], path),
+        lambda _state, path: torch.save([1, 2], path),
         "holds no single state dict: it is of type list",
     ),
     "integers": (
@@ -261,16 +262,17 @@ REFUSED: dict[str, tuple[str, Callable[[dict[str, Any], Path], object], str]] = 
     ),
     "text": (
         "w.txt",
-        lambda state, path: path.write_text("hello"),
+        lambda _state, path: path.write_text("hello"),
         "is no file of weights, by its name",
     ),
-    "nothing": ("w.pt", lambda state, path: None, "there is no w.pt"),
-    "a directory": ("w", lambda state, path: path.mkdir(), "w has no model.safetensors"),
+    "nothing": ("w.pt", lambda _state, _path: None, "there is no w.pt"),
+    "a directory": ("w", lambda _state, path: path.mkdir(), "w has no model.safetensors"),
 }
 
 
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_does_not_fit_is_refused_before_anything_is_written(
+    *,
     what: str,
     source: Path,
     corpus: Path,
@@ -419,7 +421,7 @@ def test_a_flax_model_of_ones_own_goes_out_and_in(pool: Pool, cache: Path, tmp_p
     pool.run(1, flax_round_trip, tmp_path, cache)
 
 
-def flax_round_trip(index: int, group: object, home: Path, cache: Path) -> None:
+def flax_round_trip(_index: int, group: object, home: Path, cache: Path) -> None:
     """In a rank: jax lives there."""
     import jax
     from flax import nnx

@@ -44,6 +44,7 @@ class Rows:
 
 class Task:
     def __init__(self, model: Any, data: Any) -> None:
+        del model
         self.data = data
 
     def model(self) -> nn.Module:
