@@ -25,7 +25,7 @@ class MyTask:
         return nn.Sequential(*inner, nn.Linear(self.width, 2))
 
     def loss(self, model, batch):
-        logits = model(batch["x"].to(model[0].weight.dtype))  # f64 weights want f64 inputs
+        logits = model(batch["x"].to(next(model.parameters()).dtype))  # f64 weights want f64 inputs
         return Mean(cross_entropy(logits, batch["inside"], reduction="sum"), len(logits))
 
     def train_data(self):

@@ -1,7 +1,8 @@
 """Train one model on one device or on many, with the same loss curve.
 
-plan, train and Run serve scripts and notebooks; Mean and Initial are what a task of one's own is
-written with. Importing them imports no engine.
+plan, train and Run serve scripts and notebooks. Mean, Initial, Section and DataSection are what a
+user task is written with; TaskEntry is what an installed package names its tasks by. Importing them
+imports no engine.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -12,19 +13,37 @@ if TYPE_CHECKING:
     from samecurve.api import Run as Run
     from samecurve.api import plan as plan
     from samecurve.api import train as train
+    from samecurve.core.config.section import Section as Section
+    from samecurve.core.config.sections import DataSection as DataSection
     from samecurve.core.determinism.init_values import Initial as Initial
     from samecurve.core.determinism.mean import Mean as Mean
+
+    TaskEntry: type[Any]  # only named here, like load
 
     load: Callable[
         [Any], Any
     ]  # only named here: an import of launch would be one of all rooms, which import this module
 
 __version__ = "0.2.0"
-__all__ = ["Initial", "Mean", "Run", "__version__", "load", "plan", "train"]
+__all__ = [
+    "DataSection",
+    "Initial",
+    "Mean",
+    "Run",
+    "Section",
+    "TaskEntry",
+    "__version__",
+    "load",
+    "plan",
+    "train",
+]
 
 _ROOMS = {
+    "DataSection": "samecurve.core.config.sections",
     "Initial": "samecurve.core.determinism.init_values",
     "Mean": "samecurve.core.determinism.mean",
+    "Section": "samecurve.core.config.section",
+    "TaskEntry": "samecurve.tasks.registry",
     "load": "samecurve.run.load",
     **dict.fromkeys(("Run", "plan", "train"), "samecurve.api"),
 }

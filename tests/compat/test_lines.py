@@ -267,7 +267,7 @@ def test_lines_for_tasks_of_a_later_version_name_the_task(
 ) -> None:
     said = refused(monkeypatch, capsys, *split(line)[1], cwd=tmp_path)
     assert says in said
-    assert "docs/own-task.md" in said
+    assert "docs/tasks.md" in said
     assert not list(tmp_path.iterdir())
 
 

@@ -236,7 +236,7 @@ def test_what_the_model_lacks_is_refused_with_what_serves_it(more: str, says: st
     except InvalidConfigError as caught:
         wrong += str(caught)
     assert says in wrong
-    assert "docs/own-task.md" in wrong or " is for " not in says
+    assert "docs/tasks.md" in wrong or " is for " not in says
 
 
 @pytest.mark.parametrize(

@@ -6,15 +6,22 @@ from samecurve.cli.options import Verb
 
 
 @click.command(cls=Verb)
+@click.option(
+    "--task",
+    type=str,
+    metavar="TASK",
+    help="of this task alone: a name, or path/to/file.py:Class with sections of its own",
+)
 @click.option("--table", is_flag=True, help="as a table of keys, defaults and meanings (Markdown)")
-def schema(*, table: bool) -> None:
+def schema(*, task: str | None, table: bool) -> None:
     """The JSON Schema of the config, for editors."""
     import json
 
     from samecurve.core.config.json_schema import as_table, json_schema
     from samecurve.tasks import Tasks
 
+    tasks = Tasks(only=task)
     if table:
-        click.echo(as_table(Tasks()))
+        click.echo(as_table(tasks))
     else:
-        click.echo(json.dumps(json_schema(Tasks()), indent=1))
+        click.echo(json.dumps(json_schema(tasks), indent=1))

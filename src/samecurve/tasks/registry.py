@@ -80,8 +80,13 @@ class Tasks:
     """The registry that a config is read with."""
 
     def __init__(self, only: str | None = None) -> None:
-        """only: the one task that names() lists; None: all that have a name."""
+        """only: the one task that names() lists; None: all that have a name.
+
+        UserError: there is no such task.
+        """
         self._only = only
+        if only is not None and not self.knows(only):
+            raise UserError(f"--task {only} is no task", f"tasks: {', '.join(_BUILT_IN)}", "--task")
 
     def names(self) -> tuple[str, ...]:
         if self._only is not None:
@@ -140,7 +145,8 @@ def data_stamp(config: Config) -> object:
     stamp = stamp_of(section_argument(config.data))
     if place is None or stamp is None:
         return stamp
-    return [hashlib.sha256(place.path.read_bytes()).hexdigest(), stamp]
+    train = config.train  # a user's model may be built by them
+    return [train.precision, train.seed, hashlib.sha256(place.path.read_bytes()).hexdigest(), stamp]
 
 
 def engines_of(config: Config) -> tuple[str, ...]:

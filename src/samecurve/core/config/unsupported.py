@@ -19,7 +19,7 @@ _PARTS = {
     "model.cssm": ("a vision model", "vision"),
     "data.mode": ("sensor channels", "timeseries"),
 }
-USER_TASK_HINT = "a task of your own does it today: task: FILE.py:CLASS (docs/own-task.md)"
+USER_TASK_HINT = "a user task does it today: task: FILE.py:CLASS (docs/tasks.md)"
 
 
 def task_needed(key: str) -> tuple[str, str] | None:

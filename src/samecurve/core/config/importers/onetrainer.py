@@ -426,7 +426,7 @@ def _remaining(foreign: ForeignConfig) -> None:
         if field.startswith(_DIFFUSION):
             foreign.ignore(
                 field,
-                "for task diffusion to read; a task of your own has its own `model:` and `data:`",
+                "for task diffusion to read; a user task has its own `model:` and `data:`",
             )
 
 

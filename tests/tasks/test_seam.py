@@ -1,0 +1,235 @@
+"""What a built-in task can do, a user's file and an installed package can do too."""
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from safetensors.torch import load_file
+from starts import start, train
+
+from samecurve import Section, TaskEntry
+from samecurve.core.config.document import Document, read_file
+from samecurve.core.config.json_schema import as_table
+from samecurve.core.config.sections import load
+from samecurve.errors import InvalidConfigError, UserError
+from samecurve.observe.journal import read_events
+from samecurve.run.export import export
+from samecurve.run.sample import Prompt, sample
+from samecurve.tasks import Tasks, facts, registry
+from samecurve.tasks.protocol import MEMBERS
+from samecurve.tasks.registry import data_stamp
+from worlds import Pool
+
+DOCS = Path(__file__).parents[2] / "docs"
+GB = 1 << 30
+FILE = """
+import numpy as np
+import torch
+from torch import nn
+
+import samecurve
+from samecurve import Mean
+
+
+class Rows(list):
+    def __getitem__(self, ids):
+        x = np.stack([np.random.default_rng(i).standard_normal(3) for i in np.take(self, ids)])
+        return {"x": x, "kind": np.asarray(ids) % 3}
+
+
+class Kinds:
+    class Model(samecurve.Section):
+        width: int = 4
+
+    class Data(samecurve.DataSection):
+        samples: int = 23
+
+    @staticmethod
+    def data_stamp(data):
+        return ["made", data.samples]
+
+    def __init__(self, model, data):
+        self.width, self.samples = model.width, data.samples
+
+    def model(self):
+        return nn.Sequential(nn.Linear(3, self.width), nn.Tanh(), nn.Linear(self.width, 3))
+
+    def loss(self, model, batch):
+        logits = model(batch["x"].to(next(model.parameters()).dtype))
+        return Mean(nn.functional.cross_entropy(logits, batch["kind"], reduction="sum"), len(logits))
+
+    def metrics(self, model, batch):
+        guess = model(batch["x"].to(next(model.parameters()).dtype)).argmax(-1)
+        pairs = nn.functional.one_hot(3 * batch["kind"] + guess, 9).sum(0).reshape(3, 3)
+        return {"accuracy": Mean((guess == batch["kind"]).sum(), len(guess)), "pairs": Mean(pairs, 1)}
+
+    def train_data(self):
+        return Rows(range(self.samples))
+
+    def eval_data(self):
+        return Rows(range(100, 117))
+
+    def sample(self, model, seed):
+        return [f"seed {seed}", np.full((2, 5, 3), 7, np.uint8)]
+
+    def export(self, model, directory):
+        (directory / "kinds.txt").write_text("a b c")
+        return ["kinds are written"]
+
+
+class Speaks(Kinds):
+    def respond(self, model, prompt, *, tokens, temperature, seed):
+        return f"{prompt}{'!' * tokens}"
+"""
+
+Write = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def values(tmp_path: Path) -> Write:
+    def made(name: str = "Kinds", text: str = FILE, **sections: Any) -> dict[str, Any]:
+        (tmp_path / "kinds.py").write_text(text)
+        return {
+            "task": f"{tmp_path}/kinds.py:{name}",
+            "batch": {"samples": 5},
+            "train": {"steps": 2, "precision": "f64", "eval_every": 2, "sample_every": 2},
+            "devices": {"use": "cpu:1"},
+            **sections,
+        }
+
+    return made
+
+
+def test_every_member_is_on_the_page() -> None:
+    page = (DOCS / "tasks.md").read_text()
+    assert [name for name in MEMBERS if f"`{name}" not in page] == []
+
+
+def test_declared_sections_are_checked_with_their_place(tmp_path: Path, values: Write) -> None:
+    values()
+    file = tmp_path / "kinds.yaml"
+    file.write_text(f"task: {tmp_path}/kinds.py:Kinds\nmodel:\n  widht: 8\nbatch: {{samples: 5}}\n")
+    with pytest.raises(InvalidConfigError) as caught:
+        load(read_file(file), Tasks())
+    assert f"{file}:3" in str(caught.value)
+    assert "did you mean width?" in str(caught.value)
+    with pytest.raises(InvalidConfigError, match="valid integer"):
+        load(Document(values(model={"width": "wide"})), Tasks())
+    config = load(Document(values(name="Speaks", data={"samples": 9})), Tasks()).config
+    assert (config.model.model_dump(), facts(config, "").samples) == ({"width": 4}, 9)
+    assert "`model.width` | whole number | `4`" in as_table(Tasks(only=str(config.task)))
+
+
+def test_facts_are_kept_by_the_users_stamp_and_file(values: Write) -> None:
+    sections: list[dict[str, Any]] = [{}, {}, {"data": {"samples": 9}}, {"text": FILE + "\n"}]
+    stamps = []
+    for section in sections:
+        config = load(Document(values(**section)), Tasks()).config
+        stamps.append(data_stamp(config))
+    assert stamps[0] == stamps[1]
+    assert stamps[0] not in stamps[2:]
+
+
+def test_another_thing_called_model_is_no_section(values: Write) -> None:
+    nested = FILE.replace("class Model(samecurve.Section):", "class Model(nn.Module):")
+    nested = nested.replace("model.width", "model['width']")
+    config = load(Document(values(text=nested, model={"width": 4})), Tasks()).config
+    assert facts(config, "").params == 31
+    bare = FILE.replace("class Model(samecurve.Section):", "class Model:")
+    with pytest.raises(UserError, match=r"Kinds.Model is no samecurve.Section"):
+        load(Document(values(text=bare)), Tasks())
+
+
+def test_a_file_that_declares_nothing_is_not_run_for_its_config(values: Write) -> None:
+    free = FILE[: FILE.index("class Kinds")] + "1 / 0\n\nclass Kinds: ...\n"
+    assert load(Document(values(text=free, model={"any": 3})), Tasks()).config.task
+
+
+def test_counts_are_equal_on_any_devices(pool: Pool, values: Write, tmp_path: Path) -> None:
+    pairs = []
+    for world in (1, 2, 3):
+        home = tmp_path / f"run-{world}"
+        train(pool, start(home, values(devices={"use": f"cpu:{world}"}), tmp_path))
+        (event,) = [
+            event for event in read_events(home / "journal.jsonl") if event.kind == "evaluated"
+        ]
+        pairs.append(event.values["pairs"])
+        assert np.trace(pairs[-1]) / 17 == pytest.approx(event.values["accuracy"], rel=1e-12)
+    assert pairs[0] == pairs[1] == pairs[2]
+    assert np.sum(pairs[0]) == 17
+
+
+def test_a_users_model_is_sampled_and_exported(pool: Pool, values: Write, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train(pool, start(run, values(), tmp_path))
+    (event,) = [event for event in read_events(run / "journal.jsonl") if event.kind == "sampled"]
+    assert event.values["texts"][0].startswith("seed")
+    drawn = sample(run, Prompt(seed=3), "cpu")
+    assert drawn.texts == ["seed 3"]
+    (file,) = drawn.pictures
+    with Image.open(file) as picture:
+        assert (np.asarray(picture) == np.full((2, 5, 3), 7)).all()
+    with pytest.raises(UserError, match=r"no respond\(\)[\s\S]*write respond\(self, model, prompt"):
+        sample(run, Prompt(text="the "), "cpu")
+    exported = export(run, tmp_path / "out", "safetensors", None, GB)
+    assert exported.notes == ["kinds are written"]
+    assert (tmp_path / "out/kinds.txt").read_text() == "a b c"
+    assert load_file(tmp_path / "out/model.safetensors")["0.weight"].shape == (4, 3)
+
+
+def test_a_prompt_is_answered_by_respond(pool: Pool, values: Write, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train(pool, start(run, values(name="Speaks"), tmp_path))
+    assert sample(run, Prompt(text="hi", tokens=3), "cpu").texts == ["hi!!!"]
+
+
+def test_without_hooks_the_refusal_names_the_method(
+    pool: Pool, values: Write, tmp_path: Path
+) -> None:
+    mute = FILE.replace("def sample(", "def other(")
+    train(pool, start(tmp_path / "run", values(text=mute), tmp_path))
+    with pytest.raises(UserError, match=r"sample\(self, model, seed\)"):
+        sample(tmp_path / "run", Prompt(), "cpu")
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An installed package with a task, as pip would leave it."""
+    (tmp_path / "kinds_package.py").write_text(FILE)
+    (tmp_path / "kinds_entry.py").write_text(
+        "from samecurve import Section, TaskEntry\n\n\n"
+        "class Model(Section):\n    width: int = 4\n\n\n"
+        "ENTRY = TaskEntry(classes={'torch': 'kinds_package:Kinds'}, model=Model)\nWRONG = 3\n"
+    )
+    info = tmp_path / "kinds-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: kinds\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[samecurve.tasks]\nkinds = kinds_entry:ENTRY\nwrong = kinds_entry:WRONG\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    registry.installed.cache_clear()
+    yield tmp_path
+    registry.installed.cache_clear()
+    for name in ("kinds_entry", "kinds_package"):
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.usefixtures("package")
+def test_an_installed_package_brings_a_task() -> None:
+    assert "kinds" in Tasks().names()
+    document = {"task": "kinds", "batch": {"samples": 5}, "data": {"samples": 11}}
+    config = load(Document({**document, "model": {"width": 2}}), Tasks()).config
+    assert "kinds_package" not in sys.modules  # its class is imported when it is needed
+    assert isinstance(registry.entry_of("kinds"), TaskEntry)
+    assert issubclass(registry.entry_of("kinds").model, Section)
+    with pytest.raises(InvalidConfigError, match="did you mean width"):
+        load(Document({**document, "model": {"widt": 2}}), Tasks())
+    with pytest.raises(UserError, match=r"installed package kinds: .* is int"):
+        load(Document({**document, "task": "wrong"}), Tasks())
+    with pytest.raises(UserError, match=r"this task has no class for engine jax"):
+        facts(config.model_copy(update={"engine": "jax"}), "")
