@@ -38,17 +38,20 @@ def trained(
     task: Task,
     made: Plan,
     home: Path,
-    record: Callable[[Event], None] = lambda event: None,
+    record: Callable[[Event], None] = lambda _event: None,
+    *,
     store: Any = None,
-    place: int = 0,
+    rank: int = 0,
 ) -> Any:
     """A rank's run as worker.py puts it together: feed, journal, heartbeat, requests.
 
-    record: called beside the journal. place: which rank. Returns the state.
+    record: called beside the journal
+
+    Returns the state.
     """
     run = Run(home)
     run.logs.mkdir(parents=True, exist_ok=True)
-    feed = Feed(made, made.devices_of(place), task.train_data(), None, engine.stage)
+    feed = Feed(made, made.devices_of(rank), task.train_data(), None, engine.stage)
     journal = Journal(run.journal)
 
     def both(event: Event) -> None:

@@ -46,7 +46,7 @@ class Pictures(Dataset[dict[str, Any]]):
     (heavy, some 3 ms each).
     """
 
-    def __init__(self, heavy: bool) -> None:
+    def __init__(self, *, heavy: bool) -> None:
         raw = np.random.default_rng(0).integers(0, 16, (64, *SHAPE), dtype=np.uint8)
         self._packed = [zlib.compress(picture.tobytes(), 6) for picture in raw] if heavy else []
         self._ready = raw
@@ -84,7 +84,7 @@ class Watched:
         return Mean(model(batch["x"].float().mean((1, 2, 3))[:, None]).sum(), len(batch["x"]))
 
     def train_data(self) -> Pictures:
-        return Pictures(self._heavy)
+        return Pictures(heavy=self._heavy)
 
 
 def feed_batches(config: Config, made: Plan, source: Any, workers: int) -> Iterator[float]:
@@ -101,11 +101,11 @@ def feed_batches(config: Config, made: Plan, source: Any, workers: int) -> Itera
         feed.close()
 
 
-def _as_tensors(rounds: Any, of: int) -> Any:
+def _as_tensors(rounds: Any, _of: int) -> Any:
     return [
-        {name: torch.from_numpy(array) for name, array in slot.arrays.items()}
-        for (slot,) in rounds
-        if slot
+        {name: torch.from_numpy(array) for name, array in microbatch.arrays.items()}
+        for (microbatch,) in rounds
+        if microbatch
     ]
 
 
@@ -141,7 +141,7 @@ def measure(kind: str, workers: int, rounds: int) -> dict[str, list[float]]:
     made = plan(config, Machine(devices=(), links=(), host_bytes=8 << 30, cores=2), opened.facts())
     sides: dict[str, Callable[[], Iterator[float]]] = {
         "feed": lambda: feed_batches(config, made, opened.train_data(), workers),
-        "DataLoader": lambda: loader_batches(made, Pictures(kind == "heavy"), workers),
+        "DataLoader": lambda: loader_batches(made, Pictures(heavy=kind == "heavy"), workers),
     }
     return {name: [rate(side()) for _ in range(rounds)] for name, side in sides.items()}
 

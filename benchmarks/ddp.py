@@ -46,7 +46,7 @@ class Clock:
     one before.
     """
 
-    def __init__(self, late: bool = False) -> None:
+    def __init__(self, *, late: bool = False) -> None:
         self._ends: list[float] = []
         self._late = late
 
@@ -127,7 +127,7 @@ def ours(rank: int, steps: int, home: Path) -> float:
         made,
         home / f"run-{rank}",
         clock.mark,
-        place=rank,
+        rank=rank,
     )
     return clock.seconds()
 
@@ -178,6 +178,7 @@ def hf_trainer(rank: int, steps: int, home: Path) -> float:
 
     class Ends(TrainerCallback):
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+            del args, state, control
             if "grad_norm" in logs:
                 clock.mark()
 

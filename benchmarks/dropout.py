@@ -113,7 +113,7 @@ class Fixed:
 
     mask: torch.Tensor | None = None
 
-    def __call__(self, input: torch.Tensor) -> torch.Tensor:
+    def __call__(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - torch's name
         if self.mask is None:
             self.mask = F.dropout(torch.ones_like(input), 0.1)
         return input * self.mask

@@ -2,7 +2,8 @@
 ranks, for a GPT of 10M parameters.
 
 Both modes train the same batches in the same ranks, step by step in turn, so that noise of the
-machine meets both. Ordinary twice: in slots and threads of the exact mode ("same slots"), which
+machine meets both. Ordinary twice: in microbatches and threads of the exact mode
+("same slots"), which
 leaves what exactness itself costs; and as a user has it, whole shares at once ("as is"). Memory is
 of runs by themselves. Prints a table; writes benchmarks/results/exact-<machine>.json. Run: python
 -m benchmarks.exact [--worlds 1,2,4] [--device cuda:0] [--dtype f32]     (--device: all ranks on
@@ -37,7 +38,7 @@ from samecurve.torch_engine.engine import TorchEngine
 from samecurve.torch_engine.process_group import Comm
 from samecurve.torch_engine.strategies.exact import set_deterministic
 
-BATCH, SLOT, WARM, STEPS = 16, 2, 2, 12
+BATCH, MICRO_BATCH, WARM, STEPS = 16, 2, 2, 12
 MODEL = {
     "hidden_size": 320,
     "num_layers": 8,
@@ -48,8 +49,8 @@ MODEL = {
     "tie_embeddings": True,
 }
 MODES: dict[str, dict[str, Any]] = {  # what each changes of the config
-    "exact": {"train": {"exact": True}, "batch": {"samples": BATCH, "per_device": SLOT}},
-    "same slots": {"batch": {"samples": BATCH, "per_device": SLOT}},
+    "exact": {"train": {"exact": True}, "batch": {"samples": BATCH, "per_device": MICRO_BATCH}},
+    "same slots": {"batch": {"samples": BATCH, "per_device": MICRO_BATCH}},
     "as is": {"batch": {"samples": BATCH}},
 }
 
@@ -127,7 +128,7 @@ def main() -> None:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "batch": BATCH,
-        "slot": SLOT,
+        "slot": MICRO_BATCH,
         "worlds": {},
     }
     print(f"{'ranks':<6}{'mode':<12}{'ms a step':>10}{'exact beside it':>17}{'MiB at most':>13}")
@@ -149,10 +150,9 @@ def main() -> None:
                 beside = statistics.median(
                     a / b for a, b in zip(times["exact"], times[mode], strict=True)
                 )
-                print(
-                    f"{world:<6}{mode:<12}{statistics.median(times[mode]) * 1e3:>10.1f}{beside:>17.3f}{peaks[mode] / 2**20:>13.0f}",
-                    flush=True,
-                )
+                milliseconds, mebibytes = statistics.median(times[mode]) * 1e3, peaks[mode] / 2**20
+                numbers = f"{milliseconds:>10.1f}{beside:>17.3f}{mebibytes:>13.0f}"
+                print(f"{world:<6}{mode:<12}{numbers}", flush=True)
             result["worlds"][world] = {
                 "seconds": times,
                 "peak_bytes": peaks,

@@ -214,11 +214,10 @@ def measure(size: str, devices: str, home: Path) -> dict[str, Any]:
             f"{size:<7}{name:<10}{statistics.median(seconds) * 1e6:9.0f} us a step  "
             f" ({', '.join(f'{s * 1e6:.0f}' for s in seconds)})"
         )
-    print(
-        f"{size:<7}ratio     {statistics.median(ratios):9.3f}   samecurve adds"
-        f" {statistics.median(a - b for a, b in zip(found['samecurve'], found['raw'], strict=True)) * 1e6:.0f}"
-        " us a step"
-    )
+    turns = zip(found["samecurve"], found["raw"], strict=True)
+    added = statistics.median(ours - raw for ours, raw in turns) * 1e6
+    ratio = statistics.median(ratios)
+    print(f"{size:<7}ratio     {ratio:9.3f}   samecurve adds {added:.0f} us a step")
     alone = programs(engine, task, made, mesh, begin(), step)
     print(f"{size:<7}programs  {alone:9.3f}   by themselves, in turn")
     return {

@@ -154,13 +154,13 @@ def lightning(steps: int, home: Path) -> float:
             super().__init__()
             self.inner, self.made = parts()
 
-        def training_step(self, batch: Any, index: int) -> Any:
+        def training_step(self, batch: Any, _index: int) -> Any:
             return F.cross_entropy(self.inner(batch["x"]), batch["y"])
 
         def configure_optimizers(self) -> Any:
             return self.made
 
-        def on_train_batch_end(self, outputs: Any, batch: Any, index: int) -> None:
+        def on_train_batch_end(self, outputs: Any, _batch: Any, index: int) -> None:
             log.line(index, loss=outputs["loss"].item(), lr=LR)
 
     class Loader:
@@ -191,6 +191,7 @@ def hf_trainer(steps: int, home: Path) -> float:
 
     class Lines(TrainerCallback):
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+            del args, control
             if "grad_norm" in logs:
                 log.line(
                     state.global_step,
@@ -291,12 +292,11 @@ def main() -> None:
     }
     print(f"{'trainer':<12}{'us a step':>10}{'beyond raw':>12}   each turn's difference")
     for name, times in found.items():
-        beyond = (
-            f"{added[name] * 1e6:12.0f}  "
-            f" {', '.join(f'{(a - b) * 1e6:.0f}' for a, b in zip(times, found['raw'], strict=True))}"
-            if name in added
-            else ""
-        )
+        beyond = ""
+        if name in added:
+            turns = zip(times, found["raw"], strict=True)
+            each = ", ".join(f"{(time - raw_time) * 1e6:.0f}" for time, raw_time in turns)
+            beyond = f"{added[name] * 1e6:12.0f}   {each}"
         print(f"{name:<12}{statistics.median(times) * 1e6:10.0f}{beyond}")
     if not given.dry:
         print(

@@ -15,13 +15,17 @@ Result = Mapping[str, Any]
 
 _HEAD = """# Benchmarks
 
-Made by `python -m benchmarks.page` from `benchmarks/results/`; nothing is written by hand here. Each table comes from one run in which the sides took turns on
-the same machine, so its ratios hold better than its absolute times, which are of small shared machines. `n` is the number of turns; medians are shown.
+Made by `python -m benchmarks.page` from `benchmarks/results/`; nothing is written by hand here.
+Each table comes from one run in which the sides took turns on the same machine, so its ratios hold
+better than its absolute times, which are of small shared machines. `n` is the number of turns;
+medians are shown.
 The others come with the extra `bench` (`pip install -e '.[bench]'`)."""
 
-_PUBLISHED = """Predictions of `samecurve plan --machine`, not measurements: `benchmarks/published.py`. Nothing of ours ran on these machines. The assumed MFU is the largest part of the
-error; with the MFU fitted at a family's first row, the others show what the model of the collectives adds: 2 to 10 % too fast at 128 to 512 devices, since stragglers,
-contention for the GPU and NCCL's later algorithms are not in it."""
+_PUBLISHED = """Predictions of `samecurve plan --machine`, not measurements: `benchmarks/published.py`. Nothing of
+ours ran on these machines. The assumed MFU is the largest part of the error; with the MFU fitted at
+a family's first row, the others show what the model of the collectives adds: 2 to 10 % too fast at
+128 to 512 devices, since stragglers, contention for the GPU and NCCL's later algorithms are not in
+it."""
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -100,7 +104,7 @@ def data(found: Result) -> str:
 def exact(found: Result) -> str:
     rows = [
         [
-            f"{world}, {mode}",
+            f"{world}, {mode.replace('slots', 'microbatches')}",  # as result files call them
             f"{statistics.median(times) * 1e3:.0f}",
             f"{paired(of['seconds']['exact'], times, lambda a, b: a / b):.3f}",
             f"{of['peak_bytes'][mode] / 2**20:.0f}",
@@ -218,7 +222,7 @@ KINDS: dict[str, tuple[str, str, Callable[[Result], str]]] = {
     "exact": (
         "The same bits on any number of devices",
         (
-            "`--exact` beside the ordinary mode in the same slots, and as it is otherwise."
+            "`--exact` beside the ordinary mode in the same microbatches, and as it is otherwise."
             " `benchmarks/exact.py`."
         ),
         exact,
@@ -233,18 +237,24 @@ KINDS: dict[str, tuple[str, str, Callable[[Result], str]]] = {
 }
 
 
-def made() -> str:
+def page_text() -> str:
     parts = [_HEAD]
-    for kind, (head, said, rows) in KINDS.items():
+    for kind, (head, introduction, rows) in KINDS.items():
         files = sorted(RESULTS.glob(f"{kind}-*.json"))
         if files:
-            parts += [f"## {head}", said]
+            parts += [f"## {head}", introduction]
         for path in files:
-            found = json.loads(path.read_text())
-            parts += [_measured_on(found, path.stem.removeprefix(f"{kind}-")), rows(found)]
-    told = json.loads((RESULTS / "published.json").read_text())
-    parts += ["## `plan --machine` beside what others published", _PUBLISHED, published(told)]
+            result = _read(path)
+            parts += [_measured_on(result, path.stem.removeprefix(f"{kind}-")), rows(result)]
+    predictions = published(json.loads((RESULTS / "published.json").read_text()))
+    parts += ["## `plan --machine` beside what others published", _PUBLISHED, predictions]
     return "\n\n".join(parts) + "\n"
+
+
+def _read(path: Path) -> Result:
+    """Results of before the program was called Samecurve name it otherwise."""
+    result: Result = json.loads(path.read_text().replace('"lockstep"', '"samecurve"'))
+    return result
 
 
 def _measured_on(found: Result, name: str) -> str:
@@ -259,5 +269,5 @@ def _measured_on(found: Result, name: str) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(made())
+    PAGE.write_text(page_text())
     print(PAGE)

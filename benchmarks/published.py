@@ -262,9 +262,10 @@ def main() -> None:
         counted = {"llama": llama(Path(scratch)), "mpt": mpt()}
     fits: dict[str, Utilization] = {}
     results = []
+    mfu_title = f"MFU {ASSUMED.value:g}"
     print(
-        f"{'set-up':<36}{'machine':<12}{'published':>10}{'MFU ' + format(ASSUMED.value, 'g'):>10}{'ratio':>7}{'fitted':>9}{'ratio':>7}"
-        "   memory GiB: published, predicted"
+        f"{'set-up':<36}{'machine':<12}{'published':>10}{mfu_title:>10}{'ratio':>7}"
+        f"{'fitted':>9}{'ratio':>7}   memory GiB: published, predicted"
     )
     for entry in SETUPS:
         facts = counted[entry.model]
@@ -289,7 +290,8 @@ def main() -> None:
         )
         told = f"   {entry.memory:.1f}, {gib:.1f}" if entry.memory and gib else ""
         print(
-            f"{entry.family:<36}{entry.machine:<12}{entry.tokens:>10.0f}{plain:>10.0f}{plain / entry.tokens:>7.2f}{mark}{told}"
+            f"{entry.family:<36}{entry.machine:<12}{entry.tokens:>10.0f}"
+            f"{plain:>10.0f}{plain / entry.tokens:>7.2f}{mark}{told}"
         )
     print(
         "\ntokens a second and device; ratio: predicted / published; fitted: the MFU (in brackets)"

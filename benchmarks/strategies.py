@@ -87,9 +87,8 @@ def main() -> None:
     print(f"{'strategy':<10}{'ms a step':>10}{'beside ddp':>12}{'MiB at most':>13}")
     for name, times in seconds.items():
         beside = statistics.median(a / b for a, b in zip(times, seconds["ddp"], strict=True))
-        print(
-            f"{name:<10}{statistics.median(times) * 1e3:>10.1f}{beside:>12.2f}{max(memory[name]) / 2**20:>13.0f}"
-        )
+        milliseconds, mebibytes = statistics.median(times) * 1e3, max(memory[name]) / 2**20
+        print(f"{name:<10}{milliseconds:>10.1f}{beside:>12.2f}{mebibytes:>13.0f}")
     machine = cpu.model_name() if first == "cpu" else probe().devices[0].name
     result = {
         "machine": machine,

@@ -1,5 +1,5 @@
 """Uneven devices: whoever computes how much, the losses are one device's; and a slow device is
-measured, dealt less, and no longer waited for.
+measured, given less, and no longer waited for.
 """
 
 import shutil
@@ -52,17 +52,18 @@ def alone(
 @pytest.mark.parametrize(
     ("strategy", "speeds"), [("ddp", [3, 1]), ("ddp", [1, 5, 2]), ("dp", [1, 2])]
 )
-def test_the_deal_changes_no_loss(
+def test_an_uneven_assignment_changes_no_loss(
     strategy: str,
     speeds: list[float],
+    *,
     alone: Outcome,
     pool: Pool,
     corpus: Path,
     cache: Path,
     tmp_path: Path,
 ) -> None:
-    """Batch 10, an epoch's tail of 3 that leaves slow devices without a slot, token counts that
-    differ by sample.
+    """Batch 10, an epoch's tail of 3 that leaves slow devices without a microbatch, token counts
+    that differ by sample.
     """
     values = tiny_values(
         corpus,
@@ -85,7 +86,7 @@ def test_the_deal_changes_no_loss(
         ]
 
 
-def test_a_run_goes_on_with_another_deal(
+def test_a_run_goes_on_with_another_assignment(
     alone: Outcome, pool: Pool, corpus: Path, cache: Path, tmp_path: Path
 ) -> None:
     last, moved = None, []
@@ -109,8 +110,8 @@ def test_a_run_goes_on_with_another_deal(
 
 
 @pytest.mark.parametrize(("strategy", "speeds"), [("ddp", [1, 3]), ("dp", [4, 1])])
-def test_exact_runs_have_the_same_bits_however_dealt(
-    strategy: str, speeds: list[float], pool: Pool, corpus: Path, cache: Path, tmp_path: Path
+def test_exact_runs_have_the_same_bits_however_assigned(
+    strategy: str, speeds: list[float], *, pool: Pool, corpus: Path, cache: Path, tmp_path: Path
 ) -> None:
     def run(balance: Any) -> Outcome:
         values = tiny_values(
@@ -122,12 +123,13 @@ def test_exact_runs_have_the_same_bits_however_dealt(
             1 if strategy == "dp" else 2, train_tiny, tmp_path / str(balance), values, cache
         )[0]
 
-    plain, dealt = run("even"), run(speeds)
-    assert plain.plan.microbatches_per_device == (2, 3) != dealt.plan.microbatches_per_device
-    assert (dealt.hashes, dealt.losses, dealt.norms) == (plain.hashes, plain.losses, plain.norms)
+    plain, uneven = run("even"), run(speeds)
+    assert plain.plan.microbatches_per_device == (2, 3) != uneven.plan.microbatches_per_device
+    assert (uneven.hashes, uneven.losses, uneven.norms) == (plain.hashes, plain.losses, plain.norms)
 
 
 def test_a_slow_rank_is_measured_and_no_longer_waited_for(
+    *,
     pool: Pool,
     corpus: Path,
     cache: Path,
@@ -178,19 +180,19 @@ def test_a_slow_rank_is_measured_and_no_longer_waited_for(
         speeds = measured(config, MACHINE, facts(config, str(cache)), slow.rows).speeds
         monkeypatch.delattr(balancing, "pool")  # what was measured is kept
         assert speeds is not None
-        (plain, before), (dealt, after) = (
+        (plain, before), (uneven, after) = (
             train(f"even-{len(rose)}", with_even_balance(config), None),
-            train(f"dealt-{len(rose)}", config, measured),
+            train(f"uneven-{len(rose)}", config, measured),
         )
         promised.append(
             predict_step_seconds(speeds, 8, before.micro_batch_size)
             / predict_step_seconds(speeds, 8, after.micro_batch_size, after.microbatch_seconds)
         )
-        rose.append(seconds(plain) / seconds(dealt))
+        rose.append(seconds(plain) / seconds(uneven))
         first, second = microbatch_seconds(speeds, before.micro_batch_size)
         assert (before.microbatches_per_device, before.micro_batch_size) == ((1, 1), 4)
         assert after.microbatches_per_device[0] > after.microbatches_per_device[1] > 0
-        np.testing.assert_allclose(losses(dealt.home), losses(plain.home), rtol=1e-12)
+        np.testing.assert_allclose(losses(uneven.home), losses(plain.home), rtol=1e-12)
     assert second / first == pytest.approx(3, rel=0.3)
     assert promised[-1] > 1.3
     assert rose[-1] == pytest.approx(promised[-1], rel=0.2), (promised, rose)

@@ -43,7 +43,7 @@ def run(
     engine: str = "torch",
     **train: Any,
 ) -> Outcome:
-    """Batch 10 is 5 slots of 2, an epoch's tail of 3 two slots, token counts differ by sample: no
+    """Batch 10 is 5 microbatches of 2, an epoch's tail of 3 two, token counts differ by sample: no
     world divides any of it evenly.
     """
     train = {"steps": STEPS, "precision": precision, "exact": True, "hash_every": 10, **train}
@@ -79,6 +79,7 @@ def test_one_hash_on_any_number_of_devices(
     precision: str,
     layouts: list[tuple[str, int]],
     steps: int,
+    *,
     pool: Pool,
     corpus: Path,
     cache: Path,
@@ -135,7 +136,7 @@ def test_the_ordinary_mode_differs_and_so_do_other_slots(
     other = pool.run(
         1,
         train_tiny,
-        tmp_path / "slots",
+        tmp_path / "microbatches",
         {
             **tiny_values(corpus, train={**short["train"], "exact": True}),
             "batch": {"samples": 10, "per_device": 5},
@@ -291,8 +292,8 @@ ODD = f"{Path(__file__).parent}/torch_engine/odd.py:Odd"
 
 @pytest.mark.parametrize("batch", [{"samples": 10, "per_device": 1}, {"samples": 3}])
 def test_odd_models_have_one_hash_too(batch: dict[str, int], pool: Pool, tmp_path: Path) -> None:
-    """A parameter that few samples use, transposed ones, a shared layer; more slots than devices,
-    and fewer.
+    """A parameter that few samples use, transposed ones, a shared layer; more microbatches than
+    devices, and fewer.
     """
     config = config_of(
         {"task": ODD, "batch": batch, "optimizer": {"lr": 1e-2}, "train": {"exact": True}}

@@ -125,7 +125,7 @@ def plain(
 
 @pytest.mark.parametrize("layout", [layout for layout in LAYOUTS if layout != "jax-fsdp:2"])
 def test_groups_are_one_curve(
-    layout: str, plain: Any, pool: Pool, corpus: Path, cache: Path, tmp_path: Path
+    layout: str, *, plain: Any, pool: Pool, corpus: Path, cache: Path, tmp_path: Path
 ) -> None:
     losses, before, after = plain
     outcome = run(pool, corpus, cache, tmp_path, layout)

@@ -21,7 +21,7 @@ class Source:
 
 
 class Net(nn.Module):
-    def __init__(self, frozen: bool, dropout: float, late: bool) -> None:
+    def __init__(self, *, frozen: bool, dropout: float, late: bool) -> None:
         super().__init__()
         self.late, self.calls = late, 0
         self.register_buffer(
@@ -47,14 +47,14 @@ class Small:
     model.dropout: its probability. model.late: used in the first step only.
     """
 
-    def __init__(self, model: Any, data: Any) -> None:
+    def __init__(self, model: Any, data: Any) -> None:  # noqa: ARG002 - given by name
         self.fields = model
 
     def model(self) -> nn.Module:
         return Net(
-            self.fields.get("frozen", True),
-            self.fields.get("dropout", 0.0),
-            self.fields.get("late", False),
+            frozen=self.fields.get("frozen", True),
+            dropout=self.fields.get("dropout", 0.0),
+            late=self.fields.get("late", False),
         )
 
     def loss(self, model: Any, batch: Any) -> Mean:

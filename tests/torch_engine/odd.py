@@ -44,7 +44,7 @@ class Net(nn.Module):
 
 
 class Odd:
-    def __init__(self, model: Any, data: Any) -> None:
+    def __init__(self, model: Any, data: Any) -> None:  # noqa: ARG002 - given by name
         self.fields = model
 
     def model(self) -> nn.Module:

@@ -76,7 +76,7 @@ class Signs(torch.optim.Optimizer):
 class Brings:
     """Its optimizer's learning rate is the config's."""
 
-    def __init__(self, model: Any, data: Any) -> None:
+    def __init__(self, model: Any, data: Any) -> None:  # noqa: ARG002 - given by name
         self.kind = model.get("kind", "RAdam")
 
     def model(self) -> nn.Module:

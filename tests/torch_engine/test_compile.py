@@ -54,7 +54,7 @@ def gradients(model: nn.Module, tokens: torch.Tensor) -> list[Any]:
 
 @pytest.mark.parametrize("how", ["none", "block", "selective"])
 def test_alike_blocks_share_a_program_for_each_shape(how: Any) -> None:
-    """Four blocks: one program for a full slot, one more for a short one; so for the head.
+    """Four blocks: one program for a full microbatch, one more for a short one; so for the head.
 
     Kernels are not made of it here: that takes a minute.
     """

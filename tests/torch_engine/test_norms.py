@@ -111,7 +111,7 @@ def synchronised(peers: Peers, counts: Sequence[int], device: str = "cpu") -> Re
 
 
 def on_rank(
-    rank: int, group: dist.ProcessGroup, counts: Sequence[int], device: str = "cpu"
+    _rank: int, group: dist.ProcessGroup, counts: Sequence[int], device: str = "cpu"
 ) -> Result:
     return synchronised(Comm(group), counts, device)
 

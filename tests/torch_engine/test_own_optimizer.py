@@ -108,7 +108,7 @@ def test_it_is_driven_by_the_schedule() -> None:
     optimizer = torch.optim.RAdam([{"params": [*rest]}, {"params": [*biases]}], lr=1.0)
     for step, batch in feed:
         rows = {
-            name: torch.cat([slot.arrays[name] for found in batch.rounds for slot in found])
+            name: torch.cat([micro.arrays[name] for round_ in batch.rounds for micro in round_])
             for name in ("x", "y", "real")
         }
         mean = engine.task.loss(model, rows)
@@ -128,10 +128,11 @@ def test_a_step_that_is_not_finite_changes_none_of_its_state() -> None:
         before = {piece.name: piece for piece in engine.gather(state)}
         spoilt = [
             tuple(
-                slot and replace(slot, arrays={**slot.arrays, "real": slot.arrays["real"] * poison})
-                for slot in found
+                micro
+                and replace(micro, arrays={**micro.arrays, "real": micro.arrays["real"] * poison})
+                for micro in round_
             )
-            for found in batch.rounds
+            for round_ in batch.rounds
         ]
         state, stats = engine.step(
             state, replace(batch, rounds=spoilt), engine.plan.lr_at(step), ASKED
@@ -204,13 +205,13 @@ def test_what_it_cannot_do_is_refused_by_name(config: Config, says: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("kind", "slots"), [("RAdam", 2), ("Adam fused", 2), ("Rprop", 2), ("SGD", 0)]
+    ("kind", "states"), [("RAdam", 2), ("Adam fused", 2), ("Rprop", 2), ("SGD", 0)]
 )
-def test_what_it_keeps_is_known_before_a_run(kind: str, slots: int) -> None:
+def test_what_it_keeps_is_known_before_a_run(kind: str, states: int) -> None:
     """From parameters without values, or with some where it wants them."""
     facts = open_task(config_of(kind), "").facts()
     assert facts.user_optimizer is not None
-    assert facts.user_optimizer.num_states == slots
+    assert facts.user_optimizer.num_states == states
 
 
 def test_the_plan_says_whose_optimizer_it_is() -> None:

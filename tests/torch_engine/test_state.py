@@ -31,7 +31,7 @@ def saved(found: State) -> list[str]:
         for piece in gather(
             found,
             lambda tensor: (tuple(tensor.shape), (0,) * tensor.ndim),
-            lambda tensor: (0, 1),
+            lambda _tensor: (0, 1),
             Comm(),
             CPU,
         )
