@@ -79,7 +79,6 @@ def test_one_hash_on_any_number_of_devices(
     precision: str,
     layouts: list[tuple[str, int]],
     steps: int,
-    *,
     pool: Pool,
     corpus: Path,
     cache: Path,
