@@ -22,7 +22,7 @@ from samecurve.core.planning.balance import (
 )
 from samecurve.core.planning.facts import Measure
 from samecurve.core.planning.plan import Plan
-from samecurve.experiments.balance import measured
+from samecurve.experiments.balance import measure_speeds
 from samecurve.observe.journal import read_events
 from samecurve.run.directory import Run
 from samecurve.run.prepare import prepare
@@ -177,12 +177,12 @@ def test_a_slow_rank_is_measured_and_no_longer_waited_for(
     while not promised or (abs(rose[-1] / promised[-1] - 1) > 0.2 and len(rose) < TRIES):
         shutil.rmtree(cache / "speeds", ignore_errors=True)
         monkeypatch.setattr(balancing, "pool", warm)
-        speeds = measured(config, MACHINE, facts(config, str(cache)), slow.rows).speeds
+        speeds = measure_speeds(config, MACHINE, facts(config, str(cache)), slow.rows).speeds
         monkeypatch.delattr(balancing, "pool")  # what was measured is kept
         assert speeds is not None
         (plain, before), (uneven, after) = (
             train(f"even-{len(rose)}", with_even_balance(config), None),
-            train(f"uneven-{len(rose)}", config, measured),
+            train(f"uneven-{len(rose)}", config, measure_speeds),
         )
         promised.append(
             predict_step_seconds(speeds, 8, before.micro_batch_size)

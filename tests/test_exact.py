@@ -14,7 +14,7 @@ from commands import free_port, said, samecurve, started, steps_written, until, 
 from samecurve.core.planning.plan import plan
 from samecurve.data.feed import Feed
 from samecurve.errors import UserError
-from samecurve.experiments.compare import compare, described
+from samecurve.experiments.compare import compare, describe_comparison
 from samecurve.experiments.layout_runner import LayoutRunner
 from samecurve.experiments.layouts import parse_layout
 from samecurve.experiments.verdicts import compare_layouts
@@ -276,12 +276,12 @@ def test_a_race_in_one_gradient_is_found_by_its_array(pool: Pool, tmp_path: Path
         "optimizer/exp_avg/second.weight",
         "optimizer/exp_avg_sq/second.weight",
     ]
-    assert found.figure is not None
+    assert found.metric is not None
     assert found.arrays_at is not None
     # The norm of the gradient at fault may part in the same step as its weight, a loss only after
     # it; either later, if the difference is small.
-    assert found.arrays_at + (found.figure.what == "loss") <= found.figure.step
-    assert described(found, tmp_path / "one", tmp_path / "two")[0].startswith(
+    assert found.arrays_at + (found.metric.what == "loss") <= found.metric.step
+    assert describe_comparison(found, tmp_path / "one", tmp_path / "two")[0].startswith(
         f"differ step {found.arrays_at}: model/second.weight, "
     )
 

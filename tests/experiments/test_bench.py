@@ -20,20 +20,27 @@ from samecurve.core.planning.machine import Device, Machine
 from samecurve.core.profile_types import ProfileSchedule, RankProfile, Step
 from samecurve.errors import RunError, UserError
 from samecurve.experiments import bench
-from samecurve.experiments.bench_page import files
-from samecurve.experiments.benched import Bench, Row, Values, as_json, line, notes, row_json
-from samecurve.experiments.collectives import COLLECTIVES, bus_factor, curves, fit
+from samecurve.experiments.bench_page import bench_files
+from samecurve.experiments.bench_results import Bench, LayoutPlan, LayoutResult, Row, row_of
+from samecurve.experiments.bench_text import as_json, line, notes
+from samecurve.experiments.collectives import (
+    COLLECTIVES,
+    RankGroup,
+    bus_factor,
+    fit,
+    measure_curves,
+)
 from samecurve.experiments.layouts import Layout, bench_layouts, default_worlds, parse_worlds
+from samecurve.experiments.output_directory import OutputDirectory
 from samecurve.experiments.profile import plan_profile, run_profile
 from samecurve.experiments.profile_text import Profile
 from samecurve.experiments.profile_text import as_json as profile_json
-from samecurve.experiments.results import Results
 from samecurve.run.describe import describe
 from samecurve.torch_engine.collective_bench import time_collective
 from tiny import MACHINE, config_of, tiny_values
 from worlds import Pool
 
-COURSE = ProfileSchedule(1, 4, 0)
+SCHEDULE = ProfileSchedule(warm=1, timed=4, traced=0)
 
 
 def tiny(corpus: Path, **sections: Any) -> Config:
@@ -44,37 +51,26 @@ def tiny(corpus: Path, **sections: Any) -> Config:
         train={"steps": 5, "precision": "f32"},
         devices={"use": "cpu", "threads": 1},
     )
-    return config_of(
-        {
-            **values,
-            **{
-                name: {**values.get(name, {}), **section} if isinstance(section, dict) else section
-                for name, section in sections.items()
-            },
-        }
-    )
+    for name, section in sections.items():
+        values[name] = {**values.get(name, {}), **section} if isinstance(section, dict) else section
+    return config_of(values)
 
 
-def ran(
-    config: Config,
-    layouts: list[Layout],
-    pool: Pool,
-    watched: Callable[..., Any],
-    course: ProfileSchedule = COURSE,
-    machine: Machine = MACHINE,
-) -> tuple[Bench, list[Values]]:
+def run_bench(
+    config: Config, layouts: list[Layout], pool: Pool, job: Callable[..., Any]
+) -> tuple[Bench, list[Row]]:
     facts = describe(config)
-    trials = [bench.laid_out(config, machine, facts, layout, course) for layout in layouts]
-    return bench.about_all(LoadedConfig(config, "tiny", {}), machine, facts, trials, course), list(
-        bench.measured(trials, course, pool, watched)
-    )
+    plans = [bench.plan_layout(config, MACHINE, facts, layout, SCHEDULE) for layout in layouts]
+    loaded = LoadedConfig(config, "tiny", {})
+    about = bench.describe_bench(loaded, MACHINE, facts, plans, SCHEDULE)
+    return about, list(bench.measure_layouts(plans, SCHEDULE, pool, job))
 
 
-def test_every_figure_follows_from_what_was_measured(pool: Pool, corpus: Path) -> None:
+def test_every_number_follows_from_what_was_measured(pool: Pool, corpus: Path) -> None:
     """The second rank's forward pass takes longer: under ddp the first one waits for it, and that
     is exposed sync. hsdp on two devices can't be.
     """
-    about, rows = ran(
+    about, rows = run_bench(
         tiny(corpus), bench_layouts([1, 2], ["ddp", "dp", "hsdp"], "torch"), pool, slow.second_rank
     )
     single, ddp, dp, hsdp = rows
@@ -118,25 +114,24 @@ def test_every_figure_follows_from_what_was_measured(pool: Pool, corpus: Path) -
 
 
 def test_profile_and_bench_say_the_same(pool: Pool, corpus: Path, tmp_path: Path) -> None:
-    """Of the same steps the same figures; of steps of their own, each finds the wait that was
+    """Of the same steps the same numbers; of steps of their own, each finds the wait that was
     planted.
     """
     config = tiny(corpus)
-    facts, course = describe(config), ProfileSchedule(timed=4)
-    plan = plan_profile(config, MACHINE, facts, course)
-    found = run_profile(config, plan, course, ranks=pool, home=tmp_path, job=slow.source)
-    told = json.loads(profile_json(found, "tiny", 3))
-    row = row_json(
-        Row(bench.laid_out(config, MACHINE, facts, Layout("single", 1), course), found), found
-    )
+    facts, schedule = describe(config), ProfileSchedule(timed=4)
+    plan = plan_profile(config, MACHINE, facts, schedule)
+    measured = run_profile(config, plan, schedule, ranks=pool, home=tmp_path, job=slow.source)
+    profile = json.loads(profile_json(measured, "tiny", 3))
+    layout_plan = bench.plan_layout(config, MACHINE, facts, Layout("single", 1), schedule)
+    row = row_of(LayoutResult(layout_plan, measured), measured)
     for key in ("seconds", "parts", "samples_per_second", "steps"):
-        assert row[key] == told[key]
-    assert row["shares"]["data"] == told["parts"]["data"]["share"]
+        assert row[key] == profile[key]
+    assert row["shares"]["data"] == profile["parts"]["data"]["share"]
     assert row["shares"]["compute"] == pytest.approx(
-        sum(told["parts"][name]["share"] for name in ("forward", "backward", "optimizer"))
+        sum(profile["parts"][name]["share"] for name in ("forward", "backward", "optimizer"))
     )
-    _, (own,) = ran(config, [Layout("single", 1)], pool, slow.source)
-    for values in (own, told):
+    _, (again,) = run_bench(config, [Layout("single", 1)], pool, slow.source)
+    for values in (again, profile):
         assert values["parts"]["data"]["seconds"] >= slow.SECONDS
         assert values["samples_per_second"] < 10 / slow.SECONDS
 
@@ -164,36 +159,36 @@ def test_gpus_that_are_not_here(corpus: Path) -> None:
         devices={"use": "auto", "threads": None, "compress": "bf16"},
     )
     facts, machine = describe(config), _gpus(2)
-    layouts = bench.wanted_layouts(config, machine, "1,2,4", "ddp,dp")
+    layouts = bench.choose_layouts(config, machine, "1,2,4", "ddp,dp")
     assert list(map(str, layouts)) == ["single", "ddp:2", "dp:2", "ddp:4", "dp:4"]
     single, ddp, dp, more, _ = (
-        bench.laid_out(config, machine, facts, layout, COURSE) for layout in layouts
+        bench.plan_layout(config, machine, facts, layout, SCHEDULE) for layout in layouts
     )
-    assert more.refused is not None
-    assert "4 GPUs are asked for, 2 are there" in more.refused.cause
+    assert more.refusal is not None
+    assert "4 GPUs are asked for, 2 are there" in more.refusal.cause
     assert single.without
     assert not ddp.without
-    assert ddp.made is not None
-    assert ddp.made.compress == "bf16"
+    assert ddp.plan is not None
+    assert ddp.plan.compress == "bf16"
 
-    def found(trial: Any, seconds: float, *peaks: int) -> Profile:
-        step = Step(
-            seconds, trial.made.global_batch_size, {"forward": seconds / 2, "sync": seconds / 4}
-        )
-        ranks = tuple(
-            RankProfile(rank, (step,) * 4, 0.0, (), {}, peaks, 1.0)
-            for rank in range(trial.made.world_size)
-        )
-        return Profile(trial.made, COURSE, ranks)
+    def profile(layout_plan: LayoutPlan, seconds: float, *peaks: int) -> Profile:
+        plan = layout_plan.plan
+        assert plan is not None
+        parts = {"forward": seconds / 2, "sync": seconds / 4}
+        steps = (Step(seconds, plan.global_batch_size, parts),) * 4
+        ranks = [
+            RankProfile(rank, steps, 0.0, (), {}, peaks, 1.0) for rank in range(plan.world_size)
+        ]
+        return Profile(plan, SCHEDULE, tuple(ranks))
 
-    base = found(single, 0.010, 3 << 30)
+    base = profile(single, 0.010, 3 << 30)
     rows = [
-        row_json(Row(single, base), base),
-        row_json(Row(dp, found(dp, 0.0125, 9 << 30, 2 << 30)), base),
-        row_json(Row(more), base),
+        row_of(LayoutResult(single, base), base),
+        row_of(LayoutResult(dp, profile(dp, 0.0125, 9 << 30, 2 << 30)), base),
+        row_of(LayoutResult(more), base),
     ]
-    about = bench.about_all(
-        LoadedConfig(config, "tiny", {}), machine, facts, [single, ddp, dp, more], COURSE
+    about = bench.describe_bench(
+        LoadedConfig(config, "tiny", {}), machine, facts, [single, ddp, dp, more], SCHEDULE
     )
     assert (rows[1]["batch"], rows[1]["speedup"], rows[1]["efficiency"]) == (
         10,
@@ -213,22 +208,18 @@ def test_gpus_that_are_not_here(corpus: Path) -> None:
 
 def test_a_page_without_matplotlib_has_its_tables(corpus: Path) -> None:
     config = tiny(corpus)
-    trial = bench.laid_out(config, MACHINE, describe(config), Layout("single", 1), COURSE)
-    assert trial.made is not None
-    found = Profile(
-        trial.made,
-        COURSE,
-        (RankProfile(0, (Step(0.01, 10, {}),) * 4, 0.0, (), {}, (1 << 28,), 1.0),),
-    )
+    facts = describe(config)
+    layout_plan = bench.plan_layout(config, MACHINE, facts, Layout("single", 1), SCHEDULE)
+    assert layout_plan.plan is not None
+    rank = RankProfile(0, (Step(0.01, 10, {}),) * 4, 0.0, (), {}, (1 << 28,), 1.0)
+    profile = Profile(layout_plan.plan, SCHEDULE, (rank,))
+    loaded = LoadedConfig(config, "<b>", {})
+    about = bench.describe_bench(loaded, MACHINE, facts, [layout_plan], SCHEDULE)
+    rows = [row_of(LayoutResult(layout_plan, profile), profile)]
     with patch("samecurve.experiments.bench_page.drawable", return_value=False):
-        made = files(
-            bench.about_all(
-                LoadedConfig(config, "<b>", {}), MACHINE, describe(config), [trial], COURSE
-            ),
-            [row_json(Row(trial, found), found)],
-        )
-    page = made["bench.html"].decode()
-    assert set(made) == {"bench.json", "bench.html"}
+        files = bench_files(about, rows)
+    page = files["bench.html"].decode()
+    assert set(files) == {"bench.json", "bench.html"}
     assert "matplotlib is not installed" in page
     assert "256.0 MiB" in page
     assert "<b>" not in page
@@ -253,17 +244,17 @@ def test_the_command_writes_what_it_prints(corpus: Path, tmp_path: Path, cache: 
         "out",
     )
     printed = samecurve("bench", "-f", write_config(tmp_path, corpus), *flags, cwd=tmp_path).stdout
-    said = json.loads((tmp_path / "out" / "bench.json").read_text())
-    assert [(row["layout"], row["status"]) for row in said["layouts"]] == [
+    values = json.loads((tmp_path / "out" / "bench.json").read_text())
+    assert [(row["layout"], row["status"]) for row in values["layouts"]] == [
         ("hsdp:2", "refused"),
         ("ddp:2", "measured"),
     ]
-    assert (said["baseline"], said["scaling"], said["steps"]) == (
+    assert (values["baseline"], values["scaling"], values["steps"]) == (
         "ddp:2",
         "strong",
         {"warm_up": 1, "timed": 2},
     )
-    row = said["layouts"][1]
+    row = values["layouts"][1]
     assert re.search(
         rf"^ +ddp:2 .* 1.00 +100.0% +{row['shares']['compute']:.1%} +{row['shares']['sync']:.1%} ",
         printed,
@@ -280,7 +271,7 @@ def test_the_command_writes_what_it_prints(corpus: Path, tmp_path: Path, cache: 
 
 @pytest.mark.long
 def test_jax_too(corpus: Path, tmp_path: Path) -> None:
-    said = json.loads(
+    values = json.loads(
         samecurve(
             "bench",
             "-f",
@@ -298,10 +289,10 @@ def test_jax_too(corpus: Path, tmp_path: Path) -> None:
             timeout=300,
         ).stdout
     )
-    assert [(row["layout"], row["status"], row["shares"].keys()) for row in said["layouts"]] == [
+    assert [(row["layout"], row["status"], row["shares"].keys()) for row in values["layouts"]] == [
         (name, "measured", {"data", "compute", "other"}) for name in ("single", "dp:2", "fsdp:2")
     ]
-    assert len(said["layouts"][1]["memory_bytes_by_device"]) == 2
+    assert len(values["layouts"][1]["memory_bytes_by_device"]) == 2
     assert {path.name for path in tmp_path.iterdir()} == {"tiny.yaml"}
 
 
@@ -309,11 +300,11 @@ def test_jax_too(corpus: Path, tmp_path: Path) -> None:
 def test_a_layout_that_fails_is_said_and_the_others_go_on(corpus: Path) -> None:
     config = tiny(corpus)
     facts = describe(config)
-    trials = [
-        bench.laid_out(config, MACHINE, facts, layout, COURSE)
+    plans = [
+        bench.plan_layout(config, MACHINE, facts, layout, SCHEDULE)
         for layout in (Layout("ddp", 2), Layout("single", 1))
     ]
-    ddp, single = bench.measured(trials, COURSE, watched=slow.dies)
+    ddp, single = bench.measure_layouts(plans, SCHEDULE, job=slow.dies)
     assert (ddp["status"], single["status"], single["speedup"]) == ("failed", "measured", 1)
     assert re.search(r"rank 1 of 2 ended[\s\S]*the last word of a rank", ddp["why"])
 
@@ -349,12 +340,12 @@ def test_layouts_where_nobody_says(corpus: Path) -> None:
     assert default_worlds(6) == [1, 2, 4, 6]
     assert parse_worlds("4, 1,2,2") == [1, 2, 4]
     assert list(
-        map(str, bench.wanted_layouts(tiny(corpus), replace(MACHINE, cores=2), None, None))
+        map(str, bench.choose_layouts(tiny(corpus), replace(MACHINE, cores=2), None, None))
     ) == ["single", "ddp:2", "dp:2", "fsdp:2"]
     assert list(
         map(
             str,
-            bench.wanted_layouts(
+            bench.choose_layouts(
                 tiny(corpus, engine="jax", devices={"use": "cpu:3", "threads": None}),
                 MACHINE,
                 None,
@@ -365,7 +356,7 @@ def test_layouts_where_nobody_says(corpus: Path) -> None:
     assert list(
         map(
             str,
-            bench.wanted_layouts(
+            bench.choose_layouts(
                 tiny(corpus, devices={"use": "0,1", "strategy": "fsdp"}), _gpus(4), None, None
             ),
         )
@@ -388,6 +379,7 @@ def test_layouts_where_nobody_says(corpus: Path) -> None:
 def test_the_command_refuses_before_anything_runs(
     flags: tuple[str, ...],
     says: str,
+    *,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     corpus: Path,
@@ -400,29 +392,31 @@ def test_the_command_refuses_before_anything_runs(
 
 
 def test_collectives_are_timed_and_their_line_is_found(pool: Pool) -> None:
-    found = list(curves(MACHINE.ranks_on_cpu(3), "gloo", 1, pool, sizes=(4096, 1 << 20), times=3))
-    assert [curve.name for curve in found] == list(COLLECTIVES)
-    for curve in found:
+    group = RankGroup(devices=MACHINE.ranks_on_cpu(3), backend="gloo", threads=1, ranks=pool)
+    curves = list(measure_curves(group, sizes=(4096, 1 << 20), times=3))
+    assert [curve.name for curve in curves] == list(COLLECTIVES)
+    for curve in curves:
         assert not curve.failed
         assert curve.bus_factor == pytest.approx({"all-reduce": 4 / 3}.get(curve.name, 2 / 3))
-        for one in curve.sizes:
-            assert one.bytes % 12 == 0
-            assert one.bus_bytes_per_second == pytest.approx(
-                curve.bus_factor * one.bytes / one.seconds
+        for timing in curve.sizes:
+            assert timing.bytes % 12 == 0
+            assert timing.bus_bytes_per_second == pytest.approx(
+                curve.bus_factor * timing.bytes / timing.seconds
             )
         assert curve.alpha_seconds is not None
         assert curve.alpha_seconds >= 0
-    small = next(curves(MACHINE.ranks_on_cpu(2), "gloo", 1, pool, sizes=(4096, 1 << 40), times=1))
+    pair = RankGroup(devices=MACHINE.ranks_on_cpu(2), backend="gloo", threads=1, ranks=pool)
+    small = next(measure_curves(pair, sizes=(4096, 1 << 40), times=1))
     assert len(small.sizes) == 1
     assert "memory" in small.cut
 
 
-def unreduced(index: int, group: Any) -> str:
+def unreduced(_index: int, group: Any) -> str:
     """A collective that does nothing."""
     import torch
 
     with (
-        patch.object(dist, "all_reduce", lambda *given, **named: None),
+        patch.object(dist, "all_reduce", lambda *_arguments, **_named: None),
         pytest.raises(RuntimeError) as raised,
     ):
         time_collective("all-reduce", group, torch.device("cpu"), 4096, 1)
@@ -441,12 +435,14 @@ def test_a_line_is_recovered() -> None:
 
 def test_files_are_all_there_or_none(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="can't be written"):
-        Results.at(tmp_path / "new", "bench", "x").publish({"first": b"1", "not/there": b"2"})
+        OutputDirectory.at(tmp_path / "new", "bench", "x").publish(
+            {"first": b"1", "not/there": b"2"}
+        )
     assert not list(tmp_path.iterdir())
     (tmp_path / "empty").mkdir()
     assert [
         path.read_bytes()
-        for path in Results.at(tmp_path / "empty", "bench", "x").publish({"first": b"1"})
+        for path in OutputDirectory.at(tmp_path / "empty", "bench", "x").publish({"first": b"1"})
     ] == [b"1"]
     assert [path.name for path in (tmp_path / "empty").iterdir()] == ["first"]
 
@@ -477,4 +473,4 @@ def test_collectives_need_two(corpus: Path) -> None:
     from samecurve.experiments.collectives import bench_collectives
 
     with pytest.raises(UserError, match="nobody to pass values on to"):
-        bench_collectives(tiny(corpus), "1", None, True)
+        bench_collectives(tiny(corpus), worlds="1", to=None, as_json=True)

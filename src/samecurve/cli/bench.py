@@ -86,7 +86,7 @@ def bench(
 
         # a config needs a batch; collectives have none
         config = load_config({**flags, "global_batch": 1}, say=not as_json).config
-        sys.exit(bench_collectives(config, worlds, to, as_json))
+        sys.exit(bench_collectives(config, worlds=worlds, to=to, as_json=as_json))
     from samecurve.core.profile_types import ProfileSchedule
     from samecurve.experiments.bench import bench as bench_config
 
@@ -97,8 +97,15 @@ def bench(
             err=True,
         )
     loaded = load_config(flags, say=not as_json)
-    schedule = ProfileSchedule(warm, steps, 0)
-    sys.exit(bench_config(loaded, worlds, strategies, schedule, to, as_json))
+    code = bench_config(
+        loaded,
+        ProfileSchedule(warm=warm, timed=steps, traced=0),
+        worlds=worlds,
+        strategies=strategies,
+        to=to,
+        as_json=as_json,
+    )
+    sys.exit(code)
 
 
 _COLLECTIVES_PARAMETERS = {

@@ -16,4 +16,4 @@ def compare_runs(first: Path, second: Path, *, as_json: bool) -> None:
     """Equal to the last bit, or the first step and array that differ. Exit code 1 if they do."""
     from samecurve.experiments.compare import compare_runs as compare
 
-    sys.exit(compare(first, second, as_json))
+    sys.exit(compare(first, second, as_json=as_json))

@@ -62,7 +62,7 @@ probe_option = click.option(
 
 def probe_facts(loaded: "LoadedConfig") -> "Facts":
     """--probe-batch: facts with how many samples at once fitted."""
-    from samecurve.experiments.measure import probe_batch
+    from samecurve.experiments.probe_batch import probe_batch
 
     return probe_batch(loaded.config)
 
@@ -71,9 +71,9 @@ def speed_measure(loaded: "LoadedConfig") -> "Measure | None":
     """What measures the devices' speeds; None: the config does not ask for that."""
     if loaded.config.devices.balance != "measured":
         return None
-    from samecurve.experiments.balance import measured
+    from samecurve.experiments.balance import measure_speeds
 
-    return measured
+    return measure_speeds
 
 
 def exit_on_sigterm() -> None:

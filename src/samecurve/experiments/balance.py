@@ -1,11 +1,11 @@
 """devices.balance: measured.
 
-What a slot and a sample take each device, tried in throw-away processes before the run is planned,
-and kept for the next time.
+What a microbatch and a sample take each device, tried in throw-away processes before the run is
+planned, and kept for the next time.
 
 All devices compute at once, as in the run, by its own engine, feed and loop: a few steps in which
-each takes one large slot, and a few in which it takes several small ones. The difference tells what
-a slot takes from what its samples take.
+each takes one large microbatch, and a few in which it takes several small ones. The difference
+tells what a microbatch takes from what its samples take.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ import socket
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,147 +37,148 @@ from samecurve.system import cache_home, write_json
 from samecurve.units import join_words
 from samecurve.worker.jobs.profile import watch_rank
 
-_COURSE = ProfileSchedule(warm=2, timed=6, traced=0)
-_PARTS = 4  # small slots for a large one
+_SCHEDULE = ProfileSchedule(warm=2, timed=6, traced=0)
+_PARTS = 4  # small microbatches for a large one
 _PATIENCE = 1800.0  # seconds for the steps of one size
 
 
-def measured(
-    config: Config, machine: Machine, facts: Facts, watched: Callable[..., Any] = watch_rank
+def measure_speeds(
+    config: Config, machine: Machine, facts: Facts, job: Callable[..., Any] = watch_rank
 ) -> Facts:
-    """Facts with the devices' speeds, if the config asks for them: as they were kept, or measured
-    now. watched: what a rank does, replaced only to plant slow ones. UserError: they could not be
-    dealt by.
+    """Facts with the devices' speeds, if the config asks for them: from the cache, or measured now.
+
+    job: what a rank does, replaced only to plant slow ones
+
+    UserError: microbatches could not be assigned by them.
     """
     if config.devices.balance != "measured":
         return facts
-    plan(
-        config, machine, replace(facts, speeds=Speeds())
-    )  # refused by name before anything is measured
-    made, size = _trial(config, machine, facts, None, 1)
-    kept = _place(config, machine, facts, made, size)
-    found = _read(kept)
-    if found is None:
+    # refused by name before anything is measured
+    plan(config, machine, replace(facts, speeds=Speeds()))
+    experiment = _Experiment(config, machine, facts)
+    large, size = experiment.plan_large()
+    path = _cache_path(config, machine, facts, large, size)
+    speeds = _read_cached(path)
+    if speeds is None:
+        sizes = f"{size} samples at once"
+        if size > 1:
+            sizes += f", and of {size // _parts(size)}"
         click.echo(
-            f"balance {_COURSE.steps} steps of {size} samples at"
-            f" once{f', and of {size // _parts(size)}' if size > 1 else ''}, on {made.num_devices}"
-            " devices in throw-away processes",
+            f"balance {_SCHEDULE.steps} steps of {sizes}, on {large.num_devices} devices in"
+            " throw-away processes",
             err=True,
         )
         with (
             scratch("balance") as home,
-            pool(made.world_size, home / "ranks.log", _PATIENCE) as ranks,
+            pool(large.world_size, home / "ranks.log", _PATIENCE) as ranks,
         ):
-            found = _measure(config, machine, facts, ranks, home, watched)
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        write_json(kept, asdict(found))
+            speeds = experiment.measure(ranks, home, job)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, asdict(speeds))
+    rates = [f"{size / seconds:.3g}" for seconds in microbatch_seconds(speeds, size)]
     click.echo(
-        f"balance {join_words([f'{size / seconds:.3g}' for seconds in microbatch_seconds(found, size)])}"
-        f" samples/s {found.origin}; without {kept} they are measured anew",
+        f"balance {join_words(rates)} samples/s {speeds.origin}; without {path} they are measured"
+        " anew",
         err=True,
     )
-    return replace(facts, speeds=found)
+    return replace(facts, speeds=speeds)
 
 
-def _measure(
-    config: Config,
-    machine: Machine,
-    facts: Facts,
-    ranks: Pool,
-    home: Path,
-    watched: Callable[..., Any],
-) -> Speeds:
-    """RunError: a rank failed."""
-    large, size = _trial(config, machine, facts, None, 1)
-    parts = _parts(size)
-    rest, whole = _tried(config, large, ranks, home, watched)
-    when = time.strftime("%Y-%m-%d %H:%M")
-    if parts == 1:
-        return Speeds(
-            devices=tuple(Speed(0.0, seconds) for seconds in whole),
-            rest=rest,
-            origin=f"(measured {when})",
+@dataclass(frozen=True)
+class _Experiment:
+    """One config on one machine, tried with microbatches of two sizes."""
+
+    config: Config
+    machine: Machine
+    facts: Facts
+
+    def plan_large(self) -> tuple[Plan, int]:
+        """One microbatch for each device, as an even assignment gives it at once; and its size."""
+        config = with_even_balance(self.config)
+        even = plan(config, self.machine, self.facts)
+        size = min(even.micro_batch_size, self.facts.samples // even.num_devices)
+        if not size:
+            raise UserError(
+                f"devices.balance measured: {self.facts.samples} training samples are too few to"
+                f" try {even.num_devices} devices",
+                "--balance even",
+                "devices.balance",
+            )
+        return self.plan_microbatches(size, 1), size
+
+    def plan_microbatches(self, size: int, count: int) -> Plan:
+        """So many microbatches of this size for each device."""
+        config = with_even_balance(self.config)
+        num_devices = plan(config, self.machine, self.facts).num_devices
+        sections = {
+            "batch": Batch(samples=num_devices * size * count, per_device=size),
+            "schedule": config.schedule.model_copy(update={"scale_lr": "none"}),
+        }
+        tried = plan(config.model_copy(update=sections), self.machine, self.facts)
+        return shorten(tried, _SCHEDULE)
+
+    def measure(self, ranks: Pool, home: Path, job: Callable[..., Any]) -> Speeds:
+        """RunError: a rank failed."""
+        large, size = self.plan_large()
+        parts = _parts(size)
+        rest, large_seconds = self._run(large, ranks, home, job)
+        when = time.strftime("%Y-%m-%d %H:%M")
+        if parts == 1:
+            devices = tuple(Speed(0.0, seconds) for seconds in large_seconds)
+            return Speeds(devices=devices, rest=rest, origin=f"(measured {when})")
+        part = size // parts
+        small = self.plan_microbatches(part, parts)
+        _, parts_seconds = self._run(small, ranks, home, job)
+        devices = tuple(
+            _speed_through(size, seconds, part, all_parts / parts)
+            for seconds, all_parts in zip(large_seconds, parts_seconds, strict=True)
         )
-    small, part = _trial(config, machine, facts, size // parts, parts)
-    _, cut = _tried(config, small, ranks, home, watched)
-    speeds = [
-        _line(size, one, part, several / parts) for one, several in zip(whole, cut, strict=True)
-    ]
-    return Speeds(
-        devices=tuple(speeds),
-        rest=rest,
-        origin=f"(measured {when}, microbatches of {size} and of {part})",
-    )
+        origin = f"(measured {when}, microbatches of {size} and of {part})"
+        return Speeds(devices=devices, rest=rest, origin=origin)
+
+    def _run(
+        self, plan: Plan, ranks: Pool, home: Path, job: Callable[..., Any]
+    ) -> tuple[float, list[float]]:
+        """Seconds of a step beside forward and backward, and those of each device's in a step."""
+        config = with_even_balance(self.config)
+        profile = run_profile(config, plan, _SCHEDULE, ranks=ranks, home=home, job=job)
+        shutil.rmtree(home / "run")
+        computing = _computing_seconds(profile)
+        step = statistics.median(durations(profile.ranks))
+        return max(0.0, step - max(computing)), computing
 
 
 def _parts(size: int) -> int:
     return min(_PARTS, size)
 
 
-def _line(large: int, whole: float, small: int, part: float) -> Speed:
-    """Through the seconds of a slot of either size.
+def _speed_through(large: int, large_seconds: float, small: int, small_seconds: float) -> Speed:
+    """The line through the seconds of a microbatch of either size.
 
-    Noise may tilt it below what is possible: then all is the slot's, or the samples'.
+    Noise may tilt it below what is possible: then all is the microbatch's, or the samples'.
     """
-    each = min(max(0.0, (whole - part) / (large - small)), whole / large)
-    return Speed(whole - large * each, each)
+    slope = (large_seconds - small_seconds) / (large - small)
+    per_sample = min(max(0.0, slope), large_seconds / large)
+    return Speed(large_seconds - large * per_sample, per_sample)
 
 
-def _trial(
-    config: Config, machine: Machine, facts: Facts, size: int | None, parts: int
-) -> tuple[Plan, int]:
-    """The config with so many slots of this size for each device (None: what an even deal gives it
-    at once), and that size.
-    """
-    config = with_even_balance(config)
-    made = plan(config, machine, facts)
-    size = size or min(made.micro_batch_size, facts.samples // made.num_devices)
-    if not size:
-        raise UserError(
-            f"devices.balance measured: {facts.samples} training samples are too few to try"
-            f" {made.num_devices} devices",
-            "--balance even",
-            "devices.balance",
-        )
-    fields = {
-        "batch": Batch(samples=made.num_devices * size * parts, per_device=size),
-        "schedule": config.schedule.model_copy(update={"scale_lr": "none"}),
-    }
-    return shorten(plan(config.model_copy(update=fields), machine, facts), _COURSE), size
-
-
-def _tried(
-    config: Config, made: Plan, ranks: Pool, home: Path, watched: Callable[..., Any]
-) -> tuple[float, list[float]]:
-    """(seconds of a step beside forward and backward, those of each device's forward and backward
-    in a step).
-    """
-    found = run_profile(
-        with_even_balance(config), made, _COURSE, ranks=ranks, home=home, job=watched
-    )
-    shutil.rmtree(home / "run")
-    own = _computing(found)
-    return max(0.0, statistics.median(durations(found.ranks)) - max(own)), own
-
-
-def _computing(found: Profile) -> list[float]:
+def _computing_seconds(profile: Profile) -> list[float]:
     """By device: medians, since a machine may be busy with something else for a moment."""
-    if found.ranks[0].steps[0].devices:
-        return _medians([step.devices for step in found.ranks[0].steps])
+    steps = profile.ranks[0].steps
+    if steps[0].devices:
+        return _column_medians([step.devices for step in steps])
     return [
-        statistics.median(step.parts["forward"] + step.parts["backward"] for step in one.steps)
-        for one in found.ranks
+        statistics.median(step.parts["forward"] + step.parts["backward"] for step in rank.steps)
+        for rank in profile.ranks
     ]
 
 
-def _medians(rows: Sequence[Sequence[float]]) -> list[float]:
+def _column_medians(rows: Sequence[Sequence[float]]) -> list[float]:
     return [statistics.median(column) for column in zip(*rows, strict=True)]
 
 
-def _place(config: Config, machine: Machine, facts: Facts, made: Plan, size: int) -> Path:
-    """Where speeds are kept, by what they follow from, as far as that can be told without running
-    it.
-    """
+def _cache_path(config: Config, machine: Machine, facts: Facts, plan: Plan, size: int) -> Path:
+    """Where speeds are kept, by what they follow from, as far as that can be told."""
     task = [
         samecurve.__version__,
         config.task,
@@ -185,26 +186,25 @@ def _place(config: Config, machine: Machine, facts: Facts, made: Plan, size: int
         config.model.model_dump(mode="json"),
         asdict(replace(facts, largest_tried=None, speeds=None)),
     ]
-    devices = [[device.kind, device.index, device.name, device.driver] for device in made.devices]
-    how = [
-        made.strategy,
-        made.backend,
-        made.precision,
-        made.threads,
-        made.recompute,
-        made.compress,
-        made.exact,
+    devices = [[device.kind, device.index, device.name, device.driver] for device in plan.devices]
+    computation = [
+        plan.strategy,
+        plan.backend,
+        plan.precision,
+        plan.threads,
+        plan.recompute,
+        plan.compress,
+        plan.exact,
         config.optimizer.model_dump(mode="json"),
     ]
-    follows = [task, socket.gethostname(), machine.cores, devices, how, size]
-    return (
-        cache_home()
-        / "speeds"
-        / f"{hashlib.sha256(json.dumps(follows, sort_keys=True).encode()).hexdigest()[:24]}.json"
+    key = json.dumps(
+        [task, socket.gethostname(), machine.cores, devices, computation, size], sort_keys=True
     )
+    name = hashlib.sha256(key.encode()).hexdigest()[:24]
+    return cache_home() / "speeds" / f"{name}.json"
 
 
-def _read(path: Path) -> Speeds | None:
+def _read_cached(path: Path) -> Speeds | None:
     try:
         return Speeds.from_json(json.loads(path.read_text()))
     except (OSError, ValueError, KeyError, TypeError):

@@ -8,6 +8,7 @@ a GPU), and a layout that fails takes no other with it.
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +21,11 @@ from samecurve.core.planning.layout import choose_devices
 from samecurve.core.planning.machine import Device, Machine
 from samecurve.core.profile_types import ProfileSchedule
 from samecurve.errors import SamecurveError, UserError
-from samecurve.experiments.balance import measured as with_speeds
-from samecurve.experiments.bench_page import UNDRAWN, drawable, files
-from samecurve.experiments.benched import (
-    Bench,
-    Row,
-    Trial,
-    Values,
-    as_json,
-    dumped,
-    head,
-    line,
-    notes,
-    row_json,
-)
+from samecurve.experiments.balance import measure_speeds
+from samecurve.experiments.bench_page import UNDRAWN, bench_files, drawable
+from samecurve.experiments.bench_results import Bench, LayoutPlan, LayoutResult, Row, row_of
+from samecurve.experiments.bench_text import as_json as bench_json
+from samecurve.experiments.bench_text import dump_json, head, line, notes
 from samecurve.experiments.layouts import (
     OF_ONE_DEVICE,
     Layout,
@@ -42,8 +34,8 @@ from samecurve.experiments.layouts import (
     parse_strategies,
     parse_worlds,
 )
+from samecurve.experiments.output_directory import OutputDirectory
 from samecurve.experiments.profile import plan_profile, run_profile
-from samecurve.experiments.results import Results
 from samecurve.experiments.scratch import scratch
 from samecurve.launch.pool import Pool, pool
 from samecurve.probe import probe
@@ -53,75 +45,70 @@ from samecurve.worker.jobs.profile import watch_rank
 
 _PATIENCE = 3600.0  # seconds for all steps of a layout
 _CPU_RANKS = 8  # the most that are tried where nobody says
-_OWN = {
-    "shards": None,
-    "offload": False,
-    "compress": "none",
-    "balance": "even",
-}  # what some strategies have, and how it is said that it is not wanted
+# options that only some strategies have, and how it is said that they are not wanted
+_STRATEGY_OPTIONS = {"shards": None, "offload": False, "compress": "none", "balance": "even"}
 
 
 def bench(
     loaded: LoadedConfig,
+    schedule: ProfileSchedule,
+    *,
     worlds: str | None,
     strategies: str | None,
-    course: ProfileSchedule,
     to: Path | None,
-    json: bool,
+    as_json: bool,
 ) -> int:
     """Prints as it goes; returns the exit code: 1 if a layout failed.
 
-    UserError: none of them can be.
+    worlds, strategies: as the flags have them; None: those of this machine and config
+    to: where the files go; None: bench/NAME-TIME, or nowhere with as_json
+
+    UserError: none of the layouts can be.
     """
     machine = probe()
-    results = None if json and to is None else Results.at(to, "bench", loaded.name)
-    layouts = wanted_layouts(loaded.config, machine, worlds, strategies)
+    output = None if as_json and to is None else OutputDirectory.at(to, "bench", loaded.name)
+    layouts = choose_layouts(loaded.config, machine, worlds, strategies)
     facts = describe(loaded.config)
-    trials = [laid_out(loaded.config, machine, facts, layout, course) for layout in layouts]
-    about = about_all(loaded, machine, facts, trials, course)
+    plans = [plan_layout(loaded.config, machine, facts, layout, schedule) for layout in layouts]
+    bench = describe_bench(loaded, machine, facts, plans, schedule)
     width = max(len(str(layout)) for layout in layouts)
-    rows: list[Values] = []
-    for note in (*loaded.notes, *([UNDRAWN] if results and not drawable() else [])):
-        click.echo(f"note   {note}", err=True)
-    if not json:
-        click.echo(head(about, width))
-    for row in measured(trials, course):
+    hints = list(loaded.notes)
+    if output and not drawable():
+        hints.append(UNDRAWN)
+    for hint in hints:
+        click.echo(f"note   {hint}", err=True)
+    if not as_json:
+        click.echo(head(bench, width))
+    rows: list[Row] = []
+    for row in measure_layouts(plans, schedule):
         rows.append(row)
-        if not json:
-            click.echo(line(about, row, width))
-    written = (
-        results.publish(files(about, rows))
-        if results and any(row["status"] == "measured" for row in rows)
-        else []
-    )
-    click.echo(
-        dumped(as_json(about, rows))
-        if json
-        else "\n".join([*notes(about, rows), *(f"wrote  {path}" for path in written)])
-    )
+        if not as_json:
+            click.echo(line(bench, row, width))
+    written = []
+    if output and any(row["status"] == "measured" for row in rows):
+        written = output.publish(bench_files(bench, rows))
+    if as_json:
+        click.echo(dump_json(bench_json(bench, rows)))
+    else:
+        click.echo("\n".join([*notes(bench, rows), *(f"wrote  {path}" for path in written)]))
     return 1 if any(row["status"] == "failed" for row in rows) else 0
 
 
-def wanted_layouts(
+def choose_layouts(
     config: Config, machine: Machine, worlds: str | None, strategies: str | None
 ) -> list[Layout]:
     """UserError: what was asked for is none, or leaves nothing to measure."""
-    own = None if config.devices.strategy == "auto" else [config.devices.strategy]
-    names = parse_strategies(strategies) if strategies is not None else own
-    there = _devices(config, machine)
-    alone = names is not None and all(name in OF_ONE_DEVICE for name in names)
-    count = (
-        1
-        if alone
-        else (
-            min(max(2, machine.cores), _CPU_RANKS)
-            if there[0].kind == "cpu" and len(there) == 1
-            else len(there)
-        )
-    )
-    layouts = bench_layouts(
-        parse_worlds(worlds) if worlds is not None else default_worlds(count), names, config.engine
-    )
+    if strategies is not None:
+        names = parse_strategies(strategies)
+    elif config.devices.strategy != "auto":
+        names = [config.devices.strategy]
+    else:
+        names = None
+    if worlds is not None:
+        counts = parse_worlds(worlds)
+    else:
+        counts = default_worlds(_max_devices(config, machine, names))
+    layouts = bench_layouts(counts, names, config.engine)
     if not layouts:
         raise UserError(
             f"--worlds {worlds}: strategy single takes one device",
@@ -131,119 +118,138 @@ def wanted_layouts(
     return layouts
 
 
-def _devices(config: Config, machine: Machine) -> tuple[Device, ...]:
-    """What there is to use: the GPUs that the config names, or CPU ranks."""
+def _max_devices(config: Config, machine: Machine, strategies: Sequence[str] | None) -> int:
+    devices = _usable_devices(config, machine)
+    if strategies is not None and all(name in OF_ONE_DEVICE for name in strategies):
+        return 1
+    if devices[0].kind == "cpu" and len(devices) == 1:
+        return min(max(2, machine.cores), _CPU_RANKS)
+    return len(devices)
+
+
+def _usable_devices(config: Config, machine: Machine) -> tuple[Device, ...]:
+    """The GPUs that the config names, or CPU ranks."""
     return choose_devices(config, machine).value
 
 
-def laid_out(
-    config: Config, machine: Machine, facts: Facts, layout: Layout, course: ProfileSchedule
-) -> Trial:
+def plan_layout(
+    config: Config, machine: Machine, facts: Facts, layout: Layout, schedule: ProfileSchedule
+) -> LayoutPlan:
     """The config on the first devices of those it names.
 
     Its batch is its own; what belongs to another strategy is left out, and that is said.
     """
-    there = _devices(config, machine)
-    gpus = there[0].kind == "cuda"
-    if gpus and layout.num_devices > len(there):
-        return Trial(
-            layout,
-            config,
-            refused=UserError(
-                f"{layout.num_devices} GPUs are asked for, {len(there)} are there",
-                "--devices cpu tries it with CPU ranks",
-                "--worlds",
-            ),
+    usable = _usable_devices(config, machine)
+    if usable[0].kind != "cuda":
+        use = f"cpu:{layout.num_devices}"
+    elif layout.num_devices > len(usable):
+        refusal = UserError(
+            f"{layout.num_devices} GPUs are asked for, {len(usable)} are there",
+            "--devices cpu tries it with CPU ranks",
+            "--worlds",
         )
-    use = (
-        ",".join(str(device.index) for device in there[: layout.num_devices])
-        if gpus
-        else f"cpu:{layout.num_devices}"
-    )
-    placed = {"use": use, "strategy": layout.strategy}
-    quiet = {
-        "train": config.train.model_copy(update={"eval_every": 0})
-    }  # nothing is evaluated here, so that nothing is said of it
-    asked = {name: off for name, off in _OWN.items() if getattr(config.devices, name) != off}
-    refused: list[UserError] = []
-    for left_out in ({}, asked) if asked else ({},):
-        tried = config.model_copy(
-            update={**quiet, "devices": config.devices.model_copy(update={**placed, **left_out})}
-        )
-        try:
-            return Trial(
-                layout,
-                tried,
-                plan_profile(tried, machine, with_speeds(tried, machine, facts), course),
-                without=tuple(f"devices.{name}: {refused[0].cause}" for name in left_out),
-            )
-        except UserError as error:
-            refused.append(error)
-    return Trial(layout, config, refused=refused[-1])
+        return LayoutPlan(layout, config, refusal=refusal)
+    else:
+        use = ",".join(str(device.index) for device in usable[: layout.num_devices])
+    options = {
+        name: off for name, off in _STRATEGY_OPTIONS.items() if getattr(config.devices, name) != off
+    }
+    try:
+        return _plan_with(config, machine, facts, layout, schedule, use=use)
+    except UserError as error:
+        refusal = error
+    if not options:
+        return LayoutPlan(layout, config, refusal=refusal)
+    try:
+        planned = _plan_with(config, machine, facts, layout, schedule, use=use, **options)
+    except UserError as error:
+        return LayoutPlan(layout, config, refusal=error)
+    without = tuple(f"devices.{name}: {refusal.cause}" for name in options)
+    return replace(planned, without=without)
 
 
-def about_all(
+def _plan_with(
+    config: Config,
+    machine: Machine,
+    facts: Facts,
+    layout: Layout,
+    schedule: ProfileSchedule,
+    **devices: Any,
+) -> LayoutPlan:
+    """devices: settings of the layout. UserError: it can't be."""
+    devices = {"strategy": layout.strategy, **devices}
+    sections = {
+        # nothing is evaluated here, so that nothing is said of it
+        "train": config.train.model_copy(update={"eval_every": 0}),
+        "devices": config.devices.model_copy(update=devices),
+    }
+    config = config.model_copy(update=sections)
+    facts = measure_speeds(config, machine, facts)
+    return LayoutPlan(layout, config, plan_profile(config, machine, facts, schedule))
+
+
+def describe_bench(
     loaded: LoadedConfig,
     machine: Machine,
     facts: Facts,
-    trials: Sequence[Trial],
-    course: ProfileSchedule,
+    layout_plans: Sequence[LayoutPlan],
+    schedule: ProfileSchedule,
 ) -> Bench:
-    """UserError: not one of them can be."""
-    plans = tuple(trial.made for trial in trials if trial.made)
-    refused = next((trial.refused for trial in trials if trial.refused), None)
-    if not plans and refused:
-        raise refused
+    """UserError: not one of the layouts can be."""
+    plans = tuple(each.plan for each in layout_plans if each.plan)
+    if not plans:
+        for each in layout_plans:
+            if each.refusal:
+                raise each.refusal
     return Bench(
-        loaded.name,
-        loaded.config,
-        course,
-        plans,
-        machine.cores,
-        psutil.getloadavg()[0],
-        facts.formulas,
-        surroundings(loaded.config.engine, machine),
-        time.time(),
+        name=loaded.name,
+        config=loaded.config,
+        schedule=schedule,
+        plans=plans,
+        cores=machine.cores,
+        load=psutil.getloadavg()[0],
+        formulas=facts.formulas,
+        environment=surroundings(loaded.config.engine, machine),
+        time=time.time(),
     )
 
 
-def measured(
-    trials: Sequence[Trial],
-    course: ProfileSchedule,
+def measure_layouts(
+    layout_plans: Sequence[LayoutPlan],
+    schedule: ProfileSchedule,
     ranks: Pool | None = None,
-    watched: Callable[..., Any] = watch_rank,
-) -> Iterator[Values]:
+    job: Callable[..., Any] = watch_rank,
+) -> Iterator[Row]:
     """One row after the other.
 
-    ranks, watched: other processes than its own, and what they do; for tests.
+    ranks: other processes than its own; for tests
+    job: what they do, replaced only to plant faults
     """
     base = None
     with scratch("bench") as home:
-        for number, trial in enumerate(trials):
-            row = _tried(trial, course, home / str(number), ranks, watched)
-            base = base or row.found
-            yield row_json(row, base)
+        for number, layout_plan in enumerate(layout_plans):
+            result = _measure(layout_plan, schedule, home / str(number), ranks, job)
+            base = base or result.profile
+            yield row_of(result, base)
 
 
-def _tried(
-    trial: Trial,
-    course: ProfileSchedule,
+def _measure(
+    layout_plan: LayoutPlan,
+    schedule: ProfileSchedule,
     home: Path,
     ranks: Pool | None,
-    watched: Callable[..., Any],
-) -> Row:
-    if trial.made is None:
-        return Row(trial)
+    job: Callable[..., Any],
+) -> LayoutResult:
+    plan = layout_plan.plan
+    if plan is None:
+        return LayoutResult(layout_plan)
     home.mkdir()
+    fresh = pool(plan.world_size, home / "ranks.log", _PATIENCE)
     try:
-        with (
-            nullcontext(ranks)
-            if ranks
-            else pool(trial.made.world_size, home / "ranks.log", _PATIENCE)
-        ) as warm:
-            return Row(
-                trial,
-                run_profile(trial.config, trial.made, course, ranks=warm, home=home, job=watched),
+        with nullcontext(ranks) if ranks else fresh as warm:
+            profile = run_profile(
+                layout_plan.config, plan, schedule, ranks=warm, home=home, job=job
             )
     except SamecurveError as error:
-        return Row(trial, failed=error)
+        return LayoutResult(layout_plan, failure=error)
+    return LayoutResult(layout_plan, profile)

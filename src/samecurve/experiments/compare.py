@@ -24,8 +24,9 @@ from samecurve.observe.journal import read_events
 from samecurve.run.directory import Run
 from samecurve.tasks import Tasks
 
-_FIGURES = ("loss", "grad_norm")
-_ASIDE = (
+_METRICS = ("loss", "grad_norm")
+# config keys that change no result
+_NEUTRAL = (
     "devices.",
     "train.hash_every",
     "train.log_every",
@@ -34,88 +35,87 @@ _ASIDE = (
     "train.sample_every",
     "train.keep",
     "data.prefetch",
-)  # what changes no result
-_SHOWN = 6
+)
+_MAX_NAMES = 6  # arrays that are named
+# --json keeps the names that it had
+_JSON_KEYS = {"plan: microbatch": "plan: slot", "plan: computed on": "plan: made on"}
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Where two runs part. step: the first that differs. what: a figure, or arrays of the state."""
+    """The first metric in which two runs part."""
 
     step: int
-    what: str
-    first: Any
-    second: Any
+    what: str  # loss or grad_norm
+    first: float | None
+    second: float | None
 
 
 @dataclass
 class Comparison:
-    """steps, hashes: how many were held against each other; saved: the step whose arrays were.
+    """What two runs have in common, and where they part."""
 
-    asked: what the configs and plans say otherwise. arrays: that differ, at the first hash or save
-    where any does; of: how many there are; equal_until: the last hash or save before it that was
-    equal.
-    """
-
-    steps: int = 0
-    hashes: int = 0
-    saved: int | None = None
-    asked: dict[str, tuple[Any, Any]] = field(default_factory=dict)
-    figure: Difference | None = None
-    arrays: list[str] = field(default_factory=list)
-    arrays_at: int | None = None
-    of: int = 0
-    equal_until: int | None = None
+    settings: dict[str, tuple[Any, Any]]  # what configs and plans say otherwise
+    steps: int = 0  # compared
+    hashes: int = 0  # compared
+    saved: int | None = None  # the step whose saved arrays were compared
+    metric: Difference | None = None
+    arrays: list[str] = field(default_factory=list)  # that differ, at the first hash or save
+    arrays_at: int | None = None  # the step of that
+    num_arrays: int = 0
+    equal_until: int | None = None  # the last hash or save before it that was equal
 
     @property
     def equal(self) -> bool:
-        return self.figure is None and not self.arrays
+        return self.metric is None and not self.arrays
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "equal": self.equal,
+            "steps": self.steps,
+            "hashes": self.hashes,
+            "saved": self.saved,
+            "asked": {_JSON_KEYS.get(key, key): pair for key, pair in self.settings.items()},
+            "figure": asdict(self.metric) if self.metric else None,
+            "arrays": self.arrays,
+            "arrays_at": self.arrays_at,
+            "of": self.num_arrays,
+            "equal_until": self.equal_until,
+        }
 
 
-def compare_runs(first: Path, second: Path, as_json: bool) -> int:
-    """Prints what was found.
+def compare_runs(first: Path, second: Path, *, as_json: bool) -> int:
+    """Prints how they compare.
 
     Returns the exit code: 0 if all that both runs have is equal, 1 if not.
     """
-    found = compare(first, second)
+    comparison = compare(first, second)
     if as_json:
-        click.echo(json.dumps({"equal": found.equal, **asdict(found)}, indent=1))
+        click.echo(json.dumps(comparison.to_json(), indent=1))
     else:
-        click.echo("\n".join(described(found, first, second)))
-    return 0 if found.equal else 1
+        click.echo("\n".join(describe_comparison(comparison, first, second)))
+    return 0 if comparison.equal else 1
 
 
 def compare(first: Path, second: Path) -> Comparison:
     """UserError: one is no run, or they have nothing in common that could be compared."""
-    runs = [_opened(first), _opened(second)]
+    runs = [_open_run(first), _open_run(second)]
     events = [read_events(run.journal) for run in runs]
-    found = Comparison(asked=_asked(runs[0], runs[1]))
-    _compare_steps(_by_step(events[0], "step"), _by_step(events[1], "step"), found)
-    hashes = [
-        {step: event.values["arrays"] for step, event in _by_step(own, "hashed").items()}
-        for own in events
-    ]
-    saved = [
-        {int(path.name.removeprefix("step-")): path for path in checkpoints(run.checkpoints)}
-        for run in runs
-    ]
-    both = sorted(hashes[0].keys() & hashes[1].keys())
-    found.hashes = len(both)
-    for step in both:
-        if _compare_arrays(step, hashes[0][step], hashes[1][step], found):
-            break
-    else:
-        _compare_saved(saved[0], saved[1], found)
-    if not (found.steps or found.hashes or found.saved):
+    comparison = Comparison(_different_settings(*runs))
+    _compare_steps(comparison, *(_by_step(each, "step") for each in events))
+    _compare_hashes(comparison, *(_by_step(each, "hashed") for each in events))
+    if not comparison.arrays:
+        _compare_saved(comparison, *(_checkpoints_by_step(run) for run in runs))
+    if not (comparison.steps or comparison.hashes or comparison.saved):
         raise UserError(
             f"{first} and {second} have no step in common",
             "runs that trained the same steps",
             str(second),
         )
-    return found
+    return comparison
 
 
-def _opened(path: Path) -> Run:
+def _open_run(path: Path) -> Run:
     run = Run(path)
     if not run.exists() or not run.journal.is_file():
         inside = f"; {path.parent.parent} may be the run" if (path / MANIFEST).is_file() else ""
@@ -132,173 +132,168 @@ def _by_step(events: Sequence[Event], kind: str) -> dict[int, Event]:
     return {event.step: event for event in events if event.kind == kind}
 
 
-def _asked(first: Run, second: Run) -> dict[str, tuple[Any, Any]]:
-    """What was asked for otherwise, and what the plans made of it, where it bears on results."""
-    sides = []
-    for run in (first, second):
-        plan = run.read_plan()
-        values = {
-            key: value
-            for key, value in flatten(run.read_config(Tasks())).items()
-            if not key.startswith(_ASIDE)
-        }
-        fixed = {
-            "slot": plan.micro_batch_size,
-            "seed": plan.fixed.seed,
-            "threads": plan.threads if plan.engine == "torch" else None,
-            "data": plan.fixed.fingerprint,
-            "made on": plan.fixed.computed_on,
-        }
-        sides.append(
-            {
-                **values,
-                **{f"plan: {name}": value for name, value in fixed.items()},
-                "plan: batch": plan.global_batch_size,
-            }
-        )
+def _checkpoints_by_step(run: Run) -> dict[int, Path]:
+    return {int(path.name.removeprefix("step-")): path for path in checkpoints(run.checkpoints)}
+
+
+def _different_settings(first: Run, second: Run) -> dict[str, tuple[Any, Any]]:
+    """What configs say otherwise, and what the plans made of it, where it bears on results."""
+    settings, others = _settings(first), _settings(second)
     return {
-        key: (sides[0].get(key), sides[1].get(key))
-        for key in {**sides[0], **sides[1]}
-        if sides[0].get(key) != sides[1].get(key)
+        key: (settings.get(key), others.get(key))
+        for key in {**settings, **others}
+        if settings.get(key) != others.get(key)
+    }
+
+
+def _settings(run: Run) -> dict[str, Any]:
+    plan = run.read_plan()
+    config = flatten(run.read_config(Tasks()))
+    return {
+        **{key: value for key, value in config.items() if not key.startswith(_NEUTRAL)},
+        "plan: microbatch": plan.micro_batch_size,
+        "plan: seed": plan.fixed.seed,
+        "plan: threads": plan.threads if plan.engine == "torch" else None,
+        "plan: data": plan.fixed.fingerprint,
+        "plan: computed on": plan.fixed.computed_on,
+        "plan: batch": plan.global_batch_size,
     }
 
 
 def _compare_steps(
-    first: Mapping[int, Event], second: Mapping[int, Event], found: Comparison
+    comparison: Comparison, first: Mapping[int, Event], second: Mapping[int, Event]
 ) -> None:
-    both = sorted(first.keys() & second.keys())
-    found.steps = len(both)
-    for step in both:
-        for name in _FIGURES:
-            ours, theirs = first[step].values.get(name), second[step].values.get(name)
-            if ours != theirs:
-                found.figure = Difference(step, name, ours, theirs)
+    common = sorted(first.keys() & second.keys())
+    comparison.steps = len(common)
+    for step in common:
+        for name in _METRICS:
+            value, other = first[step].values.get(name), second[step].values.get(name)
+            if value != other:
+                comparison.metric = Difference(step, name, value, other)
                 return
 
 
+def _compare_hashes(
+    comparison: Comparison, first: Mapping[int, Event], second: Mapping[int, Event]
+) -> None:
+    """Up to the first in which an array differs."""
+    common = sorted(first.keys() & second.keys())
+    comparison.hashes = len(common)
+    for step in common:
+        _compare_arrays(
+            comparison, step, first[step].values["arrays"], second[step].values["arrays"]
+        )
+        if comparison.arrays:
+            return
+
+
 def _compare_arrays(
-    step: int, first: Mapping[str, str], second: Mapping[str, str], found: Comparison
-) -> bool:
-    """Whether any differs. The model's are named first."""
-    names = [name for name in {**first, **second} if first.get(name) != second.get(name)]
-    found.of = len({**first, **second})
-    if not names:
-        found.equal_until = step
-        return False
-    found.arrays, found.arrays_at = (
-        sorted(names, key=lambda name: not name.startswith("model/")),
-        step,
-    )
-    return True
+    comparison: Comparison, step: int, first: Mapping[str, str], second: Mapping[str, str]
+) -> None:
+    """By their digests. The model's are named first."""
+    names = {**first, **second}
+    comparison.num_arrays = len(names)
+    unequal = [name for name in names if first.get(name) != second.get(name)]
+    if unequal:
+        comparison.arrays = sorted(unequal, key=lambda name: not name.startswith("model/"))
+        comparison.arrays_at = step
+    else:
+        comparison.equal_until = step
 
 
 def _compare_saved(
-    first: Mapping[int, Path], second: Mapping[int, Path], found: Comparison
+    comparison: Comparison, first: Mapping[int, Path], second: Mapping[int, Path]
 ) -> None:
     """The arrays of the last step at which both saved."""
-    both = sorted(first.keys() & second.keys())
-    if not both:
+    common = sorted(first.keys() & second.keys())
+    if not common:
         return
-    step = both[-1]
+    step = common[-1]
     try:
-        arrays = [
-            {name: digest(array).hex() for name, array in load(side[step]).arrays.items()}
-            for side in (first, second)
-        ]
+        digests, other_digests = _digests(first[step]), _digests(second[step])
     except (OSError, SamecurveError) as error:
         raise UserError(
             f"{name_of(step)} can't be read: {error}",
             "a run that does not take its older checkpoints away meanwhile",
             str(first[step].parent),
         ) from None
-    found.saved = step
-    _compare_arrays(step, arrays[0], arrays[1], found)
+    comparison.saved = step
+    _compare_arrays(comparison, step, digests, other_digests)
 
 
-def described(found: Comparison, first: Path, second: Path) -> list[str]:
+def _digests(checkpoint: Path) -> dict[str, str]:
+    return {name: digest(array).hex() for name, array in load(checkpoint).arrays.items()}
+
+
+def describe_comparison(comparison: Comparison, first: Path, second: Path) -> list[str]:
+    """The lines that are printed; first, second: the runs' directories."""
     lines = [
-        f"asked  {key}: {_short(ours)} against {_short(theirs)}"
-        for key, (ours, theirs) in found.asked.items()
+        f"asked  {key}: {_short(value)} against {_short(other)}"
+        for key, (value, other) in comparison.settings.items()
     ]
-    held = [
-        f"{found.steps} steps (loss, grad_norm)",
-        f"{found.hashes} hashes of the state",
-        *([f"the arrays saved at step {found.saved}"] if found.saved is not None else []),
-    ]
-    if found.equal:
-        return [
-            *lines,
-            f"equal  {first} and {second}, to the last bit: {', '.join(held)}",
-            *_advice(found),
+    if comparison.equal:
+        compared = [
+            f"{comparison.steps} steps (loss, grad_norm)",
+            f"{comparison.hashes} hashes of the state",
         ]
-    # step; within it the loss, which the arrays come after, then those, which say more than the
-    # norm of all gradients; the line
-    parted = []
-    if found.figure:
-        at = found.figure
-        parted.append(
-            (
-                at.step,
-                0 if at.what == "loss" else 2,
-                (
-                    f"differ step {at.step}: {at.what} {_full(at.first)} against"
-                    f" {_full(at.second)}{_apart(at)}; equal in every step before"
-                ),
-            )
-        )
-    if found.arrays and found.arrays_at is not None:
-        before = f"; all equal at step {found.equal_until}" if found.equal_until is not None else ""
-        more = f" and {len(found.arrays) - _SHOWN} more" if len(found.arrays) > _SHOWN else ""
-        parted.append(
-            (
-                found.arrays_at,
-                1,
-                (
-                    f"differ step {found.arrays_at}: {', '.join(found.arrays[:_SHOWN])}{more}, of"
-                    f" {found.of} arrays{before}"
-                ),
-            )
-        )
-    elif found.equal_until is not None:
-        parted.append(
-            (
-                found.equal_until,
-                1,
-                (
-                    f"equal  step {found.equal_until}: all arrays, at the last step that both"
-                    " hashed or saved"
-                ),
-            )
-        )
-    return [*lines, *(line for *_, line in sorted(parted)), *_advice(found)]
+        if comparison.saved is not None:
+            compared.append(f"the arrays saved at step {comparison.saved}")
+        lines.append(f"equal  {first} and {second}, to the last bit: {', '.join(compared)}")
+    else:
+        lines += _difference_lines(comparison)
+    return [*lines, *_advice(comparison)]
 
 
-def _advice(found: Comparison) -> list[str]:
-    if found.hashes or found.equal:
-        return (
-            []
-            if found.hashes
-            else ["note   neither was hashed: --exact writes hashes of the state into the journal"]
+def _difference_lines(comparison: Comparison) -> list[str]:
+    """By step; within it the loss, then the arrays, then the norm.
+
+    The arrays come after the loss, and say more than the norm of all gradients.
+    """
+    found: list[tuple[int, int, str]] = []  # step, order within it, line
+    if metric := comparison.metric:
+        line = (
+            f"differ step {metric.step}: {metric.what} {_full(metric.first)} against"
+            f" {_full(metric.second)}{_relative(metric)}; equal in every step before"
         )
+        found.append((metric.step, 0 if metric.what == "loss" else 2, line))
+    until = comparison.equal_until
+    if comparison.arrays and comparison.arrays_at is not None:
+        names = ", ".join(comparison.arrays[:_MAX_NAMES])
+        more = len(comparison.arrays) - _MAX_NAMES
+        if more > 0:
+            names += f" and {more} more"
+        line = f"differ step {comparison.arrays_at}: {names}, of {comparison.num_arrays} arrays"
+        if until is not None:
+            line += f"; all equal at step {until}"
+        found.append((comparison.arrays_at, 1, line))
+    elif until is not None:
+        line = f"equal  step {until}: all arrays, at the last step that both hashed or saved"
+        found.append((until, 1, line))
+    return [line for _, _, line in sorted(found)]
+
+
+def _advice(comparison: Comparison) -> list[str]:
+    if comparison.hashes:
+        return []
+    if comparison.equal:
+        return ["note   neither was hashed: --exact writes hashes of the state into the journal"]
     return [
         "note   no hash in common: --exact --set train.hash_every=1 in both runs shows the first"
         " array that differs"
     ]
 
 
-def _apart(figure: Difference) -> str:
-    if not all(isinstance(value, int | float) for value in (figure.first, figure.second)):
+def _relative(metric: Difference) -> str:
+    if metric.first is None or metric.second is None:
         return ""
-    return (
-        " (relative"
-        f" {abs(figure.first - figure.second) / max(abs(figure.first), abs(figure.second), np.finfo(np.float64).tiny):.1e})"
-    )
+    largest = max(abs(metric.first), abs(metric.second), np.finfo(np.float64).tiny)
+    return f" (relative {abs(metric.first - metric.second) / largest:.1e})"
 
 
-def _full(value: Any) -> str:
+def _full(value: float | None) -> str:
     return "not finite" if value is None else repr(value)
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     text = "(none)" if value is None else str(value)
     return text if len(text) <= 48 else f"{text[:45]}..."

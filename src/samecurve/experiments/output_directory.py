@@ -12,25 +12,23 @@ from samecurve.errors import RunError, UserError
 
 
 @dataclass(frozen=True)
-class Results:
-    """home: a directory that is not there yet, or is empty."""
+class OutputDirectory:
+    """A directory that is not there yet, or is empty."""
 
     home: Path
 
     @classmethod
-    def at(cls, to: Path | None, kind: str, name: str) -> "Results":
-        """to: as asked for; KIND/NAME-TIME if None.
+    def at(cls, to: Path | None, kind: str, name: str) -> "OutputDirectory":
+        """to: as --to says; None: KIND/NAME-TIME.
 
         UserError: something is there, or nothing can be written there.
         """
         base = Path(kind) / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
-        free = (
-            base if number == 1 else base.with_name(f"{base.name}-{number}")
-            for number in range(1, 1000)
-        )
-        found = cls(to or next((home for home in free if not home.exists()), base))
-        found._check()
-        return found
+        numbered = [base.with_name(f"{base.name}-{number}") for number in range(2, 1000)]
+        free = (home for home in (base, *numbered) if not home.exists())
+        output = cls(to or next(free, base))
+        output._check()
+        return output
 
     def _check(self) -> None:
         if self.home.exists() and (not self.home.is_dir() or any(self.home.iterdir())):
@@ -56,7 +54,7 @@ class Results:
 
     def publish(self, files: Mapping[str, bytes]) -> list[Path]:
         """By name. RunError: they can't be written; then none of them is there."""
-        new, done = not self.home.exists(), False
+        new, complete = not self.home.exists(), False
         parts = {name: self.home / f".{name}.part-{os.getpid()}" for name in files}
         try:
             self.home.mkdir(parents=True, exist_ok=True)
@@ -64,7 +62,7 @@ class Results:
                 parts[name].write_bytes(content)
             for name, part in parts.items():
                 part.rename(self.home / name)
-            done = True
+            complete = True
         except OSError as error:
             raise RunError(
                 f"{self.home} can't be written: {error.strerror}",
@@ -72,13 +70,14 @@ class Results:
                 "--to",
             ) from None
         finally:
-            if not done:
-                self._take_away([*parts.values(), *(self.home / name for name in files)], new)
+            if not complete:
+                paths = [*parts.values(), *(self.home / name for name in files)]
+                self._remove(paths, directory=new)
         return [self.home / name for name in files]
 
-    def _take_away(self, paths: Sequence[Path], home: bool) -> None:
+    def _remove(self, paths: Sequence[Path], *, directory: bool) -> None:
         with suppress(OSError):  # what could not be written can't be removed either
             for path in paths:
                 path.unlink(missing_ok=True)
-            if home:
+            if directory:
                 self.home.rmdir()

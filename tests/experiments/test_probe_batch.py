@@ -1,4 +1,4 @@
-"""--probe-batch finds the largest micro-batch that fits, in few tries, and asks for nothing that
+"""--probe-batch finds the largest microbatch that fits, in few tries, and asks for nothing that
 can't.
 """
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from commands import samecurve, write_config
 
-from samecurve.experiments.measure import largest
+from samecurve.experiments.probe_batch import largest_fitting
 
 
 @pytest.mark.parametrize(
@@ -30,17 +30,17 @@ def test_the_largest_that_fits_is_found_in_few_tries(
 
     def peak(size: int) -> int | None:
         tried.append(size)
-        found = held + each * size
-        return found if found <= 1000 else None
+        memory = held + each * size
+        return memory if memory <= 1000 else None
 
-    assert largest(share, 1000, peak) == fits
+    assert largest_fitting(share, 1000, peak) == fits
     assert len(tried) <= 5
     assert max(tried) <= max(2, fits + 1)
 
 
 def test_what_grows_otherwise_is_still_bounded() -> None:
     """An allocator that rounds up: the line overshoots, and what failed is never taken."""
-    assert largest(64, 1000, lambda size: None if size > 11 else 100 * -(-size // 4)) == 11
+    assert largest_fitting(64, 1000, lambda size: None if size > 11 else 100 * -(-size // 4)) == 11
 
 
 @pytest.mark.long

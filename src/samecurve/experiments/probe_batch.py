@@ -1,0 +1,125 @@
+"""--probe-batch: how many samples at once really fit, tried in throw-away processes, never in the
+run itself.
+"""
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import click
+
+from samecurve.core.config.sections import Batch, Config
+from samecurve.core.planning.balance import with_even_balance
+from samecurve.core.planning.facts import Facts
+from samecurve.core.planning.machine import Machine
+from samecurve.core.planning.memory import USABLE
+from samecurve.core.planning.plan import plan
+from samecurve.errors import UserError
+from samecurve.experiments.scratch import make_run, run_on_ranks
+from samecurve.launch.pool import JobFailedError, pool
+from samecurve.observe.journal import read_events
+from samecurve.probe import probe
+from samecurve.run.attempt import Attempt
+from samecurve.run.describe import describe
+from samecurve.units import show_bytes
+from samecurve.worker.jobs.train import try_out
+
+_PATIENCE = 900.0  # seconds for one size
+_TRIES = 8
+_STEPS = 2  # the second one has the optimizer's state and warm caches
+
+
+def probe_batch(config: Config) -> Facts:
+    """Facts with what fitted. UserError: not even one sample does."""
+    config = with_even_balance(config)  # a microbatch for uneven devices is never larger
+    machine, facts = probe(), describe(config)
+    config_plan = plan(config, machine, facts)
+    num_devices = config_plan.num_devices
+    share = -(-config_plan.global_batch_size // num_devices)
+    limit = int(min(device.memory for device in config_plan.devices) * USABLE)
+    if config.devices.memory:
+        limit = min(limit, config.devices.memory)
+    click.echo(
+        f"probe  up to {share} samples at once on each of {num_devices}"
+        f" device{'s' if num_devices > 1 else ''}; {show_bytes(limit)} may be used",
+        err=True,
+    )
+    fits = largest_fitting(share, limit, lambda size: _peak_memory(config, machine, facts, size))
+    if not fits:
+        raise UserError(
+            f"not even one sample at once fits into {show_bytes(limit)} under"
+            f" {config_plan.strategy}",
+            "--strategy fsdp, --set train.recompute=block, or a smaller model",
+            "--probe-batch",
+        )
+    return replace(facts, largest_tried=fits)
+
+
+def largest_fitting(share: int, limit: int, peak: Callable[[int], int | None]) -> int:
+    """The largest microbatch up to `share` whose peak memory stays below the limit; 0: none.
+
+    Grows along the line through what was tried, so that a size that can't fit is rarely tried.
+
+    peak: bytes held at most with so many samples at once; None: it failed
+    """
+    peaks: dict[int, int] = {}  # of the sizes that fitted
+    failed = share + 1
+    size = 1
+    for _ in range(_TRIES):
+        memory = peak(size)
+        if memory is None or memory > limit:
+            failed = size
+            click.echo(f"probe  {size} at once: did not fit", err=True)
+        else:
+            peaks[size] = memory
+            click.echo(f"probe  {size} at once: {show_bytes(memory)} at most", err=True)
+        largest = max(peaks, default=0)
+        if largest + 1 >= failed:
+            break  # nothing lies between
+        size = _next_size(peaks, failed=failed, share=share, limit=limit)
+        if size == largest:
+            break
+    return max(peaks, default=0)
+
+
+def _next_size(peaks: dict[int, int], *, failed: int, share: int, limit: int) -> int:
+    """Along the line through the two largest that fitted, at most eightfold; once one has failed,
+    at most half way to it. The largest itself: the line leaves no room for one more.
+    """
+    largest = max(peaks, default=0)
+    smaller = [size for size in peaks if size < largest]
+    if smaller:
+        second = max(smaller)
+        slope = max(1.0, (peaks[largest] - peaks[second]) / (largest - second))
+        room = int((limit - peaks[largest]) / slope)
+        if not room:
+            return largest
+        ahead = min(largest + room, largest * 8)
+    else:
+        ahead = largest * 2
+    ceiling = failed - 1 if failed > share else (largest + failed) // 2
+    return max(largest + 1, min(ahead, ceiling))
+
+
+def _peak_memory(config: Config, machine: Machine, facts: Facts, size: int) -> int | None:
+    """Bytes that the fullest device holds with `size` samples at once; None: out of memory."""
+    num_devices = plan(config, machine, facts).num_devices
+    tried = config.model_copy(update={"batch": Batch(samples=size * num_devices)})
+    tried_plan = plan(tried, machine, replace(facts, largest_tried=size))
+    short = replace(
+        tried_plan, steps=_STEPS, eval_samples=0, every=replace(tried_plan.every, sample=0)
+    )
+    with (
+        tempfile.TemporaryDirectory(prefix="samecurve-probe-") as home,
+        pool(short.world_size, Path(home) / "ranks.log", _PATIENCE) as ranks,
+    ):
+        run = make_run(Path(home) / "run", tried, short)
+        try:
+            run_on_ranks(ranks, short, try_out, Attempt("probe", str(run.home)).to_json())
+        except JobFailedError as error:
+            if "ran out of memory" in error.cause or error.ended:
+                return None
+            raise
+        steps = [event for event in read_events(run.journal) if event.kind == "step"]
+        return max(int(step.values["memory_bytes"]) for step in steps)
