@@ -1,6 +1,4 @@
-"""Ranks that are slow in one place, to plant it: each does what `profile` has a rank do, but for
-that.
-"""
+"""Ranks that are slow in one place, to plant it: else each does what `profile` has a rank do."""
 
 import time
 from typing import Any
@@ -20,7 +18,7 @@ SIZE = 900
 ROW = 0.02
 
 
-def source(*given: Any) -> Any:
+def source(*arguments: Any) -> Any:
     """Each batch of data takes its time."""
     right = TokenWindows.__getitem__
 
@@ -29,23 +27,23 @@ def source(*given: Any) -> Any:
         return right(windows, ids)
 
     with patch.object(TokenWindows, "__getitem__", slow):
-        return watch_rank(*given)
+        return watch_rank(*arguments)
 
 
-def forward(*given: Any) -> Any:
+def forward(*arguments: Any) -> Any:
     """The model multiplies large matrices by the way."""
     right = TorchLanguage.loss
     large = torch.ones(SIZE, SIZE)
 
     def slow(task: TorchLanguage, model: Any, batch: Arrays) -> Mean:
-        found = right(task, model, batch)
-        return Mean(found.sum + 0 * (large @ large).sum(), found.weight)
+        mean = right(task, model, batch)
+        return Mean(mean.sum + 0 * (large @ large).sum(), mean.weight)
 
     with patch.object(TorchLanguage, "loss", slow):
-        return watch_rank(*given)
+        return watch_rank(*arguments)
 
 
-def second_rank(index: int, *given: Any) -> Any:
+def second_rank(index: int, *arguments: Any) -> Any:
     """The forward pass of the second rank takes longer than the first one's."""
     right = TorchLanguage.loss
 
@@ -54,17 +52,17 @@ def second_rank(index: int, *given: Any) -> Any:
         return right(task, model, batch)
 
     with patch.object(TorchLanguage, "loss", slow):
-        return watch_rank(index, *given)
+        return watch_rank(index, *arguments)
 
 
-def dies(index: int, *given: Any) -> Any:
+def dies(index: int, *arguments: Any) -> Any:
     """The second rank ends without a word, but for its log."""
     if index == 1:
         import os
 
         print("the last word of a rank", flush=True)
         os._exit(3)
-    return watch_rank(index, *given)
+    return watch_rank(index, *arguments)
 
 
 def _lasting(index: int) -> Any:
@@ -76,18 +74,18 @@ def _lasting(index: int) -> Any:
 
     def slow(task: TorchLanguage, model: Any, batch: Arrays) -> Mean:
         until = time.perf_counter() + len(batch["labels"]) * ROW * (1 + 2 * index)
-        found = right(task, model, batch)
+        mean = right(task, model, batch)
         time.sleep(max(0.0, until - time.perf_counter()))
-        return found
+        return mean
 
     return patch.object(TorchLanguage, "loss", slow)
 
 
-def rows(index: int, *given: Any) -> Any:
+def rows(index: int, *arguments: Any) -> Any:
     with _lasting(index):
-        return watch_rank(index, *given)
+        return watch_rank(index, *arguments)
 
 
-def rehearsed(index: int, *given: Any) -> None:
+def rehearsed(index: int, *arguments: Any) -> None:
     with _lasting(index):
-        rehearse(index, *given)
+        rehearse(index, *arguments)

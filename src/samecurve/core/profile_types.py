@@ -26,7 +26,7 @@ MEANING = {
         "the compiled step: forward, backward, collectives and update, which a clock can't tell"
         " apart"
     ),
-    "other": "the rest: the loop, figures, the journal",
+    "other": "the rest: the loop, metrics, the journal",
 }
 
 

@@ -39,7 +39,7 @@ _PART_COLOURS = {
 _INCHES = (15.0, 4.2)  # of three panels
 _MAX_NAMES = 20  # layouts that an axis names
 UNDRAWN = (
-    "matplotlib is not installed: no bench.png, and a page without figures;"
+    "matplotlib is not installed: no bench.png, and a page without pictures;"
     f" {install_command('report')} draws them"
 )
 
