@@ -1,11 +1,14 @@
 #!/bin/sh
 # A training script on all NVIDIA GPUs of this machine: scripts/run_nvidia_all.sh train.py --lr 0.1
-# Flags of `samecurve run` stand before the script: scripts/run_nvidia_all.sh --gpus 0,1 train.py
+# Flags of `samecurve run` stand before the script:
+#   scripts/run_nvidia_all.sh --gpus 0,1 train.py
 PYTHON=${PYTHON:-python3}
-found=$("$PYTHON" -m samecurve.launch.script.placement) || exit 2
-if [ "$found" != NVIDIA ]; then
-  echo "error: no NVIDIA GPU found (${found:-no GPU at all})" >&2
-  echo "  remedy: nvidia-smi lists those that the driver sees; CUDA_VISIBLE_DEVICES hides some; \`samecurve run\` takes what there is" >&2
+vendor=$("$PYTHON" -m samecurve.launch.script.placement) || exit 2
+if [ "$vendor" != NVIDIA ]; then
+  hidden="CUDA_VISIBLE_DEVICES hides some"
+  echo "error: no NVIDIA GPU found (${vendor:-no GPU at all})" >&2
+  echo "  remedy: nvidia-smi lists those that the driver sees; $hidden;" \
+    "\`samecurve run\` takes what there is" >&2
   exit 1
 fi
 exec "$PYTHON" -m samecurve run "$@"

@@ -126,15 +126,8 @@ def judge(
             "step 1: the loss differs before any update: other samples, other weights of them, or"
             " another start"
         )
-    elif any(distance > tolerance for distance in gradient.values()):
-        furthest = _furthest(gradient, tolerance)
-        culprit = f"step 1: the loss is equal, the gradient is not: {furthest}"
     else:
-        where = f"step {first_step}" if first_step else "the last step"
-        culprit = (
-            f"{where}: the first loss and gradient are equal; what came after is not:"
-            f" {_furthest(parameters, tolerance)}"
-        )
+        culprit = _first_culprit(first_step, gradient, parameters, tolerance)
     return Verdict(
         layout=layout,
         loss=largest[0],
@@ -147,6 +140,21 @@ def judge(
         seconds=seconds,
         hash=combined(_digests(trajectory.arrays)),
     )
+
+
+def _first_culprit(
+    first_step: int | None,
+    gradient: Mapping[str, float],
+    parameters: Mapping[str, float],
+    tolerance: float,
+) -> str:
+    """After an equal first loss: at which stage the layouts part, and in which parameters most."""
+    if any(distance > tolerance for distance in gradient.values()):
+        furthest = _furthest(gradient, tolerance)
+        return f"step 1: the loss is equal, the gradient is not: {furthest}"
+    where = f"step {first_step}" if first_step else "the last step"
+    furthest = _furthest(parameters, tolerance)
+    return f"{where}: the first loss and gradient are equal; what came after is not: {furthest}"
 
 
 def _digests(arrays: StoredArrays) -> dict[str, str]:
