@@ -191,7 +191,7 @@ def _relative_difference(value: float | None, expected: float | None) -> float:
         return 0.0
     if value is None or expected is None:
         return np.inf
-    return abs(value - expected) / max(abs(expected), 1e-300)
+    return _comparable(abs(value - expected) / max(abs(expected), 1e-300))
 
 
 def _distances(pairs: Mapping[str, tuple[Any, Any]]) -> dict[str, float]:
@@ -210,4 +210,9 @@ def _distances(pairs: Mapping[str, tuple[Any, Any]]) -> dict[str, float]:
         finite = expected[np.isfinite(expected)]
         squares += float(np.sum(np.square(finite, dtype=np.float64)))
     scale = float(np.sqrt(squares)) or 1.0
-    return {name: distance / scale for name, distance in distances.items()}
+    return {name: _comparable(distance / scale) for name, distance in distances.items()}
+
+
+def _comparable(distance: float) -> float:
+    """A NaN is infinitely far: max() would pass over it."""
+    return float("inf") if np.isnan(distance) else distance
