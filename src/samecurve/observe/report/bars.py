@@ -17,7 +17,7 @@ from samecurve.observe.report.canvas import (
     save_picture,
 )
 from samecurve.observe.report.reading import RunRecord
-from samecurve.observe.report.summary import summary, where_time_went
+from samecurve.observe.report.summary import Summary, summary, where_time_went
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -54,43 +54,18 @@ def memory_bars(records: Sequence[RunRecord], names: Sequence[str]) -> Picture |
     if not largest:
         return None
     unit_bytes, unit = next(pair for pair in _UNITS if largest >= pair[0])
-    alone = len(runs) == 1
-    if alone:
-        title = "Memory, peak of each device"
-        peaks = runs[0]["memory_bytes_by_device"]
-        legends = [f"device {index}" for index in range(len(peaks))]
-        if not peaks:
-            peaks, legends = [runs[0]["memory_bytes"] or 0], ["largest device"]
-        legends = ["plan", *legends]
-    else:
-        title = "Memory, peak of the largest device"
-        peaks = [run["memory_bytes"] or 0 for run in runs]
-        legends = [legend_label(name, 20) for name in names]
     with canvas() as (figure, axes):
-        if alone:
+        if len(runs) == 1:
+            title = "Memory, peak of each device"
             _draw_plan(axes, records[0].plan, unit_bytes)
-        axes.barh(
-            range(len(legends) - len(peaks), len(legends)),
-            [peak / unit_bytes for peak in peaks],
-            height=0.6,
-            color=SERIES[5],
-            label="measured peak",
-        )
-        for row, run in enumerate(runs):
-            if run["memory_estimate_bytes"]:
-                rows = [-0.4, len(legends) - 0.6] if alone else [row - 0.4, row + 0.4]
-                axes.plot(
-                    [run["memory_estimate_bytes"] / unit_bytes] * 2,
-                    rows,
-                    color=COLOURS["ink"],
-                    linewidth=1.2,
-                    linestyle=":",
-                    label="_" if row else "plan's estimate",
-                )
-        if len(legends) <= _MAX_NAMED_ROWS:
-            axes.set_yticks(range(len(legends)), legends)
+            num_rows = _draw_device_peaks(axes, runs[0], unit_bytes)
+            _draw_estimate(axes, runs[0], unit_bytes, rows=(0, num_rows - 1))
         else:
-            axes.set_ylabel("device" if alone else "run")
+            title = "Memory, peak of the largest device"
+            _draw_peaks(axes, [run["memory_bytes"] or 0 for run in runs], 0, unit_bytes)
+            _name_rows(axes, [legend_label(name, 20) for name in names], "run")
+            for row, run in enumerate(runs):
+                _draw_estimate(axes, run, unit_bytes, rows=(row, row))
         axes.invert_yaxis()
         axes.grid(axis="y", visible=False)
         axes.set_xlabel(f"{unit} of one device")
@@ -99,6 +74,50 @@ def memory_bars(records: Sequence[RunRecord], names: Sequence[str]) -> Picture |
         if any(run["memory_estimate_bytes"] is None for run in runs):
             note = "no estimate: what the model keeps for its backward pass is not known"
         return save_picture(figure, "memory", title, note)
+
+
+def _draw_device_peaks(axes: "Axes", run: Summary, unit_bytes: int) -> int:
+    """Below the plan's row one for each device; returns the number of rows."""
+    peaks = run["memory_bytes_by_device"]
+    legends = [f"device {index}" for index in range(len(peaks))]
+    if not peaks:
+        peaks, legends = [run["memory_bytes"] or 0], ["largest device"]
+    _draw_peaks(axes, peaks, 1, unit_bytes)
+    _name_rows(axes, ["plan", *legends], "device")
+    return 1 + len(peaks)
+
+
+def _draw_peaks(axes: "Axes", peaks: Sequence[int], first_row: int, unit_bytes: int) -> None:
+    axes.barh(
+        range(first_row, first_row + len(peaks)),
+        [peak / unit_bytes for peak in peaks],
+        height=0.6,
+        color=SERIES[5],
+        label="measured peak",
+    )
+
+
+def _draw_estimate(axes: "Axes", run: Summary, unit_bytes: int, *, rows: tuple[int, int]) -> None:
+    """The plan's, as a line across these rows, the first and the last; in the legend once."""
+    estimate = run["memory_estimate_bytes"]
+    if estimate:
+        first, last = rows
+        axes.plot(
+            [estimate / unit_bytes] * 2,
+            [first - 0.4, last + 0.4],
+            color=COLOURS["ink"],
+            linewidth=1.2,
+            linestyle=":",
+            label="_" if first else "plan's estimate",
+        )
+
+
+def _name_rows(axes: "Axes", names: Sequence[str], kind: str) -> None:
+    """kind: what a row is, where there are too many to name each."""
+    if len(names) <= _MAX_NAMED_ROWS:
+        axes.set_yticks(range(len(names)), names)
+    else:
+        axes.set_ylabel(kind)
 
 
 def _draw_plan(axes: "Axes", plan: Plan | None, unit_bytes: int) -> None:
@@ -134,7 +153,9 @@ def time_bars(records: Sequence[RunRecord], names: Sequence[str]) -> Picture | N
         left = [0.0] * len(runs)
         for use, colour in _USES.items():
             widths = [uses[use] / unit_seconds for uses in runs]
-            share = f" {runs[0][use] / totals[0]:.0%}" if len(runs) == 1 else ""
+            label = use
+            if len(runs) == 1:
+                label = f"{use} {runs[0][use] / totals[0]:.0%}"
             if any(widths):
                 axes.barh(
                     range(len(runs)),
@@ -142,7 +163,7 @@ def time_bars(records: Sequence[RunRecord], names: Sequence[str]) -> Picture | N
                     left=left,
                     height=0.6,
                     color=COLOURS[colour],
-                    label=f"{use}{share}",
+                    label=label,
                 )
             left = [before + width for before, width in zip(left, widths, strict=True)]
         if 1 < len(runs) <= _MAX_NAMED_ROWS:

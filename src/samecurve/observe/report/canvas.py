@@ -150,4 +150,6 @@ def legend_label(text: str, most: int = 36) -> str:
     shown = printable(text).replace("\n", " ")
     if len(shown) > most:
         shown = f"\N{HORIZONTAL ELLIPSIS}{shown[1 - most :]}"
-    return f" {shown}" if shown.startswith("_") else shown
+    if shown.startswith("_"):
+        return f" {shown}"
+    return shown

@@ -133,8 +133,9 @@ def sensor_chart(
                 continue
             known = np.isfinite(by_device).any(axis=0)
             x, values = _reading_times(run.record)[known] / unit_seconds, by_device[:, known]
+            over_devices = np.nansum if is_sum else np.nanmean
             axes.plot(
-                *thin(x, np.nansum(values, axis=0) if is_sum else np.nanmean(values, axis=0)),
+                *thin(x, over_devices(values, axis=0)),
                 color=run.colour,
                 linestyle=run.line,
                 label="_" if len(runs) == 1 else run.legend,
@@ -151,21 +152,23 @@ def sensor_chart(
                     linewidth=0,
                 )
         axes.set_ylim(bottom=0)
-        band = "mean of the devices; band: from the least to the most used"
+        notes = []
+        if has_band:
+            notes.append("mean of the devices; band: from the least to the most used")
         return finish_chart(
             figure,
             axes,
             x_label=f"{unit} since the first reading",
             name=sensor.replace("_", "-"),
             title=title,
-            notes=[band] if has_band else [],
+            notes=notes,
         )
 
 
 def _reading_times(record: RunRecord) -> Column:
     """Seconds since the first reading."""
     times = np.array([event.time for event in record.sensors], np.float64)
-    return times - times[:1] if len(times) else times
+    return times - times[:1]
 
 
 def _with_distinct_names(pictures: Sequence[Picture]) -> list[Picture]:
@@ -174,8 +177,10 @@ def _with_distinct_names(pictures: Sequence[Picture]) -> list[Picture]:
     distinct = []
     for picture in pictures:
         uses[picture.name] += 1
-        count = uses[picture.name]
-        distinct.append(replace(picture, name=f"{picture.name}-{count}") if count > 1 else picture)
+        if uses[picture.name] == 1:
+            distinct.append(picture)
+        else:
+            distinct.append(replace(picture, name=f"{picture.name}-{uses[picture.name]}"))
     return distinct
 
 

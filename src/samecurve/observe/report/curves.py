@@ -7,7 +7,7 @@ run, over each other.
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -27,6 +27,8 @@ from samecurve.units import show_count
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from samecurve.core.events import Event
 
 _MAX_MARKS = 200
 _MARKS_AT = 0.03  # of the height
@@ -83,29 +85,37 @@ def loss_chart(runs: Sequence[RunStyle], x_axis: XAxis, *, name: str, title: str
         drawn: list[Column] = []
         notes: list[str] = []
         for run in runs:
-            record = run.record
-            column = record.column("loss")
+            column = run.record.column("loss")
             legend = "training" if alone else run.legend
             drawn += _draw_line(axes, run, x_axis, column, legend=legend, raw=alone)
             notes += _smoothing_notes(column, raw=alone)
-            losses = _evaluated(record, "loss")
-            if np.isfinite(losses).any():
-                axes.plot(
-                    *thin(x_axis.at(record, _steps(record.evaluated)), losses),
-                    color=SERIES[1] if alone else run.colour,
-                    linestyle="-" if alone else ":",
-                    marker="o",
-                    markersize=4,
-                    linewidth=1.0,
-                    label="validation" if alone else "_",
-                )
-                drawn.append(losses)
+            drawn += _draw_validation(axes, run, x_axis, alone=alone)
         if alone:
             _draw_marks(axes, runs[0].record, x_axis)
         elif any(run.record.evaluated for run in runs):
             notes.append("points: validation")
         notes += _clip_outliers(axes, drawn)
         return finish_chart(figure, axes, x_label=x_axis.label, name=name, title=title, notes=notes)
+
+
+def _draw_validation(axes: "Axes", run: RunStyle, x_axis: XAxis, *, alone: bool) -> list[Column]:
+    """The losses of one run's evaluations as points; returns them."""
+    losses = _evaluated(run.record, "loss")
+    if not np.isfinite(losses).any():
+        return []
+    colour, line, legend = run.colour, ":", "_"
+    if alone:
+        colour, line, legend = SERIES[1], "-", "validation"
+    axes.plot(
+        *thin(x_axis.at(run.record, _steps(run.record.evaluated)), losses),
+        color=colour,
+        linestyle=line,
+        marker="o",
+        markersize=4,
+        linewidth=1.0,
+        label=legend,
+    )
+    return [losses]
 
 
 def metric_chart(runs: Sequence[RunStyle], x_axis: XAxis, metric: str) -> Picture:
@@ -181,7 +191,7 @@ def _evaluated(record: RunRecord, metric: str) -> Column:
     return np.array(values, np.float64)
 
 
-def _steps(events: Sequence[Any]) -> list[int]:
+def _steps(events: "Sequence[Event]") -> list[int]:
     return [event.step for event in events]
 
 
@@ -286,10 +296,15 @@ def finish_chart(
     """Labels, legend, and both files. notes: each is said once."""
     axes.set_xlabel(x_label)
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter(
-            lambda value, _: f"{value:.4g}" if abs(value) < 1e4 else show_count(value)
-        )
+        axis.set_major_formatter(lambda value, _: _show_tick(value))
     handles, labels = axes.get_legend_handles_labels()
     if handles:
-        axes.legend(handles, labels, ncols=1 if max(map(len, labels)) > 14 else 2, loc="best")
+        columns = 1 if max(map(len, labels)) > 14 else 2
+        axes.legend(handles, labels, ncols=columns, loc="best")
     return save_picture(figure, name, title, "; ".join(dict.fromkeys(notes)))
+
+
+def _show_tick(value: float) -> str:
+    if abs(value) < 1e4:
+        return f"{value:.4g}"
+    return show_count(value)

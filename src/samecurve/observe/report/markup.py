@@ -4,7 +4,7 @@ Nothing that a run says can become markup.
 """
 
 import html
-from typing import Any
+from collections.abc import Sequence
 
 from samecurve.observe.console import printable
 
@@ -17,7 +17,7 @@ class Html(str):
     __slots__ = ()
 
 
-def element(name: str, /, *inner: Any, **attributes: Any) -> Html:
+def element(name: str, /, *inner: object, **attributes: object) -> Html:
     """<name attribute="...">inner</name>.
 
     Attributes: a trailing underscore is left out (class_), an inner one is a dash; None leaves the
@@ -29,19 +29,23 @@ def element(name: str, /, *inner: Any, **attributes: Any) -> Html:
         if value is not None
     )
     start = f"<{name}{attributes_html}>"
-    return Html(start if name in _VOID else f"{start}{joined(*inner)}</{name}>")
+    if name in _VOID:
+        return Html(start)
+    return Html(f"{start}{joined(*inner)}</{name}>")
 
 
-def joined(*parts: Any) -> Html:
+def joined(*parts: object) -> Html:
     """Elements as they are, all else as text."""
     return Html("".join(part if isinstance(part, Html) else escaped(part) for part in parts))
 
 
-def escaped(value: Any) -> str:
+def escaped(value: object) -> str:
     return html.escape(printable(str(value)), quote=True)
 
 
-def table(head: list[Any], rows: list[list[Any]], *, numbers: bool = False) -> Html:
+def table(
+    head: Sequence[object], rows: Sequence[Sequence[object]], *, numbers: bool = False
+) -> Html:
     """A table that scrolls by itself on a narrow screen.
 
     head: [] for none

@@ -5,7 +5,6 @@ What a run says is text, never markup.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.resources import files
-from typing import Any
 
 import samecurve
 from samecurve.observe.report import sections
@@ -120,7 +119,7 @@ def _several_runs(
 def _summary_table(records: Sequence[RunRecord], names: Sequence[str]) -> Iterator[Html]:
     """The rows of the summary in which any run has a value."""
     runs = [summary(record) for record in records]
-    rows: list[list[Any]] = []
+    rows: list[list[object]] = []
     for row in SUMMARY_ROWS:
         cells = [row.show(run) for run in runs]
         if any(value for value, _ in cells):
@@ -134,7 +133,7 @@ def _summary_cell(value: str, more: str) -> Html:
 
 
 def _differences(
-    parts: Mapping[str, Mapping[str, Sequence[Any]]], names: Sequence[str]
+    parts: Mapping[str, Mapping[str, Sequence[object]]], names: Sequence[str]
 ) -> Iterator[Html]:
     """Only what is not the same for all."""
     titles = {
@@ -144,7 +143,7 @@ def _differences(
     }
     for part, title in titles.items():
         yield element("h2", title)
-        rows = [
+        rows: list[list[object]] = [
             [key, *(show_value(value, key) for value in values)]
             for key, values in parts[part].items()
         ]

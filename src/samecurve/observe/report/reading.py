@@ -11,7 +11,6 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +19,7 @@ from samecurve.core.config.document import read_file
 from samecurve.core.events import Event
 from samecurve.core.planning.plan import Plan
 from samecurve.errors import RunError, SamecurveError, UserError
+from samecurve.units import counted
 
 Column = NDArray[np.float64]
 
@@ -47,13 +47,13 @@ class Start:
 
     time: float  # seconds since 1970
     step: int
-    plan: Mapping[str, Any]
-    environment: Mapping[str, Any]
+    plan: Mapping[str, object]
+    environment: Mapping[str, object]
     last_time: float
     last_step: int
     training_since: float | None = None
     end: str = ""  # finished, stopped, failed; '' if no line says
-    end_values: Mapping[str, Any] = field(default_factory=dict)
+    end_values: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass
@@ -83,12 +83,12 @@ class RunRecord:
 
     directory: Path
     live: bool  # somebody holds its lock
-    plan_json: Mapping[str, Any] = field(default_factory=dict)  # as plan.json has it
+    plan_json: Mapping[str, object] = field(default_factory=dict)  # as plan.json has it
     plan: Plan | None = None  # the same; None where it is of another version
     origins: Mapping[str, str] = field(default_factory=dict)  # where a config value came from
     formulas: Mapping[str, str] = field(default_factory=dict)  # of the plan's estimates
     began_from: str | None = None  # another run's checkpoint
-    config: Mapping[str, Any] = field(default_factory=dict)  # dotted keys
+    config: Mapping[str, object] = field(default_factory=dict)  # dotted keys
     steps: Mapping[str, Column] = field(default_factory=dict)  # one number a step, nan for none
     evaluated: list[Event] = field(default_factory=list)
     sampled: list[Event] = field(default_factory=list)
@@ -156,8 +156,9 @@ def check_is_run(directory: Path) -> None:
     remedy = "a directory with plan.json and journal.jsonl in it"
     names = sorted(path.parent.name for path in directory.glob("*/plan.json"))
     if names:
-        more = f", and {len(names) - 1} more" if len(names) > 1 else ""
-        remedy = f"runs lie in it: {directory / names[0]}{more}"
+        remedy = f"runs lie in it: {directory / names[0]}"
+        if len(names) > 1:
+            remedy += f", and {len(names) - 1} more"
     raise UserError(f"{directory} is no run directory", remedy, str(directory))
 
 
@@ -203,7 +204,8 @@ class JournalReader:
         """A new start where this event begins one; a restart has the plan of the one before."""
         starts = self._record.starts
         if event.kind == "planned" or not starts:
-            plan, environment = event.values.get("plan"), event.values.get("environment")
+            plan = as_mapping(event.values.get("plan"))
+            environment = as_mapping(event.values.get("environment"))
         elif event.kind == "restarted":
             plan, environment = starts[-1].plan, starts[-1].environment
         else:
@@ -212,8 +214,8 @@ class JournalReader:
             Start(
                 time=event.time,
                 step=event.step,
-                plan=plan if isinstance(plan, dict) else {},
-                environment=environment if isinstance(environment, dict) else {},
+                plan=plan,
+                environment=environment,
                 last_time=event.time,
                 last_step=event.step,
             )
@@ -244,6 +246,11 @@ class JournalReader:
         return {name: np.array(column, np.float64) for name, column in self._columns.items()}
 
 
+def as_mapping(value: object) -> Mapping[str, object]:
+    """A section of what a file said, {} if it is none."""
+    return value if isinstance(value, dict) else {}
+
+
 def number(value: object, otherwise: float = math.nan) -> float:
     """A number of the journal; what is none, or not finite, is `otherwise`."""
     if not isinstance(value, int | float):
@@ -252,7 +259,9 @@ def number(value: object, otherwise: float = math.nan) -> float:
         as_float = float(value)
     except OverflowError:
         return otherwise
-    return as_float if math.isfinite(as_float) else otherwise
+    if not math.isfinite(as_float):
+        return otherwise
+    return as_float
 
 
 def _read_journal(record: RunRecord) -> None:
@@ -262,18 +271,20 @@ def _read_journal(record: RunRecord) -> None:
         with open(record.directory / "journal.jsonl", "rb") as file:
             for line in file:
                 is_whole = line.endswith(b"\n")
+                if not is_whole and record.live:
+                    continue  # it is being written
                 event = Event.from_line(line) if is_whole else None
                 if event and math.isfinite(event.time) and abs(event.step) < _MOST_STEPS:
                     reader.add(event)
-                elif is_whole or not record.live:
+                else:
                     num_strange += 1
     except OSError as error:
         record.faults.append(f"journal.jsonl can't be read: {error.strerror}; there are no curves")
     if num_strange:
-        lines, are = ("lines", "are") if num_strange > 1 else ("line", "is")
+        are = "is" if num_strange == 1 else "are"
         record.faults.append(
-            f"journal.jsonl: {num_strange} {lines} passed over that {are} no event (damaged, or cut"
-            " off by a kill)"
+            f"journal.jsonl: {counted(num_strange, 'line')} passed over that {are} no event"
+            " (damaged, or cut off by a kill)"
         )
     record.steps = reader.columns()
 
@@ -313,7 +324,7 @@ def _read_plan(record: RunRecord) -> None:
 
 
 def _texts(value: object) -> dict[str, str]:
-    return {str(key): str(text) for key, text in value.items()} if isinstance(value, dict) else {}
+    return {str(key): str(text) for key, text in as_mapping(value).items()}
 
 
 def _read_config(record: RunRecord) -> None:
@@ -324,9 +335,9 @@ def _read_config(record: RunRecord) -> None:
         record.faults.append(f"config.yaml can't be read: {error.cause}")
 
 
-def flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat(value: Mapping[str, object], prefix: str = "") -> dict[str, object]:
     """Nested mappings as dotted keys; lists stay whole."""
-    dotted: dict[str, Any] = {}
+    dotted: dict[str, object] = {}
     for key, item in value.items():
         if isinstance(item, Mapping) and item:
             dotted |= flat(item, f"{prefix}{key}.")
@@ -353,12 +364,14 @@ def _read_checkpoints(directory: Path, faults: list[str]) -> list[Checkpoint]:
         try:
             manifest = json.loads((path / "manifest.json").read_text())
             loop, step = manifest["loop"], int(manifest["step"])
-            was_evaluated = loop.get("metrics_step") == step
+            loss = math.nan
+            if loop.get("metrics_step") == step:
+                loss = number(loop.get("metrics", {}).get("loss"))
             checkpoint = Checkpoint(
                 step=step,
                 path=f"checkpoints/{path.name}",
                 bytes=sum(int(file["bytes"]) for file in manifest["files"].values()),
-                loss=number(loop.get("metrics", {}).get("loss") if was_evaluated else None),
+                loss=loss,
                 versions=_texts(manifest.get("versions")),
             )
         except _DAMAGED:

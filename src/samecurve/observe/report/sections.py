@@ -14,7 +14,7 @@ from samecurve.observe.report import summary
 from samecurve.observe.report.markup import Html, element, table
 from samecurve.observe.report.reading import RunRecord, Start, number
 from samecurve.observe.report.words import show_moment, show_number, show_value
-from samecurve.units import show_bytes, show_seconds
+from samecurve.units import counted, show_bytes, show_seconds
 
 _MAX_ROWS = 300
 _MAX_COLUMNS = 65  # of an array of an evaluation, its first column the row numbers
@@ -51,8 +51,9 @@ def _outcome_note(record: RunRecord, name: str) -> Iterator[Html]:
     if how == "failed":
         values = record.starts[-1].end_values
         cause = str(values.get("cause", ""))
-        remedy = f" Remedy: {values['remedy']}" if values.get("remedy") else ""
-        yield element("p", name, element("b", "Failed: "), cause, remedy, class_="note bad")
+        if values.get("remedy"):
+            cause = f"{cause} Remedy: {values['remedy']}"
+        yield element("p", name, element("b", "Failed: "), cause, class_="note bad")
     elif how == "cut off":
         text = (
             f"The last start ended without a word at step {record.starts[-1].last_step}: killed, or"
@@ -137,11 +138,10 @@ def evaluations(record: RunRecord) -> Iterator[Html]:
         [event.step, *(_show_finite(event.values.get(name)) for name in names)]
         for event in record.evaluated
     ]
-    count = f"{len(rows)} evaluation{'' if len(rows) == 1 else 's'}"
     yield element("h2", "Evaluations")
     yield element(
         "details",
-        element("summary", count),
+        element("summary", counted(len(rows), "evaluation")),
         _shortened_table(["step", *names], rows, _WHERE_ALL_ARE),
     )
     yield from _arrays(record.evaluated[-1])
@@ -168,7 +168,9 @@ def _arrays(event: Event) -> Iterator[Html]:
 
 def _show_finite(value: object) -> str:
     as_number = number(value)
-    return "not finite" if math.isnan(as_number) else show_number(as_number)
+    if math.isnan(as_number):
+        return "not finite"
+    return show_number(as_number)
 
 
 def samples(record: RunRecord) -> Iterator[Html]:
@@ -215,7 +217,9 @@ def _read_picture(run: Path, name: str) -> bytes | None:
         content = path.read_bytes()
     except (OSError, ValueError):
         return None
-    return content if content.startswith(_PNG) else None
+    if not content.startswith(_PNG):
+        return None
+    return content
 
 
 def plan(record: RunRecord) -> Iterator[Html]:

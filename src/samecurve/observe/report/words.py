@@ -1,15 +1,16 @@
 """Numbers as people read them: the rows of a summary, moments, values of a config."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import TypeVar
 
-from samecurve.units import show_bytes, show_count, show_seconds
+from samecurve.observe.report.summary import Summary
+from samecurve.units import counted, show_bytes, show_count, show_seconds
 
-Summary = Mapping[str, Any]  # of one run, see summary.py
 Words = Callable[[Summary], str]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -22,10 +23,12 @@ class Row:
 
     def show(self, run: Summary) -> tuple[str, str]:
         """Value and what else is worth saying, of one run."""
-        return self.value(run), self.more(run) if self.more else ""
+        if self.more is None:
+            return self.value(run), ""
+        return self.value(run), self.more(run)
 
 
-def _if_known(value: Any, show: Callable[[Any], str]) -> str:
+def _if_known(value: T | None, show: Callable[[T], str]) -> str:
     return "" if value is None else show(value)
 
 
@@ -42,7 +45,7 @@ def show_moment(seconds: float) -> str:
         return f"{seconds:g}"
 
 
-def show_value(value: Any, name: str = "") -> str:
+def show_value(value: object, name: str = "") -> str:
     """A value of a config, plan or environment, as one would write it; long ones cut."""
     if name.endswith("_bytes") and isinstance(value, int):
         return show_bytes(value)
@@ -52,11 +55,9 @@ def show_value(value: Any, name: str = "") -> str:
         text = value
     else:
         text = json.dumps(value, ensure_ascii=False, default=str)
-    return text if len(text) <= 400 else f"{text[:397]}..."
-
-
-def _plural(count: int, word: str) -> str:
-    return f"{count} {word}" if count == 1 else f"{count} {word}s"
+    if len(text) > 400:
+        return f"{text[:397]}..."
+    return text
 
 
 def _memory_of_estimate(run: Summary) -> str:
@@ -73,9 +74,28 @@ def _last_metrics(run: Summary) -> str:
     return "  ".join(f"{name} {show_number(value)}" for name, value in metrics.items())
 
 
+def _loss_mean(run: Summary) -> str:
+    if not run["step"]:
+        return ""
+    return show_number(run["loss_mean"])
+
+
 def _mean_of_steps(run: Summary) -> str:
-    count = run["loss_mean_steps"]
-    return f"mean of the last {count} steps" if count > 1 else "the last step's"
+    if run["loss_mean_steps"] <= 1:
+        return "the last step's"
+    return f"mean of the last {run['loss_mean_steps']} steps"
+
+
+def _steps(run: Summary) -> str:
+    if not run["steps"]:
+        return str(run["step"])
+    return f"{run['step']} of {run['steps']}"
+
+
+def _training_time(run: Summary) -> str:
+    if not run["step"]:
+        return ""
+    return show_seconds(run["training_seconds"])
 
 
 def _samples_per_second(run: Summary) -> str:
@@ -94,8 +114,10 @@ def _most_celsius(run: Summary) -> str:
 
 
 def _engine_and_strategy(run: Summary) -> str:
-    words = [str(run[name]) for name in ("engine", "strategy", "precision") if run[name]]
-    return " ".join([*words, "exact"] if run["exact"] else words)
+    words = [str(word) for word in (run["engine"], run["strategy"], run["precision"]) if word]
+    if run["exact"]:
+        words.append("exact")
+    return " ".join(words)
 
 
 def _backend(run: Summary) -> str:
@@ -106,18 +128,15 @@ def _backend(run: Summary) -> str:
 
 
 def _accumulation(run: Summary) -> str:
-    if not run["micro"]:
+    micro, rounds = run["micro"], run["rounds"]
+    if not isinstance(micro, int) or not isinstance(rounds, int):
         return ""
-    return f"{run['micro']} at once, {_plural(run['rounds'], 'round')}"
+    return f"{micro} at once, {counted(rounds, 'round')}"
 
 
 # The summary: on one run's page as cards, on several runs' page as rows.
 SUMMARY_ROWS = (
-    Row(
-        "training loss",
-        lambda run: show_number(run["loss_mean"]) if run["step"] else "",
-        _mean_of_steps,
-    ),
+    Row("training loss", _loss_mean, _mean_of_steps),
     Row(
         "best validation loss",
         lambda run: _if_known(run["best_loss"], show_number),
@@ -130,12 +149,14 @@ SUMMARY_ROWS = (
     ),
     Row(
         "steps",
-        lambda run: f"{run['step']} of {run['steps']}" if run["steps"] else f"{run['step']}",
-        lambda run: f"{show_count(run['samples_seen'])} samples" if run["samples_seen"] else "",
+        _steps,
+        lambda run: _if_known(
+            run["samples_seen"] or None, lambda samples: f"{show_count(samples)} samples"
+        ),
     ),
     Row(
         "training time",
-        lambda run: show_seconds(run["training_seconds"]) if run["step"] else "",
+        _training_time,
         lambda run: _if_known(
             run["step_seconds"], lambda seconds: f"median step {show_seconds(seconds)}"
         ),
@@ -143,12 +164,12 @@ SUMMARY_ROWS = (
     Row(
         "goodput",
         lambda run: _if_known(run["goodput"], lambda share: f"{share:.0%}"),
-        lambda run: f"of {show_seconds(run['wall_seconds'])} in {_plural(run['starts'], 'start')}",
+        lambda run: f"of {show_seconds(run['wall_seconds'])} in {counted(run['starts'], 'start')}",
     ),
     Row(
         "throughput",
         _throughput,
-        lambda run: f"{_samples_per_second(run)}; medians" if _samples_per_second(run) else "",
+        lambda run: _if_known(_samples_per_second(run) or None, "{}; medians".format),
     ),
     Row("MFU", lambda run: _if_known(run["mfu"], lambda share: f"{share:.1%}")),
     Row(
@@ -173,7 +194,7 @@ SUMMARY_ROWS = (
     ),
     Row(
         "devices",
-        lambda run: f"{run['world']}" if run["world"] else "",
+        lambda run: str(run["world"] or ""),
         lambda run: ", ".join(f"{count} x {name}" for name, count in run["devices"].items()),
     ),
     Row("how", _engine_and_strategy, _backend),

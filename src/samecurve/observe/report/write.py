@@ -8,14 +8,14 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 
 from samecurve.errors import RunError, UserError
 from samecurve.observe.report.canvas import MADE_BY, need_matplotlib
 from samecurve.observe.report.reading import RunRecord
-from samecurve.observe.report.summary import differences, summary
+from samecurve.observe.report.summary import Summary, differences, summary
 
 _PAGE = "report.html"
 _MAKER_WITHIN = 2000  # first bytes of a file, in which its maker is named
@@ -31,7 +31,9 @@ def write_report(records: Sequence[RunRecord], to: Path | None) -> list[Path]:
     RunError: the disk is full.
     """
     need_matplotlib()
-    directory = to or (records[0].directory if len(records) == 1 else _FOR_SEVERAL)
+    directory = to or _FOR_SEVERAL
+    if to is None and len(records) == 1:
+        directory = records[0].directory
     _check_directory(directory)
     from samecurve.observe.report.charts import draw
     from samecurve.observe.report.page import page
@@ -46,9 +48,14 @@ def write_report(records: Sequence[RunRecord], to: Path | None) -> list[Path]:
     return _publish(directory, contents)
 
 
-def report_numbers(records: Sequence[RunRecord]) -> dict[str, Any]:
+class ReportNumbers(TypedDict, total=False):
+    runs: list[Summary]
+    differences: dict[str, dict[str, list[object]]]  # only where there are several
+
+
+def report_numbers(records: Sequence[RunRecord]) -> ReportNumbers:
     """The summaries, and what differs between several."""
-    numbers: dict[str, Any] = {"runs": [summary(record) for record in records]}
+    numbers: ReportNumbers = {"runs": [summary(record) for record in records]}
     if len(records) > 1:
         numbers["differences"] = differences(records)
     return numbers
