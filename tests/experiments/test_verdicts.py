@@ -1,13 +1,15 @@
 """What `verify` says of two trajectories, without ranks."""
 
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import pytest
 
-from samecurve.core.protocols import StoredArrays
 from samecurve.experiments.layout_runner import Trajectory
 from samecurve.experiments.verdicts import judge
+
+if TYPE_CHECKING:
+    from samecurve.core.protocols import StoredArrays
 
 
 def trajectory(second: float, norm: float = 1.0) -> Trajectory:
