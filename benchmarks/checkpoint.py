@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -25,7 +25,6 @@ from torch import nn
 
 from benchmarks.common import alternate, config_of, trained, write
 from samecurve import Mean
-from samecurve.core.events import Event
 from samecurve.core.planning.plan import plan
 from samecurve.core.protocols import Rank
 from samecurve.probe import probe
@@ -36,6 +35,9 @@ from samecurve.torch_engine.engine import TorchEngine
 from samecurve.torch_engine.process_group import Comm
 from samecurve.worker.checkpointing import checkpoint_store
 from samecurve.worker.context import RankContext
+
+if TYPE_CHECKING:
+    from samecurve.core.events import Event
 
 WIDTH, LAYERS, BATCH, AT, AFTER, LR = 2048, 6, 48, 8, 5, 1e-3
 STEPS = AT + AFTER + 1

@@ -32,6 +32,7 @@ from samecurve.torch_engine.engine import TorchEngine
 from samecurve.torch_engine.process_group import Comm
 
 WORLD, EACH, CLIP, LR, WARM = 2, 4, 1.0, 3e-4, 3
+PORT = 29_400  # where the other trainers' ranks meet
 NEEDS = {
     "accelerate": ("accelerate",),
     "fabric": ("lightning",),
@@ -76,7 +77,7 @@ def parts() -> tuple[nn.Module, torch.optim.Optimizer]:
     return model, torch.optim.AdamW(model.parameters(), lr=LR, fused=True)
 
 
-def plain(rank: int, steps: int, home: Path, **how: Any) -> float:
+def plain(rank: int, steps: int, _home: Path, **how: Any) -> float:
     inner, optimizer = parts()
     model, clock = DistributedDataParallel(inner, gradient_as_bucket_view=True, **how), Clock()
     for batch in batches(rank, steps):
@@ -132,7 +133,7 @@ def ours(rank: int, steps: int, home: Path) -> float:
     return clock.seconds()
 
 
-def accelerate(rank: int, steps: int, home: Path) -> float:
+def accelerate(rank: int, steps: int, _home: Path) -> float:
     from accelerate import Accelerator
 
     accelerator = Accelerator(cpu=True)
@@ -150,7 +151,7 @@ def accelerate(rank: int, steps: int, home: Path) -> float:
     return clock.seconds()
 
 
-def fabric(rank: int, steps: int, home: Path) -> float:
+def fabric(rank: int, steps: int, _home: Path) -> float:
     from lightning.fabric import Fabric
 
     made = Fabric(accelerator="cpu", devices=WORLD, strategy="ddp")
@@ -236,7 +237,7 @@ SIDES: dict[str, Callable[[int, int, Path], float]] = {
 }
 
 
-def one(rank: int, group: Any, name: str, steps: int, home: str, port: int) -> float:
+def one(rank: int, _group: Any, name: str, steps: int, home: str) -> float:
     """One side's run, in one of the two processes."""
     os.environ.update(
         RANK=str(rank),
@@ -244,7 +245,7 @@ def one(rank: int, group: Any, name: str, steps: int, home: str, port: int) -> f
         WORLD_SIZE=str(WORLD),
         LOCAL_WORLD_SIZE=str(WORLD),
         MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(port),
+        MASTER_PORT=str(PORT),
         GROUP_RANK="0",
         ACCELERATE_USE_CPU="true",
         TORCHELASTIC_RUN_ID="benchmark",
@@ -280,7 +281,7 @@ def main() -> None:
             def once() -> float:
                 home = Path(scratch, str(next(number)))
                 home.mkdir()
-                return float(max(ranks.run(WORLD, one, name, given.steps, str(home), 29_400)))
+                return float(max(ranks.run(WORLD, one, name, given.steps, str(home))))
 
             return once
 

@@ -67,12 +67,13 @@ def values_of(home: Path, mode: str, world: int, dtype: str) -> dict[str, Any]:
 
 
 def race(
-    index: int, group: dist.ProcessGroup, home: Path, modes: list[str], dtype: str, device: str
+    index: int, group: dist.ProcessGroup, home: Path, modes: list[str], where: tuple[str, str]
 ) -> Mapping[str, Any]:
-    """One rank: modes in turn, step by step.
+    """One rank: modes in turn, step by step. where: precision and device.
 
     Returns seconds of each step by mode, and peak bytes.
     """
+    dtype, device = where
     world, place = dist.get_world_size(group), torch.device(device)
     runners = {}
     for mode in modes:
@@ -137,13 +138,13 @@ def main() -> None:
         (home / "text.txt").write_text("".join(f"{i} squared is {i * i}\n" for i in range(40_000)))
         for world in map(int, given.worlds.split(",")):
             with pool(world, home / "ranks.log", 1800) as ranks:
-                raced = ranks.run(world, race, home, list(MODES), given.dtype, given.device)[0]
+                raced = ranks.run(world, race, home, list(MODES), (given.dtype, given.device))[0]
             peaks = {}
             for mode in MODES:
                 with pool(world, home / "ranks.log", 1800) as ranks:
                     peaks[mode] = max(
                         one["peak"]
-                        for one in ranks.run(world, race, home, [mode], given.dtype, given.device)
+                        for one in ranks.run(world, race, home, [mode], (given.dtype, given.device))
                     )
             times = raced["seconds"]
             for mode in MODES:

@@ -30,6 +30,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch._inductor.config as inductor_config
 from torch._C._autograd import (
     DeviceType,  # public in torch.autograd, where type checkers do not see it
 )
@@ -144,7 +145,7 @@ def ceiling(device: torch.device) -> float | None:
 def measured(side: Callable[[Setting], float], setting: Setting) -> tuple[float, int | None]:
     """(seconds a step, bytes allocated at most)."""
     gpu = setting.device.type == "cuda"
-    torch._dynamo.reset()
+    torch.compiler.reset()
     if gpu:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
@@ -323,7 +324,7 @@ def main() -> None:
         if side.needs and version(side.needs) is None
     }
     with tempfile.TemporaryDirectory() as scratch:
-        torch._inductor.config.fx_graph_cache = True
+        inductor_config.fx_graph_cache = True
         setting, found = (
             setting_of(arguments, Path(scratch)),
             {name: Found([], None) for name in wanted if name not in skipped},

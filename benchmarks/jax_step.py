@@ -167,9 +167,12 @@ def raw(task: Any, made: Plan, mesh: Any, state: Any, step: Callable[..., Any]) 
 
 
 def programs(
-    engine: Any, task: Any, made: Plan, mesh: Any, state: Any, step: Callable[..., Any]
+    engine: Any, task: Any, made: Plan, mesh: Any, peer: tuple[Any, Callable[..., Any]]
 ) -> float:
-    """Median ratio of one compiled step to the other, run in turn on the same rows."""
+    """Median ratio of one compiled step to the other, run in turn on the same rows.
+
+    peer: the other one's state and step.
+    """
     import jax
     from jax.sharding import NamedSharding, PartitionSpec
 
@@ -177,6 +180,7 @@ def programs(
         iter(Feed(made, made.devices_of(0), task.train_data(), None, engine.stage, prefetch=0))
     )[1]
     tokens, labels = next(batches(task, made, NamedSharding(mesh, PartitionSpec("data"))))
+    state, step = peer
     own, ratios = engine.init(), []
     for number in range(made.steps):
         began = time.perf_counter()
@@ -193,13 +197,15 @@ def programs(
 def measure(size: str, devices: str, home: Path) -> dict[str, Any]:
     from jax.sharding import Mesh
 
+    from samecurve.jax_engine.model import open_model
     from samecurve.jax_engine.runtime import devices_of
 
     config, task, made = setting(home, size, devices)
     engine: Any = join_warm(made, 0, None).make_engine(task, config.optimizer)
     mesh = Mesh(np.array(devices_of(made)), ("data",))
     found: dict[str, list[float]] = {"samecurve": [], "raw": []}
-    begin, step = raw_step(engine._model.merge(engine.init()["params"]), config.optimizer, mesh)
+    flax_model, _ = open_model(task, made.precision, made.recompute, made.fixed.seed)
+    begin, step = raw_step(flax_model.merge(engine.init()["params"]), config.optimizer, mesh)
     busy = []
     for _ in range(ALTERNATIONS):
         psutil.cpu_percent()
@@ -218,7 +224,7 @@ def measure(size: str, devices: str, home: Path) -> dict[str, Any]:
     added = statistics.median(ours - raw for ours, raw in turns) * 1e6
     ratio = statistics.median(ratios)
     print(f"{size:<7}ratio     {ratio:9.3f}   samecurve adds {added:.0f} us a step")
-    alone = programs(engine, task, made, mesh, begin(), step)
+    alone = programs(engine, task, made, mesh, (begin(), step))
     print(f"{size:<7}programs  {alone:9.3f}   by themselves, in turn")
     return {
         "programs_ratio": alone,

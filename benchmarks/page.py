@@ -21,7 +21,8 @@ better than its absolute times, which are of small shared machines. `n` is the n
 medians are shown.
 The others come with the extra `bench` (`pip install -e '.[bench]'`)."""
 
-_PUBLISHED = """Predictions of `samecurve plan --machine`, not measurements: `benchmarks/published.py`. Nothing of
+_PUBLISHED = """\
+Predictions of `samecurve plan --machine`, not measurements: `benchmarks/published.py`. Nothing of
 ours ran on these machines. The assumed MFU is the largest part of the error; with the MFU fitted at
 a family's first row, the others show what the model of the collectives adds: 2 to 10 % too fast at
 128 to 512 devices, since stragglers, contention for the GPU and NCCL's later algorithms are not in
@@ -48,7 +49,7 @@ def overhead(found: Result) -> str:
         )
         rows.append([name, f"{statistics.median(times) * 1e6:.0f}", *beyond])
     return f"n = {len(raw)}, {found['steps']} steps each, batch {found['batch']}.\n\n" + table(
-        ["trainer", "µs a step", "beyond the raw loop", "least and most"], rows
+        ["trainer", "\N{MICRO SIGN}s a step", "beyond the raw loop", "least and most"], rows
     )
 
 

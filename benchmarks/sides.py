@@ -65,7 +65,7 @@ class Clock:
         self.seconds, self._began = (now - self._began) / self._setting.steps, now
 
 
-def samecurve(setting: Setting, around: Around = nullcontext, float8: bool = False) -> float:
+def samecurve(setting: Setting, around: Around = nullcontext, *, float8: bool = False) -> float:
     """Its whole loop, journal and heartbeat included.
 
     A step is told of when the next one is queued, so the clock waits for nothing. around: the last

@@ -64,7 +64,7 @@ class Waves:
 
 
 class Race:
-    def __init__(self, model, data):
+    def __init__(self, model):
         self.fields = model
 
     def model(self):
