@@ -148,3 +148,9 @@ def test_the_schema_and_its_table_in_the_docs_are_current() -> None:
         json.dumps(json_schema(Tasks()))
     )
     assert as_table(Tasks()) in (ROOT / "docs/config.md").read_text()
+
+
+def test_the_table_tells_sizes_from_epochs() -> None:
+    table = as_table(Tasks())
+    assert "\n| `devices.memory` | whole number or size (40GiB) |" in table
+    assert "\n| `train.save_every` | whole number or epochs (2ep) |" in table

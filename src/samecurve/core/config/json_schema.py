@@ -6,15 +6,26 @@ from collections.abc import Iterator
 from typing import Any
 
 from samecurve.core.config.sections import Registry, config_class
+from samecurve.core.config.values import EPOCHS_PATTERN, SIZE_PATTERN
+
+Schema = dict[str, Any]  # JSON Schema
+# what is written as a text of its own form: pattern -> its kind, with an example
+_WRITTEN = {EPOCHS_PATTERN: "epochs (2ep)", SIZE_PATTERN: "size (40GiB)"}
 
 
-def json_schema(registry: Registry) -> dict[str, Any]:
+def json_schema(registry: Registry) -> Schema:
     """One schema for each task, told apart by `task`."""
     schemas = [
         config_class(task, registry.sections(task)).model_json_schema() for task in registry.names()
     ]
-    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Samecurve config"}
-    return {**head, **(schemas[0] if len(schemas) == 1 else {"anyOf": schemas})}
+    tasks = {"anyOf": schemas}
+    if len(schemas) == 1:
+        tasks = schemas[0]
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Samecurve config",
+        **tasks,
+    }
 
 
 def as_table(registry: Registry) -> str:
@@ -29,34 +40,30 @@ def as_table(registry: Registry) -> str:
     return "\n".join(rows)
 
 
-def _rows(
-    schema: dict[str, Any], definitions: dict[str, Any], prefix: str
-) -> Iterator[tuple[str, str, str, str]]:
+def _rows(schema: Schema, definitions: Schema, prefix: str) -> Iterator[tuple[str, str, str, str]]:
     for name, field in schema.get("properties", {}).items():
         inner = definitions.get(str(field.get("$ref", "")).rpartition("/")[2])
         if inner and "properties" in inner:
             yield from _rows(inner, definitions, f"{prefix}{name}.")
             continue
-        default = "" if field.get("default") is None else f"`{_plain(field['default'])}`"
-        yield prefix + name, _kind(field), default, field.get("description", "")
+        default = field.get("default")
+        shown = "" if default is None else f"`{_plain(default)}`"
+        yield prefix + name, _kind(field), shown, field.get("description", "")
         listed = definitions.get(str(field.get("items", {}).get("$ref", "")).rpartition("/")[2])
         if listed:
             yield from _rows(listed, definitions, f"{prefix}{name}[].")
 
 
-def _kind(field: dict[str, Any]) -> str:
+def _kind(field: Schema) -> str:
     if "anyOf" in field:
-        return " or ".join(
-            dict.fromkeys(
-                _kind(option) for option in field["anyOf"] if option.get("type") != "null"
-            )
-        )
+        options = [option for option in field["anyOf"] if option.get("type") != "null"]
+        return " or ".join(dict.fromkeys(map(_kind, options)))
     if "enum" in field:
         return ", ".join(map(str, field["enum"]))
     if "const" in field:
         return str(field["const"])
-    if "pattern" in field:
-        return "epochs (2ep)"
+    if field.get("pattern") in _WRITTEN:
+        return _WRITTEN[field["pattern"]]
     if field.get("type") == "array":
         items = field.get("items") or (field.get("prefixItems") or [{}])[0]
         return f"list of {_kind(items) or 'sections'}"
@@ -68,9 +75,8 @@ def _kind(field: dict[str, Any]) -> str:
     }.get(field.get("type", ""), "")
 
 
-def _plain(value: Any) -> str:
-    return (
-        str(list(value) if isinstance(value, tuple) else value)
-        .replace("True", "true")
-        .replace("False", "false")
-    )
+def _plain(value: object) -> str:
+    """As one writes it in a config file."""
+    if isinstance(value, tuple):
+        value = list(value)
+    return str(value).replace("True", "true").replace("False", "false")

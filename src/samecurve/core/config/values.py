@@ -9,17 +9,20 @@ from pydantic import BeforeValidator, Field, PlainValidator, PositiveFloat
 
 from samecurve.units import parse_bytes
 
+EPOCHS_PATTERN = r"^\d+(\.\d+)?ep$"
+SIZE_PATTERN = r"^\d+(\.\d+)?\s*[KMGTP]?i?B$"
+
 
 def _duration(value: object) -> int | str:
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
-    if isinstance(value, str) and re.fullmatch(r"\d+(\.\d+)?ep", value):
+    if isinstance(value, str) and re.fullmatch(EPOCHS_PATTERN, value):
         return value
     raise ValueError("must be a number of steps (500) or of epochs (2ep)")
 
 
 _DURATION_SCHEMA = {
-    "anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": r"^\d+(\.\d+)?ep$"}]
+    "anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": EPOCHS_PATTERN}]
 }
 Duration = Annotated[
     int | str, PlainValidator(_duration), Field(json_schema_extra=cast("Any", _DURATION_SCHEMA))
@@ -37,7 +40,7 @@ def _size(value: object) -> int:
 _SIZE_SCHEMA = {
     "anyOf": [
         {"type": "integer", "exclusiveMinimum": 0},
-        {"type": "string", "pattern": r"^\d+(\.\d+)?\s*[KMGTP]?i?B$"},
+        {"type": "string", "pattern": SIZE_PATTERN},
     ]
 }
 Size = Annotated[int, PlainValidator(_size), Field(json_schema_extra=cast("Any", _SIZE_SCHEMA))]
