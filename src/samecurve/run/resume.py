@@ -25,6 +25,8 @@ from samecurve.run.lock import Lock, is_live
 from samecurve.tasks import Tasks
 from samecurve.units import first_and_count
 
+Flat = dict[str, Any]  # a config by dotted keys
+
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
@@ -63,7 +65,10 @@ def find_origin(loaded: LoadedConfig, options: Options) -> Origin:
                 "--resume never",
             )
         return Origin()
-    run = Run(options.save_dir) if options.save_dir else _unfinished(loaded, options.init_from)
+    if options.save_dir:
+        run: Run | None = Run(options.save_dir)
+    else:
+        run = _unfinished(loaded, options.init_from)
     if run is None or not run.exists():
         return Origin()
     origin = _newest_of(run)
@@ -76,59 +81,74 @@ def find_origin(loaded: LoadedConfig, options: Options) -> Origin:
 def _newest_of(run: Run) -> Origin:
     Lock(run).release()  # a live run takes its older checkpoints away: refused before they are read
     checkpoint, damaged = newest(run.checkpoints)
-    start = checkpoint.name if checkpoint else "the start"
-    notes = [f"{line}; going on from {start}" for line in damaged]
     if checkpoint is None:
-        return Origin(run, notes=notes)
+        return Origin(run, notes=[f"{line}; going on from the start" for line in damaged])
+    notes = [f"{line}; going on from {checkpoint.name}" for line in damaged]
     return Origin(run, checkpoint, read_manifest(checkpoint), notes=notes)
 
 
 def _from_path(path: Path, options: Options) -> Origin:
-    """--resume PATH: a run directory, or one checkpoint of one."""
+    """--resume PATH: a run directory, or one checkpoint of one. With --save-dir elsewhere, a new
+    run begins from it.
+    """
+    save_dir = options.save_dir
     if Run(path).exists():
         origin = _newest_of(Run(path))
-        if origin.checkpoint is None and options.save_dir:
+        if origin.checkpoint is None and save_dir:
             raise UserError(
                 f"{path} has no checkpoint to begin from",
                 "a run that has saved, or leave --resume out",
                 "--resume",
             )
     elif (path / MANIFEST).is_file():
-        try:
-            found = verify(path)
-        except CorruptCheckpointError as error:
-            raise UserError(
-                f"checkpoint {path}: {error}",
-                "another checkpoint, or the run directory, which falls back to the newest"
-                " whole one",
-                "--resume",
-            ) from None
-        home = Run(path.resolve().parent.parent)
-        origin = Origin(home if home.exists() else None, path, found)
+        origin = _from_checkpoint(path)
     else:
         raise UserError(
             f"{path} is neither a run directory nor a checkpoint",
             "a directory with plan.json, or one with manifest.json in it",
             "--resume",
         )
-    same = options.save_dir is None or (
-        origin.run is not None and options.save_dir.resolve() == origin.run.home.resolve()
-    )
-    if same and origin.run:
+    if origin.run and (save_dir is None or _is_same_place(save_dir, origin.run.home)):
         return origin
-    if (
-        options.save_dir and Run(options.save_dir).exists()
-    ):  # begun before by this very command: go on with it
-        run = Run(options.save_dir)
-        if run.parent_checkpoint() != str(origin.checkpoint):
-            raise UserError(
-                f"{options.save_dir} holds another run already",
-                "another --save-dir for the run that begins from this checkpoint",
-                "--save-dir",
-            )
-        newer = _newest_of(run)
-        return newer if newer.checkpoint else replace(origin, run=run, own=False)
+    if save_dir and Run(save_dir).exists():
+        return _begun_before(Run(save_dir), origin)
     return replace(origin, run=None, own=False)
+
+
+def _from_checkpoint(path: Path) -> Origin:
+    try:
+        manifest = verify(path)
+    except CorruptCheckpointError as error:
+        raise UserError(
+            f"checkpoint {path}: {error}",
+            "another checkpoint, or the run directory, which falls back to the newest whole one",
+            "--resume",
+        ) from None
+    run = Run(path.resolve().parent.parent)
+    if not run.exists():
+        return Origin(None, path, manifest)
+    return Origin(run, path, manifest)
+
+
+def _is_same_place(one: Path, other: Path) -> bool:
+    return one.resolve() == other.resolve()
+
+
+def _begun_before(run: Run, origin: Origin) -> Origin:
+    """The run that this very command began from another's checkpoint before: gone on with.
+
+    UserError: it is none of this checkpoint's.
+    """
+    if run.parent_checkpoint() != str(origin.checkpoint):
+        raise UserError(
+            f"{run.home} holds another run already",
+            "another --save-dir for the run that begins from this checkpoint",
+            "--save-dir",
+        )
+    newer = _newest_of(run)
+    if newer.checkpoint:
+        return newer
+    return replace(origin, run=run, own=False)
 
 
 def _unfinished(loaded: LoadedConfig, init_from: Path | None) -> Run | None:
@@ -149,7 +169,7 @@ def _unfinished(loaded: LoadedConfig, init_from: Path | None) -> Run | None:
     return None
 
 
-def _comparable(config: Config) -> dict[str, Any]:
+def _comparable(config: Config) -> Flat:
     return config.model_dump(
         mode="json",
         exclude={
@@ -178,7 +198,9 @@ def fixed_of(origin: Origin, options: Options) -> Fixed | None:
                 "leave --new-batch out",
                 "--new-batch",
             )
-        return replace(origin.run.read_plan().fixed, anchor=Anchor()) if origin.run else None
+        if origin.run is None:
+            return None
+        return replace(origin.run.read_plan().fixed, anchor=Anchor())
     fixed = Fixed.from_json(origin.manifest["fixed"])
     if not options.new_batch:
         return fixed
@@ -191,17 +213,18 @@ def fixed_of(origin: Origin, options: Options) -> Fixed | None:
 
 def refuse_changes(origin: Origin, config: Config) -> None:
     """What the model or the data is can't change under way; what else did is noted."""
-    saved = origin.manifest.get("config") or (
-        flatten(origin.run.read_config(Tasks())) if origin.run else {}
-    )
-    before, after = _plain({"optimizer.groups": [], **saved}), _plain(flatten(config))
+    before = _config_before(origin)
+    if not before:
+        return
+    after = _plain(flatten(config))
     _refuse_thawed(origin, before["optimizer.groups"], config)
-    changed = _changed_keys(before, after) if saved else []
     indifferent = {f"data.{name}" for name in config.data.indifferent}
-    changed = [key for key in changed if key not in indifferent]
+    changed = [key for key in _changed_keys(before, after) if key not in indifferent]
     fatal = [key for key in changed if _is_model_or_data(key) or key in {"task", "optimizer.name"}]
     if fatal:
-        where = origin.checkpoint or (origin.run.home if origin.run else "")
+        where = origin.checkpoint
+        if where is None and origin.run:
+            where = origin.run.home
         raise UserError(
             f"this run began with another model or data: {_changes(fatal, before, after)}",
             "the config as it was, or a new run with another --save-dir",
@@ -213,7 +236,17 @@ def refuse_changes(origin: Origin, config: Config) -> None:
         origin.notes.append(f"changed since the run was last saved: {changes}")
 
 
-def _changed_keys(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+def _config_before(origin: Origin) -> Flat:
+    """As the run was last saved or, where it never was, as it was started; {}: a new run."""
+    config: Flat = origin.manifest.get("config", {})
+    if not config and origin.run:
+        config = flatten(origin.run.read_config(Tasks()))
+    if not config:
+        return {}
+    return _plain({"optimizer.groups": [], **config})  # older ones have no groups
+
+
+def _changed_keys(before: Flat, after: Flat) -> list[str]:
     """Keys of both, and those of model and data that only one has."""
     changed = []
     for key in {**after, **before}:
@@ -248,13 +281,13 @@ def _refuse_thawed(origin: Origin, before: list[Any], config: Config) -> None:
         )
 
 
-def _plain(values: dict[str, Any]) -> dict[str, Any]:
-    return {
-        key: list(value) if isinstance(value, tuple) else value for key, value in values.items()
-    }
+def _plain(values: Flat) -> Flat:
+    """Lists instead of tuples, as JSON has them."""
+    lists = {key: list(value) for key, value in values.items() if isinstance(value, tuple)}
+    return {**values, **lists}
 
 
-def _changes(keys: list[str], before: dict[str, Any], after: dict[str, Any]) -> str:
+def _changes(keys: list[str], before: Flat, after: Flat) -> str:
     return ", ".join(f"{key} {before.get(key)} -> {after.get(key)}" for key in keys)
 
 
