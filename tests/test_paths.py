@@ -10,7 +10,7 @@ import samecurve
 from samecurve.core.events import PHASES
 from samecurve.launch import hang_watch, launchers, supervisor
 from samecurve.launch.script import bootstrap
-from samecurve.launch.script import run as script_run
+from samecurve.launch.script import attempt as script_attempt
 from samecurve.observe.heartbeat import read_beat
 from samecurve.run.attempt import Attempt
 from samecurve.worker import data_workers, flight_recorder, main
@@ -62,7 +62,7 @@ def test_processes_are_started_from_where_their_files_lie() -> None:
     assert data_workers.__name__ == hang_watch.DATA_WORKERS
     assert main.__name__ in launchers.rank_command(Attempt("name", "run"), {}).arguments
     assert Path(supervisor.__file__).with_name("orphan_guard.py").is_file()
-    assert Path(str(bootstrap.__file__)) == script_run.BOOTSTRAP
+    assert Path(str(bootstrap.__file__)) == script_attempt.BOOTSTRAP
     assert Path(bootstrap.PACKAGE) == PACKAGE
     assert Path(str(flight_recorder.__file__)) == Path(bootstrap.PACKAGE, bootstrap.RECORDER)
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from samecurve.checkpoint.format import CorruptCheckpointError, load, verify
-from samecurve.checkpoint.store import Published, Store, checkpoints, newest, sweep
+from samecurve.checkpoint.store import Published, Publisher, Store, checkpoints, newest, sweep
 from samecurve.core.protocols import ArrayShard, Rank, arrays_to_write
 from samecurve.errors import RunError
 
@@ -39,16 +39,12 @@ def store(
             "versions": {},
         }
 
-    return Store(
-        home,
-        Rank(rank, rank, world),
-        keep=keep,
-        attempt="t",
-        is_publisher=rank == 0,
-        meta=meta,
-        before=lambda: None,
-        published=(saves if saves is not None else []).append,
-    )
+    publisher = None
+    if rank == 0:
+        if saves is None:
+            saves = []
+        publisher = Publisher(keep=keep, meta=meta, before=lambda: None, published=saves.append)
+    return Store(home, Rank(rank, rank, world), attempt="t", publisher=publisher)
 
 
 def save(home: Path, step: int, loss: float | None = None, keep: int = 3) -> None:

@@ -46,33 +46,29 @@ class Published:
     blocked: float  # of those, how long training stood still
 
 
+@dataclass(frozen=True, kw_only=True)
+class Publisher:
+    """What the one rank that publishes does beside writing, in the store's thread."""
+
+    keep: int  # how many of the newest checkpoints stay, beside the best
+    meta: Callable[[int], Mapping[str, object]]  # step -> what the manifest says beside the arrays
+    before: Callable[[], None]  # called before the rename: the journal is synced here
+    published: Callable[[Published], None]  # called after it
+
+
 class Store:
     """Writes this rank's part of each checkpoint, and publishes the whole if that is its task.
 
     home: the run's checkpoints directory.
-    keep: how many of the newest stay, beside the best.
     attempt: the name of this start.
-    is_publisher: whether this rank publishes.
-    meta: step -> what the manifest says beside the arrays.
-    before: called by the publisher, in its thread, before the rename (the journal is synced there).
-    published: called by it after the rename.
+    publisher: None: another rank publishes.
     """
 
     def __init__(
-        self,
-        home: Path,
-        rank: Rank,
-        *,
-        keep: int,
-        attempt: str,
-        is_publisher: bool,
-        meta: Callable[[int], Mapping[str, Any]],
-        before: Callable[[], None],
-        published: Callable[[Published], None],
+        self, home: Path, rank: Rank, *, attempt: str, publisher: Publisher | None
     ) -> None:
         self._home, self._rank = home, rank
-        self._keep, self._attempt, self._is_publisher = keep, attempt, is_publisher
-        self._meta, self._before, self._published = meta, before, published
+        self._attempt, self._publisher = attempt, publisher
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self._abandoned = threading.Event()
@@ -103,9 +99,16 @@ class Store:
         def write() -> None:
             try:
                 self._write(scratch, pieces)
-                if self._is_publisher:
-                    meta = {**self._meta(step), "loop": dict(loop)}
-                    self._publish(step, scratch, meta, began=began, blocked=blocked)
+                if not self._publisher:
+                    return
+                meta = {**self._publisher.meta(step), "loop": dict(loop)}
+                size = self._publish(self._publisher, step, scratch, meta)
+                if size is None:
+                    return
+                path, seconds = self._home / name_of(step), time.perf_counter() - began
+                save = Published(step, str(path), size, seconds=seconds, blocked=blocked)
+                self._publisher.published(save)
+                prune(self._home, self._publisher.keep)
             except BaseException as error:  # raised in the loop, by check()
                 self._error = error
 
@@ -152,28 +155,28 @@ class Store:
         write_json(scratch / _marker(index), written.to_json())
 
     def _publish(
-        self, step: int, scratch: Path, meta: Mapping[str, Any], *, began: float, blocked: float
-    ) -> None:
-        """Wait for all ranks, write the manifest, and rename."""
+        self, publisher: Publisher, step: int, scratch: Path, meta: Mapping[str, object]
+    ) -> int | None:
+        """Wait for all ranks, write the manifest, and rename.
+
+        Returns the checkpoint's bytes; None: it was abandoned.
+        """
         markers = [scratch / _marker(index) for index in range(self._rank.world_size)]
         while not all(marker.exists() for marker in markers):
             if self._abandoned.wait(_POLL):
-                return
+                return None
         written = [json.loads(marker.read_text()) for marker in markers]
         write_json(scratch / MANIFEST, make_manifest(meta, written))
         for marker in markers:
             marker.unlink()
         sync_directory(scratch)
-        self._before()
+        publisher.before()
         final = self._home / name_of(step)
         if final.exists():  # this step was saved before the run was resumed from an older one
             _remove(final)
         scratch.rename(final)
         sync_directory(self._home)
-        size = sum(rank["bytes"] for rank in written)
-        seconds = time.perf_counter() - began
-        self._published(Published(step, str(final), size, seconds=seconds, blocked=blocked))
-        prune(self._home, self._keep)
+        return sum(int(rank["bytes"]) for rank in written)
 
 
 def _marker(rank: int) -> str:
@@ -191,7 +194,7 @@ def prune(home: Path, keep: int) -> None:
     """Leave the newest `keep` and the one with the lowest evaluation loss."""
     paths = checkpoints(home)
     losses = {path: loss for path in paths if (loss := _loss(path)) is not None}
-    best = min(losses, key=lambda path: losses[path]) if losses else None
+    best = min(losses, key=lambda path: losses[path], default=None)
     for path in paths[keep:]:
         if path != best:
             _remove(path)
@@ -216,7 +219,8 @@ def sweep(home: Path) -> None:
 
 
 def _scratches(home: Path) -> Iterator[Path]:
-    return home.glob(".step-*") if home.is_dir() else iter(())
+    if home.is_dir():
+        yield from home.glob(".step-*")
 
 
 def _loss(path: Path) -> float | None:
@@ -228,8 +232,8 @@ def _loss(path: Path) -> float | None:
     loop = manifest["loop"]
     if loop.get("metrics_step") != manifest["step"]:
         return None
-    loss = loop.get("metrics", {}).get("loss")
-    return None if loss is None else float(loss)
+    loss: float | None = loop.get("metrics", {}).get("loss")
+    return loss
 
 
 def _remove(path: Path) -> None:

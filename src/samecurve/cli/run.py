@@ -63,7 +63,7 @@ def run(script: str, arguments: tuple[str, ...], **options: Any) -> None:
     What follows SCRIPT is the script's.
     """
     exit_on_sigterm()
-    from samecurve.launch.script.run import Request
+    from samecurve.launch.script.attempt import Request
     from samecurve.launch.script.run import run as run_script
 
     sys.exit(run_script(Request(script, arguments, **options)))

@@ -98,18 +98,13 @@ def train(
     return state, outcome
 
 
-def evaluate(
-    *,
-    engine: Engine[State, Staged],
-    feed: Feed[Staged],
-    saved: Checkpoint,
-    record: Record,
-    summarize: Summarize,
-) -> Outcome:
+def evaluate(context: LoopContext[State, Staged], saved: Checkpoint) -> Outcome:
     """The metrics of `saved`, and nothing trained."""
     began = time.perf_counter()
-    metrics = _measure(engine, engine.restore(saved), feed.evaluation(), summarize)
-    record(Event("evaluated", saved.step, {**metrics, "seconds": time.perf_counter() - began}))
+    state = context.engine.restore(saved)
+    metrics = _measure(context.engine, state, context.feed.evaluation(), context.summarize)
+    seconds = time.perf_counter() - began
+    context.record(Event("evaluated", saved.step, {**metrics, "seconds": seconds}))
     return "finished"
 
 

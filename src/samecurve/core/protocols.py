@@ -198,11 +198,15 @@ class Feed(Protocol[Staged]):
 
 
 class Store(Protocol):
-    """Writes checkpoints beside the training."""
+    """Writes checkpoints beside the training.
+
+    abandon: the run has failed, wait for no other rank any more.
+    """
 
     def save(self, step: int, pieces: Sequence[ArrayShard], loop: Mapping[str, Any]) -> None: ...
     def check(self) -> None: ...
     def close(self) -> None: ...
+    def abandon(self) -> None: ...
 
 
 class Requests(Protocol):

@@ -90,4 +90,6 @@ def check_finite(names: Sequence[str]) -> None:
 
 def _some(names: Sequence[str]) -> str:
     first = ", ".join(names[:4])
-    return f"{first} and {len(names) - 4} more" if len(names) > 4 else first
+    if len(names) <= 4:
+        return first
+    return f"{first} and {len(names) - 4} more"

@@ -225,7 +225,9 @@ class Feed(Generic[Staged]):
         """Microbatch by microbatch, since held-out data may be more than memory holds; some are
         asked for ahead.
         """
-        most = self._workers.depth if self._workers else 0
+        most = 0
+        if self._workers:
+            most = self._workers.depth
         ahead: deque[Read] = deque()
         for begin, end in spans:
             ahead.append((begin, end, self._ask(_HELD_OUT, ids[begin:end])))
@@ -293,7 +295,9 @@ class Feed(Generic[Staged]):
             )
 
     def _keys(self, ids: Ids, epoch: int) -> NDArray[np.int64] | None:
-        return row_keys(self._plan.fixed.seed, epoch, ids) if self._plan.keyed_dropout else None
+        if not self._plan.keyed_dropout:
+            return None
+        return row_keys(self._plan.fixed.seed, epoch, ids)
 
     def _groups_ahead(self) -> Iterator[list[Batch[Staged]]]:
         ready: queue.SimpleQueue[list[Batch[Staged]] | BaseException | None] = queue.SimpleQueue()

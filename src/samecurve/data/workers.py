@@ -200,6 +200,8 @@ def _receive(pipe: Connection) -> Rows:
 
 def _samples(ids: Ids) -> str:
     shown = ", ".join(map(str, ids[:_SHOWN].tolist()))
-    plural = "s" if len(ids) > 1 else ""
-    more = f" and {len(ids) - _SHOWN} more" if len(ids) > _SHOWN else ""
-    return f"sample{plural} {shown}{more}"
+    if len(ids) == 1:
+        return f"sample {shown}"
+    if len(ids) <= _SHOWN:
+        return f"samples {shown}"
+    return f"samples {shown} and {len(ids) - _SHOWN} more"

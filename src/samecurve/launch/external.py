@@ -7,7 +7,7 @@ import sys
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from samecurve.core.config.sections import LoadedConfig
 from samecurve.core.planning.layout import choose_devices
@@ -34,6 +34,9 @@ from samecurve.system import LAUNCHER, STOP_SIGNAL
 from samecurve.worker.cluster_env import is_first, is_first_of_host, meet
 from samecurve.worker.main import LEAVE_SECONDS, run_rank, run_rank_with_note
 from samecurve.worker.preflight import end_hanging_process, record_failure
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store
 
 
 class ReadConfig(Protocol):
@@ -142,7 +145,7 @@ def run_as_external_rank(rank: Rank, read: ReadConfig, options: Options, *, head
 
 
 def _lead(
-    prepared: PreparedRun, rank: Rank, rendezvous: Any, *, limit: HangLimit, headless: bool
+    prepared: PreparedRun, rank: Rank, rendezvous: "Store", *, limit: HangLimit, headless: bool
 ) -> int:
     """The first rank trains, and shows what the run does. SamecurveError: why it failed."""
     run, plan, attempt = prepared.run, prepared.plan, prepared.attempt
@@ -160,7 +163,7 @@ def _lead(
     ):
         try:
             if not attempt.coordinator:
-                run_rank(attempt, rank, store=rendezvous, catch_stop=True)
+                run_rank(attempt, rank, rendezvous=rendezvous, catch_stop=True)
                 return 0
             code = _run_child(attempt, rank)
             if code == 0 or code > 128:
@@ -180,7 +183,7 @@ def _lead(
     raise failure
 
 
-def follow_leader(rank: Rank, store: Any, rendezvous: Any) -> int:
+def follow_leader(rank: Rank, store: "Store", rendezvous: "Store") -> int:
     """Another rank does what the first one says. Returns the exit code."""
     until = time.monotonic() + _PREPARED
     while not store.check([_DECISION]):
@@ -206,7 +209,7 @@ def follow_leader(rank: Rank, store: Any, rendezvous: Any) -> int:
     if attempt.coordinator:
         return _exit_code_of_follower(_run_child(attempt, rank), rank, attempt)
     log_to(Run(Path(attempt.run)).logs / f"rank-{rank.index}.log", attempt.name)
-    code = run_rank_with_note(attempt, rank, store=rendezvous, catch_stop=True)
+    code = run_rank_with_note(attempt, rank, rendezvous=rendezvous, catch_stop=True)
     os._exit(code)  # not waiting for a collective that a lost rank left hanging
 
 
@@ -235,7 +238,9 @@ def _run_child(attempt: Attempt, rank: Rank) -> int:
             finally:
                 group.clear()
     code = group.exit_codes[0]
-    return 128 + signals.received if signals.received and not code else code
+    if signals.received and code == 0:
+        return 128 + signals.received
+    return code
 
 
 def _exit_code_of_follower(code: int, rank: Rank, attempt: Attempt) -> int:
@@ -254,7 +259,7 @@ def _exit_code_of_follower(code: int, rank: Rank, attempt: Attempt) -> int:
     return 1 if code < 0 else code
 
 
-def _dismiss_others(store: Any, rank: Rank, code: int) -> None:
+def _dismiss_others(store: "Store", rank: Rank, code: int) -> None:
     """Have the others leave with this exit code.
 
     The store may live in this process: it stays until they have read it.

@@ -24,6 +24,7 @@ from samecurve.probe.sensors import Sensors
 from samecurve.run.directory import Run
 from samecurve.run.preconditions import trackers_wanted
 from samecurve.run.prepare import PreparedRun
+from samecurve.units import counted
 
 DRAIN = 120.0  # seconds for a tracker to take the rest: an upload may be slow
 _QUIET = 3.0  # seconds after which somebody who waits is told for what
@@ -78,8 +79,8 @@ def _idle(plan: Plan, owners: Sequence[int], idle: Sequence[int], patience: floa
     logs = ", ".join(f"logs/rank-{rank}.log" for rank in idle_ranks)
     if count < plan.num_devices:
         remedy = (
-            f"a step is {count} microbatch{'es' if count > 1 else ''} of {plan.micro_batch_size}"
-            f" samples for {plan.num_devices} devices: a larger --global-batch, or fewer devices"
+            f"a step is {counted(count, 'microbatch')} of {plan.micro_batch_size} samples for"
+            f" {plan.num_devices} devices: a larger --global-batch, or fewer devices"
             " (--gpus, --devices)"
         )
     elif without:
@@ -95,10 +96,8 @@ def _idle(plan: Plan, owners: Sequence[int], idle: Sequence[int], patience: floa
         )
     else:
         remedy = "a larger --global-batch gives each device more to do; --gpus names those to use"
-    return (
-        f"device{'s' if len(idle) > 1 else ''} {devices} did nothing for {patience:g} s while"
-        f" others worked: {remedy}"
-    )
+    plural = "s" if len(idle) > 1 else ""
+    return f"device{plural} {devices} did nothing for {patience:g} s while others worked: {remedy}"
 
 
 @contextmanager
@@ -137,6 +136,9 @@ class Tracker:
     def __init__(self, name: str, run: Run, track: Track) -> None:
         self._name, self._run, self._ending = name, run, False
         self._process: subprocess.Popen[bytes] | None = None
+        mode_and_project = ["file", ""]
+        if name == "wandb":
+            mode_and_project = [track.wandb, track.wandb_project]
         try:
             with open(run.logs / f"{name}.log", "ab") as log:
                 self._process = subprocess.Popen(
@@ -147,7 +149,7 @@ class Tracker:
                         "samecurve.observe.trackers",
                         name,
                         str(run.home),
-                        *([track.wandb, track.wandb_project] if name == "wandb" else ["file", ""]),
+                        *mode_and_project,
                     ],
                     stdin=subprocess.PIPE,
                     stdout=log,

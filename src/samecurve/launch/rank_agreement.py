@@ -11,13 +11,17 @@ import platform
 import time
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
-from typing import Any
+from typing import TYPE_CHECKING
 
 import samecurve
 from samecurve.core.config.sections import LoadedConfig, flatten
 from samecurve.core.protocols import Rank
 from samecurve.errors import RunError, SamecurveError, UserError
 from samecurve.tasks.user_file import place_of
+from samecurve.units import counted
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store
 
 _IDENTITY = "samecurve/identity"  # of the first rank
 _ANSWER = "samecurve/answer"  # of each other one, with its number
@@ -53,7 +57,7 @@ def identity(loaded: LoadedConfig) -> dict[str, str]:
     }
 
 
-def check_ranks_agree(store: Any, rank: Rank, loaded: LoadedConfig) -> None:
+def check_ranks_agree(store: "Store", rank: Rank, loaded: LoadedConfig) -> None:
     """Of the first rank, which waits for the others' answers.
 
     UserError: what they run differs. RunError: some never came.
@@ -79,7 +83,7 @@ def check_ranks_agree(store: Any, rank: Rank, loaded: LoadedConfig) -> None:
     if different:
         index, text = next(iter(different.items()))
         others = len(different) - 1
-        more = f" (and {others} more rank{'s' if others > 1 else ''})" if others else ""
+        more = f" (and {counted(others, 'more rank')})" if others else ""
         raise UserError(
             f"rank {index}{more} runs something else than rank {rank.index}: {text}",
             "the same command, files and installed versions for every rank",
@@ -87,7 +91,9 @@ def check_ranks_agree(store: Any, rank: Rank, loaded: LoadedConfig) -> None:
         )
 
 
-def report_config(store: Any, rank: Rank, read: Callable[[], LoadedConfig], left_key: str) -> None:
+def report_config(
+    store: "Store", rank: Rank, read: Callable[[], LoadedConfig], left_key: str
+) -> None:
     """Of another rank.
 
     left_key: of the store; it is there where the first rank has left instead.

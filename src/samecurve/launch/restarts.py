@@ -65,18 +65,16 @@ def prepare_restart(
     clear_logs(run.logs)
     sweep(run.checkpoints)
     cut_torn_line(run.journal)
-    step = int(read_manifest(Path(resume))["step"]) if resume else 0
-    attempt = replace(
-        attempt,
-        name=new_attempt_name(),
-        resume=resume,
-        weights=None if resume else attempt.weights,
-    )
+    attempt = replace(attempt, name=new_attempt_name(), resume=resume)
+    step, origin, resumed = 0, "the beginning", "nothing was saved before: from the start"
+    if resume:
+        attempt = replace(attempt, weights=None)
+        step = int(read_manifest(Path(resume))["step"])
+        origin, resumed = f"step {step}", f"from {resume}"
 
     def record(kind: Kind, **values: object) -> None:
         append_event(run.journal, Event(kind, step, values))
 
-    origin = f"step {step}" if resume else "the beginning"
     record(
         "restarted",
         attempt=attempt.name,
@@ -86,8 +84,7 @@ def prepare_restart(
     )
     for line in damaged:
         record("warned", text=line)
-    text = f"from {resume}" if resume else "nothing was saved before: from the start"
-    record("resumed", attempt=attempt.name, text=text)
+    record("resumed", attempt=attempt.name, text=resumed)
     earlier = _count_earlier(run, began, failed_at)
     return replace(before, attempt=replace(attempt, earlier=earlier))
 

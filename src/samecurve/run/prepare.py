@@ -3,6 +3,8 @@
 Nothing is written until all of it is accepted.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -38,6 +40,7 @@ from samecurve.run.resume import (
     refuse_changes,
     set_later_aside,
 )
+from samecurve.units import counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +76,8 @@ def make_plan(
 ) -> tuple[Plan, Facts]:
     """What `samecurve plan` shows: a run from the start. facts, measure: as prepare()."""
     machine, facts = probe(), facts or describe(loaded.config)
-    facts = measure(loaded.config, machine, facts) if measure else facts
+    if measure:
+        facts = measure(loaded.config, machine, facts)
     return plan(loaded.config, machine, facts), facts
 
 
@@ -103,7 +107,8 @@ def prepare(
     origin = find_origin(loaded, options)
     fixed = fixed_of(origin, options)
     refuse_changes(origin, config)
-    facts = measure(config, machine, facts) if measure else facts
+    if measure:
+        facts = measure(config, machine, facts)
     accepted_plan = plan(config, machine, facts, fixed)
     weights = weights_for(
         origin.run,
@@ -115,40 +120,62 @@ def prepare(
         origin.notes,
     )
     check_port(config.devices.port)
-    home = origin.run.home if origin.run else options.save_dir or Path("runs")
-    check_room(home, config, facts)
-    run = origin.run or Run(options.save_dir or free_name(loaded.name))
-    make_home(run.home)
-    lock = Lock(run)
-    try:
+    run = _make_run(loaded, options, origin, facts)
+    with _claimed(run) as lock:
+        weights_path = run.weights_path()
         if weights:
             keep(weights, run)
             origin.notes.extend(weights.words)
-        return _write(
-            _Accepted(
-                run=run,
-                lock=lock,
-                loaded=loaded,
-                options=options,
-                origin=origin,
-                plan=accepted_plan,
-                facts=facts,
-                machine=machine,
-                weights=str(weights.path) if weights else run.weights_path(),
-            )
+            weights_path = str(weights.path)
+        accepted = _Accepted(
+            run=run,
+            lock=lock,
+            loaded=loaded,
+            options=options,
+            origin=origin,
+            plan=accepted_plan,
+            facts=facts,
+            machine=machine,
+            weights=weights_path,
         )
-    except OSError as error:
+        return _write(accepted)
+
+
+def _make_run(loaded: LoadedConfig, options: Options, origin: Origin, facts: Facts) -> Run:
+    """Its directory, with room for checkpoints.
+
+    UserError: there is no room, or it can't be written.
+    """
+    run = origin.run
+    if run is None and options.save_dir:
+        run = Run(options.save_dir)
+    check_room(run.home if run else Path("runs"), loaded.config, facts)
+    if run is None:
+        run = Run(free_name(loaded.name))
+    make_home(run.home)
+    return run
+
+
+@contextmanager
+def _claimed(run: Run) -> Iterator[Lock]:
+    """The run's lock, kept beyond the block; if the block fails, it is released, and a directory in
+    which nothing was begun is removed.
+
+    UserError: something can't be written.
+    """
+    lock = Lock(run)
+    try:
+        yield lock
+    except BaseException as error:
         lock.release()
         remove_unbegun(run.home)
+        if not isinstance(error, OSError):
+            raise
         raise UserError(
             f"{error.filename or run.home} can't be written: {error.strerror}",
             "another --save-dir, or mend this one",
             "--save-dir",
         ) from None
-    except BaseException:
-        lock.release()
-        remove_unbegun(run.home)
-        raise
 
 
 def _refuse_early(config: Config, machine: Machine, *, measurable: bool) -> None:
@@ -185,7 +212,9 @@ def _mend(run: Run) -> int:
     clear_logs(run.logs)
     sweep(run.checkpoints)
     cut_torn_line(run.journal)
-    return run.journal.stat().st_size if run.journal.exists() else 0
+    if not run.journal.exists():
+        return 0
+    return run.journal.stat().st_size
 
 
 def _note_lost_lines(run: Run, origin: Origin) -> None:
@@ -202,13 +231,14 @@ def _note_lost_lines(run: Run, origin: Origin) -> None:
 
 def _attempt(accepted: _Accepted) -> Attempt:
     run, origin, stop_after = accepted.run, accepted.origin, accepted.options.stop_after
-    return Attempt(
-        name=new_attempt_name(),
-        run=str(run.home),
-        resume=str(origin.checkpoint) if origin.checkpoint else None,
-        stop_at=None if stop_after is None else origin.step + stop_after,
-        weights=str(run.initial) if accepted.weights and not origin.checkpoint else None,
-    )
+    attempt = Attempt(name=new_attempt_name(), run=str(run.home))
+    if origin.checkpoint:
+        attempt = replace(attempt, resume=str(origin.checkpoint))
+    elif accepted.weights:
+        attempt = replace(attempt, weights=str(run.initial))
+    if stop_after is not None:
+        attempt = replace(attempt, stop_at=origin.step + stop_after)
+    return attempt
 
 
 def _write_files(accepted: _Accepted) -> None:
@@ -255,8 +285,8 @@ def _resumed_from(origin: Origin, plan: Plan) -> str:
     if origin.checkpoint is None:
         return "nothing was saved before: from the start"
     return (
-        f"from {origin.checkpoint}; batch {plan.global_batch_size}: {plan.reasons['batch']}; on"
-        f" {plan.num_devices} device{'s' if plan.num_devices > 1 else ''}"
+        f"from {origin.checkpoint}; batch {plan.global_batch_size}: {plan.reasons['batch']};"
+        f" on {counted(plan.num_devices, 'device')}"
     )
 
 

@@ -9,7 +9,6 @@ import platform
 import socket
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
 
 import samecurve
 from samecurve.core.planning.machine import Machine
@@ -18,9 +17,12 @@ _LIBRARIES = {"torch": ("torch",), "jax": ("jax", "jaxlib", "flax", "optax")}
 _PATIENCE = 5.0  # seconds, for git
 
 
-def surroundings(engine: str, machine: Machine) -> dict[str, Any]:
-    """versions by name; commit: of the working directory, `-dirty` where it has changes, absent
-    where it is no repository.
+def surroundings(engine: str, machine: Machine) -> dict[str, object]:
+    """For the journal.
+
+    versions: by name.
+    commit: of the working directory, `-dirty` where it has changes; absent where it is no
+        repository.
     """
     versions = {"samecurve": samecurve.__version__, "python": platform.python_version()}
     for name in (*_LIBRARIES[engine], "numpy", "safetensors"):
@@ -28,7 +30,7 @@ def surroundings(engine: str, machine: Machine) -> dict[str, Any]:
             versions[name] = version(name)
         except PackageNotFoundError:
             continue
-    values = {
+    values: dict[str, object] = {
         "versions": versions,
         "host": socket.gethostname(),
         "system": platform.platform(),
@@ -38,7 +40,9 @@ def surroundings(engine: str, machine: Machine) -> dict[str, Any]:
         "hosts": machine.hosts,
     }
     commit = _commit()
-    return {**values, "commit": commit} if commit else values
+    if commit:
+        values["commit"] = commit
+    return values
 
 
 def _commit() -> str:

@@ -4,26 +4,26 @@ what the model's use needs.
 
 import shutil
 import sys
-from collections.abc import Callable
 from importlib.metadata import version
-from typing import Any
 
 import samecurve
-from samecurve.checkpoint.store import Published, Store
+from samecurve.checkpoint.store import Published, Publisher, Store
 from samecurve.core.config.sections import flatten
 from samecurve.core.events import Event
+from samecurve.core.protocols import Record, Task
 from samecurve.observe.journal import Journal
 from samecurve.run.directory import Run
 from samecurve.worker.context import RankContext
 
 
-def checkpoint_store(
-    context: RankContext, record: Callable[[Event], None], journal: Journal | None
-) -> Store:
-    """The run's checkpoints, as this rank writes them. journal: synced before each is published."""
+def checkpoint_store(context: RankContext, record: Record, journal: Journal | None) -> Store:
+    """The run's checkpoints, as this rank writes them.
+
+    journal: synced before each is published; None: another rank publishes.
+    """
     plan, config_values = context.plan, flatten(context.config)
 
-    def meta(step: int) -> dict[str, Any]:
+    def meta(step: int) -> dict[str, object]:
         position = plan.order.position(step)
         return {
             "step": step,
@@ -43,15 +43,11 @@ def checkpoint_store(
         }
         record(Event("saved", save.step, values))
 
+    publisher = None
+    if journal:
+        publisher = Publisher(keep=plan.keep, meta=meta, before=journal.sync, published=published)
     return Store(
-        context.run.checkpoints,
-        context.rank,
-        keep=plan.keep,
-        attempt=context.attempt.name,
-        is_publisher=context.is_first,
-        meta=meta,
-        before=journal.sync if journal else lambda: None,
-        published=published,
+        context.run.checkpoints, context.rank, attempt=context.attempt.name, publisher=publisher
     )
 
 
@@ -63,7 +59,7 @@ def versions(engine: str) -> dict[str, str]:
     }
 
 
-def keep_assets(run: Run, task: Any) -> None:
+def keep_assets(run: Run, task: Task) -> None:
     """Copies of what the model's use needs beside its weights (a tokenizer)."""
     for name, source in task.assets().items():
         run.assets.mkdir(exist_ok=True)

@@ -9,11 +9,13 @@ import sys
 import time
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from samecurve.errors import RunError, UserError
 
-if TYPE_CHECKING:  # numpy is not imported for a config error
+if TYPE_CHECKING:  # neither torch nor numpy is imported for a config error
+    from torch.distributed.distributed_c10d import Store
+
     from samecurve.core.protocols import Rank
 
 _NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -94,7 +96,9 @@ def from_slurm(environment: Mapping[str, str]) -> dict[str, str]:
 def first_host(nodes: str) -> str:
     """'gpu[07-09,12],cpu1' -> 'gpu07', as Slurm writes lists of hosts."""
     first = re.match(r"([^,\[]+)(?:\[([^,\-\]]+)[^\]]*\]([^,]*))?", nodes)
-    return "".join(part or "" for part in first.groups()) if first else nodes
+    if first is None:
+        return nodes
+    return "".join(part or "" for part in first.groups())
 
 
 def rank_environment(
@@ -163,9 +167,10 @@ def is_first_of_host(rank: "Rank") -> bool:
     return rank.local == 0
 
 
-def meet(rank: "Rank") -> tuple[Any, Any]:
-    """A store for messages between the ranks, and one for their own rendezvous. The first rank
-    serves them, where torchrun does not.
+def meet(rank: "Rank") -> "tuple[Store, Store]":
+    """A store for messages between the ranks, and one for their own rendezvous.
+
+    The first rank serves them, where torchrun does not.
 
     RunError: the first rank can't be reached. The waiting ends with Ctrl-C, as long as the first
     rank has not begun to train.
@@ -177,7 +182,7 @@ def meet(rank: "Rank") -> tuple[Any, Any]:
     if "TORCHELASTIC_RUN_ID" in os.environ:
         from torch.distributed.rendezvous import rendezvous
 
-        base = next(rendezvous("env://", timeout=_JOIN))[0]
+        base: Store = next(rendezvous("env://", timeout=_JOIN))[0]
     elif is_first(rank):
         try:
             base = TCPStore(host, port, is_master=True, wait_for_workers=False, timeout=_JOIN)
@@ -195,7 +200,7 @@ def meet(rank: "Rank") -> tuple[Any, Any]:
     return store, PrefixStore("ranks", store)
 
 
-def _connect(host: str, port: int) -> Any:
+def _connect(host: str, port: int) -> "Store":
     """The first rank's store, waited for."""
     from torch._C._distributed_c10d import TCPStore
 

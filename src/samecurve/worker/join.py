@@ -9,13 +9,18 @@ from dataclasses import dataclass
 from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from samecurve.core.config.sections import Optimizer
 from samecurve.core.planning.plan import Plan
 from samecurve.core.profile_types import ProfileSchedule
 from samecurve.core.protocols import Engine, Rank, Task
 from samecurve.system import cache_home
+
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed import ProcessGroup
+    from torch.distributed.distributed_c10d import Store
 
 JOIN = timedelta(minutes=30)
 # CPU devices of a process that will run several layouts: to make more later throws away all that
@@ -36,18 +41,20 @@ def import_engine(plan: Plan) -> None:
     import_module(f"samecurve.{plan.engine}_engine.engine")
 
 
-def join(plan: Plan, rank: Rank, store: Any, coordinator: str | None) -> EngineSession:
+def join(plan: Plan, rank: Rank, store: "Store | None", coordinator: str | None) -> EngineSession:
     """Meet the other ranks.
 
-    store: torch's rendezvous; None: from the environment. coordinator: host:port where jax's
-    processes meet.
+    store: torch's rendezvous; None: from the environment.
+    coordinator: host:port where jax's processes meet.
     """
     if plan.engine == "jax":
         return _join_jax(plan, rank, coordinator)
     return _join_torch(plan, rank, store)
 
 
-def join_warm(plan: Plan, index: int, group: Any, *, more: bool = True) -> EngineSession:
+def join_warm(
+    plan: Plan, index: int, group: "ProcessGroup | None", *, more: bool = True
+) -> EngineSession:
     """In a process that torch made a rank of `group` before.
 
     more: it will do more than this, on other numbers of devices.
@@ -55,13 +62,14 @@ def join_warm(plan: Plan, index: int, group: Any, *, more: bool = True) -> Engin
     if plan.engine == "jax":
         # torch may want the same GPU's memory next
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-        return _jax_session(plan, index, least=_SPARE if more else 1)
+        least = _SPARE if more else 1
+        return _jax_session(plan, index, least=least)
     if plan.backend == "none":
         group = None
     return _torch_session(plan, group, _torch_devices(plan, index))
 
 
-def _torch_devices(plan: Plan, index: int) -> list[Any]:
+def _torch_devices(plan: Plan, index: int) -> "list[torch.device]":
     """Those of one process, the first made the current one."""
     import torch
 
@@ -79,7 +87,10 @@ def _torch_devices(plan: Plan, index: int) -> list[Any]:
 
 
 def _torch_session(
-    plan: Plan, group: Any, devices: list[Any], leave: Callable[[], None] = lambda: None
+    plan: Plan,
+    group: "ProcessGroup | None",
+    devices: "list[torch.device]",
+    leave: Callable[[], None] = lambda: None,
 ) -> EngineSession:
     from samecurve.torch_engine.engine import TorchEngine
     from samecurve.torch_engine.process_group import Comm
@@ -89,21 +100,18 @@ def _torch_session(
     )
 
 
-def _join_torch(plan: Plan, rank: Rank, store: Any) -> EngineSession:
+def _join_torch(plan: Plan, rank: Rank, store: "Store | None") -> EngineSession:
     import torch.distributed as dist
 
     devices = _torch_devices(plan, rank.index)
     if plan.backend == "none":
         return _torch_session(plan, None, devices)
-    where: dict[str, Any] = {}
+    options: dict[str, Any] = {}
+    if plan.backend == "nccl":
+        options["device_id"] = devices[0]
     if store is not None:
-        where = {"store": store, "rank": rank.index, "world_size": rank.world_size}
-    dist.init_process_group(
-        plan.backend,
-        timeout=JOIN,
-        device_id=devices[0] if plan.backend == "nccl" else None,
-        **where,
-    )
+        options |= {"store": store, "rank": rank.index, "world_size": rank.world_size}
+    dist.init_process_group(plan.backend, timeout=JOIN, **options)
 
     def leave() -> None:
         dist.barrier()  # nobody takes the rendezvous away while another still needs it

@@ -9,17 +9,26 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from samecurve.checkpoint.format import load
 from samecurve.core.events import REQUESTS, Event
 from samecurve.core.loop import LoopContext, Outcome, evaluate, train
-from samecurve.core.protocols import Engine, Rank
+from samecurve.core.planning.plan import Plan
+from samecurve.core.protocols import (
+    Checkpoint,
+    Engine,
+    KeepPictures,
+    Rank,
+    Record,
+    Store,
+    Task,
+)
 from samecurve.data.feed import Feed
 from samecurve.diagnose.crash import explain
 from samecurve.diagnose.memory import explain_out_of_memory
@@ -43,9 +52,11 @@ from samecurve.worker.join import import_engine, join
 from samecurve.worker.preflight import MEETING, Deadline, check_sum
 from samecurve.worker.startup_timing import StartupClock, with_startup
 
-LEAVE_SECONDS = (
-    20.0  # seconds after torchrun's SIGTERM in which to leave in order; it kills after 30
-)
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store as Rendezvous
+
+# after torchrun's SIGTERM, to leave in order; it kills after 30
+LEAVE_SECONDS = 20.0
 
 
 @dataclass
@@ -66,11 +77,15 @@ class Requests:
 
 
 def run_rank(
-    attempt: Attempt, rank: Rank, *, store: Any = None, catch_stop: bool = False
+    attempt: Attempt,
+    rank: Rank,
+    *,
+    rendezvous: "Rendezvous | None" = None,
+    catch_stop: bool = False,
 ) -> Outcome:
     """Train as this rank, from joining the others to leaving them.
 
-    store: of the ranks' rendezvous; None: from the environment.
+    rendezvous: None: from the environment.
     catch_stop: SIGTERM and SIGINT ask for a stop.
     """
     context = RankContext.read(attempt, rank)
@@ -91,7 +106,7 @@ def run_rank(
             MEETING * plan.preflight, "meeting the other ranks", context, speaks=speaks
         )
         with clock.part("rendezvous"), meeting:
-            session = join(plan, rank, store, attempt.coordinator)
+            session = join(plan, rank, rendezvous, attempt.coordinator)
         task = open_task(config, str(cache_home()))
         engine = session.make_engine(task, config.optimizer)
         if plan.preflight and plan.num_devices > 1:
@@ -123,10 +138,10 @@ def _stop_or_leave(requests: Requests, run: Run, attempt: Attempt) -> None:
 def train_rank(
     context: RankContext,
     engine: Engine,
-    task: Any,
+    task: Task,
     requests: Requests,
     *,
-    store: Any = None,
+    store: Store | None = None,
     clock: StartupClock | None = None,
 ) -> Outcome:
     """Feed, store and journal of one rank, and the loop over them.
@@ -134,67 +149,45 @@ def train_rank(
     store: another than the run's own checkpoints.
     clock: of what came before.
     """
-    attempt, run, plan, config = context.attempt, context.run, context.plan, context.config
-    if task.fingerprint() != plan.fixed.fingerprint or len(task.train_data()) != plan.samples:
-        raise RunError(
-            "the data changed while the run was starting: it is not what the plan was made for",
-            "run the same command again, once the files rest",
-            "data",
-        )
+    attempt, run, plan = context.attempt, context.run, context.plan
+    _check_data(task, plan)
+    saved, weights = _open(attempt.resume), _open(attempt.weights)
+    first_step = saved.step if saved else 0
+    journal: Journal | None = None
+    record: Record = _ignore_event
+    keep: KeepPictures = _ignore_pictures
     if context.is_first:
         keep_assets(run, task)
-    saved = load(Path(attempt.resume)) if attempt.resume else None
-    weights = load(Path(attempt.weights)) if attempt.weights else None
-    first_step = saved.step if saved else 0
+        journal = Journal(run.journal)
+        clock = clock or StartupClock()
+        record = with_startup(journal.record, clock, earlier=attempt.earlier, resumed_at=first_step)
+        keep = partial(keep_pictures, run.home)
     data_workers = _start_data_workers(context)
-    feed = Feed(
-        plan,
-        plan.devices_of(context.rank.index),
-        task.train_data(),
-        task.train_data() if attempt.evaluate == "train" else task.eval_data(),
-        engine.stage,
-        start=first_step,
-        prefetch=config.data.prefetch,
-        workers=data_workers.workers if data_workers else None,
-    )
-    journal = Journal(run.journal) if context.is_first else None
-    record: Callable[[Event], None] = _ignore_event
-    if journal:
-        record = with_startup(
-            journal.record, clock or StartupClock(), earlier=attempt.earlier, resumed_at=first_step
-        )
+    feed = _make_feed(context, engine, task, data_workers, first_step=first_step)
     store = store or checkpoint_store(context, record, journal)
     heartbeat = Heartbeat(run.logs / f"heartbeat-{context.rank.index}")
+    loop_context = LoopContext(
+        plan=plan,
+        engine=engine,
+        feed=feed,
+        store=store,
+        record=record,
+        heartbeat=heartbeat,
+        requests=requests,
+        summarize=task.summarize,
+        keep_pictures=keep,
+    )
     try:
         if attempt.evaluate:
             assert saved
-            return evaluate(
-                engine=engine, feed=feed, saved=saved, record=record, summarize=task.summarize
-            )
-        loop_context = LoopContext(
-            plan=plan,
-            engine=engine,
-            feed=feed,
-            store=store,
-            record=record,
-            heartbeat=heartbeat,
-            requests=requests,
-            summarize=task.summarize,
-            keep_pictures=partial(keep_pictures, run.home)
-            if context.is_first
-            else _ignore_pictures,
-        )
+            return evaluate(loop_context, saved)
         _, outcome = train(loop_context, saved=saved, weights=weights, stop_at=attempt.stop_at)
+        return outcome
     except BaseException as error:
         store.abandon()
-        if isinstance(error, UserError) and heartbeat.trained:
-            # nothing is refused any more: the run has failed
-            raise RunError(error.cause, error.remedy, error.where) from error
-        shortage = explain_out_of_memory(
-            error, plan, rank=context.rank.index, peak_bytes=engine.peak_memory()
-        )
-        if shortage:
-            raise shortage from error
+        reason = _reason_of(error, context, engine, has_trained=heartbeat.trained)
+        if reason:
+            raise reason from error
         raise
     finally:
         if data_workers:
@@ -203,15 +196,66 @@ def train_rank(
         engine.close()
         if journal:
             journal.close()
-    return outcome
+
+
+def _check_data(task: Task, plan: Plan) -> None:
+    """RunError: the data is not what the plan was made for."""
+    if task.fingerprint() != plan.fixed.fingerprint or len(task.train_data()) != plan.samples:
+        raise RunError(
+            "the data changed while the run was starting: it is not what the plan was made for",
+            "run the same command again, once the files rest",
+            "data",
+        )
+
+
+def _open(checkpoint: str | None) -> Checkpoint | None:
+    return load(Path(checkpoint)) if checkpoint else None
 
 
 def _start_data_workers(context: RankContext) -> DataWorkers | None:
     """None: this process reads its data itself."""
     config, index = context.config, context.rank.index
     count = config.data.workers * len(context.plan.devices_of(index))
-    stacks = context.run.logs / f"stack-{index}-workers.txt"
-    return DataWorkers(config, count, stacks) if count else None
+    if not count:
+        return None
+    return DataWorkers(config, count, context.run.logs / f"stack-{index}-workers.txt")
+
+
+def _make_feed(
+    context: RankContext,
+    engine: Engine,
+    task: Task,
+    data_workers: DataWorkers | None,
+    *,
+    first_step: int,
+) -> Feed[Any]:
+    """The batches of this rank's devices, and what it evaluates on."""
+    train_data, evaluation = task.train_data(), task.eval_data()
+    if context.attempt.evaluate == "train":
+        evaluation = train_data
+    return Feed(
+        context.plan,
+        context.plan.devices_of(context.rank.index),
+        train_data,
+        evaluation,
+        engine.stage,
+        start=first_step,
+        prefetch=context.config.data.prefetch,
+        workers=data_workers.workers if data_workers else None,
+    )
+
+
+def _reason_of(
+    error: BaseException, context: RankContext, engine: Engine, *, has_trained: bool
+) -> BaseException | None:
+    """A better account of what ended the training; None: its own is good."""
+    if isinstance(error, UserError) and has_trained:
+        # nothing is refused any more: the run has failed
+        return RunError(error.cause, error.remedy, error.where)
+    peak_bytes = engine.peak_memory()
+    return explain_out_of_memory(
+        error, context.plan, rank=context.rank.index, peak_bytes=peak_bytes
+    )
 
 
 def _ignore_event(_: Event) -> None:
@@ -224,12 +268,16 @@ def _ignore_pictures(_step: int, _pictures: object) -> list[str]:
 
 
 def run_rank_with_note(
-    attempt: Attempt, rank: Rank, *, store: Any = None, catch_stop: bool = False
+    attempt: Attempt,
+    rank: Rank,
+    *,
+    rendezvous: "Rendezvous | None" = None,
+    catch_stop: bool = False,
 ) -> int:
     """run_rank(), its failure left as a note for the launcher. Returns the exit code."""
     logs = Run(Path(attempt.run)).logs
     try:
-        run_rank(attempt, rank, store=store, catch_stop=catch_stop)
+        run_rank(attempt, rank, rendezvous=rendezvous, catch_stop=catch_stop)
         return 0
     except BaseException as error:
         note = note_of(rank.index, error)

@@ -96,22 +96,15 @@ def read_file(path: Path) -> Document:
             )
         return parse(path.read_text(encoding="utf-8"), str(path))
     except FileNotFoundError:
-        near = difflib.get_close_matches(
-            path.name,
-            (
-                [p.name for p in path.parent.glob("*") if p.suffix in {".yaml", ".yml", ".json"}]
-                if path.parent.is_dir()
-                else []
-            ),
-            1,
-        )
+        suffixes = {".yaml", ".yml", ".json"}
+        configs = [other.name for other in path.parent.glob("*") if other.suffix in suffixes]
+        near = difflib.get_close_matches(path.name, configs, 1)
+        remedy = "name a YAML or JSON file with -f"
+        if near:
+            remedy = f"did you mean {path.parent / near[0]}?"
         raise UserError(
             f"there is no config file {path}",
-            (
-                f"did you mean {path.parent / near[0]}?"
-                if near
-                else "name a YAML or JSON file with -f"
-            ),
+            remedy,
             "-f",
         ) from None
     except IsADirectoryError:
@@ -151,12 +144,11 @@ def parse(text: str, name: str) -> Document:
         return document
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        where = f"{name}:{mark.line + 1}:{mark.column + 1}" if mark else name
-        kind, check = (
-            ("JSON", "commas and quotes")
-            if name.endswith(".json")
-            else ("YAML", "indentation and quotes")
-        )
+        where, kind, check = name, "YAML", "indentation and quotes"
+        if mark:
+            where = f"{name}:{mark.line + 1}:{mark.column + 1}"
+        if name.endswith(".json"):
+            kind, check = "JSON", "commas and quotes"
         raise UserError(
             f"not valid {kind}: {error.problem or error.context}",
             f"check the {check} at this place",

@@ -14,7 +14,7 @@ from pydantic import Field, NonNegativeFloat, model_validator
 
 from samecurve.core.config.section import Section
 from samecurve.errors import UserError
-from samecurve.units import first_and_count
+from samecurve.units import counted, first_and_count
 
 _KEY = "optimizer.groups"
 
@@ -79,15 +79,14 @@ class ParamRules:
 
     def rule_for(self, name: str, *, matrix: bool) -> ParamRule:
         number = self._number(name)
-        group = None if number is None else self._groups[number]
         decay = self._decay if matrix else 0.0
-        if group is None:
+        if number is None:
             return ParamRule(1.0, decay, False)
-        return ParamRule(
-            1.0 if group.lr_scale is None else group.lr_scale,
-            decay if group.weight_decay is None else group.weight_decay,
-            group.freeze,
-        )
+        group = self._groups[number]
+        scale = 1.0 if group.lr_scale is None else group.lr_scale
+        if group.weight_decay is not None:
+            decay = group.weight_decay
+        return ParamRule(scale, decay, group.freeze)
 
     def is_frozen(self, name: str) -> bool:
         number = self._number(name)
@@ -124,12 +123,10 @@ class ParamRules:
         descriptions = []
         for number, group in enumerate(self._groups):
             names = [name for name in sizes if self._number(name) == number]
-            scale = f"lr x {group.lr_scale:g}" if group.lr_scale is not None else ""
-            decay = f"weight decay {group.weight_decay:g}" if group.weight_decay is not None else ""
-            what = "frozen" if group.freeze else ", ".join(filter(None, (scale, decay)))
+            scalars = sum(sizes[name] for name in names)
             descriptions.append(
-                f"{group.match}: {what} ({len(names)} parameter{'s' if len(names) > 1 else ''},"
-                f" {sum(sizes[name] for name in names)} scalars: {first_and_count(names)})"
+                f"{group.match}: {_what_it_does(group)} ({counted(len(names), 'parameter')},"
+                f" {scalars} scalars: {first_and_count(names)})"
             )
         trained = {
             name: size
@@ -147,6 +144,17 @@ class ParamRules:
             "groups": tuple(descriptions),
             "frozen": tuple(name for name in sizes if name not in trained),
         }
+
+
+def _what_it_does(group: ParamGroup) -> str:
+    if group.freeze:
+        return "frozen"
+    effects = []
+    if group.lr_scale is not None:
+        effects.append(f"lr x {group.lr_scale:g}")
+    if group.weight_decay is not None:
+        effects.append(f"weight decay {group.weight_decay:g}")
+    return ", ".join(effects)
 
 
 def _idle(

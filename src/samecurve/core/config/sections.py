@@ -35,6 +35,8 @@ Precision = Literal["f32", "bf16", "f16", "f64"]
 Recompute = Literal["none", "block", "selective"]
 Compress = Literal["none", "bf16", "fp16", "powersgd"]
 if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
     StrategyChoice = str
 else:
     StrategyChoice = Literal[("auto", *STRATEGY_NAMES)]  # the planner's rows say which there are
@@ -400,11 +402,9 @@ def load(document: Document, registry: Registry, name: str = "run") -> LoadedCon
     """
     task = document.value.get("task", "language")
     if not registry.knows(task):
-        hint, instead = (
-            ("is not in this version", f"; {USER_TASK_HINT}")
-            if task in registry.later()
-            else ("is not a task", "")
-        )
+        hint, instead = "is not a task", ""
+        if task in registry.later():
+            hint, instead = "is not in this version", f"; {USER_TASK_HINT}"
         raise UserError(
             f"task: {task} {hint}",
             suggest(str(task), registry.names())
@@ -429,74 +429,56 @@ def load(document: Document, registry: Registry, name: str = "run") -> LoadedCon
 
 
 def config_class(task: str, fields: TaskSections) -> type[Config]:
-    own: dict[str, Any] = {
+    task_fields: dict[str, Any] = {
         "task": (Literal[task], task),
         "model": (fields.model, ...),
         "data": (fields.data, ...),
     }
-    return create_model(f"{task.capitalize()}Config", __base__=Config, **own)
+    return create_model(f"{task.capitalize()}Config", __base__=Config, **task_fields)
 
 
 def _explain(error: ValidationError, document: Document, fields: TaskSections) -> list[UserError]:
-    errors = []
-    for item in error.errors(include_url=False):
-        key = tuple(item["loc"])
-        where = document.origin_of(key)
-        kind = item["type"]
-        part = task_needed(join_key(key)) if kind == "extra_forbidden" else None
-        if part:
-            errors.append(
-                UserError(
-                    f"{join_key(key)} is for {part[0]}, which task"
-                    f" {document.value.get('task', 'language')} of this version does not have",
-                    part[1],
-                    where,
-                )
-            )
-        elif kind == "extra_forbidden":
-            known = _known(key[:-1], fields)
-            errors.append(
-                UserError(
-                    f"{join_key(key)}: unknown key",
-                    suggest(str(key[-1]), known) or f"known here: {', '.join(known)}",
-                    where,
-                )
-            )
-        elif kind == "literal_error":
-            expected = item["ctx"]["expected"].replace("'", "").replace(" or ", ", ")
-            errors.append(
-                UserError(
-                    f"{join_key(key)}: {item['input']!r} is not one of {expected}",
-                    suggest(str(item["input"]), expected.split(", ")),
-                    where,
-                )
-            )
-        elif kind == "missing":
-            errors.append(
-                UserError(
-                    f"{join_key(key)}: missing",
-                    "give it in the file, or with --set",
-                    where or document.origin_of(key[:-1]),
-                )
-            )
-        else:
-            text = (
-                "should be a section of `key: value`"
-                if kind == "model_type"
-                else item["msg"]
-                .removeprefix("Value error, ")
-                .replace("Input should", "should")
-                .replace("a valid tuple", "a list")
-            )
-            shown = "" if isinstance(item["input"], dict) else f" (is {_short(item['input'])})"
-            errors.append(
-                UserError(
-                    f"{join_key(key)}: {text}{shown}",
-                    "`samecurve schema --table` says what each key takes",
-                    where,
-                )
-            )
-    return errors
+    """Every fault that pydantic found, in the user's words."""
+    return [_explain_fault(fault, document, fields) for fault in error.errors(include_url=False)]
+
+
+def _explain_fault(fault: "ErrorDetails", document: Document, fields: TaskSections) -> UserError:
+    key = tuple(fault["loc"])
+    name, where, value = join_key(key), document.origin_of(key), fault["input"]
+    match fault["type"]:
+        case "extra_forbidden":
+            return _explain_unknown_key(key, document, fields)
+        case "missing":
+            where = where or document.origin_of(key[:-1])
+            return UserError(f"{name}: missing", "give it in the file, or with --set", where)
+        case "literal_error":
+            expected = fault["ctx"]["expected"].replace("'", "").replace(" or ", ", ")
+            remedy = suggest(str(value), expected.split(", "))
+            return UserError(f"{name}: {value!r} is not one of {expected}", remedy, where)
+        case "model_type":
+            text = "should be a section of `key: value`"
+        case _:
+            text = fault["msg"].removeprefix("Value error, ")
+            text = text.replace("Input should", "should").replace("a valid tuple", "a list")
+    if not isinstance(value, dict):
+        text += f" (is {_short(value)})"
+    return UserError(
+        f"{name}: {text}", "`samecurve schema --table` says what each key takes", where
+    )
+
+
+def _explain_unknown_key(key: Key, document: Document, fields: TaskSections) -> UserError:
+    name, where = join_key(key), document.origin_of(key)
+    needed = task_needed(name)
+    if needed:
+        what, remedy = needed
+        task = document.value.get("task", "language")
+        return UserError(
+            f"{name} is for {what}, which task {task} of this version does not have", remedy, where
+        )
+    known = _known(key[:-1], fields)
+    remedy = suggest(str(key[-1]), known) or f"known here: {', '.join(known)}"
+    return UserError(f"{name}: unknown key", remedy, where)
 
 
 def _known(section: Key, fields: TaskSections) -> list[str]:
@@ -517,7 +499,9 @@ def _known(section: Key, fields: TaskSections) -> list[str]:
 
 def _short(value: object) -> str:
     text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+    if len(text) <= 60:
+        return text
+    return text[:57] + "..."
 
 
 def _at(value: Any, key: Key) -> Any:

@@ -8,6 +8,7 @@ terminal takes waits for it.
 import os
 import select
 import selectors
+import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -41,7 +42,9 @@ class Lines:
 
     def end(self) -> bytes:
         """A last line that was never ended."""
-        return self.feed(b"\n") if self._rest.strip() else b""
+        if not self._rest.strip():
+            return b""
+        return self.feed(b"\n")
 
 
 @dataclass
@@ -153,3 +156,9 @@ def _write(screen: int, data: bytes) -> None:
             data = data[os.write(screen, data) :]
         except BlockingIOError:  # a terminal that somebody else made so
             select.select([], [screen], [])
+
+
+def say(what: str, text: str) -> None:
+    """On stderr: stdout is the script's."""
+    sys.stdout.flush()
+    print(f"{what:<6} {text}", file=sys.stderr, flush=True)

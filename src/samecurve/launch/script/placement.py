@@ -14,7 +14,7 @@ from importlib import metadata
 from samecurve.core.planning.machine import Device
 from samecurve.errors import UserError
 from samecurve.probe import amd, cpu, nvidia
-from samecurve.units import show_bytes
+from samecurve.units import counted, show_bytes
 from samecurve.worker.cluster_env import local_environment
 
 _CUDA, _AMD = "NVIDIA", "AMD"
@@ -96,12 +96,11 @@ def lay_out(gpus_found: Gpus, *, gpus: str | None, nproc: int | None, jax: bool)
     if not devices:
         count = nproc or 1
         hint = "" if nproc else "; --nproc N starts N"
-        why = f"{_ranks(count)} on the CPU: no GPU found{hint}"
+        why = f"{counted(count, 'rank')} on the CPU: no GPU found{hint}"
         return Layout(count, gpus_found, (), None, why)
     if nproc is not None and nproc > len(devices):
         raise UserError(
-            f"--nproc {nproc} on {len(devices)} GPU{'s' if len(devices) > 1 else ''}: NCCL refuses"
-            " two ranks on one GPU",
+            f"--nproc {nproc} on {counted(len(devices), 'GPU')}: NCCL refuses two ranks on one GPU",
             f"--nproc {len(devices)} or less; {gpus_found.variable}= samecurve run --nproc {nproc}"
             " hides the GPUs, for ranks on the CPU",
             "--nproc",
@@ -114,16 +113,17 @@ def lay_out(gpus_found: Gpus, *, gpus: str | None, nproc: int | None, jax: bool)
     if unused == 0 and count == 1:
         why = f"1 rank on {shown}"
     elif unused == 0:
-        why = f"{_ranks(count)}, one for each of {shown}"
+        why = f"{counted(count, 'rank')}, one for each of {shown}"
     elif nproc is None:
         why = (
             f"1 rank with all of {shown}: the script imports jax, which drives all devices from one"
             " process; --nproc N starts N"
         )
     else:
+        stay = "stays" if unused == 1 else "stay"
         why = (
-            f"{_ranks(count)} for {shown}: if each takes one, {unused}"
-            f" stay{'s' if unused == 1 else ''} idle; without --nproc one rank is started for each"
+            f"{counted(count, 'rank')} for {shown}: if each takes one, {unused} {stay} idle;"
+            " without --nproc one rank is started for each"
         )
     return Layout(count, gpus_found, devices, visible, why)
 
@@ -149,11 +149,9 @@ def _visible_devices(gpus: Gpus, indices: list[int]) -> str:
     """The variable's value that leaves these of the GPUs."""
     entries = [entry.strip() for entry in os.environ.get(gpus.variable, "").split(",")]
     names = [entry for entry in entries if entry]
-    return ",".join(names[index] if names else str(index) for index in indices)
-
-
-def _ranks(count: int) -> str:
-    return f"{count} rank{'s' if count > 1 else ''}"
+    if not names:
+        return ",".join(map(str, indices))
+    return ",".join(names[index] for index in indices)
 
 
 def _describe(devices: tuple[Device, ...]) -> str:
