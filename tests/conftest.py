@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 import worlds
+from commands import samecurve, write_config
 from samecurve.launch.pool import pool as warm_pool
 
 
@@ -33,6 +34,16 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
     )
     return path
+
+
+@pytest.fixture(scope="session")
+def unbroken_run(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Path:
+    """A run of 60 steps with torch in one process, never stopped."""
+    home = tmp_path_factory.mktemp("unbroken")
+    done = samecurve("train", "-f", write_config(home, corpus), "--save-dir", "run", cwd=home)
+    assert "done   step 60  60 steps" in done.stdout
+    assert "single-token entropy of the corpus" in done.stdout
+    return home / "run"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

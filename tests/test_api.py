@@ -11,12 +11,12 @@ from typing import Any
 import nbformat
 import psutil
 import pytest
-from commands import steps_written, until
 from jupyter_core.utils import ensure_async
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
 import samecurve
+from commands import steps_written, until
 from samecurve.errors import UserError
 
 CONFIG = """{{

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import slow
-from commands import losses
 
 import samecurve.experiments.balance as balancing
+from commands import losses
 from samecurve.core.config.sections import Config, LoadedConfig
 from samecurve.core.planning.balance import (
     microbatch_seconds,

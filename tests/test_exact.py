@@ -9,8 +9,17 @@ from typing import Any
 
 import pytest
 import torch
-from commands import free_port, said, samecurve, started, steps_written, until, warm, write_config
 
+from commands import (
+    free_port,
+    run_warm,
+    samecurve,
+    started,
+    steps_written,
+    until,
+    warm_output,
+    write_config,
+)
 from samecurve.core.planning.plan import plan
 from samecurve.data.feed import Feed
 from samecurve.errors import UserError
@@ -190,7 +199,7 @@ def test_killed_and_moved_and_still_the_same_bits(pool: Pool, tmp_path: Path, co
         "--set",
         "train.hash_every=5",
     ]
-    pool.run(1, warm, tmp_path, *train, "--save-dir", "whole")
+    pool.run(1, run_warm, tmp_path, *train, "--save-dir", "whole")
     moved = [*train, "--save-dir", "moved"]
     with started(*moved, "--devices", "cpu:2", cwd=tmp_path) as live:
         until(lambda: steps_written(tmp_path / "moved") >= 13)
@@ -200,11 +209,11 @@ def test_killed_and_moved_and_still_the_same_bits(pool: Pool, tmp_path: Path, co
         "exact: 5 microbatches of 2 a step"
         in samecurve(*moved, "--devices", "cpu:3", "--stop-after", "11", cwd=tmp_path).stdout
     )
-    pool.run(1, warm, tmp_path, *moved)
+    pool.run(1, run_warm, tmp_path, *moved)
     assert hashes(tmp_path / "moved") == hashes(tmp_path / "whole")
     assert sorted(hashes(tmp_path / "whole")) == [*range(5, 45, 5)]
     assert (
-        pool.run(1, said, tmp_path, "compare-runs", "whole", "moved")[0]
+        pool.run(1, warm_output, tmp_path, "compare-runs", "whole", "moved")[0]
         == "equal  whole and moved, to the last bit: 40 steps (loss, grad_norm), 8 hashes of the"
         " state, the arrays saved at step 40\n"
     )
@@ -257,7 +266,7 @@ def test_a_race_in_one_gradient_is_found_by_its_array(pool: Pool, tmp_path: Path
     for name in ("one", "two"):
         pool.run(
             1,
-            warm,
+            run_warm,
             root,
             "train",
             "-f",

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from commands import refused, warm
 
+from commands import refused, run_warm
 from samecurve.core.determinism.init_values import values as initial_values
 from samecurve.core.planning.plan import plan
 from samecurve.observe.journal import read_events
@@ -188,13 +188,13 @@ def test_groups_are_refused_before_a_run_is_made_and_changes_are_said(
     )
     assert not (tmp_path / "run").exists()
     groups({"match": "embed*", "freeze": True}, {"match": "*norm*", "lr_scale": 0.5})
-    pool.run(1, warm, tmp_path, *train, "--stop-after", 2)
+    pool.run(1, run_warm, tmp_path, *train, "--stop-after", 2)
     groups({"match": "*norm*", "lr_scale": 0.5})
     assert "embed_tokens.weight was frozen when this run was last saved" in refused(
         monkeypatch, capsys, *train, cwd=tmp_path
     )
     groups({"match": "embed*", "freeze": True}, {"match": "*norm*", "lr_scale": 0.25})
-    pool.run(1, warm, tmp_path, *train)
+    pool.run(1, run_warm, tmp_path, *train)
     said = [
         event.values["text"]
         for event in read_events(tmp_path / "run" / "journal.jsonl")

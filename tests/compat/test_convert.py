@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from commands import losses, refused, warm
 
+from commands import losses, refused, run_warm
 from samecurve.cli.main import main
 from samecurve.run.directory import Run
 from worlds import Pool
@@ -88,7 +88,7 @@ def test_an_old_config_trains_in_its_own_directory(home: Path, corpus: Path, poo
         ["--devices", "cpu:2", "--stop-after", 4],
         ["--devices", "cpu:3", "--resume", "kept/nano"],
     ):
-        pool.run(1, warm, home, "-f", "old.yaml", "-d", corpus, "--strategy", "dp", *more)
+        pool.run(1, run_warm, home, "-f", "old.yaml", "-d", corpus, "--strategy", "dp", *more)
     assert len(losses(home / "kept/nano")) == 6
     assert Run(home / "kept/nano").read_plan().global_batch_size == 8
     assert not (home / "runs").exists()

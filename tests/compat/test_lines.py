@@ -13,9 +13,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from commands import losses, refused, warm
 
 import nvml
+from commands import losses, refused, run_warm
 from samecurve.cli.main import main
 from samecurve.observe.journal import read_events
 from worlds import Pool
@@ -290,8 +290,8 @@ def test_one_of_them_is_run_stopped_and_gone_on_with(
     """Flags of all five at once, typed again with --resume auto to go on."""
     line = f"""-f models/tiny.yaml -d {corpus} --devices cpu:2 --multi-gpu dp --seq-len 16 --batch_size 2 --grad-accum-steps 2 --lr 1e-3 --weight-decay 0.1 --warmup-epochs 0.1 --max-steps 6
                --set model.num_layers=1 --bf16 --prefetch 4 --max-checkpoints 2 --headless --distributed-data-loading --checkpoint_dir {tmp_path / "run"}"""
-    pool.run(1, warm, ROOT, *shlex.split(line), "--stop-after", 3)
-    pool.run(1, warm, ROOT, *shlex.split(line), "--resume", "auto")
+    pool.run(1, run_warm, ROOT, *shlex.split(line), "--stop-after", 3)
+    pool.run(1, run_warm, ROOT, *shlex.split(line), "--resume", "auto")
     assert len(losses(tmp_path / "run")) == 6
     planned = [
         event.values["plan"]

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import losses, said, warm
 
+from commands import losses, run_warm, warm_output
 from samecurve.errors import UserError
 from samecurve.observe.journal import read_events
 from samecurve.observe.tensorboard import TensorBoard
@@ -40,7 +40,7 @@ def home(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("engine", ["torch", pytest.param("jax", marks=pytest.mark.long)])
 def test_it_goes_on_with_the_same_curve(engine: str, home: Path, pool: Pool) -> None:
     arguments = ("train", "-f", "small.yaml", "--save-dir", "run", "--devices", "cpu:1")
-    pool.run(1, warm, home, *arguments, "--engine", engine)
+    pool.run(1, run_warm, home, *arguments, "--engine", engine)
     np.testing.assert_allclose(losses(home / "run"), LOSSES, rtol=1e-12)
     resumed = [
         event for event in read_events(home / "run/journal.jsonl") if event.kind == "resumed"
@@ -66,7 +66,7 @@ def test_a_task_that_imports_the_old_name_is_told_the_new_one(tmp_path: Path) ->
 
 
 def test_it_is_read(home: Path, pool: Pool) -> None:
-    answer = pool.run(1, said, home, "eval", "run", "--devices", "cpu:1", "--json")[0]
+    answer = pool.run(1, warm_output, home, "eval", "run", "--devices", "cpu:1", "--json")[0]
     assert json.loads(answer)["loss"] == pytest.approx(VALIDATION_LOSS, rel=1e-12)
-    pool.run(1, warm, home, "export", "run", "--to", "weights")
+    pool.run(1, run_warm, home, "export", "run", "--to", "weights")
     assert (home / "weights/model.safetensors").is_file()

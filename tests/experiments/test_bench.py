@@ -13,8 +13,8 @@ from unittest.mock import patch
 import pytest
 import slow
 import torch.distributed as dist
-from commands import refused, samecurve, started, until, write_config
 
+from commands import refused, samecurve, started, until, write_config
 from samecurve.core.config.sections import Config, LoadedConfig
 from samecurve.core.planning.machine import Device, Machine
 from samecurve.core.profile_types import ProfileSchedule, RankProfile, Step

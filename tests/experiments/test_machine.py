@@ -5,9 +5,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from commands import refused, write_config
 
 import samecurve
+from commands import refused, write_config
 from samecurve.cli.main import main
 from samecurve.errors import UserError
 

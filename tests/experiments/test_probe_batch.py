@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from commands import samecurve, write_config
 
+from commands import samecurve, write_config
 from samecurve.experiments.probe_batch import largest_fitting
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import slow
-from commands import refused, samecurve, write_config
 
+from commands import refused, samecurve, write_config
 from samecurve.core.profile_types import ProfileSchedule
 from samecurve.errors import RunError
 from samecurve.experiments.profile import plan_profile, run_profile

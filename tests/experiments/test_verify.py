@@ -9,8 +9,8 @@ from typing import Any
 
 import faults
 import pytest
-from commands import refused, samecurve, write_config
 
+from commands import refused, samecurve, write_config
 from samecurve.errors import UserError
 from samecurve.experiments.layout_runner import LayoutRunner
 from samecurve.experiments.layouts import Layout, default_layouts, parse_layout

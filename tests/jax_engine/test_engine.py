@@ -10,8 +10,8 @@ from typing import Any
 import jobs
 import numpy as np
 import pytest
-from commands import free_port, refused
 
+from commands import free_port, refused
 from samecurve.core.config.document import read_file
 from samecurve.experiments.layout_runner import LayoutRunner
 from samecurve.experiments.layouts import parse_layout

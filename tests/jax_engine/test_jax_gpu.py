@@ -8,9 +8,9 @@ from pathlib import Path
 import jobs
 import numpy as np
 import pytest
-from commands import samecurve, write_config
 from test_engine import EXAMPLES, small
 
+from commands import samecurve, write_config
 from samecurve.observe.journal import read_events
 from samecurve.probe import probe
 from worlds import Pool

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from commands import command, losses, ranks_of, started, steps_written, until
 
+from commands import command, losses, ranks_of, started, steps_written, until
 from samecurve.errors import RunError
 from samecurve.launch.restarts import RestartBudget
 from samecurve.observe.journal import read_events

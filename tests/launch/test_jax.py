@@ -3,18 +3,15 @@ back, several hosts.
 """
 
 import signal
-import socket
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import free_port, losses, samecurve, started, steps_written, until, write_config
 
+from commands import free_port, losses, samecurve, started, steps_written, until, write_config
 from samecurve.checkpoint.format import load
-from samecurve.errors import UserError
-from samecurve.worker.cluster_env import first_host, from_slurm, rank_from
+from slurm import free_slurm_job, slurm_variables
 
 ROOT = Path(__file__).parents[2]
 
@@ -26,25 +23,8 @@ def arrays_agree(one: Path, other: Path, apart: float) -> None:
         np.testing.assert_allclose(second[name], array, rtol=0, atol=apart, err_msg=name)
 
 
-@pytest.fixture(scope="module")
-def unbroken(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Path:
-    """60 steps with torch on one device."""
-    home = tmp_path_factory.mktemp("unbroken")
-    samecurve(
-        "train",
-        "-f",
-        write_config(home, corpus),
-        "--save-dir",
-        home / "run",
-        "--devices",
-        "cpu",
-        cwd=home,
-    )
-    return home / "run"
-
-
 @pytest.mark.long
-def test_a_run_moves_between_engines(unbroken: Path, tmp_path: Path, corpus: Path) -> None:
+def test_a_run_moves_between_engines(unbroken_run: Path, tmp_path: Path, corpus: Path) -> None:
     """torch ddp:2 -> jax:4 -> torch on one, by the same command; fsdp and more moves are in
     tests/test_promise.py.
     """
@@ -57,13 +37,15 @@ def test_a_run_moves_between_engines(unbroken: Path, tmp_path: Path, corpus: Pat
     assert "Running on 4 devices (virtual CPU devices)" in moved.stdout
     assert "engine torch -> jax" in moved.stdout
     samecurve(*train, "--devices", "cpu", cwd=tmp_path)
-    np.testing.assert_allclose(losses(tmp_path / "run"), losses(unbroken), rtol=1e-12)
+    np.testing.assert_allclose(losses(tmp_path / "run"), losses(unbroken_run), rtol=1e-12)
     arrays_agree(
-        tmp_path / "run/checkpoints/step-00000060", unbroken / "checkpoints/step-00000060", 1e-12
+        tmp_path / "run/checkpoints/step-00000060",
+        unbroken_run / "checkpoints/step-00000060",
+        1e-12,
     )
 
 
-def test_hosts_train_together(unbroken: Path, tmp_path: Path, corpus: Path) -> None:
+def test_hosts_train_together(unbroken_run: Path, tmp_path: Path, corpus: Path) -> None:
     """Two processes with two devices each; Ctrl-C at one stops both; two tasks of a Slurm job go on
     under another strategy.
     """
@@ -113,16 +95,18 @@ def test_hosts_train_together(unbroken: Path, tmp_path: Path, corpus: Path) -> N
         assert (first.returncode, second.wait(60)) == (0, 130), said
     assert "plan   world 4   jax dp over xla" in said
     assert 5 <= steps_written(tmp_path / "run") < 60
-    job = _job()
+    job = free_slurm_job()
     with (
-        started(*again, cwd=tmp_path, env=slurm(0, job)) as first,
-        started(*again, cwd=tmp_path, env=slurm(1, job)) as second,
+        started(*again, cwd=tmp_path, env=slurm_variables(0, job)) as first,
+        started(*again, cwd=tmp_path, env=slurm_variables(1, job)) as second,
     ):
         said = first.communicate(timeout=90)[0]
         assert (first.returncode, second.wait(60)) == (0, 0), said
-    np.testing.assert_allclose(losses(tmp_path / "run"), losses(unbroken), rtol=1e-12)
+    np.testing.assert_allclose(losses(tmp_path / "run"), losses(unbroken_run), rtol=1e-12)
     arrays_agree(
-        tmp_path / "run/checkpoints/step-00000060", unbroken / "checkpoints/step-00000060", 1e-12
+        tmp_path / "run/checkpoints/step-00000060",
+        unbroken_run / "checkpoints/step-00000060",
+        1e-12,
     )
 
 
@@ -190,40 +174,6 @@ def test_processes_begin_with_the_first_ones_values(tmp_path: Path) -> None:
     assert losses(tmp_path / "run") == pytest.approx(
         [float(load(tmp_path / "run/checkpoints/step-00000001").arrays["model/p"].sum())], rel=1e-12
     )
-
-
-def slurm(task: int, job: int) -> dict[str, str]:
-    """What srun sets in one of two tasks, each on a node of its own (here both on this one)."""
-    return {
-        "SLURM_PROCID": str(task),
-        "SLURM_STEP_NUM_TASKS": "2",
-        "SLURM_LOCALID": "0",
-        "SLURM_STEP_NUM_NODES": "2",
-        "SLURM_STEP_NODELIST": "localhost,other[1-3]",
-        "SLURM_JOB_ID": str(job),
-    }
-
-
-def _job() -> int:
-    """A job whose port is free."""
-    for job in range(7000, 8000):
-        with socket.socket() as found, suppress(OSError):
-            found.bind(("", int(from_slurm(slurm(0, job))["MASTER_PORT"])))
-            return job
-    raise AssertionError("no port is free")
-
-
-def test_whoever_started_a_rank_says_who_it_is() -> None:
-    assert [
-        first_host(nodes)
-        for nodes in ("n1", "n1,n2", "gpu[07-09,12],cpu1", "a[3,5]-ib", "n[1-2],m")
-    ] == ["n1", "n1", "gpu07", "a3-ib", "n1"]
-    found = rank_from(
-        from_slurm({**slurm(5, 123), "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "1"})
-    )
-    assert (found.index, found.local, found.world_size, found.hosts) == (5, 1, 8, 2)
-    with pytest.raises(UserError, match="3 tasks on 2 nodes"):
-        from_slurm({**slurm(0, 1), "SLURM_STEP_NUM_TASKS": "3"})
 
 
 @pytest.mark.long

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import losses, ranks_of, samecurve, started, steps_written, until, write_config
 
+from commands import losses, ranks_of, samecurve, started, steps_written, until, write_config
 from samecurve.checkpoint.format import load, verify
 from samecurve.checkpoint.store import checkpoints
 from samecurve.observe.heartbeat import read_heartbeat

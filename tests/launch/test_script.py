@@ -15,8 +15,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from commands import command, refused, until
 
+from commands import command, refused, until
 from samecurve.launch.script.output import Lines
 from samecurve.launch.script.placement import reserve_port
 

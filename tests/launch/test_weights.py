@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from commands import refused, write_config
 from safetensors.torch import load_file, save_file
-from starts import begun_from, start, train, values
 
 import samecurve
+from commands import refused, write_config
 from samecurve.errors import UserError
 from samecurve.run.export import converted, export
 from samecurve.run.init_weights import examine
@@ -23,6 +22,7 @@ from samecurve.tasks import facts, open_task
 from samecurve.tasks.language.huggingface import theirs
 from samecurve.tasks.language.sections import LanguageModel
 from samecurve.tasks.language.torch_model import Decoder
+from starts import begun_from, start, train, values
 from tiny import config_of
 from worlds import Pool
 

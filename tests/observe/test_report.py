@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import refused, warm, write_config
 
+from commands import refused, run_warm, write_config
 from samecurve.cli.main import main
 from samecurve.core.events import Event
 from samecurve.errors import RunError
@@ -119,7 +119,7 @@ def home(pool: Pool, tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> 
     ):
         pool.run(
             1,
-            warm,
+            run_warm,
             home,
             "train",
             "-f",

@@ -3,11 +3,23 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from commands import (
+    assert_same_run,
+    losses,
+    refused,
+    run_warm,
+    steps_written,
+    warm_output,
+    write_config,
+)
 from samecurve.core.config.document import Document, dump
 from samecurve.core.config.sections import Config, load
 from samecurve.run.directory import Run
 from samecurve.run.resume import Origin, refuse_changes
 from samecurve.tasks import Tasks
+from worlds import Pool
 
 GROUPS = [{"match": "embed*", "freeze": True}, {"match": "*norm*", "lr_scale": 0.5}]
 
@@ -41,3 +53,84 @@ def test_and_notes_one_that_was_made(tmp_path: Path) -> None:
     refuse_changes(origin, config_with(GROUPS[1:]))
     [note] = origin.notes
     assert note.startswith("changed since the run was last saved: optimizer.groups [{'match'")
+
+
+def test_stop_after_and_what_a_resume_refuses_and_says(
+    *,
+    pool: Pool,
+    unbroken_run: Path,
+    tmp_path: Path,
+    corpus: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    config = write_config(tmp_path, corpus)
+    pool.run(1, run_warm, tmp_path, "train", "-f", config, "--save-dir", "run", "--stop-after", 25)
+    assert steps_written(tmp_path / "run") == 25
+    for change, says in (
+        ("model.num_layers=3", "num_layers 2 -> 3"),
+        ("data.validation=0.2", "validation 0.1 -> 0.2"),
+        ("train.seed=1", "began with seed 0"),
+        ("optimizer.name=sgd", "adamw -> sgd"),
+    ):
+        assert says in refused(
+            monkeypatch,
+            capsys,
+            "train",
+            "-f",
+            config,
+            "--save-dir",
+            "run",
+            "--set",
+            change,
+            cwd=tmp_path,
+        )
+    (done,) = pool.run(
+        1,
+        warm_output,
+        tmp_path,
+        "train",
+        "-f",
+        config,
+        "--save-dir",
+        "run",
+        "--global-batch",
+        5,
+        "--new-batch",
+        "--stop-after",
+        5,
+        "--lr",
+        1e-3,
+    )
+    assert "batch 5 = " in done
+    assert "optimizer.lr 0.003 -> 0.001" in done
+    twig = (
+        "train",
+        "-f",
+        config,
+        "--save-dir",
+        "branch",
+        "--resume",
+        "run/checkpoints/step-00000025",
+        "--global-batch",
+        5,
+    )
+    pool.run(1, run_warm, tmp_path, *twig, "--stop-after", 3)
+    (branch,) = pool.run(1, warm_output, tmp_path, *twig)
+    assert "resume step 28" in branch
+    assert "batch 10 = " in branch
+    assert "would need --new-batch" in (tmp_path / "branch/plan.json").read_text()
+    assert losses(tmp_path / "branch") == pytest.approx(losses(unbroken_run)[25:], rel=1e-12)
+
+
+def test_a_damaged_checkpoint_is_said_and_the_one_before_gone_on_from(
+    pool: Pool, unbroken_run: Path, tmp_path: Path, corpus: Path
+) -> None:
+    config = write_config(tmp_path, corpus)
+    pool.run(1, run_warm, tmp_path, "train", "-f", config, "--save-dir", "run", "--stop-after", 45)
+    hurt = tmp_path / "run/checkpoints/step-00000045/rank-0-of-1.safetensors"
+    hurt.write_bytes(hurt.read_bytes()[:-50])
+    (done,) = pool.run(1, warm_output, tmp_path, "train", "-f", config, "--save-dir", "run")
+    assert "step-00000045 is damaged" in done
+    assert "resume step 40" in done
+    assert_same_run(tmp_path / "run", unbroken_run)

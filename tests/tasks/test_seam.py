@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from PIL import Image
 from safetensors.torch import load_file
-from starts import start, train
 
 from samecurve import Section, TaskEntry
 from samecurve.core.config.document import Document, read_file
@@ -22,6 +21,7 @@ from samecurve.run.sample import Prompt, sample
 from samecurve.tasks import Tasks, facts, registry
 from samecurve.tasks.protocol import MEMBERS
 from samecurve.tasks.registry import data_stamp
+from starts import start, train
 from worlds import Pool
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -10,10 +10,10 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from commands import losses, samecurve, write_config
 from torch import nn
 from torch._dynamo.exc import FailOnRecompileLimitHit
 
+from commands import losses, samecurve, write_config
 from samecurve.tasks.language.sections import LanguageModel
 from samecurve.tasks.language.torch_model import Decoder
 from samecurve.torch_engine.compile import compile_model

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from commands import losses, samecurve, write_config
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from commands import losses, samecurve, write_config
 from samecurve.core.planning.plan import plan
 from samecurve.data.feed import Feed
 from samecurve.observe.journal import read_events

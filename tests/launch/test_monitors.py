@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from commands import losses, refused, started, until, warm, write_config
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from commands import losses, refused, run_warm, started, until, write_config
 from samecurve.core.events import Event
 from samecurve.launch.monitors import watched
 from samecurve.observe.journal import read_events
@@ -121,23 +121,23 @@ def test_tensorboard_through_a_resume_and_a_start_in_which_it_fails(
         "cpu",
         "--tensorboard",
     )
-    pool.run(1, warm, tmp_path, *train, "--stop-after", 25)
+    pool.run(1, run_warm, tmp_path, *train, "--stop-after", 25)
     run, home = Run(tmp_path / "run"), tmp_path / "run/logs/tensorboard"
     assert len(_shown(home)) == 25
     shutil.move(home, tmp_path / "aside")
     home.write_text("in the way")
-    pool.run(1, warm, tmp_path, *train, "--stop-after", 10)
+    pool.run(1, run_warm, tmp_path, *train, "--stop-after", 10)
     assert _warned(run) == [
         f"TensorBoard: [Errno 17] File exists: '{Path('run/logs/tensorboard')}'; training goes on"
         " without it, and the same command sends later what is missing"
     ]
     home.unlink()
     shutil.move(tmp_path / "aside", home)
-    pool.run(1, warm, tmp_path, *train)
+    pool.run(1, run_warm, tmp_path, *train)
     assert _shown(home) == dict(enumerate(map(np.float32, losses(tmp_path / "run")), 1))
     assert len(_shown(home)) == 60
     shutil.rmtree(home)
-    pool.run(1, warm, tmp_path, *train)
+    pool.run(1, run_warm, tmp_path, *train)
     assert len(_shown(home)) == 60
 
 

@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
-from commands import refused, samecurve, warm, write_config
 
 import worlds
+from commands import refused, run_warm, samecurve, write_config
 from samecurve.observe.journal import read_events
 
 
@@ -18,7 +18,7 @@ def test_a_checkpoint_has_one_set_of_metrics(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     config = write_config(tmp_path, corpus, steps=8, save=4)
-    pool.run(1, warm, tmp_path, "train", "-f", config, "--save-dir", "run")
+    pool.run(1, run_warm, tmp_path, "train", "-f", config, "--save-dir", "run")
     own = [
         event.values
         for event in read_events(tmp_path / "run/journal.jsonl")

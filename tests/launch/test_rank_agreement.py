@@ -7,9 +7,8 @@ import subprocess
 from pathlib import Path
 
 from commands import command
-from test_jax import _job, slurm
-
 from samecurve.launch.rank_agreement import differences
+from slurm import free_slurm_job, slurm_variables
 
 OWN = """\
 import numpy as np
@@ -30,7 +29,7 @@ def test_ranks_of_different_config_and_code_are_refused(tmp_path: Path) -> None:
     """As two tasks of a Slurm job, each with files of its own: both leave with 2, one says why, and
     no run directory is left.
     """
-    job = _job()
+    job = free_slurm_job()
     processes = []
     for rank in range(2):
         home = tmp_path / f"host-{rank}"
@@ -42,7 +41,7 @@ def test_ranks_of_different_config_and_code_are_refused(tmp_path: Path) -> None:
         )
         environment = {
             **os.environ,
-            **slurm(rank, job),
+            **slurm_variables(rank, job),
             "SLURM_STEP_NUM_NODES": "1",
             "SLURM_LOCALID": str(rank),
             "SLURM_STEP_NODELIST": "localhost",

@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from commands import command
 
 import nvml
+from commands import command
 from samecurve.core.planning.machine import Device
 from samecurve.errors import UserError
 from samecurve.launch.script.misuse import verdict

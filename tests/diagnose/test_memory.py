@@ -7,8 +7,8 @@ import shlex
 from pathlib import Path
 
 import pytest
-from commands import losses, samecurve
 
+from commands import losses, samecurve
 from samecurve.observe.journal import read_events
 
 LARGE = """\

@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from starts import start, values
-
 from samecurve.core.determinism.mean import Mean
 from samecurve.core.protocols import Arrays
 from samecurve.core.stragglers import StragglerDetector
@@ -16,6 +14,7 @@ from samecurve.data.tokens import TokenWindows
 from samecurve.observe.journal import read_events
 from samecurve.tasks.language.torch_task import TorchLanguage
 from samecurve.worker.jobs.train import rehearse
+from starts import start, values
 from worlds import Pool
 
 WINDOW, STEPS = 20, 25  # steps that are compared, of so many

@@ -13,9 +13,12 @@ from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 
+from samecurve.checkpoint.format import load
+from samecurve.checkpoint.store import newest
 from samecurve.cli.main import main
 from samecurve.observe.journal import read_events
 
@@ -63,7 +66,7 @@ def samecurve(
     return done
 
 
-def warm(_index: int, _group: object, cwd: Path, *arguments: object) -> None:
+def run_warm(_index: int, _group: object, cwd: Path, *arguments: object) -> None:
     """A job of the pool: the whole command, in a process that has torch already (a start of its own
     takes seconds). It must leave with 0.
     """
@@ -76,10 +79,10 @@ def warm(_index: int, _group: object, cwd: Path, *arguments: object) -> None:
             raise RuntimeError(f"exit {leaving.code}") from None
 
 
-def said(index: int, group: object, cwd: Path, *arguments: object) -> str:
-    """As warm(). Returns what it printed on stdout."""
+def warm_output(index: int, group: object, cwd: Path, *arguments: object) -> str:
+    """As run_warm(). Returns what it printed on stdout."""
     with redirect_stdout(io.StringIO()) as out:
-        warm(index, group, cwd, *arguments)
+        run_warm(index, group, cwd, *arguments)
     return out.getvalue()
 
 
@@ -101,11 +104,11 @@ def refused(
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-    said = capsys.readouterr()
-    assert left.value.code == 2, said.err
-    assert said.out == ""
-    assert "Traceback" not in said.err
-    return said.err
+    shown = capsys.readouterr()
+    assert left.value.code == 2, shown.err
+    assert shown.out == ""
+    assert "Traceback" not in shown.err
+    return shown.err
 
 
 @contextmanager
@@ -133,10 +136,10 @@ def started(
 def until(condition: Callable[[], Any], timeout: float = 90) -> Any:
     """The first true value of condition(), polled often."""
     deadline = time.monotonic() + timeout
-    while not (found := condition()):
+    while not (value := condition()):
         assert time.monotonic() < deadline, "it did not come to that"
         time.sleep(0.002)
-    return found
+    return value
 
 
 def losses(run: Path) -> list[float]:
@@ -156,15 +159,26 @@ def steps_written(run: Path) -> int:
 
 
 def ranks_of(run: Path) -> list[int]:
-    """Process ids of the ranks that work on this run (told from other runs on the machine by where
+    """Process ids of the ranks that work on this run (known from other runs on the machine by where
     they were started).
     """
-    found = []
+    pids = []
     for process in psutil.process_iter(["pid", "cmdline", "cwd"]):
         line = process.info["cmdline"] or []
         if (
             "samecurve.worker.main" in line
             and Path(process.info["cwd"] or "/", json.loads(line[-1])["run"]) == run
         ):
-            found.append(int(process.info["pid"]))
-    return found
+            pids.append(int(process.info["pid"]))
+    return pids
+
+
+def assert_same_run(run: Path, other: Path) -> None:
+    """The same losses, and the same arrays in the last checkpoint."""
+    np.testing.assert_allclose(losses(run), losses(other), rtol=1e-12)
+    (first, _), (second, _) = newest(run / "checkpoints"), newest(other / "checkpoints")
+    assert first is not None
+    assert second is not None
+    one, two = load(first).arrays, load(second).arrays
+    for name in two:
+        np.testing.assert_allclose(one[name], two[name], rtol=0, atol=1e-12, err_msg=name)

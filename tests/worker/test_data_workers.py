@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from commands import losses, samecurve, warm
 
 import worlds
+from commands import losses, run_warm, samecurve
 from samecurve.core.config.document import Document
 from samecurve.core.config.sections import Config, load
 from samecurve.core.planning.machine import Machine
@@ -160,11 +160,11 @@ def test_a_run_goes_on_after_a_workers_death(pool: worlds.Pool, tmp_path: Path) 
         " f64}\n"
     )
     line = ("train", "-f", "sums.yaml", "--num-workers", 2, "--save-dir")
-    pool.run(1, warm, tmp_path, *line, "whole")
+    pool.run(1, run_warm, tmp_path, *line, "whole")
     (tmp_path / "die").touch()
     said = samecurve(*line, "run", cwd=tmp_path, code=1).stderr
     assert said.count("was ended by SIGKILL while it read samples") == 1
     assert "Traceback" not in said
     (tmp_path / "die").unlink()
-    pool.run(1, warm, tmp_path, *line, "run")
+    pool.run(1, run_warm, tmp_path, *line, "run")
     assert losses(tmp_path / "run") == losses(tmp_path / "whole")
