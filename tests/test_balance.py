@@ -29,7 +29,7 @@ from samecurve.run.prepare import prepare
 from samecurve.run.resume import Options
 from samecurve.tasks import facts
 from test_promise import worst
-from tiny import MACHINE, Outcome, config_of, tiny_values, train_tiny
+from tiny import MACHINE, Outcome, TinyRun, config_of, tiny_values, train_tiny
 from worlds import Pool
 
 STEPS = 8
@@ -43,9 +43,7 @@ def alone(
     return pool.run(  # type: ignore[no-any-return]
         1,
         train_tiny,
-        tmp_path_factory.mktemp("alone"),
-        tiny_values(corpus, train={"steps": 24}),
-        cache,
+        TinyRun(tmp_path_factory.mktemp("alone"), tiny_values(corpus, train={"steps": 24}), cache),
     )[0]
 
 
@@ -70,7 +68,9 @@ def test_an_uneven_assignment_changes_no_loss(
         train={"steps": 24},
         devices={"use": f"cpu:{len(speeds)}", "strategy": strategy, "balance": speeds},
     )
-    found = pool.run(1 if strategy == "dp" else len(speeds), train_tiny, tmp_path, values, cache)
+    found = pool.run(
+        1 if strategy == "dp" else len(speeds), train_tiny, TinyRun(tmp_path, values, cache)
+    )
     shares = found[0].plan.microbatches_per_device
     assert list(np.argsort(shares)) == list(np.argsort(speeds))
     assert sum(shares) > len(shares)
@@ -94,16 +94,17 @@ def test_a_run_goes_on_with_another_assignment(
         moved = pool.run(
             2,
             train_tiny,
-            tmp_path,
-            tiny_values(
-                corpus,
-                train={"steps": 24},
-                devices={"use": "cpu:2", "strategy": "ddp", "balance": balance},
+            TinyRun(
+                tmp_path,
+                tiny_values(
+                    corpus,
+                    train={"steps": 24},
+                    devices={"use": "cpu:2", "strategy": "ddp", "balance": balance},
+                ),
+                cache,
+                resume=last,
+                stop_at=stop,
             ),
-            cache,
-            "",
-            last,
-            stop,
         )
         last = tmp_path / "checkpoints" / f"step-{stop:08d}"
     assert worst(moved[0], alone) <= 1e-12
@@ -120,7 +121,9 @@ def test_exact_runs_have_the_same_bits_however_assigned(
             devices={"use": "cpu:2", "strategy": strategy, "balance": balance},
         )
         return pool.run(  # type: ignore[no-any-return]
-            1 if strategy == "dp" else 2, train_tiny, tmp_path / str(balance), values, cache
+            1 if strategy == "dp" else 2,
+            train_tiny,
+            TinyRun(tmp_path / str(balance), values, cache),
         )[0]
 
     plain, uneven = run("even"), run(speeds)

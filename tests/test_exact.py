@@ -4,6 +4,7 @@ ordinary mode, whose bits do differ.
 
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from samecurve.tasks import open_task
 from samecurve.torch_engine.engine import TorchEngine
 from samecurve.torch_engine.process_group import Comm
 from samecurve.torch_engine.strategies.exact import set_deterministic
-from tiny import MACHINE, Outcome, config_of, tiny_values, train_tiny
+from tiny import MACHINE, Outcome, TinyRun, config_of, tiny_values, train_tiny
 from worlds import Pool
 
 STEPS = 100
@@ -41,34 +42,45 @@ LAYOUTS = {"f32": [("ddp", 2), ("dp", 3)], "bf16": [("ddp", 3)], "f64": [("ddp",
 SOME = 40  # steps of make test
 
 
-def run(
-    pool: Pool,
-    home: Path,
-    corpus: Path,
-    cache: Path,
-    strategy: str,
-    world: int,
-    precision: str,
-    engine: str = "torch",
-    **train: Any,
-) -> Outcome:
-    """Batch 10 is 5 microbatches of 2, an epoch's tail of 3 two, token counts differ by sample: no
+Train = Callable[..., Outcome]
+
+
+@pytest.fixture(scope="module")
+def train(pool: Pool, corpus: Path, cache: Path) -> Train:
+    """Trains the tiny run with train.exact in a directory. section: more of the config's `train`.
+
+    Batch 10 is 5 microbatches of 2, an epoch's tail of 3 two, token counts differ by sample: no
     world divides any of it evenly.
     """
-    train = {"steps": STEPS, "precision": precision, "exact": True, "hash_every": 10, **train}
-    config = {
-        **tiny_values(corpus, train=train, devices={"use": f"cpu:{world}", "strategy": strategy}),
-        "engine": engine,
-    }
-    outcome: Outcome = pool.run(
-        1 if strategy == "dp" or engine == "jax" else world, train_tiny, home, config, cache
-    )[0]
-    return outcome
+
+    def run(
+        home: Path,
+        strategy: str,
+        world: int,
+        *,
+        precision: str = "f32",
+        engine: str = "torch",
+        **section: Any,
+    ) -> Outcome:
+        exact = {"steps": STEPS, "precision": precision, "exact": True, "hash_every": 10}
+        devices = {"use": f"cpu:{world}", "strategy": strategy}
+        config = tiny_values(corpus, train={**exact, **section}, devices=devices)
+        processes = 1 if strategy == "dp" or engine == "jax" else world
+        tiny = TinyRun(home, {**config, "engine": engine}, cache)
+        outcome: Outcome = pool.run(processes, train_tiny, tiny)[0]
+        return outcome
+
+    return run
 
 
-def same(found: Outcome, expected: Outcome) -> bool:
+def same(outcome: Outcome, expected: Outcome) -> bool:
     """To the last bit, on every step."""
-    return (found.hashes, found.losses, found.norms, [e["loss"] for e in found.evaluated]) == (
+    return (
+        outcome.hashes,
+        outcome.losses,
+        outcome.norms,
+        [e["loss"] for e in outcome.evaluated],
+    ) == (
         expected.hashes,
         expected.losses,
         expected.norms,
@@ -88,35 +100,23 @@ def test_one_hash_on_any_number_of_devices(
     precision: str,
     layouts: list[tuple[str, int]],
     steps: int,
-    pool: Pool,
-    corpus: Path,
-    cache: Path,
+    train: Train,
     tmp_path: Path,
 ) -> None:
     """Also the losses, norms and evaluations of every step, counted along the same tree."""
-    expected = run(pool, tmp_path / "one", corpus, cache, "single", 1, precision, steps=steps)
+    expected = train(tmp_path / "one", "single", 1, precision=precision, steps=steps)
     assert len(expected.hashes) == steps // 10
     for strategy, world in layouts:
-        found = run(
-            pool,
-            tmp_path / f"{strategy}-{world}",
-            corpus,
-            cache,
-            strategy,
-            world,
-            precision,
-            steps=steps,
+        outcome = train(
+            tmp_path / f"{strategy}-{world}", strategy, world, precision=precision, steps=steps
         )
-        assert (found.plan.strategy, found.plan.num_devices, found.plan.micro_batch_size) == (
-            strategy,
-            world,
-            2,
-        )
-        assert same(found, expected), (strategy, world)
+        plan = outcome.plan
+        assert (plan.strategy, plan.num_devices, plan.micro_batch_size) == (strategy, world, 2)
+        assert same(outcome, expected), (strategy, world)
 
 
-def test_the_ordinary_mode_differs_and_so_do_other_slots(
-    pool: Pool, corpus: Path, cache: Path, tmp_path: Path
+def test_the_ordinary_mode_differs_and_so_do_other_microbatches(
+    train: Train, pool: Pool, corpus: Path, cache: Path, tmp_path: Path
 ) -> None:
     """So the tests above can fail: without the tree, or with another cut of the batch, the bits are
     others within a few steps.
@@ -126,12 +126,14 @@ def test_the_ordinary_mode_differs_and_so_do_other_slots(
         pool.run(
             world,
             train_tiny,
-            tmp_path / f"{world}",
-            {
-                **tiny_values(corpus, **short, devices={"use": f"cpu:{world}"}),
-                "batch": {"samples": 10, "per_device": 2},
-            },
-            cache,
+            TinyRun(
+                tmp_path / f"{world}",
+                {
+                    **tiny_values(corpus, **short, devices={"use": f"cpu:{world}"}),
+                    "batch": {"samples": 10, "per_device": 2},
+                },
+                cache,
+            ),
         )[0]
         for world in (1, 3)
     ]
@@ -140,41 +142,31 @@ def test_the_ordinary_mode_differs_and_so_do_other_slots(
         (a != b).any()
         for a, b in zip(ordinary[0].arrays.values(), ordinary[1].arrays.values(), strict=True)
     )
-    exact = run(pool, tmp_path / "exact", corpus, cache, "ddp", 3, "f32", steps=10)
+    exact = train(tmp_path / "exact", "ddp", 3, steps=10)
     other = pool.run(
         1,
         train_tiny,
-        tmp_path / "microbatches",
-        {
-            **tiny_values(corpus, train={**short["train"], "exact": True}),
-            "batch": {"samples": 10, "per_device": 5},
-        },
-        cache,
+        TinyRun(
+            tmp_path / "microbatches",
+            {
+                **tiny_values(corpus, train={**short["train"], "exact": True}),
+                "batch": {"samples": 10, "per_device": 5},
+            },
+            cache,
+        ),
     )[0]
     assert exact.hashes[10] != other.hashes[10]
 
 
 @pytest.mark.parametrize("worlds", [(3,), pytest.param((2, 3, 4, 8), marks=pytest.mark.long)])
 def test_jax_one_hash_on_any_number_of_devices(
-    worlds: tuple[int, ...], pool: Pool, corpus: Path, cache: Path, tmp_path: Path
+    worlds: tuple[int, ...], train: Train, tmp_path: Path
 ) -> None:
     steps = STEPS if len(worlds) > 2 else 20
-    expected = run(pool, tmp_path / "one", corpus, cache, "dp", 1, "f32", engine="jax", steps=steps)
+    expected = train(tmp_path / "one", "dp", 1, engine="jax", steps=steps)
     for world in worlds:
-        assert same(
-            run(
-                pool,
-                tmp_path / f"{world}",
-                corpus,
-                cache,
-                "dp",
-                world,
-                "f32",
-                engine="jax",
-                steps=steps,
-            ),
-            expected,
-        ), world
+        outcome = train(tmp_path / f"{world}", "dp", world, engine="jax", steps=steps)
+        assert same(outcome, expected), world
 
 
 def hashes(home: Path) -> dict[int, str]:
@@ -279,19 +271,19 @@ def test_a_race_in_one_gradient_is_found_by_its_array(pool: Pool, tmp_path: Path
             "--save-dir",
             tmp_path / name,
         )
-    found = compare(tmp_path / "one", tmp_path / "two")
-    assert found.arrays == [
+    comparison = compare(tmp_path / "one", tmp_path / "two")
+    assert comparison.arrays == [
         "model/second.weight",
         "optimizer/exp_avg/second.weight",
         "optimizer/exp_avg_sq/second.weight",
     ]
-    assert found.metric is not None
-    assert found.arrays_at is not None
+    assert comparison.metric is not None
+    assert comparison.arrays_at is not None
     # The norm of the gradient at fault may part in the same step as its weight, a loss only after
     # it; either later, if the difference is small.
-    assert found.arrays_at + (found.metric.what == "loss") <= found.metric.step
-    assert describe_comparison(found, tmp_path / "one", tmp_path / "two")[0].startswith(
-        f"differ step {found.arrays_at}: model/second.weight, "
+    assert comparison.arrays_at + (comparison.metric.what == "loss") <= comparison.metric.step
+    assert describe_comparison(comparison, tmp_path / "one", tmp_path / "two")[0].startswith(
+        f"differ step {comparison.arrays_at}: model/second.weight, "
     )
 
 
@@ -344,10 +336,10 @@ def test_what_follows_the_device_is_refused_at_the_first_step(kind: str, says: s
             "train": {"exact": True, "steps": 2},
         }
     )
-    made = plan(config, MACHINE, open_task(config, "").facts())
+    run_plan = plan(config, MACHINE, open_task(config, "").facts())
     task = open_task(config, "")
-    engine = TorchEngine(task, made, config.optimizer, Comm(), [torch.device("cpu")])
-    feed = Feed(made, made.devices_of(0), task.train_data(), None, engine.stage, prefetch=0)
+    engine = TorchEngine(task, run_plan, config.optimizer, Comm(), [torch.device("cpu")])
+    feed = Feed(run_plan, run_plan.devices_of(0), task.train_data(), None, engine.stage, prefetch=0)
     try:
         with pytest.raises(UserError, match=says):
             engine.step(engine.init(), next(iter(feed))[1], 1e-3, [0] * 4)

@@ -14,7 +14,7 @@ from commands import refused, run_warm
 from samecurve.core.determinism.init_values import values as initial_values
 from samecurve.core.planning.plan import plan
 from samecurve.observe.journal import read_events
-from tiny import MACHINE, Outcome, config_of, ragged_task, tiny_values, train_tiny
+from tiny import MACHINE, Outcome, TinyRun, config_of, ragged_task, tiny_values, train_tiny
 from worlds import Pool
 
 GROUPS = [
@@ -49,9 +49,7 @@ def values_of(corpus: Path, layout: str) -> tuple[int, dict[str, Any]]:
 
 def run(pool: Pool, corpus: Path, cache: Path, home: Path, layout: str, **how: Any) -> Outcome:
     world, values = values_of(corpus, layout)
-    outcome: Outcome = pool.run(
-        world, train_tiny, home, values, cache, "", how.get("resume"), how.get("stop_at")
-    )[0]
+    outcome: Outcome = pool.run(world, train_tiny, TinyRun(home, values, cache, **how))[0]
     return outcome
 
 

@@ -2,44 +2,47 @@
 sees when it isn't.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tiny import Outcome, tiny_values, train_tiny
+from tiny import Outcome, TinyRun, tiny_values, train_tiny
 from worlds import Pool
 
 TOLERANCE = {"f64": 1e-12, "f32": 2e-6}
 
 
-def run(
-    pool: Pool,
-    home: Path,
-    corpus: Path,
-    cache: Path,
-    world: int,
-    precision: str,
-    fault: str = "",
-    strategy: str = "auto",
-    engine: str = "torch",
-    **sections: Any,
-) -> list[Outcome]:
-    config = tiny_values(
-        corpus,
-        train={"precision": precision, **sections.pop("train", {})},
-        devices={"use": f"cpu:{world}", "strategy": strategy},
-        **sections,
-    )
-    return pool.run(
-        1 if strategy == "dp" or engine == "jax" else world,
-        train_tiny,
-        home,
-        {**config, "engine": engine},
-        cache,
-        fault,
-    )
+Train = Callable[..., list[Outcome]]
+
+
+@pytest.fixture(scope="module")
+def train(pool: Pool, corpus: Path, cache: Path) -> Train:
+    """Trains the tiny run in a directory, under a layout. sections: of its config."""
+
+    def run(
+        home: Path,
+        *,
+        world: int,
+        precision: str = "f64",
+        fault: str = "",
+        strategy: str = "auto",
+        engine: str = "torch",
+        **sections: Any,
+    ) -> list[Outcome]:
+        config = tiny_values(
+            corpus,
+            train={"precision": precision, **sections.pop("train", {})},
+            devices={"use": f"cpu:{world}", "strategy": strategy},
+            **sections,
+        )
+        processes = 1 if strategy == "dp" or engine == "jax" else world
+        tiny = TinyRun(home, {**config, "engine": engine}, cache, fault)
+        return pool.run(processes, train_tiny, tiny)
+
+    return run
 
 
 def worst(first: Outcome, second: Outcome) -> float:
@@ -49,12 +52,10 @@ def worst(first: Outcome, second: Outcome) -> float:
 
 
 @pytest.fixture(scope="module")
-def references(
-    pool: Pool, corpus: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Outcome]:
-    """torch, one process, whole batches."""
+def references(train: Train, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
+    """torch, one process, unbroken batches."""
     return {
-        precision: run(pool, tmp_path_factory.mktemp("reference"), corpus, cache, 1, precision)[0]
+        precision: train(tmp_path_factory.mktemp("reference"), world=1, precision=precision)[0]
         for precision in TOLERANCE
     }
 
@@ -109,39 +110,35 @@ CASES = [
 
 @pytest.mark.parametrize(("engine", "precision", "strategy", "world", "accumulate"), CASES)
 def test_neither_devices_nor_strategy_nor_engine_change_training(
+    *,
     engine: str,
     precision: str,
     strategy: str,
     world: int,
     accumulate: int,
     references: dict[str, Outcome],
-    pool: Pool,
-    corpus: Path,
-    cache: Path,
+    train: Train,
     tmp_path: Path,
 ) -> None:
     """Batch 10 over 3 or 4 ranks is uneven, the epoch's tail of 3 leaves ranks without a sample,
     token counts differ by sample.
     """
     expected = references[precision]
-    outcomes = run(
-        pool,
+    outcomes = train(
         tmp_path,
-        corpus,
-        cache,
-        world,
-        precision,
+        world=world,
+        precision=precision,
         strategy=strategy,
         engine=engine,
         batch={"accumulate": accumulate},
     )
-    found = outcomes[0]
-    assert (found.plan.strategy, found.plan.num_devices) == (strategy, world)
-    assert len(found.losses) == 50
-    assert worst(found, expected) <= TOLERANCE[precision]
+    outcome = outcomes[0]
+    assert (outcome.plan.strategy, outcome.plan.num_devices) == (strategy, world)
+    assert len(outcome.losses) == 50
+    assert worst(outcome, expected) <= TOLERANCE[precision]
     for name, array in expected.arrays.items():
         np.testing.assert_allclose(
-            found.arrays[name],
+            outcome.arrays[name],
             array,
             rtol=0,
             atol=1e-12 if precision == "f64" else 2e-5,
@@ -149,17 +146,15 @@ def test_neither_devices_nor_strategy_nor_engine_change_training(
         )
     if strategy in {"single", "ddp"} and engine == "torch":
         assert _step_ids(outcomes) == _step_ids([expected])
-    assert found.evaluated[-1]["loss"] == pytest.approx(
+    assert outcome.evaluated[-1]["loss"] == pytest.approx(
         expected.evaluated[-1]["loss"], rel=TOLERANCE[precision]
     )
 
 
 @pytest.mark.parametrize("fault", ["mean of means", "another order"])
-def test_a_planted_fault_is_seen(
-    fault: str, pool: Pool, corpus: Path, cache: Path, tmp_path: Path
-) -> None:
-    sound = run(pool, tmp_path / "one", corpus, cache, 1, "f64")[0]
-    faulty = run(pool, tmp_path / "two", corpus, cache, 2, "f64", fault)
+def test_a_planted_fault_is_seen(fault: str, train: Train, tmp_path: Path) -> None:
+    sound = train(tmp_path / "one", world=1)[0]
+    faulty = train(tmp_path / "two", world=2, fault=fault)
     assert worst(faulty[0], sound) > 1e-3
     if fault == "another order":
         assert _step_ids(faulty) != _step_ids([sound])
@@ -171,7 +166,7 @@ def test_a_run_moved_between_layouts_and_engines_equals_the_unbroken_one(
     """Each layout leaves after some steps, and the next resumes from what it saved; the batch
     stays.
     """
-    whole = pool.run(1, train_tiny, tmp_path / "whole", tiny_values(corpus), cache)[0]
+    unbroken = pool.run(1, train_tiny, TinyRun(tmp_path / "whole", tiny_values(corpus), cache))[0]
     home, last, moved = tmp_path / "moved", None, []
     for strategy, world, stop in (
         ("ddp", 2, 6),
@@ -192,22 +187,17 @@ def test_a_run_moved_between_layouts_and_engines_equals_the_unbroken_one(
         moved = pool.run(
             1 if name == "dp" or engine == "jax" else world,
             train_tiny,
-            home,
-            config,
-            cache,
-            "",
-            last,
-            stop,
+            TinyRun(home, config, cache, resume=last, stop_at=stop),
         )
         last = home / "checkpoints" / f"step-{stop:08d}"
-    assert worst(moved[0], whole) <= 1e-12
-    for name, array in whole.arrays.items():
+    assert worst(moved[0], unbroken) <= 1e-12
+    for name, array in unbroken.arrays.items():
         np.testing.assert_allclose(moved[0].arrays[name], array, rtol=0, atol=1e-12, err_msg=name)
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "dp", "fsdp"])
 def test_sgd_and_skipped_updates_agree_over_layouts(
-    strategy: str, pool: Pool, corpus: Path, cache: Path, tmp_path: Path
+    strategy: str, train: Train, tmp_path: Path
 ) -> None:
     """A learning rate that blows up: the same updates are left out everywhere, and weights stay
     finite.
@@ -216,29 +206,24 @@ def test_sgd_and_skipped_updates_agree_over_layouts(
         "optimizer": {"name": "sgd", "lr": 1e30, "clip": 0.0},
         "train": {"non_finite": "skip", "steps": 8},
     }
-    one = run(pool, tmp_path / "one", corpus, cache, 1, "f32", **sections)[0]
-    three = run(pool, tmp_path / "three", corpus, cache, 3, "f32", strategy=strategy, **sections)[0]
+    one = train(tmp_path / "one", world=1, precision="f32", **sections)[0]
+    three = train(tmp_path / "three", world=3, precision="f32", strategy=strategy, **sections)[0]
     assert [loss is None for loss in one.losses] == [loss is None for loss in three.losses]
     assert any(norm is None for norm in one.norms)
     assert all(np.isfinite(array).all() for array in three.arrays.values())
 
 
-def test_half_precision_trains_and_shares_its_scale(
-    pool: Pool, corpus: Path, cache: Path, tmp_path: Path
-) -> None:
+def test_half_precision_trains_and_shares_its_scale(train: Train, tmp_path: Path) -> None:
     """bf16 and f16 on one rank, and on two under ddp and fsdp: not equal to the digit, but the same
     curve; the f16 scale is in the checkpoint.
     """
     for precision in ("bf16", "f16"):
         layouts = {"single": 1, "ddp": 2, "fsdp": 2}
         one, *others = (
-            run(
-                pool,
+            train(
                 tmp_path / f"{precision}-{strategy}",
-                corpus,
-                cache,
-                world,
-                precision,
+                world=world,
+                precision=precision,
                 strategy=strategy,
                 train={"steps": 12},
             )[0]

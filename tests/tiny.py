@@ -11,7 +11,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from samecurve.checkpoint.format import load
+from samecurve.checkpoint.format import load, read_manifest
 from samecurve.core.config.document import Document
 from samecurve.core.config.sections import Config
 from samecurve.core.config.sections import load as load_config
@@ -20,7 +20,8 @@ from samecurve.core.determinism.mean import Mean
 from samecurve.core.eval_sums import Metric
 from samecurve.core.planning.facts import Fixed
 from samecurve.core.planning.machine import Machine
-from samecurve.core.planning.plan import Plan, plan
+from samecurve.core.planning.plan import Plan
+from samecurve.core.planning.plan import plan as make_plan
 from samecurve.core.protocols import Arrays, Engine, MicroBatch, Rank, Round, Sample, Source
 from samecurve.data.tokens import IGNORED
 from samecurve.observe.journal import read_events
@@ -151,6 +152,20 @@ def ragged_task(config: Config, cache: Path, fault: str = "", kind: Any = ragged
     return JaxAdapter(kind(JaxLanguage, fault), config, cache)
 
 
+@dataclass(frozen=True)
+class TinyRun:
+    """What a rank is to train. `values` of the config; `home`: the run directory."""
+
+    home: Path
+    values: Mapping[str, Any]
+    cache: Path
+    fault: str = ""  # planted: see train_tiny() and ragged()
+    resume: Path | None = None  # a checkpoint
+    stop_at: int | None = None  # the step
+    device: str = "cpu"  # where every rank computes
+    kind: Any = ragged  # what makes the task
+
+
 @dataclass
 class Outcome:
     """losses, norms: by step, from the journal.
@@ -194,80 +209,63 @@ def recorded(engine: Any) -> list[list[int]]:
     return ids_by_step
 
 
-def train_tiny(
-    index: int,
-    group: dist.ProcessGroup,
-    home: Path,
-    values: Mapping[str, Any],
-    cache: Path,
-    fault: str = "",
-    resume: Path | None = None,
-    stop_at: int | None = None,
-    device: str = "cpu",
-    kind: Any = ragged,
-) -> Outcome:
+def train_tiny(index: int, group: dist.ProcessGroup, tiny: TinyRun) -> Outcome:
     """One rank's part.
 
-    The world is the group's (dp, jax: as devices.use says, in a group of one). device: where every
-    rank computes.
+    The world is the group's (dp, jax: as devices.use says, in a group of one).
     """
-    config = config_of(values)
-    task = ragged_task(config, cache, fault, kind)
+    config = config_of(tiny.values)
+    task = ragged_task(config, tiny.cache, tiny.fault, tiny.kind)
     processes = dist.get_world_size(group)
     alone = config.devices.strategy == "dp" or config.engine == "jax"
-    world = int(config.devices.use.removeprefix("cpu:")) if alone else processes
-    devices = config.devices.model_copy(update={"use": f"cpu:{world}"})
-    fixed: Fixed | None = Fixed.from_json(_manifest(resume)["fixed"]) if resume else None
-    made = plan(config.model_copy(update={"devices": devices}), MACHINE, task.facts(), fixed)
-    if fault == "another order" and index == 1:
-        made = replace(made, fixed=replace(made.fixed, seed=made.fixed.seed + 1))
-    if fault == "offload":  # which plan() refuses for CPU ranks, whose memory it would only shift
-        made = replace(made, offload=True)
-    run = Run(home)
+    plan = _tiny_plan(tiny, config, task, index, None if alone else processes)
+    run = Run(tiny.home)
     for directory in (run.home, run.checkpoints, run.logs):
         directory.mkdir(parents=True, exist_ok=True)
     dist.barrier(group)
-    ranks = Comm() if alone or made.backend == "none" else Comm(group)
-    attempt = Attempt("test", str(home), str(resume) if resume else None, stop_at)
-    engine: Engine = (
-        join_warm(made, index, group).make_engine(task, config.optimizer)
-        if config.engine == "jax"
-        else TorchEngine(
-            task,
-            made,
-            config.optimizer,
-            ranks,
-            [torch.device(device)] * len(made.devices_of(index)),
-        )
-    )
+    comm = Comm() if alone or plan.backend == "none" else Comm(group)
+    engine: Engine
+    if config.engine == "jax":
+        engine = join_warm(plan, index, group).make_engine(task, config.optimizer)
+    else:
+        devices = [torch.device(tiny.device)] * len(plan.devices_of(index))
+        engine = TorchEngine(task, plan, config.optimizer, comm, devices)
     ids = recorded(engine)
+    resume = str(tiny.resume) if tiny.resume else None
+    attempt = Attempt("test", str(tiny.home), resume, tiny.stop_at)
     rank = Rank(index, index, processes)
-    train_rank(RankContext(attempt, run, made, config, rank), engine, task, Requests(None))
+    train_rank(RankContext(attempt, run, plan, config, rank), engine, task, Requests(None))
     dist.barrier(group)
     events = read_events(run.journal)
     steps = [event.values for event in events if event.kind == "step"]
     last = sorted(run.checkpoints.glob("step-*"))[-1]
     arrays = {name: array.copy() for name, array in load(last).arrays.items()} if index == 0 else {}
-    evaluated = [event.values for event in events if event.kind == "evaluated"]
-    hashes = {event.step: event.values["hash"] for event in events if event.kind == "hashed"}
     return Outcome(
-        [s["loss"] for s in steps],
-        [s["grad_norm"] for s in steps],
-        ids,
-        arrays,
-        made,
-        evaluated,
-        hashes,
+        losses=[step["loss"] for step in steps],
+        norms=[step["grad_norm"] for step in steps],
+        ids=ids,
+        arrays=arrays,
+        plan=plan,
+        evaluated=[event.values for event in events if event.kind == "evaluated"],
+        hashes={event.step: event.values["hash"] for event in events if event.kind == "hashed"},
     )
+
+
+def _tiny_plan(tiny: TinyRun, config: Config, task: Any, index: int, world: int | None) -> Plan:
+    """This rank's plan, with the fault that is planted in it. world: None: as devices.use says."""
+    if world is not None:
+        devices = config.devices.model_copy(update={"use": f"cpu:{world}"})
+        config = config.model_copy(update={"devices": devices})
+    fixed = Fixed.from_json(read_manifest(tiny.resume)["fixed"]) if tiny.resume else None
+    plan = make_plan(config, MACHINE, task.facts(), fixed)
+    if tiny.fault == "another order" and index == 1:
+        plan = replace(plan, fixed=replace(plan.fixed, seed=plan.fixed.seed + 1))
+    if tiny.fault == "offload":  # which plan() refuses for CPU ranks: it would only shift memory
+        plan = replace(plan, offload=True)
+    return plan
 
 
 def train_counting(
     index: int, group: dist.ProcessGroup, home: Path, values: Mapping[str, Any], cache: Path
 ) -> Outcome:
-    return train_tiny(index, group, home, values, cache, kind=counting)
-
-
-def _manifest(path: Path) -> Any:
-    from samecurve.checkpoint.format import read_manifest
-
-    return read_manifest(path)
+    return train_tiny(index, group, TinyRun(home, values, cache, kind=counting))

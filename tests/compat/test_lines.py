@@ -53,7 +53,10 @@ PLANNED = {
     "CUDA_VISIBLE_DEVICES=2,3 -f models/nano.yaml --gpus 0,1": [
         "NVIDIA H200 no. 2, NVIDIA H200 no. 3; 2 of 2 visible devices, as asked"
     ],
-    "-f models/nano.yaml --gpus 0,1 --batch-size 2 --grad-accum 4 --seq-len 256 --max-steps 1000 --headless --resume auto --max-checkpoints 10": [
+    (
+        "-f models/nano.yaml --gpus 0,1 --batch-size 2 --grad-accum 4 --seq-len 256 "
+        "--max-steps 1000 --headless --resume auto --max-checkpoints 10"
+    ): [
         "batch 16 = 2 devices x 2 x 4 rounds",
         "1000 steps of 16 samples",
         "model.max_seq_len = 256",
@@ -63,7 +66,10 @@ PLANNED = {
     "train --config-path=models/nano.yaml --num-gpus=2 --distributed-backend=nccl": [
         "world 2   ddp over nccl"
     ],
-    "train --config-path models/nano.yaml --num-gpus 0 --spawn --port 29533 --distributed-backend gloo --distributed-data-loading": [
+    (
+        "train --config-path models/nano.yaml --num-gpus 0 --spawn --port 29533 "
+        "--distributed-backend gloo --distributed-data-loading"
+    ): [
         "world 8   ddp over gloo",
         "devices.launcher = spawn",
         "devices.port = 29533",
@@ -74,12 +80,19 @@ PLANNED = {
         "world 8   dp",
         "batch 512 = 8 devices x 32 x 2 rounds",
     ],
-    "train -f models/nano.yaml --multi-gpu dp --backend auto --gpu-ids 0,1,3 --grad-accum-steps 1 --batch-size 32 --lr 2e-3 --save-dir runs/dp_3gpu": [
+    (
+        "train -f models/nano.yaml --multi-gpu dp --backend auto --gpu-ids 0,1,3 "
+        "--grad-accum-steps 1 --batch-size 32 --lr 2e-3 --save-dir runs/dp_3gpu"
+    ): [
         "world 3   dp",
         "batch 96 = 3 devices x 32 x 1 round",
         "lr 0.002",
     ],
-    "CUDA_VISIBLE_DEVICES=0,1,2,3 train -f models/nano.yaml --multi-gpu ddp --batch-size 16 --grad-accum-steps 4 --epochs 30 --lr 4e-3 --warmup-epochs 3 --weight-decay 1e-4 --num-workers 4 --no-amp --save-dir runs/4gpu": [
+    (
+        "CUDA_VISIBLE_DEVICES=0,1,2,3 train -f models/nano.yaml --multi-gpu ddp --batch-size 16 "
+        "--grad-accum-steps 4 --epochs 30 --lr 4e-3 --warmup-epochs 3 --weight-decay 1e-4 "
+        "--num-workers 4 --no-amp --save-dir runs/4gpu"
+    ): [
         "batch 256 = 4 devices x 16 x 4 rounds",
         "lr 0.004",
         "schedule.warmup = 3ep",
@@ -88,17 +101,24 @@ PLANNED = {
         "train.precision = f32",
     ],
     # D: CSSM, what of it is not of its task
-    "CUDA_VISIBLE_DEVICES=0,1,2,3 train -f models/nano.yaml --batch_size 64 --grad_accum 1 --bf16 --checkpoint_dir /local/scratch/checkpoints": [
+    (
+        "CUDA_VISIBLE_DEVICES=0,1,2,3 train -f models/nano.yaml --batch_size 64 --grad_accum 1 "
+        "--bf16 --checkpoint_dir /local/scratch/checkpoints"
+    ): [
         "batch 256 = 4 devices x 64 x 1 round",
         "bf16",
         "Running on 4 devices (multi-GPU enabled)",
     ],
     "train -f models/nano.yaml --engine jax --device-ids 0,1 --bf16": ["world 2   jax dp"],
     # E: TPrimat: 64 samples whatever the GPUs
-    "train -f models/nano.yaml --global-batch 64 --batch-size 1 --dtype bf16 --seq-len 2048 --weight-decay 0.1": [
-        "batch 64 = 8 devices x 1 x 8 rounds (batch.samples, whatever the devices)"
-    ],
-    "train -f models/nano.yaml --nproc 4 --strategy fsdp --global-batch 64 --batch-size 1 --dtype bf16": [
+    (
+        "train -f models/nano.yaml --global-batch 64 --batch-size 1 --dtype bf16 --seq-len 2048 "
+        "--weight-decay 0.1"
+    ): ["batch 64 = 8 devices x 1 x 8 rounds (batch.samples, whatever the devices)"],
+    (
+        "train -f models/nano.yaml --nproc 4 --strategy fsdp --global-batch 64 --batch-size 1 "
+        "--dtype bf16"
+    ): [
         "world 4   fsdp",
         "batch 64 = 4 devices x 1 x 16 rounds",
     ],
@@ -107,7 +127,7 @@ PLANNED = {
 PROGRAM = """
 import contextlib, io, json, os, sys
 from samecurve.cli.main import main
-said = []
+screens = []
 for environment, arguments in json.load(sys.stdin):
     os.environ.pop("CUDA_VISIBLE_DEVICES", None)
     os.environ.update(environment)
@@ -118,8 +138,8 @@ for environment, arguments in json.load(sys.stdin):
             main()
         except SystemExit as left:
             text.write(f"exit {left.code}")
-    said.append(text.getvalue())
-json.dump(said, sys.stdout)
+    screens.append(text.getvalue())
+json.dump(screens, sys.stdout)
 """
 
 
@@ -135,15 +155,15 @@ def split(line: str) -> tuple[dict[str, str], list[str]]:
 
 def as_plan(arguments: list[str], *more: str) -> list[str]:
     """The same, for `plan`."""
-    kept, skip = ["plan"], 0
+    words, skip = ["plan"], 0
     for word in arguments[1:]:
         if skip:
             skip -= 1
         elif word in RUN_ONLY:
             skip = RUN_ONLY[word]
         else:
-            kept.append(word)
-    return [*kept, *more]
+            words.append(word)
+    return [*words, *more]
 
 
 @pytest.fixture(scope="module")
@@ -162,7 +182,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def on_gpus(tmp_path_factory: pytest.TempPathFactory, text: Path) -> dict[str, str]:
     """What each line's plan says on a machine of eight GPUs, in one process for all."""
-    asked = [
+    lines = [
         (variables, as_plan(arguments, "-d", str(text)))
         for variables, arguments in map(split, PLANNED)
     ]
@@ -172,7 +192,7 @@ def on_gpus(tmp_path_factory: pytest.TempPathFactory, text: Path) -> dict[str, s
     }
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],
-        input=json.dumps(asked),
+        input=json.dumps(lines),
         env=environment,
         cwd=ROOT,
         capture_output=True,
@@ -184,9 +204,9 @@ def on_gpus(tmp_path_factory: pytest.TempPathFactory, text: Path) -> dict[str, s
 
 @pytest.mark.parametrize("line", PLANNED)
 def test_planned_as_the_guide_says(line: str, on_gpus: dict[str, str]) -> None:
-    said = re.sub(r" +(?== )", " ", on_gpus[line])
+    screen = re.sub(r" +(?== )", " ", on_gpus[line])
     for words in PLANNED[line]:
-        assert words in said
+        assert words in screen
 
 
 @pytest.mark.parametrize("line", PLANNED)
@@ -199,10 +219,10 @@ def test_without_a_gpu_only_the_gpu_is_missing(
         for word in arguments
     )
     more = [] if named else ["--devices", "all"]
-    said = refused(monkeypatch, capsys, *arguments, *more, cwd=ROOT)
-    assert said.count("error:") == 1
-    assert re.search(r"GPU [\d, ]+ do(es)? not exist|no GPU found", said)
-    assert "--devices cpu" in said
+    error = refused(monkeypatch, capsys, *arguments, *more, cwd=ROOT)
+    assert error.count("error:") == 1
+    assert re.search(r"GPU [\d, ]+ do(es)? not exist|no GPU found", error)
+    assert "--devices cpu" in error
     without = re.sub(
         r"(--gpus|--gpu-ids|--device-ids|--num-gpus|--nproc|--sync-backend|--distributed-backend)[="
         r" ]\S+",
@@ -265,9 +285,9 @@ def test_lines_for_tasks_of_a_later_version_name_the_task(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    said = refused(monkeypatch, capsys, *split(line)[1], cwd=tmp_path)
-    assert says in said
-    assert "docs/tasks.md" in said
+    error = refused(monkeypatch, capsys, *split(line)[1], cwd=tmp_path)
+    assert says in error
+    assert "docs/tasks.md" in error
     assert not list(tmp_path.iterdir())
 
 
@@ -288,8 +308,11 @@ def test_one_of_them_is_run_stopped_and_gone_on_with(
     pool: Pool, tmp_path: Path, corpus: Path
 ) -> None:
     """Flags of all five at once, typed again with --resume auto to go on."""
-    line = f"""-f models/tiny.yaml -d {corpus} --devices cpu:2 --multi-gpu dp --seq-len 16 --batch_size 2 --grad-accum-steps 2 --lr 1e-3 --weight-decay 0.1 --warmup-epochs 0.1 --max-steps 6
-               --set model.num_layers=1 --bf16 --prefetch 4 --max-checkpoints 2 --headless --distributed-data-loading --checkpoint_dir {tmp_path / "run"}"""
+    line = f"""-f models/tiny.yaml -d {corpus} --devices cpu:2 --multi-gpu dp --seq-len 16
+               --batch_size 2 --grad-accum-steps 2 --lr 1e-3 --weight-decay 0.1
+               --warmup-epochs 0.1 --max-steps 6 --set model.num_layers=1 --bf16 --prefetch 4
+               --max-checkpoints 2 --headless --distributed-data-loading
+               --checkpoint_dir {tmp_path / "run"}"""
     pool.run(1, run_warm, ROOT, *shlex.split(line), "--stop-after", 3)
     pool.run(1, run_warm, ROOT, *shlex.split(line), "--resume", "auto")
     assert len(losses(tmp_path / "run")) == 6

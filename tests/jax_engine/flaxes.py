@@ -95,6 +95,7 @@ class Small:
     """model.kind: what is wrong with it."""
 
     def __init__(self, model: Any, data: Any) -> None:
+        del data
         self.kind = model.get("kind", "")
 
     def model(self, dtype: Any, rngs: nnx.Rngs) -> nnx.Module:

@@ -11,7 +11,8 @@ from typing import Any
 from samecurve.core.config.document import Document
 from samecurve.core.config.sections import Config, load
 from samecurve.core.events import REQUESTS
-from samecurve.core.planning.plan import Plan, plan
+from samecurve.core.planning.plan import Plan
+from samecurve.core.planning.plan import plan as make_plan
 from samecurve.core.protocols import Rank
 from samecurve.data.feed import Feed
 from samecurve.errors import UserError
@@ -34,19 +35,21 @@ def opened(values: Mapping[str, Any]) -> tuple[Any, Plan, Any, Feed]:
     """Engine, plan, state and feed of a config, on this process's devices."""
     config = config_of(values)
     task = open_task(config, str(cache_home()))
-    made = plan(config, MACHINE if config.devices.use.startswith("cpu") else probe(), task.facts())
-    engine = join_warm(made, 0, None).make_engine(task, config.optimizer)
+    plan = make_plan(
+        config, MACHINE if config.devices.use.startswith("cpu") else probe(), task.facts()
+    )
+    engine = join_warm(plan, 0, None).make_engine(task, config.optimizer)
     return (
         engine,
-        made,
+        plan,
         engine.init(),
         Feed(
-            made, made.devices_of(0), task.train_data(), task.eval_data(), engine.stage, prefetch=0
+            plan, plan.devices_of(0), task.train_data(), task.eval_data(), engine.stage, prefetch=0
         ),
     )
 
 
-def programs(index: int, group: Any, values: Mapping[str, Any]) -> dict[str, int]:
+def programs(_index: int, _group: Any, values: Mapping[str, Any]) -> dict[str, int]:
     """How many collectives of each kind the compiled step has."""
     engine, _, state, feed = opened(values)
     text = str(engine.compiled_step(state, next(iter(feed))[1]).as_text())
@@ -62,55 +65,55 @@ def programs(index: int, group: Any, values: Mapping[str, Any]) -> dict[str, int
     }
 
 
-def compilations(index: int, group: Any, values: Mapping[str, Any]) -> list[int]:
+def compilations(_index: int, _group: Any, values: Mapping[str, Any]) -> list[int]:
     """Programs compiled in each step of a run."""
     import jax
 
-    found: list[int] = []
+    counts: list[int] = []
 
-    def count(event: str, duration_secs: float, **_: Any) -> None:
-        if event == "/jax/core/compile/backend_compile_duration" and found:
-            found[-1] += 1
+    def count(event: str, _seconds: float, **_: Any) -> None:
+        if event == "/jax/core/compile/backend_compile_duration" and counts:
+            counts[-1] += 1
 
     jax.monitoring.register_event_duration_secs_listener(count)
-    engine, made, state, feed = opened(values)
+    engine, plan, state, feed = opened(values)
     for step, batch in feed:
-        found.append(0)
-        state, stats = engine.step(state, batch, made.lr_at(step), [0] * len(REQUESTS))
+        counts.append(0)
+        state, stats = engine.step(state, batch, plan.lr_at(step), [0] * len(REQUESTS))
         stats.read()
-    return found
+    return counts
 
 
-def failure(index: int, group: Any, values: Mapping[str, Any]) -> tuple[str, str]:
+def failure(_index: int, _group: Any, values: Mapping[str, Any]) -> tuple[str, str]:
     """Cause and remedy of what the first step of a task comes to; empty: it is trained."""
     try:
-        engine, made, state, feed = opened(values)
+        engine, plan, state, feed = opened(values)
         step, batch = next(iter(feed))
-        engine.step(state, batch, made.lr_at(step), [0] * len(REQUESTS))
+        engine.step(state, batch, plan.lr_at(step), [0] * len(REQUESTS))
     except UserError as error:
         return error.cause, error.remedy
     return "", ""
 
 
 def trained(
-    index: int, group: Any, values: Mapping[str, Any]
+    _index: int, _group: Any, values: Mapping[str, Any]
 ) -> tuple[list[float], dict[str, float], dict[str, Any], tuple[str, ...]]:
     """Losses, evaluation, arrays and warnings of a run."""
-    engine, made, state, feed = opened(values)
+    engine, plan, state, feed = opened(values)
     losses = []
     for step, batch in feed:
-        state, stats = engine.step(state, batch, made.lr_at(step), [0] * len(REQUESTS))
+        state, stats = engine.step(state, batch, plan.lr_at(step), [0] * len(REQUESTS))
         losses.append(stats.read().loss)
     metrics = engine.task.summarize(engine.evaluate(state, feed.evaluation()))
     return (
         losses,
         metrics,
         {piece.name: piece.buffer for piece in engine.gather(state)},
-        made.warnings,
+        plan.warnings,
     )
 
 
-def conjugates(index: int, group: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+def conjugates(_index: int, _group: Any, values: Mapping[str, Any]) -> dict[str, Any]:
     """The gradient of |w z - 1|^2 at a complex w by jax.grad, by pairs, and by finite differences;
     and a sum of complex leaves over devices.
     """
@@ -160,23 +163,23 @@ def silent(index: int, group: Any, values: Mapping[str, Any], home: str, coordin
     """Rank 1 never comes to the first collective. coordinator: for jax's processes."""
     config = config_of(values)
     task = open_task(config, str(cache_home()))
-    made = plan(
+    plan = make_plan(
         config, replace(MACHINE, started=2) if config.engine == "jax" else MACHINE, task.facts()
     )
     if config.engine == "jax":
         from samecurve.worker.join import join
 
-        engine = join(made, Rank(index, index, 2), None, coordinator).make_engine(
+        engine = join(plan, Rank(index, index, 2), None, coordinator).make_engine(
             task, config.optimizer
         )
     else:
-        engine = join_warm(made, index, group).make_engine(task, config.optimizer)
+        engine = join_warm(plan, index, group).make_engine(task, config.optimizer)
     if index:
         time.sleep(60)
         os._exit(3)
     run = Run(Path(home))
     run.logs.mkdir(parents=True)
     attempt, rank = Attempt("test", home), Rank(index, index, 2)
-    context = RankContext(attempt, run, made, config, rank)
+    context = RankContext(attempt, run, plan, config, rank)
     with Deadline(2, "a first collective", context, speaks=False):
         engine.preflight()

@@ -263,7 +263,7 @@ def test_without_jax_the_extra_is_named(
 def test_a_rank_that_never_comes_ends_the_preflight(
     engine: str, corpus: Path, tmp_path: Path
 ) -> None:
-    """The collective hangs for good; the limit ends the process that waits, which leaves its word."""
+    """The collective hangs for good; the limit ends the process that waits, which leaves a note."""
     values = {**tiny_values(corpus, devices={"use": "cpu:2"}), "engine": engine}
     own = Pool(2)
     try:

@@ -10,6 +10,23 @@ import pytest
 from samecurve.launch.hang_watch import HangLimit, HangWatch
 from samecurve.observe.heartbeat import read_beat
 
+RANK = """
+import sys, time
+from pathlib import Path
+from samecurve.observe.heartbeat import Heartbeat
+from samecurve.worker.hang_responder import attending
+
+logs = Path(sys.argv[1])
+exec(compile("def silent():\\n    time.sleep(60)", sys.argv[2], "exec"))
+with attending(logs, 0):
+    beat = Heartbeat(logs / "heartbeat-0")
+    for step in range(10):
+        beat(step, "data")
+        beat(step, "step")
+        time.sleep(0.01)
+    silent()
+"""
+
 
 @pytest.mark.parametrize(
     ("file", "compiles"), [("torch/_dynamo/convert_frame.py", True), ("mine.py", False)]
@@ -20,15 +37,7 @@ def test_a_rank_that_compiles_is_given_the_patience_of_a_first_step(
     """A real rank, whose steps are quick until one is silent, in a function of such a file: a shape
     that comes late. It is no hang for ten times the floor, and one after that.
     """
-    work = (
-        "import sys, time\nfrom pathlib import Path\nfrom samecurve.worker.hang_responder import"
-        " attending\nfrom samecurve.observe.heartbeat import Heartbeat\nlogs ="
-        " Path(sys.argv[1])\nexec(compile('def silent():\\n    time.sleep(60)', sys.argv[2],"
-        " 'exec'))\nwith attending(logs, 0):\n    beat = Heartbeat(logs / 'heartbeat-0')\n"
-        "    for step in range(10):\n        beat(step, 'data'), beat(step, 'step'), time.sleep(0.01)\n   "
-        " silent()\n"
-    )
-    with subprocess.Popen([sys.executable, "-c", work, str(tmp_path), file]) as process:
+    with subprocess.Popen([sys.executable, "-c", RANK, str(tmp_path), file]) as process:
         try:
             error = None
             limit = HangLimit(0.5)

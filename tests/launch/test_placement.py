@@ -124,8 +124,11 @@ from samecurve.launch.script.misuse import Notices
 from samecurve.probe import nvidia
 children = [subprocess.Popen(["sleep", "60"]) for _ in range(2)]
 try:
-    open(os.environ["NVML_PROCESSES"], "w").write("".join(f"{gpu} {child.pid}\\n" for gpu, child in zip(map(int, sys.argv[1]), children)))
-    notices = Notices(2, port=1, gpus=2, holders=lambda: nvidia.processes_on_devices(os.environ), say=print, long=0.3, every=0.1)
+    with open(os.environ["NVML_PROCESSES"], "w") as processes:
+        for gpu, child in zip(sys.argv[1], children):
+            processes.write(f"{gpu} {child.pid}\\n")
+    holders = lambda: nvidia.processes_on_devices(os.environ)
+    notices = Notices(2, port=1, gpus=2, holders=holders, say=print, long=0.3, every=0.1)
     until = time.monotonic() + 1
     while time.monotonic() < until:
         notices.tick(dict(enumerate(child.pid for child in children)))

@@ -19,7 +19,7 @@ from samecurve.tasks.language.torch_model import Block, rotary
 from samecurve.torch_engine.engine import TorchEngine
 from samecurve.torch_engine.layers.cross_entropy import Head
 from samecurve.torch_engine.process_group import Comm
-from tiny import MACHINE, config_of, ragged_task, tiny_values, train_tiny
+from tiny import MACHINE, TinyRun, config_of, ragged_task, tiny_values, train_tiny
 from worlds import Pool
 
 pytestmark = pytest.mark.gpu
@@ -31,8 +31,8 @@ def test_a_gpu_and_a_cpu_give_one_curve(
 ) -> None:
     """Kernels differ, so the tolerance is that of rounding carried through 50 steps."""
     values = tiny_values(corpus, train={"precision": precision})
-    on_cpu = pool.run(1, train_tiny, tmp_path / "cpu", values, cache)[0]
-    on_gpu = pool.run(1, train_tiny, tmp_path / "gpu", values, cache, "", None, None, "cuda:0")[0]
+    on_cpu = pool.run(1, train_tiny, TinyRun(tmp_path / "cpu", values, cache))[0]
+    on_gpu = pool.run(1, train_tiny, TinyRun(tmp_path / "gpu", values, cache, device="cuda:0"))[0]
     np.testing.assert_allclose(
         on_gpu.losses, on_cpu.losses, rtol=1e-10 if precision == "f64" else 1e-4
     )
@@ -43,9 +43,9 @@ def test_ranks_sharing_one_gpu_over_gloo_give_one_curve(
     world: int, pool: Pool, corpus: Path, cache: Path, tmp_path: Path
 ) -> None:
     values = tiny_values(corpus)
-    one = pool.run(1, train_tiny, tmp_path / "one", values, cache, "", None, None, "cuda:0")[0]
+    one = pool.run(1, train_tiny, TinyRun(tmp_path / "one", values, cache, device="cuda:0"))[0]
     several = pool.run(
-        world, train_tiny, tmp_path / "several", values, cache, "", None, None, "cuda:0"
+        world, train_tiny, TinyRun(tmp_path / "several", values, cache, device="cuda:0")
     )[0]
     np.testing.assert_allclose(several.losses, one.losses, rtol=1e-12)
 
@@ -55,7 +55,7 @@ def test_half_precision_learns(
     precision: str, pool: Pool, corpus: Path, cache: Path, tmp_path: Path
 ) -> None:
     values = tiny_values(corpus, train={"precision": precision})
-    found = pool.run(2, train_tiny, tmp_path / "run", values, cache, "", None, None, "cuda:0")[0]
+    found = pool.run(2, train_tiny, TinyRun(tmp_path / "run", values, cache, device="cuda:0"))[0]
     assert np.mean(found.losses[-5:]) < 0.9 * np.mean(found.losses[:5])
 
 
@@ -63,16 +63,14 @@ def test_a_checkpoint_moves_between_gpu_and_cpu(
     pool: Pool, corpus: Path, cache: Path, tmp_path: Path
 ) -> None:
     values = tiny_values(corpus)
-    whole = pool.run(1, train_tiny, tmp_path / "whole", values, cache)[0]
-    pool.run(1, train_tiny, tmp_path / "moved", values, cache, "", None, 25, "cuda:0")
+    whole = pool.run(1, train_tiny, TinyRun(tmp_path / "whole", values, cache))[0]
+    pool.run(1, train_tiny, TinyRun(tmp_path / "moved", values, cache, stop_at=25, device="cuda:0"))
     moved = pool.run(
         2,
         train_tiny,
-        tmp_path / "moved",
-        values,
-        cache,
-        "",
-        tmp_path / "moved/checkpoints/step-00000025",
+        TinyRun(
+            tmp_path / "moved", values, cache, resume=tmp_path / "moved/checkpoints/step-00000025"
+        ),
     )[0]
     np.testing.assert_allclose(moved.losses, whole.losses, rtol=1e-10)
 
@@ -82,19 +80,13 @@ def test_replicas_on_one_gpu_give_one_curve(
     strategy: str, pool: Pool, corpus: Path, cache: Path, tmp_path: Path
 ) -> None:
     one = pool.run(
-        1, train_tiny, tmp_path / "one", tiny_values(corpus), cache, "", None, None, "cuda:0"
+        1, train_tiny, TinyRun(tmp_path / "one", tiny_values(corpus), cache, device="cuda:0")
     )[0]
     values = tiny_values(corpus, devices={"use": "cpu:2", "strategy": strategy})
     found = pool.run(
         1 if strategy == "dp" else 2,
         train_tiny,
-        tmp_path / "two",
-        values,
-        cache,
-        "",
-        None,
-        None,
-        "cuda:0",
+        TinyRun(tmp_path / "two", values, cache, device="cuda:0"),
     )[0]
     np.testing.assert_allclose(found.losses, one.losses, rtol=1e-12)
 
@@ -109,20 +101,19 @@ def test_fsdp_on_a_gpu_gives_one_curve(
     one = pool.run(
         1,
         train_tiny,
-        tmp_path / "one",
-        tiny_values(corpus, train={"precision": precision}),
-        cache,
-        "",
-        None,
-        None,
-        "cuda:0",
+        TinyRun(
+            tmp_path / "one",
+            tiny_values(corpus, train={"precision": precision}),
+            cache,
+            device="cuda:0",
+        ),
     )[0]
     for how in ("none", "block", "selective"):
         values = tiny_values(
             corpus, train={"precision": precision, "recompute": how}, devices={"strategy": "fsdp"}
         )
         found = pool.run(
-            1, train_tiny, tmp_path / how, values, cache, "", None, None, "cuda:0", backend="nccl"
+            1, train_tiny, TinyRun(tmp_path / how, values, cache, device="cuda:0"), backend="nccl"
         )[0]
         np.testing.assert_allclose(
             found.losses, one.losses, rtol=1e-11 if precision == "f64" else 5e-3
@@ -146,13 +137,7 @@ def test_exact_has_one_hash_on_a_gpu(
         outcome = pool.run(
             1 if strategy == "dp" else world,
             train_tiny,
-            tmp_path / f"{number}",
-            values,
-            cache,
-            "",
-            None,
-            None,
-            "cuda:0",
+            TinyRun(tmp_path / f"{number}", values, cache, device="cuda:0"),
         )[0]
         found.append((outcome.hashes, outcome.losses))
     assert all(one == found[0] for one in found)
@@ -230,11 +215,11 @@ def test_compiled_blocks_give_one_curve(
     strategy: str, pool: Pool, corpus: Path, cache: Path, tmp_path: Path
 ) -> None:
     one = pool.run(
-        1, train_tiny, tmp_path / "one", tiny_values(corpus), cache, "", None, None, "cuda:0"
+        1, train_tiny, TinyRun(tmp_path / "one", tiny_values(corpus), cache, device="cuda:0")
     )[0]
     values = tiny_values(corpus, train={"compile": True}, devices={"strategy": strategy})
     found = pool.run(
-        1, train_tiny, tmp_path / strategy, values, cache, "", None, None, "cuda:0", backend="nccl"
+        1, train_tiny, TinyRun(tmp_path / strategy, values, cache, device="cuda:0"), backend="nccl"
     )[0]
     np.testing.assert_allclose(found.losses, one.losses, rtol=1e-10)
 

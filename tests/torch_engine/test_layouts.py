@@ -21,7 +21,7 @@ from samecurve.run.directory import Run
 from samecurve.tasks import Tasks, open_task
 from samecurve.worker.context import RankContext
 from samecurve.worker.main import Requests, train_rank
-from tiny import MACHINE, tiny_values, train_tiny
+from tiny import MACHINE, TinyRun, tiny_values, train_tiny
 from worlds import Pool
 
 HERE = Path(__file__).parent
@@ -147,7 +147,7 @@ def test_fsdp_rounds_as_autocast_does_and_recompute_changes_nothing(
             train={"precision": "bf16", "steps": 12, "recompute": recompute},
             devices={"strategy": strategy},
         )
-        return pool.run(2, train_tiny, tmp_path / name, values, cache)[0].losses  # type: ignore[no-any-return]
+        return pool.run(2, train_tiny, TinyRun(tmp_path / name, values, cache))[0].losses  # type: ignore[no-any-return]
 
     ddp, fsdp = run("ddp", "ddp"), run("fsdp", "fsdp")
     assert fsdp[:2] == ddp[:2]
@@ -163,7 +163,7 @@ def test_offloaded_state_changes_nothing(
     """The way through host memory, on ranks whose device is the host."""
     values = tiny_values(corpus, train={"steps": 8}, devices={"strategy": "fsdp"})
     plain, offloaded = (
-        pool.run(2, train_tiny, tmp_path / f"run{fault}", values, cache, fault)[0]
+        pool.run(2, train_tiny, TinyRun(tmp_path / f"run{fault}", values, cache, fault))[0]
         for fault in ("", "offload")
     )
     assert offloaded.losses == plain.losses
@@ -184,11 +184,15 @@ def test_compressed_gradients_learn_much_the_same(
         return pool.run(
             2,
             train_tiny,
-            tmp_path / name,
-            tiny_values(
-                corpus, train={"precision": "f32"}, devices={"strategy": "ddp", "compress": name}
+            TinyRun(
+                tmp_path / name,
+                tiny_values(
+                    corpus,
+                    train={"precision": "f32"},
+                    devices={"strategy": "ddp", "compress": name},
+                ),
+                cache,
             ),
-            cache,
         )[0]
 
     plain, narrow = run("none"), run(compress)

@@ -44,7 +44,8 @@ class Rows:
         if self.first and 5 in ids and os.path.exists("bad"):
             raise ValueError("a bad picture")
         x = np.stack([np.random.default_rng(self.first + i).normal(size=3) for i in ids])
-        return {"id": ids, "x": self.shift(x), "half": x[:, :1].astype(np.float16), "none": np.zeros((len(ids), 0))}
+        half, none = x[:, :1].astype(np.float16), np.zeros((len(ids), 0))
+        return {"id": ids, "x": self.shift(x), "half": half, "none": none}
 
     def fingerprint(self):
         return "normal"
@@ -54,7 +55,8 @@ class Sums:
         return torch.nn.Linear(3, 1, dtype=torch.float64)
 
     def loss(self, model, batch):
-        return Mean(((model(batch["x"]) - batch["x"].sum(-1, keepdim=True)) ** 2).sum(), len(batch["x"]))
+        errors = model(batch["x"]) - batch["x"].sum(-1, keepdim=True)
+        return Mean((errors ** 2).sum(), len(errors))
 
     def train_data(self):
         return Rows(23, 0)
@@ -79,22 +81,22 @@ def config(home: Path) -> Config:
 
 @pytest.fixture
 def readers(tmp_path: Path) -> Iterator[tuple[Config, DataWorkers]]:
-    made = config(tmp_path)
-    opened = DataWorkers(made, 3, tmp_path / "stacks")
-    yield made, opened
+    sums = config(tmp_path)
+    opened = DataWorkers(sums, 3, tmp_path / "stacks")
+    yield sums, opened
     opened.kill()
 
 
 def test_who_reads_changes_nothing_and_a_death_is_named(
     readers: tuple[Config, DataWorkers],
 ) -> None:
-    made, opened = readers
-    task: Any = open_task(made, "")
-    found = plan(made, Machine(devices=(), links=(), host_bytes=8 << 30, cores=2), task.facts())
+    sums, opened = readers
+    task: Any = open_task(sums, "")
+    sums_plan = plan(sums, Machine(devices=(), links=(), host_bytes=8 << 30, cores=2), task.facts())
 
     def batches(workers: Any, prefetch: int) -> list[list[Any]]:
         feed = Feed(
-            found,
+            sums_plan,
             [1],
             task.train_data(),
             task.eval_data(),
@@ -103,12 +105,12 @@ def test_who_reads_changes_nothing_and_a_death_is_named(
             prefetch=prefetch,
             workers=workers,
         )
-        taken = []
+        read = []
         for step, batch in feed:
-            taken.append(batch.rounds)
+            read.append(batch.rounds)
             if step % 3 == 0:  # while the thread reads ahead
-                taken += feed.evaluation()
-        return [[array.tolist() for rows in rounds for array in rows.values()] for rounds in taken]
+                read += feed.evaluation()
+        return [[array.tolist() for rows in rounds for array in rows.values()] for rounds in read]
 
     assert batches(opened.workers, 2) == batches(opened.workers, 0) == batches(None, 2)
     ids = np.arange(3, 8)
@@ -162,9 +164,9 @@ def test_a_run_goes_on_after_a_workers_death(pool: worlds.Pool, tmp_path: Path) 
     line = ("train", "-f", "sums.yaml", "--num-workers", 2, "--save-dir")
     pool.run(1, run_warm, tmp_path, *line, "whole")
     (tmp_path / "die").touch()
-    said = samecurve(*line, "run", cwd=tmp_path, code=1).stderr
-    assert said.count("was ended by SIGKILL while it read samples") == 1
-    assert "Traceback" not in said
+    error = samecurve(*line, "run", cwd=tmp_path, code=1).stderr
+    assert error.count("was ended by SIGKILL while it read samples") == 1
+    assert "Traceback" not in error
     (tmp_path / "die").unlink()
     pool.run(1, run_warm, tmp_path, *line, "run")
     assert losses(tmp_path / "run") == losses(tmp_path / "whole")
