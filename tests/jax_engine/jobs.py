@@ -71,7 +71,8 @@ def compilations(_index: int, _group: Any, values: Mapping[str, Any]) -> list[in
 
     counts: list[int] = []
 
-    def count(event: str, _seconds: float, **_: Any) -> None:
+    def count(event: str, duration_secs: float, **_: Any) -> None:
+        del duration_secs
         if event == "/jax/core/compile/backend_compile_duration" and counts:
             counts[-1] += 1
 

@@ -92,6 +92,7 @@ def counted(
     cache: Path,
     machine: str,
     strategy: str,
+    *,
     task: str = "",
     rounds: int = 1,
     **sections: Any,

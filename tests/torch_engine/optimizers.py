@@ -53,6 +53,7 @@ class Signs(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        del closure
         for group in self.param_groups:
             for parameter in group["params"]:
                 state = self.state[parameter]

@@ -219,7 +219,7 @@ def test_channels_and_flattened_rows() -> None:
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_a_block_computed_again_has_the_same_masks(reentrant: bool) -> None:
+def test_a_block_computed_again_has_the_same_masks(*, reentrant: bool) -> None:
     def again(block: nn.Module, x: torch.Tensor) -> Any:
         return checkpoint(block, x, use_reentrant=reentrant)
 
@@ -260,8 +260,8 @@ def test_inputs_that_cannot_follow_the_samples_are_refused() -> None:
 
 def test_names_of_what_is_keyed_and_what_is_not_and_switching_all_off() -> None:
     class Own(nn.Dropout):
-        def forward(self, input: torch.Tensor) -> torch.Tensor:
-            return -super().forward(input)
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return -super().forward(x)
 
     model = nn.ModuleDict(
         {

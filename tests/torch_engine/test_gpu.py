@@ -198,7 +198,7 @@ def test_attention_takes_the_flash_kernel(file: str) -> None:
 
 
 def test_all_logits_are_never_on_the_gpu() -> None:
-    """32,768 rows over 32,000 would be 4 GB in f32 alone; forward and backward stay under 1.2 GB."""
+    """32,768 rows over 32,000 would be 4 GB in f32; forward and backward stay under 1.2 GB."""
     head, rows = (
         Head(256, 32_000).to("cuda"),
         torch.randn(32_768, 256, device="cuda", requires_grad=True),

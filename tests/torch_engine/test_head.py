@@ -42,7 +42,7 @@ def gradients(loss: Tensor, head: Head, rows: Tensor) -> list[Any]:
 
 @pytest.mark.parametrize(("cut", "compiled"), [(7, False), (7, True), (8192, False)])
 def test_loss_and_gradients_are_those_of_all_logits_at_once(
-    cut: int, compiled: bool, monkeypatch: pytest.MonkeyPatch
+    *, cut: int, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memory, "_LOGIT_ROWS", (1, cut))
     head, rows, labels = made(50, 12, 31, torch.float64)

@@ -64,7 +64,7 @@ def for_good(index: int, group: Any, home: str) -> None:
 
 @pytest.mark.parametrize("example", ["fft", "batchnorm", "ragged"])
 def test_complex_weights_batch_statistics_and_ragged_text_are_one_curve(
-    example: str, pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    example: str, pool: Pool, tmp_path: Path
 ) -> None:
     """Each against one device; batchnorm with its statistics synchronised."""
     document = read_file(EXAMPLES / f"{example}.yaml")

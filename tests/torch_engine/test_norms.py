@@ -275,8 +275,8 @@ def test_the_model_stays_what_it_was() -> None:
 
 def test_what_couples_is_named_and_what_cannot_be_honoured_is_refused() -> None:
     class Own(nn.BatchNorm1d):
-        def forward(self, input: torch.Tensor) -> torch.Tensor:
-            return torch.relu(super().forward(input))
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.relu(super().forward(x))
 
     model = nn.ModuleDict(
         {
