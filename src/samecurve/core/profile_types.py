@@ -71,40 +71,32 @@ class Step:
 
 @dataclass(frozen=True)
 class Operation:
-    """calls, seconds: a step; without what it calls itself.
-
-    what: shapes, or what it was compiled from. collective: passes values between devices.
-    """
+    """One kind of work of a step, without what it calls itself."""
 
     name: str
-    what: str
-    calls: float
-    seconds: float
-    collective: bool = False
+    what: str  # shapes, or what it was compiled from
+    calls: float  # of a step
+    seconds: float  # of a step
+    collective: bool = False  # passes values between devices
 
 
 @dataclass(frozen=True)
 class RankProfile:
-    """One rank's.
-
-    traced: seconds of a step under the profiler, 0 without. memory: bytes by plan term, of one
-    device. kept: bytes for backward by module. peaks: bytes by device. first: seconds of the first
-    step. queueing: seconds that the host takes to queue one, where the device computes meanwhile.
-    trace: its file.
-    """
+    """What was measured of one rank."""
 
     rank: int
     steps: tuple[Step, ...]
-    traced: float
+    traced: float  # seconds of a step under the profiler, 0 without
     operations: tuple[Operation, ...]
-    memory: Mapping[str, int]
-    peaks: tuple[int, ...]
-    first: float
-    kept: Mapping[str, int] = field(default_factory=dict)
+    memory: Mapping[str, int]  # bytes by plan term, of one device
+    peaks: tuple[int, ...]  # bytes by device
+    first: float  # seconds of the first step
+    kept: Mapping[str, int] = field(default_factory=dict)  # bytes for backward by module
+    # seconds that the host takes to queue a step, where the device computes meanwhile
     queueing: float | None = None
-    trace: str | None = None
+    trace: str | None = None  # its file
 
-    def whole(self) -> "RankProfile":
+    def without_short_steps(self) -> "RankProfile":
         """Without the steps of an epoch's short tail, unless there are no others."""
         most = max(step.samples for step in self.steps)
         return RankProfile(
@@ -125,7 +117,7 @@ class RankProfile:
         }
         return {**known, "other": self.seconds - sum(known.values())}
 
-    def own(self, names: Sequence[str]) -> float:
+    def busy_seconds(self, names: Sequence[str]) -> float:
         """Seconds of a step in which this rank did not wait for others."""
         return self.seconds - self.parts(names).get("sync", 0.0)
 
@@ -136,34 +128,34 @@ class RankProfile:
         )
 
 
-def mean_parts(found: Sequence[RankProfile], names: Sequence[str]) -> dict[str, float]:
+def mean_parts(profiles: Sequence[RankProfile], names: Sequence[str]) -> dict[str, float]:
     """Over ranks."""
-    each = [one.parts(names) for one in found]
+    each = [one.parts(names) for one in profiles]
     return {name: statistics.mean(parts[name] for parts in each) for name in names}
 
 
-def durations(found: Sequence[RankProfile]) -> list[float]:
+def durations(profiles: Sequence[RankProfile]) -> list[float]:
     """Of each step, the slowest rank's: what a step takes."""
     return [
         max(step.seconds for step in steps)
-        for steps in zip(*(one.steps for one in found), strict=True)
+        for steps in zip(*(one.steps for one in profiles), strict=True)
     ]
 
 
-def rate(found: Sequence[RankProfile]) -> float:
+def rate(profiles: Sequence[RankProfile]) -> float:
     """Samples a second, at the median step: what a busy machine did to a few does not count."""
-    return found[0].steps[0].samples / statistics.median(durations(found))
+    return profiles[0].steps[0].samples / statistics.median(durations(profiles))
 
 
-def operations(found: Sequence[RankProfile]) -> list[Operation]:
+def operations(profiles: Sequence[RankProfile]) -> list[Operation]:
     """The mean over ranks, the costliest first."""
     calls: dict[tuple[str, str, bool], float] = {}
     seconds: dict[tuple[str, str, bool], float] = {}
-    for one in found:
+    for one in profiles:
         for operation in one.operations:
             key = operation.name, operation.what, operation.collective
-            calls[key] = calls.get(key, 0.0) + operation.calls / len(found)
-            seconds[key] = seconds.get(key, 0.0) + operation.seconds / len(found)
+            calls[key] = calls.get(key, 0.0) + operation.calls / len(profiles)
+            seconds[key] = seconds.get(key, 0.0) + operation.seconds / len(profiles)
     return [
         Operation(name, what, calls[key], took, collective)
         for key, took in sorted(seconds.items(), key=lambda item: -item[1])
@@ -171,12 +163,14 @@ def operations(found: Sequence[RankProfile]) -> list[Operation]:
     ]
 
 
-def slowest(found: Sequence[RankProfile], names: Sequence[str]) -> tuple[int, float, float] | None:
+def slowest(
+    profiles: Sequence[RankProfile], names: Sequence[str]
+) -> tuple[int, float, float] | None:
     """(rank whose own work takes longest, its seconds of a step, the fastest one's); None: one
     rank.
     """
-    if len(found) < 2:
+    if len(profiles) < 2:
         return None
-    own = {one.rank: one.own(names) for one in found}
-    rank = max(own, key=lambda rank: own[rank])
-    return rank, own[rank], min(own.values())
+    busy = {one.rank: one.busy_seconds(names) for one in profiles}
+    rank = max(busy, key=lambda rank: busy[rank])
+    return rank, busy[rank], min(busy.values())

@@ -191,7 +191,7 @@ def run_profile(
             remedy = "`samecurve plan --probe-batch` tries what fits"
         cause = f"{error.cause}\n{_last_words(error, home / 'ranks.log')}".rstrip()
         raise RunError(cause, remedy) from None
-    return Profile(plan, schedule, tuple(rank.whole() for rank in profiles))
+    return Profile(plan, schedule, tuple(rank.without_short_steps() for rank in profiles))
 
 
 def _last_words(error: JobFailedError, log: Path) -> str:

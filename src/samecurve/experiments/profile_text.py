@@ -296,7 +296,7 @@ def _rank_json(rank: RankProfile, parts: Sequence[str]) -> dict[str, Any]:
     return {
         "rank": rank.rank,
         "seconds": rank.seconds,
-        "own_seconds": rank.own(parts),
+        "own_seconds": rank.busy_seconds(parts),
         "parts": _parts_json(rank.parts(parts)),
         "devices_computing_seconds": list(rank.computing()),
         "memory_bytes_by_device": list(rank.peaks),

@@ -46,7 +46,8 @@ def done_line(prepared: PreparedRun) -> str:
 def watched(run: Run, plan: Plan, every: float, patience: float = IDLE_SECONDS) -> Iterator[None]:
     """Sensor lines in the journal while the block trains.
 
-    every: seconds between them; 0: none. patience: seconds until an idle device is worth a word.
+    every: seconds between them; 0: none.
+    patience: seconds until an idle device is worth a word.
     """
     if not every:
         yield

@@ -25,7 +25,8 @@ PATIENCE = 240.0  # seconds for one job
 class JobFailedError(RunError):
     """A job failed in a rank.
 
-    trace: its traceback. ended: the rank is gone (the kernel ends one when memory runs out).
+    trace: its traceback.
+    ended: the rank is gone (the kernel ends one when memory runs out).
     """
 
     def __init__(self, cause: str, remedy: str, trace: str, *, ended: bool = False) -> None:

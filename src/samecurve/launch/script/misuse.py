@@ -32,9 +32,12 @@ class Notices:
         long: float = LONG,
         every: float = EVERY,
     ) -> None:
-        """port: where the ranks meet. gpus: how many they may use.
+        """What is watched.
 
-        holders: the processes on each GPU, read anew. say: one warning.
+        port: where the ranks meet.
+        gpus: how many they may use.
+        holders: the processes on each GPU, read anew.
+        say: one warning.
         """
         self._world_size, self._port, self._holders, self._say = world_size, port, holders, say
         now = time.monotonic()

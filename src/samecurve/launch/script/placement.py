@@ -82,7 +82,10 @@ def _launcher(environment: Mapping[str, str]) -> str | None:
 
 
 def lay_out(gpus_found: Gpus, *, gpus: str | None, nproc: int | None, jax: bool) -> Layout:
-    """gpus, nproc: as asked for. jax: the script drives all devices from one process.
+    """How many processes, on which devices, and why.
+
+    gpus, nproc: the options.
+    jax: the script drives all devices from one process.
 
     UserError: what is asked for is not there, or contradicts itself.
     """
