@@ -1,5 +1,6 @@
-"""A machine one doesn't have: from words (8xH100, 4x8xH200) or a JSON file to what plan() and
-core/simulation/step_time.py need.
+"""A machine one doesn't have, as plan() and core/simulation/step_time.py need it.
+
+From words (8xH100, 4x8xH200) or a JSON file.
 """
 
 import re
@@ -83,8 +84,10 @@ class Cluster:
         return [size for size in (*within, *whole_hosts) if size <= most]
 
     def __str__(self) -> str:
-        name = f"{self.devices_per_host}x{self.device.name}"
-        return f"{self.hosts}x{name}" if self.hosts > 1 else name
+        host = f"{self.devices_per_host}x{self.device.name}"
+        if self.hosts == 1:
+            return host
+        return f"{self.hosts}x{host}"
 
 
 def read_cluster(text: str) -> Cluster:
@@ -220,9 +223,7 @@ def _read_link(
 
 
 def _one_fault_each(error: ValidationError) -> "list[ErrorDetails]":
-    """Where either a word or a section may stand, what is wrong with the value, not with the other
-    form.
-    """
+    """Where either a word or a section may stand, what is wrong with the form that was taken."""
     faults: dict[object, ErrorDetails] = {}
     for fault in error.errors(include_url=False):
         key = fault["loc"]
@@ -240,7 +241,9 @@ def _explain(fault: "ErrorDetails", document: Document, path: str) -> UserError:
     key = tuple(part for part in fault["loc"] if part not in forms)
     place = document.origin_of(key) or path
     if fault["type"] == "extra_forbidden":
-        section = _SECTIONS.get(str(key[0]), _File) if len(key) > 1 else _File
+        section: type[Section] = _File
+        if len(key) > 1:
+            section = _SECTIONS.get(str(key[0]), _File)
         known = sorted(section.model_fields)
         remedy = suggest(str(key[-1]), known) or f"known here: {', '.join(known)}"
         return UserError(f"{join_key(key)}: unknown key", remedy, place)

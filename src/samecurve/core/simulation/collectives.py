@@ -1,5 +1,6 @@
-"""What passes between devices in one optimizer step, and how long it takes: bytes counted as
-torch_engine sends them, time by NCCL's own model.
+"""What passes between devices in one optimizer step, and how long it takes.
+
+Bytes are counted as torch_engine sends them, time by NCCL's own model.
 
 Bytes: fully_shard cuts a parameter along its first dimension into equal parts, so what it gathers
 is padded to a multiple of the shards; held against torch's collectives in
@@ -64,8 +65,9 @@ class Collective:
     @property
     def sent(self) -> float:
         """Bytes that each device sends in a step: those of a ring, the least there can be."""
+        passes = 2 if self.kind == "all-reduce" else 1
         share = (self.group.members - 1) / self.group.members
-        return self.messages * self.payload * share * (2 if self.kind == "all-reduce" else 1)
+        return self.messages * self.payload * share * passes
 
     @property
     def each(self) -> float:
@@ -214,24 +216,30 @@ class _Part:
         in_block = self.where == "of a block"
         blocks = max(1, facts.blocks)
         inside, excluded = set(facts.block_arrays), {*left_out, *facts.buffers}
-        rounded = set(facts.rounded) if narrow < width else set()
+        rounded: set[str] = set()
+        if narrow < width:
+            rounded.update(facts.rounded)
         groups = []
         for words, item, is_rounded in (("in two bytes", narrow, True), ("whole", width, False)):
-            numbers = sum(
+            numbers: float = sum(
                 padded(shape, plan.shards)
                 for name, shape in facts.arrays.items()
                 if name not in excluded
                 and (name in rounded) == is_rounded
                 and (name in inside) == in_block
             )
+            if in_block:
+                numbers /= blocks
             if numbers:
-                groups.append((words, item, numbers / blocks if in_block else numbers))
+                groups.append((words, item, numbers))
         return groups
 
 
 def padded(shape: tuple[int, ...], shards: int) -> int:
     """Numbers of a parameter whose first dimension is rounded up to a multiple of the shards."""
-    return -(-shape[0] // shards) * shards * math.prod(shape[1:]) if shape else shards
+    if not shape:
+        return shards
+    return -(-shape[0] // shards) * shards * math.prod(shape[1:])
 
 
 def group(cluster: Cluster, members: int, apart: int) -> Group:
@@ -242,9 +250,10 @@ def group(cluster: Cluster, members: int, apart: int) -> Group:
     here = max(1, min(members, cluster.devices_per_host // apart))  # of them on one host
     hosts = -(-members // here)
     bandwidth = cluster.inside.bandwidth
-    if hosts > 1:
-        out = here * cluster.between.bandwidth
-        bandwidth = out if here == 1 else min(bandwidth, out)
+    if here == 1 and hosts > 1:
+        bandwidth = cluster.between.bandwidth
+    elif hosts > 1:
+        bandwidth = min(bandwidth, here * cluster.between.bandwidth)
     return Group(members=members, hosts=hosts, inside=cluster.inside.medium, bandwidth=bandwidth)
 
 
@@ -261,15 +270,17 @@ def seconds(kind: Kind, payload: float, over: Group) -> float:
 def _ring(kind: Kind, payload: float, over: Group, protocol: int) -> float:
     """steps x alpha + steps / members x payload / bandwidth."""
     n, hosts = over.members, over.hosts
-    steps, hops = n - 1, hosts - 1
+    steps, hops = n - 1, hosts - 1  # steps in all, and those of them that leave a host
     if kind == "all-reduce":
         steps, hops = 2 * (n - 1), 2 * hosts
-    hops = min(steps, hops) if hosts > 1 else 0
+    if hosts == 1:
+        hops = 0
+    hops = min(steps, hops)
     base, step = _BASE["ring"][protocol], _STEP["ring"]
     alpha = base + (steps - hops) * step[over.inside][protocol] + hops * step["network"][protocol]
-    narrow = 1 / 3 if hosts == 1 and kind != "all-reduce" else 1 / 4
+    ll_share = 1 / 3 if hosts == 1 and kind != "all-reduce" else 1 / 4
     shares = (
-        min(narrow, _LL_MOST[min(hosts, 3) - 1] / over.bandwidth),
+        min(ll_share, _LL_MOST[min(hosts, 3) - 1] / over.bandwidth),
         0.92 if n > hosts else 0.7,
         1.0,
     )

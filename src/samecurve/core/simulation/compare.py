@@ -1,5 +1,6 @@
-"""What each strategy, with each way of recomputing, would do on a machine one doesn't have: plan()
-asked for each, and what its step would cost.
+"""What each strategy, with each way of recomputing, would do on a machine one doesn't have.
+
+plan() is called for each, and its step's cost estimated.
 """
 
 from dataclasses import dataclass, replace
@@ -21,6 +22,7 @@ from samecurve.core.simulation.step_time import StepCost, Utilization, step_cost
 from samecurve.errors import UserError
 
 MOST = 1024  # devices of the last point of a curve
+_WHERE = "--machine"  # what a UserError points at
 _BY_SHARDING = ("none", "groups", "all devices")  # the order of a table's rows
 
 
@@ -41,7 +43,10 @@ class StrategyForecast:
 
     @property
     def held(self) -> int:
-        return sum(term.bytes for term in self.plan.memory) if self.plan else 0
+        """Bytes of a device; 0: refused."""
+        if self.plan is None:
+            return 0
+        return sum(term.bytes for term in self.plan.memory)
 
     @property
     def fits(self) -> bool:
@@ -50,7 +55,9 @@ class StrategyForecast:
     @property
     def label(self) -> str:
         """With the devices that share a copy of the model, where they are some of them."""
-        return self.name if self.whole else f"{self.name}/{self.shards}"
+        if self.whole:
+            return self.name
+        return f"{self.name}/{self.shards}"
 
 
 @dataclass(frozen=True)
@@ -73,77 +80,91 @@ class _Setting:
 
 def check_predictable(config: Config, cluster: Cluster) -> None:
     """UserError: what is not predicted, by name."""
-    where, section = "--machine", config.devices
-    if config.engine != "torch":
-        raise UserError(
-            f"--machine predicts what engine torch sends; {config.engine} compiles its collectives"
-            " into the step",
-            "--engine torch, or leave --machine out",
-            where,
-        )
-    if config.train.exact:
-        raise UserError(
-            "--machine does not predict --exact, whose sums go along a tree by other collectives",
-            "leave one of them out",
-            where,
-        )
-    if section.offload:
-        raise UserError(
-            "--machine does not predict devices.offload, whose updates are made by the host",
-            "leave one of them out",
-            where,
-        )
-    if section.balance != "even":
-        raise UserError(
-            "--machine predicts devices that are alike: speeds by hand (devices.balance) are of"
-            " others",
-            "--balance even, or leave --machine out",
-            where,
-        )
-    if section.compress == "powersgd":
-        raise UserError(
-            "--machine does not predict --compress powersgd", "none, bf16 or fp16", where
-        )
-    asked = STRATEGIES.get((config.engine, section.strategy))
-    if asked and asked.traffic is None:
-        raise UserError(
-            f"--machine does not predict strategy {asked.name}, {asked.summary}",
-            f"--strategy {auto_strategy(config.engine, 'the model fits').name}",
-            where,
-        )
-    if section.sync in {"cpu", "gloo"}:
-        raise UserError(
-            f"--machine predicts NCCL's collectives, not sync {section.sync}",
-            "--sync-backend auto",
-            where,
-        )
-    if section.use.strip() not in {"auto", "all"}:
-        raise UserError(
-            f"--machine says which devices there are; devices.use {section.use} does too",
-            "leave --devices and --gpus out",
-            where,
-        )
+    _check_step(config)
+    _check_devices(config)
     if config.train.precision not in cluster.device.peaks:
         raise UserError(
             f"no peak of {cluster.device.name} is on file for {config.train.precision}:"
             f" {', '.join(cluster.device.peaks)}",
             f"--dtype {next(iter(cluster.device.peaks))}, or a JSON file with `tflops`",
-            where,
+            _WHERE,
+        )
+
+
+def _check_step(config: Config) -> None:
+    """UserError: the engine, or how it makes a step."""
+    section = config.devices
+    if config.engine != "torch":
+        raise UserError(
+            f"--machine predicts what engine torch sends; {config.engine} compiles its collectives"
+            " into the step",
+            "--engine torch, or leave --machine out",
+            _WHERE,
+        )
+    if config.train.exact:
+        raise UserError(
+            "--machine does not predict --exact, whose sums go along a tree by other collectives",
+            "leave one of them out",
+            _WHERE,
+        )
+    if section.offload:
+        raise UserError(
+            "--machine does not predict devices.offload, whose updates are made by the host",
+            "leave one of them out",
+            _WHERE,
+        )
+    if section.compress == "powersgd":
+        raise UserError(
+            "--machine does not predict --compress powersgd", "none, bf16 or fp16", _WHERE
+        )
+
+
+def _check_devices(config: Config) -> None:
+    """UserError: the strategy, its sync, or which devices there are."""
+    section = config.devices
+    if section.balance != "even":
+        raise UserError(
+            "--machine predicts devices that are alike: speeds by hand (devices.balance) are of"
+            " others",
+            "--balance even, or leave --machine out",
+            _WHERE,
+        )
+    spec = STRATEGIES.get((config.engine, section.strategy))
+    if spec and spec.traffic is None:
+        raise UserError(
+            f"--machine does not predict strategy {spec.name}, {spec.summary}",
+            f"--strategy {auto_strategy(config.engine, 'the model fits').name}",
+            _WHERE,
+        )
+    if section.sync in {"cpu", "gloo"}:
+        raise UserError(
+            f"--machine predicts NCCL's collectives, not sync {section.sync}",
+            "--sync-backend auto",
+            _WHERE,
+        )
+    if section.use.strip() not in {"auto", "all"}:
+        raise UserError(
+            f"--machine says which devices there are; devices.use {section.use} does too",
+            "leave --devices and --gpus out",
+            _WHERE,
         )
 
 
 def plan_on_cluster(config: Config, facts: Facts, cluster: Cluster) -> Plan:
     """plan() there. UserError: as train would refuse it there."""
-    made = plan(config, cluster.machine, facts)
-    peak = cluster.device.peaks.get(made.precision)
-    return replace(made, peak_flops=peak * made.num_devices if peak else None)
+    planned = plan(config, cluster.machine, facts)
+    peak = cluster.device.peaks.get(planned.precision)
+    if not peak:
+        return replace(planned, peak_flops=None)
+    return replace(planned, peak_flops=peak * planned.num_devices)
 
 
 def compare_strategies(
     config: Config, facts: Facts, cluster: Cluster, utilization: Utilization
 ) -> list[StrategyForecast]:
-    """Every strategy with every way of recomputing; just the config's, where what recomputing saves
-    is not known.
+    """Every strategy with every way of recomputing.
+
+    With the config's alone where what recomputing saves is not known.
     """
     ways: tuple[Recompute, ...] = (config.train.recompute,)
     if facts.recompute_bytes:
@@ -159,9 +180,7 @@ def compare_strategies(
 def scaling_curves(
     config: Config, facts: Facts, cluster: Cluster, utilization: Utilization
 ) -> list[Curve]:
-    """From one device to MOST, the batch as plan() has it there: fixed, or growing with the
-    devices.
-    """
+    """From one device to MOST, the batch as plan() has it: fixed, or growing with the devices."""
     sizes = cluster.sizes(MOST)
     largest = _candidates(config, cluster.of(sizes[-1]), one_device=False)
     points: dict[str, list[tuple[int, float]]] = {spec.name: [] for spec, _, _ in largest}
@@ -238,12 +257,12 @@ def _forecast(
         whole=shards in {1, cluster.num_devices},
     )
     try:
-        made = plan_on_cluster(config, facts, cluster)
+        planned = plan_on_cluster(config, facts, cluster)
     except UserError as error:
         return replace(forecast, refused=error.cause)
     return replace(
         forecast,
-        plan=made,
-        traffic=traffic(made, facts, cluster),
-        cost=step_cost(config, made, facts, cluster, setting.utilization),
+        plan=planned,
+        traffic=traffic(planned, facts, cluster),
+        cost=step_cost(config, planned, facts, cluster, setting.utilization),
     )

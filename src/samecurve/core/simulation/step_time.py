@@ -1,5 +1,6 @@
-"""Seconds of one optimizer step on a machine one doesn't have: computing, updating, and what of the
-collectives computing doesn't hide. Each with its formula.
+"""Seconds of one optimizer step on a machine one doesn't have, each part with its formula.
+
+Computing, updating, and what of the collectives computing doesn't hide.
 """
 
 from dataclasses import dataclass
@@ -75,7 +76,9 @@ def step_cost(
         return None
     micro, batch = plan.micro_batch_size, plan.global_batch_size
     forward = micro * facts.flops_per_sample / 3 / (peak * utilization.value)
-    one_round = _RoundTime(forward, forward if plan.recompute == "block" else 0.0)
+    one_round = _RoundTime(forward, recompute=0.0)
+    if plan.recompute == "block":
+        one_round = _RoundTime(forward, recompute=forward)
     compute = _busiest(plan) / micro * one_round.total
     sent = traffic(plan, facts, cluster)
     if plan.spec.traffic == "weights and gradients" and plan.shards > 1:
@@ -89,7 +92,12 @@ def step_cost(
     alone = batch / micro * one_round.total + alone_update
     flops, peak_flops = show_count(facts.flops_per_sample), show_count(peak)
     rounds = counted(plan.accumulation_steps, "round")
-    again = "; blocks run forward again: x 4/3" if one_round.recompute else ""
+    computing = (
+        f"{_busiest(plan)} samples of the busiest device, in {rounds}, x {flops}FLOP /"
+        f" ({peak_flops}FLOP/s of {plan.precision} x {utilization.value:.3g})"
+    )
+    if one_round.recompute:
+        computing += "; blocks run forward again: x 4/3"
     return StepCost(
         seconds=seconds,
         compute=compute,
@@ -99,11 +107,7 @@ def step_cost(
         mfu=facts.flops_per_sample * batch / (seconds * plan.num_devices * peak),
         traffic=sent,
         formulas={
-            "compute": (
-                f"{_busiest(plan)} samples of the busiest device, in {rounds}, x {flops}FLOP /"
-                f" ({peak_flops}FLOP/s of {plan.precision} x {utilization.value:.3g}){again};"
-                " forward is a third"
-            ),
+            "compute": f"{computing}; forward is a third",
             "update": f"{touched} / {cluster.device.bandwidth / 1e12:.3g} TB/s of memory",
             "sync": hidden,
             "efficiency": (
@@ -139,12 +143,14 @@ def _update(
     written; the norm reads gradients, clipping reads and writes them.
     """
     states, name = num_optimizer_states(config, facts)
-    passes = 3 + 2 * states + 1 + (2 if config.optimizer.clip else 0)
-    held = facts.trainable * itemsize(plan.precision) / shards
-    clipping = ", clipping" if config.optimizer.clip else ""
-    cut = f" ({shards} shards)" if shards > 1 else ""
-    words = f"{passes} passes ({name}, norm{clipping}) over {show_bytes(held)}{cut}"
-    return passes * held / cluster.device.bandwidth, words
+    passes, by = 3 + 2 * states + 1, f"{name}, norm"
+    if config.optimizer.clip:
+        passes, by = passes + 2, f"{by}, clipping"
+    array_bytes = facts.trainable * itemsize(plan.precision) / shards
+    words = f"{passes} passes ({by}) over {show_bytes(array_bytes)}"
+    if shards > 1:
+        words += f" ({shards} shards)"
+    return passes * array_bytes / cluster.device.bandwidth, words
 
 
 def _expose_reduced(sent: Traffic, one_round: _RoundTime) -> tuple[float, str]:

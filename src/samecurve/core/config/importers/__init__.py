@@ -17,4 +17,6 @@ def convert(document: Document) -> ConvertedConfig | None:
     """None: a config of our own, or of no kind that is known."""
     if oxidizr.matches(document):
         return oxidizr.convert(document)
-    return onetrainer.convert(document) if onetrainer.matches(document) else None
+    if onetrainer.matches(document):
+        return onetrainer.convert(document)
+    return None

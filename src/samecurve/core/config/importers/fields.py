@@ -6,13 +6,16 @@ our config to say, at the old file's place.
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from samecurve.core.config.document import Document, Key, dump, join_key, suggest
 from samecurve.errors import UserError
 
-_SAME: Any = object()
+Table = Mapping[str | bool, str]  # a word in capitals, or a switch -> the value of ours
+
+_SAME = object()
 _SECTIONS = (
     "task",
     "engine",
@@ -30,8 +33,9 @@ _HIDDEN = ("secret", "token", "password")
 class FieldReading(NamedTuple):
     """What became of one field.
 
-    read: it became a key of ours. left: nothing here needs it. refused: it would change what is
-    trained, and can't be served.
+    read: it became a key of ours
+    left: nothing here needs it
+    refused: it would change what is trained, and can't be served
     """
 
     outcome: Literal["read", "left", "refused"]
@@ -42,9 +46,9 @@ class FieldReading(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """key: of ours, which settles it when a flag gives it; '' if none does."""
+    """What can't be served."""
 
-    key: str
+    key: str  # of ours, which settles it when a flag gives it; '' if none does
     error: UserError
 
 
@@ -88,7 +92,7 @@ class ConvertedConfig:
     def to_yaml(self, name: str) -> str:
         """The config as a file of ours, with what became of each old field above it.
 
-        name: of the old file.
+        name: of the old file
         """
         headings = {
             "read": "How each field was read",
@@ -125,23 +129,21 @@ class ForeignConfig:
         self.run_directory: str | None = None
         self.readings: list[FieldReading] = []
         self.refusals: list[Refusal] = []
-        self._values: dict[str, Any] = {}
+        self._values: dict[str, object] = {}
         self._places: dict[str, str] = {}
         self._handled: set[str] = set()
         self._collect(document, document.value, (), sections)
 
     def _collect(
-        self, document: Document, value: dict[str, Any], above: Key, sections: tuple[str, ...]
+        self, document: Document, value: Mapping[str, object], above: Key, sections: tuple[str, ...]
     ) -> None:
         for name, item in value.items():
             key = (*above, name)
             if isinstance(item, dict) and join_key(key) in sections:
                 self._collect(document, item, key, sections)
             else:
-                self._values[join_key(key)], self._places[join_key(key)] = (
-                    item,
-                    document.origin_of(key),
-                )
+                self._values[join_key(key)] = item
+                self._places[join_key(key)] = document.origin_of(key)
 
     def _is_open(self, field: str) -> bool:
         """Whether it is in the file, and nothing became of it yet."""
@@ -151,32 +153,40 @@ class ForeignConfig:
         """The open fields whose names begin so."""
         return [field for field in self._values if self._is_open(field) and field.startswith(below)]
 
-    def value(self, field: str, default: Any = None) -> Any:
+    def value(self, field: str, default: object = None) -> object:
         value = self._values.get(field)
         return default if value is None else value
 
-    def convert(self, field: str, key: str, value: Any = _SAME, why: str = "") -> None:
+    def convert(self, field: str, key: str, value: object = _SAME, why: str = "") -> None:
         """The field became a key of ours; null means the default, there and here."""
         if not self._is_open(field):
             return
         if self._values[field] is None:
             self.ignore(field, "as if it were not there")
             return
-        same = value is _SAME
-        value = self._values[field] if same else value
+        explanation = key
+        if value is _SAME:
+            value = self._values[field]
+        else:
+            explanation += f" {short_text(value)}"
+        if why:
+            explanation += f" ({why})"
         place = self._places[field]
-        self.document.set(key, value, place if field == key else f"{place} {one_line(field)}")
-        becomes = key if same else f"{key} {short_text(value)}"
-        self._record("read", field, f"{becomes} ({why})" if why else becomes)
+        if field != key:
+            place += f" {one_line(field)}"
+        self.document.set(key, value, place)
+        self._record("read", field, explanation)
 
     def convert_by_table(
-        self, field: str, key: str, table: dict[Any, Any], remedy: str, why: str = ""
+        self, field: str, key: str, table: Table, remedy: str, why: str = ""
     ) -> None:
         """The field became a key of ours by a table; what is not in it is refused."""
         value = self.value(field)
         word = value.strip().upper() if isinstance(value, str) else value
-        if value is None or (isinstance(word, str | bool) and word in table):
-            self.convert(field, key, table.get(word), why)
+        if value is None:
+            self.convert(field, key)
+        elif isinstance(word, str | bool) and word in table:
+            self.convert(field, key, table[word], why)
         else:
             self.refuse(
                 field,
@@ -185,7 +195,7 @@ class ForeignConfig:
                 key,
             )
 
-    def add_default(self, key: str, value: Any, why: str) -> None:
+    def add_default(self, key: str, value: object, why: str) -> None:
         """Not in the file: how that tool does it then. A flag still wins."""
         self.document.set(key, value, f"not in the file; there: {why}")
         self.readings.append(
@@ -198,14 +208,8 @@ class ForeignConfig:
 
     def refuse(self, field: str, why: str, remedy: str, key: str = "") -> None:
         if self._is_open(field):
-            self.refusals.append(
-                Refusal(
-                    key,
-                    UserError(
-                        f"{one_line(field)} {self._shown(field)} {why}", remedy, self._places[field]
-                    ),
-                )
-            )
+            cause = f"{one_line(field)} {self._shown(field)} {why}"
+            self.refusals.append(Refusal(key, UserError(cause, remedy, self._places[field])))
             self._record("refused", field, why)
 
     def refuse_unknown(self, known: tuple[str, ...]) -> None:
@@ -237,7 +241,7 @@ class ForeignConfig:
         return short_text(self._values[field])
 
 
-def short_text(value: Any) -> str:
+def short_text(value: object) -> str:
     """A value as YAML has it, on one short line."""
     if isinstance(value, dict):
         return f"{{{len(value)} fields}}"
@@ -245,15 +249,19 @@ def short_text(value: Any) -> str:
         text = one_line(value)
     else:
         text = json.dumps(value, default=str)
-    return text if len(text) <= 60 else text[:57] + "..."
+    if len(text) > 60:
+        return text[:57] + "..."
+    return text
 
 
 def one_line(text: str) -> str:
     """On one line, whatever is in it."""
-    return text if text.isprintable() else json.dumps(text)[1:-1]
+    if text.isprintable():
+        return text
+    return json.dumps(text)[1:-1]
 
 
-def epochs(count: Any) -> Any:
+def epochs(count: object) -> str:
     """2 -> '2ep'; what is no number stays, and is refused by our config."""
     if isinstance(count, int | float) and not isinstance(count, bool) and count >= 0:
         return f"{count:.9g}ep"

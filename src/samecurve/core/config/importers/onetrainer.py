@@ -1,20 +1,25 @@
-"""Configs of OneTrainer and of its forks with several GPUs: JSON with `multi_gpu` or
-`enable_multi_gpu`.
+"""Configs of OneTrainer and of its forks with several GPUs.
 
-How it trains is read; what it trains, a diffusion model, belongs to a task of that name. The batch
-is per device, an epoch passes over all data, steps of warm-up and of saving count batches, of which
-gradient_accumulation_steps make one optimizer step.
+JSON with `multi_gpu` or `enable_multi_gpu`. How it trains is read; what it trains, a diffusion
+model, belongs to a task of that name. The batch is per device, an epoch passes over all data, steps
+of warm-up and of saving count batches, of which gradient_accumulation_steps make one optimizer
+step.
 """
 
-from typing import Any
-
 from samecurve.core.config.document import Document
-from samecurve.core.config.importers.fields import ConvertedConfig, ForeignConfig, epochs
+from samecurve.core.config.importers.fields import ConvertedConfig, ForeignConfig, Table, epochs
+from samecurve.core.config.importers.onetrainer_fields import DIFFUSION_FIELDS, UNNEEDED_FIELDS
 
 TOOL = "OneTrainer"
-_DTYPES = {"FLOAT_32": "f32", "BFLOAT_16": "bf16", "FLOAT_16": "f16"}
-_DECAYS = {"CONSTANT": "constant", "LINEAR": "linear", "COSINE": "cosine"}
-_RECOMPUTE = {"ON": "block", "OFF": "none", "CPU_OFFLOADED": "block", True: "block", False: "none"}
+_DTYPES: Table = {"FLOAT_32": "f32", "BFLOAT_16": "bf16", "FLOAT_16": "f16"}
+_DECAYS: Table = {"CONSTANT": "constant", "LINEAR": "linear", "COSINE": "cosine"}
+_RECOMPUTE: Table = {
+    "ON": "block",
+    "OFF": "none",
+    "CPU_OFFLOADED": "block",
+    True: "block",
+    False: "none",
+}
 _PLAIN = {
     "batch_size": "batch.per_device",
     "gradient_accumulation_steps": "batch.accumulate",
@@ -26,117 +31,9 @@ _OPTIMIZER = {
     "eps": "optimizer.eps",
     "momentum": "optimizer.momentum",
 }
-_CHANGED = (
-    "amsgrad",
-    "nesterov",
-    "maximize",
-    "dampening",
-    "cautious",
-    "fused_back_pass",
-)  # of an optimizer: would change what it does, if on
+# of an optimizer: would change what it does, if on
+_CHANGED = ("amsgrad", "nesterov", "maximize", "dampening", "cautious", "fused_back_pass")
 
-# names, and beginnings of names, of what a diffusion model, its data and its samples are
-_DIFFUSION = (
-    "training_method",
-    "base_model_name",
-    "output_",
-    "unet",
-    "prior",
-    "transformer",
-    "unconditional_transformer",
-    "text_encoder",
-    "vae",
-    "effnet_encoder",
-    "decoder",
-    "lora_",
-    "oft_",
-    "dora_oft",
-    "lokr_",
-    "peft_type",
-    "embedding",
-    "additional_embeddings",
-    "preserve_embedding_norm",
-    "bundle_additional_embeddings",
-    "quantization",
-    "weight_dtype",
-    "concept",
-    "aspect_ratio_bucketing",
-    "resolution",
-    "frames",
-    "masked_",
-    "unmasked_",
-    "normalize_masked_area_loss",
-    "custom_conditioning_image",
-    "dropout_probability",
-    "layer_filter",
-    "offset_noise_weight",
-    "generalized_offset_noise",
-    "perturbation_noise_weight",
-    "rescale_noise_scheduler_to_zero_terminal_snr",
-    "force_",
-    "timestep_",
-    "dynamic_timestep_shifting",
-    "min_noising_strength",
-    "max_noising_strength",
-    "noising_",
-    "cep_gamma",
-    "mse_strength",
-    "mae_strength",
-    "log_cosh_strength",
-    "huber_",
-    "vb_loss_strength",
-    "loss_weight_",
-    "min_snr_gamma",
-    "sample",
-    "non_ema_sampling",
-    "attention_mechanism",
-    "save_filename_prefix",
-    "include_train_config",
-)
-# names, and beginnings of names (with a _ at their end), of what changes nothing in the result
-_LEFT = {
-    "of its window, its files and its caches": (
-        "__version",
-        "debug_",
-        "cache_dir",
-        "clear_cache_before_training",
-        "only_cache",
-        "latent_caching",
-        "image_caching",
-        "text_caching",
-        "tensorboard",
-        "tensorboard_",
-        "cloud",
-        "secrets",
-        "prevent_overwrites",
-        "optimizer_defaults",
-        "backup_before_save",
-        "validate_after_unit",
-    ),
-    "data is read ahead by a thread (data.prefetch)": (
-        "dataloader_threads",
-        "caching_threads",
-        "prefetch_next_batch",
-    ),
-    "weights and optimizer stay in f32 on their device; autocast needs no setting": (
-        "temp_device",
-        "fallback_train_dtype",
-        "enable_autocast_cache",
-        "async_offloading",
-        "enable_async_offloading",
-        "enable_activation_offloading",
-        "layer_offload_fraction",
-    ),
-    "gradients are reduced in f32, in buckets, while backward runs": (
-        "gradient_reduce_precision",
-        "fused_gradient_reduce",
-        "async_gradient_reduce",
-        "async_gradient_reduce_buffer",
-    ),
-    "copies of the model on the way; here there are checkpoints": ("save_",),
-    "the devices say so": ("world_size", "rank", "num_gpus"),
-    "the same command goes on where a run was left": ("continue_last_backup",),
-}
 _DEFAULTS = {  # field -> our key, its value, and what it is there
     "epochs": ("train.steps", "100ep", "100 epochs"),
     "batch_size": ("batch.per_device", 1, "one sample at once"),
@@ -155,14 +52,14 @@ _DEFAULTS = {  # field -> our key, its value, and what it is there
 
 
 def matches(document: Document) -> bool:
-    """By its shape: its switch for several GPUs, or its two words for what is trained; none of our
-    sections.
+    """By its shape: its switch for several GPUs, or its two words for what is trained.
+
+    And none of our sections.
     """
     keys = document.value.keys()
-    return (
-        bool({"multi_gpu", "enable_multi_gpu"} & keys or {"training_method", "model_type"} <= keys)
-        and not {"task", "batch", "train"} & keys
-    )
+    has_switch = bool({"multi_gpu", "enable_multi_gpu"} & keys)
+    says_what_is_trained = {"training_method", "model_type"} <= keys
+    return (has_switch or says_what_is_trained) and not {"task", "batch", "train"} & keys
 
 
 def convert(document: Document) -> ConvertedConfig:
@@ -172,19 +69,43 @@ def convert(document: Document) -> ConvertedConfig:
     foreign.document.set("task", "diffusion", "a config of OneTrainer")
     foreign.convert("model_type", "task", "diffusion", "its model, data and samples")
     for name, key in _PLAIN.items():
-        foreign.convert(name, key, why="per device, there and here" if name == "batch_size" else "")
+        why = "per device, there and here" if name == "batch_size" else ""
+        foreign.convert(name, key, why=why)
     _devices(foreign)
+    _processes(foreign)
     _rate(foreign)
+    _warmup(foreign)
     _length(foreign)
     _optimizer(foreign)
-    foreign.convert_by_table(
-        "train_dtype", "train.precision", dict(_DTYPES), "--dtype f32, bf16 or f16"
+    _computing(foreign)
+    _unsupported(foreign)
+    _defaults(foreign)
+    _remaining(foreign)
+    foreign.refuse_unknown(
+        (
+            *_PLAIN,
+            "learning_rate",
+            "epochs",
+            "train_dtype",
+            "enable_multi_gpu",
+            "multi_gpu",
+            "distributed_backend",
+        )
     )
+    return foreign.finish(TOOL)
+
+
+def _computing(foreign: ForeignConfig) -> None:
+    foreign.convert_by_table("train_dtype", "train.precision", _DTYPES, "--dtype f32, bf16 or f16")
     foreign.convert_by_table(
-        "gradient_checkpointing", "train.recompute", dict(_RECOMPUTE), "--set train.recompute=block"
+        "gradient_checkpointing", "train.recompute", _RECOMPUTE, "--set train.recompute=block"
     )
     if foreign.value("compile"):
         foreign.convert("compile", "train.compile")
+
+
+def _unsupported(foreign: ForeignConfig) -> None:
+    """What this program has not: refused where it is on."""
     if str(foreign.value("ema", "OFF")).upper() != "OFF":
         foreign.refuse(
             "ema",
@@ -213,58 +134,24 @@ def convert(document: Document) -> ConvertedConfig:
         "custom_learning_rate_scheduler",
     ):
         foreign.ignore(field, "switched off, or part of what is")
-    for field, (key, value, why) in _DEFAULTS.items():
+
+
+def _defaults(foreign: ForeignConfig) -> None:
+    """Of what is not in the file."""
+    rounds = foreign.value("gradient_accumulation_steps", 1)
+    for field, (key, default, why) in _DEFAULTS.items():
         if foreign.value(field) is None and not foreign.document.origin_of(tuple(key.split("."))):
-            foreign.add_default(
-                key,
-                (
-                    _steps(value, foreign.value("gradient_accumulation_steps", 1))
-                    if key == "schedule.warmup"
-                    else value
-                ),
-                why,
-            )
-    _remaining(foreign)
-    foreign.refuse_unknown(
-        (
-            *_PLAIN,
-            "learning_rate",
-            "epochs",
-            "train_dtype",
-            "enable_multi_gpu",
-            "multi_gpu",
-            "distributed_backend",
-        )
-    )
-    return foreign.finish(TOOL)
+            value = _steps(default, rounds) if key == "schedule.warmup" else default
+            foreign.add_default(key, value, why)
 
 
 def _devices(foreign: ForeignConfig) -> None:
-    """The switch for several GPUs, its upstream form and its forks', and how they meet."""
-    several = next(
-        (
-            name
-            for name in ("enable_multi_gpu", "multi_gpu", "distributed.enabled")
-            if foreign.value(name) is not None
-        ),
-        "",
-    )
-    chosen = foreign.value("device_indexes")
-    if several and not isinstance(foreign.value(several), bool):
-        foreign.refuse(
-            several,
-            "is neither true nor false",
-            "--devices all, or cpu, or --gpus 0,1",
-            "devices.use",
-        )
-    elif several and foreign.value(several) is False:
-        foreign.convert(several, "devices.strategy", "single")
-        foreign.ignore("device_indexes", "one device: --gpus I says which")
-    elif several and isinstance(chosen, str) and chosen:
-        foreign.ignore(several, "several devices are several devices")
-        foreign.convert("device_indexes", "devices.use", chosen)
-    elif several:
-        foreign.convert(several, "devices.use", "all")
+    """The switch for several GPUs, its upstream form and its forks', and which there are."""
+    switches = ("enable_multi_gpu", "multi_gpu", "distributed.enabled")
+    for switch in switches:
+        if foreign.value(switch) is not None:
+            _convert_switch(foreign, switch)
+            break
     foreign.ignore("device_indexes", "all that are visible")
     device = foreign.value("train_device", "cuda")
     if device == "cpu":
@@ -274,6 +161,30 @@ def _devices(foreign: ForeignConfig) -> None:
     foreign.refuse(
         "train_device", "is no device here", "--devices cpu, or --gpus 0,1", "devices.use"
     )
+
+
+def _convert_switch(foreign: ForeignConfig, switch: str) -> None:
+    """switch: the field that says whether several GPUs are used"""
+    chosen = foreign.value("device_indexes")
+    if not isinstance(foreign.value(switch), bool):
+        foreign.refuse(
+            switch,
+            "is neither true nor false",
+            "--devices all, or cpu, or --gpus 0,1",
+            "devices.use",
+        )
+    elif not foreign.value(switch):
+        foreign.convert(switch, "devices.strategy", "single")
+        foreign.ignore("device_indexes", "one device: --gpus I says which")
+    elif isinstance(chosen, str) and chosen:
+        foreign.ignore(switch, "several devices are several devices")
+        foreign.convert("device_indexes", "devices.use", chosen)
+    else:
+        foreign.convert(switch, "devices.use", "all")
+
+
+def _processes(foreign: ForeignConfig) -> None:
+    """How the devices' processes are started, and how they meet."""
     for name in ("distributed_backend", "backend", "distributed.backend"):
         foreign.convert_by_table(
             name, "devices.sync", {"NCCL": "nccl", "GLOO": "gloo"}, "--sync-backend nccl or gloo"
@@ -293,18 +204,11 @@ def _devices(foreign: ForeignConfig) -> None:
 
 
 def _rate(foreign: ForeignConfig) -> None:
-    """learning_rate, its scaling by devices (linear, in a fork) or by batch (by the square root,
-    upstream), its warm-up and decay.
-    """
-    rounds, each, rate = (
-        foreign.value("gradient_accumulation_steps", 1),
-        foreign.value("batch_size", 1),
-        foreign.value("learning_rate"),
-    )
+    """learning_rate, its decay, and its scaling by devices (linear, in a fork) or by batch."""
     foreign.convert_by_table(
         "learning_rate_scheduler",
         "schedule.decay",
-        dict(_DECAYS),
+        _DECAYS,
         "--set schedule.decay=cosine, or linear, constant, wsd",
     )
     for name in ("learning_rate_scaling", "scale_learning_rate"):
@@ -315,27 +219,32 @@ def _rate(foreign: ForeignConfig) -> None:
             "--scale-lr none, linear or sqrt",
             "against one device's share of a step",
         )
+    _scale_by_batch(foreign)
+    foreign.convert("learning_rate", "optimizer.lr")
+    foreign.ignore("learning_rate_cycles", "for schedules that restart")
+
+
+def _scale_by_batch(foreign: ForeignConfig) -> None:
+    """learning_rate_scaler, upstream's: by the square root of a number of samples."""
+    rounds = foreign.value("gradient_accumulation_steps", 1)
+    each = foreign.value("batch_size", 1)
+    rate = foreign.value("learning_rate")
+    factors = {"BATCH": each, "GRADIENT_ACCUMULATION": rounds, "BOTH": _times(each, rounds)}
     scaler = str(foreign.value("learning_rate_scaler", "NONE")).upper()
-    fixed = {"BATCH": each, "GRADIENT_ACCUMULATION": rounds, "BOTH": _times(each, rounds)}
-    if scaler in fixed and isinstance(fixed[scaler], int) and isinstance(rate, int | float):
+    factor = factors.get(scaler)
+    if isinstance(factor, int) and isinstance(rate, int | float):
         foreign.convert(
             "learning_rate",
             "optimizer.lr",
-            rate * fixed[scaler] ** 0.5,
-            f"x the root of {fixed[scaler]}, as learning_rate_scaler says",
+            rate * factor**0.5,
+            f"x the root of {factor}, as learning_rate_scaler says",
         )
         foreign.ignore("learning_rate_scaler", "done: the learning rate is scaled already")
     elif scaler in {"GLOBAL_BATCH", "GLOBAL_BOTH"}:
-        foreign.document.set(
-            "schedule.base_batch",
-            rounds if scaler == "GLOBAL_BATCH" else 1,
-            "as learning_rate_scaler says",
-        )
+        base = rounds if scaler == "GLOBAL_BATCH" else 1
+        foreign.document.set("schedule.base_batch", base, "as learning_rate_scaler says")
         foreign.convert(
-            "learning_rate_scaler",
-            "schedule.scale_lr",
-            "sqrt",
-            f"against a batch of {rounds if scaler == 'GLOBAL_BATCH' else 1}",
+            "learning_rate_scaler", "schedule.scale_lr", "sqrt", f"against a batch of {base}"
         )
     foreign.convert_by_table(
         "learning_rate_scaler",
@@ -343,8 +252,11 @@ def _rate(foreign: ForeignConfig) -> None:
         {"NONE": "none"},
         "--scale-lr none, linear or sqrt",
     )
-    foreign.convert("learning_rate", "optimizer.lr")
-    foreign.ignore("learning_rate_cycles", "for schedules that restart")
+
+
+def _warmup(foreign: ForeignConfig) -> None:
+    """A share of the run, or batches."""
+    rounds = foreign.value("gradient_accumulation_steps", 1)
     warmup, length = foreign.value("learning_rate_warmup_steps"), foreign.value("epochs", 100)
     if isinstance(warmup, int | float) and 0 < warmup <= 1 and isinstance(length, int | float):
         foreign.convert(
@@ -416,34 +328,36 @@ def _optimizer(foreign: ForeignConfig) -> None:
 
 
 def _remaining(foreign: ForeignConfig) -> None:
-    for why, names in _LEFT.items():
+    for why, names in UNNEEDED_FIELDS.items():
+        beginnings = tuple(name for name in names if name.endswith("_"))
         for field in foreign.open_fields():
-            if field in names or field.startswith(
-                tuple(name for name in names if name.endswith("_"))
-            ):
+            if field in names or field.startswith(beginnings):
                 foreign.ignore(field, why)
     for field in foreign.open_fields():
-        if field.startswith(_DIFFUSION):
+        if field.startswith(DIFFUSION_FIELDS):
             foreign.ignore(
                 field,
                 "for task diffusion to read; a user task has its own `model:` and `data:`",
             )
 
 
-def _steps(count: Any, rounds: Any) -> Any:
+def _steps(count: object, rounds: object) -> object:
     """Batches -> optimizer steps; what is no number stays, and is refused by our config."""
-    whole = (
-        isinstance(count, int | float)
-        and not isinstance(count, bool)
-        and isinstance(rounds, int)
-        and rounds > 0
-    )
-    return int(count // rounds) if whole else count
+    if isinstance(count, bool) or not isinstance(count, int | float):
+        return count
+    if not isinstance(rounds, int) or rounds <= 0:
+        return count
+    return int(count // rounds)
 
 
-def _by(rounds: Any) -> str:
-    return "" if rounds == 1 else f"batches / gradient_accumulation_steps {rounds}"
+def _by(rounds: object) -> str:
+    if rounds == 1:
+        return ""
+    return f"batches / gradient_accumulation_steps {rounds}"
 
 
-def _times(first: Any, second: Any) -> Any:
-    return first * second if isinstance(first, int) and isinstance(second, int) else None
+def _times(first: object, second: object) -> int | None:
+    """None: one of them is no number."""
+    if isinstance(first, int) and isinstance(second, int):
+        return first * second
+    return None

@@ -6,7 +6,7 @@ weight decay, the learning rate constant, the gradient clipped at 1.
 """
 
 from samecurve.core.config.document import Document
-from samecurve.core.config.importers.fields import ConvertedConfig, ForeignConfig, epochs
+from samecurve.core.config.importers.fields import ConvertedConfig, ForeignConfig, Table, epochs
 
 TOOL = "Oxidizr"
 _OURS = {"task", "engine", "batch", "optimizer", "schedule", "train", "devices"}
@@ -20,7 +20,7 @@ _SAME = (
     "max_seq_len",
     "rope_theta",
 )
-_DTYPES = {
+_DTYPES: Table = {
     name: short
     for short, names in {
         "f32": ("F32", "FP32", "FLOAT32"),
@@ -29,7 +29,13 @@ _DTYPES = {
     }.items()
     for name in names
 }
-_SYNC = {"CPU": "cpu", "CPU_STAGING": "cpu", "CPUSTAGING": "cpu", "NCCL": "nccl", "SINGLE": "auto"}
+_SYNC: Table = {
+    "CPU": "cpu",
+    "CPU_STAGING": "cpu",
+    "CPUSTAGING": "cpu",
+    "NCCL": "nccl",
+    "SINGLE": "auto",
+}
 _TRAINER = {
     "learning_rate": "optimizer.lr",
     "batch_size": "batch.per_device",
@@ -37,6 +43,14 @@ _TRAINER = {
     "log_interval": "train.log_every",
     "save_interval": "train.save_every",
 }
+_OTHER_FIELDS = (  # of the trainer that are read
+    "max_steps",
+    "num_epochs",
+    "max_checkpoints",
+    "checkpoint_dir",
+    "load_balance_alpha",
+    "target_device",
+)
 _ALL = 1_000_000  # checkpoints: more than a run makes
 
 
@@ -53,10 +67,23 @@ def convert(document: Document) -> ConvertedConfig:
     _model(foreign)
     _length(foreign)
     for name, key in _TRAINER.items():
-        foreign.convert(
-            f"trainer.{name}", key, why="per device, there and here" if name == "batch_size" else ""
-        )
+        why = "per device, there and here" if name == "batch_size" else ""
+        foreign.convert(f"trainer.{name}", key, why=why)
     _devices(foreign)
+    _checkpoints(foreign)
+    balances = "balances experts; there are none"
+    if foreign.value("model.num_experts"):
+        balances = "goes with model.num_experts"
+    foreign.ignore("trainer.load_balance_alpha", balances)
+    for name in ("group_size", "beta_kl"):
+        foreign.ignore(f"trainer.{name}", "of a training method that nothing there used either")
+    _defaults(foreign)
+    foreign.refuse_unknown(tuple(f"trainer.{name}" for name in (*_TRAINER, *_OTHER_FIELDS)))
+    return foreign.finish(TOOL)
+
+
+def _checkpoints(foreign: ForeignConfig) -> None:
+    """How many are kept, and where."""
     if _is_zero(foreign.value("trainer.max_checkpoints")):
         foreign.convert("trainer.max_checkpoints", "train.keep", _ALL, "0: all of them")
     foreign.convert("trainer.max_checkpoints", "train.keep")
@@ -68,47 +95,25 @@ def convert(document: Document) -> ConvertedConfig:
         foreign.ignore(
             "trainer.checkpoint_dir", "the run directory, unless --save-dir names another"
         )
-    foreign.ignore(
-        "trainer.load_balance_alpha",
-        (
-            "goes with model.num_experts"
-            if foreign.value("model.num_experts")
-            else "balances experts; there are none"
-        ),
-    )
-    for name in ("group_size", "beta_kl"):
-        foreign.ignore(f"trainer.{name}", "of a training method that nothing there used either")
+
+
+def _defaults(foreign: ForeignConfig) -> None:
+    """What no field there sets."""
     foreign.add_default("optimizer.betas", [0.9, 0.999], "AdamW's betas")
     foreign.add_default(
         "optimizer.weight_decay", 0.01, "AdamW's weight decay (here on matrices only)"
     )
     foreign.add_default("optimizer.clip", 1.0, "gradients clipped at 1")
     foreign.add_default("schedule.decay", "constant", "one learning rate for the whole run")
-    foreign.refuse_unknown(
-        tuple(
-            f"trainer.{name}"
-            for name in (
-                *_TRAINER,
-                "max_steps",
-                "num_epochs",
-                "max_checkpoints",
-                "checkpoint_dir",
-                "load_balance_alpha",
-                "target_device",
-            )
-        )
-    )
-    return foreign.finish(TOOL)
 
 
 def _model(foreign: ForeignConfig) -> None:
-    """Our names pass; a part that is switched off needs nothing; the rest is refused by our config,
-    which says what serves it.
+    """Our names pass; a part that is switched off needs nothing.
+
+    The rest is refused by our config, which says what serves it.
     """
     foreign.ignore("model.name", "a run is named by its file, or by --save-dir")
-    foreign.convert_by_table(
-        "model.dtype", "train.precision", dict(_DTYPES), "--dtype f32, f16 or bf16"
-    )
+    foreign.convert_by_table("model.dtype", "train.precision", _DTYPES, "--dtype f32, f16 or bf16")
     for field in foreign.open_fields("model."):
         name = field.removeprefix("model.")
         if name not in _SAME and not foreign.value(field):
@@ -141,16 +146,15 @@ def _length(foreign: ForeignConfig) -> None:
 
 
 def _devices(foreign: ForeignConfig) -> None:
+    why = ""
+    if foreign.value("trainer.target_device") == "gpu":
+        why = "all that are visible; --gpus 0 for one"
     foreign.convert_by_table(
         "trainer.target_device",
         "devices.use",
         {"GPU": "auto", "CPU": "cpu"},
         "--devices cpu, or --gpus 0,1",
-        (
-            "all that are visible; --gpus 0 for one"
-            if foreign.value("trainer.target_device") == "gpu"
-            else ""
-        ),
+        why,
     )
     section = "trainer.distributed."
     if foreign.value(f"{section}enabled") is True:
@@ -160,7 +164,7 @@ def _devices(foreign: ForeignConfig) -> None:
             foreign.convert(f"{section}gpu_ids", "devices.use", ",".join(map(str, ids)))
         foreign.ignore(f"{section}gpu_ids", "all that are visible")
         foreign.convert_by_table(
-            f"{section}backend", "devices.sync", dict(_SYNC), "--sync-backend cpu or nccl"
+            f"{section}backend", "devices.sync", _SYNC, "--sync-backend cpu or nccl"
         )
         return
     for field in foreign.open_fields(section):
