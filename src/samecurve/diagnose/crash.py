@@ -117,17 +117,20 @@ def _collect_failures(
 def _failure_from_note(note: FailureNote, exit_code: int) -> RankFailure:
     failure = RankFailure(rank=note.rank, exit_code=abs(exit_code), note=note)
     if not note.trace:
-        waited = _PREFLIGHT_TIMEOUT.search(note.cause)
-        return replace(failure, symptom="waited") if waited else failure
+        if _PREFLIGHT_TIMEOUT.search(note.cause):
+            return replace(failure, symptom="waited")
+        return failure
     traceback = last_traceback(note.trace)
-    failure = replace(failure, traceback=traceback)
-    return _with_diagnosis(failure, traceback.error if traceback else note.cause)
+    if traceback is None:
+        return _with_diagnosis(failure, note.cause)
+    return _with_diagnosis(replace(failure, traceback=traceback), traceback.error)
 
 
 def _failure_from_log(rank: int, exit_code: int, logs: Path) -> RankFailure:
     """A rank that was killed left no word, though its log may hold old ones."""
-    was_killed = exit_code in {-signal.SIGKILL, -signal.SIGTERM}
-    text = "" if was_killed else read_tail(logs / f"rank-{rank}.log")
+    text = ""
+    if exit_code not in {-signal.SIGKILL, -signal.SIGTERM}:
+        text = read_tail(logs / f"rank-{rank}.log")
     traceback = last_traceback(text)
     if traceback is not None:
         if traceback.error.startswith("KeyboardInterrupt"):
@@ -193,7 +196,9 @@ def _explain_first(
     first: RankFailure, *, others: str, log: Path, oom_kills: int | None, name_rank: bool
 ) -> SamecurveError:
     """others: a line on the other ranks, or ''. name_rank: not all ranks failed in the same way."""
-    log_path = str(log) if log.exists() else ""  # a lone process has none: it wrote to the terminal
+    log_path = ""
+    if log.exists():  # a lone process has none: it wrote to the terminal
+        log_path = str(log)
     if first.note and not first.note.trace:
         return _explain_own_error(first.note, others=others, log=log_path, name_rank=name_rank)
     if first.diagnosis:
@@ -265,9 +270,9 @@ def _explain_unknown(rank: int, traceback: Traceback, *, others: str, log: str) 
         place = f"{frame.path}:{frame.line}"
         if frame.function:
             place += f", in {frame.function},"
-        fails_there = frame is traceback.frames[-1]
-        what = "the line to mend" if fails_there else "where your own code led there"
-        remedy = f"{place} is {what}"
+        remedy = f"{place} is where your own code led there"
+        if frame is traceback.frames[-1]:
+            remedy = f"{place} is the line to mend"
     return RunError(
         f"rank {rank}: {clip(message, _MAX_CAUSE)}",
         remedy,
@@ -287,14 +292,11 @@ def _explain_signal(rank: int, signal_name: str, oom_kills: int | None) -> tuple
     if oom_kills is None:
         return f"{cause}; the kernel does so when memory runs out", _SAME_COMMAND, True
     if oom_kills == 0:
-        return (
-            f"{cause}; not for want of memory: somebody, or a scheduler, did",
-            _SAME_COMMAND,
-            True,
-        )
-    plural = "es" if oom_kills > 1 else ""
+        cause += "; not for want of memory: somebody, or a scheduler, did"
+        return cause, _SAME_COMMAND, True
+    processes = "1 process" if oom_kills == 1 else f"{oom_kills} processes"
     return (
-        f"{cause}: memory ran out, and the kernel ended {oom_kills} process{plural}",
+        f"{cause}: memory ran out, and the kernel ended {processes}",
         "fewer samples at once, or fewer data workers; `dmesg` and the container's limit say how"
         " much there was",
         False,
@@ -321,16 +323,20 @@ def _describe_others(rank: int, failures: Sequence[RankFailure], world_size: int
         for ranks, one, many in groups
         if ranks
     ]
-    return f"others: {'; '.join(parts)}" if parts else ""
+    if not parts:
+        return ""
+    return f"others: {'; '.join(parts)}"
 
 
 def _name_ranks(ranks: Sequence[int]) -> str:
     """'rank 3'; 'ranks 1, 2'; 'ranks 0, ..., 7 and 5 more'."""
-    named = ", ".join(map(str, sorted(ranks)[:_MAX_RANKS]))
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    names = ", ".join(map(str, sorted(ranks)[:_MAX_RANKS]))
     more = len(ranks) - _MAX_RANKS
     if more > 0:
-        named += f" and {more} more"
-    return f"rank{'s' if len(ranks) > 1 else ''} {named}"
+        names += f" and {more} more"
+    return f"ranks {names}"
 
 
 def _join_lines(*lines: str) -> str:

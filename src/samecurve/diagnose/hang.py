@@ -41,7 +41,9 @@ class SilenceWatch:
 
     def __init__(self, floor: float, unknown: float | None = None) -> None:
         self._floor = floor
-        self._unknown = _UNKNOWN_FACTOR * floor if unknown is None else unknown
+        if unknown is None:
+            unknown = _UNKNOWN_FACTOR * floor
+        self._unknown = unknown
         self._beats: dict[int, Beat] = {}
         self._since: dict[int, float] = {}  # when a rank's beat was first seen
         self._durations: dict[Phase, deque[float]] = {}
@@ -85,7 +87,9 @@ class SilenceWatch:
         Between two looks, or before the first one, a rank may have gone through many steps: none of
         their phases took longer than the share of one.
         """
-        steps = beat.step - before.step if before else beat.beats // len(_STEP)
+        steps = beat.beats // len(_STEP)
+        if before:
+            steps = beat.step - before.step
         phases: tuple[Phase, ...] = ()
         if steps > 0:
             phases = _STEP
@@ -102,7 +106,9 @@ class SilenceWatch:
             return None
         seconds = min(at - self._since[rank] for rank in behind)
         limit = self.limit(beats[behind[0]].phase)
-        return Silence(behind, seconds, limit, dict(beats)) if seconds > limit else None
+        if seconds <= limit:
+            return None
+        return Silence(behind, seconds, limit, dict(beats))
 
     def limit(self, phase: Phase) -> float:
         """Seconds of silence in a phase beyond which it is a hang."""
@@ -199,18 +205,13 @@ def judge(
         )
     mismatch = _describe_mismatch(snapshots)
     if mismatch:
-        return Verdict(
-            (),
-            f"the ranks are in different collectives, which wait for each other for ever:"
-            f" {mismatch}",
-            "every rank must make the same calls with the same shapes: look for a condition on the"
-            " rank, or data of unequal length",
-            again=False,
-        )
+        return _judge_mismatch(mismatch)
     wait_longer = (
         f"if that is how long it takes, {floor_flag}{round(max(2 * seconds, limit))} waits longer"
     )
-    culprits = _find_culprits(snapshots) if len(snapshots) == world_size else []
+    culprits: list[int] = []
+    if len(snapshots) == world_size:
+        culprits = _find_culprits(snapshots)
     if not culprits:
         return Verdict(
             (),
@@ -224,6 +225,16 @@ def judge(
         tuple(culprits),
         f"{_name_ranks(culprits)} gave no sign for {seconds:.0f} s (limit {limit:.0f} s): {where}",
         remedy,
+    )
+
+
+def _judge_mismatch(mismatch: str) -> Verdict:
+    return Verdict(
+        (),
+        f"the ranks are in different collectives, which wait for each other for ever: {mismatch}",
+        "every rank must make the same calls with the same shapes: look for a condition on the"
+        " rank, or data of unequal length",
+        again=False,
     )
 
 
@@ -264,7 +275,9 @@ def _find_culprits(snapshots: Snapshots) -> list[int]:
     ]
     if 0 < len(elsewhere) < len(snapshots):
         return elsewhere
-    return list(snapshots) if len(snapshots) == 1 else []
+    if len(snapshots) == 1:
+        return list(snapshots)
+    return []
 
 
 def _describe_mismatch(snapshots: Snapshots) -> str:
@@ -294,9 +307,10 @@ def _describe_all(snapshots: Snapshots, unit: str) -> str:
 
 def _describe_place(snapshot: RankSnapshot, unit: str) -> str:
     since = ""
-    if snapshot.beat:
-        phase = f"{snapshot.beat.phase}, " if unit == "step" else ""
-        since = f" ({phase}since {unit} {snapshot.beat.step})"
+    if snapshot.beat and unit == "step":
+        since = f" ({snapshot.beat.phase}, since step {snapshot.beat.step})"
+    elif snapshot.beat:
+        since = f" (since {unit} {snapshot.beat.step})"
     if snapshot.is_stopped:
         return f"stopped{since}"
     if collective := snapshot.waits_in:
@@ -307,5 +321,7 @@ def _describe_place(snapshot: RankSnapshot, unit: str) -> str:
 
 
 def _name_ranks(ranks: Iterable[int]) -> str:
-    ranks = list(ranks)
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+    names = [str(rank) for rank in ranks]
+    if len(names) == 1:
+        return f"rank {names[0]}"
+    return f"ranks {', '.join(names)}"

@@ -5,7 +5,7 @@ import resource
 
 from samecurve.core.planning.plan import Plan
 from samecurve.errors import RunError
-from samecurve.units import show_bytes
+from samecurve.units import counted, show_bytes
 
 _REQUESTED = (
     re.compile(r"[Tt]r(?:ied|ying) to allocate ([\d.]+) ?([KMGT]?i?B)"),
@@ -34,13 +34,13 @@ def explain_out_of_memory(
         return None
     device = plan.devices[plan.devices_of(rank)[0]]
     requested = _requested_bytes(text)
-    wanted = f", and asked for {show_bytes(requested)} more" if requested else ""
-    samples = f"{plan.micro_batch_size} sample{'s' if plan.micro_batch_size > 1 else ''}"
     cause = (
         f"rank {rank} ran out of memory on {device.place} ({device.name},"
-        f" {show_bytes(device.memory)}): it had held {show_bytes(peak_bytes)} at most{wanted},"
-        f" with {samples} at once"
+        f" {show_bytes(device.memory)}): it had held {show_bytes(peak_bytes)} at most,"
     )
+    if requested:
+        cause += f" and asked for {show_bytes(requested)} more,"
+    cause += f" with {counted(plan.micro_batch_size, 'sample')} at once"
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if device.kind == "cpu" and limit != resource.RLIM_INFINITY:
         cause += f"; `ulimit -v` limits its address space to {show_bytes(limit)}"
@@ -50,7 +50,9 @@ def explain_out_of_memory(
 
 def _out_of_memory_text(error: BaseException) -> str | None:
     """Its message, and that of the error which it explains. None: neither is one of memory."""
-    errors = [error, error.__cause__] if error.__cause__ else [error]
+    errors = [error]
+    if error.__cause__:
+        errors.append(error.__cause__)
     text = "\n".join(map(str, errors))
     type_names = {kind.__name__ for one in errors for kind in type(one).__mro__}
     if type_names & _ERROR_TYPES or any(words in text for words in _ERROR_WORDS):

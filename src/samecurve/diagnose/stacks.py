@@ -111,6 +111,8 @@ def _describe_collective(stack: Stack) -> str:
 def _describe_place(stack: Stack) -> str:
     """The innermost line that is the user's own, and what it called; else the innermost of all."""
     for depth, frame in enumerate(stack):
+        if frame.is_users and depth:
+            return f"{frame} -> {stack[0].function}()"
         if frame.is_users:
-            return f"{frame} -> {stack[0].function}()" if depth else str(frame)
+            return str(frame)
     return str(stack[0])

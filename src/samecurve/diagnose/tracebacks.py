@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from samecurve.units import counted
+
 ATTEMPT_LINE = "=== attempt"  # begins a start of a run in its logs: what stands before is older
 _MAX_LINES = 200  # of a log's end
 _MAX_BYTES = 1 << 17
@@ -91,8 +93,7 @@ class Traceback:
         left_out = len(lines) - most
         if left_out > 0:
             begin = most // 3
-            note = f"... {left_out} frame{'s' if left_out > 1 else ''} left out"
-            lines[begin : begin + left_out] = [note]
+            lines[begin : begin + left_out] = [f"... {counted(left_out, 'frame')} left out"]
         return lines
 
     @property
@@ -107,7 +108,9 @@ class Traceback:
 def clip(line: str, width: int = _MAX_WIDTH) -> str:
     """At most so many characters, without colours."""
     line = _COLOUR.sub("", line)
-    return line if len(line) <= width else f"{line[: width - 4]} ..."
+    if len(line) > width:
+        return f"{line[: width - 4]} ..."
+    return line
 
 
 def read_tail(path: Path) -> str:
@@ -137,7 +140,9 @@ def last_traceback(text: str) -> Traceback | None:
             index += 1
             continue
         line_before = lines[index - 1] if index else ""
-        traceback, index = _parse_traceback(lines, index if is_frame else index + 1)
+        if not is_frame:
+            index += 1
+        traceback, index = _parse_traceback(lines, index)
         if traceback is None or line_before.startswith("Exception ignored "):
             continue
         if line_before.startswith("Exception in thread "):
@@ -160,7 +165,9 @@ def _parse_traceback(lines: Sequence[str], index: int) -> tuple[Traceback | None
     while index < len(lines) and not _ends_message(lines[index]):
         index += 1
     error = "\n".join(lines[begin:index]).strip()
-    return (Traceback(tuple(frames), error) if error else None), index
+    if not error:
+        return None, index
+    return Traceback(tuple(frames), error), index
 
 
 def _ends_message(line: str) -> bool:

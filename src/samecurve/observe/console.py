@@ -286,7 +286,9 @@ def _join_parts(parts: dict[str, str], names: set[str]) -> str:
 
 
 def _show_finite(value: float | None, form: str) -> str:
-    return "not finite" if value is None else format(value, form)
+    if value is None:
+        return "not finite"
+    return format(value, form)
 
 
 def _slow_start(values: dict[str, Any]) -> list[str]:
@@ -317,9 +319,11 @@ def _finished(event: Event, plan: Plan, run: Path) -> str:
         f"goodput {values['goodput']:.0%}{_recoveries(values)}",
     ]
     if "loss" in values:
+        loss = f"validation loss {_show_finite(values['loss'], '.4f')} nats"
         entropy = plan.reference.get("unigram_entropy")
-        reference = f" (single-token entropy of the corpus {entropy:.4f})" if entropy else ""
-        parts.append(f"validation loss {_show_finite(values['loss'], '.4f')} nats{reference}")
+        if entropy:
+            loss += f" (single-token entropy of the corpus {entropy:.4f})"
+        parts.append(loss)
     if values["skipped"]:
         parts.append(f"{values['skipped']} updates left out")
     return "  ".join([*parts, str(run)])
@@ -356,7 +360,9 @@ def printable(text: str) -> str:
 def make_view(plan: Plan, run: Path, *, headless: bool) -> View:
     if headless:
         return JsonLines()
-    return RichView(plan, run) if sys.stdout.isatty() else PlainView(plan, run)
+    if sys.stdout.isatty():
+        return RichView(plan, run)
+    return PlainView(plan, run)
 
 
 @contextmanager

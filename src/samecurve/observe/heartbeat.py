@@ -34,7 +34,9 @@ class Heartbeat:
 def read_heartbeat(path: Path) -> tuple[int, Phase] | None:
     """(step, phase) of a rank, None if it has not begun."""
     beat = read_beat(path)
-    return (beat.step, beat.phase) if beat else None
+    if beat is None:
+        return None
+    return beat.step, beat.phase
 
 
 def read_beat(path: Path) -> Beat | None:

@@ -129,8 +129,7 @@ def read_events(path: Path) -> list[Event]:
 def _lines(path: Path) -> Iterator[Event]:
     with open(path, "rb") as file:
         for line in file:
-            event = Event.from_line(line) if line.endswith(b"\n") else None
-            if event is not None:
+            if line.endswith(b"\n") and (event := Event.from_line(line)):
                 yield event
 
 

@@ -11,18 +11,18 @@ from samecurve.units import counted, show_bytes, show_count
 def banner(plan: Plan) -> list[str]:
     """What matters of a plan, in a few lines."""
     reasons = plan.reasons
-    engine = "" if plan.engine == "torch" else f"{plan.engine} "
-    over = f" over {plan.backend}" if plan.backend != "none" else ""
-    held = show_bytes(sum(term.bytes for term in plan.memory))
+    needed = show_bytes(sum(term.bytes for term in plan.memory))
     room = show_bytes(min(device.memory for device in plan.devices))
-    known = "estimate" if plan.memory_estimate else "estimate, without activations"
+    certainty = "estimate"
+    if not plan.memory_estimate:
+        certainty = "estimate, without activations"
     lines = [
-        f"plan   world {plan.num_devices}   {engine}{plan.strategy}{over}   {plan.precision}   "
+        f"plan   world {plan.num_devices}   {_strategy(plan)}   {plan.precision}   "
         f"{_name_devices(plan)}",
         f"       {arithmetic(plan)} ({reasons['batch']})   lr {plan.schedule.peak:.3g}"
         f" ({reasons['lr']})",
         f"       {plan.steps} steps of {plan.global_batch_size} samples; an epoch is"
-        f" {plan.order.steps_per_epoch}   memory {held} of {room} a device ({known})",
+        f" {plan.order.steps_per_epoch}   memory {needed} of {room} a device ({certainty})",
         f"       Running on {counted(plan.num_devices, 'device')}{_say_kind(plan)}"
         f"{_say_compiled(plan)}",
     ]
@@ -36,23 +36,38 @@ def banner(plan: Plan) -> list[str]:
     return lines + [f"warn   {warning}" for warning in plan.warnings]
 
 
+def _strategy(plan: Plan) -> str:
+    """With the engine, where it is not torch, and the backend, where there is one."""
+    words = [plan.strategy]
+    if plan.engine != "torch":
+        words.insert(0, plan.engine)
+    if plan.backend != "none":
+        words.append(f"over {plan.backend}")
+    return " ".join(words)
+
+
 def _say_kind(plan: Plan) -> str:
     if plan.num_devices == 1:
         return ""
     if plan.devices[0].kind == "cuda":
         return " (multi-GPU enabled)"
-    return " (virtual CPU devices)" if plan.engine == "jax" else " (CPU ranks)"
+    if plan.engine == "jax":
+        return " (virtual CPU devices)"
+    return " (CPU ranks)"
 
 
 def _say_compiled(plan: Plan) -> str:
     if plan.engine == "jax":
         return "; the first step is compiled before it runs"
-    return f"; compiled: {plan.reasons['compile']}" if plan.compile else ""
+    if plan.compile:
+        return f"; compiled: {plan.reasons['compile']}"
+    return ""
 
 
 def arithmetic(plan: Plan) -> str:
-    """'batch 256 = 4 devices x 16 x 4 rounds', or the microbatches where they are unequal, and who
-    has how many where that is.
+    """'batch 256 = 4 devices x 16 x 4 rounds'.
+
+    Or the microbatches where they are unequal, and who has how many where that is.
     """
     batch, micro = plan.global_batch_size, plan.micro_batch_size
     rounds = counted(plan.accumulation_steps, "round")
@@ -60,8 +75,10 @@ def arithmetic(plan: Plan) -> str:
     sizes = [last - first for first, last in split_batch(batch, micro)]
     if plan.microbatch_seconds:
         shares = " + ".join(map(str, plan.microbatches_per_device))
-        last = f", the last one of {sizes[-1]}" if sizes[-1] < micro else ""
-        return f"batch {batch} = {shares} microbatches of {micro}{last}, in {rounds}"
+        microbatches = f"{shares} microbatches of {micro}"
+        if sizes[-1] < micro:
+            microbatches += f", the last one of {sizes[-1]}"
+        return f"batch {batch} = {microbatches}, in {rounds}"
     if batch == plan.num_devices * micro * plan.accumulation_steps:
         return f"batch {batch} = {devices} x {micro} x {rounds}"
     parts = " + ".join(
@@ -85,13 +102,15 @@ def _plain(value: object) -> str:
         return f"[{', '.join(map(_plain, value))}]"
     if value is None:
         return "(none)"
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value)
 
 
 def _name_devices(plan: Plan) -> str:
-    names = Counter(device.name for device in plan.devices)
-    shown = ", ".join(f"{count} x {name}" if count > 1 else name for name, count in names.items())
-    return f"{shown}; {plan.reasons['devices']}"
+    counts = Counter(device.name for device in plan.devices)
+    names = [name if count == 1 else f"{count} x {name}" for name, count in counts.items()]
+    return f"{', '.join(names)}; {plan.reasons['devices']}"
 
 
 def _places(plan: Plan) -> str:
@@ -99,8 +118,11 @@ def _places(plan: Plan) -> str:
     places = [device.place for device in plan.devices]
     if plan.devices[0].kind != "cpu":
         places = list(dict.fromkeys(places))
+    text = ", ".join(places)
     hosts = plan.num_devices // len(places)
-    return ", ".join(places) + (f" on {hosts} hosts" if hosts > 1 else "")
+    if hosts > 1:
+        text += f" on {hosts} hosts"
+    return text
 
 
 def decisions(plan: Plan) -> dict[str, str]:

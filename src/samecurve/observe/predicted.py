@@ -1,9 +1,10 @@
-"""What `plan --machine` says: the machine, every strategy beside the others, how the plan's own
-step comes about, efficiency by devices.
+"""What `plan --machine` says.
+
+The machine, every strategy beside the others, how the plan's own step comes about, and efficiency
+by devices.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 from samecurve.core.planning.plan import Plan
 from samecurve.core.simulation.cluster import Cluster
@@ -29,7 +30,10 @@ _COLUMNS = (
 
 def machine_lines(cluster: Cluster, utilization: Utilization) -> list[str]:
     """What the machine is taken to be, each number with its source."""
-    device, several = cluster.device, cluster.hosts > 1
+    device = cluster.device
+    between = _link_line("between hosts", cluster.between)
+    if cluster.hosts == 1:
+        between += "; for the curves only"
     peaks = ", ".join(f"{name} {value / 1e12:g}" for name, value in device.peaks.items())
     devices = counted(cluster.num_devices, "device")
     return [
@@ -37,7 +41,7 @@ def machine_lines(cluster: Cluster, utilization: Utilization) -> list[str]:
         f"         {device.name}: {show_bytes(device.memory)} at"
         f" {device.bandwidth / 1e12:.3g} TB/s; dense TFLOP/s {peaks} ({device.source})",
         _link_line("within a host", cluster.inside),
-        _link_line("between hosts", cluster.between) + ("" if several else "; for the curves only"),
+        between,
         f"         MFU {utilization.value:.3g} while a device computes: {utilization.source}",
     ]
 
@@ -152,13 +156,17 @@ def curve_lines(curves: Sequence[Curve], batch: str) -> list[str]:
     for curve in curves:
         efficiency = {size: f"{value:.0%}" for size, value in curve.points}
         cells = "".join(f"{efficiency.get(size, '-'):>6}" for size in sizes)
-        ends = f"   {_short(curve.ends)}" if curve.ends else ""
-        lines.append(f"  {curve.name:<8}{cells}{ends}")
+        line = f"  {curve.name:<8}{cells}"
+        if curve.ends:
+            line += f"   {_short(curve.ends)}"
+        lines.append(line)
     return lines
 
 
 def _short(why: str, most: int = 90) -> str:
-    return why if len(why) <= most else why[: most - 3] + "..."
+    if len(why) > most:
+        return f"{why[: most - 3]}..."
+    return why
 
 
 def as_json(
@@ -167,7 +175,7 @@ def as_json(
     rows: Sequence[StrategyForecast],
     curves: Sequence[Curve],
     tokens: int,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The same as data: bytes, seconds, shares."""
     device = cluster.device
     return {
@@ -189,17 +197,17 @@ def as_json(
     }
 
 
-def _link_json(link: LinkSpec) -> dict[str, Any]:
+def _link_json(link: LinkSpec) -> dict[str, object]:
     return {"name": link.name, "bandwidth": link.bandwidth, "source": link.source}
 
 
-def _curve_json(curve: Curve) -> dict[str, Any]:
+def _curve_json(curve: Curve) -> dict[str, object]:
     points = [{"devices": size, "efficiency": value} for size, value in curve.points]
     return {"strategy": curve.name, "points": points, "ends": curve.ends}
 
 
-def _row_json(row: StrategyForecast, tokens: int) -> dict[str, Any]:
-    value: dict[str, Any] = {
+def _row_json(row: StrategyForecast, tokens: int) -> dict[str, object]:
+    value: dict[str, object] = {
         "strategy": row.name,
         "shards": row.shards,
         "recompute": row.recompute,
@@ -223,7 +231,7 @@ def _row_json(row: StrategyForecast, tokens: int) -> dict[str, Any]:
     return value
 
 
-def _cost_json(cost: StepCost, batch: int, tokens: int) -> dict[str, Any]:
+def _cost_json(cost: StepCost, batch: int, tokens: int) -> dict[str, object]:
     return {
         "seconds": cost.seconds,
         "compute_seconds": cost.compute,
@@ -237,7 +245,7 @@ def _cost_json(cost: StepCost, batch: int, tokens: int) -> dict[str, Any]:
     }
 
 
-def _collective_json(part: Collective) -> dict[str, Any]:
+def _collective_json(part: Collective) -> dict[str, object]:
     over = part.group
     return {
         "kind": part.kind,

@@ -84,7 +84,9 @@ def record_sensors(
             step, phase = read_heartbeat(heartbeat) or (0, "start")
             if phase in {"start", "end"} or stop.is_set():
                 continue
-            utilisation = values.get("utilisation_by_device", ()) if phase == "step" else ()
+            utilisation: Values = ()
+            if phase == "step":  # in others a device may well do nothing
+                utilisation = values.get("utilisation_by_device", ())
             with suppress(OSError):  # a full disk: the journal's own writer ends the run
                 append_event(journal, Event("sensors", step, values))
                 if idle := idle_devices.add(time.monotonic(), utilisation):
@@ -124,4 +126,6 @@ def _spread(values: Values | None, show: Callable[[float], str]) -> str:
     if not known:
         return ""
     low, mean, high = (show(value) for value in (min(known), sum(known) / len(known), max(known)))
-    return high if low == mean == high else f"{low} .. {mean} .. {high}"
+    if low == mean == high:
+        return high
+    return f"{low} .. {mean} .. {high}"

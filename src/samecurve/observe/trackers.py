@@ -38,7 +38,10 @@ class Tracker(Protocol):
 
 
 def main(name: str, run: Path, mode: str, project: str) -> int:
-    """Returns the exit code. mode, project: of W&B."""
+    """Returns the exit code.
+
+    mode, project: of W&B
+    """
     stop = threading.Event()
     threading.Thread(target=_until_input_ends, args=(stop,), daemon=True).start()
     try:
@@ -49,8 +52,10 @@ def main(name: str, run: Path, mode: str, project: str) -> int:
 
         traceback.print_exc()
         cause = " ".join(str(error).split()).rstrip(".") or type(error).__name__
-        remedy = "; or --wandb offline" if mode == "online" and name == "wandb" else ""
-        text = f"{TITLES[name]}: {cause[:300]}{remedy}; {TRAINING_GOES_ON}"
+        text = f"{TITLES[name]}: {cause[:300]}"
+        if name == "wandb" and mode == "online":
+            text += "; or --wandb offline"
+        text += f"; {TRAINING_GOES_ON}"
         step, _ = read_heartbeat(run / "logs/heartbeat-0") or (0, "start")
         append_event(run / "journal.jsonl", Event("warned", step, {"text": text}))
         return EXIT_REPORTED
@@ -123,7 +128,9 @@ def _read_state(path: Path, project: str, journal: Path) -> dict[str, Any]:
         return {}
     if not isinstance(state, dict) or state.get("project") != project:
         return {}
-    return state if 0 <= state.get("position", -1) <= size else {}
+    if not 0 <= state.get("position", -1) <= size:
+        return {}
+    return state
 
 
 def _write_state(path: Path, state: dict[str, Any]) -> None:

@@ -72,7 +72,9 @@ def _read_name(values: Mapping[str, int]) -> str:
         name = (card / "product_name").read_text().strip()
     except OSError:
         return architecture
-    return f"{name} ({architecture})" if name else architecture
+    if not name:
+        return architecture
+    return f"{name} ({architecture})"
 
 
 def _read_properties(path: Path) -> dict[str, int]:

@@ -17,7 +17,9 @@ def cores() -> int:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
     except (OSError, ValueError):
         return allowed
-    return allowed if quota == "max" else max(1, min(allowed, int(quota) // int(period)))
+    if quota == "max":
+        return allowed
+    return max(1, min(allowed, int(quota) // int(period)))
 
 
 def memory() -> int:
@@ -27,7 +29,9 @@ def memory() -> int:
         limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
     except OSError:
         return total
-    return total if limit == "max" else min(total, int(limit))
+    if limit == "max":
+        return total
+    return min(total, int(limit))
 
 
 def oom_kills(root: Path = Path("/")) -> int | None:
@@ -47,7 +51,9 @@ def oom_kills(root: Path = Path("/")) -> int | None:
 def oom_kills_since(before: int | None) -> int | None:
     """How many more than `before`. None: it can't be known."""
     now = oom_kills()
-    return None if now is None or before is None else now - before
+    if now is None or before is None:
+        return None
+    return now - before
 
 
 def _counters(root: Path) -> list[tuple[Path, str]]:

@@ -110,4 +110,6 @@ def _match(entry: str, handles: list[Any]) -> list[Any]:
 
 
 def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value
+    if isinstance(value, bytes):
+        return value.decode()
+    return value

@@ -45,11 +45,13 @@ class Sensors:
 
     def __init__(self, devices: Sequence[Device], owners: Sequence[int], threads: int) -> None:
         self._devices, self._owners, self._threads = devices, owners, threads
-        self._handles = nvidia.handles(os.environ) if devices[0].kind == "cuda" else []
+        self._handles: list[Any] = []
+        if devices[0].kind == "cuda":
+            self._handles = nvidia.handles(os.environ)
         self._readings: dict[int, _LastReading] = {}  # by process id
         psutil.cpu_percent()  # the first answer means nothing
 
-    def read(self, pids: Mapping[int, int]) -> dict[str, Any]:
+    def read(self, pids: Mapping[int, int]) -> dict[str, object]:
         """The values of a `sensors` event.
 
         pids: of the processes that live on this host; what the others drive is not read.
@@ -59,7 +61,7 @@ class Sensors:
             self._read_device(device, processes[owner], is_here=owner in pids)
             for device, owner in zip(self._devices, self._owners, strict=True)
         ]
-        readings: dict[str, list[Any]] = {
+        readings: dict[str, list[float | None]] = {
             f"{name}_by_device": [load[place] for load in loads]
             for place, name in enumerate(DeviceLoad._fields)
         }
@@ -109,15 +111,15 @@ class Sensors:
         try:
             process = before.process if before else psutil.Process(pid)
             with process.oneshot():
-                times, held = process.cpu_times(), int(process.memory_info().rss)
+                times, memory_bytes = process.cpu_times(), int(process.memory_info().rss)
         except psutil.Error:  # it has just ended
             return ProcessLoad()
         now = _LastReading(process, time.monotonic(), times.user + times.system)
         self._readings[pid] = now
         if before is None:
-            return ProcessLoad(None, held)
+            return ProcessLoad(None, memory_bytes)
         cores = (now.cpu_seconds - before.cpu_seconds) / (now.at - before.at)
-        return ProcessLoad(round(cores, 3), held)
+        return ProcessLoad(round(cores, 3), memory_bytes)
 
 
 def _gpu(read: Callable[[], float]) -> float | None:

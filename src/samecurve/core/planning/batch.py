@@ -35,17 +35,17 @@ def choose_batch(
     config: Config, fixed: Fixed | None, capacity: Capacity, num_devices: int
 ) -> Decision[BatchSplit]:
     """UserError: what is to be taken at once does not fit."""
-    asked = config.batch
-    kept = fixed.global_batch_size if fixed else None
-    if asked.samples is None and kept is None and asked.per_device is not None:
-        return _split_per_device(asked, asked.per_device, capacity.samples, num_devices)
-    batch = kept or asked.samples or 0
-    limits = [limit for limit in (capacity.samples, asked.per_device) if limit]
+    section = config.batch
+    fixed_batch = fixed.global_batch_size if fixed else None
+    if section.samples is None and fixed_batch is None and section.per_device is not None:
+        return _split_per_device(section, section.per_device, capacity.samples, num_devices)
+    batch = fixed_batch or section.samples or 0
+    limits = [limit for limit in (capacity.samples, section.per_device) if limit]
     most = min(limits, default=batch)
     fewest_rounds = -(-batch // (num_devices * most))
     rounds = fewest_rounds
-    if asked.samples and asked.accumulate:
-        rounds = asked.accumulate
+    if section.samples and section.accumulate:
+        rounds = section.accumulate
     micro_batch_size = -(-batch // (num_devices * rounds))
     if micro_batch_size > most:
         raise UserError(
@@ -57,7 +57,7 @@ def choose_batch(
         why_micro = "the largest that memory allows"
         if capacity.was_tried:
             why_micro = "the largest that fitted when tried"
-    elif asked.per_device:
+    elif section.per_device:
         why_micro = "at most batch.per_device"
     else:
         why_micro = "a device's whole share"
@@ -65,15 +65,15 @@ def choose_batch(
         BatchSplit(
             global_batch_size=batch, micro_batch_size=micro_batch_size, num_devices=num_devices
         ),
-        {"batch": _why_batch(asked, kept, num_devices), "micro": why_micro},
+        {"batch": _why_batch(section, fixed_batch, num_devices), "micro": why_micro},
     )
 
 
 def _split_per_device(
-    asked: Batch, micro_batch_size: int, capacity: int | None, num_devices: int
+    section: Batch, micro_batch_size: int, capacity: int | None, num_devices: int
 ) -> Decision[BatchSplit]:
     """The batch that follows from what each device takes."""
-    rounds = asked.accumulate or 1
+    rounds = section.accumulate or 1
     batch = micro_batch_size * rounds * num_devices
     if capacity is not None and micro_batch_size > capacity:
         more_rounds = -(-micro_batch_size * rounds // capacity)
@@ -94,11 +94,13 @@ def _split_per_device(
     )
 
 
-def _why_batch(asked: Batch, kept: int | None, num_devices: int) -> str:
-    if kept is None:
+def _why_batch(section: Batch, fixed_batch: int | None, num_devices: int) -> str:
+    if fixed_batch is None:
         return "batch.samples, whatever the devices"
-    in_config = asked.samples or (asked.per_device or 0) * (asked.accumulate or 1) * num_devices
-    if in_config == kept:
+    in_config = (
+        section.samples or (section.per_device or 0) * (section.accumulate or 1) * num_devices
+    )
+    if in_config == fixed_batch:
         return "as this run began"
     return f"as this run began (the config's {in_config} would need --new-batch)"
 
@@ -108,11 +110,11 @@ def batch_warnings(config: Config, facts: Facts, split: BatchSplit) -> list[str]
     warnings = []
     batch, micro = split.global_batch_size, split.micro_batch_size
     count, num_devices = split.num_microbatches, split.num_devices
-    asked = config.batch
+    section = config.batch
     rounds = -(-count // num_devices)
-    if asked.samples and asked.accumulate and rounds != asked.accumulate:
+    if section.samples and section.accumulate and rounds != section.accumulate:
         warnings.append(
-            f"batch.accumulate {asked.accumulate} can't be: {batch} samples over {num_devices}"
+            f"batch.accumulate {section.accumulate} can't be: {batch} samples over {num_devices}"
             f" devices make {rounds} rounds of microbatches of {micro}"
         )
     if batch > facts.samples:

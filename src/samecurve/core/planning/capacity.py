@@ -105,7 +105,9 @@ def choose_capacity(config: Config, facts: Facts, layout: Layout) -> Decision[Ca
     if tried is not None:
         reason += f"; {tried} samples at once were tried and fitted"
         return Decision(Capacity(tried, room.terms, was_tried=True), {"memory": reason})
-    samples = int(room.left // each) if each else None
+    samples = None
+    if each:
+        samples = int(room.left // each)
     return Decision(Capacity(samples, room.terms, was_tried=False), {"memory": reason})
 
 

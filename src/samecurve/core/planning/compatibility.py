@@ -86,56 +86,56 @@ def check_optimizer(config: Config, facts: Facts, layout: Layout) -> Decision[No
     reasons = {}
     if facts.groups:
         reasons["groups"] = "\n".join(facts.groups)
-    brought = facts.user_optimizer
-    if brought is None:
+    optimizer = facts.user_optimizer
+    if optimizer is None:
         return Decision(None, reasons)
-    _check_section_reaches(config, brought)
-    _check_elementwise(config, layout, brought)
-    scales = " and ".join(f"{scale:.6g}" for scale in brought.scales)
-    if brought.takes_lr:
+    _check_section_reaches(config, optimizer)
+    _check_elementwise(config, layout, optimizer)
+    scales = " and ".join(f"{scale:.6g}" for scale in optimizer.scales)
+    if optimizer.takes_lr:
         rates, hold = f"learning rate x {scales}", "lr, clip and what groups freeze"
     else:
         rates = f"learning rate its own, {scales} times what is shown as lr"
         hold = "clip and what groups freeze"
     reasons["optimizer"] = (
-        f"{brought.name} of {brought.by}: {rates}; of the config's section {hold} hold; the host"
-        " waits for each step, to leave out what is not finite"
+        f"{optimizer.name} of {optimizer.by}: {rates}; of the config's section {hold} hold;"
+        " the host waits for each step, to leave out what is not finite"
     )
     return Decision(None, reasons)
 
 
-def _check_section_reaches(config: Config, brought: UserOptimizerFacts) -> None:
+def _check_section_reaches(config: Config, optimizer: UserOptimizerFacts) -> None:
     """UserError: the config says something to an optimizer that the task brings."""
     fields = config.optimizer
     defaults = type(fields)()
     names = ["name", "weight_decay", "betas", "eps", "momentum"]
-    if not brought.takes_lr:
+    if not optimizer.takes_lr:
         names.append("lr")
     unheard = [name for name in names if getattr(fields, name) != getattr(defaults, name)]
     if unheard:
         remedy = "leave it out of the config"
         if unheard == ["lr"]:
-            remedy += f"; def optimizer(self, params, lr) takes it: {brought.name}(params, lr=lr)"
+            remedy += f"; def optimizer(self, params, lr) takes it: {optimizer.name}(params, lr=lr)"
         keys = " and ".join(f"optimizer.{name}" for name in unheard)
         verb = "does" if len(unheard) == 1 else "do"
         raise UserError(
-            f"the task brings its own optimizer, {brought.by}, which {keys} {verb} not reach",
+            f"the task brings its own optimizer, {optimizer.by}, which {keys} {verb} not reach",
             remedy,
             f"optimizer.{unheard[0]}",
         )
     for number, group in enumerate(fields.groups):
         if not group.freeze:
             raise UserError(
-                f"the task brings its own optimizer, {brought.by}, whose parameter groups are its"
+                f"the task brings its own optimizer, {optimizer.by}, whose parameter groups are its"
                 " own",
-                f"groups of {brought.name} there; freeze: true holds here too",
+                f"groups of {optimizer.name} there; freeze: true holds here too",
                 f"optimizer.groups.{number}",
             )
 
 
-def _check_elementwise(config: Config, layout: Layout, brought: UserOptimizerFacts) -> None:
+def _check_elementwise(config: Config, layout: Layout, optimizer: UserOptimizerFacts) -> None:
     """UserError: it may look at a parameter as a whole, and would see a part."""
-    if brought.elementwise:
+    if optimizer.elementwise:
         return
     if layout.shards > 1:
         why = f"strategy {layout.strategy} gives it only a part of each parameter"
@@ -146,8 +146,8 @@ def _check_elementwise(config: Config, layout: Layout, brought: UserOptimizerFac
     else:
         return
     raise UserError(
-        f"{brought.by}: {why}, and the task does not say that {brought.name} updates each number by"
-        " itself",
+        f"{optimizer.by}: {why}, and the task does not say that {optimizer.name} updates each"
+        " number by itself",
         "elementwise = True in the task's class, if it does (Adam and its kin do; Muon, Adafactor,"
         f" LAMB don't); or {otherwise}",
         "task",

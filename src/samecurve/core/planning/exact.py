@@ -56,8 +56,8 @@ def choose_exact_batch(
     config: Config, fixed: Fixed | None, num_devices: int
 ) -> Decision[BatchSplit]:
     """The size of a microbatch never follows from the devices."""
-    asked = config.batch
-    if asked.samples and asked.accumulate:
+    section = config.batch
+    if section.samples and section.accumulate:
         raise UserError(
             "train.exact: batch.accumulate cuts a step by the number of devices",
             "batch.per_device: the samples of a microbatch, on any devices",
@@ -65,15 +65,15 @@ def choose_exact_batch(
         )
     if fixed and fixed.global_batch_size:
         batch, why_batch = fixed.global_batch_size, "as this run began"
-    elif asked.samples:
-        batch, why_batch = asked.samples, "batch.samples, whatever the devices"
+    elif section.samples:
+        batch, why_batch = section.samples, "batch.samples, whatever the devices"
     else:
-        batch = (asked.per_device or 0) * (asked.accumulate or 1) * num_devices
+        batch = (section.per_device or 0) * (section.accumulate or 1) * num_devices
         why_batch = "as given per device: it grows with the devices"
     if fixed:
         micro, why_micro = fixed.micro_batch_size, "as this run began (train.exact)"
-    elif asked.per_device:
-        micro, why_micro = min(asked.per_device, batch), "batch.per_device"
+    elif section.per_device:
+        micro, why_micro = min(section.per_device, batch), "batch.per_device"
     else:
         micro = -(-batch // _MICROBATCHES)
         why_micro = (

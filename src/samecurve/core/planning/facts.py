@@ -1,5 +1,6 @@
-"""What plan() must know of a task: obtained without allocating the model, in a subprocess
-(run/describe.py).
+"""What plan() must know of a task.
+
+Obtained without allocating the model, in a subprocess (run/describe.py).
 """
 
 from collections.abc import Callable, Mapping

@@ -287,12 +287,13 @@ def choose_sync(config: Config, layout: Layout) -> Decision[str]:
     if layout.spec.processes == "one":
         return Decision("none", {"sync": "one process: copies between its devices"})
     if wanted != "auto":
-        reason = "as asked"
+        backend, reason = wanted, "as asked"
     elif gpus:
-        reason = "every rank has a GPU of its own"
+        backend, reason = "nccl", "every rank has a GPU of its own"
     else:
-        reason = "CPU ranks"
-    backend = "nccl" if wanted == "nccl" or (wanted == "auto" and gpus) else "gloo"
+        backend, reason = "gloo", "CPU ranks"
+    if backend == "cpu":
+        backend = "gloo"
     if backend == "gloo" and gpus and layout.shards > 1:
         raise UserError(
             f"strategy {layout.strategy} gathers weights between GPUs, which gloo can't",
@@ -327,25 +328,25 @@ def choose_threads(
 
     UserError: they are asked for where they mean nothing.
     """
-    asked, num_devices = config.devices.threads, layout.num_devices
+    threads, num_devices = config.devices.threads, layout.num_devices
     on_cpu = layout.devices[0].kind == "cpu"
-    if asked and (not on_cpu or config.engine == "jax"):
+    if threads and (not on_cpu or config.engine == "jax"):
         raise UserError(
             "devices.threads is for CPU ranks of engine torch", "leave it out", "devices.threads"
         )
     if config.train.exact and on_cpu and config.engine == "torch":
-        return _choose_exact_threads(asked, fixed)
-    if asked:
-        return Decision(asked, {"threads": "devices.threads"})
+        return _choose_exact_threads(threads, fixed)
+    if threads:
+        return Decision(threads, {"threads": "devices.threads"})
     cores = counted(machine.cores, "core")
     unit = "device" if layout.world_size < num_devices else "rank"
     reason = f"{cores} for {counted(num_devices, unit)}"
     return Decision(max(1, machine.cores // num_devices), {"threads": reason})
 
 
-def _choose_exact_threads(asked: int | None, fixed: Fixed | None) -> Decision[int]:
-    if fixed is None and asked:
-        return Decision(asked, {"threads": "devices.threads"})
+def _choose_exact_threads(threads: int | None, fixed: Fixed | None) -> Decision[int]:
+    if fixed is None and threads:
+        return Decision(threads, {"threads": "devices.threads"})
     if fixed is None:
         reason = (
             "1 for each rank, whatever the machine, so that every rank adds in the same order"
@@ -353,9 +354,9 @@ def _choose_exact_threads(asked: int | None, fixed: Fixed | None) -> Decision[in
         )
         return Decision(1, {"threads": reason})
     warnings: tuple[str, ...] = ()
-    if asked and asked != fixed.threads:
+    if threads and threads != fixed.threads:
         warning = (
-            f"devices.threads {asked}: this run began with {fixed.threads} threads a rank, and"
+            f"devices.threads {threads}: this run began with {fixed.threads} threads a rank, and"
             " train.exact keeps them"
         )
         warnings = (warning,)

@@ -52,25 +52,26 @@ def autocast_itemsize(precision: "Precision") -> int:
 
 def num_optimizer_states(config: "Config", facts: "Facts") -> tuple[int, str]:
     """Arrays of its shape that the optimizer keeps for each parameter, and which optimizer's."""
-    brought = facts.user_optimizer
-    if not brought:
-        return (2 if config.optimizer.name == "adamw" else 1), config.optimizer.name
-    if brought.num_states is None:
-        return 0, f"{brought.name}: not known, so not counted"
-    return brought.num_states, brought.name
+    user_optimizer = facts.user_optimizer
+    if user_optimizer is None:
+        name = config.optimizer.name
+        return (2, name) if name == "adamw" else (1, name)
+    if user_optimizer.num_states is None:
+        return 0, f"{user_optimizer.name}: not known, so not counted"
+    return user_optimizer.num_states, user_optimizer.name
 
 
 def replicated_state(config: "Config", facts: "Facts", shards: int) -> list[MemoryTerm]:
     """Weights, gradients and optimizer state, the whole or one shard of each."""
     width = itemsize(config.train.precision)
     states, optimizer = num_optimizer_states(config, facts)
-    over = f" / {shards} shards" if shards > 1 else ""
 
     def term(name: str, numbers: int, formula: str) -> MemoryTerm:
-        held = -(-numbers * width // shards)
+        if shards > 1:
+            formula += f" / {shards} shards"
         if config.devices.offload:
-            return MemoryTerm(name=name, bytes=0, formula=f"{formula}{over}: in host memory")
-        return MemoryTerm(name=name, bytes=held, formula=f"{formula}{over}")
+            return MemoryTerm(name=name, bytes=0, formula=f"{formula}: in host memory")
+        return MemoryTerm(name=name, bytes=-(-numbers * width // shards), formula=formula)
 
     trainable = facts.trainable
     return [
@@ -92,7 +93,9 @@ def state_sharded_by_block(config: "Config", facts: "Facts", shards: int) -> lis
     narrow = autocast_itemsize(config.train.precision)
     # blocks may be unequal: block_params is the largest
     outside = max(0, facts.params - facts.blocks * facts.block_params)
-    blocks = min(2, facts.blocks) if config.devices.reshard else facts.blocks
+    blocks = facts.blocks  # whole at once
+    if config.devices.reshard:
+        blocks = min(2, blocks)
     gathered = outside * width + blocks * facts.block_params * narrow
     largest = max(outside, facts.block_params)
     return [
@@ -158,19 +161,19 @@ def state_terms(
                 formula=facts.formulas.get(f"scratch.{kind}", ""),
             )
         )
-    shared = f", shared by {sharing_process} devices" if sharing_process > 1 else ""
-    process = MemoryTerm(
-        name="process",
-        bytes=_RESERVED[kind] // sharing_process,
-        formula=f"libraries and context{shared}",
-    )
-    return [*terms, process]
+    formula = "libraries and context"
+    if sharing_process > 1:
+        formula += f", shared by {sharing_process} devices"
+    reserved = _RESERVED[kind] // sharing_process
+    return [*terms, MemoryTerm(name="process", bytes=reserved, formula=formula)]
 
 
 def sample_bytes(config: "Config", facts: "Facts") -> int | None:
     """Activations of one sample in flight; None: not known."""
-    kept = facts.recompute_bytes.get(config.train.recompute, facts.bytes_per_sample)
-    return None if kept is None else max(1, int(kept * _ACTIVATION_SHARE[config.train.precision]))
+    in_f32 = facts.recompute_bytes.get(config.train.recompute, facts.bytes_per_sample)
+    if in_f32 is None:
+        return None
+    return max(1, int(in_f32 * _ACTIVATION_SHARE[config.train.precision]))
 
 
 def activation_term(config: "Config", facts: "Facts", micro_batch_size: int) -> MemoryTerm | None:
@@ -178,8 +181,9 @@ def activation_term(config: "Config", facts: "Facts", micro_batch_size: int) -> 
     each = sample_bytes(config, facts)
     if each is None:
         return None
-    recompute = config.train.recompute
-    again = f", recompute {recompute}" if recompute in facts.recompute_bytes else ""
-    counted = facts.formulas.get("bytes_per_sample", "")
-    formula = f"{micro_batch_size} samples x {each} B{again}; {counted}".rstrip("; ")
+    formula = f"{micro_batch_size} samples x {each} B"
+    if config.train.recompute in facts.recompute_bytes:
+        formula += f", recompute {config.train.recompute}"
+    if facts.formulas.get("bytes_per_sample"):
+        formula += f"; {facts.formulas['bytes_per_sample']}"
     return MemoryTerm(name="activations", bytes=micro_batch_size * each, formula=formula)

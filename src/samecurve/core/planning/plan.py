@@ -169,8 +169,10 @@ class Plan:
 
     def actions_due(self, done: int) -> set[str]:
         """What is to be done after so many steps; everything at the end."""
+        if done >= self.steps and self.exact:
+            return {"evaluate", "sample", "save", "hash"}
         if done >= self.steps:
-            return {"evaluate", "sample", "save", *(["hash"] if self.exact else [])}
+            return {"evaluate", "sample", "save"}
         every = {
             "evaluate": self.every.evaluate,
             "sample": self.every.sample,
@@ -229,12 +231,14 @@ def plan(config: Config, machine: Machine, facts: Facts, fixed: Fixed | None = N
     if speeds:
         split = log.take(choose_uneven_split(speeds, split, may_cut=not train.exact))
     if train.exact:
-        held = exact_memory(
+        exact_term = exact_memory(
             config, facts, layout, split, capacity=capacity.samples, is_resumed=fixed is not None
         )
-        memory.append(held)
+        memory.append(exact_term)
     threads = log.take(choose_threads(config, machine, layout, fixed))
-    seed, anchor = (fixed.seed, fixed.anchor) if fixed else (train.seed, Anchor())
+    seed, anchor = train.seed, Anchor()
+    if fixed is not None:
+        seed, anchor = fixed.seed, fixed.anchor
     order = Order(facts.samples, split.global_batch_size, seed, anchor)
     schedule = log.take(choose_schedule(config, order))
     log.take(check_coupled(config, facts, layout, split))
@@ -354,7 +358,9 @@ def _warn_of_other_bits(config: Config, fixed: Fixed | None, computed_on: str) -
 
 
 def _flops_per_step(facts: Facts, batch: int) -> float | None:
-    return facts.flops_per_sample * batch if facts.flops_per_sample else None
+    if not facts.flops_per_sample:
+        return None
+    return facts.flops_per_sample * batch
 
 
 def _peak_flops(devices: tuple[Device, ...], precision: Precision) -> float | None:

@@ -76,15 +76,21 @@ def _scale_lr(config: Config, batch: int) -> tuple[float, str]:
             "--set schedule.base_batch=N",
             "schedule.scale_lr",
         )
-    factor = batch / base if rule == "linear" else (batch / base) ** 0.5
+    factor = batch / base
+    if rule == "sqrt":
+        factor **= 0.5
     return lr * factor, f"{lr:g} x {factor:g} ({rule}: batch {batch} against {base})"
 
 
 def _steps(duration: int | str, order: Order) -> int:
     epochs = epochs_of(duration)
-    return int(duration) if epochs is None else order.steps_to(epochs)
+    if epochs is None:
+        return int(duration)
+    return order.steps_to(epochs)
 
 
 def _interval(duration: int | str, order: Order) -> int:
     epochs = epochs_of(duration)
-    return int(duration) if epochs is None else max(1, round(epochs * order.steps_per_epoch))
+    if epochs is None:
+        return int(duration)
+    return max(1, round(epochs * order.steps_per_epoch))

@@ -212,7 +212,9 @@ def _draw_line(
     if not np.isfinite(column).any():
         return []
     x = x_axis.values(run.record)
-    width = window(len(column)) if smoothed else 1
+    width = 1
+    if smoothed:
+        width = window(len(column))
     if raw and width > 1:
         axes.plot(*thin(x, column), color=run.colour, alpha=0.3, linewidth=0.7, label="_")
     mean = smooth(column, width)
@@ -224,7 +226,9 @@ def _draw_line(
         marker="o" if len(column) == 1 else None,
         markersize=4,
     )
-    return [column if raw else mean]
+    if raw:
+        return [column]
+    return [mean]
 
 
 def _smoothing_notes(column: Column, *, raw: bool) -> list[str]:

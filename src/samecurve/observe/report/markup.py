@@ -36,7 +36,13 @@ def element(name: str, /, *inner: object, **attributes: object) -> Html:
 
 def joined(*parts: object) -> Html:
     """Elements as they are, all else as text."""
-    return Html("".join(part if isinstance(part, Html) else escaped(part) for part in parts))
+    return Html("".join(map(_as_markup, parts)))
+
+
+def _as_markup(part: object) -> str:
+    if isinstance(part, Html):
+        return part
+    return escaped(part)
 
 
 def escaped(value: object) -> str:
@@ -56,10 +62,8 @@ def table(
     for first, *others in rows:
         cells = [element("td", cell) for cell in others]
         body.append(element("tr", element("th", first, scope="row"), *cells))
-    content = element(
-        "table",
-        element("thead", element("tr", *titles)) if any(head) else "",
-        element("tbody", *body),
-        class_="numbers" if numbers else None,
-    )
+    parts = [element("tbody", *body)]
+    if any(head):
+        parts.insert(0, element("thead", element("tr", *titles)))
+    content = element("table", *parts, class_="numbers" if numbers else None)
     return element("div", content, class_="scroll", tabindex=0)

@@ -83,8 +83,8 @@ def _summary_cards(record: RunRecord) -> Html:
     for row in SUMMARY_ROWS:
         value, more = row.show(run)
         if value:
-            text = element("dd", value, element("small", more) if more else "")
-            cards.append(element("div", element("dt", row.title), text))
+            text = [value, element("small", more)] if more else [value]
+            cards.append(element("div", element("dt", row.title), element("dd", *text)))
     return element("dl", *cards, class_="cards")
 
 
@@ -129,7 +129,9 @@ def _summary_table(records: Sequence[RunRecord], names: Sequence[str]) -> Iterat
 
 
 def _summary_cell(value: str, more: str) -> Html:
-    return joined(value or "\N{EN DASH}", element("div", more, class_="quiet") if more else "")
+    if not more:
+        return joined(value or "\N{EN DASH}")
+    return joined(value or "\N{EN DASH}", element("div", more, class_="quiet"))
 
 
 def _differences(
@@ -156,8 +158,10 @@ def _differences(
 def charts_section(pictures: Sequence[Picture], missing: Sequence[str]) -> Iterator[Html]:
     figures = []
     for picture in pictures:
-        caption = element("figcaption", picture.note) if picture.note else ""
-        figures.append(element("figure", element("b", picture.title), picture.svg, caption))
+        parts = [element("b", picture.title), picture.svg]
+        if picture.note:
+            parts.append(element("figcaption", picture.note))
+        figures.append(element("figure", *parts))
     yield element("h2", "Charts")
     yield element("div", *figures, class_="figures")
     if missing:

@@ -225,7 +225,9 @@ def _read_picture(run: Path, name: str) -> bytes | None:
 def plan(record: RunRecord) -> Iterator[Html]:
     """Every decision with its reason, and what memory was expected."""
     reasons = record.plan_json.get("because")
-    values = decisions(record.plan) if record.plan else {}
+    values: dict[str, str] = {}
+    if record.plan:
+        values = decisions(record.plan)
     yield element("h2", "Plan")
     if isinstance(reasons, dict):
         names = sorted(reasons, key=lambda name: name not in values)

@@ -102,9 +102,11 @@ def outcome(record: RunRecord) -> str:
 
     cut off: no line says how it ended, and nobody holds it
     """
-    if not record.starts:
-        return "starting" if record.live else "not started"
-    return record.starts[-1].end or ("running" if record.live else "cut off")
+    if record.starts and record.starts[-1].end:
+        return record.starts[-1].end
+    if record.live:
+        return "running" if record.starts else "starting"
+    return "cut off" if record.starts else "not started"
 
 
 @np.errstate(all="ignore")  # a damaged journal may hold any number
@@ -188,7 +190,9 @@ def _metrics_of(evaluated: Event) -> dict[str, float | None]:
 
 def _finite_or_none(value: object) -> float | None:
     as_float = number(value)
-    return None if math.isnan(as_float) else as_float
+    if math.isnan(as_float):
+        return None
+    return as_float
 
 
 def _times(record: RunRecord) -> Times:
@@ -314,12 +318,16 @@ def _starting_seconds(start: Start) -> float:
 
 def _mean(values: Column | Grid) -> float | None:
     finite = values[np.isfinite(values)]
-    return float(finite.mean()) if len(finite) else None
+    if not len(finite):
+        return None
+    return float(finite.mean())
 
 
 def _median(column: Column) -> float | None:
     finite = column[np.isfinite(column)]
-    return float(np.median(finite)) if len(finite) else None
+    if not len(finite):
+        return None
+    return float(np.median(finite))
 
 
 def differences(records: Sequence[RunRecord]) -> dict[str, dict[str, list[object]]]:

@@ -25,10 +25,10 @@ def thin(x: Column, y: Column, buckets: int = BUCKETS) -> tuple[Column, Column]:
     edges = np.linspace(0, count, buckets + 1).astype(int)
     finite = np.isfinite(y)
     low, high = np.where(finite, y, np.inf), np.where(finite, y, -np.inf)
-    kept = {0, count - 1}
+    indices = {0, count - 1}
     for first, last in pairwise(edges):
-        kept |= {int(first + low[first:last].argmin()), int(first + high[first:last].argmax())}
-    chosen = sorted(kept)
+        indices |= {int(first + low[first:last].argmin()), int(first + high[first:last].argmax())}
+    chosen = sorted(indices)
     return x[chosen], y[chosen]
 
 
@@ -37,7 +37,9 @@ def window(count: int) -> int:
 
     A fiftieth of all, odd; 1 (as it is) below 200 steps.
     """
-    return 1 if count < 200 else count // 50 | 1
+    if count < 200:
+        return 1
+    return count // 50 | 1
 
 
 def smooth(y: Column, width: int) -> Column:
