@@ -28,7 +28,7 @@ def convert(old: Path, new: Path) -> None:
     if errors:
         click.echo(f"wrote  {new}, which is refused until what follows is settled")
         raise InvalidConfigError(errors)
-    save_dir = (
-        f" --save-dir {shlex.quote(converted.run_directory)}" if converted.run_directory else ""
-    )
-    click.echo(f"wrote  {new}; samecurve train -f {shlex.quote(str(new))}{save_dir}")
+    command = f"samecurve train -f {shlex.quote(str(new))}"
+    if converted.run_directory:
+        command += f" --save-dir {shlex.quote(converted.run_directory)}"
+    click.echo(f"wrote  {new}; {command}")

@@ -42,7 +42,7 @@ def export(run: Path, *, to: Path, layout: str, dtype: str | None, shard_size: s
     They are those of its newest checkpoint, or of the checkpoint named.
     """
     from samecurve.run.export import export as export_weights
-    from samecurve.units import parse_bytes, show_bytes
+    from samecurve.units import counted, parse_bytes, show_bytes
 
     try:
         largest_file = parse_bytes(shard_size)
@@ -55,7 +55,7 @@ def export(run: Path, *, to: Path, layout: str, dtype: str | None, shard_size: s
     evaluated = ""
     if "loss" in metrics:
         evaluated = f"; evaluated at step {metrics['step']}: loss {metrics['loss']:.4f}"
-    files = f"{exported.files} file{'s' if exported.files > 1 else ''}"
+    files = counted(exported.files, "file")
     click.echo(
         f"export step {exported.step}  {exported.arrays} arrays  {show_bytes(exported.bytes)} in"
         f" {files}  {exported.dtype}  {to}{evaluated}"

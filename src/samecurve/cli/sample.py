@@ -43,8 +43,8 @@ def sample(
     from samecurve.run.sample import Prompt
     from samecurve.run.sample import sample as draw_samples
 
-    asked = Prompt(text=prompt, tokens=tokens, temperature=temperature, seed=seed)
-    sampled = draw_samples(run, asked, device)
+    prompted = Prompt(text=prompt, tokens=tokens, temperature=temperature, seed=seed)
+    sampled = draw_samples(run, prompted, device)
     for note in sampled.notes:
         click.echo(f"warn   {note}", err=True)
     for text in sampled.texts:

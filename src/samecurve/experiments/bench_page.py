@@ -65,7 +65,9 @@ def drawable() -> bool:
 
 def bench_files(bench: Bench, rows: Sequence[Row]) -> dict[str, bytes]:
     """By name. Without matplotlib there is no picture, and the page has tables alone."""
-    panels = _panels(bench, measured_rows(rows)) if drawable() else []
+    panels = []
+    if drawable():
+        panels = _panels(bench, measured_rows(rows))
     page = _page(bench, rows, [panel.picture() for panel in panels])
     files = {
         "bench.json": dump_json(as_json(bench, rows)).encode(),
@@ -113,7 +115,9 @@ def _side_by_side(bench: Bench, panels: Sequence[_Panel]) -> bytes:
 def _title(bench: Bench) -> str:
     plan = bench.plans[0]
     title = f"{legend_label(bench.name)}: {plan.engine} {plan.precision}, {plan.devices[0].name}"
-    return f"{title}, ranks share {bench.cores} cores" if bench.cpu else title
+    if bench.cpu:
+        title += f", ranks share {bench.cores} cores"
+    return title
 
 
 def _draw_scaling(axes: "Axes", bench: Bench, rows: Sequence[Row]) -> None:
@@ -133,7 +137,9 @@ def _draw_scaling(axes: "Axes", bench: Bench, rows: Sequence[Row]) -> None:
     if len(lines) > 1 and lines[base["strategy"]] == [base]:
         del lines[base["strategy"]]  # where all lines begin
     for index, (strategy, measured) in enumerate(lines.items()):
-        points = measured if measured[0]["world"] == base["world"] else [base, *measured]
+        points = measured
+        if measured[0]["world"] != base["world"]:
+            points = [base, *measured]
         axes.errorbar(
             [row["world"] for row in points],
             [row["speedup"] for row in points],
@@ -206,12 +212,15 @@ def _draw_memory(axes: "Axes", rows: Sequence[Row]) -> None:
         peaks = row["memory_bytes_by_device"]
         each = 0.7 / len(peaks)
         for device, peak in enumerate(peaks):
+            colour, label = SERIES[5], "others"
+            if device == 0:
+                colour, label = SERIES[0], "first device"
             axes.barh(
                 number - 0.35 + each * (device + 0.5),
                 peak / unit_bytes,
                 height=each * 0.9,
-                color=SERIES[5 if device else 0],
-                label="others" if device else "first device",
+                color=colour,
+                label=label,
             )
         if row["memory_estimate_bytes"]:
             axes.plot(
@@ -292,21 +301,22 @@ def _body(bench: Bench, rows: Sequence[Row], pictures: Sequence[Picture]) -> Ite
 
 
 def _unmeasured(row: Row) -> Html:
-    return element(
-        "p",
-        f"{row['layout']} {row['status']}: {row['why']}",
-        element("br") if row["remedy"] else "",
-        row["remedy"],
-        class_="note bad" if row["status"] == "failed" else "note",
-    )
+    parts: list[object] = [f"{row['layout']} {row['status']}: {row['why']}"]
+    if row["remedy"]:
+        parts += [element("br"), row["remedy"]]
+    return element("p", *parts, class_="note bad" if row["status"] == "failed" else "note")
 
 
 def _peaks(row: Row) -> tuple[str, str]:
     """Measured, and estimated."""
     estimate = row["memory_estimate_bytes"]
     peaks = ", ".join(map(show_bytes, row["memory_bytes_by_device"]))
-    return peaks, show_bytes(estimate) if estimate else "\N{EN DASH}"
+    if not estimate:
+        return peaks, "\N{EN DASH}"
+    return peaks, show_bytes(estimate)
 
 
 def _show(key: str, value: object) -> str:
-    return show_bytes(value) if key == "host_bytes" and isinstance(value, int) else str(value)
+    if key == "host_bytes" and isinstance(value, int):
+        return show_bytes(value)
+    return str(value)

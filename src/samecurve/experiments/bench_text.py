@@ -7,7 +7,7 @@ from typing import Any
 
 from samecurve.core.profile_types import MEANING
 from samecurve.experiments.bench_results import Bench, Row, measured_rows
-from samecurve.units import show_bytes, show_count
+from samecurve.units import counted, show_bytes, show_count
 
 _ODD = 1.1  # times what there is to gain
 
@@ -52,7 +52,9 @@ class Column:
     left: bool = False  # a text, not a number
 
     def padded(self, text: str) -> str:
-        return f"{text:<{self.width}}" if self.left else f"{text:>{self.width}}"
+        if self.left:
+            return text.ljust(self.width)
+        return text.rjust(self.width)
 
 
 def columns(bench: Bench) -> list[Column]:
@@ -80,7 +82,9 @@ def columns(bench: Bench) -> list[Column]:
 
 def _share_column(name: str) -> Column:
     def cell(row: Row) -> str:
-        return f"{row['shares'][name]:.1%}" if name in row["shares"] else "-"
+        if name not in row["shares"]:
+            return "-"
+        return f"{row['shares'][name]:.1%}"
 
     return Column(name, 7, cell)
 
@@ -95,7 +99,7 @@ def _memory_cell(row: Row) -> str:
     first, *others = row["memory_bytes_by_device"]
     if not others or show_bytes(first) == show_bytes(min(others)) == show_bytes(max(others)):
         return show_bytes(first)
-    the_others = "the others at most" if len(others) > 1 else "the other"
+    the_others = "the other" if len(others) == 1 else "the others at most"
     return f"{show_bytes(first)} the first, {show_bytes(max(others))} {the_others}"
 
 
@@ -112,7 +116,7 @@ def head(bench: Bench, width: int) -> str:
             f"strong scaling: a step is {plan.global_batch_size} samples in every layout, divided"
             " among its devices"
         )
-    warm_up = f"{schedule.warm} step{'s' if schedule.warm > 1 else ''} to warm up"
+    warm_up = f"{counted(schedule.warm, 'step')} to warm up"
     titles = "  ".join(column.padded(column.title) for column in columns(bench))
     lines = [
         f"bench  {bench.name}, {plan.engine} {plan.precision} on {plan.devices[0].name}; {scaling}",
@@ -127,9 +131,10 @@ def line(bench: Bench, row: Row, width: int) -> str:
     """Of the table, with what else is to be said of this row."""
     name = f"       {row['layout']:<{width}}"
     if row["status"] != "measured":
-        remedy = f" ({row['remedy']})" if row["remedy"] else ""
         first, *more = row["why"].splitlines()
-        lines = [f"{name}  {row['status']}: {first}{remedy}"]
+        if row["remedy"]:
+            first += f" ({row['remedy']})"
+        lines = [f"{name}  {row['status']}: {first}"]
         lines += [f"         {text}" for text in more]
     else:
         cells = "  ".join(column.padded(column.cell(row)) for column in columns(bench))
@@ -234,8 +239,9 @@ def _doubts(bench: Bench, base: Row, measured: Sequence[Row]) -> list[str]:
         row["layout"] for row in measured if row["speedup"] > _ODD * _bound(bench, base, row)
     ]
     if too_fast:
+        resource = "cores" if bench.cpu else "devices"
         doubt = (
-            f"odd    {', '.join(too_fast)}: faster than {'cores' if bench.cpu else 'devices'}"
+            f"odd    {', '.join(too_fast)}: faster than {resource}"
             f" explain, so {base['layout']} was held up, or a smaller share fits caches better"
         )
         if bench.cpu:

@@ -265,12 +265,16 @@ def _lines(curve: Curve) -> list[str]:
         f" {_rate(timing.algorithm_bytes_per_second):>12} {_rate(timing.bus_bytes_per_second):>12}"
         for timing in curve.sizes
     ]
-    bandwidth = _rate(curve.bytes_per_second) if curve.bytes_per_second else "no end of it"
-    line = (
+    bandwidth = "no end of it"
+    if curve.bytes_per_second:
+        bandwidth = _rate(curve.bytes_per_second)
+    rows.append(
         f"       {curve.name:<15} line: {curve.alpha_seconds or 0:.3g} s + bytes on the bus /"
         f" {bandwidth}; off by {curve.misfit or 0:.0%} at most"
     )
-    return [*rows, line, *([f"         {curve.cut}"] if curve.cut else [])]
+    if curve.cut:
+        rows.append(f"         {curve.cut}")
+    return rows
 
 
 def _rate(bytes_per_second: float) -> str:

@@ -118,12 +118,10 @@ def compare(first: Path, second: Path) -> Comparison:
 def _open_run(path: Path) -> Run:
     run = Run(path)
     if not run.exists() or not run.journal.is_file():
-        inside = f"; {path.parent.parent} may be the run" if (path / MANIFEST).is_file() else ""
-        raise UserError(
-            f"{path} is no run directory",
-            f"a directory with plan.json and journal.jsonl in it{inside}",
-            str(path),
-        )
+        remedy = "a directory with plan.json and journal.jsonl in it"
+        if (path / MANIFEST).is_file():
+            remedy += f"; {path.parent.parent} may be the run"
+        raise UserError(f"{path} is no run directory", remedy, str(path))
     return run
 
 
@@ -249,13 +247,14 @@ def _difference_lines(comparison: Comparison) -> list[str]:
 
     The arrays come after the loss, and say more than the norm of all gradients.
     """
-    found: list[tuple[int, int, str]] = []  # step, order within it, line
+    differences: list[tuple[int, int, str]] = []  # step, order within it, line
     if metric := comparison.metric:
         line = (
             f"differ step {metric.step}: {metric.what} {_full(metric.first)} against"
             f" {_full(metric.second)}{_relative(metric)}; equal in every step before"
         )
-        found.append((metric.step, 0 if metric.what == "loss" else 2, line))
+        place = 0 if metric.what == "loss" else 2
+        differences.append((metric.step, place, line))
     until = comparison.equal_until
     if comparison.arrays and comparison.arrays_at is not None:
         names = ", ".join(comparison.arrays[:_MAX_NAMES])
@@ -265,11 +264,11 @@ def _difference_lines(comparison: Comparison) -> list[str]:
         line = f"differ step {comparison.arrays_at}: {names}, of {comparison.num_arrays} arrays"
         if until is not None:
             line += f"; all equal at step {until}"
-        found.append((comparison.arrays_at, 1, line))
+        differences.append((comparison.arrays_at, 1, line))
     elif until is not None:
         line = f"equal  step {until}: all arrays, at the last step that both hashed or saved"
-        found.append((until, 1, line))
-    return [line for _, _, line in sorted(found)]
+        differences.append((until, 1, line))
+    return [line for _, _, line in sorted(differences)]
 
 
 def _advice(comparison: Comparison) -> list[str]:
@@ -296,4 +295,6 @@ def _full(value: float | None) -> str:
 
 def _short(value: object) -> str:
     text = "(none)" if value is None else str(value)
-    return text if len(text) <= 48 else f"{text[:45]}..."
+    if len(text) > 48:
+        return f"{text[:45]}..."
+    return text

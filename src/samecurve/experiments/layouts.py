@@ -60,7 +60,9 @@ class Layout:
     @property
     def legs(self) -> "list[Layout]":
         """Itself, and those that go on one after the other."""
-        return [self, *(self.resumed_by.legs if self.resumed_by else [])]
+        if self.resumed_by is None:
+            return [self]
+        return [self, *self.resumed_by.legs]
 
     @property
     def max_processes(self) -> int:

@@ -22,7 +22,7 @@ from samecurve.observe.journal import read_events
 from samecurve.probe import probe
 from samecurve.run.attempt import Attempt
 from samecurve.run.describe import describe
-from samecurve.units import show_bytes
+from samecurve.units import counted, show_bytes
 from samecurve.worker.jobs.train import try_out
 
 _PATIENCE = 900.0  # seconds for one size
@@ -41,8 +41,8 @@ def probe_batch(config: Config) -> Facts:
     if config.devices.memory:
         limit = min(limit, config.devices.memory)
     click.echo(
-        f"probe  up to {share} samples at once on each of {num_devices}"
-        f" device{'s' if num_devices > 1 else ''}; {show_bytes(limit)} may be used",
+        f"probe  up to {share} samples at once on each of {counted(num_devices, 'device')};"
+        f" {show_bytes(limit)} may be used",
         err=True,
     )
     fits = largest_fitting(share, limit, lambda size: _peak_memory(config, machine, facts, size))
@@ -98,7 +98,9 @@ def _next_size(peaks: dict[int, int], *, failed: int, share: int, limit: int) ->
         ahead = min(largest + room, largest * 8)
     else:
         ahead = largest * 2
-    ceiling = failed - 1 if failed > share else (largest + failed) // 2
+    ceiling = (largest + failed) // 2
+    if failed > share:
+        ceiling = failed - 1
     return max(largest + 1, min(ahead, ceiling))
 
 

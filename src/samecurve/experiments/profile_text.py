@@ -19,7 +19,7 @@ from samecurve.core.profile_types import (
     rate,
     slowest,
 )
-from samecurve.observe.plan_text import arithmetic
+from samecurve.observe.plan_text import arithmetic, strategy_text
 from samecurve.units import show_bytes
 
 _MODULES = 4  # that keep most for backward, shown
@@ -57,10 +57,8 @@ class Profile:
 
 
 def head(plan: Plan, schedule: ProfileSchedule) -> str:
-    engine = "" if plan.engine == "torch" else f"{plan.engine} "
-    backend = "" if plan.backend == "none" else f" over {plan.backend}"
     return (
-        f"profile {engine}{plan.strategy}{backend}, world {plan.num_devices}, {plan.precision},"
+        f"profile {strategy_text(plan)}, world {plan.num_devices}, {plan.precision},"
         f" {arithmetic(plan)}: {schedule.warm} steps to warm up, {schedule.timed} timed,"
         f" {schedule.traced} under the profiler"
     )
@@ -80,12 +78,18 @@ def as_text(profile: Profile, top: int) -> str:
 
 
 def _ms(seconds: float) -> str:
-    milliseconds = seconds * 1e3
-    return f"{milliseconds:.2f}" if seconds < 0.01 else f"{milliseconds:.1f}"
+    decimals = 2 if seconds < 0.01 else 1
+    return f"{seconds * 1e3:.{decimals}f}"
 
 
 def _percent(part: float, total: float) -> str:
-    return f"{100 * part / total if total else 0:.1f} %"
+    return f"{100 * _share(part, total):.1f} %"
+
+
+def _share(part: float, total: float) -> float:
+    if not total:
+        return 0.0
+    return part / total
 
 
 def _step_lines(profile: Profile) -> list[str]:
@@ -110,7 +114,9 @@ def _part_lines(profile: Profile) -> list[str]:
     step = sum(mean.values())
     by_rank = [rank.parts(profile.parts) for rank in profile.ranks]
     several = len(by_rank) > 1
-    ranks_title = f"   {'by rank':<18}" if several else "   "
+    ranks_title, whose = "   ", ""
+    if several:
+        ranks_title, whose = f"   {'by rank':<18}", " of all ranks"
     lines = [f"       {'part':<10} {'ms a step':>9} {'share':>7}{ranks_title}what"]
     for name in profile.parts:
         ranks = "   "
@@ -123,8 +129,7 @@ def _part_lines(profile: Profile) -> list[str]:
             f" {_percent(mean[name], step):>7}{ranks}{MEANING[name]}"
         )
     lines.append(
-        f"       {'all':<10} {_ms(step):>9} {_percent(step, step):>7}   the mean"
-        f" step{' of all ranks' if several else ''}"
+        f"       {'all':<10} {_ms(step):>9} {_percent(step, step):>7}   the mean step{whose}"
     )
     return [*lines, *_queueing_lines(profile)]
 
@@ -220,7 +225,9 @@ def memory_terms(profile: Profile) -> list[dict[str, Any]]:
 
 def _memory_lines(profile: Profile) -> list[str]:
     plan, peaks = profile.plan, profile.peaks
-    where = "a process, its libraries included" if plan.devices[0].kind == "cpu" else "allocated"
+    where = "allocated"
+    if plan.devices[0].kind == "cpu":
+        where = "a process, its libraries included"
     if plan.memory_estimate:
         estimate = f"the plan expects {show_bytes(plan.memory_estimate)}"
     else:
@@ -258,11 +265,15 @@ def _trace_lines(profile: Profile) -> list[str]:
 
 
 def as_json(profile: Profile, name: str, top: int) -> str:
-    """name: of the config. top: so many of the costliest operations."""
+    """What --json prints.
+
+    name: of the config
+    top: so many of the costliest operations
+    """
     plan, ranks = profile.plan, profile.ranks
     slowest_rank = None
-    if found := slowest(ranks, profile.parts):
-        rank, most, least = found
+    if extremes := slowest(ranks, profile.parts):
+        rank, most, least = extremes
         slowest_rank = {"rank": rank, "own_seconds": most, "fastest_own_seconds": least}
     values = {
         "config": name,
@@ -340,7 +351,7 @@ def _quartiles(values: Sequence[float]) -> list[float]:
 def _parts_json(parts: dict[str, float]) -> dict[str, dict[str, float]]:
     step = sum(parts.values())
     return {
-        name: {"seconds": seconds, "share": seconds / step if step else 0.0}
+        name: {"seconds": seconds, "share": _share(seconds, step)}
         for name, seconds in parts.items()
     }
 
@@ -353,7 +364,7 @@ def _operations_json(costliest: Sequence[Operation], top: int) -> list[dict[str,
             "shapes": operation.what,
             "calls": operation.calls,
             "seconds": operation.seconds,
-            "share": operation.seconds / total if total else 0.0,
+            "share": _share(operation.seconds, total),
             "collective": operation.collective,
         }
         for operation in costliest[:top]

@@ -115,7 +115,9 @@ def judge(
     steps = zip(losses, norms, strict=True)
     exceeding = [step for step, pair in enumerate(steps, start=1) if max(pair) > tolerance]
     first_step = exceeding[0] if exceeding else None
-    unequal = [] if tolerance else _unequal_arrays(trajectory.arrays, reference.arrays)
+    unequal: list[str] = []
+    if not tolerance:
+        unequal = _unequal_arrays(trajectory.arrays, reference.arrays)
     passed = worst <= tolerance and not unequal
     if passed:
         culprit = ""
@@ -174,9 +176,10 @@ def _furthest(distances: Mapping[str, float], tolerance: float) -> str:
         (name for name, distance in distances.items() if not distance <= tolerance),
         key=lambda name: -np.nan_to_num(distances[name], nan=np.inf),
     )
-    shown = ", ".join(f"{name} (by {distances[name]:.1e})" for name in off[:3])
-    more = f" and {len(off) - 3} more" if len(off) > 3 else ""
-    return f"{shown}{more}, of {len(distances)} parameters"
+    names = ", ".join(f"{name} (by {distances[name]:.1e})" for name in off[:3])
+    if len(off) > 3:
+        names += f" and {len(off) - 3} more"
+    return f"{names}, of {len(distances)} parameters"
 
 
 def _relative_differences(

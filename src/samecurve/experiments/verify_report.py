@@ -47,7 +47,9 @@ def row(verdict: Verdict, width: int, *, exact: bool) -> str:
         f"       {verdict.layout:<{width}} {cells}   {first:>10}  {verdict.verdict}  "
         f" ({show_seconds(verdict.seconds)})"
     )
-    return f"{line}\n         {verdict.culprit}" if verdict.culprit else line
+    if verdict.culprit:
+        line += f"\n         {verdict.culprit}"
+    return line
 
 
 def conclusion(verdicts: Sequence[Verdict], *, exact: bool) -> str:

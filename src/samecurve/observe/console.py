@@ -178,7 +178,7 @@ def console_lines(event: Event, plan: Plan, run: Path, pace: Pace | None = None)
         case "step":
             return ["  ".join(step_parts(step, values, plan, pace or Pace()).values())]
         case "evaluated":
-            return [_evaluated(step, values)]
+            return [_evaluated(event)]
         case "saved":
             took, blocked = (show_seconds(values[name]) for name in ("seconds", "blocked_seconds"))
             size = show_bytes(values["bytes"])
@@ -188,9 +188,9 @@ def console_lines(event: Event, plan: Plan, run: Path, pace: Pace | None = None)
         case "stopped":
             return [f"stop   step {step} of {plan.steps}; --resume {run} goes on from here"]
         case "finished":
-            return [_finished(event, plan, run), _memory(values)]
+            return [_finished(event, plan, run), _memory(event)]
         case "started":
-            return _slow_start(values)
+            return _slow_start(event)
         case "sensors":
             return [load_line(event)]
         case _:
@@ -219,7 +219,8 @@ def _sentence(event: Event) -> list[str]:
             return []
 
 
-def _evaluated(step: int, values: dict[str, Any]) -> str:
+def _evaluated(event: Event) -> str:
+    step, values = event.step, event.values
     metrics = "  ".join(
         f"{name} {_show_finite(value, '.4f')}"
         for name, value in values.items()
@@ -291,11 +292,11 @@ def _show_finite(value: float | None, form: str) -> str:
     return format(value, form)
 
 
-def _slow_start(values: dict[str, Any]) -> list[str]:
+def _slow_start(event: Event) -> list[str]:
     """A start that took long says what took it."""
     seconds = {
         name.removesuffix("_seconds"): float(value)
-        for name, value in values.items()
+        for name, value in event.values.items()
         if name.endswith("_seconds")
     }
     total = sum(seconds.values())
@@ -316,7 +317,7 @@ def _finished(event: Event, plan: Plan, run: Path) -> str:
     parts = [
         f"done   step {event.step}",
         f"{values['steps']} steps in {show_seconds(values['seconds'])}",
-        f"goodput {values['goodput']:.0%}{_recoveries(values)}",
+        f"goodput {values['goodput']:.0%}{_recoveries(event)}",
     ]
     if "loss" in values:
         loss = f"validation loss {_show_finite(values['loss'], '.4f')} nats"
@@ -329,17 +330,18 @@ def _finished(event: Event, plan: Plan, run: Path) -> str:
     return "  ".join([*parts, str(run)])
 
 
-def _recoveries(values: dict[str, Any]) -> str:
-    recoveries = values.get("recoveries", [])
+def _recoveries(event: Event) -> str:
+    recoveries = event.values.get("recoveries", [])
     if not recoveries:
         return ""
     seconds = ", ".join(map(show_seconds, recoveries))
     return f" over {len(recoveries) + 1} starts, again in {seconds}"
 
 
-def _memory(values: dict[str, Any]) -> str:
+def _memory(event: Event) -> str:
     """The measured peak beside the plan's estimate; by device where they differ."""
-    peaks, estimate = values["memory_bytes_by_device"], values["memory_estimate_bytes"]
+    peaks = event.values["memory_bytes_by_device"]
+    estimate = event.values["memory_estimate_bytes"]
     if min(peaks) > 0.98 * max(peaks):
         measured = show_bytes(max(peaks))
     else:

@@ -17,7 +17,7 @@ def banner(plan: Plan) -> list[str]:
     if not plan.memory_estimate:
         certainty = "estimate, without activations"
     lines = [
-        f"plan   world {plan.num_devices}   {_strategy(plan)}   {plan.precision}   "
+        f"plan   world {plan.num_devices}   {strategy_text(plan)}   {plan.precision}   "
         f"{_name_devices(plan)}",
         f"       {arithmetic(plan)} ({reasons['batch']})   lr {plan.schedule.peak:.3g}"
         f" ({reasons['lr']})",
@@ -36,7 +36,7 @@ def banner(plan: Plan) -> list[str]:
     return lines + [f"warn   {warning}" for warning in plan.warnings]
 
 
-def _strategy(plan: Plan) -> str:
+def strategy_text(plan: Plan) -> str:
     """With the engine, where it is not torch, and the backend, where there is one."""
     words = [plan.strategy]
     if plan.engine != "torch":

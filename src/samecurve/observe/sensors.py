@@ -104,9 +104,10 @@ def record_sensors(
 def load_line(event: Event) -> str:
     """One line for all devices: low, mean and high where they differ."""
     values = event.values
+    memory_bytes = values.get("memory_bytes_by_device") or values.get("memory_bytes_by_process")
     parts = {
         "use": _spread(values.get("utilisation_by_device"), lambda value: f"{value:.0%}"),
-        "mem": _spread(_memory(values), show_bytes),
+        "mem": _spread(memory_bytes, show_bytes),
         "power": _spread(values.get("power_watts_by_device"), lambda value: f"{value:.0f} W"),
         "temp": _spread(values.get("celsius_by_device"), lambda value: f"{value:.0f} C"),
         "cores": _spread(values.get("cores_by_process"), lambda value: f"{value:.1f}"),
@@ -114,10 +115,6 @@ def load_line(event: Event) -> str:
     }
     shown = [f"{name} {text}" for name, text in parts.items() if text]
     return "  ".join([f"load   step {event.step}", *shown])
-
-
-def _memory(values: dict[str, Any]) -> Values | None:
-    return values.get("memory_bytes_by_device") or values.get("memory_bytes_by_process")
 
 
 def _spread(values: Values | None, show: Callable[[float], str]) -> str:

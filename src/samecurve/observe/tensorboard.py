@@ -8,7 +8,6 @@ that step. Only TensorBoard's records and protocol buffers are used: no TensorFl
 import struct
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from tensorboard.compat.proto.event_pb2 import Event as Record
 from tensorboard.compat.proto.event_pb2 import SessionLog
@@ -29,13 +28,13 @@ class TensorBoard:
     Without it, or without the file, everything is written anew.
     """
 
-    def __init__(self, run: Path, covered: dict[str, Any]) -> None:
+    def __init__(self, run: Path, covered: dict[str, int]) -> None:
         self._run = run
         path = run / "logs/tensorboard/events.out.tfevents.samecurve"
         former = path.with_name("events.out.tfevents.lockstep")  # the program's name before
         if former.exists() and not path.exists():
             former.rename(path)
-        size = int(covered.get("size", 0))
+        size = covered.get("size", 0)
         if not path.exists() or path.stat().st_size < size:
             size = 0
             covered.clear()  # the journal is then read from its beginning
@@ -70,7 +69,7 @@ class TensorBoard:
             self._scalars(event, plotted(event))
             self._last_sensors = event.step
 
-    def flush(self) -> dict[str, Any]:
+    def flush(self) -> dict[str, int]:
         self._writer.flush()
         return {"size": self._file.tell()}
 

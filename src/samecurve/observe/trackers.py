@@ -16,7 +16,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from samecurve.core.events import Event
 from samecurve.observe.heartbeat import read_heartbeat
@@ -31,7 +31,7 @@ _PAUSE = 1.0  # seconds between looks at the journal
 class Tracker(Protocol):
     def take(self, event: Event) -> None: ...
 
-    def flush(self) -> dict[str, Any]:
+    def flush(self) -> dict[str, int]:
         """What was taken is safe; returns what a new tracker needs to go on from there."""
 
     def close(self) -> None: ...
@@ -91,8 +91,7 @@ def track(name: str, run: Path, mode: str, project: str, stop: threading.Event) 
         for events, position in _events_that_count(journal, stop, covered.get("position", 0)):
             for event in events:
                 tracker.take(event)
-            state = {"position": position, "project": project, **tracker.flush()}
-            _write_state(state_file, state)
+            _write_state(state_file, {"position": position, "project": project, **tracker.flush()})
         tracker.close()
 
 
@@ -119,21 +118,21 @@ def _events_that_count(
         yield that_count, end
 
 
-def _read_state(path: Path, project: str, journal: Path) -> dict[str, Any]:
+def _read_state(path: Path, project: str, journal: Path) -> dict[str, int]:
     """{}: nothing is covered, or not of this journal, or for another project."""
     try:
         state = json.loads(path.read_text())
         size = journal.stat().st_size
     except (OSError, ValueError):
         return {}
-    if not isinstance(state, dict) or state.get("project") != project:
+    if not isinstance(state, dict) or state.pop("project", None) != project:
         return {}
     if not 0 <= state.get("position", -1) <= size:
         return {}
     return state
 
 
-def _write_state(path: Path, state: dict[str, Any]) -> None:
+def _write_state(path: Path, state: dict[str, object]) -> None:
     scratch = path.with_suffix(".part")
     scratch.write_text(json.dumps(state))
     scratch.replace(path)

@@ -7,6 +7,7 @@ So each step is sent once.
 """
 
 import html
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +27,14 @@ class WandB:
     mode: offline or online
     """
 
-    def __init__(self, run: Path, covered: dict[str, Any], mode: str, project: str) -> None:
+    def __init__(self, run: Path, covered: dict[str, int], mode: str, project: str) -> None:
         self._run = run
-        self._sent = int(covered.get("sent", 0))  # the newest step that W&B has
-        self._sent_before = int(covered.get("again", 0))  # a resume trains up to here again
+        self._sent = covered.get("sent", 0)  # the newest step that W&B has
+        self._sent_before = covered.get("again", 0)  # a resume trains up to here again
         self._early: list[Event] = []  # readings of sensors at a step whose line is still to come
         self._mode, self._project = mode, project
         # opened for the first metric: a run that W&B has whole leaves nothing new
-        self._wandb_run: Any = None
+        self._wandb_run: Any = None  # wandb.Run
 
     def take(self, event: Event) -> None:
         if event.kind == "resumed":
@@ -57,7 +58,7 @@ class WandB:
         else:
             self._log(event.step, {**plotted(event), **self._media(event)})
 
-    def flush(self) -> dict[str, Any]:
+    def flush(self) -> dict[str, int]:
         return {"sent": self._sent, "again": self._sent_before}
 
     def close(self) -> None:
@@ -88,17 +89,17 @@ class WandB:
             settings=settings,
         )
 
-    def _log(self, step: int, values: dict[str, Any]) -> None:
+    def _log(self, step: int, values: Mapping[str, object]) -> None:
         if values:
             self._wandb_run = self._wandb_run or self._open()
             self._sent = max(step, self._sent)
             self._wandb_run.log(values, step=self._sent)
 
-    def _media(self, event: Event) -> dict[str, Any]:
+    def _media(self, event: Event) -> dict[str, object]:
         """The texts and pictures of a `sampled` event."""
         if event.kind != "sampled":
             return {}
-        media: dict[str, Any] = {
+        media: dict[str, object] = {
             f"samples/{index}": wandb.Html(f"<pre>{html.escape(str(text))}</pre>", inject=False)
             for index, text in enumerate(event.values.get("texts", ()))
         }
