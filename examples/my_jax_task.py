@@ -8,15 +8,6 @@ from flax import nnx
 from samecurve import Mean
 
 
-class Points(list):
-    """Points of a plane by their numbers; the label says whether one lies in the ring."""
-
-    def __getitem__(self, ids):
-        x = np.float32([np.random.default_rng(i).uniform(-1, 1, 2) for i in np.take(self, ids)])
-        radius = np.hypot(x[:, 0], x[:, 1])
-        return {"x": x, "inside": ((radius > 0.4) & (radius < 0.8)).astype(np.int32)}
-
-
 class MyTask:
     def __init__(self, model, data):  # the config's own `model:` and `data:` fields
         self.width, self.samples = model["width"], data["samples"]
@@ -26,11 +17,24 @@ class MyTask:
         return nnx.Sequential(first, nnx.gelu, second)
 
     def loss(self, model, batch):  # one row at a time: [1, 2] -> [1, 2]
-        logs = jax.nn.log_softmax(model(batch["x"]))
-        return Mean(-jnp.take_along_axis(logs, batch["inside"][:, None], 1).sum(), len(logs))
+        log_probs = jax.nn.log_softmax(model(batch["x"]))
+        picked = jnp.take_along_axis(log_probs, batch["inside"][:, None], axis=1)
+        return Mean(-picked.sum(), len(log_probs))
 
     def train_data(self):
-        return Points(range(self.samples))
+        return Points(0, self.samples)
 
     def eval_data(self):
-        return Points(range(self.samples, self.samples + 200))
+        return Points(self.samples, 200)
+
+
+class Points:  # of a plane; the label says whether one lies in the ring
+    def __init__(self, first, count):
+        self.first, self.count = first, count
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, ids):  # the same id gives the same row, whenever it is read
+        x = np.float32([np.random.default_rng(self.first + i).uniform(-1, 1, 2) for i in ids])
+        return {"x": x, "inside": (np.abs(np.hypot(*x.T) - 0.6) < 0.2).astype(np.int32)}

@@ -1,6 +1,4 @@
-"""From Python: a notebook trains in fresh processes, shows it, can be interrupted, and reads what
-was left.
-"""
+"""From Python: a notebook trains in fresh processes, can be interrupted, and reads what is left."""
 
 import asyncio
 import sys
@@ -19,9 +17,23 @@ import samecurve
 from commands import steps_written, until
 from samecurve.errors import UserError
 
-CONFIG = """{{
-    "model": {{"hidden_size": 32, "num_layers": 2, "num_heads": 4, "kv_heads": 2, "intermediate_size": 48, "max_seq_len": 16}},
-    "data": {{"source": {corpus!r}, "validation": 0.1, "eval_samples": 8}}, "batch": {{"samples": 10}}, "train": {{"steps": 200000, "log_every": 2, "precision": "f64"}}}}"""
+MODEL = {
+    "hidden_size": 32,
+    "num_layers": 2,
+    "num_heads": 4,
+    "kv_heads": 2,
+    "intermediate_size": 48,
+    "max_seq_len": 16,
+}
+
+
+def config_of(corpus: Path) -> dict[str, Any]:
+    return {
+        "model": MODEL,
+        "data": {"source": str(corpus), "validation": 0.1, "eval_samples": 8},
+        "batch": {"samples": 10},
+        "train": {"steps": 200000, "log_every": 2, "precision": "f64"},
+    }
 
 
 def text_of(cell: nbformat.NotebookNode) -> str:
@@ -35,23 +47,23 @@ def test_a_notebook(tmp_path: Path, corpus: Path) -> None:
 
     The first call is interrupted, the second goes on and ends.
     """
+    sources = [
+        f"""
+import sys, samecurve
+config = {config_of(corpus)!r}
+plan = samecurve.plan(config, devices='cpu:2')
+print(plan.num_devices, plan.global_batch_size, plan)
+""",
+        "samecurve.train(config, devices='cpu:2', save_dir='run')",
+        "print(samecurve.Run('run').outcome)",
+        """
+steps = len(samecurve.Run('run').losses)
+run = samecurve.train(config, save_dir='run', max_steps=steps + 3)
+print(len(run.losses) - steps, run.metrics['loss'] > 0, run.outcome, 'torch' in sys.modules)
+""",
+    ]
     notebook = nbformat.v4.new_notebook(
-        cells=[
-            nbformat.v4.new_code_cell(source)
-            for source in (
-                (
-                    f"import sys, samecurve\nconfig = {CONFIG.format(corpus=str(corpus))}\nplan ="
-                    " samecurve.plan(config, devices='cpu:2')\nprint(plan.num_devices, plan.global_batch_size, plan)"
-                ),
-                "samecurve.train(config, devices='cpu:2', save_dir='run')",
-                "print(samecurve.Run('run').outcome)",
-                (
-                    "steps = len(samecurve.Run('run').losses)\nrun = samecurve.train(config,"
-                    " save_dir='run', max_steps=steps + 3)\nprint(len(run.losses) - steps,"
-                    " run.metrics['loss'] > 0, run.outcome, 'torch' in sys.modules)"
-                ),
-            )
-        ]
+        cells=[nbformat.v4.new_code_cell(source.strip()) for source in sources]
     )
     cells = notebook.cells
     client = NotebookClient(
@@ -85,8 +97,8 @@ def test_a_notebook(tmp_path: Path, corpus: Path) -> None:
 
 def test_a_run_ends_with_the_process_that_began_it(tmp_path: Path, corpus: Path) -> None:
     script = (
-        f"import samecurve\nsamecurve.train({CONFIG.format(corpus=str(corpus))}, devices='cpu:1',"
-        " save_dir='run', quiet=True)"
+        "import samecurve\n"
+        f"samecurve.train({config_of(corpus)!r}, devices='cpu:1', save_dir='run', quiet=True)"
     )
     with psutil.Popen([sys.executable, "-c", script], cwd=tmp_path) as process:
         until(lambda: steps_written(tmp_path / "run") > 2)
@@ -108,8 +120,8 @@ def test_what_can_not_be_honoured_is_raised(
         ({"lr": "much"}, "not a valid float"),
         ({"set": "a=b"}, "a mapping of config keys"),
     ]
-    for flags, said in refused:
-        with pytest.raises(UserError, match=said):
+    for flags, message in refused:
+        with pytest.raises(UserError, match=message):
             samecurve.train({"batch": {"samples": 2}, "model": {}}, **flags)
     assert time.monotonic() - began < 5
     with pytest.raises(UserError, match="config:1:1: bathc: unknown key"):

@@ -18,11 +18,9 @@ if TYPE_CHECKING:
     from samecurve.core.determinism.init_values import Initial as Initial
     from samecurve.core.determinism.mean import Mean as Mean
 
-    TaskEntry: type[Any]  # only named here, like load
-
-    load: Callable[
-        [Any], Any
-    ]  # only named here: an import of launch would be one of all rooms, which import this module
+    # only named here: an import of their rooms would be one of all rooms, which import this module
+    TaskEntry: type[Any]
+    load: Callable[[Any], Any]
 
 __version__ = "0.2.0"
 __all__ = [

@@ -1,10 +1,11 @@
 """From Python, in scripts and notebooks: plan, train, and what a run left behind.
 
-Training runs in fresh processes, behind the command line's own door, so that it is the same run as
-on a terminal; an interrupt stops it in order, and it ends with the process that began it.
+Training runs in fresh processes through the command line, so that it is the same run as on a
+terminal. An interrupt stops it in order, and it ends with the process that began it.
 """
 
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -33,12 +34,14 @@ from samecurve.run.prepare import make_plan
 from samecurve.system import die_with
 
 Configured = str | os.PathLike[str] | Mapping[str, Any]
-_BOOKKEEPING = {"seconds", "best_loss", "best_step"}
+_BOOKKEEPING = {"seconds", "best_loss", "best_step"}  # what an evaluation's line has beside metrics
+_ENDS = {"started", "finished", "stopped", "failed"}
 
 
 class Run:
-    """What a run directory holds, read when asked for; also of a run that is live, was stopped or
-    failed.
+    """What a run directory holds, read when asked for.
+
+    The run may be live, or was stopped, or failed.
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
@@ -64,29 +67,26 @@ class Run:
     @property
     def evaluations(self) -> list[dict[str, Any]]:
         """{"step", "loss", ...the task's metrics} of each evaluation."""
-        return [
-            {
-                "step": event.step,
-                **{name: value for name, value in event.values.items() if name not in _BOOKKEEPING},
-            }
-            for event in self.events
-            if event.kind == "evaluated"
-        ]
+        evaluations = []
+        for event in self.events:
+            if event.kind == "evaluated":
+                metrics = {k: value for k, value in event.values.items() if k not in _BOOKKEEPING}
+                evaluations.append({"step": event.step, **metrics})
+        return evaluations
 
     @property
     def metrics(self) -> dict[str, Any]:
         """Of the last evaluation; empty if there was none."""
-        return (self.evaluations or [{}])[-1]
+        evaluations = self.evaluations
+        return evaluations[-1] if evaluations else {}
 
     @property
     def outcome(self) -> str:
         """finished, stopped, failed; live: it has not said."""
-        ends = [
-            event.kind
-            for event in self.events
-            if event.kind in {"started", "finished", "stopped", "failed"}
-        ]
-        return ends[-1] if ends and ends[-1] != "started" else "live"
+        ends = [event.kind for event in self.events if event.kind in _ENDS]
+        if not ends or ends[-1] == "started":
+            return "live"
+        return ends[-1]
 
     @property
     def plan(self) -> Plan:
@@ -94,103 +94,101 @@ class Run:
 
     def __repr__(self) -> str:
         losses = self.losses
-        return (
-            f"<Run {self.directory}: {self.outcome}, {len(losses)} of {self.plan.steps} steps"
-            + (f", loss {losses[-1]:.4f}>" if losses and losses[-1] is not None else ">")
-        )
+        text = f"{self.directory}: {self.outcome}, {len(losses)} of {self.plan.steps} steps"
+        if losses and losses[-1] is not None:
+            text += f", loss {losses[-1]:.4f}"
+        return f"<Run {text}>"
 
 
 def plan(config: Configured | None = None, **flags: Any) -> Plan:
     """What train() would do.
 
-    config: a file, or its content as a mapping. flags: those of the command line, as names.
+    config: a file, or its content as a mapping
+    flags: those of the command line, as names
+
     UserError: anything that can't be honoured.
     """
-    with _file(config) as file:
-        given = _parsed("plan", _arguments("plan", file, flags))
-        wanted = read_request(*(given[name] for name in ("machine", "mfu", "bench", "chart")))
-        loaded = load_config(given, say=False)
-        if wanted:
-            return predict(loaded, wanted).plan_or_refuse
-        return make_plan(
-            loaded, probe_facts(loaded) if given["probe_batch"] else None, speed_measure(loaded)
-        )[0]
+    with _config_file(config) as file:
+        options = _parse("plan", _arguments("plan", file, flags))
+        request = read_request(
+            options["machine"], options["mfu"], options["bench"], options["chart"]
+        )
+        loaded = load_config(options, say=False)
+        if request:
+            return predict(loaded, request).plan_or_refuse
+        facts = probe_facts(loaded) if options["probe_batch"] else None
+        accepted_plan, _ = make_plan(loaded, facts, speed_measure(loaded))
+        return accepted_plan
 
 
 def train(config: Configured | None = None, *, quiet: bool = False, **flags: Any) -> Run:
     """Train as `samecurve train` does, showing how it goes, and return what it left.
 
-    config: a file, or its content as a mapping. flags: as plan().
+    config: a file, or its content as a mapping
+    quiet: shows nothing but what the user's own code prints
+    flags: as plan()
 
     UserError: something can't be honoured; RunError: it failed. KeyboardInterrupt: it was stopped
     in order, after saving, and the same call goes on.
     """
-    with _file(config) as file:
+    with _config_file(config) as file:
         arguments = _arguments("train", file, flags)
-        _parsed("train", arguments)
+        _parse("train", arguments)
+        python = [sys.executable, "-u", "-m", "samecurve.api", str(os.getpid())]
         process = subprocess.Popen(
-            [
-                sys.executable,
-                "-u",
-                "-m",
-                "samecurve.api",
-                str(os.getpid()),
-                "train",
-                *arguments,
-                "--headless",
-            ],
+            [*python, "train", *arguments, "--headless"],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            # not of our terminal's group: a Ctrl-C reaches it through us, once
             start_new_session=True,
-        )  # not of our terminal's group: a Ctrl-C reaches it through us, once
+        )
         with process, contextlib.ExitStack() as cleaning:
-            cleaning.callback(_killed, process)
-            directory = _followed(process, quiet)
+            cleaning.callback(_kill, process)
+            directory = _follow(process, quiet=quiet)
     return Run(directory or flags.get("save_dir") or flags["resume"])
 
 
-def _followed(process: "subprocess.Popen[str]", quiet: bool) -> Path | None:
-    """Show what it writes until it ends. Returns its run directory; None: it said none."""
+def _follow(process: "subprocess.Popen[str]", *, quiet: bool) -> Path | None:
+    """Show what it writes until it ends. Returns its run directory; None: it named none."""
     assert process.stdout is not None
     assert process.stderr is not None
-    said: list[str] = []
-    errors = threading.Thread(target=_collect, args=(process.stderr, said), name="errors")
+    error_lines: list[str] = []
+    errors = threading.Thread(target=_collect, args=(process.stderr, error_lines), name="errors")
     errors.start()
-    shown = _Shown(quiet)
+    display = _Display(quiet=quiet)
     interrupted = False
     while True:
         try:
             for line in process.stdout:
-                shown.line(line)
+                display.show(line)
             process.wait()
             break
-        except (
-            KeyboardInterrupt
-        ):  # the first lets it save, the second ends it: the launcher owns signals
+        except KeyboardInterrupt:
+            # the first lets it save, the second ends it: the launcher owns signals
             interrupted = True
             process.send_signal(signal.SIGINT)
     errors.join()
     if interrupted:
+        if display.directory is None:
+            raise KeyboardInterrupt("stopped before anything was trained")
         raise KeyboardInterrupt(
-            f"stopped; {shown.directory} holds what was trained, and the same call goes on"
-            if shown.directory
-            else "stopped before anything was trained"
+            f"stopped; {display.directory} holds what was trained, and the same call goes on"
         )
     if 0 < process.returncode < 128 or process.returncode < 0:
-        raise _error(said, process.returncode)
-    return shown.directory
+        raise _error_of(error_lines, process.returncode)
+    return display.directory
 
 
-class _Shown:
-    """The lines of a headless run, as a person reads them."""
+class _Display:
+    """Shows the lines of a headless run as a person reads them."""
 
-    def __init__(self, quiet: bool) -> None:
+    def __init__(self, *, quiet: bool) -> None:
         self.directory: Path | None = None
         self._quiet = quiet
         self._view: PlainView | None = None
 
-    def line(self, line: str) -> None:
+    def show(self, line: str) -> None:
         event = Event.from_line(line.encode())
         if event is None:
             print(line, end="")  # what the user's own code prints
@@ -202,19 +200,18 @@ class _Shown:
             self._view.show(event)
 
 
-def _collect(stream: IO[str], said: list[str]) -> None:
+def _collect(stream: IO[str], lines: list[str]) -> None:
     for line in stream:
-        said.append(line)
+        lines.append(line)
         if not line.startswith(("error: ", "  remedy: ")):
             print(line, end="", file=sys.stderr)
 
 
-def _error(said: list[str], code: int) -> SamecurveError:
-    """What the process said last, as the exception that it was there."""
-    first = next(
-        (index for index, line in enumerate(said) if line.startswith("error: ")), len(said)
-    )
-    text = "".join(said[first:]).strip().removeprefix("error: ")
+def _error_of(lines: list[str], code: int) -> SamecurveError:
+    """What the process wrote last, as the exception that it was there."""
+    not_errors = itertools.takewhile(lambda line: not line.startswith("error: "), lines)
+    first = len(list(not_errors))
+    text = "".join(lines[first:]).strip().removeprefix("error: ")
     kind = UserError if code == UserError.exit_code else RunError
     if "\nerror: " in text or not text:
         return kind(text or f"the run left with exit code {code} and no word")
@@ -222,16 +219,16 @@ def _error(said: list[str], code: int) -> SamecurveError:
     return kind(cause, remedy)
 
 
-def _killed(process: "subprocess.Popen[str]") -> None:
-    """Nothing is left of it, whatever ended us."""
+def _kill(process: "subprocess.Popen[str]") -> None:
+    """Leave nothing of it, whatever ended us."""
     if process.poll() is None:
         process.send_signal(signal.SIGINT)
         process.send_signal(signal.SIGINT)
 
 
 @contextlib.contextmanager
-def _file(config: Configured | None) -> Iterator[str | None]:
-    """The config as a file; what is wrong in a mapping is told as its own."""
+def _config_file(config: Configured | None) -> Iterator[str | None]:
+    """The config as a file; errors in a mapping name the mapping."""
     if not isinstance(config, Mapping):
         yield None if config is None else os.fspath(config)
         return
@@ -255,7 +252,7 @@ def _arguments(verb: str, file: str | None, flags: Mapping[str, Any]) -> list[st
         for option in parameter.opts
         if option.startswith("--")
     } - {"file", "headless"}
-    made = [] if file is None else ["-f", file]
+    arguments = [] if file is None else ["-f", file]
     for name, value in flags.items():
         option = f"--{name.replace('_', '-')}"
         if name not in known:
@@ -265,20 +262,19 @@ def _arguments(verb: str, file: str | None, flags: Mapping[str, Any]) -> list[st
                 name,
             )
         if name == "set":
-            for key, setting in (value if isinstance(value, Mapping) else {}).items():
-                made += [option, f"{key}={json.dumps(setting)}"]
             if not isinstance(value, Mapping):
                 raise UserError(
                     f"set={value!r}", 'a mapping of config keys: set={"optimizer.clip": 0.5}', "set"
                 )
+            for key, setting in value.items():
+                arguments += [option, f"{key}={json.dumps(setting)}"]
         elif value is True:
-            made.append(option)
+            arguments.append(option)
+        elif isinstance(value, list | tuple):
+            arguments += [option, ",".join(map(str, value))]
         elif value is not None and value is not False:
-            made += [
-                option,
-                ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value),
-            ]
-    return made
+            arguments += [option, str(value)]
+    return arguments
 
 
 def _command(verb: str) -> click.Command:
@@ -287,8 +283,8 @@ def _command(verb: str) -> click.Command:
     return command
 
 
-def _parsed(verb: str, arguments: list[str]) -> dict[str, Any]:
-    """UserError: a flag's value is none."""
+def _parse(verb: str, arguments: list[str]) -> dict[str, Any]:
+    """The flags' values by name. UserError: one is of another kind."""
     try:
         with cli.make_context("samecurve", [verb], resilient_parsing=True) as parent:
             return _command(verb).make_context(verb, list(arguments), parent=parent).params

@@ -47,6 +47,11 @@ def cache_home(environment: Mapping[str, str] = os.environ) -> Path:
     return Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "samecurve"
 
 
+def child_environment(**variables: str) -> dict[str, str]:
+    """This process's environment with these variables set, for a child process."""
+    return {**os.environ, **variables}
+
+
 def die_with(parent: int, by: int = signal.SIGKILL) -> None:
     """Let the system end this process, by a signal, when its parent ends, even by kill -9.
 

@@ -16,10 +16,10 @@ from safetensors.torch import load_file, save_file
 import samecurve
 from commands import refused, write_config
 from samecurve.errors import UserError
-from samecurve.run.export import converted, export
-from samecurve.run.init_weights import examine
+from samecurve.run.export import convert_tensor, export
+from samecurve.run.init_weights import read_initial_weights
 from samecurve.tasks import facts, open_task
-from samecurve.tasks.language.huggingface import theirs
+from samecurve.tasks.language.huggingface import hf_name
 from samecurve.tasks.language.sections import LanguageModel
 from samecurve.tasks.language.torch_model import Decoder
 from starts import begun_from, start, train, values
@@ -175,7 +175,7 @@ def pickled(source: Path, path: Path, wrap: Callable[[dict[str, Any]], object]) 
         ),
         (
             lambda state: {
-                **{theirs(name): value.half() for name, value in state.items()},
+                **{hf_name(name): value.half() for name, value in state.items()},
                 "model.rotary_emb.inv_freq": torch.ones(4),
             },
             "21 arrays of float16 become float64",
@@ -191,12 +191,12 @@ def test_a_pickled_state_dict_is_taken_under_the_names_that_wrappers_gave_it(
     cache: Path,
     tmp_path: Path,
 ) -> None:
-    found = examine(
+    found = read_initial_weights(
         pickled(source, tmp_path / "weights.pt", wrap),
         config_of(values(corpus)),
         facts(config_of(values(corpus)), str(cache)),
     )
-    assert says in "; ".join(found.words)
+    assert says in "; ".join(found.notes)
     for name, value in samecurve.load(source).named_parameters():
         rounded = {"bfloat16": value.bfloat16, "float16": value.half, "float64": value.double}[
             found.arrays[name].dtype
@@ -306,7 +306,7 @@ def test_weights_of_another_model_whose_shapes_fit_are_refused(
     export(source, tmp_path / "out", "huggingface", None, GB)
     for given in (source, tmp_path / "out"):
         with pytest.raises(UserError, match="num_heads 4, here 2"):
-            examine(given, config, facts(config, str(cache)))
+            read_initial_weights(given, config, facts(config, str(cache)))
     theirs = json.loads((tmp_path / "out/config.json").read_text())
     (tmp_path / "out/config.json").write_text(
         json.dumps({**theirs, "rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5}})
@@ -314,11 +314,11 @@ def test_weights_of_another_model_whose_shapes_fit_are_refused(
     (tmp_path / "out/config.yaml").unlink()
     config = config_of(values(corpus))
     with pytest.raises(UserError, match="rope llama3: not what this decoder computes"):
-        examine(tmp_path / "out", config, facts(config, str(cache)))
+        read_initial_weights(tmp_path / "out", config, facts(config, str(cache)))
     slower = config_of(values(corpus, model={"rope_theta": 5e5}))
     assert (
         "the weights were trained otherwise: rope_theta 10000.0, here 500000.0"
-        in examine(source, slower, facts(slower, str(cache))).words
+        in read_initial_weights(source, slower, facts(slower, str(cache))).notes
     )
 
 
@@ -333,14 +333,14 @@ def test_an_export_is_whole_or_not_there_and_overwrites_nothing(
     made = export(
         source / "checkpoints/step-00000006", tmp_path / "empty", "safetensors", "bf16", 20_000
     )
-    assert (made.dtype, made.files, made.left) == ("bfloat16", 4, 43)
+    assert (made.dtype, made.files, made.arrays_left_out) == ("bfloat16", 4, 43)
     places = json.loads((tmp_path / "empty/model.safetensors.index.json").read_text())["weight_map"]
     for name, value in samecurve.load(source).state_dict().items():
         torch.testing.assert_close(
             load_file(tmp_path / "empty" / places[name])[name], value.bfloat16(), rtol=0, atol=0
         )
     with pytest.raises(UserError, match="norm has values beyond the range of float16"):
-        converted("norm", torch.tensor([1.0, 1e5]), "float16")
+        convert_tensor("norm", torch.tensor([1.0, 1e5]), "float16")
     assert {path.name for path in tmp_path.iterdir()} == {"full", "empty"}
 
 
@@ -352,7 +352,7 @@ def test_tied_embeddings_are_one_array_there_and_back(
     config = config_of(tied)
     for form, names in (("huggingface", 20), ("safetensors", 21)):
         assert export(tmp_path / "run", tmp_path / form, form, None, GB).arrays == names
-        found = examine(tmp_path / form, config, facts(config, str(cache)))
+        found = read_initial_weights(tmp_path / form, config, facts(config, str(cache)))
         assert len(found.arrays) == 20
     assert isinstance(config.model, LanguageModel)
     model = Decoder(config.model, 300).double()
@@ -365,7 +365,7 @@ def test_tied_embeddings_are_one_array_there_and_back(
         {**state, "lm_head.weight": state["lm_head.weight"] + 1}, tmp_path / "untied.safetensors"
     )
     with pytest.raises(UserError, match="this model has one array for both"):
-        examine(tmp_path / "untied.safetensors", config, facts(config, str(cache)))
+        read_initial_weights(tmp_path / "untied.safetensors", config, facts(config, str(cache)))
 
 
 def test_a_model_of_ones_own_goes_out_and_in_whole(pool: Pool, cache: Path, tmp_path: Path) -> None:
@@ -451,6 +451,6 @@ def flax_round_trip(_index: int, group: object, home: Path, cache: Path) -> None
     for name, leaf in parameters.items():
         np.testing.assert_array_equal(np.asarray(leaf[...]), weights[name].numpy())
     config = config_of(own)
-    found = examine(home / "out", config, facts(config, str(cache)))
+    found = read_initial_weights(home / "out", config, facts(config, str(cache)))
     assert found.arrays["blocks.0.filter"].shape == (16, 9, 4, 2)
     assert start(home / "on", own, cache, home / "out").attempt.weights

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from samecurve.core.determinism.init_values import Initial, values
 from samecurve.data.tokens import IGNORED
 from samecurve.errors import UserError
-from samecurve.tasks.language.corpus import prepare
+from samecurve.tasks.language.corpus import prepare_corpus
 from samecurve.tasks.language.sections import LanguageData, LanguageModel
 from samecurve.tasks.language.shapes import model_facts
 from samecurve.tasks.language.torch_model import Decoder
@@ -32,39 +32,43 @@ def test_bytes_of_the_standard_library(cache: Path) -> None:
     """Real text that needs no download: millions of bytes, of the entropy that English-like code
     has.
     """
-    corpus = prepare(LanguageData(), cache)
-    assert corpus.count == corpus.text_bytes > 5_000_000
+    corpus = prepare_corpus(LanguageData(), cache)
+    assert corpus.num_tokens == corpus.text_bytes > 5_000_000
     assert 3.0 < corpus.entropy < 3.5
-    assert prepare(LanguageData(), cache) == corpus
+    assert prepare_corpus(LanguageData(), cache) == corpus
 
 
 def test_a_bpe_is_trained_once_and_reads_back_what_it_was_given(
     corpus: Path, cache: Path, tmp_path: Path
 ) -> None:
-    made = prepare(LanguageData(source=str(corpus), tokenizer="bpe:300"), cache)
-    assert 256 < made.size <= 300
-    assert made.count < made.text_bytes
+    made = prepare_corpus(LanguageData(source=str(corpus), tokenizer="bpe:300"), cache)
+    assert 256 < made.vocab_size <= 300
+    assert made.num_tokens < made.text_bytes
     ids = np.fromfile(made.path, made.dtype)
     assert made.decoder().decode(ids.tolist()) == corpus.read_text()
     kept = tmp_path / "mine.json"
     kept.write_text(Path(made.tokenizer).read_text())
-    again = prepare(LanguageData(source=str(corpus), tokenizer=str(kept)), cache)
+    again = prepare_corpus(LanguageData(source=str(corpus), tokenizer=str(kept)), cache)
     assert again.sha256 == made.sha256
 
 
 def test_a_changed_file_is_tokenized_anew(tmp_path: Path, cache: Path) -> None:
     (tmp_path / "a.txt").write_text("one " * 50)
     (tmp_path / ".hidden").write_text("secret")
-    first = prepare(LanguageData(source=str(tmp_path)), cache)
+    first = prepare_corpus(LanguageData(source=str(tmp_path)), cache)
     (tmp_path / "b.txt").write_text("two")
-    second = prepare(LanguageData(source=[str(tmp_path / "*.txt"), str(tmp_path / "a.txt")]), cache)
-    assert (first.count, second.count) == (200, 203)
+    second = prepare_corpus(
+        LanguageData(source=[str(tmp_path / "*.txt"), str(tmp_path / "a.txt")]), cache
+    )
+    assert (first.num_tokens, second.num_tokens) == (200, 203)
 
 
 def test_a_tokenizer_file_that_is_none(corpus: Path, cache: Path, tmp_path: Path) -> None:
     (tmp_path / "bad.json").write_text(json.dumps({"model": 3}))
     with pytest.raises(UserError, match=r"is no tokenizer\.json"):
-        prepare(LanguageData(source=str(corpus), tokenizer=str(tmp_path / "bad.json")), cache)
+        prepare_corpus(
+            LanguageData(source=str(corpus), tokenizer=str(tmp_path / "bad.json")), cache
+        )
 
 
 def test_validation_and_training_share_no_token_and_miss_none(corpus: Path, cache: Path) -> None:
@@ -74,12 +78,12 @@ def test_validation_and_training_share_no_token_and_miss_none(corpus: Path, cach
     labels = [source[np.arange(len(source))]["labels"] for source in (train, held)]
     counts = [int((part != IGNORED).sum()) for part in labels]
     assert (
-        sum(counts) == made.corpus.count - 2
+        sum(counts) == made.corpus.num_tokens - 2
     )  # the first token of each part is predicted by nothing
-    assert counts[1] == pytest.approx(0.25 * made.corpus.count, rel=0.01)
+    assert counts[1] == pytest.approx(0.25 * made.corpus.num_tokens, rel=0.01)
 
 
-def test_a_token_sees_only_the_past(corpus: Path, cache: Path) -> None:
+def test_a_token_sees_only_the_past() -> None:
     torch.manual_seed(0)
     model = Decoder(FIELDS, 256).double()
     tokens = torch.randint(0, 256, (2, 32))
@@ -127,9 +131,7 @@ def test_initial_values_follow_from_seed_name_and_shape_alone() -> None:
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_the_figures_given_to_the_plan_are_those_of_the_model(
-    tied: bool, corpus: Path, cache: Path
-) -> None:
+def test_facts_are_those_of_the_model(corpus: Path, cache: Path, *, tied: bool) -> None:
     """Parameters exactly; FLOPs as torch counts them (attention apart, and then without its mask,
     so twice); kept activations within a tenth of what autograd holds.
     """

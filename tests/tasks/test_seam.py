@@ -60,12 +60,14 @@ class Kinds:
 
     def loss(self, model, batch):
         logits = model(batch["x"].to(next(model.parameters()).dtype))
-        return Mean(nn.functional.cross_entropy(logits, batch["kind"], reduction="sum"), len(logits))
+        total = nn.functional.cross_entropy(logits, batch["kind"], reduction="sum")
+        return Mean(total, len(logits))
 
     def metrics(self, model, batch):
         guess = model(batch["x"].to(next(model.parameters()).dtype)).argmax(-1)
         pairs = nn.functional.one_hot(3 * batch["kind"] + guess, 9).sum(0).reshape(3, 3)
-        return {"accuracy": Mean((guess == batch["kind"]).sum(), len(guess)), "pairs": Mean(pairs, 1)}
+        correct = (guess == batch["kind"]).sum()
+        return {"accuracy": Mean(correct, len(guess)), "pairs": Mean(pairs, 1)}
 
     def train_data(self):
         return Rows(range(self.samples))

@@ -81,7 +81,9 @@ class My:
         return Mean(model(batch["x"]).sum(), len(batch["x"]))
 
     def metrics(self, model, batch):
-        return {"size": Mean(model(batch["x"]).sqrt().sum(), len(batch["x"])), "fives": Mean((batch["y"] == 0).sum(), torch.tensor(1))}
+        fives = (batch["y"] == 0).sum()
+        size = Mean(model(batch["x"]).sqrt().sum(), len(batch["x"]))
+        return {"size": size, "fives": Mean(fives, torch.tensor(1))}
 
     def train_data(self):
         rows = Rows(23, self.data.get("shift", 0.0))
@@ -729,19 +731,16 @@ def _directory(home: Path) -> Path:
     return made
 
 
-def test_a_stamp_can_not_be_told_and_a_prompt_not_continued(
-    write: Callable[..., Config], tmp_path: Path
-) -> None:
+def test_without_data_stamp_facts_are_obtained_anew(write: Callable[..., Config]) -> None:
     config = write()
     assert data_stamp(config) is None
-    assert (
-        data_stamp(write("class My:", "from elsewhere import *\nclass Other:")) is None
-    )  # My may come from there
+    imported = write("class My:", "from elsewhere import *\nclass Other:")  # My may come from there
+    assert data_stamp(imported) is None
 
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
-    """Small models on a busy machine: two threads that wait for each other take ten times as long."""
+    """Two threads that wait for each other on a busy machine take ten times as long."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -57,10 +57,10 @@ def export(run: Path, *, to: Path, layout: str, dtype: str | None, shard_size: s
         evaluated = f"; evaluated at step {metrics['step']}: loss {metrics['loss']:.4f}"
     files = counted(exported.files, "file")
     click.echo(
-        f"export step {exported.step}  {exported.arrays} arrays  {show_bytes(exported.bytes)} in"
-        f" {files}  {exported.dtype}  {to}{evaluated}"
+        f"export step {exported.step}  {exported.arrays} arrays"
+        f"  {show_bytes(exported.weight_bytes)} in {files}  {exported.dtype}  {to}{evaluated}"
     )
     click.echo(
-        f"       left out: optimizer state and counters ({exported.left} arrays); the run keeps"
-        " them"
+        f"       left out: optimizer state and counters ({exported.arrays_left_out} arrays);"
+        " the run keeps them"
     )

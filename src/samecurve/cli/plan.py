@@ -76,12 +76,12 @@ def plan(
         return
     from samecurve.core.config.sections import flatten
     from samecurve.observe.plan_text import table
-    from samecurve.run.init_weights import examine
+    from samecurve.run.init_weights import read_initial_weights
     from samecurve.run.prepare import make_plan
 
     facts = probe_facts(loaded) if probe_batch else None
     plan, facts = make_plan(loaded, facts, speed_measure(loaded))
-    weights = examine(init_from, loaded.config, facts).words if init_from else ()
+    weights = read_initial_weights(init_from, loaded.config, facts).notes if init_from else ()
     if as_json:
         values: dict[str, Any] = {
             "plan": plan.to_json(),

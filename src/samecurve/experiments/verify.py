@@ -17,7 +17,7 @@ from samecurve.experiments.verify_report import as_json as report_json
 from samecurve.experiments.verify_report import column_width, conclusion, head, row
 from samecurve.launch.pool import pool
 from samecurve.probe import probe
-from samecurve.run.describe import describe, missing
+from samecurve.run.describe import describe, missing_libraries
 from samecurve.system import install_command
 from samecurve.tasks.registry import engines_of
 
@@ -88,7 +88,7 @@ def _device_kind(config: Config, machine: Machine) -> str:
 
 def _default_layouts(config: Config, facts: Facts, kind: str, machine: Machine) -> list[Layout]:
     """All that this machine and this config can do."""
-    engines = [engine for engine in engines_of(config) if not missing(engine)]
+    engines = [engine for engine in engines_of(config) if not missing_libraries(engine)]
     num_devices = _CPU_RANKS if kind == "cpu" else len(machine.devices)
     if config.train.exact:
         layouts = default_bits(num_devices, engines)
@@ -110,9 +110,9 @@ def _left_out_layouts(config: Config, facts: Facts, kind: str, machine: Machine)
     if facts.coupled:
         lines.append("layouts with accumulation: the model mixes the samples of a microbatch")
     lines += [
-        f"engine {engine}: {', '.join(missing(engine))} not installed ({install_command(engine)})"
+        f"engine {engine}: {', '.join(missing_libraries(engine))} not installed ({install_command(engine)})"
         for engine in engines_of(config)
-        if missing(engine)
+        if missing_libraries(engine)
     ]
     if kind == "cpu" and machine.devices:
         lines.append("the GPU: several layouts need several of them; these ran on CPU ranks")

@@ -22,7 +22,7 @@ from samecurve.probe import probe
 from samecurve.run.attempt import Attempt, new_attempt_name
 from samecurve.run.describe import describe
 from samecurve.run.directory import Run
-from samecurve.run.load import find
+from samecurve.run.load import open_checkpoint
 from samecurve.run.lock import Lock
 from samecurve.run.prepare import PreparedRun
 from samecurve.tasks import Tasks, other_data
@@ -72,7 +72,7 @@ def evaluate(
 
     UserError: nothing saved, or nothing to evaluate. RunError: it failed.
     """
-    saved = find(path)
+    saved = open_checkpoint(path)
     run = saved.run
     for note in saved.notes:
         say(f"warn   {note}")

@@ -1,5 +1,6 @@
-"""Another tool's config, written down as one of ours: what can be is, the rest stands above it, and
-what is still missing is an error.
+"""Another tool's config, written down as one of ours.
+
+What can be translated is; the rest stands above it, and what is still missing is an error.
 """
 
 import os

@@ -1,5 +1,6 @@
-"""Facts of a config, obtained in a subprocess (so that the launcher imports no engine) and kept by
-what they follow from.
+"""Facts of a config, kept by what they follow from.
+
+They are obtained in a subprocess, so that the launcher imports no engine.
 """
 
 import hashlib
@@ -20,27 +21,30 @@ from samecurve.core.planning.facts import Facts, UserOptimizerFacts
 from samecurve.diagnose.known_failures import diagnose
 from samecurve.diagnose.tracebacks import clip, last_traceback
 from samecurve.errors import RunError, SamecurveError, UserError
-from samecurve.system import cache_home, die_with, install_command, write_json
+from samecurve.system import (
+    cache_home,
+    child_environment,
+    die_with,
+    install_command,
+    write_json,
+)
 from samecurve.tasks import Tasks, facts
 from samecurve.tasks.registry import data_stamp
 
-_FRAMES, _WORDS = 8, 8  # lines of what a describing process said when it failed
+_FRAMES, _TEXT_LINES = 8, 8  # lines of what a describing process said when it failed
 
 
-def missing(engine: str) -> list[str]:
+def missing_libraries(engine: str) -> list[str]:
     """Libraries of an engine that are not installed."""
-    return [
-        name
-        for name in {"jax": ("jax", "flax", "optax")}.get(engine, ())
-        if find_spec(name) is None
-    ]
+    needed = ("jax", "flax", "optax") if engine == "jax" else ()
+    return [name for name in needed if find_spec(name) is None]
 
 
 def check_installed(config: Config) -> None:
     """UserError: libraries that the config asks for are not there."""
-    if missing(config.engine):
+    if absent := missing_libraries(config.engine):
         raise UserError(
-            f"engine {config.engine} needs {', '.join(missing(config.engine))}: not installed",
+            f"engine {config.engine} needs {', '.join(absent)}: not installed",
             f"{install_command('jax')} (for NVIDIA GPUs also 'jax[cuda13]'), or --engine torch",
             "engine",
         )
@@ -53,14 +57,15 @@ def check_installed(config: Config) -> None:
 
 
 def describe(config: Config) -> Facts:
-    """UserError: the model or the data is not as the config has it (missing file, empty corpus,
-    vocabulary).
+    """What plan() must know of the config's task.
+
+    UserError: model or data are not as the config has them (missing file, empty corpus).
     """
     check_installed(config)
     cache = cache_home()
     identity = _identity(config)
     if identity is None:
-        return _facts(_in_subprocess(config, cache))
+        return _facts_from_json(_in_subprocess(config, cache))
     key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:24]
     kept = cache / "facts" / f"{key}.json"
     try:
@@ -70,21 +75,17 @@ def describe(config: Config) -> Facts:
         if _identity(config) == identity:  # the files rested while they were read
             kept.parent.mkdir(parents=True, exist_ok=True)
             write_json(kept, value)
-    return _facts(value)
+    return _facts_from_json(value)
 
 
-def _facts(value: Mapping[str, Any]) -> Facts:
+def _facts_from_json(value: Mapping[str, Any]) -> Facts:
     tuples: dict[str, Any] = {
         key: tuple(item) if isinstance(item, list) else item for key, item in value.items()
     }
-    brought = value["user_optimizer"]
-    return Facts(
-        **{
-            **tuples,
-            "arrays": {name: tuple(shape) for name, shape in value["arrays"].items()},
-            "user_optimizer": UserOptimizerFacts.from_json(brought) if brought else None,
-        }
-    )
+    if value["user_optimizer"]:
+        tuples["user_optimizer"] = UserOptimizerFacts.from_json(value["user_optimizer"])
+    arrays = {name: tuple(shape) for name, shape in value["arrays"].items()}
+    return Facts(**{**tuples, "arrays": arrays})
 
 
 def _identity(config: Config) -> Any:
@@ -107,18 +108,18 @@ def _identity(config: Config) -> Any:
 
 
 def _in_subprocess(config: Config, cache: Path) -> dict[str, Any]:
-    done = subprocess.run(
+    finished = subprocess.run(
         [sys.executable, "-m", "samecurve.run.describe", str(cache), str(os.getpid())],
         input=config.model_dump_json(),
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, "JAX_PLATFORMS": "cpu"},
-    )  # what is only described needs no GPU
+        env=child_environment(JAX_PLATFORMS="cpu"),  # what is only described needs no GPU
+    )
     try:
-        answer = json.loads(done.stdout)
+        answer = json.loads(finished.stdout)
     except ValueError:
-        raise _undescribed(done.returncode, done.stderr) from None
+        raise _undescribed(finished.returncode, finished.stderr) from None
     if "error" in answer:
         kind = UserError if answer["exit_code"] == UserError.exit_code else RunError
         raise kind(**answer["error"])
@@ -126,24 +127,25 @@ def _in_subprocess(config: Config, cache: Path) -> dict[str, Any]:
     return facts
 
 
-def _undescribed(code: int, said: str) -> RunError:
-    trace = last_traceback(said)
-    words = trace.error if trace else said.strip()
-    diagnosis = diagnose(words)
+def _undescribed(code: int, stderr: str) -> RunError:
+    """What the process left in place of an answer, as an error."""
+    trace = last_traceback(stderr)
+    text = stderr.strip()
+    frames: list[str] = []
+    if trace:
+        text = trace.error
+        frames = trace.show_frames(_FRAMES)
+    diagnosis = diagnose(text)
     if diagnosis:
         return RunError(
             f"describing the model and data: {diagnosis.cause}",
             diagnosis.remedy,
-            trace=clip(words.splitlines()[0]),
+            trace=clip(text.splitlines()[0]),
         )
-    shown = [
-        *(trace.show_frames(_FRAMES) if trace else []),
-        *map(clip, words.splitlines()[-_WORDS:]),
-    ]
     return RunError(
         f"describing the model and data failed (exit {code})",
         "the lines above say where",
-        trace="\n".join(shown),
+        trace="\n".join([*frames, *map(clip, text.splitlines()[-_TEXT_LINES:])]),
     )
 
 

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from samecurve.core.config.document import dump
+from samecurve.core.config.sections import Config
 from samecurve.errors import RunError, UserError
-from samecurve.run.load import Found, find
+from samecurve.run.load import OpenedCheckpoint, open_checkpoint
 from samecurve.tasks.protocol import MEMBERS
 from samecurve.units import show_bytes
 
@@ -22,68 +23,60 @@ _FILE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Exported:
-    """What an export came to.
-
-    dtype: of its floating values, as torch names it. files: of weights. left: arrays of the
-    checkpoint that are no weights. notes: what the user should know.
-    """
+    """What an export came to."""
 
     step: int
     arrays: int
-    files: int
-    bytes: int
-    dtype: str
+    files: int  # of weights
+    weight_bytes: int
+    dtype: str  # of its floating values, as torch names it
     metrics: Mapping[str, float]
-    left: int
-    notes: list[str]
+    arrays_left_out: int  # of the checkpoint, which are no weights
+    notes: list[str]  # what the user should know
 
 
 def export(path: Path, to: Path, form: str, dtype: str | None, largest: int) -> Exported:
-    """path: a run or one checkpoint.
+    """Writes the weights of a run, or of one checkpoint, into the directory `to`.
 
-    form: safetensors or huggingface. dtype: of DTYPES; None: as trained. largest: bytes of a file
-    of weights.
+    form: safetensors or huggingface
+    dtype: of DTYPES; None: as trained
+    largest: bytes of a file of weights
 
     UserError: `to` holds something, there is no room, the form is not for this task, the values
     don't fit the dtype.
     """
-    if os.path.lexists(to) and (not to.is_dir() or any(to.iterdir())):
-        raise UserError(
-            f"{to} is there already{', and holds something' if to.is_dir() else ''}",
-            "another --to; nothing is overwritten",
-            "--to",
-        )
-    found = find(path)
-    config = found.config
-    task, notes = found.task, list(found.notes)
+    _check_free(to)
+    checkpoint = open_checkpoint(path)
+    task, notes = checkpoint.task, list(checkpoint.notes)
     if form == "huggingface" and not hasattr(task.task, "export_hf"):
         raise UserError(
-            f"{config.task} is not known to the Hugging Face libraries: its class has no"
+            f"{checkpoint.config.task} is not known to the Hugging Face libraries: its class has no"
             " export_hf()",
             f"--format safetensors, or write {MEMBERS['export_hf']}",
             "--format",
         )
-    model = found.model()
+    model = checkpoint.model()
     tensors = task.named_tensors(model)
     if form == "huggingface":
         tensors = _distinct(tensors)
-    kind = DTYPES[dtype] if dtype else {"f64": "float64"}.get(config.train.precision, "float32")
-    size = sum(_bytes(tensor, kind) for tensor in tensors.values())
+    torch_dtype = _trained_dtype(checkpoint) if dtype is None else DTYPES[dtype]
+    size = sum(_written_bytes(tensor, torch_dtype) for tensor in tensors.values())
     if any(tensor.is_complex() and tensor.itemsize > 8 for tensor in tensors.values()):
         notes.append("complex values are written as complex64: safetensors has no wider ones")
     scratch = _scratch(to, size)
     try:
         if form == "huggingface":
-            tensors, more = task.export_hf(tensors, scratch, kind)
-            notes += more
+            tensors, lines = task.export_hf(tensors, scratch, torch_dtype)
+            notes += lines
         notes += task.export(model, scratch)
-        sizes = {name: _bytes(tensor, kind) for name, tensor in tensors.items()}
+        sizes = {name: _written_bytes(tensor, torch_dtype) for name, tensor in tensors.items()}
         shards = _shards(sizes, largest)
-        _write_weights(scratch, tensors, shards, kind, found.step)
-        (scratch / "config.yaml").write_text(dump(config.model_dump(mode="json")))
-        (scratch / "README.md").write_text(_readme(found, form, kind, len(shards)))
+        _write_weights(scratch, tensors, shards, torch_dtype, checkpoint.step)
+        (scratch / "config.yaml").write_text(dump(checkpoint.config.model_dump(mode="json")))
+        readme = _readme(checkpoint, form=form, dtype=torch_dtype, files=len(shards))
+        (scratch / "README.md").write_text(readme)
         scratch.rename(to)
     except OSError as error:
         raise RunError(
@@ -92,15 +85,30 @@ def export(path: Path, to: Path, form: str, dtype: str | None, largest: int) -> 
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return Exported(
-        found.step,
-        len(tensors),
-        len(shards),
-        size,
-        kind,
-        _metrics(found),
-        len(found.weights.others),
-        notes,
+        step=checkpoint.step,
+        arrays=len(tensors),
+        files=len(shards),
+        weight_bytes=size,
+        dtype=torch_dtype,
+        metrics=_metrics(checkpoint),
+        arrays_left_out=len(checkpoint.weights.others),
+        notes=notes,
     )
+
+
+def _check_free(to: Path) -> None:
+    """UserError: there is a file, or a directory with something in it."""
+    if not os.path.lexists(to):
+        return
+    remedy = "another --to; nothing is overwritten"
+    if not to.is_dir():
+        raise UserError(f"{to} is there already", remedy, "--to")
+    if any(to.iterdir()):
+        raise UserError(f"{to} is there already, and holds something", remedy, "--to")
+
+
+def _trained_dtype(checkpoint: OpenedCheckpoint) -> str:
+    return "float64" if checkpoint.config.train.precision == "f64" else "float32"
 
 
 def _distinct(tensors: Mapping[str, Any]) -> dict[str, Any]:
@@ -132,24 +140,18 @@ def _scratch(to: Path, size: int) -> Path:
     return scratch
 
 
-def _bytes(tensor: Any, kind: str) -> int:
-    """As it will be written."""
-    each = (
-        8
-        if tensor.is_complex()
-        else (
-            {"float64": 8, "float32": 4}.get(kind, 2)
-            if tensor.is_floating_point()
-            else tensor.itemsize
-        )
-    )
-    return int(tensor.numel() * each)
+def _written_bytes(tensor: Any, dtype: str) -> int:
+    """What it will take in a file."""
+    itemsize = tensor.itemsize
+    if tensor.is_complex():
+        itemsize = 8  # complex64
+    elif tensor.is_floating_point():
+        itemsize = {"float64": 8, "float32": 4}.get(dtype, 2)
+    return int(tensor.numel() * itemsize)
 
 
 def _shards(sizes: Mapping[str, int], largest: int) -> list[dict[str, int]]:
-    """Names and bytes, in files of at most `largest` bytes (more only where one array alone has
-    more).
-    """
+    """Names and bytes, in files of at most `largest` bytes; an array with more has its own."""
     shards: list[dict[str, int]] = [{}]
     for name, size in sizes.items():
         if shards[-1] and sum(shards[-1].values()) + size > largest:
@@ -159,17 +161,17 @@ def _shards(sizes: Mapping[str, int], largest: int) -> list[dict[str, int]]:
 
 
 def _write_weights(
-    home: Path, tensors: Mapping[str, Any], shards: list[dict[str, int]], kind: str, step: int
+    home: Path, tensors: Mapping[str, Any], shards: list[dict[str, int]], dtype: str, step: int
 ) -> None:
     """One file, or several with an index, as the Hugging Face libraries read them."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     places = {}
-    for file, shard in _named(shards):
+    for file, shard in _with_file_names(shards):
         try:
             save_file(
-                {name: converted(name, tensors[name], kind) for name in shard},
+                {name: convert_tensor(name, tensors[name], dtype) for name in shard},
                 home / file,
                 {"format": "pt", "samecurve_step": str(step)},
             )
@@ -183,7 +185,7 @@ def _write_weights(
         )
 
 
-def _named(shards: list[dict[str, int]]) -> Iterator[tuple[str, dict[str, int]]]:
+def _with_file_names(shards: list[dict[str, int]]) -> Iterator[tuple[str, dict[str, int]]]:
     if len(shards) == 1:
         yield _FILE, shards[0]
         return
@@ -191,7 +193,7 @@ def _named(shards: list[dict[str, int]]) -> Iterator[tuple[str, dict[str, int]]]
         yield f"model-{number:05d}-of-{len(shards):05d}.safetensors", shard
 
 
-def converted(name: str, tensor: Any, kind: str) -> Any:
+def convert_tensor(name: str, tensor: Any, dtype: str) -> Any:
     """A copy of its own: two names of one tensor would not be written."""
     import torch
 
@@ -199,62 +201,66 @@ def converted(name: str, tensor: Any, kind: str) -> Any:
         return tensor.to(torch.complex64).contiguous().clone()
     if not tensor.is_floating_point():
         return tensor.contiguous().clone()
-    made = tensor.to(getattr(torch, kind)).contiguous().clone()
-    if (tensor.isfinite() & ~made.isfinite()).any():
+    converted = tensor.to(getattr(torch, dtype)).contiguous().clone()
+    if (tensor.isfinite() & ~converted.isfinite()).any():
         raise UserError(
-            f"{name} has values beyond the range of {kind}",
+            f"{name} has values beyond the range of {dtype}",
             "--dtype bf16, which reaches as far as f32",
             "--dtype",
         )
-    return made
+    return converted
 
 
-def _metrics(found: Found) -> dict[str, float]:
+def _metrics(checkpoint: OpenedCheckpoint) -> dict[str, float]:
     """Of the last evaluation before the checkpoint, with its step."""
-    loop = found.manifest["loop"]
+    loop = checkpoint.manifest["loop"]
     metrics = {name: value for name, value in loop.get("metrics", {}).items() if value is not None}
-    return (
-        {**metrics, "step": loop["metrics_step"]}
-        if metrics and loop.get("metrics_step") is not None
-        else {}
-    )
+    if not metrics or loop.get("metrics_step") is None:
+        return {}
+    return {**metrics, "step": loop["metrics_step"]}
 
 
-def _readme(found: Found, form: str, kind: str, files: int) -> str:
-    config = found.config
-    metrics = _metrics(found)
-    measured = (
-        f" Evaluated at step {metrics['step']}:"
-        f" {', '.join(f'{name} {value:.6g}' for name, value in metrics.items() if name != 'step')}."
-        if metrics
-        else ""
-    )
+def _readme(checkpoint: OpenedCheckpoint, *, form: str, dtype: str, files: int) -> str:
+    config = checkpoint.config
+    usage = _load_weights_code(config, files)
     if form == "huggingface":
-        use = (
-            "from transformers import AutoModelForCausalLM\n\nmodel ="
-            ' AutoModelForCausalLM.from_pretrained("DIR")'
-        )
+        usage = _TRANSFORMERS_CODE
+    paragraphs = [
+        f"# {checkpoint.run.home.resolve().name}, step {checkpoint.step}",
+        f"Weights ({dtype}) of a run of Samecurve, task `{config.task}`, engine {config.engine};"
+        " `config.yaml` is its config. Optimizer state is not here."
+        + _evaluation_sentence(_metrics(checkpoint)),
+        f"```python\n{usage}\n```",
+        "`samecurve train -f config.yaml --init-from DIR` trains on from these weights.",
+    ]
+    return "\n\n".join(paragraphs) + "\n"
+
+
+_TRANSFORMERS_CODE = """from transformers import AutoModelForCausalLM
+
+model = AutoModelForCausalLM.from_pretrained("DIR")"""
+
+
+def _load_weights_code(config: Config, files: int) -> str:
+    """The lines of Python that load files of safetensors."""
+    is_flax = config.engine == "jax" and ".py:" in config.task
+    library = "numpy" if is_flax else "torch"
+    lines = [f"from safetensors.{library} import load_file", ""]
+    if files == 1:
+        lines.append('weights = load_file("DIR/model.safetensors")')
     else:
-        flax = config.engine == "jax" and ".py:" in config.task
-        read = (
-            'load_file("DIR/model.safetensors")'
-            if files == 1
-            else (
-                '{name: value for file in Path("DIR").glob("*.safetensors") for name, value in'
-                " load_file(file).items()}"
-            )
-        )
-        use = (
-            "from pathlib import Path\n\n" if files > 1 else ""
-        ) + f"from safetensors.{'numpy' if flax else 'torch'} import load_file\n\nweights = {read}"
-        use += (
-            "  # by the paths of the nnx.Params, joined by dots"
-            if flax
-            else "\nmodel.load_state_dict(weights)"
-        )
-    return (
-        f"# {found.run.home.resolve().name}, step {found.step}\n\nWeights ({kind}) of a run of"
-        f" Samecurve, task `{config.task}`, engine {config.engine}; `config.yaml` is its config."
-        f" Optimizer state is not here.{measured}\n\n```python\n{use}\n```\n\n`samecurve train -f"
-        " config.yaml --init-from DIR` trains on from these weights.\n"
-    )
+        lines = ["from pathlib import Path", "", *lines, "weights = {}"]
+        lines.append('for file in Path("DIR").glob("*.safetensors"):')
+        lines.append("    weights.update(load_file(file))")
+    if is_flax:
+        lines.append("# by the paths of the nnx.Params, joined by dots")
+    else:
+        lines.append("model.load_state_dict(weights)")
+    return "\n".join(lines)
+
+
+def _evaluation_sentence(metrics: Mapping[str, float]) -> str:
+    if not metrics:
+        return ""
+    shown = ", ".join(f"{name} {value:.6g}" for name, value in metrics.items() if name != "step")
+    return f" Evaluated at step {metrics['step']}: {shown}."

@@ -30,20 +30,17 @@ if TYPE_CHECKING:  # its engine is imported late
     from samecurve.tasks.adapter.base import EngineAdapter
 
 _PREFIX = "model/"
-_TRIES = (
-    5  # a live run may take an older checkpoint away at any time, and then there is a newer one
-)
+# a live run may take an older checkpoint away at any time, and then there is a newer one
+_TRIES = 5
 
 
 class Weights(Mapping[str, NDArray[Any]]):
-    """The model's arrays of a checkpoint, each read when it is asked for.
-
-    others: names of what else it holds.
-    """
+    """The model's arrays of a checkpoint, each read when it is asked for."""
 
     def __init__(self, arrays: Arrays) -> None:
         self._arrays = arrays
         self._names = [name.removeprefix(_PREFIX) for name in arrays if name.startswith(_PREFIX)]
+        # names of what else the checkpoint holds
         self.others = [name for name in arrays if not name.startswith(_PREFIX)]
 
     def __getitem__(self, name: str) -> NDArray[Any]:
@@ -66,17 +63,14 @@ class Weights(Mapping[str, NDArray[Any]]):
 
 
 @dataclass(frozen=True)
-class Found:
-    """A checkpoint, its files open.
-
-    notes: what the user should know (a damaged checkpoint passed over).
-    """
+class OpenedCheckpoint:
+    """A checkpoint, its files open."""
 
     run: Run
     path: Path
     manifest: Mapping[str, Any]
     weights: Weights
-    notes: list[str]
+    notes: list[str]  # what the user should know (a damaged checkpoint passed over)
 
     @property
     def step(self) -> int:
@@ -95,25 +89,28 @@ class Found:
         return self.task.load(self.weights)
 
 
-def find(path: Path, where: str = "RUN") -> Found:
-    """path: a run directory (its newest whole checkpoint) or one checkpoint.
+def open_checkpoint(path: Path, where: str = "RUN") -> OpenedCheckpoint:
+    """The newest whole checkpoint of a run directory, or one checkpoint by its own path.
 
-    where: the argument that named it. UserError: neither, or none saved yet.
+    where: the argument that named it
+
+    UserError: neither, or none saved yet.
     """
     for tries_left in reversed(range(_TRIES)):
-        run, checkpoint, notes = _find(path, where)
+        run, checkpoint, notes = _locate(path, where)
         try:
             manifest = read_manifest(checkpoint)
             arrays = Arrays(checkpoint, manifest)
             arrays.hold()
-            return Found(run, checkpoint, manifest, Weights(arrays), notes)
+            return OpenedCheckpoint(run, checkpoint, manifest, Weights(arrays), notes)
         except (CorruptCheckpointError, OSError):
             if not tries_left or checkpoint.exists():
                 raise
     raise AssertionError("unreachable")
 
 
-def _find(path: Path, where: str) -> tuple[Run, Path, list[str]]:
+def _locate(path: Path, where: str) -> tuple[Run, Path, list[str]]:
+    """The run, its checkpoint, and lines about damaged ones that were passed over."""
     if (path / MANIFEST).is_file():
         try:
             verify(path)
@@ -144,24 +141,27 @@ def _find(path: Path, where: str) -> tuple[Run, Path, list[str]]:
             "a directory that `samecurve train` made, such as runs/tiny-20260101-120000",
             where,
         )
-    found, damaged = newest(run.checkpoints)
-    if found is None:
+    checkpoint, damaged = newest(run.checkpoints)
+    if checkpoint is None:
         raise UserError(
             f"{path} has no whole checkpoint yet" + "".join(f"; {line}" for line in damaged),
             "let it train until it has saved (train.save_every)",
             where,
         )
-    return run, found, damaged
+    return run, checkpoint, damaged
 
 
 def load(run: Any) -> Any:
-    """The model of a run with its weights, ready to be used: a torch.nn.Module in eval mode (a
-    flax.nnx.Module for a user task that jax trained).
+    """The model of a run with its weights, in eval mode.
+
+    A torch.nn.Module; a flax.nnx.Module for a user task that jax trained.
 
     run: a run directory (its newest whole checkpoint is taken), one checkpoint, or what
-    samecurve.train() gave. Warns of a damaged checkpoint passed over.
+        samecurve.train() gave
+
+    Warns of a damaged checkpoint passed over.
     """
-    found = find(Path(getattr(run, "directory", run)), "samecurve.load")
-    for note in found.notes:
+    checkpoint = open_checkpoint(Path(getattr(run, "directory", run)), "samecurve.load")
+    for note in checkpoint.notes:
         warnings.warn(note, stacklevel=2)
-    return found.model()
+    return checkpoint.model()

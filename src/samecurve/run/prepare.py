@@ -20,7 +20,7 @@ from samecurve.probe import probe
 from samecurve.run.attempt import Attempt, new_attempt_name
 from samecurve.run.describe import describe
 from samecurve.run.directory import Run
-from samecurve.run.init_weights import keep, publish, weights_for
+from samecurve.run.init_weights import choose_initial_weights, keep, publish
 from samecurve.run.lock import Lock
 from samecurve.run.logs import clear_logs
 from samecurve.run.naming import free_name
@@ -110,22 +110,14 @@ def prepare(
     if measure:
         facts = measure(config, machine, facts)
     accepted_plan = plan(config, machine, facts, fixed)
-    weights = weights_for(
-        origin.run,
-        origin.own,
-        origin.checkpoint is not None,
-        options.init_from,
-        config,
-        facts,
-        origin.notes,
-    )
+    weights = choose_initial_weights(origin, options.init_from, config, facts)
     check_port(config.devices.port)
     run = _make_run(loaded, options, origin, facts)
     with _claimed(run) as lock:
         weights_path = run.weights_path()
         if weights:
             keep(weights, run)
-            origin.notes.extend(weights.words)
+            origin.notes.extend(weights.notes)
             weights_path = str(weights.path)
         accepted = _Accepted(
             run=run,

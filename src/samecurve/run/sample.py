@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from samecurve.core.protocols import Sample
 from samecurve.errors import UserError
 from samecurve.observe.pictures import keep_pictures
-from samecurve.run.load import find
+from samecurve.run.load import open_checkpoint
 from samecurve.tasks.protocol import MEMBERS
 
 if TYPE_CHECKING:
@@ -42,20 +42,22 @@ class Sampled:
 
 
 def sample(path: Path, prompt: Prompt, device: str) -> Sampled:
-    """path: a run directory (its newest whole checkpoint) or one checkpoint.
+    """What the model of a run (its newest whole checkpoint), or of one checkpoint, makes.
 
     UserError: neither, or none saved yet, or the task makes nothing to show.
     """
-    found = find(path)
-    task = found.task
-    _check_can_sample(task, found.config.task, prompt)
-    model = task.place(found.model(), _device(device, task.engine))
+    checkpoint = open_checkpoint(path)
+    task = checkpoint.task
+    _check_can_sample(task, checkpoint.config.task, prompt)
+    model = task.place(checkpoint.model(), _device(device, task.engine))
     samples = _samples(task, model, prompt)
     texts = [sample for sample in samples if isinstance(sample, str)]
     pictures = [sample for sample in samples if not isinstance(sample, str)]
-    files = keep_pictures(found.run.home, found.step, pictures) if pictures else []
-    names = [str(found.run.home / file) for file in files]
-    return Sampled(texts, names, found.step, found.notes)
+    files = []
+    if pictures:
+        names = keep_pictures(checkpoint.run.home, checkpoint.step, pictures)
+        files = [str(checkpoint.run.home / name) for name in names]
+    return Sampled(texts, files, checkpoint.step, checkpoint.notes)
 
 
 def _samples(task: "EngineAdapter", model: object, prompt: Prompt) -> Sequence[Sample]:
@@ -79,19 +81,19 @@ def _check_can_sample(task: "EngineAdapter", name: str, prompt: Prompt) -> None:
             f"{MEMBERS['respond']}\n    or {MEMBERS['sample']}",
             "RUN",
         )
-    asked = {
+    values = {
         "--prompt": prompt.text,
         "--tokens": prompt.tokens,
         "--temperature": prompt.temperature,
     }
-    given = [flag for flag, value in asked.items() if value is not None]
-    if given:
-        raise UserError(
-            f"{name} shows what its sample() makes, and takes no {given[0]}: its class has no"
-            " respond()",
-            f"leave it out, or write {MEMBERS['respond']}",
-            given[0],
-        )
+    for flag, value in values.items():
+        if value is not None:
+            raise UserError(
+                f"{name} shows what its sample() makes, and takes no {flag}: its class has no"
+                " respond()",
+                f"leave it out, or write {MEMBERS['respond']}",
+                flag,
+            )
 
 
 def _device(name: str, engine: str) -> str:

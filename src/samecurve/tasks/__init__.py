@@ -30,8 +30,10 @@ def open_task(config: "Config", cache: Path | str) -> "EngineAdapter":
 
 
 def open_trained(config: "Config", cache: Path | str, assets: Path) -> "EngineAdapter":
-    """The task of a run, to use its model: with torch, whichever engine trained it, where the task
-    has a class for torch; else with the engine that did.
+    """The task of a run, to use its model.
+
+    With torch, whichever engine trained it, where the task has a class for torch; else with the
+    engine that did.
 
     assets: what the run has kept of the task
     """
@@ -82,22 +84,24 @@ def load_hf(config: "Config", names: "Sequence[str]") -> "Mapping[str, str]":
     return mapping
 
 
-def unlike(config: "Config", said: "Mapping[str, Any]") -> tuple[list[str], list[str]]:
-    """What else is said of a model than the config says, though its arrays may fit: what makes its
-    weights meaningless here, and what only changes their use.
+def unlike(config: "Config", fields: "Mapping[str, Any]") -> tuple[list[str], list[str]]:
+    """In what foreign weights differ from the config's model, though their shapes may fit.
 
-    said: its `model` section, or {"config.json": path}
+    First what makes them meaningless here, then what only changes their use.
+
+    fields: their `model` section, or {"config.json": path}
     """
     task = _task_with(config, "unlike")
     if task is not None:
-        fatal, differing = task.unlike(said)
+        fatal, differing = task.unlike(fields)
         return list(fatal), list(differing)
     here = config.model.model_dump()
-    return [], [
+    differing = [
         f"{name} {value}, here {here[name]}"
-        for name, value in said.items()
+        for name, value in fields.items()
         if name in here and here[name] != value
     ]
+    return [], differing
 
 
 def _task_with(config: "Config", method: str) -> Any:

@@ -34,7 +34,8 @@ MEMBERS: Mapping[str, str] = {
     "eval_data": "eval_data(self): held-out data, as train_data() gives it, or None",
     "metrics": (
         "metrics(self, model, batch) -> {name: samecurve.Mean}: added over all devices and divided"
-        " once; a sum may be an array of whole numbers (a confusion matrix); with `loss` among them, an evaluation runs the model once"
+        " once; a sum may be an array of whole numbers (a confusion matrix); with `loss` among"
+        " them, an evaluation runs the model once"
     ),
     "metric_names": (
         "metric_names = (...): what metrics() gives, where it should not be learnt from a row"
@@ -75,8 +76,8 @@ MEMBERS: Mapping[str, str] = {
     ),
     # what a trained model is used for
     "sample": (
-        "sample(self, model, seed) -> a list of texts, or of pictures (uint8 arrays): shown while it"
-        " trains"
+        "sample(self, model, seed) -> a list of texts, or of pictures (uint8 arrays): shown while"
+        " it trains"
     ),
     "respond": (
         "respond(self, model, prompt, *, tokens, temperature, seed) -> str: what"

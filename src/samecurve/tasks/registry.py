@@ -223,6 +223,6 @@ def _load_installed(task: str, point: EntryPoint) -> object:
 
 def _import(where: str) -> type:
     module, _, name = where.partition(":")
-    found = getattr(importlib.import_module(module), name)
-    assert isinstance(found, type)
-    return found
+    task_class = getattr(importlib.import_module(module), name)
+    assert isinstance(task_class, type)
+    return task_class

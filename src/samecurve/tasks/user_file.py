@@ -112,17 +112,12 @@ def load_class(task: Place) -> type:
     UserError: it can't be run, or has no such class.
     """
     module = _module(task.path)
-    found = getattr(module, task.name, None)
-    if not isinstance(found, type):
-        raise _no_class(
-            task,
-            [
-                name
-                for name, value in vars(module).items()
-                if isinstance(value, type) and value.__module__ == module.__name__
-            ],
-        )
-    return found
+    task_class = getattr(module, task.name, None)
+    if isinstance(task_class, type):
+        return task_class
+    classes = {name: value for name, value in vars(module).items() if isinstance(value, type)}
+    defined_here = [name for name, kind in classes.items() if kind.__module__ == module.__name__]
+    raise _no_class(task, defined_here)
 
 
 @contextmanager
@@ -163,31 +158,35 @@ def _source(path: Path) -> bytes:
 
 
 class _AsItStands(SourceFileLoader):
-    """Compiled from the file each time: Python's own cache takes a file of equal size, changed
-    within the same second, for the old one.
+    """Compiled from the file each time.
+
+    Python's own cache takes a file of equal size, changed within the same second, for the old one.
     """
 
     def get_code(self, fullname: str) -> CodeType:
+        del fullname  # the loader serves one file
         return compile(self.get_data(self.path), self.path, "exec", dont_inherit=True)
 
 
 def _module(path: Path) -> ModuleType:
-    """Named after path and content, and found under that name, so that what its classes make can be
-    pickled.
+    """The file as a module, named after its path and content.
+
+    It is found under that name, so that what its classes make can be pickled.
     """
-    whole = path.resolve()
-    digest = hashlib.sha256(bytes(whole) + b"\0" + _source(path)).hexdigest()[:12]
+    absolute = path.resolve()
+    digest = hashlib.sha256(bytes(absolute) + b"\0" + _source(path)).hexdigest()[:12]
     stem = re.sub(r"\W", "_", path.stem)
     name = f"samecurve_user_{stem}_{digest}"
     if name in sys.modules:
         return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, whole, loader=_AsItStands(name, str(whole)))
+    loader = _AsItStands(name, str(absolute))
+    spec = importlib.util.spec_from_file_location(name, absolute, loader=loader)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
-        with _beside(str(whole.parent)), calling("loading it", path):
+        with _beside(str(absolute.parent)), calling("loading it", path):
             spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
@@ -197,8 +196,9 @@ def _module(path: Path) -> ModuleType:
 
 @contextmanager
 def _beside(directory: str) -> Iterator[None]:
-    """The file's neighbours can be imported, before all others while it is loaded, after all others
-    from then on (by its methods).
+    """The file's neighbours can be imported.
+
+    Before all others while it is loaded; after all others from then on (by its methods).
     """
     sys.path.insert(0, directory)
     try:
@@ -211,14 +211,16 @@ def _beside(directory: str) -> Iterator[None]:
 
 def _no_class(task: Place, classes: list[str]) -> UserError:
     has = f"it has {', '.join(classes)}" if classes else "it has no class at all"
+    example = f"task: {task.path}:{classes[0] if classes else 'MyTask'}"
     return UserError(
         f"{task.path} has no class {task.name}; {has}",
-        suggest(task.name, classes) or f"task: {task.path}:{classes[0] if classes else 'MyTask'}",
+        suggest(task.name, classes) or example,
         "task",
     )
 
 
-_PASSING = {
+# what a moment later may not be
+_TRANSIENT = {
     errno.EIO,
     errno.ESTALE,
     errno.ENETDOWN,
@@ -227,7 +229,7 @@ _PASSING = {
     errno.EHOSTUNREACH,
     errno.EREMOTEIO,
     errno.EAGAIN,
-}  # what a moment later may not be
+}
 
 
 def _of_a_peer(error: BaseException) -> bool:
@@ -248,23 +250,18 @@ def _explained(
             "mend it at this place",
             f"{_shown(error.filename or str(path))}:{error.lineno or 1}",
         )
-    said = ": ".join(
-        [what, *getattr(error, "__notes__", ()), type(error).__name__, str(error)]
-    ).rstrip(": ")
+    notes = getattr(error, "__notes__", ())
+    cause = ": ".join([what, *notes, type(error).__name__, str(error)]).rstrip(": ")
+    remedy = _remedy(error, path)
     if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
-        passing = error.errno in _PASSING or isinstance(error, ConnectionError | TimeoutError)
-        return RunError(
-            said,
-            (
+        transient = error.errno in _TRANSIENT or isinstance(error, ConnectionError | TimeoutError)
+        if transient:
+            remedy = (
                 "a disk or a network failed, not the program: the same command again goes on from"
                 " the last save"
-                if passing
-                else _remedy(error, path)
-            ),
-            _where(error, path),
-            again=passing,
-        )
-    return kind(said, _remedy(error, path), _where(error, path))
+            )
+        return RunError(cause, remedy, _where(error, path), again=transient)
+    return kind(cause, remedy, _where(error, path))
 
 
 def _remedy(error: BaseException, path: Path) -> str:
@@ -295,24 +292,18 @@ def _forgot_init(error: AttributeError) -> bool:
 
 def _where(error: BaseException, path: Path) -> str:
     """The innermost of the user's lines: in the task's directory, but not in a library there."""
-    home, libraries = (
-        path.resolve().parent,
-        [
-            Path(samecurve.__file__).parent,
-            *(Path(sysconfig.get_path(kind)) for kind in ("stdlib", "purelib", "platlib")),
-        ],
-    )
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if Path(frame.filename).is_relative_to(home)
-    ]
-    own = [
-        frame
-        for frame in frames
-        if not any(Path(frame.filename).is_relative_to(library) for library in libraries)
-    ]
-    return f"{_shown(own[-1].filename)}:{own[-1].lineno}" if own else str(path)
+    home = path.resolve().parent
+    libraries = [Path(sysconfig.get_path(kind)) for kind in ("stdlib", "purelib", "platlib")]
+    libraries.append(Path(samecurve.__file__).parent)
+
+    def is_users(file: Path) -> bool:
+        return file.is_relative_to(home) and not any(map(file.is_relative_to, libraries))
+
+    frames = traceback.extract_tb(error.__traceback__)
+    user_frames = [frame for frame in frames if is_users(Path(frame.filename))]
+    if not user_frames:
+        return str(path)
+    return f"{_shown(user_frames[-1].filename)}:{user_frames[-1].lineno}"
 
 
 def _shown(path: str) -> str:

@@ -1,5 +1,7 @@
-"""Whether a loss adds up: two samples at once must give the sums and weights that each gives alone,
-added. A mean in place of a sum doesn't.
+"""Whether a loss adds up.
+
+Two samples at once must give the sums and weights that each gives alone, added. A mean in place of
+a sum doesn't.
 """
 
 import math
@@ -12,14 +14,17 @@ from samecurve.tasks.adapter.base import MEAN
 _CLOSE = 1e-3  # of what f32 and another order of adding change, with much to spare
 
 
-def check_adds(found: Sequence[Mean], what: str) -> None:
-    """found: the loss of two samples, of the first and of the second, as numbers.
+def check_adds(losses: Sequence[Mean], what: str) -> None:
+    """Whether the loss of two samples is what each gives alone, added.
+
+    losses: of both samples, of the first, and of the second, as numbers
+    what: the method, for errors
 
     UserError: it is a mean, or its weight doesn't count. Whatever else doesn't add up (a
-    contrastive loss) is not told from here.
+    contrastive loss) is not found here.
     """
-    both, first, second = found
-    if not all(math.isfinite(number) for mean in found for number in mean):
+    both, first, second = losses
+    if not all(math.isfinite(number) for mean in losses for number in mean):
         return
     if (
         not _near(both.weight, first.weight + second.weight)
@@ -33,13 +38,12 @@ def check_adds(found: Sequence[Mean], what: str) -> None:
             "task",
         )
     total = first.weight + second.weight
-    plain, weighted = (
-        (first.sum + second.sum) / 2,
-        (first.sum * first.weight + second.sum * second.weight) / total if total else math.nan,
-    )
-    if not _near(both.sum, first.sum + second.sum) and (
-        _near(both.sum, plain) or _near(both.sum, weighted)
-    ):
+    plain_mean = (first.sum + second.sum) / 2
+    weighted_mean = math.nan
+    if total:
+        weighted_mean = (first.sum * first.weight + second.sum * second.weight) / total
+    is_mean = _near(both.sum, plain_mean) or _near(both.sum, weighted_mean)
+    if is_mean and not _near(both.sum, first.sum + second.sum):
         raise UserError(
             f"{what} gives the sum {both.sum:.6g} for two samples, which alone give {first.sum:.6g}"
             f" and {second.sum:.6g}: that is their mean",

@@ -100,9 +100,9 @@ class TaskAdapter:
     def facts(self) -> Facts:
         """What plan() must know: what the class tells, and what else is found."""
         self._check_rows()
-        told = self._told_facts()
-        if "arrays" in told:
-            sizes = {name: int(np.prod(shape)) for name, shape in told["arrays"].items()}
+        task_facts = self._task_facts()
+        if "arrays" in task_facts:
+            sizes = {name: int(np.prod(shape)) for name, shape in task_facts["arrays"].items()}
             described: Mapping[str, Any] = self._config.optimizer.rules.describe(sizes)
         else:
             described = self.describe_model()
@@ -116,7 +116,7 @@ class TaskAdapter:
                 "coupled": tuple(getattr(self.task, "coupled", ())),
                 "fingerprint": self.fingerprint(),
                 **described,
-                **told,
+                **task_facts,
             }
         )
 
@@ -130,20 +130,21 @@ class TaskAdapter:
             with self.calling("eval_data"):
                 self._held_out.check()
 
-    def _told_facts(self) -> dict[str, Any]:
+    def _task_facts(self) -> dict[str, Any]:
+        """What the class's own facts() gives."""
         if not hasattr(self.task, "facts"):
             return {}
         with self.calling("facts"):
-            told = dict(self.task.facts())
+            task_facts = dict(self.task.facts())
         known = {field.name for field in fields(Facts)}
-        for name in told:
+        for name in task_facts:
             if name not in known:
                 raise UserError(
                     f"{self.name}.facts() tells {name}, which no plan asks for",
                     suggest(str(name), sorted(known)) or f"known: {', '.join(sorted(known))}",
                     "task",
                 )
-        return told
+        return task_facts
 
     def fingerprint(self) -> str:
         """Of the task or its training data, where they have a fingerprint() of their own.
@@ -186,8 +187,9 @@ class TaskAdapter:
     def export_hf(
         self, tensors: Mapping[str, Any], directory: Path, dtype: str
     ) -> tuple[dict[str, Any], list[str]]:
-        """The class's own (it must have export_hf()): the tensors under the Hugging Face names, and
-        lines for the user.
+        """The tensors under the Hugging Face names, and lines for the user.
+
+        The class must have export_hf().
         """
         with self.calling("export_hf"):
             renamed, lines = self.task.export_hf(tensors, directory, dtype)
@@ -314,11 +316,10 @@ class EngineAdapter(TaskAdapter, ABC):
         if "loss" not in metrics:
             metrics = {"loss": self.loss(model, batch), **metrics}
         if metrics.keys() != self._metric_specs.keys():
-            here, there = (
-                [n for n in names if n != "loss"] for names in (metrics, self._metric_specs)
-            )
+            here = ", ".join(name for name in metrics if name != "loss")
+            before = ", ".join(name for name in self._metric_specs if name != "loss")
             raise self._wrong_metrics(
-                f"gives {', '.join(here)} for one batch and {', '.join(there)} for another",
+                f"gives {here} for one batch and {before} for another",
                 "the same names for every batch; a weight may be 0",
             )
         return {
@@ -418,7 +419,7 @@ def _shown(total: Mean) -> Metric:
 
 
 def _instance(task_class: type, arguments: Mapping[str, Any]) -> Any:
-    """Called with what its __init__ asks for by name; else with the two sections, in their order."""
+    """Called with what its __init__ asks for by name; else with both sections, in their order."""
     parameters = inspect.signature(task_class).parameters
     sections = {name: arguments[name] for name in ("model", "data")}
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):

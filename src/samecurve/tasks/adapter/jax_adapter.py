@@ -100,22 +100,23 @@ class JaxAdapter(EngineAdapter):
             )
         random.seed(self._config.train.seed)
         np.random.seed(self._config.train.seed % 2**32)
-        given = {
+        arguments = {
             "dtype": _COMPUTE[self._config.train.precision],
             "rngs": nnx.Rngs(self._config.train.seed),
         }
+        arguments = {name: value for name, value in arguments.items() if name in takes}
         with self.calling("model"):
-            made = self.task.model(
-                **{name: value for name, value in given.items() if name in takes}
-            )
-        if not isinstance(made, nnx.Module):
-            torch = any(kind.__module__.startswith("torch.") for kind in type(made).__mro__)
-            raise UserError(
-                f"{self.name}.model() returns {type(made).__name__}, not a flax.nnx.Module",
-                "--engine torch, which trains torch modules" if torch else self.needed["model"],
-                "task",
-            )
-        return made
+            model = self.task.model(**arguments)
+        if isinstance(model, nnx.Module):
+            return model
+        remedy = self.needed["model"]
+        if any(kind.__module__.startswith("torch.") for kind in type(model).__mro__):
+            remedy = "--engine torch, which trains torch modules"
+        raise UserError(
+            f"{self.name}.model() returns {type(model).__name__}, not a flax.nnx.Module",
+            remedy,
+            "task",
+        )
 
     def loss(self, model: Any, batch: Arrays) -> Mean:
         with self.calling("loss"):
@@ -125,8 +126,8 @@ class JaxAdapter(EngineAdapter):
         with self.calling("metrics"):
             return super().measure(model, batch)
 
-    def check_loss(self, found: object, what: str) -> None:
-        _check_loss(found, what)
+    def check_loss(self, loss: object, what: str) -> None:
+        _check_loss(loss, what)
         self._loss_checked = True
 
     def metric_specs(self, row: Mapping[str, NDArray[Any]]) -> dict[str, Mean]:
@@ -206,13 +207,11 @@ def _scalars(leaf: Any) -> int:
     return int(np.prod(leaf.shape)) * (2 if is_complex(leaf) else 1)
 
 
-def _check_loss(found: object, what: str) -> None:
+def _check_loss(loss: object, what: str) -> None:
     """UserError: it can't be added up and divided once."""
-    if not isinstance(found, Mean):
-        raise UserError(
-            f"{what} returns {type(found).__name__}, not a samecurve.Mean", MEAN, "task"
-        )
-    total, weight = jnp.asarray(found.sum), jnp.asarray(found.weight)
+    if not isinstance(loss, Mean):
+        raise UserError(f"{what} returns {type(loss).__name__}, not a samecurve.Mean", MEAN, "task")
+    total, weight = jnp.asarray(loss.sum), jnp.asarray(loss.weight)
     if total.ndim or not jnp.issubdtype(total.dtype, jnp.floating):
         raise UserError(
             f"the sum of {what} is {total.dtype} of shape {total.shape}, not one real number",

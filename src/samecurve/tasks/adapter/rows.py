@@ -33,7 +33,7 @@ class Rows:
     def __init__(self, data: Any, what: str, path: Path | None) -> None:
         self._data, self._what, self._path = data, what, path
         self._count = _length(data, what)
-        self._read: Callable[[Ids], Any] = (
+        self._read_rows: Callable[[Ids], Any] = (
             self._stacked if _is_torch(data, "Dataset") else data.__getitem__
         )
 
@@ -42,13 +42,13 @@ class Rows:
 
     def __getitem__(self, ids: Ids) -> dict[str, NDArray[Any]]:
         with calling(f"the data of {self._what}", self._path):
-            found = self._read(ids)
-        if not isinstance(found, Mapping) or not found:
+            rows = self._read_rows(ids)
+        if not isinstance(rows, Mapping) or not rows:
             raise self._wrong(
-                f"gives {type(found).__name__} for {len(ids)} ids", f"it must be {_FORM}"
+                f"gives {type(rows).__name__} for {len(ids)} ids", f"it must be {_FORM}"
             )
         return {
-            str(name): self._column(str(name), column, len(ids)) for name, column in found.items()
+            str(name): self._column(str(name), column, len(ids)) for name, column in rows.items()
         }
 
     def fingerprint(self) -> str:
@@ -99,11 +99,11 @@ class Rows:
 
     def _stacked(self, ids: Ids) -> dict[str, Any]:
         """The items of a torch Dataset, name by name."""
-        many = getattr(self._data, "__getitems__", None)
-        items = [
-            _named(item)
-            for item in (many(ids.tolist()) if many else [self._item(i) for i in ids.tolist()])
-        ]
+        if getattr(self._data, "__getitems__", None):
+            raw_items = self._data.__getitems__(ids.tolist())
+        else:
+            raw_items = [self._item(index) for index in ids.tolist()]
+        items = [_named(item) for item in raw_items]
         names = list(items[0])
         if any(list(item) != names for item in items):
             raise self._wrong(
@@ -141,36 +141,31 @@ def _is_torch(data: Any, kind: str) -> bool:
 
 
 def _array(value: Any) -> NDArray[Any]:
-    array: NDArray[Any] = (
-        value.detach().cpu().numpy() if hasattr(value, "detach") else np.asarray(value)
-    )
-    return array
+    if hasattr(value, "detach"):
+        value = value.detach().cpu().numpy()
+    return np.asarray(value)
 
 
 def _named(item: Any) -> dict[str, Any]:
     if isinstance(item, Mapping):
         return {str(name): value for name, value in item.items()}
-    return (
-        {str(index): value for index, value in enumerate(item)}
-        if isinstance(item, tuple | list)
-        else {"0": item}
-    )
+    if isinstance(item, tuple | list):
+        return {str(index): value for index, value in enumerate(item)}
+    return {"0": item}
 
 
 def _length(data: Any, what: str) -> int:
-    """UserError: none, or nothing to count."""
-    if (
-        _is_torch(data, "IterableDataset")
-        or not hasattr(data, "__getitem__")
-        or not hasattr(data, "__len__")
-    ):
-        lacks = (
-            "is read in its own order, not by id"
-            if _is_torch(data, "IterableDataset")
-            else f"has no {'length (__len__)' if hasattr(data, '__getitem__') else '__getitem__'}"
-        )
+    """How many samples there are. UserError: none, or nothing to count."""
+    lack = None
+    if _is_torch(data, "IterableDataset"):
+        lack = "is read in its own order, not by id"
+    elif not hasattr(data, "__getitem__"):
+        lack = "has no __getitem__"
+    elif not hasattr(data, "__len__"):
+        lack = "has no length (__len__)"
+    if lack:
         raise UserError(
-            f"the data of {what}, of type {type(data).__name__}, {lacks}",
+            f"the data of {what}, of type {type(data).__name__}, {lack}",
             f"return {_FORM}: which samples a step takes follows from their number and the seed",
             "task",
         )

@@ -63,74 +63,77 @@ class TorchAdapter(EngineAdapter):
                 "nn.Parameters with requires_grad, in the module or its children",
                 "task",
             )
-        if tried := self._tried(sum(map(_scalars, model.parameters()))):
-            check_adds(tried, f"{self.name}.loss()")
+        num_params = sum(map(_scalars, model.parameters()))
+        losses = self._try_loss(num_params)
+        if losses:
+            check_adds(losses, f"{self.name}.loss()")
         named = dict(model.named_parameters())
         groups = self._config.optimizer.rules.describe(
             {name: _scalars(p) for name, p in named.items()},
             [name for name, p in named.items() if not p.requires_grad],
         )
         freeze(model, self._config.optimizer.rules)
-        parts = [
-            sum(map(_scalars, block.parameters())) for block in repeated_blocks(model) or [model]
-        ]
+        blocks = repeated_blocks(model) or [model]
+        block_params = [sum(map(_scalars, block.parameters())) for block in blocks]
         return {
             **groups,
             "user_optimizer": self._optimizer_facts(model),
-            "params": sum(map(_scalars, model.parameters())),
-            "blocks": len(parts),
-            "block_params": max(parts),
+            "params": num_params,
+            "blocks": len(blocks),
+            "block_params": max(block_params),
             "coupled": (*getattr(self.task, "coupled", ()), *coupling_layers(model)),
             **describe_arrays(model),
             **sharding_facts(model),
             "unkeyed_dropout": unkeyed_dropout(model),
-            "keyed_dropout": key_dropout(
-                model, Keys(), 0
-            ),  # on this outline only, to learn their names
+            # on this outline only, to learn their names
+            "keyed_dropout": key_dropout(model, Keys(), 0),
         }
 
     def model(self) -> nn.Module:
-        """RuntimeError: on the meta device, the user's code looks at values."""
-        asked = [
+        """The class's model. RuntimeError: on the meta device, its code looks at values."""
+        flax_arguments = [
             name
             for name, parameter in inspect.signature(self.task.model).parameters.items()
             if name in {"rngs", "dtype"} and parameter.default is parameter.empty
         ]
-        if asked:
+        if flax_arguments:
             raise UserError(
-                f"{self.name}.model() asks for {' and '.join(asked)}, as flax models do",
+                f"{self.name}.model() asks for {' and '.join(flax_arguments)}, as flax models do",
                 "--engine jax, which gives it; or a model() without it, which returns a"
                 " torch.nn.Module",
                 "task",
             )
         try:
             with self.calling("model"):
-                made = self.task.model()
+                model = self.task.model()
         except UserError as error:
             if torch.get_default_device().type == "meta":
                 raise RuntimeError(error.cause) from error
             raise
-        if not isinstance(made, nn.Module):
-            flax = any(kind.__module__.startswith("flax.") for kind in type(made).__mro__)
-            raise UserError(
-                f"{self.name}.model() returns {type(made).__name__}, not a torch.nn.Module",
-                "--engine jax, which trains flax modules" if flax else self.needed["model"],
-                "task",
-            )
-        return made
+        if isinstance(model, nn.Module):
+            return model
+        remedy = self.needed["model"]
+        if any(kind.__module__.startswith("flax.") for kind in type(model).__mro__):
+            remedy = "--engine jax, which trains flax modules"
+        raise UserError(
+            f"{self.name}.model() returns {type(model).__name__}, not a torch.nn.Module",
+            remedy,
+            "task",
+        )
 
     def _build_optimizer(self, params: NamedParams, lr: float) -> torch.optim.Optimizer:
         """The class's own optimizer."""
+        arguments = {"lr": lr} if self._takes_lr() else {}
         with self.calling("optimizer"):
-            made = self.task.optimizer(params, **({"lr": lr} if self._takes_lr() else {}))
-        if not isinstance(made, torch.optim.Optimizer):
+            optimizer = self.task.optimizer(params, **arguments)
+        if not isinstance(optimizer, torch.optim.Optimizer):
             raise UserError(
-                f"{self.name}.optimizer() returns {type(made).__name__}, not a"
+                f"{self.name}.optimizer() returns {type(optimizer).__name__}, not a"
                 " torch.optim.Optimizer",
                 "one optimizer over all of `params`, such as torch.optim.RAdam(params, lr=lr)",
                 "task",
             )
-        return made
+        return optimizer
 
     def _takes_lr(self) -> bool:
         return "lr" in inspect.signature(self.task.optimizer).parameters
@@ -138,25 +141,25 @@ class TorchAdapter(EngineAdapter):
     def _optimizer_facts(self, model: nn.Module) -> UserOptimizerFacts | None:
         if not hasattr(self.task, "optimizer"):
             return None
-        found = try_optimizer(self._build_optimizer, self._config.optimizer, model)
+        tried = try_optimizer(self._build_optimizer, self._config.optimizer, model)
         return UserOptimizerFacts(
-            name=found.name,
+            name=tried.name,
             by=f"{self.name}.optimizer()",
             elementwise=getattr(self.task, "elementwise", False),
             takes_lr=self._takes_lr(),
-            scales=found.lr_scales,
-            num_states=found.num_states,
+            scales=tried.lr_scales,
+            num_states=tried.num_states,
         )
 
-    def check_loss(self, found: object, what: str) -> None:
-        _check_loss(found, what)
+    def check_loss(self, loss: object, what: str) -> None:
+        _check_loss(loss, what)
         self._loss_checked = torch.is_grad_enabled()
 
     def loss(self, model: Any, batch: Arrays) -> Mean:
         with self.calling("loss", RunError if self._loss_checked else UserError):
             return super().loss(model, batch)
 
-    def _tried(self, params: int) -> list[Mean] | None:
+    def _try_loss(self, params: int) -> list[Mean] | None:
         """The loss of two samples, and of each alone, on a CPU before anything is trained.
 
         None: it can't be had here, which proves nothing of the run; its first step will tell.
@@ -170,17 +173,16 @@ class TorchAdapter(EngineAdapter):
                 name: torch.from_numpy(np.ascontiguousarray(array))
                 for name, array in self.train_data()[np.arange(2)].items()
             }
-            found = []
-            for which in ([0, 1], [0], [1]):
+            losses = []
+            for ids in ([0, 1], [0], [1]):
+                batch = {name: tensor[ids] for name, tensor in rows.items()}
                 try:
-                    loss = self.task.loss(
-                        model, {name: tensor[which] for name, tensor in rows.items()}
-                    )
+                    loss = self.task.loss(model, batch)
                 except Exception:  # a model for GPUs only, say
                     return None
                 _check_loss(loss, f"{self.name}.loss()")
-                found.append(Mean(*map(float, loss)))
-        return found
+                losses.append(Mean(*map(float, loss)))
+        return losses
 
     def metric_specs(self, row: Mapping[str, NDArray[Any]]) -> dict[str, Mean]:
         """On a model without values, or else on a real one."""
@@ -226,39 +228,34 @@ def _scalars(parameter: torch.Tensor) -> int:
     return parameter.numel() * (2 if parameter.is_complex() else 1)
 
 
-def _check_loss(found: object, what: str) -> None:
+def _check_loss(loss: object, what: str) -> None:
     """UserError: it can't be added up and divided once."""
-    if not isinstance(found, Mean):
-        shape = f" of shape {tuple(found.shape)}" if isinstance(found, torch.Tensor) else ""
-        raise UserError(
-            f"{what} returns {type(found).__name__}{shape}, not a samecurve.Mean", MEAN, "task"
-        )
-    if (
-        not isinstance(found.sum, torch.Tensor)
-        or found.sum.ndim
-        or not found.sum.is_floating_point()
-    ):
-        kind = (
-            f"a {found.sum.dtype} tensor of shape {tuple(found.sum.shape)}"
-            if isinstance(found.sum, torch.Tensor)
-            else f"of type {type(found.sum).__name__}"
-        )
+    if not isinstance(loss, Mean):
+        raise UserError(f"{what} returns {_kind_of(loss)}, not a samecurve.Mean", MEAN, "task")
+    total, weight = loss
+    if not isinstance(total, torch.Tensor) or total.ndim or not total.is_floating_point():
+        kind = f"of type {type(total).__name__}"
+        if isinstance(total, torch.Tensor):
+            kind = f"a {total.dtype} tensor of shape {tuple(total.shape)}"
         raise UserError(
             f"the sum of {what} is {kind}, not a tensor with one real number", MEAN, "task"
         )
-    if torch.is_grad_enabled() and not found.sum.requires_grad:
+    if torch.is_grad_enabled() and not total.requires_grad:
         raise UserError(
             f"the sum of {what} has no gradient",
             "compute it from the model's output, without .item(), .detach(), float() or"
             " torch.no_grad() on the way",
             "task",
         )
-    if not isinstance(found.weight, int | float) and not (
-        isinstance(found.weight, torch.Tensor) and not found.weight.ndim
-    ):
-        kind = (
-            f"a tensor of shape {tuple(found.weight.shape)}"
-            if isinstance(found.weight, torch.Tensor)
-            else f"of type {type(found.weight).__name__}"
-        )
+    is_one_number = isinstance(weight, int | float)
+    kind = f"of type {type(weight).__name__}"
+    if isinstance(weight, torch.Tensor):
+        is_one_number = not weight.ndim
+        kind = f"a tensor of shape {tuple(weight.shape)}"
+    if not is_one_number:
         raise UserError(f"the weight of {what} is {kind}, not one number", MEAN, "task")
+
+
+def _kind_of(value: object) -> str:
+    shape = f" of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else ""
+    return f"{type(value).__name__}{shape}"

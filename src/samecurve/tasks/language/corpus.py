@@ -1,5 +1,6 @@
-"""Text files -> one token file, made once, mapped by every rank and found again by what it was made
-from.
+"""Text files -> one token file, made once and mapped by every rank.
+
+It is found again by what it was made from.
 """
 
 import glob
@@ -9,7 +10,7 @@ import os
 import shutil
 import sysconfig
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,44 +19,51 @@ from numpy.typing import NDArray
 
 from samecurve.errors import UserError
 from samecurve.tasks.language.sections import LanguageData
-from samecurve.tasks.language.tokenizer import Bytes, Library, Tokenizer, train_bpe
+from samecurve.tasks.language.tokenizer import ByteTokenizer, LibraryTokenizer, Tokenizer, train_bpe
 
 _BLOCK = 1 << 22  # bytes of text tokenized at once
 _FORMAT = 2  # of the cache
 _PROBED = 1 << 18  # bytes of text on which a foreign tokenizer is tried
-_LEAST_KNOWN = 0.99
+_LEAST_KNOWN = 0.99  # share of their characters that it must know
+_KEYS = {"num_tokens": "count", "vocab_size": "size", "largest_id": "top"}  # field: key in a file
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Corpus:
-    """path: token file of `count` ids of `dtype`.
-
-    size: of the tokenizer (0: none, a .bin file). top: largest id. sha256: of the ids. entropy: of
-    single tokens, in nats: what a model that knows only their frequencies would lose. text_bytes:
-    before tokenizing.
-    """
+    """A token file."""
 
     path: str
     dtype: str
-    count: int
-    size: int
-    top: int
-    sha256: str
-    entropy: float
-    text_bytes: int
-    tokenizer: str
+    num_tokens: int
+    vocab_size: int  # the tokenizer's; 0: there is none, of a .bin file
+    largest_id: int
+    sha256: str  # of the ids
+    entropy: float  # of single tokens, nats: what a model that knows only frequencies would lose
+    text_bytes: int  # before tokenizing
+    tokenizer: str  # "bytes", or the path of a tokenizer.json
 
     def decoder(self) -> Tokenizer:
-        return Bytes() if self.tokenizer == "bytes" else Library(Path(self.tokenizer))
+        if self.tokenizer == "bytes":
+            return ByteTokenizer()
+        return LibraryTokenizer(Path(self.tokenizer))
+
+    def to_json(self) -> str:
+        return json.dumps({_KEYS.get(name, name): value for name, value in asdict(self).items()})
+
+    @staticmethod
+    def read(file: Path) -> "Corpus":
+        values = json.loads(file.read_text())
+        names = (field.name for field in fields(Corpus))
+        return Corpus(**{name: values[_KEYS.get(name, name)] for name in names})
 
 
-def prepare(data: LanguageData, cache: Path) -> Corpus:
+def prepare_corpus(data: LanguageData, cache: Path) -> Corpus:
     """The token file of a data section, from the cache if its files have not changed.
 
     UserError: missing, empty or unfit input.
     """
-    if [source for source in data.sources if source.endswith(".bin")]:
-        return _raw(data, cache)
+    if any(source.endswith(".bin") for source in data.sources):
+        return _read_raw_tokens(data, cache)
     files = _files(data.sources)
     key = _key(
         {
@@ -67,24 +75,24 @@ def prepare(data: LanguageData, cache: Path) -> Corpus:
     home = cache / "corpus" / key
     if not (home / "corpus.json").exists():
         _publish(home, lambda scratch: _tokenize(data, files, home, scratch))
-    found = Corpus(
-        **{**json.loads((home / "corpus.json").read_text()), "path": str(home / "tokens.bin")}
-    )
-    if os.path.getsize(found.path) != found.count * np.dtype(found.dtype).itemsize:
+    corpus = replace(Corpus.read(home / "corpus.json"), path=str(home / "tokens.bin"))
+    if os.path.getsize(corpus.path) != corpus.num_tokens * np.dtype(corpus.dtype).itemsize:
         raise UserError(
-            f"the token file {found.path} has been cut off",
+            f"the token file {corpus.path} has been cut off",
             f"remove {home}: it is made anew",
             "data",
         )
-    made_here = home / "tokenizer.json"
-    return replace(found, tokenizer=str(made_here)) if made_here.exists() else found
+    trained_tokenizer = home / "tokenizer.json"
+    if trained_tokenizer.exists():
+        return replace(corpus, tokenizer=str(trained_tokenizer))
+    return corpus
 
 
-def stamp(data: LanguageData) -> object:
+def stamp_corpus(data: LanguageData) -> object:
     """Names, sizes and times of what the corpus is made from."""
-    files = [
-        Path(source).expanduser() for source in data.sources if source.endswith(".bin")
-    ] or _files(data.sources)
+    files = [Path(source).expanduser() for source in data.sources if source.endswith(".bin")]
+    if not files:
+        files = _files(data.sources)
     missing = [file for file in files if not file.is_file()]
     if missing:
         raise UserError(
@@ -96,61 +104,62 @@ def stamp(data: LanguageData) -> object:
 
 
 def _files(sources: tuple[str, ...]) -> list[Path]:
-    found: list[Path] = []
+    """The text files of all sources, each once. UserError: a source has none."""
+    files: list[Path] = []
     for source in sources:
         if source == "python-stdlib":
-            found += _standard_library()
+            files += _standard_library()
             continue
         path = Path(source).expanduser()
         if path.is_dir():
-            found += _below(path)
+            files += _below(path)
         elif path.is_file():
-            found.append(path)
+            files.append(path)
         else:
-            matches = sorted(
-                Path(match)
-                for match in glob.glob(str(path), recursive=True)
-                if os.path.isfile(match)
-            )
-            if not matches:
+            matches = [Path(match) for match in glob.glob(str(path), recursive=True)]
+            matching_files = sorted(match for match in matches if match.is_file())
+            if not matching_files:
                 raise UserError(
                     f"data source {source}: no such file, directory or match",
                     "text files, globs or directories; python-stdlib; or one .bin file",
                     "data.source",
                 )
-            found += matches
-    return list(dict.fromkeys(file.resolve() for file in found))
+            files += matching_files
+    return list(dict.fromkeys(file.resolve() for file in files))
 
 
 def _below(root: Path) -> list[Path]:
-    """A directory's files, hidden ones and run directories left out (a run that reads what it
-    writes could never be resumed).
+    """A directory's files, without hidden ones and run directories.
+
+    A run that reads what it writes could never be resumed.
     """
-    found: list[Path] = []
-    for folder, below, files in os.walk(root):
-        below[:] = [
+    files: list[Path] = []
+    for folder, subfolders, names in os.walk(root):
+        subfolders[:] = [
             name
-            for name in below
-            if not name.startswith(".")
-            and not (
-                Path(folder, name, "plan.json").exists()
-                and Path(folder, name, "checkpoints").exists()
-            )
+            for name in subfolders
+            if not name.startswith(".") and not _is_run(Path(folder, name))
         ]
-        found += [Path(folder, name) for name in files if not name.startswith(".")]
-    return sorted(found)
+        files += [Path(folder, name) for name in names if not name.startswith(".")]
+    return sorted(files)
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / "plan.json").exists() and (folder / "checkpoints").exists()
 
 
 def _standard_library() -> list[Path]:
-    """The sorted .py files of this Python's standard library, without its tests: real text that
-    needs no download.
+    """The sorted .py files of this Python's standard library: real text without a download.
+
+    Its tests are left out.
     """
-    out = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "lib2to3"}
-    found: list[Path] = []
-    for folder, below, files in os.walk(sysconfig.get_path("stdlib")):
-        below[:] = [name for name in below if name not in out]
-        found += [Path(folder, name) for name in files if name.endswith(".py")]
-    return sorted(found)
+    skipped = {"test", "tests", "idle_test", "lib2to3", "__pycache__"}
+    skipped |= {"site-packages", "dist-packages"}
+    files: list[Path] = []
+    for folder, subfolders, names in os.walk(sysconfig.get_path("stdlib")):
+        subfolders[:] = [name for name in subfolders if name not in skipped]
+        files += [Path(folder, name) for name in names if name.endswith(".py")]
+    return sorted(files)
 
 
 def _stamp(file: Path) -> list[Any]:
@@ -159,11 +168,9 @@ def _stamp(file: Path) -> list[Any]:
 
 
 def _tokenizer_stamp(tokenizer: str) -> Any:
-    return (
-        _stamp(Path(tokenizer))
-        if tokenizer.endswith(".json") and Path(tokenizer).is_file()
-        else tokenizer
-    )
+    if tokenizer.endswith(".json") and Path(tokenizer).is_file():
+        return _stamp(Path(tokenizer))
+    return tokenizer
 
 
 def _key(value: Any) -> str:
@@ -171,14 +178,15 @@ def _key(value: Any) -> str:
 
 
 def _publish(home: Path, make: Callable[[Path], Corpus]) -> None:
-    """Make a cache entry beside its place and rename it there, so that two runs at once, or a kill,
-    leave it whole or absent.
+    """Make a cache entry beside its place, and rename it there.
+
+    So two runs at once, or a kill, leave it whole or absent.
     """
     home.parent.mkdir(parents=True, exist_ok=True)
     scratch = home.with_name(f"{home.name}.{os.getpid()}")
     scratch.mkdir(exist_ok=True)
     try:
-        (scratch / "corpus.json").write_text(json.dumps(asdict(make(scratch))))
+        (scratch / "corpus.json").write_text(make(scratch).to_json())
         try:
             scratch.rename(home)
         except OSError:
@@ -213,16 +221,16 @@ def _tokenize(data: LanguageData, files: list[Path], home: Path, scratch: Path) 
     tokenizer: Tokenizer
     name = data.tokenizer
     if name == "bytes":
-        tokenizer = Bytes()
+        tokenizer = ByteTokenizer()
     elif name.startswith("bpe:"):
         train_bpe(
             int(name[4:]),
             (text.decode("utf-8", "replace") for block in _texts(files) for text in block),
             scratch / "tokenizer.json",
         )
-        tokenizer, name = Library(scratch / "tokenizer.json"), str(home / "tokenizer.json")
+        tokenizer, name = LibraryTokenizer(scratch / "tokenizer.json"), str(home / "tokenizer.json")
     else:
-        tokenizer = Library(Path(name))
+        tokenizer = LibraryTokenizer(Path(name))
         sample = b"".join(next(_texts(files), []))[:_PROBED].decode("utf-8", "ignore")
         known = tokenizer.coverage(sample)
         if known < _LEAST_KNOWN:
@@ -231,9 +239,7 @@ def _tokenize(data: LanguageData, files: list[Path], home: Path, scratch: Path) 
                 "a tokenizer made for such text (bpe:N makes one)",
                 "data.tokenizer",
             )
-    dtype = (
-        np.uint8 if tokenizer.size <= 256 else np.uint16 if tokenizer.size <= 65536 else np.uint32
-    )
+    dtype = _narrowest_dtype(tokenizer.size)
     tally = _Tally()
     with open(scratch / "tokens.bin", "wb") as out:
         for block in _texts(files):
@@ -241,11 +247,23 @@ def _tokenize(data: LanguageData, files: list[Path], home: Path, scratch: Path) 
             tally.add(ids)
             out.write(ids.tobytes())
     return tally.corpus(
-        str(home / "tokens.bin"), np.dtype(dtype).name, tokenizer.size, text_bytes, name
+        path=home / "tokens.bin",
+        dtype=dtype,
+        vocab_size=tokenizer.size,
+        text_bytes=text_bytes,
+        tokenizer=name,
     )
 
 
-def _raw(data: LanguageData, cache: Path) -> Corpus:
+def _narrowest_dtype(vocab_size: int) -> str:
+    if vocab_size <= 256:
+        return "uint8"
+    if vocab_size <= 65536:
+        return "uint16"
+    return "uint32"
+
+
+def _read_raw_tokens(data: LanguageData, cache: Path) -> Corpus:
     """A .bin file as it is, read once for its largest id, its hash and its entropy."""
     if len(data.sources) > 1:
         raise UserError(
@@ -264,39 +282,37 @@ def _raw(data: LanguageData, cache: Path) -> Corpus:
     width = np.dtype(data.token_dtype).itemsize
     size = path.stat().st_size
     if size % width:
-        remedy = (
-            "--set data.token_dtype=uint16, if that is what it holds"
-            if size % 2 == 0
-            else "was it copied whole?"
-        )
+        remedy = "was it copied whole?"
+        if size % 2 == 0:
+            remedy = "--set data.token_dtype=uint16, if that is what it holds"
         raise UserError(
             f"{path} has {size} bytes, which are no whole number of {data.token_dtype} tokens",
             remedy,
             "data.token_dtype",
         )
-    tokenizer = Library(Path(data.tokenizer)) if data.tokenizer.endswith(".json") else None
     note = cache / "raw" / f"{_key([_stamp(path), data.token_dtype])}.json"
     if not note.exists():
-        tally = _Tally()
-        ids: NDArray[Any] = (
-            np.memmap(path, dtype=data.token_dtype, mode="r")
-            if size
-            else np.zeros(0, data.token_dtype)
-        )
-        for first in range(0, len(ids), _BLOCK):
-            tally.add(np.asarray(ids[first : first + _BLOCK]))
+        corpus = _tally_raw_tokens(path, data.token_dtype)
         note.parent.mkdir(parents=True, exist_ok=True)
         scratch = note.with_suffix(f".{os.getpid()}")
-        scratch.write_text(
-            json.dumps(asdict(tally.corpus(str(path), data.token_dtype, 0, size, "bytes")))
-        )
+        scratch.write_text(corpus.to_json())
         scratch.replace(note)
-    found = Corpus(**json.loads(note.read_text()))
-    return replace(
-        found,
-        size=tokenizer.size if tokenizer else 0,
-        tokenizer=data.tokenizer if tokenizer else "bytes",
-    )
+    corpus = Corpus.read(note)
+    if not data.tokenizer.endswith(".json"):
+        return corpus
+    tokenizer = LibraryTokenizer(Path(data.tokenizer))
+    return replace(corpus, vocab_size=tokenizer.size, tokenizer=data.tokenizer)
+
+
+def _tally_raw_tokens(path: Path, dtype: str) -> Corpus:
+    size = path.stat().st_size
+    ids: NDArray[Any] = np.zeros(0, dtype)
+    if size:  # an empty file can't be mapped
+        ids = np.memmap(path, dtype=dtype, mode="r")
+    tally = _Tally()
+    for first in range(0, len(ids), _BLOCK):
+        tally.add(np.asarray(ids[first : first + _BLOCK]))
+    return tally.corpus(path=path, dtype=dtype, vocab_size=0, text_bytes=size, tokenizer="bytes")
 
 
 class _Tally:
@@ -305,32 +321,32 @@ class _Tally:
     def __init__(self) -> None:
         self._hash = hashlib.sha256()
         self._counts = np.zeros(0, dtype=np.int64)
-        self._total = self._top = 0
+        self._num_tokens = self._largest_id = 0
 
     def add(self, ids: NDArray[Any]) -> None:
         self._hash.update(np.ascontiguousarray(ids).astype("<u4").tobytes())
-        self._total += len(ids)
+        self._num_tokens += len(ids)
         if not len(ids):
             return
-        self._top = max(self._top, int(ids.max()))
-        counts = np.bincount(
-            ids[ids < 1 << 20].astype(np.int64)
-        )  # ids beyond are refused by the vocabulary anyhow
+        self._largest_id = max(self._largest_id, int(ids.max()))
+        # ids beyond are refused by the vocabulary anyhow
+        counts = np.bincount(ids[ids < 1 << 20].astype(np.int64))
         if len(counts) > len(self._counts):
             self._counts = np.pad(self._counts, (0, len(counts) - len(self._counts)))
         self._counts[: len(counts)] += counts
 
-    def corpus(self, path: str, dtype: str, size: int, text_bytes: int, tokenizer: str) -> Corpus:
-        shares = self._counts[self._counts > 0] / max(1, self._total)
-        entropy = float(-(shares * np.log(shares)).sum())
+    def corpus(
+        self, *, path: Path, dtype: str, vocab_size: int, text_bytes: int, tokenizer: str
+    ) -> Corpus:
+        shares = self._counts[self._counts > 0] / max(1, self._num_tokens)
         return Corpus(
-            path,
-            dtype,
-            self._total,
-            size,
-            self._top,
-            self._hash.hexdigest(),
-            entropy,
-            text_bytes,
-            tokenizer,
+            path=str(path),
+            dtype=dtype,
+            num_tokens=self._num_tokens,
+            vocab_size=vocab_size,
+            largest_id=self._largest_id,
+            sha256=self._hash.hexdigest(),
+            entropy=float(-(shares * np.log(shares)).sum()),
+            text_bytes=text_bytes,
+            tokenizer=tokenizer,
         )

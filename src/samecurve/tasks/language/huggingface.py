@@ -1,8 +1,7 @@
-"""The decoder as Hugging Face's libraries have it: Llama's names, config and tokenizer files, in
-both directions. No engine is imported here.
+"""The decoder as Hugging Face's libraries have it: Llama's names, config and tokenizer files.
 
-The arithmetic is Llama's own: rotary halves, no biases, so that names and a config are all that
-passes.
+In both directions; no engine is imported here. The arithmetic is Llama's own: rotary halves, no
+biases, so that names and a config are all that passes.
 """
 
 import json
@@ -20,28 +19,28 @@ _COMPUTED = "rotary_emb.inv_freq"  # older files have these, which follow from r
 _CONTENT = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
 
 
-def theirs(name: str) -> str:
+def hf_name(name: str) -> str:
     """A parameter's name there."""
     return name if name == _HEAD else _BODY + name
 
 
-def renamed(tensors: Mapping[str, Any]) -> dict[str, Any]:
+def rename_to_hf(tensors: Mapping[str, Any]) -> dict[str, Any]:
     """Under their names."""
-    return {theirs(name): tensor for name, tensor in tensors.items()}
+    return {hf_name(name): tensor for name, tensor in tensors.items()}
 
 
-def ours(names: Iterable[str]) -> dict[str, str]:
+def names_from_hf(names: Iterable[str]) -> dict[str, str]:
     """Their names -> ours, if all of them are theirs; nothing else changes.
 
     What is computed there has none.
     """
-    given = [name for name in names if not name.endswith(_COMPUTED)]
-    if not all(name == _HEAD or name.startswith(_BODY) for name in given):
-        return {name: name for name in given}
-    return {name: name.removeprefix(_BODY) for name in given}
+    stored = [name for name in names if not name.endswith(_COMPUTED)]
+    if not all(name == _HEAD or name.startswith(_BODY) for name in stored):
+        return {name: name for name in stored}
+    return {name: name.removeprefix(_BODY) for name in stored}
 
 
-def config_of(fields: LanguageModel, vocab: int, dtype: str) -> dict[str, Any]:
+def make_hf_config(fields: LanguageModel, vocab: int, dtype: str) -> dict[str, Any]:
     """config.json. rope_theta twice: as transformers 4 and 5 look for it."""
     return {
         "architectures": ["LlamaForCausalLM"],
@@ -71,7 +70,7 @@ def config_of(fields: LanguageModel, vocab: int, dtype: str) -> dict[str, Any]:
     }
 
 
-def generation_of() -> dict[str, Any]:
+def make_generation_config() -> dict[str, Any]:
     """generation_config.json: as `samecurve sample` draws."""
     return {
         "do_sample": True,
@@ -83,22 +82,23 @@ def generation_of() -> dict[str, Any]:
     }
 
 
-def fields_in(path: Path) -> dict[str, Any]:
+def read_hf_config(path: Path) -> dict[str, Any]:
     """What a config.json says of the model, as our `model` section has it.
 
     UserError: a model that this decoder is not.
     """
     try:
-        found = json.loads(path.read_text())
-        heads = found["num_attention_heads"]
-        rope = found.get("rope_parameters") or found.get("rope_scaling") or {}
-        said = {
-            "hidden_size": found["hidden_size"],
-            "num_layers": found["num_hidden_layers"],
+        config = json.loads(path.read_text())
+        heads = config["num_attention_heads"]
+        rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+        rope_type = rope.get("rope_type", rope.get("type", "default"))
+        fields = {
+            "hidden_size": config["hidden_size"],
+            "num_layers": config["num_hidden_layers"],
             "num_heads": heads,
-            "kv_heads": found.get("num_key_value_heads") or heads,
-            "rope_theta": float(rope.get("rope_theta") or found.get("rope_theta") or 10000.0),
-            "norm_eps": found.get("rms_norm_eps", 1e-6),
+            "kv_heads": config.get("num_key_value_heads") or heads,
+            "rope_theta": float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0),
+            "norm_eps": config.get("rms_norm_eps", 1e-6),
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
@@ -106,30 +106,32 @@ def fields_in(path: Path) -> dict[str, Any]:
             "a directory as the Hugging Face libraries write it, or the weights' own file",
             "--init-from",
         ) from None
-    other = {
-        f"model_type {found.get('model_type')}": found.get("model_type") != "llama",
-        f"rope {rope.get('rope_type', rope.get('type'))}": (
-            rope.get("rope_type", rope.get("type", "default")) != "default"
-        ),
-        f"hidden_act {found.get('hidden_act')}": (
-            found.get("hidden_act", "silu") not in {"silu", "swish"}
-        ),
-        "biases": bool(found.get("attention_bias") or found.get("mlp_bias")),
-    }
-    if any(other.values()):
+    differences = []
+    if config.get("model_type") != "llama":
+        differences.append(f"model_type {config.get('model_type')}")
+    if rope_type != "default":
+        differences.append(f"rope {rope_type}")
+    if config.get("hidden_act", "silu") not in {"silu", "swish"}:
+        differences.append(f"hidden_act {config['hidden_act']}")
+    if config.get("attention_bias") or config.get("mlp_bias"):
+        differences.append("biases")
+    if differences:
         raise UserError(
-            f"{path}: {', '.join(what for what, is_so in other.items() if is_so)}: not what this"
-            " decoder computes",
+            f"{path}: {', '.join(differences)}: not what this decoder computes",
             "weights of a plain Llama (silu, default rope, no biases)",
             "--init-from",
         )
-    return said
+    return fields
 
 
 def write_config(fields: LanguageModel, vocab: int, dtype: str, to: Path) -> None:
     """config.json and generation_config.json."""
-    (to / "config.json").write_text(json.dumps(config_of(fields, vocab, dtype), indent=1) + "\n")
-    (to / "generation_config.json").write_text(json.dumps(generation_of(), indent=1) + "\n")
+    (to / "config.json").write_text(
+        json.dumps(make_hf_config(fields, vocab, dtype), indent=1) + "\n"
+    )
+    (to / "generation_config.json").write_text(
+        json.dumps(make_generation_config(), indent=1) + "\n"
+    )
 
 
 def write_tokenizer(source: Path | None, to: Path, context: int) -> list[str]:
@@ -139,66 +141,67 @@ def write_tokenizer(source: Path | None, to: Path, context: int) -> list[str]:
     """
     from tokenizers import Tokenizer
 
-    made = Tokenizer.from_file(str(source)) if source else _bytes()
-    made.no_truncation()  # as in training
-    made.no_padding()
-    made.save(str(to / "tokenizer.json"))
+    tokenizer = Tokenizer.from_file(str(source)) if source else _byte_tokenizer()
+    tokenizer.no_truncation()  # as in training
+    tokenizer.no_padding()
+    tokenizer.save(str(to / "tokenizer.json"))
     (to / "tokenizer_config.json").write_text(
         json.dumps({**_CONTENT, "model_max_length": context}, indent=1) + "\n"
     )
-    return (
-        [
-            "this tokenizer adds special tokens of its own accord, and training had none: encode"
-            " with add_special_tokens=False"
-        ]
-        if made.encode("a").ids != made.encode("a", add_special_tokens=False).ids
-        else []
-    )
+    if tokenizer.encode("a").ids == tokenizer.encode("a", add_special_tokens=False).ids:
+        return []
+    return [
+        "this tokenizer adds special tokens of its own accord, and training had none: encode"
+        " with add_special_tokens=False"
+    ]
 
 
-def _bytes() -> Any:
+def _byte_tokenizer() -> Any:
     """Bytes as a tokenizer of the library: byte n is token n."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-    made = Tokenizer(
-        models.BPE(
-            vocab={character: byte for byte, character in enumerate(_characters())}, merges=[]
-        )
-    )
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    made.decoder = decoders.ByteLevel()
-    return made
+    vocab = {character: byte for byte, character in enumerate(_characters())}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
 
 
 def _characters() -> list[str]:
-    """What stands for each byte in a byte-level vocabulary: itself if it prints, else the next
-    character from 256 on. Source: Radford et al. 2019, GPT-2's vocabulary.
+    """What stands for each byte in a byte-level vocabulary.
+
+    Itself if it prints, else the next character from 256 on.
+    Source: Radford et al. 2019, GPT-2's vocabulary.
     """
     prints = {*range(33, 127), *range(161, 173), *range(174, 256)}
     others = [byte for byte in range(256) if byte not in prints]
     return [chr(byte) if byte in prints else chr(256 + others.index(byte)) for byte in range(256)]
 
 
-def unlike(mine: LanguageModel, said: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """Fields that no array's shape shows, and that differ: those that make weights meaningless, and
-    those that only change what is computed with them.
+def compare_with_hf(
+    model: LanguageModel, foreign: Mapping[str, Any]
+) -> tuple[list[str], list[str]]:
+    """Fields that no array's shape shows, and that differ.
+
+    First those that make weights meaningless; then those that only change what is computed with
+    them.
     """
-    if "config.json" in said:
-        said = fields_in(said["config.json"])
-    elif "kv_heads" in said:
-        said = {**said, "kv_heads": said["kv_heads"] or said.get("num_heads")}
+    if "config.json" in foreign:
+        foreign = read_hf_config(foreign["config.json"])
+    elif "kv_heads" in foreign:
+        foreign = {**foreign, "kv_heads": foreign["kv_heads"] or foreign.get("num_heads")}
     here = {
-        "num_heads": mine.num_heads,
-        "kv_heads": mine.groups,
-        "rope_theta": mine.rope_theta,
-        "norm_eps": mine.norm_eps,
+        "num_heads": model.num_heads,
+        "kv_heads": model.groups,
+        "rope_theta": model.rope_theta,
+        "norm_eps": model.norm_eps,
     }
-    differ = [
-        name
-        for name, value in here.items()
-        if name in said and said[name] is not None and said[name] != value
-    ]
-    shown = {name: f"{name} {said[name]}, here {here[name]}" for name in differ}
-    return [shown[name] for name in differ if name.endswith("heads")], [
-        shown[name] for name in differ if not name.endswith("heads")
-    ]
+    fatal: list[str] = []
+    differing: list[str] = []
+    for name, value in here.items():
+        there = foreign.get(name)
+        if there is None or there == value:
+            continue
+        group = fatal if name.endswith("heads") else differing
+        group.append(f"{name} {there}, here {value}")
+    return fatal, differing

@@ -1,8 +1,8 @@
-"""The decoder of torch_model.py in flax: the same names, layouts ([out, in]) and arithmetic, so
-that weights pass both ways.
+"""The decoder of torch_model.py in flax, so that weights pass both ways.
 
-Nothing here is computed in a fixed width but where `narrow` says so: products in it, norms and the
-residual stream in the parameters' own, as torch's autocast has it.
+Names, layouts ([out, in]) and arithmetic are the same. Nothing here is computed in a fixed width
+but where `narrow` says so: products in it, norms and the residual stream in the parameters' own
+type, as torch's autocast has it.
 """
 
 from typing import Any
@@ -15,8 +15,9 @@ from samecurve.tasks.language.sections import LanguageModel
 
 
 def rotary(length: int, head_size: int, theta: float, dtype: Any) -> tuple[jax.Array, jax.Array]:
-    """Cosines and sines [length, head_size]: position times theta^(-2i/d), the two halves of a head
-    rotated against each other.
+    """Cosines and sines [length, head_size] of position times theta^(-2i/d).
+
+    The two halves of a head are rotated against each other.
     """
     wide = jnp.promote_types(dtype, jnp.float32)
     rates = theta ** (-jnp.arange(0, head_size, 2, dtype=wide) / head_size)
@@ -42,7 +43,8 @@ class Linear(nnx.Module):
 
 def product(x: jax.Array, weight: jax.Array, narrow: Any) -> jax.Array:
     """x [..., in], weight [out, in] -> [..., out]."""
-    x, weight = (x.astype(narrow), weight.astype(narrow)) if narrow else (x, weight)
+    if narrow:
+        x, weight = x.astype(narrow), weight.astype(narrow)
     return jax.lax.dot_general(x, weight, (((x.ndim - 1,), (1,)), ((), ())))
 
 
@@ -52,9 +54,8 @@ class Norm(nnx.Module):
         self.eps = eps
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        return (
-            x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + self.eps) * self.weight[...]
-        )
+        mean_square = jnp.mean(x * x, axis=-1, keepdims=True)
+        return x * jax.lax.rsqrt(mean_square + self.eps) * self.weight[...]
 
 
 class Attention(nnx.Module):
@@ -72,11 +73,9 @@ class Attention(nnx.Module):
         def split(y: jax.Array, heads: int) -> jax.Array:
             return y.reshape(batch, length, heads, self.size).transpose(0, 2, 1, 3)
 
-        q, k, v = (
-            split(self.q_proj(x), self.heads),
-            split(self.k_proj(x), self.groups),
-            split(self.v_proj(x), self.groups),
-        )
+        q = split(self.q_proj(x), self.heads)
+        k = split(self.k_proj(x), self.groups)
+        v = split(self.v_proj(x), self.groups)
         q, k = rotate(q, cos, sin).astype(v.dtype), rotate(k, cos, sin).astype(v.dtype)
         q = q.reshape(batch, self.groups, self.heads // self.groups, length, self.size)
         scores = jnp.einsum("bgrqd,bgkd->bgrqk", q, k) * self.size**-0.5
@@ -138,8 +137,6 @@ class Decoder(nnx.Module):
         for block in self.layers:
             x = block(x, cos, sin)
         x = self.norm(x)
-        return (
-            self.lm_head(x)
-            if self.lm_head is not None
-            else product(x, self.embed_tokens.weight[...], self.narrow)
-        )
+        if self.lm_head is None:
+            return product(x, self.embed_tokens.weight[...], self.narrow)
+        return self.lm_head(x)

@@ -16,13 +16,13 @@ from samecurve.data.tokens import IGNORED
 from samecurve.tasks.language.jax_model import Decoder
 from samecurve.tasks.language.task import LanguageTask, NextLogits
 
-_NARROW = (jnp.bfloat16, jnp.float16)
+_NARROW_DTYPES = (jnp.bfloat16, jnp.float16)
 
 
 class JaxLanguage(LanguageTask):
     def model(self, dtype: Any) -> Decoder:
         """dtype: what products are computed in."""
-        return Decoder(self.fields, self.vocab, dtype if dtype in _NARROW else None)
+        return Decoder(self.fields, self.vocab, dtype if dtype in _NARROW_DTYPES else None)
 
     def leave_out(self, rows: Arrays, real: jax.Array) -> Arrays:
         """The rows that do not count, without labels."""
@@ -41,8 +41,9 @@ class JaxLanguage(LanguageTask):
         }
 
     def next_logits(self, model: Any) -> NextLogits:
-        """The window is filled up to the context's length, which a causal model does not see, so
-        that one program serves all.
+        """How the model continues, by one program for all lengths.
+
+        The window is filled up to the context's length, which a causal model does not see.
         """
         graph, params = nnx.split(model)
 

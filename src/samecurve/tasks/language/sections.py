@@ -104,11 +104,9 @@ class LanguageData(DataSection):
     @field_validator("tokenizer")
     @classmethod
     def _known_tokenizer(cls, value: str) -> str:
-        if (
-            value == "bytes"
-            or value.endswith(".json")
-            or (re.fullmatch(r"bpe:\d+", value) and 256 < int(value[4:10]) == int(value[4:]))
-        ):
+        if value == "bytes" or value.endswith(".json"):
+            return value
+        if re.fullmatch(r"bpe:\d+", value) and 256 < int(value[4:10]) == int(value[4:]):
             return value
         raise ValueError(
             "must be bytes, bpe:N with N above 256 and below a million, or the path of a"
@@ -118,7 +116,7 @@ class LanguageData(DataSection):
     @field_validator("source")
     @classmethod
     def _named_source(cls, value: str | list[str]) -> str | list[str]:
-        if not value or "" in ([value] if isinstance(value, str) else value):
+        if not value or (isinstance(value, list) and "" in value):
             raise ValueError("names nothing")
         return value
 
@@ -129,11 +127,13 @@ class LanguageData(DataSection):
 
 def other_data(source: str, assets: Path, reference: Mapping[str, float]) -> Mapping[str, Any]:
     """All of it, in the run's own tokens."""
-    made = assets / "tokenizer.json"
-    return {
+    values: dict[str, Any] = {
         "data.source": source,
         "data.validation": 0.0,
         "data.eval_samples": None,
         "model.vocab_size": int(reference["vocabulary"]),
-        **({"data.tokenizer": str(made.resolve())} if made.exists() else {}),
     }
+    tokenizer = assets / "tokenizer.json"
+    if tokenizer.exists():
+        values["data.tokenizer"] = str(tokenizer.resolve())
+    return values

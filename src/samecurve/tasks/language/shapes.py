@@ -1,5 +1,6 @@
-"""The decoder's parameters, whatever the engine: names (Hugging Face's Llama), shapes, initial
-values, and what training them takes.
+"""The decoder's parameters, whatever the engine, and what training them takes.
+
+Names are those of Hugging Face's Llama.
 """
 
 from math import prod
@@ -34,19 +35,17 @@ def shapes(fields: LanguageModel, vocab: int) -> dict[str, tuple[int, ...]]:
 
 
 def initial(name: str, fields: LanguageModel) -> Initial:
-    """GPT-2's: 0.02, and less by the root of the number of additions for what is added to the
-    residual stream; norms begin as ones.
+    """GPT-2's initial values: norms begin as ones, matrices with a deviation of 0.02.
 
+    What is added to the residual stream begins smaller, by the root of the number of additions.
     Source: Radford et al., "Language models are unsupervised multitask learners", 2019, section
     2.3.
     """
     if "norm" in name:
         return Initial(0.0, 1.0)
-    return Initial(
-        0.02 / (2 * fields.num_layers) ** 0.5
-        if name.endswith(("o_proj.weight", "down_proj.weight"))
-        else 0.02
-    )
+    if name.endswith(("o_proj.weight", "down_proj.weight")):
+        return Initial(0.02 / (2 * fields.num_layers) ** 0.5)
+    return Initial(0.02)
 
 
 def model_facts(fields: LanguageModel, vocab: int, *, unfused: bool) -> dict[str, Any]:
@@ -59,12 +58,8 @@ def model_facts(fields: LanguageModel, vocab: int, *, unfused: bool) -> dict[str
     sizes = {name: prod(shape) for name, shape in arrays.items()}
     in_blocks = [name for name in sizes if name.startswith("layers.")]
     matrices = [name for name in in_blocks if "norm" not in name]
-    length, layers, hidden, inner = (
-        fields.max_seq_len,
-        fields.num_layers,
-        fields.hidden_size,
-        fields.inner,
-    )
+    length, layers = fields.max_seq_len, fields.num_layers
+    hidden, inner = fields.hidden_size, fields.inner
     head = vocab * hidden
     multiplied = sum(sizes[name] for name in matrices) + head
     flops_per_token = 6 * multiplied + 6 * layers * hidden * length

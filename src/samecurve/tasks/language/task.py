@@ -18,13 +18,13 @@ from samecurve.core.protocols import Source
 from samecurve.data.tokens import TokenWindows, window_count
 from samecurve.errors import RunError, UserError
 from samecurve.tasks.language import huggingface
-from samecurve.tasks.language.corpus import Corpus, prepare, stamp
+from samecurve.tasks.language.corpus import Corpus, prepare_corpus, stamp_corpus
 from samecurve.tasks.language.sections import LanguageData, LanguageModel, other_data
 from samecurve.tasks.language.shapes import initial, model_facts
-from samecurve.tasks.language.tokenizer import Bytes, Library, Tokenizer
+from samecurve.tasks.language.tokenizer import ByteTokenizer, LibraryTokenizer, Tokenizer
 
 TOKENIZER = "tokenizer.json"  # as a run directory's assets keep it
-
+_LINE_BREAK = 10  # the id that stands for an empty prompt: a line break, in bytes
 
 NextLogits = Callable[[list[int]], NDArray[np.float64]]  # token ids -> the next one's logits
 
@@ -39,7 +39,7 @@ class LanguageTask:
     """
 
     metric_names = ("loss", "accuracy")
-    data_stamp = staticmethod(stamp)
+    data_stamp = staticmethod(stamp_corpus)
     other_data = staticmethod(other_data)
 
     def __init__(
@@ -52,15 +52,14 @@ class LanguageTask:
     ) -> None:
         self.fields, self.data = model, data
         self.length = model.max_seq_len
-        # no fused kernel: attention keeps its length x length scores for backward, the loss all
-        # logits
+        # no fused kernel: attention keeps length x length scores for backward, the loss all logits
         self.unfused = engine == "jax"
         self._cache, self._kept = cache, assets
 
     @cached_property
     def corpus(self) -> Corpus:
         """The token file. UserError: its tokens don't fit the model."""
-        corpus = prepare(self.data, self._cache)
+        corpus = prepare_corpus(self.data, self._cache)
         _check_vocabulary(self.fields, self.data, corpus)
         return corpus
 
@@ -69,17 +68,17 @@ class LanguageTask:
         """How many tokens the model knows."""
         if self.fields.vocab_size is not None:
             return self.fields.vocab_size
-        return self.tokenizer().size if self._kept else self.corpus.size
+        return self.tokenizer().size if self._kept else self.corpus.vocab_size
 
     @cached_property
     def _num_train_tokens(self) -> int:
         """The rest is held out. UserError: too few for one sample."""
         vocab, corpus = self.vocab, self.corpus
         assert vocab
-        count = corpus.count - int(corpus.count * self.data.validation)
+        count = corpus.num_tokens - int(corpus.num_tokens * self.data.validation)
         if window_count(count, self.length) < 1 or count <= self.length:
             raise UserError(
-                f"{corpus.count} tokens, {count} of them to train on, are too few for"
+                f"{corpus.num_tokens} tokens, {count} of them to train on, are too few for"
                 f" one sample of {self.length}",
                 f"more text, or --seq-len {max(1, count // 8)}",
                 "data.source",
@@ -94,7 +93,7 @@ class LanguageTask:
         if self._kept is None:
             return self.corpus.decoder()
         if (self._kept / TOKENIZER).exists():
-            return Library(self._kept / TOKENIZER)
+            return LibraryTokenizer(self._kept / TOKENIZER)
         if any(source.endswith(".bin") for source in self.data.sources):
             raise UserError(
                 "this run was trained on raw tokens without a tokenizer: what they mean is not"
@@ -102,14 +101,14 @@ class LanguageTask:
                 "train with data.tokenizer=PATH of their tokenizer.json",
                 "data.tokenizer",
             )
-        return Bytes()
+        return ByteTokenizer()
 
     def facts(self) -> dict[str, Any]:
         return {
             **model_facts(self.fields, self.vocab, unfused=self.unfused),
             "reference": {
                 "unigram_entropy": self.corpus.entropy,
-                "tokens": self.corpus.count,
+                "tokens": self.corpus.num_tokens,
                 "vocabulary": self.vocab,
             },
         }
@@ -127,7 +126,7 @@ class LanguageTask:
             Path(self.corpus.path),
             self.corpus.dtype,
             self._num_train_tokens,
-            self.corpus.count,
+            self.corpus.num_tokens,
             self.length,
         )
         if not len(windows) or self.data.eval_samples == 0:
@@ -150,7 +149,7 @@ class LanguageTask:
 
     def sample(self, model: Any, seed: int) -> list[str]:
         """The config's prompts, each with what follows."""
-        if not self.corpus.size:
+        if not self.corpus.vocab_size:
             return []  # raw tokens without a tokenizer can't be shown
         count = self.data.sample_tokens
         return [
@@ -161,31 +160,42 @@ class LanguageTask:
     def respond(
         self, model: Any, prompt: str, *, tokens: int, temperature: float, seed: int
     ) -> str:
-        """The prompt and its continuation."""
-        logits, context = self.next_logits(model), self.length
-        return generate(logits, self.tokenizer(), prompt, tokens, temperature, seed, context)
+        """The prompt and its continuation; the same seed gives the same text."""
+        tokenizer = self.tokenizer()
+        ids = [int(i) for i in tokenizer.encode([prompt.encode()])]
+        if not ids:
+            ids = [_LINE_BREAK if tokenizer.size > _LINE_BREAK else 0]
+        random = np.random.default_rng(seed)
+        next_logits = self.next_logits(model)
+        for _ in range(tokens):
+            logits = next_logits(ids[-self.length :])[: tokenizer.size]
+            ids.append(draw_token(logits, temperature, random))
+        return tokenizer.decode(ids)
 
     def export_hf(
         self, tensors: Mapping[str, Any], directory: Path, dtype: str
     ) -> tuple[dict[str, Any], list[str]]:
-        renamed = huggingface.renamed(tensors)
+        renamed = huggingface.rename_to_hf(tensors)
         huggingface.write_config(self.fields, self.vocab, dtype, directory)
         try:
             self.tokenizer()
         except UserError as error:
             return renamed, [f"no tokenizer is written: {error.cause}"]
-        kept = self._kept / TOKENIZER if self._kept else None
-        source = kept if kept and kept.exists() else None
+        source = None
+        if self._kept and (self._kept / TOKENIZER).exists():
+            source = self._kept / TOKENIZER
         return renamed, huggingface.write_tokenizer(source, directory, self.length)
 
     def load_hf(self, names: Sequence[str]) -> dict[str, str]:
-        return huggingface.ours(names)
+        return huggingface.names_from_hf(names)
 
     def unlike(self, fields: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-        return huggingface.unlike(self.fields, fields)
+        return huggingface.compare_with_hf(self.fields, fields)
 
     def assets(self) -> Mapping[str, Path]:
-        return {} if self.corpus.tokenizer == "bytes" else {TOKENIZER: Path(self.corpus.tokenizer)}
+        if self.corpus.tokenizer == "bytes":
+            return {}
+        return {TOKENIZER: Path(self.corpus.tokenizer)}
 
 
 class Spread:
@@ -201,61 +211,45 @@ class Spread:
         return self._source[np.asarray(ids) * len(self._source) // self._count]
 
 
-def generate(
-    next_logits: NextLogits,
-    tokenizer: Tokenizer,
-    prompt: str,
-    tokens: int,
-    temperature: float,
-    seed: int,
-    context: int,
-) -> str:
-    """prompt and its continuation by `tokens` tokens.
+def draw_token(logits: NDArray[np.float64], temperature: float, random: np.random.Generator) -> int:
+    """The next token. temperature 0: always the likeliest.
 
-    temperature 0: always the likeliest. The same seed gives the same text.
+    RunError: the logits are not finite.
     """
-    ids = [int(i) for i in tokenizer.encode([prompt.encode()])] or [
-        10 if tokenizer.size > 10 else 0
-    ]
-    random = np.random.default_rng(seed)
-    for _ in range(tokens):
-        logits = next_logits(ids[-context:])[: tokenizer.size]
-        if not np.isfinite(logits).all():
-            raise RunError(
-                "the model's logits are not finite: it has nothing to say",
-                "an older checkpoint, or a smaller --lr",
-            )
-        if temperature == 0:
-            ids.append(int(logits.argmax()))
-            continue
-        weights = np.exp((logits - logits.max()) / temperature)
-        ids.append(int(random.choice(len(weights), p=weights / weights.sum())))
-    return tokenizer.decode(ids)
+    if not np.isfinite(logits).all():
+        raise RunError(
+            "the model's logits are not finite: it has nothing to say",
+            "an older checkpoint, or a smaller --lr",
+        )
+    if temperature == 0:
+        return int(logits.argmax())
+    weights = np.exp((logits - logits.max()) / temperature)
+    return int(random.choice(len(weights), p=weights / weights.sum()))
 
 
 def _check_vocabulary(model: LanguageModel, data: LanguageData, corpus: Corpus) -> None:
     """UserError: the model would not know all tokens of the corpus."""
-    if not corpus.size and model.vocab_size is None:
+    if not corpus.vocab_size and model.vocab_size is None:
         raise UserError(
             f"{data.sources[0]} holds raw tokens; their vocabulary is not known",
             "--set model.vocab_size=N, or --set data.tokenizer=PATH of their tokenizer.json",
             "model.vocab_size",
         )
-    vocab = model.vocab_size or corpus.size
-    if corpus.size > vocab:
+    vocab = model.vocab_size or corpus.vocab_size
+    if corpus.vocab_size > vocab:
         raise UserError(
-            f"model.vocab_size is {vocab}; the tokenizer {data.tokenizer} has {corpus.size} tokens",
-            f"--set model.vocab_size={corpus.size}, or leave it out",
+            f"model.vocab_size is {vocab}; the tokenizer {data.tokenizer} has {corpus.vocab_size}"
+            " tokens",
+            f"--set model.vocab_size={corpus.vocab_size}, or leave it out",
             "model.vocab_size",
         )
-    if corpus.top >= vocab:
-        hint = (
-            "; --set data.token_dtype=uint16, if that is what it holds"
-            if data.token_dtype == "uint32" and corpus.top >= 1 << 16 and not corpus.size
-            else ""
-        )
+    if corpus.largest_id >= vocab:
+        hint = ""
+        wide = data.token_dtype == "uint32" and corpus.largest_id >= 1 << 16
+        if wide and not corpus.vocab_size:
+            hint = "; --set data.token_dtype=uint16, if that is what it holds"
         raise UserError(
-            f"the data has token id {corpus.top}; the vocabulary is {vocab}",
-            f"--set model.vocab_size={corpus.top + 1}{hint}",
+            f"the data has token id {corpus.largest_id}; the vocabulary is {vocab}",
+            f"--set model.vocab_size={corpus.largest_id + 1}{hint}",
             "model.vocab_size",
         )

@@ -17,7 +17,7 @@ class Tokenizer(Protocol):
     def decode(self, ids: Sequence[int]) -> str: ...
 
 
-class Bytes:
+class ByteTokenizer:
     """A token is a byte."""
 
     size = 256
@@ -29,11 +29,11 @@ class Bytes:
         return bytes(i for i in ids if i < 256).decode("utf-8", "replace")
 
 
-class Library:
+class LibraryTokenizer:
     """A tokenizer.json, whoever made it."""
 
     def __init__(self, path: Path) -> None:
-        from tokenizers import Tokenizer as Loaded
+        from tokenizers import Tokenizer as FileTokenizer
 
         if not path.is_file():
             raise UserError(
@@ -42,7 +42,7 @@ class Library:
                 "data.tokenizer",
             )
         try:
-            self._inner = Loaded.from_file(str(path))
+            self._inner = FileTokenizer.from_file(str(path))
         except Exception as error:  # the library raises bare Exceptions
             raise UserError(
                 f"{path} is no tokenizer.json: {error}",
@@ -56,25 +56,25 @@ class Library:
         self.size: int = 1 + max(self._inner.get_vocab(with_added_tokens=True).values(), default=-1)
 
     def encode(self, texts: Sequence[bytes]) -> NDArray[Any]:
-        words = [text.decode("utf-8", "replace") for text in texts]
+        strings = [text.decode("utf-8", "replace") for text in texts]
         try:
-            found = self._inner.encode_batch_fast(words, add_special_tokens=False)
+            encodings = self._inner.encode_batch_fast(strings, add_special_tokens=False)
         except Exception as error:  # the library raises bare Exceptions
             raise UserError(
                 f"{self._path} can't encode this text: {error}",
                 "a tokenizer that knows every byte (bpe:N makes one)",
                 "data.tokenizer",
             ) from None
-        return np.concatenate(
-            [np.asarray(item.ids, dtype=np.uint32) for item in found] or [np.zeros(0, np.uint32)]
-        )
+        ids = [np.asarray(encoding.ids, dtype=np.uint32) for encoding in encodings]
+        return np.concatenate([np.zeros(0, np.uint32), *ids])
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._inner.decode(list(ids)))
 
     def coverage(self, text: str) -> float:
-        """Share of a text's printing characters that lie in some token: what a tokenizer does not
-        know it may leave out without a word.
+        """Share of a text's printing characters that lie in some token.
+
+        What a tokenizer does not know it may leave out without a word.
         """
         spans = self._inner.encode(text, add_special_tokens=False).offsets
         covered = np.zeros(len(text) + 1, dtype=np.int64)
@@ -82,23 +82,24 @@ class Library:
             covered[first] += 1
             covered[last] -= 1
         printing = np.array([not character.isspace() for character in text], dtype=bool)
-        return float((np.cumsum(covered)[:-1] > 0)[printing].mean()) if printing.any() else 1.0
+        if not printing.any():
+            return 1.0
+        in_token = np.cumsum(covered)[:-1] > 0
+        return float(in_token[printing].mean())
 
 
 def train_bpe(size: int, texts: Iterable[str], path: Path) -> None:
     """A byte-level BPE of at most `size` tokens, written to path."""
-    from tokenizers import Tokenizer as Made
+    from tokenizers import Tokenizer as TrainedTokenizer
     from tokenizers import decoders, models, pre_tokenizers, trainers
 
-    made = Made(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
-    made.train_from_iterator(
-        texts,
-        trainers.BpeTrainer(
-            vocab_size=size,
-            show_progress=False,
-            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        ),
+    tokenizer = TrainedTokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size,
+        show_progress=False,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     )
-    made.save(str(path))
+    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.save(str(path))

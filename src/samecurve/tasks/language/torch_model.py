@@ -16,12 +16,12 @@ from samecurve.torch_engine.layers.cross_entropy import Head
 
 
 def rotary(length: int, head_size: int, theta: float, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [length, head_size]: position times theta^(-2i/d), the two halves of a head
-    rotated against each other.
+    """Cosines and sines [length, head_size] of position times theta^(-2i/d).
+
+    The two halves of a head are rotated against each other.
     """
-    rates = theta ** (
-        -torch.arange(0, head_size, 2, dtype=torch.float64, device=like.device) / head_size
-    )
+    evens = torch.arange(0, head_size, 2, dtype=torch.float64, device=like.device)
+    rates = theta ** (-evens / head_size)
     angles = torch.arange(length, dtype=torch.float64, device=like.device)[:, None] * rates
     angles = torch.cat([angles, angles], dim=-1)
     return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
@@ -48,11 +48,9 @@ class Attention(nn.Module):
         def split(y: Tensor, heads: int) -> Tensor:
             return y.view(batch, length, heads, self.size).transpose(1, 2)
 
-        q, k, v = (
-            split(self.q_proj(x), self.heads),
-            split(self.k_proj(x), self.groups),
-            split(self.v_proj(x), self.groups),
-        )
+        q = split(self.q_proj(x), self.heads)
+        k = split(self.k_proj(x), self.groups)
+        v = split(self.v_proj(x), self.groups)
         q, k = rotate(q, cos, sin).to(v.dtype), rotate(k, cos, sin).to(v.dtype)
         y = F.scaled_dot_product_attention(
             q, k, v, is_causal=True, enable_gqa=self.groups != self.heads
@@ -85,9 +83,7 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Tokens [batch, length] -> logits [batch, length, vocab]; or, given labels, what Head makes of
-    them.
-    """
+    """Tokens [batch, length] -> logits [batch, length, vocab]; given labels, what Head computes."""
 
     def __init__(self, fields: LanguageModel, vocab: int) -> None:
         super().__init__()
@@ -98,12 +94,10 @@ class Decoder(nn.Module):
         self.lm_head = Head(fields.hidden_size, vocab)
         if fields.tie_embeddings:
             self.lm_head.weight = self.embed_tokens.weight
-        self._angles: tuple[Any, tuple[Tensor, Tensor]] | None = (
-            # of the last length: they cost a tenth of a millisecond on a CPU, ten launches on a GPU
-            None
-        )
+        # of the last length: they cost a tenth of a millisecond on a CPU, ten launches on a GPU
+        self._angles: tuple[Any, tuple[Tensor, Tensor]] | None = None
 
-    def forward(self, tokens: Tensor, labels: Tensor | None = None, score: bool = False) -> Any:
+    def forward(self, tokens: Tensor, labels: Tensor | None = None, *, score: bool = False) -> Any:
         x = self.embed_tokens(tokens)
         cos, sin = self._rotary(x)
         for block in self.layers:
@@ -111,12 +105,8 @@ class Decoder(nn.Module):
         return self.lm_head(self.norm(x), labels, score=score)
 
     def _rotary(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        key = (
-            x.shape[1],
-            x.device,
-            x.dtype,
-            torch.is_inference_mode_enabled(),
-        )  # what inference mode makes can't be trained with
+        # what inference mode makes can't be trained with
+        key = (x.shape[1], x.device, x.dtype, torch.is_inference_mode_enabled())
         if self._angles is None or self._angles[0] != key:
             self._angles = key, rotary(x.shape[1], self.fields.head_size, self.fields.rope_theta, x)
         return self._angles[1]
