@@ -7,16 +7,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from PIL import Image
 from safetensors.torch import load_file
 
+import samecurve
 from samecurve import Section, TaskEntry
+from samecurve.cli.main import cli
 from samecurve.core.config.document import Document, read_file
 from samecurve.core.config.json_schema import as_table
 from samecurve.core.config.sections import load
 from samecurve.errors import InvalidConfigError, UserError
+from samecurve.launch.evaluate import evaluate
 from samecurve.observe.journal import read_events
 from samecurve.run.export import export
+from samecurve.run.init_weights import read_initial_weights
 from samecurve.run.sample import Prompt, sample
 from samecurve.tasks import Tasks, facts, registry
 from samecurve.tasks.protocol import MEMBERS
@@ -86,6 +91,65 @@ class Kinds:
 class Speaks(Kinds):
     def respond(self, model, prompt, *, tokens, temperature, seed):
         return f"{prompt}{'!' * tokens}"
+
+
+class Foreign(Kinds):
+    def export_hf(self, tensors, directory, dtype):
+        (directory / "config.json").write_text("{}")
+        return {f"theirs.{name}": tensor for name, tensor in tensors.items()}, [f"in {dtype}"]
+
+    def load_hf(self, names):
+        return {name: name.removeprefix("theirs.") for name in names}
+
+
+class Elsewhere(Kinds):
+    class Data(samecurve.DataSection):
+        source: str = "few"
+        samples: int = 23
+
+    @staticmethod
+    def other_data(source, assets, reference):
+        return {"data.source": source, "data.samples": {"many": 40, "few": 23}[source]}
+"""
+
+FLAX_FILE = """
+import jax
+import numpy as np
+from flax import nnx
+
+import samecurve
+
+
+class Rows:
+    def __init__(self, count):
+        self.count = count
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, ids):
+        return {"x": np.stack([np.random.default_rng(i).standard_normal(3) for i in ids])}
+
+
+class Kinds:
+    class Model(samecurve.Section):
+        width: int = 4
+
+    class Data(samecurve.DataSection):
+        samples: int = 23
+
+    def __init__(self, model, data):
+        self.width, self.samples = model.width, data.samples
+
+    def model(self, rngs):
+        first, second = nnx.Linear(3, self.width, rngs=rngs), nnx.Linear(self.width, 3, rngs=rngs)
+        return nnx.Sequential(first, nnx.tanh, second)
+
+    def loss(self, model, batch):
+        return samecurve.Mean(((model(batch["x"]) - batch["x"]) ** 2).sum(), len(batch["x"]))
+
+    def train_data(self):
+        return Rows(self.samples)
 """
 
 Write = Callable[..., dict[str, Any]]
@@ -124,6 +188,15 @@ def test_declared_sections_are_checked_with_their_place(tmp_path: Path, values: 
     config = load(Document(values(name="Speaks", data={"samples": 9})), Tasks()).config
     assert (config.model.model_dump(), facts(config, "").samples) == ({"width": 4}, 9)
     assert "`model.width` | whole number | `4`" in as_table(Tasks(only=str(config.task)))
+
+
+def test_declared_sections_reach_a_flax_model(tmp_path: Path, values: Write) -> None:
+    document = values(text=FLAX_FILE, engine="jax", model={"width": 5}, data={"samples": 9})
+    config = load(Document(document), Tasks()).config
+    described = facts(config, tmp_path)
+    assert (described.samples, described.params) == (9, 3 * 5 + 5 + 5 * 3 + 3)
+    with pytest.raises(InvalidConfigError, match="did you mean width"):
+        load(Document({**document, "model": {"widht": 5}}), Tasks())
 
 
 def test_facts_are_kept_by_the_users_stamp_and_file(values: Write) -> None:
@@ -186,7 +259,33 @@ def test_a_users_model_is_sampled_and_exported(pool: Pool, values: Write, tmp_pa
 def test_a_prompt_is_answered_by_respond(pool: Pool, values: Write, tmp_path: Path) -> None:
     run = tmp_path / "run"
     train(pool, start(run, values(name="Speaks"), tmp_path))
-    assert sample(run, Prompt(text="hi", tokens=3), "cpu").texts == ["hi!!!"]
+    arguments = ["sample", str(run), "--prompt", "hi", "--tokens", "3", "--device", "cpu"]
+    result = CliRunner().invoke(cli, arguments)
+    assert (result.exit_code, result.stdout) == (0, "hi!!!\n")
+
+
+def test_foreign_names_pass_both_ways(pool: Pool, values: Write, tmp_path: Path) -> None:
+    run, out = tmp_path / "run", tmp_path / "out"
+    document = values(name="Foreign")
+    train(pool, start(run, document, tmp_path))
+    exported = export(run, out, "huggingface", None, GB)
+    assert exported.notes == ["in float64", "kinds are written"]
+    foreign = load_file(out / "model.safetensors")
+    assert all(name.startswith("theirs.") for name in foreign)
+    assert (out / "config.json").is_file()
+    config = load(Document(document), Tasks()).config
+    source = read_initial_weights(out, config, facts(config, tmp_path))
+    assert source.arrays.keys() == samecurve.load(run).state_dict().keys()
+    for name, array in source.arrays.items():
+        np.testing.assert_array_equal(array.read(), foreign[f"theirs.{name}"].numpy())
+
+
+def test_eval_reads_another_source_as_the_class_says(
+    pool: Pool, values: Write, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    train(pool, start(run, values(name="Elsewhere"), tmp_path))
+    assert evaluate(run, {}, "many", "held-out", print).samples == 40
 
 
 def test_without_hooks_the_refusal_names_the_method(

@@ -481,7 +481,7 @@ def test_a_file_is_a_module_with_its_neighbours(
         (
             'if self.data.get("items"):',
             "return 1 / 0\n        if self.data:",
-            ["My.train_data(): ZeroDivisionError: division by zero", "mine.py:63"],
+            ["My.train_data(): ZeroDivisionError: division by zero", "mine.py:65"],
         ),
     ],
 )
