@@ -14,11 +14,11 @@ from samecurve.run.directory import Run
 from worlds import Pool
 
 OLD = """\
-model: {hidden_size: 32, num_layers: 2, num_heads: 4, kv_heads: 2, intermediate_size: 48,
-  vocab_size: 256, max_seq_len: 16, rope_theta: 10000.0}
-trainer: {learning_rate: 0.003, batch_size: 2, gradient_accumulation: 2, max_steps: 6,
-  num_epochs: 2, checkpoint_dir: kept/nano, log_interval: 1, save_interval: 3,
-  load_balance_alpha: 0.0}
+model: {hidden_size: 32, num_layers: 2, num_heads: 4, kv_heads: 2, intermediate_size: 48, \
+vocab_size: 256, max_seq_len: 16, rope_theta: 10000.0}
+trainer: {learning_rate: 0.003, batch_size: 2, gradient_accumulation: 2, max_steps: 6, \
+num_epochs: 2, checkpoint_dir: kept/nano, log_interval: 1, save_interval: 3, \
+load_balance_alpha: 0.0}
 """
 DIFFUSION = {
     "enable_multi_gpu": True,

@@ -13,8 +13,8 @@ from samecurve.errors import InvalidConfigError
 from samecurve.tasks import Tasks
 
 NANO = """\
-model: {name: nano, hidden_size: 384, num_layers: 8, num_heads: 6, kv_heads: null,
-  kv_latent_dim: null, num_experts: null, mamba_layers: [],
+model: {name: nano, hidden_size: 384, num_layers: 8, num_heads: 6, kv_heads: null, \
+kv_latent_dim: null, num_experts: null, mamba_layers: [],
   intermediate_size: 1536, vocab_size: 128354, max_seq_len: 512, rope_theta: 10000.0}
 trainer:
   target_device: gpu
