@@ -44,14 +44,14 @@ def another_seed(index: int, group: Any, argument: str) -> None:
 
 def one_not_reduced(index: int, group: Any, argument: str) -> None:
     """DDP leaves one parameter's gradient as each rank has it."""
-    place = DDP.distribute
+    right = DDP.distribute
 
-    def placed(strategy: DDP, models: list[nn.Module], fill: Any) -> None:
+    def distribute(strategy: DDP, models: list[nn.Module], fill: Any) -> None:
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(models[0], [LOST])  # type: ignore[no-untyped-call]
-        place(strategy, models, fill)
+        right(strategy, models, fill)
 
     with (
-        patch.object(DDP, "place", placed),
+        patch.object(DDP, "distribute", distribute),
         patch.object(DDP, "reduce", lambda _strategy, _parameters: None),
     ):  # reduce would see it
         rehearse(index, group, argument)
@@ -60,7 +60,9 @@ def one_not_reduced(index: int, group: Any, argument: str) -> None:
 def factor_on_the_root_alone(index: int, group: Any, argument: str) -> None:
     """fully_shard's sums instead of means are asked of the root, not of each block."""
     with patch.object(
-        FSDP, "_sharded", staticmethod(lambda model: [model] if hasattr(model, "layers") else [])
+        FSDP,
+        "_sharded_modules",
+        staticmethod(lambda model: [model] if hasattr(model, "layers") else []),
     ):
         rehearse(index, group, argument)
 
