@@ -183,15 +183,15 @@ def test_bytes_by_hand() -> None:
         )
         for name in ("ddp", "fsdp", "hsdp")
     }
-    figures = 2 * 7 / 8 * 8 * (6 + 3 * 8)
-    assert by["ddp"].sent == pytest.approx(2 * 7 / 8 * PARAMS * 4 + figures)
+    scalars = 2 * 7 / 8 * 8 * (6 + 3 * 8)
+    assert by["ddp"].sent == pytest.approx(2 * 7 / 8 * PARAMS * 4 + scalars)
     assert by["fsdp"].sent == pytest.approx(
-        7 / 8 * (2 * 16 * BLOCK * 2 + OUTSIDE * 4 + PARAMS * 4) + figures + 2 * 7 / 8 * 8
+        7 / 8 * (2 * 16 * BLOCK * 2 + OUTSIDE * 4 + PARAMS * 4) + scalars + 2 * 7 / 8 * 8
     )
     assert by["hsdp"].sent == pytest.approx(
         3 / 4 * (2 * 16 * BLOCK * 2 + OUTSIDE * 4 + PARAMS * 4)
         + 2 * 1 / 2 * PARAMS * 4 / 4
-        + figures
+        + scalars
         + 2 * 3 / 4 * 8
     )
     assert padded((30, 7), 64) == 64 * 7

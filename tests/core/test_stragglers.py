@@ -74,14 +74,14 @@ def test_ranks_that_are_alike_are_left_alone() -> None:
 
 
 def test_a_slow_rank_that_has_less_to_do_holds_nobody_up() -> None:
-    """Three times as long for a slot, and a third of them; dealt evenly it would be named, with
-    what helps.
+    """Three times as long for a microbatch, and a third of them; assigned evenly it would be named,
+    with what helps.
     """
-    dealt, even = StragglerDetector((3, 1)), StragglerDetector((), "; the remedy")
+    uneven, even = StragglerDetector((3, 1)), StragglerDetector((), "; the remedy")
     found = [
         [*laggards.add(0.1, [0.0, 0.0], [0.01, 0.03])]
         for _ in range(60)
-        for laggards in (dealt, even)
+        for laggards in (uneven, even)
     ]
     assert [one["rank"] for said in found[::2] for one in said] == []
     assert [

@@ -1,5 +1,5 @@
 """What only a GPU can show of engine jax: the curve of the CPU on all GPUs, half precision, the
-figures of a run.
+metrics of a run.
 """
 
 from importlib.util import find_spec

@@ -97,12 +97,12 @@ def _reached(run: Path, phase: str, saved_before: int) -> bool:
     """This attempt is in the phase, a few steps beyond what was saved before (so that each kill
     makes some progress).
     """
-    pulse = read_heartbeat(run / "logs/heartbeat-0")
+    beat = read_heartbeat(run / "logs/heartbeat-0")
     if phase == "start":
-        return bool(ranks_of(run)) or (pulse is not None and pulse[0] > saved_before)
-    if pulse is None:
+        return bool(ranks_of(run)) or (beat is not None and beat[0] > saved_before)
+    if beat is None:
         return False
-    return (pulse[0] > saved_before + 2 and pulse[1] == phase) or pulse[
+    return (beat[0] > saved_before + 2 and beat[1] == phase) or beat[
         0
     ] > saved_before + 2 * SAVE + 5  # a short phase may be missed, the kill may not
 
