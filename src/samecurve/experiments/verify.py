@@ -109,11 +109,10 @@ def _left_out_layouts(config: Config, facts: Facts, kind: str, machine: Machine)
     lines = []
     if facts.coupled:
         lines.append("layouts with accumulation: the model mixes the samples of a microbatch")
-    lines += [
-        f"engine {engine}: {', '.join(missing_libraries(engine))} not installed ({install_command(engine)})"
-        for engine in engines_of(config)
-        if missing_libraries(engine)
-    ]
+    for engine in engines_of(config):
+        missing = ", ".join(missing_libraries(engine))
+        if missing:
+            lines.append(f"engine {engine}: {missing} not installed ({install_command(engine)})")
     if kind == "cpu" and machine.devices:
         lines.append("the GPU: several layouts need several of them; these ran on CPU ranks")
     if facts.user_optimizer and not _shardable(facts):
