@@ -40,6 +40,7 @@ from samecurve.core.config.document import read_file
 from samecurve.core.config.sections import Config, load
 from samecurve.core.planning.plan import plan
 from samecurve.probe import cpu, probe
+from samecurve.system import install_command
 from samecurve.tasks import Tasks, open_task
 from samecurve.units import show_bytes
 
@@ -319,7 +320,7 @@ def main() -> None:
         raise SystemExit(f"--sides: {', '.join(unknown)}: not among {', '.join(SIDES)}")
     wanted = {name: SIDES[name] for name in arguments.sides.split(",")}
     skipped = {
-        name: f"{side.needs} is not installed (pip install 'samecurve[{side.extra}]')"
+        name: f"{side.needs} is not installed ({install_command(side.extra)})"
         for name, side in wanted.items()
         if side.needs and version(side.needs) is None
     }
