@@ -3,14 +3,17 @@ meant.
 """
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pydantic import Field
 
 from samecurve.cli.config_flags import apply_batch
 from samecurve.core.config.document import dump, parse, parse_setting
 from samecurve.core.config.json_schema import as_table, json_schema
-from samecurve.core.config.sections import LoadedConfig, load
+from samecurve.core.config.section import Section
+from samecurve.core.config.sections import DataSection, LoadedConfig, TaskSections, load
 from samecurve.errors import InvalidConfigError, UserError
 from samecurve.tasks import Tasks
 
@@ -148,6 +151,76 @@ def test_the_schema_and_its_table_in_the_docs_are_current() -> None:
         json.dumps(json_schema(Tasks()))
     )
     assert as_table(Tasks()) in (ROOT / "docs/config.md").read_text()
+
+
+class Shape(Section):
+    width: int = Field(4, description="of the toy")
+
+
+class ToyModel(Section):
+    shape: Shape = Shape()
+
+
+def other_toy() -> type[Section]:
+    class Shape(Section):
+        depth: int = Field(2, description="of the other")
+
+    class ToyModel(Section):
+        shape: Shape = Shape()
+
+    return ToyModel
+
+
+class SeveralTasks(Tasks):
+    """Two tasks beside ours, with sections of the same names."""
+
+    def names(self) -> tuple[str, ...]:
+        return ("language", "toy", "other/toy")
+
+    def sections(self, task: str) -> TaskSections:
+        models: dict[str, type[Section]] = {"toy": ToyModel, "other/toy": other_toy()}
+        if task in models:
+            return TaskSections(models[task], DataSection)
+        return super().sections(task)
+
+
+def refs_of(part: object) -> Iterator[str]:
+    if isinstance(part, list):
+        for item in part:
+            yield from refs_of(item)
+    if isinstance(part, dict):
+        if "$ref" in part:
+            yield part["$ref"]
+        yield from refs_of(list(part.values()))
+
+
+def test_the_schema_of_several_tasks_finds_what_it_refers_to() -> None:
+    schema = json_schema(SeveralTasks())
+    refs = list(refs_of(schema))
+    assert {ref.removeprefix("#/$defs/") for ref in refs} == set(schema["$defs"])
+    assert [name for name in schema["$defs"] if "Batch" in name] == ["Batch"]
+    fields = {}
+    for task in schema["anyOf"]:
+        assert "$defs" not in task
+        model = task["properties"]["model"]["$ref"].removeprefix("#/$defs/")
+        fields[task["properties"]["task"]["const"]] = schema["$defs"][model]["properties"]
+    assert "vocab_size" in fields.pop("language")
+    shapes = {
+        task: set(schema["$defs"][model["shape"]["$ref"].removeprefix("#/$defs/")]["properties"])
+        for task, model in fields.items()
+    }
+    assert shapes == {"toy": {"width"}, "other/toy": {"depth"}}
+
+
+def test_the_table_of_several_tasks_says_what_they_share_once() -> None:
+    common, *tables = as_table(SeveralTasks()).split("\n\n`task: ")
+    assert "| `batch.samples` |" in common
+    assert "| `data.prefetch` |" in common
+    assert "`model." not in common
+    assert [table.partition("`")[0] for table in tables] == ["language", "toy", "other/toy"]
+    assert not any("`batch." in table or "`data.prefetch`" in table for table in tables)
+    assert "| `model.shape.width` | whole number | `4` | of the toy |" in tables[1]
+    assert "`model.shape.width`" not in tables[2]
 
 
 def test_the_table_tells_sizes_from_epochs() -> None:

@@ -2,42 +2,102 @@
 that is also obeyed.
 """
 
-from collections.abc import Iterator
+import json
+import re
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from samecurve.core.config.sections import Registry, config_class
 from samecurve.core.config.values import EPOCHS_PATTERN, SIZE_PATTERN
 
 Schema = dict[str, Any]  # JSON Schema
+_REF = "#/$defs/"
+_TABLE_HEAD = ("| key | value | default | meaning |", "|---|---|---|---|")
 # what is written as a text of its own form: pattern -> its kind, with an example
 _WRITTEN = {EPOCHS_PATTERN: "epochs (2ep)", SIZE_PATTERN: "size (40GiB)"}
 
 
 def json_schema(registry: Registry) -> Schema:
-    """One schema for each task, told apart by `task`."""
-    schemas = [
-        config_class(task, registry.sections(task)).model_json_schema() for task in registry.names()
-    ]
-    tasks = {"anyOf": schemas}
+    """One schema for each task, told apart by `task`, over definitions at the root."""
+    schemas = {task: _schema_of(registry, task) for task in registry.names()}
+    definitions = {task: schema.pop("$defs", {}) for task, schema in schemas.items()}
+    apart = _names_apart(list(definitions.values()))
+    merged: Schema = {}
+    for task, schema in schemas.items():
+        prefix = re.sub(r"[^\w.-]", "_", task)
+        new_names = {name: f"{prefix}.{name}" for name in apart}
+        schemas[task] = _with_refs(schema, new_names)
+        for name, definition in definitions[task].items():
+            merged[new_names.get(name, name)] = _with_refs(definition, new_names)
+    root = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
     if len(schemas) == 1:
-        tasks = schemas[0]
+        (schema,) = schemas.values()
+        return {**root, "title": schema.pop("title"), "$defs": merged, **schema}
     return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **root,
         "title": "Samecurve config",
-        **tasks,
+        "$defs": merged,
+        "anyOf": list(schemas.values()),
     }
 
 
 def as_table(registry: Registry) -> str:
-    """Every key with its type, default and meaning, as Markdown."""
-    rows = ["| key | value | default | meaning |", "|---|---|---|---|"]
+    """Every key with its type, default and meaning, as Markdown.
+
+    Of several tasks: what all have, then a table for each of what it has otherwise.
+    """
+    rows = {}
     for task in registry.names():
-        schema = config_class(task, registry.sections(task)).model_json_schema()
-        rows += [
+        schema = _schema_of(registry, task)
+        rows[task] = [
             f"| `{key}` | {kind} | {default} | {meaning} |"
             for key, kind, default, meaning in _rows(schema, schema.get("$defs", {}), "")
         ]
-    return "\n".join(rows)
+    first, *others = rows.values()
+    common = [row for row in first if all(row in other for other in others)]
+    lines = [*_TABLE_HEAD, *common]
+    if others:
+        for task, own_rows in rows.items():
+            lines += ["", f"`task: {task}`", "", *_TABLE_HEAD]
+            lines += [row for row in own_rows if row not in common]
+    return "\n".join(lines)
+
+
+def _schema_of(registry: Registry, task: str) -> Schema:
+    schema = config_class(task, registry.sections(task)).model_json_schema()
+    return {**schema, "title": f"Samecurve config, task {task}"}
+
+
+def _names_apart(definitions: list[Schema]) -> set[str]:
+    """Names under which tasks define unlike things, or things that refer to such."""
+    apart: set[str] = set()
+    texts: dict[str, str] = {}
+    for task_definitions in definitions:
+        for name, definition in task_definitions.items():
+            text = json.dumps(definition, sort_keys=True)
+            if texts.setdefault(name, text) != text:
+                apart.add(name)
+    reached = apart
+    while reached:
+        refs = [json.dumps(_REF + name) for name in reached]
+        reached = {name for name, text in texts.items() if any(ref in text for ref in refs)}
+        reached -= apart
+        apart |= reached
+    return apart
+
+
+def _with_refs(part: Any, new_names: Mapping[str, str]) -> Any:
+    """A part of a schema whose references follow the new names."""
+    if isinstance(part, list):
+        return [_with_refs(item, new_names) for item in part]
+    if not isinstance(part, dict):
+        return part
+    part = {key: _with_refs(value, new_names) for key, value in part.items()}
+    target = part.get("$ref")
+    if isinstance(target, str):
+        name = target.removeprefix(_REF)
+        part["$ref"] = _REF + new_names.get(name, name)
+    return part
 
 
 def _rows(schema: Schema, definitions: Schema, prefix: str) -> Iterator[tuple[str, str, str, str]]:
