@@ -2,7 +2,6 @@
 
 import numpy as np
 from torch import nn
-from torch.nn.functional import cross_entropy
 
 from samecurve import Mean
 
@@ -12,11 +11,12 @@ class MyTask:
         self.width, self.samples = model["width"], data["samples"]
 
     def model(self):
-        return nn.Sequential(nn.Linear(2, self.width), nn.GELU(), nn.Linear(self.width, 2))
+        w, gelu = self.width, nn.GELU()
+        return nn.Sequential(nn.Linear(2, w), gelu, nn.Linear(w, w), gelu, nn.Linear(w, 2))
 
     def loss(self, model, batch):
-        logits = model(batch["x"].to(next(model.parameters()).dtype))
-        return Mean(cross_entropy(logits, batch["inside"], reduction="sum"), len(logits))
+        out = model(batch["x"].to(next(model.parameters()).dtype))  # f64 weights want f64 inputs
+        return Mean(nn.functional.cross_entropy(out, batch["label"], reduction="sum"), len(out))
 
     def train_data(self):
         return Points(0, self.samples)
@@ -34,4 +34,4 @@ class Points:  # of a plane; the label says whether one lies in the ring
 
     def __getitem__(self, ids):  # the same id gives the same row, whenever it is read
         x = np.float32([np.random.default_rng(self.first + i).uniform(-1, 1, 2) for i in ids])
-        return {"x": x, "inside": (np.abs(np.hypot(*x.T) - 0.6) < 0.2).astype(np.int64)}
+        return {"x": x, "label": (np.abs(np.hypot(*x.T) - 0.6) < 0.2).astype(np.int64)}
