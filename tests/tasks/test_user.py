@@ -189,6 +189,25 @@ def test_facts_are_those_of_the_class(write: Callable[..., Config]) -> None:
     assert any("norm" in name.lower() for name in facts.coupled[1:])
 
 
+def test_facts_with_arrays_alone_suffice_and_build_nothing(write: Callable[..., Config]) -> None:
+    arrays = (
+        "    def model(self):\n",
+        "    def facts(self):\n"
+        "        shapes = {'stem.weight': (4, 3), 'stem.bias': (4,), 'norm.mean': (4,)}\n"
+        "        return {'arrays': shapes, 'buffers': ('norm.mean',)}\n\n"
+        "    def model(self):\n"
+        "        1 / 0\n",
+    )
+    facts = opened(write(*arrays)).facts()
+    assert (facts.params, facts.trainable, facts.blocks) == (16, 16, 0)
+    freeze = {"groups": [{"match": "*.bias", "freeze": True}]}
+    frozen = write(*arrays, optimizer=freeze, train={"allow_coupled": True})
+    facts = opened(frozen).facts()
+    assert (facts.params, facts.trainable, facts.frozen) == (16, 12, ("stem.bias",))
+    machine = Machine(devices=(), links=(), host_bytes=8 << 30, cores=2)
+    assert plan(frozen, machine, facts).memory
+
+
 def test_dropout_is_found_and_told_apart(write: Callable[..., Config]) -> None:
     """Layers whose masks can follow the sample, and those that draw by device: the plan goes by
     both.

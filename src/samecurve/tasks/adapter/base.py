@@ -102,8 +102,7 @@ class TaskAdapter:
         self._check_rows()
         task_facts = self._task_facts()
         if "arrays" in task_facts:
-            sizes = {name: int(np.prod(shape)) for name, shape in task_facts["arrays"].items()}
-            described: Mapping[str, Any] = self._config.optimizer.rules.describe(sizes)
+            described: Mapping[str, Any] = self._describe_arrays(task_facts)
         else:
             described = self.describe_model()
         return Facts(
@@ -119,6 +118,17 @@ class TaskAdapter:
                 **task_facts,
             }
         )
+
+    def _describe_arrays(self, task_facts: Mapping[str, Any]) -> Mapping[str, Any]:
+        """What follows from the shapes that the class tells: no blocks are known."""
+        buffers = task_facts.get("buffers", ())
+        sizes = {
+            name: math.prod(shape)
+            for name, shape in task_facts["arrays"].items()
+            if name not in buffers
+        }
+        groups = self._config.optimizer.rules.describe(sizes)
+        return {"params": sum(sizes.values()), "blocks": 0, **groups}
 
     def _check_rows(self) -> None:
         """UserError: a row is not the same when it is read again."""
