@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from samecurve.core.planning.strategies import STRATEGIES
 from tiny import Outcome, TinyRun, tiny_values, train_tiny
 from worlds import Pool
 
@@ -38,7 +39,9 @@ def train(pool: Pool, corpus: Path, cache: Path) -> Train:
             devices={"use": f"cpu:{world}", "strategy": strategy},
             **sections,
         )
-        processes = 1 if strategy == "dp" or engine == "jax" else world
+        processes = world
+        if strategy != "auto" and STRATEGIES[engine, strategy].processes != "one per device":
+            processes = 1
         tiny = TinyRun(home, {**config, "engine": engine}, cache, fault)
         return pool.run(processes, train_tiny, tiny)
 
@@ -60,7 +63,7 @@ def references(train: Train, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     }
 
 
-LAYOUTS = {  # engine -> strategy, world, accumulation
+LAYOUTS = {  # engine -> strategy, world, accumulation; each strategy of each engine is here
     "torch": [
         ("single", 1, 4),
         ("ddp", 2, 1),
@@ -71,7 +74,7 @@ LAYOUTS = {  # engine -> strategy, world, accumulation
         ("fsdp", 3, 1),
         ("hsdp", 4, 1),
     ],
-    "jax": [("dp", 2, 4), ("fsdp", 4, 4)],
+    "jax": [("single", 1, 4), ("dp", 2, 4), ("fsdp", 4, 4)],
 }
 IN_F32 = {"torch": [("ddp", 3, 4)], "jax": [("fsdp", 2, 1)]}
 MORE = {  # make test-long
@@ -106,6 +109,11 @@ CASES = [
         if layout not in done[engine]
     ),
 ]
+
+
+def test_no_strategy_is_left_out() -> None:
+    tried = {(engine, name) for engine, layouts in LAYOUTS.items() for name, *_ in layouts}
+    assert tried == set(STRATEGIES)
 
 
 @pytest.mark.parametrize(("engine", "precision", "strategy", "world", "accumulate"), CASES)
@@ -144,7 +152,7 @@ def test_neither_devices_nor_strategy_nor_engine_change_training(
             atol=1e-12 if precision == "f64" else 2e-5,
             err_msg=name,
         )
-    if strategy in {"single", "ddp"} and engine == "torch":
+    if world == len(outcomes):  # a rank for each device
         assert _step_ids(outcomes) == _step_ids([expected])
     assert outcome.evaluated[-1]["loss"] == pytest.approx(
         expected.evaluated[-1]["loss"], rel=TOLERANCE[precision]
@@ -185,7 +193,7 @@ def test_a_run_moved_between_layouts_and_engines_equals_the_unbroken_one(
             "engine": engine,
         }
         moved = pool.run(
-            1 if name == "dp" or engine == "jax" else world,
+            world if STRATEGIES[engine, name].processes == "one per device" else 1,
             train_tiny,
             TinyRun(home, config, cache, resume=last, stop_at=stop),
         )

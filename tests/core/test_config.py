@@ -35,14 +35,16 @@ def test_the_example_configs_are_valid(path: Path) -> None:
 def test_every_error_at_once_with_its_place() -> None:
     text = (
         "batch: {samples: 0}\nmodel:\n  hiden_size: 3\noptimizer: {lr: fast}\ntrain: {steps: -1,"
-        " precision: bf15}\n"
+        " precision: bf15}\ndevices: {strategy: zero3}\n"
     )
     with pytest.raises(InvalidConfigError) as caught:
         read(text)
     found = {error.where: error for error in caught.value.errors}
-    assert set(found) == {"c.yaml:1:9", "c.yaml:3:3", "c.yaml:4:13", "c.yaml:5:9", "c.yaml:5:20"}
+    places = ("1:9", "3:3", "4:13", "5:9", "5:20", "6:11")
+    assert set(found) == {f"c.yaml:{place}" for place in places}
     assert found["c.yaml:3:3"].remedy == "did you mean hidden_size?"
     assert found["c.yaml:5:20"].remedy == "did you mean bf16?"
+    assert found["c.yaml:6:11"].remedy == "`samecurve schema --table` says what each key takes"
 
 
 def test_numbers_are_numbers() -> None:

@@ -135,7 +135,7 @@ def test_learning_rate_scaling(rule: str, peak: float) -> None:
             {"devices": {"strategy": "ddp", "compress": "bf16"}, "train": {"precision": "f64"}},
             "what f64 is for",
         ),
-        ({"devices": {"strategy": "fsdp", "compress": "bf16"}}, "strategy fsdp has none of them"),
+        ({"devices": {"strategy": "fsdp", "compress": "bf16"}}, "is for strategy ddp, not fsdp"),
         ({"devices": {"strategy": "ddp", "memory": "1GiB"}}, "1.0 GiB to use"),
         ({"engine": "jax", "devices": {"strategy": "ddp"}}, "ddp is for engine torch"),
         ({"engine": "jax", "devices": {"strategy": "hsdp"}}, "hsdp is for engine torch"),

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from commands import command, refused, samecurve, started, steps_written, until, write_config
+from samecurve.core.planning.strategies import STRATEGY_NAMES
 
 
 @pytest.mark.parametrize(
@@ -22,7 +23,7 @@ from commands import command, refused, samecurve, started, steps_written, until,
         (["--devices", "all"], "no GPU found"),
         (["--sync-backend", "ncl"], "did you mean nccl?"),
         (["--devices", "cpu:2", "--sync-backend", "nccl"], "nccl needs GPUs"),
-        (["--strategy", "zero3"], "is not one of auto, single, dp, ddp, fsdp, hsdp"),
+        (["--strategy", "zero3"], f"is not one of auto, {', '.join(STRATEGY_NAMES)}"),
         (["--devices", "cpu:3", "--strategy", "hsdp"], "3 can't be cut so"),
         (["--devices", "cpu:2", "--compress", "bf16"], "what f64 is for"),
         (

@@ -437,6 +437,9 @@ def config_class(task: str, fields: TaskSections) -> type[Config]:
     return create_model(f"{task.capitalize()}Config", __base__=Config, **task_fields)
 
 
+_SEE_TABLE = "`samecurve schema --table` says what each key takes"
+
+
 def _explain(error: ValidationError, document: Document, fields: TaskSections) -> list[UserError]:
     """Every fault that pydantic found, in the user's words."""
     return [_explain_fault(fault, document, fields) for fault in error.errors(include_url=False)]
@@ -453,7 +456,7 @@ def _explain_fault(fault: "ErrorDetails", document: Document, fields: TaskSectio
             return UserError(f"{name}: missing", "give it in the file, or with --set", where)
         case "literal_error":
             expected = fault["ctx"]["expected"].replace("'", "").replace(" or ", ", ")
-            remedy = suggest(str(value), expected.split(", "))
+            remedy = suggest(str(value), expected.split(", ")) or _SEE_TABLE
             return UserError(f"{name}: {value!r} is not one of {expected}", remedy, where)
         case "model_type":
             text = "should be a section of `key: value`"
@@ -462,9 +465,7 @@ def _explain_fault(fault: "ErrorDetails", document: Document, fields: TaskSectio
             text = text.replace("Input should", "should").replace("a valid tuple", "a list")
     if not isinstance(value, dict):
         text += f" (is {_short(value)})"
-    return UserError(
-        f"{name}: {text}", "`samecurve schema --table` says what each key takes", where
-    )
+    return UserError(f"{name}: {text}", _SEE_TABLE, where)
 
 
 def _explain_unknown_key(key: Key, document: Document, fields: TaskSections) -> UserError:

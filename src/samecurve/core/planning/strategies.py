@@ -50,7 +50,9 @@ class StrategySpec:
     min_devices: int = 1
     runs_threads: bool = False  # a thread for each device, the first of which adds and updates
     refuses: Mapping[str, Refusal] = field(default_factory=dict)  # by config key
-    other_engine: str = ""  # the remedy where it is asked of an engine that lacks it
+    # the remedy where it is asked of an engine that lacks it, as a whole ("--strategy dp: why");
+    # "": --engine with this row's engine is it
+    other_engine: str = ""
     # for readers: --help, and the columns of the tables in docs/strategies.md and docs/jax.md
     summary: str
     holds: str
@@ -93,7 +95,7 @@ def _no_groups(name: str) -> dict[str, Refusal]:
 
 
 def _no_compression(name: str) -> dict[str, Refusal]:
-    why = f"is for the gradients that ddp sends; strategy {name} has none of them"
+    why = f"is for strategy ddp, not {name}: it shortens what ddp's all-reduce sends"
     return {"devices.compress": Refusal(why, "--strategy ddp, or leave --compress out")}
 
 
