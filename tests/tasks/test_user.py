@@ -369,6 +369,22 @@ def test_rows_that_change_are_refused_unless_the_data_is_known_otherwise(
     assert opened(write(*noise, text=named)).facts().fingerprint == "v1"
 
 
+def test_rows_that_depend_on_what_is_read_with_them_are_refused(
+    write: Callable[..., Config],
+) -> None:
+    """As BLAS rounds a product in float32 by its number of rows: here by hand, on any machine."""
+    rounded = ('"x": self.x[ids],', '"x": self.x[ids] * np.float32(1 + 1e-6 * (len(ids) > 1)),')
+    text = said(lambda: opened(write(*rounded)).facts())
+    assert 'gives "x" of row 0 otherwise when it is read alone: it differs by 1.9e-07' in text
+    assert "a matrix product (x @ w) rounds by the number of rows" in text.lower()
+    named = WHOLE.replace(
+        "class Rows:", "class Rows:\n    def fingerprint(self):\n        return 'v1'\n"
+    )
+    assert opened(write(*rounded, text=named)).facts().fingerprint == "v1"
+    padded = ('"x": self.x[ids],', '"x": self.x[ids], "tokens": np.zeros((len(ids), len(ids))),')
+    assert opened(write(*padded)).facts().samples == 23
+
+
 def test_evaluation_is_sums_divided_once(write: Callable[..., Config]) -> None:
     """Figures of unequal batches, added, give those of all rows at once; a batch's own means would
     not.

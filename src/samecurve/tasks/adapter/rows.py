@@ -59,26 +59,51 @@ class Rows:
         return str(own()) if callable(own) else f"{_KNOWN_BY} rows: {self._digest()}"
 
     def check(self) -> None:
-        """UserError: a row is not the same when it is read again (the data has no fingerprint of
-        its own to go by).
+        """UserError: a row is not the same when it is read again, or alone (the data has no
+        fingerprint of its own to go by).
         """
-        if (
-            not callable(getattr(self._data, "fingerprint", None))
-            and self._digest() != self._digest()
-        ):
+        if callable(getattr(self._data, "fingerprint", None)):
+            return
+        if self._digest() != self._digest():
             raise self._wrong(
                 "gives other values when a sample is read again",
                 "draw them from a generator made of the sample's id: np.random.default_rng((seed,"
                 " id)), so that a resumed or repeated run sees the same; or give the data a method"
                 " fingerprint() -> str, by which it is known instead",
             )
+        ids = self._spread()
+        together = self[ids]
+        for place, row_id in enumerate(ids):
+            alone = self[ids[place : place + 1]]
+            for name in sorted(together.keys() & alone.keys()):
+                self._check_alone(
+                    f'"{name}" of row {row_id}', together[name][place], alone[name][0]
+                )
+
+    def _check_alone(
+        self, what: str, row_among_others: NDArray[Any], row_alone: NDArray[Any]
+    ) -> None:
+        """UserError: other bits, and not only padding to the longest of those read together."""
+        if row_alone.shape != row_among_others.shape or (
+            row_alone.tobytes() == row_among_others.tobytes()
+        ):
+            return
+        difference = np.abs(row_alone.astype(complex) - row_among_others.astype(complex)).max()
+        raise self._wrong(
+            f"gives {what} otherwise when it is read alone: it differs by {difference:.1e}",
+            "a row may depend on its id only, whatever is read with it. A matrix product (x @ w)"
+            " rounds by the number of rows: compute rows elementwise, beforehand, or in float64"
+            " and then round to float32",
+        )
+
+    def _spread(self) -> Ids:
+        """Up to 16 ids, spread over the data."""
+        count = min(self._count, _KNOWN_BY)
+        return np.unique(np.linspace(0, self._count - 1, count).astype(np.int64))
 
     def _digest(self) -> str:
-        spread = np.unique(
-            np.linspace(0, self._count - 1, min(self._count, _KNOWN_BY)).astype(np.int64)
-        )
         digest = hashlib.sha256(str(self._count).encode())
-        for name, column in sorted(self[spread].items()):
+        for name, column in sorted(self[self._spread()].items()):
             digest.update(f"/{name}/{column.dtype.str}/{column.shape}/".encode())
             digest.update(np.ascontiguousarray(column).tobytes())
         return digest.hexdigest()
