@@ -5,7 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from commands import command, write_config
+import pytest
+
+from commands import command, refused, write_config
+from samecurve.cli.main import VERBS
 
 
 def quickest(arguments: list[str], cwd: Path) -> float:
@@ -49,3 +52,28 @@ def test_a_config_error_is_quick_and_imports_no_torch(tmp_path: Path, corpus: Pa
     assert (done.returncode, done.stdout.strip()) == (2, "[]")
     assert "did you mean hidden_size?" in done.stderr
     assert quickest(arguments, tmp_path) < 0.5
+
+
+@pytest.mark.parametrize(
+    ("verb", "says"),
+    [
+        ("trian", "there is no verb trian; did you mean train?"),
+        ("compare_run", "there is no verb compare_run; did you mean compare-runs?"),
+        ("hallo", "there is no verb hallo; here: bench, compare-runs, "),
+        ("submit", "samecurve submit is not in this version; here: bench, "),
+    ],
+)
+def test_a_verb_that_is_not_there(
+    verb: str,
+    says: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    assert says in refused(monkeypatch, capsys, verb, cwd=tmp_path)
+
+
+def test_the_readme_has_each_verb_and_help_lists_them_in_order() -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    assert list(VERBS) == sorted(VERBS)
+    assert [verb for verb in VERBS if f"| [`samecurve {verb}" not in readme] == []

@@ -7,6 +7,7 @@ usage errors stay fast.
 
 import os
 import sys
+from difflib import get_close_matches
 from importlib import import_module
 
 import click
@@ -15,7 +16,7 @@ from samecurve import __version__
 from samecurve.cli.options import dashes
 from samecurve.errors import SamecurveError, UserError
 
-# verb -> its file in cli/, in which the click command is named as the file
+# verb -> its file in cli/, in which the click command is named as the file; in alphabetical order
 VERBS = {
     "bench": "bench",
     "compare-runs": "compare_runs",
@@ -61,10 +62,15 @@ class Verbs(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and dashes(args[0]) in _LATER_VERBS:
+        verb = dashes(args[0]) if args else ""
+        if verb in _LATER_VERBS:
             raise click.UsageError(
                 f"samecurve {args[0]} is not in this version; here: {', '.join(VERBS)}"
             )
+        if verb and verb not in VERBS:
+            near = get_close_matches(verb, VERBS, 1)
+            hint = f"did you mean {near[0]}?" if near else f"here: {', '.join(VERBS)}"
+            raise click.UsageError(f"there is no verb {args[0]}; {hint}")
         return super().resolve_command(ctx, args)
 
 
