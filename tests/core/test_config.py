@@ -91,6 +91,7 @@ def test_the_later_setting_wins_and_is_remembered() -> None:
         ("[" * 5000, "nested deeper|not valid"),
         ("a: \x00\n", "not valid YAML"),
         ("task: visionn\n", "is not a task"),
+        ("task: toy\n", "tasks: language; your own: path/to/file.py:MyTask"),
         ("task: vision\n", "is not in this version"),
     ],
 )

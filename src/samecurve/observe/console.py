@@ -320,10 +320,10 @@ def _finished(event: Event, plan: Plan, run: Path) -> str:
         f"goodput {values['goodput']:.0%}{_recoveries(event)}",
     ]
     if "loss" in values:
-        loss = f"validation loss {_show_finite(values['loss'], '.4f')} nats"
+        loss = f"validation loss {_show_finite(values['loss'], '.4f')}"
         entropy = plan.reference.get("unigram_entropy")
         if entropy:
-            loss += f" (single-token entropy of the corpus {entropy:.4f})"
+            loss += f" nats (single-token entropy of the corpus {entropy:.4f})"
         parts.append(loss)
     if values["skipped"]:
         parts.append(f"{values['skipped']} updates left out")
@@ -347,7 +347,7 @@ def _memory(event: Event) -> str:
     else:
         measured = ", ".join(map(show_bytes, peaks))
     if estimate is None:
-        return f"memory {measured} a device at most; the plan had no estimate"
+        return f"memory {measured} a device at most; the plan had no estimate of activations"
     share = max(peaks) / estimate
     return f"memory {measured} a device at most of {show_bytes(estimate)} estimated ({share:.0%})"
 

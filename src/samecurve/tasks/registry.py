@@ -18,6 +18,7 @@ from pydantic import BaseModel
 
 from samecurve.core.config.section import Section
 from samecurve.core.config.sections import Config, DataSection, TaskSections
+from samecurve.core.config.unsupported import USER_TASK
 from samecurve.errors import UserError
 from samecurve.tasks.free_sections import FreeData, FreeModel
 from samecurve.tasks.user_file import (
@@ -84,9 +85,14 @@ class Tasks:
 
         UserError: there is no such task.
         """
-        self._only = only
+        self._only: str | None = None
         if only is not None and not self.knows(only):
-            raise UserError(f"--task {only} is no task", f"tasks: {', '.join(_BUILT_IN)}", "--task")
+            raise UserError(
+                f"--task {only} is no task",
+                f"tasks: {', '.join(self.names())}; {USER_TASK}",
+                "--task",
+            )
+        self._only = only
 
     def names(self) -> tuple[str, ...]:
         if self._only is not None:

@@ -25,7 +25,7 @@ from pydantic import (
 from samecurve.core.config.document import Document, Key, join_key, suggest
 from samecurve.core.config.param_groups import ParamGroup, ParamRules
 from samecurve.core.config.section import Section
-from samecurve.core.config.unsupported import USER_TASK_HINT, task_needed
+from samecurve.core.config.unsupported import USER_TASK, USER_TASK_HINT, task_needed
 from samecurve.core.config.values import Balance, Duration, Size
 from samecurve.core.planning.schedule import Decay
 from samecurve.core.planning.strategies import STRATEGY_NAMES
@@ -402,7 +402,7 @@ def load(document: Document, registry: Registry, name: str = "run") -> LoadedCon
     """
     task = document.value.get("task", "language")
     if not registry.knows(task):
-        hint, instead = "is not a task", ""
+        hint, instead = "is not a task", f"; {USER_TASK}"
         if task in registry.later():
             hint, instead = "is not in this version", f"; {USER_TASK_HINT}"
         raise UserError(

@@ -19,6 +19,7 @@ _PARTS = {
     "model.cssm": ("a vision model", "vision"),
     "data.mode": ("sensor channels", "timeseries"),
 }
+USER_TASK = "your own: path/to/file.py:MyTask (docs/tasks.md)"
 USER_TASK_HINT = "a user task does it today: task: FILE.py:CLASS (docs/tasks.md)"
 
 
