@@ -20,6 +20,7 @@ from samecurve.errors import InvalidConfigError, UserError
 from samecurve.tasks import Tasks, open_task
 from samecurve.tasks.adapter.torch_adapter import TorchAdapter
 from samecurve.tasks.registry import data_stamp
+from samecurve.tasks.user_file import calling
 from samecurve.torch_engine.model import cast_weights
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -642,6 +643,31 @@ def test_a_loss_that_could_not_be_added_up(
     task = opened(write('return Mean(model(batch["x"]).sum(), len(batch["x"]))', f"return {value}"))
     text = said(lambda: task.loss(task.model(), batch_of(task, 4)))
     assert [word for word in words if word not in text] == [], text
+
+
+@pytest.mark.parametrize("value", ["model.stem.weight.sum()", "model.encode(batch['x']).sum()"])
+def test_a_loss_that_reaches_into_the_model_is_refused_beforehand(
+    value: str, write: Callable[..., Config]
+) -> None:
+    """Under ddp the model is wrapped, and the first step would fail."""
+    old = 'return Mean(model(batch["x"]).sum(), len(batch["x"]))'
+    task = opened(write(old, f'return Mean({value}, len(batch["x"]))'))
+    text = said(task.facts)
+    name = value.split(".")[1].partition("(")[0]
+    assert f"My.loss(): AttributeError: 'WrappedModel' object has no attribute '{name}'" in text
+    assert "mine.py:56" in text
+    assert f"call model(...): a strategy may wrap the model, which hides its {name}" in text
+
+
+def test_the_remedy_under_ddp_is_that_of_the_trial_beforehand(tmp_path: Path) -> None:
+    class DistributedDataParallel(torch.nn.Module):
+        pass
+
+    def reach() -> None:
+        with calling("My.loss()", tmp_path / "mine.py"):
+            print(DistributedDataParallel().encode)
+
+    assert "call model(...)" in said(reach)
 
 
 def test_only_the_first_loss_is_looked_at(write: Callable[..., Config]) -> None:

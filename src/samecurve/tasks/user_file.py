@@ -264,6 +264,10 @@ def _explained(
     return kind(cause, remedy, _where(error, path))
 
 
+# What may stand in the model's place in a loss: torch's, and what tries a loss beforehand
+_WRAPPERS = {"DistributedDataParallel", "WrappedModel"}
+
+
 def _remedy(error: BaseException, path: Path) -> str:
     """What most likely helps; for what people forget, how it is written."""
     if isinstance(error, ModuleNotFoundError) and error.name == "lockstep":
@@ -272,6 +276,11 @@ def _remedy(error: BaseException, path: Path) -> str:
         return f"install {error.name}, or put it beside {path.name}"
     if isinstance(error, AttributeError) and "before Module.__init__() call" in str(error):
         return "super().__init__() as the first line of the module's own __init__"
+    if isinstance(error, AttributeError) and type(error.obj).__name__ in _WRAPPERS:
+        return (
+            f"call model(...): a strategy may wrap the model, which hides its {error.name}; what"
+            " the loss needs of it, forward() can return"
+        )
     if isinstance(error, AttributeError) and _forgot_init(error):
         return (
             f"def __init__(self, model, data): self.{error.name} = ...: it is given the config's"
