@@ -645,21 +645,7 @@ def test_a_loss_that_could_not_be_added_up(
     assert [word for word in words if word not in text] == [], text
 
 
-@pytest.mark.parametrize("value", ["model.stem.weight.sum()", "model.encode(batch['x']).sum()"])
-def test_a_loss_that_reaches_into_the_model_is_refused_beforehand(
-    value: str, write: Callable[..., Config]
-) -> None:
-    """Under ddp the model is wrapped, and the first step would fail."""
-    old = 'return Mean(model(batch["x"]).sum(), len(batch["x"]))'
-    task = opened(write(old, f'return Mean({value}, len(batch["x"]))'))
-    text = said(task.facts)
-    name = value.split(".")[1].partition("(")[0]
-    assert f"My.loss(): AttributeError: 'WrappedModel' object has no attribute '{name}'" in text
-    assert "mine.py:56" in text
-    assert f"call model(...): a strategy may wrap the model, which hides its {name}" in text
-
-
-def test_the_remedy_under_ddp_is_that_of_the_trial_beforehand(tmp_path: Path) -> None:
+def test_a_loss_that_reaches_into_a_wrapped_model_is_told_to_call_it(tmp_path: Path) -> None:
     class DistributedDataParallel(torch.nn.Module):
         pass
 

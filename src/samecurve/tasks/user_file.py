@@ -264,10 +264,6 @@ def _explained(
     return kind(cause, remedy, _where(error, path))
 
 
-# What may stand in the model's place in a loss: torch's, and what tries a loss beforehand
-_WRAPPERS = {"DistributedDataParallel", "WrappedModel"}
-
-
 def _remedy(error: BaseException, path: Path) -> str:
     """What most likely helps; for what people forget, how it is written."""
     if isinstance(error, ModuleNotFoundError) and error.name == "lockstep":
@@ -276,7 +272,7 @@ def _remedy(error: BaseException, path: Path) -> str:
         return f"install {error.name}, or put it beside {path.name}"
     if isinstance(error, AttributeError) and "before Module.__init__() call" in str(error):
         return "super().__init__() as the first line of the module's own __init__"
-    if isinstance(error, AttributeError) and type(error.obj).__name__ in _WRAPPERS:
+    if isinstance(error, AttributeError) and type(error.obj).__name__ == "DistributedDataParallel":
         return (
             f"call model(...): a strategy may wrap the model, which hides its {error.name}; what"
             " the loss needs of it, forward() can return"

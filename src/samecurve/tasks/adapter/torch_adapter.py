@@ -35,19 +35,6 @@ from samecurve.torch_engine.weights import describe_arrays, load_weights
 _TRIED = 50_000_000
 
 
-class WrappedModel(nn.Module):
-    """A model as DistributedDataParallel gives it to a loss: it can be called, its own attributes
-    are hidden.
-    """
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self, *arguments: Any, **named: Any) -> Any:
-        return self.module(*arguments, **named)
-
-
 class TorchAdapter(EngineAdapter):
     engine = "torch"
     needed: ClassVar[Mapping[str, str]] = {
@@ -176,14 +163,12 @@ class TorchAdapter(EngineAdapter):
         """The loss of two samples, and of each alone, on a CPU before anything is trained.
 
         None: it can't be had here, which proves nothing of the run; its first step will tell.
-
-        UserError: it reaches for an attribute that a model wrapped by a strategy lacks.
         """
         if params > _TRIED or len(self.train_data()) < 2:
             return None
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.manual_seed(self._config.train.seed)
-            model = WrappedModel(self.model()).eval()
+            model = self.model().eval()
             rows = {
                 name: torch.from_numpy(np.ascontiguousarray(array))
                 for name, array in self.train_data()[np.arange(2)].items()
@@ -193,11 +178,6 @@ class TorchAdapter(EngineAdapter):
                 batch = {name: tensor[ids] for name, tensor in rows.items()}
                 try:
                     loss = self.task.loss(model, batch)
-                except AttributeError as error:
-                    if error.obj is not model:
-                        return None
-                    with self.calling("loss"):
-                        raise
                 except Exception:  # a model for GPUs only, say
                     return None
                 _check_loss(loss, f"{self.name}.loss()")
