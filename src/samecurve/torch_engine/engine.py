@@ -156,12 +156,13 @@ class TorchEngine:
 
     @torch.no_grad()
     def sample(self, state: State, step: int) -> Sequence[Sample]:
+        del state  # its model is the strategy's
         with (
             self._evaluating(),
             run_uncompiled(self.plan),
             autocast_for(self.plan.precision, self.device),
         ):
-            return self.task.sample(state.model, self.plan.fixed.seed + step)
+            return self._strategy.call(0, self.task.sample, self.plan.fixed.seed + step)
 
     def gather(self, state: State) -> list[ArrayShard]:
         self._sync_buffers()
@@ -194,8 +195,8 @@ class TorchEngine:
         self._set_mode(train=True)
 
     def _set_mode(self, *, train: bool) -> None:
-        for module in (*self._strategy.models, *self._strategy.replicas):
-            module.train(train)
+        for model in self._strategy.models:
+            model.train(train)
 
     def _sync_buffers(self) -> None:
         """Before what all ranks must see alike: buffers that each kept for itself

@@ -49,7 +49,7 @@ def _evaluate_microbatch(
     device = setup.devices[device_index]
     with torch.no_grad(), current_device(device), autocast_for(setup.plan.precision, device):
         arrays = to_device(microbatch.arrays, device)
-        sums = setup.task.evaluate(setup.strategy.models[device_index], arrays)
+        sums = setup.strategy.call(device_index, setup.task.evaluate, arrays)
     if not microbatch.real:
         return None
     rows: dict[bool, list[torch.Tensor]] = {False: [], True: []}  # of integers

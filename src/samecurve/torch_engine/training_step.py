@@ -133,8 +133,8 @@ class TrainingStep:
         if self._plan.exact and not self._usage_checked:
             side_effects = SideEffectCheck(self._strategy.models[device_index], device)
         with autocast_for(self._plan.precision, device):
-            model = self._strategy.replicas[device_index]
-            loss = self._task.loss(model, to_device(microbatch.arrays, device))
+            arrays = to_device(microbatch.arrays, device)
+            loss = self._strategy.train(device_index, self._task.loss, arrays)
         if side_effects:
             side_effects.check()
         return loss

@@ -15,11 +15,9 @@ Materialize = Callable[[nn.Module], None]  # makes the parameters of a part real
 
 
 class Strategy(Protocol):
-    # One for each device of this process; the first holds the weights and, after reduce(), the
-    # gradients:
+    # One for each device of this process, as the task made them; the first holds the weights and,
+    # after reduce(), the gradients. What a task does with one goes through train() or call().
     models: list[nn.Module]
-    # What a step calls for them:
-    replicas: list[nn.Module]
 
     def peers(self) -> Sequence[Peers]:
         """For each device of this process, what adds up values over all devices."""
@@ -28,6 +26,20 @@ class Strategy(Protocol):
     def distribute(self, models: list[nn.Module], materialize: Materialize) -> None:
         """Lay out the first of `models`, part by part; the others are for the other devices of this
         process.
+        """
+        ...
+
+    def train(self, device_index: int, function: Callable[..., T], *arguments: object) -> T:
+        """function(model, *arguments), whose result backward() will be called of, within
+        accumulation_round().
+
+        device_index: which of this process's devices
+        """
+        ...
+
+    def call(self, device_index: int, function: Callable[..., T], *arguments: object) -> T:
+        """function(model, *arguments), outside of training; where weights are sharded all ranks
+        call it together.
         """
         ...
 

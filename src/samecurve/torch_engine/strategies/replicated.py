@@ -22,6 +22,7 @@ from samecurve.core.protocols import MicroBatch
 from samecurve.errors import UserError
 from samecurve.torch_engine.layers.batch_norm import Peers
 from samecurve.torch_engine.model import Materializer, leave_empty
+from samecurve.torch_engine.model_call import ModelCall
 from samecurve.torch_engine.process_group import Comm, sum_bucket, sum_bucket_as
 from samecurve.torch_engine.strategies.protocol import Materialize, Strategy
 from samecurve.torch_engine.strategies.threads import ThreadTeam
@@ -49,7 +50,13 @@ class Single:
 
     def distribute(self, models: list[nn.Module], materialize: Materialize) -> None:
         materialize(models[0])
-        self.models = self.replicas = [models[0].to(self._devices[0])]
+        self.models = [models[0].to(self._devices[0])]
+
+    def train(self, device_index: int, function: Callable[..., T], *arguments: object) -> T:
+        return self.call(device_index, function, *arguments)
+
+    def call(self, device_index: int, function: Callable[..., T], *arguments: object) -> T:
+        return function(self.models[device_index], *arguments)
 
     def run_jobs(self, jobs: Sequence[Callable[[], T]]) -> list[T]:
         return [job() for job in jobs]
@@ -149,7 +156,7 @@ class DDP(Single):
         device, group = self._devices[0], self._comm.group
         assert group is not None
         self._ddp = DistributedDataParallel(
-            models[0],
+            ModelCall(models[0]),
             device_ids=[device.index] if device.type == "cuda" else None,
             process_group=group,
             gradient_as_bucket_view=True,
@@ -166,7 +173,10 @@ class DDP(Single):
 
         self._num_reduced = 0
         self._ddp.register_comm_hook(state, counting_hook)
-        self.replicas = [self._ddp]
+
+    def train(self, _device_index: int, function: Callable[..., T], *arguments: object) -> T:
+        result: T = self._ddp(function, *arguments)
+        return result
 
     def begin_step(self, parameters: Sequence[nn.Parameter], num_microbatches: int) -> None:
         """Where several rounds add up before a reduction, gradients stay where the buckets are: a

@@ -29,6 +29,7 @@ from samecurve.core.protocols import MicroBatch
 from samecurve.errors import UserError
 from samecurve.torch_engine.layers.batch_norm import Peers
 from samecurve.torch_engine.model import autocast_rounded, repeated_blocks
+from samecurve.torch_engine.model_call import ModelCall
 from samecurve.torch_engine.process_group import AllGatherComplex, Comm, ReduceScatterComplex
 from samecurve.torch_engine.strategies.protocol import Materialize
 
@@ -75,13 +76,22 @@ class FSDP:
             materialize(block)
             self._shard(block, reshard_after_forward=self._plan.reshard)
         materialize(model)
-        self._shard(model, reshard_after_forward=False)
-        for module in self._sharded_modules(model):
+        # Its own group holds the weights that no block has; they are whole in every call.
+        self._root = ModelCall(model)
+        self._shard(self._root, reshard_after_forward=False)
+        for module in self._sharded_modules(self._root):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
         for buffer in model.buffers():
             buffer.data = buffer.data.to(self._device)
-        self.models = self.replicas = [model]
+        self.models = [model]
+
+    def train(self, device_index: int, function: Callable[..., T], *arguments: object) -> T:
+        return self.call(device_index, function, *arguments)
+
+    def call(self, _device_index: int, function: Callable[..., T], *arguments: object) -> T:
+        result: T = self._root(function, *arguments)
+        return result
 
     def _shard(self, part: nn.Module, *, reshard_after_forward: bool) -> None:
         """In groups of one number format each: complex, gathered in two bytes, the rest."""
@@ -123,7 +133,7 @@ class FSDP:
         self, _device_index: int, _microbatch: MicroBatch, *, is_last: bool
     ) -> AbstractContextManager[object]:
         if self._plan.shards < self._plan.num_devices:
-            root: Any = self.models[0]
+            root: Any = self._root  # fully_shard gave it what it is asked here
             root.set_requires_all_reduce(is_last)
         return nullcontext()
 
