@@ -230,15 +230,16 @@ class RankGroup:
         return [rank for rank, process in enumerate(self._processes) if _is_alive(process.pid)]
 
     def _look(self) -> None:
-        """Who has ended, and who of them, or of those that report it, has failed."""
-        for rank, process in enumerate(self._processes):
-            if rank in self._ended:
-                continue
-            code = process.poll()
+        """Who has ended, and who of them, or of those that report it, has failed.
+
+        All are asked before one is judged: who had ended with 0 when the first failed is part of it.
+        """
+        alive = [rank for rank in range(len(self._processes)) if rank not in self._ended]
+        codes = {rank: self._processes[rank].poll() for rank in alive}
+        self._ended |= {rank: code for rank, code in codes.items() if code is not None}
+        for rank, code in codes.items():
             if rank not in self._reports and (report := self._read_report(rank)):
                 self._reports[rank] = report
-            if code is not None:
-                self._ended[rank] = code
             failure = self._failure(rank, code)
             if failure and rank not in self._failures and self.stopped_by is None:
                 self._fail(rank, failure)
