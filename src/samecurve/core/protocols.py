@@ -49,14 +49,14 @@ class MicroBatch:
     """What one device computes at once.
 
     real: False for a copy of a real row, run so that its rank can take part, and dropped.
-    keys: one number a row, following the sample (core/determinism/sample_keys.py); None where
-        nothing is keyed.
+    keys: what its random numbers are keyed by (RowKeys, or as an engine's stage() made of it); None
+        where nothing may be drawn.
     number: which of the step's microbatches.
     """
 
     arrays: Arrays
     real: bool = True
-    keys: Array | None = None
+    keys: Any = None
     number: int = 0
 
 

@@ -20,12 +20,13 @@ from numpy.typing import NDArray
 
 from samecurve.core.determinism.data_order import Ids
 from samecurve.core.determinism.microbatches import Assignment
-from samecurve.core.determinism.sample_keys import row_keys
+from samecurve.core.determinism.sample_keys import HELD_OUT, RowKeys
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import Arrays, Batch, MicroBatch, Round, Source, Staged
 from samecurve.data.workers import Workers
 
 ReadRows = Callable[[], Arrays]  # waits for rows that were asked for
+_KeysOf = Callable[[Ids], RowKeys]
 Read = tuple[int, int, ReadRows]  # of the positions [begin, end) of a step
 _IDS_AT_ONCE = 65_536
 _TOGETHER = 16  # steps at most whose rows are read at once
@@ -93,7 +94,8 @@ class Feed(Generic[Staged]):
             _DeviceShare(assignment, self._read_in_turn(ids, assignment.spans))
             for assignment in self._assigned(len(ids))
         ]
-        for one_round in self._rounds(_HELD_OUT, shares, ids, epoch=0, least=0):
+        keys = partial(RowKeys, self._plan.fixed.seed, HELD_OUT, 0)
+        for one_round in self._rounds(_HELD_OUT, shares, ids, keys, least=0):
             yield self._stage([one_round], 1)
 
     def ids(self, step: int) -> list[int]:
@@ -195,9 +197,9 @@ class Feed(Generic[Staged]):
             yield from zip(steps, self._order.ids(steps), strict=True)
 
     def _batch(self, step: int, ids: Ids, shares: list[_DeviceShare]) -> Batch[Staged]:
-        epoch = self._order.position(step).epoch if self._plan.keyed_dropout else 0
+        keys = partial(RowKeys, self._plan.fixed.seed, self._order.position(step).epoch, step)
         least = 0 if self._plan.exact else 1
-        rounds = list(self._rounds(_TRAIN, shares, ids, epoch=epoch, least=least))
+        rounds = list(self._rounds(_TRAIN, shares, ids, keys, least=least))
         return Batch(self._stage(rounds, self._plan.accumulation_steps), step, len(ids))
 
     def _assigned(self, samples: int) -> list[Assignment]:
@@ -243,13 +245,13 @@ class Feed(Generic[Staged]):
         return lambda: source[ids]
 
     def _rounds(
-        self, source: int, shares: list[_DeviceShare], ids: Ids, *, epoch: int, least: int
+        self, source: int, shares: list[_DeviceShare], ids: Ids, keys: _KeysOf, *, least: int
     ) -> Iterator[Round]:
         """Rounds in which no device of this process has a microbatch are left out, unless all must
         take part in each; `least` remain.
         """
         assignments = [share.assignment for share in shares]
-        microbatches = [self._microbatches(share, ids, epoch) for share in shares]
+        microbatches = [self._microbatches(share, ids, keys) for share in shares]
         count = len(assignments[0].rounds)
         idle = 0
         if not self._plan.every_rank_every_round:
@@ -260,10 +262,10 @@ class Feed(Generic[Staged]):
                 next(of_device) if assignment.rounds[index] else None
                 for of_device, assignment in zip(microbatches, assignments, strict=True)
             ]
-            yield self._with_dummies(by_device, source, ids, epoch)
+            yield self._with_dummies(by_device, source, ids, keys)
 
     def _with_dummies(
-        self, by_device: list[MicroBatch | None], source: int, ids: Ids, epoch: int
+        self, by_device: list[MicroBatch | None], source: int, ids: Ids, keys: _KeysOf
     ) -> Round:
         """A copy of a row where a device must take part: each, or else the first of a process that
         would have nothing.
@@ -271,15 +273,13 @@ class Feed(Generic[Staged]):
         each = self._plan.every_rank_every_round
         if all(by_device) or (any(by_device) and not each):
             return tuple(by_device)
-        dummy = MicroBatch(
-            self._ask(source, ids[:1])(), real=False, keys=self._keys(ids[:1], epoch)
-        )
+        dummy = MicroBatch(self._ask(source, ids[:1])(), real=False, keys=keys(ids[:1]))
         return tuple(
             microbatch or (dummy if each or not device else None)
             for device, microbatch in enumerate(by_device)
         )
 
-    def _microbatches(self, share: _DeviceShare, ids: Ids, epoch: int) -> Iterator[MicroBatch]:
+    def _microbatches(self, share: _DeviceShare, ids: Ids, keys: _KeysOf) -> Iterator[MicroBatch]:
         """The microbatches of a device, views of what was read."""
         reads = iter(share.reads)
         first, last = 0, 0
@@ -290,14 +290,9 @@ class Feed(Generic[Staged]):
                 rows = read_rows()
             yield MicroBatch(
                 _cut(rows, begin - first, end - first),
-                keys=self._keys(ids[begin:end], epoch),
+                keys=keys(ids[begin:end]),
                 number=begin // self._plan.micro_batch_size,
             )
-
-    def _keys(self, ids: Ids, epoch: int) -> NDArray[np.int64] | None:
-        if not self._plan.keyed_dropout:
-            return None
-        return row_keys(self._plan.fixed.seed, epoch, ids)
 
     def _groups_ahead(self) -> Iterator[list[Batch[Staged]]]:
         ready: queue.SimpleQueue[list[Batch[Staged]] | BaseException | None] = queue.SimpleQueue()

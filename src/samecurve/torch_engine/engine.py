@@ -26,8 +26,9 @@ from samecurve.core.protocols import (
 from samecurve.torch_engine import checkpoint as states
 from samecurve.torch_engine.checkpoint import State
 from samecurve.torch_engine.evaluation import evaluate
+from samecurve.torch_engine.keyed.draw_sites import DrawSites
 from samecurve.torch_engine.layers.batch_norm import coupling_layers
-from samecurve.torch_engine.layers.context import MicroBatchContext
+from samecurve.torch_engine.layers.context import MicroBatchContext, StagedKeys
 from samecurve.torch_engine.model import Initialize, Materializer, leave_empty, run_uncompiled
 from samecurve.torch_engine.model_builder import ModelBuilder
 from samecurve.torch_engine.optimizer_params import optimizer_params
@@ -66,6 +67,7 @@ class TorchEngine:
         make_strategy: Callable[[Plan, Comm, Sequence[torch.device]], Strategy]
         make_strategy = Exact if plan.exact else STRATEGIES[plan.strategy]
         self._strategy = make_strategy(plan, comm, devices)
+        sites = DrawSites()
         self._setup = EngineSetup(
             task=task,
             plan=plan,
@@ -73,7 +75,8 @@ class TorchEngine:
             comm=comm,
             devices=devices,
             strategy=self._strategy,
-            contexts=[MicroBatchContext() for _ in devices],
+            contexts=[MicroBatchContext(device, sites) for device in devices],
+            draw_sites=sites,
         )
         self._training_step = TrainingStep(self._setup)
         self._unsynced_buffers: list[torch.Tensor] = []
@@ -86,11 +89,13 @@ class TorchEngine:
         ]
 
     def _staged(self, microbatch: MicroBatch) -> MicroBatch:
-        keys = microbatch.keys
+        keys = None
+        if self.plan.keyed_dropout or self._setup.draw_sites.any_drawn:  # ahead of the loop
+            keys = self._tensor(microbatch.keys.values)
         return MicroBatch(
             {name: self._tensor(array) for name, array in microbatch.arrays.items()},
             microbatch.real,
-            None if keys is None else self._tensor(keys),
+            StagedKeys(microbatch.keys, keys),
             microbatch.number,
         )
 

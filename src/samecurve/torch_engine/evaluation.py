@@ -47,7 +47,12 @@ def _evaluate_microbatch(
     if microbatch is None:
         return None
     device = setup.devices[device_index]
-    with torch.no_grad(), current_device(device), autocast_for(setup.plan.precision, device):
+    with (
+        torch.no_grad(),
+        current_device(device),
+        setup.contexts[device_index].within(microbatch.keys, real=microbatch.real),
+        autocast_for(setup.plan.precision, device),
+    ):
         arrays = to_device(microbatch.arrays, device)
         sums = setup.strategy.call(device_index, setup.task.evaluate, arrays)
     if not microbatch.real:

@@ -9,6 +9,7 @@ from samecurve.core.config.sections import Optimizer
 from samecurve.core.determinism.microbatches import split_batch
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import MicroBatch, Task
+from samecurve.torch_engine.keyed.draw_sites import DrawSites
 from samecurve.torch_engine.layers.context import MicroBatchContext
 from samecurve.torch_engine.process_group import Comm
 from samecurve.torch_engine.strategies.protocol import Strategy
@@ -23,6 +24,7 @@ class EngineSetup:
     devices: Sequence[torch.device]  # of this process
     strategy: Strategy
     contexts: Sequence[MicroBatchContext]  # one for each of the devices
+    draw_sites: DrawSites  # of all of them
 
     @property
     def device(self) -> torch.device:

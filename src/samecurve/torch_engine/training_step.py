@@ -111,6 +111,9 @@ class TrainingStep:
             is_last = number == len(microbatches) - 1
             with (
                 current_device(device),
+                self._setup.contexts[device_index].within(
+                    microbatch.keys, real=microbatch.real, number=microbatch.number
+                ),
                 self._strategy.accumulation_round(device_index, microbatch, is_last=is_last),
             ):
                 timer = self._forward_timer.timed() if timed and number == first else nullcontext()
@@ -125,10 +128,7 @@ class TrainingStep:
                 totals.add(device_index, self._setup.sum_row(microbatch), loss_sum, weight)
 
     def _forward(self, device_index: int, microbatch: MicroBatch) -> Mean:
-        device, keys = self._devices[device_index], microbatch.keys
-        if keys is not None:
-            keys = keys.to(device, non_blocking=True)
-        self._setup.contexts[device_index].begin(keys, real=microbatch.real)
+        device = self._devices[device_index]
         side_effects = None
         if self._plan.exact and not self._usage_checked:
             side_effects = SideEffectCheck(self._strategy.models[device_index], device)

@@ -4,11 +4,44 @@ A mask or an augmentation drawn from such a key follows the sample: it is the sa
 device, in whatever microbatch of whatever batch the sample is, under either engine.
 """
 
+from dataclasses import dataclass
+from functools import cached_property
+
 import numpy as np
 from numpy.typing import NDArray
 
+HELD_OUT = -1  # the epoch of samples that are evaluated
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
+
+
+@dataclass(frozen=True)
+class RowKeys:
+    """What the random numbers of a microbatch are keyed by; computed when it is asked for, since
+    most models draw nothing.
+
+    epoch: HELD_OUT for an evaluation.
+    step: of the run; 0 in an evaluation, which is to draw the same each time.
+    ids: of the samples, a row each.
+    """
+
+    seed: int
+    epoch: int
+    step: int
+    ids: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @cached_property
+    def values(self) -> NDArray[np.int64]:
+        """A key for each row."""
+        return row_keys(self.seed, self.epoch, self.ids)
+
+    @cached_property
+    def step_key(self) -> int:
+        """For numbers that belong to no sample: the same in every microbatch of the step."""
+        return step_key(self.seed, self.epoch, self.step)
 
 
 def row_keys(seed: int, epoch: int, ids: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -21,6 +54,21 @@ def row_keys(seed: int, epoch: int, ids: NDArray[np.int64]) -> NDArray[np.int64]
     start = mix(mix(_word(seed) + _STEP) + _word(epoch) * _STEP)
     mixed: NDArray[np.uint64] = mix(start + ids.astype(np.uint64) * _STEP)
     return (mixed >> np.uint64(1)).astype(np.int64)
+
+
+def step_key(seed: int, epoch: int, step: int) -> int:
+    """A well-mixed key in 0..2**63-1, of another stream than those of samples."""
+    start = mix(mix(_word(seed) + _STEP) ^ _word(epoch))
+    return int(mix(start ^ mix(_word(step) + _STEP)) >> np.uint64(1))
+
+
+def sample_rng(sample: int, epoch: int, seed: int = 0) -> np.random.Generator:
+    """Random numbers for one sample in one epoch: the same wherever and whenever it is read.
+
+    For augmentation in `__getitem__(ids, epoch)`.
+    """
+    key = row_keys(seed, epoch, np.array([sample], np.int64))
+    return np.random.default_rng(int(key[0]))
 
 
 def mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -1,25 +1,108 @@
-"""What keyed and synchronised layers know of the microbatch in work."""
+"""What keyed functions, keyed layers and synchronised layers know of the microbatch in work."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
+from samecurve.core.determinism.sample_keys import RowKeys
 from samecurve.errors import UserError
 from samecurve.torch_engine.compile_marks import constant
+from samecurve.torch_engine.keyed.draw_sites import DrawSites
+from samecurve.torch_engine.keyed.generators import seed_host, seed_torch
+
+_FORWARD = -1  # no graph task: not in backward
+
+
+@dataclass(frozen=True)
+class StagedKeys:
+    """values: those of `rows`, pinned where they go to a GPU; None: to be computed when they are
+    asked for.
+    """
+
+    rows: RowKeys
+    values: torch.Tensor | None = None
+
+    def on(self, device: torch.device) -> torch.Tensor:
+        values = self.values
+        if values is None:
+            values = torch.from_numpy(self.rows.values)
+            if device.type == "cuda":
+                values = values.pin_memory()
+        return values.to(device, non_blocking=True)
+
+
+class DrawMark(NamedTuple):
+    """How far a forward pass is with its draws; it travels with a generator's state, which
+    checkpoints keep of where they begin.
+    """
+
+    number: int
+    calls: dict[str, int]
+    task: int  # the graph task that these are of
+    is_current: bool  # whether it was running when the mark was made
 
 
 class MicroBatchContext:
     """The microbatch in work on one device: begin() before each forward pass, the next one only
-    after backward.
+    after backward. within() also lets random functions serve it, on this thread and in its
+    backward pass.
+
+    device: None: where the keys lie.
     """
 
-    def __init__(self) -> None:
-        self.keys: torch.Tensor | None = None  # int64 [rows] on the device; None: nothing is keyed
+    def __init__(self, device: torch.device | None = None, sites: DrawSites | None = None) -> None:
+        self.device, self.sites = device, sites or DrawSites()
         self.real = True  # False: a dummy, its results dropped
-        self._calls: dict[str, int] = {}
+        self.begin(None)
 
-    def begin(self, keys: torch.Tensor | None, *, real: bool = True) -> None:
-        """keys: of core/determinism/sample_keys.py."""
-        self.keys, self.real = keys, real
-        self._calls = {}
+    def begin(self, keys: StagedKeys | torch.Tensor | None, *, real: bool = True) -> None:
+        """keys: of core/determinism/sample_keys.py; as a tensor: int64 [rows]; None: nothing is
+        keyed.
+        """
+        self.staged = keys if isinstance(keys, StagedKeys) else None
+        self._keys = keys if isinstance(keys, torch.Tensor) else None
+        self.real = real
+        self._calls: dict[str, int] = {}
+        self._number, self._task = 0, _FORWARD
+
+    @contextmanager
+    def within(
+        self, keys: StagedKeys | None, *, real: bool = True, number: int = 0
+    ) -> Iterator[None]:
+        """Around forward and backward of a microbatch, the step's `number`-th."""
+        self.begin(keys, real=real)
+        if keys and self.device and self.sites.reseeds_torch:
+            seed_torch(keys.rows, number, self.device)
+        if keys and self.sites.reseeds_host:
+            seed_host(keys.rows)
+        gpu = self.device.index if self.device and self.device.type == "cuda" else None
+        _WORK.context = self
+        if gpu is not None:
+            _BY_GPU[gpu] = self
+        try:
+            yield
+        finally:
+            _WORK.context = None
+            _BY_GPU.pop(gpu, None)
+
+    @property
+    def keys(self) -> torch.Tensor | None:
+        """int64 [rows] on the device."""
+        if self._keys is None and self.staged is not None and self.device is not None:
+            self.sites.any_drawn = True
+            self._keys = self.staged.on(self.device)
+        return self._keys
+
+    @property
+    def rows(self) -> int | None:
+        """None: nothing is keyed."""
+        if self.staged is not None:
+            return len(self.staged.rows)
+        return None if self._keys is None else len(self._keys)
 
     def call_number(self, name: str) -> int:
         """Which call of `name` in this forward pass this is, from 0.
@@ -27,7 +110,7 @@ class MicroBatchContext:
         UserError: computed again in backward, and nobody can say which of several calls that is.
         """
         calls = self._calls.get(name, 0)
-        if not recomputing():
+        if not recomputing() or self._task == graph_task():
             self._calls[name] = calls + 1
             return calls
         if calls != 1:
@@ -39,10 +122,58 @@ class MicroBatchContext:
             )
         return 0
 
+    def draw_number(self, function: str) -> int:
+        """Which draw of this forward pass this is, from 0.
+
+        UserError: in backward, and nobody can say which draw of the forward pass that is.
+        """
+        if self._task != graph_task():
+            raise UserError(
+                f"{function} is called in backward, where it can't be told which of the forward"
+                " pass's numbers it is to draw",
+                "preserve_rng_state=True (checkpoint's default); numbers drawn in the forward pass,"
+                " where backward itself draws",
+                "model",
+            )
+        self._number += 1
+        return self._number - 1
+
+    def mark(self) -> DrawMark:
+        """How far the draws are, for resume_at()."""
+        return DrawMark(self._number, dict(self._calls), self._task, self._task == graph_task())
+
+    def resume_at(self, mark: DrawMark) -> None:
+        """Go on as it was then: at the begin of what a checkpoint computes again, and after it."""
+        self._number, self._calls = mark.number, dict(mark.calls)
+        self._task = graph_task() if mark.is_current else mark.task
+
+
+class _Work(threading.local):
+    context: MicroBatchContext | None = None
+
+
+# Of the process, as what they serve is: functions of torch itself, in whatever thread they are
+# called. Backward on a GPU runs in autograd's own thread, which finds its microbatch by the GPU.
+_WORK = _Work()
+_BY_GPU: dict[int | None, MicroBatchContext] = {}
+
+
+def context_in_work() -> MicroBatchContext | None:
+    """The microbatch that this thread computes, forward or backward."""
+    context = _WORK.context
+    if context is None and _BY_GPU and recomputing():
+        return _BY_GPU.get(torch.cuda.current_device())
+    return context
+
 
 @constant
 def recomputing() -> bool:
     """Whether this is a forward pass inside of a backward pass: activation checkpointing computes a
     block again.
     """
-    return torch._C._current_graph_task_id() != -1  # noqa: SLF001 - torch has no public word for it
+    return graph_task() != _FORWARD
+
+
+def graph_task() -> int:
+    """Which backward pass runs in this thread; _FORWARD: none."""
+    return torch._C._current_graph_task_id()  # noqa: SLF001 - torch has no public word for it

@@ -1,0 +1,158 @@
+"""Where a model or a loss draws random numbers, and what those follow: the samples, or the step.
+
+A draw whose shape has a dimension of the microbatch's rows, or of k neighbours for each row,
+follows the samples; one without belongs to the step. A shape alone may mislead: a weight's noise
+may have as many rows as a microbatch. So two runs of unlike size teach what each place means
+(learn()); a place not seen there follows the plain rule.
+"""
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+Place = tuple[tuple[str, int], ...]  # (file, line) of each call, the user's own last
+Rule = int  # the dimension in which samples lie, or:
+STEP: Rule = -1  # no dimension: the same numbers in every microbatch of the step
+NONE: Rule = -2  # it grows with the microbatch, but not with its rows
+
+_TORCH = str(Path(torch.__file__).parent)
+_OURS = str(Path(__file__).parents[1])
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Random numbers that a forward pass drew.
+
+    function: as its user knows it: torch.randn_like.
+    place: the calls that led to it, the user's own last.
+    number: of the draw in its forward pass, from 0.
+    served: by the sample, the step, or not at all (None: a generator's own numbers).
+    """
+
+    function: str
+    place: Place
+    shape: tuple[int, ...]
+    rows: int  # of the microbatch
+    number: int
+    served: Literal["sample", "step"] | None
+
+    @property
+    def file(self) -> str:
+        return self.place[-1][0] if self.place else "?"
+
+    @property
+    def line(self) -> int:
+        return self.place[-1][1] if self.place else 0
+
+
+class DrawSites:
+    """What is known of the places that draw; one for all devices of a process.
+
+    reseeds_torch: torch's own generators begin anew with each microbatch, at numbers that follow
+        from seed, step and microbatch, for draws that no key serves.
+    reseeds_host: so do numpy's and Python's, at numbers that follow from seed and step.
+    """
+
+    def __init__(self) -> None:
+        self.reseeds_torch = self.reseeds_host = False
+        self.any_drawn = False  # whether keys were ever asked for
+        self._rules: dict[Place, Rule | None] = {}  # None: its draws differ, see _numbered
+        self._numbered: dict[tuple[Place, int], Rule] = {}
+        self._recorded: list[Draw] | None = None
+
+    @property
+    def is_recording(self) -> bool:
+        return self._recorded is not None
+
+    @contextmanager
+    def recording(self) -> Iterator[list[Draw]]:
+        """The draws of what runs within, in their order."""
+        recorded: list[Draw] = []
+        self._recorded = recorded
+        try:
+            yield recorded
+        finally:
+            self._recorded = None
+
+    def record(self, draw: Draw) -> None:
+        if self._recorded is not None:
+            self._recorded.append(draw)
+
+    def learn(self, one: Sequence[Draw], other: Sequence[Draw]) -> None:
+        """What each place's draws follow, from two recordings of unlike rows.
+
+        Numbers drawn before and after may differ: compare runs that came after it.
+        """
+        others = {(draw.place, draw.number): draw for draw in other}
+        for draw in one:
+            twin = others.get((draw.place, draw.number))
+            if twin is None or twin.rows == draw.rows:
+                continue
+            rule = _learnt(draw, twin)
+            self._numbered[draw.place, draw.number] = rule
+            known = self._rules.setdefault(draw.place, rule)
+            if known != rule:
+                self._rules[draw.place] = None
+
+    def rule(self, place: Place, number: int, shape: Sequence[int], rows: int) -> Rule:
+        """What a draw of this shape follows."""
+        rule = self._rules.get(place, _UNSEEN)
+        if rule is None:
+            rule = self._numbered.get((place, number), _UNSEEN)
+        if rule == _UNSEEN:
+            return plain_rule(shape, rows)
+        if rule >= 0 and (rule >= len(shape) or shape[rule] % rows):
+            return NONE
+        return rule
+
+
+_UNSEEN: Rule = -3
+
+
+def plain_rule(shape: Sequence[int], rows: int) -> Rule:
+    """Where nothing else is known: samples lie in the first dimension, each with equally many
+    neighbouring rows, or else in the second ([sequence, samples, ...]).
+    """
+    if shape and shape[0] and shape[0] % rows == 0:
+        return 0
+    if len(shape) > 2 and shape[1] == rows:
+        return 1
+    return STEP
+
+
+def _learnt(one: Draw, other: Draw) -> Rule:
+    if len(one.shape) != len(other.shape):
+        return NONE
+    sizes = list(zip(one.shape, other.shape, strict=True))
+    for dim, (a, b) in enumerate(sizes):
+        if a and a % one.rows == 0 and b % other.rows == 0 and a // one.rows == b // other.rows:
+            return dim
+    return STEP if all(a == b for a, b in sizes) else NONE
+
+
+def calls_to_here() -> Place:
+    """The calls that led out of a user's code to here, ours left out."""
+    frame = sys._getframe(1)  # noqa: SLF001 - as inspect does, without its cost
+    calls = []
+    while frame is not None:
+        file = frame.f_code.co_filename
+        owner = _owner(file)
+        if owner != "ours":
+            calls.append((file, frame.f_lineno))
+            if owner == "user":
+                break
+        frame = frame.f_back  # type: ignore[assignment]
+    return tuple(calls)
+
+
+@cache
+def _owner(file: str) -> str:
+    if file.startswith(_OURS):
+        return "ours"
+    return "torch" if file.startswith(_TORCH) else "user"

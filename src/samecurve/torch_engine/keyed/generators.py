@@ -1,0 +1,47 @@
+"""The generators that whole processes share: torch's, numpy's, Python's. What draws from them
+follows the device, and what it did before.
+"""
+
+import random
+
+import numpy as np
+import torch
+
+from samecurve.core.determinism.sample_keys import RowKeys, mix
+
+TORCH, NUMPY, PYTHON = "torch", "numpy.random", "random"
+
+
+class GeneratorWatch:
+    """Which generators move from now on. device: where torch may draw, beside the host."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._before = self._states()
+
+    def moved(self) -> tuple[str, ...]:
+        """Of TORCH, NUMPY and PYTHON, those that gave numbers since."""
+        now = self._states()
+        return tuple(name for name, state in self._before.items() if state != now[name])
+
+    def _states(self) -> dict[str, object]:
+        states = [torch.default_generator.get_state().numpy().tobytes()]
+        if self._device.type == "cuda":
+            states.append(torch.cuda.get_rng_state(self._device).numpy().tobytes())
+        numpy = str(np.random.get_state(legacy=False))
+        return {TORCH: tuple(states), NUMPY: numpy, PYTHON: random.getstate()}
+
+
+def seed_torch(keys: RowKeys, microbatch: int, device: torch.device) -> None:
+    """The host's and this device's, by seed, step and the microbatch's number."""
+    seed = int(mix(np.array([keys.step_key + microbatch], np.uint64))[0] >> np.uint64(1))
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        index = torch.cuda.current_device() if device.index is None else device.index
+        torch.cuda.default_generators[index].manual_seed(seed)
+
+
+def seed_host(keys: RowKeys) -> None:
+    """numpy's and Python's, by seed and step: the same in every microbatch."""
+    random.seed(keys.step_key)
+    np.random.seed(keys.step_key % 2**32)
