@@ -106,11 +106,7 @@ def plain(
         losses.append(mean.sum.item() / mean.weight.item())
         model.zero_grad()
         torch.autograd.backward(mean.sum / mean.weight)
-        gradients = [parameter.grad for parameter in named.values() if parameter.grad is not None]
-        norm = torch.nn.utils.get_total_norm(gradients)
-        torch._foreach_mul_(
-            gradients, 0.5 / max(norm.item(), 0.5)
-        )  # torch's own clipping adds 1e-6 to the norm
+        torch.nn.utils.clip_grad_norm_(list(named.values()), 0.5)
         for group in optimizer.param_groups:
             group["lr"] = made.lr_at(step) * group["scale"]
         optimizer.step()

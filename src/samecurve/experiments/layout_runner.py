@@ -16,7 +16,7 @@ import numpy as np
 from samecurve.checkpoint.format import load, name_of
 from samecurve.core.config.sections import Batch, Config
 from samecurve.core.planning.balance import with_even_balance
-from samecurve.core.planning.facts import Facts
+from samecurve.core.planning.facts import CLIP_EPSILON, Facts
 from samecurve.core.planning.machine import Machine
 from samecurve.core.planning.plan import Plan, plan
 from samecurve.core.protocols import StoredArrays
@@ -208,7 +208,7 @@ class LayoutRunner:
         else:
             state, share = "momentum_buffer", 1.0
         if optimizer.clip and norm:
-            share *= min(1.0, optimizer.clip / norm)
+            share *= min(1.0, optimizer.clip / (norm + CLIP_EPSILON))
         if not share:
             return {}
         prefix = f"optimizer/{state}/"

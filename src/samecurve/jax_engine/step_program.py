@@ -131,7 +131,8 @@ def apply_update(
     finite = jnp.isfinite(norm * loss_sum)
     factor = correction
     if optimizer.clip:
-        factor = correction * (optimizer.clip / jnp.maximum(norm, optimizer.clip))
+        clipped = jnp.maximum(norm + plan.fixed.clip_epsilon, optimizer.clip)
+        factor = correction * (optimizer.clip / clipped)
     clipped = {
         name: gradient * factor.astype(gradient.dtype) for name, gradient in sums.gradients.items()
     }

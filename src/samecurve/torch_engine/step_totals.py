@@ -26,6 +26,14 @@ class GradientScaling:
     finite: bool | torch.Tensor  # whether loss and norm are: else there is no update
 
 
+@dataclass(frozen=True)
+class Clip:
+    """By torch's own formula: times max_norm / (norm + epsilon), at most 1."""
+
+    max_norm: float  # of the update's gradient; 0: any
+    epsilon: float
+
+
 class StepTotals(Protocol):
     """Loss sums and weights of one step: by device and row first, then over everything.
 
@@ -43,12 +51,11 @@ class StepTotals(Protocol):
         ...
 
     def gradient_scaling(
-        self, norm: torch.Tensor, loss_scale: torch.Tensor, *, nominal_weight: float, clip: float
+        self, norm: torch.Tensor, loss_scale: torch.Tensor, *, nominal_weight: float, clip: Clip
     ) -> GradientScaling:
         """After all_reduce().
 
         norm: of the gradients as they are: of loss sums times loss_scale / nominal_weight
-        clip: largest norm of the update's gradient; 0: any
         """
         ...
 
@@ -97,14 +104,16 @@ class HostTotals:
         ]
 
     def gradient_scaling(
-        self, norm: torch.Tensor, loss_scale: torch.Tensor, *, nominal_weight: float, clip: float
+        self, norm: torch.Tensor, loss_scale: torch.Tensor, *, nominal_weight: float, clip: Clip
     ) -> GradientScaling:
         scaled_weight = self._weight * loss_scale.item()
         correction = nominal_weight / scaled_weight if scaled_weight else math.inf
         grad_norm = norm.item() * correction
         factor = correction
-        if clip:
-            factor = correction * (clip / max(grad_norm, clip))  # a nan stays: it is the first
+        if clip.max_norm:
+            # a nan stays: it is the first
+            clipped = max(grad_norm + clip.epsilon, clip.max_norm)
+            factor = correction * (clip.max_norm / clipped)
         return GradientScaling(factor, grad_norm, math.isfinite(grad_norm * self._loss_sum))
 
     def queue_metrics(
@@ -162,13 +171,14 @@ class DeviceTotals:
         self._report = values[size:]
 
     def gradient_scaling(
-        self, norm: torch.Tensor, loss_scale: torch.Tensor, *, nominal_weight: float, clip: float
+        self, norm: torch.Tensor, loss_scale: torch.Tensor, *, nominal_weight: float, clip: Clip
     ) -> GradientScaling:
         correction = nominal_weight / (self._weight * loss_scale)
         grad_norm = norm * correction
         factor = correction
-        if clip:
-            factor = correction * (clip / grad_norm.clamp(min=clip))
+        if clip.max_norm:
+            clipped = (grad_norm + clip.epsilon).clamp(min=clip.max_norm)
+            factor = correction * (clip.max_norm / clipped)
         return GradientScaling(factor, grad_norm, (grad_norm * self._loss_sum).isfinite())
 
     def queue_metrics(

@@ -18,7 +18,7 @@ from samecurve.torch_engine.precision import (
 from samecurve.torch_engine.profiling.forward_timer import ForwardTimer
 from samecurve.torch_engine.setup import EngineSetup
 from samecurve.torch_engine.step_metrics import QueuedMetrics, peak_memory_bytes, rank_report
-from samecurve.torch_engine.step_totals import StepTotals, step_totals
+from samecurve.torch_engine.step_totals import Clip, StepTotals, step_totals
 from samecurve.torch_engine.strategies.exact import SideEffectCheck
 from samecurve.torch_engine.unused_params import check_used
 
@@ -76,7 +76,7 @@ class TrainingStep:
                 strategy.norm(gradients),
                 state.scale.value,
                 nominal_weight=plan.nominal_weight,
-                clip=self._setup.optimizer.clip,
+                clip=Clip(self._setup.optimizer.clip, plan.fixed.clip_epsilon),
             )
             _multiply(gradients, scaling.factor)
         with timeline.phase("optimizer"):

@@ -92,6 +92,8 @@ class Facts:
 Measure = Callable[[Config, Machine, Facts], Facts]
 
 
+CLIP_EPSILON = 1e-6  # added to the norm that is clipped: torch.nn.utils.clip_grad_norm_'s
+
 _FIXED_ON_DISK = {
     "global_batch_size": "batch",
     "micro_batch_size": "slot",
@@ -111,6 +113,7 @@ class Fixed:
     threads: int
     anchor: Anchor = Anchor()
     computed_on: str = ""  # engine and kind of device
+    clip_epsilon: float = CLIP_EPSILON
 
     def to_json(self) -> dict[str, Any]:
         """As manifest.json and plan.json hold it: public keys, older than the names here."""
@@ -120,4 +123,6 @@ class Fixed:
     def from_json(cls, value: Mapping[str, Any]) -> "Fixed":
         names = {key: name for name, key in _FIXED_ON_DISK.items()}
         fields = {names.get(key, key): item for key, item in value.items()}
-        return cls(**{**fields, "anchor": Anchor(**value["anchor"])})
+        anchor = Anchor(**value["anchor"])
+        # a run that began before there was one goes on without
+        return cls(**{"clip_epsilon": 0.0, **fields, "anchor": anchor})
