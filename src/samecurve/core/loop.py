@@ -102,7 +102,7 @@ def evaluate(context: LoopContext[State, Staged], saved: Checkpoint) -> Outcome:
     """The metrics of `saved`, and nothing trained."""
     began = time.perf_counter()
     state = context.engine.restore(saved)
-    metrics = _measure(context.engine, state, context.feed.evaluation(), context.summarize)
+    metrics = _measure(context, state, context.feed.evaluation(), saved.step)
     seconds = time.perf_counter() - began
     context.record(Event("evaluated", saved.step, {**metrics, "seconds": seconds}))
     return "finished"
@@ -142,7 +142,7 @@ def _evaluate(
     """Evaluate, and keep what a checkpoint is to know. Returns whether it is the best so far."""
     began = time.perf_counter()
     rounds = _each_with(context.feed.evaluation(), lambda: context.heartbeat(step, "evaluate"))
-    metrics = _measure(context.engine, state, rounds, context.summarize)
+    metrics = _measure(context, state, rounds, step)
     counters.metrics_step = step
     counters.metrics = {
         name: value for name, value in metrics.items() if not isinstance(value, list)
@@ -168,9 +168,11 @@ def _sample(context: LoopContext[State, Staged], state: State, step: int) -> Non
 
 
 def _measure(
-    engine: Engine[State, Staged], state: State, rounds: Iterable[Staged], summarize: Summarize
+    context: LoopContext[State, Staged], state: State, rounds: Iterable[Staged], step: int
 ) -> dict[str, JournalMetric]:
-    metrics = summarize(engine.evaluate(state, rounds))
+    """step: how many are done."""
+    progress = context.plan.progress_at(max(step - 1, 0))
+    metrics = context.summarize(context.engine.evaluate(state, rounds, progress))
     return {name: journal_value(value) for name, value in metrics.items()}
 
 

@@ -20,9 +20,11 @@ from samecurve.core.eval_sums import EvalSum, EvalSums
 from samecurve.core.events import REQUESTS
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import (
+    START,
     ArrayShard,
     Batch,
     Checkpoint,
+    Progress,
     Round,
     Sample,
     StepMetrics,
@@ -32,7 +34,7 @@ from samecurve.errors import UserError
 from samecurve.jax_engine.array_types import Arrays, Float, HostArray, PyTree
 from samecurve.jax_engine.checkpoint import State, StateLayout, all_params
 from samecurve.jax_engine.model import FlaxModel, InitialValue, open_model
-from samecurve.jax_engine.step_program import Rows, make_evaluation, make_step
+from samecurve.jax_engine.step_program import Rows, make_evaluation, make_step, progress_array
 from samecurve.jax_engine.strategies import AXIS, STRATEGIES
 from samecurve.jax_engine.trace_checks import check_loss
 
@@ -209,7 +211,8 @@ class JaxEngine:
             self._check_loss(staged.example)
         local = self._local_metrics(batch, asked)
         rate = np.asarray(lr, self._dtype)
-        state, values = self._step(state, staged.rows, self._to_all_reduce(local), rate)
+        when = progress_array(self.plan.progress_at(batch.step))
+        state, values = self._step(state, staged.rows, self._to_all_reduce(local), rate, when)
         return state, QueuedMetrics(values, local, self.plan.world_size)
 
     def compiled_step(self, state: State, batch: Batch) -> Compiled:
@@ -217,13 +220,16 @@ class JaxEngine:
         staged: StagedRounds = batch.rounds
         extra = self._to_all_reduce(self._local_metrics(batch, [0] * len(REQUESTS)))
         rate = np.asarray(0.0, self._dtype)
-        return self._step.lower(state, staged.rows, extra, rate).compile()
+        when = progress_array(START)
+        return self._step.lower(state, staged.rows, extra, rate, when).compile()
 
-    def evaluate(self, state: State, rounds: Iterable[StagedRounds]) -> EvalSums:
+    def evaluate(
+        self, state: State, rounds: Iterable[StagedRounds], progress: Progress = START
+    ) -> EvalSums:
         """The task's sums over all devices."""
         specs = self.task.eval_sums()
-        params = all_params(state)
-        sums: list[Arrays] = [self._evaluation(params, staged.rows) for staged in rounds]
+        params, when = all_params(state), progress_array(progress)
+        sums: list[Arrays] = [self._evaluation(params, staged.rows, when) for staged in rounds]
         totals: dict[str, EvalSum] = {}
         for name, spec in specs.items():
             dtype = np.int64 if spec.integer else np.float64

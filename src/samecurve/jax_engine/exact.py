@@ -21,7 +21,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from samecurve.core.determinism.microbatches import TreeSum, microbatches_of, split_batch, subtrees
 from samecurve.core.eval_sums import EvalSums, SumSpecs, size, unpack_sums
-from samecurve.core.protocols import ArrayShard, Batch, Checkpoint, Round, Sample
+from samecurve.core.protocols import START, ArrayShard, Batch, Checkpoint, Progress, Round, Sample
 from samecurve.jax_engine.array_types import Arrays, HostArray, PyTree
 from samecurve.jax_engine.checkpoint import State, all_params
 from samecurve.jax_engine.engine import JaxEngine, QueuedMetrics
@@ -31,6 +31,7 @@ from samecurve.jax_engine.step_program import (
     apply_update,
     microbatch_gradients,
     microbatch_metrics,
+    progress_array,
     split_trained,
 )
 from samecurve.jax_engine.strategies import AXIS, squared_norm
@@ -101,9 +102,12 @@ class ExactEngine(JaxEngine):
             self._check_loss({name: np.asarray(array[:1]) for name, array in arrays.items()})
         count = len(split_batch(batch.samples, self.plan.micro_batch_size))
         trees = [TreeSum[GradientSums](count, self._add_program) for _ in self._local_devices]
+        when = progress_array(self.plan.progress_at(batch.step))
         for microbatch in staged:
             replica = states[microbatch.local_device]
-            sums = self._gradient_program(all_params(replica), microbatch.rows, replica["scale"])
+            sums = self._gradient_program(
+                all_params(replica), microbatch.rows, replica["scale"], when
+            )
             trees[microbatch.local_device].give((0, microbatch.number), sums)
         subtree_sums = [[sums for _, sums in tree.held] for tree in trees]
         local = self._local_metrics(batch, asked)
@@ -119,12 +123,12 @@ class ExactEngine(JaxEngine):
 
     @cached_property
     def _gradient_program(self) -> Wrapped:
-        """(parameters, rows, scale) -> GradientSums of a microbatch."""
+        """(parameters, rows, scale, when) -> GradientSums of a microbatch."""
 
-        def program(whole: Arrays, rows: Rows, scale: jax.Array) -> GradientSums:
+        def program(whole: Arrays, rows: Rows, scale: jax.Array, when: jax.Array) -> GradientSums:
             params, merge = split_trained(self._model, whole, self._layout.trained)
             factor = scale / self.plan.nominal_weight
-            return microbatch_gradients(self.task, merge, params, rows, factor)
+            return microbatch_gradients(self.task, merge, params, rows, factor, when=when)
 
         return jax.jit(program)
 
@@ -242,18 +246,19 @@ class ExactEngine(JaxEngine):
 
         return of_count
 
-    def evaluate(self, state: Any, rounds: Iterable[Any]) -> EvalSums:
+    def evaluate(self, state: Any, rounds: Iterable[Any], progress: Progress = START) -> EvalSums:
         """Counts add up as integers; the other sums along the tree, a row for each microbatch."""
         states: ReplicaStates = state
         specs = self.task.eval_sums()
         num_microbatches = len(split_batch(self.plan.eval_samples, self.plan.micro_batch_size))
         rows = np.zeros((num_microbatches, size(specs, integer=False)), self._dtype)
         counts = np.zeros(size(specs, integer=True), np.int64)
-        queued = []
+        queued, when = [], progress_array(progress)
         for staged in rounds:
             for microbatch in staged:
                 params = all_params(states[microbatch.local_device])
-                queued.append((microbatch.number, self._metrics_program(params, microbatch.rows)))
+                sums = self._metrics_program(params, microbatch.rows, when)
+                queued.append((microbatch.number, sums))
         for number, sums in queued:
             rows[number] = _in_a_row(specs, sums, self._dtype, integer=False)
             counts += _in_a_row(specs, sums, np.int64, integer=True)
@@ -264,10 +269,10 @@ class ExactEngine(JaxEngine):
 
     @cached_property
     def _metrics_program(self) -> Wrapped:
-        """(parameters, rows) -> a microbatch's sums by name."""
+        """(parameters, rows, when) -> a microbatch's sums by name."""
         return jax.jit(
-            lambda params, rows: microbatch_metrics(
-                self.task, self._model, params, rows, self._dtype
+            lambda params, rows, when: microbatch_metrics(
+                self.task, self._model, params, rows, self._dtype, when=when
             )
         )
 

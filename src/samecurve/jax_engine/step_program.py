@@ -22,10 +22,11 @@ from jax.typing import ArrayLike, DTypeLike
 
 from samecurve.core.config.param_groups import ParamRule
 from samecurve.core.config.sections import Optimizer
+from samecurve.core.determinism.mean import Mean
 from samecurve.core.eval_sums import check_shape
 from samecurve.core.planning.plan import Plan
-from samecurve.core.protocols import Task
-from samecurve.jax_engine.array_types import Arrays, Float, PyTree
+from samecurve.core.protocols import Progress, Task
+from samecurve.jax_engine.array_types import Arrays, Float, HostArray, PyTree
 from samecurve.jax_engine.checkpoint import State, StateLayout, all_params
 from samecurve.jax_engine.model import FlaxModel
 from samecurve.jax_engine.strategies import AXIS, Strategy
@@ -58,21 +59,24 @@ def make_step(
     strategy: Strategy,
     layout: StateLayout,
 ) -> Wrapped:
-    """(state, rows, extra, lr) -> (state, metrics).
+    """(state, rows, extra, lr, when) -> (state, metrics).
 
     state: used up.
     rows: [devices, accumulation steps, microbatch, ...].
     extra: [devices, n], added up over devices.
+    when: [step, epoch], as progress_array() has it.
     metrics: loss sum, weight, extra, gradient norm before clipping, whether the update was made,
         f16's scale.
     """
     shapes = {name: spec.shape for name, spec in model.specs.items()}
 
-    def step(state: State, rows: Rows, extra: jax.Array, lr: jax.Array) -> tuple[State, jax.Array]:
+    def step(
+        state: State, rows: Rows, extra: jax.Array, lr: jax.Array, when: jax.Array
+    ) -> tuple[State, jax.Array]:
         whole = strategy.gather_params(all_params(state), shapes)
         params, merge = split_trained(model, whole, layout.trained)
         factor = state["scale"] / plan.nominal_weight
-        local = _accumulate(task, merge, params, _first(rows), factor)
+        local = _accumulate(task, merge, params, _first(rows), factor, when=when)
         gradients, (totals, extra_sums) = strategy.reduce(local.gradients, (local.totals, extra[0]))
         state, update_metrics = apply_update(
             state,
@@ -89,11 +93,16 @@ def make_step(
     mapped = jax.shard_map(
         step,
         mesh=strategy.mesh,
-        in_specs=(specs, _BY_DEVICE, _BY_DEVICE, PartitionSpec()),
+        in_specs=(specs, _BY_DEVICE, _BY_DEVICE, PartitionSpec(), PartitionSpec()),
         out_specs=(specs, PartitionSpec()),
         check_vma=False,
     )
     return jax.jit(mapped, donate_argnums=0)
+
+
+def progress_array(progress: Progress) -> HostArray:
+    """What programs are given of it."""
+    return np.array([progress.step, progress.epoch], np.int32)
 
 
 def _first(rows: Rows) -> Rows:
@@ -131,8 +140,8 @@ def apply_update(
     finite = jnp.isfinite(norm * loss_sum)
     factor = correction
     if optimizer.clip:
-        clipped = jnp.maximum(norm + plan.fixed.clip_epsilon, optimizer.clip)
-        factor = correction * (optimizer.clip / clipped)
+        bound = jnp.maximum(norm + plan.fixed.clip_epsilon, optimizer.clip)
+        factor = correction * (optimizer.clip / bound)
     clipped = {
         name: gradient * factor.astype(gradient.dtype) for name, gradient in sums.gradients.items()
     }
@@ -174,17 +183,17 @@ def _next_scale(plan: Plan, state: State, finite: jax.Array) -> tuple[jax.Array,
 
 
 def _accumulate(
-    task: Task, merge: Merge, params: Arrays, rows: Rows, factor: jax.Array
+    task: Task, merge: Merge, params: Arrays, rows: Rows, factor: jax.Array, *, when: jax.Array
 ) -> GradientSums:
     """Over one device's accumulation steps.
 
     rows: [accumulation steps, microbatch, ...]. factor: of the loss sum.
     """
     if rows.real.shape[0] == 1:
-        return microbatch_gradients(task, merge, params, _first(rows), factor)
+        return microbatch_gradients(task, merge, params, _first(rows), factor, when=when)
 
     def add(sums: GradientSums, microbatch: Rows) -> tuple[GradientSums, None]:
-        more = microbatch_gradients(task, merge, params, microbatch, factor)
+        more = microbatch_gradients(task, merge, params, microbatch, factor, when=when)
         return jax.tree.map(jnp.add, sums, more), None
 
     zeros = GradientSums(jax.tree.map(jnp.zeros_like, params), jnp.zeros(2, factor.dtype))
@@ -193,13 +202,16 @@ def _accumulate(
 
 
 def microbatch_gradients(
-    task: Task, merge: Merge, params: Arrays, rows: Rows, factor: jax.Array
+    task: Task, merge: Merge, params: Arrays, rows: Rows, factor: jax.Array, *, when: jax.Array
 ) -> GradientSums:
-    """factor: of the loss sum."""
-    dtypes = [factor.dtype] * 2
+    """factor: of the loss sum. when: [step, epoch]."""
+    dtypes, progress = [factor.dtype] * 2, Progress(*when)
 
     def scaled_loss(params: Arrays) -> tuple[jax.Array, jax.Array]:
-        sums = _masked_sums(task, lambda arrays: task.loss(merge(params), arrays), rows, dtypes)
+        def loss(arrays: Arrays) -> Mean:
+            return task.loss(merge(params), arrays, progress)
+
+        sums = _masked_sums(task, loss, rows, dtypes)
         totals = jnp.stack(sums)
         return totals[0] * factor, totals
 
@@ -208,14 +220,19 @@ def microbatch_gradients(
 
 
 def microbatch_metrics(
-    task: Task, model: FlaxModel, params: Arrays, rows: Rows, dtype: Float
+    task: Task, model: FlaxModel, params: Arrays, rows: Rows, dtype: Float, *, when: jax.Array
 ) -> Arrays:
-    """The task's sums of one microbatch of an evaluation, counts as integers."""
+    """The task's sums of one microbatch of an evaluation, counts as integers.
+
+    when: [step, epoch].
+    """
     specs = task.eval_sums()
     integers = jnp.int64 if dtype == np.float64 else jnp.int32
 
     def values(arrays: Arrays) -> list[ArrayLike]:
-        by_name: Mapping[str, ArrayLike] = task.evaluate(model.merge(params), arrays)
+        by_name: Mapping[str, ArrayLike] = task.evaluate(
+            model.merge(params), arrays, Progress(*when)
+        )
         for name, spec in specs.items():
             check_shape(name, jnp.shape(by_name[name]), spec)
         return [by_name[name] for name in specs]
@@ -253,15 +270,15 @@ def _masked_sums(
 def make_evaluation(
     *, task: Task, model: FlaxModel, strategy: Strategy, layout: StateLayout, dtype: Float
 ) -> Wrapped:
-    """(params, rows) -> the task's sums over all devices, by name.
+    """(params, rows, when) -> the task's sums over all devices, by name.
 
-    rows: [devices, 1, microbatch, ...].
+    rows: [devices, 1, microbatch, ...]. when: [step, epoch].
     """
     shapes = {name: spec.shape for name, spec in model.specs.items()}
 
-    def evaluate(params: Arrays, rows: Rows) -> Arrays:
+    def evaluate(params: Arrays, rows: Rows, when: jax.Array) -> Arrays:
         whole = strategy.gather_params(params, shapes)
-        local = microbatch_metrics(task, model, whole, _first(_first(rows)), dtype)
+        local = microbatch_metrics(task, model, whole, _first(_first(rows)), dtype, when=when)
         totals: Arrays = lax.psum(local, AXIS)
         return totals
 
@@ -269,7 +286,7 @@ def make_evaluation(
         jax.shard_map(
             evaluate,
             mesh=strategy.mesh,
-            in_specs=(all_params(layout.specs), _BY_DEVICE),
+            in_specs=(all_params(layout.specs), _BY_DEVICE, PartitionSpec()),
             out_specs=PartitionSpec(),
             check_vma=False,
         )

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.interpreters.partial_eval import dce_jaxpr
 
-from samecurve.core.protocols import Task
+from samecurve.core.protocols import Progress, Task
 from samecurve.errors import UserError
 from samecurve.jax_engine.array_types import Arrays, Float, PyTree
 from samecurve.jax_engine.model import FlaxModel
@@ -25,20 +25,20 @@ def check_loss(
     """
     changed: list[str] = []
 
-    def loss(params: Arrays, rest: Mapping[str, PyTree]) -> tuple[PyTree, PyTree]:
+    def loss(params: Arrays, rest: Mapping[str, PyTree], when: jax.Array) -> tuple[PyTree, PyTree]:
         module = model.assemble(params, rest)
         before = _variables(module)
-        mean = task.loss(module, row)
+        mean = task.loss(module, row, Progress(*when))
         after = _variables(module)
         changed.extend(name for name, value in before.items() if after.get(name) is not value)
         return mean.sum, mean.weight
 
     held = {name: jax.ShapeDtypeStruct(spec.shape, dtype) for name, spec in model.specs.items()}
     params = jax.eval_shape(model.join_complex, held)
-    jaxpr = jax.make_jaxpr(loss)(params, model.rest).jaxpr
+    jaxpr = jax.make_jaxpr(loss)(params, model.rest, jnp.zeros(2, jnp.int32)).jaxpr
     _, used = dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
     inputs = [name for part in (params, model.rest) for name in _names_of_leaves(part)]
-    is_used = dict(zip(inputs, used, strict=True))
+    is_used = dict(zip(inputs, used[:-1], strict=True))  # the last: when
     _refuse(
         unused=[name for name in model.specs if not is_used[name] and name in trained],
         drawn=[name for name in model.rest if is_used[name] and _is_key(model.rest[name])],

@@ -16,15 +16,15 @@ class Task(Protocol):
     """What every task has."""
 
     def model(self) -> Any: ...
-    def loss(self, model: Any, batch: Arrays) -> Mean: ...
+    def loss(self, model: Any, batch: Arrays) -> Mean: ...  # or with step, epoch too
     def train_data(self) -> Any: ...
 
 
 MEMBERS: Mapping[str, str] = {
     "model": "model(self): the model, built anew at each call",
     "loss": (
-        "loss(self, model, batch) -> samecurve.Mean: the loss added over what was counted, and"
-        " how much that was"
+        "loss(self, model, batch[, step][, epoch]) -> samecurve.Mean: the loss added over what was"
+        " counted, and how much that was; step and epoch, if it asks for them, count from 0"
     ),
     "train_data": (
         "train_data(self): a torch Dataset, or an object with __len__ and __getitem__(ids) ->"

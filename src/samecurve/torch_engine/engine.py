@@ -15,10 +15,12 @@ from samecurve.core.config.sections import Optimizer
 from samecurve.core.eval_sums import EvalSums
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import (
+    START,
     ArrayShard,
     Batch,
     Checkpoint,
     MicroBatch,
+    Progress,
     Round,
     Sample,
     Task,
@@ -154,10 +156,12 @@ class TorchEngine:
     ) -> tuple[State, QueuedMetrics]:
         return state, self._training_step.run(state, batch, lr, requests)
 
-    def evaluate(self, state: State, rounds: Iterable[Sequence[Round]]) -> EvalSums:
+    def evaluate(
+        self, state: State, rounds: Iterable[Sequence[Round]], progress: Progress = START
+    ) -> EvalSums:
         del state  # its model is the strategy's
         with self._evaluating():
-            return evaluate(self._setup, rounds)
+            return evaluate(self._setup, rounds, progress)
 
     @torch.no_grad()
     def sample(self, state: State, step: int) -> Sequence[Sample]:

@@ -6,7 +6,7 @@ from functools import partial
 import torch
 
 from samecurve.core.eval_sums import EvalSums, SumSpecs, check_shape, size, unpack_sums
-from samecurve.core.protocols import MicroBatch, Round
+from samecurve.core.protocols import MicroBatch, Progress, Round
 from samecurve.torch_engine.precision import autocast_for, current_device
 from samecurve.torch_engine.setup import EngineSetup
 from samecurve.torch_engine.step_totals import tree_sum
@@ -14,7 +14,7 @@ from samecurve.torch_engine.training_step import to_device
 
 
 @torch.no_grad()
-def evaluate(setup: EngineSetup, rounds: Iterable[Sequence[Round]]) -> EvalSums:
+def evaluate(setup: EngineSetup, rounds: Iterable[Sequence[Round]], progress: Progress) -> EvalSums:
     """Counts are added as integers, exact in any order; exact runs add the others along the tree,
     with a row for each microbatch. All ranks call it together, models in evaluation mode.
     """
@@ -26,7 +26,7 @@ def evaluate(setup: EngineSetup, rounds: Iterable[Sequence[Round]]) -> EvalSums:
     for microbatches in (microbatches for staged in rounds for microbatches in staged):
         sums = setup.strategy.run_jobs(
             [
-                partial(_evaluate_microbatch, setup, index, microbatch, specs)
+                partial(_evaluate_microbatch, setup, index, microbatch, specs, progress)
                 for index, microbatch in enumerate(microbatches)
             ]
         )
@@ -41,7 +41,11 @@ def evaluate(setup: EngineSetup, rounds: Iterable[Sequence[Round]]) -> EvalSums:
 
 
 def _evaluate_microbatch(
-    setup: EngineSetup, device_index: int, microbatch: MicroBatch | None, specs: SumSpecs
+    setup: EngineSetup,
+    device_index: int,
+    microbatch: MicroBatch | None,
+    specs: SumSpecs,
+    progress: Progress,
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
     """Its sums in a row, and its counts in another; None: nothing is to be added."""
     if microbatch is None:
@@ -54,7 +58,7 @@ def _evaluate_microbatch(
         autocast_for(setup.plan.precision, device),
     ):
         arrays = to_device(microbatch.arrays, device)
-        sums = setup.strategy.call(device_index, setup.task.evaluate, arrays)
+        sums = setup.strategy.call(device_index, setup.task.evaluate, arrays, progress)
     if not microbatch.real:
         return None
     rows: dict[bool, list[torch.Tensor]] = {False: [], True: []}  # of integers

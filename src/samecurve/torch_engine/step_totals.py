@@ -112,8 +112,8 @@ class HostTotals:
         factor = correction
         if clip.max_norm:
             # a nan stays: it is the first
-            clipped = max(grad_norm + clip.epsilon, clip.max_norm)
-            factor = correction * (clip.max_norm / clipped)
+            bound = max(grad_norm + clip.epsilon, clip.max_norm)
+            factor = correction * (clip.max_norm / bound)
         return GradientScaling(factor, grad_norm, math.isfinite(grad_norm * self._loss_sum))
 
     def queue_metrics(
@@ -177,8 +177,8 @@ class DeviceTotals:
         grad_norm = norm * correction
         factor = correction
         if clip.max_norm:
-            clipped = (grad_norm + clip.epsilon).clamp(min=clip.max_norm)
-            factor = correction * (clip.max_norm / clipped)
+            bound = (grad_norm + clip.epsilon).clamp(min=clip.max_norm)
+            factor = correction * (clip.max_norm / bound)
         return GradientScaling(factor, grad_norm, (grad_norm * self._loss_sum).isfinite())
 
     def queue_metrics(

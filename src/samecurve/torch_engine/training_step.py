@@ -7,7 +7,7 @@ from functools import partial
 import torch
 
 from samecurve.core.determinism.mean import Mean
-from samecurve.core.protocols import Arrays, Batch, MicroBatch, Round
+from samecurve.core.protocols import Arrays, Batch, MicroBatch, Progress, Round
 from samecurve.torch_engine.checkpoint import State
 from samecurve.torch_engine.precision import (
     LossScale,
@@ -57,6 +57,7 @@ class TrainingStep:
                         [microbatches[index] for microbatches in batch.rounds],
                         factors[index],
                         totals,
+                        plan.progress_at(batch.step),
                     )
                     for index in range(len(self._devices))
                 ]
@@ -94,6 +95,7 @@ class TrainingStep:
         microbatches: Sequence[MicroBatch | None],
         loss_factor: torch.Tensor,
         totals: StepTotals,
+        progress: Progress,
     ) -> None:
         """Forward and backward of one device's microbatches, in their order.
 
@@ -118,7 +120,7 @@ class TrainingStep:
             ):
                 timer = self._forward_timer.timed() if timed and number == first else nullcontext()
                 with timeline.phase("forward", device_index), timer:
-                    loss_sum, weight = self._forward(device_index, microbatch)
+                    loss_sum, weight = self._forward(device_index, microbatch, progress)
                 if not self._usage_checked and number == first:
                     self._strategy.check_all_used(loss_sum)
                 with timeline.phase("backward", device_index):
@@ -127,14 +129,14 @@ class TrainingStep:
             if microbatch.real:
                 totals.add(device_index, self._setup.sum_row(microbatch), loss_sum, weight)
 
-    def _forward(self, device_index: int, microbatch: MicroBatch) -> Mean:
+    def _forward(self, device_index: int, microbatch: MicroBatch, progress: Progress) -> Mean:
         device = self._devices[device_index]
         side_effects = None
         if self._plan.exact and not self._usage_checked:
             side_effects = SideEffectCheck(self._strategy.models[device_index], device)
         with autocast_for(self._plan.precision, device):
             arrays = to_device(microbatch.arrays, device)
-            loss = self._strategy.train(device_index, self._task.loss, arrays)
+            loss = self._strategy.train(device_index, self._task.loss, arrays, progress)
         if side_effects:
             side_effects.check()
         return loss

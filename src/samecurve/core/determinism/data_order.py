@@ -65,6 +65,10 @@ class Order:
             epoch, first = self.anchor.epoch + 1 + epochs, index * self.batch
         return Position(epoch, first, min(self.batch, self.samples - first))
 
+    def epoch_of(self, step: int) -> int:
+        """step: counted from 0; one before the anchor is taken for that."""
+        return self.position(max(step, self.anchor.step)).epoch
+
     def steps_to(self, epochs: float) -> int:
         """Steps until so many epochs are done; a part of an epoch is rounded up to whole steps."""
         epoch, part = divmod(epochs, 1.0)

@@ -36,6 +36,7 @@ from samecurve.core.planning.run_length import Intervals, choose_intervals, choo
 from samecurve.core.planning.schedule import Schedule
 from samecurve.core.planning.speed_options import check_compile, check_float8
 from samecurve.core.planning.strategies import STRATEGIES, StrategySpec
+from samecurve.core.protocols import Progress
 from samecurve.errors import UserError
 from samecurve.units import counted
 
@@ -166,6 +167,10 @@ class Plan:
 
     def lr_at(self, step: int) -> float:
         return self.schedule.at(step)
+
+    def progress_at(self, step: int) -> Progress:
+        """step: counted from 0"""
+        return Progress(step, self.order.epoch_of(step))
 
     def actions_due(self, done: int) -> set[str]:
         """What is to be done after so many steps; everything at the end."""

@@ -24,7 +24,7 @@ from samecurve.core.determinism.init_values import Initial
 from samecurve.core.determinism.mean import Mean
 from samecurve.core.eval_sums import EvalSums, Metric, SumSpec, SumSpecs
 from samecurve.core.planning.facts import Facts
-from samecurve.core.protocols import Arrays, Sample, StoredArrays
+from samecurve.core.protocols import START, Arrays, Progress, Sample, StoredArrays
 from samecurve.errors import SamecurveError, UserError
 from samecurve.observe.pictures import check_picture
 from samecurve.tasks.adapter.rows import Rows
@@ -65,6 +65,7 @@ class TaskAdapter:
     ) -> None:
         self.name, self._file = task_class.__name__, file
         self._config, self._loss_checked = config, False
+        self._asks: dict[str, list[str]] = {}  # by method
         self._train: Rows | None = None
         self._held_out: Rows | None = None
         arguments = {
@@ -223,6 +224,7 @@ class TaskAdapter:
         """UserError: what is missing, all at once, or is of another form."""
         self._check_hidden()
         self._check_needed()
+        self._check_parameters()
         task, name = self.task, self.name
         if hasattr(task, "optimizer") and not callable(task.optimizer):
             raise UserError(
@@ -271,6 +273,21 @@ class TaskAdapter:
         signatures = "\n    ".join(self.needed[name] for name in missing)
         raise UserError(f"{self.name} has {lacks}", signatures, "task")
 
+    def _check_parameters(self) -> None:
+        """UserError: loss() asks for what no step has."""
+        if not hasattr(self.task, "loss"):
+            return
+        others = list(inspect.signature(self.task.loss).parameters.values())[2:]
+        known = Progress._fields
+        for parameter in others:
+            is_plain = parameter.kind not in {parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL}
+            if is_plain and parameter.default is parameter.empty and parameter.name not in known:
+                raise UserError(
+                    f"{self.name}.loss() asks for {parameter.name}, which no step has",
+                    suggest(parameter.name, known) or MEMBERS["loss"],
+                    "task",
+                )
+
 
 class EngineAdapter(TaskAdapter, ABC):
     """A task with the model of one engine."""
@@ -307,11 +324,18 @@ class EngineAdapter(TaskAdapter, ABC):
         Weights that are tied come under each of their names.
         """
 
-    def loss(self, model: Any, batch: Arrays) -> Mean:
-        loss: Mean = self.task.loss(model, batch)
+    def loss(self, model: Any, batch: Arrays, progress: Progress = START) -> Mean:
+        loss: Mean = self.task.loss(model, batch, **self.asked("loss", progress))
         if not self._loss_checked:
             self.check_loss(loss, f"{self.name}.loss()")
         return loss
+
+    def asked(self, method: str, progress: Progress) -> dict[str, Any]:
+        """What a method of the class asks for by the names of its parameters."""
+        if method not in self._asks:
+            parameters = inspect.signature(getattr(self.task, method)).parameters
+            self._asks[method] = [name for name in Progress._fields if name in parameters]
+        return {name: getattr(progress, name) for name in self._asks[method]}
 
     def eval_sums(self) -> SumSpecs:
         return {
@@ -320,11 +344,11 @@ class EngineAdapter(TaskAdapter, ABC):
             for part, spec in zip(Mean._fields, mean, strict=True)
         }
 
-    def evaluate(self, model: Any, batch: Arrays) -> Mapping[str, Any]:
+    def evaluate(self, model: Any, batch: Arrays, progress: Progress = START) -> Mapping[str, Any]:
         """Sums and weights of one microbatch, the loss among them."""
         metrics = self.measure(model, batch)
         if "loss" not in metrics:
-            metrics = {"loss": self.loss(model, batch), **metrics}
+            metrics = {"loss": self.loss(model, batch, progress), **metrics}
         if metrics.keys() != self._metric_specs.keys():
             here = ", ".join(name for name in metrics if name != "loss")
             before = ", ".join(name for name in self._metric_specs if name != "loss")

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from samecurve.core.config.sections import Config
 from samecurve.core.determinism.mean import Mean
-from samecurve.core.protocols import Arrays, StoredArrays
+from samecurve.core.protocols import START, Arrays, Progress, StoredArrays
 from samecurve.core.weight_check import check_weights
 from samecurve.errors import UserError
 from samecurve.jax_engine.complex_pairs import is_complex
@@ -118,9 +118,9 @@ class JaxAdapter(EngineAdapter):
             "task",
         )
 
-    def loss(self, model: Any, batch: Arrays) -> Mean:
+    def loss(self, model: Any, batch: Arrays, progress: Progress = START) -> Mean:
         with self.calling("loss"):
-            return super().loss(model, batch)
+            return super().loss(model, batch, progress)
 
     def measure(self, model: Any, batch: Arrays) -> Mapping[str, Mean]:
         with self.calling("metrics"):

@@ -14,7 +14,7 @@ from torch import nn
 from samecurve.core.config.sections import Config
 from samecurve.core.determinism.mean import Mean
 from samecurve.core.planning.facts import UserOptimizerFacts
-from samecurve.core.protocols import Arrays, StoredArrays
+from samecurve.core.protocols import START, Arrays, Progress, StoredArrays
 from samecurve.errors import RunError, UserError
 from samecurve.tasks.adapter.additivity import check_adds
 from samecurve.tasks.adapter.base import MEAN, NEEDED, EngineAdapter, spec_of
@@ -155,9 +155,9 @@ class TorchAdapter(EngineAdapter):
         _check_loss(loss, what)
         self._loss_checked = torch.is_grad_enabled()
 
-    def loss(self, model: Any, batch: Arrays) -> Mean:
+    def loss(self, model: Any, batch: Arrays, progress: Progress = START) -> Mean:
         with self.calling("loss", RunError if self._loss_checked else UserError):
-            return super().loss(model, batch)
+            return super().loss(model, batch, progress)
 
     def _try_loss(self, params: int) -> list[Mean] | None:
         """The loss of two samples, and of each alone, on a CPU before anything is trained.
@@ -177,7 +177,7 @@ class TorchAdapter(EngineAdapter):
             for ids in ([0, 1], [0], [1]):
                 batch = {name: tensor[ids] for name, tensor in rows.items()}
                 try:
-                    loss = self.task.loss(model, batch)
+                    loss = self.task.loss(model, batch, **self.asked("loss", START))
                 except Exception:  # a model for GPUs only, say
                     return None
                 _check_loss(loss, f"{self.name}.loss()")

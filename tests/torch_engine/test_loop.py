@@ -1,0 +1,160 @@
+"""Loops that are not the plainest: each the same curve under every layout as written out by hand,
+in float64, with torch alone.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import loops
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from samecurve.core.config.document import Document
+from samecurve.core.config.sections import Config, load
+from samecurve.core.events import Event
+from samecurve.core.planning.plan import Plan, plan
+from samecurve.observe.journal import read_events
+from samecurve.run.attempt import Attempt
+from samecurve.run.directory import Run
+from samecurve.tasks import Tasks, open_task
+from samecurve.torch_engine.engine import TorchEngine
+from samecurve.torch_engine.process_group import Comm
+from samecurve.worker.context import RankContext
+from samecurve.worker.main import Requests, train_rank
+from tiny import MACHINE
+from worlds import Pool
+
+HERE = Path(__file__).parent
+STEPS = 8
+# name -> (devices, config sections)
+LAYOUTS: dict[str, tuple[int, dict[str, dict[str, Any]]]] = {
+    "single": (1, {"batch": {"accumulate": 3}}),
+    "dp:2": (2, {"devices": {"strategy": "dp"}}),
+    "ddp:2": (2, {"batch": {"accumulate": 2}}),
+    "ddp:3": (3, {"devices": {"strategy": "ddp"}}),
+    "fsdp:2": (2, {"devices": {"strategy": "fsdp"}}),
+    "exact:2": (2, {"train": {"exact": True}}),
+}
+
+
+def config_of(task: str, **sections: dict[str, Any]) -> Config:
+    values: dict[str, Any] = {
+        "task": f"{HERE}/loops.py:{task}",
+        "batch": {"samples": 10},
+        "optimizer": {"name": "sgd", "lr": 0.3, "momentum": 0.9, "weight_decay": 0, "clip": 0.4},
+        "schedule": {"decay": "constant"},
+        "train": {"steps": STEPS, "precision": "f64"},
+        "devices": {"use": "cpu"},
+    }
+    for name, section in sections.items():
+        values[name] = {**values.get(name, {}), **section}
+    return load(Document(values), Tasks()).config
+
+
+def laid_out(task: str, layout: str, **sections: dict[str, Any]) -> tuple[Config, Plan]:
+    world, how = LAYOUTS[layout]
+    merged = {name: {**how.get(name, {}), **sections.get(name, {})} for name in {*how, *sections}}
+    merged["devices"] = {**merged.get("devices", {}), "use": f"cpu:{world}"}
+    config = config_of(task, **merged)
+    return config, plan(config, MACHINE, open_task(config, "").facts())
+
+
+def trained(
+    pool: Pool,
+    home: Path,
+    task: str,
+    layout: str,
+    *,
+    resume: int | None = None,
+    stop_at: int | None = None,
+    **sections: dict[str, Any],
+) -> list[Event]:
+    """The run's journal. resume: from what was saved after this step."""
+    config, made = laid_out(task, layout, **sections)
+    run = Run(home)
+    for directory in (run.home, run.checkpoints, run.logs):
+        directory.mkdir(parents=True, exist_ok=True)
+    run.write(config, made)
+    saved = str(run.checkpoints / f"step-{resume:08d}") if resume else None
+    attempt = Attempt("test", str(home), saved, stop_at)
+    pool.run(made.world_size, for_good, attempt.to_json())
+    return read_events(run.journal)
+
+
+def for_good(index: int, group: Any, attempt: str) -> None:
+    """A rank's part."""
+    from samecurve.worker.join import join_warm
+
+    context = RankContext.read_warm(attempt, index)
+    task = open_task(context.config, "")
+    engine = join_warm(context.plan, index, group).make_engine(task, context.config.optimizer)
+    train_rank(context, engine, task, Requests(None))
+
+
+def of_steps(events: list[Event], name: str) -> list[float]:
+    return [event.values[name] for event in events if event.kind == "step"]
+
+
+def by_hand(
+    task: str, train: Callable[[nn.Module, int, int, dict[str, torch.Tensor]], list[float]]
+) -> tuple[np.ndarray, nn.Module]:
+    """What a plain loop gives for each step, from a run's initial values, and its model.
+
+    train: (model, step, epoch, the step's rows) -> its numbers, the model moved on
+    """
+    config, made = laid_out(task, "single", batch={"accumulate": 1})
+    engine = TorchEngine(
+        open_task(config, ""), made, config.optimizer, Comm(), [torch.device("cpu")]
+    )
+    model = engine.init().model
+    numbers = []
+    for step in range(STEPS):
+        ids = made.order.ids(range(step, step + 1))[0]
+        rows = {name: torch.from_numpy(array) for name, array in loops.Rows()[ids].items()}
+        numbers.append(train(model, step, step // 3, rows))  # 23 samples in tens
+    return np.array(numbers), model
+
+
+@pytest.fixture(scope="module")
+def annealed() -> np.ndarray:
+    """Loss and gradient norm, by step."""
+    optimizer: list[torch.optim.Optimizer] = []
+
+    def train(
+        model: nn.Module, step: int, epoch: int, rows: dict[str, torch.Tensor]
+    ) -> list[float]:
+        if not optimizer:
+            optimizer.append(torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9))
+        out, weight = model(rows["x"])[:, 0], rows["weight"]
+        penalty = (weight * out**2).sum() / weight.sum()
+        loss = (weight * (out - rows["y"]) ** 2).sum() / weight.sum()
+        loss = loss + min(1.0, step / 6) * 0.5**epoch * penalty
+        optimizer[0].zero_grad()
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 0.4)
+        optimizer[0].step()
+        return [loss.item(), norm.item()]
+
+    numbers, _ = by_hand("Annealed", train)
+    assert (numbers[:, 1] > 0.4).any()  # it is clipped
+    return numbers
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_loss_may_follow_the_step_and_epoch(
+    layout: str, annealed: np.ndarray, pool: Pool, tmp_path: Path
+) -> None:
+    """Clipped by torch's own formula; evaluated as in the last step trained."""
+    events = trained(pool, tmp_path, "Annealed", layout)
+    np.testing.assert_allclose(of_steps(events, "loss"), annealed[:, 0], rtol=1e-12)
+    np.testing.assert_allclose(of_steps(events, "grad_norm"), annealed[:, 1], rtol=1e-12)
+
+
+def test_it_follows_them_through_a_resume(annealed: np.ndarray, pool: Pool, tmp_path: Path) -> None:
+    trained(pool, tmp_path, "Annealed", "ddp:2", stop_at=4)
+    events = trained(pool, tmp_path, "Annealed", "single", resume=4)
+    assert len(of_steps(events, "loss")) == STEPS
+    np.testing.assert_allclose(of_steps(events, "loss"), annealed[:, 0], rtol=1e-12)
