@@ -30,20 +30,23 @@ FACTS = Facts(
 
 
 class Itself:
-    """Sample i is i."""
+    """Sample i is i, and the epoch that it was read for."""
 
-    def __init__(self, count: int, bad: int | None = None) -> None:
-        self.count, self.bad = count, bad
+    def __init__(self, count: int, bad: int | None = None, *, by_epoch: bool = False) -> None:
+        self.count, self.bad, self.by_epoch = count, bad, by_epoch
         self.reads: list[int] = []
 
     def __len__(self) -> int:
         return self.count
 
     def __getitem__(self, ids: Ids) -> dict[str, Any]:
+        return self.read(ids, 0)
+
+    def read(self, ids: Ids, epoch: int) -> dict[str, Any]:
         self.reads.append(len(ids))
         if self.bad is not None and self.bad in ids:
             raise OSError(f"sample {self.bad} can't be read")
-        return {"id": np.asarray(ids)}
+        return {"id": np.asarray(ids), "epoch": np.full(len(ids), epoch)}
 
 
 def made(world: int, accumulate: int = 1) -> Plan:
@@ -123,6 +126,19 @@ def test_steps_that_are_read_at_once_are_the_same(
     ]
 
 
+@pytest.mark.parametrize(("world", "start"), [(1, 0), (3, 0), (3, 4)])
+def test_rows_that_follow_the_epoch_are_read_for_that_of_their_step(world: int, start: int) -> None:
+    """23 samples in steps of 10: epochs end within what is read at once."""
+    source, order = Itself(23, by_epoch=True), made(world).order
+    for step, batch in feed(world, 0, start=start, source=source):
+        microbatches = [one for one_round in batch.rounds for one in one_round if one]
+        epochs = {int(epoch) for one in microbatches for epoch in one.arrays["epoch"]}
+        assert epochs == {order.position(step).epoch}, step
+    assert start or max(source.reads) > 10 // world + 1  # of several steps
+    held_out = [one for staged in feed(1, 0, start=start).evaluation() for (one,) in staged if one]
+    assert {int(epoch) for one in held_out for epoch in one.arrays["epoch"]} == {0}
+
+
 def test_a_sample_that_cant_be_read_spoils_no_step_before_it() -> None:
     found = iter(feed(1, 0, source=Itself(23, bad=int(made(1).order.ids(range(9))[2][0]))))
     assert [next(found)[0] for _ in range(2)] == [0, 1]
@@ -132,11 +148,11 @@ def test_a_sample_that_cant_be_read_spoils_no_step_before_it() -> None:
 
 def test_a_failure_that_does_not_come_again_is_one_all_the_same() -> None:
     class Once(Itself):
-        def __getitem__(self, ids: Ids) -> dict[str, Any]:
+        def read(self, ids: Ids, epoch: int) -> dict[str, Any]:
             if len(self.reads) == 2:  # of several steps
                 self.reads.append(0)
                 raise OSError("for a moment")
-            return super().__getitem__(ids)
+            return super().read(ids, epoch)
 
     found = iter(feed(1, 0, source=Once(23)))
     assert [next(found)[0] for _ in range(7)] == [

@@ -363,7 +363,7 @@ def test_rows_that_change_are_refused_unless_the_data_is_known_otherwise(
     noise = ('"x": self.x[ids],', '"x": self.x[ids] + np.random.randn(len(ids), 1),')
     text = said(lambda: opened(write(*noise)).facts())
     assert "My.train_data() gives other values when a sample is read again" in text
-    assert "np.random.default_rng((seed, id))" in text
+    assert "samecurve.sample_rng(id)" in text
     named = WHOLE.replace(
         "class Rows:", "class Rows:\n    def fingerprint(self):\n        return 'v1'\n"
     )

@@ -38,14 +38,14 @@ class Rows:
     def __len__(self):
         return self.count
 
-    def __getitem__(self, ids):
+    def __getitem__(self, ids, epoch):
         if os.path.exists("die") and 7 in ids and self.first == 0:
             os.kill(os.getpid(), signal.SIGKILL)
         if self.first and 5 in ids and os.path.exists("bad"):
             raise ValueError("a bad picture")
         x = np.stack([np.random.default_rng(self.first + i).normal(size=3) for i in ids])
         half, none = x[:, :1].astype(np.float16), np.zeros((len(ids), 0))
-        return {"id": ids, "x": self.shift(x), "half": half, "none": none}
+        return {"id": ids, "x": self.shift(x) + epoch, "half": half, "none": none}
 
     def fingerprint(self):
         return "normal"
@@ -115,8 +115,10 @@ def test_who_reads_changes_nothing_and_a_death_is_named(
     assert batches(opened.workers, 2) == batches(opened.workers, 0) == batches(None, 2)
     ids = np.arange(3, 8)
     assert {
-        name: (array.dtype, array.shape) for name, array in opened.workers.ask(0, ids)().items()
+        name: (array.dtype, array.shape) for name, array in opened.workers.ask(0, ids, 0)().items()
     } == {name: (array.dtype, array.shape) for name, array in task.train_data()[ids].items()}
+    later = opened.workers.ask(0, ids, 2)()["x"]
+    np.testing.assert_array_equal(later, task.train_data()[ids]["x"] + 2)
 
     server = next(
         child
@@ -138,7 +140,7 @@ def test_who_reads_changes_nothing_and_a_death_is_named(
 
 def read_often(opened: DataWorkers, ids: Any) -> None:
     for _ in range(3):
-        opened.workers.ask(0, ids)()
+        opened.workers.ask(0, ids, 0)()
 
 
 def test_what_a_source_raises_comes_back_with_its_place(
@@ -149,7 +151,7 @@ def test_what_a_source_raises_comes_back_with_its_place(
     opened = DataWorkers(config(tmp_path), 1, tmp_path / "stacks")
     try:
         with pytest.raises(UserError, match="ValueError: a bad picture") as caught:
-            opened.workers.ask(1, np.array([5]))()
+            opened.workers.ask(1, np.array([5]), 0)()
         assert caught.value.where == "sums.py:19"
     finally:
         opened.kill()

@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import islice
+from itertools import groupby, islice
 from typing import Generic, NamedTuple
 
 import numpy as np
@@ -22,7 +22,7 @@ from samecurve.core.determinism.data_order import Ids
 from samecurve.core.determinism.microbatches import Assignment
 from samecurve.core.determinism.sample_keys import HELD_OUT, RowKeys
 from samecurve.core.planning.plan import Plan
-from samecurve.core.protocols import Arrays, Batch, MicroBatch, Round, Source, Staged
+from samecurve.core.protocols import Arrays, Batch, MicroBatch, Round, RowReader, Staged
 from samecurve.data.workers import Workers
 
 ReadRows = Callable[[], Arrays]  # waits for rows that were asked for
@@ -54,8 +54,8 @@ class Feed(Generic[Staged]):
         self,
         plan: Plan,
         devices: Sequence[int],
-        train: Source,
-        evaluation: Source | None,
+        train: RowReader,
+        evaluation: RowReader | None,
         stage: Callable[[Sequence[Round], int], Staged],
         *,
         start: int = 0,
@@ -119,11 +119,12 @@ class Feed(Generic[Staged]):
         if not self._workers:
             numbered = self._numbered_ids()
             while group := list(islice(numbered, self._together)):
-                yield from self._read_group(group)
+                for of_one_epoch in self._epochs_apart(group):
+                    yield from self._read_group(of_one_epoch)
             return
         ahead: deque[tuple[int, Ids, list[_DeviceShare]]] = deque()
         for step, ids in self._numbered_ids():
-            ahead.append((step, ids, self._ask_shares(ids)))
+            ahead.append((step, ids, self._ask_shares(step, ids)))
             if len(ahead) > self._steps_ahead(len(ids)):
                 yield [self._batch(*ahead.popleft())]
         while ahead:
@@ -139,9 +140,23 @@ class Feed(Generic[Staged]):
             if len(group) == 1:
                 raise
             self._together = 1
-            yield from ([self._batch(step, ids, self._ask_shares(ids))] for step, ids in group)
+            yield from (
+                [self._batch(step, ids, self._ask_shares(step, ids))] for step, ids in group
+            )
             raise
         yield batches
+
+    def _epochs_apart(
+        self, group: Sequence[tuple[int, Ids]]
+    ) -> Iterator[Sequence[tuple[int, Ids]]]:
+        """The group, cut between epochs where a row may follow the epoch."""
+        source = self._sources[_TRAIN]
+        assert source is not None
+        if not source.by_epoch:
+            yield group
+            return
+        for _, of_one_epoch in groupby(group, lambda numbered: self._epoch(numbered[0])):
+            yield list(of_one_epoch)
 
     def _read_at_once(self, group: Sequence[tuple[int, Ids]]) -> list[Batch[Staged]]:
         """One read for each device of this process, however many its microbatches and steps: they
@@ -150,6 +165,7 @@ class Feed(Generic[Staged]):
         source = self._sources[_TRAIN]
         assert source is not None
         began, size = time.perf_counter(), 0
+        epoch = self._epoch(group[0][0])
         assignments = [self._assigned(len(ids)) for _, ids in group]
         shares: list[list[_DeviceShare]] = [[] for _ in group]
         for place in range(len(self._devices)):
@@ -159,7 +175,7 @@ class Feed(Generic[Staged]):
                 for (_, ids), assignment in zip(group, of_device, strict=True)
                 for begin, end in assignment.extent
             ]
-            rows = _read_joined(source, device_ids)
+            rows = _read_joined(source, device_ids, epoch)
             size += sum(array.nbytes for array in rows.values())
             first = 0
             for step_shares, assignment in zip(shares, of_device, strict=True):
@@ -197,7 +213,7 @@ class Feed(Generic[Staged]):
             yield from zip(steps, self._order.ids(steps), strict=True)
 
     def _batch(self, step: int, ids: Ids, shares: list[_DeviceShare]) -> Batch[Staged]:
-        keys = partial(RowKeys, self._plan.fixed.seed, self._order.position(step).epoch, step)
+        keys = partial(RowKeys, self._plan.fixed.seed, self._epoch(step), step)
         least = 0 if self._plan.exact else 1
         rounds = list(self._rounds(_TRAIN, shares, ids, keys, least=least))
         return Batch(self._stage(rounds, self._plan.accumulation_steps), step, len(ids))
@@ -210,16 +226,21 @@ class Feed(Generic[Staged]):
             ]
         return self._assignments[samples]
 
-    def _ask_shares(self, ids: Ids) -> list[_DeviceShare]:
+    def _epoch(self, step: int) -> int:
+        return self._order.position(step).epoch
+
+    def _ask_shares(self, step: int, ids: Ids) -> list[_DeviceShare]:
         """What each device of this process is to have of a step by itself.
 
         Without workers one read for all of its microbatches, which neighbour each other; with them,
         one each.
         """
-        shares = []
+        shares, epoch = [], self._epoch(step)
         for assignment in self._assigned(len(ids)):
             intervals = assignment.spans if self._workers else assignment.extent
-            reads = [(begin, end, self._ask(_TRAIN, ids[begin:end])) for begin, end in intervals]
+            reads = [
+                (begin, end, self._ask(_TRAIN, ids[begin:end], epoch)) for begin, end in intervals
+            ]
             shares.append(_DeviceShare(assignment, reads))
         return shares
 
@@ -232,17 +253,17 @@ class Feed(Generic[Staged]):
             most = self._workers.depth
         ahead: deque[Read] = deque()
         for begin, end in spans:
-            ahead.append((begin, end, self._ask(_HELD_OUT, ids[begin:end])))
+            ahead.append((begin, end, self._ask(_HELD_OUT, ids[begin:end], 0)))
             if len(ahead) > most:
                 yield ahead.popleft()
         yield from ahead
 
-    def _ask(self, which: int, ids: Ids) -> ReadRows:
+    def _ask(self, which: int, ids: Ids, epoch: int) -> ReadRows:
         if self._workers:
-            return self._workers.ask(which, ids)
+            return self._workers.ask(which, ids, epoch)
         source = self._sources[which]
         assert source is not None
-        return lambda: source[ids]
+        return lambda: source.read(ids, epoch)
 
     def _rounds(
         self, source: int, shares: list[_DeviceShare], ids: Ids, keys: _KeysOf, *, least: int
@@ -273,7 +294,9 @@ class Feed(Generic[Staged]):
         each = self._plan.every_rank_every_round
         if all(by_device) or (any(by_device) and not each):
             return tuple(by_device)
-        dummy = MicroBatch(self._ask(source, ids[:1])(), real=False, keys=keys(ids[:1]))
+        row_keys = keys(ids[:1])
+        epoch = 0 if source == _HELD_OUT else row_keys.epoch
+        dummy = MicroBatch(self._ask(source, ids[:1], epoch)(), real=False, keys=row_keys)
         return tuple(
             microbatch or (dummy if each or not device else None)
             for device, microbatch in enumerate(by_device)
@@ -321,11 +344,13 @@ class Feed(Generic[Staged]):
             self.close()
 
 
-def _read_joined(source: Source, ids: Sequence[Ids]) -> Mapping[str, NDArray[np.generic]]:
+def _read_joined(
+    source: RowReader, ids: Sequence[Ids], epoch: int
+) -> Mapping[str, NDArray[np.generic]]:
     """The rows of all of these; nothing is read where there are none."""
     if not ids:
         return {}
-    return source[np.concatenate(ids) if len(ids) > 1 else ids[0]]
+    return source.read(np.concatenate(ids) if len(ids) > 1 else ids[0], epoch)
 
 
 def _cut(rows: Arrays, first: int, last: int) -> Arrays:

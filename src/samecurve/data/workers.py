@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samecurve.core.determinism.data_order import Ids
-from samecurve.core.protocols import Source
+from samecurve.core.protocols import RowReader
 from samecurve.errors import RunError, SamecurveError, UserError
 
 Rows = Mapping[str, NDArray[Any]]
@@ -86,8 +86,8 @@ class Workers:
         """Jobs that keep all of them busy."""
         return _DEPTH * len(self._lines)
 
-    def ask(self, source: int, ids: Ids) -> Callable[[], Rows]:
-        """Begin to read; the result waits for it.
+    def ask(self, source: int, ids: Ids, epoch: int) -> Callable[[], Rows]:
+        """Begin to read the rows of an epoch; the result waits for it.
 
         RunError: a worker ended. Whatever the source raised comes back as an error of the run.
         """
@@ -96,7 +96,7 @@ class Workers:
             self._next += 1
             self._under_way[job.worker].append(job)
             try:
-                self._lines[job.worker].jobs.send((source, ids))
+                self._lines[job.worker].jobs.send((source, ids, epoch))
             except OSError:
                 raise self._lost() from None
         return lambda: self._wait(job)
@@ -140,9 +140,9 @@ class Workers:
         )
 
 
-def serve(sources: Sequence[Source | None], pipes: Line) -> None:
+def serve(sources: Sequence[RowReader | None], pipes: Line) -> None:
     """One worker, until nobody asks any more."""
-    jobs: queue.SimpleQueue[tuple[int, Ids] | None] = queue.SimpleQueue()
+    jobs: queue.SimpleQueue[tuple[int, Ids, int] | None] = queue.SimpleQueue()
 
     def listen() -> None:
         """So that nobody who asks ever waits for a worker that waits for its rows to be taken."""
@@ -154,11 +154,11 @@ def serve(sources: Sequence[Source | None], pipes: Line) -> None:
 
     threading.Thread(target=listen, name="jobs", daemon=True).start()
     while (job := jobs.get()) is not None:
-        which, ids = job
+        which, ids, epoch = job
         source = sources[which]
         assert source is not None
         try:
-            rows = source[ids]
+            rows = source.read(ids, epoch)
         except Exception as error:
             _send_error(pipes.rows, error, ids)
             continue

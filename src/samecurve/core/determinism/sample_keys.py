@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 HELD_OUT = -1  # the epoch of samples that are evaluated
+_SAMPLE_STREAM = 0x73616D65  # apart from what users make of default_rng((seed, id))
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 
@@ -44,6 +45,16 @@ class RowKeys:
         return step_key(self.seed, self.epoch, self.step)
 
 
+def sample_rng(sample_id: int, epoch: int = 0, *, seed: int = 0) -> np.random.Generator:
+    """A generator for one sample in one epoch: for an augmentation that follows the sample.
+
+    A pure function: the same numbers in whichever process, on whatever device, in a resumed run.
+    sample_id, epoch: at least 0. seed: another one for another stream; it is not the run's
+    train.seed, unless you pass that.
+    """
+    return np.random.default_rng((_SAMPLE_STREAM, seed, epoch, sample_id))
+
+
 def row_keys(seed: int, epoch: int, ids: NDArray[np.int64]) -> NDArray[np.int64]:
     """One well-mixed key in 0..2**63-1 for each sample id, in the shape of `ids`; masks keyed by it
     follow the sample, not the device.
@@ -60,15 +71,6 @@ def step_key(seed: int, epoch: int, step: int) -> int:
     """A well-mixed key in 0..2**63-1, of another stream than those of samples."""
     start = mix(mix(_word(seed) + _STEP) ^ _word(epoch))
     return int(mix(start ^ mix(_word(step) + _STEP)) >> np.uint64(1))
-
-
-def sample_rng(sample: int, epoch: int, seed: int = 0) -> np.random.Generator:
-    """Random numbers for one sample in one epoch: the same wherever and whenever it is read.
-
-    For augmentation in `__getitem__(ids, epoch)`.
-    """
-    key = row_keys(seed, epoch, np.array([sample], np.int64))
-    return np.random.default_rng(int(key[0]))
 
 
 def mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:

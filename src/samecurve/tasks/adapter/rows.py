@@ -1,11 +1,11 @@
 """A user's data as a source: rows by ids, as numpy arrays, whatever it gives.
 
-The same id must give the same row whenever it is read, or else a resumed run would see other data.
+The same id must give the same row whenever it is read in an epoch, or else a resumed run would see
+other data.
 """
 
 import hashlib
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,38 +14,56 @@ from numpy.typing import NDArray
 
 from samecurve.core.determinism.data_order import Ids
 from samecurve.errors import UserError
+from samecurve.tasks.adapter.data_kinds import (
+    FORM,
+    count_samples,
+    is_from,
+    is_torch,
+    parameters_of,
+)
 from samecurve.tasks.user_file import calling
 
-_FORM = (
-    "a torch Dataset (not its DataLoader), or an object with __len__ and __getitem__(ids: int64"
-    " array) -> {name: array with one row an id}"
-)
 _KNOWN_BY = 16  # rows that stand for data without a fingerprint of its own
 
 
 class Rows:
-    """data: a source, or a torch Dataset, whose items are stacked.
+    """data: a source, or a torch Dataset, whose items are stacked. Where its __getitem__ has a
+    parameter `epoch`, it is told.
 
     what: the call that gave it, for errors
     path: the user's file, which may raise; None: the code is ours
     """
 
     def __init__(self, data: Any, what: str, path: Path | None) -> None:
-        self._data, self._what, self._path = data, what, path
-        self._count = _length(data, what)
-        self._read_rows: Callable[[Ids], Any] = (
-            self._stacked if _is_torch(data, "Dataset") else data.__getitem__
-        )
+        self._what, self._path = what, path
+        self._count = count_samples(data, what)
+        self._own_fingerprint = getattr(data, "fingerprint", None)
+        self._data, self._subset = _outside_of_subsets(data)
+        self._gives_items = is_torch(self._data, "Dataset")
+        self._takes_lists = is_from(self._data, "datasets.arrow_dataset")  # of Hugging Face
+        self._by_epoch = _asks_for_epoch(self._data)
+        self._check_wrapped()
+
+    @property
+    def by_epoch(self) -> bool:
+        """Whether a row may be another one in another epoch."""
+        return self._by_epoch
 
     def __len__(self) -> int:
         return self._count
 
     def __getitem__(self, ids: Ids) -> dict[str, NDArray[Any]]:
+        return self.read(ids, 0)
+
+    def read(self, ids: Ids, epoch: int) -> dict[str, NDArray[Any]]:
+        """The rows of these ids in an epoch (0 for held-out data)."""
         with calling(f"the data of {self._what}", self._path):
-            rows = self._read_rows(ids)
+            rows = self._read_raw(ids, epoch)
+        if isinstance(rows, list):
+            rows = self._stacked(rows, len(ids))
         if not isinstance(rows, Mapping) or not rows:
             raise self._wrong(
-                f"gives {type(rows).__name__} for {len(ids)} ids", f"it must be {_FORM}"
+                f"gives {type(rows).__name__} for {len(ids)} ids", f"it must be {FORM}"
             )
         return {
             str(name): self._column(str(name), column, len(ids)) for name, column in rows.items()
@@ -55,22 +73,18 @@ class Rows:
         """The data's own fingerprint() where it has one; else a hash over its length and up to 16
         rows spread over it: a change elsewhere is not seen.
         """
-        own = getattr(self._data, "fingerprint", None)
-        return str(own()) if callable(own) else f"{_KNOWN_BY} rows: {self._digest()}"
+        if callable(self._own_fingerprint):
+            return str(self._own_fingerprint())
+        return f"{_KNOWN_BY} rows: {self._digest(0)}"
 
     def check(self) -> None:
         """UserError: a row is not the same when it is read again, or alone (the data has no
         fingerprint of its own to go by).
         """
-        if callable(getattr(self._data, "fingerprint", None)):
+        if callable(self._own_fingerprint):
             return
-        if self._digest() != self._digest():
-            raise self._wrong(
-                "gives other values when a sample is read again",
-                "draw them from a generator made of the sample's id: np.random.default_rng((seed,"
-                " id)), so that a resumed or repeated run sees the same; or give the data a method"
-                " fingerprint() -> str, by which it is known instead",
-            )
+        for epoch in (0, 1) if self.by_epoch else (0,):
+            self._check_repeats(epoch)
         ids = self._spread()
         together = self[ids]
         for place, row_id in enumerate(ids):
@@ -79,6 +93,16 @@ class Rows:
                 self._check_alone(
                     f'"{name}" of row {row_id}', together[name][place], alone[name][0]
                 )
+
+    def _check_repeats(self, epoch: int) -> None:
+        if self._digest(epoch) != self._digest(epoch):
+            raise self._wrong(
+                "gives other values when a sample is read again",
+                "draw them from a generator made of the sample's id: samecurve.sample_rng(id), so"
+                " that a resumed or repeated run sees the same (with __getitem__(self, ids, epoch)"
+                " and sample_rng(id, epoch) others in each epoch); or give the data a method"
+                " fingerprint() -> str, by which it is known instead",
+            )
 
     def _check_alone(
         self, what: str, row_among_others: NDArray[Any], row_alone: NDArray[Any]
@@ -96,14 +120,25 @@ class Rows:
             " and then round to float32",
         )
 
+    def _check_wrapped(self) -> None:
+        """UserError: a data set inside of this one asks for the epoch, and would not be told."""
+        inner = self._data.datasets if is_torch(self._data, "ConcatDataset") else ()
+        asking = [one for one in inner if _asks_for_epoch(one)]
+        if asking:
+            raise self._wrong(
+                f"is a ConcatDataset, which does not tell {type(asking[0]).__name__} the epoch",
+                "a Dataset of yours in its place, whose __getitem__(self, index, epoch) passes it"
+                " on",
+            )
+
     def _spread(self) -> Ids:
         """Up to 16 ids, spread over the data."""
         count = min(self._count, _KNOWN_BY)
         return np.unique(np.linspace(0, self._count - 1, count).astype(np.int64))
 
-    def _digest(self) -> str:
+    def _digest(self, epoch: int) -> str:
         digest = hashlib.sha256(str(self._count).encode())
-        for name, column in sorted(self[self._spread()].items()):
+        for name, column in sorted(self.read(self._spread(), epoch).items()):
             digest.update(f"/{name}/{column.dtype.str}/{column.shape}/".encode())
             digest.update(np.ascontiguousarray(column).tobytes())
         return digest.hexdigest()
@@ -122,12 +157,35 @@ class Rows:
             )
         return array
 
-    def _stacked(self, ids: Ids) -> dict[str, Any]:
-        """The items of a torch Dataset, name by name."""
-        if getattr(self._data, "__getitems__", None):
-            raw_items = self._data.__getitems__(ids.tolist())
-        else:
-            raw_items = [self._item(index) for index in ids.tolist()]
+    def _read_raw(self, ids: Ids, epoch: int) -> Any:
+        """What the data gives: columns by name, or a list with one item an id."""
+        if self._subset is not None:
+            ids = self._subset[ids]
+        told = {"epoch": epoch} if self.by_epoch else {}
+        if self._gives_items:
+            return self._read_items(ids.tolist(), told)
+        if self._takes_lists:
+            return self._data[ids.tolist()]
+        return self._data.__getitem__(ids, **told)
+
+    def _read_items(self, indices: list[int], told: Mapping[str, int]) -> list[Any]:
+        """The items of a torch Dataset."""
+        at_once = getattr(self._data, "__getitems__", None)
+        if at_once and (not told or "epoch" in parameters_of(at_once)):
+            return list(at_once(indices, **told))
+        return [self._item(index, told) for index in indices]
+
+    def _item(self, index: int, told: Mapping[str, int]) -> Any:
+        try:
+            return self._data.__getitem__(index, **told)
+        except Exception as error:
+            error.add_note(f"sample {index}")
+            raise
+
+    def _stacked(self, raw_items: Sequence[Any], count: int) -> dict[str, Any]:
+        """Items, name by name."""
+        if len(raw_items) != count:
+            raise self._wrong(f"gives {len(raw_items)} items for {count} ids", f"it must be {FORM}")
         items = [_named(item) for item in raw_items]
         names = list(items[0])
         if any(list(item) != names for item in items):
@@ -136,13 +194,6 @@ class Rows:
                 "every item has the same names",
             )
         return {name: self._stack(name, [item[name] for item in items]) for name in names}
-
-    def _item(self, index: int) -> Any:
-        try:
-            return self._data[index]
-        except Exception as error:
-            error.add_note(f"sample {index}")
-            raise
 
     def _stack(self, name: str, values: Sequence[Any]) -> NDArray[Any]:
         parts = [_array(value) for value in values]
@@ -159,10 +210,22 @@ class Rows:
         return UserError(f"the data of {self._what} {cause}", remedy, "task")
 
 
-def _is_torch(data: Any, kind: str) -> bool:
-    """Whether it is one of torch's data sets, which only exist where torch has been imported."""
-    torch: Any = sys.modules.get("torch.utils.data")
-    return torch is not None and isinstance(data, getattr(torch, kind))
+def _outside_of_subsets(data: Any) -> tuple[Any, Ids | None]:
+    """Data, and the ids in it of what was given: a torch Subset does not tell the epoch to what it
+    is part of. None: all of it, or the epoch is not asked for.
+    """
+    inner, chosen = data, None
+    while is_torch(inner, "Subset"):
+        indices = np.asarray(inner.indices, np.int64)
+        chosen = indices if chosen is None else indices[chosen]
+        inner = inner.dataset
+    if _asks_for_epoch(inner):
+        return inner, chosen
+    return data, None
+
+
+def _asks_for_epoch(data: Any) -> bool:
+    return "epoch" in parameters_of(data.__getitem__)
 
 
 def _array(value: Any) -> NDArray[Any]:
@@ -177,28 +240,3 @@ def _named(item: Any) -> dict[str, Any]:
     if isinstance(item, tuple | list):
         return {str(index): value for index, value in enumerate(item)}
     return {"0": item}
-
-
-def _length(data: Any, what: str) -> int:
-    """How many samples there are. UserError: none, or nothing to count."""
-    lack = None
-    if _is_torch(data, "IterableDataset"):
-        lack = "is read in its own order, not by id"
-    elif not hasattr(data, "__getitem__"):
-        lack = "has no __getitem__"
-    elif not hasattr(data, "__len__"):
-        lack = "has no length (__len__)"
-    if lack:
-        raise UserError(
-            f"the data of {what}, of type {type(data).__name__}, {lack}",
-            f"return {_FORM}: which samples a step takes follows from their number and the seed",
-            "task",
-        )
-    count = len(data)
-    if count < 1:
-        raise UserError(
-            f"the data of {what} has no sample",
-            "its length must be at least 1; eval_data() may return None",
-            "task",
-        )
-    return count

@@ -1,0 +1,109 @@
+"""Which data a task may give: by id, and of a length that is known. What is read in its own order
+is refused, with what serves in its place.
+"""
+
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from samecurve.errors import UserError
+
+_OF_CONTAINERS = (dict.__getitem__, list.__getitem__, tuple.__getitem__)
+FORM = (
+    "a torch Dataset (not its DataLoader), or an object with __len__ and __getitem__(ids: int64"
+    " array) -> {name: array with one row an id}"
+)
+
+
+def count_samples(data: Any, what: str) -> int:
+    """How many samples there are.
+
+    what: the call that gave the data, for errors
+
+    UserError: none, or nothing to count, or they can't be read by id.
+    """
+    lack, remedy = _lack(data)
+    if lack:
+        raise UserError(
+            f"the data of {what}, of type {type(data).__name__}, {lack}", remedy, "task"
+        )
+    count = len(data)
+    if count < 1:
+        raise UserError(
+            f"the data of {what} has no sample",
+            "its length must be at least 1; eval_data() may return None",
+            "task",
+        )
+    return count
+
+
+def is_torch(data: Any, kind: str) -> bool:
+    """Whether it is one of torch's data sets, which only exist where torch has been imported."""
+    torch: Any = sys.modules.get("torch.utils.data")
+    return torch is not None and isinstance(data, getattr(torch, kind))
+
+
+def is_from(data: Any, module: str) -> bool:
+    """Whether its class, or one that this derives from, is of this module or one below it."""
+    modules = (kind.__module__ for kind in type(data).__mro__)
+    return any(name == module or name.startswith(f"{module}.") for name in modules)
+
+
+def parameters_of(function: Callable[..., Any]) -> frozenset[str]:
+    """The names of what it can be called with; none of a function that can't say."""
+    try:
+        return frozenset(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        return frozenset()
+
+
+def _lack(data: Any) -> tuple[str, str]:
+    """Why it can't be read by id, and what to return in its place; empty: it can."""
+    by_id = f"return {FORM}: which samples a step takes follows from their number and the seed"
+    if is_torch(data, "DataLoader"):
+        return "reads in its own order, and makes batches", (
+            "return the Dataset that it was made of: batch.samples, --num-workers and the seed of"
+            " the config do what its arguments did, and a method collate(self, samples) of the task"
+            " what its collate_fn did"
+        )
+    if is_from(data, "webdataset"):
+        return "is read in its own order, not by id", (
+            'return samecurve.Shards("shards/*.tar", decode=...): the same tar files, read by id'
+            " through an index that is made once"
+        )
+    if is_from(data, "datasets.iterable_dataset"):
+        return "is read in its own order, not by id", (
+            "load_dataset(..., streaming=False); or, where that is too big,"
+            ' samecurve.Shards("data/*.parquet") over its files'
+        )
+    if is_torch(data, "IterableDataset"):
+        return "is read in its own order, not by id", (
+            f'{by_id}; samecurve.Shards("data/*.jsonl") reads shards (JSON lines, parquet, tar)'
+            " that are too big for memory in this way"
+        )
+    if is_from(data, "datasets.dataset_dict"):
+        return f"holds several data sets ({_some(data)})", 'return one of them: data["train"]'
+    if getattr(type(data), "__getitem__", None) in _OF_CONTAINERS:
+        return _lack_of_container(data)
+    if not hasattr(data, "__getitem__"):
+        return "has no __getitem__", by_id
+    if not hasattr(data, "__len__"):
+        return "has no length (__len__)", by_id
+    return "", ""
+
+
+def _lack_of_container(data: Any) -> tuple[str, str]:
+    if isinstance(data, Mapping):
+        return f"is read by names ({_some(data)}), not by ids", (
+            "an object around it with __len__ and __getitem__(self, ids), which returns"
+            " {name: array[ids] for name, array in arrays.items()}"
+        )
+    return "is read by one number at a time, not by an array of ids", (
+        "torch.utils.data.TensorDataset(x, y) for tensors; for a list of samples, a torch Dataset"
+        " with __len__ and __getitem__(self, index) around it"
+    )
+
+
+def _some(names: Any) -> str:
+    return ", ".join(map(repr, list(names)[:4]))

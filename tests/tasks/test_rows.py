@@ -1,0 +1,176 @@
+"""Data as people write it, read by id: what follows the epoch, and what is refused."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset
+
+from samecurve import sample_rng
+from samecurve.errors import UserError
+from samecurve.tasks.adapter.rows import Rows
+
+IDS = np.array([4, 0, 2])
+
+
+class Noisy:
+    """Row i is i, and noise of its id and the epoch."""
+
+    def __len__(self) -> int:
+        return 5
+
+    def __getitem__(self, ids: Any, epoch: int = 0) -> dict[str, Any]:
+        return {"id": ids, "noise": np.stack([sample_rng(i, epoch).normal(size=3) for i in ids])}
+
+
+class NoisyItems(Dataset[Any]):
+    """The same rows, one by one."""
+
+    def __len__(self) -> int:
+        return 5
+
+    def __getitem__(self, index: int, epoch: int = 0) -> dict[str, Any]:
+        return {"id": index, "noise": sample_rng(index, epoch).normal(size=3)}
+
+
+class NoisyLists(NoisyItems):
+    def __getitems__(self, indices: list[int], epoch: int) -> list[Any]:
+        return [self[index] | self.__getitem__(index, epoch) for index in indices]
+
+
+class Stale(NoisyItems):
+    """Reads many at once only without the epoch."""
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [self[index] for index in indices]
+
+
+def rows(data: Any) -> Rows:
+    return Rows(data, "My.train_data()", None)
+
+
+def said(call: Callable[[], object]) -> str:
+    with pytest.raises(UserError) as caught:
+        call()
+    return str(caught.value)
+
+
+def test_a_samples_generator_is_a_function_of_id_epoch_and_seed() -> None:
+    """Its numbers are fixed here: an augmented run must be resumed with what it began with."""
+    drawn = [sample_rng(7, 2).integers(1 << 40), sample_rng(int(IDS[0]) + 3, 2).integers(1 << 40)]
+    assert drawn == [FIRST_DRAW, FIRST_DRAW]
+    others = [sample_rng(7), sample_rng(8, 2), sample_rng(7, 3), sample_rng(7, 2, seed=1)]
+    assert FIRST_DRAW not in [other.integers(1 << 40) for other in others]
+
+
+FIRST_DRAW = 535702887001
+
+
+@pytest.mark.parametrize("kind", [Noisy, NoisyItems, NoisyLists, Stale])
+def test_data_that_asks_for_the_epoch_is_told(kind: Callable[[], Any]) -> None:
+    source = rows(kind())
+    assert source.by_epoch
+    source.check()
+    for epoch in (0, 3):
+        read = source.read(IDS, epoch)
+        np.testing.assert_array_equal(read["id"], IDS)
+        expected = np.stack([sample_rng(i, epoch).normal(size=3) for i in IDS])
+        np.testing.assert_array_equal(read["noise"], expected)
+    assert source.fingerprint() == rows(Noisy()).fingerprint()
+
+
+def test_a_part_of_such_data_is_told_too_and_a_wrapper_that_hides_it_is_refused() -> None:
+    part = Subset(Subset(NoisyItems(), [4, 3, 2, 1]), [3, 0])  # the samples 1 and 4
+    read = rows(part).read(np.array([1, 0]), 3)
+    np.testing.assert_array_equal(read["id"], [4, 1])
+    np.testing.assert_array_equal(read["noise"][1], sample_rng(1, 3).normal(size=3))
+    text = said(lambda: rows(ConcatDataset([NoisyItems(), NoisyItems()])))
+    assert "is a ConcatDataset, which does not tell NoisyItems the epoch" in text
+    assert not rows(Subset([0.5, 1.5, 2.5], [2, 0])).by_epoch  # type: ignore[arg-type]
+
+
+def test_rows_that_change_within_a_later_epoch_are_found() -> None:
+    class Drawn(Noisy):
+        def __getitem__(self, ids: Any, epoch: int = 0) -> dict[str, Any]:
+            noise = np.random.default_rng().normal(size=len(ids)) if epoch else np.zeros(len(ids))
+            return {**super().__getitem__(ids, epoch), "more": noise}
+
+    text = said(rows(Drawn()).check)
+    assert "gives other values when a sample is read again" in text
+    assert "samecurve.sample_rng(id)" in text
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(3))
+
+
+def foreign(module: str, name: str, **members: Any) -> Any:
+    """An object of a library's class that is not installed here."""
+    return type(name, (), {"__module__": module, **members})()
+
+
+class Splits(dict[str, Any]):
+    __module__ = "datasets.dataset_dict"
+
+
+REFUSED = {
+    "loader": (
+        DataLoader(NoisyItems()),
+        ["of type DataLoader, reads in its own order", "collate(self, samples)", "batch.samples"],
+    ),
+    "stream": (
+        Stream(),
+        ["of type Stream, is read in its own order, not by id", "samecurve.Shards("],
+    ),
+    "streamed": (
+        foreign("datasets.iterable_dataset", "IterableDataset", __iter__=lambda _: iter([])),
+        ["read in its own order", "streaming=False", 'samecurve.Shards("data/*.parquet")'],
+    ),
+    "webdataset": (
+        foreign("webdataset.compat", "WebDataset", __iter__=lambda _: iter([])),
+        ["read in its own order", 'samecurve.Shards("shards/*.tar"'],
+    ),
+    "splits": (
+        Splits(train=[1], test=[2]),
+        ["holds several data sets ('train', 'test')", 'data["train"]'],
+    ),
+    "names": ({"x": np.zeros(3)}, ["is read by names ('x')", "{name: array[ids]"]),
+    "pair": ((np.zeros(3), np.zeros(3)), ["by one number at a time", "TensorDataset(x, y)"]),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_not_read_by_id_is_refused_with_what_serves(case: str) -> None:
+    data, words = REFUSED[case]
+    text = said(lambda: rows(data))
+    assert [word for word in words if word not in text] == [], text
+
+
+def test_a_hugging_face_dataset_is_read_by_lists_of_numbers() -> None:
+    """Its columns are lists; a numpy array of ids it would take apart itself."""
+
+    def columns(_self: Any, indices: list[int]) -> dict[str, list[Any]]:
+        assert all(type(index) is int for index in indices)
+        return {"x": [[index, index + 1] for index in indices], "y": indices}
+
+    table = foreign("datasets.arrow_dataset", "Dataset", __len__=lambda _: 5, __getitem__=columns)
+    read = rows(table)[IDS]
+    np.testing.assert_array_equal(read["x"], np.stack([IDS, IDS + 1], 1))
+    np.testing.assert_array_equal(read["y"], IDS)
+
+
+def test_a_source_may_give_one_item_an_id() -> None:
+    class Items(Noisy):
+        def __getitem__(self, ids: Any) -> Any:  # type: ignore[override]
+            return [(torch.tensor([i, i]), int(i)) for i in ids][: len(ids) - (self.short)]
+
+        short = 0
+
+    read = rows(Items())[IDS]
+    np.testing.assert_array_equal(read["0"], np.stack([IDS, IDS], 1))
+    np.testing.assert_array_equal(read["1"], IDS)
+    Items.short = 1
+    assert "gives 2 items for 3 ids" in said(lambda: rows(Items())[IDS])
