@@ -21,9 +21,8 @@ class Source:
 
 
 class Net(nn.Module):
-    def __init__(self, *, frozen: bool, dropout: float, late: bool) -> None:
+    def __init__(self, *, frozen: bool, dropout: float) -> None:
         super().__init__()
-        self.late, self.calls = late, 0
         self.register_buffer(
             "mask", torch.full((2, 2), float("-inf")).triu(1)
         )  # as causal attention has it; its infinities are no fault
@@ -37,14 +36,13 @@ class Net(nn.Module):
         x = x.to(self.head.weight.dtype)
         for layer in self.layers:
             x = self.drop(torch.relu(layer(x)))
-        self.calls += 1
-        return self.head(x if not self.late or self.calls > 1 else x + self.spare(x).mean())  # type: ignore[no-any-return]
+        return self.head(x)  # type: ignore[no-any-return]
 
 
 class Small:
     """model.frozen: whether what the loss does not use is frozen.
 
-    model.dropout: its probability. model.late: used in the first step only.
+    model.dropout: its probability.
     """
 
     def __init__(self, model: Any, data: Any) -> None:  # noqa: ARG002 - given by name
@@ -54,7 +52,6 @@ class Small:
         return Net(
             frozen=self.fields.get("frozen", True),
             dropout=self.fields.get("dropout", 0.0),
-            late=self.fields.get("late", False),
         )
 
     def loss(self, model: Any, batch: Any) -> Mean:

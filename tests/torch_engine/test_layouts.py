@@ -106,16 +106,6 @@ def test_unused_parameters_are_named_and_frozen_ones_trained_around(
         own.close()
 
 
-def test_a_parameter_left_out_later_is_no_silent_difference(tmp_path: Path) -> None:
-    """DDP's bucket would wait for its gradient, and leave its neighbours' unsummed."""
-    own = Pool(2)
-    try:
-        with pytest.raises(JobFailedError, match="this step's loss did not use all parameters"):
-            trained(own, tmp_path, small(model={"frozen": False, "late": True}), "ddp", 2)
-    finally:
-        own.close()
-
-
 def test_dropout_follows_the_sample(pool: Pool, tmp_path: Path) -> None:
     """Its masks are the same under every layout, and it is on."""
     config = small(model={"dropout": 0.3})

@@ -73,12 +73,24 @@ def freeze(model: nn.Module, rules: ParamRules) -> None:
 
 def repeated_blocks(model: nn.Module) -> list[nn.Module]:
     """The elements of the outermost ModuleLists and Sequentials of at least two parts with
-    parameters.
+    parameters; of an element that is only a container, what it holds.
     """
-    parts = [part for part in model.children() if any(True for _ in part.parameters())]
+    parts = _parts(model)
     if isinstance(model, nn.ModuleList | nn.Sequential) and len(parts) > 1:
-        return parts
+        return [called for part in parts for called in _called_parts(part)]
     return [block for child in model.children() for block in repeated_blocks(child)]
+
+
+def _parts(model: nn.Module) -> list[nn.Module]:
+    """Its children with parameters."""
+    return [part for part in model.children() if any(True for _ in part.parameters())]
+
+
+def _called_parts(part: nn.Module) -> list[nn.Module]:
+    """Itself, or where it is no module that can be called, those within that can."""
+    if type(part).forward is not nn.Module.forward:
+        return [part]
+    return [called for child in _parts(part) for called in _called_parts(child)]
 
 
 def recompute(model: nn.Module, how: Recompute) -> None:

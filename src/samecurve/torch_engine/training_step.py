@@ -5,6 +5,7 @@ from contextlib import nullcontext
 from functools import partial
 
 import torch
+from torch import nn
 
 from samecurve.core.determinism.mean import Mean
 from samecurve.core.protocols import Arrays, Batch, MicroBatch, Progress, Round
@@ -20,7 +21,7 @@ from samecurve.torch_engine.setup import EngineSetup
 from samecurve.torch_engine.step_metrics import QueuedMetrics, peak_memory_bytes, rank_report
 from samecurve.torch_engine.step_totals import Clip, StepTotals, step_totals
 from samecurve.torch_engine.strategies.exact import SideEffectCheck
-from samecurve.torch_engine.unused_params import check_used
+from samecurve.torch_engine.unused_params import UsageCheck
 
 
 class TrainingStep:
@@ -29,7 +30,7 @@ class TrainingStep:
         self._comm, self._strategy, self._devices = setup.comm, setup.strategy, setup.devices
         self._forward_timer = ForwardTimer(setup.device)
         self._loss_factors: list[torch.Tensor] = []
-        self._usage_checked = False  # whether every parameter has been seen to have a gradient
+        self._usage = UsageCheck(setup.plan, setup.comm, setup.device)
 
     def run(
         self, state: State, batch: Batch[list[Round]], lr: float, requests: Sequence[int]
@@ -64,17 +65,20 @@ class TrainingStep:
             )
         with timeline.phase("reduce"):
             strategy.reduce(state.parameters)
-        if not self._usage_checked:
-            self._check_all_used(state)
+        if not self._usage.done:
+            names = [param.name for param in state.trained]
+            self._usage.add(names, strategy.params_with_grad())
         totals.all_reduce(self._comm, self._report(batch, requests))
 
         for param in state.viewed_apart:
             param.refresh()
         views = [param.view for param in state.trained]
         gradients = [view.grad for view in views if view.grad is not None]
+        if len(gradients) < len(views):
+            gradients = _with_zeros(views)
         with timeline.phase("clip"):
             scaling = totals.gradient_scaling(
-                strategy.norm(gradients),
+                strategy.norm(state.trained),
                 state.scale.value,
                 nominal_weight=plan.nominal_weight,
                 clip=Clip(self._setup.optimizer.clip, plan.fixed.clip_epsilon),
@@ -121,8 +125,6 @@ class TrainingStep:
                 timer = self._forward_timer.timed() if timed and number == first else nullcontext()
                 with timeline.phase("forward", device_index), timer:
                     loss_sum, weight = self._forward(device_index, microbatch, progress)
-                if not self._usage_checked and number == first:
-                    self._strategy.check_all_used(loss_sum)
                 with timeline.phase("backward", device_index):
                     factor = loss_factor if microbatch.real else torch.zeros_like(loss_factor)
                     torch.autograd.backward(loss_sum, factor.to(loss_sum.dtype))
@@ -132,7 +134,7 @@ class TrainingStep:
     def _forward(self, device_index: int, microbatch: MicroBatch, progress: Progress) -> Mean:
         device = self._devices[device_index]
         side_effects = None
-        if self._plan.exact and not self._usage_checked:
+        if self._plan.exact and self._usage.is_first_step:
             side_effects = SideEffectCheck(self._strategy.models[device_index], device)
         with autocast_for(self._plan.precision, device):
             arrays = to_device(microbatch.arrays, device)
@@ -149,17 +151,6 @@ class TrainingStep:
             self._loss_factors = [factor.to(device, dtype) for device in self._devices]
         return self._loss_factors
 
-    def _check_all_used(self, state: State) -> None:
-        """UserError, on every rank: a parameter has no gradient; that of the first step tells."""
-        with_grad = self._strategy.params_with_grad()
-        check_used(
-            {param.name: param.name in with_grad for param in state.trained},
-            self._comm,
-            self._setup.device,
-            by_any_rank=self._plan.exact,
-        )
-        self._usage_checked = True
-
     def _report(self, batch: Batch[list[Round]], requests: Sequence[int]) -> list[float]:
         return rank_report(
             self._plan,
@@ -173,6 +164,16 @@ class TrainingStep:
 
 def to_device(arrays: Arrays, device: torch.device) -> Arrays:
     return {name: tensor.to(device, non_blocking=True) for name, tensor in arrays.items()}
+
+
+def _with_zeros(parameters: Sequence[nn.Parameter]) -> list[torch.Tensor]:
+    """Their gradients; what this step's loss did not use has a zero one from now on."""
+    gradients = []
+    for parameter in parameters:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        gradients.append(parameter.grad)
+    return gradients
 
 
 def _multiply(gradients: list[torch.Tensor], factor: float | torch.Tensor) -> None:

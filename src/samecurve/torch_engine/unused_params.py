@@ -1,53 +1,68 @@
-"""Parameters that a loss does not use: found at the first step and named, since their gradients
-could not be added up.
+"""Parameters that a loss never uses: found in the first steps and named, since weight decay alone
+would move them.
+
+One that a step's loss does not use has a zero gradient in that step, under every strategy: as in a
+loop that zeroes gradients and does not drop them. Momentum and weight decay go on moving it.
 """
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 
 import torch
 
+from samecurve.core.planning.plan import Plan
 from samecurve.errors import UserError
 from samecurve.torch_engine.process_group import Comm
+from samecurve.units import counted
 
-if TYPE_CHECKING:
-    from torch.autograd.graph import Node
-
-
-def params_reached_by(loss: torch.Tensor) -> set[int]:
-    """Ids of the parameters that backward from `loss` would give a gradient."""
-    reached: set[int] = set()
-    visited: set[Node] = set()
-    ahead: list[Node | None] = [loss.grad_fn]
-    while ahead:
-        node = ahead.pop()
-        if node is None or node in visited:
-            continue
-        visited.add(node)
-        if hasattr(node, "variable"):  # where a leaf's gradient is accumulated
-            reached.add(id(node.variable))
-        ahead += [following for following, _ in node.next_functions]
-    return reached
+_MOST_STEPS = 100  # in which every parameter is to be used once
 
 
-def check_used(
-    used: Mapping[str, bool], comm: Comm, device: torch.device, *, by_any_rank: bool = False
-) -> None:
-    """UserError, on every rank: a parameter that one of them does not use.
-
-    used: by the parameter's name, on this rank
-    by_any_rank: it is enough that one rank uses it
+class UsageCheck:
+    """Watches a run's first epoch, or 100 steps, or all there are, until every parameter was used
+    by some rank.
     """
-    flags = [float(not is_used) for is_used in used.values()]
-    unused = torch.tensor(flags, dtype=torch.float64, device=device)
-    most = comm.world_size - 1 if by_any_rank else 0
-    counts = comm.all_reduce(unused)().tolist()
-    names = [name for name, count in zip(used, counts, strict=True) if count > most]
-    if names:
-        more = f" and {len(names) - 4} more" if len(names) > 4 else ""
-        raise UserError(
-            f"the loss does not use {', '.join(names[:4])}{more}",
-            "take them out of the model, or freeze them: parameter.requires_grad_(False) there, or"
-            " optimizer.groups in the config",
-            "model",
-        )
+
+    def __init__(self, plan: Plan, comm: Comm, device: torch.device) -> None:
+        self._last_step = min(plan.order.steps_per_epoch, _MOST_STEPS, plan.steps)
+        self._comm, self._device = comm, device
+        self._used: set[str] = set()
+        self._step = 0
+        self.done = False
+
+    @property
+    def is_first_step(self) -> bool:
+        return self._step == 0
+
+    def add(self, names: Sequence[str], with_grad: AbstractSet[str]) -> None:
+        """After a step that all ranks make.
+
+        names: of what is trained
+        with_grad: those that this rank's loss gave a gradient
+
+        UserError, on every rank: the last step that is watched, and some were never used.
+        """
+        self._used |= with_grad
+        self._step += 1
+        is_last = self._step >= self._last_step
+        is_power_of_two = not self._step & (self._step - 1)
+        if not is_last and not is_power_of_two:
+            return
+        flags = [float(name in self._used) for name in names]
+        used_by = torch.tensor(flags, dtype=torch.float64, device=self._device)
+        counts: list[float] = self._comm.all_reduce(used_by)().tolist()
+        unused = [name for name, count in zip(names, counts, strict=True) if not count]
+        self.done = is_last or not unused
+        if is_last and unused:
+            raise _never_used(unused, self._step)
+
+
+def _never_used(names: Sequence[str], steps: int) -> UserError:
+    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+    return UserError(
+        f"the loss does not use {', '.join(names[:4])}{more}: no gradient came in"
+        f" {counted(steps, 'step')}",
+        "take them out of the model, or freeze them: parameter.requires_grad_(False) there, or"
+        " optimizer.groups in the config",
+        "model",
+    )

@@ -9,6 +9,7 @@ from torch import nn
 
 from samecurve.core.protocols import MicroBatch
 from samecurve.torch_engine.layers.batch_norm import Peers
+from samecurve.torch_engine.optimizer_params import OptimizerParam
 
 T = TypeVar("T")
 Materialize = Callable[[nn.Module], None]  # makes the parameters of a part real
@@ -61,24 +62,19 @@ class Strategy(Protocol):
         """
         ...
 
-    def check_all_used(self, loss: torch.Tensor) -> None:
-        """Before the very first backward.
-
-        UserError, on every rank: it would not give all gradients that the reduction waits for.
-        """
-        ...
-
     def params_with_grad(self) -> set[str]:
-        """After reduce(): parameters that some microbatch of this process gave a gradient."""
+        """After reduce(): parameters to which the loss of this process's microbatches gave a
+        gradient.
+        """
         ...
 
     def reduce(self, parameters: Sequence[nn.Parameter]) -> None:
         """After the last round: leave the sum over all devices in the first replica's gradients."""
         ...
 
-    def norm(self, gradients: Iterable[torch.Tensor]) -> torch.Tensor:
-        """The norm of the whole gradient from this process's part of it; float64, the same on every
-        rank.
+    def norm(self, trained: Iterable[OptimizerParam]) -> torch.Tensor:
+        """The norm of the whole gradient, from what this process's views of parameters have of it
+        (all have one); float64, the same on every rank.
         """
         ...
 

@@ -19,14 +19,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import MicroBatch
-from samecurve.errors import UserError
 from samecurve.torch_engine.layers.batch_norm import Peers
 from samecurve.torch_engine.model import Materializer, leave_empty
 from samecurve.torch_engine.model_call import ModelCall
+from samecurve.torch_engine.optimizer_params import OptimizerParam
 from samecurve.torch_engine.process_group import Comm, sum_bucket, sum_bucket_as
 from samecurve.torch_engine.strategies.protocol import Materialize, Strategy
 from samecurve.torch_engine.strategies.threads import ThreadTeam
-from samecurve.torch_engine.unused_params import check_used, params_reached_by
 
 T = TypeVar("T")
 
@@ -71,8 +70,6 @@ class Single:
         del is_last
         return nullcontext()
 
-    def check_all_used(self, loss: torch.Tensor) -> None: ...
-
     def params_with_grad(self) -> set[str]:
         return {
             name
@@ -83,8 +80,9 @@ class Single:
 
     def reduce(self, parameters: Sequence[nn.Parameter]) -> None: ...
 
-    def norm(self, gradients: Iterable[torch.Tensor]) -> torch.Tensor:
-        norms = torch._foreach_norm(list(gradients))  # noqa: SLF001 - public nowhere
+    def norm(self, trained: Iterable[OptimizerParam]) -> torch.Tensor:
+        gradients: Any = [param.view.grad for param in trained]
+        norms = torch._foreach_norm(gradients)  # noqa: SLF001 - public nowhere
         norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms).double())
         return norm
 
@@ -149,6 +147,9 @@ class DP(Single):
 class DDP(Single):
     """Every device holds the whole model; gradients are summed once a step, overlapped with the
     last backward pass.
+
+    A loss need not use every parameter: what its last backward pass leaves out is given a zero
+    gradient by another one, so that no bucket waits (see reduce()).
     """
 
     def distribute(self, models: list[nn.Module], materialize: Materialize) -> None:
@@ -173,6 +174,17 @@ class DDP(Single):
 
         self._num_reduced = 0
         self._ddp.register_comm_hook(state, counting_hook)
+        self._named = {n: p for n, p in models[0].named_parameters() if p.requires_grad}
+        # Ids of those to which this round, and any round of this step, gave a gradient:
+        self._in_round: set[int] = set()
+        self._in_step: frozenset[int] = frozenset()
+        self._all_ids = frozenset(map(id, self._named.values()))
+        if self._plan.accumulation_steps > 1:  # else a gradient is None until backward gives it
+            for parameter in self._named.values():
+                parameter.register_post_accumulate_grad_hook(self._note_gradient)  # type: ignore[no-untyped-call]
+
+    def _note_gradient(self, parameter: nn.Parameter) -> None:
+        self._in_round.add(id(parameter))
 
     def train(self, _device_index: int, function: Callable[..., T], *arguments: object) -> T:
         result: T = self._ddp(function, *arguments)
@@ -182,6 +194,7 @@ class DDP(Single):
         """Where several rounds add up before a reduction, gradients stay where the buckets are: a
         second copy of them would be a whole model more.
         """
+        self._in_step = frozenset()
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         if gradients and self._plan.accumulation_steps > 1:
             torch._foreach_zero_(gradients)
@@ -191,29 +204,29 @@ class DDP(Single):
     def accumulation_round(
         self, _device_index: int, _microbatch: MicroBatch, *, is_last: bool
     ) -> AbstractContextManager[object]:
+        self._in_step |= self._in_round
+        self._in_round.clear()
         return nullcontext() if is_last else self._ddp.no_sync()
 
-    def check_all_used(self, loss: torch.Tensor) -> None:
-        """Its buckets wait for every gradient: a missing one would leave ranks waiting for each
-        other. Later steps: see reduce().
-        """
-        reached = params_reached_by(loss)
-        named = self.models[0].named_parameters()
-        used = {name: id(p) in reached for name, p in named if p.requires_grad}
-        check_used(used, self._comm, self._devices[0])
+    def params_with_grad(self) -> set[str]:
+        return {name for name, p in self._named.items() if id(p) in self._in_step}
 
     def reduce(self, parameters: Sequence[nn.Parameter]) -> None:
-        """UserError: a bucket was still waiting for a gradient when backward ended, so its
-        parameters were not summed.
+        """DDP sends a bucket once backward has given all gradients in it. Those that never came
+        come now, as zeros; other ranks may have had them.
         """
-        num_reduced, self._num_reduced = self._num_reduced, 0
-        if num_reduced != len(parameters):
-            raise UserError(
-                "this step's loss did not use all parameters, as the first one did: the gradients"
-                f" of {len(parameters) - num_reduced} were not added up",
-                "use them in every step (times 0 where they don't count), or --strategy fsdp",
-                "model",
-            )
+        del parameters
+        if self._num_reduced < len(self._named):
+            named = self._named.values()
+            if self._plan.accumulation_steps == 1:
+                self._in_round = {id(p) for p in named if p.grad is not None}
+            self._in_step |= self._in_round
+            missing = [p for p in named if id(p) not in self._in_round]
+            torch.autograd.backward(missing, [torch.zeros_like(p) for p in missing])
+            self._in_round.clear()
+        else:
+            self._in_step = self._all_ids
+        self._num_reduced = 0
 
 
 CommHook = Callable[[Any, GradBucket], torch.futures.Future[torch.Tensor]]

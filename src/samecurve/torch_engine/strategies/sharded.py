@@ -3,7 +3,8 @@ gathered whole while it runs.
 
 Under bf16 and f16 only weights that autocast would round anyway (those of linear and convolution
 layers) are gathered in two bytes, in a group of their own; norms and embeddings are gathered as
-they are. So the arithmetic is that of the other strategies.
+they are. So the arithmetic is that of the other strategies. Parameters of one number are not
+sharded: every rank has them whole.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -30,7 +31,9 @@ from samecurve.errors import UserError
 from samecurve.torch_engine.layers.batch_norm import Peers
 from samecurve.torch_engine.model import autocast_rounded, repeated_blocks
 from samecurve.torch_engine.model_call import ModelCall
+from samecurve.torch_engine.optimizer_params import OptimizerParam, local_view
 from samecurve.torch_engine.process_group import AllGatherComplex, Comm, ReduceScatterComplex
+from samecurve.torch_engine.strategies.gather_order import GatherOrder
 from samecurve.torch_engine.strategies.protocol import Materialize
 
 T = TypeVar("T")
@@ -84,12 +87,20 @@ class FSDP:
             module.set_force_sum_reduction_for_comms(True)
         for buffer in model.buffers():
             buffer.data = buffer.data.to(self._device)
+        for parameter in _scalars(model):
+            parameter.data = parameter.data.to(self._device)
         self.models = [model]
+        self._names = {id(parameter): name for name, parameter in model.named_parameters()}
+        self._order = GatherOrder(self._root, self._names, self._comm, self._device)
 
-    def train(self, device_index: int, function: Callable[..., T], *arguments: object) -> T:
-        return self.call(device_index, function, *arguments)
+    def train(self, _device_index: int, function: Callable[..., T], *arguments: object) -> T:
+        self._order.begin(function, *arguments)
+        result: T = self._root(function, *arguments)
+        self._order.end_forward()
+        return result
 
     def call(self, _device_index: int, function: Callable[..., T], *arguments: object) -> T:
+        self._order.leave()
         result: T = self._root(function, *arguments)
         return result
 
@@ -103,6 +114,7 @@ class FSDP:
             "mesh": self._mesh,
             "reshard_after_forward": reshard_after_forward,
             "offload_policy": offload,
+            "ignored_params": set(_scalars(part)),
         }
         for module in modules:
             if module is not part and _has_complex(module):
@@ -126,6 +138,7 @@ class FSDP:
         return [job() for job in jobs]
 
     def begin_step(self, parameters: Sequence[nn.Parameter], _num_microbatches: int) -> None:
+        self._order.used.clear()
         for parameter in parameters:
             parameter.grad = None
 
@@ -137,21 +150,38 @@ class FSDP:
             root.set_requires_all_reduce(is_last)
         return nullcontext()
 
-    def check_all_used(self, loss: torch.Tensor) -> None: ...
-
     def params_with_grad(self) -> set[str]:
-        return {
-            name
-            for name, parameter in self.models[0].named_parameters()
-            if parameter.grad is not None
-        }
+        return self._order.used
 
-    def reduce(self, parameters: Sequence[nn.Parameter]) -> None: ...
+    def reduce(self, parameters: Sequence[nn.Parameter]) -> None:
+        """The gradients of what is not sharded; the others were reduced in the rounds."""
+        whole = [parameter for parameter in parameters if not isinstance(parameter, DTensor)]
+        if not whole:
+            return
+        views = []
+        for parameter in whole:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            else:
+                self._order.used.add(self._names[id(parameter)])
+            views.append(local_view(parameter.grad).view(-1))
+        summed = self._comm.all_reduce(torch.cat([view.double() for view in views]))()
+        for view, values in zip(views, torch.split(summed, list(map(len, views))), strict=True):
+            view.copy_(values)
 
-    def norm(self, gradients: Iterable[torch.Tensor]) -> torch.Tensor:
-        norms = torch._foreach_norm(list(gradients))  # noqa: SLF001 - public nowhere
-        squared = torch.stack(norms).double().square().sum().to(self._device)
-        return self._shards.all_reduce(squared)().sqrt()
+    def norm(self, trained: Iterable[OptimizerParam]) -> torch.Tensor:
+        """A shard is counted by the rank that holds it, what is whole by every rank alike."""
+        gradients: dict[bool, list[Any]] = {True: [], False: []}  # of what is sharded
+        for param in trained:
+            gradients[isinstance(param.parameter, DTensor)].append(param.view.grad)
+        squared = self._shards.all_reduce(self._squared(gradients[True]))()
+        return (squared + self._squared(gradients[False])).sqrt()
+
+    def _squared(self, gradients: list[Any]) -> torch.Tensor:
+        if not gradients:
+            return torch.zeros((), dtype=torch.float64, device=self._device)
+        norms = torch._foreach_norm(gradients)  # noqa: SLF001 - public nowhere
+        return torch.stack(norms).double().square().sum().to(self._device)
 
     def sync_replicas(self) -> None: ...
 
@@ -172,7 +202,12 @@ class FSDP:
 
 
 def _has_complex(module: nn.Module) -> bool:
-    return any(parameter.is_complex() for parameter in module.parameters(recurse=False))
+    return any(p.is_complex() and p.ndim for p in module.parameters(recurse=False))
+
+
+def _scalars(module: nn.Module) -> list[nn.Parameter]:
+    """Parameters of one number and no dimension, which can't be cut."""
+    return [parameter for parameter in module.parameters() if not parameter.ndim]
 
 
 def _check_can_be_sharded(model: nn.Module) -> None:
@@ -187,7 +222,7 @@ def _check_can_be_sharded(model: nn.Module) -> None:
                     "model",
                 )
     for name, module in model.named_modules():
-        kinds = {parameter.is_complex() for parameter in module.parameters(recurse=False)}
+        kinds = {p.is_complex() for p in module.parameters(recurse=False) if p.ndim}
         if len(kinds) > 1:
             raise UserError(
                 f"fsdp: {name or 'the model'} holds complex and real parameters side by side",

@@ -1,0 +1,125 @@
+"""What fsdp asks of a model: that all ranks gather the same blocks in the same order.
+
+A rank that leaves a block out, because none of its rows needs it, would gather another one's
+weights than its peers: they would wait for each other, or take one block's weights for the other's.
+So the first forward and backward pass is made in lockstep, and each later one is compared with it
+before anything is gathered.
+
+A parameter within a block may well be left out by some ranks: its gradient is zero there.
+"""
+
+from collections.abc import Callable, Hashable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from samecurve.errors import UserError
+from samecurve.torch_engine.process_group import Comm
+
+_END = -1  # of a forward pass, as an event; a group's gathering and its reduction have numbers
+
+
+class GatherOrder:
+    """root: the module that fully_shard() was called on last, with its blocks within.
+
+    names: of its parameters, by id
+    """
+
+    def __init__(
+        self, root: nn.Module, names: dict[int, str], comm: Comm, device: torch.device
+    ) -> None:
+        self._names, self._comm, self._device = names, comm, device
+        self.used: set[str] = set()  # parameters that backward gave a gradient
+        self._orders: dict[Hashable, list[int]] = {}  # of a first pass, by what was called
+        self._order: list[int] = []  # that the pass in work is to follow
+        self._at, self._learns, self._watches = 0, False, False
+        self._titles: list[str] = []
+        watched: set[int] = set()
+        for name, module in root.named_modules():
+            for group in _groups_of(module):
+                if id(group) not in watched:  # several modules may share one
+                    watched.add(id(group))
+                    self._watch(group, name.removeprefix("model").removeprefix(".") or "the model")
+
+    def _watch(self, group: Any, title: str) -> None:
+        """Any: FSDP2's FSDPParamGroup, which is public nowhere."""
+        number = len(self._titles)
+        self._titles.append(title)
+        unshard, post_backward = group.unshard, group.post_backward
+        group.unshard = partial(self._unshard, group, number, unshard)
+        group.post_backward = partial(self._post_backward, group, number, post_backward)
+
+    def begin(self, function: Callable[..., object], *arguments: object) -> None:
+        """Before a forward pass that backward will follow: of this function."""
+        words = [argument for argument in arguments if isinstance(argument, str)]
+        key = (getattr(function, "__qualname__", ""), torch.is_grad_enabled(), *words)
+        self._learns = key not in self._orders
+        self._order = self._orders.setdefault(key, [])
+        self._at, self._watches = 0, True
+
+    def leave(self) -> None:
+        """Before what no backward follows: all ranks do the same there."""
+        self._watches = False
+
+    def end_forward(self) -> None:
+        self._note(_END)
+
+    def _unshard(self, group: Any, number: int, unshard: Callable[..., None], *rest: Any) -> None:
+        if not group.is_unsharded and group._all_gather_result is None:  # noqa: SLF001
+            self._note(2 * number)
+        unshard(*rest)
+
+    def _post_backward(
+        self, group: Any, number: int, post_backward: Callable[..., None], *rest: Any
+    ) -> None:
+        """Gradients that this rank's rows did not give are zero: others may have them."""
+        self._note(2 * number + 1)
+        for param in group.fsdp_params:
+            self._fill(param)
+        post_backward(*rest)
+
+    def _fill(self, param: Any) -> None:
+        whole: nn.Parameter | None = getattr(param, "_unsharded_param", None)
+        if whole is None or not whole.requires_grad:
+            return
+        if whole.grad is not None or param.unsharded_accumulated_grad is not None:
+            self.used.add(self._names[id(param.sharded_param)])
+        else:
+            whole.grad = torch.zeros_like(whole)
+
+    def _note(self, event: int) -> None:
+        """UserError: it is not what the first pass, or another rank, does here."""
+        if not self._watches:
+            return
+        if self._learns:
+            table = torch.zeros(self._comm.world_size, dtype=torch.float64, device=self._device)
+            table[self._comm.rank] = event
+            events = {int(one) for one in self._comm.all_reduce(table)().tolist()}
+            self._order.append(event)
+        else:
+            expected = self._order[self._at] if self._at < len(self._order) else _END
+            events = {event, expected}
+        self._at += 1
+        if len(events) > 1:
+            titles = sorted({self._titles[one // 2] for one in events if one != _END})
+            raise UserError(
+                f"fsdp: {' or '.join(titles)} is called by some ranks and not by others, or not in"
+                " every step, and its weights are gathered by all ranks together",
+                "call it in every forward pass, with no rows where none needs it; put it in a block"
+                " that is always called; or --strategy ddp",
+                "model",
+            )
+
+
+def _groups_of(module: nn.Module) -> list[Any]:
+    """The groups of weights that fully_shard() made of a module; torch before 2.13 made one."""
+    state: Any = getattr(module, "_get_fsdp_state", None)
+    if state is None:
+        return []
+    made = state()
+    groups: list[Any] | None = getattr(made, "_fsdp_param_groups", None)
+    if groups is None:
+        groups = [made._fsdp_param_group]  # noqa: SLF001 - as above
+    return [group for group in groups if group is not None]

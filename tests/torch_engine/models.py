@@ -1,0 +1,164 @@
+"""Models as people write them: what they do that one in a textbook does not, each the smallest of
+its kind, in a file of their own as a user's are.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.checkpoint import checkpoint
+
+from samecurve import Mean
+
+WIDTH = 8
+
+
+class Source:
+    """25 rows: batches of 10 leave a tail of 5."""
+
+    def __len__(self) -> int:
+        return 25
+
+    def __getitem__(self, ids: Any) -> dict[str, Any]:
+        rows = np.stack([np.random.default_rng(int(i)).normal(size=WIDTH) for i in ids])
+        return {"x": rows, "y": (rows.sum(1) > 0).astype(np.int64)}
+
+
+class Plain(nn.Module):
+    """Two layers in a list and a head; the others vary it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(WIDTH, WIDTH) for _ in range(2)])
+        self.head = nn.Linear(WIDTH, 2)
+
+    def encode(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return x
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.head(self.encode(x))
+        return logits
+
+
+class Scalar(Plain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(0.5))
+        self.turn = nn.Parameter(torch.tensor(1 + 0.5j))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * self.scale.exp() * self.turn.abs()
+
+
+class Containers(Plain):
+    """Its blocks are no modules that are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.ModuleDict({"up": nn.Linear(WIDTH, WIDTH), "down": nn.Linear(WIDTH, WIDTH)})
+            for _ in range(2)
+        )
+
+    def encode(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = x + layer["down"](torch.tanh(layer["up"](x)))  # type: ignore[index]
+        return x
+
+
+class Reentrant(Plain):
+    def encode(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.requires_grad_()
+        for layer in self.layers:
+            x = torch.tanh(checkpoint(layer, x, use_reentrant=True))
+        return x
+
+
+class Seldom(Plain):
+    """Rows of one sort pass through a layer of their own, here one in six."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rare = nn.Linear(WIDTH, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        logits = super().forward(x)
+        rows = x[:, 0] > 1
+        if rows.any():
+            logits = logits.index_add(0, rows.nonzero()[:, 0], self.rare(x[rows]))
+        return logits
+
+
+class Experts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(WIDTH, 3)
+        self.experts = nn.ModuleList([nn.Linear(WIDTH, WIDTH) for _ in range(3)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        share = self.gate(x).softmax(-1)
+        chosen = share.argmax(-1)
+        result = torch.zeros_like(x)
+        for number, expert in enumerate(self.experts):
+            rows = (chosen == number).nonzero()[:, 0]
+            if len(rows):
+                result = result.index_add(0, rows, expert(x[rows]) * share[rows, number, None])
+        return x + result
+
+
+class Mixture(Plain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Experts() for _ in range(2)])
+
+
+class OuterExperts(Plain):
+    """The experts are the only list there is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Experts()])
+
+
+KINDS: dict[str, type[Plain]] = {
+    "scalar": Scalar,
+    "containers": Containers,
+    "reentrant": Reentrant,
+    "seldom": Seldom,
+    "mixture": Mixture,
+    "outer experts": OuterExperts,
+}
+
+
+class Task:
+    """model.kind: of KINDS, or what the loss does with a Plain one."""
+
+    def __init__(self, model: Any, data: Any) -> None:  # noqa: ARG002 - given by name
+        self.kind = model["kind"]
+
+    def model(self) -> nn.Module:
+        if self.kind == "dict":
+            plain = Plain()
+            return nn.ModuleDict({"body": plain.layers[0], "head": plain.head})
+        return KINDS.get(self.kind, Plain)()
+
+    def loss(self, model: Any, batch: Any) -> Mean:
+        x, y = batch["x"], batch["y"]
+        penalty = 0.0
+        if self.kind == "method":
+            logits = model.head(model.encode(x))
+        elif self.kind == "dict":
+            logits = model["head"](torch.tanh(model["body"](x)))
+        elif self.kind == "read":
+            logits = model.encode(x) @ model.head.weight.T + model.head.bias
+            penalty = len(x) * 1e-2 * model.head.weight.square().sum()
+        else:
+            logits = model(x)
+        return Mean(cross_entropy(logits, y, reduction="sum") + penalty, len(x))
+
+    def train_data(self) -> Source:
+        return Source()
