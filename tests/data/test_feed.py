@@ -34,6 +34,7 @@ class Itself:
 
     def __init__(self, count: int, bad: int | None = None, *, by_epoch: bool = False) -> None:
         self.count, self.bad, self.by_epoch = count, bad, by_epoch
+        self.by_microbatch = False
         self.reads: list[int] = []
 
     def __len__(self) -> int:

@@ -10,6 +10,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset
 
 from samecurve import sample_rng
 from samecurve.errors import UserError
+from samecurve.tasks.adapter.columns import Collation
 from samecurve.tasks.adapter.rows import Rows
 
 IDS = np.array([4, 0, 2])
@@ -174,3 +175,129 @@ def test_a_source_may_give_one_item_an_id() -> None:
     np.testing.assert_array_equal(read["1"], IDS)
     Items.short = 1
     assert "gives 2 items for 3 ids" in said(lambda: rows(Items())[IDS])
+
+
+class Lines(Dataset[Any]):
+    """Item i is i + 1 numbers."""
+
+    def __len__(self) -> int:
+        return 5
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"x": np.arange(index + 1.0), "y": index}
+
+
+class Columns(Lines):
+    """The same, many at once."""
+
+    def __getitem__(self, ids: Any) -> dict[str, Any]:
+        return {"x": [np.arange(i + 1.0) for i in ids], "y": torch.from_numpy(ids)}
+
+
+def padded(samples: list[Any]) -> dict[str, Any]:
+    longest = max(len(sample["x"]) for sample in samples)
+    x = np.stack([np.pad(sample["x"], (0, longest - len(sample["x"]))) for sample in samples])
+    return {"x": torch.from_numpy(x), "y": [sample["y"] for sample in samples]}
+
+
+def collated(collate: Callable[..., Any], data: Any = None) -> Rows:
+    collation = Collation(collate, "My.collate()")
+    return Rows(data or Lines(), "My.train_data()", None, collation)
+
+
+@pytest.mark.parametrize("kind", [Lines, lambda: as_source(Columns())])
+def test_rows_are_padded_to_the_longest_of_those_that_are_read_together(
+    kind: Callable[[], Any],
+) -> None:
+    source = collated(padded, kind())
+    source.check()
+    assert source.by_microbatch
+    assert not source.by_epoch
+    for ids, width in ((IDS, 5), (np.array([1, 0]), 2)):
+        read = source[ids]
+        expected = np.tile(np.arange(float(width)), (len(ids), 1))
+        np.testing.assert_array_equal(read["x"], expected * (expected <= ids[:, None]))
+        np.testing.assert_array_equal(read["y"], ids)
+    assert source.fingerprint() == collated(padded).fingerprint()
+
+
+def as_source(data: Any) -> Any:
+    """With its two methods, but no torch Dataset."""
+    return foreign(
+        "mine", "Source", __len__=lambda _: len(data), __getitem__=lambda _, ids: data[ids]
+    )
+
+
+def test_a_collate_may_ask_for_ids_and_epoch() -> None:
+    def noisy(samples: list[Any], epoch: int, ids: Any) -> dict[str, Any]:
+        noise = np.stack([sample_rng(i, epoch).normal(size=2) for i in ids])
+        return {**padded(samples), "noise": noise}
+
+    source = collated(noisy)
+    source.check()
+    assert source.by_epoch
+    np.testing.assert_array_equal(source.read(IDS, 4)["noise"][1], sample_rng(0, 4).normal(size=2))
+
+
+def by_length(samples: list[Any]) -> dict[str, Any]:
+    return padded(sorted(samples, key=lambda sample: len(sample["x"])))
+
+
+def drawn(samples: list[Any]) -> dict[str, Any]:
+    return {**padded(samples), "mask": np.random.default_rng().random(len(samples)) < 0.5}
+
+
+def centred(samples: list[Any]) -> dict[str, Any]:
+    y = np.array([sample["y"] for sample in samples], float)
+    return {"y": y - y[0]}
+
+
+WRONG: dict[str, tuple[Callable[[], object], list[str]]] = {
+    "no names": (
+        lambda: collated(lambda samples: [samples])[IDS],
+        ["My.collate() returns list, not arrays by name", '{"tokens": tokens'],
+    ),
+    "packed": (
+        lambda: collated(lambda s: {"x": np.concatenate([one["x"] for one in s])})[IDS],
+        ['My.collate() gives "x" of shape (9,) for 3 ids', "one row an id"],
+    ),
+    "not padded": (
+        lambda: collated(lambda s: {"x": [one["x"].tolist() for one in s]})[IDS],
+        ['My.collate() gives "x" of shapes (1,) and (3,)', "pads each microbatch to its longest"],
+    ),
+    "sorted": (
+        lambda: collated(by_length).check(),
+        ["My.collate() gives other rows when the same samples come in another order", "unsorted"],
+    ),
+    "drawn": (
+        lambda: collated(drawn).check(),
+        ["My.collate() gives other arrays for the same samples", "collate(self, samples, ids"],
+    ),
+    "coupled": (
+        lambda: collated(centred).check(),
+        ["My.collate() gives other rows", "depends on the others by its padding alone"],
+    ),
+    "ragged items": (
+        lambda: rows(Lines())[IDS],
+        ['the data of My.train_data() gives "x" of shapes (1,) and (3,)', "collate(self, samples)"],
+    ),
+    "ragged arrays": (
+        lambda: rows(as_source(Columns()))[IDS],
+        ['the data of My.train_data() gives "x" of shapes (1,) and (3,)', "collate(self, samples)"],
+    ),
+    "ragged lists": (
+        lambda: rows(foreign("m", "L", __len__=lambda _: 5, __getitem__=lists))[IDS],
+        ['the data of My.train_data() gives "x" of shapes (1,) and (3,)', "collate(self, samples)"],
+    ),
+}
+
+
+def lists(_self: Any, ids: Any) -> dict[str, Any]:
+    return {"x": [list(range(i + 1)) for i in ids]}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_collate_may_not_return_is_told(case: str) -> None:
+    call, words = WRONG[case]
+    text = said(call)
+    assert [word for word in words if word not in text] == [], text

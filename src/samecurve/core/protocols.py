@@ -48,10 +48,14 @@ class RowReader(Source, Protocol):
     """A source, as the feed reads it; source[ids] is read(ids, 0).
 
     by_epoch: an id may give another row in another epoch; what is read at once is of one epoch.
+    by_microbatch: the shape of a row follows from those that are read with it; each microbatch is
+        read by itself.
     """
 
     @property
     def by_epoch(self) -> bool: ...
+    @property
+    def by_microbatch(self) -> bool: ...
     def read(self, ids: Ids, epoch: int) -> Mapping[str, NDArray[Any]]: ...
 
 

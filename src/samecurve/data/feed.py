@@ -114,9 +114,10 @@ class Feed(Generic[Staged]):
     def _groups(self) -> Iterator[list[Batch[Staged]]]:
         """Steps whose rows were read at once.
 
-        With workers, one by one: each is asked for as many steps ahead as keep them busy.
+        Where each microbatch is a read of its own, one by one; workers are asked for as many steps
+        ahead as keep them busy.
         """
-        if not self._workers:
+        if not self._reads_by_microbatch:
             numbered = self._numbered_ids()
             while group := list(islice(numbered, self._together)):
                 for of_one_epoch in self._epochs_apart(group):
@@ -229,15 +230,18 @@ class Feed(Generic[Staged]):
     def _epoch(self, step: int) -> int:
         return self._order.position(step).epoch
 
-    def _ask_shares(self, step: int, ids: Ids) -> list[_DeviceShare]:
-        """What each device of this process is to have of a step by itself.
+    @property
+    def _reads_by_microbatch(self) -> bool:
+        """Whether a read brings one microbatch, else all of a device's, which neighbour."""
+        source = self._sources[_TRAIN]
+        assert source is not None
+        return self._workers is not None or source.by_microbatch
 
-        Without workers one read for all of its microbatches, which neighbour each other; with them,
-        one each.
-        """
+    def _ask_shares(self, step: int, ids: Ids) -> list[_DeviceShare]:
+        """What each device of this process is to have of a step by itself."""
         shares, epoch = [], self._epoch(step)
         for assignment in self._assigned(len(ids)):
-            intervals = assignment.spans if self._workers else assignment.extent
+            intervals = assignment.spans if self._reads_by_microbatch else assignment.extent
             reads = [
                 (begin, end, self._ask(_TRAIN, ids[begin:end], epoch)) for begin, end in intervals
             ]

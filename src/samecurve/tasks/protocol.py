@@ -32,6 +32,10 @@ MEMBERS: Mapping[str, str] = {
     ),
     # data and evaluation
     "eval_data": "eval_data(self): held-out data, as train_data() gives it, or None",
+    "collate": (
+        "collate(self, samples[, ids][, epoch]) -> {name: array with one row a sample}: samples of"
+        " unlike length, padded to the longest of their microbatch (torch)"
+    ),
     "metrics": (
         "metrics(self, model, batch) -> {name: samecurve.Mean}: added over all devices and divided"
         " once; a sum may be an array of whole numbers (a confusion matrix); with `loss` among"

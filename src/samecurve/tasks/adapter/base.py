@@ -27,6 +27,7 @@ from samecurve.core.planning.facts import Facts
 from samecurve.core.protocols import START, Arrays, Progress, Sample, StoredArrays
 from samecurve.errors import SamecurveError, UserError
 from samecurve.observe.pictures import check_picture
+from samecurve.tasks.adapter.columns import Collation
 from samecurve.tasks.adapter.rows import Rows
 from samecurve.tasks.protocol import MEMBERS
 from samecurve.tasks.registry import section_argument
@@ -84,11 +85,35 @@ class TaskAdapter:
 
     def _open_data(self) -> None:
         with self.calling("train_data"):
-            self._train = Rows(self.task.train_data(), f"{self.name}.train_data()", self._file)
+            train = self.task.train_data()
+            self._train = Rows(train, f"{self.name}.train_data()", self._file, self._collation())
         with self.calling("eval_data"):
             held_out = self.task.eval_data() if hasattr(self.task, "eval_data") else None
             if held_out is not None:
-                self._held_out = Rows(held_out, f"{self.name}.eval_data()", self._file)
+                self._held_out = Rows(
+                    held_out, f"{self.name}.eval_data()", self._file, self._collation()
+                )
+
+    def _collation(self) -> Collation | None:
+        """How samples of unlike length become arrays. UserError: this engine can't have that."""
+        if not hasattr(self.task, "collate"):
+            return None
+        name = f"{self.name}.collate()"
+        if not callable(self.task.collate):
+            raise UserError(
+                f"{self.name}.collate is {type(self.task.collate).__name__}, where a method"
+                " collate(self, samples) pads samples of unlike length",
+                "another name for it",
+                "task",
+            )
+        if self._config.engine == "jax":
+            raise UserError(
+                f"{name}: engine jax compiles its step for one shape of row, which padding by"
+                " microbatch would change from step to step",
+                "pad the rows to one length in the data, and take collate() out; or --engine torch",
+                "task",
+            )
+        return Collation(self.task.collate, name)
 
     def describe_model(self) -> Mapping[str, Any]:
         """What Facts says of the model, found by building it without its values."""

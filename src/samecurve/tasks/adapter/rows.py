@@ -5,7 +5,7 @@ other data.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,8 @@ from numpy.typing import NDArray
 
 from samecurve.core.determinism.data_order import Ids
 from samecurve.errors import UserError
-from samecurve.tasks.adapter.data_kinds import (
-    FORM,
-    count_samples,
-    is_from,
-    is_torch,
-    parameters_of,
-)
+from samecurve.tasks.adapter.columns import Collation, Columns, samples_of, stacked
+from samecurve.tasks.adapter.data_kinds import count_samples, is_from, is_torch, parameters_of
 from samecurve.tasks.user_file import calling
 
 _KNOWN_BY = 16  # rows that stand for data without a fingerprint of its own
@@ -32,10 +27,14 @@ class Rows:
 
     what: the call that gave it, for errors
     path: the user's file, which may raise; None: the code is ours
+    collation: what makes arrays of samples of unlike length, in place of stacking
     """
 
-    def __init__(self, data: Any, what: str, path: Path | None) -> None:
-        self._what, self._path = what, path
+    def __init__(
+        self, data: Any, what: str, path: Path | None, collation: Collation | None = None
+    ) -> None:
+        self._what, self._path, self._collation = what, path, collation
+        self._origin = f"the data of {what}"
         self._count = count_samples(data, what)
         self._own_fingerprint = getattr(data, "fingerprint", None)
         self._data, self._subset = _outside_of_subsets(data)
@@ -47,27 +46,31 @@ class Rows:
     @property
     def by_epoch(self) -> bool:
         """Whether a row may be another one in another epoch."""
-        return self._by_epoch
+        return self._by_epoch or (self._collation is not None and self._collation.by_epoch)
+
+    @property
+    def by_microbatch(self) -> bool:
+        """Whether the shape of a row follows from those that are read with it."""
+        return self._collation is not None
 
     def __len__(self) -> int:
         return self._count
 
-    def __getitem__(self, ids: Ids) -> dict[str, NDArray[Any]]:
+    def __getitem__(self, ids: Ids) -> Columns:
         return self.read(ids, 0)
 
-    def read(self, ids: Ids, epoch: int) -> dict[str, NDArray[Any]]:
+    def read(self, ids: Ids, epoch: int) -> Columns:
         """The rows of these ids in an epoch (0 for held-out data)."""
-        with calling(f"the data of {self._what}", self._path):
-            rows = self._read_raw(ids, epoch)
-        if isinstance(rows, list):
-            rows = self._stacked(rows, len(ids))
-        if not isinstance(rows, Mapping) or not rows:
-            raise self._wrong(
-                f"gives {type(rows).__name__} for {len(ids)} ids", f"it must be {FORM}"
-            )
-        return {
-            str(name): self._column(str(name), column, len(ids)) for name, column in rows.items()
-        }
+        with calling(self._origin, self._path):
+            raw = self._read_raw(ids, epoch)
+        if self._collation is None:
+            return stacked(raw, len(ids), self._origin)
+        return self._collated(samples_of(raw, len(ids), self._origin), ids, epoch)
+
+    def _collated(self, samples: list[Any], ids: Ids, epoch: int) -> Columns:
+        assert self._collation is not None
+        with calling(self._collation.name, self._path):
+            return self._collation(samples, ids, epoch)
 
     def fingerprint(self) -> str:
         """The data's own fingerprint() where it has one; else a hash over its length and up to 16
@@ -81,6 +84,8 @@ class Rows:
         """UserError: a row is not the same when it is read again, or alone (the data has no
         fingerprint of its own to go by).
         """
+        if self._collation:
+            self._check_collation(self._collation.name)
         if callable(self._own_fingerprint):
             return
         for epoch in (0, 1) if self.by_epoch else (0,):
@@ -93,6 +98,32 @@ class Rows:
                 self._check_alone(
                     f'"{name}" of row {row_id}', together[name][place], alone[name][0]
                 )
+
+    def _check_collation(self, name: str) -> None:
+        """UserError: it gives other arrays for the same samples, or not their rows in their order
+        (it sorts them by length, say).
+        """
+        ids = self._spread()
+        with calling(self._origin, self._path):
+            raw = self._read_raw(ids, 0)
+        samples = samples_of(raw, len(ids), self._origin)
+        first = self._collated(list(samples), ids, 0)
+        again = self._collated(list(samples), ids, 0)
+        turned = self._collated(samples[::-1], ids[::-1], 0)
+        if not _equal(first, again):
+            raise UserError(
+                f"{name} gives other arrays for the same samples",
+                "draw its numbers from generators made of the samples: collate(self, samples, ids,"
+                " epoch), samecurve.sample_rng(ids[row], epoch) for each row",
+                "task",
+            )
+        if not _equal(first, {name: column[::-1] for name, column in turned.items()}):
+            raise UserError(
+                f"{name} gives other rows when the same samples come in another order",
+                "row i of each array belongs to samples[i], unsorted (pack_padded_sequence takes"
+                " enforce_sorted=False), and depends on the others by its padding alone",
+                "task",
+            )
 
     def _check_repeats(self, epoch: int) -> None:
         if self._digest(epoch) != self._digest(epoch):
@@ -143,25 +174,11 @@ class Rows:
             digest.update(np.ascontiguousarray(column).tobytes())
         return digest.hexdigest()
 
-    def _column(self, name: str, column: Any, count: int) -> NDArray[Any]:
-        array = _array(column)
-        if array.dtype.kind not in "biufc":
-            raise self._wrong(
-                f'gives "{name}" as {array.dtype}, not as numbers',
-                "turn it into integers or floats in the data, before it is returned",
-            )
-        if array.ndim == 0 or len(array) != count:
-            raise self._wrong(
-                f'gives "{name}" of shape {array.shape} for {count} ids',
-                "each array has one row an id, in the order of the ids",
-            )
-        return array
-
     def _read_raw(self, ids: Ids, epoch: int) -> Any:
         """What the data gives: columns by name, or a list with one item an id."""
         if self._subset is not None:
             ids = self._subset[ids]
-        told = {"epoch": epoch} if self.by_epoch else {}
+        told = {"epoch": epoch} if self._by_epoch else {}
         if self._gives_items:
             return self._read_items(ids.tolist(), told)
         if self._takes_lists:
@@ -182,32 +199,16 @@ class Rows:
             error.add_note(f"sample {index}")
             raise
 
-    def _stacked(self, raw_items: Sequence[Any], count: int) -> dict[str, Any]:
-        """Items, name by name."""
-        if len(raw_items) != count:
-            raise self._wrong(f"gives {len(raw_items)} items for {count} ids", f"it must be {FORM}")
-        items = [_named(item) for item in raw_items]
-        names = list(items[0])
-        if any(list(item) != names for item in items):
-            raise self._wrong(
-                f"gives items of unlike parts: some have {', '.join(names)}",
-                "every item has the same names",
-            )
-        return {name: self._stack(name, [item[name] for item in items]) for name in names}
-
-    def _stack(self, name: str, values: Sequence[Any]) -> NDArray[Any]:
-        parts = [_array(value) for value in values]
-        shapes = sorted({part.shape for part in parts})
-        if len(shapes) > 1:
-            raise self._wrong(
-                f'gives "{name}" of shapes {shapes[0]} and {shapes[1]}',
-                "pad them to one shape in the data set; what is padded gets weight 0 in the loss"
-                " (labels of -100)",
-            )
-        return np.stack(parts)
-
     def _wrong(self, cause: str, remedy: str) -> UserError:
-        return UserError(f"the data of {self._what} {cause}", remedy, "task")
+        return UserError(f"{self._origin} {cause}", remedy, "task")
+
+
+def _equal(first: Columns, second: Columns) -> bool:
+    """To the bit."""
+    return first.keys() == second.keys() and all(
+        column.shape == second[name].shape and column.tobytes() == second[name].tobytes()
+        for name, column in first.items()
+    )
 
 
 def _outside_of_subsets(data: Any) -> tuple[Any, Ids | None]:
@@ -226,17 +227,3 @@ def _outside_of_subsets(data: Any) -> tuple[Any, Ids | None]:
 
 def _asks_for_epoch(data: Any) -> bool:
     return "epoch" in parameters_of(data.__getitem__)
-
-
-def _array(value: Any) -> NDArray[Any]:
-    if hasattr(value, "detach"):
-        value = value.detach().cpu().numpy()
-    return np.asarray(value)
-
-
-def _named(item: Any) -> dict[str, Any]:
-    if isinstance(item, Mapping):
-        return {str(name): value for name, value in item.items()}
-    if isinstance(item, tuple | list):
-        return {str(index): value for index, value in enumerate(item)}
-    return {"0": item}

@@ -1,0 +1,158 @@
+"""Columns: arrays with one row a sample, from what the data or a task's collate() gives.
+
+In errors, `origin` is who gave it: "the data of MyTask.train_data()", "MyTask.collate()".
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from samecurve.core.determinism.data_order import Ids
+from samecurve.errors import UserError
+from samecurve.tasks.adapter.data_kinds import FORM, parameters_of
+
+Columns = dict[str, NDArray[Any]]
+
+
+class Collation:
+    """A task's collate(self, samples[, ids][, epoch]) -> {name: array}.
+
+    name: of the method, for errors
+    """
+
+    def __init__(self, method: Callable[..., Any], name: str) -> None:
+        self._method, self.name = method, name
+        self._asked = frozenset({"ids", "epoch"}) & parameters_of(method)
+        self.by_epoch = "epoch" in self._asked
+
+    def __call__(self, samples: list[Any], ids: Ids, epoch: int) -> Columns:
+        """UserError: what it returns has no names, or another number of rows."""
+        told = {"ids": ids, "epoch": epoch}
+        columns = self._method(samples, **{name: told[name] for name in self._asked})
+        if not isinstance(columns, Mapping) or not columns:
+            raise UserError(
+                f"{self.name} returns {type(columns).__name__}, not arrays by name",
+                'a dict, such as {"tokens": tokens, "labels": labels}: each array has one row a'
+                " sample",
+                "task",
+            )
+        return columns_of(columns, len(ids), self.name)
+
+
+def samples_of(raw: Any, count: int, origin: str) -> list[Any]:
+    """What collate() is given: items as they are; of columns, a dict for each row."""
+    if isinstance(raw, list):
+        _check_number(len(raw), count, origin)
+        return raw
+    _check_names(raw, count, origin)
+    for name, column in raw.items():
+        length = len(column) if getattr(column, "ndim", 1) else 0
+        if length != count:
+            raise _wrong_length(str(name), (length,), count, origin)
+    return [{name: column[row] for name, column in raw.items()} for row in range(count)]
+
+
+def stacked(raw: Any, count: int, origin: str) -> Columns:
+    """Columns as they are; of items, their parts one on another."""
+    if not isinstance(raw, list):
+        _check_names(raw, count, origin)
+        return columns_of(raw, count, origin)
+    _check_number(len(raw), count, origin)
+    items = [_named(item) for item in raw]
+    names = list(items[0])
+    if any(list(item) != names for item in items):
+        raise UserError(
+            f"{origin} gives items of unlike parts: some have {', '.join(names)}",
+            "every item has the same names",
+            "task",
+        )
+    parts = {name: _stack(name, [item[name] for item in items], origin) for name in names}
+    return columns_of(parts, count, origin)
+
+
+def columns_of(columns: Mapping[Any, Any], count: int, origin: str) -> Columns:
+    """Arrays of numbers, one row a sample. UserError: they are not."""
+    return {
+        str(name): _column(str(name), column, count, origin) for name, column in columns.items()
+    }
+
+
+def _column(name: str, values: Any, count: int, origin: str) -> NDArray[Any]:
+    array = _array(values, name, origin)
+    if array.dtype.kind == "O":
+        _check_shapes(name, [_shape(row) for row in values], origin)
+    if array.dtype.kind not in "biufc":
+        raise UserError(
+            f'{origin} gives "{name}" as {array.dtype}, not as numbers',
+            "turn it into integers or floats in the data, before it is returned",
+            "task",
+        )
+    if array.ndim == 0 or len(array) != count:
+        raise _wrong_length(name, array.shape, count, origin)
+    return array
+
+
+def _stack(name: str, values: Sequence[Any], origin: str) -> NDArray[Any]:
+    parts = [_array(value, name, origin) for value in values]
+    _check_shapes(name, [part.shape for part in parts], origin)
+    return np.stack(parts)
+
+
+def _array(value: Any, name: str, origin: str) -> NDArray[Any]:
+    if hasattr(value, "detach"):
+        value = value.detach().cpu().numpy()
+    try:
+        return np.asarray(value)
+    except ValueError:  # lists of unlike length
+        _check_shapes(name, [_shape(row) for row in value], origin)
+        raise
+
+
+def _shape(row: Any) -> tuple[int, ...]:
+    if hasattr(row, "shape"):
+        return tuple(row.shape)
+    return (len(row),) if isinstance(row, list | tuple) else ()
+
+
+def _check_shapes(name: str, shapes: Sequence[tuple[int, ...]], origin: str) -> None:
+    unlike = sorted(set(shapes))
+    if len(unlike) > 1:
+        raise UserError(
+            f'{origin} gives "{name}" of shapes {unlike[0]} and {unlike[1]}',
+            "pad them to one shape in the data set; or give the task a method collate(self,"
+            " samples) -> {name: array}, which pads each microbatch to its longest. What is padded"
+            " gets weight 0 in the loss (labels of -100)",
+            "task",
+        )
+
+
+def _check_names(raw: Any, count: int, origin: str) -> None:
+    if not isinstance(raw, Mapping) or not raw:
+        raise UserError(
+            f"{origin} gives {type(raw).__name__} for {count} ids", f"it must be {FORM}", "task"
+        )
+
+
+def _check_number(items: int, count: int, origin: str) -> None:
+    if items != count:
+        raise UserError(
+            f"{origin} gives {items} items for {count} ids", f"it must be {FORM}", "task"
+        )
+
+
+def _wrong_length(name: str, shape: tuple[int, ...], count: int, origin: str) -> UserError:
+    return UserError(
+        f'{origin} gives "{name}" of shape {shape} for {count} ids',
+        "each array has one row an id, in the order of the ids",
+        "task",
+    )
+
+
+def _named(item: Any) -> dict[str, Any]:
+    if isinstance(item, Mapping):
+        return {str(name): value for name, value in item.items()}
+    if isinstance(item, tuple | list):
+        return {str(index): value for index, value in enumerate(item)}
+    return {"0": item}
