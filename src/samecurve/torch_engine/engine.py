@@ -29,6 +29,7 @@ from samecurve.torch_engine import checkpoint as states
 from samecurve.torch_engine.checkpoint import State
 from samecurve.torch_engine.evaluation import evaluate
 from samecurve.torch_engine.keyed.draw_sites import DrawSites
+from samecurve.torch_engine.keyed.replaced import KeyedFunctions
 from samecurve.torch_engine.layers.batch_norm import coupling_layers
 from samecurve.torch_engine.layers.context import MicroBatchContext, StagedKeys
 from samecurve.torch_engine.model import Initialize, Materializer, leave_empty, run_uncompiled
@@ -80,6 +81,7 @@ class TorchEngine:
             contexts=[MicroBatchContext(device, sites) for device in devices],
             draw_sites=sites,
         )
+        self._keyed_functions = KeyedFunctions()
         self._training_step = TrainingStep(self._setup)
         self._unsynced_buffers: list[torch.Tensor] = []
 
@@ -133,6 +135,7 @@ class TorchEngine:
     def _assemble(self, initialize: Initialize) -> State:
         """The state of a run's start. initialize: fills a parameter made on the meta device."""
         models = ModelBuilder(self._setup).build_all()
+        self._keyed_functions.break_graphs()
         model = models[0]
         self._strategy.distribute(models, Materializer(model, self.device, initialize))
         if coupling_layers(model) and not self.plan.norm_sync:
@@ -192,6 +195,7 @@ class TorchEngine:
         return max(map(peak_memory_bytes, self.devices))
 
     def close(self) -> None:
+        self._keyed_functions.close()
         self._strategy.close()
         if self.plan.exact:
             set_deterministic(False)

@@ -13,6 +13,7 @@ from samecurve.errors import UserError
 from samecurve.torch_engine.compile_marks import constant
 from samecurve.torch_engine.keyed.draw_sites import DrawSites
 from samecurve.torch_engine.keyed.generators import seed_host, seed_torch
+from samecurve.torch_engine.keyed.numbers import KeyedNumbers, Tables
 
 _FORWARD = -1  # no graph task: not in backward
 
@@ -57,6 +58,10 @@ class MicroBatchContext:
     def __init__(self, device: torch.device | None = None, sites: DrawSites | None = None) -> None:
         self.device, self.sites = device, sites or DrawSites()
         self.real = True  # False: a dummy, its results dropped
+        self.tables = Tables()
+        self.packed_order: torch.Tensor | None = None  # of the sequences that a layer is given
+        self._draws = 0  # of the microbatch before
+        self._number = 0
         self.begin(None)
 
     def begin(self, keys: StagedKeys | torch.Tensor | None, *, real: bool = True) -> None:
@@ -67,7 +72,10 @@ class MicroBatchContext:
         self._keys = keys if isinstance(keys, torch.Tensor) else None
         self.real = real
         self._calls: dict[str, int] = {}
+        self._draws = max(self._number, self._draws)
         self._number, self._task = 0, _FORWARD
+        self._numbers: KeyedNumbers | None = None
+        self._step_numbers: KeyedNumbers | None = None
 
     @contextmanager
     def within(
@@ -103,6 +111,24 @@ class MicroBatchContext:
         if self.staged is not None:
             return len(self.staged.rows)
         return None if self._keys is None else len(self._keys)
+
+    @property
+    def numbers(self) -> KeyedNumbers:
+        """Those of the rows."""
+        if self._numbers is None:
+            keys = self.keys
+            assert keys is not None
+            self._numbers = KeyedNumbers(keys, self.tables, self._draws)
+        return self._numbers
+
+    @property
+    def step_numbers(self) -> KeyedNumbers:
+        """Those of the whole step: one row."""
+        if self._step_numbers is None:
+            key = self.staged.rows.step_key if self.staged else 0
+            keys = torch.full((1,), key, dtype=torch.int64, device=self.device)
+            self._step_numbers = KeyedNumbers(keys, self.tables)
+        return self._step_numbers
 
     def call_number(self, name: str) -> int:
         """Which call of `name` in this forward pass this is, from 0.

@@ -1,34 +1,22 @@
 """Dropout whose masks follow the sample: the same on whatever device, in whatever split of a batch,
 under either engine.
 
-A mask is a pure function of (row key, seed, module name, call, element), in integers that wrap
-around, so that CPU, GPU, numpy and JAX agree. For the j-th pair of a row's elements, in C order
-(int32 where not said; shifts keep the sign):
-
-salt   the first 8 bytes, little endian, of sha256(f"{seed}/{name}/{call}")
-call   0 unless the forward pass calls the module again
-a, b   the low and the high half of core.determinism.sample_keys.mix(key ^ salt), a made odd
-x      hash(j) * a + b, then x ^= x >> 15, then x *= 0x2C1B3C6D
-lanes  the low and the high 16 bits of x, signed: of elements 2j and 2j+1
-keep   lane >= t - 32768, where t = round(65536 p), within 1..65535;
-       what is kept is multiplied by 65536 / (65536 - t)
-
-hash is lowbias32 (github.com/skeeto/hash-prospector): x ^= x >> 16, x *= 0x7FEB352D, x ^= x >> 15,
-x *= 0x846CA68B, x ^= x >> 16, unsigned. Of a module that drops channels, an element is a channel.
+A mask is a pure function of (row key, seed, module name, call, element), in integers: see
+keyed/numbers.py for a row's lanes. An element is kept where its lane >= t - 32768, where t =
+round(65536 p), within 1..65535; what is kept is multiplied by 65536 / (65536 - t). Call is 0 unless
+the forward pass calls the module again. Of a module that drops channels, an element is a channel.
 """
 
-import hashlib
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from samecurve.errors import UserError
-from samecurve.torch_engine.compile_marks import constant
+from samecurve.torch_engine.keyed.numbers import lane_pairs, mixed, salt
 from samecurve.torch_engine.layers.context import MicroBatchContext
 
 _CHANNELS: dict[type[nn.Module], tuple[int, ...]] = {
@@ -36,9 +24,6 @@ _CHANNELS: dict[type[nn.Module], tuple[int, ...]] = {
     nn.Dropout2d: (3, 4),
     nn.Dropout3d: (5,),
 }  # dimensions of the input
-# Factors of core.determinism.sample_keys.mix, as signed numbers:
-_MIX = (0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64)
-_LAST_FACTOR = 0x2C1B3C6D
 
 
 def key_dropout(model: nn.Module, context: MicroBatchContext, seed: int) -> tuple[str, ...]:
@@ -113,11 +98,10 @@ class _Masks:
         self.names = names
         self._context, self._seed = context, seed
         self._salts = torch.tensor(
-            [[_salt(seed, name, 0)] for name in names], dtype=torch.int64, device="cpu"
+            [[salt(seed, name, 0)] for name in names], dtype=torch.int64, device="cpu"
         )
         self._keys: torch.Tensor | None = None  # those that the table is of
         self._table = self._salts
-        self._hashes = torch.empty(0, dtype=torch.int32, device="cpu")
 
     @property
     def samples(self) -> int:
@@ -132,10 +116,8 @@ class _Masks:
         call.
         """
         words = self._words(index).view(torch.int32)
-        mixed = self._hash(-(-elements // 2), words.device) * words[:, :1]
-        mixed.add_(words[:, 1:])
-        mixed.bitwise_xor_(mixed >> 15).mul_(_LAST_FACTOR)
-        return mixed.view(torch.int16)[:, :elements]
+        hashes = self._context.tables.hashes(-(-elements // 2), words.device)
+        return lane_pairs(words, hashes).view(torch.int16)[:, :elements]
 
     def _words(self, index: int) -> torch.Tensor:
         """int64 [samples, 1]: a and b of each row, in one."""
@@ -143,17 +125,11 @@ class _Masks:
         assert keys is not None
         call = self._context.call_number(self.names[index])
         if call:
-            return _mixed(keys ^ _salt(self._seed, self.names[index], call))[:, None]
+            return mixed(keys ^ salt(self._seed, self.names[index], call))[:, None]
         if self._keys is not keys:
             self._salts = self._salts.to(keys.device)
-            self._keys, self._table = keys, _mixed(keys ^ self._salts)[:, :, None]
+            self._keys, self._table = keys, mixed(keys ^ self._salts)[:, :, None]
         return self._table[index]
-
-    def _hash(self, count: int, device: torch.device) -> torch.Tensor:
-        """hash(0..count-1), made once on the device."""
-        if len(self._hashes) < count or self._hashes.device != device:
-            self._hashes = torch.from_numpy(_lowbias32(1 << (count - 1).bit_length())).to(device)
-        return self._hashes[:count]
 
 
 @dataclass(frozen=True)
@@ -172,10 +148,7 @@ class _Site:
         return self
 
     def mask(self, values: torch.Tensor, threshold: int) -> torch.Tensor:
-        """1 where kept, else 0, in the shape of the values or of their channels.
-
-        As numbers on a CPU, where bool is three times slower; as bool, a byte each, elsewhere.
-        """
+        """1 where kept, else 0, in the shape of the values or of their channels."""
         samples = self.masks.samples
         if self.channels is not None and values.dim() not in self.channels:
             raise UserError(
@@ -194,10 +167,7 @@ class _Site:
         if self.channels is not None:
             shape = torch.Size([*shape[:2], *[1] * (values.dim() - 2)])
         lanes = self.masks.lanes(self.index, shape.numel() // samples)
-        if values.device.type == "cpu":
-            numbers = torch.empty(lanes.shape, dtype=values.real.dtype)
-            return torch.ge(lanes, threshold, out=numbers).view(shape)
-        return (lanes >= threshold).view(shape)
+        return mask_of(lanes, threshold, values).view(shape)
 
 
 class KeyedDropout(_DropoutNd):
@@ -208,47 +178,47 @@ class KeyedDropout(_DropoutNd):
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - torch's name
         if not self.training or self.p == 0:
             return input
-        dropped = min(max(round(65536 * self.p), 1), 65535)
-        scale = 65536 / (65536 - dropped) if self.p < 1 else 0.0
-        mask = self.samecurve_site.mask(input, dropped - 32768)
-        # The scale goes into the mask where that is wide enough: the same bits in one pass less.
-        scaled = mask.dtype in (torch.float32, torch.float64)
-        if scaled:
-            mask.mul_(scale)
-        output = input.mul_(mask) if self.inplace else input * mask
-        return output if scaled else output.mul_(scale)
+        mask = self.samecurve_site.mask(input, lane_threshold(self.p))
+        return masked(input, mask, self.p, inplace=self.inplace)
+
+
+def lane_threshold(p: float) -> int:
+    """A lane below it is dropped with probability p."""
+    return _dropped(p) - 32768
+
+
+def mask_of(lanes: torch.Tensor, threshold: int, values: torch.Tensor) -> torch.Tensor:
+    """1 where kept, else 0, to be multiplied with values.
+
+    As numbers on a CPU, where bool is three times slower; as bool, a byte each, elsewhere.
+    """
+    if values.device.type == "cpu":
+        numbers = torch.empty(lanes.shape, dtype=values.real.dtype, device="cpu")
+        return torch.ge(lanes, threshold, out=numbers)
+    return lanes >= threshold
+
+
+def masked(values: torch.Tensor, mask: torch.Tensor, p: float, *, inplace: bool) -> torch.Tensor:
+    """What is left of the values, scaled. mask: used up."""
+    dropped = _dropped(p)
+    scale = 65536 / (65536 - dropped) if p < 1 else 0.0
+    # The scale goes into the mask where that is wide enough: the same bits in one pass less.
+    scaled = mask.dtype in (torch.float32, torch.float64)
+    if scaled:
+        mask.mul_(scale)
+    output = values.mul_(mask) if inplace else values * mask
+    return output if scaled else output.mul_(scale)
+
+
+def _dropped(p: float) -> int:
+    """Of 65536 lanes."""
+    return min(max(round(65536 * p), 1), 65535)
 
 
 @cache
 def _keyed(kind: Any) -> Any:
     """A subclass, so that the module stays what it was to everything that asks."""
     return type(f"Keyed{kind.__name__}", (KeyedDropout, kind), {"__module__": __name__})
-
-
-@constant
-def _salt(seed: int, name: str, call: int) -> int:
-    return int.from_bytes(
-        hashlib.sha256(f"{seed}/{name}/{call}".encode()).digest()[:8], "little", signed=True
-    )
-
-
-def _mixed(values: torch.Tensor) -> torch.Tensor:
-    """core.determinism.sample_keys.mix on int64, the lowest bit set."""
-    values = (values ^ _shifted(values, 30)) * _MIX[0]
-    values = (values ^ _shifted(values, 27)) * _MIX[1]
-    return (values ^ _shifted(values, 31)) | 1
-
-
-def _shifted(values: torch.Tensor, bits: int) -> torch.Tensor:
-    """Shifted right as unsigned numbers are."""
-    return (values >> bits) & ((1 << (64 - bits)) - 1)
-
-
-def _lowbias32(count: int) -> np.ndarray[Any, np.dtype[np.int32]]:
-    values = np.arange(count, dtype=np.uint32)
-    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
-        values = (values ^ (values >> np.uint32(shift))) * np.uint32(factor)
-    return (values ^ (values >> np.uint32(16))).view(np.int32)
 
 
 def _shape_text(values: torch.Tensor) -> str:

@@ -1,0 +1,55 @@
+"""scaled_dot_product_attention with dropout: its kernels draw their masks inside."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from samecurve.torch_engine.keyed.drawing import begin_draw
+from samecurve.torch_engine.layers.context import MicroBatchContext
+from samecurve.torch_engine.layers.dropout import lane_threshold, mask_of, masked
+
+
+def attention(
+    original: Callable[..., Any],
+    context: MicroBatchContext,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,  # noqa: FBT001, FBT002 - as torch's own
+    scale: float | None = None,
+    enable_gqa: bool = False,  # noqa: FBT001, FBT002 - as torch's own
+) -> torch.Tensor:
+    """As torch documents its arithmetic; all weights are held, [..., queries, keys]."""
+    shape = [*query.shape[:-1], key.shape[-2]]
+    drawing = begin_draw(context, "F.scaled_dot_product_attention", shape)
+    if drawing is None:
+        attended: torch.Tensor = original(
+            query,
+            key,
+            value,
+            attn_mask,
+            dropout_p,
+            is_causal,
+            scale=scale,
+            enable_gqa=enable_gqa,
+        )
+        return attended
+    if enable_gqa:
+        groups = query.shape[-3] // key.shape[-3]
+        key, value = (part.repeat_interleave(groups, -3) for part in (key, value))
+    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    scores = query * scale @ key.transpose(-2, -1)
+    if is_causal:
+        allowed = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+        scores = scores.masked_fill(~allowed, -math.inf)
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        scores = scores.masked_fill(~attn_mask, -math.inf)
+    elif attn_mask is not None:
+        scores = scores + attn_mask
+    weights = scores.softmax(-1).to(scores.dtype)
+    mask = mask_of(drawing.lanes(), lane_threshold(dropout_p), weights)
+    return masked(weights, mask, dropout_p, inplace=False).to(value.dtype) @ value

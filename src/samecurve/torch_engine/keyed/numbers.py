@@ -1,0 +1,157 @@
+"""Random numbers as pure functions of (row key, draw, element), in integers that wrap around, so
+that CPU, GPU, numpy and JAX agree.
+
+For element words of a row, in C order (int32; shifts keep the sign):
+
+salt   the first 8 bytes, little endian, of sha256(f"{seed}/{name}/{call}"); of the n-th draw of a
+       function 0/*/n
+a, b   the low and the high half of core.determinism.sample_keys.mix(key ^ salt), a made odd
+x      hash(j) * a + b, then x ^= x >> 15, then x *= 0x2C1B3C6D; its halves are lanes, of elements
+       2j and 2j+1 of a mask (layers/dropout.py)
+word   x ^= x >> 13, then x *= 0x31848BAB; its upper bits are used: of a float64 number 53 of two
+       words (the second one the upper half), of a float32 number 24, of a narrower one as many as
+       it has
+
+uniform   (upper bits + half of their range) / range: in [0, 1)
+normal    Box-Muller: of uniform u, v: sqrt(-2 log(1 - u)) times cos and sin of 2 pi v
+integers  low + (word + 2**31) * span >> 32
+
+hash is lowbias32 (github.com/skeeto/hash-prospector): x ^= x >> 16, x *= 0x7FEB352D, x ^= x >> 15,
+x *= 0x846CA68B, x ^= x >> 16, unsigned.
+"""
+
+import hashlib
+import math
+from typing import Any
+
+import numpy as np
+import torch
+
+from samecurve.torch_engine.compile_marks import constant
+
+# Factors of core.determinism.sample_keys.mix, as signed numbers:
+_MIX = (0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64)
+_LANES_FACTOR, _WORDS_FACTOR = 0x2C1B3C6D, 0x31848BAB
+_FEW = 8  # draws at least that are prepared together
+# By dtype, how many of a word's bits a number between 0 and 1 has; others have 24, float64 has 53.
+_BITS = {torch.float16: 11, torch.bfloat16: 8}
+
+
+@constant
+def salt(seed: int, name: str, call: int) -> int:
+    return int.from_bytes(
+        hashlib.sha256(f"{seed}/{name}/{call}".encode()).digest()[:8], "little", signed=True
+    )
+
+
+def draw_salt(number: int) -> int:
+    """Of a function's draw, whose keys have the seed in them."""
+    return salt(0, "*", number)
+
+
+def mixed(values: torch.Tensor) -> torch.Tensor:
+    """core.determinism.sample_keys.mix on int64, the lowest bit set."""
+    values = (values ^ _shifted(values, 30)) * _MIX[0]
+    values = (values ^ _shifted(values, 27)) * _MIX[1]
+    return (values ^ _shifted(values, 31)) | 1
+
+
+def _shifted(values: torch.Tensor, bits: int) -> torch.Tensor:
+    """Shifted right as unsigned numbers are."""
+    return (values >> bits) & ((1 << (64 - bits)) - 1)
+
+
+class Tables:
+    """What all microbatches of a device draw with, made once: hash(0), hash(1) ... and the salts of
+    draw 0, 1 ...
+    """
+
+    def __init__(self) -> None:
+        self._hashes = torch.empty(0, dtype=torch.int32, device="cpu")
+        self._salts = torch.empty(0, dtype=torch.int64, device="cpu")
+
+    def hashes(self, count: int, device: torch.device) -> torch.Tensor:
+        """int32 [count]."""
+        if len(self._hashes) < count or self._hashes.device != device:
+            self._hashes = torch.from_numpy(_lowbias32(1 << (count - 1).bit_length())).to(device)
+        return self._hashes[:count]
+
+    def salts(self, count: int, device: torch.device) -> torch.Tensor:
+        """int64 [count]."""
+        if len(self._salts) < count or self._salts.device != device:
+            salts = [draw_salt(number) for number in range(1 << (count - 1).bit_length())]
+            self._salts = torch.tensor(salts, dtype=torch.int64, device="cpu").to(device)
+        return self._salts[:count]
+
+
+def _lowbias32(count: int) -> np.ndarray[Any, np.dtype[np.int32]]:
+    values = np.arange(count, dtype=np.uint32)
+    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
+        values = (values ^ (values >> np.uint32(shift))) * np.uint32(factor)
+    return (values ^ (values >> np.uint32(16))).view(np.int32)
+
+
+def lane_pairs(words: torch.Tensor, hashes: torch.Tensor) -> torch.Tensor:
+    """int32 [rows, len(hashes)], two lanes each. words: int32 [rows, 2], a and b."""
+    pairs = hashes * words[:, :1]
+    pairs.add_(words[:, 1:])
+    return pairs.bitwise_xor_(pairs >> 15).mul_(_LANES_FACTOR)
+
+
+class KeyedNumbers:
+    """Numbers of the rows that have these keys: [rows, count] for each draw.
+
+    keys: int64 [rows] on a device.
+    """
+
+    def __init__(self, keys: torch.Tensor, tables: Tables, draws: int = _FEW) -> None:
+        """draws: how many are to be expected."""
+        self.keys, self._tables = keys, tables
+        self._words = self._words_of(max(draws, _FEW))
+
+    def _words_of(self, draws: int) -> torch.Tensor:
+        """int32 [draws, rows, 2]: a and b of each."""
+        salts = self._tables.salts(draws, self.keys.device)
+        return mixed(self.keys ^ salts[:, None])[:, :, None].view(torch.int32)
+
+    def _pairs(self, draw: int, count: int) -> torch.Tensor:
+        if draw >= len(self._words):
+            self._words = self._words_of(2 * draw)
+        return lane_pairs(self._words[draw], self._tables.hashes(count, self.keys.device))
+
+    def lanes(self, draw: int, count: int) -> torch.Tensor:
+        """int16, uniform."""
+        return self._pairs(draw, -(-count // 2)).view(torch.int16)[:, :count]
+
+    def _bits(self, draw: int, count: int) -> torch.Tensor:
+        """int32, uniform."""
+        pairs = self._pairs(draw, count)
+        return pairs.bitwise_xor_(pairs >> 13).mul_(_WORDS_FACTOR)
+
+    def uniform(self, draw: int, count: int, dtype: torch.dtype) -> torch.Tensor:
+        """In [0, 1)."""
+        if dtype == torch.float64:
+            wide = self._bits(draw, 2 * count).view(torch.int64) >> 11
+            return wide.to(torch.float64).mul_(2.0**-53).add_(0.5)
+        used = _BITS.get(dtype, 24)
+        bits = self._bits(draw, count) >> (32 - used)
+        return bits.to(torch.float32).mul_(2.0**-used).add_(0.5).to(dtype)
+
+    def normal(self, draw: int, count: int, dtype: torch.dtype) -> torch.Tensor:
+        """Of mean 0 and variance 1."""
+        wide = torch.float64 if dtype == torch.float64 else torch.float32
+        pairs = -(-count // 2)
+        both = self.uniform(draw, 2 * pairs, wide).view(-1, pairs, 2)
+        radius = (1 - both[:, :, 0]).log_().mul_(-2).sqrt_()
+        angle = both[:, :, 1] * (2 * math.pi)
+        numbers = torch.stack([radius * angle.cos(), radius * angle.sin()], dim=2)
+        return numbers.view(-1, 2 * pairs)[:, :count].to(dtype)
+
+    def integers(self, draw: int, count: int, low: int, high: int) -> torch.Tensor:
+        """int64, from low to high - 1."""
+        span = high - low
+        if span <= 1 << 31:
+            bits = self._bits(draw, count).to(torch.int64).add_(1 << 31)
+            return bits.mul_(span).bitwise_right_shift_(32).add_(low)
+        wide = self._bits(draw, 2 * count).view(torch.int64) & ((1 << 63) - 1)
+        return wide.remainder_(span).add_(low)

@@ -1,0 +1,89 @@
+"""LSTM, GRU and RNN with dropout between their layers: layer by layer, since a kernel of all layers
+draws its masks inside.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch._C import _VariableFunctions
+
+from samecurve.torch_engine.keyed.drawing import begin_draw
+from samecurve.torch_engine.layers.context import MicroBatchContext
+from samecurve.torch_engine.layers.dropout import lane_threshold, mask_of, masked
+
+_dropout: Callable[..., torch.Tensor] = _VariableFunctions.dropout  # torch.dropout may be served
+
+
+def recurrent(
+    name: str, original: Callable[..., Any], context: MicroBatchContext, *arguments: Any
+) -> Any:
+    """As torch's own of that name takes them.
+
+    (input, state, weights, biases, layers, dropout, train, bidirectional, batch_first), or of
+    packed sequences (data, batch_sizes, state, weights, biases, layers, dropout, train,
+    bidirectional).
+    """
+    packed = isinstance(arguments[3], list | tuple)
+    values, sizes = arguments[0], arguments[1] if packed else None
+    state, weights, biases, layers, dropout, train, *rest = arguments[2 if packed else 1 :]
+    if not (train and dropout and layers > 1):
+        return original(*arguments)
+    states = _by_layer(state, layers)
+    each = len(weights) // layers
+    ends = []
+    for layer, of_layer in enumerate(states):
+        own = weights[layer * each : (layer + 1) * each]
+        before = [values] if sizes is None else [values, sizes]
+        values, *end = original(*before, of_layer, own, biases, 1, 0.0, train, *rest)
+        ends.append(end)
+        if layer < layers - 1:
+            samples_in = 0 if rest[-1] else 1
+            values = _dropped(name, context, values, sizes, dropout, samples_in)
+    return (values, *(torch.cat(parts) for parts in zip(*ends, strict=True)))
+
+
+def _by_layer(state: Any, layers: int) -> Sequence[Any]:
+    """state: [layers * directions, samples, hidden], or two of them."""
+    if isinstance(state, torch.Tensor):
+        return state.chunk(layers)
+    return list(zip(*(part.chunk(layers) for part in state), strict=True))
+
+
+def _dropped(
+    name: str,
+    context: MicroBatchContext,
+    values: torch.Tensor,
+    sizes: torch.Tensor | None,
+    p: float,
+    samples_in: int,
+) -> torch.Tensor:
+    function = f"nn.{name.split('_', maxsplit=1)[0].upper()}'s dropout"
+    threshold = lane_threshold(p)
+    if sizes is None:
+        drawing = begin_draw(context, function, values.shape, samples_in=samples_in)
+        if drawing is None:
+            return _dropout(values, p, True)
+        return masked(values, mask_of(drawing.lanes(), threshold, values), p, inplace=False)
+    counts = sizes.tolist()
+    padded = [counts[0], len(counts), values.shape[1]]
+    drawing = begin_draw(context, function, padded, samples_in=0)
+    if drawing is None:
+        return _dropout(values, p, True)
+    mask = mask_of(drawing.lanes(), threshold, values)
+    return masked(values, _packed(mask, counts, context.packed_order), p, inplace=False)
+
+
+def _packed(mask: torch.Tensor, counts: list[int], order: torch.Tensor | None) -> torch.Tensor:
+    """A mask [samples, time, features] as packed sequences lie: at each time the samples that are
+    so long, the longest first.
+    """
+    device, total = mask.device, sum(counts)
+    sizes = torch.tensor(counts, device=device)
+    times = torch.arange(len(counts), device=device).repeat_interleave(sizes, output_size=total)
+    starts = torch.tensor([0, *accumulate(counts)][:-1], device=device)
+    samples = torch.arange(total, device=device) - starts[times]
+    if order is not None:
+        samples = order[samples]
+    return mask[samples, times]
