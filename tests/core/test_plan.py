@@ -197,7 +197,6 @@ def test_refusals_that_follow_from_the_task() -> None:
             "accumulate cuts a step by the number of devices",
         ),
         ({"batch": {"samples": 640}}, {}, "a microbatch of 80 samples does not fit"),
-        ({}, {"unkeyed_dropout": ("LSTM net.1",)}, r"LSTM net\.1 draws its dropout by device"),
         (
             {"train": {"exact": True, "allow_coupled": True}},
             {"coupled": ("BatchNorm2d net.1",)},

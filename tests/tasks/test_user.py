@@ -209,10 +209,8 @@ def test_facts_with_arrays_alone_suffice_and_build_nothing(write: Callable[..., 
     assert plan(frozen, machine, facts).memory
 
 
-def test_dropout_is_found_and_told_apart(write: Callable[..., Config]) -> None:
-    """Layers whose masks can follow the sample, and those that draw by device: the plan goes by
-    both.
-    """
+def test_dropout_is_found(write: Callable[..., Config]) -> None:
+    """In layers of its own and within others: all masks follow the sample."""
     facts = opened(
         write(
             "super().__init__()\n        self.stem",
@@ -220,12 +218,8 @@ def test_dropout_is_found_and_told_apart(write: Callable[..., Config]) -> None:
             "        self.memory = nn.LSTM(4, 4, 2, dropout=0.1)\n        self.stem",
         )
     ).facts()
-    assert facts.keyed_dropout == ("drop",)
-    assert facts.unkeyed_dropout == ("LSTM memory",)
-    assert (opened(write()).facts().keyed_dropout, opened(write()).facts().unkeyed_dropout) == (
-        (),
-        (),
-    )
+    assert facts.keyed_dropout == ("drop", "memory")
+    assert opened(write()).facts().keyed_dropout == ()
 
 
 def test_complex_frozen_and_value_bound_models_are_counted(write: Callable[..., Config]) -> None:

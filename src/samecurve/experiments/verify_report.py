@@ -26,7 +26,7 @@ def head(runner: LayoutRunner, layouts: Sequence[Layout], tolerance: float) -> s
             f"{title} hash of the last state   first step  verdict"
         )
     return (
-        f"{what}, dropout off; largest relative difference to one device, tolerance"
+        f"{what}; largest relative difference to one device, tolerance"
         f" {tolerance:g}\n"
         f"{title} {'loss':>9} {'grad norm':>10} {'parameters':>11}   first step  verdict"
     )

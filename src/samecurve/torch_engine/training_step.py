@@ -44,9 +44,6 @@ class TrainingStep:
         for param in state.viewed_apart:
             param.view.grad = None
         strategy.begin_step(state.parameters, self._setup.num_microbatches(batch.samples))
-        if plan.reseeded_dropout:
-            seed = hash((plan.fixed.seed, batch.step, self._comm.rank))
-            torch.manual_seed(seed & 0x7FFFFFFF)
 
         with timeline.phase("rounds"):
             factors = self._loss_factors_of(state.scale)
@@ -135,7 +132,9 @@ class TrainingStep:
         device = self._devices[device_index]
         side_effects = None
         if self._plan.exact and self._usage.is_first_step:
-            side_effects = SideEffectCheck(self._strategy.models[device_index], device)
+            side_effects = SideEffectCheck(
+                self._strategy.models[device_index], device, self._setup.draw_sites
+            )
         with autocast_for(self._plan.precision, device):
             arrays = to_device(microbatch.arrays, device)
             loss = self._strategy.train(device_index, self._task.loss, arrays, progress)

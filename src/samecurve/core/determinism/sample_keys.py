@@ -70,7 +70,8 @@ def row_keys(seed: int, epoch: int, ids: NDArray[np.int64]) -> NDArray[np.int64]
 def step_key(seed: int, epoch: int, step: int) -> int:
     """A well-mixed key in 0..2**63-1, of another stream than those of samples."""
     start = mix(mix(_word(seed) + _STEP) ^ _word(epoch))
-    return int(mix(start ^ mix(_word(step) + _STEP)) >> np.uint64(1))
+    mixed = mix(start ^ mix(_word(step) + _STEP)) >> np.uint64(1)
+    return int(mixed[0])
 
 
 def mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:

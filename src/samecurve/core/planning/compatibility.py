@@ -165,9 +165,7 @@ def check_recompute(config: Config, facts: Facts) -> None:
         )
 
 
-def layout_warnings(
-    config: Config, facts: Facts, layout: Layout, memory: Sequence[MemoryTerm]
-) -> list[str]:
+def layout_warnings(config: Config, layout: Layout, memory: Sequence[MemoryTerm]) -> list[str]:
     """What a user of this strategy should know."""
     warnings = []
     devices, spec = layout.devices, layout.spec
@@ -191,12 +189,4 @@ def layout_warnings(
         warnings.append(
             f"devices.reshard has no effect under {layout.strategy}, which gathers no weights"
         )
-    if facts.unkeyed_dropout:
-        warning = (
-            f"{first_and_count(facts.unkeyed_dropout)} draws its dropout by device: results depend"
-            " on the devices (seeded anew each step from seed, step and rank)"
-        )
-        if spec.runs_threads and devices[0].kind == "cpu" and layout.num_devices > 1:
-            warning += f"; under {spec.name} even two runs on these devices differ"
-        warnings.append(warning)
     return warnings

@@ -37,12 +37,6 @@ def check_exact(config: Config, facts: Facts, layout: Layout) -> None:
             "--gpus with devices of one kind",
             "devices.use",
         )
-    if facts.unkeyed_dropout:
-        raise UserError(
-            f"train.exact: {first_and_count(facts.unkeyed_dropout)} draws its dropout by device",
-            "nn.Dropout, whose masks follow the sample, or p = 0",
-            "model",
-        )
     norms = [name for name in facts.coupled if name.startswith("BatchNorm")]
     if norms:
         raise UserError(

@@ -75,7 +75,6 @@ class Facts:
     # numbers held while a microbatch is computed, however large it is, by kind of device
     scratch: Mapping[str, int] = field(default_factory=dict)
     keyed_dropout: tuple[str, ...] = ()  # layers whose random masks follow the sample
-    unkeyed_dropout: tuple[str, ...] = ()  # layers whose masks are drawn by the device
     largest_tried: int | None = None  # samples that fitted in flight (--probe-batch); None: untried
     # of the model, by a checkpoint's names (complex ones as pairs): shapes to be given values
     arrays: Mapping[str, tuple[int, ...]] = field(default_factory=dict)

@@ -48,7 +48,6 @@ _ON_DISK = {
     "accumulation_steps": "rounds",
     "nominal_weight": "nominal",
     "keyed_dropout": "keyed",
-    "reseeded_dropout": "reseeded",
     "reasons": "because",
     "microbatch_seconds": "slot_times",
 }
@@ -83,7 +82,6 @@ class Plan:
     offload: bool
     compress: Compress
     keyed_dropout: bool
-    reseeded_dropout: bool  # masks drawn by the device, seeded anew each step
     preflight: int
     schedule: Schedule
     every: Intervals
@@ -195,6 +193,7 @@ class Plan:
     def from_json(cls, value: Mapping[str, Any]) -> "Plan":
         names = {key: name for name, key in _ON_DISK.items()}
         fields = {names.get(key, key): item for key, item in value.items()}
+        fields.pop("reseeded", None)  # older plans: whether masks followed the device
         parsed = {
             "devices": tuple(Device(**device) for device in value["devices"]),
             "schedule": Schedule(**value["schedule"]),
@@ -255,7 +254,7 @@ def plan(config: Config, machine: Machine, facts: Facts, fixed: Fixed | None = N
     check_recompute(config, facts)
     computed_on = f"{config.engine} on {layout.devices[0].name}"
     log.warnings += batch_warnings(config, facts, split)
-    log.warnings += layout_warnings(config, facts, layout, memory)
+    log.warnings += layout_warnings(config, layout, memory)
     log.warnings += _warn_of_other_bits(config, fixed, computed_on)
     activations = activation_term(config, facts, split.micro_batch_size)
     if activations:
@@ -297,7 +296,6 @@ def plan(config: Config, machine: Machine, facts: Facts, fixed: Fixed | None = N
         offload=config.devices.offload,
         compress=config.devices.compress,
         keyed_dropout=bool(facts.keyed_dropout),
-        reseeded_dropout=bool(facts.unkeyed_dropout),
         preflight=config.devices.preflight,
         schedule=schedule,
         every=choose_intervals(train, order),

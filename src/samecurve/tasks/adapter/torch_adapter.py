@@ -19,8 +19,7 @@ from samecurve.errors import RunError, UserError
 from samecurve.tasks.adapter.additivity import check_adds
 from samecurve.tasks.adapter.base import MEAN, NEEDED, EngineAdapter, spec_of
 from samecurve.torch_engine.layers.batch_norm import coupling_layers
-from samecurve.torch_engine.layers.context import MicroBatchContext as Keys
-from samecurve.torch_engine.layers.dropout import key_dropout, unkeyed_dropout
+from samecurve.torch_engine.layers.dropout import dropout_layers
 from samecurve.torch_engine.model import (
     cast_weights,
     freeze,
@@ -84,9 +83,7 @@ class TorchAdapter(EngineAdapter):
             "coupled": (*getattr(self.task, "coupled", ()), *coupling_layers(model)),
             **describe_arrays(model),
             **sharding_facts(model),
-            "unkeyed_dropout": unkeyed_dropout(model),
-            # on this outline only, to learn their names
-            "keyed_dropout": key_dropout(model, Keys(), 0),
+            "keyed_dropout": dropout_layers(model),
         }
 
     def model(self) -> nn.Module:

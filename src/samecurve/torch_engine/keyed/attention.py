@@ -17,33 +17,25 @@ def attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    attn_mask: torch.Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,  # noqa: FBT001, FBT002 - as torch's own
-    scale: float | None = None,
-    enable_gqa: bool = False,  # noqa: FBT001, FBT002 - as torch's own
+    **options: Any,
 ) -> torch.Tensor:
-    """As torch documents its arithmetic; all weights are held, [..., queries, keys]."""
+    """As torch documents its arithmetic; all weights are held, [..., queries, keys].
+
+    options: attn_mask, dropout_p, is_causal, scale and enable_gqa, as torch's own.
+    """
     shape = [*query.shape[:-1], key.shape[-2]]
     drawing = begin_draw(context, "F.scaled_dot_product_attention", shape)
     if drawing is None:
-        attended: torch.Tensor = original(
-            query,
-            key,
-            value,
-            attn_mask,
-            dropout_p,
-            is_causal,
-            scale=scale,
-            enable_gqa=enable_gqa,
-        )
+        attended: torch.Tensor = original(query, key, value, **options)
         return attended
-    if enable_gqa:
+    dropout_p, scale = options["dropout_p"], options.get("scale")
+    attn_mask: torch.Tensor | None = options["attn_mask"]
+    if options.get("enable_gqa"):
         groups = query.shape[-3] // key.shape[-3]
         key, value = (part.repeat_interleave(groups, -3) for part in (key, value))
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     scores = query * scale @ key.transpose(-2, -1)
-    if is_causal:
+    if options["is_causal"]:
         allowed = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
         scores = scores.masked_fill(~allowed, -math.inf)
     if attn_mask is not None and attn_mask.dtype == torch.bool:

@@ -17,6 +17,7 @@ from typing import Literal
 import torch
 
 Place = tuple[tuple[str, int], ...]  # (file, line) of each call, the user's own last
+Served = Literal["sample", "step"] | None  # what a draw follows; None: a generator's own numbers
 Rule = int  # the dimension in which samples lie, or:
 STEP: Rule = -1  # no dimension: the same numbers in every microbatch of the step
 NONE: Rule = -2  # it grows with the microbatch, but not with its rows
@@ -32,7 +33,6 @@ class Draw:
     function: as its user knows it: torch.randn_like.
     place: the calls that led to it, the user's own last.
     number: of the draw in its forward pass, from 0.
-    served: by the sample, the step, or not at all (None: a generator's own numbers).
     """
 
     function: str
@@ -40,7 +40,7 @@ class Draw:
     shape: tuple[int, ...]
     rows: int  # of the microbatch
     number: int
-    served: Literal["sample", "step"] | None
+    served: Served
 
     @property
     def file(self) -> str:

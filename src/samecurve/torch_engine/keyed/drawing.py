@@ -1,4 +1,4 @@
-"""One call of a random function in a microbatch: what it follows, and its numbers in their shape."""
+"""One call of a random function in a microbatch: what it follows, and its numbers, in shape."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -7,9 +7,11 @@ import numpy as np
 import torch
 
 from samecurve.core.determinism.sample_keys import mix
-from samecurve.torch_engine.keyed.draw_sites import NONE, STEP, Draw, Rule, calls_to_here
+from samecurve.torch_engine.keyed.draw_sites import NONE, STEP, Draw, Rule, Served, calls_to_here
 from samecurve.torch_engine.keyed.numbers import KeyedNumbers, draw_salt
 from samecurve.torch_engine.layers.context import MicroBatchContext
+
+_SERVED: dict[Rule, Served] = {STEP: "step", NONE: None}  # else by the sample
 
 
 @dataclass(frozen=True)
@@ -111,8 +113,8 @@ def begin_draw(
     if not is_separable and rule >= 0:
         rule = NONE
     if context.sites.is_recording:
-        served = {STEP: "step", NONE: None}.get(rule, "sample")
-        context.sites.record(Draw(function, place, tuple(shape), rows, number, served))
+        draw = Draw(function, place, tuple(shape), rows, number, _SERVED.get(rule, "sample"))
+        context.sites.record(draw)
     if rule == NONE:
         return None
     return Drawing(context, number, shape, rule, 1 if rule == STEP else rows)

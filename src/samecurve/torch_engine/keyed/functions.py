@@ -4,7 +4,8 @@ Each function here takes the original, then the microbatch, then what the origin
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -119,7 +120,7 @@ def _torch_normal(
         empty = torch.empty(size, out=out, **options)
     else:
         tensors = [value for value in (mean, std) if isinstance(value, torch.Tensor)]
-        shape = torch.broadcast_shapes(*[tensor.shape for tensor in tensors])
+        shape = torch.broadcast_tensors(*tensors)[0].shape  # type: ignore[no-untyped-call]
         empty = tensors[0].new_empty(shape) if out is None else out
     drawing = None
     if generator is not None:
@@ -164,7 +165,9 @@ def _filled(
 # `from` is a word of Python, so torch's own argument of that name comes in `limits`.
 
 
-def _uniform_values(drawing: Drawing, target: torch.Tensor, *given: float, **limits: float) -> Any:
+def _uniform_values(
+    drawing: Drawing, target: torch.Tensor, *given: float, **limits: float
+) -> torch.Tensor:
     low, high = _limits(given, limits)
     return _uniform(drawing, target.dtype).mul_(high - low).add_(low)
 
@@ -187,7 +190,9 @@ def _exponential_values(drawing: Drawing, target: torch.Tensor, lambd: float = 1
     return drawing.uniform(dtype).mul_(-1).add_(1 - half).log_().mul_(-1 / lambd)
 
 
-def _bernoulli_values(drawing: Drawing, target: torch.Tensor, p: Any = 0.5) -> torch.Tensor:
+def _bernoulli_values(
+    drawing: Drawing, _target: torch.Tensor, p: float | torch.Tensor = 0.5
+) -> torch.Tensor:
     dtype = p.dtype if isinstance(p, torch.Tensor) else torch.float32
     dtype = torch.float64 if dtype == torch.float64 else torch.float32
     return drawing.uniform(dtype) < p
@@ -217,60 +222,81 @@ def _torch_bernoulli(
         return values.to(chances.dtype) if out is None else out.copy_(values)
 
 
+@dataclass(frozen=True)
+class _DropoutKind:
+    """channels: dropped whole. alpha: what is dropped is not 0, and the variance is kept."""
+
+    name: str
+    channels: bool = False
+    alpha: bool = False
+    inplace: bool = False
+
+
 def _dropout(
-    name: str,
+    kind: _DropoutKind,
     original: Original,
     context: MicroBatchContext,
-    values: torch.Tensor,
-    p: float,
-    train: bool,  # noqa: FBT001 - as torch's own
-    *,
-    alpha: bool = False,
-    channels: bool = False,
-    inplace: bool = False,
+    *arguments: Any,
+    **options: Any,
 ) -> torch.Tensor:
-    """Masks of elements, or of whole channels. alpha: what is dropped is not 0, and the variance is
-    kept.
-    """
+    """As torch._VF's: (input, p, train)."""
+    values, p, train = _by_name(("input", "p", "train"), arguments, options)
     shape = values.shape
-    if channels and values.dim() >= 2:
+    if kind.channels and values.dim() >= 2:
         shape = torch.Size([*shape[:2], *[1] * (values.dim() - 2)])
-    drawing = begin_draw(context, name, shape) if train and p and values.numel() else None
+    drawing = None
+    if train and p and values.numel():
+        drawing = begin_draw(context, f"F.{kind.name}", shape)
     if drawing is None:
         dropped: torch.Tensor = original(values, p, train)
         return dropped
     threshold = lane_threshold(p)
     mask = mask_of(drawing.lanes(), threshold, values)
-    if not alpha or p == 1:
-        return masked(values, mask, p, inplace=inplace)
+    if not kind.alpha or p == 1:
+        return masked(values, mask, p, inplace=kind.inplace)
     rate = (threshold + 32768) / 65536
     scale = 1 / math.sqrt((_SELU**2 * rate + 1) * (1 - rate))
     kept = mask.to(values.dtype)
     shift = (kept - 1).mul_(_SELU * scale).add_(_SELU * scale * rate)
     kept = kept * scale
-    return values.mul_(kept).add_(shift) if inplace else values * kept + shift
+    scaled: torch.Tensor = values.mul_(kept) if kind.inplace else values * kept
+    return scaled.add_(shift)
 
 
 def _rrelu(
+    inplace: bool,  # noqa: FBT001 - bound below
     original: Original,
     context: MicroBatchContext,
-    values: torch.Tensor,
-    lower: float = 1 / 8,
-    upper: float = 1 / 3,
-    training: bool = False,  # noqa: FBT001, FBT002 - as torch's own
-    generator: torch.Generator | None = None,
-    *,
-    inplace: bool = False,
+    *arguments: Any,
+    **options: Any,
 ) -> torch.Tensor:
+    """As torch._VF's: (input, lower, upper, training, generator)."""
+    names = ("input", "lower", "upper", "training", "generator")
+    values, lower, upper, training, generator = _by_name(
+        names,
+        arguments,
+        {"lower": 1 / 8, "upper": 1 / 3, "training": False, "generator": None},
+        options,
+    )
     drawing = None
     if training and generator is None and values.numel():
         drawing = begin_draw(context, "F.rrelu", values.shape)
     if drawing is None:
-        result: torch.Tensor = original(values, lower, upper, training, generator)
+        result: torch.Tensor = original(*arguments, **options)
         return result
     slopes = drawing.uniform(values.dtype).mul_(upper - lower).add_(lower)
     factors = torch.where(values.detach() < 0, slopes, 1)
-    return values.mul_(factors) if inplace else values * factors
+    scaled: torch.Tensor = values.mul_(factors) if inplace else values * factors
+    return scaled
+
+
+def _by_name(
+    names: Sequence[str], arguments: Sequence[Any], *options: Mapping[str, Any]
+) -> tuple[Any, ...]:
+    """Arguments in the order of their names. options: defaults, then what is given by name."""
+    given = {name: value for named in options for name, value in named.items()}
+    given.update(zip(names, arguments, strict=False))
+    return tuple(given[name] for name in names)
 
 
 def _row_by_row(
@@ -381,18 +407,17 @@ def torch_functions() -> dict[str, Serve]:
 
 def inner_functions() -> dict[str, Serve]:
     """Of `torch._VF`, through which torch.nn calls them, and of `torch`."""
-    kinds = {
-        "dropout": {},
-        "feature_dropout": {"channels": True},
-        "alpha_dropout": {"alpha": True},
-        "feature_alpha_dropout": {"alpha": True, "channels": True},
-    }
+    kinds = (
+        _DropoutKind("dropout"),
+        _DropoutKind("feature_dropout", channels=True),
+        _DropoutKind("alpha_dropout", alpha=True),
+        _DropoutKind("feature_alpha_dropout", channels=True, alpha=True),
+    )
     functions: dict[str, Serve] = {}
-    for name, kind in kinds.items():
-        functions[name] = partial(_dropout, f"F.{name}", **kind)
-        functions[f"{name}_"] = partial(_dropout, f"F.{name}", inplace=True, **kind)
-    functions["rrelu"] = _rrelu
-    functions["rrelu_"] = partial(_rrelu, inplace=True)
+    for kind in kinds:
+        functions[kind.name] = partial(_dropout, kind)
+        functions[f"{kind.name}_"] = partial(_dropout, replace(kind, inplace=True))
+    functions["rrelu"], functions["rrelu_"] = partial(_rrelu, False), partial(_rrelu, True)
     for name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
         functions[name] = partial(recurrent, name)
     return functions
@@ -400,7 +425,7 @@ def inner_functions() -> dict[str, Serve]:
 
 def tensor_methods() -> dict[str, Serve]:
     """Of `torch.Tensor`."""
-    in_place = {
+    in_place: dict[str, Callable[..., torch.Tensor]] = {
         "uniform_": _uniform_values,
         "normal_": _normal_values,
         "exponential_": _exponential_values,

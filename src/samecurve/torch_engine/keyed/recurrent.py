@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch._C import _VariableFunctions
 
-from samecurve.torch_engine.keyed.drawing import begin_draw
+from samecurve.torch_engine.keyed.drawing import Drawing, begin_draw
 from samecurve.torch_engine.layers.context import MicroBatchContext
 from samecurve.torch_engine.layers.dropout import lane_threshold, mask_of, masked
 
@@ -39,8 +39,13 @@ def recurrent(
         values, *end = original(*before, of_layer, own, biases, 1, 0.0, train, *rest)
         ends.append(end)
         if layer < layers - 1:
-            samples_in = 0 if rest[-1] else 1
-            values = _dropped(name, context, values, sizes, dropout, samples_in)
+            function = f"nn.{name.split('_', maxsplit=1)[0].upper()}'s dropout"
+            if sizes is None:
+                drawing = begin_draw(context, function, values.shape, samples_in=1 - rest[-1])
+            else:
+                padded = [int(sizes[0]), len(sizes), values.shape[1]]
+                drawing = begin_draw(context, function, padded, samples_in=0)
+            values = _dropped(values, dropout, drawing, sizes)
     return (values, *(torch.cat(parts) for parts in zip(*ends, strict=True)))
 
 
@@ -52,27 +57,14 @@ def _by_layer(state: Any, layers: int) -> Sequence[Any]:
 
 
 def _dropped(
-    name: str,
-    context: MicroBatchContext,
-    values: torch.Tensor,
-    sizes: torch.Tensor | None,
-    p: float,
-    samples_in: int,
+    values: torch.Tensor, p: float, drawing: Drawing | None, sizes: torch.Tensor | None
 ) -> torch.Tensor:
-    function = f"nn.{name.split('_', maxsplit=1)[0].upper()}'s dropout"
-    threshold = lane_threshold(p)
-    if sizes is None:
-        drawing = begin_draw(context, function, values.shape, samples_in=samples_in)
-        if drawing is None:
-            return _dropout(values, p, True)
-        return masked(values, mask_of(drawing.lanes(), threshold, values), p, inplace=False)
-    counts = sizes.tolist()
-    padded = [counts[0], len(counts), values.shape[1]]
-    drawing = begin_draw(context, function, padded, samples_in=0)
     if drawing is None:
         return _dropout(values, p, True)
-    mask = mask_of(drawing.lanes(), threshold, values)
-    return masked(values, _packed(mask, counts, context.packed_order), p, inplace=False)
+    mask = mask_of(drawing.lanes(), lane_threshold(p), values)
+    if sizes is not None:
+        mask = _packed(mask, sizes.tolist(), drawing.context.packed_order)
+    return masked(values, mask, p, inplace=False)
 
 
 def _packed(mask: torch.Tensor, counts: list[int], order: torch.Tensor | None) -> torch.Tensor:

@@ -32,6 +32,7 @@ from samecurve.torch_engine.layers.context import context_in_work
 Function = Callable[..., Any]
 _MARK = "samecurve_mark"  # what a generator's state carries
 _ATTENTION = "scaled_dot_product_attention"
+_ATTENTION_OPTIONS = ("attn_mask", "dropout_p", "is_causal")  # that may be given by place
 _DRAWING_IN_TRAINING = (
     "dropout",
     "dropout1d",
@@ -139,8 +140,10 @@ def _replacements(*, break_graphs: bool) -> Iterator[_Replacement]:
     ]
     for owner, functions in tables:
         for name, serve in functions.items():
-            function = _served(getattr(owner, name), serve)
-            yield _Replacement.of(owner, name, wrapped(function))
+            function = wrapped(_served(getattr(owner, name), serve))
+            if break_graphs and owner is torch.Tensor:
+                function = _broken_where_it_is_traced(function)
+            yield _Replacement.of(owner, name, function)
     states = {"get_rng_state": _marked_state, "set_rng_state": _resume_at_state}
     for name, function in states.items():
         yield _Replacement.of(torch, name, wrapped(function(getattr(torch, name))))
@@ -170,8 +173,27 @@ def _uncompiled(function: Function) -> Function:
     """Compiled code ends before it: what it gives is no constant."""
     import torch._dynamo as dynamo
 
-    disabled: Function = dynamo.disable(function)
+    disabled: Function = dynamo.disable(function)  # type: ignore[no-untyped-call]
     return disabled
+
+
+def _broken_where_it_is_traced(method: Function) -> Function:
+    """The compiler asks a tensor's method with tensors without values, whatever its marks."""
+    from torch._dynamo.exc import unimplemented
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    @functools.wraps(method)
+    def function(self: torch.Tensor, *arguments: Any, **options: Any) -> Any:
+        if isinstance(self, FakeTensor) and context_in_work():
+            unimplemented(
+                gb_type="samecurve: a tensor's random method",
+                context=method.__name__,
+                explanation="its numbers follow the sample",
+                hints=[],
+            )
+        return method(self, *arguments, **options)
+
+    return function
 
 
 def _with_dropout_p(original: Function, wrapped: Callable[[Function], Function]) -> Function:
@@ -183,14 +205,13 @@ def _with_dropout_p(original: Function, wrapped: Callable[[Function], Function])
         query: Any,
         key: Any,
         value: Any,
-        attn_mask: Any = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,  # noqa: FBT001, FBT002 - as torch's own
-        **options: Any,
+        *more: Any,
+        **named: Any,
     ) -> Any:
-        if not dropout_p:
-            return original(query, key, value, attn_mask, dropout_p, is_causal, **options)
-        return served(query, key, value, attn_mask, dropout_p, is_causal, **options)
+        options = {**dict(zip(_ATTENTION_OPTIONS, more, strict=False)), **named}
+        if not options.get("dropout_p"):
+            return original(query, key, value, *more, **named)
+        return served(query, key, value, **{"attn_mask": None, "is_causal": False, **options})
 
     return function
 

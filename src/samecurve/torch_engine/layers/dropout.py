@@ -51,25 +51,13 @@ def key_dropout(model: nn.Module, context: MicroBatchContext, seed: int) -> tupl
     return masks.names
 
 
-def unkeyed_dropout(model: nn.Module) -> tuple[str, ...]:
-    """Dropout that key_dropout can't reach: "LSTM net.1" for each, in order.
+def dropout_layers(model: nn.Module) -> tuple[str, ...]:
+    """Names of the layers that drop something: those of key_dropout, and those whose random
+    functions are served (keyed/).
 
     Functions called in a forward pass (F.dropout) are not seen.
     """
-    return tuple(
-        f"{type(module).__name__} {name}".strip()
-        for name, module in model.named_modules()
-        if _draws(module) and not _keyable(module)
-    )
-
-
-def disable_dropout(model: nn.Module) -> None:
-    """No dropout in any module, keyed or not."""
-    for module in model.modules():
-        if isinstance(module, _DropoutNd):
-            module.p = 0.0
-        elif isinstance(module, nn.MultiheadAttention | nn.RNNBase):
-            module.dropout = 0.0
+    return tuple(name for name, module in model.named_modules() if _draws(module))
 
 
 def _draws(module: nn.Module) -> bool:

@@ -6,18 +6,18 @@ accumulation costs what it always does. Several processes exchange what they hav
 while the last backward pass still runs (exact_allreduce.py).
 """
 
-import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
-import numpy as np
 import torch
 from torch import nn
 
 from samecurve.core.determinism.microbatches import Node, TreeSum
 from samecurve.core.protocols import MicroBatch
 from samecurve.errors import UserError
+from samecurve.torch_engine.keyed.draw_sites import DrawSites
+from samecurve.torch_engine.keyed.generators import NUMPY, PYTHON, TORCH, GeneratorWatch
 from samecurve.torch_engine.strategies.exact_allreduce import ExactAllReduce, Gradients
 from samecurve.torch_engine.strategies.protocol import Materialize
 from samecurve.torch_engine.strategies.replicated import DP
@@ -40,19 +40,25 @@ def set_deterministic(enabled: bool, /) -> None:  # noqa: FBT001 - as torch's ow
 class SideEffectCheck:
     """Notes before a forward pass what that must leave as it is: a microbatch's result would else
     depend on which ones this device computed before.
+
+    sites: which generators begin anew with each microbatch, and may move
     """
 
-    def __init__(self, model: nn.Module, device: torch.device) -> None:
-        self._model, self._device = model, device
-        self._generators, self._buffers = self._generator_states(), self._buffer_versions()
+    def __init__(self, model: nn.Module, device: torch.device, sites: DrawSites) -> None:
+        self._model, self._sites = model, sites
+        self._generators, self._buffers = GeneratorWatch(device), self._buffer_versions()
 
     def check(self) -> None:
-        """UserError: numbers were drawn, or buffers changed."""
-        if self._generator_states() != self._generators:
+        """UserError: numbers were drawn from generators, or buffers changed."""
+        allowed = {TORCH} if self._sites.reseeds_torch else set()
+        allowed |= {NUMPY, PYTHON} if self._sites.reseeds_host else set()
+        moved = [name for name in self._generators.moved() if name not in allowed]
+        if moved:
             raise UserError(
-                "train.exact: the loss draws random numbers, which follow the device",
-                "numbers that follow from the sample (its data can hold some), nn.Dropout, or leave"
-                " --exact out",
+                f"train.exact: the loss draws random numbers of {' and '.join(moved)}, which follow"
+                " the device",
+                "torch's functions, called as torch.rand or F.dropout, whose numbers follow the"
+                " sample here; or leave --exact out",
                 "task",
             )
         versions = self._buffer_versions().items()
@@ -64,17 +70,6 @@ class SideEffectCheck:
                 "a buffer that stays as it is in training, or leave --exact out",
                 "model",
             )
-
-    def _generator_states(self) -> tuple[object, ...]:
-        """What changes with every random number: torch's on the host and this device, numpy's,
-        Python's own.
-        """
-        on_device = b""
-        if self._device.type == "cuda":
-            on_device = torch.cuda.get_rng_state(self._device).numpy().tobytes()
-        numpy = np.random.get_state(legacy=False)
-        on_host = torch.get_rng_state().numpy().tobytes()
-        return on_host, on_device, str(numpy), random.getstate()
 
     def _buffer_versions(self) -> dict[str, tuple[int, int]]:
         return {

@@ -23,35 +23,17 @@ class Unsaved:
 
 def try_out(index: int, group: Any, attempt: str) -> None:
     """Train as a rank of `group` and save nothing: how --probe-batch sees what fits."""
-    rehearse(index, group, attempt, for_good=True, keep=False)
+    rehearse(index, group, attempt, keep=False)
 
 
-def rehearse(
-    index: int, group: Any, attempt: str, *, for_good: bool = False, keep: bool = True
-) -> None:
+def rehearse(index: int, group: Any, attempt: str, *, keep: bool = True) -> None:
     """Train as a rank of `group`, whose processes are warm and will do more than this: what
-    `samecurve verify` does. Random masks are off, unless for_good or exact, where they follow the
-    sample.
+    `samecurve verify` does.
 
     attempt: as JSON. keep: save checkpoints.
     """
     context = RankContext.read_warm(attempt, index)
     plan, config = context.plan, context.config
     task = open_task(config, str(cache_home()))
-    if plan.engine == "torch" and not for_good and not plan.exact:
-        _switch_dropout_off(task)
     engine = join_warm(plan, index, group).make_engine(task, config.optimizer)
     train_rank(context, engine, task, Requests(None), store=None if keep else Unsaved())
-
-
-def _switch_dropout_off(task: Any) -> None:
-    from samecurve.torch_engine.layers.dropout import disable_dropout
-
-    make_model = task.model
-
-    def model() -> Any:
-        quiet = make_model()
-        disable_dropout(quiet)
-        return quiet
-
-    task.model = model
