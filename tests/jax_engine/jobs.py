@@ -184,3 +184,14 @@ def silent(index: int, group: Any, values: Mapping[str, Any], home: str, coordin
     context = RankContext(attempt, run, plan, config, rank)
     with Deadline(2, "a first collective", context, speaks=False):
         engine.preflight()
+
+
+def stepped(_index: int, _group: Any, values: Mapping[str, Any]) -> list[dict[str, float]]:
+    """What each step of a run is logged with."""
+    engine, plan, state, feed = opened(values)
+    numbers = []
+    for step, batch in feed:
+        state, stats = engine.step(state, batch, plan.lr_at(step), [0] * len(REQUESTS))
+        metrics = stats.read()
+        numbers.append({"loss": metrics.loss, "norm": metrics.grad_norm, **metrics.means})
+    return numbers

@@ -7,12 +7,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import flaxes
 import jobs
 import numpy as np
 import pytest
 
 from commands import free_port, refused
 from samecurve.core.config.document import read_file
+from samecurve.core.planning.plan import plan as make_plan
 from samecurve.experiments.layout_runner import LayoutRunner
 from samecurve.experiments.layouts import parse_layout
 from samecurve.experiments.verdicts import compare_layouts
@@ -304,3 +306,43 @@ def test_complex_weights_on_one_to_eight_devices(precision: str, pool: Pool) -> 
                     rtol=1e-10 if precision == "f64" else 2e-6,
                     err_msg=f"{strategy}:{world}/{accumulate}",
                 )
+
+
+def test_a_loss_may_follow_the_step_and_give_more_means(pool: Pool) -> None:
+    """As written out in numpy: annealed, clipped by torch's formula, on one device and on several,
+    with rounds, exact.
+    """
+    fields = {"name": "sgd", "lr": 0.1, "momentum": 0.9, "weight_decay": 0, "clip": 0.4}
+    how: dict[str, Any] = {
+        "optimizer": fields,
+        "schedule": {"decay": "constant"},
+        "task": "Annealed",
+    }
+    made = make_plan(
+        jobs.config_of(small(devices="cpu:1", **how)),
+        MACHINE,
+        open_task(jobs.config_of(small(devices="cpu:1", **how)), "").facts(),
+    )
+    slope, velocity, expected = np.linspace(-1.0, 1.0, 8), np.zeros(8), []
+    for step, ids in enumerate(made.order.ids(range(12))):
+        rows = flaxes.Source()[ids]
+        x, y = rows["x"].astype(np.float64), rows["y"]
+        out = x @ slope
+        share = min(1.0, step / 6) * 0.5 ** (step // 7)  # 64 samples in tens
+        gradient = ((out - y) + share * out) @ x * 2 / len(x)
+        norm = float(np.linalg.norm(gradient))
+        loss, penalty = np.mean((out - y) ** 2 + share * out**2), np.mean(out**2)
+        expected.append([loss, norm, penalty, out[out > 0].mean()])
+        velocity = 0.9 * velocity + gradient * min(1.0, 0.4 / (norm + 1e-6))
+        slope = slope - 0.1 * velocity
+    layouts: list[tuple[str, dict[str, Any]]] = [
+        ("cpu:1", {"batch": {"samples": 10, "accumulate": 3}}),
+        ("cpu:4", {}),
+        ("cpu:2", {"train": {"exact": True}}),
+    ]
+    for devices, sections in layouts:
+        numbers = pool.run(1, jobs.stepped, small(devices=devices, **how, **sections))[0]
+        found = [
+            [of_step[name] for name in ("loss", "norm", "penalty", "above")] for of_step in numbers
+        ]
+        np.testing.assert_allclose(found, expected, rtol=1e-12)

@@ -14,9 +14,14 @@ from torch import nn
 
 from samecurve.core.config.document import Document
 from samecurve.core.config.sections import Config, load
-from samecurve.core.events import Event
+from samecurve.core.events import REQUESTS, Event
 from samecurve.core.planning.plan import Plan, plan
+from samecurve.data.feed import Feed
+from samecurve.errors import UserError
+from samecurve.observe.console import console_lines
 from samecurve.observe.journal import read_events
+from samecurve.observe.metrics import plotted
+from samecurve.observe.report.reading import JournalReader, RunRecord
 from samecurve.run.attempt import Attempt
 from samecurve.run.directory import Run
 from samecurve.tasks import Tasks, open_task
@@ -94,7 +99,7 @@ def for_good(index: int, group: Any, attempt: str) -> None:
     train_rank(context, engine, task, Requests(None))
 
 
-def of_steps(events: list[Event], name: str) -> list[float]:
+def of_steps(events: list[Event], name: str) -> list[Any]:
     return [event.values[name] for event in events if event.kind == "step"]
 
 
@@ -105,11 +110,8 @@ def by_hand(
 
     train: (model, step, epoch, the step's rows) -> its numbers, the model moved on
     """
-    config, made = laid_out(task, "single", batch={"accumulate": 1})
-    engine = TorchEngine(
-        open_task(config, ""), made, config.optimizer, Comm(), [torch.device("cpu")]
-    )
-    model = engine.init().model
+    engine, _ = engine_and_feed(config_of(task))
+    model, made = engine.init().model, engine.plan
     numbers = []
     for step in range(STEPS):
         ids = made.order.ids(range(step, step + 1))[0]
@@ -120,7 +122,7 @@ def by_hand(
 
 @pytest.fixture(scope="module")
 def annealed() -> np.ndarray:
-    """Loss and gradient norm, by step."""
+    """Loss, gradient norm, and what is logged beside them, by step."""
     optimizer: list[torch.optim.Optimizer] = []
 
     def train(
@@ -136,25 +138,93 @@ def annealed() -> np.ndarray:
         loss.backward()
         norm = nn.utils.clip_grad_norm_(model.parameters(), 0.4)
         optimizer[0].step()
-        return [loss.item(), norm.item()]
+        return [loss.item(), norm.item(), penalty.item(), out[out > 0].mean().item()]
 
     numbers, _ = by_hand("Annealed", train)
     assert (numbers[:, 1] > 0.4).any()  # it is clipped
     return numbers
 
 
+def logged(events: list[Event]) -> np.ndarray:
+    """As annealed()."""
+    columns = [of_steps(events, "loss"), of_steps(events, "grad_norm")]
+    means = of_steps(events, "metrics")
+    columns += [[of_step[name] for of_step in means] for name in ("penalty", "above")]
+    return np.array(columns, float).T
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_loss_may_follow_the_step_and_epoch(
+def test_a_loss_may_follow_the_step_and_epoch_and_give_more_means(
     layout: str, annealed: np.ndarray, pool: Pool, tmp_path: Path
 ) -> None:
-    """Clipped by torch's own formula; evaluated as in the last step trained."""
+    """Clipped by torch's own formula. A tail of 3 samples leaves some ranks without any."""
     events = trained(pool, tmp_path, "Annealed", layout)
-    np.testing.assert_allclose(of_steps(events, "loss"), annealed[:, 0], rtol=1e-12)
-    np.testing.assert_allclose(of_steps(events, "grad_norm"), annealed[:, 1], rtol=1e-12)
+    np.testing.assert_allclose(logged(events), annealed, rtol=1e-12)
 
 
 def test_it_follows_them_through_a_resume(annealed: np.ndarray, pool: Pool, tmp_path: Path) -> None:
     trained(pool, tmp_path, "Annealed", "ddp:2", stop_at=4)
     events = trained(pool, tmp_path, "Annealed", "single", resume=4)
     assert len(of_steps(events, "loss")) == STEPS
-    np.testing.assert_allclose(of_steps(events, "loss"), annealed[:, 0], rtol=1e-12)
+    np.testing.assert_allclose(logged(events), annealed, rtol=1e-12)
+
+
+def engine_and_feed(config: Config) -> tuple[TorchEngine, Feed]:
+    """On one device of this process."""
+    task = open_task(config, "")
+    made = plan(config, MACHINE, task.facts())
+    engine = TorchEngine(task, made, config.optimizer, Comm(), [torch.device("cpu")])
+    feed = Feed(made, made.devices_of(0), task.train_data(), None, engine.stage, prefetch=0)
+    return engine, feed
+
+
+def run_steps(engine: TorchEngine, feed: Feed) -> None:
+    state = engine.init()
+    for step, batch in feed:
+        engine.step(state, batch, engine.plan.lr_at(step), [0] * len(REQUESTS))
+
+
+def test_each_microbatch_gives_the_same_means() -> None:
+    engine, feed = engine_and_feed(config_of("Forgetful"))
+    says = "gives loss, penalty for one microbatch and above, loss, penalty for another"
+    with pytest.raises(UserError, match=says):
+        run_steps(engine, feed)
+
+
+@pytest.mark.parametrize(
+    ("returned", "says"),
+    [
+        ('{"kl": Mean(1, 1)}', 'gives kl, but no "loss"'),
+        ('{"loss": Mean(model(batch["x"]).sum(), 1), "lr": Mean(1, 1)}', "gives 'lr', a name that"),
+        ('{"loss": Mean(model(batch["x"]).sum(), 1), "kl": 1.0}', 'no single Mean as "kl"'),
+    ],
+)
+def test_other_means_are_refused_before_anything_starts(
+    returned: str, says: str, tmp_path: Path
+) -> None:
+    source = (HERE / "loops.py").read_text() + (
+        f"\n\nclass Wrong(Base):\n    def loss(self, model, batch):\n        return {returned}\n"
+    )
+    (tmp_path / "mine.py").write_text(source)
+    config = config_of("Annealed").model_copy(update={"task": f"{tmp_path}/mine.py:Wrong"})
+    with pytest.raises(UserError) as refused:
+        run_steps(*engine_and_feed(config))
+    assert says in str(refused.value)
+
+
+def test_more_means_are_shown() -> None:
+    """On the console, by trackers, in the report."""
+    values = {"loss": 1.5, "grad_norm": 1.0, "lr": 0.1, "metrics": {"kl": 0.25, "bad": None}}
+    values |= {"seconds": 1.0, "wait_seconds": 0.0, "samples_per_second": 1.0, "memory_bytes": 1}
+    event = Event("step", 3, values)
+    _, made = laid_out("Annealed", "single")
+    assert "loss 1.5000  kl 0.2500  bad not finite  grad" in console_lines(event, made, HERE)[0]
+    assert plotted(event)["train/kl"] == 0.25
+    assert "train/bad" not in plotted(event)
+    record = RunRecord(directory=HERE, live=False)
+    reader = JournalReader(record)
+    for event in (Event("step", 1, {"loss": 2.0}), Event("step", 2, values)):
+        reader.add(event)
+    record.steps = reader.columns()
+    assert record.means == ["kl", "bad"]
+    np.testing.assert_array_equal(record.column("metrics/kl"), [np.nan, 0.25])

@@ -51,7 +51,8 @@ class Event:
 
     kind: Kind
     step: int  # finished optimizer steps
-    # plain numbers, texts and lists; numbers are for all ranks, losses in full precision
+    # plain numbers, texts, lists, and a step's means by name; numbers are for all ranks, losses in
+    # full precision
     values: dict[str, Any] = field(default_factory=dict)
     time: float = field(default_factory=time.time)
 

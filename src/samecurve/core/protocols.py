@@ -155,6 +155,7 @@ class StepMetrics:
     done_at: float  # perf_counter
     scale: float = 1.0  # f16's
     forward_seconds: tuple[float, ...] = ()
+    means: Mapping[str, float] = field(default_factory=dict)  # that the task gives with its loss
 
 
 class Task(Protocol):
@@ -162,6 +163,7 @@ class Task(Protocol):
 
     A class with these methods; no base class.
 
+    losses: the loss, as "loss", and what is logged beside it, the same names each time.
     initial: None for the value that the model itself gave the parameter.
     eval_sums: what evaluate() gives for a microbatch, by name, the same on every rank.
     summarize: the sums over all held-out samples -> metrics, numbers or arrays.
@@ -175,6 +177,9 @@ class Task(Protocol):
     def model(self) -> Any: ...
     def initial(self, name: str, shape: tuple[int, ...]) -> Initial | None: ...
     def loss(self, model: Any, batch: Arrays, progress: Progress = START, /) -> Mean: ...
+    def losses(
+        self, model: Any, batch: Arrays, progress: Progress = START, /
+    ) -> Mapping[str, Mean]: ...
     def eval_sums(self) -> SumSpecs: ...
     def evaluate(
         self, model: Any, batch: Arrays, progress: Progress = START, /

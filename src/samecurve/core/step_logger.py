@@ -18,6 +18,25 @@ from samecurve.core.protocols import (
 from samecurve.core.stragglers import StragglerDetector
 from samecurve.errors import RunError
 
+# what a step's line says of itself beside the loss
+STEP_VALUES = frozenset(
+    {
+        "grad_norm",
+        "lr",
+        "samples_per_second",
+        "tokens_per_second",
+        "flops_per_second",
+        "seconds",
+        "wait_seconds",
+        "memory_bytes",
+        "mfu",
+        "scale",
+        "skipped",
+        "metrics",
+        "step",
+        "time",
+    }
+)
 _SMALLEST_SCALE = 2.0**-14  # of f16; below it, what is not finite is not the scale's fault
 
 JournalValues = dict[str, Any]
@@ -100,6 +119,11 @@ class StepLogger:
             "wait_seconds": max(metrics.wait_seconds),
             "memory_bytes": int(max(metrics.memory_bytes)),
         }
+        if metrics.means:
+            means = metrics.means.items()
+            values["metrics"] = {
+                name: mean if math.isfinite(mean) else None for name, mean in means
+            }
         if plan.tokens_per_sample > 1:
             values["tokens_per_second"] = metrics.weight / seconds
         if plan.flops_per_step:

@@ -54,17 +54,23 @@ class QueuedMetrics:
     values: jax.Array
     local: NDArray[np.float64]  # what this process adds to them: requests, waits, memory
     world_size: int
+    names: tuple[str, ...]  # of the means beside the loss
 
     def read(self) -> StepMetrics:
         values = np.asarray(self.values, np.float64)
         done_at = time.perf_counter()
-        (loss_sum, weight), (norm, finite, scale) = values[:2], values[-3:]
-        shared = values[2:-3] if len(values) > 5 else self.local  # alone nothing is added up
+        begin = 2 + 2 * len(self.names)
+        sums, weights = values[:begin:2], values[1:begin:2]
+        means = [a / b if b else np.nan for a, b in zip(sums, weights, strict=True)]
+        norm, finite, scale = values[-3:]
+        shared = values[begin:-3]
+        if not len(shared):  # alone nothing is added up
+            shared = self.local
         cuts = [len(REQUESTS), len(REQUESTS) + self.world_size]
         requests, wait_seconds, memory_bytes = np.split(shared, cuts)
         return StepMetrics(
-            loss=loss_sum / weight if weight else np.nan,
-            weight=weight,
+            loss=means[0],
+            weight=weights[0],
             grad_norm=norm,
             finite=bool(finite),
             requests={name: int(count) for name, count in zip(REQUESTS, requests, strict=True)},
@@ -72,6 +78,7 @@ class QueuedMetrics:
             memory_bytes=tuple(memory_bytes.tolist()),
             done_at=done_at,
             scale=scale,
+            means=dict(zip(self.names, means[1:], strict=True)),
         )
 
 
@@ -100,6 +107,7 @@ class JaxEngine:
         self._by_device = NamedSharding(self._mesh, PartitionSpec(AXIS))
         self._replicated = NamedSharding(self._mesh, PartitionSpec())
         self._real_masks: dict[bytes, jax.Array] = {}  # a step's, by which rows are real
+        self._names: tuple[str, ...] = ()  # of the means beside the loss, once it was checked
         self._checked = False  # whether the loss has been seen to use every parameter
 
     @cached_property
@@ -123,6 +131,7 @@ class JaxEngine:
     def _step(self) -> Wrapped:
         return make_step(
             task=self.task,
+            names=self._names,
             model=self._model,
             plan=self.plan,
             optimizer=self._optimizer,
@@ -213,7 +222,7 @@ class JaxEngine:
         rate = np.asarray(lr, self._dtype)
         when = progress_array(self.plan.progress_at(batch.step))
         state, values = self._step(state, staged.rows, self._to_all_reduce(local), rate, when)
-        return state, QueuedMetrics(values, local, self.plan.world_size)
+        return state, QueuedMetrics(values, local, self.plan.world_size, self._names)
 
     def compiled_step(self, state: State, batch: Batch) -> Compiled:
         """The step as XLA compiled it."""
@@ -330,7 +339,7 @@ class JaxEngine:
 
     def _check_loss(self, example: Mapping[str, HostArray]) -> None:
         row = {name: jnp.asarray(array) for name, array in example.items()}
-        check_loss(self.task, self._model, row, self._dtype, self._layout.trained)
+        self._names = check_loss(self.task, self._model, row, self._dtype, self._layout.trained)
         self._checked = True
 
     def _peak_memory(self, device: jax.Device) -> int:

@@ -27,6 +27,7 @@ from samecurve.jax_engine.checkpoint import State, all_params
 from samecurve.jax_engine.engine import JaxEngine, QueuedMetrics
 from samecurve.jax_engine.step_program import (
     GradientSums,
+    LossSums,
     Rows,
     apply_update,
     microbatch_gradients,
@@ -97,9 +98,8 @@ class ExactEngine(JaxEngine):
     ) -> tuple[Any, QueuedMetrics]:
         states: ReplicaStates = state
         staged: list[StagedMicroBatch] = batch.rounds
-        if staged and not self._checked:
-            arrays = staged[0].rows.arrays
-            self._check_loss({name: np.asarray(array[:1]) for name, array in arrays.items()})
+        if not self._checked:
+            self._check_loss(self._example(staged))
         count = len(split_batch(batch.samples, self.plan.micro_batch_size))
         trees = [TreeSum[GradientSums](count, self._add_program) for _ in self._local_devices]
         when = progress_array(self.plan.progress_at(batch.step))
@@ -118,8 +118,15 @@ class ExactEngine(JaxEngine):
             for replica, (packed, extra) in zip(states, totals, strict=True)
         ]
         _, values = updated[0]  # the same on every device
-        metrics = QueuedMetrics(values, local, self.plan.world_size)
+        metrics = QueuedMetrics(values, local, self.plan.world_size, self._names)
         return [replica for replica, _ in updated], metrics
+
+    def _example(self, staged: Sequence[StagedMicroBatch]) -> Mapping[str, HostArray]:
+        """One row, also where this process has none of the step."""
+        arrays: Mapping[str, Any] = self.task.train_data()[np.arange(1)]
+        if staged:
+            arrays = staged[0].rows.arrays
+        return {name: self._narrow(name, np.asarray(array[:1])) for name, array in arrays.items()}
 
     @cached_property
     def _gradient_program(self) -> Wrapped:
@@ -128,7 +135,8 @@ class ExactEngine(JaxEngine):
         def program(whole: Arrays, rows: Rows, scale: jax.Array, when: jax.Array) -> GradientSums:
             params, merge = split_trained(self._model, whole, self._layout.trained)
             factor = scale / self.plan.nominal_weight
-            return microbatch_gradients(self.task, merge, params, rows, factor, when=when)
+            sums_of = LossSums(self.task, self._names, when)
+            return microbatch_gradients(sums_of, merge, params, rows, factor)
 
         return jax.jit(program)
 
@@ -202,7 +210,8 @@ class ExactEngine(JaxEngine):
         return self._per_device(self._exchange_program(count)(packed, extra))
 
     def _empty_pack(self, device: int, most: int) -> jax.Array:
-        length = sum(map(self._num_scalars, self._layout.trained)) + 2  # and the totals
+        totals = 2 + 2 * len(self._names)
+        length = sum(map(self._num_scalars, self._layout.trained)) + totals
         zeros = np.zeros((1, most, length), self._dtype)
         packed: jax.Array = jax.device_put(zeros, self._local_devices[device])
         return packed

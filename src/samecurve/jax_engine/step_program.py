@@ -22,8 +22,8 @@ from jax.typing import ArrayLike, DTypeLike
 
 from samecurve.core.config.param_groups import ParamRule
 from samecurve.core.config.sections import Optimizer
-from samecurve.core.determinism.mean import Mean
 from samecurve.core.eval_sums import check_shape
+from samecurve.core.named_means import check_names
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import Progress, Task
 from samecurve.jax_engine.array_types import Arrays, Float, HostArray, PyTree
@@ -47,12 +47,13 @@ class GradientSums(NamedTuple):
     """Of a microbatch, or of several."""
 
     gradients: Arrays  # of the loss sum, scaled
-    totals: jax.Array  # [loss sum, weight]
+    totals: jax.Array  # [loss sum, weight, the same of each other mean]
 
 
 def make_step(
     *,
     task: Task,
+    names: Sequence[str],
     model: FlaxModel,
     plan: Plan,
     optimizer: Optimizer,
@@ -65,8 +66,9 @@ def make_step(
     rows: [devices, accumulation steps, microbatch, ...].
     extra: [devices, n], added up over devices.
     when: [step, epoch], as progress_array() has it.
-    metrics: loss sum, weight, extra, gradient norm before clipping, whether the update was made,
-        f16's scale.
+    names: of the means beside the loss.
+    metrics: loss sum, weight, the same of each other mean, extra, gradient norm before clipping,
+        whether the update was made, f16's scale.
     """
     shapes = {name: spec.shape for name, spec in model.specs.items()}
 
@@ -76,7 +78,7 @@ def make_step(
         whole = strategy.gather_params(all_params(state), shapes)
         params, merge = split_trained(model, whole, layout.trained)
         factor = state["scale"] / plan.nominal_weight
-        local = _accumulate(task, merge, params, _first(rows), factor, when=when)
+        local = _accumulate(LossSums(task, names, when), merge, params, _first(rows), factor)
         gradients, (totals, extra_sums) = strategy.reduce(local.gradients, (local.totals, extra[0]))
         state, update_metrics = apply_update(
             state,
@@ -100,9 +102,26 @@ def make_step(
     return jax.jit(mapped, donate_argnums=0)
 
 
+class LossSums(NamedTuple):
+    """Sum and weight of a task's loss, and of the means beside it in this order, at [step, epoch]
+    of a run.
+    """
+
+    task: Task
+    names: Sequence[str]
+    when: jax.Array
+
+    def __call__(self, module: nnx.Module, arrays: Arrays) -> list[ArrayLike]:
+        losses = self.task.losses(module, arrays, Progress(*self.when))
+        check_names(losses, self.names)
+        return [number for name in ("loss", *self.names) for number in losses[name]]
+
+
 def progress_array(progress: Progress) -> HostArray:
-    """What programs are given of it."""
-    return np.array([progress.step, progress.epoch], np.int32)
+    """What programs are given of it; 64 bits where the run has them, so that a share of the steps
+    is computed as precisely as all else.
+    """
+    return np.array([progress.step, progress.epoch], np.int64)
 
 
 def _first(rows: Rows) -> Rows:
@@ -183,35 +202,35 @@ def _next_scale(plan: Plan, state: State, finite: jax.Array) -> tuple[jax.Array,
 
 
 def _accumulate(
-    task: Task, merge: Merge, params: Arrays, rows: Rows, factor: jax.Array, *, when: jax.Array
+    sums_of: LossSums, merge: Merge, params: Arrays, rows: Rows, factor: jax.Array
 ) -> GradientSums:
     """Over one device's accumulation steps.
 
     rows: [accumulation steps, microbatch, ...]. factor: of the loss sum.
     """
     if rows.real.shape[0] == 1:
-        return microbatch_gradients(task, merge, params, _first(rows), factor, when=when)
+        return microbatch_gradients(sums_of, merge, params, _first(rows), factor)
 
     def add(sums: GradientSums, microbatch: Rows) -> tuple[GradientSums, None]:
-        more = microbatch_gradients(task, merge, params, microbatch, factor, when=when)
+        more = microbatch_gradients(sums_of, merge, params, microbatch, factor)
         return jax.tree.map(jnp.add, sums, more), None
 
-    zeros = GradientSums(jax.tree.map(jnp.zeros_like, params), jnp.zeros(2, factor.dtype))
+    totals = jnp.zeros(2 + 2 * len(sums_of.names), factor.dtype)
+    zeros = GradientSums(jax.tree.map(jnp.zeros_like, params), totals)
     sums, _ = lax.scan(add, zeros, rows)
     return sums
 
 
 def microbatch_gradients(
-    task: Task, merge: Merge, params: Arrays, rows: Rows, factor: jax.Array, *, when: jax.Array
+    sums_of: LossSums, merge: Merge, params: Arrays, rows: Rows, factor: jax.Array
 ) -> GradientSums:
-    """factor: of the loss sum. when: [step, epoch]."""
-    dtypes, progress = [factor.dtype] * 2, Progress(*when)
+    """factor: of the loss sum."""
+    dtypes = [factor.dtype] * (2 + 2 * len(sums_of.names))
 
     def scaled_loss(params: Arrays) -> tuple[jax.Array, jax.Array]:
-        def loss(arrays: Arrays) -> Mean:
-            return task.loss(merge(params), arrays, progress)
-
-        sums = _masked_sums(task, loss, rows, dtypes)
+        sums = _masked_sums(
+            sums_of.task, lambda arrays: sums_of(merge(params), arrays), rows, dtypes
+        )
         totals = jnp.stack(sums)
         return totals[0] * factor, totals
 

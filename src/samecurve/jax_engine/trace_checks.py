@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.interpreters.partial_eval import dce_jaxpr
 
@@ -17,25 +18,30 @@ from samecurve.jax_engine.model import FlaxModel
 
 def check_loss(
     task: Task, model: FlaxModel, row: Arrays, dtype: Float, trained: Collection[str]
-) -> None:
-    """row: arrays [1, ...].
+) -> tuple[str, ...]:
+    """The names of the means beside the loss.
+
+    row: arrays [1, ...].
 
     UserError: trained parameters that the loss does not use, numbers drawn in it, variables changed
     in it.
     """
     changed: list[str] = []
+    names: set[str] = set()
 
     def loss(params: Arrays, rest: Mapping[str, PyTree], when: jax.Array) -> tuple[PyTree, PyTree]:
         module = model.assemble(params, rest)
         before = _variables(module)
-        mean = task.loss(module, row, Progress(*when))
+        losses = task.losses(module, row, Progress(*when))
+        mean = losses["loss"]
+        names.update(losses.keys() - {"loss"})
         after = _variables(module)
         changed.extend(name for name, value in before.items() if after.get(name) is not value)
         return mean.sum, mean.weight
 
     held = {name: jax.ShapeDtypeStruct(spec.shape, dtype) for name, spec in model.specs.items()}
     params = jax.eval_shape(model.join_complex, held)
-    jaxpr = jax.make_jaxpr(loss)(params, model.rest, jnp.zeros(2, jnp.int32)).jaxpr
+    jaxpr = jax.make_jaxpr(loss)(params, model.rest, np.zeros(2, np.int64)).jaxpr
     _, used = dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
     inputs = [name for part in (params, model.rest) for name in _names_of_leaves(part)]
     is_used = dict(zip(inputs, used[:-1], strict=True))  # the last: when
@@ -44,6 +50,7 @@ def check_loss(
         drawn=[name for name in model.rest if is_used[name] and _is_key(model.rest[name])],
         changed=changed,
     )
+    return tuple(sorted(names))
 
 
 def _names_of_leaves(arrays: Mapping[str, PyTree]) -> list[str]:

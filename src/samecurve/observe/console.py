@@ -30,6 +30,7 @@ _AT_LEAST_EVERY = 30.0  # seconds between lines of a kind
 _BAR_WIDTH = 16
 _SLOW_START = 30.0  # seconds
 
+_MEAN = "mean "  # before the names of what the loss gives beside it
 _MOST_WANTED = (
     "step",
     "loss",
@@ -160,7 +161,8 @@ class RichView:
         parts = step_parts(event.step, event.values, self._plan, self._pace)
         room = self._terminal.width - _BAR_WIDTH - 3
         shown: set[str] = set()
-        for name in _MOST_WANTED:
+        means = [name for name in parts if name.startswith(_MEAN)]
+        for name in [*_MOST_WANTED[:4], *means, *_MOST_WANTED[4:]]:
             if name in parts and len(_join_parts(parts, shown | {name})) <= room:
                 shown.add(name)
         return _join_parts(parts, shown)
@@ -263,6 +265,10 @@ def step_parts(step: int, values: dict[str, Any], plan: Plan, pace: Pace) -> dic
     parts = {
         "step": f"step   {step}/{plan.steps}",
         "loss": f"loss {_show_finite(values.get('loss'), '.4f')}",
+        **{
+            _MEAN + name: f"{name} {_show_finite(mean, '.4f')}"
+            for name, mean in values.get("metrics", {}).items()
+        },
         "grad": f"grad {_show_finite(values.get('grad_norm'), '.3f')}",
         "lr": f"lr {values['lr']:.2e}",
     }

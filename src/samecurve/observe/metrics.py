@@ -21,6 +21,8 @@ def plotted(event: Event) -> dict[str, float]:
             for device, of_device in enumerate(value):
                 if _is_number(of_device):
                     numbers[f"{group}/{short}/{device}"] = of_device
+        elif name == "metrics":  # a step's
+            numbers |= {f"{group}/{key}": mean for key, mean in value.items() if _is_number(mean)}
         elif _is_number(value):
             numbers[f"{group}/{name}"] = value
     return numbers

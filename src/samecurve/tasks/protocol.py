@@ -24,7 +24,8 @@ MEMBERS: Mapping[str, str] = {
     "model": "model(self): the model, built anew at each call",
     "loss": (
         "loss(self, model, batch[, step][, epoch]) -> samecurve.Mean: the loss added over what was"
-        " counted, and how much that was; step and epoch, if it asks for them, count from 0"
+        " counted, and how much that was; step and epoch, if it asks for them, count from 0. Or"
+        ' {"loss": Mean, name: Mean, ...}: the others are logged beside it'
     ),
     "train_data": (
         "train_data(self): a torch Dataset, or an object with __len__ and __getitem__(ids) ->"

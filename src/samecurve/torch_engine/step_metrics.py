@@ -1,9 +1,9 @@
 """A step's metrics on their way from the device to the loop, and how they lie in one row of
 numbers.
 
-The row: loss sum, weight, the report that ranks make to each other (a count for each request,
-seconds waited for data by rank, seconds of a forward pass by rank, peak bytes by device), gradient
-norm, whether the step was finite, loss scale.
+The row: loss sum, weight, the same of each other mean, the report that ranks make to each other (a
+count for each request, seconds waited for data by rank, seconds of a forward pass by rank, peak
+bytes by device), gradient norm, whether the step was finite, loss scale.
 """
 
 import math
@@ -15,11 +15,18 @@ from dataclasses import dataclass
 
 import torch
 
+from samecurve.core.determinism.mean import Mean
 from samecurve.core.events import REQUESTS
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import StepMetrics
 
-_AFTER_REQUESTS = 2 + len(REQUESTS)
+
+@dataclass(frozen=True)
+class MetricsLayout:
+    """How long the parts of a row are."""
+
+    world_size: int
+    names: tuple[str, ...] = ()  # of the means beside the loss, as they follow it
 
 
 def rank_report(
@@ -49,7 +56,7 @@ class QueuedMetrics:
     """A step's metrics on their way to the host, or there already; read() waits for them."""
 
     values: torch.Tensor | list[float]  # the row
-    world_size: int
+    layout: MetricsLayout
     ready: torch.cuda.Event | float  # what tells when the step is done, or when it was
 
     def read(self) -> StepMetrics:
@@ -60,13 +67,14 @@ class QueuedMetrics:
             done_at = time.perf_counter()
         values: list[float] = self.values if isinstance(self.values, list) else self.values.tolist()
         summed, (norm, finite, scale) = values[:-3], values[-3:]
-        loss_sum, weight = summed[:2]
-        counts = summed[2:_AFTER_REQUESTS]
-        by_rank = summed[_AFTER_REQUESTS:]
-        ranks = self.world_size
+        names, ranks = self.layout.names, self.layout.world_size
+        begin = 2 + 2 * len(names)
+        means = [Mean(*summed[at : at + 2]) for at in range(0, begin, 2)]
+        counts = summed[begin : begin + len(REQUESTS)]
+        by_rank = summed[begin + len(REQUESTS) :]
         return StepMetrics(
-            loss=loss_sum / weight if weight else math.nan,
-            weight=weight,
+            loss=_quotient(means[0]),
+            weight=means[0].weight,
             grad_norm=norm,
             finite=bool(finite),
             requests={request: int(n) for request, n in zip(REQUESTS, counts, strict=True)},
@@ -75,18 +83,23 @@ class QueuedMetrics:
             done_at=done_at,
             scale=scale,
             forward_seconds=tuple(by_rank[ranks : 2 * ranks]),
+            means=dict(zip(names, map(_quotient, means[1:]), strict=True)),
         )
 
 
-def queue_metrics(values: torch.Tensor | list[float], world_size: int) -> QueuedMetrics:
+def _quotient(mean: Mean) -> float:
+    return mean.sum / mean.weight if mean.weight else math.nan
+
+
+def queue_metrics(values: torch.Tensor | list[float], layout: MetricsLayout) -> QueuedMetrics:
     """Send the row on its way from where it is; nobody waits."""
     if isinstance(values, list):
-        return QueuedMetrics(values, world_size, time.perf_counter())
+        return QueuedMetrics(values, layout, time.perf_counter())
     host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
     host.copy_(values, non_blocking=True)
     ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
     ready.record()
-    return QueuedMetrics(host, world_size, ready)
+    return QueuedMetrics(host, layout, ready)
 
 
 def peak_memory_bytes(device: torch.device) -> int:

@@ -1,5 +1,5 @@
-"""The few numbers of a step, beside its arrays: its loss sum, weight and gradient norm, and what
-ranks report to each other.
+"""The few numbers of a step, beside its arrays: its loss sum and weight, those of what is logged
+beside the loss, its gradient norm, and what ranks report to each other.
 
 On a GPU they stay there, as tensors, so that nobody waits for them. On a CPU they are plain floats
 (there is nothing to wait for), since a tensor of one number costs several times what is computed
@@ -13,8 +13,9 @@ from typing import Protocol
 
 import torch
 
+from samecurve.core.determinism.mean import Mean
 from samecurve.torch_engine.process_group import Comm
-from samecurve.torch_engine.step_metrics import QueuedMetrics, queue_metrics
+from samecurve.torch_engine.step_metrics import MetricsLayout, QueuedMetrics, queue_metrics
 
 
 @dataclass(frozen=True)
@@ -40,14 +41,16 @@ class StepTotals(Protocol):
     A row is one microbatch where every bit counts, else there is one for all (EngineSetup.sum_row).
     """
 
-    def add(
-        self, device_index: int, row: int, loss_sum: torch.Tensor, weight: float | torch.Tensor
-    ) -> None:
-        """Called by the thread of that device of this process."""
+    def add(self, device_index: int, row: int, means: Sequence[Mean]) -> None:
+        """A microbatch's, the loss first. Called by the thread of that device of this process."""
         ...
 
-    def all_reduce(self, comm: Comm, report: Sequence[float]) -> None:
-        """Sum over the devices of all ranks; report: see step_metrics.rank_report."""
+    def all_reduce(self, comm: Comm, report: Sequence[float], num_means: int) -> None:
+        """Sum over the devices of all ranks.
+
+        report: see step_metrics.rank_report
+        num_means: of a microbatch
+        """
         ...
 
     def gradient_scaling(
@@ -60,7 +63,7 @@ class StepTotals(Protocol):
         ...
 
     def queue_metrics(
-        self, scaling: GradientScaling, loss_scale: torch.Tensor, world_size: int
+        self, scaling: GradientScaling, loss_scale: torch.Tensor, layout: MetricsLayout
     ) -> QueuedMetrics:
         """Send all of it on its way to the host."""
         ...
@@ -70,43 +73,46 @@ class HostTotals:
     """Of CPU devices."""
 
     def __init__(self, num_rows: int, num_devices: int) -> None:
-        self._rows = [[[0.0, 0.0] for _ in range(num_rows)] for _ in range(num_devices)]
-        self._loss_sum = self._weight = 0.0
+        # of each device and row: sum and weight of each mean, empty where nothing was added
+        self._rows: list[list[list[float]]] = [
+            [[] for _ in range(num_rows)] for _ in range(num_devices)
+        ]
+        self._sums: list[float] = []
         self._report: list[float] = []
 
-    def add(
-        self, device_index: int, row: int, loss_sum: torch.Tensor, weight: float | torch.Tensor
-    ) -> None:
-        totals = self._rows[device_index][row]
-        totals[0] += loss_sum.item()
-        totals[1] += float(weight)
+    def add(self, device_index: int, row: int, means: Sequence[Mean]) -> None:
+        values = [_number(number) for mean in means for number in mean]
+        before = self._rows[device_index][row]
+        self._rows[device_index][row] = _added([before, values]) if before else values
 
-    def all_reduce(self, comm: Comm, report: Sequence[float]) -> None:
-        rows = self._over_devices()
+    def all_reduce(self, comm: Comm, report: Sequence[float], num_means: int) -> None:
+        width = 2 * num_means
+        rows = self._over_devices([0.0] * width)
         self._report = list(report)
         if comm.group is not None:
             values = [value for row in rows for value in row]
             sent = torch.tensor([*values, *report], dtype=torch.float64)
             summed: list[float] = comm.all_reduce(sent)().tolist()
-            rows = [summed[at : at + 2] for at in range(0, len(values), 2)]
+            rows = [summed[at : at + width] for at in range(0, len(values), width)]
             self._report = summed[len(values) :]
         while len(rows) > 1:  # along the tree, as tree_sum
             pairs = [rows[at : at + 2] for at in range(0, len(rows), 2)]
             rows = [_added(pair) for pair in pairs]
-        self._loss_sum, self._weight = rows[0]
+        self._sums = rows[0]
 
-    def _over_devices(self) -> list[list[float]]:
+    def _over_devices(self, zeros: list[float]) -> list[list[float]]:
         if len(self._rows) == 1:
-            return self._rows[0]
+            return [row or zeros for row in self._rows[0]]
         return [
-            [sum(values) for values in zip(*rows, strict=True)]
+            [sum(values) for values in zip(*(row or zeros for row in rows), strict=True)]
             for rows in zip(*self._rows, strict=True)
         ]
 
     def gradient_scaling(
         self, norm: torch.Tensor, loss_scale: torch.Tensor, *, nominal_weight: float, clip: Clip
     ) -> GradientScaling:
-        scaled_weight = self._weight * loss_scale.item()
+        loss_sum, weight = self._sums[:2]
+        scaled_weight = weight * loss_scale.item()
         correction = nominal_weight / scaled_weight if scaled_weight else math.inf
         grad_norm = norm.item() * correction
         factor = correction
@@ -114,85 +120,92 @@ class HostTotals:
             # a nan stays: it is the first
             bound = max(grad_norm + clip.epsilon, clip.max_norm)
             factor = correction * (clip.max_norm / bound)
-        return GradientScaling(factor, grad_norm, math.isfinite(grad_norm * self._loss_sum))
+        return GradientScaling(factor, grad_norm, math.isfinite(grad_norm * loss_sum))
 
     def queue_metrics(
-        self, scaling: GradientScaling, loss_scale: torch.Tensor, world_size: int
+        self, scaling: GradientScaling, loss_scale: torch.Tensor, layout: MetricsLayout
     ) -> QueuedMetrics:
         return queue_metrics(
             [
-                self._loss_sum,
-                self._weight,
+                *self._sums,
                 *self._report,
                 float(scaling.grad_norm),
                 float(scaling.finite),
                 loss_scale.item(),
             ],
-            world_size,
+            layout,
         )
+
+
+def _number(value: float | torch.Tensor) -> float:
+    return value.item() if isinstance(value, torch.Tensor) else float(value)
 
 
 def _added(pair: list[list[float]]) -> list[float]:
     """One row, or the sum of two."""
     if len(pair) == 1:
         return pair[0]
-    left, right = pair
-    return [left[0] + right[0], left[1] + right[1]]
+    return [left + right for left, right in zip(*pair, strict=True)]
 
 
 class DeviceTotals:
     """Of GPUs, on the first of this process's."""
 
     def __init__(self, num_rows: int, devices: Sequence[torch.device]) -> None:
-        self._device = devices[0]
-        self._rows = [
-            torch.zeros(num_rows, 2, dtype=torch.float64, device=device) for device in devices
-        ]
-        self._loss_sum = self._weight = self._report = self._rows[0]  # until all_reduce()
+        self._devices, self._num_rows = devices, num_rows
+        # of each device [rows, sum and weight of each mean]; None: nothing was added there
+        self._rows: list[torch.Tensor | None] = [None] * len(devices)
+        self._sums = self._report = torch.zeros(0)  # until all_reduce()
 
-    def add(
-        self, device_index: int, row: int, loss_sum: torch.Tensor, weight: float | torch.Tensor
-    ) -> None:
-        loss_sum = loss_sum.detach().double()
-        self._rows[device_index][row].add_(
-            torch.stack([loss_sum, _scalar(weight, loss_sum.device)])
-        )
+    def add(self, device_index: int, row: int, means: Sequence[Mean]) -> None:
+        device = self._devices[device_index]
+        values = torch.stack([_scalar(number, device) for mean in means for number in mean])
+        rows = self._rows[device_index]
+        if rows is None:
+            shape = (self._num_rows, len(values))
+            rows = torch.zeros(shape, dtype=torch.float64, device=device)
+            self._rows[device_index] = rows
+        rows[row].add_(values)
 
-    def all_reduce(self, comm: Comm, report: Sequence[float]) -> None:
-        rows = self._rows[0]
-        if len(self._rows) > 1:
-            rows = torch.stack([part.to(self._device) for part in self._rows]).sum(0)
+    def all_reduce(self, comm: Comm, report: Sequence[float], num_means: int) -> None:
+        device = self._devices[0]
+        shape = (self._num_rows, 2 * num_means)
+        rows = torch.zeros(shape, dtype=torch.float64, device=device)
+        for part in self._rows:
+            if part is not None:
+                rows = rows + part.to(device)
         size = rows.numel()
         values = torch.tensor([*[0.0] * size, *report], dtype=torch.float64).pin_memory()
-        values = values.to(self._device, non_blocking=True)
+        values = values.to(device, non_blocking=True)
         values[:size] = rows.view(-1)
         values = comm.all_reduce(values)()
-        self._loss_sum, self._weight = tree_sum(values[:size].view_as(rows)).unbind()
+        self._sums = tree_sum(values[:size].view_as(rows))
         self._report = values[size:]
 
     def gradient_scaling(
         self, norm: torch.Tensor, loss_scale: torch.Tensor, *, nominal_weight: float, clip: Clip
     ) -> GradientScaling:
-        correction = nominal_weight / (self._weight * loss_scale)
+        loss_sum, weight = self._sums[0], self._sums[1]
+        correction = nominal_weight / (weight * loss_scale)
         grad_norm = norm * correction
         factor = correction
         if clip.max_norm:
             bound = (grad_norm + clip.epsilon).clamp(min=clip.max_norm)
             factor = correction * (clip.max_norm / bound)
-        return GradientScaling(factor, grad_norm, (grad_norm * self._loss_sum).isfinite())
+        return GradientScaling(factor, grad_norm, (grad_norm * loss_sum).isfinite())
 
     def queue_metrics(
-        self, scaling: GradientScaling, loss_scale: torch.Tensor, world_size: int
+        self, scaling: GradientScaling, loss_scale: torch.Tensor, layout: MetricsLayout
     ) -> QueuedMetrics:
         last = (scaling.grad_norm, scaling.finite, loss_scale)
         values = torch.cat(
             [
-                torch.stack([self._loss_sum, self._weight]),
+                self._sums,
                 self._report,
-                torch.stack([_scalar(value, self._device) for value in last]),
+                torch.stack([_scalar(value, self._devices[0]) for value in last]),
             ]
         )
-        return queue_metrics(values, world_size)
+        return queue_metrics(values, layout)
 
 
 def step_totals(num_rows: int, devices: Sequence[torch.device]) -> StepTotals:
@@ -213,5 +226,5 @@ def tree_sum(rows: torch.Tensor) -> torch.Tensor:
 def _scalar(value: float | torch.Tensor, device: torch.device) -> torch.Tensor:
     """float64 on the device; torch.tensor(value, device=device) would have the host wait for it."""
     if isinstance(value, torch.Tensor):
-        return value.to(device, torch.float64)
+        return value.detach().to(device, torch.float64)
     return torch.full((), value, dtype=torch.float64, device=device)

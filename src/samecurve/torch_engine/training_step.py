@@ -10,6 +10,7 @@ from torch import nn
 from samecurve.core.determinism.mean import Mean
 from samecurve.core.protocols import Arrays, Batch, MicroBatch, Progress, Round
 from samecurve.torch_engine.checkpoint import State
+from samecurve.torch_engine.named_means import NamedMeans
 from samecurve.torch_engine.precision import (
     LossScale,
     autocast_for,
@@ -18,7 +19,12 @@ from samecurve.torch_engine.precision import (
 )
 from samecurve.torch_engine.profiling.forward_timer import ForwardTimer
 from samecurve.torch_engine.setup import EngineSetup
-from samecurve.torch_engine.step_metrics import QueuedMetrics, peak_memory_bytes, rank_report
+from samecurve.torch_engine.step_metrics import (
+    MetricsLayout,
+    QueuedMetrics,
+    peak_memory_bytes,
+    rank_report,
+)
 from samecurve.torch_engine.step_totals import Clip, StepTotals, step_totals
 from samecurve.torch_engine.strategies.exact import SideEffectCheck
 from samecurve.torch_engine.unused_params import UsageCheck
@@ -31,6 +37,7 @@ class TrainingStep:
         self._forward_timer = ForwardTimer(setup.device)
         self._loss_factors: list[torch.Tensor] = []
         self._usage = UsageCheck(setup.plan, setup.comm, setup.device)
+        self._named_means = NamedMeans()
 
     def run(
         self, state: State, batch: Batch[list[Round]], lr: float, requests: Sequence[int]
@@ -62,10 +69,13 @@ class TrainingStep:
             )
         with timeline.phase("reduce"):
             strategy.reduce(state.parameters)
+        if self._usage.is_first_step:
+            self._named_means.agree(self._comm, self._setup.device)
         if not self._usage.done:
             names = [param.name for param in state.trained]
             self._usage.add(names, strategy.params_with_grad())
-        totals.all_reduce(self._comm, self._report(batch, requests))
+        means = self._named_means.names
+        totals.all_reduce(self._comm, self._report(batch, requests), 1 + len(means))
 
         for param in state.viewed_apart:
             param.refresh()
@@ -86,7 +96,8 @@ class TrainingStep:
         with timeline.phase("replicas"):
             strategy.sync_replicas()
 
-        metrics = totals.queue_metrics(scaling, state.scale.value, self._comm.world_size)
+        layout = MetricsLayout(self._comm.world_size, means)
+        metrics = totals.queue_metrics(scaling, state.scale.value, layout)
         state.scale.update(finite=scaling.finite)
         return metrics
 
@@ -121,14 +132,15 @@ class TrainingStep:
             ):
                 timer = self._forward_timer.timed() if timed and number == first else nullcontext()
                 with timeline.phase("forward", device_index), timer:
-                    loss_sum, weight = self._forward(device_index, microbatch, progress)
+                    means = self._forward(device_index, microbatch, progress)
                 with timeline.phase("backward", device_index):
                     factor = loss_factor if microbatch.real else torch.zeros_like(loss_factor)
-                    torch.autograd.backward(loss_sum, factor.to(loss_sum.dtype))
+                    torch.autograd.backward(means[0].sum, factor.to(means[0].sum.dtype))
             if microbatch.real:
-                totals.add(device_index, self._setup.sum_row(microbatch), loss_sum, weight)
+                totals.add(device_index, self._setup.sum_row(microbatch), means)
 
-    def _forward(self, device_index: int, microbatch: MicroBatch, progress: Progress) -> Mean:
+    def _forward(self, device_index: int, microbatch: MicroBatch, progress: Progress) -> list[Mean]:
+        """The loss, and what is logged beside it."""
         device = self._devices[device_index]
         side_effects = None
         if self._plan.exact and self._usage.is_first_step:
@@ -137,10 +149,10 @@ class TrainingStep:
             )
         with autocast_for(self._plan.precision, device):
             arrays = to_device(microbatch.arrays, device)
-            loss = self._strategy.train(device_index, self._task.loss, arrays, progress)
+            losses = self._strategy.train(device_index, self._task.losses, arrays, progress)
         if side_effects:
             side_effects.check()
-        return loss
+        return self._named_means.in_order(losses)
 
     def _loss_factors_of(self, scale: LossScale) -> list[torch.Tensor]:
         """What each device's losses are multiplied by; only f16's changes from step to step."""

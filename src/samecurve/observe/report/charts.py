@@ -12,17 +12,18 @@ from itertools import chain
 import numpy as np
 
 from samecurve.observe.report.bars import memory_bars, time_bars, time_unit
-from samecurve.observe.report.canvas import Picture, canvas
+from samecurve.observe.report.canvas import Picture, canvas, legend_label
 from samecurve.observe.report.curves import (
     RunStyle,
     XAxis,
+    file_name,
     finish_chart,
     loss_chart,
     metric_chart,
     step_chart,
     style_runs,
 )
-from samecurve.observe.report.reading import RunRecord, number
+from samecurve.observe.report.reading import MEANS, RunRecord, number
 from samecurve.observe.report.summary import NOT_METRICS, samples_seen, sensor_readings
 from samecurve.observe.report.thinning import Column, thin
 
@@ -65,9 +66,22 @@ def _loss_charts(records: Sequence[RunRecord], runs: Sequence[RunStyle]) -> dict
         charts["loss over samples"] = partial(
             loss_chart, runs, samples, name="loss-samples", title="Loss over samples"
         )
+    for mean in dict.fromkeys(chain.from_iterable(record.means for record in records)):
+        charts[f"training {mean}"] = partial(_mean_chart, runs, steps, mean)
     for metric in _metrics(records):
         charts[f"metric {metric}"] = partial(metric_chart, runs, steps, metric)
     return charts
+
+
+def _mean_chart(runs: Sequence[RunStyle], x_axis: XAxis, mean: str) -> Picture | None:
+    """What the loss gives beside it."""
+    return step_chart(
+        runs,
+        x_axis,
+        lambda record: record.column(MEANS + mean),
+        name=f"training-{file_name(mean)}",
+        title=f"Training: {legend_label(mean)}",
+    )
 
 
 def _step_charts(records: Sequence[RunRecord], runs: Sequence[RunStyle]) -> dict[str, Chart]:

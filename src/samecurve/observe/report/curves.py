@@ -118,9 +118,13 @@ def _draw_validation(axes: "Axes", run: RunStyle, x_axis: XAxis, *, alone: bool)
     return [losses]
 
 
+def file_name(metric: str) -> str:
+    """A metric's name as a part of a picture's."""
+    return re.sub("[^a-z0-9]+", "-", metric.lower()).strip("-")[:40] or "x"
+
+
 def metric_chart(runs: Sequence[RunStyle], x_axis: XAxis, metric: str) -> Picture:
     """One metric of evaluations."""
-    file_name = re.sub("[^a-z0-9]+", "-", metric.lower()).strip("-")[:40] or "x"
     with canvas() as (figure, axes):
         drawn = []
         for run in runs:
@@ -138,7 +142,7 @@ def metric_chart(runs: Sequence[RunStyle], x_axis: XAxis, metric: str) -> Pictur
             figure,
             axes,
             x_label=x_axis.label,
-            name=f"metric-{file_name}",
+            name=f"metric-{file_name(metric)}",
             title=f"Validation: {legend_label(metric)}",
             notes=_clip_outliers(axes, drawn),
         )

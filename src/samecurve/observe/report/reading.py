@@ -36,6 +36,7 @@ _STEP_METRICS = (
     "scale",
     "skipped",
 )
+MEANS = "metrics/"  # before the names of columns of what the loss gives beside it
 _ENDS = ("finished", "stopped", "failed")
 _MOST_STEPS = 1 << 53  # beyond it a float is no longer exact
 _NOTABLE = ("resumed", "restarted", "warned", "slow", *_ENDS)
@@ -102,7 +103,14 @@ class RunRecord:
 
     def column(self, name: str) -> Column:
         """name: `step`, `time`, or a metric of steps."""
+        if name.startswith(MEANS) and name not in self.steps:
+            return np.full(self.num_steps, math.nan)
         return self.steps[name]
+
+    @property
+    def means(self) -> list[str]:
+        """What the loss gives beside it."""
+        return [name.removeprefix(MEANS) for name in self.steps if name.startswith(MEANS)]
 
     @property
     def num_steps(self) -> int:
@@ -226,6 +234,18 @@ class JournalReader:
         self._columns["time"].append(event.time)
         for name in _STEP_METRICS:
             self._columns[name].append(number(event.values.get(name)))
+        self._add_means(as_mapping(event.values.get("metrics")))
+
+    def _add_means(self, means: Mapping[str, object]) -> None:
+        """What the loss gave beside it in the step that was added last."""
+        before = len(self._columns["step"]) - 1
+        for name in means:
+            if MEANS + name not in self._columns:
+                self._columns[MEANS + name] = array("d", [math.nan] * before)
+        for column in self._columns:
+            if column.startswith(MEANS):
+                value = means.get(column.removeprefix(MEANS))
+                self._columns[column].append(number(value))
 
     def _void_beyond(self, step: int) -> None:
         """What was done beyond `step` before: done again, or given up."""

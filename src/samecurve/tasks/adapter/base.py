@@ -25,6 +25,7 @@ from samecurve.core.determinism.mean import Mean
 from samecurve.core.eval_sums import EvalSums, Metric, SumSpec, SumSpecs
 from samecurve.core.planning.facts import Facts
 from samecurve.core.protocols import START, Arrays, Progress, Sample, StoredArrays
+from samecurve.core.step_logger import STEP_VALUES
 from samecurve.errors import SamecurveError, UserError
 from samecurve.observe.pictures import check_picture
 from samecurve.tasks.adapter.columns import Collation
@@ -350,10 +351,38 @@ class EngineAdapter(TaskAdapter, ABC):
         """
 
     def loss(self, model: Any, batch: Arrays, progress: Progress = START) -> Mean:
-        loss: Mean = self.task.loss(model, batch, **self.asked("loss", progress))
+        return self.losses(model, batch, progress)["loss"]
+
+    def losses(self, model: Any, batch: Arrays, progress: Progress = START) -> Mapping[str, Mean]:
+        """The loss, as "loss", and what the class gives to be logged beside it."""
+        returned = self.task.loss(model, batch, **self.asked("loss", progress))
+        losses: Mapping[str, Mean] = (
+            returned if isinstance(returned, Mapping) else {"loss": returned}
+        )
         if not self._loss_checked:
-            self.check_loss(loss, f"{self.name}.loss()")
-        return loss
+            self._check_logged(losses)
+            self.check_loss(losses["loss"], f"{self.name}.loss()")
+        return losses
+
+    def _check_logged(self, losses: Mapping[str, Mean]) -> None:
+        """UserError: what loss() gives beside the loss can't be added up and divided once."""
+        for name, mean in losses.items():
+            if not isinstance(name, str) or not name or name in STEP_VALUES:
+                raise self._wrong_loss(f"gives {name!r}, a name that is taken", "another name")
+            is_single = isinstance(mean, Mean) and not any(getattr(n, "ndim", 0) for n in mean)
+            if name != "loss" and not is_single:
+                raise self._wrong_loss(
+                    f'gives no single Mean as "{name}"',
+                    "Mean(sum, weight), each a number or a tensor with one",
+                )
+        if "loss" not in losses:
+            raise self._wrong_loss(
+                f'gives {", ".join(losses)}, but no "loss"',
+                'return {"loss": Mean(...), ...}: the others are logged beside it',
+            )
+
+    def _wrong_loss(self, cause: str, remedy: str) -> UserError:
+        return UserError(f"{self.name}.loss() {cause}", remedy, "task")
 
     def asked(self, method: str, progress: Progress) -> dict[str, Any]:
         """What a method of the class asks for by the names of its parameters."""

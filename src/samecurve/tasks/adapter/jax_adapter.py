@@ -118,9 +118,9 @@ class JaxAdapter(EngineAdapter):
             "task",
         )
 
-    def loss(self, model: Any, batch: Arrays, progress: Progress = START) -> Mean:
+    def losses(self, model: Any, batch: Arrays, progress: Progress = START) -> Mapping[str, Mean]:
         with self.calling("loss"):
-            return super().loss(model, batch, progress)
+            return super().losses(model, batch, progress)
 
     def measure(self, model: Any, batch: Arrays) -> Mapping[str, Mean]:
         with self.calling("metrics"):

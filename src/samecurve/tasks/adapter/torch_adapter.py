@@ -152,9 +152,16 @@ class TorchAdapter(EngineAdapter):
         _check_loss(loss, what)
         self._loss_checked = torch.is_grad_enabled()
 
-    def loss(self, model: Any, batch: Arrays, progress: Progress = START) -> Mean:
+    def losses(self, model: Any, batch: Arrays, progress: Progress = START) -> Mapping[str, Mean]:
+        """What is logged beside the loss comes without its gradient."""
         with self.calling("loss", RunError if self._loss_checked else UserError):
-            return super().loss(model, batch, progress)
+            losses = super().losses(model, batch, progress)
+        if len(losses) == 1:
+            return losses
+        return {
+            name: mean if name == "loss" else Mean(*map(_detached, mean))
+            for name, mean in losses.items()
+        }
 
     def _try_loss(self, params: int) -> list[Mean] | None:
         """The loss of two samples, and of each alone, on a CPU before anything is trained.
@@ -175,6 +182,8 @@ class TorchAdapter(EngineAdapter):
                 batch = {name: tensor[ids] for name, tensor in rows.items()}
                 try:
                     loss = self.task.loss(model, batch, **self.asked("loss", START))
+                    if isinstance(loss, Mapping):
+                        loss = loss["loss"]
                 except Exception:  # a model for GPUs only, say
                     return None
                 _check_loss(loss, f"{self.name}.loss()")
@@ -223,6 +232,10 @@ class TorchAdapter(EngineAdapter):
 
 def _scalars(parameter: torch.Tensor) -> int:
     return parameter.numel() * (2 if parameter.is_complex() else 1)
+
+
+def _detached(number: Any) -> Any:
+    return number.detach() if isinstance(number, torch.Tensor) else number
 
 
 def _check_loss(loss: object, what: str) -> None:
