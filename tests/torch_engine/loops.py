@@ -1,8 +1,10 @@
 """Tasks whose loops are not the plainest, in a file of their own as a user's are."""
 
+import copy
 from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 
 from samecurve import Mean
@@ -52,3 +54,47 @@ class Annealed(Base):
 
 class Forgetful(Annealed):
     fault = True
+
+
+class Predictor(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.ModuleList([nn.Linear(6, 6), nn.Linear(6, 6)])
+        self.head = nn.Linear(6, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.body:
+            x = torch.tanh(layer(x))
+        return self.head(x)[:, 0]  # type: ignore[no-any-return]
+
+
+class Taught(nn.Module):
+    """A student, a teacher that follows it, and an average of its last layer in a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.student = Predictor()
+        self.teacher = copy.deepcopy(self.student).requires_grad_(False)
+        self.register_buffer("average", self.student.head.weight.detach().clone())
+
+
+class Momentum(Base):
+    def model(self) -> nn.Module:
+        return Taught()
+
+    def loss(self, model: Any, batch: Any) -> Mean:
+        out = model.student(batch["x"])
+        with torch.no_grad():
+            taught = model.teacher(batch["x"]) + (batch["x"] @ model.average.T)[:, 0]
+        return Mean(((out - batch["y"]) ** 2 + 0.5 * (out - taught) ** 2).sum(), len(out))
+
+    def after_step(self, model: Any, step: int) -> None:
+        student = dict(model.student.named_parameters())
+        for name, parameter in model.teacher.named_parameters():
+            parameter.lerp_(student[name], 1 / (step + 2))
+        model.average.lerp_(model.student.head.weight, 0.1)
+
+
+class Restless(Momentum):
+    def after_step(self, model: Any, step: int) -> None:  # noqa: ARG002 - by its signature
+        model.average.normal_()

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from samecurve.checkpoint.format import load as load_checkpoint
 from samecurve.core.config.document import Document
 from samecurve.core.config.sections import Config, load
 from samecurve.core.events import REQUESTS, Event
@@ -228,3 +229,65 @@ def test_more_means_are_shown() -> None:
     record.steps = reader.columns()
     assert record.means == ["kl", "bad"]
     np.testing.assert_array_equal(record.column("metrics/kl"), [np.nan, 0.25])
+
+
+@pytest.fixture(scope="module")
+def taught() -> tuple[np.ndarray, dict[str, torch.Tensor]]:
+    """Losses and the weights after them."""
+    optimizer: list[torch.optim.Optimizer] = []
+
+    def train(model: Any, step: int, epoch: int, rows: dict[str, torch.Tensor]) -> list[float]:
+        del epoch
+        if not optimizer:
+            optimizer.append(torch.optim.SGD(model.student.parameters(), lr=0.3, momentum=0.9))
+        out = model.student(rows["x"])
+        with torch.no_grad():
+            target = model.teacher(rows["x"]) + (rows["x"] @ model.average.T)[:, 0]
+        loss = ((out - rows["y"]) ** 2 + 0.5 * (out - target) ** 2).mean()
+        optimizer[0].zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.student.parameters(), 0.4)
+        optimizer[0].step()
+        with torch.no_grad():
+            pairs = zip(model.teacher.parameters(), model.student.parameters(), strict=True)
+            for follower, leader in pairs:
+                follower.add_((leader - follower) / (step + 2))
+            model.average += 0.1 * (model.student.head.weight - model.average)
+        return [loss.item()]
+
+    numbers, model = by_hand("Momentum", train)
+    return numbers[:, 0], dict(model.state_dict())
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_teacher_follows_its_student_after_each_step(
+    layout: str, taught: Any, pool: Pool, tmp_path: Path
+) -> None:
+    losses, weights = taught
+    events = trained(pool, tmp_path, "Momentum", layout)
+    np.testing.assert_allclose(of_steps(events, "loss"), losses, rtol=1e-12)
+    arrays = load_checkpoint(Run(tmp_path).checkpoints / f"step-{STEPS:08d}").arrays
+    for name, tensor in weights.items():
+        np.testing.assert_allclose(arrays[f"model/{name}"], tensor.numpy(), rtol=0, atol=1e-12)
+
+
+def test_it_follows_through_a_resume(taught: Any, pool: Pool, tmp_path: Path) -> None:
+    trained(pool, tmp_path, "Momentum", "fsdp:2", stop_at=3)
+    events = trained(pool, tmp_path, "Momentum", "dp:2", resume=3)
+    np.testing.assert_allclose(of_steps(events, "loss"), taught[0], rtol=1e-12)
+
+
+def test_after_step_draws_nothing() -> None:
+    with pytest.raises(UserError, match="draws random numbers, which each rank would draw"):
+        run_steps(*engine_and_feed(config_of("Restless")))
+
+
+def test_it_is_not_called_after_an_update_that_is_left_out() -> None:
+    engine, feed = engine_and_feed(config_of("Momentum", train={"non_finite": "skip"}))
+    state = engine.init()
+    before = {name: tensor.clone() for name, tensor in state.model.state_dict().items()}
+    _, batch = next(iter(feed))
+    for micro in (micro for round_ in batch.rounds for micro in round_ if micro):
+        micro.arrays["x"].fill_(np.inf)
+    engine.step(state, batch, 0.1, [0] * len(REQUESTS))
+    assert all(torch.equal(before[name], now) for name, now in state.model.state_dict().items())

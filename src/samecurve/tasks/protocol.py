@@ -55,6 +55,10 @@ MEMBERS: Mapping[str, str] = {
     ),
     "optimizer": "optimizer(self, params[, lr]) -> torch.optim.Optimizer over all of params",
     "elementwise": "elementwise = True: that optimizer updates each number by itself",
+    "after_step": (
+        "after_step(self, model, step): called after each update (step counts from 0), to change"
+        " weights and buffers that are not trained: a momentum teacher (torch)"
+    ),
     "coupled": (
         'coupled = ("contrastive loss",): words for what mixes the samples of a batch, beside'
         " BatchNorm, which is found"

@@ -9,6 +9,7 @@ from torch import nn
 
 from samecurve.core.determinism.mean import Mean
 from samecurve.core.protocols import Arrays, Batch, MicroBatch, Progress, Round
+from samecurve.torch_engine.after_step import AfterStep
 from samecurve.torch_engine.checkpoint import State
 from samecurve.torch_engine.named_means import NamedMeans
 from samecurve.torch_engine.precision import (
@@ -37,6 +38,7 @@ class TrainingStep:
         self._forward_timer = ForwardTimer(setup.device)
         self._loss_factors: list[torch.Tensor] = []
         self._usage = UsageCheck(setup.plan, setup.comm, setup.device)
+        self._after_step = AfterStep(setup.task, setup.strategy, setup.device)
         self._named_means = NamedMeans()
 
     def run(
@@ -93,6 +95,7 @@ class TrainingStep:
             _multiply(gradients, scaling.factor)
         with timeline.phase("optimizer"):
             state.optimizer.step(lr, finite=scaling.finite)
+            self._after_step(batch.step, finite=scaling.finite)
         with timeline.phase("replicas"):
             strategy.sync_replicas()
 

@@ -16,6 +16,7 @@ from torch import nn
 from samecurve.core.config.sections import Optimizer
 from samecurve.core.protocols import StoredArrays, Task
 from samecurve.errors import UserError
+from samecurve.torch_engine.generator_states import generator_states
 from samecurve.torch_engine.optimizer import BuiltInOptimizer, OptimizerUpdate
 from samecurve.torch_engine.optimizer_params import OptimizerParam, local_view
 from samecurve.units import first_and_count
@@ -68,7 +69,8 @@ class UserOptimizer:
         if self._checked:
             step()
             return
-        settings, generators = self._group_settings(), self._generator_states()
+        device = self._trained[0].view.device
+        settings, generators = self._group_settings(), generator_states(device)
         step()
         self._check_state()
         changed = [
@@ -80,7 +82,7 @@ class UserOptimizer:
                 " checkpoint holds",
                 "an optimizer that keeps its course in its state, by parameter",
             )
-        if self._generator_states() != generators:
+        if generator_states(device) != generators:
             raise self._refused(
                 "draws random numbers, which each rank would draw for itself",
                 "an optimizer that follows from the gradients alone",
@@ -124,14 +126,6 @@ class UserOptimizer:
         groups = self._optimizer.param_groups
         keys = dict.fromkeys(key for group in groups for key in group if key not in _SET_BY_US)
         return {key: repr([group.get(key) for group in groups]) for key in keys}
-
-    def _generator_states(self) -> list[bytes]:
-        """What changes with every random number of torch's."""
-        device = self._trained[0].view.device
-        states = [torch.get_rng_state()]
-        if device.type == "cuda":
-            states.append(torch.cuda.get_rng_state(device))
-        return [state.numpy().tobytes() for state in states]
 
     def _learning_rate(self, group: Mapping[str, object]) -> float:
         rate = group.get("lr")

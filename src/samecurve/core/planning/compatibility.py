@@ -9,7 +9,7 @@ from samecurve.core.planning.batch import BatchSplit
 from samecurve.core.planning.decision import Decision
 from samecurve.core.planning.facts import Facts, UserOptimizerFacts
 from samecurve.core.planning.layout import Layout
-from samecurve.core.planning.memory import MemoryTerm
+from samecurve.core.planning.memory import MemoryTerm, itemsize
 from samecurve.errors import UserError
 from samecurve.units import counted, first_and_count, show_bytes
 
@@ -152,6 +152,25 @@ def _check_elementwise(config: Config, layout: Layout, optimizer: UserOptimizerF
         f" LAMB don't); or {otherwise}",
         "task",
     )
+
+
+def say_after_step(facts: Facts, layout: Layout) -> Decision[None]:
+    """What a task does with its model after each update."""
+    if not facts.after_step:
+        return Decision(None)
+    reason = f"{facts.after_step} is called after each update, for which the host waits"
+    if layout.shards > 1:
+        reason += f"; {layout.strategy} gathers all weights for it, and shares them out again"
+    return Decision(None, {"after_step": reason})
+
+
+def after_step_term(config: Config, facts: Facts, layout: Layout) -> MemoryTerm | None:
+    """What a shard needs for it beside its own; None: nothing."""
+    if not facts.after_step or layout.shards == 1:
+        return None
+    width = itemsize(config.train.precision)
+    formula = f"{facts.params} x {width} B, whole for {facts.after_step}"
+    return MemoryTerm(name="after step", bytes=facts.params * width, formula=formula)
 
 
 def check_recompute(config: Config, facts: Facts) -> None:

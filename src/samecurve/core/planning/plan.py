@@ -15,10 +15,12 @@ from samecurve.core.planning.balance import choose_speeds, choose_uneven_split
 from samecurve.core.planning.batch import batch_warnings, choose_batch
 from samecurve.core.planning.capacity import choose_capacity, memory_room
 from samecurve.core.planning.compatibility import (
+    after_step_term,
     check_coupled,
     check_optimizer,
     check_recompute,
     layout_warnings,
+    say_after_step,
 )
 from samecurve.core.planning.decision import Decision, DecisionLog
 from samecurve.core.planning.exact import check_exact, choose_exact_batch, exact_memory
@@ -247,6 +249,7 @@ def plan(config: Config, machine: Machine, facts: Facts, fixed: Fixed | None = N
     schedule = log.take(choose_schedule(config, order))
     log.take(check_coupled(config, facts, layout, split))
     log.take(check_optimizer(config, facts, layout))
+    log.take(say_after_step(facts, layout))
     compiled = log.take(check_compile(config, facts))
     float8 = log.take(check_float8(config, facts, layout))
     log.take(_say_dropout(facts))
@@ -259,6 +262,9 @@ def plan(config: Config, machine: Machine, facts: Facts, fixed: Fixed | None = N
     activations = activation_term(config, facts, split.micro_batch_size)
     if activations:
         memory.append(activations)
+    after_step = after_step_term(config, facts, layout)
+    if after_step:
+        memory.append(after_step)
     if fixed is None:
         fixed = Fixed(
             global_batch_size=split.global_batch_size,

@@ -65,6 +65,13 @@ class JaxAdapter(EngineAdapter):
                 "leave it out of the class, or --engine torch with a torch model",
                 "task",
             )
+        if hasattr(self.task, "after_step"):
+            raise UserError(
+                f"{self.name}.after_step(): engine jax changes weights by its own update only, in"
+                " this version",
+                "leave it out of the class, or --engine torch with a torch model",
+                "task",
+            )
         sizes = {
             ".".join(map(str, path)): sum(map(_scalars, jax.tree.leaves(leaf)))
             for path, leaf in nnx.to_flat_state(nnx.state(model, nnx.Param))

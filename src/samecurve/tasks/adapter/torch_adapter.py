@@ -53,6 +53,8 @@ class TorchAdapter(EngineAdapter):
         super().__init__(task_class, config, cache, assets=assets, file=file)
         if hasattr(self.task, "optimizer"):
             self.optimizer = self._build_optimizer
+        if hasattr(self.task, "after_step"):
+            self.after_step = self._call_after_step
 
     def describe_model(self) -> Mapping[str, Any]:
         model = self._outline()
@@ -77,6 +79,7 @@ class TorchAdapter(EngineAdapter):
         return {
             **groups,
             "user_optimizer": self._optimizer_facts(model),
+            "after_step": f"{self.name}.after_step()" if hasattr(self.task, "after_step") else "",
             "params": num_params,
             "blocks": len(blocks),
             "block_params": max(block_params),
@@ -131,6 +134,10 @@ class TorchAdapter(EngineAdapter):
                 "task",
             )
         return optimizer
+
+    def _call_after_step(self, model: nn.Module, step: int) -> None:
+        with self.calling("after_step", RunError if step else UserError):
+            self.task.after_step(model, step)
 
     def _takes_lr(self) -> bool:
         return "lr" in inspect.signature(self.task.optimizer).parameters

@@ -78,8 +78,14 @@ class Strategy(Protocol):
         """
         ...
 
+    def change(self, function: Callable[..., None], *arguments: object) -> None:
+        """function(model, *arguments), which may change weights and buffers; every process calls
+        it alike, sync_replicas() follows.
+        """
+        ...
+
     def sync_replicas(self) -> None:
-        """After an update: give the other replicas of this process the new weights."""
+        """After an update, or change(): give the other replicas of this process the new weights."""
         ...
 
     def local_shard(self, tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:

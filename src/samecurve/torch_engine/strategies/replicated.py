@@ -86,6 +86,9 @@ class Single:
         norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms).double())
         return norm
 
+    def change(self, function: Callable[..., None], *arguments: object) -> None:
+        function(self.models[0], *arguments)
+
     def sync_replicas(self) -> None: ...
 
     def local_shard(self, tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -183,6 +183,39 @@ class FSDP:
         norms = torch._foreach_norm(gradients)  # noqa: SLF001 - public nowhere
         return torch.stack(norms).double().square().sum().to(self._device)
 
+    def change(self, function: Callable[..., None], *arguments: object) -> None:
+        """Weights are whole meanwhile; what becomes of them is shared out again."""
+        wholes: dict[int, nn.Parameter] = {}
+        places = [
+            (module, name, parameter)
+            for module in self.models[0].modules()
+            for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False)
+            if isinstance(parameter, DTensor)
+        ]
+        for module, name, parameter in places:
+            if id(parameter) not in wholes:
+                wholes[id(parameter)] = nn.Parameter(
+                    self._gathered(parameter), requires_grad=parameter.requires_grad
+                )
+            setattr(module, name, wholes[id(parameter)])
+        function(self.models[0], *arguments)
+        for module, name, parameter in places:
+            parameter.to_local().copy_(self._own_part(parameter, getattr(module, name)))
+            setattr(module, name, parameter)
+
+    def _gathered(self, parameter: DTensor) -> torch.Tensor:
+        """A copy of the whole parameter: each process adds its part to zeros."""
+        whole = torch.zeros(parameter.shape, dtype=parameter.dtype, device=self._device)
+        self._own_part(parameter, whole).copy_(parameter.to_local())
+        self._shards.all_reduce(torch.view_as_real(whole) if whole.is_complex() else whole)()
+        return whole
+
+    def _own_part(self, parameter: DTensor, whole: torch.Tensor) -> torch.Tensor:
+        _, offsets = self.local_shard(parameter)
+        sizes = parameter.to_local().shape
+        box = (slice(begin, begin + size) for begin, size in zip(offsets, sizes, strict=True))
+        return whole[tuple(box)]
+
     def sync_replicas(self) -> None: ...
 
     def local_shard(self, tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -1,0 +1,47 @@
+"""What a task does with its model after each update: a momentum teacher follows its student."""
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from samecurve.core.protocols import Task
+from samecurve.errors import UserError
+from samecurve.torch_engine.generator_states import generator_states
+from samecurve.torch_engine.strategies.protocol import Strategy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class AfterStep:
+    """Does nothing for a task without after_step()."""
+
+    def __init__(self, task: Task, strategy: Strategy, device: torch.device) -> None:
+        self._function: Callable[[nn.Module, int], None] | None = getattr(task, "after_step", None)
+        self._strategy, self._device, self._checked = strategy, device, False
+
+    @torch.no_grad()
+    def __call__(self, step: int, *, finite: torch.Tensor | bool) -> None:
+        """After step `step`, counted from 0; not after an update that was left out.
+
+        UserError: it draws random numbers, which each rank would draw for itself.
+        """
+        function = self._function
+        # bool waits for the device: what the task does can't be left out there
+        if function is None or not bool(finite):
+            return
+        if self._checked:
+            self._strategy.change(function, step)
+            return
+        before = generator_states(self._device)
+        self._strategy.change(function, step)
+        if generator_states(self._device) != before:
+            raise UserError(
+                "after_step() of the task draws random numbers, which each rank would draw for"
+                " itself",
+                "what follows from the weights and the step alone; or numbers of a"
+                " torch.Generator() seeded by the step",
+                "task",
+            )
+        self._checked = True
