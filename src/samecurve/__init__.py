@@ -1,8 +1,8 @@
 """Train one model on one device or on many, with the same loss curve.
 
-plan, train and Run serve scripts and notebooks. Mean, Initial, Section, DataSection and sample_rng
-are what a user task is written with; TaskEntry is what an installed package names its tasks by.
-Importing them imports no engine.
+plan, train and Run serve scripts and notebooks. Mean, Initial, Section, DataSection, rng and
+sample_rng are what a user task is written with; TaskEntry is what an installed package names its
+tasks by. Importing them imports no engine.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from samecurve.core.determinism.init_values import Initial as Initial
     from samecurve.core.determinism.mean import Mean as Mean
     from samecurve.core.determinism.sample_keys import sample_rng as sample_rng
+    from samecurve.core.sample_numbers import rng as rng
 
     # only named here: an import of their rooms would be one of all rooms, which import this module
     TaskEntry: type[Any]
@@ -34,6 +35,7 @@ __all__ = [
     "__version__",
     "load",
     "plan",
+    "rng",
     "sample_rng",
     "train",
 ]
@@ -45,6 +47,7 @@ _ROOMS = {
     "Section": "samecurve.core.config.section",
     "TaskEntry": "samecurve.tasks.registry",
     "load": "samecurve.run.load",
+    "rng": "samecurve.core.sample_numbers",
     "sample_rng": "samecurve.core.determinism.sample_keys",
     **dict.fromkeys(("Run", "plan", "train"), "samecurve.api"),
 }

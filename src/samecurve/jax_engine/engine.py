@@ -34,6 +34,7 @@ from samecurve.errors import UserError
 from samecurve.jax_engine.array_types import Arrays, Float, HostArray, PyTree
 from samecurve.jax_engine.checkpoint import State, StateLayout, all_params
 from samecurve.jax_engine.model import FlaxModel, InitialValue, open_model
+from samecurve.jax_engine.sample_numbers import keyed_arrays
 from samecurve.jax_engine.step_program import Rows, make_evaluation, make_step, progress_array
 from samecurve.jax_engine.strategies import AXIS, STRATEGIES
 from samecurve.jax_engine.trace_checks import check_loss
@@ -185,7 +186,7 @@ class JaxEngine:
         program has one shape. Missing rounds are the first ones.
         """
         some_microbatch = next(microbatch for one in rounds for microbatch in one if microbatch)
-        example = {name: array[:1] for name, array in some_microbatch.arrays.items()}
+        example = {name: array[:1] for name, array in keyed_arrays(some_microbatch).items()}
         shape = (len(self._local_devices), of, self.plan.micro_batch_size)
         real = np.zeros(shape, bool)
         rows = {
@@ -197,7 +198,7 @@ class JaxEngine:
                 if microbatch and microbatch.real:
                     count = len(next(iter(microbatch.arrays.values())))
                     real[device, number, :count] = True
-                    for name, array in microbatch.arrays.items():
+                    for name, array in keyed_arrays(microbatch).items():
                         rows[name][device, number, :count] = array
         on_devices = self._put({name: self._narrow(name, array) for name, array in rows.items()})
         return StagedRounds(

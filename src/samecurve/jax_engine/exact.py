@@ -25,6 +25,7 @@ from samecurve.core.protocols import START, ArrayShard, Batch, Checkpoint, Progr
 from samecurve.jax_engine.array_types import Arrays, HostArray, PyTree
 from samecurve.jax_engine.checkpoint import State, all_params
 from samecurve.jax_engine.engine import JaxEngine, QueuedMetrics
+from samecurve.jax_engine.sample_numbers import keyed_arrays
 from samecurve.jax_engine.step_program import (
     GradientSums,
     LossSums,
@@ -73,7 +74,7 @@ class ExactEngine(JaxEngine):
         """A list of StagedMicroBatch: here a round that is short needs no filling up."""
         del of
         return [
-            self._stage_microbatch(device, microbatch.number, microbatch.arrays)
+            self._stage_microbatch(device, microbatch.number, keyed_arrays(microbatch))
             for microbatches in rounds
             for device, microbatch in enumerate(microbatches)
             if microbatch and microbatch.real

@@ -29,6 +29,7 @@ from samecurve.core.protocols import Progress, Task
 from samecurve.jax_engine.array_types import Arrays, Float, HostArray, PyTree
 from samecurve.jax_engine.checkpoint import State, StateLayout, all_params
 from samecurve.jax_engine.model import FlaxModel
+from samecurve.jax_engine.sample_numbers import KEYS, with_numbers
 from samecurve.jax_engine.strategies import AXIS, Strategy
 
 _GROW_AFTER = 2000  # finite steps before f16's scale is doubled, as torch.amp.GradScaler has it
@@ -272,12 +273,15 @@ def _masked_sums(
     """
     leave_out: Callable[[Arrays, jax.Array], Arrays] | None = getattr(task, "leave_out", None)
     if leave_out:
-        of_rows = map(jnp.asarray, values(leave_out(rows.arrays, rows.real)))
+        keyed = {KEYS: rows.arrays[KEYS]} if KEYS in rows.arrays else {}
+        arrays = {name: array for name, array in rows.arrays.items() if name != KEYS}
+        by_name = with_numbers(values, {**leave_out(arrays, rows.real), **keyed})
+        of_rows = map(jnp.asarray, by_name)
         return [value.astype(dtype) for value, dtype in zip(of_rows, dtypes, strict=True)]
 
     def of_one_row(row: Arrays) -> list[jax.Array]:
         batch_of_one = {name: array[None] for name, array in row.items()}
-        return [jnp.asarray(value) for value in values(batch_of_one)]
+        return [jnp.asarray(value) for value in with_numbers(values, batch_of_one)]
 
     sums = []
     for by_row, dtype in zip(jax.vmap(of_one_row)(rows.arrays), dtypes, strict=True):

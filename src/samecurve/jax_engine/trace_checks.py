@@ -14,6 +14,7 @@ from samecurve.core.protocols import Progress, Task
 from samecurve.errors import UserError
 from samecurve.jax_engine.array_types import Arrays, Float, PyTree
 from samecurve.jax_engine.model import FlaxModel
+from samecurve.jax_engine.sample_numbers import with_numbers
 
 
 def check_loss(
@@ -32,7 +33,7 @@ def check_loss(
     def loss(params: Arrays, rest: Mapping[str, PyTree], when: jax.Array) -> tuple[PyTree, PyTree]:
         module = model.assemble(params, rest)
         before = _variables(module)
-        losses = task.losses(module, row, Progress(*when))
+        losses = with_numbers(lambda row: task.losses(module, row, Progress(*when)), row)
         mean = losses["loss"]
         names.update(losses.keys() - {"loss"})
         after = _variables(module)

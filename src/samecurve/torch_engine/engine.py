@@ -4,7 +4,7 @@ A step: training_step.py. An evaluation: evaluation.py.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,11 +25,13 @@ from samecurve.core.protocols import (
     Sample,
     Task,
 )
+from samecurve.core.sample_numbers import serving
 from samecurve.torch_engine import checkpoint as states
 from samecurve.torch_engine.checkpoint import State
 from samecurve.torch_engine.evaluation import evaluate
 from samecurve.torch_engine.keyed.draw_sites import DrawSites
 from samecurve.torch_engine.keyed.replaced import KeyedFunctions
+from samecurve.torch_engine.keyed.sample_numbers import numbers_in_work
 from samecurve.torch_engine.layers.batch_norm import coupling_layers
 from samecurve.torch_engine.layers.context import MicroBatchContext, StagedKeys
 from samecurve.torch_engine.model import Initialize, Materializer, leave_empty, run_uncompiled
@@ -82,6 +84,8 @@ class TorchEngine:
             draw_sites=sites,
         )
         self._keyed_functions = KeyedFunctions()
+        self._exit_stack = ExitStack()
+        self._exit_stack.enter_context(serving(numbers_in_work))
         self._training_step = TrainingStep(self._setup)
         self._unsynced_buffers: list[torch.Tensor] = []
 
@@ -196,6 +200,7 @@ class TorchEngine:
 
     def close(self) -> None:
         self._keyed_functions.close()
+        self._exit_stack.close()
         self._strategy.close()
         if self.plan.exact:
             set_deterministic(False)

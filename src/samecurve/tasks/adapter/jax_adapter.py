@@ -3,6 +3,7 @@
 import inspect
 import random
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -25,6 +26,7 @@ from samecurve.jax_engine.model import (
     open_model,
     param_shapes,
 )
+from samecurve.jax_engine.sample_numbers import with_numbers, with_trial_keys
 from samecurve.tasks.adapter.base import MEAN, NEEDED, EngineAdapter, spec_of
 
 _COMPUTE = {"f64": jnp.float64, "f32": jnp.float32, "bf16": jnp.bfloat16, "f16": jnp.float16}
@@ -145,7 +147,8 @@ class JaxAdapter(EngineAdapter):
             specs.update({name: spec_of(mean) for name, mean in metrics.items()})
 
         with self.calling("metrics"):
-            jax.eval_shape(look, row)
+            count = len(next(iter(row.values())))
+            jax.eval_shape(partial(with_numbers, look), with_trial_keys(row, count))
         return specs
 
     def load(self, weights: StoredArrays) -> nnx.Module:

@@ -18,6 +18,7 @@ from samecurve.core.protocols import START, Arrays, Progress, StoredArrays
 from samecurve.errors import RunError, UserError
 from samecurve.tasks.adapter.additivity import check_adds
 from samecurve.tasks.adapter.base import MEAN, NEEDED, EngineAdapter, spec_of
+from samecurve.torch_engine.keyed.sample_numbers import keyed_trial
 from samecurve.torch_engine.layers.batch_norm import coupling_layers
 from samecurve.torch_engine.layers.dropout import dropout_layers
 from samecurve.torch_engine.model import (
@@ -188,7 +189,8 @@ class TorchAdapter(EngineAdapter):
             for ids in ([0, 1], [0], [1]):
                 batch = {name: tensor[ids] for name, tensor in rows.items()}
                 try:
-                    loss = self.task.loss(model, batch, **self.asked("loss", START))
+                    with keyed_trial(len(ids)):
+                        loss = self.task.loss(model, batch, **self.asked("loss", START))
                     if isinstance(loss, Mapping):
                         loss = loss["loss"]
                 except Exception:  # a model for GPUs only, say
@@ -206,7 +208,11 @@ class TorchAdapter(EngineAdapter):
                     empty = {name: tensor.to("meta") for name, tensor in rows.items()}
                     metrics = self.measure(self.model().eval(), empty)
             except Exception:  # it looks at values
-                with torch.random.fork_rng(devices=[]), self.calling("metrics"):
+                with (
+                    torch.random.fork_rng(devices=[]),
+                    self.calling("metrics"),
+                    keyed_trial(len(next(iter(rows.values())))),
+                ):
                     metrics = self.measure(self.model().eval(), rows)
         return {name: spec_of(mean) for name, mean in metrics.items()}
 

@@ -8,7 +8,7 @@ import torch
 
 from samecurve.core.determinism.sample_keys import mix
 from samecurve.torch_engine.keyed.draw_sites import NONE, STEP, Draw, Rule, Served, calls_to_here
-from samecurve.torch_engine.keyed.numbers import KeyedNumbers, draw_salt
+from samecurve.torch_engine.keyed.numbers import FUNCTIONS, KeyedNumbers, salt
 from samecurve.torch_engine.layers.context import MicroBatchContext
 
 _SERVED: dict[Rule, Served] = {STEP: "step", NONE: None}  # else by the sample
@@ -86,7 +86,7 @@ class Drawing:
             keys = np.array([staged.rows.step_key])
         else:
             keys = staged.rows.values
-        salted = keys.view(np.uint64) ^ np.uint64(draw_salt(self.number) % 2**64)
+        salted = keys.view(np.uint64) ^ np.uint64(salt(0, FUNCTIONS, self.number) % 2**64)
         seeds: list[int] = (mix(salted) >> np.uint64(1)).tolist()
         return seeds
 

@@ -3,8 +3,8 @@ that CPU, GPU, numpy and JAX agree.
 
 For element words of a row, in C order (int32; shifts keep the sign):
 
-salt   the first 8 bytes, little endian, of sha256(f"{seed}/{name}/{call}"); of the n-th draw of a
-       function 0/*/n
+salt   the first 8 bytes, little endian, of sha256(f"{seed}/{name}/{call}"); of the n-th draw of
+       torch's functions 0/*/n, of the n-th of samecurve.rng 0/samecurve.rng/n
 a, b   the low and the high half of core.determinism.sample_keys.mix(key ^ salt), a made odd
 x      hash(j) * a + b, then x ^= x >> 15, then x *= 0x2C1B3C6D; its halves are lanes, of elements
        2j and 2j+1 of a mask (layers/dropout.py)
@@ -32,6 +32,7 @@ from samecurve.torch_engine.compile_marks import constant
 # Factors of core.determinism.sample_keys.mix, as signed numbers:
 _MIX = (0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64)
 _LANES_FACTOR, _WORDS_FACTOR = 0x2C1B3C6D, 0x31848BAB
+FUNCTIONS = "*"  # the name of what torch's functions draw: no module's
 _FEW = 8  # draws at least that are prepared together
 # By dtype, how many of a word's bits a number between 0 and 1 has; others have 24, float64 has 53.
 _BITS = {torch.float16: 11, torch.bfloat16: 8}
@@ -42,11 +43,6 @@ def salt(seed: int, name: str, call: int) -> int:
     return int.from_bytes(
         hashlib.sha256(f"{seed}/{name}/{call}".encode()).digest()[:8], "little", signed=True
     )
-
-
-def draw_salt(number: int) -> int:
-    """Of a function's draw, whose keys have the seed in them."""
-    return salt(0, "*", number)
 
 
 def mixed(values: torch.Tensor) -> torch.Tensor:
@@ -68,7 +64,7 @@ class Tables:
 
     def __init__(self) -> None:
         self._hashes = torch.empty(0, dtype=torch.int32, device="cpu")
-        self._salts = torch.empty(0, dtype=torch.int64, device="cpu")
+        self._salts: dict[str, torch.Tensor] = {}  # by name
 
     def hashes(self, count: int, device: torch.device) -> torch.Tensor:
         """int32 [count]."""
@@ -76,12 +72,14 @@ class Tables:
             self._hashes = torch.from_numpy(_lowbias32(1 << (count - 1).bit_length())).to(device)
         return self._hashes[:count]
 
-    def salts(self, count: int, device: torch.device) -> torch.Tensor:
+    def salts(self, name: str, count: int, device: torch.device) -> torch.Tensor:
         """int64 [count]."""
-        if len(self._salts) < count or self._salts.device != device:
-            salts = [draw_salt(number) for number in range(1 << (count - 1).bit_length())]
-            self._salts = torch.tensor(salts, dtype=torch.int64, device="cpu").to(device)
-        return self._salts[:count]
+        known = self._salts.get(name)
+        if known is None or len(known) < count or known.device != device:
+            salts = [salt(0, name, number) for number in range(1 << (count - 1).bit_length())]
+            known = torch.tensor(salts, dtype=torch.int64, device="cpu").to(device)
+            self._salts[name] = known
+        return known[:count]
 
 
 def _lowbias32(count: int) -> np.ndarray[Any, np.dtype[np.int32]]:
@@ -104,14 +102,16 @@ class KeyedNumbers:
     keys: int64 [rows] on a device.
     """
 
-    def __init__(self, keys: torch.Tensor, tables: Tables, draws: int = _FEW) -> None:
-        """draws: how many are to be expected."""
-        self.keys, self._tables = keys, tables
+    def __init__(
+        self, keys: torch.Tensor, tables: Tables, name: str = FUNCTIONS, draws: int = _FEW
+    ) -> None:
+        """name: whose draws. draws: how many are to be expected."""
+        self.keys, self._tables, self._name = keys, tables, name
         self._words = self._words_of(max(draws, _FEW))
 
     def _words_of(self, draws: int) -> torch.Tensor:
         """int32 [draws, rows, 2]: a and b of each."""
-        salts = self._tables.salts(draws, self.keys.device)
+        salts = self._tables.salts(self._name, draws, self.keys.device)
         return mixed(self.keys ^ salts[:, None])[:, :, None].view(torch.int32)
 
     def _pairs(self, draw: int, count: int) -> torch.Tensor:

@@ -75,6 +75,7 @@ class MicroBatchContext:
         self._draws = max(self._number, self._draws)
         self._number, self._task = 0, _FORWARD
         self._numbers: KeyedNumbers | None = None
+        self._named_numbers: KeyedNumbers | None = None
         self._step_numbers: KeyedNumbers | None = None
 
     @contextmanager
@@ -118,8 +119,17 @@ class MicroBatchContext:
         if self._numbers is None:
             keys = self.keys
             assert keys is not None
-            self._numbers = KeyedNumbers(keys, self.tables, self._draws)
+            self._numbers = KeyedNumbers(keys, self.tables, draws=self._draws)
         return self._numbers
+
+    @property
+    def named_numbers(self) -> KeyedNumbers:
+        """Those that samecurve.rng() gives."""
+        if self._named_numbers is None:
+            keys = self.keys
+            assert keys is not None
+            self._named_numbers = KeyedNumbers(keys, self.tables, "samecurve.rng")
+        return self._named_numbers
 
     @property
     def step_numbers(self) -> KeyedNumbers:

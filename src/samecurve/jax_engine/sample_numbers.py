@@ -1,0 +1,138 @@
+"""samecurve.rng(batch) with jax: numbers from keys that travel with the rows, as arrays.
+
+The arithmetic is that of torch_engine/keyed/numbers.py, where it is written down: its 64-bit mixing
+is done here in halves of 32, which jax has on every device.
+"""
+
+import hashlib
+import threading
+from collections.abc import Callable, Mapping
+from math import pi, prod
+from typing import TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from samecurve.core.determinism.sample_keys import RowKeys
+from samecurve.core.protocols import MicroBatch
+from samecurve.core.sample_numbers import serving
+from samecurve.jax_engine.array_types import Arrays, HostArray
+
+KEYS = "samecurve.keys"  # the rows' array of keys: uint32 [rows, 2], the low halves first
+_MIX = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+_LANES_FACTOR, _WORDS_FACTOR = 0x2C1B3C6D, 0x31848BAB
+_HALF = tuple[jax.Array, jax.Array]  # the upper and the lower 32 bits
+T = TypeVar("T")
+
+
+def keyed_arrays(microbatch: MicroBatch) -> Mapping[str, HostArray]:
+    """A microbatch's arrays, its rows' keys among them."""
+    if microbatch.keys is None:
+        return microbatch.arrays
+    return {**microbatch.arrays, KEYS: _key_array(microbatch.keys)}
+
+
+def _key_array(keys: RowKeys) -> HostArray:
+    return keys.values.view(np.uint32).reshape(-1, 2)
+
+
+def with_numbers(function: Callable[[Arrays], T], rows: Arrays) -> T:
+    """function(rows without their keys), within which samecurve.rng() answers from the keys."""
+    if KEYS not in rows:
+        return function(rows)
+    arrays = {name: array for name, array in rows.items() if name != KEYS}
+    numbers, thread = JaxSampleNumbers(rows[KEYS]), threading.get_ident()
+    with serving(lambda: numbers if threading.get_ident() == thread else None):
+        return function(arrays)
+
+
+def with_trial_keys(row: Mapping[str, HostArray], count: int) -> dict[str, HostArray]:
+    """Rows that are tried outside of a run."""
+    keys = RowKeys(seed=0, epoch=0, step=0, ids=np.arange(count))
+    return {**row, KEYS: _key_array(keys)}
+
+
+class JaxSampleNumbers:
+    """keys: uint32 [rows, 2]."""
+
+    def __init__(self, keys: jax.Array) -> None:
+        self._keys, self._draws = keys, 0
+
+    def uniform(self, *shape: int, dtype: str = "float32") -> jax.Array:
+        return self._uniform(prod(shape), dtype).reshape(-1, *shape)
+
+    def normal(self, *shape: int, dtype: str = "float32") -> jax.Array:
+        count = prod(shape)
+        pairs = -(-count // 2)
+        both = self._uniform(2 * pairs, dtype).reshape(-1, pairs, 2)
+        radius = jnp.sqrt(-2 * jnp.log(1 - both[:, :, 0]))
+        angle = both[:, :, 1] * (2 * pi)
+        numbers = jnp.stack([radius * jnp.cos(angle), radius * jnp.sin(angle)], axis=2)
+        return numbers.reshape(-1, 2 * pairs)[:, :count].reshape(-1, *shape)
+
+    def integers(self, low: int, high: int, *shape: int) -> jax.Array:
+        words = jnp.uint32(1 << 31) + self._words(prod(shape)).astype(jnp.uint32)
+        upper, _ = _product(words, jnp.uint32(high - low))
+        return (upper.astype(jnp.int32) + low).reshape(-1, *shape)
+
+    def bernoulli(self, p: float, *shape: int) -> jax.Array:
+        return self.uniform(*shape) < p
+
+    def _uniform(self, count: int, dtype: str) -> jax.Array:
+        if dtype == "float64":
+            words = self._words(2 * count).astype(jnp.uint32).astype(jnp.uint64)
+            wide = (words[:, 0::2] | words[:, 1::2] << 32).astype(jnp.int64)
+            return (wide >> 11).astype(jnp.float64) * 2.0**-53 + 0.5
+        return (self._words(count) >> 8).astype(jnp.float32) * 2.0**-24 + 0.5
+
+    def _words(self, count: int) -> jax.Array:
+        """int32 [rows, count] of the next draw."""
+        name = f"0/samecurve.rng/{self._draws}"
+        salt = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
+        self._draws += 1
+        lower = self._keys[:, :1] ^ jnp.uint32(salt & 0xFFFFFFFF)
+        upper = self._keys[:, 1:] ^ jnp.uint32(salt >> 32)
+        upper, lower = _mixed((upper, lower))
+        hashes = _lowbias32(jnp.arange(count, dtype=jnp.uint32))
+        words: jax.Array = (hashes * (lower | 1) + upper).astype(jnp.int32)
+        words = (words ^ (words >> 15)) * jnp.int32(_LANES_FACTOR)
+        words = (words ^ (words >> 13)) * jnp.int32(_WORDS_FACTOR)
+        return jnp.asarray(words)
+
+
+def _mixed(value: _HALF) -> _HALF:
+    """core.determinism.sample_keys.mix."""
+    for bits, factor in zip((30, 27), _MIX, strict=True):
+        value = _times(_xor_shifted(value, bits), factor)
+    return _xor_shifted(value, 31)
+
+
+def _xor_shifted(value: _HALF, bits: int) -> _HALF:
+    """value ^ value >> bits, fewer than 32."""
+    upper, lower = value
+    return upper ^ upper >> bits, lower ^ (lower >> bits | upper << (32 - bits))
+
+
+def _times(value: _HALF, factor: int) -> _HALF:
+    """Modulo 2**64."""
+    upper, lower = value
+    above, below = jnp.uint32(factor >> 32), jnp.uint32(factor & 0xFFFFFFFF)
+    carried, product = _product(lower, below)
+    return carried + upper * below + lower * above, product
+
+
+def _product(one: jax.Array, other: jax.Array) -> _HALF:
+    """Of two uint32, in halves of 16 bits."""
+    low, high = one & 0xFFFF, one >> 16
+    other_low, other_high = other & 0xFFFF, other >> 16
+    bottom, middle = low * other_low, high * other_low
+    middle = middle + (bottom >> 16)
+    other_middle = low * other_high + (middle & 0xFFFF)
+    return high * other_high + (middle >> 16) + (other_middle >> 16), one * other
+
+
+def _lowbias32(values: jax.Array) -> jax.Array:
+    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
+        values = (values ^ values >> shift) * jnp.uint32(factor)
+    return values ^ values >> 16
