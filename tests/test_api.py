@@ -1,6 +1,7 @@
 """From Python: a notebook trains in fresh processes, can be interrupted, and reads what is left."""
 
 import asyncio
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -14,8 +15,9 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
 import samecurve
-from commands import steps_written, until
+from commands import run_warm, steps_written, until
 from samecurve.errors import UserError
+from worlds import Pool
 
 MODEL = {
     "hidden_size": 32,
@@ -25,6 +27,52 @@ MODEL = {
     "intermediate_size": 48,
     "max_seq_len": 16,
 }
+
+
+OWN = """
+import numpy as np
+import torch
+from torch import nn
+
+import samecurve
+from samecurve import Mean
+
+WIDTH = 4
+
+
+class Rows:
+    def __len__(self):
+        return 22
+
+    def __getitem__(self, ids):
+        return {"x": (np.stack([ids % 3, ids % 5], 1) / 4).astype(np.float32)}
+
+
+class MyTask:
+    def model(self):
+        return nn.Linear(2, WIDTH)
+
+    def loss(self, model, batch):
+        x = batch["x"].to(model.weight.dtype)
+        return Mean(model(x).square().sum(), len(x))
+
+    def train_data(self):
+        return Rows()
+
+    def eval_data(self):
+        return Rows()
+
+
+CONFIG = {"batch": {"samples": 8}, "train": {"steps": 4, "precision": "f64"}}
+"""
+SCRIPT = """
+import sys
+
+print("a script", __name__)
+WIDTH = int(sys.argv[1])
+run = samecurve.train(MyTask, CONFIG, devices="cpu:2", save_dir="run")
+print(run.outcome, len(run.losses))
+"""
 
 
 def config_of(corpus: Path) -> dict[str, Any]:
@@ -95,6 +143,57 @@ print(len(run.losses) - steps, run.metrics['loss'] > 0, run.outcome, 'torch' in 
     assert text_of(cells[3]).endswith("3 True finished False\n")
 
 
+def test_a_class_of_a_script_and_of_a_session(tmp_path: Path, pool: Pool) -> None:
+    """A script without a guard runs once, and its ranks have what it has set. Another session goes
+    on with the run; the run directory has the class, wherever it is moved to.
+    """
+    script = tmp_path / "script.py"
+    script.write_text(OWN + SCRIPT)
+    command = [sys.executable, str(script), "6"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.count("a script") == 1
+    assert done.stdout.endswith("finished 4\n")
+    script.unlink()
+    longer = "WIDTH = 6\nrun = samecurve.train(MyTask, CONFIG, max_steps=6, save_dir='run')"
+    code = f"{OWN}{longer}\nprint(run.outcome, len(run.losses), run.plan.num_devices)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert "resume step 4" in done.stdout
+    assert done.stdout.endswith("finished 6 1\n")
+    (tmp_path / "elsewhere").mkdir()
+    moved = (tmp_path / "run").rename(tmp_path / "elsewhere" / "moved")
+    assert samecurve.load(moved).weight.shape == (6, 2)
+    pool.run(1, run_warm, tmp_path / "elsewhere", "eval", "moved", "--devices", "cpu:1")
+
+
+def test_a_class_of_a_notebook(tmp_path: Path) -> None:
+    """Its cells are no files: an error names the cell and its line, and verify has its verdict."""
+    wrong = "class Wrong(MyTask):\n    def train_data(self):\n        return [][3]"
+    sources = [
+        OWN,
+        wrong,
+        "samecurve.plan(Wrong, CONFIG)",
+        "found = samecurve.verify(MyTask, CONFIG, layouts='ddp:2', steps=2)",
+        "print(bool(found), [layout['layout'] for layout in found.layouts], found)",
+    ]
+    cells = [nbformat.v4.new_code_cell(source.strip()) for source in sources]
+    cells[2].metadata["tags"] = ["raises-exception"]
+    client = NotebookClient(
+        nbformat.v4.new_notebook(cells=cells),
+        timeout=200,
+        resources={"metadata": {"path": str(tmp_path)}},
+        kernel_name="python3",
+    )
+    client.execute()
+    error = cells[2].outputs[0]
+    assert error.ename == "UserError"
+    assert error.evalue.startswith("Cell In[2]:3: Wrong.train_data(): IndexError")
+    assert "ddp:2" in text_of(cells[3])
+    assert "PASS   all 1 layouts" in text_of(cells[3])
+    assert text_of(cells[4]) == "True ['ddp:2'] <Verified PASS: ddp:2 PASS>\n"
+
+
 def test_a_run_ends_with_the_process_that_began_it(tmp_path: Path, corpus: Path) -> None:
     script = (
         "import samecurve\n"
@@ -124,6 +223,14 @@ def test_what_can_not_be_honoured_is_raised(
         with pytest.raises(UserError, match=message):
             samecurve.train({"batch": {"samples": 2}, "model": {}}, **flags)
     assert time.monotonic() - began < 5
+    with pytest.raises(
+        UserError, match=r"samecurve\.train\(object, ...\): the task's class itself"
+    ):
+        samecurve.train(object())  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"train\(\) is given two configs"):
+        samecurve.train({}, {})
+    with pytest.raises(UserError, match=r"language in the config, and the class Run beside it"):
+        samecurve.verify(samecurve.Run, {"task": "language"})
     with pytest.raises(UserError, match="config:1:1: bathc: unknown key"):
         samecurve.plan({"bathc": {"samples": 2}})
     with pytest.raises(UserError, match="no run directory"):

@@ -1,8 +1,8 @@
 """Train one model on one device or on many, with the same loss curve.
 
-plan, train and Run serve scripts and notebooks. Mean, Initial, Section, DataSection, rng and
-sample_rng are what a user task is written with; TaskEntry is what an installed package names its
-tasks by. Importing them imports no engine.
+plan, train, verify and Run serve scripts and notebooks. Mean, Initial, Section, DataSection, rng
+and sample_rng are what a user task is written with; TaskEntry is what an installed package names
+its tasks by. Importing them imports no engine.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from samecurve.api import Run as Run
     from samecurve.api import plan as plan
     from samecurve.api import train as train
+    from samecurve.api import verify as verify
     from samecurve.core.config.section import Section as Section
     from samecurve.core.config.sections import DataSection as DataSection
     from samecurve.core.determinism.init_values import Initial as Initial
@@ -38,6 +39,7 @@ __all__ = [
     "rng",
     "sample_rng",
     "train",
+    "verify",
 ]
 
 _ROOMS = {
@@ -49,7 +51,7 @@ _ROOMS = {
     "load": "samecurve.run.load",
     "rng": "samecurve.core.sample_numbers",
     "sample_rng": "samecurve.core.determinism.sample_keys",
-    **dict.fromkeys(("Run", "plan", "train"), "samecurve.api"),
+    **dict.fromkeys(("Run", "plan", "train", "verify"), "samecurve.api"),
 }
 
 

@@ -1,4 +1,4 @@
-"""From Python, in scripts and notebooks: plan, train, and what a run left behind.
+"""From Python, in scripts and notebooks: plan, train, verify, and what a run left behind.
 
 Training runs in fresh processes through the command line, so that it is the same run as on a
 terminal. An interrupt stops it in order, and it ends with the process that began it.
@@ -22,7 +22,7 @@ import click
 from samecurve.cli.config_flags import load_config
 from samecurve.cli.main import cli, find_verb
 from samecurve.cli.options import probe_facts, speed_measure
-from samecurve.core.config.document import dump, suggest
+from samecurve.core.config.document import dump, read_file, suggest
 from samecurve.core.events import Event
 from samecurve.core.planning.plan import Plan
 from samecurve.errors import RunError, SamecurveError, UserError
@@ -32,6 +32,8 @@ from samecurve.observe.journal import read_events
 from samecurve.run.directory import Run as Files
 from samecurve.run.prepare import make_plan
 from samecurve.system import die_with
+from samecurve.tasks.class_pickler import task_of
+from samecurve.tasks.user_file import StartedWhileLoading, is_loading, place_of
 
 Configured = str | os.PathLike[str] | Mapping[str, Any]
 _BOOKKEEPING = {"seconds", "best_loss", "best_step"}  # what an evaluation's line has beside metrics
@@ -100,16 +102,36 @@ class Run:
         return f"<Run {text}>"
 
 
-def plan(config: Configured | None = None, **flags: Any) -> Plan:
+class Verified:
+    """What verify() found. True in a condition if every layout gives one device's result."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        """values: those of `samecurve verify --json`."""
+        self.passed: bool = values["passed"]
+        self.layouts: list[dict[str, Any]] = values["layouts"]
+        self.left_out: list[str] = values["left_out"]
+        self.values = values
+
+    def __bool__(self) -> bool:
+        return self.passed
+
+    def __repr__(self) -> str:
+        verdicts = ", ".join(f"{layout['layout']} {layout['verdict']}" for layout in self.layouts)
+        return f"<Verified {'PASS' if self.passed else 'FAIL'}: {verdicts}>"
+
+
+def plan(
+    task: type | Configured | None = None, config: Configured | None = None, **flags: Any
+) -> Plan:
     """What train() would do.
 
-    config: a file, or its content as a mapping
+    task, config: as train() has them
     flags: those of the command line, as names
 
     UserError: anything that can't be honoured.
     """
-    with _config_file(config) as file:
-        options = _parse("plan", _arguments("plan", file, flags))
+    with _configured("plan", task, config, flags) as arguments:
+        options = _parse("plan", arguments)
         request = read_request(
             options["machine"], options["mfu"], options["bench"], options["chart"]
         )
@@ -121,9 +143,16 @@ def plan(config: Configured | None = None, **flags: Any) -> Plan:
         return accepted_plan
 
 
-def train(config: Configured | None = None, *, quiet: bool = False, **flags: Any) -> Run:
+def train(
+    task: type | Configured | None = None,
+    config: Configured | None = None,
+    *,
+    quiet: bool = False,
+    **flags: Any,
+) -> Run:
     """Train as `samecurve train` does, showing how it goes, and return what it left.
 
+    task: a class of one's own, wherever it stands; its config may name no other. Or the config
     config: a file, or its content as a mapping
     quiet: shows nothing but what the user's own code prints
     flags: as plan()
@@ -131,22 +160,71 @@ def train(config: Configured | None = None, *, quiet: bool = False, **flags: Any
     UserError: something can't be honoured; RunError: it failed. KeyboardInterrupt: it was stopped
     in order, after saving, and the same call goes on.
     """
-    with _config_file(config) as file:
-        arguments = _arguments("train", file, flags)
+    with _configured("train", task, config, flags) as arguments:
         _parse("train", arguments)
-        python = [sys.executable, "-u", "-m", "samecurve.api", str(os.getpid())]
-        process = subprocess.Popen(
-            [*python, "train", *arguments, "--headless"],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            # not of our terminal's group: a Ctrl-C reaches it through us, once
-            start_new_session=True,
-        )
-        with process, contextlib.ExitStack() as cleaning:
-            cleaning.callback(_kill, process)
+        with _started("train", [*arguments, "--headless"]) as process:
             directory = _follow(process, quiet=quiet)
     return Run(directory or flags.get("save_dir") or flags["resume"])
+
+
+def verify(
+    task: type | Configured | None = None,
+    config: Configured | None = None,
+    *,
+    quiet: bool = False,
+    **flags: Any,
+) -> Verified:
+    """Whether the number of devices changes the result, as `samecurve verify` tells it.
+
+    task, config: as train() has them
+    quiet: does not show the table as it goes
+    flags: as plan()
+
+    UserError: something can't be honoured; RunError: it could not be tried.
+    """
+    with _configured("verify", task, config, flags) as arguments:
+        _parse("verify", arguments)
+        with _started("verify", [*arguments, "--headless"]) as process:
+            answer, error_lines = _table(process, quiet=quiet)
+            if process.returncode not in {0, 1} or not answer:
+                raise _error_of(error_lines, process.returncode)
+    return Verified(json.loads(answer))
+
+
+@contextlib.contextmanager
+def _started(verb: str, arguments: list[str]) -> Iterator["subprocess.Popen[str]"]:
+    """The verb's process, which ends with the block."""
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-m", "samecurve.api", str(os.getpid()), verb, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # not of our terminal's group: a Ctrl-C reaches it through us, once
+        start_new_session=True,
+    )
+    with process, contextlib.ExitStack() as cleaning:
+        cleaning.callback(_kill, process)
+        yield process
+
+
+def _table(process: "subprocess.Popen[str]", *, quiet: bool) -> tuple[str, list[str]]:
+    """What verify answers at its end, and what it wrote beside that, shown as it came."""
+    assert process.stdout is not None
+    assert process.stderr is not None
+    lines: list[str] = []
+    show = None if quiet else sys.stdout
+    table = threading.Thread(target=_collect, args=(process.stderr, lines, show), name="table")
+    table.start()
+    try:
+        answer = process.stdout.read()
+        process.wait()
+    except KeyboardInterrupt:
+        process.send_signal(signal.SIGINT)
+        process.wait()
+        raise
+    finally:
+        table.join()
+    return answer, lines
 
 
 def _follow(process: "subprocess.Popen[str]", *, quiet: bool) -> Path | None:
@@ -154,7 +232,8 @@ def _follow(process: "subprocess.Popen[str]", *, quiet: bool) -> Path | None:
     assert process.stdout is not None
     assert process.stderr is not None
     error_lines: list[str] = []
-    errors = threading.Thread(target=_collect, args=(process.stderr, error_lines), name="errors")
+    arguments = (process.stderr, error_lines, sys.stderr)
+    errors = threading.Thread(target=_collect, args=arguments, name="errors")
     errors.start()
     display = _Display(quiet=quiet)
     interrupted = False
@@ -200,11 +279,12 @@ class _Display:
             self._view.show(event)
 
 
-def _collect(stream: IO[str], lines: list[str]) -> None:
+def _collect(stream: IO[str], lines: list[str], show: IO[str] | None) -> None:
+    """Every line of a stream; what is no error is shown as it comes."""
     for line in stream:
         lines.append(line)
-        if not line.startswith(("error: ", "  remedy: ")):
-            print(line, end="", file=sys.stderr)
+        if show is not None and not line.startswith(("error: ", "  remedy: ")):
+            print(line, end="", file=show)
 
 
 def _error_of(lines: list[str], code: int) -> SamecurveError:
@@ -227,21 +307,75 @@ def _kill(process: "subprocess.Popen[str]") -> None:
 
 
 @contextlib.contextmanager
-def _config_file(config: Configured | None) -> Iterator[str | None]:
-    """The config as a file; errors in a mapping name the mapping."""
-    if not isinstance(config, Mapping):
-        yield None if config is None else os.fspath(config)
-        return
+def _configured(
+    verb: str,
+    task: type | Configured | None,
+    config: Configured | None,
+    flags: Mapping[str, Any],
+) -> Iterator[list[str]]:
+    """The arguments of a command line that says the same, for as long as the block lasts.
+
+    UserError: task or flags are none; those that the block raises name a mapping as `config`.
+    """
+    if is_loading():
+        raise StartedWhileLoading
+    task_class, config = _told_apart(verb, task, config)
     with tempfile.TemporaryDirectory(prefix="samecurve-") as home:
+        file = None if config is None or isinstance(config, Mapping) else os.fspath(config)
         path = Path(home) / "run.yaml"
-        path.write_text(dump(json.loads(json.dumps(config))))
+        if isinstance(config, Mapping):
+            path.write_text(dump(json.loads(json.dumps(config))))
+            file = str(path)
+        arguments = _arguments(verb, file, flags)
+        if task_class is not None:
+            _refuse_other_task(task_class, file, flags)
+            arguments += ["--set", f"task={json.dumps(task_of(task_class, Path(home)))}"]
         try:
-            yield str(path)
+            yield arguments
         except SamecurveError as error:
             if str(path) not in str(error):
                 raise
             kind = UserError if error.exit_code == UserError.exit_code else RunError
             raise kind(str(error).replace(str(path), "config")) from None
+
+
+def _told_apart(
+    verb: str, task: object, config: Configured | None
+) -> tuple[type | None, Configured | None]:
+    """The class, if one is given, and the config."""
+    if isinstance(task, type):
+        return task, config
+    if task is not None and not isinstance(task, str | os.PathLike | Mapping):
+        name = type(task).__name__
+        raise UserError(
+            f"{verb}() is given an object of type {name}, where other processes need its class",
+            f"samecurve.{verb}({name}, ...): the task's class itself, which has model(), loss() and"
+            " train_data(); or a config",
+            "task",
+        )
+    if task is not None and config is not None:
+        raise UserError(
+            f"{verb}() is given two configs",
+            f"samecurve.{verb}(MyTask, config): a task's class first; or one config",
+            "config",
+        )
+    return None, config if task is None else task
+
+
+def _refuse_other_task(task_class: type, file: str | None, flags: Mapping[str, Any]) -> None:
+    """UserError: the config or the flags name another task."""
+    settings = flags.get("set")
+    others = [settings["task"]] if isinstance(settings, Mapping) and "task" in settings else []
+    if file is not None:
+        others += [task for task in [read_file(Path(file)).value.get("task")] if task]
+    for other in others:
+        place = place_of(other)
+        if place is None or place.name != task_class.__name__:
+            raise UserError(
+                f"task: {other} in the config, and the class {task_class.__name__} beside it",
+                "leave `task:` out of the config: the class is the task",
+                "task",
+            )
 
 
 def _arguments(verb: str, file: str | None, flags: Mapping[str, Any]) -> list[str]:
@@ -251,7 +385,7 @@ def _arguments(verb: str, file: str | None, flags: Mapping[str, Any]) -> list[st
         for parameter in _command(verb).params
         for option in parameter.opts
         if option.startswith("--")
-    } - {"file", "headless"}
+    } - {"file", "headless", "json"}
     arguments = [] if file is None else ["-f", file]
     for name, value in flags.items():
         option = f"--{name.replace('_', '-')}"

@@ -199,9 +199,12 @@ def load_config(flags: Flags, *, say: bool, loud: bool = True) -> "LoadedConfig"
     """
     from samecurve.core.config.document import Document, parse_setting, read_file
     from samecurve.core.config.importers import convert
+    from samecurve.tasks.user_file import find_kept_class
 
     file: Path | None = flags["file"]
     document = read_file(file) if file else Document()
+    if file:
+        find_kept_class(document, file.parent)
     converted = convert(document)
     if converted:
         document = converted.document

@@ -1,6 +1,7 @@
 """`samecurve verify`."""
 
 import sys
+from functools import partial
 from typing import Any
 
 import click
@@ -28,8 +29,15 @@ from samecurve.cli.options import Verb, exit_on_sigterm
     "--bits", is_flag=True, help="to the last bit: with train.exact, in the config's own precision"
 )
 @click.option("--json", "as_json", is_flag=True, help="the verdicts as JSON")
+@click.option("--headless", is_flag=True, hidden=True, help="as --json, the table on stderr")
 def verify(
-    *, layouts: str | None, steps: int | None, bits: bool, as_json: bool, **flags: Any
+    *,
+    layouts: str | None,
+    steps: int | None,
+    bits: bool,
+    as_json: bool,
+    headless: bool,
+    **flags: Any,
 ) -> None:
     """Does the number of devices change the result?
 
@@ -42,5 +50,14 @@ def verify(
         flags["exact"] = True
     else:
         flags["dtype"] = flags["dtype"] or "f64"
-    loaded = load_config(flags, say=not as_json)
-    sys.exit(verify_config(loaded, layouts, steps=steps, as_json=as_json))
+    loaded = load_config(flags, say=not as_json and not headless)
+    if as_json and not headless:
+        show = _show_nothing
+    else:
+        show = partial(click.echo, err=headless)
+    as_json = as_json or headless
+    sys.exit(verify_config(loaded, layouts, steps=steps, as_json=as_json, show=show))
+
+
+def _show_nothing(line: str) -> None:
+    del line

@@ -23,6 +23,7 @@ from samecurve.errors import SamecurveError, UserError
 from samecurve.observe.journal import read_events
 from samecurve.run.directory import Run
 from samecurve.tasks import Tasks
+from samecurve.tasks.user_file import identity_of
 
 _METRICS = ("loss", "grad_norm")
 # config keys that change no result
@@ -149,6 +150,7 @@ def _settings(run: Run) -> dict[str, Any]:
     config = flatten(run.read_config(Tasks()))
     return {
         **{key: value for key, value in config.items() if not key.startswith(_NEUTRAL)},
+        "task": identity_of(config["task"]),
         "plan: microbatch": plan.micro_batch_size,
         "plan: seed": plan.fixed.seed,
         "plan: threads": plan.threads if plan.engine == "torch" else None,

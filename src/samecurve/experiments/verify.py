@@ -3,6 +3,8 @@
 The same few steps in each layout, against one device, on the user's own model and data.
 """
 
+from collections.abc import Callable
+
 import click
 
 from samecurve.core.config.sections import Config, Devices, LoadedConfig
@@ -26,12 +28,19 @@ _PATIENCE = 1800.0  # seconds for one layout
 
 
 def verify(
-    loaded: LoadedConfig, layout_list: str | None, *, steps: int | None, as_json: bool
+    loaded: LoadedConfig,
+    layout_list: str | None,
+    *,
+    steps: int | None,
+    as_json: bool,
+    show: Callable[[str], None],
 ) -> int:
-    """Prints as it goes; returns the exit code: 0 only if every layout passes.
+    """Shows the table as it goes; returns the exit code: 0 only if every layout passes.
 
     layout_list: as --layouts has it; None: all that this machine can do
     steps: optimizer steps of each layout; None: 6, or all that the run has
+    as_json: print the verdicts as JSON at the end
+    show: shows lines of the table
     """
     config, machine = loaded.config, probe()
     exact = config.train.exact
@@ -53,16 +62,14 @@ def verify(
         runner = LayoutRunner(config, machine, facts, steps=steps, kind=kind, pool=ranks, home=home)
         verdicts: list[Verdict] = []
         for verdict in compare_layouts(runner, layouts, tolerance):
-            if not as_json and not verdicts:
-                click.echo(head(runner, layouts, tolerance))
-            if not as_json:
-                click.echo(row(verdict, width, exact=exact))
+            if not verdicts:
+                show(head(runner, layouts, tolerance))
+            show(row(verdict, width, exact=exact))
             verdicts.append(verdict)
     if as_json:
         click.echo(report_json(runner, tolerance, verdicts, left_out))
-    else:
-        lines = [f"left out: {line}" for line in left_out]
-        click.echo("\n".join([*lines, conclusion(verdicts, exact=exact)]))
+    lines = [f"left out: {line}" for line in left_out]
+    show("\n".join([*lines, conclusion(verdicts, exact=exact)]))
     return 0 if all(verdict.verdict == "PASS" for verdict in verdicts) else 1
 
 

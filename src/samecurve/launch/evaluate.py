@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from samecurve.core.config.document import Document, read_file
+from samecurve.core.config.document import Document
 from samecurve.core.config.sections import LoadedConfig, Track, load
 from samecurve.core.events import Event
 from samecurve.core.planning.facts import Fixed
@@ -105,7 +105,7 @@ def evaluate(
 
 
 def _loaded(run: Run, settings: Mapping[str, tuple[Any, str]], data: str | None) -> LoadedConfig:
-    document = read_file(run.config)
+    document = run.read_document()
     if data is not None:
         reference = run.read_plan().reference
         for key, value in other_data(

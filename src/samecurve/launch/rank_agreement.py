@@ -5,7 +5,6 @@ The first rank lays out what it runs; each other one answers with what differs, 
 nothing.
 """
 
-import hashlib
 import json
 import platform
 import time
@@ -17,7 +16,7 @@ import samecurve
 from samecurve.core.config.sections import LoadedConfig, flatten
 from samecurve.core.protocols import Rank
 from samecurve.errors import RunError, SamecurveError, UserError
-from samecurve.tasks.user_file import place_of
+from samecurve.tasks.user_file import code_of, identity_of, place_of
 from samecurve.units import counted
 
 if TYPE_CHECKING:
@@ -44,16 +43,16 @@ def identity(loaded: LoadedConfig) -> dict[str, str]:
         if not key.startswith(free)
     }
     place = place_of(config.task)
-    task = {}
+    task = {"task": identity_of(config.task)}
     if place:
-        digest = hashlib.sha256(place.path.read_bytes()).hexdigest()
-        task = {f"the file {place.path}": digest[:12]}
+        code, digest = code_of(place)
+        task[code] = digest[:12]
     return {
         "samecurve": samecurve.__version__,
         "torch": version("torch"),
         "python": platform.python_version(),
         **task,
-        **keys,
+        **{key: text for key, text in keys.items() if key != "task"},
     }
 
 

@@ -10,11 +10,13 @@ from pathlib import Path
 
 import psutil
 
-from samecurve.core.config.document import dump, read_file
+from samecurve.core.config.document import Document, dump, read_file
 from samecurve.core.config.sections import Config, Registry, load
 from samecurve.core.planning.plan import Plan
 from samecurve.errors import RunError
 from samecurve.system import write_json
+from samecurve.tasks.kept_class import KEPT
+from samecurve.tasks.user_file import find_kept_class
 
 # seconds by which two processes may differ on when a third began: the kernel's time of boot is
 # rounded, and corrected
@@ -55,6 +57,11 @@ class Run:
     @property
     def assets(self) -> Path:
         return self.home / "assets"
+
+    @property
+    def task(self) -> Path:
+        """The task's class, where the run was begun from a session that has it in no file."""
+        return self.home / KEPT
 
     @property
     def initial(self) -> Path:
@@ -139,7 +146,13 @@ class Run:
         return text
 
     def read_config(self, registry: Registry) -> Config:
-        return load(read_file(self.config), registry).config
+        return load(self.read_document(), registry).config
+
+    def read_document(self) -> Document:
+        """config.yaml as it stands, but for where a kept class lies by now."""
+        document = read_file(self.config)
+        find_kept_class(document, self.home)
+        return document
 
     def read_plan(self) -> Plan:
         try:

@@ -16,6 +16,7 @@ from samecurve.core.config.sections import Config
 from samecurve.errors import RunError, UserError
 from samecurve.run.load import OpenedCheckpoint, open_checkpoint
 from samecurve.tasks.protocol import MEMBERS
+from samecurve.tasks.user_file import place_of
 from samecurve.units import show_bytes
 
 DTYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
@@ -243,7 +244,7 @@ model = AutoModelForCausalLM.from_pretrained("DIR")"""
 
 def _load_weights_code(config: Config, files: int) -> str:
     """The lines of Python that load files of safetensors."""
-    is_flax = config.engine == "jax" and ".py:" in config.task
+    is_flax = config.engine == "jax" and place_of(config.task) is not None
     library = "numpy" if is_flax else "torch"
     lines = [f"from safetensors.{library} import load_file", ""]
     if files == 1:

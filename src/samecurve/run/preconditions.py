@@ -56,6 +56,7 @@ def remove_unbegun(home: Path) -> None:
         return
     for copy in (home / SCRATCH, Run(home).initial):
         shutil.rmtree(copy, ignore_errors=True)
+    Run(home).task.unlink(missing_ok=True)
     if [path.name for path in home.iterdir()] == ["lock"]:
         (home / "lock").unlink()
         home.rmdir()

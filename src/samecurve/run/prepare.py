@@ -3,13 +3,15 @@
 Nothing is written until all of it is accepted.
 """
 
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from samecurve.checkpoint.store import sweep
-from samecurve.core.config.sections import Config, LoadedConfig, Track
+from samecurve.core.config.document import Document
+from samecurve.core.config.sections import Config, LoadedConfig, Track, load
 from samecurve.core.events import Event, Kind
 from samecurve.core.planning.facts import Facts, Measure, Speeds
 from samecurve.core.planning.machine import Machine
@@ -40,6 +42,9 @@ from samecurve.run.resume import (
     refuse_changes,
     set_later_aside,
 )
+from samecurve.tasks import Tasks
+from samecurve.tasks.kept_class import is_kept
+from samecurve.tasks.user_file import place_of
 from samecurve.units import counted
 
 
@@ -243,13 +248,26 @@ def _write_files(accepted: _Accepted) -> None:
     if accepted.weights and not run.exists():
         publish(run)
     run.write(
-        accepted.loaded.config,
+        _keep_task(run, accepted.loaded.config),
         accepted.plan,
         origins=accepted.loaded.origins,
         formulas=accepted.facts.formulas,
         parent_checkpoint=parent,
         weights_path=accepted.weights,
     )
+
+
+def _keep_task(run: Run, config: Config) -> Config:
+    """A class that is kept elsewhere is kept in the run's directory from now on."""
+    place = place_of(config.task)
+    if place is None or not is_kept(place.path):
+        return config
+    if place.path.resolve() != run.task.resolve():
+        scratch = run.task.with_name(f"{run.task.name}.part")
+        shutil.copyfile(place.path, scratch)
+        scratch.replace(run.task)
+    values = {**config.model_dump(mode="json"), "task": f"{run.task}:{place.name}"}
+    return load(Document(values), Tasks()).config
 
 
 def _write_journal(accepted: _Accepted, prepared: PreparedRun) -> None:

@@ -23,6 +23,7 @@ from samecurve.errors import SamecurveError, UserError
 from samecurve.run.directory import Run
 from samecurve.run.lock import Lock, is_live
 from samecurve.tasks import Tasks
+from samecurve.tasks.user_file import identity_of
 from samecurve.units import first_and_count
 
 Flat = dict[str, Any]  # a config by dotted keys
@@ -170,7 +171,7 @@ def _unfinished(loaded: LoadedConfig, init_from: Path | None) -> Run | None:
 
 
 def _comparable(config: Config) -> Flat:
-    return config.model_dump(
+    values = config.model_dump(
         mode="json",
         exclude={
             "devices": True,
@@ -179,6 +180,7 @@ def _comparable(config: Config) -> Flat:
             "data": set(config.data.indifferent),
         },
     )
+    return {**values, "task": identity_of(config.task)}
 
 
 def _finished(run: Run) -> bool:
@@ -282,9 +284,9 @@ def _refuse_thawed(origin: Origin, before: list[Any], config: Config) -> None:
 
 
 def _plain(values: Flat) -> Flat:
-    """Lists instead of tuples, as JSON has them."""
+    """Lists instead of tuples, as JSON has them; the task by what it is."""
     lists = {key: list(value) for key, value in values.items() if isinstance(value, tuple)}
-    return {**values, **lists}
+    return {**values, **lists, "task": identity_of(values.get("task", "language"))}
 
 
 def _changes(keys: list[str], before: Flat, after: Flat) -> str:

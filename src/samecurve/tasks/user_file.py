@@ -1,4 +1,4 @@
-"""A user's task, named by its place: `path/to/file.py:MyTask`.
+"""A user's task, named by its place: `path/to/file.py:MyTask`, or `package.module:MyTask`.
 
 Its file is read, and its class loaded, here; what the user's code raises becomes an error with its
 place in that file. No engine is imported here.
@@ -15,29 +15,100 @@ import sysconfig
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from importlib.machinery import SourceFileLoader
+from importlib.machinery import PathFinder, SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import NamedTuple
 
 import samecurve
-from samecurve.core.config.document import suggest
+from samecurve.core.config.document import Document, suggest
 from samecurve.errors import RunError, SamecurveError, UserError
+from samecurve.tasks.kept_class import FOR_LAUNCHER, KEPT, check_python, is_kept, read_header
+from samecurve.tasks.kept_class import load as load_kept
 
-_FOR_LAUNCHER = ("Model", "Data", "data_stamp")  # what the launcher asks a class for
+_STOPPED = "__stopped_by_samecurve__"  # in a module that was run up to a call that starts a run
 
 
 class Place(NamedTuple):
-    """Where a task is: `path.py:name`."""
+    """Where a class is: in a file, in a module imported by its name, or kept (kept_class.py)."""
 
     path: Path
     name: str
+    module: str | None = None
+
+
+class StartedWhileLoading(BaseException):
+    """A file that is loaded for its class has come to a call that would start a run.
+
+    What stands above that call has been run; nothing of ours but load_class() may catch this.
+    """
 
 
 def place_of(task: object) -> Place | None:
-    """'my/file.py:MyTask' -> its file and class; None: of another form."""
-    match = re.fullmatch(r"(.+\.py):([^\W\d]\w*)", task) if isinstance(task, str) else None
-    return Place(Path(match[1]), match[2]) if match else None
+    """The place that a text names; None: it is of another form, or there is no such module.
+
+    task: my/file.py:MyTask, package.module:MyTask, a/run/task.pickle:MyTask
+    """
+    match = re.fullmatch(r"(.+):([^\W\d]\w*)", task) if isinstance(task, str) else None
+    if match is None:
+        return None
+    path = Path(match[1])
+    if path.suffix == ".py" or is_kept(path):
+        return Place(path, match[2]) if path.stem else None
+    file = file_of_module(match[1])
+    return Place(file, match[2], match[1]) if file else None
+
+
+def identity_of(task: str) -> str:
+    """The task by what it is; a kept class by its name, wherever it is kept."""
+    place = place_of(task)
+    return f"class {place.name}" if place and is_kept(place.path) else task
+
+
+def find_kept_class(document: Document, home: Path) -> None:
+    """Point a config to the kept class that lies beside it, wherever both were moved to.
+
+    home: the config's directory
+    """
+    place = place_of(document.value.get("task"))
+    if place and is_kept(place.path) and (home / KEPT).is_file():
+        document.value["task"] = f"{home / KEPT}:{place.name}"
+
+
+def code_of(place: Place) -> tuple[str, str]:
+    """What the class is written in, and a digest of it. The same in every process."""
+    if is_kept(place.path):
+        header = read_header(place.path)
+        return f"the class {place.name} of {header.origin}", header.digest
+    return f"the file {place.path}", hashlib.sha256(place.path.read_bytes()).hexdigest()
+
+
+def file_of_module(module: str) -> Path | None:
+    """The source of a module that this process, or one started here, can import.
+
+    Nothing is imported. None: there is no such module, or it has no source.
+    """
+    top, *parts = module.split(".")
+    if not all(part.isidentifier() for part in (top, *parts)) or top == "__main__":
+        return None
+    try:
+        spec = importlib.util.find_spec(top) or PathFinder.find_spec(top, [os.getcwd()])
+    except ValueError:  # a module that was made by hand
+        return None
+    if spec is None:
+        return None
+    homes = [Path(home) for home in spec.submodule_search_locations or ()]
+    if not parts:
+        return Path(spec.origin) if spec.origin and spec.origin.endswith(".py") else None
+    candidates = [
+        candidate
+        for home in homes
+        for candidate in (
+            home.joinpath(*parts).with_suffix(".py"),
+            home.joinpath(*parts, "__init__.py"),
+        )
+    ]
+    return next((candidate for candidate in candidates if candidate.is_file()), None)
 
 
 def check_class_exists(task: Place) -> None:
@@ -45,6 +116,9 @@ def check_class_exists(task: Place) -> None:
 
     UserError: they are not, or it is not Python.
     """
+    if is_kept(task.path):
+        check_python(read_header(task.path))
+        return
     tree = _parse(task.path)
     bound: set[str] = set()
     for node in ast.walk(tree):
@@ -67,6 +141,8 @@ def declares_for_launcher(task: Place) -> bool:
     (which check_class_exists tells).
     """
     try:
+        if is_kept(task.path):
+            return read_header(task.path).declares
         tree = _parse(task.path)
     except UserError:
         return False
@@ -79,7 +155,7 @@ def declares_for_launcher(task: Place) -> bool:
 
 def _may_hold(node: ast.ClassDef, classes: Mapping[str, ast.ClassDef]) -> bool:
     bound = {name for statement in node.body for name in _bound(statement)}
-    if not bound.isdisjoint(_FOR_LAUNCHER):
+    if not bound.isdisjoint(FOR_LAUNCHER):
         return True
     for base in node.bases:
         inner = classes.get(base.id) if isinstance(base, ast.Name) else None
@@ -107,14 +183,25 @@ def _bound(statement: ast.stmt) -> set[str]:
 
 
 def load_class(task: Place) -> type:
-    """The class, its file run once in a process as a module of its own.
+    """The class, its file run once in a process: as a module of its own, or imported by its name.
+
+    A file that starts a run (samecurve.train(), without the guard that scripts have) is run up to
+    that call.
 
     UserError: it can't be run, or has no such class.
     """
-    module = _module(task.path)
+    try:
+        if is_kept(task.path):
+            with calling("loading it", task.path):
+                return load_kept(task.path)
+        module = _imported(task) if task.module else _module(task.path)
+    except StartedWhileLoading:
+        raise _starts_too_early(task) from None
     task_class = getattr(module, task.name, None)
     if isinstance(task_class, type):
         return task_class
+    if _STOPPED in vars(module):
+        raise _starts_too_early(task)
     classes = {name: value for name, value in vars(module).items() if isinstance(value, type)}
     defined_here = [name for name, kind in classes.items() if kind.__module__ == module.__name__]
     raise _no_class(task, defined_here)
@@ -157,6 +244,36 @@ def _source(path: Path) -> bytes:
         ) from None
 
 
+def _starts_too_early(task: Place) -> UserError:
+    return UserError(
+        f"loading {task.path} starts a run, before there is a class {task.name}",
+        'the call of samecurve under `if __name__ == "__main__":`',
+        "task",
+    )
+
+
+def is_loading() -> bool:
+    """Whether load_class() is at work on this thread."""
+    frame = sys._getframe()  # noqa: SLF001 the stack, without state of our own
+    while frame.f_back is not None:
+        if frame.f_code is load_class.__code__:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _imported(task: Place) -> ModuleType:
+    """The module by its name, which another process finds from here too."""
+    assert task.module is not None
+    depth = task.module.count(".") + (task.path.name == "__init__.py")
+    root = str(task.path.resolve().parents[depth])
+    with calling("importing it", task.path):
+        if importlib.util.find_spec(task.module.partition(".")[0]):
+            return importlib.import_module(task.module)
+        with _beside(root):
+            return importlib.import_module(task.module)
+
+
 class _AsItStands(SourceFileLoader):
     """Compiled from the file each time.
 
@@ -188,6 +305,8 @@ def _module(path: Path) -> ModuleType:
     try:
         with _beside(str(absolute.parent)), calling("loading it", path):
             spec.loader.exec_module(module)
+    except StartedWhileLoading:
+        vars(module)[_STOPPED] = True
     except BaseException:
         del sys.modules[name]
         raise
@@ -269,7 +388,8 @@ def _remedy(error: BaseException, path: Path) -> str:
     if isinstance(error, ModuleNotFoundError) and error.name == "lockstep":
         return "that program is called Samecurve now: from samecurve import Mean"
     if isinstance(error, ModuleNotFoundError):
-        return f"install {error.name}, or put it beside {path.name}"
+        beside = Path(read_header(path).origin) if is_kept(path) else path
+        return f"install {error.name}, or put it beside {beside.name}"
     if isinstance(error, AttributeError) and "before Module.__init__() call" in str(error):
         return "super().__init__() as the first line of the module's own __init__"
     if isinstance(error, AttributeError) and type(error.obj).__name__ == "DistributedDataParallel":
@@ -298,16 +418,22 @@ def _forgot_init(error: AttributeError) -> bool:
 def _where(error: BaseException, path: Path) -> str:
     """The innermost of the user's lines: in the task's directory, but not in a library there."""
     home = path.resolve().parent
-    libraries = [Path(sysconfig.get_path(kind)) for kind in ("stdlib", "purelib", "platlib")]
+    places = [Path(sysconfig.get_path(kind)) for kind in ("stdlib", "purelib", "platlib")]
+    libraries = [place for place in places if not home.is_relative_to(place)]
     libraries.append(Path(samecurve.__file__).parent)
 
     def is_users(file: Path) -> bool:
-        return file.is_relative_to(home) and not any(map(file.is_relative_to, libraries))
+        here = is_kept(path) or file.is_relative_to(home)  # a session's code is anywhere
+        return here and not any(map(file.is_relative_to, libraries))
 
     frames = traceback.extract_tb(error.__traceback__)
-    user_frames = [frame for frame in frames if is_users(Path(frame.filename))]
+    user_frames = [
+        frame
+        for frame in frames
+        if not frame.filename.startswith("<frozen") and is_users(Path(frame.filename))
+    ]
     if not user_frames:
-        return str(path)
+        return read_header(path).origin if is_kept(path) else str(path)
     return f"{_shown(user_frames[-1].filename)}:{user_frames[-1].lineno}"
 
 

@@ -1,0 +1,124 @@
+"""A class that stands in no file which another process could read, kept in a file of ours.
+
+`task.pickle`: a line of JSON (Header), then the pickle that class_pickler.py writes. Only the
+Python that wrote it reads it.
+"""
+
+import hashlib
+import io
+import json
+import linecache
+import pickle
+import platform
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from samecurve.errors import UserError
+
+KEPT = "task.pickle"  # the file's name, in a run directory too
+FOR_LAUNCHER = ("Model", "Data", "data_stamp")  # what the launcher asks a class for
+OWN_FILE = "give the class a file of its own, and import it: from my_task import MyTask"
+
+
+@dataclass(frozen=True)
+class Header:
+    """What is known of a kept class without loading it."""
+
+    name: str
+    origin: str  # where it was written: a file, `Cell In[3]`, <stdin>
+    declares: bool  # it holds what the launcher asks for (FOR_LAUNCHER)
+    digest: str  # of its code, and that of the session's which it uses
+    python: str  # 3.11: another one can't read it
+    paths: tuple[str, ...]  # where the session found modules, beside Python's own places
+    sources: Mapping[str, str]  # texts of that code, by what its lines are named by
+
+
+def is_kept(path: Path) -> bool:
+    return path.name == KEPT
+
+
+def read_header(path: Path) -> Header:
+    """UserError: the file is not there, or is none of these."""
+    try:
+        with open(path, "rb") as file:
+            values = json.loads(file.readline())
+        return Header(**{**values, "paths": tuple(values["paths"])})
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is of another form"
+        raise UserError(
+            f"{path}, in which a class was kept, can't be read: {reason}",
+            "the run directory whole, with its task.pickle; or train again from the session that"
+            " has the class",
+            "task",
+        ) from None
+
+
+def check_python(header: Header) -> None:
+    """UserError: another Python wrote it."""
+    if header.python != python_version():
+        raise UserError(
+            f"the class {header.name} of {header.origin} was kept by Python {header.python}, which"
+            f" Python {python_version()} can't read",
+            f"Python {header.python}; or {OWN_FILE}",
+            "task",
+        )
+
+
+def load(path: Path) -> type:
+    """The class, built anew once in a process, in a module of its own."""
+    header = read_header(path)
+    check_python(header)
+    content = path.read_bytes()
+    name = f"samecurve_kept_{hashlib.sha256(content).hexdigest()[:12]}"
+    if name not in sys.modules:
+        missing = [entry for entry in header.paths if entry not in sys.path]
+        sys.path.extend(missing)
+        for shown, text in header.sources.items():
+            linecache.cache[shown] = (len(text), None, text.splitlines(keepends=True), shown)
+        unpickler = _Unpickler(io.BytesIO(content[content.index(b"\n") + 1 :]), name)
+        sys.modules[name] = unpickler.modules[0]
+        try:
+            unpickler.load_class()
+        except BaseException:
+            del sys.modules[name]
+            raise
+    task_class = vars(sys.modules[name])[header.name]
+    assert isinstance(task_class, type)
+    return task_class
+
+
+class _Unpickler(pickle.Unpickler):
+    """Reads what _Pickler wrote, into modules of this name."""
+
+    def __init__(self, file: io.BytesIO, name: str) -> None:
+        super().__init__(file)
+        self.modules = [ModuleType(name)]
+
+    def persistent_load(self, pid: tuple[int, str]) -> dict[str, Any]:
+        number, package = pid
+        while len(self.modules) <= number:
+            self.modules.append(ModuleType(f"{self.modules[0].__name__}_{len(self.modules)}"))
+            sys.modules[self.modules[-1].__name__] = self.modules[-1]
+        namespace = vars(self.modules[number])
+        namespace["__package__"] = package
+        return namespace
+
+    def load_class(self) -> None:
+        """Into the first module, with what it uses there."""
+        names = [module.__name__ for module in self.modules]
+        task_class = self.load()
+        setattr(self.modules[0], task_class.__name__, task_class)
+        for module, name in zip(self.modules, names, strict=False):
+            for value in vars(module).values():
+                if isinstance(value, type) and value.__module__ == "__main__":
+                    value.__module__ = name
+            module.__name__ = name  # a function that asks for its module's name has brought it
+
+
+def python_version() -> str:
+    """3.11"""
+    return ".".join(platform.python_version_tuple()[:2])
