@@ -100,19 +100,21 @@ class DrawSites:
             if known != rule:
                 self._rules[draw.place] = None
 
+    def learnt(self, place: Place, number: int) -> Rule | None:
+        """What was learnt of a draw; None: nothing."""
+        if place not in self._rules:
+            return None
+        rule = self._rules[place]
+        return self._numbered.get((place, number)) if rule is None else rule
+
     def rule(self, place: Place, number: int, shape: Sequence[int], rows: int) -> Rule:
         """What a draw of this shape follows."""
-        rule = self._rules.get(place, _UNSEEN)
+        rule = self.learnt(place, number)
         if rule is None:
-            rule = self._numbered.get((place, number), _UNSEEN)
-        if rule == _UNSEEN:
             return plain_rule(shape, rows)
         if rule >= 0 and (rule >= len(shape) or shape[rule] % rows):
             return NONE
         return rule
-
-
-_UNSEEN: Rule = -3
 
 
 def plain_rule(shape: Sequence[int], rows: int) -> Rule:
@@ -124,6 +126,14 @@ def plain_rule(shape: Sequence[int], rows: int) -> Rule:
     if len(shape) > 2 and shape[1] == rows:
         return 1
     return STEP
+
+
+def in_shape(values: torch.Tensor, shape: torch.Size, rule: Rule) -> torch.Tensor:
+    """Numbers [rows, elements of a row] in the shape of a draw."""
+    if rule <= 0:
+        return values.view(shape)
+    others = [size for dim, size in enumerate(shape) if dim != rule]
+    return values.view(shape[rule], *others).movedim(0, rule)
 
 
 def _learnt(one: Draw, other: Draw) -> Rule:

@@ -7,7 +7,15 @@ import numpy as np
 import torch
 
 from samecurve.core.determinism.sample_keys import mix
-from samecurve.torch_engine.keyed.draw_sites import NONE, STEP, Draw, Rule, Served, calls_to_here
+from samecurve.torch_engine.keyed.draw_sites import (
+    NONE,
+    STEP,
+    Draw,
+    Rule,
+    Served,
+    calls_to_here,
+    in_shape,
+)
 from samecurve.torch_engine.keyed.numbers import FUNCTIONS, KeyedNumbers, salt
 from samecurve.torch_engine.layers.context import MicroBatchContext
 
@@ -55,10 +63,7 @@ class Drawing:
 
     def _arranged(self, values: torch.Tensor) -> torch.Tensor:
         """values: [rows, elements of a row]."""
-        if self.rule <= 0:
-            return values.view(self.shape)
-        others = [size for dim, size in enumerate(self.shape) if dim != self.rule]
-        return values.view(self.shape[self.rule], *others).movedim(0, self.rule)
+        return in_shape(values, self.shape, self.rule)
 
     def by_generator(
         self, of_part: Callable[[slice, torch.Generator], torch.Tensor], device: torch.device

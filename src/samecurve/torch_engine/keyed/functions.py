@@ -201,7 +201,7 @@ def _bernoulli_values(
 def _torch_bernoulli(
     original: Original,
     context: MicroBatchContext,
-    chances: torch.Tensor,
+    input: torch.Tensor,  # noqa: A002 - torch's name
     p: float | None = None,
     *,
     generator: torch.Generator | None = None,
@@ -209,17 +209,17 @@ def _torch_bernoulli(
 ) -> torch.Tensor:
     drawing = None
     if generator is not None:
-        note_unserved(context, "torch.bernoulli", chances.shape)
-    elif chances.numel():
-        drawing = begin_draw(context, "torch.bernoulli", chances.shape)
+        note_unserved(context, "torch.bernoulli", input.shape)
+    elif input.numel():
+        drawing = begin_draw(context, "torch.bernoulli", input.shape)
     if drawing is None:
-        given = [chances] if p is None else [chances, p]
+        given = [input] if p is None else [input, p]
         options = {} if out is None else {"out": out}
         drawn: torch.Tensor = original(*given, generator=generator, **options)
         return drawn
     with torch.no_grad():
-        values = _bernoulli_values(drawing, chances, chances if p is None else p)
-        return values.to(chances.dtype) if out is None else out.copy_(values)
+        values = _bernoulli_values(drawing, input, input if p is None else p)
+        return values.to(input.dtype) if out is None else out.copy_(values)
 
 
 @dataclass(frozen=True)
@@ -305,6 +305,8 @@ def _row_by_row(
     """A function whose result has the shape of its first tensor: each row's part of every tensor of
     that shape, with the row's own generator.
     """
+    by_name = [options.pop(key) for key in ("input", "count", "prob") if key in options]
+    arguments = (*arguments, *by_name)
     first = arguments[0]
     drawing = None
     if options.get("generator") is not None:
@@ -333,7 +335,7 @@ def _row_by_row(
 def _multinomial(
     original: Original,
     context: MicroBatchContext,
-    weights: torch.Tensor,
+    input: torch.Tensor,  # noqa: A002 - torch's name
     num_samples: int,
     replacement: bool = False,  # noqa: FBT001, FBT002 - as torch's own
     *,
@@ -343,8 +345,8 @@ def _multinomial(
     """Rows of a matrix are drawn from each by itself; of one vector, as many numbers as are asked
     for, which only with replacement don't depend on each other.
     """
-    rows = weights.dim() > 1
-    shape = [len(weights)] if rows else [num_samples]
+    rows = input.dim() > 1
+    shape = [len(input)] if rows else [num_samples]
     drawing = None
     if generator is not None:
         note_unserved(context, "torch.multinomial", shape)
@@ -353,17 +355,17 @@ def _multinomial(
         drawing = begin_draw(context, "torch.multinomial", shape, is_separable=separable)
     if drawing is None:
         options = {} if out is None else {"out": out}
-        return original(weights, num_samples, replacement, generator=generator, **options)
+        return original(input, num_samples, replacement, generator=generator, **options)
 
     def of_part(part: slice, generator: torch.Generator) -> torch.Tensor:
         if rows:
-            drawn = original(weights[part], num_samples, replacement, generator=generator)
+            drawn = original(input[part], num_samples, replacement, generator=generator)
         else:
             count = len(range(num_samples)[part])
-            drawn = original(weights, count, replacement, generator=generator)
+            drawn = original(input, count, replacement, generator=generator)
         return drawn  # type: ignore[no-any-return]
 
-    result = drawing.by_generator(of_part, weights.device)
+    result = drawing.by_generator(of_part, input.device)
     return result if out is None else out.copy_(result)
 
 

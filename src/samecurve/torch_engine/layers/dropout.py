@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from samecurve.errors import UserError
+from samecurve.torch_engine.keyed.draw_sites import STEP, Draw, Place, Served, in_shape
 from samecurve.torch_engine.keyed.numbers import lane_pairs, mixed, salt
 from samecurve.torch_engine.layers.context import MicroBatchContext
 
@@ -33,7 +34,7 @@ def key_dropout(model: nn.Module, context: MicroBatchContext, seed: int) -> tupl
 
     Call it on the bare model (masks depend on the modules' names), after copying it. In training, a
     module's input has the samples first: a row for each, or equally many neighbouring rows for each
-    ([samples * T, C]).
+    ([samples * T, C]); or in another dimension, where that was learnt (keyed/draw_sites.py).
     """
     # Any: a module's class and attributes are changed below.
     dropouts: list[tuple[str, Any]] = [
@@ -84,7 +85,7 @@ class _Masks:
 
     def __init__(self, context: MicroBatchContext, seed: int, names: tuple[str, ...]) -> None:
         self.names = names
-        self._context, self._seed = context, seed
+        self.context, self._seed = context, seed
         self._salts = torch.tensor(
             [[salt(seed, name, 0)] for name in names], dtype=torch.int64, device="cpu"
         )
@@ -93,26 +94,26 @@ class _Masks:
 
     @property
     def samples(self) -> int:
-        if self._context.keys is None:
+        if self.context.rows is None:
             raise RuntimeError(
                 "MicroBatchContext.begin(keys) comes before a forward pass in training"
             )
-        return len(self._context.keys)
+        return self.context.rows
 
-    def lanes(self, index: int, elements: int) -> torch.Tensor:
-        """int16 [samples, elements] of module `index`: uniform random numbers, those of its next
-        call.
+    def lanes(self, index: int, call: int, elements: int, *, of_step: bool) -> torch.Tensor:
+        """int16 [samples, elements] of module `index`: uniform random numbers, those of its call.
+
+        of_step: [1, elements], the same in every microbatch
         """
-        words = self._words(index).view(torch.int32)
-        hashes = self._context.tables.hashes(-(-elements // 2), words.device)
+        words = self._words(index, call, of_step=of_step).view(torch.int32)
+        hashes = self.context.tables.hashes(-(-elements // 2), words.device)
         return lane_pairs(words, hashes).view(torch.int16)[:, :elements]
 
-    def _words(self, index: int) -> torch.Tensor:
+    def _words(self, index: int, call: int, *, of_step: bool) -> torch.Tensor:
         """int64 [samples, 1]: a and b of each row, in one."""
-        keys = self._context.keys
+        keys = self.context.step_numbers.keys if of_step else self.context.keys
         assert keys is not None
-        call = self._context.call_number(self.names[index])
-        if call:
+        if call or of_step:
             return mixed(keys ^ salt(self._seed, self.names[index], call))[:, None]
         if self._keys is not keys:
             self._salts = self._salts.to(keys.device)
@@ -129,6 +130,10 @@ class _Site:
     masks: _Masks
     channels: tuple[int, ...] | None  # how many dimensions its input may have, if it drops channels
 
+    @property
+    def place(self) -> Place:
+        return ((self.name, 0),)
+
     def __deepcopy__(self, memo: object) -> "_Site":
         """A copied model draws what this one does; one for another device is given a context of its
         own by key_dropout.
@@ -137,25 +142,33 @@ class _Site:
 
     def mask(self, values: torch.Tensor, threshold: int) -> torch.Tensor:
         """1 where kept, else 0, in the shape of the values or of their channels."""
-        samples = self.masks.samples
+        samples, context = self.masks.samples, self.masks.context
         if self.channels is not None and values.dim() not in self.channels:
             raise UserError(
                 f"{self.name} drops whole channels and is given {_shape_text(values)}",
                 "samples first, then channels, then the rest; or nn.Dropout",
                 "model",
             )
-        if values.dim() == 0 or len(values) % samples or not len(values):
+        shape = values.shape
+        if self.channels is not None:
+            shape = torch.Size([*shape[:2], *[1] * (values.dim() - 2)])
+        call = context.call_number(self.masks.names[self.index])
+        rule = context.sites.rule(self.place, call, shape, samples)
+        is_known = rule >= 0 or context.sites.learnt(self.place, call) == STEP
+        if context.sites.is_recording:
+            served: Served = ("sample" if rule >= 0 else "step") if is_known else None
+            draw = Draw(self.name, self.place, tuple(shape), samples, call, served)
+            context.sites.record(draw)
+        elif not is_known:
             raise UserError(
                 f"{self.name} is given {_shape_text(values)} for {samples} samples, so its mask"
                 " can't follow the samples",
                 "samples first, each with equally many neighbouring rows; or leave it out: p = 0",
                 "model",
             )
-        shape = values.shape
-        if self.channels is not None:
-            shape = torch.Size([*shape[:2], *[1] * (values.dim() - 2)])
-        lanes = self.masks.lanes(self.index, shape.numel() // samples)
-        return mask_of(lanes, threshold, values).view(shape)
+        rows = samples if rule >= 0 else 1
+        lanes = self.masks.lanes(self.index, call, shape.numel() // rows, of_step=rule < 0)
+        return in_shape(mask_of(lanes, threshold, values), shape, rule)
 
 
 class KeyedDropout(_DropoutNd):
