@@ -232,7 +232,8 @@ class RankGroup:
     def _look(self) -> None:
         """Who has ended, and who of them, or of those that report it, has failed.
 
-        All are asked before one is judged: who had ended with 0 when the first failed is part of it.
+        All are asked before one is judged: who had ended with 0 when the first failed is part of
+        it.
         """
         alive = [rank for rank in range(len(self._processes)) if rank not in self._ended]
         codes = {rank: self._processes[rank].poll() for rank in alive}
