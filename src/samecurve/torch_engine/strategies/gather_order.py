@@ -36,6 +36,7 @@ class GatherOrder:
         self._order: list[int] = []  # that the pass in work is to follow
         self._at, self._learns, self._watches = 0, False, False
         self._titles: list[str] = []
+        self._groups: list[Any] = []
         watched: set[int] = set()
         for name, module in root.named_modules():
             for group in _groups_of(module):
@@ -47,12 +48,19 @@ class GatherOrder:
         """Any: FSDP2's FSDPParamGroup, which is public nowhere."""
         number = len(self._titles)
         self._titles.append(title)
+        self._groups.append(group)
         unshard, post_backward = group.unshard, group.post_backward
         group.unshard = partial(self._unshard, group, number, unshard)
         group.post_backward = partial(self._post_backward, group, number, post_backward)
 
     def begin(self, function: Callable[..., object], *arguments: object) -> None:
-        """Before a forward pass that backward will follow: of this function."""
+        """Before a forward pass that backward will follow: of this function.
+
+        What a pass without backward (an evaluation) has left gathered is gathered anew.
+        """
+        if not self._watches:
+            for group in self._groups:
+                group.reshard()
         words = [argument for argument in arguments if isinstance(argument, str)]
         key = (getattr(function, "__qualname__", ""), torch.is_grad_enabled(), *words)
         self._learns = key not in self._orders
