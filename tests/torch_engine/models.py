@@ -124,13 +124,83 @@ class OuterExperts(Plain):
         self.layers = nn.ModuleList([Experts()])
 
 
-KINDS: dict[str, type[Plain]] = {
+class Frozen(Plain):
+    """Two norms with statistics of their own: one is put into eval mode where it is made, one by an
+    overridden train().
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ModuleDict({"made": nn.BatchNorm1d(WIDTH), "kept": nn.BatchNorm1d(WIDTH)})
+        for norm in self.norms.values():
+            norm.register_buffer("running_mean", torch.full([WIDTH], 0.25))
+        self.norms["made"].eval()
+
+    def train(self, mode: bool = True) -> "Frozen":  # noqa: FBT001, FBT002 - as nn.Module's
+        super().train(mode)
+        self.norms["kept"].eval()
+        return self
+
+    def encode(self, x: torch.Tensor) -> torch.Tensor:
+        assert not self.norms["kept"].training
+        return super().encode(self.norms["kept"](self.norms["made"](x)))
+
+
+class HalfFrozen(Frozen):
+    """One norm more, which is in training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.free = nn.BatchNorm1d(WIDTH)
+
+    def encode(self, x: torch.Tensor) -> torch.Tensor:
+        return self.free(super().encode(x))  # type: ignore[no-any-return]
+
+
+class Pretrained(Plain):
+    """As from_pretrained() gives it; what is frozen as a whole stays in eval mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.eval()
+
+    @classmethod
+    def from_pretrained(cls) -> "Pretrained":
+        return cls()
+
+
+class Backbones(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.trained, self.frozen = Pretrained(), Pretrained().requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        assert all(part.training for part in self.trained.modules()) == self.training
+        assert not any(part.training for part in self.frozen.modules())
+        logits: torch.Tensor = self.trained(x) + self.frozen(x)
+        return logits
+
+
+class Compiled(Plain):
+    """By its author, part by part and twice the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(torch.compile(layer, backend="eager") for layer in self.layers)
+        self.last = self.layers[1]
+
+
+KINDS: dict[str, type[nn.Module]] = {
     "scalar": Scalar,
     "containers": Containers,
     "reentrant": Reentrant,
     "seldom": Seldom,
     "mixture": Mixture,
     "outer experts": OuterExperts,
+    "frozen": Frozen,
+    "half frozen": HalfFrozen,
+    "backbones": Backbones,
+    "compiled": Compiled,
 }
 
 
@@ -144,6 +214,16 @@ class Task:
         if self.kind == "dict":
             plain = Plain()
             return nn.ModuleDict({"body": plain.layers[0], "head": plain.head})
+        if self.kind == "parallel":
+            return nn.DataParallel(Plain())
+        if self.kind == "parallel part":
+            return nn.ModuleDict({"body": nn.DataParallel(Plain())})
+        if self.kind == "ddp":
+            return nn.parallel.DistributedDataParallel(Plain())
+        if self.kind == "cuda":
+            return Plain().cuda()
+        if self.kind == "half":
+            return Plain().half()
         return KINDS.get(self.kind, Plain)()
 
     def loss(self, model: Any, batch: Any) -> Mean:

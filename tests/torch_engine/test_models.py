@@ -6,15 +6,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from models import WIDTH
+from torch import nn
 
 from samecurve.checkpoint.format import load
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.plan import plan
+from samecurve.errors import UserError
 from samecurve.observe.journal import read_events
 from samecurve.run.attempt import Attempt
 from samecurve.run.directory import Run
 from samecurve.tasks import open_task
+from samecurve.torch_engine.keyed.draw_sites import DrawSites
+from samecurve.torch_engine.layers.batch_norm import coupling_layers, synchronise_batch_norms
+from samecurve.torch_engine.layers.context import MicroBatchContext
 from samecurve.torch_engine.model import cast_weights
+from samecurve.torch_engine.process_group import Comm
 from samecurve.worker.context import RankContext
 from samecurve.worker.join import join_warm
 from samecurve.worker.main import Requests, train_rank
@@ -24,6 +31,7 @@ from worlds import Pool
 HERE = Path(__file__).parent
 STEPS = 6  # two epochs
 
+SETTINGS: dict[str, dict[str, Any]] = {"half frozen": {"norm_sync": True}}  # of train, by kind
 Result = dict[str, Any]  # losses, and the last weights by name
 
 
@@ -37,13 +45,13 @@ def config_for(kind: str, layout: str = "single:1", **train: Any) -> Config:
             "model": {"kind": kind},
             "batch": {"samples": 10, "accumulate": int(accumulate or 1)},
             "optimizer": {"lr": 1e-2, "clip": 0.0},
-            "train": {"steps": STEPS, "precision": "f64", **train},
+            "train": {"steps": STEPS, "precision": "f64", **SETTINGS.get(kind, {}), **train},
             "devices": {"use": f"cpu:{devices}", "strategy": strategy, "preflight": 0},
         }
     )
 
 
-def trained(pool: Pool, home: Path, config: Config) -> Result:
+def trained(pool: Any, home: Path, config: Config) -> Result:
     made = plan(config, MACHINE, open_task(config, "").facts())
     run = Run(home)
     for directory in (run.home, run.checkpoints, run.logs):
@@ -62,6 +70,14 @@ def train_one(index: int, group: Any, home: str) -> None:
     train_rank(context, engine, task, Requests(None))
 
 
+class InProcess:
+    """A pool of one rank, which is this process."""
+
+    def run(self, world: int, function: Any, *arguments: Any) -> None:
+        assert world == 1
+        function(0, None, *arguments)
+
+
 def plain_loop(kind: str) -> Result:
     """What anybody would write for one device. Gradients are zeroed, not dropped."""
     config = config_for(kind)
@@ -70,7 +86,7 @@ def plain_loop(kind: str) -> Result:
     with torch.random.fork_rng():
         torch.manual_seed(made.fixed.seed)
         model = cast_weights(task.model(), "f64")
-    named = dict(model.named_parameters())
+    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
     decay = config.optimizer.weight_decay
     optimizer = torch.optim.AdamW(
         [
@@ -82,6 +98,9 @@ def plain_loop(kind: str) -> Result:
     )
     losses = []
     model.train()
+    for name, part in model.named_modules():
+        if name.startswith(("norms", "frozen")):
+            part.eval()
     for step, ids in enumerate(made.order.ids(range(made.steps))):
         for group in optimizer.param_groups:
             group["lr"] = made.lr_at(step)
@@ -92,7 +111,8 @@ def plain_loop(kind: str) -> Result:
         (total / weight).backward()
         optimizer.step()
         losses.append(total.item() / weight)
-    values = {f"model/{n}": t.detach() for n, t in {**named, **dict(model.named_buffers())}.items()}
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    values = {f"model/{name}": tensor.detach() for name, tensor in tensors.items()}
     return {"losses": losses} | {
         n: (torch.view_as_real(t) if t.is_complex() else t).numpy() for n, t in values.items()
     }
@@ -123,3 +143,69 @@ IN_SHORT = {  # the others: make test-long
 )
 def test_one_curve(kind: str, layout: str, pool: Pool, tmp_path: Path) -> None:
     assert_same(trained(pool, tmp_path, config_for(kind, layout)), plain_loop(kind))
+
+
+@pytest.mark.parametrize(
+    ("kind", "layout"),
+    [
+        ("frozen", "ddp:3"),
+        ("half frozen", "ddp:3"),
+        ("backbones", "fsdp:2/2"),
+        ("compiled", "ddp:2/2"),
+        pytest.param("frozen", "fsdp:2/2", marks=pytest.mark.long),
+        pytest.param("backbones", "dp:2", marks=pytest.mark.long),
+        pytest.param("compiled", "fsdp:2/2", marks=pytest.mark.long),
+        pytest.param("compiled", "dp:2", marks=pytest.mark.long),
+    ],
+)
+def test_modes_and_compiled_parts_are_as_their_author_has_them(
+    kind: str, layout: str, pool: Pool, tmp_path: Path
+) -> None:
+    """Norms in eval mode stay so and are not synchronised, what from_pretrained() gave is trained
+    (with an assertion in the model), and no name tells that a part is compiled.
+    """
+    found = trained(pool, tmp_path, config_for(kind, layout))
+    assert not [name for name in found if "_orig_mod" in name]
+    assert_same(found, plain_loop(kind))
+
+
+def test_the_plan_says_which_modules_are_in_training() -> None:
+    facts = open_task(config_for("frozen"), "").facts()
+    assert facts.coupled == ()
+    assert facts.kept_in_eval == ("norms.made", "norms.kept")
+    facts = open_task(config_for("half frozen"), "").facts()
+    assert facts.coupled == ("BatchNorm1d free",)
+    config = config_for("backbones")
+    facts = open_task(config, "").facts()
+    assert plan(config, MACHINE, facts).reasons["modes"] == (
+        "frozen stays in eval mode, as model() has it; trained goes into training:"
+        " from_pretrained() gives it in eval mode"
+    )
+
+
+def test_what_a_norm_in_eval_mode_lacks_is_said() -> None:
+    norm = nn.BatchNorm1d(WIDTH, track_running_stats=False).eval()
+    assert coupling_layers(norm) == ("BatchNorm1d",)
+    with pytest.raises(UserError, match="BatchNorm1d is in eval mode and has no running"):
+        synchronise_batch_norms(norm, Comm(), MicroBatchContext(torch.device("cpu"), DrawSites()))
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("parallel", r"Task\.model\(\) returns DataParallel.*\n.*--strategy \(ddp, fsdp"),
+        ("parallel part", r"Task\.model\(\) has body as DataParallel"),
+        ("ddp", r"process group.*\n.*the bare module on no device"),
+        ("cuda", r"(CUDA enabled|NVIDIA driver).*\n.*--devices and --strategy say"),
+    ],
+)
+def test_a_model_that_is_laid_out_already_is_refused(kind: str, says: str) -> None:
+    if kind == "cuda" and torch.cuda.is_available():
+        pytest.skip("a GPU is there, so .cuda() works, and the model is taken from it")
+    with pytest.raises(UserError, match=f"(?s){says}"):
+        open_task(config_for(kind), "").facts()
+
+
+def test_a_model_in_half_precision_is_trained_in_the_configs(tmp_path: Path) -> None:
+    """Its values are those of its author, which are the ones that a plain loop widens too."""
+    assert_same(trained(InProcess(), tmp_path, config_for("half")), plain_loop("half"))

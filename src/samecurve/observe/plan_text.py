@@ -160,7 +160,9 @@ def table(
     reasons = plan.reasons
     lines = [*banner(plan), "", "decision    value, because"]
     lines += [f"  {name:<10}{value}: {reasons[name]}" for name, value in decisions(plan).items()]
-    also = [name for name in ("coupled", "dropout", "compile", "float8") if name in reasons]
+    also = [
+        name for name in ("coupled", "modes", "dropout", "compile", "float8") if name in reasons
+    ]
     lines += [f"  {name:<10}{reasons[name]}" for name in also]
     lines += ["", f"memory on each device (estimate): {reasons['memory']}"]
     lines += [

@@ -38,10 +38,8 @@ def compile_model(model: nn.Module, how: Recompute, backend: str = "inductor") -
     parts = repeated_blocks(model) or [model]
     dynamo.config.fail_on_recompile_limit_hit = True
     dynamo.config.recompile_limit = max(_PROGRAMS, 4 * len(parts))
-    uncompiled: Any = torch.compiler.disable
+    keep_uncompiled(model)
     for module in model.modules():
-        if isinstance(module, KeyedDropout | Head):
-            module.__dict__["forward"] = uncompiled(module.forward)
         if isinstance(module, Head):
             module.kernel = _kernel(backend)
     if how != "block":
@@ -50,6 +48,14 @@ def compile_model(model: nn.Module, how: Recompute, backend: str = "inductor") -
         part.forward = torch.compile(part.forward, dynamic=False, backend=backend)
     if how == "block":
         recompute(model, how)
+
+
+def keep_uncompiled(model: nn.Module) -> None:
+    """Within what is compiled, by whomever: what dropout and the head do."""
+    uncompiled: Any = torch.compiler.disable
+    for module in model.modules():
+        if isinstance(module, KeyedDropout | Head):
+            module.__dict__["forward"] = uncompiled(module.forward)
 
 
 def _kernel(backend: str) -> Kernel:

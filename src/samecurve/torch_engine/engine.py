@@ -48,6 +48,7 @@ from samecurve.torch_engine.user_optimizer import make_optimizer_update
 
 if TYPE_CHECKING:
     from samecurve.torch_engine.strategies.protocol import Strategy
+    from samecurve.torch_engine.training_mode import TrainingMode
 
 
 class TorchEngine:
@@ -88,6 +89,7 @@ class TorchEngine:
         self._exit_stack.enter_context(serving(numbers_in_work))
         self._training_step = TrainingStep(self._setup)
         self._unsynced_buffers: list[torch.Tensor] = []
+        self._modes: list[TrainingMode] = []  # of the models, once there are some
 
     def stage(self, rounds: Sequence[Round], _samples: int) -> list[Round]:
         """Host arrays as tensors, in pinned memory where they go to a GPU."""
@@ -138,7 +140,9 @@ class TorchEngine:
 
     def _assemble(self, initialize: Initialize) -> State:
         """The state of a run's start. initialize: fills a parameter made on the meta device."""
-        models = ModelBuilder(self._setup).build_all()
+        builder = ModelBuilder(self._setup)
+        models = builder.build_all()
+        self._modes = builder.modes
         self._keyed_functions.break_graphs()
         model = models[0]
         self._strategy.distribute(models, Materializer(model, self.device, initialize))
@@ -146,7 +150,6 @@ class TorchEngine:
             self._unsynced_buffers = [
                 buffer for buffer in model.buffers() if buffer.is_floating_point()
             ]
-        self._set_mode(train=True)
         trained = optimizer_params(model)
         return State(
             model,
@@ -213,8 +216,8 @@ class TorchEngine:
         self._set_mode(train=True)
 
     def _set_mode(self, *, train: bool) -> None:
-        for model in self._strategy.models:
-            model.train(train)
+        for mode in self._modes:
+            mode.set(train=train)
 
     def _sync_buffers(self) -> None:
         """Before what all ranks must see alike: buffers that each kept for itself

@@ -16,6 +16,8 @@ from samecurve.torch_engine.layers.batch_norm import synchronise_batch_norms
 from samecurve.torch_engine.layers.dropout import key_dropout
 from samecurve.torch_engine.model import apply_speed_options, cast_weights, freeze, seeded
 from samecurve.torch_engine.setup import EngineSetup
+from samecurve.torch_engine.training_mode import TrainingMode
+from samecurve.torch_engine.user_model import compiled_in_place
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,6 +27,7 @@ class ModelBuilder:
     def __init__(self, setup: EngineSetup) -> None:
         self._setup, self._task = setup, setup.task
         self._seed = setup.plan.fixed.seed
+        self.modes: list[TrainingMode] = []  # of the models that are built
 
     def build_all(self) -> list[nn.Module]:
         """One for each device of this process. UserError: the task has no such model."""
@@ -45,6 +48,7 @@ class ModelBuilder:
         model = _build_on_meta(self._task)
         if model is None:
             model = self._build_with_values()
+        self.modes.append(TrainingMode(model))
         model = cast_weights(model, plan.precision)
         freeze(model, setup.optimizer.rules)
         context = setup.contexts[device_index]
@@ -52,8 +56,12 @@ class ModelBuilder:
             synchronise_batch_norms(model, setup.strategy.peers()[device_index], context)
         if plan.keyed_dropout:
             key_dropout(model, context, self._seed)
+        if compiled_in_place(model) and not plan.compile:
+            from samecurve.torch_engine.compile import keep_uncompiled
+
+            keep_uncompiled(model)
         apply_speed_options(model, plan, setup.devices[device_index])
-        return model.train()
+        return model
 
     def _build_with_values(self) -> nn.Module:
         """Its own values, but where the task has a rule; the same on every rank."""

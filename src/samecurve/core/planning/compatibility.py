@@ -78,6 +78,17 @@ def _coupled_split(
     )
 
 
+def say_modes(facts: Facts) -> Decision[None]:
+    """Which modules are in training, where that is not plain."""
+    parts = []
+    if facts.kept_in_eval:
+        parts.append(f"{first_and_count(facts.kept_in_eval)} stays in eval mode, as model() has it")
+    if facts.from_pretrained:
+        came = first_and_count(facts.from_pretrained)
+        parts.append(f"{came} goes into training: from_pretrained() gives it in eval mode")
+    return Decision(None, {"modes": "; ".join(parts)} if parts else {})
+
+
 def check_optimizer(config: Config, facts: Facts, layout: Layout) -> Decision[None]:
     """What is trained otherwise, and by whose optimizer.
 

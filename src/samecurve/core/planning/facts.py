@@ -65,6 +65,8 @@ class Facts:
     flops_per_sample: float | None  # forward and backward; None: not known
     coupled: tuple[str, ...]  # what mixes a batch's samples (BatchNorm): a split changes the result
     fingerprint: str  # of the data
+    kept_in_eval: tuple[str, ...] = ()  # modules that are so while the model is in training
+    from_pretrained: tuple[str, ...] = ()  # modules that came in eval mode and go into training
     block_params: int = 0  # scalars of the largest block
     block_arrays: tuple[str, ...] = ()  # names of the arrays within blocks
     # those whose values autocast rounds anyway: fsdp gathers them in two bytes under bf16 and f16

@@ -21,6 +21,7 @@ from samecurve.core.planning.compatibility import (
     check_recompute,
     layout_warnings,
     say_after_step,
+    say_modes,
 )
 from samecurve.core.planning.decision import Decision, DecisionLog
 from samecurve.core.planning.exact import check_exact, choose_exact_batch, exact_memory
@@ -248,6 +249,7 @@ def plan(config: Config, machine: Machine, facts: Facts, fixed: Fixed | None = N
     order = Order(facts.samples, split.global_batch_size, seed, anchor)
     schedule = log.take(choose_schedule(config, order))
     log.take(check_coupled(config, facts, layout, split))
+    log.take(say_modes(facts))
     log.take(check_optimizer(config, facts, layout))
     log.take(say_after_step(facts, layout))
     compiled = log.take(check_compile(config, facts))

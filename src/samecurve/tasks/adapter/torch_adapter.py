@@ -28,6 +28,8 @@ from samecurve.torch_engine.model import (
     seeded,
     sharding_facts,
 )
+from samecurve.torch_engine.training_mode import TrainingMode, kept_in_eval
+from samecurve.torch_engine.user_model import plain_model
 from samecurve.torch_engine.user_optimizer import NamedParams, try_optimizer
 from samecurve.torch_engine.weights import describe_arrays, load_weights
 
@@ -74,6 +76,7 @@ class TorchAdapter(EngineAdapter):
             {name: _scalars(p) for name, p in named.items()},
             [name for name, p in named.items() if not p.requires_grad],
         )
+        mode = TrainingMode(model)
         freeze(model, self._config.optimizer.rules)
         blocks = repeated_blocks(model) or [model]
         block_params = [sum(map(_scalars, block.parameters())) for block in blocks]
@@ -85,6 +88,8 @@ class TorchAdapter(EngineAdapter):
             "blocks": len(blocks),
             "block_params": max(block_params),
             "coupled": (*getattr(self.task, "coupled", ()), *coupling_layers(model)),
+            "kept_in_eval": kept_in_eval(model),
+            "from_pretrained": mode.from_pretrained,
             **describe_arrays(model),
             **sharding_facts(model),
             "keyed_dropout": dropout_layers(model),
@@ -110,9 +115,11 @@ class TorchAdapter(EngineAdapter):
         except UserError as error:
             if torch.get_default_device().type == "meta":
                 raise RuntimeError(error.cause) from error
-            raise
+            raise _with_device_remedy(error.cause) or error from error.__cause__
+        except ValueError as error:  # a rank's own word for a lost peer, so calling() leaves it
+            raise _with_device_remedy(f"{self.name}.model(): {error}") or error from None
         if isinstance(model, nn.Module):
-            return model
+            return plain_model(model, f"{self.name}.model()")
         remedy = self.needed["model"]
         if any(kind.__module__.startswith("flax.") for kind in type(model).__mro__):
             remedy = "--engine jax, which trains flax modules"
@@ -241,6 +248,17 @@ class TorchAdapter(EngineAdapter):
         except RuntimeError:
             with torch.random.fork_rng(devices=[]):
                 return self.model()
+
+
+def _with_device_remedy(cause: str) -> UserError | None:
+    """Of model(), where it lays itself out before there are devices; None: it is something else."""
+    if not any(sign in cause for sign in ("process group", "CUDA enabled", "NVIDIA driver")):
+        return None
+    remedy = (
+        "the bare module on no device, as nn.Module makes it: --devices and --strategy say where it"
+        " goes"
+    )
+    return UserError(cause, remedy, "task")
 
 
 def _scalars(parameter: torch.Tensor) -> int:

@@ -37,29 +37,36 @@ class Peers(Protocol):
 
 
 def coupling_layers(model: nn.Module) -> tuple[str, ...]:
-    """What mixes the samples of a batch in training: "BatchNorm2d net.1" for each normalisation
-    over the batch, in order.
+    """What mixes the samples of a batch, of a model in training: "BatchNorm2d net.1" for each
+    normalisation over the batch, in order.
     """
     return tuple(
         f"{type(module).__name__} {name}".strip()
         for name, module in model.named_modules()
-        if isinstance(module, _BatchNorm)
+        if isinstance(module, _BatchNorm) and _is_coupling(module)
     )
 
 
+def _is_coupling(norm: _BatchNorm) -> bool:
+    """Not one in eval mode, with statistics of its own to normalise by."""
+    return norm.training or norm.running_mean is None
+
+
 def synchronise_batch_norms(model: nn.Module, peers: Peers, context: MicroBatchContext) -> None:
-    """Let every BatchNorm of `model` normalise over the real rows of all peers.
+    """Let every BatchNorm of `model` that is in training normalise over the real rows of all peers.
 
     Modules, parameters, buffers and their names stay.
 
     peers, context: this replica's own (so call it after copying a model)
 
-    UserError: a lazy one without shapes yet, or one with a forward pass of its own, which would be
-    lost.
+    UserError: a lazy one without shapes yet, one with a forward pass of its own, which would be
+    lost, or one in eval mode that has no statistics for it.
     """
     # Any: a module's class and attributes are changed below.
     norms: list[tuple[str, Any]] = [
-        (name, module) for name, module in model.named_modules() if isinstance(module, _BatchNorm)
+        (name, module)
+        for name, module in model.named_modules()
+        if isinstance(module, _BatchNorm) and _is_coupling(module)
     ]
     for name, module in norms:
         title = f"{type(module).__name__} {name}".strip()
@@ -67,6 +74,13 @@ def synchronise_batch_norms(model: nn.Module, peers: Peers, context: MicroBatchC
             raise UserError(
                 f"{title} has no shape yet, so it can't be synchronised",
                 "give its num_features, or run the model once on a batch before it is handed over",
+                "model",
+            )
+        if not module.training:
+            raise UserError(
+                f"{title} is in eval mode and has no running statistics, so it normalises by the"
+                " microbatch all the same",
+                "track_running_stats=True, or leave it in training mode",
                 "model",
             )
         if type(module).forward not in (
