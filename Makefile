@@ -38,6 +38,7 @@ test-long: lint
 	touch $@ .venv/.test .venv/.run
 
 bench: .venv/.bench
+	$(BIN)/python -m benchmarks.curves
 	$(BIN)/python -m benchmarks.overhead
 	$(BIN)/python -m benchmarks.ddp
 	$(BIN)/python -m benchmarks.checkpoint

@@ -156,6 +156,25 @@ def strategies(found: Result) -> str:
     )
 
 
+def curves(found: Result) -> str:
+    """Spreads in nats, a column for each cause, and what else was looked at with all of them."""
+    summary = found["summary"]
+    causes = [name for name in summary if name != "one batch"]
+    rows = []
+    for side, version in found["trainers"].items():
+        other = summary["all"][side]["steps_with_other_samples"]
+        rows.append(
+            [
+                f"{side} {version}",
+                *(f"{summary[name][side]['spread']:.1g}" for name in causes),
+                f"{summary['all'][side]['held_out_spread']:.1g}",
+                "0, by construction" if other is None else f"{other} of {found['steps']}",
+            ]
+        )
+    head = ["trainer", *causes, "all: held-out loss at the end", "all: steps with other samples"]
+    return table(head, rows)
+
+
 def published(found: Sequence[Result]) -> str:
     rows = [
         [
@@ -190,6 +209,23 @@ def _span(values: Sequence[float], form: str) -> str:
 
 
 KINDS: dict[str, tuple[str, str, Callable[[Result], str]]] = {
+    "curves": (
+        "The loss curve on 1, 2 and 4 ranks",
+        (
+            "A convolutional reader of 33,000 parameters, microbatches of 6, a batch of 24 on any"
+            " number of ranks by gradient accumulation; every trainer as its own documentation"
+            " advises (`benchmarks/curves_sides.py`), from the same first weights. Given is the"
+            " largest difference between a trainer's three lines at any of 60 steps, in nats: with"
+            " all causes (the picture), with none, which shows that nothing else parts them, and"
+            " with each alone. Ragged lines: Lightning averages a mean for each microbatch; the"
+            " others divide once by the number of tokens. A short tail: samples are repeated until"
+            " all ranks have as many, and Lightning divides an incomplete accumulation by its full"
+            " number. Dropout: masks come from each rank's own generator. Samecurve does none of"
+            " these. `benchmarks/curves.py`.\n\n"
+            "![Loss curves of four trainers on 1, 2 and 4 ranks](curves.png)"
+        ),
+        curves,
+    ),
     "overhead": (
         "What a trainer adds to a step",
         (
