@@ -472,7 +472,7 @@ def test_a_file_is_a_module_with_its_neighbours(
         (
             "def loss",
             "def lozz",
-            ["My has no loss()", "loss(self, model, batch) -> samecurve.Mean"],
+            ["My has no loss()", "loss(self, model, batch[, step"],
         ),
         (
             "def train_data(self):\n        rows",

@@ -29,6 +29,7 @@ from samecurve.core.step_logger import STEP_VALUES
 from samecurve.errors import SamecurveError, UserError
 from samecurve.observe.pictures import check_picture
 from samecurve.tasks.adapter.columns import Collation
+from samecurve.tasks.adapter.members import check_names, check_signatures, other_trainers
 from samecurve.tasks.adapter.rows import Rows
 from samecurve.tasks.protocol import MEMBERS
 from samecurve.tasks.registry import section_argument
@@ -250,7 +251,9 @@ class TaskAdapter:
         """UserError: what is missing, all at once, or is of another form."""
         self._check_hidden()
         self._check_needed()
-        self._check_parameters()
+        if self._file is not None:
+            check_names(self.task, self.name)
+            check_signatures(self.task, self.name)
         task, name = self.task, self.name
         if hasattr(task, "optimizer") and not callable(task.optimizer):
             raise UserError(
@@ -295,24 +298,10 @@ class TaskAdapter:
             return
         there = [name for name in dir(self.task) if not name.startswith("__")]
         hints = [hint for name in missing if (hint := suggest(name, there))]
+        hints += [f"{name}() is called by other trainers" for name in other_trainers(self.task)]
         lacks = "; ".join([" and ".join(f"no {name}()" for name in missing), *hints])
         signatures = "\n    ".join(self.needed[name] for name in missing)
         raise UserError(f"{self.name} has {lacks}", signatures, "task")
-
-    def _check_parameters(self) -> None:
-        """UserError: loss() asks for what no step has."""
-        if not hasattr(self.task, "loss"):
-            return
-        others = list(inspect.signature(self.task.loss).parameters.values())[2:]
-        known = Progress._fields
-        for parameter in others:
-            is_plain = parameter.kind not in {parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL}
-            if is_plain and parameter.default is parameter.empty and parameter.name not in known:
-                raise UserError(
-                    f"{self.name}.loss() asks for {parameter.name}, which no step has",
-                    suggest(parameter.name, known) or MEMBERS["loss"],
-                    "task",
-                )
 
 
 class EngineAdapter(TaskAdapter, ABC):
