@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from samecurve.core.determinism.mean import Mean as Mean
     from samecurve.core.determinism.sample_keys import sample_rng as sample_rng
     from samecurve.core.sample_numbers import rng as rng
+    from samecurve.data.shards.source import Shards as Shards
 
     # only named here: an import of their rooms would be one of all rooms, which import this module
     TaskEntry: type[Any]
@@ -32,6 +33,7 @@ __all__ = [
     "Mean",
     "Run",
     "Section",
+    "Shards",
     "TaskEntry",
     "__version__",
     "load",
@@ -47,6 +49,7 @@ _ROOMS = {
     "Initial": "samecurve.core.determinism.init_values",
     "Mean": "samecurve.core.determinism.mean",
     "Section": "samecurve.core.config.section",
+    "Shards": "samecurve.data.shards.source",
     "TaskEntry": "samecurve.tasks.registry",
     "load": "samecurve.run.load",
     "rng": "samecurve.core.sample_numbers",

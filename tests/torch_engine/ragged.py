@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-from samecurve import Mean, sample_rng
+from samecurve import Mean, Shards, sample_rng
 
 KINDS, WIDTH = 13, 6
 
@@ -65,6 +65,7 @@ class Reader(nn.Module):
 class Ragged:
     def __init__(self, model: Any, data: Any) -> None:  # noqa: ARG002 - given by name
         self.kind = Source if data.get("columns") else Items
+        self.shards = data.get("shards")
 
     def model(self) -> nn.Module:
         return Reader()
@@ -89,6 +90,8 @@ class Ragged:
         }
 
     def train_data(self) -> Any:
+        if self.shards:
+            return Shards(self.shards, decode=lambda row, epoch: line(row["index"], epoch))
         return self.kind(0, 23)
 
     def eval_data(self) -> Any:

@@ -38,12 +38,12 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
 }
 
 
-def laid_out(layout: str, task: str = "Ragged") -> tuple[Config, Plan]:
+def laid_out(layout: str, task: str = "Ragged", **data: str) -> tuple[Config, Plan]:
     world, how = LAYOUTS[layout]
     values: dict[str, Any] = {
         "task": f"{HERE}/ragged.py:{task}",
         "batch": {"samples": 10, **how.get("batch", {})},
-        "data": how.get("data", {}),
+        "data": {**how.get("data", {}), **data},
         "optimizer": {"name": "sgd", "lr": 0.5, "momentum": 0.9, "weight_decay": 0, "clip": 0.3},
         "schedule": {"decay": "constant"},
         "train": {"steps": STEPS, "precision": "f64", "eval_every": 4, **how.get("train", {})},
@@ -61,9 +61,10 @@ def trained(
     task: str = "Ragged",
     resume: int | None = None,
     stop_at: int | None = None,
+    **data: str,
 ) -> list[Event]:
     """The run's journal. resume: from what was saved after this step."""
-    config, made = laid_out(layout, task)
+    config, made = laid_out(layout, task, **data)
     run = Run(home)
     for directory in (run.home, run.checkpoints, run.logs):
         directory.mkdir(parents=True, exist_ok=True)
@@ -126,6 +127,16 @@ def test_ragged_rows_give_the_curve_of_a_loop_without_padding(
     layout: str, by_hand: list[float], pool: Pool, tmp_path: Path
 ) -> None:
     events = trained(pool, tmp_path, layout)
+    np.testing.assert_allclose(numbers(events), by_hand, rtol=1e-12)
+
+
+def test_shards_give_it_too(by_hand: list[float], pool: Pool, tmp_path: Path) -> None:
+    """Decoded otherwise in each epoch, by workers, in the order that the permutation says."""
+    for first in (0, 12):
+        rows = (f'{{"index": {index}}}\n' for index in range(first, min(first + 12, 23)))
+        (tmp_path / f"lines-{first:02d}.jsonl").write_text("".join(rows))
+    shards = str(tmp_path / "lines-*.jsonl")
+    events = trained(pool, tmp_path / "run", "workers", shards=shards)
     np.testing.assert_allclose(numbers(events), by_hand, rtol=1e-12)
 
 

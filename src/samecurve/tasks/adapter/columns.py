@@ -86,7 +86,8 @@ def _column(name: str, values: Any, count: int, origin: str) -> NDArray[Any]:
     if array.dtype.kind not in "biufc":
         raise UserError(
             f'{origin} gives "{name}" as {array.dtype}, not as numbers',
-            "turn it into integers or floats in the data, before it is returned",
+            "turn it into integers or floats in the data (decode= of samecurve.Shards), or in the"
+            " task's collate(self, samples)",
             "task",
         )
     if array.ndim == 0 or len(array) != count:

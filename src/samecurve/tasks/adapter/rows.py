@@ -5,7 +5,7 @@ other data.
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samecurve.core.determinism.data_order import Ids
+from samecurve.data.shards.source import Shards
 from samecurve.errors import UserError
 from samecurve.tasks.adapter.columns import Collation, Columns, samples_of, stacked
 from samecurve.tasks.adapter.data_kinds import count_samples, is_from, is_torch, parameters_of
@@ -36,7 +37,10 @@ class Rows:
         self._what, self._path, self._collation = what, path, collation
         self._origin = f"the data of {what}"
         self._count = count_samples(data, what)
-        self._own_fingerprint = getattr(data, "fingerprint", None)
+        own = getattr(data, "fingerprint", None)
+        self._own_fingerprint: Callable[[], Any] | None = None
+        if callable(own) and not isinstance(data, Shards):
+            self._own_fingerprint = own
         self._data, self._subset = _outside_of_subsets(data)
         self._gives_items = is_torch(self._data, "Dataset")
         self._takes_lists = is_from(self._data, "datasets.arrow_dataset")  # of Hugging Face
@@ -76,9 +80,12 @@ class Rows:
         """The data's own fingerprint() where it has one; else a hash over its length and up to 16
         rows spread over it: a change elsewhere is not seen.
         """
-        if callable(self._own_fingerprint):
+        if self._own_fingerprint:
             return str(self._own_fingerprint())
-        return f"{_KNOWN_BY} rows: {self._digest(0)}"
+        by_rows = f"{_KNOWN_BY} rows: {self._digest(0)}"
+        if isinstance(self._data, Shards):  # what they hold; the rows tell what is made of it
+            return f"{self._data.fingerprint()}, {by_rows}"
+        return by_rows
 
     def check(self) -> None:
         """UserError: a row is not the same when it is read again, or alone (the data has no
@@ -86,7 +93,7 @@ class Rows:
         """
         if self._collation:
             self._check_collation(self._collation.name)
-        if callable(self._own_fingerprint):
+        if self._own_fingerprint:
             return
         for epoch in (0, 1) if self.by_epoch else (0,):
             self._check_repeats(epoch)

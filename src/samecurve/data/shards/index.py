@@ -1,0 +1,170 @@
+"""Where each row of shards begins: made once by one process, kept in the cache, memory-mapped.
+
+An index is known by the names, sizes and times of its files, so that a changed file makes a new
+one. Arrays go to disk as they are made, and are read by the page: neither takes memory by the row.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from samecurve.errors import RunError
+from samecurve.system import write_json
+
+_FORMAT = 1  # of what is kept
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One file, as it was indexed."""
+
+    path: Path
+    size: int
+    mtime_ns: int
+    rows: int = 0
+
+
+class IndexWriter:
+    """What a scan of the files fills."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.notes: dict[str, Any] = {}  # what else the reader must know
+        self._arrays: dict[str, tuple[IO[bytes], str]] = {}
+        self._digest = hashlib.sha256()
+        self._rows: list[int] = []
+
+    def append(self, name: str, values: NDArray[Any]) -> None:
+        """To an array, whose type is that of the first values."""
+        if name not in self._arrays:
+            opened = open(self.home / f"{name}.bin", "wb")  # noqa: SIM115 - until close()
+            self._arrays[name] = (opened, values.dtype.str)
+        file, dtype = self._arrays[name]
+        file.write(np.ascontiguousarray(values, dtype).tobytes())
+
+    def file_done(self, rows: int, digest: bytes) -> None:
+        """digest: of what this file holds, as far as it was read."""
+        self._rows.append(rows)
+        self._digest.update(f"{rows}/".encode() + digest)
+
+    def close(self) -> None:
+        for file, _ in self._arrays.values():
+            file.close()
+
+    def finish(self, kind: str, shards: Sequence[Shard]) -> None:
+        self.close()
+        write_json(
+            self.home / "index.json",
+            {
+                "kind": kind,
+                "files": [str(shard.path) for shard in shards],
+                "rows": self._rows,
+                "arrays": {name: dtype for name, (_, dtype) in self._arrays.items()},
+                "notes": self.notes,
+                "digest": self._digest.hexdigest(),
+            },
+        )
+
+
+class Index:
+    """Opened. `first_rows`: of each shard, and the number of all rows."""
+
+    def __init__(self, home: Path, shards: Sequence[Shard]) -> None:
+        values = json.loads((home / "index.json").read_text())
+        self.home = home
+        self.shards = [
+            Shard(shard.path, shard.size, shard.mtime_ns, rows)
+            for shard, rows in zip(shards, values["rows"], strict=True)
+        ]
+        self.first_rows = np.cumsum([0, *values["rows"]])
+        self.notes: dict[str, Any] = values["notes"]
+        self.digest: str = values["digest"]
+        self._arrays = {
+            name: _mapped(home / f"{name}.bin", dtype) for name, dtype in values["arrays"].items()
+        }
+
+    def __len__(self) -> int:
+        return int(self.first_rows[-1])
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        return self._arrays[name]
+
+    def shards_of(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The number of each row's shard."""
+        return np.searchsorted(self.first_rows, ids, side="right") - 1
+
+
+def open_index(
+    cache: Path, kind: str, files: Sequence[Path], made_by: Any, scan: Callable[..., None]
+) -> Index:
+    """The index of these files, made if it is not there.
+
+    made_by: what else it follows from. scan: (shards, writer), which fills it.
+    """
+    statuses = [(file, file.stat()) for file in files]
+    shards = [Shard(file, status.st_size, status.st_mtime_ns) for file, status in statuses]
+    stamp = [[str(shard.path), shard.size, shard.mtime_ns] for shard in shards]
+    text = json.dumps([_FORMAT, kind, made_by, stamp])
+    home = cache / hashlib.sha256(text.encode()).hexdigest()[:24]
+    if not home.is_dir():
+        home.parent.mkdir(parents=True, exist_ok=True)
+        with _alone(home.with_suffix(".lock")):
+            if not home.is_dir():
+                _make(home, kind, shards, scan)
+    return Index(home, shards)
+
+
+def _make(home: Path, kind: str, shards: Sequence[Shard], scan: Callable[..., None]) -> None:
+    """Beside its place, and renamed there: a kill leaves it whole or absent."""
+    scratch = home.with_name(f"{home.name}.{os.getpid()}")
+    scratch.mkdir(exist_ok=True)
+    try:
+        with closing(IndexWriter(scratch)) as writer:
+            scan(shards, writer)
+            writer.finish(kind, shards)
+        for shard in shards:
+            check_unchanged(shard, shard.path.stat())
+        try:
+            scratch.rename(home)
+        except OSError:
+            if not home.is_dir():
+                raise
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def check_unchanged(shard: Shard, status: os.stat_result) -> None:
+    """RunError: the file is not the one that was indexed."""
+    if (status.st_size, status.st_mtime_ns) != (shard.size, shard.mtime_ns):
+        raise RunError(
+            f"{shard.path} has changed since it was indexed",
+            "run the same command again, once the files rest",
+            "data",
+        )
+
+
+@contextmanager
+def _alone(lock: Path) -> Iterator[None]:
+    """One process at a time, on file systems that can lock."""
+    with open(lock, "w") as file:
+        with suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+    with suppress(OSError):
+        lock.unlink()
+
+
+def _mapped(file: Path, dtype: str) -> NDArray[Any]:
+    if not file.stat().st_size:  # which can't be mapped
+        return np.empty(0, dtype)
+    return np.memmap(file, dtype, "r")

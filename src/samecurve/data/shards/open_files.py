@@ -1,0 +1,58 @@
+"""Files that are read at places, few of them open at once."""
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from samecurve.data.shards.index import Shard, check_unchanged
+from samecurve.errors import RunError
+
+_OPEN = 64
+
+
+class OpenFiles:
+    """Shards by number. May be called by several threads, and shared with forked processes: a read
+    moves no position.
+    """
+
+    def __init__(self, shards: Sequence[Shard]) -> None:
+        self._shards = shards
+        self._descriptors: OrderedDict[int, int] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def read(self, number: int, begin: int, size: int) -> bytes:
+        """RunError: the file is not what it was when it was indexed."""
+        with self._lock:
+            descriptor = self._descriptors.get(number)
+            if descriptor is None:
+                descriptor = self._open(number)
+            self._descriptors.move_to_end(number)
+            parts, missing = [], size
+            while missing and (part := os.pread(descriptor, missing, begin + size - missing)):
+                parts.append(part)
+                missing -= len(part)
+        if missing:
+            raise RunError(
+                f"{self._shards[number].path} ends before byte {begin + size}",
+                "it was cut while it was read: mend it, and run the same command again",
+                "data",
+            )
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _open(self, number: int) -> int:
+        shard = self._shards[number]
+        descriptor = os.open(shard.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            check_unchanged(shard, os.fstat(descriptor))
+        except RunError:
+            os.close(descriptor)
+            raise
+        self._descriptors[number] = descriptor
+        if len(self._descriptors) > _OPEN:
+            os.close(self._descriptors.popitem(last=False)[1])
+        return descriptor
+
+    def __del__(self) -> None:
+        for descriptor in self._descriptors.values():
+            os.close(descriptor)

@@ -1,0 +1,102 @@
+"""Which files shards are read from, and of what kind they are."""
+
+import glob
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from samecurve.errors import UserError
+
+KINDS = {  # by suffix
+    ".jsonl": "json lines",
+    ".ndjson": "json lines",
+    ".json": "json lines",
+    ".parquet": "parquet",
+    ".pq": "parquet",
+    ".tar": "tar",
+}
+_UNPACK = {
+    ".gz": "gunzip --keep",
+    ".tgz": "gunzip --keep",
+    ".zst": "unzstd",
+    ".bz2": "bunzip2 --keep",
+    ".xz": "unxz --keep",
+}
+_RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
+Paths = str | Path | Sequence[str | Path]
+
+
+def find_files(paths: Paths) -> list[Path]:
+    """The files of all paths and globs, in the order given, each once; the matches of a glob are
+    sorted. `shard-{0000..0017}.tar` is a range, as webdataset writes it.
+
+    UserError: a path or glob has none.
+    """
+    several = [paths] if isinstance(paths, str | Path) else list(paths)
+    files = [file for path in several for one in _ranged(str(path)) for file in _found(one)]
+    if not files:
+        raise UserError("samecurve.Shards was given no path", "a path, a glob, or a list", "data")
+    return list(dict.fromkeys(file.resolve() for file in files))
+
+
+def kind_of(files: Sequence[Path]) -> str:
+    """What all of these are. UserError: they are packed, mixed, or of no kind that is read."""
+    by_kind: dict[str, Path] = {}
+    for file in files:
+        suffix = file.suffix.lower()
+        if suffix in _UNPACK:
+            raise UserError(
+                f"{file} is compressed: it can't be read from the middle",
+                f"{_UNPACK[suffix]} {file.name}, and give what that makes (inside of a tar, images"
+                " may stay as they are)",
+                "data",
+            )
+        if suffix not in KINDS:
+            raise UserError(
+                f"{file}: no kind of shard ends in {suffix or 'nothing'}",
+                f"shards end in {', '.join(KINDS)}",
+                "data",
+            )
+        by_kind.setdefault(KINDS[suffix], file)
+    if len(by_kind) > 1:
+        named = " and ".join(f"{kind} ({file.name})" for kind, file in by_kind.items())
+        raise UserError(
+            f"shards of more than one kind: {named}",
+            "one samecurve.Shards for each kind, or a narrower glob",
+            "data",
+        )
+    return next(iter(by_kind))
+
+
+def _ranged(path: str) -> list[str]:
+    """`a-{08..10}` -> a-08, a-09, a-10."""
+    match = _RANGE.search(path)
+    if match is None:
+        return [path]
+    first, last = match.groups()
+    numbers = (str(number).zfill(len(first)) for number in range(int(first), int(last) + 1))
+    replaced = (f"{path[: match.start()]}{number}{path[match.end() :]}" for number in numbers)
+    return [one for each in replaced for one in _ranged(each)]
+
+
+def _found(path: str) -> list[Path]:
+    if re.match(r"[a-z][a-z0-9+]+:", path):
+        raise UserError(
+            f"{path} is no file on this machine",
+            "copy the shards to a disk that every host sees at this path, or mount their store",
+            "data",
+        )
+    file = Path(path).expanduser()
+    if file.is_file():
+        return [file]
+    if file.is_dir():
+        raise UserError(f"{path} is a directory", f"a glob: {path.rstrip('/')}/*.jsonl", "data")
+    matches = sorted(Path(match) for match in glob.glob(str(file), recursive=True))
+    files = [match for match in matches if match.is_file()]
+    if not files:
+        raise UserError(
+            f"samecurve.Shards: {path}: no such file or match; this is {Path.cwd()}",
+            "a path or a glob, from the directory in which samecurve is started",
+            "data",
+        )
+    return files

@@ -1,0 +1,106 @@
+"""The headers of a tar file, in the ustar, GNU and pax formats.
+
+Python's tarfile takes three times as long, and ends in silence where a file is cut off.
+Source: POSIX.1-2017, pax, "ustar Interchange Format" and "pax Extended Header"; GNU tar's manual,
+"Basic Tar Format".
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, NamedTuple
+
+from samecurve.errors import UserError
+
+BLOCK = 512
+_AGAIN = "make it again, or copy it again"
+_REGULAR, _ELSEWHERE = (b"0", b"\0", b"7"), (b"1", b"2", b"S")
+NAMES = "surrogateescape"  # for names that are no UTF-8
+
+
+class Member(NamedTuple):
+    """A regular file in a tar: its bytes are [offset, offset + size)."""
+
+    name: str
+    offset: int
+    size: int
+
+
+def read_members(path: Path, file_size: int) -> Iterator[Member]:
+    """The regular files, in their order.
+
+    UserError: it is no whole tar, or has a link or a sparse file, whose bytes stand elsewhere.
+    """
+    at = 0
+    said: dict[bytes, bytes] = {}  # of the next member, by the headers before it
+    with open(path, "rb") as file:
+        while (header := _read(file, at, BLOCK)) != bytes(BLOCK):
+            kind, size = _kind(path, header, at), _size(header[124:136])
+            if kind in _REGULAR:
+                size = int(said.get(b"size", size))
+            offset = at + BLOCK
+            if offset + size > file_size:
+                raise broken(path, f"cut off: a member ends at byte {offset + size}")
+            if kind == b"L":
+                said[b"path"] = _read(file, offset, size).rstrip(b"\0")
+            elif kind == b"x":
+                said.update(_records(_read(file, offset, size)))
+            elif kind in _REGULAR or kind in _ELSEWHERE:
+                name = said.get(b"path", _name(header)).decode("utf-8", NAMES)
+                if kind in _ELSEWHERE or any(key.startswith(b"GNU.sparse") for key in said):
+                    raise UserError(
+                        f"{path}: {name} is a link or a sparse file, whose bytes stand elsewhere",
+                        "make it again with tar --dereference --hard-dereference",
+                        "data",
+                    )
+                yield Member(name, offset, size)
+            if kind not in (b"L", b"K", b"x", b"g"):
+                said = {}
+            at = offset + -(-size // BLOCK) * BLOCK
+
+
+def broken(path: Path, cause: str) -> UserError:
+    return UserError(f"{path}: no whole tar file: {cause}", _AGAIN, "data")
+
+
+def _read(file: IO[bytes], at: int, size: int) -> bytes:
+    file.seek(at)
+    return file.read(size)
+
+
+def _kind(path: Path, header: bytes, at: int) -> bytes:
+    """Its type. UserError: it is no header."""
+    if len(header) < BLOCK:
+        raise broken(path, f"cut off at byte {at + len(header)}, before the end that tars have")
+    try:
+        checksum = int(header[148:156].rstrip(b"\0 ") or b"0", 8)
+    except ValueError:
+        checksum = -1
+    if checksum != sum(header) - sum(header[148:156]) + 8 * ord(" "):
+        raise broken(path, f"no header at byte {at}")
+    return header[156:157]
+
+
+def _size(field: bytes) -> int:
+    """Octal digits; or, from 8 GiB on, GNU's binary form."""
+    if field[0] & 0x80:
+        return int.from_bytes(field[1:], "big")
+    return int(field.rstrip(b"\0 ") or b"0", 8)
+
+
+def _name(header: bytes) -> bytes:
+    name = header[:100].partition(b"\0")[0]
+    prefix = b""
+    if header[257:263] == b"ustar\0":
+        prefix = header[345:500].partition(b"\0")[0]
+    return prefix + b"/" + name if prefix else name
+
+
+def _records(text: bytes) -> dict[bytes, bytes]:
+    """`27 path=some/name\\n`, one after another; the number is a record's length."""
+    records = {}
+    while text.strip(b"\0"):
+        length, _, _ = text.partition(b" ")
+        record, text = text[: int(length)], text[int(length) :]
+        key, _, value = record[len(length) + 1 : -1].partition(b"=")
+        records[key] = value
+    return records
