@@ -2,12 +2,14 @@
 its kind, in a file of their own as a user's are.
 """
 
+import warnings
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
+from torch.nn.utils.parametrizations import spectral_norm
 from torch.utils.checkpoint import checkpoint
 
 from samecurve import Mean
@@ -190,6 +192,37 @@ class Compiled(Plain):
         self.last = self.layers[1]
 
 
+class Spectral(Plain):
+    """Norms of weights, estimated by a step of power iteration in each forward pass, by either of
+    torch's ways; and a count of passes, which enters the result.
+    """
+
+    count: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        spectral_norm(self.layers[0])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the old way is deprecated, and in use
+            nn.utils.spectral_norm(self.layers[1])
+        self.register_buffer("count", torch.zeros(()))
+
+    def encode(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.count += 1
+        return super().encode(x) / (1 + self.count)
+
+
+STEP_BUFFERS = {
+    "spectral": {
+        "count",
+        "layers.0.parametrizations.weight.0._u",
+        "layers.0.parametrizations.weight.0._v",
+        "layers.1.weight_u",
+        "layers.1.weight_v",
+    }
+}  # of kinds: what moves once a step
+
 KINDS: dict[str, type[nn.Module]] = {
     "scalar": Scalar,
     "containers": Containers,
@@ -201,6 +234,7 @@ KINDS: dict[str, type[nn.Module]] = {
     "half frozen": HalfFrozen,
     "backbones": Backbones,
     "compiled": Compiled,
+    "spectral": Spectral,
 }
 
 

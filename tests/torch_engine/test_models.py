@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from models import WIDTH
+from models import STEP_BUFFERS, WIDTH
 from torch import nn
 
 from samecurve.checkpoint.format import load
@@ -67,6 +67,7 @@ def train_one(index: int, group: Any, home: str) -> None:
     context = RankContext.read_warm(Attempt("test", home).to_json(), index)
     task = open_task(context.config, "")
     engine = join_warm(context.plan, index, group).make_engine(task, context.config.optimizer)
+    engine.keep_step_buffers(STEP_BUFFERS.get(task.task.kind, frozenset()))
     train_rank(context, engine, task, Requests(None))
 
 
@@ -209,3 +210,19 @@ def test_a_model_that_is_laid_out_already_is_refused(kind: str, says: str) -> No
 def test_a_model_in_half_precision_is_trained_in_the_configs(tmp_path: Path) -> None:
     """Its values are those of its author, which are the ones that a plain loop widens too."""
     assert_same(trained(InProcess(), tmp_path, config_for("half")), plain_loop("half"))
+
+
+@pytest.mark.parametrize(
+    "layout",
+    ["single:1/3", "dp:3", "ddp:2/2", "fsdp:2/2", pytest.param("hsdp:4", marks=pytest.mark.long)],
+)
+def test_what_moves_once_a_step_does_so_whatever_the_microbatches(
+    layout: str, pool: Pool, tmp_path: Path
+) -> None:
+    """The tail of an epoch has 5 samples: of microbatches of 4, devices of dp have 0, 1 and 1."""
+    assert_same(trained(pool, tmp_path, config_for("spectral", layout)), plain_loop("spectral"))
+
+
+def test_what_moves_once_a_step_is_not_computed_again(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"buffer count and 4 more moves.*computed again"):
+        trained(InProcess(), tmp_path, config_for("spectral", recompute="block"))

@@ -4,6 +4,7 @@ A step: training_step.py. An evaluation: evaluation.py.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
@@ -40,6 +41,7 @@ from samecurve.torch_engine.optimizer_params import optimizer_params
 from samecurve.torch_engine.precision import LossScale, autocast_for
 from samecurve.torch_engine.process_group import Comm
 from samecurve.torch_engine.setup import EngineSetup
+from samecurve.torch_engine.step_buffers import StepBuffers
 from samecurve.torch_engine.step_metrics import QueuedMetrics, peak_memory_bytes
 from samecurve.torch_engine.strategies.exact import Exact, set_deterministic
 from samecurve.torch_engine.strategies.replicated import STRATEGIES
@@ -161,6 +163,13 @@ class TorchEngine:
             ),
         )
 
+    def keep_step_buffers(self, names: AbstractSet[str]) -> None:
+        """Buffers that every forward pass moves alike are to move once a step.
+
+        UserError: blocks are computed again in backward.
+        """
+        self._training_step.step_buffers = StepBuffers(self._setup, names)
+
     def step(
         self, state: State, batch: Batch[list[Round]], lr: float, requests: Sequence[int]
     ) -> tuple[State, QueuedMetrics]:
@@ -221,6 +230,7 @@ class TorchEngine:
 
     def _sync_buffers(self) -> None:
         """Before what all ranks must see alike: buffers that each kept for itself
-        (train.allow_coupled) as the first has them.
+        (train.allow_coupled) as the first has them, and those that each moved by itself.
         """
-        self.comm.broadcast(self._unsynced_buffers, self.device)
+        step_buffers = self._training_step.step_buffers.named(0).values()
+        self.comm.broadcast([*self._unsynced_buffers, *step_buffers], self.device)

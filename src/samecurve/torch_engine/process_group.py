@@ -40,8 +40,10 @@ class Comm:
         return self.all_reduce(values.clone())()
 
     @torch.no_grad()
-    def broadcast(self, tensors: Iterable[torch.Tensor], device: torch.device) -> None:
-        """Give every rank the first one's values.
+    def broadcast(
+        self, tensors: Iterable[torch.Tensor], device: torch.device, *, root: int = 0
+    ) -> None:
+        """Give every rank the values of one, the first.
 
         device: where this group's collectives run
         """
@@ -50,7 +52,7 @@ class Comm:
         for tensor in tensors:
             sent = tensor.to(device)
             pairs = torch.view_as_real(sent) if sent.is_complex() else sent
-            dist.broadcast(pairs, group=self.group, group_src=0)
+            dist.broadcast(pairs, group=self.group, group_src=root)
             tensor.copy_(sent)
 
 

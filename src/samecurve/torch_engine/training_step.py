@@ -20,6 +20,7 @@ from samecurve.torch_engine.precision import (
 )
 from samecurve.torch_engine.profiling.forward_timer import ForwardTimer
 from samecurve.torch_engine.setup import EngineSetup
+from samecurve.torch_engine.step_buffers import StepBuffers
 from samecurve.torch_engine.step_metrics import (
     MetricsLayout,
     QueuedMetrics,
@@ -38,6 +39,7 @@ class TrainingStep:
         self._forward_timer = ForwardTimer(setup.device)
         self._loss_factors: list[torch.Tensor] = []
         self._usage = UsageCheck(setup.plan, setup.comm, setup.device)
+        self.step_buffers = StepBuffers(setup)
         self._after_step = AfterStep(setup.task, setup.strategy, setup.device)
         self._named_means = NamedMeans()
 
@@ -69,6 +71,7 @@ class TrainingStep:
                     for index in range(len(self._devices))
                 ]
             )
+        self.step_buffers.end_step(self._setup.num_microbatches(batch.samples))
         with timeline.phase("reduce"):
             strategy.reduce(state.parameters)
         if self._usage.is_first_step:
@@ -133,12 +136,15 @@ class TrainingStep:
                 ),
                 self._strategy.accumulation_round(device_index, microbatch, is_last=is_last),
             ):
+                self.step_buffers.begin_microbatch(device_index, is_first=number == first)
                 timer = self._forward_timer.timed() if timed and number == first else nullcontext()
                 with timeline.phase("forward", device_index), timer:
                     means = self._forward(device_index, microbatch, progress)
                 with timeline.phase("backward", device_index):
                     factor = loss_factor if microbatch.real else torch.zeros_like(loss_factor)
+                    self.step_buffers.after_forward(device_index)
                     torch.autograd.backward(means[0].sum, factor.to(means[0].sum.dtype))
+                    self.step_buffers.after_backward(device_index)
             if microbatch.real:
                 totals.add(device_index, self._setup.sum_row(microbatch), means)
 
@@ -148,7 +154,10 @@ class TrainingStep:
         side_effects = None
         if self._plan.exact and self._usage.is_first_step:
             side_effects = SideEffectCheck(
-                self._strategy.models[device_index], device, self._setup.draw_sites
+                self._strategy.models[device_index],
+                device,
+                self._setup.draw_sites,
+                self.step_buffers.names,
             )
         with autocast_for(self._plan.precision, device):
             arrays = to_device(microbatch.arrays, device)

@@ -7,6 +7,7 @@ while the last backward pass still runs (exact_allreduce.py).
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from functools import partial
 
@@ -42,10 +43,17 @@ class SideEffectCheck:
     depend on which ones this device computed before.
 
     sites: which generators begin anew with each microbatch, and may move
+    step_buffers: names of buffers that do
     """
 
-    def __init__(self, model: nn.Module, device: torch.device, sites: DrawSites) -> None:
-        self._model, self._sites = model, sites
+    def __init__(
+        self,
+        model: nn.Module,
+        device: torch.device,
+        sites: DrawSites,
+        step_buffers: AbstractSet[str],
+    ) -> None:
+        self._model, self._sites, self._step_buffers = model, sites, step_buffers
         self._generators, self._buffers = GeneratorWatch(device), self._buffer_versions()
 
     def check(self) -> None:
@@ -75,6 +83,7 @@ class SideEffectCheck:
         return {
             name: (id(buffer), buffer._version)  # noqa: SLF001 - public nowhere
             for name, buffer in self._model.named_buffers()
+            if name not in self._step_buffers
         }
 
 
