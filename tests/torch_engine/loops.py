@@ -98,3 +98,52 @@ class Momentum(Base):
 class Restless(Momentum):
     def after_step(self, model: Any, step: int) -> None:  # noqa: ARG002 - by its signature
         model.average.normal_()
+
+
+class Halved(Annealed):
+    def schedule(self, step: int) -> float:
+        return float(0.5 ** (step // 3))
+
+
+class Scheduled(Annealed):
+    """By schedulers one after the other."""
+
+    def schedule(self, optimizer: torch.optim.Optimizer) -> Any:
+        schedulers = torch.optim.lr_scheduler
+        warm = schedulers.LinearLR(optimizer, start_factor=0.1, total_iters=3)
+        cosine = schedulers.CosineAnnealingLR(optimizer, T_max=5, eta_min=1e-3)
+        return schedulers.SequentialLR(optimizer, [warm, cosine], milestones=[3])
+
+
+class Plateau(Annealed):
+    def schedule(self, optimizer: torch.optim.Optimizer) -> Any:
+        return torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+
+
+class Cycled(Annealed):
+    def schedule(self, optimizer: torch.optim.Optimizer) -> Any:
+        return torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=1.0, total_steps=50)
+
+
+class Short(Annealed):
+    def schedule(self, optimizer: torch.optim.Optimizer) -> Any:
+        return torch.optim.lr_scheduler.OneCycleLR(
+            optimizer, max_lr=1.0, total_steps=5, cycle_momentum=False
+        )
+
+
+class Negative(Annealed):
+    def schedule(self, step: int) -> float:
+        return 4.5 - step
+
+
+class Unasked(Annealed):
+    def schedule(self, epoch: int) -> float:
+        return 1 / epoch
+
+
+class Lambda(Annealed):
+    def optimizer(self, params: Any, lr: float) -> Any:
+        optimizer = torch.optim.SGD(params, lr=lr)
+        self.scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step)
+        return optimizer

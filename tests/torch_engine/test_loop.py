@@ -22,6 +22,7 @@ from samecurve.errors import UserError
 from samecurve.observe.console import console_lines
 from samecurve.observe.journal import read_events
 from samecurve.observe.metrics import plotted
+from samecurve.observe.plan_text import banner
 from samecurve.observe.report.reading import JournalReader, RunRecord
 from samecurve.run.attempt import Attempt
 from samecurve.run.directory import Run
@@ -29,7 +30,7 @@ from samecurve.tasks import Tasks, open_task
 from samecurve.torch_engine.engine import TorchEngine
 from samecurve.torch_engine.process_group import Comm
 from samecurve.worker.context import RankContext
-from samecurve.worker.main import Requests, train_rank
+from samecurve.worker.main import Requests, lr_factor, train_rank
 from tiny import MACHINE
 from worlds import Pool
 
@@ -105,13 +106,15 @@ def of_steps(events: list[Event], name: str) -> list[Any]:
 
 
 def by_hand(
-    task: str, train: Callable[[nn.Module, int, int, dict[str, torch.Tensor]], list[float]]
+    task: str,
+    train: Callable[[nn.Module, int, int, dict[str, torch.Tensor]], list[float]],
+    **sections: dict[str, Any],
 ) -> tuple[np.ndarray, nn.Module]:
     """What a plain loop gives for each step, from a run's initial values, and its model.
 
     train: (model, step, epoch, the step's rows) -> its numbers, the model moved on
     """
-    engine, _ = engine_and_feed(config_of(task))
+    engine, _ = engine_and_feed(config_of(task, **sections))
     model, made = engine.init().model, engine.plan
     numbers = []
     for step in range(STEPS):
@@ -291,3 +294,77 @@ def test_it_is_not_called_after_an_update_that_is_left_out() -> None:
         micro.arrays["x"].fill_(np.inf)
     engine.step(state, batch, 0.1, [0] * len(REQUESTS))
     assert all(torch.equal(before[name], now) for name, now in state.model.state_dict().items())
+
+
+UNSCHEDULED = {"decay": "cosine"}  # the default: where a task schedules, the config says nothing
+
+
+def scheduled(task: str) -> tuple[np.ndarray, list[float]]:
+    """Losses and learning rates of a plain loop with the task's schedule."""
+    rates: list[float] = []
+    objects: list[Any] = []
+
+    def train(model: Any, step: int, epoch: int, rows: dict[str, torch.Tensor]) -> list[float]:
+        if not objects:
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9)
+            user = loops.Scheduled()
+            objects.extend([optimizer, user.schedule(optimizer) if task == "Scheduled" else None])
+        optimizer, scheduler = objects
+        if scheduler is None:
+            optimizer.param_groups[0]["lr"] = 0.3 * 0.5 ** (step // 3)
+        rates.append(optimizer.param_groups[0]["lr"])
+        loss = loops.Annealed().loss(model, rows, step, epoch)["loss"]
+        optimizer.zero_grad()
+        (loss.sum / loss.weight).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.4)
+        optimizer.step()
+        if scheduler:
+            scheduler.step()
+        return [loss.sum.item() / loss.weight.item()]
+
+    numbers, _ = by_hand(task, train, schedule=UNSCHEDULED)
+    return numbers[:, 0], rates
+
+
+@pytest.mark.filterwarnings("ignore:The epoch parameter:UserWarning")  # SequentialLR's own
+@pytest.mark.parametrize("task", ["Scheduled", "Halved"])
+def test_a_task_may_schedule_its_learning_rate(task: str, pool: Pool, tmp_path: Path) -> None:
+    """By torch's schedulers, or a function of the step: also through a resume."""
+    losses, rates = scheduled(task)
+    assert len(set(rates)) > 2
+    trained(pool, tmp_path, task, "ddp:2", stop_at=4, schedule=UNSCHEDULED)
+    events = trained(pool, tmp_path, task, "single", resume=4, schedule=UNSCHEDULED)
+    np.testing.assert_allclose(of_steps(events, "lr"), rates, rtol=1e-14)
+    np.testing.assert_allclose(of_steps(events, "loss"), losses, rtol=1e-12)
+    _, made = laid_out(task, "single", schedule=UNSCHEDULED)
+    first = f"{rates[0] / 0.3:.4g}"
+    assert f"times {task}.schedule(): {first} at step 0," in "\n".join(banner(made))
+
+
+def plan_and_factor(config: Config) -> None:
+    """As a run does before its first step."""
+    task = open_task(config, "")
+    lr_factor(task, plan(config, MACHINE, task.facts()))
+
+
+@pytest.mark.parametrize(
+    ("task", "says"),
+    [
+        ("Plateau", "ReduceLROnPlateau follows what is measured, and not the step"),
+        ("Cycled", "OneCycleLR also changes momentum of the optimizer"),
+        ("Short", "Tried to step 6 times. The specified number of total steps is 5"),
+        ("Negative", "Negative.schedule() gives -2.5 at step 7"),
+        ("Unasked", "Unasked.schedule() asks for epoch"),
+        ("Lambda", "Lambda.optimizer() makes a scheduler, which no step would drive"),
+    ],
+)
+def test_what_is_no_schedule_is_refused_before_the_first_step(task: str, says: str) -> None:
+    config = config_of(task, schedule=UNSCHEDULED)
+    with pytest.raises(UserError) as refused:
+        plan_and_factor(config)
+    assert says in str(refused.value)
+
+
+def test_a_schedule_of_the_config_beside_the_tasks_is_refused() -> None:
+    with pytest.raises(UserError, match=r"which schedule\.decay does not reach"):
+        laid_out("Halved", "single")

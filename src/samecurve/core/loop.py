@@ -47,6 +47,7 @@ class LoopContext(Generic[State, Staged]):
     requests: Requests
     summarize: Summarize
     keep_pictures: KeepPictures  # samples into files, whose names it gives
+    lr_factor: Callable[[int], float] | None = None  # of a step, by the task's own schedule
 
 
 def train(
@@ -72,7 +73,7 @@ def train(
 
     for step, batch in context.feed:
         heartbeat(step, "step")
-        lr = plan.lr_at(step)
+        lr = plan.lr_at(step, context.lr_factor)
         state, metrics = engine.step(state, batch, lr, context.requests.pending())
         requested = logger.flush()  # the line of the step before, while this one is computed
         logger.defer(step, batch, lr, metrics)

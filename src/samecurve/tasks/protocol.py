@@ -55,6 +55,11 @@ MEMBERS: Mapping[str, str] = {
     ),
     "optimizer": "optimizer(self, params[, lr]) -> torch.optim.Optimizer over all of params",
     "elementwise": "elementwise = True: that optimizer updates each number by itself",
+    "schedule": (
+        "schedule(self, step) -> the factor of optimizer.lr at that step, counted from 0; or"
+        " schedule(self, optimizer) -> a scheduler of torch.optim.lr_scheduler (torch): in place of"
+        " the config's schedule"
+    ),
     "after_step": (
         "after_step(self, model, step): called after each update (step counts from 0), to change"
         " weights and buffers that are not trained: a momentum teacher (torch)"

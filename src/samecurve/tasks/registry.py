@@ -151,8 +151,9 @@ def data_stamp(config: Config) -> object:
     stamp = stamp_of(section_argument(config.data))
     if place is None or stamp is None:
         return stamp
-    train = config.train  # a user's model may be built by them
-    return [train.precision, train.seed, hashlib.sha256(place.path.read_bytes()).hexdigest(), stamp]
+    train = config.train  # a user's model, optimizer and schedule may be built by them
+    built_by = [train.precision, train.seed, config.optimizer.lr]
+    return [*built_by, hashlib.sha256(place.path.read_bytes()).hexdigest(), stamp]
 
 
 def engines_of(config: Config) -> tuple[str, ...]:

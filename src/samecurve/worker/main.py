@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -176,6 +176,7 @@ def train_rank(
         requests=requests,
         summarize=task.summarize,
         keep_pictures=keep,
+        lr_factor=lr_factor(task, plan),
     )
     try:
         if attempt.evaluate:
@@ -196,6 +197,17 @@ def train_rank(
         engine.close()
         if journal:
             journal.close()
+
+
+def lr_factor(task: Task, plan: Plan) -> Callable[[int], float] | None:
+    """By the task's own schedule; None: the plan's holds.
+
+    UserError: it has none at the run's last step.
+    """
+    factor: Callable[[int], float] | None = getattr(task, "lr_factor", None)
+    if factor:
+        factor(plan.steps - 1)
+    return factor
 
 
 def _check_data(task: Task, plan: Plan) -> None:

@@ -3,7 +3,7 @@
 A pure function; every worker obeys its result, nothing after it changes a number.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from samecurve.core.planning.compatibility import (
     check_coupled,
     check_optimizer,
     check_recompute,
+    check_schedule,
     layout_warnings,
     say_after_step,
     say_modes,
@@ -166,8 +167,9 @@ class Plan:
     def order(self) -> Order:
         return Order(self.samples, self.global_batch_size, self.fixed.seed, self.fixed.anchor)
 
-    def lr_at(self, step: int) -> float:
-        return self.schedule.at(step)
+    def lr_at(self, step: int, task_factor: Callable[[int], float] | None = None) -> float:
+        """task_factor: of a step, by the task's own schedule"""
+        return self.schedule.at(step, task_factor)
 
     def progress_at(self, step: int) -> Progress:
         """step: counted from 0"""
@@ -247,7 +249,8 @@ def plan(config: Config, machine: Machine, facts: Facts, fixed: Fixed | None = N
     if fixed is not None:
         seed, anchor = fixed.seed, fixed.anchor
     order = Order(facts.samples, split.global_batch_size, seed, anchor)
-    schedule = log.take(choose_schedule(config, order))
+    check_schedule(config, facts)
+    schedule = log.take(choose_schedule(config, order, facts.schedule))
     log.take(check_coupled(config, facts, layout, split))
     log.take(say_modes(facts))
     log.take(check_optimizer(config, facts, layout))

@@ -31,8 +31,11 @@ def choose_intervals(train: Train, order: Order) -> Intervals:
     )
 
 
-def choose_schedule(config: Config, order: Order) -> Decision[Schedule]:
-    """UserError: nothing would be trained, or the rate can't be scaled."""
+def choose_schedule(config: Config, order: Order, by_task: str = "") -> Decision[Schedule]:
+    """by_task: its own schedule, in words; '': the config's holds
+
+    UserError: nothing would be trained, or the rate can't be scaled.
+    """
     fields, train_steps = config.schedule, config.train.steps
     steps, warmup = _steps(train_steps, order), _steps(fields.warmup, order)
     if steps < 1:
@@ -42,6 +45,10 @@ def choose_schedule(config: Config, order: Order) -> Decision[Schedule]:
             "train.steps",
         )
     peak, why_lr = _scale_lr(config, order.batch)
+    why_steps = f"train.steps {train_steps}; {order.steps_per_epoch} steps an epoch"
+    if by_task:
+        schedule = Schedule(peak=peak, steps=steps, decay="task")
+        return Decision(schedule, {"steps": why_steps, "lr": f"{why_lr}; times {by_task}"})
     warnings = []
     if peak > config.optimizer.lr and not warmup:
         warnings.append(
@@ -58,7 +65,6 @@ def choose_schedule(config: Config, order: Order) -> Decision[Schedule]:
         final=fields.final,
         cooldown=fields.cooldown,
     )
-    why_steps = f"train.steps {train_steps}; {order.steps_per_epoch} steps an epoch"
     return Decision(schedule, {"steps": why_steps, "lr": why_lr}, tuple(warnings))
 
 

@@ -1,6 +1,7 @@
 """The learning rate of a step: a pure function of the step, so that no state of it needs saving."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,15 +15,20 @@ class Schedule:
     peak: float  # learning rate after warm-up
     steps: int
     warmup: int = 0  # steps
-    decay: Decay = "cosine"
+    decay: Decay | Literal["task"] = "cosine"  # task: by the task's own schedule
     final: float = 0.1  # share of the peak left at the end
     cooldown: float = 0.2  # share of the steps in which wsd decays
 
-    def at(self, step: int) -> float:
+    def at(self, step: int, task_factor: Callable[[int], float] | None = None) -> float:
         """The rate of a step, counted from 0.
 
         The first step of a warm-up of n takes peak/n, the n-th the peak.
+
+        task_factor: of a step, by the task's own schedule
         """
+        if self.decay == "task":
+            assert task_factor, "the task has a schedule"
+            return self.peak * task_factor(step)
         if step < self.warmup:
             return self.peak * (step + 1) / self.warmup
         span = max(1, self.steps - 1 - self.warmup)

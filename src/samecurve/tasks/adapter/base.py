@@ -82,6 +82,8 @@ class TaskAdapter:
             with self.calling("__init__"):
                 self.task = _instance(task_class, arguments)
             self._check_members()
+            if hasattr(self.task, "schedule"):
+                self.lr_factor = self._checked_factor
             if assets is None or "assets" not in inspect.signature(task_class).parameters:
                 self._open_data()
 
@@ -142,6 +144,7 @@ class TaskAdapter:
                 "flops_per_sample": None,
                 "coupled": tuple(getattr(self.task, "coupled", ())),
                 "fingerprint": self.fingerprint(),
+                "schedule": self._schedule_facts(),
                 **described,
                 **task_facts,
             }
@@ -302,6 +305,53 @@ class TaskAdapter:
         lacks = "; ".join([" and ".join(f"no {name}()" for name in missing), *hints])
         signatures = "\n    ".join(self.needed[name] for name in missing)
         raise UserError(f"{self.name} has {lacks}", signatures, "task")
+
+    def _checked_factor(self, step: int) -> float:
+        """Of the learning rate, by the class's own schedule. UserError: it is none."""
+        with self.calling("schedule"):
+            factor = self.task_factor(step)
+        if not isinstance(factor, int | float) or not 0 <= factor < math.inf:
+            raise UserError(
+                f"{self.name}.schedule() gives {factor!r} at step {step}",
+                "a number of at least 0, by which optimizer.lr is multiplied",
+                "task",
+            )
+        return float(factor)
+
+    def task_factor(self, step: int) -> float:
+        """What the class's schedule() says of a step."""
+        if self._schedules_optimizer():
+            raise UserError(
+                f"{self.name}.schedule(optimizer) makes a torch scheduler, which this engine has"
+                " no optimizer for",
+                "def schedule(self, step): the factor of optimizer.lr at that step",
+                "task",
+            )
+        factor: float = self.task.schedule(step)
+        return factor
+
+    def _schedules_optimizer(self) -> bool:
+        """Whether schedule() asks for an optimizer. UserError: neither for that nor for a step."""
+        names = list(inspect.signature(self.task.schedule).parameters)
+        if names not in (["step"], ["optimizer"]):
+            raise UserError(
+                f"{self.name}.schedule() asks for {', '.join(names) or 'nothing'}",
+                MEMBERS["schedule"],
+                "task",
+            )
+        return names == ["optimizer"]
+
+    def _schedule_facts(self) -> str:
+        """The class's own schedule in words: what it gives at some steps, as far as it goes."""
+        if not hasattr(self.task, "schedule"):
+            return ""
+        shown = [f"{self._checked_factor(0):.4g} at step 0"]
+        for step in (10, 100, 1000):
+            try:
+                shown.append(f"{self._checked_factor(step):.4g} at {step}")
+            except UserError:  # a run tries its own last step before the first
+                break
+        return f"{self.name}.schedule(): {', '.join(shown)}"
 
 
 class EngineAdapter(TaskAdapter, ABC):

@@ -3,6 +3,7 @@
 import inspect
 import warnings
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -31,6 +32,7 @@ from samecurve.torch_engine.model import (
 from samecurve.torch_engine.training_mode import TrainingMode, kept_in_eval
 from samecurve.torch_engine.user_model import plain_model
 from samecurve.torch_engine.user_optimizer import NamedParams, try_optimizer
+from samecurve.torch_engine.user_schedule import SchedulerFactors
 from samecurve.torch_engine.weights import describe_arrays, load_weights
 
 # parameters at most of a model that is tried on two samples beforehand: a second or so
@@ -141,7 +143,25 @@ class TorchAdapter(EngineAdapter):
                 "one optimizer over all of `params`, such as torch.optim.RAdam(params, lr=lr)",
                 "task",
             )
+        if any("initial_lr" in group for group in optimizer.param_groups):
+            raise UserError(
+                f"{self.name}.optimizer() makes a scheduler, which no step would drive",
+                "def schedule(self, optimizer): return LambdaLR(optimizer, ...), or"
+                " def schedule(self, step): the factor of the learning rate at that step",
+                "task",
+            )
         return optimizer
+
+    def task_factor(self, step: int) -> float:
+        if not self._schedules_optimizer():
+            return super().task_factor(step)
+        return self._scheduler_factors(step)
+
+    @cached_property
+    def _scheduler_factors(self) -> SchedulerFactors:
+        return SchedulerFactors(
+            self.task.schedule, self._config.optimizer, f"{self.name}.schedule()"
+        )
 
     def _call_after_step(self, model: nn.Module, step: int) -> None:
         with self.calling("after_step", RunError if step else UserError):
