@@ -147,3 +147,49 @@ class Lambda(Annealed):
         optimizer = torch.optim.SGD(params, lr=lr)
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step)
         return optimizer
+
+
+class Gan(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 6))
+        self.critic = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
+
+
+class Adversarial(Base):
+    """Critic, then generator; the second half of a sample is its noise."""
+
+    phases = {"critic": "critic.*", "generator": ("generator.*",)}
+
+    def model(self) -> nn.Module:
+        return Gan()
+
+    def loss(self, model: Any, batch: Any, phase: str) -> Mean | dict[str, Mean]:
+        real, count = batch["x"], len(batch["x"])
+        made = model.generator(real[:, 3:])
+        soft = nn.functional.softplus
+        if phase == "critic":
+            error = soft(-model.critic(real)) + soft(model.critic(made.detach()))
+            return Mean(error.sum(), count)
+        error = soft(-model.critic(made))
+        return {"loss": Mean(error.sum(), count), "size": Mean((made**2).sum(), count)}
+
+
+class TwoOptimizers(Adversarial):
+    elementwise = True
+
+    def optimizer(self, params: Any, lr: float, phase: str) -> Any:
+        if phase == "critic":
+            return torch.optim.Adam(params, lr=lr, betas=(0.5, 0.9))
+        return torch.optim.RMSprop(params, lr=lr / 2)
+
+
+class Noisy(Adversarial):
+    """It notes what it draws."""
+
+    def __init__(self) -> None:
+        self.drawn: list[torch.Tensor] = []
+
+    def loss(self, model: Any, batch: Any, phase: str) -> Any:
+        self.drawn.append(torch.randn_like(batch["x"]))
+        return super().loss(model, batch, phase)

@@ -368,3 +368,118 @@ def test_what_is_no_schedule_is_refused_before_the_first_step(task: str, says: s
 def test_a_schedule_of_the_config_beside_the_tasks_is_refused() -> None:
     with pytest.raises(UserError, match=r"which schedule\.decay does not reach"):
         laid_out("Halved", "single")
+
+
+ADVERSARIAL = {"name": "adamw", "lr": 0.02, "weight_decay": 0.1, "clip": 0.3}
+
+
+def adversarial(task: str) -> np.ndarray:
+    """Losses of critic and generator, the size of what is made, the norm of all gradients."""
+    optimizers: list[torch.optim.Optimizer] = []
+
+    def train(model: Any, step: int, epoch: int, rows: dict[str, torch.Tensor]) -> list[float]:
+        del step, epoch
+        if not optimizers:
+            critic, generator = model.critic.parameters(), model.generator.parameters()
+            if task == "TwoOptimizers":
+                optimizers.append(torch.optim.Adam(critic, lr=0.02, betas=(0.5, 0.9)))
+                optimizers.append(torch.optim.RMSprop(generator, lr=0.01))
+            else:
+                for part in (model.critic, model.generator):
+                    matrices = [p for p in part.parameters() if p.ndim > 1]
+                    biases = [p for p in part.parameters() if p.ndim == 1]
+                    groups = [
+                        {"params": matrices, "weight_decay": 0.1},
+                        {"params": biases, "weight_decay": 0},
+                    ]
+                    optimizers.append(torch.optim.AdamW(groups, lr=0.02, betas=(0.9, 0.95)))
+        soft, x = nn.functional.softplus, rows["x"]
+        made = model.generator(x[:, 3:])
+        critic_loss = (soft(-model.critic(x)) + soft(model.critic(made.detach()))).mean()
+        model.zero_grad()
+        torch.autograd.backward(critic_loss)
+        first = nn.utils.clip_grad_norm_(model.critic.parameters(), 0.3)
+        optimizers[0].step()
+        made = model.generator(x[:, 3:])
+        generator_loss = soft(-model.critic(made)).mean()
+        model.zero_grad()
+        torch.autograd.backward(generator_loss)
+        second = nn.utils.clip_grad_norm_(model.generator.parameters(), 0.3)
+        optimizers[1].step()
+        size = (made**2).sum() / len(made)
+        norm = torch.hypot(first, second)
+        return [critic_loss.item(), generator_loss.item(), size.item(), norm.item()]
+
+    numbers, _ = by_hand(task, train, optimizer=_fields(task))
+    return numbers
+
+
+def _fields(task: str) -> dict[str, Any]:
+    if task == "TwoOptimizers":  # what the config would say to ours is refused beside them
+        return {"name": "adamw", "lr": 0.02, "weight_decay": 0.1, "momentum": 0.9, "clip": 0.3}
+    return ADVERSARIAL
+
+
+def of_phases(events: list[Event]) -> np.ndarray:
+    """As adversarial()."""
+    means = of_steps(events, "metrics")
+    named = [[of_step[name] for of_step in means] for name in ("generator", "generator.size")]
+    return np.array([of_steps(events, "loss"), *named, of_steps(events, "grad_norm")]).T
+
+
+@pytest.fixture(scope="module", params=["Adversarial", "TwoOptimizers"])
+def contest(request: pytest.FixtureRequest) -> tuple[str, np.ndarray]:
+    return request.param, adversarial(request.param)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_several_optimizers_move_their_parameters_in_turn(
+    layout: str, contest: tuple[str, np.ndarray], pool: Pool, tmp_path: Path
+) -> None:
+    task, expected = contest
+    events = trained(pool, tmp_path, task, layout, optimizer=_fields(task))
+    np.testing.assert_allclose(of_phases(events), expected, rtol=1e-12)
+
+
+def test_they_go_on_through_a_resume(
+    contest: tuple[str, np.ndarray], pool: Pool, tmp_path: Path
+) -> None:
+    task, expected = contest
+    trained(pool, tmp_path, task, "fsdp:2", stop_at=3, optimizer=_fields(task))
+    events = trained(pool, tmp_path, task, "single", resume=3, optimizer=_fields(task))
+    np.testing.assert_allclose(of_phases(events), expected, rtol=1e-12)
+
+
+def test_each_phase_draws_numbers_of_its_own() -> None:
+    engine, feed = engine_and_feed(config_of("Noisy", optimizer=ADVERSARIAL))
+    run_steps(engine, feed)
+    user: Any = engine.task
+    of_steps_and_phases = user.task.drawn[-2 * STEPS :]
+    firsts = {float(drawn[0, 0]) for drawn in of_steps_and_phases}
+    assert len(firsts) == 2 * STEPS
+
+
+@pytest.mark.parametrize(
+    ("phases", "says"),
+    [
+        ('{"critic": "critic.*"}', "generator.0.weight belongs to no phase"),
+        ('{"critic": "*", "generator": "generator.*"}', "belongs to critic and generator"),
+        ('{"critic": "*", "generator": "gen.*"}', "generator (gen.*) has no parameter"),
+        ('("critic", "generator")', "several updates in turn within a step"),
+    ],
+)
+def test_phases_hold_each_parameter_once(phases: str, says: str, tmp_path: Path) -> None:
+    source = (HERE / "loops.py").read_text()
+    (tmp_path / "mine.py").write_text(
+        f"{source}\n\nclass Mine(Adversarial):\n    phases = {phases}"
+    )
+    config = config_of("Adversarial").model_copy(update={"task": f"{tmp_path}/mine.py:Mine"})
+    with pytest.raises(UserError) as refused:
+        open_task(config, "").facts()
+    assert says in str(refused.value)
+
+
+def test_the_plan_names_the_phases() -> None:
+    _, made = laid_out("Adversarial", "single", optimizer=ADVERSARIAL)
+    said = "phases critic (65 parameters), then generator (66 parameters): each with its own"
+    assert said in "\n".join(banner(made))

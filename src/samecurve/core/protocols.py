@@ -163,7 +163,8 @@ class Task(Protocol):
 
     A class with these methods; no base class.
 
-    losses: the loss, as "loss", and what is logged beside it, the same names each time.
+    losses: the loss, as "loss", and what is logged beside it, the same names each time;
+        phase: of a step, '': the first or only one.
     initial: None for the value that the model itself gave the parameter.
     eval_sums: what evaluate() gives for a microbatch, by name, the same on every rank.
     summarize: the sums over all held-out samples -> metrics, numbers or arrays.
@@ -178,7 +179,7 @@ class Task(Protocol):
     def initial(self, name: str, shape: tuple[int, ...]) -> Initial | None: ...
     def loss(self, model: Any, batch: Arrays, progress: Progress = START, /) -> Mean: ...
     def losses(
-        self, model: Any, batch: Arrays, progress: Progress = START, /
+        self, model: Any, batch: Arrays, progress: Progress = START, phase: str = "", /
     ) -> Mapping[str, Mean]: ...
     def eval_sums(self) -> SumSpecs: ...
     def evaluate(

@@ -32,6 +32,8 @@ def banner(plan: Plan) -> list[str]:
         lines.append(f"       exact: {reasons['exact']}")
     if "optimizer" in reasons:
         lines.append(f"       optimizer {reasons['optimizer']}")
+    if "phases" in reasons:
+        lines.append(f"       phases {reasons['phases']}")
     if "after_step" in reasons:
         lines.append(f"       {reasons['after_step']}")
     lines += [f"       group {group}" for group in reasons.get("groups", "").splitlines()]

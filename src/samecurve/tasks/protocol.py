@@ -23,9 +23,9 @@ class Task(Protocol):
 MEMBERS: Mapping[str, str] = {
     "model": "model(self): the model, built anew at each call",
     "loss": (
-        "loss(self, model, batch[, step][, epoch]) -> samecurve.Mean: the loss added over what was"
-        " counted, and how much that was; step and epoch, if it asks for them, count from 0. Or"
-        ' {"loss": Mean, name: Mean, ...}: the others are logged beside it'
+        "loss(self, model, batch[, step][, epoch][, phase]) -> samecurve.Mean: the loss added over"
+        " what was counted, and how much that was; step and epoch, if it asks for them, count from"
+        ' 0. Or {"loss": Mean, name: Mean, ...}: the others are logged beside it'
     ),
     "train_data": (
         "train_data(self): a torch Dataset, or an object with __len__ and __getitem__(ids) ->"
@@ -53,8 +53,15 @@ MEMBERS: Mapping[str, str] = {
     "initial": (
         "initial(self, name, shape) -> samecurve.Initial, or None for the module's own values"
     ),
-    "optimizer": "optimizer(self, params[, lr]) -> torch.optim.Optimizer over all of params",
+    "optimizer": (
+        "optimizer(self, params[, lr][, phase]) -> torch.optim.Optimizer over all of params"
+    ),
     "elementwise": "elementwise = True: that optimizer updates each number by itself",
+    "phases": (
+        'phases = {"critic": "critic.*", "generator": ("generator.*", "embed.*")}: several updates'
+        " in turn within a step, each of the parameters whose names match; loss(self, model, batch,"
+        " phase), and optimizer(self, params, lr, phase) if there is one (torch)"
+    ),
     "schedule": (
         "schedule(self, step) -> the factor of optimizer.lr at that step, counted from 0; or"
         " schedule(self, optimizer) -> a scheduler of torch.optim.lr_scheduler (torch): in place of"

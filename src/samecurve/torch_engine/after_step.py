@@ -7,7 +7,7 @@ from torch import nn
 
 from samecurve.core.protocols import Task
 from samecurve.errors import UserError
-from samecurve.torch_engine.generator_states import generator_states
+from samecurve.torch_engine.keyed.generators import GeneratorWatch
 from samecurve.torch_engine.strategies.protocol import Strategy
 
 if TYPE_CHECKING:
@@ -34,9 +34,9 @@ class AfterStep:
         if self._checked:
             self._strategy.change(function, step)
             return
-        before = generator_states(self._device)
+        watch = GeneratorWatch(self._device)
         self._strategy.change(function, step)
-        if generator_states(self._device) != before:
+        if watch.moved():
             raise UserError(
                 "after_step() of the task draws random numbers, which each rank would draw for"
                 " itself",

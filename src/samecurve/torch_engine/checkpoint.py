@@ -1,12 +1,13 @@
 """A training state, and the canonical names under which a checkpoint holds it.
 
-model/<parameter>, optimizer/<state>/<parameter>, optimizer/step (adamw), loop/scale,
-loop/scale_streak: no topology, no engine. Complex values are pairs of real ones there, in a last
-dimension of 2.
+model/<parameter>, optimizer/<state>/<parameter>, optimizer/step (adamw; with /<phase> where a step
+has several), loop/scale, loop/scale_streak: no topology, no engine. Complex values are pairs of
+real ones there, in a last dimension of 2.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -20,6 +21,9 @@ from samecurve.torch_engine.optimizer_params import OptimizerParam, local_view
 from samecurve.torch_engine.precision import LossScale
 from samecurve.torch_engine.process_group import Comm
 
+if TYPE_CHECKING:
+    from samecurve.torch_engine.phases import Phase
+
 _DTYPE_NAMES = {torch.float64: "F64", torch.float32: "F32", torch.int64: "I64"}
 
 # As Strategy.local_shard and Strategy.replica_index:
@@ -31,9 +35,10 @@ ReplicaOf = Callable[[torch.Tensor], tuple[int, int]]
 class State:
     model: nn.Module  # bare, with weights and gradients of this process's first device
     trained: list[OptimizerParam]
-    optimizer: OptimizerUpdate
+    optimizer: OptimizerUpdate  # of all phases
     scale: LossScale
     unbounded: frozenset[str] = frozenset()  # buffers with infinities from the start (a mask)
+    phases: Sequence["Phase"] = ()  # of a step, one after the other
 
     def __post_init__(self) -> None:
         self.parameters = [param.parameter for param in self.trained]
@@ -151,9 +156,10 @@ def restore(state: State, shard_of: ShardOf, replica_of: ReplicaOf, saved: Check
     """
     state.optimizer.create_state()
     entries = dict(_named_entries(state, shard_of, replica_of))
-    optional = {"loop/scale", "loop/scale_streak", "optimizer/step"}
+    shared = {name for name, _ in state.optimizer.shared_state()}
+    optional = {"loop/scale", "loop/scale_streak", "optimizer/step", *shared}
     check_fit(saved, {name: entry.shape for name, entry in entries.items()}, optional)
-    _fill({name: entries[name] for name in entries if name != "optimizer/step"}, saved)
+    _fill({name: entries[name] for name in entries if name not in shared}, saved)
     filled = {name: entry.local for name, entry in entries.items()}
     state.optimizer.after_restore(saved.arrays, filled)
 

@@ -21,6 +21,7 @@ from samecurve.core.protocols import (
     Batch,
     Checkpoint,
     MicroBatch,
+    PendingMetrics,
     Progress,
     Round,
     Sample,
@@ -38,15 +39,15 @@ from samecurve.torch_engine.layers.context import MicroBatchContext, StagedKeys
 from samecurve.torch_engine.model import Initialize, Materializer, leave_empty, run_uncompiled
 from samecurve.torch_engine.model_builder import ModelBuilder
 from samecurve.torch_engine.optimizer_params import optimizer_params
+from samecurve.torch_engine.phases import make_phases, optimizer_of
 from samecurve.torch_engine.precision import LossScale, autocast_for
 from samecurve.torch_engine.process_group import Comm
 from samecurve.torch_engine.setup import EngineSetup
 from samecurve.torch_engine.step_buffers import StepBuffers
-from samecurve.torch_engine.step_metrics import QueuedMetrics, peak_memory_bytes
+from samecurve.torch_engine.step_metrics import peak_memory_bytes
 from samecurve.torch_engine.strategies.exact import Exact, set_deterministic
 from samecurve.torch_engine.strategies.replicated import STRATEGIES
 from samecurve.torch_engine.training_step import TrainingStep
-from samecurve.torch_engine.user_optimizer import make_optimizer_update
 
 if TYPE_CHECKING:
     from samecurve.torch_engine.strategies.protocol import Strategy
@@ -153,14 +154,16 @@ class TorchEngine:
                 buffer for buffer in model.buffers() if buffer.is_floating_point()
             ]
         trained = optimizer_params(model)
+        phases = make_phases(self._setup, trained)
         return State(
             model,
             trained,
-            make_optimizer_update(self.task, self._setup.optimizer, trained),
+            optimizer_of(phases),
             LossScale(self.plan.precision, self.device),
             unbounded=frozenset(
                 name for name, buffer in model.named_buffers() if not buffer.isfinite().all()
             ),
+            phases=phases,
         )
 
     def keep_step_buffers(self, names: AbstractSet[str]) -> None:
@@ -172,7 +175,7 @@ class TorchEngine:
 
     def step(
         self, state: State, batch: Batch[list[Round]], lr: float, requests: Sequence[int]
-    ) -> tuple[State, QueuedMetrics]:
+    ) -> tuple[State, PendingMetrics]:
         return state, self._training_step.run(state, batch, lr, requests)
 
     def evaluate(

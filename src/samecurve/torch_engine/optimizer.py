@@ -86,8 +86,12 @@ class BuiltInOptimizer:
     spend more of a small step than their kernels do.
     """
 
-    def __init__(self, fields: Optimizer, trained: Sequence[OptimizerParam]) -> None:
+    def __init__(
+        self, fields: Optimizer, trained: Sequence[OptimizerParam], phase: str = ""
+    ) -> None:
+        """phase: of a step, where there are several"""
         self._fields = fields
+        self._count = f"optimizer/step/{phase}" if phase else "optimizer/step"
         self._device = trained[0].view.device
         names = _STATE_NAMES[fields.name]
         self._state = {
@@ -169,13 +173,13 @@ class BuiltInOptimizer:
 
     def shared_state(self) -> Iterator[tuple[str, torch.Tensor]]:
         if self._fields.name == "adamw":
-            yield "optimizer/step", self._num_updates
+            yield self._count, self._num_updates
 
     def create_state(self) -> None: ...
 
     def after_restore(self, saved: StoredArrays, _filled: Mapping[str, torch.Tensor]) -> None:
         if self._fields.name == "adamw":
-            self._num_updates.fill_(float(saved["optimizer/step"]))
+            self._num_updates.fill_(float(saved[self._count]))
 
 
 def _grouped(

@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from samecurve.core.determinism.mean import Mean
-from samecurve.core.protocols import Arrays, Batch, MicroBatch, Progress, Round
+from samecurve.core.protocols import Arrays, Batch, MicroBatch, PendingMetrics, Progress, Round
 from samecurve.torch_engine.after_step import AfterStep
 from samecurve.torch_engine.checkpoint import State
-from samecurve.torch_engine.named_means import NamedMeans
+from samecurve.torch_engine.phases import Phase, PhasedMetrics
 from samecurve.torch_engine.precision import (
     LossScale,
     autocast_for,
@@ -29,7 +29,6 @@ from samecurve.torch_engine.step_metrics import (
 )
 from samecurve.torch_engine.step_totals import Clip, StepTotals, step_totals
 from samecurve.torch_engine.strategies.exact import SideEffectCheck
-from samecurve.torch_engine.unused_params import UsageCheck
 
 
 class TrainingStep:
@@ -38,18 +37,29 @@ class TrainingStep:
         self._comm, self._strategy, self._devices = setup.comm, setup.strategy, setup.devices
         self._forward_timer = ForwardTimer(setup.device)
         self._loss_factors: list[torch.Tensor] = []
-        self._usage = UsageCheck(setup.plan, setup.comm, setup.device)
         self.step_buffers = StepBuffers(setup)
         self._after_step = AfterStep(setup.task, setup.strategy, setup.device)
-        self._named_means = NamedMeans()
 
     def run(
         self, state: State, batch: Batch[list[Round]], lr: float, requests: Sequence[int]
-    ) -> QueuedMetrics:
-        """Train on one batch; all ranks call it together.
+    ) -> PendingMetrics:
+        """Train on one batch, each phase in turn; all ranks call it together.
 
         requests: what this rank was asked, in the order of events.REQUESTS
         """
+        queued = {
+            phase.name: self._run_phase(state, phase, batch, lr, requests) for phase in state.phases
+        }
+        return queued[""] if "" in queued else PhasedMetrics(queued)
+
+    def _run_phase(
+        self,
+        state: State,
+        phase: Phase,
+        batch: Batch[list[Round]],
+        lr: float,
+        requests: Sequence[int],
+    ) -> QueuedMetrics:
         plan, strategy, timeline = self._plan, self._strategy, self._comm.timeline
         totals = step_totals(self._setup.num_sum_rows(batch.samples), self._devices)
         for param in state.viewed_apart:
@@ -66,7 +76,8 @@ class TrainingStep:
                         [microbatches[index] for microbatches in batch.rounds],
                         factors[index],
                         totals,
-                        plan.progress_at(batch.step),
+                        phase=phase,
+                        progress=plan.progress_at(batch.step),
                     )
                     for index in range(len(self._devices))
                 ]
@@ -74,31 +85,32 @@ class TrainingStep:
         self.step_buffers.end_step(self._setup.num_microbatches(batch.samples))
         with timeline.phase("reduce"):
             strategy.reduce(state.parameters)
-        if self._usage.is_first_step:
-            self._named_means.agree(self._comm, self._setup.device)
-        if not self._usage.done:
-            names = [param.name for param in state.trained]
-            self._usage.add(names, strategy.params_with_grad())
-        means = self._named_means.names
+        trained = phase.trained
+        if phase.usage.is_first_step:
+            phase.named_means.agree(self._comm, self._setup.device)
+        if not phase.usage.done:
+            phase.usage.add([param.name for param in trained], strategy.params_with_grad())
+        means = phase.named_means.names
         totals.all_reduce(self._comm, self._report(batch, requests), 1 + len(means))
 
         for param in state.viewed_apart:
             param.refresh()
-        views = [param.view for param in state.trained]
+        views = [param.view for param in trained]
         gradients = [view.grad for view in views if view.grad is not None]
         if len(gradients) < len(views):
             gradients = _with_zeros(views)
         with timeline.phase("clip"):
             scaling = totals.gradient_scaling(
-                strategy.norm(state.trained),
+                strategy.norm(trained),
                 state.scale.value,
                 nominal_weight=plan.nominal_weight,
                 clip=Clip(self._setup.optimizer.clip, plan.fixed.clip_epsilon),
             )
             _multiply(gradients, scaling.factor)
         with timeline.phase("optimizer"):
-            state.optimizer.step(lr, finite=scaling.finite)
-            self._after_step(batch.step, finite=scaling.finite)
+            phase.optimizer.step(lr, finite=scaling.finite)
+            if phase is state.phases[-1]:
+                self._after_step(batch.step, finite=scaling.finite)
         with timeline.phase("replicas"):
             strategy.sync_replicas()
 
@@ -113,6 +125,8 @@ class TrainingStep:
         microbatches: Sequence[MicroBatch | None],
         loss_factor: torch.Tensor,
         totals: StepTotals,
+        *,
+        phase: Phase,
         progress: Progress,
     ) -> None:
         """Forward and backward of one device's microbatches, in their order.
@@ -132,14 +146,14 @@ class TrainingStep:
             with (
                 current_device(device),
                 self._setup.contexts[device_index].within(
-                    microbatch.keys, real=microbatch.real, number=microbatch.number
+                    phase.keys_of(microbatch), real=microbatch.real, number=microbatch.number
                 ),
                 self._strategy.accumulation_round(device_index, microbatch, is_last=is_last),
             ):
                 self.step_buffers.begin_microbatch(device_index, is_first=number == first)
                 timer = self._forward_timer.timed() if timed and number == first else nullcontext()
                 with timeline.phase("forward", device_index), timer:
-                    means = self._forward(device_index, microbatch, progress)
+                    means = self._forward(device_index, microbatch, phase, progress)
                 with timeline.phase("backward", device_index):
                     factor = loss_factor if microbatch.real else torch.zeros_like(loss_factor)
                     self.step_buffers.after_forward(device_index)
@@ -148,11 +162,13 @@ class TrainingStep:
             if microbatch.real:
                 totals.add(device_index, self._setup.sum_row(microbatch), means)
 
-    def _forward(self, device_index: int, microbatch: MicroBatch, progress: Progress) -> list[Mean]:
+    def _forward(
+        self, device_index: int, microbatch: MicroBatch, phase: Phase, progress: Progress
+    ) -> list[Mean]:
         """The loss, and what is logged beside it."""
         device = self._devices[device_index]
         side_effects = None
-        if self._plan.exact and self._usage.is_first_step:
+        if self._plan.exact and phase.usage.is_first_step:
             side_effects = SideEffectCheck(
                 self._strategy.models[device_index],
                 device,
@@ -161,10 +177,12 @@ class TrainingStep:
             )
         with autocast_for(self._plan.precision, device):
             arrays = to_device(microbatch.arrays, device)
-            losses = self._strategy.train(device_index, self._task.losses, arrays, progress)
+            losses = self._strategy.train(
+                device_index, self._task.losses, arrays, progress, phase.name
+            )
         if side_effects:
             side_effects.check()
-        return self._named_means.in_order(losses)
+        return phase.named_means.in_order(losses)
 
     def _loss_factors_of(self, scale: LossScale) -> list[torch.Tensor]:
         """What each device's losses are multiplied by; only f16's changes from step to step."""

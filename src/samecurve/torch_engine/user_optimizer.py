@@ -14,10 +14,9 @@ import torch
 from torch import nn
 
 from samecurve.core.config.sections import Optimizer
-from samecurve.core.protocols import StoredArrays, Task
+from samecurve.core.protocols import StoredArrays
 from samecurve.errors import UserError
-from samecurve.torch_engine.generator_states import generator_states
-from samecurve.torch_engine.optimizer import BuiltInOptimizer, OptimizerUpdate
+from samecurve.torch_engine.keyed.generators import GeneratorWatch
 from samecurve.torch_engine.optimizer_params import OptimizerParam, local_view
 from samecurve.units import first_and_count
 
@@ -26,14 +25,6 @@ _MOST_TRIED_VALUES = 1 << 24  # with which an optimizer that looks at them is tr
 _SET_BY_US = {"params", "param_names", "lr"}  # of a parameter group
 NamedParams = list[tuple[str, nn.Parameter]]
 OptimizerFactory = Callable[[NamedParams, float], torch.optim.Optimizer]
-
-
-def make_optimizer_update(
-    task: Task, fields: Optimizer, trained: Sequence[OptimizerParam]
-) -> OptimizerUpdate:
-    """Of the config, unless the task brings one."""
-    make: OptimizerFactory | None = getattr(task, "optimizer", None)
-    return UserOptimizer(make, fields, trained) if make else BuiltInOptimizer(fields, trained)
 
 
 class UserOptimizer:
@@ -70,7 +61,7 @@ class UserOptimizer:
             step()
             return
         device = self._trained[0].view.device
-        settings, generators = self._group_settings(), generator_states(device)
+        settings, watch = self._group_settings(), GeneratorWatch(device)
         step()
         self._check_state()
         changed = [
@@ -82,7 +73,7 @@ class UserOptimizer:
                 " checkpoint holds",
                 "an optimizer that keeps its course in its state, by parameter",
             )
-        if generator_states(device) != generators:
+        if watch.moved():
             raise self._refused(
                 "draws random numbers, which each rank would draw for itself",
                 "an optimizer that follows from the gradients alone",
@@ -214,17 +205,22 @@ class TriedOptimizer:
     num_states: int | None
 
 
-def try_optimizer(make: OptimizerFactory, fields: Optimizer, model: nn.Module) -> TriedOptimizer:
-    """model: an outline, on the meta device. UserError: the optimizer is refused."""
+def try_optimizer(
+    make: OptimizerFactory, fields: Optimizer, named: Mapping[str, nn.Parameter]
+) -> TriedOptimizer:
+    """named: what it is to train, as an outline on the meta device.
+
+    UserError: the optimizer is refused.
+    """
     try:
-        return _try_on("meta", make, fields, model)
+        return _try_on("meta", make, fields, named)
     # It looks at values, or at where they lie; whatever is really wrong comes again.
     except Exception:
-        return _try_on("cpu", make, fields, model)
+        return _try_on("cpu", make, fields, named)
 
 
 def _try_on(
-    device: str, make: OptimizerFactory, fields: Optimizer, model: nn.Module
+    device: str, make: OptimizerFactory, fields: Optimizer, named: Mapping[str, nn.Parameter]
 ) -> TriedOptimizer:
     trained = [
         OptimizerParam(
@@ -232,8 +228,7 @@ def _try_on(
             parameter,
             nn.Parameter(torch.zeros_like(local_view(parameter.detach()), device=device)),
         )
-        for name, parameter in model.named_parameters()
-        if parameter.requires_grad
+        for name, parameter in named.items()
     ]
     optimizer = UserOptimizer(make, fields, trained)
     size = sum(param.view.numel() for param in trained)

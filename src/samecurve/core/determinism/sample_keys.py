@@ -4,7 +4,7 @@ A mask or an augmentation drawn from such a key follows the sample: it is the sa
 device, in whatever microbatch of whatever batch the sample is, under either engine.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 HELD_OUT = -1  # the epoch of samples that are evaluated
 _SAMPLE_STREAM = 0x73616D65  # apart from what users make of default_rng((seed, id))
+_PHASE = 0xD1B54A32D192ED03  # between the seeds of phases
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 
@@ -33,6 +34,10 @@ class RowKeys:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    def of_phase(self, number: int) -> "RowKeys":
+        """For the number-th phase of a step: each draws numbers of its own."""
+        return replace(self, seed=self.seed + number * _PHASE) if number else self
 
     @cached_property
     def values(self) -> NDArray[np.int64]:

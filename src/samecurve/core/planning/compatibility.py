@@ -165,31 +165,20 @@ def _check_elementwise(config: Config, layout: Layout, optimizer: UserOptimizerF
     )
 
 
-def check_schedule(config: Config, facts: Facts) -> None:
-    """UserError: the config says something to a schedule that the task brings itself."""
-    if not facts.schedule:
-        return
-    fields, defaults = config.schedule, type(config.schedule)()
-    names = ["warmup", "decay", "final", "cooldown"]
-    unheard = [name for name in names if getattr(fields, name) != getattr(defaults, name)]
-    if unheard:
-        keys = " and ".join(f"schedule.{name}" for name in unheard)
-        verb = "does" if len(unheard) == 1 else "do"
-        raise UserError(
-            f"the task brings its own schedule of the learning rate, which {keys} {verb} not reach",
-            "leave it out of the config, or schedule() out of the class",
-            f"schedule.{unheard[0]}",
+def say_task_steps(facts: Facts, layout: Layout) -> Decision[None]:
+    """What a task does in a step beside the one forward and backward pass, and the one update."""
+    reasons = {}
+    if facts.phases:
+        reasons["phases"] = (
+            f"{', then '.join(facts.phases)}: each with its own forward and backward passes,"
+            " reduction and update"
         )
-
-
-def say_after_step(facts: Facts, layout: Layout) -> Decision[None]:
-    """What a task does with its model after each update."""
     if not facts.after_step:
-        return Decision(None)
+        return Decision(None, reasons)
     reason = f"{facts.after_step} is called after each update, for which the host waits"
     if layout.shards > 1:
         reason += f"; {layout.strategy} gathers all weights for it, and shares them out again"
-    return Decision(None, {"after_step": reason})
+    return Decision(None, {**reasons, "after_step": reason})
 
 
 def after_step_term(config: Config, facts: Facts, layout: Layout) -> MemoryTerm | None:

@@ -86,6 +86,7 @@ class Facts:
     reference: Mapping[str, float] = field(default_factory=dict)  # numbers to hold losses against
     groups: tuple[str, ...] = ()  # what optimizer.groups makes of the parameters, in words
     user_optimizer: UserOptimizerFacts | None = None  # that the task brings
+    phases: tuple[str, ...] = ()  # of a step, in words; none: it is one
     schedule: str = ""  # the task's own of the learning rate, in words; '': it has none
     after_step: str = ""  # what the task does with the model after each update; '': nothing
     speeds: Speeds | None = None  # of the devices (devices.balance: measured); None: not measured

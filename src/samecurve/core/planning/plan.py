@@ -19,10 +19,9 @@ from samecurve.core.planning.compatibility import (
     check_coupled,
     check_optimizer,
     check_recompute,
-    check_schedule,
     layout_warnings,
-    say_after_step,
     say_modes,
+    say_task_steps,
 )
 from samecurve.core.planning.decision import Decision, DecisionLog
 from samecurve.core.planning.exact import check_exact, choose_exact_batch, exact_memory
@@ -249,12 +248,11 @@ def plan(config: Config, machine: Machine, facts: Facts, fixed: Fixed | None = N
     if fixed is not None:
         seed, anchor = fixed.seed, fixed.anchor
     order = Order(facts.samples, split.global_batch_size, seed, anchor)
-    check_schedule(config, facts)
     schedule = log.take(choose_schedule(config, order, facts.schedule))
     log.take(check_coupled(config, facts, layout, split))
     log.take(say_modes(facts))
     log.take(check_optimizer(config, facts, layout))
-    log.take(say_after_step(facts, layout))
+    log.take(say_task_steps(facts, layout))
     compiled = log.take(check_compile(config, facts))
     float8 = log.take(check_float8(config, facts, layout))
     log.take(_say_dropout(facts))

@@ -47,6 +47,7 @@ def choose_schedule(config: Config, order: Order, by_task: str = "") -> Decision
     peak, why_lr = _scale_lr(config, order.batch)
     why_steps = f"train.steps {train_steps}; {order.steps_per_epoch} steps an epoch"
     if by_task:
+        _check_says_nothing(config)
         schedule = Schedule(peak=peak, steps=steps, decay="task")
         return Decision(schedule, {"steps": why_steps, "lr": f"{why_lr}; times {by_task}"})
     warnings = []
@@ -66,6 +67,21 @@ def choose_schedule(config: Config, order: Order, by_task: str = "") -> Decision
         cooldown=fields.cooldown,
     )
     return Decision(schedule, {"steps": why_steps, "lr": why_lr}, tuple(warnings))
+
+
+def _check_says_nothing(config: Config) -> None:
+    """UserError: the config's schedule says something to one that the task brings itself."""
+    fields, defaults = config.schedule, type(config.schedule)()
+    names = ["warmup", "decay", "final", "cooldown"]
+    unheard = [name for name in names if getattr(fields, name) != getattr(defaults, name)]
+    if unheard:
+        keys = " and ".join(f"schedule.{name}" for name in unheard)
+        verb = "does" if len(unheard) == 1 else "do"
+        raise UserError(
+            f"the task brings its own schedule of the learning rate, which {keys} {verb} not reach",
+            "leave it out of the config, or schedule() out of the class",
+            f"schedule.{unheard[0]}",
+        )
 
 
 def _scale_lr(config: Config, batch: int) -> tuple[float, str]:

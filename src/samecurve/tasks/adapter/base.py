@@ -68,7 +68,8 @@ class TaskAdapter:
     ) -> None:
         self.name, self._file = task_class.__name__, file
         self._config, self._loss_checked = config, False
-        self._asks: dict[str, list[str]] = {}  # by method
+        self._asks: dict[str, set[str]] = {}  # by method
+        self.phases: Mapping[str, tuple[str, ...]] = {}  # of a step: patterns of parameters
         self._train: Rows | None = None
         self._held_out: Rows | None = None
         arguments = {
@@ -257,6 +258,8 @@ class TaskAdapter:
         if self._file is not None:
             check_names(self.task, self.name)
             check_signatures(self.task, self.name)
+        if callable(getattr(self.task, "loss", None)):
+            self.phases = self._read_phases()
         task, name = self.task, self.name
         if hasattr(task, "optimizer") and not callable(task.optimizer):
             raise UserError(
@@ -353,6 +356,35 @@ class TaskAdapter:
                 break
         return f"{self.name}.schedule(): {', '.join(shown)}"
 
+    def _read_phases(self) -> dict[str, tuple[str, ...]]:
+        """UserError: the class's phases are of another form, or its loss does not hear of them."""
+        phases = getattr(self.task, "phases", {})
+        if not isinstance(phases, Mapping):
+            phases = {"": phases}
+        read = {}
+        for phase, patterns in phases.items():
+            of_phase = (patterns,) if isinstance(patterns, str) else patterns
+            is_list = isinstance(of_phase, tuple | list) and of_phase
+            if not phase or not is_list or not all(isinstance(p, str) for p in of_phase):
+                raise UserError(
+                    f"{self.name}.phases is {self.task.phases!r}", MEMBERS["phases"], "task"
+                )
+            read[str(phase)] = tuple(of_phase)
+        asks = "phase" in inspect.signature(self.task.loss).parameters
+        if asks and not read:
+            raise UserError(
+                f"{self.name}.loss() asks for a phase, and the class has no phases",
+                MEMBERS["phases"],
+                "task",
+            )
+        if read and not asks:
+            raise UserError(
+                f"{self.name} has phases ({', '.join(read)}), and its loss() does not ask which",
+                "def loss(self, model, batch, phase): the loss of that phase",
+                "task",
+            )
+        return read
+
 
 class EngineAdapter(TaskAdapter, ABC):
     """A task with the model of one engine."""
@@ -392,9 +424,11 @@ class EngineAdapter(TaskAdapter, ABC):
     def loss(self, model: Any, batch: Arrays, progress: Progress = START) -> Mean:
         return self.losses(model, batch, progress)["loss"]
 
-    def losses(self, model: Any, batch: Arrays, progress: Progress = START) -> Mapping[str, Mean]:
+    def losses(
+        self, model: Any, batch: Arrays, progress: Progress = START, phase: str = ""
+    ) -> Mapping[str, Mean]:
         """The loss, as "loss", and what the class gives to be logged beside it."""
-        returned = self.task.loss(model, batch, **self.asked("loss", progress))
+        returned = self.task.loss(model, batch, **self.asked("loss", progress, phase))
         losses: Mapping[str, Mean] = (
             returned if isinstance(returned, Mapping) else {"loss": returned}
         )
@@ -423,12 +457,19 @@ class EngineAdapter(TaskAdapter, ABC):
     def _wrong_loss(self, cause: str, remedy: str) -> UserError:
         return UserError(f"{self.name}.loss() {cause}", remedy, "task")
 
-    def asked(self, method: str, progress: Progress) -> dict[str, Any]:
-        """What a method of the class asks for by the names of its parameters."""
+    def asked(
+        self, method: str, progress: Progress = START, phase: str = "", **others: Any
+    ) -> dict[str, Any]:
+        """What a method of the class asks for by the names of its parameters.
+
+        phase: '': the first
+        """
+        values = {"step": progress.step, "epoch": progress.epoch, **others}
+        if self.phases:
+            values["phase"] = phase or next(iter(self.phases))
         if method not in self._asks:
-            parameters = inspect.signature(getattr(self.task, method)).parameters
-            self._asks[method] = [name for name in Progress._fields if name in parameters]
-        return {name: getattr(progress, name) for name in self._asks[method]}
+            self._asks[method] = set(inspect.signature(getattr(self.task, method)).parameters)
+        return {name: value for name, value in values.items() if name in self._asks[method]}
 
     def eval_sums(self) -> SumSpecs:
         return {

@@ -67,6 +67,13 @@ class JaxAdapter(EngineAdapter):
                 "leave it out of the class, or --engine torch with a torch model",
                 "task",
             )
+        if self.phases:
+            raise UserError(
+                f"{self.name}.phases: engine jax has one loss and one optimizer a step, in this"
+                " version",
+                "--engine torch with a torch model",
+                "task",
+            )
         if hasattr(self.task, "after_step"):
             raise UserError(
                 f"{self.name}.after_step(): engine jax changes weights by its own update only, in"
@@ -127,9 +134,11 @@ class JaxAdapter(EngineAdapter):
             "task",
         )
 
-    def losses(self, model: Any, batch: Arrays, progress: Progress = START) -> Mapping[str, Mean]:
+    def losses(
+        self, model: Any, batch: Arrays, progress: Progress = START, phase: str = ""
+    ) -> Mapping[str, Mean]:
         with self.calling("loss"):
-            return super().losses(model, batch, progress)
+            return super().losses(model, batch, progress, phase)
 
     def measure(self, model: Any, batch: Arrays) -> Mapping[str, Mean]:
         with self.calling("metrics"):

@@ -3,7 +3,7 @@
 import inspect
 import warnings
 from collections.abc import Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,6 +14,7 @@ from torch import nn
 
 from samecurve.core.config.sections import Config
 from samecurve.core.determinism.mean import Mean
+from samecurve.core.phases import names_by_phase
 from samecurve.core.planning.facts import UserOptimizerFacts
 from samecurve.core.protocols import START, Arrays, Progress, StoredArrays
 from samecurve.errors import RunError, UserError
@@ -84,6 +85,7 @@ class TorchAdapter(EngineAdapter):
         block_params = [sum(map(_scalars, block.parameters())) for block in blocks]
         return {
             **groups,
+            "phases": self._phase_facts(model),
             "user_optimizer": self._optimizer_facts(model),
             "after_step": f"{self.name}.after_step()" if hasattr(self.task, "after_step") else "",
             "params": num_params,
@@ -131,11 +133,12 @@ class TorchAdapter(EngineAdapter):
             "task",
         )
 
-    def _build_optimizer(self, params: NamedParams, lr: float) -> torch.optim.Optimizer:
+    def _build_optimizer(
+        self, params: NamedParams, lr: float, phase: str = ""
+    ) -> torch.optim.Optimizer:
         """The class's own optimizer."""
-        arguments = {"lr": lr} if self._takes_lr() else {}
         with self.calling("optimizer"):
-            optimizer = self.task.optimizer(params, **arguments)
+            optimizer = self.task.optimizer(params, **self.asked("optimizer", phase=phase, lr=lr))
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise UserError(
                 f"{self.name}.optimizer() returns {type(optimizer).__name__}, not a"
@@ -170,27 +173,52 @@ class TorchAdapter(EngineAdapter):
     def _takes_lr(self) -> bool:
         return "lr" in inspect.signature(self.task.optimizer).parameters
 
+    def _phase_facts(self, model: nn.Module) -> tuple[str, ...]:
+        """Each phase in words. UserError: a parameter belongs to none, or to two."""
+        if not self.phases:
+            return ()
+        sizes = {name: _scalars(p) for name, p in model.named_parameters() if p.requires_grad}
+        by_phase = names_by_phase(list(sizes), self.phases)
+        return tuple(
+            f"{phase} ({sum(sizes[name] for name in names)} parameters)"
+            for phase, names in by_phase.items()
+        )
+
     def _optimizer_facts(self, model: nn.Module) -> UserOptimizerFacts | None:
         if not hasattr(self.task, "optimizer"):
             return None
-        tried = try_optimizer(self._build_optimizer, self._config.optimizer, model)
+        named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        by_phase = {"": set(named)}
+        if self.phases:
+            by_phase = names_by_phase(list(named), self.phases)
+        tried_ones = [
+            try_optimizer(
+                partial(self._build_optimizer, phase=phase),
+                self._config.optimizer,
+                {name: named[name] for name in named if name in names},
+            )
+            for phase, names in by_phase.items()
+        ]
+        states = [tried.num_states for tried in tried_ones if tried.num_states is not None]
         return UserOptimizerFacts(
-            name=tried.name,
+            name=" and ".join(dict.fromkeys(tried.name for tried in tried_ones)),
             by=f"{self.name}.optimizer()",
             elementwise=getattr(self.task, "elementwise", False),
             takes_lr=self._takes_lr(),
-            scales=tried.lr_scales,
-            num_states=tried.num_states,
+            scales=tuple(scale for tried in tried_ones for scale in tried.lr_scales),
+            num_states=max(states) if len(states) == len(tried_ones) else None,
         )
 
     def check_loss(self, loss: object, what: str) -> None:
         _check_loss(loss, what)
         self._loss_checked = torch.is_grad_enabled()
 
-    def losses(self, model: Any, batch: Arrays, progress: Progress = START) -> Mapping[str, Mean]:
+    def losses(
+        self, model: Any, batch: Arrays, progress: Progress = START, phase: str = ""
+    ) -> Mapping[str, Mean]:
         """What is logged beside the loss comes without its gradient."""
         with self.calling("loss", RunError if self._loss_checked else UserError):
-            losses = super().losses(model, batch, progress)
+            losses = super().losses(model, batch, progress, phase)
         if len(losses) == 1:
             return losses
         return {

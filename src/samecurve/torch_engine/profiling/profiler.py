@@ -18,7 +18,7 @@ from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from samecurve.core.profile_types import Operation, ProfileSchedule, RankProfile, Step
-from samecurve.core.protocols import Batch, Round
+from samecurve.core.protocols import Batch, PendingMetrics, Round
 from samecurve.torch_engine.checkpoint import State
 from samecurve.torch_engine.engine import TorchEngine
 from samecurve.torch_engine.model import repeated_blocks
@@ -31,7 +31,7 @@ from samecurve.torch_engine.profiling.timeline import (
     seconds_between,
     seconds_by_phase,
 )
-from samecurve.torch_engine.step_metrics import QueuedMetrics, peak_memory_bytes
+from samecurve.torch_engine.step_metrics import peak_memory_bytes
 
 # Phases of a step -> what a profile calls them.
 _PARTS = {
@@ -75,7 +75,7 @@ class TorchWatch:
 
     def step(
         self, state: State, batch: Batch[list[Round]], lr: float, requests: Sequence[int]
-    ) -> tuple[State, QueuedMetrics]:
+    ) -> tuple[State, PendingMetrics]:
         number, schedule = batch.step, self._schedule
         began = time.perf_counter()
         if number == schedule.tracer < schedule.last:
