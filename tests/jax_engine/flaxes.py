@@ -189,3 +189,18 @@ class Annealed:
 
     def train_data(self) -> Source:
         return Source()
+
+
+class Followed(Annealed):
+    def after_step(self, model: Any, step: int) -> None: ...
+
+
+class Phased(Annealed):
+    phases = {"first": "*"}
+
+    def loss(self, model: Any, batch: Any, phase: str) -> Any:  # type: ignore[override]  # noqa: ARG002 - by name
+        return super().loss(model, batch, 0, 0)
+
+
+class Scheduled(Annealed):
+    def schedule(self, optimizer: Any) -> Any: ...

@@ -15,6 +15,7 @@ import pytest
 from commands import free_port, refused
 from samecurve.core.config.document import read_file
 from samecurve.core.planning.plan import plan as make_plan
+from samecurve.errors import UserError
 from samecurve.experiments.layout_runner import LayoutRunner
 from samecurve.experiments.layouts import parse_layout
 from samecurve.experiments.verdicts import compare_layouts
@@ -346,3 +347,19 @@ def test_a_loss_may_follow_the_step_and_give_more_means(pool: Pool) -> None:
             [of_step[name] for name in ("loss", "norm", "penalty", "above")] for of_step in numbers
         ]
         np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("task", "says"),
+    [
+        ("Followed", "Followed.after_step(): engine jax changes weights by its own update only"),
+        ("Phased", "Phased.phases: engine jax has one loss and one optimizer a step"),
+        ("Scheduled", "Scheduled.schedule(optimizer) makes a torch scheduler"),
+    ],
+)
+def test_what_only_torch_does_is_refused_by_name(task: str, says: str) -> None:
+    config = jobs.config_of(small(devices="cpu:1", task=task))
+    with pytest.raises(UserError) as refused:
+        open_task(config, "").facts()
+    assert says in str(refused.value)
+    assert "--engine torch" in str(refused.value) or "schedule(self, step)" in str(refused.value)
