@@ -27,7 +27,7 @@ from samecurve.torch_engine.step_metrics import (
     peak_memory_bytes,
     rank_report,
 )
-from samecurve.torch_engine.step_totals import Clip, StepTotals, step_totals
+from samecurve.torch_engine.step_totals import Clip, GradientScaling, StepTotals, step_totals
 from samecurve.torch_engine.strategies.exact import SideEffectCheck
 
 
@@ -60,12 +60,22 @@ class TrainingStep:
         lr: float,
         requests: Sequence[int],
     ) -> QueuedMetrics:
+        totals = self._sum_gradients(state, phase, batch)
+        means = phase.named_means.names
+        totals.all_reduce(self._comm, self._report(batch, requests), 1 + len(means))
+        scaling = self._update(state, phase, totals, lr, batch.step)
+        layout = MetricsLayout(self._comm.world_size, means)
+        metrics = totals.queue_metrics(scaling, state.scale.value, layout)
+        state.scale.update(finite=scaling.finite)
+        return metrics
+
+    def _sum_gradients(self, state: State, phase: Phase, batch: Batch[list[Round]]) -> StepTotals:
+        """Over all microbatches, and over devices; the totals are still this process's."""
         plan, strategy, timeline = self._plan, self._strategy, self._comm.timeline
         totals = step_totals(self._setup.num_sum_rows(batch.samples), self._devices)
         for param in state.viewed_apart:
             param.view.grad = None
         strategy.begin_step(state.parameters, self._setup.num_microbatches(batch.samples))
-
         with timeline.phase("rounds"):
             factors = self._loss_factors_of(state.scale)
             strategy.run_jobs(
@@ -85,39 +95,39 @@ class TrainingStep:
         self.step_buffers.end_step(self._setup.num_microbatches(batch.samples))
         with timeline.phase("reduce"):
             strategy.reduce(state.parameters)
-        trained = phase.trained
         if phase.usage.is_first_step:
             phase.named_means.agree(self._comm, self._setup.device)
         if not phase.usage.done:
-            phase.usage.add([param.name for param in trained], strategy.params_with_grad())
-        means = phase.named_means.names
-        totals.all_reduce(self._comm, self._report(batch, requests), 1 + len(means))
+            names = [param.name for param in phase.trained]
+            phase.usage.add(names, strategy.params_with_grad())
+        return totals
 
+    def _update(
+        self, state: State, phase: Phase, totals: StepTotals, lr: float, step: int
+    ) -> GradientScaling:
+        """Clip, and move the phase's parameters on every replica."""
+        strategy, timeline = self._strategy, self._comm.timeline
         for param in state.viewed_apart:
             param.refresh()
-        views = [param.view for param in trained]
+        views = [param.view for param in phase.trained]
         gradients = [view.grad for view in views if view.grad is not None]
         if len(gradients) < len(views):
             gradients = _with_zeros(views)
         with timeline.phase("clip"):
             scaling = totals.gradient_scaling(
-                strategy.norm(trained),
+                strategy.norm(phase.trained),
                 state.scale.value,
-                nominal_weight=plan.nominal_weight,
-                clip=Clip(self._setup.optimizer.clip, plan.fixed.clip_epsilon),
+                nominal_weight=self._plan.nominal_weight,
+                clip=Clip(self._setup.optimizer.clip, self._plan.fixed.clip_epsilon),
             )
             _multiply(gradients, scaling.factor)
         with timeline.phase("optimizer"):
             phase.optimizer.step(lr, finite=scaling.finite)
             if phase is state.phases[-1]:
-                self._after_step(batch.step, finite=scaling.finite)
+                self._after_step(step, finite=scaling.finite)
         with timeline.phase("replicas"):
             strategy.sync_replicas()
-
-        layout = MetricsLayout(self._comm.world_size, means)
-        metrics = totals.queue_metrics(scaling, state.scale.value, layout)
-        state.scale.update(finite=scaling.finite)
-        return metrics
+        return scaling
 
     def _accumulate(
         self,

@@ -262,12 +262,11 @@ def plan(config: Config, machine: Machine, facts: Facts, fixed: Fixed | None = N
     log.warnings += batch_warnings(config, facts, split)
     log.warnings += layout_warnings(config, layout, memory)
     log.warnings += _warn_of_other_bits(config, fixed, computed_on)
-    activations = activation_term(config, facts, split.micro_batch_size)
-    if activations:
-        memory.append(activations)
-    after_step = after_step_term(config, facts, layout)
-    if after_step:
-        memory.append(after_step)
+    more_terms = (
+        activation_term(config, facts, split.micro_batch_size),
+        after_step_term(config, facts, layout),
+    )
+    memory += [term for term in more_terms if term]
     if fixed is None:
         fixed = Fixed(
             global_batch_size=split.global_batch_size,
