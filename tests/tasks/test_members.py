@@ -29,9 +29,9 @@ def with_methods(*names: str, bases: tuple[type, ...] = (), **members: object) -
         ("train_dataloader", "train_data(self)"),
         (
             "configure_optimizers",
-            "the config's optimizer section, or optimizer(self, params[, lr])",
+            "the config's optimizer section, or optimizer(self, params[, lr][, phase])",
         ),
-        ("optimizers", "optimizer(self, params[, lr])"),
+        ("optimizers", "optimizer(self, params[, lr][, phase])"),
         ("training_step", "loss(self, model, batch[, step]"),
         ("validation_step", "train.eval_every in the config"),
         ("forward", "loss(self, model, batch[, step]"),
