@@ -2,8 +2,9 @@
 and a ConvNet, on one thread and two.
 
 A step is forward, backward and AdamW (fused). "fixed" multiplies by masks made beforehand, which
-any dropout must at the least. Prints each variant's median and, as medians over the alternations,
-keyed over each of the others, with the cores that other programs kept busy meanwhile; writes
+any dropout must at the least; "called" calls F.dropout in place of modules, served from the same
+keys. Prints each variant's median and, as medians over the alternations, keyed over each of the
+others and called over keyed, with the cores that other programs kept busy meanwhile; writes
 benchmarks/results/dropout-<cpu>.json. Run: python -m benchmarks.dropout
 """
 
@@ -14,6 +15,7 @@ import re
 import statistics
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,9 +26,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from samecurve.core.determinism.sample_keys import row_keys
+from samecurve.core.determinism.sample_keys import RowKeys
 from samecurve.probe import cpu
-from samecurve.torch_engine.layers.context import MicroBatchContext
+from samecurve.torch_engine.keyed.replaced import KeyedFunctions
+from samecurve.torch_engine.layers.context import MicroBatchContext, StagedKeys
 from samecurve.torch_engine.layers.dropout import key_dropout
 
 ALTERNATIONS, THREADS = 15, (1, 2)
@@ -119,14 +122,33 @@ class Fixed:
         return input * self.mask
 
 
+class Called(nn.Module):
+    """As much code that people bring has it."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - torch's name
+        return F.dropout(input, 0.1, self.training)
+
+
+def with_calls(module: nn.Module) -> None:
+    """Calls of F.dropout in place of each module."""
+    for name, child in module.named_children():
+        if isinstance(child, nn.Dropout):
+            setattr(module, name, Called())
+        else:
+            with_calls(child)
+
+
 def stepper(
     make: Callable[[float], nn.Module], variant: str, batch: torch.Tensor
 ) -> Callable[[], None]:
     torch.manual_seed(0)
     model = make(0.0 if variant == "none" else 0.1)
-    rows, keys = MicroBatchContext(), torch.from_numpy(row_keys(0, 0, np.arange(len(batch))))
+    rows = MicroBatchContext(batch.device)
+    keys = StagedKeys(RowKeys(seed=0, epoch=0, step=0, ids=np.arange(len(batch))))
     if variant == "keyed":
         key_dropout(model, rows, 0)
+    if variant == "called":
+        with_calls(model)
     if variant == "fixed":
         for module in model.modules():
             if isinstance(module, nn.Dropout):
@@ -135,8 +157,9 @@ def stepper(
 
     def step() -> None:
         optimizer.zero_grad()
-        rows.begin(keys)
-        torch.autograd.backward(model(batch))
+        serving = rows.within(keys) if variant in {"keyed", "called"} else nullcontext()
+        with serving:
+            torch.autograd.backward(model(batch))
         optimizer.step()
 
     return step
@@ -146,8 +169,9 @@ def compare(
     make: Callable[[float], nn.Module], batch: torch.Tensor, threads: int
 ) -> dict[str, Any]:
     torch.set_num_threads(threads)
-    steps = {variant: stepper(make, variant, batch) for variant in (*OTHERS, "keyed")}
-    found: dict[str, list[float]] = {variant: [] for variant in (*OTHERS, "keyed")}
+    variants = (*OTHERS, "keyed", "called")
+    steps = {variant: stepper(make, variant, batch) for variant in variants}
+    found: dict[str, list[float]] = {variant: [] for variant in variants}
     before = busy()
     for alternation in range(-2, ALTERNATIONS):
         for variant, step in steps.items():
@@ -159,11 +183,13 @@ def compare(
         other: statistics.median(a / b for a, b in zip(found["keyed"], found[other], strict=True))
         for other in OTHERS
     }
+    called = zip(found["called"], found["keyed"], strict=True)
     own, others, wall = (now - then for now, then in zip(busy(), before, strict=True))
     return {
         "threads": threads,
         "seconds": found,
         "keyed_over": over,
+        "called_over_keyed": statistics.median(a / b for a, b in called),
         "cores_used_by_others": round((others - own) / wall, 2),
     }
 
@@ -177,6 +203,7 @@ def busy() -> tuple[float, float, float]:
 
 
 def main() -> None:
+    KeyedFunctions()  # until the end
     torch.manual_seed(0)
     cases: dict[str, tuple[Callable[[float], nn.Module], torch.Tensor]] = {
         "gpt": (GPT, torch.randint(VOCABULARY, (16, LENGTH))),
@@ -189,8 +216,9 @@ def main() -> None:
     ]
     print(
         f"{'model':<10}{'threads':>8}"
-        + "".join(f"{variant + ' ms':>12}" for variant in (*OTHERS, "keyed"))
+        + "".join(f"{variant + ' ms':>12}" for variant in (*OTHERS, "keyed", "called"))
         + "".join(f"{'keyed/' + other:>15}" for other in OTHERS)
+        + f"{'called/keyed':>15}"
         + f"{'others cores':>15}"
     )
     for row in rows:
@@ -200,6 +228,7 @@ def main() -> None:
         print(
             f"{row['model']:<10}{row['threads']:>8}{medians}"
             + "".join(f"{ratio:15.3f}" for ratio in row["keyed_over"].values())
+            + f"{row['called_over_keyed']:15.3f}"
             + f"{row['cores_used_by_others']:15.2f}"
         )
     result = {

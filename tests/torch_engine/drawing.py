@@ -104,3 +104,16 @@ class Draws:
 
     def eval_data(self) -> Source:
         return Source()
+
+
+class Plain(Draws):
+    """A mask and noise, which a test computes by hand."""
+
+    def model(self) -> nn.Module:
+        return nn.ModuleList([nn.Linear(WIDTH, 8), nn.Linear(8, 1)]).double()
+
+    def loss(self, model: Any, batch: Any) -> Mean:
+        x = batch["x"] + 0.1 * torch.randn_like(batch["x"])
+        x = F.dropout(torch.tanh(model[0](x)), 0.3, training=model.training)
+        losses = (model[1](x).sum((1, 2)) - batch["y"]).square()
+        return Mean(losses.sum(), len(x))

@@ -1,5 +1,6 @@
 """Random numbers in code that nobody changed: they follow the sample, or the step."""
 
+import copy
 import hashlib
 import math
 import random
@@ -20,16 +21,20 @@ from torch.utils.checkpoint import checkpoint
 from samecurve.core.config.document import Document
 from samecurve.core.config.sections import Config, load
 from samecurve.core.determinism.sample_keys import RowKeys, mix, row_keys, step_key
+from samecurve.core.planning.plan import plan
+from samecurve.data.feed import Feed
 from samecurve.errors import UserError
 from samecurve.experiments.layout_runner import LayoutRunner
 from samecurve.experiments.layouts import parse_layout
 from samecurve.experiments.verdicts import compare_layouts
 from samecurve.tasks import Tasks, open_task
+from samecurve.torch_engine.engine import TorchEngine
 from samecurve.torch_engine.keyed.draw_sites import Draw, DrawSites
 from samecurve.torch_engine.keyed.generators import NUMPY, PYTHON, TORCH, GeneratorWatch
 from samecurve.torch_engine.keyed.replaced import KeyedFunctions
 from samecurve.torch_engine.layers.context import MicroBatchContext, StagedKeys
 from samecurve.torch_engine.layers.dropout import key_dropout
+from samecurve.torch_engine.process_group import Comm
 from tiny import MACHINE
 from worlds import Pool
 
@@ -183,12 +188,12 @@ def test_outside_of_a_microbatch_all_is_as_ever(harness: Harness) -> None:
     )
 
 
-def word(key: int, name: str, call: int, element: int) -> int:
+def signed(value: int) -> int:
+    return (value + (1 << 31)) % (1 << 32) - (1 << 31)
+
+
+def lane_pair(key: int, name: str, call: int, element: int) -> int:
     """keyed/numbers.py's docstring, in Python's own integers, signed."""
-
-    def signed(value: int) -> int:
-        return (value + (1 << 31)) % (1 << 32) - (1 << 31)
-
     salt = int.from_bytes(hashlib.sha256(f"0/{name}/{call}".encode()).digest()[:8], "little")
     mixed = int(mix(np.array([key ^ salt], np.uint64))[0])
     a, b = signed(mixed | 1), signed(mixed >> 32)
@@ -196,7 +201,11 @@ def word(key: int, name: str, call: int, element: int) -> int:
     for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B), (16, 1)):
         h = (h ^ h >> shift) * factor % (1 << 32)
     x = signed(h * a + b)
-    x = signed((x ^ x >> 15) * 0x2C1B3C6D)
+    return signed((x ^ x >> 15) * 0x2C1B3C6D)
+
+
+def word(key: int, name: str, call: int, element: int) -> int:
+    x = lane_pair(key, name, call, element)
     return signed((x ^ x >> 13) * 0x31848BAB)
 
 
@@ -222,9 +231,7 @@ def test_numbers_are_those_of_the_formula(harness: Harness) -> None:
     found = harness.run(draw, ids).numpy()
     shared = uniform(step_key(SEED, EPOCH, STEP), 3, 3)
     for row, key in zip(found, row_keys(SEED, EPOCH, np.array(ids)).tolist(), strict=True):
-        u = uniform(key, 1, 4).reshape(2, 2)
-        radius, angle = np.sqrt(-2 * np.log(1 - u[:, 0])), 2 * math.pi * u[:, 1]
-        normal = np.stack([radius * np.cos(angle), radius * np.sin(angle)], 1).reshape(-1)[:3]
+        normal = noise(key, 1, (4,))[:3]
         integers = [(word(key, "*", 2, j) + 2**31) * 100 // 2**32 - 5 for j in range(3)]
         expected = np.concatenate([uniform(key, 0, 3), normal, integers, shared])
         np.testing.assert_allclose(row, expected, rtol=1e-14)
@@ -463,6 +470,61 @@ def test_what_is_not_served_is_recorded_and_its_generator_seen(harness: Harness)
     once = harness.run(draw, range(6))
     own.manual_seed(0)
     assert torch.equal(harness.run(draw, range(6)), once)
+
+
+def noise(key: int, call: int, shape: tuple[int, ...]) -> NDArray[np.float64]:
+    """The normal numbers of a row, an even count of them."""
+    u = uniform(key, call, math.prod(shape)).reshape(-1, 2)
+    radius, angle = np.sqrt(-2 * np.log(1 - u[:, 0])), 2 * math.pi * u[:, 1]
+    return np.stack([radius * np.cos(angle), radius * np.sin(angle)], 1).reshape(shape)
+
+
+def mask(key: int, call: int, shape: tuple[int, ...], p: float) -> NDArray[np.float64]:
+    """What a row keeps, scaled; an even count of elements."""
+    lanes = [
+        ((pair >> 16 * half) + 2**15) % 2**16 - 2**15
+        for element in range(math.prod(shape) // 2)
+        for pair in (lane_pair(key, "*", call, element),)
+        for half in (0, 1)
+    ]
+    dropped = round(65536 * p)
+    kept = np.array(lanes).reshape(shape) >= dropped - 32768
+    return kept * (65536 / (65536 - dropped))
+
+
+def test_a_plain_loop_with_this_noise_given_has_the_same_losses() -> None:
+    """Float64, one device in three rounds, a short tail and a second epoch."""
+    sections = {
+        "task": f"{HERE}/drawing.py:Plain",
+        "batch": {"samples": 12, "per_device": 5},
+        "optimizer": {"name": "sgd", "lr": 1e-2, "momentum": 0.0, "clip": 0.0, "weight_decay": 0.0},
+        "train": {"steps": 5, "precision": "f64", "seed": 11},
+    }
+    config = load(Document(sections), Tasks()).config
+    task = open_task(config, "")
+    made = plan(config, MACHINE, task.facts())
+    engine = TorchEngine(task, made, config.optimizer, Comm(), [CPU])
+    state = engine.init()
+    model = copy.deepcopy(state.model)
+    feed = Feed(made, made.devices_of(0), task.train_data(), None, engine.stage, prefetch=0)
+    losses = [
+        engine.step(state, batch, made.lr_at(step), [0] * 4)[1].read().loss for step, batch in feed
+    ]
+    engine.close()
+    assert made.accumulation_steps == 3
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    for step, ids in enumerate(made.order.ids(range(5))):
+        keys = row_keys(11, made.order.position(step).epoch, ids).tolist()
+        rows = drawing.Source()[ids]
+        x = torch.from_numpy(rows["x"] + 0.1 * np.stack([noise(key, 0, (5, 6)) for key in keys]))
+        masks = torch.from_numpy(np.stack([mask(key, 1, (5, 8), 0.3) for key in keys]))
+        outputs = model[1](torch.tanh(model[0](x)) * masks).sum((1, 2))  # type: ignore[operator, index]
+        loss = (outputs - torch.from_numpy(rows["y"])).square().mean()
+        assert losses[step] == pytest.approx(loss.item(), rel=1e-12)
+        optimizer.param_groups[0]["lr"] = made.lr_at(step)
+        optimizer.zero_grad()
+        torch.autograd.backward(loss)
+        optimizer.step()
 
 
 def config_of(task: str = "Draws", **sections: Any) -> Config:

@@ -79,8 +79,8 @@ def _refuse(*, unused: list[str], drawn: list[str], changed: list[str]) -> None:
         raise UserError(
             f"the loss depends on random numbers of {drawn[0]}: every row and step would see the"
             " same ones",
-            "numbers that follow from the row (its data can hold some); dropout: --engine torch,"
-            " whose masks follow the sample",
+            "samecurve.rng(batch) in the loss, whose numbers follow the sample; dropout: --engine"
+            " torch, whose masks do",
             "task",
         )
     if changed:
