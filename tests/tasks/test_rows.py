@@ -9,7 +9,11 @@ import torch
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset
 
 from samecurve import sample_rng
+from samecurve.core.config.document import Document
+from samecurve.core.config.sections import load
 from samecurve.errors import UserError
+from samecurve.tasks import Tasks
+from samecurve.tasks.adapter.base import TaskAdapter
 from samecurve.tasks.adapter.columns import Collation
 from samecurve.tasks.adapter.rows import Rows
 
@@ -290,6 +294,27 @@ WRONG: dict[str, tuple[Callable[[], object], list[str]]] = {
         ['the data of My.train_data() gives "x" of shapes (1,) and (3,)', "collate(self, samples)"],
     ),
 }
+
+
+class Padding:
+    """A task of which no model is needed."""
+
+    def train_data(self) -> Any:
+        return Lines()
+
+    def collate(self, samples: list[Any]) -> dict[str, Any]:
+        return padded(samples)
+
+
+def test_a_task_collates_with_torch_and_is_refused_with_jax() -> None:
+    def opened(**values: str) -> TaskAdapter:
+        config = load(Document({"task": "language", "batch": {"samples": 4}, **values}), Tasks())
+        return TaskAdapter(Padding, config.config, "")
+
+    np.testing.assert_array_equal(opened().train_data()[IDS]["x"], collated(padded)[IDS]["x"])
+    text = said(lambda: opened(engine="jax"))
+    assert "Padding.collate(): engine jax compiles its step for one shape of row" in text
+    assert "pad the rows to one length in the data" in text
 
 
 def lists(_self: Any, ids: Any) -> dict[str, Any]:

@@ -46,7 +46,13 @@ def laid_out(layout: str, task: str = "Ragged", **data: str) -> tuple[Config, Pl
         "data": {**how.get("data", {}), **data},
         "optimizer": {"name": "sgd", "lr": 0.5, "momentum": 0.9, "weight_decay": 0, "clip": 0.3},
         "schedule": {"decay": "constant"},
-        "train": {"steps": STEPS, "precision": "f64", "eval_every": 4, **how.get("train", {})},
+        "train": {
+            "steps": STEPS,
+            "precision": "f64",
+            "eval_every": 4,
+            "allow_coupled": task == "Meaned",
+            **how.get("train", {}),
+        },
         "devices": {"use": f"cpu:{world}", **how.get("devices", {})},
     }
     config = load(Document(values), Tasks()).config

@@ -2,6 +2,7 @@
 
 import os
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
 
@@ -20,6 +21,7 @@ class OpenFiles:
         self._shards = shards
         self._descriptors: OrderedDict[int, int] = OrderedDict()
         self._lock = threading.Lock()
+        weakref.finalize(self, _close_all, self._descriptors)
 
     def read(self, number: int, begin: int, size: int) -> bytes:
         """RunError: the file is not what it was when it was indexed."""
@@ -53,6 +55,7 @@ class OpenFiles:
             os.close(self._descriptors.popitem(last=False)[1])
         return descriptor
 
-    def __del__(self) -> None:
-        for descriptor in self._descriptors.values():
-            os.close(descriptor)
+
+def _close_all(descriptors: OrderedDict[int, int]) -> None:
+    while descriptors:
+        os.close(descriptors.popitem()[1])
