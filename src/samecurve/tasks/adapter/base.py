@@ -164,13 +164,12 @@ class TaskAdapter:
 
     def _check_rows(self) -> None:
         """UserError: a row is not the same when it is read again."""
-        if hasattr(self.task, "fingerprint"):
-            return
+        is_known = hasattr(self.task, "fingerprint")
         with self.calling("train_data"):
-            self.train_data().check()
+            self.train_data().check(is_known=is_known)
         if self._held_out is not None:
             with self.calling("eval_data"):
-                self._held_out.check()
+                self._held_out.check(is_known=is_known)
 
     def _task_facts(self) -> dict[str, Any]:
         """What the class's own facts() gives."""
