@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from samecurve import Mean
+from samecurve import Mean, rng
 
 
 class Source:
@@ -124,6 +124,15 @@ class Small:
         return {
             "accuracy": Mean((model(batch["x"]).argmax(-1) == batch["y"]).sum(), len(batch["y"]))
         }
+
+
+class Noisy(Small):
+    """Its loss asks for noise and a mask that follow the sample."""
+
+    def loss(self, model: Any, batch: Any) -> Any:
+        numbers = rng(batch)
+        x = batch["x"] * (1 + 0.1 * numbers.normal(8)) * numbers.bernoulli(0.8, 8) / 0.8
+        return super().loss(model, {**batch, "x": x})
 
 
 class Plain(Small):

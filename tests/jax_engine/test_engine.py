@@ -128,6 +128,27 @@ def test_odd_parameters_layers_and_variables_are_one_curve_too(pool: Pool, tmp_p
     assert [verdict.verdict for verdict in verdicts] == ["PASS"], verdicts
 
 
+@pytest.mark.parametrize(
+    ("exact", "layout"),
+    [(False, "jax-fsdp:2/2"), pytest.param(True, "jax:3", marks=pytest.mark.long)],
+)
+def test_numbers_that_a_loss_asks_for_follow_the_sample(
+    layout: str, pool: Pool, tmp_path: Path, *, exact: bool
+) -> None:
+    config = jobs.config_of(small(task="Noisy", train={"exact": exact}))
+    runner = LayoutRunner(
+        config,
+        MACHINE,
+        open_task(config, "").facts(),
+        steps=3,
+        kind="cpu",
+        pool=pool,
+        home=tmp_path,
+    )
+    verdicts = compare_layouts(runner, [parse_layout(layout)], 0.0 if exact else 1e-12)
+    assert [verdict.verdict for verdict in verdicts] == ["PASS"]
+
+
 def test_gradients_of_complex_numbers_as_pairs(pool: Pool) -> None:
     """By pairs they are the slopes along x and y; jax.grad's own is the conjugate; sums over
     devices know complex leaves.
@@ -203,7 +224,7 @@ def test_a_batch_smaller_than_the_devices_is_served_and_said(pool: Pool) -> None
         (
             small("noise"),
             "the loss depends on random numbers of",
-            "numbers that follow from the row",
+            "samecurve.rng(batch)",
         ),
         (small("spectral"), "the forward pass changes spectral.", "no running statistics"),
         (small("dotted"), "two parameters are called parts.a.b", "keys without dots"),
