@@ -166,6 +166,8 @@ class Task(Protocol):
     losses: the loss, as "loss", and what is logged beside it, the same names each time;
         phase: of a step, '': the first or only one.
     initial: None for the value that the model itself gave the parameter.
+    loss: of a microbatch. Where Facts.whole_batch, features() of a microbatch, one row a sample,
+        and batch_loss() of those of a whole batch stand for it.
     eval_sums: what evaluate() gives for a microbatch, by name, the same on every rank.
     summarize: the sums over all held-out samples -> metrics, numbers or arrays.
     sample: texts, or pictures.
@@ -180,6 +182,12 @@ class Task(Protocol):
     def loss(self, model: Any, batch: Arrays, progress: Progress = START, /) -> Mean: ...
     def losses(
         self, model: Any, batch: Arrays, progress: Progress = START, phase: str = "", /
+    ) -> Mapping[str, Mean]: ...
+    def features(
+        self, model: Any, batch: Arrays, progress: Progress = START, phase: str = "", /
+    ) -> Arrays: ...
+    def batch_losses(
+        self, features: Arrays, progress: Progress = START, phase: str = "", /
     ) -> Mapping[str, Mean]: ...
     def eval_sums(self) -> SumSpecs: ...
     def evaluate(

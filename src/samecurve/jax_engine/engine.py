@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import jax
 import jax.numpy as jnp
@@ -32,10 +32,25 @@ from samecurve.core.protocols import (
 )
 from samecurve.errors import UserError
 from samecurve.jax_engine.array_types import Arrays, Float, HostArray, PyTree
+from samecurve.jax_engine.batch_loss import (
+    EvalLosses,
+    RoundFeatures,
+    accumulate_whole_batch,
+    feature_shapes,
+    make_round_features,
+    on_host,
+    positions_of,
+)
 from samecurve.jax_engine.checkpoint import State, StateLayout, all_params
 from samecurve.jax_engine.model import FlaxModel, InitialValue, open_model
 from samecurve.jax_engine.sample_numbers import keyed_arrays
-from samecurve.jax_engine.step_program import Rows, make_evaluation, make_step, progress_array
+from samecurve.jax_engine.step_program import (
+    OUTSIDE,
+    Rows,
+    make_evaluation,
+    make_step,
+    progress_array,
+)
 from samecurve.jax_engine.strategies import AXIS, STRATEGIES
 from samecurve.jax_engine.trace_checks import check_loss
 
@@ -107,8 +122,10 @@ class JaxEngine:
         self._dtype: Float = np.dtype(np.float64 if plan.precision == "f64" else np.float32)
         self._by_device = NamedSharding(self._mesh, PartitionSpec(AXIS))
         self._replicated = NamedSharding(self._mesh, PartitionSpec())
-        self._real_masks: dict[bytes, jax.Array] = {}  # a step's, by which rows are real
         self._names: tuple[str, ...] = ()  # of the means beside the loss, once it was checked
+        self._steps: dict[int, Wrapped] = {}
+        # which rows of a step are real, and where: most steps are alike
+        self._sent: dict[tuple[str, bytes], jax.Array] = {}
         self._checked = False  # whether the loss has been seen to use every parameter
 
     @cached_property
@@ -128,17 +145,22 @@ class JaxEngine:
             loss_scaled=self.plan.precision == "f16",
         )
 
-    @cached_property
-    def _step(self) -> Wrapped:
-        return make_step(
-            task=self.task,
-            names=self._names,
-            model=self._model,
-            plan=self.plan,
-            optimizer=self._optimizer,
-            strategy=self._strategy,
-            layout=self._layout,
-        )
+    def _step(self, num_samples: int) -> Wrapped:
+        """The program of a step. A loss over the whole batch has one for each size of that."""
+        key = num_samples if self.plan.whole_batch else 0
+        if key not in self._steps:
+            accumulate = partial(accumulate_whole_batch, num_samples=num_samples) if key else None
+            self._steps[key] = make_step(
+                task=self.task,
+                names=self._names,
+                model=self._model,
+                plan=self.plan,
+                optimizer=self._optimizer,
+                strategy=self._strategy,
+                layout=self._layout,
+                accumulate=accumulate,
+            )
+        return self._steps[key]
 
     @cached_property
     def _evaluation(self) -> Wrapped:
@@ -149,6 +171,16 @@ class JaxEngine:
             layout=self._layout,
             dtype=self._dtype,
         )
+
+    @cached_property
+    def _round_features(self) -> Wrapped:
+        return make_round_features(
+            task=self.task, model=self._model, strategy=self._strategy, layout=self._layout
+        )
+
+    @cached_property
+    def _eval_losses(self) -> EvalLosses:
+        return EvalLosses(self.task, self.plan, self._dtype)
 
     @cached_property
     def _all_finite(self) -> Wrapped:
@@ -188,7 +220,7 @@ class JaxEngine:
         some_microbatch = next(microbatch for one in rounds for microbatch in one if microbatch)
         example = {name: array[:1] for name, array in keyed_arrays(some_microbatch).items()}
         shape = (len(self._local_devices), of, self.plan.micro_batch_size)
-        real = np.zeros(shape, bool)
+        real, position = np.zeros(shape, bool), np.full(shape, OUTSIDE, np.int32)
         rows = {
             name: np.broadcast_to(array[0], (*shape, *array.shape[1:])).copy()
             for name, array in example.items()
@@ -198,20 +230,27 @@ class JaxEngine:
                 if microbatch and microbatch.real:
                     count = len(next(iter(microbatch.arrays.values())))
                     real[device, number, :count] = True
+                    position[device, number, :count] = positions_of(
+                        microbatch.number, count, self.plan.micro_batch_size
+                    )
                     for name, array in keyed_arrays(microbatch).items():
                         rows[name][device, number, :count] = array
         on_devices = self._put({name: self._narrow(name, array) for name, array in rows.items()})
         return StagedRounds(
-            Rows(on_devices, self._real_mask(real)),
+            Rows(
+                on_devices,
+                self._send_once(real),
+                self._send_once(position) if self.plan.whole_batch else None,
+            ),
             {name: self._narrow(name, array) for name, array in example.items()},
         )
 
-    def _real_mask(self, real: NDArray[np.bool_]) -> jax.Array:
-        """Sent once: most steps are alike."""
-        key = real.tobytes()
-        if key not in self._real_masks:
-            self._real_masks[key] = self._put(real)
-        return self._real_masks[key]
+    def _send_once(self, array: HostArray) -> jax.Array:
+        """Most steps are alike."""
+        key = (array.dtype.str, array.tobytes())
+        if key not in self._sent:
+            self._sent[key] = self._put(array)
+        return self._sent[key]
 
     def step(
         self, state: State, batch: Batch, lr: float, asked: Sequence[int]
@@ -222,7 +261,9 @@ class JaxEngine:
         local = self._local_metrics(batch, asked)
         rate = np.asarray(lr, self._dtype)
         when = progress_array(self.plan.progress_at(batch.step))
-        state, values = self._step(state, staged.rows, self._to_all_reduce(local), rate, when)
+        state, values = self._step(batch.samples)(
+            state, staged.rows, self._to_all_reduce(local), rate, when
+        )
         return state, QueuedMetrics(values, local, self.plan.world_size, self._names)
 
     def compiled_step(self, state: State, batch: Batch) -> Compiled:
@@ -231,7 +272,7 @@ class JaxEngine:
         extra = self._to_all_reduce(self._local_metrics(batch, [0] * len(REQUESTS)))
         rate = np.asarray(0.0, self._dtype)
         when = progress_array(START)
-        return self._step.lower(state, staged.rows, extra, rate, when).compile()
+        return self._step(batch.samples).lower(state, staged.rows, extra, rate, when).compile()
 
     def evaluate(
         self, state: State, rounds: Iterable[StagedRounds], progress: Progress = START
@@ -239,13 +280,22 @@ class JaxEngine:
         """The task's sums over all devices."""
         specs = self.task.eval_sums()
         params, when = all_params(state), progress_array(progress)
-        sums: list[Arrays] = [self._evaluation(params, staged.rows, when) for staged in rounds]
+        sums: list[Arrays] = []
+        features: list[RoundFeatures] = []
+        for staged in rounds:
+            sums.append(self._evaluation(params, staged.rows, when))
+            if self.plan.whole_batch:
+                features.append(self._round_features(params, staged.rows, when))
         totals: dict[str, EvalSum] = {}
         for name, spec in specs.items():
             dtype = np.int64 if spec.integer else np.float64
             by_round = [np.asarray(of_round[name], dtype) for of_round in sums]
             total = np.sum(by_round, axis=0) if by_round else np.zeros(spec.shape, dtype)
             totals[name] = total if spec.shape else total.item()
+        if self.plan.whole_batch:
+            shapes = feature_shapes(features[0].features)
+            loss = self._eval_losses.total([on_host(one) for one in features], shapes, when)
+            totals.update({"loss.sum": loss.sum, "loss.weight": loss.weight})
         return totals
 
     def sample(self, state: State, step: int) -> Sequence[Sample]:
@@ -340,7 +390,14 @@ class JaxEngine:
 
     def _check_loss(self, example: Mapping[str, HostArray]) -> None:
         row = {name: jnp.asarray(array) for name, array in example.items()}
-        self._names = check_loss(self.task, self._model, row, self._dtype, self._layout.trained)
+        self._names = check_loss(
+            self.task,
+            self._model,
+            row,
+            self._dtype,
+            self._layout.trained,
+            whole_batch=self.plan.whole_batch,
+        )
         self._checked = True
 
     def _peak_memory(self, device: jax.Device) -> int:

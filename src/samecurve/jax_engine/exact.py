@@ -23,10 +23,13 @@ from samecurve.core.determinism.microbatches import TreeSum, microbatches_of, sp
 from samecurve.core.eval_sums import EvalSums, SumSpecs, size, unpack_sums
 from samecurve.core.protocols import START, ArrayShard, Batch, Checkpoint, Progress, Round, Sample
 from samecurve.jax_engine.array_types import Arrays, HostArray, PyTree
+from samecurve.jax_engine.batch_loss import HostRows, positions_of
 from samecurve.jax_engine.checkpoint import State, all_params
 from samecurve.jax_engine.engine import JaxEngine, QueuedMetrics
+from samecurve.jax_engine.exact_batch_loss import DeviceRows, ExactBatchLoss, per_device
 from samecurve.jax_engine.sample_numbers import keyed_arrays
 from samecurve.jax_engine.step_program import (
+    OUTSIDE,
     GradientSums,
     LossSums,
     Rows,
@@ -42,12 +45,10 @@ ReplicaStates = list[State]  # whole states, one for each device of this process
 
 
 @dataclass(frozen=True)
-class StagedMicroBatch:
-    """A microbatch on its device, filled up to plan.micro_batch_size rows."""
+class StagedMicroBatch(DeviceRows):
+    """Filled up to plan.micro_batch_size rows."""
 
     number: int  # in the step
-    local_device: int  # which of this process's devices
-    rows: Rows
 
 
 class ExactEngine(JaxEngine):
@@ -60,15 +61,7 @@ class ExactEngine(JaxEngine):
         return self._per_device(super().restore(saved))
 
     def _per_device(self, state: PyTree) -> list[PyTree]:
-        """A replicated tree as one tree for each device of this process."""
-        leaves, tree = jax.tree.flatten(state)
-        by_device = [
-            {shard.device: shard.data for shard in leaf.addressable_shards} for leaf in leaves
-        ]
-        return [
-            jax.tree.unflatten(tree, [shards[device] for shards in by_device])
-            for device in self._local_devices
-        ]
+        return per_device(state, self._local_devices)
 
     def stage(self, rounds: Sequence[Round], of: int) -> Any:
         """A list of StagedMicroBatch: here a round that is short needs no filling up."""
@@ -89,10 +82,14 @@ class ExactEngine(JaxEngine):
         for name, array in arrays.items():
             copies = np.repeat(array[:1], size - count, axis=0)
             filled[name] = self._narrow(name, np.concatenate([array, copies]))
-        on_device, real = jax.device_put(
-            (filled, np.arange(size) < count), self._local_devices[device]
+        position = None
+        if self.plan.whole_batch:
+            position = np.full(size, OUTSIDE, np.int32)
+            position[:count] = positions_of(number, count, size)
+        on_device = jax.device_put(
+            (filled, np.arange(size) < count, position), self._local_devices[device]
         )
-        return StagedMicroBatch(number, device, Rows(on_device, real))
+        return StagedMicroBatch(device, Rows(*on_device), number)
 
     def step(
         self, state: Any, batch: Batch, lr: float, asked: Sequence[int]
@@ -104,11 +101,11 @@ class ExactEngine(JaxEngine):
         count = len(split_batch(batch.samples, self.plan.micro_batch_size))
         trees = [TreeSum[GradientSums](count, self._add_program) for _ in self._local_devices]
         when = progress_array(self.plan.progress_at(batch.step))
-        for microbatch in staged:
-            replica = states[microbatch.local_device]
-            sums = self._gradient_program(
-                all_params(replica), microbatch.rows, replica["scale"], when
-            )
+        if self.plan.whole_batch:
+            found = self._batch_loss.gradient_sums(states, staged, count, batch.samples, when)
+        else:
+            found = [self._gradients(states, microbatch, when) for microbatch in staged]
+        for microbatch, sums in zip(staged, found, strict=True):
             trees[microbatch.local_device].give((0, microbatch.number), sums)
         subtree_sums = [[sums for _, sums in tree.held] for tree in trees]
         local = self._local_metrics(batch, asked)
@@ -128,6 +125,29 @@ class ExactEngine(JaxEngine):
         if staged:
             arrays = staged[0].rows.arrays
         return {name: self._narrow(name, np.asarray(array[:1])) for name, array in arrays.items()}
+
+    def _gradients(
+        self, states: ReplicaStates, microbatch: StagedMicroBatch, when: HostArray
+    ) -> GradientSums:
+        replica = states[microbatch.local_device]
+        sums: GradientSums = self._gradient_program(
+            all_params(replica), microbatch.rows, replica["scale"], when
+        )
+        return sums
+
+    @cached_property
+    def _batch_loss(self) -> ExactBatchLoss:
+        return ExactBatchLoss(
+            task=self.task,
+            plan=self.plan,
+            model=self._model,
+            layout=self._layout,
+            dtype=self._dtype,
+            by_device=self._by_device,
+            local_devices=self._local_devices,
+            example=self._example([]),
+            names=self._names,
+        )
 
     @cached_property
     def _gradient_program(self) -> Wrapped:
@@ -264,18 +284,27 @@ class ExactEngine(JaxEngine):
         rows = np.zeros((num_microbatches, size(specs, integer=False)), self._dtype)
         counts = np.zeros(size(specs, integer=True), np.int64)
         queued, when = [], progress_array(progress)
+        features: list[HostRows] = []
         for staged in rounds:
             for microbatch in staged:
                 params = all_params(states[microbatch.local_device])
                 sums = self._metrics_program(params, microbatch.rows, when)
                 queued.append((microbatch.number, sums))
+                if self.plan.whole_batch:
+                    replica = states[microbatch.local_device]
+                    features.append(self._batch_loss.features(replica, microbatch.rows, when))
         for number, sums in queued:
             rows[number] = _in_a_row(specs, sums, self._dtype, integer=False)
             counts += _in_a_row(specs, sums, np.int64, integer=True)
         tree: TreeSum[NDArray[Any]] = TreeSum(num_microbatches, np.add)
         for number, row in enumerate(self._sum_over_processes(rows).astype(np.float64)):
             tree.give((0, number), row)
-        return unpack_sums(specs, tree.total(), self._sum_counts(counts))
+        totals = unpack_sums(specs, tree.total(), self._sum_counts(counts))
+        if self.plan.whole_batch:
+            shapes = self._batch_loss.feature_shapes
+            sums = self._eval_losses.total(features, shapes, when, self._sum_over_processes)
+            totals.update({"loss.sum": sums.sum, "loss.weight": sums.weight})
+        return totals
 
     @cached_property
     def _metrics_program(self) -> Wrapped:

@@ -34,6 +34,7 @@ from samecurve.jax_engine.strategies import AXIS, Strategy
 
 _GROW_AFTER = 2000  # finite steps before f16's scale is doubled, as torch.amp.GradScaler has it
 _BY_DEVICE = PartitionSpec(AXIS)
+OUTSIDE = 2**31 - 1  # the position of a row that only fills up a shape
 Merge = Callable[[Arrays], nnx.Module]  # what is trained -> the module
 
 
@@ -42,6 +43,8 @@ class Rows(NamedTuple):
 
     arrays: Arrays
     real: jax.Array  # which of them count; the others fill up a shape
+    # which of the step's samples they are, or OUTSIDE; None: nobody asks
+    position: jax.Array | None = None
 
 
 class GradientSums(NamedTuple):
@@ -60,6 +63,7 @@ def make_step(
     optimizer: Optimizer,
     strategy: Strategy,
     layout: StateLayout,
+    accumulate: "Accumulate | None" = None,
 ) -> Wrapped:
     """(state, rows, extra, lr, when) -> (state, metrics).
 
@@ -68,10 +72,12 @@ def make_step(
     extra: [devices, n], added up over devices.
     when: [step, epoch], as progress_array() has it.
     names: of the means beside the loss.
+    accumulate: None: the losses of the microbatches, added.
     metrics: loss sum, weight, the same of each other mean, extra, gradient norm before clipping,
         whether the update was made, f16's scale.
     """
     shapes = {name: spec.shape for name, spec in model.specs.items()}
+    accumulate = accumulate or _accumulate
 
     def step(
         state: State, rows: Rows, extra: jax.Array, lr: jax.Array, when: jax.Array
@@ -79,7 +85,7 @@ def make_step(
         whole = strategy.gather_params(all_params(state), shapes)
         params, merge = split_trained(model, whole, layout.trained)
         factor = state["scale"] / plan.nominal_weight
-        local = _accumulate(LossSums(task, names, when), merge, params, _first(rows), factor)
+        local = accumulate(LossSums(task, names, when), merge, params, first_of(rows), factor)
         gradients, (totals, extra_sums) = strategy.reduce(local.gradients, (local.totals, extra[0]))
         state, update_metrics = apply_update(
             state,
@@ -118,6 +124,11 @@ class LossSums(NamedTuple):
         return [number for name in ("loss", *self.names) for number in losses[name]]
 
 
+# Over one device's accumulation steps, of rows [accumulation steps, microbatch, ...]; the last
+# argument is the factor of the loss sum.
+Accumulate = Callable[[LossSums, Merge, Arrays, Rows, jax.Array], GradientSums]
+
+
 def progress_array(progress: Progress) -> HostArray:
     """What programs are given of it; 64 bits where the run has them, so that a share of the steps
     is computed as precisely as all else.
@@ -125,9 +136,10 @@ def progress_array(progress: Progress) -> HostArray:
     return np.array([progress.step, progress.epoch], np.int64)
 
 
-def _first(rows: Rows) -> Rows:
+def first_of(rows: Rows) -> Rows:
     """Without the first axis, of which only one is there."""
-    return Rows({name: array[0] for name, array in rows.arrays.items()}, rows.real[0])
+    first: Rows = jax.tree.map(lambda array: array[0], rows)
+    return first
 
 
 def split_trained(
@@ -210,7 +222,7 @@ def _accumulate(
     rows: [accumulation steps, microbatch, ...]. factor: of the loss sum.
     """
     if rows.real.shape[0] == 1:
-        return microbatch_gradients(sums_of, merge, params, _first(rows), factor)
+        return microbatch_gradients(sums_of, merge, params, first_of(rows), factor)
 
     def add(sums: GradientSums, microbatch: Rows) -> tuple[GradientSums, None]:
         more = microbatch_gradients(sums_of, merge, params, microbatch, factor)
@@ -273,9 +285,7 @@ def _masked_sums(
     """
     leave_out: Callable[[Arrays, jax.Array], Arrays] | None = getattr(task, "leave_out", None)
     if leave_out:
-        keyed = {KEYS: rows.arrays[KEYS]} if KEYS in rows.arrays else {}
-        arrays = {name: array for name, array in rows.arrays.items() if name != KEYS}
-        by_name = with_numbers(values, {**leave_out(arrays, rows.real), **keyed})
+        by_name = with_numbers(values, without_fillers(leave_out, rows))
         of_rows = map(jnp.asarray, by_name)
         return [value.astype(dtype) for value, dtype in zip(of_rows, dtypes, strict=True)]
 
@@ -290,6 +300,13 @@ def _masked_sums(
     return sums
 
 
+def without_fillers(leave_out: Callable[[Arrays, jax.Array], Arrays], rows: Rows) -> Arrays:
+    """A microbatch as a whole, its rows' keys with it."""
+    keyed = {KEYS: rows.arrays[KEYS]} if KEYS in rows.arrays else {}
+    arrays = {name: array for name, array in rows.arrays.items() if name != KEYS}
+    return {**leave_out(arrays, rows.real), **keyed}
+
+
 def make_evaluation(
     *, task: Task, model: FlaxModel, strategy: Strategy, layout: StateLayout, dtype: Float
 ) -> Wrapped:
@@ -301,7 +318,7 @@ def make_evaluation(
 
     def evaluate(params: Arrays, rows: Rows, when: jax.Array) -> Arrays:
         whole = strategy.gather_params(params, shapes)
-        local = microbatch_metrics(task, model, whole, _first(_first(rows)), dtype, when=when)
+        local = microbatch_metrics(task, model, whole, first_of(first_of(rows)), dtype, when=when)
         totals: Arrays = lax.psum(local, AXIS)
         return totals
 

@@ -10,6 +10,7 @@ import numpy as np
 from flax import nnx
 from jax.interpreters.partial_eval import dce_jaxpr
 
+from samecurve.core.determinism.mean import Mean
 from samecurve.core.protocols import Progress, Task
 from samecurve.errors import UserError
 from samecurve.jax_engine.array_types import Arrays, Float, PyTree
@@ -18,11 +19,18 @@ from samecurve.jax_engine.sample_numbers import with_numbers
 
 
 def check_loss(
-    task: Task, model: FlaxModel, row: Arrays, dtype: Float, trained: Collection[str]
+    task: Task,
+    model: FlaxModel,
+    row: Arrays,
+    dtype: Float,
+    trained: Collection[str],
+    *,
+    whole_batch: bool,
 ) -> tuple[str, ...]:
     """The names of the means beside the loss.
 
     row: arrays [1, ...].
+    whole_batch: the loss is of features.
 
     UserError: trained parameters that the loss does not use, numbers drawn in it, variables changed
     in it.
@@ -30,10 +38,17 @@ def check_loss(
     changed: list[str] = []
     names: set[str] = set()
 
+    def losses_of(module: nnx.Module, progress: Progress) -> Mapping[str, Mean]:
+        if not whole_batch:
+            return with_numbers(lambda row: task.losses(module, row, progress), row)
+        features = with_numbers(lambda row: task.features(module, row, progress), row)
+        twice = {name: jnp.concatenate([rows, rows]) for name, rows in features.items()}
+        return task.batch_losses(twice, progress)
+
     def loss(params: Arrays, rest: Mapping[str, PyTree], when: jax.Array) -> tuple[PyTree, PyTree]:
         module = model.assemble(params, rest)
         before = _variables(module)
-        losses = with_numbers(lambda row: task.losses(module, row, Progress(*when)), row)
+        losses = losses_of(module, Progress(*when))
         mean = losses["loss"]
         names.update(losses.keys() - {"loss"})
         after = _variables(module)

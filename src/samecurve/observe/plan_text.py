@@ -30,6 +30,8 @@ def banner(plan: Plan) -> list[str]:
         lines.append(f"       balance {_balance(plan)}: {reasons['balance']}")
     if plan.exact:
         lines.append(f"       exact: {reasons['exact']}")
+    if "loss" in reasons:
+        lines.append(f"       loss {reasons['loss']}")
     if "optimizer" in reasons:
         lines.append(f"       optimizer {reasons['optimizer']}")
     if "phases" in reasons:

@@ -1,8 +1,9 @@
 """What a task is, as people write one: ours, a user's file, or an installed package's class.
 
-A class without a base class. Three methods are required, the rest of MEMBERS is optional; each has
-the one meaning that stands here, and docs/tasks.md shows how it is used. What a class leaves out is
-filled in, and what it returns is checked, by tasks/adapter, which is what engines see.
+A class without a base class. Three methods are required (features() and batch_loss() may stand for
+loss()), the rest of MEMBERS is optional; each has the one meaning that stands here, and
+docs/tasks.md shows how it is used. What a class leaves out is filled in, and what it returns is
+checked, by tasks/adapter, which is what engines see.
 """
 
 from collections.abc import Mapping
@@ -26,6 +27,16 @@ MEMBERS: Mapping[str, str] = {
         "loss(self, model, batch[, step][, epoch][, phase]) -> samecurve.Mean: the loss added over"
         " what was counted, and how much that was; step and epoch, if it asks for them, count from"
         ' 0. Or {"loss": Mean, name: Mean, ...}: the others are logged beside it'
+    ),
+    "features": (
+        "features(self, model, batch[, step][, epoch][, phase]) -> {name: tensor with one row a"
+        " sample}: with batch_loss() in place of loss(); all that a loss over the whole batch looks"
+        " at, labels too"
+    ),
+    "batch_loss": (
+        "batch_loss(self, features[, step][, epoch][, phase]) -> samecurve.Mean: the loss of the"
+        " whole batch, whose features of all devices are in the samples' order; or, as loss() may,"
+        " with others by name"
     ),
     "train_data": (
         "train_data(self): a torch Dataset, or an object with __len__ and __getitem__(ids) ->"

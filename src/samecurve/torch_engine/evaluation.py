@@ -1,16 +1,30 @@
 """A task's sums over its held-out samples, over all devices."""
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 
+from samecurve.core.determinism.microbatches import split_batch
 from samecurve.core.eval_sums import EvalSums, SumSpecs, check_shape, size, unpack_sums
-from samecurve.core.protocols import MicroBatch, Progress, Round
+from samecurve.core.protocols import Arrays, MicroBatch, Progress, Round
+from samecurve.torch_engine.feature_table import Features, FeatureTable, Part, check_rows
 from samecurve.torch_engine.precision import autocast_for, current_device
 from samecurve.torch_engine.setup import EngineSetup
 from samecurve.torch_engine.step_totals import tree_sum
 from samecurve.torch_engine.training_step import to_device
+
+_LOSS = ("loss.sum", "loss.weight")  # among a task's sums, zeros where it is a whole batch's
+
+
+class MicroBatchSums(NamedTuple):
+    """What is added up of a microbatch."""
+
+    floats: torch.Tensor  # in a row
+    counts: torch.Tensor  # in a row, int64
+    features: Features  # on the host; none, where the loss is the microbatch's own
 
 
 @torch.no_grad()
@@ -23,6 +37,7 @@ def evaluate(setup: EngineSetup, rounds: Iterable[Sequence[Round]], progress: Pr
     num_floats, num_counts = size(specs, integer=False), size(specs, integer=True)
     floats = torch.zeros(num_rows, num_floats, dtype=torch.float64, device=setup.device)
     counts = torch.zeros(num_counts, dtype=torch.int64, device=setup.device)
+    parts: list[Part] = []
     for microbatches in (microbatches for staged in rounds for microbatches in staged):
         sums = setup.strategy.run_jobs(
             [
@@ -31,13 +46,20 @@ def evaluate(setup: EngineSetup, rounds: Iterable[Sequence[Round]], progress: Pr
             ]
         )
         for microbatch, added in zip(microbatches, sums, strict=True):
-            if added is not None:
-                floats[setup.sum_row(microbatch)] += added[0]
-                counts += added[1]
+            if microbatch is not None and added is not None:
+                floats[setup.sum_row(microbatch)] += added.floats
+                counts += added.counts
+                parts.append((_first_sample(setup, microbatch), added.features))
+    if setup.plan.whole_batch:
+        _add_batch_losses(setup, parts, specs, floats, progress)
     floats = tree_sum(setup.comm.all_reduce(floats)())
     if len(counts):
         counts = setup.comm.all_reduce(counts)()
     return unpack_sums(specs, floats.cpu().numpy(), counts.cpu().numpy())
+
+
+def _first_sample(setup: EngineSetup, microbatch: MicroBatch) -> int:
+    return microbatch.number * setup.plan.micro_batch_size
 
 
 def _evaluate_microbatch(
@@ -46,11 +68,17 @@ def _evaluate_microbatch(
     microbatch: MicroBatch | None,
     specs: SumSpecs,
     progress: Progress,
-) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Its sums in a row, and its counts in another; None: nothing is to be added."""
+) -> MicroBatchSums | None:
+    """None: nothing is to be added."""
     if microbatch is None:
         return None
-    device = setup.devices[device_index]
+    device, task = setup.devices[device_index], setup.task
+    whole_batch = setup.plan.whole_batch
+
+    def measure(model: Any, arrays: Arrays) -> tuple[Mapping[str, Any], Features]:
+        sums = task.evaluate(model, arrays, progress)
+        return sums, task.features(model, arrays, progress) if whole_batch else {}
+
     with (
         torch.no_grad(),
         current_device(device),
@@ -58,7 +86,7 @@ def _evaluate_microbatch(
         autocast_for(setup.plan.precision, device),
     ):
         arrays = to_device(microbatch.arrays, device)
-        sums = setup.strategy.call(device_index, setup.task.evaluate, arrays, progress)
+        sums, features = setup.strategy.call(device_index, measure, arrays)
     if not microbatch.real:
         return None
     rows: dict[bool, list[torch.Tensor]] = {False: [], True: []}  # of integers
@@ -68,4 +96,59 @@ def _evaluate_microbatch(
         check_shape(name, value.shape, spec)
         rows[spec.integer].append(value.to(setup.device).reshape(-1))
     empty = torch.zeros(0, dtype=torch.int64, device=setup.device)
-    return torch.cat(rows[False] or [empty]), torch.cat(rows[True] or [empty])
+    if whole_batch:
+        left = setup.plan.eval_samples - _first_sample(setup, microbatch)
+        check_rows(features, min(setup.plan.micro_batch_size, left))
+    return MicroBatchSums(
+        torch.cat(rows[False] or [empty]),
+        torch.cat(rows[True] or [empty]),
+        {name: feature.cpu() for name, feature in features.items()},
+    )
+
+
+def _add_batch_losses(
+    setup: EngineSetup,
+    parts: Sequence[Part],
+    specs: SumSpecs,
+    floats: torch.Tensor,
+    progress: Progress,
+) -> None:
+    """The loss of each global batch of held-out samples in turn, the last one short; ranks take
+    turns.
+
+    parts: this process's samples
+    floats: [rows, sums], to which it is added
+    """
+    table = FeatureTable(setup.comm, setup.device)
+    columns = _columns(specs)
+    batches = split_batch(setup.plan.eval_samples, setup.plan.global_batch_size)
+    for number, (begin, end) in enumerate(batches):
+        within = [_cut(part, begin, end) for part in parts]
+        whole = table.put_together([part for part in within if part], end - begin)
+        if number % setup.comm.world_size != setup.comm.rank:
+            continue
+        with current_device(setup.device), autocast_for(setup.plan.precision, setup.device):
+            loss = setup.task.batch_losses(whole, progress)["loss"]
+        row = begin // setup.plan.micro_batch_size if setup.plan.exact else 0
+        for name, value in zip(_LOSS, loss, strict=True):
+            floats[row, columns[name]] += value
+
+
+def _columns(specs: SumSpecs) -> dict[str, int]:
+    """Where the sums that are not integers begin in their row."""
+    columns, begin = {}, 0
+    for name, spec in specs.items():
+        if not spec.integer:
+            columns[name] = begin
+            begin += math.prod(spec.shape)
+    return columns
+
+
+def _cut(part: Part, begin: int, end: int) -> Part | None:
+    """Its samples among those of a batch, counted from the batch's first; None: there are none."""
+    first, features = part
+    count = len(next(iter(features.values())))
+    low, high = max(begin, first), min(end, first + count)
+    if low >= high:
+        return None
+    return low - begin, {name: rows[low - first : high - first] for name, rows in features.items()}

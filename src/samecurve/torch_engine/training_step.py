@@ -1,15 +1,16 @@
 """One optimizer step: microbatches, reduction, clipping, update; nobody waits for the device."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
+from typing import TypeVar
 
 import torch
 from torch import nn
 
-from samecurve.core.determinism.mean import Mean
 from samecurve.core.protocols import Arrays, Batch, MicroBatch, PendingMetrics, Progress, Round
 from samecurve.torch_engine.after_step import AfterStep
+from samecurve.torch_engine.batch_loss import BatchLossPasses, StepShare
 from samecurve.torch_engine.checkpoint import State
 from samecurve.torch_engine.phases import Phase, PhasedMetrics
 from samecurve.torch_engine.precision import (
@@ -30,6 +31,8 @@ from samecurve.torch_engine.step_metrics import (
 from samecurve.torch_engine.step_totals import Clip, GradientScaling, StepTotals, step_totals
 from samecurve.torch_engine.strategies.exact import SideEffectCheck
 
+T = TypeVar("T")
+
 
 class TrainingStep:
     def __init__(self, setup: EngineSetup) -> None:
@@ -38,6 +41,7 @@ class TrainingStep:
         self._forward_timer = ForwardTimer(setup.device)
         self._loss_factors: list[torch.Tensor] = []
         self.step_buffers = StepBuffers(setup)
+        self._batch_loss = BatchLossPasses(setup, self._forward, self._forward_timer)
         self._after_step = AfterStep(setup.task, setup.strategy, setup.device)
 
     def run(
@@ -71,7 +75,7 @@ class TrainingStep:
 
     def _sum_gradients(self, state: State, phase: Phase, batch: Batch[list[Round]]) -> StepTotals:
         """Over all microbatches, and over devices; the totals are still this process's."""
-        plan, strategy, timeline = self._plan, self._strategy, self._comm.timeline
+        strategy, timeline = self._strategy, self._comm.timeline
         totals = step_totals(self._setup.num_sum_rows(batch.samples), self._devices)
         for param in state.viewed_apart:
             param.view.grad = None
@@ -80,15 +84,7 @@ class TrainingStep:
             factors = self._loss_factors_of(state.scale)
             strategy.run_jobs(
                 [
-                    partial(
-                        self._accumulate,
-                        index,
-                        [microbatches[index] for microbatches in batch.rounds],
-                        factors[index],
-                        totals,
-                        phase=phase,
-                        progress=plan.progress_at(batch.step),
-                    )
+                    partial(self._rounds, index, batch, factors[index], totals, phase)
                     for index in range(len(self._devices))
                 ]
             )
@@ -129,6 +125,32 @@ class TrainingStep:
             strategy.sync_replicas()
         return scaling
 
+    def _rounds(
+        self,
+        device_index: int,
+        batch: Batch[list[Round]],
+        loss_factor: torch.Tensor,
+        totals: StepTotals,
+        phase: Phase,
+    ) -> None:
+        """All that one device computes of the gradient."""
+        microbatches = [of_round[device_index] for of_round in batch.rounds]
+        progress = self._plan.progress_at(batch.step)
+        if not self._plan.whole_batch:
+            self._accumulate(
+                device_index, microbatches, loss_factor, totals, phase=phase, progress=progress
+            )
+            return
+        share = StepShare(
+            device_index,
+            [microbatch for microbatch in microbatches if microbatch],
+            batch.samples,
+            progress,
+            phase,
+            self.step_buffers,
+        )
+        self._batch_loss.accumulate(share, loss_factor, totals)
+
     def _accumulate(
         self,
         device_index: int,
@@ -163,7 +185,10 @@ class TrainingStep:
                 self.step_buffers.begin_microbatch(device_index, is_first=number == first)
                 timer = self._forward_timer.timed() if timed and number == first else nullcontext()
                 with timeline.phase("forward", device_index), timer:
-                    means = self._forward(device_index, microbatch, phase, progress)
+                    losses = self._forward(
+                        device_index, microbatch, phase, self._task.losses, progress, train=True
+                    )
+                means = phase.named_means.in_order(losses)
                 with timeline.phase("backward", device_index):
                     factor = loss_factor if microbatch.real else torch.zeros_like(loss_factor)
                     self.step_buffers.after_forward(device_index)
@@ -173,9 +198,16 @@ class TrainingStep:
                 totals.add(device_index, self._setup.sum_row(microbatch), means)
 
     def _forward(
-        self, device_index: int, microbatch: MicroBatch, phase: Phase, progress: Progress
-    ) -> list[Mean]:
-        """The loss, and what is logged beside it."""
+        self,
+        device_index: int,
+        microbatch: MicroBatch,
+        phase: Phase,
+        function: Callable[..., T],
+        progress: Progress,
+        *,
+        train: bool,
+    ) -> T:
+        """function(model, arrays, progress, phase). train: whether backward follows."""
         device = self._devices[device_index]
         side_effects = None
         if self._plan.exact and phase.usage.is_first_step:
@@ -187,12 +219,11 @@ class TrainingStep:
             )
         with autocast_for(self._plan.precision, device):
             arrays = to_device(microbatch.arrays, device)
-            losses = self._strategy.train(
-                device_index, self._task.losses, arrays, progress, phase.name
-            )
+            run = self._strategy.train if train else self._strategy.call
+            result = run(device_index, function, arrays, progress, phase.name)
         if side_effects:
             side_effects.check()
-        return phase.named_means.in_order(losses)
+        return result
 
     def _loss_factors_of(self, scale: LossScale) -> list[torch.Tensor]:
         """What each device's losses are multiplied by; only f16's changes from step to step."""

@@ -66,9 +66,14 @@ def _coupled_split(
         "a norm that treats each sample by itself (GroupNorm, LayerNorm); --set"
         " train.allow_coupled=true trains it all the same"
     )
-    if norms_only and rounds == 1:
+    if not norms_only:
+        remedy = (
+            "features() and batch_loss() in place of loss(): the loss then sees the whole batch,"
+            " however it is split; --set train.allow_coupled=true trains it all the same"
+        )
+    elif rounds == 1:
         remedy = f"--set train.norm_sync=true takes its statistics over all devices; or {remedy}"
-    elif norms_only:
+    else:
         remedy = f"a batch that fits in one round, with --set train.norm_sync=true; or {remedy}"
     return UserError(
         f"{first_and_count(coupled)} mixes the samples of a batch, so the result would depend on"
@@ -87,6 +92,21 @@ def say_modes(facts: Facts) -> Decision[None]:
         came = first_and_count(facts.from_pretrained)
         parts.append(f"{came} goes into training: from_pretrained() gives it in eval mode")
     return Decision(None, {"modes": "; ".join(parts)} if parts else {})
+
+
+def say_batch_loss(facts: Facts, split: BatchSplit) -> Decision[None]:
+    """What a loss over the whole batch costs."""
+    if not facts.whole_batch:
+        return Decision(None)
+    batch = counted(split.global_batch_size, "sample")
+    reason = f"batch_loss(), over the features of all {batch} on every device"
+    if split.accumulation_steps == 1:
+        return Decision(None, {"loss": f"{reason}; one round, so each sample is computed once"})
+    reason += (
+        f"; {split.accumulation_steps} rounds: each sample goes forward twice, once for its"
+        " features and once for its gradient, about a third more time"
+    )
+    return Decision(None, {"loss": reason})
 
 
 def check_optimizer(config: Config, facts: Facts, layout: Layout) -> Decision[None]:

@@ -67,6 +67,8 @@ class Facts:
     fingerprint: str  # of the data
     kept_in_eval: tuple[str, ...] = ()  # modules that are so while the model is in training
     from_pretrained: tuple[str, ...] = ()  # modules that came in eval mode and go into training
+    whole_batch: bool = False  # the loss is one of the whole batch's features (Task.batch_loss)
+    feature_bytes: int | None = None  # those features of one sample; None: not known, or no such
     block_params: int = 0  # scalars of the largest block
     block_arrays: tuple[str, ...] = ()  # names of the arrays within blocks
     # those whose values autocast rounds anyway: fsdp gathers them in two bytes under bf16 and f16

@@ -187,3 +187,15 @@ def activation_term(config: "Config", facts: "Facts", micro_batch_size: int) -> 
     if facts.formulas.get("bytes_per_sample"):
         formula += f"; {facts.formulas['bytes_per_sample']}"
     return MemoryTerm(name="activations", bytes=micro_batch_size * each, formula=formula)
+
+
+def feature_term(config: "Config", facts: "Facts", batch: int) -> MemoryTerm | None:
+    """What a loss over the whole batch's features holds of them; None: not known, or no such."""
+    if not facts.feature_bytes:
+        return None
+    each = facts.feature_bytes * (2 if config.train.precision == "f64" else 1)
+    formula = (
+        f"3 x {batch} samples x {each} B: of the whole batch, as sent, and their gradients; without"
+        " what batch_loss() computes of them"
+    )
+    return MemoryTerm(name="features", bytes=3 * batch * each, formula=formula)

@@ -20,6 +20,7 @@ from samecurve.core.planning.compatibility import (
     check_optimizer,
     check_recompute,
     layout_warnings,
+    say_batch_loss,
     say_modes,
     say_task_steps,
 )
@@ -34,7 +35,7 @@ from samecurve.core.planning.layout import (
     choose_threads,
 )
 from samecurve.core.planning.machine import Device, Machine
-from samecurve.core.planning.memory import MemoryTerm, activation_term, sample_bytes
+from samecurve.core.planning.memory import MemoryTerm, activation_term, feature_term, sample_bytes
 from samecurve.core.planning.run_length import Intervals, choose_intervals, choose_schedule
 from samecurve.core.planning.schedule import Schedule
 from samecurve.core.planning.speed_options import check_compile, check_float8
@@ -101,6 +102,7 @@ class Plan:
     exact: bool = False
     # what a microbatch takes each device, by which they are assigned; empty: evenly
     microbatch_seconds: tuple[float, ...] = ()
+    whole_batch: bool = False  # the loss is one of the whole batch's features (Task.batch_loss)
     compile: bool = False
     float8: bool = False
 
@@ -253,6 +255,7 @@ def plan(config: Config, machine: Machine, facts: Facts, fixed: Fixed | None = N
     log.take(say_modes(facts))
     log.take(check_optimizer(config, facts, layout))
     log.take(say_task_steps(facts, layout))
+    log.take(say_batch_loss(facts, split))
     compiled = log.take(check_compile(config, facts))
     float8 = log.take(check_float8(config, facts, layout))
     log.take(_say_dropout(facts))
@@ -265,6 +268,7 @@ def plan(config: Config, machine: Machine, facts: Facts, fixed: Fixed | None = N
     more_terms = (
         activation_term(config, facts, split.micro_batch_size),
         after_step_term(config, facts, layout),
+        feature_term(config, facts, split.global_batch_size),
     )
     memory += [term for term in more_terms if term]
     if fixed is None:
@@ -318,6 +322,7 @@ def plan(config: Config, machine: Machine, facts: Facts, fixed: Fixed | None = N
         fixed=replace(fixed, global_batch_size=split.global_batch_size),
         exact=train.exact,
         microbatch_seconds=split.microbatch_seconds,
+        whole_batch=facts.whole_batch,
         compile=compiled,
         float8=float8,
     )

@@ -52,6 +52,7 @@ class _RoundTime:
 
     forward: float
     recompute: float  # blocks run forward again during the backward pass
+    first_pass: float  # for features of the whole batch, before any backward pass
 
     @property
     def backward(self) -> float:
@@ -59,7 +60,7 @@ class _RoundTime:
 
     @property
     def total(self) -> float:
-        return 3 * self.forward + self.recompute
+        return 3 * self.forward + self.recompute + self.first_pass
 
 
 def step_cost(
@@ -76,9 +77,12 @@ def step_cost(
         return None
     micro, batch = plan.micro_batch_size, plan.global_batch_size
     forward = micro * facts.flops_per_sample / 3 / (peak * utilization.value)
-    one_round = _RoundTime(forward, recompute=0.0)
-    if plan.recompute == "block":
-        one_round = _RoundTime(forward, recompute=forward)
+    goes_twice = plan.whole_batch and plan.accumulation_steps > 1
+    one_round = _RoundTime(
+        forward,
+        recompute=forward if plan.recompute == "block" else 0.0,
+        first_pass=forward if goes_twice else 0.0,
+    )
     compute = _busiest(plan) / micro * one_round.total
     sent = traffic(plan, facts, cluster)
     if plan.spec.traffic == "weights and gradients" and plan.shards > 1:
@@ -98,6 +102,8 @@ def step_cost(
     )
     if one_round.recompute:
         computing += "; blocks run forward again: x 4/3"
+    if one_round.first_pass:
+        computing += "; features of the whole batch come first: a forward pass more"
     return StepCost(
         seconds=seconds,
         compute=compute,

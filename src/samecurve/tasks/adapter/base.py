@@ -41,7 +41,12 @@ MEAN = (
     " weight is how much that was (len(x) samples, (labels != -100).sum() tokens). Both are added"
     " over all devices and divided once: a mean of means would depend on the number of devices"
 )
+FEATURES = (
+    "return {name: tensor with one row a sample}: a number of the model for all samples as"
+    " model.scale.expand(len(x)), sums over a sample's tokens as one row each"
+)
 NEEDED = {name: MEMBERS[name] for name in ("model", "loss", "train_data")}
+WHOLE_BATCH = {name: MEMBERS[name] for name in ("features", "batch_loss")}  # in place of loss()
 
 
 class TaskAdapter:
@@ -87,6 +92,11 @@ class TaskAdapter:
                 self.lr_factor = self._checked_factor
             if assets is None or "assets" not in inspect.signature(task_class).parameters:
                 self._open_data()
+
+    @property
+    def whole_batch(self) -> bool:
+        """Whether the class has a loss over the whole batch's features in place of loss()."""
+        return hasattr(self.task, "batch_loss")
 
     def _open_data(self) -> None:
         with self.calling("train_data"):
@@ -144,6 +154,7 @@ class TaskAdapter:
                 "bytes_per_sample": None,
                 "flops_per_sample": None,
                 "coupled": tuple(getattr(self.task, "coupled", ())),
+                "whole_batch": self.whole_batch,
                 "fingerprint": self.fingerprint(),
                 "schedule": self._schedule_facts(),
                 **described,
@@ -297,15 +308,16 @@ class TaskAdapter:
                 )
 
     def _check_needed(self) -> None:
-        """UserError: methods are missing."""
-        missing = [name for name in self.needed if not callable(getattr(self.task, name, None))]
+        """UserError: methods are missing, or there are two losses."""
+        needed = self._needed_here()
+        missing = [name for name in needed if not callable(getattr(self.task, name, None))]
         if not missing:
             return
         there = [name for name in dir(self.task) if not name.startswith("__")]
         hints = [hint for name in missing if (hint := suggest(name, there))]
         hints += [f"{name}() is called by other trainers" for name in other_trainers(self.task)]
         lacks = "; ".join([" and ".join(f"no {name}()" for name in missing), *hints])
-        signatures = "\n    ".join(self.needed[name] for name in missing)
+        signatures = "\n    ".join(needed[name] for name in missing)
         raise UserError(f"{self.name} has {lacks}", signatures, "task")
 
     def _checked_factor(self, step: int) -> float:
@@ -369,20 +381,44 @@ class TaskAdapter:
                     f"{self.name}.phases is {self.task.phases!r}", MEMBERS["phases"], "task"
                 )
             read[str(phase)] = tuple(of_phase)
-        asks = "phase" in inspect.signature(self.task.loss).parameters
+        methods = ["features", "batch_loss"] if self.whole_batch else ["loss"]
+        asks = [
+            method
+            for method in methods
+            if "phase" in inspect.signature(getattr(self.task, method)).parameters
+        ]
         if asks and not read:
             raise UserError(
-                f"{self.name}.loss() asks for a phase, and the class has no phases",
+                f"{self.name}.{asks[0]}() asks for a phase, and the class has no phases",
                 MEMBERS["phases"],
                 "task",
             )
         if read and not asks:
             raise UserError(
-                f"{self.name} has phases ({', '.join(read)}), and its loss() does not ask which",
-                "def loss(self, model, batch, phase): the loss of that phase",
+                f"{self.name} has phases ({', '.join(read)}), and its {methods[-1]}() does not ask"
+                " which",
+                f"phase among the parameters of {methods[-1]}(): the loss is that phase's",
                 "task",
             )
         return read
+
+    def _needed_here(self) -> Mapping[str, str]:
+        """What this class must have. UserError: two losses.
+
+        A method features() beside loss() is a helper of the class's own.
+        """
+        has_loss, has_features = hasattr(self.task, "loss"), hasattr(self.task, "features")
+        if "loss" not in self.needed or not (self.whole_batch or (has_features and not has_loss)):
+            return self.needed
+        if has_loss:
+            raise UserError(
+                f"{self.name} has two losses, loss() and batch_loss()",
+                "leave one of them out: loss() where the loss is a sum over samples; features() and"
+                " batch_loss() where samples of a batch see each other",
+                "task",
+            )
+        others = {name: text for name, text in self.needed.items() if name != "loss"}
+        return {**others, **WHOLE_BATCH}
 
 
 class EngineAdapter(TaskAdapter, ABC):
@@ -400,6 +436,10 @@ class EngineAdapter(TaskAdapter, ABC):
     @abstractmethod
     def check_loss(self, loss: object, what: str) -> None:
         """UserError: it can't be added up and divided once."""
+
+    @abstractmethod
+    def check_features(self, features: object) -> None:
+        """UserError: they are not arrays by name, with one row a sample."""
 
     @abstractmethod
     def metric_specs(self, row: Mapping[str, NDArray[Any]]) -> dict[str, Mean]:
@@ -428,33 +468,41 @@ class EngineAdapter(TaskAdapter, ABC):
     ) -> Mapping[str, Mean]:
         """The loss, as "loss", and what the class gives to be logged beside it."""
         returned = self.task.loss(model, batch, **self.asked("loss", progress, phase))
+        return self._named(returned, "loss")
+
+    def _named(self, returned: Any, method: str) -> Mapping[str, Mean]:
+        """What a method gives as the loss, and to be logged beside it, checked."""
         losses: Mapping[str, Mean] = (
             returned if isinstance(returned, Mapping) else {"loss": returned}
         )
         if not self._loss_checked:
-            self._check_logged(losses)
-            self.check_loss(losses["loss"], f"{self.name}.loss()")
+            self._check_logged(losses, method)
+            self.check_loss(losses["loss"], f"{self.name}.{method}()")
         return losses
 
-    def _check_logged(self, losses: Mapping[str, Mean]) -> None:
-        """UserError: what loss() gives beside the loss can't be added up and divided once."""
+    def _check_logged(self, losses: Mapping[str, Mean], method: str) -> None:
+        """UserError: what it gives beside the loss can't be added up and divided once."""
         for name, mean in losses.items():
             if not isinstance(name, str) or not name or name in STEP_VALUES:
-                raise self._wrong_loss(f"gives {name!r}, a name that is taken", "another name")
+                raise self._wrong_loss(
+                    method, f"gives {name!r}, a name that is taken", "another name"
+                )
             is_single = isinstance(mean, Mean) and not any(getattr(n, "ndim", 0) for n in mean)
             if name != "loss" and not is_single:
                 raise self._wrong_loss(
+                    method,
                     f'gives no single Mean as "{name}"',
                     "Mean(sum, weight), each a number or a tensor with one",
                 )
         if "loss" not in losses:
             raise self._wrong_loss(
+                method,
                 f'gives {", ".join(losses)}, but no "loss"',
                 'return {"loss": Mean(...), ...}: the others are logged beside it',
             )
 
-    def _wrong_loss(self, cause: str, remedy: str) -> UserError:
-        return UserError(f"{self.name}.loss() {cause}", remedy, "task")
+    def _wrong_loss(self, method: str, cause: str, remedy: str) -> UserError:
+        return UserError(f"{self.name}.{method}() {cause}", remedy, "task")
 
     def asked(
         self, method: str, progress: Progress = START, phase: str = "", **others: Any
@@ -470,6 +518,22 @@ class EngineAdapter(TaskAdapter, ABC):
             self._asks[method] = set(inspect.signature(getattr(self.task, method)).parameters)
         return {name: value for name, value in values.items() if name in self._asks[method]}
 
+    def features(
+        self, model: Any, batch: Arrays, progress: Progress = START, phase: str = ""
+    ) -> Arrays:
+        """What the class's batch_loss() needs of a microbatch: one row a sample."""
+        asked = self.asked("features", progress, phase)
+        features: Arrays = self.task.features(model, batch, **asked)
+        self.check_features(features)
+        return features
+
+    def batch_losses(
+        self, features: Arrays, progress: Progress = START, phase: str = ""
+    ) -> Mapping[str, Mean]:
+        """The loss of a whole batch, and what is logged beside it."""
+        returned = self.task.batch_loss(features, **self.asked("batch_loss", progress, phase))
+        return self._named(returned, "batch_loss")
+
     def eval_sums(self) -> SumSpecs:
         return {
             f"{name}.{part}": spec
@@ -478,9 +542,13 @@ class EngineAdapter(TaskAdapter, ABC):
         }
 
     def evaluate(self, model: Any, batch: Arrays, progress: Progress = START) -> Mapping[str, Any]:
-        """Sums and weights of one microbatch, the loss among them."""
+        """Sums and weights of one microbatch; the loss among them, as zeros where batch_loss()
+        gives it.
+        """
         metrics = self.measure(model, batch)
-        if "loss" not in metrics:
+        if self.whole_batch:
+            metrics = {"loss": Mean(0.0, 0.0), **metrics}
+        elif "loss" not in metrics:
             metrics = {"loss": self.loss(model, batch, progress), **metrics}
         if metrics.keys() != self._metric_specs.keys():
             here = ", ".join(name for name in metrics if name != "loss")
@@ -546,7 +614,7 @@ class EngineAdapter(TaskAdapter, ABC):
                 f"returns {type(metrics).__name__}", "a dict of name -> Mean(sum, weight)"
             )
         for name, mean in metrics.items():
-            if name in _RESERVED:
+            if name in _RESERVED or (name == "loss" and self.whole_batch):
                 raise self._wrong_metrics(f'gives "{name}", a name that is taken', "another name")
             if not isinstance(mean, Mean) or not _can_be_added(mean):
                 raise self._wrong_metrics(

@@ -27,7 +27,7 @@ from samecurve.jax_engine.model import (
     param_shapes,
 )
 from samecurve.jax_engine.sample_numbers import with_numbers, with_trial_keys
-from samecurve.tasks.adapter.base import MEAN, NEEDED, EngineAdapter, spec_of
+from samecurve.tasks.adapter.base import FEATURES, MEAN, NEEDED, EngineAdapter, spec_of
 
 _COMPUTE = {"f64": jnp.float64, "f32": jnp.float32, "bf16": jnp.bfloat16, "f16": jnp.float16}
 _KEPT = (nnx.Intermediate, nnx.Cache)  # what a forward pass may leave behind
@@ -147,6 +147,29 @@ class JaxAdapter(EngineAdapter):
     def check_loss(self, loss: object, what: str) -> None:
         _check_loss(loss, what)
         self._loss_checked = True
+
+    def features(
+        self, model: Any, batch: Arrays, progress: Progress = START, phase: str = ""
+    ) -> Arrays:
+        with self.calling("features"):
+            return super().features(model, batch, progress, phase)
+
+    def batch_losses(
+        self, features: Arrays, progress: Progress = START, phase: str = ""
+    ) -> Mapping[str, Mean]:
+        with self.calling("batch_loss"):
+            return super().batch_losses(features, progress, phase)
+
+    def check_features(self, features: object) -> None:
+        if not isinstance(features, Mapping) or not features:
+            raise UserError(
+                f"{self.name}.features() returns {type(features).__name__}", FEATURES, "task"
+            )
+        for name, feature in features.items():
+            if not jnp.ndim(feature):
+                raise UserError(
+                    f'{self.name}.features() gives "{name}" as one number', FEATURES, "task"
+                )
 
     def metric_specs(self, row: Mapping[str, NDArray[Any]]) -> dict[str, Mean]:
         specs: dict[str, Mean] = {}

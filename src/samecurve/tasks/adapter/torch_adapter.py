@@ -19,7 +19,9 @@ from samecurve.core.planning.facts import UserOptimizerFacts
 from samecurve.core.protocols import START, Arrays, Progress, StoredArrays
 from samecurve.errors import RunError, UserError
 from samecurve.tasks.adapter.additivity import check_adds
-from samecurve.tasks.adapter.base import MEAN, NEEDED, EngineAdapter, spec_of
+from samecurve.tasks.adapter.base import FEATURES, MEAN, NEEDED, EngineAdapter, spec_of
+from samecurve.torch_engine.feature_table import Features, check_rows
+from samecurve.torch_engine.keyed.generators import GeneratorWatch
 from samecurve.torch_engine.keyed.sample_numbers import keyed_trial
 from samecurve.torch_engine.layers.batch_norm import coupling_layers
 from samecurve.torch_engine.layers.dropout import dropout_layers
@@ -71,8 +73,10 @@ class TorchAdapter(EngineAdapter):
                 "task",
             )
         num_params = sum(map(_scalars, model.parameters()))
-        losses = self._try_loss(num_params)
-        if losses:
+        feature_bytes = None
+        if self.whole_batch:
+            feature_bytes = self._try_features(num_params)
+        elif losses := self._try_loss(num_params):
             check_adds(losses, f"{self.name}.loss()")
         named = dict(model.named_parameters())
         groups = self._config.optimizer.rules.describe(
@@ -96,6 +100,7 @@ class TorchAdapter(EngineAdapter):
             "from_pretrained": mode.from_pretrained,
             **describe_arrays(model),
             **sharding_facts(model),
+            "feature_bytes": feature_bytes,
             "keyed_dropout": dropout_layers(model),
         }
 
@@ -218,12 +223,64 @@ class TorchAdapter(EngineAdapter):
     ) -> Mapping[str, Mean]:
         """What is logged beside the loss comes without its gradient."""
         with self.calling("loss", RunError if self._loss_checked else UserError):
-            losses = super().losses(model, batch, progress, phase)
-        if len(losses) == 1:
-            return losses
+            return _without_gradient(super().losses(model, batch, progress, phase))
+
+    def features(
+        self, model: Any, batch: Arrays, progress: Progress = START, phase: str = ""
+    ) -> Arrays:
+        with self.calling("features", RunError if self._loss_checked else UserError):
+            return super().features(model, batch, progress, phase)
+
+    def batch_losses(
+        self, features: Arrays, progress: Progress = START, phase: str = ""
+    ) -> Mapping[str, Mean]:
+        with self.calling("batch_loss", RunError if self._loss_checked else UserError):
+            return _without_gradient(super().batch_losses(features, progress, phase))
+
+    def check_features(self, features: object) -> None:
+        _check_features(features, f"{self.name}.features()")
+
+    def _try_features(self, params: int) -> int | None:
+        """The bytes of one sample's features, and whether two samples have a loss, on a CPU before
+        anything is trained.
+
+        None: they can't be had here, which proves nothing of the run; its first step will tell.
+        """
+        if params > _TRIED or len(self.train_data()) < 2:
+            return None
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            torch.manual_seed(self._config.train.seed)
+            try:
+                model, rows = self.model().eval(), self._first_rows(2)
+                with keyed_trial(2):
+                    features: Features = self.task.features(
+                        model, rows, **self.asked("features", START)
+                    )
+            except Exception:  # a model for GPUs only, say
+                return None
+            self.check_features(features)
+            check_rows(features, 2)
+            watch = GeneratorWatch(torch.device("cpu"))
+            try:
+                loss = self.task.batch_loss(features, **self.asked("batch_loss", START))
+                if isinstance(loss, Mapping):
+                    loss = loss["loss"]
+            except Exception:  # of more samples than two, say
+                return None
+            _check_loss(loss, f"{self.name}.batch_loss()")
+            if drawn := watch.moved():
+                raise UserError(
+                    f"{self.name}.batch_loss() draws random numbers ({', '.join(drawn)}): each"
+                    " device, which takes the loss of the whole batch, would draw its own",
+                    "draw them in features(), a row a sample",
+                    "task",
+                )
+        return sum(feature.nbytes for feature in features.values()) // 2
+
+    def _first_rows(self, count: int) -> dict[str, torch.Tensor]:
         return {
-            name: mean if name == "loss" else Mean(*map(_detached, mean))
-            for name, mean in losses.items()
+            name: torch.from_numpy(np.ascontiguousarray(array))
+            for name, array in self.train_data()[np.arange(count)].items()
         }
 
     def _try_loss(self, params: int) -> list[Mean] | None:
@@ -236,10 +293,7 @@ class TorchAdapter(EngineAdapter):
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.manual_seed(self._config.train.seed)
             model = self.model().eval()
-            rows = {
-                name: torch.from_numpy(np.ascontiguousarray(array))
-                for name, array in self.train_data()[np.arange(2)].items()
-            }
+            rows = self._first_rows(2)
             losses = []
             for ids in ([0, 1], [0], [1]):
                 batch = {name: tensor[ids] for name, tensor in rows.items()}
@@ -313,6 +367,16 @@ def _scalars(parameter: torch.Tensor) -> int:
     return parameter.numel() * (2 if parameter.is_complex() else 1)
 
 
+def _without_gradient(losses: Mapping[str, Mean]) -> Mapping[str, Mean]:
+    """All but the loss."""
+    if len(losses) == 1:
+        return losses
+    return {
+        name: mean if name == "loss" else Mean(*map(_detached, mean))
+        for name, mean in losses.items()
+    }
+
+
 def _detached(number: Any) -> Any:
     return number.detach() if isinstance(number, torch.Tensor) else number
 
@@ -343,6 +407,15 @@ def _check_loss(loss: object, what: str) -> None:
         kind = f"a tensor of shape {tuple(weight.shape)}"
     if not is_one_number:
         raise UserError(f"the weight of {what} is {kind}, not one number", MEAN, "task")
+
+
+def _check_features(features: object, what: str) -> None:
+    """UserError: they are not tensors by name, with rows."""
+    if not isinstance(features, Mapping) or not features:
+        raise UserError(f"{what} returns {_kind_of(features)}", FEATURES, "task")
+    for name, feature in features.items():
+        if not isinstance(feature, torch.Tensor) or not feature.ndim:
+            raise UserError(f'{what} gives "{name}" as {_kind_of(feature)}', FEATURES, "task")
 
 
 def _kind_of(value: object) -> str:

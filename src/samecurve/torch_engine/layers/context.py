@@ -202,6 +202,16 @@ def context_in_work() -> MicroBatchContext | None:
     return context
 
 
+@contextmanager
+def outside_of_microbatches() -> Iterator[None]:
+    """Within a microbatch's within(), something that is not of that microbatch alone."""
+    _WORK.context, held = None, _WORK.context
+    try:
+        yield
+    finally:
+        _WORK.context = held
+
+
 @constant
 def recomputing() -> bool:
     """Whether this is a forward pass inside of a backward pass: activation checkpointing computes a

@@ -19,6 +19,7 @@ from samecurve.core.protocols import MicroBatch
 from samecurve.errors import UserError
 from samecurve.torch_engine.keyed.draw_sites import DrawSites
 from samecurve.torch_engine.keyed.generators import NUMPY, PYTHON, TORCH, GeneratorWatch
+from samecurve.torch_engine.layers.batch_norm import Peers
 from samecurve.torch_engine.strategies.exact_allreduce import ExactAllReduce, Gradients
 from samecurve.torch_engine.strategies.protocol import Materialize
 from samecurve.torch_engine.strategies.replicated import DP
@@ -117,6 +118,9 @@ class Exact(DP):
             for parameter in parameters:
                 hook = partial(self._gradient_ready, fired)
                 parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+
+    def peers(self) -> Sequence[Peers]:
+        return [self._comm] if self._comm.group else super().peers()
 
     def begin_step(self, _parameters: Sequence[nn.Parameter], num_microbatches: int) -> None:
         self._num_microbatches = num_microbatches

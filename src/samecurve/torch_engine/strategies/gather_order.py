@@ -56,11 +56,14 @@ class GatherOrder:
     def begin(self, function: Callable[..., object], *arguments: object) -> None:
         """Before a forward pass that backward will follow: of this function.
 
-        What a pass without backward (an evaluation) has left gathered is gathered anew.
+        What a pass without backward (an evaluation, features) has left gathered is gathered anew,
+        and its order, by which backward gathers ahead, is forgotten.
         """
         if not self._watches:
             for group in self._groups:
                 group.reshard()
+                group._post_forward_indices.clear()  # noqa: SLF001 - public nowhere
+                group.comm_ctx.post_forward_order.clear()
         words = [argument for argument in arguments if isinstance(argument, str)]
         key = (getattr(function, "__qualname__", ""), torch.is_grad_enabled(), *words)
         self._learns = key not in self._orders

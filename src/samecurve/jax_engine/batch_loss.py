@@ -1,0 +1,292 @@
+"""Losses over the whole batch: Task.features of each row, Task.batch_loss of all rows together.
+
+Each device computes its own rows' features; gathered from all devices they are put in the samples'
+order, without the rows that only fill up a shape. Every device takes the loss of the whole batch
+and its gradient by every row, and goes backward with those of its own. With one accumulation step
+what the first pass computed is kept for that; with several each microbatch is computed again.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import PartitionSpec
+from jax.stages import Wrapped
+
+from samecurve.core.determinism.mean import Mean
+from samecurve.core.determinism.microbatches import split_batch
+from samecurve.core.planning.plan import Plan
+from samecurve.core.protocols import Progress, Task
+from samecurve.errors import UserError
+from samecurve.jax_engine.array_types import Arrays, Float, HostArray
+from samecurve.jax_engine.checkpoint import StateLayout, all_params
+from samecurve.jax_engine.model import FlaxModel
+from samecurve.jax_engine.sample_numbers import with_numbers
+from samecurve.jax_engine.step_program import (
+    OUTSIDE,
+    GradientSums,
+    LossSums,
+    Merge,
+    Rows,
+    first_of,
+    without_fillers,
+)
+from samecurve.jax_engine.strategies import AXIS, Strategy
+
+Features = tuple[Arrays, Arrays]  # those that may have a gradient, and the others; a row a sample
+
+
+def positions_of(number: int, count: int, micro_batch_size: int) -> HostArray:
+    """Which of the step's samples a microbatch's rows are. number: the microbatch's."""
+    return number * micro_batch_size + np.arange(count, dtype=np.int32)
+
+
+def microbatch_features(
+    task: Task, merge: Merge, params: Arrays, rows: Rows, *, when: jax.Array
+) -> Features:
+    """[microbatch, ...]. when: [step, epoch].
+
+    UserError: a feature has not one row a sample.
+    """
+
+    def features(arrays: Arrays) -> Arrays:
+        count = len(next(iter(arrays.values())))
+        found = task.features(merge(params), arrays, Progress(*when))
+        for name, feature in found.items():
+            if jnp.shape(feature)[0] != count:
+                raise UserError(
+                    f'features() gives "{name}" of shape {jnp.shape(feature)} for {count} samples',
+                    "one row a sample, in the samples' order",
+                    "task",
+                )
+        return {name: jnp.asarray(feature) for name, feature in sorted(found.items())}
+
+    def of_one_row(row: Arrays) -> Arrays:
+        of_one = with_numbers(features, {name: array[None] for name, array in row.items()})
+        return {name: feature[0] for name, feature in of_one.items()}
+
+    leave_out: Callable[[Arrays, jax.Array], Arrays] | None = getattr(task, "leave_out", None)
+    if leave_out:
+        found = with_numbers(features, without_fillers(leave_out, rows))
+    else:
+        found = jax.vmap(of_one_row)(rows.arrays)
+    return split_by_gradient(found)
+
+
+def split_by_gradient(features: Arrays) -> Features:
+    """Those of real or complex numbers, and those of whole ones."""
+    inexact = {
+        name: feature
+        for name, feature in features.items()
+        if jnp.issubdtype(feature.dtype, jnp.inexact)
+    }
+    return inexact, {name: array for name, array in features.items() if name not in inexact}
+
+
+def put_together(features: Any, position: jax.Array, num_samples: int) -> Any:
+    """Rows of all devices in the samples' order, on every device; inside of a shard_map.
+
+    features: a tree of [accumulation steps, microbatch, ...]
+    position: [accumulation steps, microbatch], of the step's samples; OUTSIDE: not a sample
+    """
+    places = lax.all_gather(position, AXIS).reshape(-1)
+
+    def whole(rows: jax.Array) -> jax.Array:
+        gathered = lax.all_gather(rows, AXIS)
+        flat = gathered.reshape(-1, *rows.shape[2:])
+        empty = jnp.zeros((num_samples, *rows.shape[2:]), rows.dtype)
+        return empty.at[places].set(flat, mode="drop")
+
+    return jax.tree.map(whole, features)
+
+
+def loss_gradients(
+    sums_of: LossSums, whole: Features, factor: jax.Array
+) -> tuple[Arrays, jax.Array]:
+    """The gradient of the batch's loss sum times the factor, by row; and the totals."""
+    inexact, others = whole
+
+    def loss(inexact: Arrays) -> tuple[jax.Array, jax.Array]:
+        totals = loss_totals(sums_of, {**inexact, **others}, factor.dtype)
+        return totals[0], totals
+
+    _, pull_back, totals = jax.vjp(loss, inexact, has_aux=True)
+    (gradients,) = pull_back(factor)
+    return gradients, totals
+
+
+def loss_totals(sums_of: LossSums, whole: Arrays, dtype: Any) -> jax.Array:
+    """[loss sum, weight, the same of each other mean] of a whole batch."""
+    losses = sums_of.task.batch_losses(whole, Progress(*sums_of.when))
+    numbers = [number for name in ("loss", *sums_of.names) for number in losses[name]]
+    return jnp.stack([jnp.asarray(number).astype(dtype) for number in numbers])
+
+
+def rows_gradients(gradients: Arrays, position: jax.Array) -> Arrays:
+    """Those of the rows at these positions; zeros for rows that are no samples."""
+    return {
+        name: jnp.take(gradient, position, axis=0, mode="fill", fill_value=0)
+        for name, gradient in gradients.items()
+    }
+
+
+def pulled_back(
+    task: Task, merge: Merge, params: Arrays, rows: Rows, gradients: Arrays, *, when: jax.Array
+) -> Arrays:
+    """The parameters' gradient from that of a microbatch's features, which are computed again."""
+    _, pull_back, _ = jax.vjp(
+        lambda params: microbatch_features(task, merge, params, rows, when=when),
+        params,
+        has_aux=True,
+    )
+    (of_params,) = pull_back(gradients)
+    found: Arrays = of_params
+    return found
+
+
+def accumulate_whole_batch(
+    sums_of: LossSums,
+    merge: Merge,
+    params: Arrays,
+    rows: Rows,
+    factor: jax.Array,
+    *,
+    num_samples: int,
+) -> GradientSums:
+    """Over one device's accumulation steps; inside of a shard_map. The first device counts the
+    loss.
+
+    rows: [accumulation steps, microbatch, ...]. factor: of the loss sum.
+    """
+    assert rows.position is not None
+    task, when = sums_of.task, sums_of.when
+    if rows.real.shape[0] == 1:
+        inexact, pull_back, others = jax.vjp(
+            lambda params: microbatch_features(task, merge, params, first_of(rows), when=when),
+            params,
+            has_aux=True,
+        )
+        features = jax.tree.map(lambda array: array[None], (inexact, others))
+    else:
+        pull_back = None
+        features = lax.map(
+            lambda microbatch: microbatch_features(task, merge, params, microbatch, when=when), rows
+        )
+    whole = put_together(features, rows.position, num_samples)
+    by_row, totals = loss_gradients(sums_of, whole, factor)
+    own = rows_gradients(by_row, rows.position)
+    totals = jnp.where(lax.axis_index(AXIS) == 0, totals, 0)
+    if pull_back:
+        (gradients,) = pull_back({name: array[0] for name, array in own.items()})
+        return GradientSums(gradients, totals)
+
+    def add(sums: Arrays, given: tuple[Rows, Arrays]) -> tuple[Arrays, None]:
+        microbatch, gradients = given
+        more = pulled_back(task, merge, params, microbatch, gradients, when=when)
+        return jax.tree.map(jnp.add, sums, more), None
+
+    gradients, _ = lax.scan(add, jax.tree.map(jnp.zeros_like, params), (rows, own))
+    return GradientSums(gradients, totals)
+
+
+class RoundFeatures(NamedTuple):
+    """Of one round of an evaluation, from all devices, on every device."""
+
+    features: Arrays  # [devices, microbatch, ...]
+    position: jax.Array  # [devices, microbatch], of the held-out samples
+
+
+class HostRows(NamedTuple):
+    """Features of some held-out samples, on the host."""
+
+    features: Mapping[str, HostArray]
+    position: HostArray
+
+
+def make_round_features(
+    *, task: Task, model: FlaxModel, strategy: Strategy, layout: StateLayout
+) -> Wrapped:
+    """(params, rows, when) -> RoundFeatures. rows: [devices, 1, microbatch, ...]."""
+    shapes = {name: spec.shape for name, spec in model.specs.items()}
+
+    def features(params: Arrays, rows: Rows, when: jax.Array) -> RoundFeatures:
+        whole, microbatch = strategy.gather_params(params, shapes), first_of(first_of(rows))
+        inexact, others = microbatch_features(task, model.merge, whole, microbatch, when=when)
+        assert microbatch.position is not None
+        local = RoundFeatures({**inexact, **others}, microbatch.position)
+        gathered: RoundFeatures = jax.tree.map(lambda array: lax.all_gather(array, AXIS), local)
+        return gathered
+
+    return jax.jit(
+        jax.shard_map(
+            features,
+            mesh=strategy.mesh,
+            in_specs=(all_params(layout.specs), PartitionSpec(AXIS), PartitionSpec()),
+            out_specs=PartitionSpec(),
+            check_vma=False,
+        )
+    )
+
+
+def feature_shapes(features: Arrays) -> dict[str, jax.ShapeDtypeStruct]:
+    """Of [devices, microbatch, ...], without the devices."""
+    return {
+        name: jax.ShapeDtypeStruct(array.shape[1:], array.dtype) for name, array in features.items()
+    }
+
+
+def on_host(one: RoundFeatures) -> HostRows:
+    """Without the rows that are no samples."""
+    position = np.asarray(one.position.addressable_data(0)).reshape(-1)
+    real = position != OUTSIDE
+    features = {}
+    for name, array in one.features.items():
+        rows = np.asarray(array.addressable_data(0))
+        features[name] = rows.reshape(-1, *rows.shape[2:])[real]
+    return HostRows(features, position[real])
+
+
+class EvalLosses:
+    """The loss of each global batch of held-out samples in turn, the last one short."""
+
+    def __init__(self, task: Task, plan: Plan, dtype: Float) -> None:
+        self._plan = plan
+        self._totals = jax.jit(
+            lambda whole, when: loss_totals(LossSums(task, (), when), whole, dtype)
+        )
+
+    def total(
+        self,
+        parts: Sequence[HostRows],
+        shapes: Mapping[str, jax.ShapeDtypeStruct],
+        when: HostArray,
+        over_processes: Callable[[HostArray], HostArray] = lambda rows: rows,
+    ) -> Mean:
+        """Every process computes the same.
+
+        parts: this process's held-out samples
+        shapes: of a microbatch's features
+        over_processes: the sum of whole numbers over all processes, of which each has other rows
+        """
+        whole = {}
+        for name, spec in shapes.items():
+            rows = np.zeros((self._plan.eval_samples, *spec.shape[1:]), spec.dtype)
+            for part in parts:
+                rows[part.position] = part.features[name]
+            whole[name] = _summed_bytes(rows, over_processes)
+        loss = np.zeros(2)
+        for begin, end in split_batch(self._plan.eval_samples, self._plan.global_batch_size):
+            batch = {name: rows[begin:end] for name, rows in whole.items()}
+            loss += np.asarray(self._totals(batch, when), np.float64)
+        return Mean(*loss.tolist())
+
+
+def _summed_bytes(rows: HostArray, over_processes: Callable[[HostArray], HostArray]) -> HostArray:
+    """Rows that one process each has, zeros elsewhere, with the bits they have."""
+    encoded = rows.tobytes()
+    words = np.frombuffer(encoded + bytes(-len(encoded) % 4), np.int32)
+    summed = over_processes(words).tobytes()[: len(encoded)]
+    return np.frombuffer(summed, rows.dtype).reshape(rows.shape)

@@ -1,0 +1,237 @@
+"""train.exact with a loss over the whole batch, under jax. As in exact.py, what computes is a
+program for one device, the same for each microbatch; what spans devices moves values about and adds
+nothing.
+
+Features of all microbatches, put together on every device; the loss and its gradient by row; each
+microbatch again, backward with its rows' gradients.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+from jax.stages import Wrapped
+
+from samecurve.core.determinism.microbatches import accumulation_steps
+from samecurve.core.planning.plan import Plan
+from samecurve.core.protocols import Task
+from samecurve.jax_engine.array_types import Arrays, Float, HostArray, PyTree
+from samecurve.jax_engine.batch_loss import (
+    Features,
+    HostRows,
+    loss_gradients,
+    microbatch_features,
+    pulled_back,
+    put_together,
+    rows_gradients,
+)
+from samecurve.jax_engine.checkpoint import State, StateLayout, all_params
+from samecurve.jax_engine.model import FlaxModel
+from samecurve.jax_engine.sample_numbers import with_trial_keys
+from samecurve.jax_engine.step_program import OUTSIDE, GradientSums, LossSums, Rows, split_trained
+
+ShapeSpecs = dict[str, jax.ShapeDtypeStruct]
+
+
+@dataclass(frozen=True)
+class DeviceRows:
+    """A microbatch on one of this process's devices."""
+
+    local_device: int
+    rows: Rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExactBatchLoss:
+    """by_device: where each device has its row of an array.
+
+    example: one row of the data, as devices get it
+    names: of the means beside the loss
+    """
+
+    task: Task
+    plan: Plan
+    model: FlaxModel
+    layout: StateLayout
+    dtype: Float
+    by_device: NamedSharding
+    local_devices: Sequence[jax.Device]
+    example: Mapping[str, HostArray]
+    names: Sequence[str]
+
+    def gradient_sums(
+        self,
+        states: Sequence[State],
+        microbatches: Sequence[DeviceRows],
+        num_microbatches: int,
+        num_samples: int,
+        when: HostArray,
+    ) -> list[GradientSums]:
+        """Of each microbatch of this process; the first of the step has the loss and its weight.
+
+        states: by device of this process
+        num_microbatches, num_samples: of the whole step
+        """
+        whole = self._whole(states, microbatches, num_microbatches, num_samples, when)
+        losses = [
+            self._loss_program(features, state["scale"], when)
+            for features, state in zip(whole, states, strict=True)
+        ]
+        return [
+            self._pull_program(
+                all_params(states[one.local_device]), one.rows, *losses[one.local_device], when
+            )
+            for one in microbatches
+        ]
+
+    def features(self, state: State, rows: Rows, when: HostArray) -> HostRows:
+        """Of a microbatch of an evaluation."""
+        inexact, others = self._features_program(all_params(state), rows, when)
+        position = np.asarray(rows.position)
+        real = position != OUTSIDE
+        found = {name: np.asarray(array)[real] for name, array in {**inexact, **others}.items()}
+        return HostRows(found, position[real])
+
+    @cached_property
+    def feature_shapes(self) -> ShapeSpecs:
+        """Of a microbatch: what a device without one must know."""
+        inexact, others = self._shapes
+        return {**inexact, **others}
+
+    @cached_property
+    def _shapes(self) -> tuple[ShapeSpecs, ShapeSpecs]:
+        size, dtype = self.plan.micro_batch_size, self.dtype
+        arrays: Any = {
+            name: jax.ShapeDtypeStruct((size, *array.shape[1:]), array.dtype)
+            for name, array in with_trial_keys(self.example, 1).items()
+        }
+        real: Any = jax.ShapeDtypeStruct((size,), np.bool_)
+        rows = Rows(arrays, real)
+        params = {
+            name: jax.ShapeDtypeStruct(spec.shape, dtype) for name, spec in self.model.specs.items()
+        }
+        when = jax.ShapeDtypeStruct((2,), np.int32)
+        shapes: tuple[ShapeSpecs, ShapeSpecs] = jax.eval_shape(
+            self._features_program, params, rows, when
+        )
+        return shapes
+
+    @cached_property
+    def _zeros(self) -> PyTree:
+        return jax.tree.map(lambda spec: np.zeros(spec.shape, spec.dtype), self._shapes)
+
+    def _whole(
+        self,
+        states: Sequence[State],
+        microbatches: Sequence[DeviceRows],
+        num_microbatches: int,
+        num_samples: int,
+        when: HostArray,
+    ) -> list[Features]:
+        """The features of the whole step, on each device of this process."""
+        by_device: list[list[Features]] = [[] for _ in states]
+        most = accumulation_steps(num_microbatches, self.plan.num_devices)
+        shape = (len(states), most, self.plan.micro_batch_size)
+        position = np.full(shape, OUTSIDE, np.int32)
+        for one in microbatches:
+            of_device = by_device[one.local_device]
+            position[one.local_device, len(of_device)] = np.asarray(one.rows.position)
+            params = all_params(states[one.local_device])
+            of_device.append(self._features_program(params, one.rows, when))
+        packed = []
+        for device, of_device in zip(self.local_devices, by_device, strict=True):
+            fillers = [jax.device_put(self._zeros, device)] * (most - len(of_device))
+            packed.append(self._pack_program(of_device + fillers))
+        places = [
+            jax.device_put(rows[None], device)
+            for rows, device in zip(position, self.local_devices, strict=True)
+        ]
+        features = jax.tree.map(self._over_devices, *packed)
+        found = self._exchange_program(num_samples)(features, self._over_devices(*places))
+        return per_device(found, self.local_devices)
+
+    def _over_devices(self, *rows: jax.Array) -> jax.Array:
+        """One array over all devices, of which this process has these rows."""
+        shape = (self.plan.num_devices, *rows[0].shape[1:])
+        return jax.make_array_from_single_device_arrays(shape, self.by_device, list(rows))
+
+    @cached_property
+    def _features_program(self) -> Wrapped:
+        """(parameters, rows, when) -> a microbatch's features."""
+        return jax.jit(
+            lambda params, rows, when: microbatch_features(
+                self.task, self.model.merge, params, rows, when=when
+            )
+        )
+
+    @cached_property
+    def _pack_program(self) -> Wrapped:
+        """Those of one device's microbatches as [1, microbatches, rows, ...]."""
+        return jax.jit(
+            lambda features: jax.tree.map(lambda *arrays: jnp.stack(arrays)[None], *features)
+        )
+
+    @cached_property
+    def _exchange_program(self) -> Callable[[int], Wrapped]:
+        """By the samples of a step: (features, position), a row a device, -> whole features."""
+        programs: dict[int, Wrapped] = {}
+
+        def of_samples(num_samples: int) -> Wrapped:
+            if num_samples not in programs:
+
+                def program(features: PyTree, position: jax.Array) -> PyTree:
+                    local = jax.tree.map(lambda array: array[0], features)
+                    return put_together(local, position[0], num_samples)
+
+                programs[num_samples] = jax.jit(
+                    jax.shard_map(
+                        program,
+                        mesh=self.by_device.mesh,
+                        in_specs=self.by_device.spec,
+                        out_specs=PartitionSpec(),
+                        check_vma=False,
+                    )
+                )
+            return programs[num_samples]
+
+        return of_samples
+
+    @cached_property
+    def _loss_program(self) -> Wrapped:
+        """(whole features, scale, when) -> (gradients by row, totals)."""
+
+        def program(whole: Features, scale: jax.Array, when: jax.Array) -> tuple[Arrays, jax.Array]:
+            sums_of = LossSums(self.task, self.names, when)
+            return loss_gradients(sums_of, whole, scale / self.plan.nominal_weight)
+
+        return jax.jit(program)
+
+    @cached_property
+    def _pull_program(self) -> Wrapped:
+        """(parameters, rows, gradients by row, totals, when) -> GradientSums of a microbatch."""
+
+        def program(
+            whole: Arrays, rows: Rows, gradients: Arrays, totals: jax.Array, when: jax.Array
+        ) -> GradientSums:
+            assert rows.position is not None
+            params, merge = split_trained(self.model, whole, self.layout.trained)
+            own = rows_gradients(gradients, rows.position)
+            found = pulled_back(self.task, merge, params, rows, own, when=when)
+            return GradientSums(found, jnp.where(rows.position[0] == 0, totals, 0))
+
+        return jax.jit(program)
+
+
+def per_device(tree: PyTree, devices: Sequence[jax.Device]) -> list[PyTree]:
+    """A replicated tree as one tree for each of these devices."""
+    leaves, structure = jax.tree.flatten(tree)
+    by_device = [{shard.device: shard.data for shard in leaf.addressable_shards} for leaf in leaves]
+    return [
+        jax.tree.unflatten(structure, [shards[device] for shards in by_device])
+        for device in devices
+    ]

@@ -1,0 +1,100 @@
+"""Runs of tasks with a loss over the whole batch, and their curves, for both engines' tests."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from samecurve.checkpoint.format import load as load_checkpoint
+from samecurve.core.config.document import Document
+from samecurve.core.config.sections import Config, load
+from samecurve.core.planning.plan import plan
+from samecurve.observe.journal import read_events
+from samecurve.run.attempt import Attempt
+from samecurve.run.directory import Run
+from samecurve.tasks import Tasks, open_task
+from samecurve.worker.context import RankContext
+from samecurve.worker.main import Requests, train_rank
+from tiny import MACHINE
+from worlds import Pool
+
+STEPS, BATCH = 6, 10  # two epochs of 23 samples, each with a tail of 3
+
+
+class Curve(NamedTuple):
+    losses: list[float]
+    evaluated: list[float]
+    weights: dict[str, Any]
+    hashes: list[str]
+
+
+class Alone:
+    """A pool of this process."""
+
+    def run(self, world: int, job: Any, *arguments: Any) -> list[Any]:
+        assert world == 1
+        return [job(0, None, *arguments)]
+
+
+def batch_config(task: str, **sections: Any) -> Config:
+    values = {
+        "task": task,
+        **sections,
+        "batch": {"samples": BATCH, **sections.get("batch", {})},
+        "optimizer": {"name": "sgd", "lr": 0.05, "clip": 0.0, "weight_decay": 0.0},
+        "schedule": {"warmup": 0},
+    }
+    values["train"] = {
+        "steps": STEPS,
+        "precision": "f64",
+        "eval_every": 3,
+        "sample_every": 0,
+        **sections.get("train", {}),
+    }
+    return load(Document(values), Tasks()).config
+
+
+def with_layout(config: Config, strategy: str, world: int) -> Config:
+    devices = config.devices.model_copy(update={"use": f"cpu:{world}", "strategy": strategy})
+    return config.model_copy(update={"devices": devices})
+
+
+def trained(pool: Pool | Alone, home: Path, config: Config, **resume: Any) -> Curve:
+    """By as many ranks as the plan has."""
+    made = plan(config, MACHINE, open_task(config, "").facts())
+    run = Run(home)
+    for directory in (run.home, run.checkpoints, run.logs):
+        directory.mkdir(parents=True, exist_ok=True)
+    run.write(config, made)
+    pool.run(made.world_size, train_one_rank, str(home), resume)
+    return curve_of(run)
+
+
+def curve_of(run: Run) -> Curve:
+    events = read_events(run.journal)
+    last = sorted(run.checkpoints.glob("step-*"))[-1]
+    arrays = load_checkpoint(last).arrays
+    return Curve(
+        [event.values["loss"] for event in events if event.kind == "step"],
+        [event.values["loss"] for event in events if event.kind == "evaluated"],
+        {name: array.copy() for name, array in arrays.items() if name.startswith("model/")},
+        [event.values["hash"] for event in events if event.kind == "hashed"],
+    )
+
+
+def train_one_rank(index: int, group: Any, home: str, resume: dict[str, Any]) -> None:
+    from samecurve.worker.join import join_warm
+
+    attempt = Attempt("test", home, **resume)
+    context = RankContext.read_warm(attempt.to_json(), index)
+    task = open_task(context.config, "")
+    engine = join_warm(context.plan, index, group).make_engine(task, context.config.optimizer)
+    train_rank(context, engine, task, Requests(None))
+
+
+def check_equal(curve: Curve, expected: Curve, tolerance: float = 1e-12) -> None:
+    np.testing.assert_allclose(curve.losses, expected.losses, rtol=tolerance)
+    np.testing.assert_allclose(curve.evaluated, expected.evaluated, rtol=tolerance)
+    assert curve.weights.keys() == expected.weights.keys()
+    for name, value in expected.weights.items():
+        np.testing.assert_allclose(curve.weights[name], value, rtol=0, atol=tolerance, err_msg=name)
