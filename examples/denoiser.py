@@ -41,7 +41,7 @@ class Flow:
 
     def loss(self, model, batch):
         x = batch["x"].to(model.net[0].weight.dtype)
-        time, noise = torch.rand(len(x), 1).to(x), torch.randn_like(x)
+        time, noise = torch.rand_like(x[:, :1]), torch.randn_like(x)
         way = model(time * x + (1 - time) * noise, time)
         return Mean((way - (x - noise)).square().sum(), len(x))
 

@@ -10,6 +10,7 @@ import pytest
 
 from samecurve.core.config.document import Document, read_file
 from samecurve.core.config.sections import Config, load
+from samecurve.errors import UserError
 from samecurve.experiments.layout_runner import LayoutRunner
 from samecurve.experiments.layouts import parse_layout
 from samecurve.experiments.verdicts import compare_layouts
@@ -21,6 +22,7 @@ ROOT = Path(__file__).parents[1]
 NEEDS = {"text_classification": "transformers"}
 GALLERY = [
     "denoiser",
+    "gan",
     "lstm",
     "resnet",
     "teacher",
@@ -28,7 +30,9 @@ GALLERY = [
     "vae",
 ]
 SPLIT_ALL_WAYS = ["ddp:3", "fsdp:2/3", "hsdp:4..dp:2"]
-IN_ONE_ROUND = {"resnet": ["ddp:3", "hsdp:4..dp:2"]}  # its statistics are those of all samples
+EVERY_LAYOUT = ["single/3", "dp:2", "ddp:2", "ddp:2/3", "fsdp:2", "hsdp:4", "ddp:2..fsdp:3"]
+ONE_ROUND = {"resnet"}  # its statistics are those of all samples
+EXACT = ["ddp:2", "dp:3", "ddp:3..single"]
 
 
 def example(name: str, **train: Any) -> Config:
@@ -40,13 +44,8 @@ def example(name: str, **train: Any) -> Config:
     return load(document, Tasks()).config
 
 
-@pytest.mark.parametrize("name", GALLERY)
-def test_each_example_is_short_and_one_curve(name: str, pool: Pool, tmp_path: Path) -> None:
-    """On other devices, in accumulation steps, moved from one strategy to another."""
-    if name in NEEDS and importlib.util.find_spec(NEEDS[name]) is None:
-        pytest.skip(f"{NEEDS[name]} is not installed")
-    assert len((ROOT / "examples" / f"{name}.py").read_text().splitlines()) < 60
-    config = example(name)
+def compared(config: Config, pool: Pool, home: Path, layouts: list[str], near: float) -> None:
+    """Each layout against one device."""
     runner = LayoutRunner(
         config,
         MACHINE,
@@ -54,8 +53,44 @@ def test_each_example_is_short_and_one_curve(name: str, pool: Pool, tmp_path: Pa
         steps=3,
         kind="cpu",
         pool=pool,
-        home=tmp_path,
+        home=home,
     )
-    layouts = [parse_layout(layout) for layout in IN_ONE_ROUND.get(name, SPLIT_ALL_WAYS)]
-    verdicts = list(compare_layouts(runner, layouts, 1e-11))
+    parsed = [parse_layout(layout) for layout in layouts]
+    verdicts = list(compare_layouts(runner, parsed, near))
     assert [verdict.verdict for verdict in verdicts] == ["PASS"] * len(layouts), verdicts
+
+
+def possible(name: str, layouts: list[str]) -> list[str]:
+    return [layout for layout in layouts if name not in ONE_ROUND or "/" not in layout]
+
+
+@pytest.fixture(params=GALLERY)
+def name(request: pytest.FixtureRequest) -> str:
+    """An example's, whose packages there are."""
+    example_name: str = request.param
+    needed = NEEDS.get(example_name, "torch")
+    if importlib.util.find_spec(needed) is None:
+        pytest.skip(f"{needed} is not installed")
+    return example_name
+
+
+def test_each_example_is_short_and_one_curve(name: str, pool: Pool, tmp_path: Path) -> None:
+    """On other devices, in accumulation steps, moved from one strategy to another."""
+    assert len((ROOT / "examples" / f"{name}.py").read_text().splitlines()) < 60
+    compared(example(name), pool, tmp_path, possible(name, SPLIT_ALL_WAYS), 1e-11)
+
+
+@pytest.mark.long
+def test_each_example_is_one_curve_in_every_layout(name: str, pool: Pool, tmp_path: Path) -> None:
+    compared(example(name), pool, tmp_path, possible(name, EVERY_LAYOUT), 1e-11)
+
+
+@pytest.mark.long
+def test_each_example_keeps_its_bits(name: str, pool: Pool, tmp_path: Path) -> None:
+    """With --exact: one hash of parameters and optimizer state on any devices, and moved."""
+    config = example(name, precision="f32", exact=True)
+    if name not in ONE_ROUND:
+        compared(config, pool, tmp_path, EXACT, 0.0)
+        return
+    with pytest.raises(UserError, match=r"train\.exact: the running statistics of BatchNorm2d"):
+        compared(config, pool, tmp_path, EXACT, 0.0)
