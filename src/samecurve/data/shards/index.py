@@ -159,9 +159,11 @@ def _alone(lock: Path) -> Iterator[None]:
     with open(lock, "w") as file:
         with suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-    with suppress(OSError):
-        lock.unlink()
+        try:
+            yield
+        finally:
+            with suppress(OSError):
+                lock.unlink()
 
 
 def _mapped(file: Path, dtype: str) -> NDArray[Any]:
