@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 from test_user import said
 from torch import nn
 from torch.utils.data import Dataset
@@ -13,10 +14,10 @@ from samecurve.tasks.adapter.members import check_names, check_signatures, form_
 from samecurve.tasks.protocol import MEMBERS
 
 
-def with_methods(*names: str, bases: tuple[type, ...] = (), **members: object) -> object:
+def with_methods(*names: str, base: type = object, **members: object) -> object:
     """A task whose methods are those, and these members."""
     methods = {name: lambda self, *_: self for name in names}
-    return type("MyTask", bases, {"model": lambda self: self, **methods, **members})()
+    return type("MyTask", (base,), {"model": lambda self: self, **methods, **members})()
 
 
 @pytest.mark.parametrize(
@@ -108,7 +109,7 @@ class Net(nn.Module):
     def forward(self, x: object) -> object:
         return x
 
-    def state_dict(self, *_: Any, **__: Any) -> dict[str, Any]:
+    def state_dict(self, *_: Any, **__: Any) -> Any:
         return {}
 
 
@@ -126,7 +127,9 @@ def test_helpers_may_have_any_name_that_their_class_uses(task: object) -> None:
 
 def test_what_a_library_of_modules_is_called_like_is_no_use_of_a_method() -> None:
     """torch.optim.lr_scheduler in optimizer() is not self.lr_scheduler."""
-    task = with_methods("lr_scheduler", optimizer=lambda _, params: nn.lr_scheduler(params))
+    task = with_methods(
+        "lr_scheduler", optimizer=lambda _, params: torch.optim.lr_scheduler.LinearLR(params)
+    )
     assert "MyTask.lr_scheduler() is called by nothing" in said(lambda: check_names(task, "MyTask"))
     assert other_trainers(task) == ["lr_scheduler"]
 
@@ -135,9 +138,13 @@ def test_a_base_of_another_package_is_not_looked_at(monkeypatch: pytest.MonkeyPa
     module = type("Module", (), {"__file__": "/x/site-packages/other/trainer.py"})
     monkeypatch.setitem(__import__("sys").modules, "other.trainer", module)
     base = type("Base", (), {"__module__": "other.trainer", "training_step": lambda self: self})
-    check_names(with_methods(bases=(base,)), "MyTask")
+    check_names(with_methods(base=base), "MyTask")
     with pytest.raises(Exception, match="training_step"):
-        check_names(with_methods("training_step", bases=(base,)), "MyTask")
+        check_names(with_methods("training_step", base=base), "MyTask")
+
+
+def with_member(name: str, method: object) -> object:
+    return type("MyTask", (), {name: method})()
 
 
 def method_of(parameters: str) -> Callable[..., object]:
@@ -164,7 +171,7 @@ def method_of(parameters: str) -> Callable[..., object]:
 def test_a_method_that_can_not_be_called_is_refused(
     member: str, parameters: str, words: str
 ) -> None:
-    task = with_methods(**{member: method_of(parameters)})
+    task = with_member(member, method_of(parameters))
     text = said(lambda: check_signatures(task, "MyTask"))
     assert words in text
     assert MEMBERS[member] in text or "did you mean" in text
@@ -184,7 +191,7 @@ def test_a_method_that_can_not_be_called_is_refused(
     ],
 )
 def test_a_method_that_can_be_called_is_not(member: str, parameters: str) -> None:
-    check_signatures(with_methods(**{member: method_of(parameters)}), "MyTask")
+    check_signatures(with_member(member, method_of(parameters)), "MyTask")
 
 
 def test_every_method_says_how_it_is_called() -> None:
