@@ -69,3 +69,11 @@ def test_epochs_as_steps(epochs: float, steps: int) -> None:
 def test_epochs_as_steps_after_a_changed_batch() -> None:
     order = Order(23, 4, 0, Anchor(step=2, epoch=0, consumed=20))
     assert [order.steps_to(e) for e in (0.5, 1, 2)] == [2, 3, 9]
+
+
+def test_the_epoch_of_a_step_is_that_of_its_position() -> None:
+    for anchor in (Anchor(), Anchor(step=7, epoch=2, consumed=13), Anchor(5, 1, 0)):
+        order = Order(23, 10, 0, anchor)
+        for step in range(anchor.step, anchor.step + 20):
+            assert order.epoch_of(step) == order.position(step).epoch
+        assert order.epoch_of(anchor.step - 1) == anchor.epoch

@@ -3,6 +3,7 @@ in float64, with torch alone.
 """
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import nn
 from samecurve.checkpoint.format import load as load_checkpoint
 from samecurve.core.config.document import Document
 from samecurve.core.config.sections import Config, load
+from samecurve.core.determinism.mean import Mean
 from samecurve.core.events import REQUESTS, Event
 from samecurve.core.planning.plan import Plan, plan
 from samecurve.data.feed import Feed
@@ -28,7 +30,9 @@ from samecurve.run.attempt import Attempt
 from samecurve.run.directory import Run
 from samecurve.tasks import Tasks, open_task
 from samecurve.torch_engine.engine import TorchEngine
+from samecurve.torch_engine.named_means import NamedMeans
 from samecurve.torch_engine.process_group import Comm
+from samecurve.torch_engine.strategies.threads import ThreadPeer, ThreadTeam
 from samecurve.worker.context import RankContext
 from samecurve.worker.main import Requests, lr_factor, train_rank
 from tiny import MACHINE
@@ -483,3 +487,45 @@ def test_the_plan_names_the_phases() -> None:
     _, made = laid_out("Adversarial", "single", optimizer=ADVERSARIAL)
     said = "phases critic (65 parameters), then generator (66 parameters): each with its own"
     assert said in "\n".join(banner(made))
+
+
+class RankOfThreads:
+    """What NamedMeans asks of a Comm, between threads."""
+
+    def __init__(self, peer: ThreadPeer) -> None:
+        self.peer, self.group = peer, object()
+        self.rank, self.world_size = peer.rank, peer.world_size
+
+    def all_reduce(self, values: torch.Tensor) -> Callable[[], torch.Tensor]:
+        return lambda: self.peer.all_reduced(values)
+
+
+@pytest.mark.parametrize(
+    ("by_rank", "agreed"),
+    [
+        ((None, ("kl", "spread")), ("kl", "spread")),
+        ((None, None), ()),
+        (((), ()), ()),
+        ((("kl",), ()), None),
+    ],
+)
+def test_a_rank_without_a_microbatch_learns_the_names(by_rank: Any, agreed: Any) -> None:
+    team = ThreadTeam(2)
+
+    def job(rank: int) -> tuple[str, ...]:
+        means = NamedMeans()
+        if by_rank[rank] is not None:
+            means.in_order(dict.fromkeys(("loss", *by_rank[rank]), Mean(1.0, 1)))
+        comm: Any = RankOfThreads(team.peers[rank])
+        means.agree(comm, torch.device("cpu"))
+        return means.names
+
+    jobs = [partial(job, rank) for rank in range(2)]
+    try:
+        if agreed is None:
+            with pytest.raises(UserError, match="gives loss for one microbatch and kl, loss for"):
+                team.run(jobs)
+        else:
+            assert team.run(jobs) == [agreed, agreed]
+    finally:
+        team.close()

@@ -67,7 +67,8 @@ class Order:
 
     def epoch_of(self, step: int) -> int:
         """step: counted from 0; one before the anchor is taken for that."""
-        return self.position(max(step, self.anchor.step)).epoch
+        since = step - self.anchor.step - self._steps_in_anchor_epoch
+        return self.anchor.epoch + max(0, 1 + since // self.steps_per_epoch)
 
     def steps_to(self, epochs: float) -> int:
         """Steps until so many epochs are done; a part of an epoch is rounded up to whole steps."""

@@ -5,6 +5,7 @@ A pure function; every worker obeys its result, nothing after it changes a numbe
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from samecurve.core.config.sections import Compress, Config, Precision, Recompute
@@ -164,7 +165,7 @@ class Plan:
         on_cpu = self.devices[0].kind == "cpu"
         return sum(term.bytes for term in self.memory if term.name != "process" or on_cpu)
 
-    @property
+    @cached_property
     def order(self) -> Order:
         return Order(self.samples, self.global_batch_size, self.fixed.seed, self.fixed.anchor)
 
