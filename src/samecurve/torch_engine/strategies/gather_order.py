@@ -35,6 +35,7 @@ class GatherOrder:
         self._orders: dict[Hashable, list[int]] = {}  # of a first pass, by what was called
         self._order: list[int] = []  # that the pass in work is to follow
         self._at, self._learns, self._watches = 0, False, False
+        self._has_left = False  # whether a pass without backward came last
         self._titles: list[str] = []
         self._groups: list[Any] = []
         watched: set[int] = set()
@@ -59,7 +60,7 @@ class GatherOrder:
         What a pass without backward (an evaluation, features) has left gathered is gathered anew,
         and its order, by which backward gathers ahead, is forgotten.
         """
-        if not self._watches:
+        if self._has_left:
             for group in self._groups:
                 group.reshard()
                 group._post_forward_indices.clear()  # noqa: SLF001 - public nowhere
@@ -68,11 +69,11 @@ class GatherOrder:
         key = (getattr(function, "__qualname__", ""), torch.is_grad_enabled(), *words)
         self._learns = key not in self._orders
         self._order = self._orders.setdefault(key, [])
-        self._at, self._watches = 0, True
+        self._at, self._watches, self._has_left = 0, True, False
 
     def leave(self) -> None:
         """Before what no backward follows: all ranks do the same there."""
-        self._watches = False
+        self._watches, self._has_left = False, True
 
     def end_forward(self) -> None:
         self._note(_END)
