@@ -39,13 +39,22 @@ def config_for(kind: str, layout: str = "single:1", **train: Any) -> Config:
     """layout: strategy:devices, or strategy:devices/accumulation."""
     strategy, _, count = layout.partition(":")
     devices, _, accumulate = count.partition("/")
+    batch = {"samples": 10, "accumulate": int(accumulate or 1)}
+    if train.get("exact"):
+        batch = {"samples": 10, "per_device": 3}
     return config_of(
         {
             "task": f"{HERE}/models.py:Task",
             "model": {"kind": kind},
-            "batch": {"samples": 10, "accumulate": int(accumulate or 1)},
+            "batch": batch,
             "optimizer": {"lr": 1e-2, "clip": 0.0},
-            "train": {"steps": STEPS, "precision": "f64", **SETTINGS.get(kind, {}), **train},
+            "train": {
+                "steps": STEPS,
+                "eval_every": 3,
+                "precision": "f64",
+                **SETTINGS.get(kind, {}),
+                **train,
+            },
             "devices": {"use": f"cpu:{devices}", "strategy": strategy, "preflight": 0},
         }
     )
@@ -58,15 +67,18 @@ def trained(pool: Any, home: Path, config: Config) -> Result:
         directory.mkdir(parents=True, exist_ok=True)
     run.write(config, made)
     pool.run(made.world_size, train_one, str(home))
-    losses = [e.values["loss"] for e in read_events(run.journal) if e.kind == "step"]
+    events = list(read_events(run.journal))
+    losses = [event.values["loss"] for event in events if event.kind == "step"]
+    evaluated = [event.values["loss"] for event in events if event.kind == "evaluated"]
     arrays = load(sorted(run.checkpoints.glob("step-*"))[-1]).arrays
-    return {"losses": losses} | {n: arrays[n].copy() for n in arrays if n.startswith("model/")}
+    result = {"losses": losses, "evaluated": evaluated}
+    return result | {n: arrays[n].copy() for n in arrays if n.startswith("model/")}
 
 
 def train_one(index: int, group: Any, home: str) -> None:
     context = RankContext.read_warm(Attempt("test", home).to_json(), index)
     task = open_task(context.config, "")
-    engine = join_warm(context.plan, index, group).make_engine(task, context.config.optimizer)
+    engine: Any = join_warm(context.plan, index, group).make_engine(task, context.config.optimizer)
     engine.keep_step_buffers(STEP_BUFFERS.get(task.task.kind, frozenset()))
     train_rank(context, engine, task, Requests(None))
 
@@ -97,26 +109,33 @@ def plain_loop(kind: str) -> Result:
         betas=config.optimizer.betas,
         eps=config.optimizer.eps,
     )
-    losses = []
-    model.train()
-    for name, part in model.named_modules():
-        if name.startswith(("norms", "frozen")):
-            part.eval()
+    losses, evaluated = [], []
     for step, ids in enumerate(made.order.ids(range(made.steps))):
         for group in optimizer.param_groups:
             group["lr"] = made.lr_at(step)
         for parameter in named.values():
             parameter.grad = torch.zeros_like(parameter)
-        batch = {n: torch.from_numpy(a) for n, a in task.train_data()[ids].items()}
-        total, weight = task.loss(model, batch)
+        model.train()
+        for name, part in model.named_modules():
+            if name.startswith(("norms", "frozen")):
+                part.eval()
+        total, weight = task.loss(model, rows(task.train_data()[ids]))
         (total / weight).backward()
         optimizer.step()
         losses.append(total.item() / weight)
+        if (step + 1) % 3 == 0:
+            model.eval()
+            total, weight = task.loss(model, rows(task.eval_data()[np.arange(25)]))
+            evaluated.append(total.item() / weight)
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     values = {f"model/{name}": tensor.detach() for name, tensor in tensors.items()}
-    return {"losses": losses} | {
+    return {"losses": losses, "evaluated": evaluated} | {
         n: (torch.view_as_real(t) if t.is_complex() else t).numpy() for n, t in values.items()
     }
+
+
+def rows(arrays: Any) -> dict[str, torch.Tensor]:
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
 def assert_same(found: Result, expected: Result) -> None:
@@ -144,6 +163,32 @@ IN_SHORT = {  # the others: make test-long
 )
 def test_one_curve(kind: str, layout: str, pool: Pool, tmp_path: Path) -> None:
     assert_same(trained(pool, tmp_path, config_for(kind, layout)), plain_loop(kind))
+
+
+@pytest.mark.parametrize(
+    ("kind", "layout", "train"),
+    [
+        ("seldom", "ddp:2", {"exact": True}),
+        ("method", "fsdp:2", {"recompute": "block"}),
+        *(
+            pytest.param(kind, layout, train, marks=pytest.mark.long)
+            for kind in ("method", "read", "dict", "scalar", "containers", "mixture")
+            for layout, train in (
+                ("ddp:2", {"exact": True}),
+                ("dp:2", {"exact": True}),
+                ("ddp:2/2", {"recompute": "block"}),
+                ("fsdp:2/2", {"recompute": "selective"}),
+                ("ddp:2", {"compile": True}),
+                ("fsdp:2", {"compile": True}),
+            )
+            if kind not in {"dict", "mixture"} or "recompute" not in train  # "dict": no blocks
+        ),
+    ],
+)
+def test_one_curve_when_exact_computed_again_or_compiled(
+    kind: str, layout: str, train: dict[str, Any], pool: Pool, tmp_path: Path
+) -> None:
+    assert_same(trained(pool, tmp_path, config_for(kind, layout, **train)), plain_loop(kind))
 
 
 @pytest.mark.parametrize(

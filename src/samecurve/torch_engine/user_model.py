@@ -42,7 +42,7 @@ def compiled_in_place(model: nn.Module) -> bool:
     return any(module._compiled_call_impl is not None for module in model.modules())  # noqa: SLF001
 
 
-def _without_wrappers(module: Any, wrapper: type, inner: dict[int, nn.Module]) -> nn.Module:
+def _without_wrappers(module: Any, wrapper: Any, inner: dict[int, nn.Module]) -> nn.Module:
     """inner: what was found in each wrapper, which may stand in several places."""
     if isinstance(module, wrapper):
         within = module._orig_mod  # noqa: SLF001 - torch.compile's name, also in state dicts
