@@ -5,7 +5,8 @@ import hashlib
 import math
 import random
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,6 @@ from worlds import Pool
 HERE = Path(__file__).parent
 SEED, EPOCH, STEP = 5, 2, 9
 CPU = torch.device("cpu")
-Parts = Sequence[Sequence[int]]
 
 
 def staged(ids: Any, epoch: int = EPOCH) -> StagedKeys:
@@ -61,11 +61,17 @@ class Harness:
             return function(rows[list(ids)])
 
 
+@pytest.fixture(scope="module")
+def functions() -> Any:
+    replaced = KeyedFunctions()
+    yield replaced
+    replaced.close()
+
+
 @pytest.fixture
-def harness() -> Any:
-    functions = KeyedFunctions()
-    yield Harness()
-    functions.close()
+def harness(functions: KeyedFunctions) -> Harness:
+    del functions  # which are replaced meanwhile
+    return Harness()
 
 
 def seeded(build: Callable[[], Any]) -> Any:
@@ -97,7 +103,7 @@ DRAWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "rand of complex": lambda x: torch.rand(len(x), 3, dtype=torch.complex64),
     "randn": lambda x: torch.randn(size=(len(x), 3), dtype=torch.float64),
     "randn of complex": lambda x: torch.randn(len(x), 3, dtype=torch.complex64),
-    "randn_like": lambda x: drawing.randn_like(x) * 2,
+    "randn_like": lambda x: vars(drawing)["randn_like"](x, dtype=torch.float64),
     "rand_like": lambda x: torch.rand_like(x, dtype=torch.float64),
     "randint": lambda x: torch.randint(0, 1000, (len(x),)),
     "randint to": lambda x: torch.randint(10, size=(len(x), 2)),
@@ -126,7 +132,7 @@ DRAWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "Normal": lambda x: SPREAD.Normal(x, 1).rsample(),
     "Uniform": lambda x: SPREAD.Uniform(x, x + 1).rsample(),
     "Laplace": lambda x: SPREAD.Laplace(x, 1).rsample(),
-    "Categorical": lambda x: SPREAD.Categorical(x).sample(),
+    "Categorical": lambda x: SPREAD.Categorical(x).sample(),  # type: ignore[no-untyped-call]
     "dropout": F.dropout,
     "dropout of flat rows": lambda x: F.dropout(x.flatten(0, 1)).view_as(x),
     "dropout in place": lambda x: F.dropout(x.clone(), 0.3, inplace=True),
@@ -272,9 +278,13 @@ def test_numbers_are_as_good_as_random(harness: Harness) -> None:
     assert abs(inside.double().mean() - 0.5) < 4 * 0.5 / math.sqrt(count)
 
 
+def with_ones(p: float, x: torch.Tensor) -> torch.Tensor:
+    return F.dropout(torch.ones(len(x), 10_000), p)
+
+
 def test_masks_have_their_rate_and_keep_the_mean(harness: Harness) -> None:
     for p in (0.1, 0.5, 1.0):
-        found = harness.run(lambda x, p=p: F.dropout(torch.ones(len(x), 10_000), p), range(40))
+        found = harness.run(partial(with_ones, p), range(40))
         share = (found == 0).double().mean()
         assert abs(share - p) < 4 * math.sqrt(p * (1 - p) / found.numel()) + 1e-5
         if p < 1:
@@ -384,11 +394,10 @@ def test_numbers_that_backward_cannot_know_are_refused(harness: Harness) -> None
 # torch hides it where warnings are no errors
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_compiled_code_is_served(backend: str, harness: Harness) -> None:
+def test_compiled_code_is_served(backend: str, harness: Harness, functions: KeyedFunctions) -> None:
     """Methods of tensors and imported names too, and computed again."""
     once = gradients(harness, lambda block, x: block(x))
     torch._dynamo.reset()
-    functions = KeyedFunctions()
     functions.break_graphs()
     try:
         for again in (lambda block, x: block(x), AGAIN["not reentrant"]):
@@ -396,7 +405,6 @@ def test_compiled_code_is_served(backend: str, harness: Harness) -> None:
             for mine, theirs in zip(compiled, once, strict=True):
                 torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
     finally:
-        functions.close()
         torch._dynamo.reset()
 
 
@@ -488,7 +496,7 @@ def mask(key: int, call: int, shape: tuple[int, ...], p: float) -> NDArray[np.fl
         for half in (0, 1)
     ]
     dropped = round(65536 * p)
-    kept = np.array(lanes).reshape(shape) >= dropped - 32768
+    kept = (np.array(lanes).reshape(shape) >= dropped - 32768).astype(np.float64)
     return kept * (65536 / (65536 - dropped))
 
 
@@ -518,7 +526,7 @@ def test_a_plain_loop_with_this_noise_given_has_the_same_losses() -> None:
         rows = drawing.Source()[ids]
         x = torch.from_numpy(rows["x"] + 0.1 * np.stack([noise(key, 0, (5, 6)) for key in keys]))
         masks = torch.from_numpy(np.stack([mask(key, 1, (5, 8), 0.3) for key in keys]))
-        outputs = model[1](torch.tanh(model[0](x)) * masks).sum((1, 2))  # type: ignore[operator, index]
+        outputs = model[1](torch.tanh(model[0](x)) * masks).sum((1, 2))  # type: ignore[index]
         loss = (outputs - torch.from_numpy(rows["y"])).square().mean()
         assert losses[step] == pytest.approx(loss.item(), rel=1e-12)
         optimizer.param_groups[0]["lr"] = made.lr_at(step)

@@ -17,7 +17,7 @@ _STEP = np.uint64(0x9E3779B97F4A7C15)
 _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)  # not frozen: one is made for every microbatch of every model
 class RowKeys:
     """What the random numbers of a microbatch are keyed by; computed when it is asked for, since
     most models draw nothing.

@@ -18,7 +18,7 @@ from samecurve.torch_engine.keyed.numbers import KeyedNumbers, Tables
 _FORWARD = -1  # no graph task: not in backward
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)  # not frozen: one is made for every microbatch of every model
 class StagedKeys:
     """values: those of `rows`, pinned where they go to a GPU; None: to be computed when they are
     asked for.
@@ -78,25 +78,32 @@ class MicroBatchContext:
         self._named_numbers: KeyedNumbers | None = None
         self._step_numbers: KeyedNumbers | None = None
 
-    @contextmanager
     def within(
         self, keys: StagedKeys | None, *, real: bool = True, number: int = 0
-    ) -> Iterator[None]:
-        """Around forward and backward of a microbatch, the step's `number`-th."""
+    ) -> "MicroBatchContext":
+        """Around forward and backward of a microbatch, the step's `number`-th: in a with
+        statement.
+        """
         self.begin(keys, real=real)
         if keys and self.device and self.sites.reseeds_torch:
             seed_torch(keys.rows, number, self.device)
         if keys and self.sites.reseeds_host:
             seed_host(keys.rows)
-        gpu = self.device.index if self.device and self.device.type == "cuda" else None
+        return self
+
+    def __enter__(self) -> None:  # no generator: every microbatch of every model passes here
         _WORK.context = self
-        if gpu is not None:
-            _BY_GPU[gpu] = self
-        try:
-            yield
-        finally:
-            _WORK.context = None
-            _BY_GPU.pop(gpu, None)
+        if self.device and self.device.type == "cuda":
+            _BY_GPU[self._gpu()] = self
+
+    def __exit__(self, *_error: object) -> None:
+        _WORK.context = None
+        if self.device and self.device.type == "cuda":
+            _BY_GPU.pop(self._gpu(), None)
+
+    def _gpu(self) -> int:
+        index = self.device.index if self.device else None
+        return torch.cuda.current_device() if index is None else index
 
     @property
     def keys(self) -> torch.Tensor | None:
@@ -191,7 +198,7 @@ class _Work(threading.local):
 # Of the process, as what they serve is: functions of torch itself, in whatever thread they are
 # called. Backward on a GPU runs in autograd's own thread, which finds its microbatch by the GPU.
 _WORK = _Work()
-_BY_GPU: dict[int | None, MicroBatchContext] = {}
+_BY_GPU: dict[int, MicroBatchContext] = {}
 
 
 def context_in_work() -> MicroBatchContext | None:
