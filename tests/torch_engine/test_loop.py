@@ -431,27 +431,36 @@ def of_phases(events: list[Event]) -> np.ndarray:
     return np.array([of_steps(events, "loss"), *named, of_steps(events, "grad_norm")]).T
 
 
-@pytest.fixture(scope="module", params=["Adversarial", "TwoOptimizers"])
-def contest(request: pytest.FixtureRequest) -> tuple[str, np.ndarray]:
-    return request.param, adversarial(request.param)
+@pytest.fixture(scope="module")
+def contests() -> dict[str, np.ndarray]:
+    return {task: adversarial(task) for task in ("Adversarial", "TwoOptimizers")}
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("task", "layout"),
+    [
+        *(("Adversarial", layout) for layout in LAYOUTS),
+        *(("TwoOptimizers", layout) for layout in ("fsdp:2", "exact:2")),
+        *(
+            pytest.param("TwoOptimizers", layout, marks=pytest.mark.long)
+            for layout in ("single", "dp:2", "ddp:2", "ddp:3")
+        ),
+    ],
+)
 def test_several_optimizers_move_their_parameters_in_turn(
-    layout: str, contest: tuple[str, np.ndarray], pool: Pool, tmp_path: Path
+    task: str, layout: str, contests: dict[str, np.ndarray], pool: Pool, tmp_path: Path
 ) -> None:
-    task, expected = contest
     events = trained(pool, tmp_path, task, layout, optimizer=_fields(task))
-    np.testing.assert_allclose(of_phases(events), expected, rtol=1e-12)
+    np.testing.assert_allclose(of_phases(events), contests[task], rtol=1e-12)
 
 
+@pytest.mark.parametrize("task", ["Adversarial", "TwoOptimizers"])
 def test_they_go_on_through_a_resume(
-    contest: tuple[str, np.ndarray], pool: Pool, tmp_path: Path
+    task: str, contests: dict[str, np.ndarray], pool: Pool, tmp_path: Path
 ) -> None:
-    task, expected = contest
     trained(pool, tmp_path, task, "fsdp:2", stop_at=3, optimizer=_fields(task))
     events = trained(pool, tmp_path, task, "single", resume=3, optimizer=_fields(task))
-    np.testing.assert_allclose(of_phases(events), expected, rtol=1e-12)
+    np.testing.assert_allclose(of_phases(events), contests[task], rtol=1e-12)
 
 
 def test_each_phase_draws_numbers_of_its_own() -> None:
