@@ -195,3 +195,12 @@ def stepped(_index: int, _group: Any, values: Mapping[str, Any]) -> list[dict[st
         metrics = stats.read()
         numbers.append({"loss": metrics.loss, "norm": metrics.grad_norm, **metrics.means})
     return numbers
+
+
+def split_check(_index: int, _group: Any, values: Mapping[str, Any]) -> str:
+    """What it says of a task; '': nothing."""
+    engine, _, state, feed = opened(values)
+    try:
+        return "".join(engine.check_split(state, feed.trial_rows(4)))
+    except UserError as error:
+        return str(error)

@@ -384,3 +384,19 @@ def test_what_only_torch_does_is_refused_by_name(task: str, says: str) -> None:
         open_task(config, "").facts()
     assert says in str(refused.value)
     assert "--engine torch" in str(refused.value) or "schedule(self, step)" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("", ""),
+        ("host numbers", "the loss draws numbers of random while it is compiled"),
+        ("counted", "the loss is another program each time that it is traced"),
+    ],
+)
+def test_a_loss_that_does_not_repeat_is_refused_before_the_first_step(
+    kind: str, says: str, pool: Pool
+) -> None:
+    said = pool.run(1, jobs.split_check, small(kind, devices="cpu:1"))[0]
+    assert said.startswith(f"task: {says}" if says else says)
+    assert bool(said) == bool(says)

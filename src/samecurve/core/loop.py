@@ -28,6 +28,7 @@ from samecurve.core.protocols import (
     State,
     Store,
 )
+from samecurve.core.split_check import samples_tried
 from samecurve.core.step_logger import StepLogger
 
 Outcome = Literal["finished", "stopped"]
@@ -48,6 +49,7 @@ class LoopContext(Generic[State, Staged]):
     summarize: Summarize
     keep_pictures: KeepPictures  # samples into files, whose names it gives
     lr_factor: Callable[[int], float] | None = None  # of a step, by the task's own schedule
+    as_if_split: bool = False  # the split check refuses what one microbatch would train, too
 
 
 def train(
@@ -70,6 +72,7 @@ def train(
     logger = StepLogger(plan, context.feed, context.record, counters)
     done = saved.step if saved else 0
     context.record(Event("started", done, {"exact": True} if plan.exact else {}))
+    _check_split(context, state, done)
 
     for step, batch in context.feed:
         heartbeat(step, "step")
@@ -97,6 +100,16 @@ def train(
     reference = {"reference": dict(plan.reference)}
     context.record(Event(outcome, done, {**counters.metrics, **logger.totals(), **reference}))
     return state, outcome
+
+
+def _check_split(context: LoopContext[State, Staged], state: State, done: int) -> None:
+    """Before the first step of a start. UserError: the loss does not add up over samples."""
+    if done >= context.plan.steps:
+        return
+    rows = context.feed.trial_rows(samples_tried(context.plan.micro_batch_size))
+    lines = context.engine.check_split(state, rows, as_if_split=context.as_if_split)
+    for line in lines:
+        context.record(Event("warned", done, {"text": line}))
 
 
 def evaluate(context: LoopContext[State, Staged], saved: Checkpoint) -> Outcome:

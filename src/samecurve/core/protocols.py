@@ -75,6 +75,18 @@ class MicroBatch:
     number: int = 0
 
 
+@dataclass(frozen=True)
+class TrialRows:
+    """Some samples of the first step to come, the same on every rank.
+
+    pick: rows of them, by their numbers among `ids`.
+    """
+
+    ids: Ids
+    step: int
+    pick: Callable[[Sequence[int]], MicroBatch]
+
+
 Round = tuple[MicroBatch | None, ...]  # one for each device of the process; None: that one idles
 
 
@@ -207,6 +219,9 @@ class Engine(Protocol[State, Staged]):
         by the feed's thread.
     preflight: the sum over all devices of a 1 from each.
     init: with these weights, if they are given (a checkpoint of no more than the model).
+    check_split: before the first step, the split check (core/split_check.py): what it finds and the
+        plan allows, as lines for the user; UserError: what it does not allow. as_if_split: as
+        where a step has several microbatches.
     evaluate: progress: of the last step trained.
     digests: of every array of the state by canonical name (core/determinism/digest.py).
     peak_memory: bytes that the fullest of these devices has held.
@@ -216,6 +231,9 @@ class Engine(Protocol[State, Staged]):
     def preflight(self) -> float: ...
     def init(self, weights: Checkpoint | None = None) -> State: ...
     def restore(self, saved: Checkpoint) -> State: ...
+    def check_split(
+        self, state: State, rows: TrialRows, *, as_if_split: bool = False
+    ) -> Sequence[str]: ...
     def step(
         self, state: State, batch: Batch[Staged], lr: float, asked: Sequence[int]
     ) -> tuple[State, PendingMetrics]: ...
@@ -234,11 +252,13 @@ class Feed(Protocol[Staged]):
 
     evaluation: the held-out samples, round by round.
     ids: the sample ids of a whole step.
+    trial_rows: at most so many samples of the first step to come.
     """
 
     def __iter__(self) -> Iterator[tuple[int, Batch[Staged]]]: ...
     def evaluation(self) -> Iterator[Staged]: ...
     def ids(self, step: int) -> list[int]: ...
+    def trial_rows(self, most: int) -> TrialRows: ...
 
 
 class Store(Protocol):

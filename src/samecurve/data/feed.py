@@ -22,7 +22,15 @@ from samecurve.core.determinism.data_order import Ids
 from samecurve.core.determinism.microbatches import Assignment
 from samecurve.core.determinism.sample_keys import HELD_OUT, RowKeys
 from samecurve.core.planning.plan import Plan
-from samecurve.core.protocols import Arrays, Batch, MicroBatch, Round, RowReader, Staged
+from samecurve.core.protocols import (
+    Arrays,
+    Batch,
+    MicroBatch,
+    Round,
+    RowReader,
+    Staged,
+    TrialRows,
+)
 from samecurve.data.workers import Workers
 
 ReadRows = Callable[[], Arrays]  # waits for rows that were asked for
@@ -102,6 +110,20 @@ class Feed(Generic[Staged]):
         """The sample ids of a whole step."""
         ids: list[int] = self._order.ids(range(step, step + 1))[0].tolist()
         return ids
+
+    def trial_rows(self, most: int) -> TrialRows:
+        """At most so many samples of the first step to come, whoever trains on them."""
+        step = min(self._start, self._plan.steps - 1)
+        ids = self._order.ids(range(step, step + 1))[0][:most]
+        epoch = self._epoch(step)
+        rows = self._ask(_TRAIN, ids, epoch)()
+
+        def pick(numbers: Sequence[int]) -> MicroBatch:
+            chosen = list(numbers)
+            arrays = {name: array[chosen] for name, array in rows.items()}
+            return MicroBatch(arrays, keys=RowKeys(self._plan.fixed.seed, epoch, step, ids[chosen]))
+
+        return TrialRows(ids, step, pick)
 
     def close(self) -> None:
         """End the thread, and wait for it: one still inside an engine's code when the interpreter

@@ -41,13 +41,13 @@ def compare_layouts(
 
     tolerance: relative; 0: every bit counts
 
-    UserError, before any of them: a layout that can't be.
+    UserError, before any of them: a layout that can't be, or a loss that does not add up.
     """
     layouts = list(dict.fromkeys(layouts))
     for layout in layouts:
         _check_layout(runner, layout)
     for layout in layouts:
-        reference = runner.reference(layout.engine)
+        reference = _reference(runner, layout)
         began = time.perf_counter()
         try:
             trajectory = runner.trajectory(layout)
@@ -56,6 +56,14 @@ def compare_layouts(
             continue
         seconds = time.perf_counter() - began
         yield judge(str(layout), trajectory, reference, tolerance=tolerance, seconds=seconds)
+
+
+def _reference(runner: LayoutRunner, layout: Layout) -> Trajectory:
+    """UserError: one device refuses it; then nothing is to be compared."""
+    try:
+        return runner.reference(layout.engine)
+    except JobFailedError as error:
+        raise error.refusal or error from None
 
 
 def _check_layout(runner: LayoutRunner, layout: Layout) -> None:

@@ -24,11 +24,13 @@ from samecurve.core.protocols import (
     ArrayShard,
     Batch,
     Checkpoint,
+    MicroBatch,
     Progress,
     Round,
     Sample,
     StepMetrics,
     Task,
+    TrialRows,
 )
 from samecurve.errors import UserError
 from samecurve.jax_engine.array_types import Arrays, Float, HostArray, PyTree
@@ -52,7 +54,7 @@ from samecurve.jax_engine.step_program import (
     progress_array,
 )
 from samecurve.jax_engine.strategies import AXIS, STRATEGIES
-from samecurve.jax_engine.trace_checks import check_loss
+from samecurve.jax_engine.trace_checks import check_loss, check_repeats
 
 
 @dataclass(frozen=True)
@@ -210,6 +212,18 @@ class JaxEngine:
 
     def restore(self, saved: Checkpoint) -> State:
         return self._layout.restore(saved)
+
+    def check_split(
+        self, state: State, rows: TrialRows, *, as_if_split: bool = False
+    ) -> Sequence[str]:
+        """Rows are computed one by one, so they can't see each other: whether they repeat."""
+        del state, as_if_split
+        check_repeats(self.task, self._model, self._narrowed(rows.pick([0])), self._dtype)
+        return []
+
+    def _narrowed(self, microbatch: MicroBatch) -> Mapping[str, HostArray]:
+        arrays = keyed_arrays(microbatch)
+        return {name: self._narrow(name, array) for name, array in arrays.items()}
 
     def stage(self, rounds: Sequence[Round], of: int) -> StagedRounds:
         """Rows side by side on their devices.

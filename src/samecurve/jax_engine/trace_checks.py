@@ -2,6 +2,7 @@
 changes.
 """
 
+import random
 from collections.abc import Collection, Mapping
 
 import jax
@@ -13,7 +14,7 @@ from jax.interpreters.partial_eval import dce_jaxpr
 from samecurve.core.determinism.mean import Mean
 from samecurve.core.protocols import Progress, Task
 from samecurve.errors import UserError
-from samecurve.jax_engine.array_types import Arrays, Float, PyTree
+from samecurve.jax_engine.array_types import Arrays, Float, HostArray, PyTree
 from samecurve.jax_engine.model import FlaxModel
 from samecurve.jax_engine.sample_numbers import with_numbers
 
@@ -67,6 +68,56 @@ def check_loss(
         changed=changed,
     )
     return tuple(sorted(names))
+
+
+def check_repeats(task: Task, model: FlaxModel, row: Mapping[str, HostArray], dtype: Float) -> None:
+    """row: arrays [1, ...].
+
+    UserError: a second trace of the loss is another program, so that each process would compile
+    another: numbers of numpy or Python were drawn, or something that the loss reads has changed.
+    """
+    held = {name: jax.ShapeDtypeStruct(spec.shape, dtype) for name, spec in model.specs.items()}
+    params = jax.eval_shape(model.join_complex, held)
+    arrays = {name: jnp.asarray(array) for name, array in row.items()}
+
+    def trace() -> tuple[str, list[HostArray]]:
+        def loss(params: Arrays, rest: Mapping[str, PyTree], row: Arrays) -> tuple[PyTree, PyTree]:
+            module = model.assemble(params, rest)
+            mean = with_numbers(lambda row: task.loss(module, row), row)
+            return mean.sum, mean.weight
+
+        closed = jax.make_jaxpr(loss)(params, model.rest, arrays)
+        return str(closed.jaxpr), [np.asarray(constant) for constant in closed.consts]
+
+    python, numpy = random.getstate(), str(np.random.get_state(legacy=False))
+    (program, constants), (again, others) = trace(), trace()
+    drawn = [
+        name
+        for name, same in (
+            ("random", python == random.getstate()),
+            ("np.random", numpy == str(np.random.get_state(legacy=False))),
+        )
+        if not same
+    ]
+    equal = program == again and all(
+        np.array_equal(one, other, equal_nan=one.dtype.kind in "fc")
+        for one, other in zip(constants, others, strict=True)
+    )
+    if drawn:
+        raise UserError(
+            f"the loss draws numbers of {drawn[0]} while it is compiled: each process and each"
+            " start would compile others in, the same for every row and step",
+            "samecurve.rng(batch) in the loss, whose numbers follow the sample; or numbers that the"
+            " data holds",
+            "task",
+        )
+    if not equal:
+        raise UserError(
+            "the loss is another program each time that it is traced: it depends on something that"
+            " its calls change (an attribute of the task, a counter, a clock)",
+            "compute it from the model and the batch alone",
+            "task",
+        )
 
 
 def _names_of_leaves(arrays: Mapping[str, PyTree]) -> list[str]:

@@ -17,6 +17,7 @@ from samecurve.diagnose.notes import FailureNote, note_of, read_notes
 from samecurve.errors import RunError, SamecurveError, UserError
 from samecurve.launch.hang_watch import HangLimit, HangWatch, overseen
 from samecurve.launch.launchers import rank_command, read_report
+from samecurve.launch.local import is_refusal
 from samecurve.launch.monitors import done_line, tracked, watched
 from samecurve.launch.rank_agreement import check_ranks_agree, report_config
 from samecurve.launch.signals import STOPPING, Signals, kill_children
@@ -27,7 +28,7 @@ from samecurve.probe.cpu import oom_kills, oom_kills_since
 from samecurve.run.attempt import Attempt
 from samecurve.run.directory import Run
 from samecurve.run.logs import log_to
-from samecurve.run.preconditions import check_port
+from samecurve.run.preconditions import check_port, remove_refused
 from samecurve.run.prepare import PreparedRun, prepare
 from samecurve.run.resume import Options
 from samecurve.system import LAUNCHER, STOP_SIGNAL
@@ -180,6 +181,8 @@ def _lead(
         oom_kills=oom_kills_since(oom_kills_before),
     )
     record_failure(run, failure)
+    if is_refusal(prepared, failure):
+        remove_refused(run)
     raise failure
 
 

@@ -13,13 +13,14 @@ from contextlib import contextmanager, suppress
 
 from samecurve.core.config.sections import Devices
 from samecurve.core.planning.plan import Plan
-from samecurve.errors import SamecurveError
+from samecurve.errors import SamecurveError, UserError
 from samecurve.launch.launchers import LAUNCHERS, in_place
 from samecurve.launch.monitors import tracked, watched
 from samecurve.launch.restarts import RestartBudget, prepare_restart
 from samecurve.launch.signals import STOPPING, Signals, kill_children
 from samecurve.observe.console import View, make_view, show_journal
 from samecurve.run.control import ask
+from samecurve.run.preconditions import remove_refused
 from samecurve.run.prepare import PreparedRun
 from samecurve.system import LAUNCHER, STOP_SIGNAL
 from samecurve.worker.preflight import record_failure
@@ -55,8 +56,17 @@ def launch(
     finally:
         prepared.lock.release()
     if failure:
+        if is_refusal(prepared, failure):
+            remove_refused(run)
         raise failure
     return 128 + signals.received if signals.received else 0
+
+
+def is_refusal(prepared: PreparedRun, failure: SamecurveError) -> bool:
+    """Whether a run that this command began has failed before its first step, for a reason that
+    only its user can mend.
+    """
+    return isinstance(failure, UserError) and prepared.journal_start == 0
 
 
 class _Launcher:

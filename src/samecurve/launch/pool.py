@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from samecurve.errors import RunError, SamecurveError
+from samecurve.errors import RunError, SamecurveError, UserError
 
 PATIENCE = 240.0  # seconds for one job
 
@@ -27,11 +27,20 @@ class JobFailedError(RunError):
 
     trace: its traceback.
     ended: the rank is gone (the kernel ends one when memory runs out).
+    refusal: what it was, where it was a UserError.
     """
 
-    def __init__(self, cause: str, remedy: str, trace: str, *, ended: bool = False) -> None:
+    def __init__(
+        self,
+        cause: str,
+        remedy: str,
+        trace: str,
+        *,
+        ended: bool = False,
+        refusal: UserError | None = None,
+    ) -> None:
         super().__init__(cause, remedy)
-        self.trace, self.ended = trace, ended
+        self.trace, self.ended, self.refusal = trace, ended, refusal
 
 
 class Pool:
@@ -92,7 +101,9 @@ class Pool:
                         f"rank {rank} of {world} ended", "its log may say why", "", ended=True
                     ) from None
                 if error:
-                    raise JobFailedError(*error)
+                    cause, remedy, trace, refusal = error
+                    told = UserError(*refusal) if refusal else None
+                    raise JobFailedError(cause, remedy, trace, refusal=told)
         return [answers[rank] for rank in range(world)]
 
     def _start(self) -> None:
@@ -158,11 +169,13 @@ def _serve(member: _Member, pipe: Connection) -> None:
             function = getattr(importlib.import_module(module), name)
             pipe.send((function(member.rank, groups[world, backend], *arguments), None))
         except BaseException as error:
-            cause, remedy = f"{type(error).__name__}: {error}", ""
+            cause, remedy, refusal = f"{type(error).__name__}: {error}", "", None
             if isinstance(error, SamecurveError):
                 cause, remedy = error.cause, error.remedy
+            if isinstance(error, UserError):
+                refusal = error.cause, error.remedy, error.where
             cause = f"rank {member.rank} of {world}: {cause}"
-            pipe.send((None, (cause, remedy, traceback.format_exc())))
+            pipe.send((None, (cause, remedy, traceback.format_exc(), refusal)))
 
 
 @contextmanager

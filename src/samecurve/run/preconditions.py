@@ -62,6 +62,17 @@ def remove_unbegun(home: Path) -> None:
         home.rmdir()
 
 
+def remove_refused(run: Run) -> None:
+    """A run that was refused before its first step: what was written for it is taken away again;
+    what others put there stays.
+    """
+    for path in (run.plan, run.config, run.journal, run.control):
+        path.unlink(missing_ok=True)
+    for directory in (run.checkpoints, run.logs, run.assets, run.initial):
+        shutil.rmtree(directory, ignore_errors=True)
+    remove_unbegun(run.home)
+
+
 def make_home(home: Path) -> None:
     """A directory for a run, that can be written. UserError: it can't, or holds something else."""
     if home.is_dir() and not Run(home).exists() and _holds_files(home):

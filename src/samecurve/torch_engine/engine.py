@@ -26,8 +26,10 @@ from samecurve.core.protocols import (
     Round,
     Sample,
     Task,
+    TrialRows,
 )
 from samecurve.core.sample_numbers import serving
+from samecurve.core.split_check import said_or_refused
 from samecurve.torch_engine import checkpoint as states
 from samecurve.torch_engine.checkpoint import State
 from samecurve.torch_engine.evaluation import evaluate
@@ -43,6 +45,7 @@ from samecurve.torch_engine.phases import make_phases, optimizer_of
 from samecurve.torch_engine.precision import LossScale, autocast_for
 from samecurve.torch_engine.process_group import Comm
 from samecurve.torch_engine.setup import EngineSetup
+from samecurve.torch_engine.split_check import SplitCheck
 from samecurve.torch_engine.step_buffers import StepBuffers
 from samecurve.torch_engine.step_metrics import peak_memory_bytes
 from samecurve.torch_engine.strategies.exact import Exact, set_deterministic
@@ -140,6 +143,20 @@ class TorchEngine:
         states.restore(state, strategy.local_shard, strategy.replica_index, saved)
         strategy.sync_replicas()
         return state
+
+    def check_split(
+        self, state: State, rows: TrialRows, *, as_if_split: bool = False
+    ) -> Sequence[str]:
+        del state  # its model is the strategy's
+        verdict = SplitCheck(self._setup, rows, self._staged).run()
+        lines = said_or_refused(
+            verdict.error,
+            repeats=verdict.repeats,
+            is_split=self.plan.is_split or as_if_split,
+            allowed=self.plan.allow_coupled,
+        )
+        self.keep_step_buffers(verdict.steady)
+        return lines
 
     def _assemble(self, initialize: Initialize) -> State:
         """The state of a run's start. initialize: fills a parameter made on the meta device."""

@@ -29,7 +29,6 @@ from samecurve.torch_engine.step_metrics import (
     rank_report,
 )
 from samecurve.torch_engine.step_totals import Clip, GradientScaling, StepTotals, step_totals
-from samecurve.torch_engine.strategies.exact import SideEffectCheck
 
 T = TypeVar("T")
 
@@ -209,21 +208,10 @@ class TrainingStep:
     ) -> T:
         """function(model, arrays, progress, phase). train: whether backward follows."""
         device = self._devices[device_index]
-        side_effects = None
-        if self._plan.exact and phase.usage.is_first_step:
-            side_effects = SideEffectCheck(
-                self._strategy.models[device_index],
-                device,
-                self._setup.draw_sites,
-                self.step_buffers.names,
-            )
         with autocast_for(self._plan.precision, device):
             arrays = to_device(microbatch.arrays, device)
             run = self._strategy.train if train else self._strategy.call
-            result = run(device_index, function, arrays, progress, phase.name)
-        if side_effects:
-            side_effects.check()
-        return result
+            return run(device_index, function, arrays, progress, phase.name)
 
     def _loss_factors_of(self, scale: LossScale) -> list[torch.Tensor]:
         """What each device's losses are multiplied by; only f16's changes from step to step."""

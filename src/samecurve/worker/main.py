@@ -143,11 +143,13 @@ def train_rank(
     *,
     store: Store | None = None,
     clock: StartupClock | None = None,
+    as_if_split: bool = False,
 ) -> Outcome:
     """Feed, store and journal of one rank, and the loop over them.
 
     store: another than the run's own checkpoints.
     clock: of what came before.
+    as_if_split: refuses what only one microbatch on one device would train.
     """
     attempt, run, plan = context.attempt, context.run, context.plan
     _check_data(task, plan)
@@ -177,6 +179,7 @@ def train_rank(
         summarize=task.summarize,
         keep_pictures=keep,
         lr_factor=lr_factor(task, plan),
+        as_if_split=as_if_split,
     )
     try:
         if attempt.evaluate:

@@ -178,8 +178,8 @@ class Train(Section):
     allow_coupled: bool = Field(
         False,
         description=(
-            "train a model that mixes the samples of a batch although its results then depend on"
-            " the devices"
+            "train what mixes the samples of a batch, does not add up over samples or draws"
+            " numbers that follow no sample, although results then depend on the devices"
         ),
     )
     compile: bool = Field(

@@ -13,6 +13,11 @@ from samecurve.core.planning.memory import MemoryTerm, itemsize
 from samecurve.errors import UserError
 from samecurve.units import counted, first_and_count, show_bytes
 
+_ALLOWED = (
+    "train.allow_coupled: a loss that does not add up over samples, or draws numbers that follow no"
+    " sample, is trained all the same; results may then depend on the devices"
+)
+
 
 def check_coupled(
     config: Config, facts: Facts, layout: Layout, split: BatchSplit
@@ -24,6 +29,8 @@ def check_coupled(
     """
     train, coupled = config.train, facts.coupled
     if not coupled:
+        if train.allow_coupled:
+            return Decision(None, warnings=(_ALLOWED,))
         if not train.norm_sync:
             return Decision(None)
         warning = "train.norm_sync: the model has no BatchNorm, so there is nothing to synchronise"

@@ -106,6 +106,7 @@ class Plan:
     whole_batch: bool = False  # the loss is one of the whole batch's features (Task.batch_loss)
     compile: bool = False
     float8: bool = False
+    allow_coupled: bool = False  # what the split check finds is said, not refused
 
     def __repr__(self) -> str:
         devices = counted(self.num_devices, "device")
@@ -142,6 +143,11 @@ class Plan:
         return assign(
             samples, self.micro_batch_size, device, self.num_devices, self.microbatch_seconds
         )
+
+    @property
+    def is_split(self) -> bool:
+        """Whether a step has several microbatches, on however many devices."""
+        return len(split_batch(self.global_batch_size, self.micro_batch_size)) > 1
 
     @property
     def microbatches_per_device(self) -> tuple[int, ...]:
@@ -326,6 +332,7 @@ def plan(config: Config, machine: Machine, facts: Facts, fixed: Fixed | None = N
         whole_batch=facts.whole_batch,
         compile=compiled,
         float8=float8,
+        allow_coupled=train.allow_coupled,
     )
 
 

@@ -36,11 +36,6 @@ from samecurve.tasks.registry import section_argument
 from samecurve.tasks.user_file import calling
 
 _RESERVED = {"best_loss", "best_step", "seconds"}  # names in the journal's lines
-MEAN = (
-    'return Mean(sum, weight): sum is the loss added over what was counted (reduction="sum"),'
-    " weight is how much that was (len(x) samples, (labels != -100).sum() tokens). Both are added"
-    " over all devices and divided once: a mean of means would depend on the number of devices"
-)
 FEATURES = (
     "return {name: tensor with one row a sample}: a number of the model for all samples as"
     " model.scale.expand(len(x)), sums over a sample's tokens as one row each"

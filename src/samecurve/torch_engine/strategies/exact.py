@@ -7,7 +7,6 @@ while the last backward pass still runs (exact_allreduce.py).
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from functools import partial
 
@@ -17,13 +16,10 @@ from torch import nn
 from samecurve.core.determinism.microbatches import Node, TreeSum
 from samecurve.core.protocols import MicroBatch
 from samecurve.errors import UserError
-from samecurve.torch_engine.keyed.draw_sites import DrawSites
-from samecurve.torch_engine.keyed.generators import NUMPY, PYTHON, TORCH, GeneratorWatch
 from samecurve.torch_engine.layers.batch_norm import Peers
 from samecurve.torch_engine.strategies.exact_allreduce import ExactAllReduce, Gradients
 from samecurve.torch_engine.strategies.protocol import Materialize
 from samecurve.torch_engine.strategies.replicated import DP
-from samecurve.units import first_and_count
 
 _BUCKET_BYTES = 8 << 20
 
@@ -37,55 +33,6 @@ def set_deterministic(enabled: bool, /) -> None:  # noqa: FBT001 - as torch's ow
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.deterministic = enabled
     torch.backends.cuda.enable_cudnn_sdp(not enabled)  # its backward has no deterministic form
-
-
-class SideEffectCheck:
-    """Notes before a forward pass what that must leave as it is: a microbatch's result would else
-    depend on which ones this device computed before.
-
-    sites: which generators begin anew with each microbatch, and may move
-    step_buffers: names of buffers that do
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        device: torch.device,
-        sites: DrawSites,
-        step_buffers: AbstractSet[str],
-    ) -> None:
-        self._model, self._sites, self._step_buffers = model, sites, step_buffers
-        self._generators, self._buffers = GeneratorWatch(device), self._buffer_versions()
-
-    def check(self) -> None:
-        """UserError: numbers were drawn from generators, or buffers changed."""
-        allowed = {TORCH} if self._sites.reseeds_torch else set()
-        allowed |= {NUMPY, PYTHON} if self._sites.reseeds_host else set()
-        moved = [name for name in self._generators.moved() if name not in allowed]
-        if moved:
-            raise UserError(
-                f"train.exact: the loss draws random numbers of {' and '.join(moved)}, which follow"
-                " the device",
-                "torch's functions, called as torch.rand or F.dropout, whose numbers follow the"
-                " sample here; or leave --exact out",
-                "task",
-            )
-        versions = self._buffer_versions().items()
-        changed = [name for name, version in versions if self._buffers.get(name) != version]
-        if changed:
-            raise UserError(
-                f"train.exact: the forward pass changes buffer {first_and_count(changed)}, which"
-                " then follows the device",
-                "a buffer that stays as it is in training, or leave --exact out",
-                "model",
-            )
-
-    def _buffer_versions(self) -> dict[str, tuple[int, int]]:
-        return {
-            name: (id(buffer), buffer._version)  # noqa: SLF001 - public nowhere
-            for name, buffer in self._model.named_buffers()
-            if name not in self._step_buffers
-        }
 
 
 class Exact(DP):

@@ -36,4 +36,11 @@ def rehearse(index: int, group: Any, attempt: str, *, keep: bool = True) -> None
     plan, config = context.plan, context.config
     task = open_task(config, str(cache_home()))
     engine = join_warm(plan, index, group).make_engine(task, config.optimizer)
-    train_rank(context, engine, task, Requests(None), store=None if keep else Unsaved())
+    train_rank(
+        context,
+        engine,
+        task,
+        Requests(None),
+        store=None if keep else Unsaved(),
+        as_if_split=keep,
+    )

@@ -1,0 +1,379 @@
+"""Where in the user's code samples begin to see each other, or numbers are drawn: a forward pass
+repeated with every call of torch in view, after the split check has failed.
+"""
+
+import inspect
+import linecache
+import re
+import sys
+import sysconfig
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch.overrides import TorchFunctionMode, resolve_name
+
+import samecurve
+from samecurve.core.split_check import Draw, Place
+from samecurve.torch_engine.split_state import GeneratorStates
+
+Label = Literal["rows", "added up", "constant", "reduced", "pairs", "mixed", "unknown"]
+_HOW: Mapping[Label, Literal["reduced", "pairs", "rows"]] = {
+    "reduced": "reduced",
+    "pairs": "pairs",
+    "mixed": "rows",
+}
+_ADDITIONS = frozenset({"add", "__add__", "__radd__", "add_", "__iadd__", "sub", "__sub__"})
+_RANDOM_CALL = re.compile(r"[\w.]*\b(?:random|rng|generator|gen)\b[\w.]*(?=\()")
+
+
+class _Call(NamedTuple):
+    """One call of a torch function in a forward pass."""
+
+    function: str  # as people write it
+    where: str
+    outputs: tuple[torch.Tensor, ...]  # copies
+    inputs: tuple[tuple[int, int], ...]  # (call, output) that made each tensor given
+
+
+class Recording(TorchFunctionMode):
+    """Every call of torch while it is entered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[_Call] = []
+        self._made_by: dict[int, tuple[int, int]] = {}
+        self._alive: list[torch.Tensor] = []  # so that no id comes twice
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        del types
+        kwargs = kwargs or {}
+        given = [
+            self._made_by[id(tensor)]
+            for tensor in _tensors((args, kwargs))
+            if id(tensor) in self._made_by
+        ]
+        result = func(*args, **kwargs)
+        outputs = list(_tensors(result))
+        if outputs:
+            for number, tensor in enumerate(outputs):
+                self._made_by[id(tensor)] = len(self.calls), number
+            self._alive += outputs
+            copies = tuple(tensor.detach().clone() for tensor in outputs)
+            self.calls.append(_Call(_name(func), _place(_caller()), copies, tuple(given)))
+        return result
+
+    def maker(self, tensor: object) -> tuple[int, int] | None:
+        """(call, output) that made it; None: no call of torch did."""
+        return self._made_by.get(id(tensor))
+
+
+class Recorded(NamedTuple):
+    """A recorded forward pass of some samples."""
+
+    recording: Recording
+    rows: Sequence[int]  # which of the samples tried
+    result: tuple[object, ...]  # the loss's sum and weight
+
+
+def find_place(
+    whole: Recorded, parts: Sequence[Recorded], tolerance: float, *, of_weight: bool = False
+) -> Place | None:
+    """The call by which the loss begins not to add up; None: no call of torch is found."""
+    labels = _Labels(whole, parts, tolerance)
+    at = whole.recording.maker(whole.result[1 if of_weight else 0])
+    if at is None:
+        return None
+    seen = set()
+    while at not in seen:
+        seen.add(at)
+        call = whole.recording.calls[at[0]]
+        bad = [given for given in call.inputs if given not in seen and labels[given] in _HOW]
+        floating = [given for given in bad if labels.is_floating(given)]
+        if not bad:
+            break
+        at = (floating or bad)[0]
+    call, label = whole.recording.calls[at[0]], labels[at]
+    if label not in _HOW:
+        return Place(call.function, call.where)
+    inputs = {labels[given] for given in call.inputs}
+    if (
+        call.function.rpartition(".")[2] in _ADDITIONS
+        and "constant" in inputs
+        and inputs & {"rows", "added up"}
+    ):
+        return Place(call.function, call.where, "added")
+    return Place(call.function, call.where, _HOW[label], is_number=call.outputs[at[1]].numel() == 1)
+
+
+def first_difference(one: Recorded, other: Recorded) -> Place | None:
+    """The first call that gave something else for the same samples."""
+    for call, again in zip(one.recording.calls, other.recording.calls, strict=False):
+        same = len(call.outputs) == len(again.outputs) and all(
+            a.shape == b.shape and bool(torch.equal(a.nan_to_num(), b.nan_to_num()))
+            for a, b in zip(call.outputs, again.outputs, strict=True)
+        )
+        if call.function != again.function or not same:
+            return Place(call.function, call.where)
+    return None
+
+
+class _Labels:
+    """What the output of each call is to the samples."""
+
+    def __init__(self, whole: Recorded, parts: Sequence[Recorded], tolerance: float) -> None:
+        self._whole, self._parts, self._tolerance = whole, parts, tolerance
+        self._known: dict[tuple[int, int], Label] = {}
+
+    def __getitem__(self, at: tuple[int, int]) -> Label:
+        if at not in self._known:
+            self._known[at] = self._label(*at)
+        return self._known[at]
+
+    def is_floating(self, at: tuple[int, int]) -> bool:
+        return self._whole.recording.calls[at[0]].outputs[at[1]].is_floating_point()
+
+    def _label(self, number: int, output: int) -> Label:
+        call = self._whole.recording.calls[number]
+        of_parts = []
+        for part in self._parts:
+            calls = part.recording.calls
+            if number >= len(calls) or calls[number].function != call.function:
+                return "unknown"  # another way through the code
+            if output >= len(calls[number].outputs):
+                return "unknown"
+            of_parts.append(calls[number].outputs[output])
+        whole = call.outputs[output]
+        if any(part.dim() != whole.dim() for part in of_parts):
+            return "unknown"
+        grown = [
+            dim
+            for dim in range(whole.dim())
+            if any(part.shape[dim] != whole.shape[dim] for part in of_parts)
+        ]
+        if not grown:
+            return self._label_of_one_shape(whole, of_parts)
+        samples = len(self._whole.rows)
+        for dim in grown:
+            for part, tensor in zip(self._parts, of_parts, strict=True):
+                if tensor.shape[dim] * samples != whole.shape[dim] * len(part.rows):
+                    return "unknown"
+        if len(grown) > 1:
+            return "pairs"
+        layouts = [self._rows_agree(whole, of_parts, grown[0], neighbours) for neighbours in (1, 0)]
+        return "rows" if any(layouts) else "mixed"
+
+    def _label_of_one_shape(self, whole: torch.Tensor, parts: Sequence[torch.Tensor]) -> Label:
+        if all(self._close(whole, part) for part in parts):
+            return "constant"
+        total = torch.stack([_wide(part) for part in parts]).sum(0)
+        return "added up" if self._close(whole, total) else "reduced"
+
+    def _rows_agree(
+        self, whole: torch.Tensor, parts: Sequence[torch.Tensor], dim: int, neighbours: int
+    ) -> bool:
+        """neighbours: whether a sample's rows stand side by side."""
+        table = _by_sample(whole, dim, len(self._whole.rows), neighbours)
+        return all(
+            self._close(table[list(part.rows)], _by_sample(tensor, dim, len(part.rows), neighbours))
+            for part, tensor in zip(self._parts, parts, strict=True)
+        )
+
+    def _close(self, one: torch.Tensor, other: torch.Tensor) -> bool:
+        one, other = _wide(one), _wide(other)
+        if one.numel() == 0:
+            return True
+        differing = ~((one == other) | (one.isnan() & other.isnan()))
+        if not differing.any():
+            return True
+        one, other = one[differing], other[differing]
+        largest = torch.maximum(one.abs().max(), other.abs().max())
+        return bool((one - other).abs().max() <= self._tolerance * largest)
+
+
+def _by_sample(tensor: torch.Tensor, dim: int, samples: int, neighbours: int) -> torch.Tensor:
+    """[samples, rows of each, ...]."""
+    rows = tensor.movedim(dim, 0)
+    rest = rows.shape[1:]
+    if neighbours:
+        return rows.reshape(samples, -1, *rest)
+    return rows.reshape(-1, samples, *rest).transpose(0, 1)
+
+
+def _wide(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_real(tensor).double() if tensor.is_complex() else tensor.double()
+
+
+class Watched(NamedTuple):
+    """What a forward pass did, and where."""
+
+    draws: list[Draw]  # calls that moved a generator of torch, numpy or Python
+    changes: dict[str, str]  # file:line at which what was read first became another
+
+
+def watch(
+    run: Callable[[], object],
+    generators: GeneratorStates,
+    reads: Mapping[str, Callable[[], object]],
+) -> Watched:
+    """Run it with an eye on each line.
+
+    reads: what is to be watched beside generators, by name; its values are compared.
+    """
+    torch_draws, lines = _TorchDraws(generators.owned), _Lines(generators.of_host, reads)
+    before = sys.gettrace()
+    with torch_draws:
+        sys.settrace(lines.trace)
+        try:
+            run()
+        finally:
+            sys.settrace(before)
+    draws = dict.fromkeys([*torch_draws.draws, *lines.draws])
+    return Watched(list(draws), lines.changes)
+
+
+class _TorchDraws(TorchFunctionMode):
+    """owned: generators that attributes hold."""
+
+    def __init__(self, owned: Sequence[object]) -> None:
+        super().__init__()
+        self._owned = owned
+        self.draws: list[Draw] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        del types
+        before = _torch_states()
+        result = func(*args, **(kwargs or {}))
+        generator = (kwargs or {}).get("generator")
+        has_own = any(generator is own for own in self._owned)
+        now = _torch_states()
+        if has_own or any(not torch.equal(a, b) for a, b in zip(before, now, strict=True)):
+            self.draws.append(Draw(_name(func), _place(_caller())))
+        return result
+
+
+def _torch_states() -> list[torch.Tensor]:
+    states = [torch.get_rng_state()]
+    if torch.cuda.is_available():
+        states.append(torch.cuda.get_rng_state())
+    return states
+
+
+class _Lines:
+    """Looks at generators, and at what else is watched, after each line."""
+
+    def __init__(
+        self, generators: Callable[[], object], reads: Mapping[str, Callable[[], object]]
+    ) -> None:
+        self.draws: list[Draw] = []
+        self.changes: dict[str, str] = {}
+        self._read_generators, self._reads = generators, reads
+        self._before: tuple[object, dict[str, object]] | None = None
+        self._at: tuple[FrameType | None, int] = (None, 0)  # the line that has just been run
+
+    def _read(self) -> tuple[object, dict[str, object]]:
+        return self._read_generators(), {name: read() for name, read in self._reads.items()}
+
+    def trace(self, frame: FrameType, event: str, _argument: object) -> Any:
+        if event == "call":
+            return self.trace if _kind(frame.f_code.co_filename) != "ours" else None
+        now = self._read()
+        if self._before is not None:
+            self._compare(self._before, now)
+        self._before = now
+        self._at = frame, frame.f_lineno
+        if event == "return" and frame.f_back:
+            self._at = frame.f_back, frame.f_back.f_lineno
+        return self.trace
+
+    def _compare(
+        self,
+        before: tuple[object, dict[str, object]],
+        now: tuple[object, dict[str, object]],
+    ) -> None:
+        frame, line = self._at
+        if now[0] != before[0] and frame:
+            text = linecache.getline(frame.f_code.co_filename, line)
+            found = _RANDOM_CALL.search(text)
+            self.draws.append(Draw(found[0] if found else text.strip(), _place(frame, line)))
+        for name, value in now[1].items():
+            if value != before[1][name]:
+                self.changes.setdefault(name, _place(frame, line))
+
+
+def _caller() -> FrameType | None:
+    """The frame that called the function which calls this."""
+    frame = inspect.currentframe()
+    return frame and frame.f_back and frame.f_back.f_back
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+        return
+    inner: Iterable[Any] = ()
+    if isinstance(value, dict):
+        inner = value.values()
+    elif isinstance(value, list | tuple):
+        inner = value
+    for item in inner:
+        yield from _tensors(item)
+
+
+def _name(function: Any) -> str:
+    """As people write it."""
+    name: str = resolve_name(function) or getattr(function, "__name__", str(function))
+    name = name.replace("torch.nn.functional.", "F.").replace("torch.Tensor.", "Tensor.")
+    name = name.removeprefix("torch.functional.").removeprefix("torch._C._nn.")
+    return f"torch.{name}" if hasattr(torch, name) else name
+
+
+def _place(frame: FrameType | None, line: int | None = None) -> str:
+    """The innermost of the user's lines; else of a library's that is not torch."""
+    fallback, innermost = "", True
+    while frame is not None:
+        number = line if innermost and line is not None else frame.f_lineno
+        kind = _kind(frame.f_code.co_filename)
+        if kind == "users":
+            return f"{_shown(frame.f_code.co_filename)}:{number}"
+        if kind == "library" and not fallback:
+            fallback = f"{frame.f_code.co_filename}:{number}"
+        frame, innermost = frame.f_back, False
+    return fallback
+
+
+@cache
+def _kind(filename: str) -> Literal["users", "library", "ours"]:
+    """ours: torch's code too, which draws and mixes for others."""
+    if filename.startswith("<") and not filename.startswith("<ipython"):
+        return "ours"
+    path = Path(filename)
+    if path.is_relative_to(Path(torch.__file__).parent):
+        return "ours"
+    own = Path(samecurve.__file__).parent
+    if path.is_relative_to(own):
+        inner = path.relative_to(own).parts
+        is_task = len(inner) > 2 and inner[0] == "tasks" and inner[1] != "adapter"
+        return "library" if is_task else "ours"
+    names = ("purelib", "platlib")
+    if any(path.is_relative_to(sysconfig.get_path(name)) for name in names):
+        return "library"
+    if any(path.is_relative_to(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")):
+        return "ours"
+    return "users"
+
+
+def _shown(path: str) -> str:
+    """As one would type it from here."""
+    here = Path.cwd()
+    return str(Path(path).relative_to(here)) if Path(path).is_relative_to(here) else path
+
+
+def loss_place(task: object, *, whole_batch: bool) -> str:
+    """file:line of a task's loss(), or of its features()."""
+    function = getattr(getattr(task, "task", task), "features" if whole_batch else "loss", None)
+    code = getattr(getattr(function, "__func__", function), "__code__", None)
+    return f"{_shown(code.co_filename)}:{code.co_firstlineno}" if code else "task"

@@ -1,0 +1,237 @@
+"""The split check: losses that don't add up are refused before the first step, with cause and line,
+on one device by accumulation and on two ranks; what adds up is not.
+"""
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import library_models
+import pytest
+import torch
+import torch.distributed as dist
+import uneven_losses
+from uneven_losses import LOSSES, MODELS
+
+from samecurve.core.config.sections import Config
+from samecurve.core.planning.plan import Plan, plan
+from samecurve.core.protocols import Task
+from samecurve.core.split_check import samples_tried
+from samecurve.data.feed import Feed
+from samecurve.errors import UserError
+from samecurve.tasks import open_task
+from samecurve.torch_engine.engine import TorchEngine
+from samecurve.torch_engine.process_group import Comm
+from tiny import MACHINE, config_of
+from worlds import Pool
+
+FILE = Path(uneven_losses.__file__)
+REFUSED = {  # kind -> what its error says
+    "permuted": "torch.randperm draws numbers that follow no sample",
+    "numpys": "np.random.rand draws numbers that follow no sample",
+    "pythons": "random.random draws numbers that follow no sample",
+    "own_generator": "self.rng.normal draws numbers that follow no sample",
+    "mean_for_sum": "that is their mean, 1/5 of their sum. F.cross_entropy takes it",
+    "mean_of_tokens_times_rows": "Tensor.div divides within the microbatch",
+    "weighted_mean_times_rows": "F.cross_entropy divides within the microbatch",
+    "weight_left_out": "gives weight 1 for 5 samples as for 1 and 4 of them",
+    "weight_of_pairs": "gives weight 4 for 5 samples, of which 1 and 4 give 0 and 3",
+    "contrastive": "Tensor.matmul compares each sample with each other",
+    "balance": "Tensor.mean takes a statistic over the samples of the microbatch",
+    "softmax_over_batch": "F.softmax gives a sample other numbers in the company of others",
+    "penalty": "once for each microbatch",
+    "counted_by_attribute": "attribute model.seen is changed in each forward pass",
+    "late_counter": "attribute model.seen is changed in each forward pass",
+    "neighbours": "Tensor.roll gives a sample other numbers",
+    "norm_by_hand": "Tensor.mean takes a statistic over the samples",
+    "running_mean": "changes buffer centre by the samples that it sees",
+    "sequence_first": "F.layer_norm gives a sample other numbers",
+    "batch_scale": "Tensor.max takes a statistic over the samples",
+}
+
+
+def config_for(kind: str, **sections: Any) -> Config:
+    """5 samples at once, in two microbatches."""
+    values: dict[str, Any] = {
+        "task": f"{FILE}:Uneven",
+        "data": {"loss": kind},
+        "batch": {"samples": 10, "accumulate": 2},
+        "train": {"precision": "f64", "steps": 4, **sections.pop("train", {})},
+        "optimizer": {"lr": 1e-2},
+        "devices": {"use": "cpu", **sections.pop("devices", {})},
+    }
+    return config_of({**values, **sections})
+
+
+@contextmanager
+def opened(config: Config, group: dist.ProcessGroup | None = None) -> Iterator[TorchEngine]:
+    task, made = planned(config)
+    comm = Comm(group)
+    engine = TorchEngine(task, made, config.optimizer, comm, [torch.device("cpu")])
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+def planned(config: Config) -> tuple[Task, Plan]:
+    """Without what is found while a task is described."""
+    task = open_task(config, "")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("samecurve.tasks.adapter.torch_adapter.check_adds", lambda *_: None)
+        return task, plan(config, MACHINE, task.facts())
+
+
+def feed_of(engine: TorchEngine) -> Feed[Any]:
+    places = engine.plan.devices_of(engine.comm.rank)
+    return Feed(engine.plan, places, engine.task.train_data(), None, engine.stage, prefetch=0)
+
+
+def said_of(config: Config, group: dist.ProcessGroup | None = None, **how: bool) -> str:
+    """What the check says; '': nothing."""
+    with opened(config, group) as engine:
+        state = engine.init()
+        rows = feed_of(engine).trial_rows(samples_tried(engine.plan.micro_batch_size))
+        try:
+            return "\n".join(engine.check_split(state, rows, **how))
+        except UserError as error:
+            return str(error)
+
+
+def losses_of(config: Config) -> list[float]:
+    """Of each step, trained without the check."""
+    with opened(config) as engine:
+        state, losses = engine.init(), []
+        for _, batch in feed_of(engine):
+            state, metrics = engine.step(state, batch, 1e-2, [0] * 4)
+            losses.append(metrics.read().loss)
+    return losses
+
+
+def marked_line(kind: str) -> int | None:
+    """The line of a loss, or of its model, that has the comment `# here`."""
+    source: Any = MODELS.get(kind) or LOSSES.get(kind) or uneven_losses.Uneven.loss
+    lines, first = inspect.getsourcelines(source)
+    marked = [number for number, line in enumerate(lines, first) if "# here" in line]
+    return marked[0] if marked else None
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_does_not_add_up_is_refused_with_its_line(kind: str) -> None:
+    """By accumulation on one device. Without the check it trains, and the curve is another one."""
+    says = said_of(config_for(kind))
+    assert REFUSED[kind] in says
+    line = marked_line(kind)
+    assert f"{FILE.name}:{line or ''}" in says.partition(": ")[0]
+    assert "remedy: " in says
+    if kind != "late_counter":  # which turns after 50 microbatches
+        one, other = (
+            losses_of(config_for(kind, batch={"samples": 10, "accumulate": rounds}))
+            for rounds in (1, 2)
+        )
+        assert max(abs(a - b) for a, b in zip(one, other, strict=True)) > 1e-6
+
+
+def check_all(_index: int, group: dist.ProcessGroup, strategy: str) -> dict[str, str]:
+    """What this rank's check says of every kind."""
+    devices = {"use": f"cpu:{dist.get_world_size(group)}", "strategy": strategy}
+    return {
+        kind: said_of(config_for(kind, batch={"samples": 10}, devices=devices), group)
+        for kind in [*REFUSED, *SOUND]
+    }
+
+
+SOUND = ("plain", "annealed", "step_buffer", "logged", "cached", "signed")
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_two_ranks_say_the_same_of_all_of_them(strategy: str, pool: Pool) -> None:
+    one, other = pool.run(2, check_all, strategy)
+    assert one == other
+    assert {kind: one[kind] for kind in SOUND} == dict.fromkeys(SOUND, "")
+    assert [kind for kind, words in REFUSED.items() if words not in one[kind]] == []
+
+
+@pytest.mark.parametrize("precision", ["f64", "f32", "bf16", "f16"])
+def test_what_adds_up_is_not_refused(precision: str) -> None:
+    for kind in SOUND:
+        assert said_of(config_for(kind, train={"precision": precision})) == "", kind
+
+
+def test_the_check_leaves_nothing_behind() -> None:
+    """Weights, buffers, attributes, generators and modes are as before."""
+    with opened(config_for("step_buffer")) as engine:
+        state = engine.init()
+        model, task = state.model, engine.task
+        before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        modes = [module.training for module in model.modules()]
+        generator = torch.get_rng_state()
+        names = sorted(vars(model)), sorted(vars(getattr(task, "task")))  # noqa: B009
+        engine.check_split(state, feed_of(engine).trial_rows(5))
+        for name, tensor in model.state_dict().items():
+            assert torch.equal(tensor, before[name])
+        assert torch.equal(generator, torch.get_rng_state())
+        assert modes == [module.training for module in model.modules()]
+        assert names == (sorted(vars(model)), sorted(vars(getattr(task, "task"))))  # noqa: B009
+
+
+def test_one_microbatch_on_one_device_trains_with_a_line() -> None:
+    """What is coupled; numbers that don't repeat are refused there too."""
+    whole = {"batch": {"samples": 10}}
+    line = said_of(config_for("contrastive", **whole))
+    assert "One microbatch on one device trains it as it is; the result will not carry over" in line
+    assert "remedy" in said_of(config_for("contrastive", **whole), as_if_split=True)
+    assert "remedy" in said_of(config_for("own_generator", **whole))
+
+
+def test_what_is_allowed_by_name_trains_with_a_line() -> None:
+    for kind in ("contrastive", "own_generator"):
+        line = said_of(config_for(kind, train={"allow_coupled": True}))
+        assert line.endswith("Trained all the same (train.allow_coupled)")
+        assert REFUSED[kind] in line
+
+
+def test_a_part_that_can_not_be_computed_is_told() -> None:
+    says = said_of(config_for("even_only", batch={"samples": 16, "accumulate": 2}))
+    assert "the loss can be computed of 8 samples at once, and not of fewer of them" in says
+
+
+LIBRARY = f"{Path(library_models.__file__)}:Library"
+QUICK = ("Bert", "GPT2", "ConvNext", "lstm", "experts", "spectral", "convolutions")
+
+
+def library(name: str, **train: Any) -> Config:
+    # ResNet's BatchNorm is coupled, as the plan knows
+    values = {"precision": "f32", "steps": 2, "allow_coupled": name == "ResNet", **train}
+    return config_of(
+        {
+            "task": LIBRARY,
+            "model": {"name": name},
+            "batch": {"samples": 16, "accumulate": 2},
+            "train": values,
+            "devices": {"use": "cpu"},
+        }
+    )
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_models_of_libraries_pass_as_they_come(name: str) -> None:
+    """In training, with the dropout that they call themselves."""
+    assert said_of(library(name)) == ""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("precision", ["f64", "f32", "bf16", "f16"])
+@pytest.mark.parametrize("name", library_models.MODELS)
+def test_models_of_libraries_pass_in_every_format(name: str, precision: str) -> None:
+    assert said_of(library(name, precision=precision)) == ""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("option", ["recompute", "compile"])
+@pytest.mark.parametrize("name", ["Bert", "GPT2", "torch_encoder", "ViT"])
+def test_models_of_libraries_pass_recomputed_and_compiled(name: str, option: str) -> None:
+    chosen: dict[str, Any] = {"recompute": {"recompute": "block"}, "compile": {"compile": True}}
+    assert said_of(library(name, **chosen[option])) == ""

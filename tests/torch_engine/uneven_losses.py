@@ -1,0 +1,303 @@
+"""Losses that do not add up over samples, each as people write it, in a file of their own as a
+user's is. The comment `# here` marks the line that is to be named.
+"""
+
+import random
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from samecurve import Mean
+
+# Any: modules, whose attributes no type checker knows
+LOSSES: dict[str, Callable[[Any, Mapping[str, Tensor]], Mean]] = {}
+MODELS: dict[str, type[nn.Module]] = {}
+WEIGHTS = torch.tensor([1.0, 2.0, 0.5])  # of classes
+
+
+class Rows:
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, ids: Any) -> dict[str, Any]:
+        rows = np.stack([np.random.default_rng(int(i)).normal(size=(6, 5)) for i in ids])
+        return {"x": rows, "y": ids * 7 % 3, "length": 2 + ids * 5 % 4}
+
+
+class Net(nn.Module):
+    inner: Any
+    head: Any
+    router: Any
+    centre: Any
+    steps: Any
+    table: Any
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(5, 8)
+        self.head = nn.Linear(8, 3)
+
+    def features(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.inner(x.to(self.head.weight.dtype)))
+
+    def forward(self, x: Tensor) -> Any:
+        return self.head(self.features(x).mean(1))
+
+
+class Uneven:
+    """data.loss: which of LOSSES; its model is that of MODELS by the same name, or Net."""
+
+    def __init__(self, data: Mapping[str, Any]) -> None:
+        self.kind = data["loss"]
+        self.calls = 0
+        self.rng = np.random.default_rng(0)
+
+    def model(self) -> nn.Module:
+        torch.manual_seed(3)
+        return MODELS.get(self.kind, Net)()
+
+    def loss(self, model: Any, batch: Mapping[str, Tensor], step: int) -> Any:
+        if self.kind == "annealed":
+            total, weight = plain(model, batch)
+            return Mean(total * min(1.0, 0.5 + step / 10), weight)
+        if self.kind == "own_generator":
+            factor = 1 + 0.1 * self.rng.normal()  # here: they go on from call to call
+            return plain(model, {**batch, "x": batch["x"] * factor})
+        return LOSSES.get(self.kind, plain)(model, batch)
+
+    def train_data(self) -> Rows:
+        return Rows()
+
+
+def loss(function: Any) -> Any:
+    LOSSES[function.__name__] = function
+    return function
+
+
+def model(name: str) -> Callable[[Any], Any]:
+    def named(kind: Any) -> Any:
+        MODELS[name] = kind
+        return kind
+
+    return named
+
+
+@loss
+def plain(model: Any, batch: Any) -> Any:
+    return Mean(F.cross_entropy(model(batch["x"]), batch["y"], reduction="sum"), len(batch["x"]))
+
+
+@loss
+def logged(model: Any, batch: Any) -> Any:
+    """What is kept of a forward pass and never read is no fault, a counter neither."""
+    total, weight = plain(model, batch)
+    model.calls = getattr(model, "calls", 0) + 1
+    model.last = total.detach(), [float(total)]
+    model.accuracy = (model(batch["x"]).argmax(-1) == batch["y"]).double().mean()
+    return Mean(total, weight)
+
+
+@loss
+def signed(model: Any, batch: Any) -> Any:
+    """Terms of either sign that all but cancel."""
+    logits = model(batch["x"])
+    return Mean((logits[:, 0] - logits[:, 1]).sum() + 1e4 * (logits - logits).sum(), len(logits))
+
+
+@loss
+def even_only(model: Any, batch: Any) -> Any:
+    assert len(batch["x"]) % 2 == 0, "pairs of samples"
+    return plain(model, batch)
+
+
+@loss
+def permuted(model: Any, batch: Any) -> Any:
+    """mixup"""
+    order = torch.randperm(len(batch["x"]))  # here
+    return plain(model, {**batch, "x": 0.7 * batch["x"] + 0.3 * batch["x"][order]})
+
+
+@loss
+def numpys(model: Any, batch: Any) -> Any:
+    factor = np.sort(np.random.rand(len(batch["x"])))  # here
+    each = F.cross_entropy(model(batch["x"]), batch["y"], reduction="none")
+    return Mean((each * torch.from_numpy(factor)).sum(), len(each))
+
+
+@loss
+def pythons(model: Any, batch: Any) -> Any:
+    factors = sorted(random.random() for _ in batch["x"])  # here
+    each = F.cross_entropy(model(batch["x"]), batch["y"], reduction="none")
+    return Mean((each * torch.tensor(factors)).sum(), len(each))
+
+
+@loss
+def mean_for_sum(model: Any, batch: Any) -> Any:
+    logits = model(batch["x"])
+    mean = F.cross_entropy(logits, batch["y"])  # here
+    return Mean(mean, len(batch["x"]))
+
+
+@loss
+def mean_of_tokens_times_rows(model: Any, batch: Any) -> Any:
+    """Each microbatch's own mean over its tokens, times its samples."""
+    logits = model.head(model.features(batch["x"]))
+    real = torch.arange(6) < batch["length"][:, None]
+    each = F.cross_entropy(logits.mT, batch["y"][:, None].expand(-1, 6), reduction="none")
+    mean = (each * real).sum() / real.sum()  # here
+    return Mean(mean * len(real), len(real))
+
+
+@loss
+def weighted_mean_times_rows(model: Any, batch: Any) -> Any:
+    weights = WEIGHTS.to(model.head.weight.dtype)
+    logits = model(batch["x"])
+    mean = F.cross_entropy(logits, batch["y"], weight=weights)  # here
+    return Mean(mean * len(logits), len(logits))
+
+
+@loss
+def weight_left_out(model: Any, batch: Any) -> Any:
+    return Mean(plain(model, batch).sum, 1)
+
+
+@loss
+def weight_of_pairs(model: Any, batch: Any) -> Any:
+    logits = model(batch["x"])
+    return Mean(F.cross_entropy(logits, batch["y"], reduction="sum"), len(logits) - 1)
+
+
+@loss
+def contrastive(model: Any, batch: Any) -> Any:
+    one = F.normalize(model.features(batch["x"]).mean(1), dim=1)
+    two = F.normalize(model(batch["x"]) @ model.head.weight, dim=1)
+    similarity = one @ two.T  # here
+    labels = torch.arange(len(one))
+    return Mean(F.cross_entropy(5 * similarity, labels, reduction="sum"), len(one))
+
+
+@loss
+def balance(model: Any, batch: Any) -> Any:
+    """A router's balance, as mixtures of experts have it."""
+    routed = model.router(model.features(batch["x"]).mean(1)).softmax(-1)
+    chosen = F.one_hot(routed.argmax(-1), 3).to(routed.dtype)
+    share = chosen.mean(0)  # here
+    balance = 0.01 * 3 * (share * routed.mean(0)).sum()
+    total, weight = plain(model, batch)
+    return Mean(total + balance * weight, weight)
+
+
+@loss
+def softmax_over_batch(model: Any, batch: Any) -> Any:
+    logits = model(batch["x"])
+    attention = F.softmax(logits, 0)  # here
+    return Mean((attention * logits).sum(), len(logits))
+
+
+@loss
+def penalty(model: Any, batch: Any) -> Any:
+    total, weight = plain(model, batch)
+    size = sum(p.square().sum() for p in model.parameters())
+    return Mean(total + 0.01 * size, weight)  # here
+
+
+@loss
+def counted_by_attribute(model: Any, batch: Any) -> Any:
+    """An annealed term, by a counter of its own."""
+    total, weight = plain(model, batch)
+    model.seen = getattr(model, "seen", 0) + 1
+    return Mean(total * min(1.0, 0.5 + model.seen / 100), weight)
+
+
+@loss
+def late_counter(model: Any, batch: Any) -> Any:
+    total, weight = plain(model, batch)
+    model.seen = getattr(model, "seen", 0) + 1
+    return Mean(total * (2.0 if model.seen > 50 else 1.0), weight)
+
+
+@loss
+def neighbours(model: Any, batch: Any) -> Any:
+    each = F.cross_entropy(model(batch["x"]), batch["y"], reduction="none")
+    smooth = each + 0.1 * each.roll(1)  # here
+    return Mean((smooth * smooth).sum(), len(each))
+
+
+@model("balance")
+class Routed(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = nn.Linear(8, 3, bias=False)
+
+
+@model("norm_by_hand")
+class NormByHand(Net):
+    def forward(self, x: Tensor) -> Any:
+        x = self.features(x).mean(1)
+        centre = x.mean(0)  # here
+        return self.head((x - centre) / x.std(0))
+
+
+@model("cached")
+class Cached(Net):
+    """A table that grows with what was seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.zeros(0), persistent=False)
+        self.sizes: dict[int, Tensor] = {}
+
+    def forward(self, x: Tensor) -> Any:
+        if len(self.table) < x.shape[1]:
+            self.table = torch.arange(x.shape[1]).to(x.dtype).cos()
+        if len(x) not in self.sizes:
+            self.sizes[len(x)] = torch.ones(x.shape[1], dtype=x.dtype)
+        return super().forward(x * (self.table * self.sizes[len(x)])[:, None])
+
+
+@model("running_mean")
+class RunningMean(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("centre", torch.zeros(8))
+
+    def forward(self, x: Tensor) -> Any:
+        x = self.features(x).mean(1)
+        self.centre = 0.9 * self.centre + 0.1 * x.detach().mean(0)  # here
+        return self.head(x - self.centre)
+
+
+@model("step_buffer")
+class StepBuffer(Net):
+    """Moves alike whatever the rows: no fault of the split by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("steps", torch.zeros((), dtype=torch.long))
+
+    def forward(self, x: Tensor) -> Any:
+        if self.training:
+            self.steps += 1
+        return super().forward(x) * (1 + 1 / (1 + self.steps))
+
+
+@model("sequence_first")
+class SequenceFirst(Net):
+    """A statistic over the dimension that holds the samples in [T, B, C]."""
+
+    def forward(self, x: Tensor) -> Any:
+        x = self.features(x).transpose(0, 1)
+        normed = F.layer_norm(x, x.shape[1:])  # here
+        return self.head(normed.mean(0))
+
+
+@model("batch_scale")
+class BatchScale(Net):
+    def forward(self, x: Tensor) -> Any:
+        x = self.features(x).mean(1)
+        largest = x.abs().max()  # here
+        return self.head(x / largest)
