@@ -2,7 +2,7 @@
 
 The reference is one device, unbroken. Every other layout trains one step, saves, and goes on from
 what it saved, so that its restart is proved too; and what one layout saved is resumed by another.
-Dropout is off and the global batch the config's own.
+The global batch is the config's own.
 """
 
 import re
