@@ -21,6 +21,8 @@ from worlds import Pool
 ROOT = Path(__file__).parents[1]
 NEEDS = {"text_classification": "transformers"}
 GALLERY = [
+    "clip",
+    "moe",
     "denoiser",
     "gan",
     "lstm",

@@ -1,4 +1,4 @@
-"""Examples of the gallery beside loops of torch alone, in one process, over whole batches, in
+"""Three examples of the gallery beside loops of torch alone, in one process, over whole batches, in
 float64, which are given the noise that the samples' keys make.
 """
 
@@ -81,7 +81,20 @@ def plain_gan(task: Any) -> list[float]:
     return losses
 
 
-@pytest.mark.parametrize(("name", "plain"), [("vae", plain_vae), ("gan", plain_gan)])
+def plain_clip(task: Any) -> list[float]:
+    model = task.model().double()
+    optimizer, losses = adamw(model), []
+    for batch, _ in steps_of(task.train_data()):
+        pictures, captions = model(batch["picture"], batch["caption"])
+        scores, own = model.scale.exp() * pictures @ captions.T, torch.arange(len(pictures))
+        loss = (F.cross_entropy(scores, own) + F.cross_entropy(scores.T, own)) / 2
+        losses.append(update(loss, model, optimizer))
+    return losses
+
+
+@pytest.mark.parametrize(
+    ("name", "plain"), [("vae", plain_vae), ("gan", plain_gan), ("clip", plain_clip)]
+)
 def test_an_example_is_a_plain_loop(
     name: str, plain: Callable[[Any], list[float]], pool: Pool, tmp_path: Path
 ) -> None:
