@@ -20,7 +20,6 @@ from samecurve.errors import InvalidConfigError, UserError
 from samecurve.tasks import Tasks, open_task
 from samecurve.tasks.adapter.torch_adapter import TorchAdapter
 from samecurve.tasks.registry import data_stamp
-from samecurve.tasks.user_file import calling
 from samecurve.torch_engine.model import cast_weights
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -637,17 +636,6 @@ def test_a_loss_that_could_not_be_added_up(
     task = opened(write('return Mean(model(batch["x"]).sum(), len(batch["x"]))', f"return {value}"))
     text = said(lambda: task.loss(task.model(), batch_of(task, 4)))
     assert [word for word in words if word not in text] == [], text
-
-
-def test_a_loss_that_reaches_into_a_wrapped_model_is_told_to_call_it(tmp_path: Path) -> None:
-    class DistributedDataParallel(torch.nn.Module):
-        pass
-
-    def reach() -> None:
-        with calling("My.loss()", tmp_path / "mine.py"):
-            print(DistributedDataParallel().encode)
-
-    assert "call model(...)" in said(reach)
 
 
 def test_only_the_first_loss_is_looked_at(write: Callable[..., Config]) -> None:

@@ -159,6 +159,25 @@ class HalfFrozen(Frozen):
         return self.free(super().encode(x))  # type: ignore[no-any-return]
 
 
+class RareNorm(Plain):
+    """Rows of one sort need a layer that is a bucket of ddp's by itself, and that backward meets
+    before the norm.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.rare = nn.BatchNorm1d(WIDTH), nn.Linear(WIDTH, 1 << 15)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.norm(x)
+        logits = self.head(self.encode(x))
+        rows = (x[:, 0] > 1).nonzero()[:, 0]
+        if len(rows):
+            mean = self.rare(x[rows]).square().mean(1, keepdim=True)
+            logits = logits.index_add(0, rows, torch.cat([mean, -mean], 1))
+        return logits  # type: ignore[no-any-return]
+
+
 class Pretrained(Plain):
     """As from_pretrained() gives it; what is frozen as a whole stays in eval mode."""
 
@@ -233,6 +252,7 @@ KINDS: dict[str, type[nn.Module]] = {
     "outer experts": OuterExperts,
     "frozen": Frozen,
     "half frozen": HalfFrozen,
+    "rare norm": RareNorm,
     "backbones": Backbones,
     "compiled": Compiled,
     "spectral": Spectral,
@@ -268,6 +288,9 @@ class Task:
             logits = model.head(model.encode(x))
         elif self.kind == "dict":
             logits = model["head"](torch.tanh(model["body"](x)))
+        elif self.kind == "read in block":
+            logits = model(x)
+            penalty = len(x) * 1e-2 * (model.layers[0].weight * torch.ones(WIDTH, WIDTH)).sum()
         elif self.kind == "read":
             logits = model.encode(x) @ model.head.weight.T + model.head.bias
             penalty = len(x) * 1e-2 * model.head.weight.square().sum()

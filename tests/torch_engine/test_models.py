@@ -26,12 +26,15 @@ from samecurve.worker.context import RankContext
 from samecurve.worker.join import join_warm
 from samecurve.worker.main import Requests, train_rank
 from tiny import MACHINE, config_of
-from worlds import Pool
+from worlds import JobFailedError, Pool
 
 HERE = Path(__file__).parent
 STEPS = 6  # two epochs
 
-SETTINGS: dict[str, dict[str, Any]] = {"half frozen": {"norm_sync": True}}  # of train, by kind
+SETTINGS: dict[str, dict[str, Any]] = {  # of train, by kind
+    "half frozen": {"norm_sync": True},
+    "rare norm": {"norm_sync": True},
+}
 Result = dict[str, Any]  # losses, and the last weights by name
 
 
@@ -125,7 +128,8 @@ def plain_loop(kind: str) -> Result:
         losses.append(total.item() / weight)
         if (step + 1) % 3 == 0:
             model.eval()
-            total, weight = task.loss(model, rows(task.eval_data()[np.arange(25)]))
+            held_out: Any = task.eval_data()
+            total, weight = task.loss(model, rows(held_out[np.arange(25)]))
             evaluated.append(total.item() / weight)
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     values = {f"model/{name}": tensor.detach() for name, tensor in tensors.items()}
@@ -166,9 +170,32 @@ def test_one_curve(kind: str, layout: str, pool: Pool, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("outer experts", r"fsdp: layers\.0\.experts\.. or .* is called by some ranks and not by"),
+        pytest.param(
+            "read in block",
+            r"(?s)mixed torch.Tensor and DTensor.*fsdp gathers a block's weights while the block",
+            marks=pytest.mark.long,
+        ),
+    ],
+)
+def test_what_fsdp_cannot_gather_is_refused_before_a_weight_is_taken_for_another(
+    kind: str, says: str, tmp_path: Path
+) -> None:
+    own = Pool(2)  # a failed job costs a pool
+    try:
+        with pytest.raises(JobFailedError, match=says):
+            trained(own, tmp_path, config_for(kind, "fsdp:2"))
+    finally:
+        own.close()
+
+
+@pytest.mark.parametrize(
     ("kind", "layout", "train"),
     [
         ("seldom", "ddp:2", {"exact": True}),
+        ("rare norm", "ddp:2", {}),
         ("method", "fsdp:2", {"recompute": "block"}),
         *(
             pytest.param(kind, layout, train, marks=pytest.mark.long)

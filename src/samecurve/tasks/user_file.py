@@ -392,10 +392,11 @@ def _remedy(error: BaseException, path: Path) -> str:
         return f"install {error.name}, or put it beside {beside.name}"
     if isinstance(error, AttributeError) and "before Module.__init__() call" in str(error):
         return "super().__init__() as the first line of the module's own __init__"
-    if isinstance(error, AttributeError) and type(error.obj).__name__ == "DistributedDataParallel":
+    if "mixed torch.Tensor and DTensor" in str(error):
         return (
-            f"call model(...): a strategy may wrap the model, which hides its {error.name}; what"
-            " the loss needs of it, forward() can return"
+            "fsdp gathers a block's weights while the block (an element of a ModuleList or"
+            " Sequential) is called: call it as a whole, and read weights outside of blocks; or"
+            " --strategy ddp"
         )
     if isinstance(error, AttributeError) and _forgot_init(error):
         return (

@@ -155,6 +155,18 @@ class DDP(Single):
     gradient by another one, so that no bucket waits (see reduce()).
     """
 
+    def __init__(self, plan: Plan, comm: Comm, devices: Sequence[torch.device]) -> None:
+        super().__init__(plan, comm, devices)
+        self._norms = comm
+        if plan.norm_sync:
+            # Their sums come in backward too, before or after a bucket's: where ranks leave
+            # different parameters out, the two orders differ.
+            ranks = dist.get_process_group_ranks(comm.group)
+            self._norms = Comm(dist.new_group(ranks, use_local_synchronization=True))
+
+    def peers(self) -> Sequence[Peers]:
+        return [self._norms]
+
     def distribute(self, models: list[nn.Module], materialize: Materialize) -> None:
         super().distribute(models, materialize)
         device, group = self._devices[0], self._comm.group
