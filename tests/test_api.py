@@ -165,6 +165,9 @@ def test_a_class_of_a_script_and_of_a_session(tmp_path: Path, pool: Pool) -> Non
     moved = (tmp_path / "run").rename(tmp_path / "elsewhere" / "moved")
     assert samecurve.load(moved).weight.shape == (6, 2)
     pool.run(1, run_warm, tmp_path / "elsewhere", "eval", "moved", "--devices", "cpu:1")
+    pool.run(1, run_warm, tmp_path / "elsewhere", "export", "moved", "--to", "out")
+    exported = (tmp_path / "elsewhere" / "out").rename(tmp_path / "out")
+    assert samecurve.plan(exported / "config.yaml", devices="cpu:2").num_devices == 2
 
 
 def test_a_class_of_a_notebook(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def export(path: Path, to: Path, form: str, dtype: str | None, largest: int) -> 
         sizes = {name: _written_bytes(tensor, torch_dtype) for name, tensor in tensors.items()}
         shards = _shards(sizes, largest)
         _write_weights(scratch, tensors, shards, torch_dtype, checkpoint.step)
-        (scratch / "config.yaml").write_text(dump(checkpoint.config.model_dump(mode="json")))
+        _write_config(scratch, checkpoint)
         readme = _readme(checkpoint, form=form, dtype=torch_dtype, files=len(shards))
         (scratch / "README.md").write_text(readme)
         scratch.rename(to)
@@ -95,6 +95,14 @@ def export(path: Path, to: Path, form: str, dtype: str | None, largest: int) -> 
         arrays_left_out=len(checkpoint.weights.others),
         notes=notes,
     )
+
+
+def _write_config(directory: Path, checkpoint: OpenedCheckpoint) -> None:
+    """The run's config, and beside it the task's class, where the run keeps it."""
+    text = dump(checkpoint.config.model_dump(mode="json"))
+    (directory / "config.yaml").write_text(text)
+    if checkpoint.run.task.is_file():
+        shutil.copyfile(checkpoint.run.task, directory / checkpoint.run.task.name)
 
 
 def _check_free(to: Path) -> None:
