@@ -82,7 +82,7 @@ def test_what_is_quoted_stands_in_an_example_that_a_test_trains(block: Block) ->
 
 
 def test_each_kind_is_quoted() -> None:
-    assert len(EXCERPTS) >= 6
+    assert len(EXCERPTS) >= 9
     assert len(SIDE_BY_SIDE) == 1 + len(SIDES)
 
 
