@@ -98,6 +98,13 @@ class Ragged:
         return self.kind(100, 7)
 
 
+class Counted(Ragged):
+    """The weight counts what is padded."""
+
+    def loss(self, model: Any, batch: Any) -> Mean:
+        return Mean(super().loss(model, batch).sum, batch["labels"].numel())
+
+
 class Meaned(Ragged):
     """The fault that ragged rows bring to light: a mean over each microbatch's tokens."""
 

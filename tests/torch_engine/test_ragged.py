@@ -23,7 +23,7 @@ from samecurve.tasks import Tasks, open_task
 from samecurve.torch_engine.engine import TorchEngine
 from samecurve.torch_engine.process_group import Comm
 from tiny import MACHINE
-from worlds import Pool
+from worlds import JobFailedError, Pool
 
 HERE = Path(__file__).parent
 STEPS = 8  # of 10, 10 and 3 lines: almost three epochs
@@ -161,3 +161,12 @@ def test_a_mean_over_a_microbatchs_tokens_is_seen(pool: Pool, tmp_path: Path) ->
         for layout in ("single", "columns")
     )
     assert abs(first[0] - second[0]) > 1e-3
+
+
+def test_a_loss_that_follows_the_padding_is_refused_before_the_first_step(
+    pool: Pool, tmp_path: Path
+) -> None:
+    """Each part of the split check is padded as a microbatch of its own would be."""
+    with pytest.raises(JobFailedError, match="of which 1 and 3 give 6 and 30, together 36"):
+        trained(pool, tmp_path, "single", task="Counted")
+    assert not numbers(read_events(tmp_path / "journal.jsonl"))

@@ -112,15 +112,25 @@ class Feed(Generic[Staged]):
         return ids
 
     def trial_rows(self, most: int) -> TrialRows:
-        """At most so many samples of the first step to come, whoever trains on them."""
+        """At most so many samples of the first step to come, whoever trains on them.
+
+        What is padded by microbatch is read anew for each part, so that a loss which follows the
+        padding is seen.
+        """
         step = min(self._start, self._plan.steps - 1)
         ids = self._order.ids(range(step, step + 1))[0][:most]
         epoch = self._epoch(step)
-        rows = self._ask(_TRAIN, ids, epoch)()
+        source = self._sources[_TRAIN]
+        assert source is not None
+        rows: Arrays = {}
+        if not source.by_microbatch:
+            rows = self._ask(_TRAIN, ids, epoch)()
 
         def pick(numbers: Sequence[int]) -> MicroBatch:
             chosen = list(numbers)
             arrays = {name: array[chosen] for name, array in rows.items()}
+            if not rows:
+                arrays = dict(self._ask(_TRAIN, ids[chosen], epoch)())
             return MicroBatch(arrays, keys=RowKeys(self._plan.fixed.seed, epoch, step, ids[chosen]))
 
         return TrialRows(ids, step, pick)
