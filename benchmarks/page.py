@@ -156,6 +156,23 @@ def strategies(found: Result) -> str:
     )
 
 
+def batch_loss(found: Result) -> str:
+    times = [
+        [name, f"{statistics.median(took) * 1e3:.1f}", f"{found['over_whole'][name]:.2f}"]
+        for name, took in found["seconds"].items()
+    ]
+    gradients = {name: f"{times:.3f}" for name, times in found["temperature_gradient"].items()}
+    ways = [
+        [name, f"{difference:.1e}", gradients.get(name, "")]
+        for name, difference in found["loss_differences"].items()
+    ]
+    head = f"n = {len(found['seconds']['ours, 1 round'])}, batch {found['batch']}."
+    time_table = table(["step", "ms of the processor", "beside plain torch, whole"], times)
+    way_head = [f"{found['rounds']} microbatches", "loss, from the whole batch's"]
+    way_table = table([*way_head, "temperature's gradient, times the whole's"], ways)
+    return f"{head}\n\n{time_table}\n\n{way_table}"
+
+
 def curves(found: Result) -> str:
     """Spreads in nats, a column for each cause, and what else was looked at with all of them."""
     summary = found["summary"]
@@ -256,6 +273,16 @@ KINDS: dict[str, tuple[str, str, Callable[[Result], str]]] = {
         checkpoint,
     ),
     "data": ("Reading data", "`benchmarks/data.py`.", data),
+    "batch-loss": (
+        "A loss over the whole batch",
+        (
+            "A contrastive loss with a learned temperature, on one CPU thread; plain torch takes"
+            " the batch at once. Accumulated features: as open_clip's train.py does with"
+            " --accum-freq; cached gradients: as GradCache and sentence-transformers' cached losses"
+            " do. `benchmarks/batch_loss.py`."
+        ),
+        batch_loss,
+    ),
     "exact": (
         "The same bits on any number of devices",
         (

@@ -2,6 +2,7 @@
 every layout; mistakes are told.
 """
 
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -9,15 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from whole_batch import Contrastive, Source
 
 from batch_runs import STEPS, Alone, Curve, batch_config, check_equal, trained, with_layout
+from samecurve import Mean
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.plan import plan
 from samecurve.errors import SamecurveError
 from samecurve.tasks import open_task
+from samecurve.tasks.adapter.torch_adapter import TorchAdapter
 from samecurve.torch_engine import batch_loss
 from samecurve.torch_engine.engine import TorchEngine
-from samecurve.torch_engine.feature_table import FeatureTable
+from samecurve.torch_engine.feature_table import FeatureTable, Layout
 from samecurve.torch_engine.process_group import Comm
 from tiny import MACHINE
 from worlds import Pool
@@ -191,3 +195,84 @@ def test_mistakes_in_features_are_told(name: str, tmp_path: Path) -> None:
     config = with_layout(config_of(name, batch={"accumulate": 2}), "single", 1)
     with pytest.raises(SamecurveError, match=MISTAKES[name]):
         trained(Alone(), tmp_path, config)
+
+
+class TwoLosses(Contrastive):
+    def loss(self, model: Any, batch: Any) -> Mean:
+        del model, batch
+        return Mean(torch.zeros(()), 1)
+
+
+class Helper:
+    """features() beside loss() is nobody's business."""
+
+    def model(self) -> torch.nn.Module:
+        return torch.nn.Linear(6, 1)
+
+    def features(self, x: torch.Tensor) -> torch.Tensor:
+        return x.float()
+
+    def loss(self, model: Any, batch: Any) -> Mean:
+        return Mean(model(self.features(batch["one"])).sum(), len(batch["one"]))
+
+    def train_data(self) -> Source:
+        return Source(23)
+
+
+class OnlyFeatures:
+    model, train_data, features = Helper.model, Helper.train_data, Contrastive.features
+
+
+class OnlyBatchLoss:
+    model, train_data, batch_loss = Helper.model, Helper.train_data, Contrastive.batch_loss
+
+
+class Draws(Contrastive):
+    def batch_loss(self, features: Any) -> Mean:
+        mean = super().batch_loss(features)
+        return Mean(mean.sum * torch.rand(()), mean.weight)
+
+
+@pytest.mark.parametrize(
+    ("task", "words"),
+    [
+        (TwoLosses, "TwoLosses has two losses, loss() and batch_loss()"),
+        (OnlyFeatures, "OnlyFeatures has no batch_loss()"),
+        (OnlyBatchLoss, "OnlyBatchLoss has no features()"),
+        (Draws, "Draws.batch_loss() draws random numbers (torch)"),
+        (Helper, ""),
+    ],
+)
+def test_a_class_has_one_loss_and_all_of_it(task: type, words: str) -> None:
+    config = config_of("Contrastive")
+    if not words:
+        assert not TorchAdapter(task, config, "").facts().whole_batch
+        return
+    with pytest.raises(SamecurveError, match=re.escape(words)):
+        TorchAdapter(task, config, "").facts()
+
+
+def test_rows_of_unlike_shape_are_told() -> None:
+    one, two = torch.zeros(2, 3), torch.zeros(2, 4)
+    layout = Layout.of({"z": one})
+    assert layout.unpack(layout.pack({"z": one}))["z"].shape == (2, 3)
+    with pytest.raises(SamecurveError, match=r'"z" with rows of float32 \(4,\) for one microbatch'):
+        layout.pack({"z": two})
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.bool, torch.int16, torch.bfloat16, torch.float64, torch.complex64]
+)
+def test_rows_keep_their_bits(dtype: torch.dtype) -> None:
+    """Whatever their type: -0.0 and nan too."""
+    values = torch.tensor([[-0.0, 1.5, float("nan")], [2.0, -3.0, 0.0]]).to(dtype)
+    features = {"a": values, "b": torch.arange(2), "c": torch.zeros(2, 0)}
+    layout = Layout.of(features)
+    table = torch.zeros(2, layout.width, dtype=torch.uint8)
+    packed = layout.pack(features)
+    table[:, : packed.shape[1]] = packed
+    found = layout.unpack(table)
+    assert found["a"].dtype == dtype
+    assert found["a"].view(torch.uint8).tolist() == values.view(torch.uint8).tolist()
+    assert found["b"].tolist() == [0, 1]
+    assert found["c"].shape == (2, 0)

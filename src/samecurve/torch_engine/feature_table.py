@@ -77,9 +77,12 @@ class Layout:
         """uint8 [rows, width] -> features in memory of their own."""
         features = {}
         for column in self.columns:
-            part = table[:, column.begin : column.begin + column.size]
-            values = part.clone(memory_format=torch.contiguous_format).view(column.torch_dtype)
-            features[column.name] = values.view(len(table), *column.shape)
+            shape, dtype = (len(table), *column.shape), column.torch_dtype
+            values = torch.empty(shape, dtype=dtype, device=table.device)
+            if column.size:
+                part = table[:, column.begin : column.begin + column.size]
+                values = part.clone(memory_format=torch.contiguous_format).view(dtype).view(shape)
+            features[column.name] = values
         return features
 
 
