@@ -64,7 +64,7 @@ class GatherOrder:
             for group in self._groups:
                 group.reshard()
                 group._post_forward_indices.clear()  # noqa: SLF001 - public nowhere
-                group.comm_ctx.post_forward_order.clear()
+                getattr(group.comm_ctx, "post_forward_order", []).clear()  # made in a first pass
         words = [argument for argument in arguments if isinstance(argument, str)]
         key = (getattr(function, "__qualname__", ""), torch.is_grad_enabled(), *words)
         self._learns = key not in self._orders
