@@ -193,6 +193,18 @@ def test_what_is_allowed_by_name_trains_with_a_line() -> None:
         assert REFUSED[kind] in line
 
 
+def test_features_are_tried_by_the_row_and_the_batch_loss_is_free() -> None:
+    whole_batch = {"task": f"{FILE}:Features"}
+    assert said_of(config_for("sound", **whole_batch)) == ""
+    says = said_of(config_for("centred", **whole_batch))
+    assert "Tensor.mean takes a statistic over the samples" in says
+    assert "features(), added up, gives the sum" in says
+    line = 1 + next(
+        number for number, text in enumerate(FILE.read_text().split("\n")) if "# centre" in text
+    )
+    assert f"{FILE.name}:{line}: " in says
+
+
 def test_a_part_that_can_not_be_computed_is_told() -> None:
     says = said_of(config_for("even_only", batch={"samples": 16, "accumulate": 2}))
     assert "the loss can be computed of 8 samples at once, and not of fewer of them" in says
