@@ -16,7 +16,7 @@ class Pairs:
         drawn = np.random.default_rng(0)
         one = drawn.standard_normal((4096, FIELDS))
         other = one + drawn.standard_normal((4096, FIELDS))
-        self.rows = {"one": np.float32(one), "two": np.float32(other)}
+        self.rows = {"one": one.astype(np.float32), "two": other.astype(np.float32)}
 
     def __len__(self) -> int:
         return len(self.rows["one"])
