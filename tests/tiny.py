@@ -230,6 +230,8 @@ def train_tiny(index: int, group: dist.ProcessGroup, tiny: TinyRun) -> Outcome:
     else:
         devices = [torch.device(tiny.device)] * len(plan.devices_of(index))
         engine = TorchEngine(task, plan, config.optimizer, comm, devices)
+    if tiny.fault == "mean of means":  # which the split check would refuse
+        engine.check_split = lambda *_rows, **_options: []  # type: ignore[method-assign]
     ids = recorded(engine)
     resume = str(tiny.resume) if tiny.resume else None
     attempt = Attempt("test", str(tiny.home), resume, tiny.stop_at)

@@ -195,7 +195,7 @@ def test_what_fsdp_cannot_gather_is_refused_before_a_weight_is_taken_for_another
     ("kind", "layout", "train"),
     [
         ("seldom", "ddp:2", {"exact": True}),
-        ("rare norm", "ddp:2", {}),
+        ("rare norm", "ddp:4", {}),  # all of the pool
         ("method", "fsdp:2", {"recompute": "block"}),
         *(
             pytest.param(kind, layout, train, marks=pytest.mark.long)

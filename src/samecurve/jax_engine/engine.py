@@ -218,7 +218,13 @@ class JaxEngine:
     ) -> Sequence[str]:
         """Rows are computed one by one, so they can't see each other: whether they repeat."""
         del state, as_if_split
-        check_repeats(self.task, self._model, self._narrowed(rows.pick([0])), self._dtype)
+        check_repeats(
+            self.task,
+            self._model,
+            self._narrowed(rows.pick([0])),
+            self._dtype,
+            whole_batch=self.plan.whole_batch,
+        )
         return []
 
     def _narrowed(self, microbatch: MicroBatch) -> Mapping[str, HostArray]:

@@ -19,7 +19,7 @@ from samecurve.core.protocols import MicroBatch
 from samecurve.core.sample_numbers import serving
 from samecurve.jax_engine.array_types import Arrays, HostArray
 
-KEYS = "samecurve.keys"  # the rows' array of keys: uint32 [rows, 2], the low halves first
+KEYS = "samecurve:keys"  # the rows' array of keys: uint32 [rows, 2], the low halves first
 _MIX = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 _LANES_FACTOR, _WORDS_FACTOR = 0x2C1B3C6D, 0x31848BAB
 _HALF = tuple[jax.Array, jax.Array]  # the upper and the lower 32 bits

@@ -70,8 +70,15 @@ def check_loss(
     return tuple(sorted(names))
 
 
-def check_repeats(task: Task, model: FlaxModel, row: Mapping[str, HostArray], dtype: Float) -> None:
-    """row: arrays [1, ...].
+def check_repeats(
+    task: Task,
+    model: FlaxModel,
+    row: Mapping[str, HostArray],
+    dtype: Float,
+    *,
+    whole_batch: bool = False,
+) -> None:
+    """row: arrays [1, ...]. whole_batch: the task gives features, whose loss is taken apart.
 
     UserError: a second trace of the loss is another program, so that each process would compile
     another: numbers of numpy or Python were drawn, or something that the loss reads has changed.
@@ -81,12 +88,12 @@ def check_repeats(task: Task, model: FlaxModel, row: Mapping[str, HostArray], dt
     arrays = {name: jnp.asarray(array) for name, array in row.items()}
 
     def trace() -> tuple[str, list[HostArray]]:
-        def loss(params: Arrays, rest: Mapping[str, PyTree], row: Arrays) -> tuple[PyTree, PyTree]:
+        def outputs(params: Arrays, rest: Mapping[str, PyTree], row: Arrays) -> PyTree:
             module = model.assemble(params, rest)
-            mean = with_numbers(lambda row: task.loss(module, row), row)
-            return mean.sum, mean.weight
+            function = task.features if whole_batch else task.loss
+            return with_numbers(lambda row: function(module, row), row)
 
-        closed = jax.make_jaxpr(loss)(params, model.rest, arrays)
+        closed = jax.make_jaxpr(outputs)(params, model.rest, arrays)
         return str(closed.jaxpr), [np.asarray(constant) for constant in closed.consts]
 
     python, numpy = random.getstate(), str(np.random.get_state(legacy=False))

@@ -158,11 +158,11 @@ class DDP(Single):
     def __init__(self, plan: Plan, comm: Comm, devices: Sequence[torch.device]) -> None:
         super().__init__(plan, comm, devices)
         self._norms = comm
-        if plan.norm_sync:
+        if plan.norm_sync and dist.get_world_size() == comm.world_size:
             # Their sums come in backward too, before or after a bucket's: where ranks leave
-            # different parameters out, the two orders differ.
-            ranks = dist.get_process_group_ranks(comm.group)
-            self._norms = Comm(dist.new_group(ranks, use_local_synchronization=True))
+            # different parameters out, the two orders differ. (Some ranks of a warm pool share
+            # one group: torch names groups by those that a rank knows, and they know others.)
+            self._norms = Comm(dist.new_group(backend=dist.get_backend(comm.group)))
 
     def peers(self) -> Sequence[Peers]:
         return [self._norms]
