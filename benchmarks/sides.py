@@ -18,7 +18,7 @@ from benchmarks.common import trained
 from samecurve.core.config.sections import Config
 from samecurve.core.events import Event
 from samecurve.core.planning.plan import Plan
-from samecurve.tasks.adapter.base import EngineAdapter
+from samecurve.tasks.adapter.engine_adapter import EngineAdapter
 from samecurve.torch_engine.engine import TorchEngine
 from samecurve.torch_engine.process_group import Comm
 

@@ -33,7 +33,8 @@ from samecurve.run.directory import Run as Files
 from samecurve.run.prepare import make_plan
 from samecurve.system import die_with
 from samecurve.tasks.class_pickler import task_of
-from samecurve.tasks.user_file import StartedWhileLoading, is_loading, place_of
+from samecurve.tasks.class_place import place_of
+from samecurve.tasks.user_file import StartedWhileLoading, is_loading
 
 Configured = str | os.PathLike[str] | Mapping[str, Any]
 _BOOKKEEPING = {"seconds", "best_loss", "best_step"}  # what an evaluation's line has beside metrics

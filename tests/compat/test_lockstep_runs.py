@@ -15,7 +15,8 @@ from commands import losses, run_warm, warm_output
 from samecurve.errors import UserError
 from samecurve.observe.journal import read_events
 from samecurve.observe.tensorboard import TensorBoard
-from samecurve.tasks.user_file import Place, load_class
+from samecurve.tasks.class_place import Place
+from samecurve.tasks.user_file import load_class
 from worlds import Pool
 
 LOSSES = [

@@ -4,16 +4,8 @@ import math
 
 import pytest
 
-from samecurve.core.split_check import (
-    Evidence,
-    Place,
-    Trial,
-    compare_parts,
-    compare_repeats,
-    explain,
-    said_or_refused,
-    samples_tried,
-)
+from samecurve.core.split_check import Trial, compare_parts, compare_repeats, samples_tried
+from samecurve.core.split_errors import Evidence, Place, explain, lines_or_refuse
 from samecurve.errors import UserError
 
 PARTS = [Trial(3, 6.0, 3.0), Trial(5, 4.0, 5.0)]
@@ -97,13 +89,13 @@ def test_the_two_samples_that_see_each_other_most_are_named() -> None:
 
 def test_what_is_refused_and_what_is_said() -> None:
     error = UserError("the cause", "the remedy", "my.py:1")
-    assert said_or_refused(None, repeats=True, is_split=True, allowed=False) == []
+    assert lines_or_refuse(None, repeats=True, is_split=True, allowed=False) == []
     for repeats, is_split in ((True, True), (False, False)):
         with pytest.raises(UserError):
-            said_or_refused(error, repeats=repeats, is_split=is_split, allowed=False)
-        (line,) = said_or_refused(error, repeats=repeats, is_split=is_split, allowed=True)
+            lines_or_refuse(error, repeats=repeats, is_split=is_split, allowed=False)
+        (line,) = lines_or_refuse(error, repeats=repeats, is_split=is_split, allowed=True)
         assert line.startswith("my.py:1: the cause. Trained all the same")
-    (line,) = said_or_refused(error, repeats=True, is_split=False, allowed=False)
+    (line,) = lines_or_refuse(error, repeats=True, is_split=False, allowed=False)
     assert "will not carry over" in line
 
 

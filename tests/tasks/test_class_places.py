@@ -16,16 +16,10 @@ from samecurve.core.config.sections import load
 from samecurve.errors import UserError
 from samecurve.tasks import Tasks, kept_class
 from samecurve.tasks.class_pickler import keep, task_of
+from samecurve.tasks.class_place import Place, code_of, find_kept_class, identity_of, place_of
 from samecurve.tasks.kept_class import KEPT, read_header
 from samecurve.tasks.registry import entry_of
-from samecurve.tasks.user_file import (
-    Place,
-    code_of,
-    find_kept_class,
-    identity_of,
-    load_class,
-    place_of,
-)
+from samecurve.tasks.user_file import load_class
 
 SESSION = """
 import functools
@@ -166,7 +160,8 @@ def test_a_package_that_others_do_not_find_is_kept_with_its_place(
     assert place is not None
     assert task_of(loaded(place), outside) == f"{outside / KEPT}:Task"
     code = (
-        "import sys; from samecurve.tasks.user_file import *;"
+        "import sys; from samecurve.tasks.class_place import place_of;"
+        "from samecurve.tasks.user_file import load_class;"
         "print(load_class(place_of(sys.argv[1])).width)"
     )
     command = [sys.executable, "-c", code, f"{outside / KEPT}:Task"]

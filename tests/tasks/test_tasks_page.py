@@ -22,7 +22,8 @@ from samecurve.experiments.layouts import parse_layout
 from samecurve.experiments.verdicts import compare_layouts
 from samecurve.tasks import Tasks, open_task
 from samecurve.tasks.adapter.members import check_signatures
-from samecurve.tasks.user_file import load_class, place_of
+from samecurve.tasks.class_place import place_of
+from samecurve.tasks.user_file import load_class
 from tiny import MACHINE
 from worlds import Pool
 

@@ -199,7 +199,7 @@ def load_config(flags: Flags, *, say: bool, loud: bool = True) -> "LoadedConfig"
     """
     from samecurve.core.config.document import Document, parse_setting, read_file
     from samecurve.core.config.importers import convert
-    from samecurve.tasks.user_file import find_kept_class
+    from samecurve.tasks.class_place import find_kept_class
 
     file: Path | None = flags["file"]
     document = read_file(file) if file else Document()

@@ -1,4 +1,4 @@
-"""Whether a loss adds up over samples: verdicts from numbers, and the words for them.
+"""Whether a loss adds up over samples: verdicts from numbers (split_errors.py says them).
 
 The loss of some samples is taken whole, again, and in parts, their order turned. Over devices and
 microbatches sums and weights are added and divided once, so what does not add up here gives another
@@ -13,10 +13,8 @@ the weights are there in it.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
-
-from samecurve.errors import UserError
 
 _SAMPLES = 16  # at most: enough to tell sizes, orders and weights apart
 Format = Literal["f64", "f32", "narrow"]
@@ -25,51 +23,11 @@ TOLERANCE: Mapping[Format, float] = {"f64": 1e-9, "f32": 1e-5, "narrow": 1e-2}
 DOUBTFUL = 1e-2
 # Above it, where it can't be had.
 SURE: Mapping[Format, float] = {"f64": 1e-9, "f32": 1e-4, "narrow": 2e-2}
-MEAN = (
-    'return Mean(sum, weight): sum is the loss added over what was counted (reduction="sum"),'
-    " weight is how much that was (len(x) samples, (labels != -100).sum() tokens). Both are added"
-    " over all devices and divided once: a mean of means would depend on the number of devices"
-)
-ALLOW = "--set train.allow_coupled=true trains it all the same"
-_WHOLE_BATCH = (
-    "features(self, model, batch) -> {name: one row a sample} and batch_loss(self, features) in"
-    " place of loss: taken over the whole batch, on whatever devices it is"
-)
-_SAMPLE_KEYED = (
-    "samecurve.rng(batch) in the loss, whose numbers follow the sample; or draw them in the data,"
-    " from np.random.default_rng((seed, id))"
-)
-# functions that take a mean unless they are told otherwise
-_LOSSES = frozenset({
-    "binary_cross_entropy",
-    "binary_cross_entropy_with_logits",
-    "cosine_embedding_loss",
-    "cross_entropy",
-    "ctc_loss",
-    "gaussian_nll_loss",
-    "hinge_embedding_loss",
-    "huber_loss",
-    "kl_div",
-    "l1_loss",
-    "margin_ranking_loss",
-    "mse_loss",
-    "multi_margin_loss",
-    "multilabel_margin_loss",
-    "multilabel_soft_margin_loss",
-    "nll_loss",
-    "poisson_nll_loss",
-    "smooth_l1_loss",
-    "soft_margin_loss",
-    "triplet_margin_loss",
-})  # fmt: skip
 
 
 def samples_tried(micro_batch_size: int) -> int:
     """How many samples are tried at once: no more than a step computes at once, but two."""
     return min(_SAMPLES, max(2, micro_batch_size))
-
-
-_DIVISIONS = frozenset({"div", "__truediv__", "true_divide", "div_", "mean"})
 
 
 class Trial(NamedTuple):
@@ -100,14 +58,15 @@ class Finding:
 def compare_repeats(whole: Trial, again: Trial, tolerance: float) -> Finding | None:
     """The same samples twice."""
     difference = max(
-        _difference([whole.sum], [again.sum]), _difference([whole.weight], [again.weight])
+        relative_difference([whole.sum], [again.sum]),
+        relative_difference([whole.weight], [again.weight]),
     )
     if difference <= tolerance:
         return None
     what, first, second = "sum", whole.sum, again.sum
-    if _difference([whole.sum], [again.sum]) <= tolerance:
+    if relative_difference([whole.sum], [again.sum]) <= tolerance:
         what, first, second = "weight", whole.weight, again.weight
-    text = f"gives the {what} {_shown(first, second)} for the same {_count(whole.samples)}"
+    text = f"gives the {what} {_shown(first, second)} for the same {samples_text(whole.samples)}"
     return Finding("repeat", text, difference)
 
 
@@ -120,15 +79,15 @@ def compare_parts(whole: Trial, parts: Sequence[Trial], tolerance: float) -> Fin
     for part in parts:
         if not (math.isfinite(part.sum) and math.isfinite(part.weight)):
             text = (
-                f"is {_number(whole.sum)} for {_count(whole.samples)}, and {_number(part.sum)} for"
-                f" {_number(part.samples)} of them"
+                f"is {number_text(whole.sum)} for {samples_text(whole.samples)}, and"
+                f" {number_text(part.sum)} for {number_text(part.samples)} of them"
             )
             return Finding("finite", text)
     weights, sums = [part.weight for part in parts], [part.sum for part in parts]
-    off = _difference([whole.weight], weights)
+    off = relative_difference([whole.weight], weights)
     if off > tolerance:
         return _wrong_weight(whole, parts, off, tolerance)
-    off = _difference([whole.sum], sums)
+    off = relative_difference([whole.sum], sums)
     if off <= tolerance:
         return None
     factor = _factor_of_mean(whole, parts, max(tolerance, 1e-6))
@@ -136,18 +95,18 @@ def compare_parts(whole: Trial, parts: Sequence[Trial], tolerance: float) -> Fin
     if factor is not None:
         text = f"gives the sum {shown}: that is their mean, 1/{factor:g} of their sum"
         return Finding("mean", text, off)
-    together = f"together {_number(sum(sums))} ({_percent(off)} off)"
+    together = f"together {number_text(sum(sums))} ({_percent(off)} off)"
     return Finding("coupled", f"gives the sum {shown}, {together}", off)
 
 
 def _wrong_weight(whole: Trial, parts: Sequence[Trial], off: float, tolerance: float) -> Finding:
     weights = [part.weight for part in parts]
-    if all(_difference([whole.weight], [weight]) <= tolerance for weight in weights):
+    if all(relative_difference([whole.weight], [weight]) <= tolerance for weight in weights):
         of_each = _parts_alone(parts, as_for=True)
-        text = f"gives weight {whole.weight:g} for {_count(whole.samples)} as for {of_each}"
+        text = f"gives weight {whole.weight:g} for {samples_text(whole.samples)} as for {of_each}"
         return Finding("unweighted", f"{text}: weights don't add up", off)
     shown = _whole_and_parts(whole._replace(sum=whole.weight), parts, weights)
-    text = f"gives weight {shown}, together {_number(sum(weights))}: weights don't add up"
+    text = f"gives weight {shown}, together {number_text(sum(weights))}: weights don't add up"
     return Finding("weight", text, off)
 
 
@@ -160,12 +119,12 @@ def _factor_of_mean(whole: Trial, parts: Sequence[Trial], tolerance: float) -> f
         if not total:
             continue
         mean = math.fsum(p.sum * size for p, size in zip(parts, sizes, strict=True)) / total
-        if _difference([whole.sum], [mean]) <= tolerance:
+        if relative_difference([whole.sum], [mean]) <= tolerance:
             return total
     return None
 
 
-def _difference(one: Sequence[float], others: Sequence[float]) -> float:
+def relative_difference(one: Sequence[float], others: Sequence[float]) -> float:
     """Between two totals, of the largest number in them; 0 where neither is a number."""
     largest = max(map(abs, [*one, *others]))
     difference = abs(math.fsum(one) - math.fsum(others)) if math.isfinite(largest) else math.nan
@@ -174,248 +133,11 @@ def _difference(one: Sequence[float], others: Sequence[float]) -> float:
     return difference / largest if difference else 0.0
 
 
-# --- what else is known of it
-
-
-class Place(NamedTuple):
-    """A call in the forward pass.
-
-    function: as people write it: F.cross_entropy, Tensor.mean
-    where: file:line, the user's where there is one
-    how: "reduced": samples go in, a number or table comes out that does not add up; "pairs": each
-        sample with each other; "rows": rows that depend on the others; "added": what does not
-        depend on the samples is added; "": nothing is known
-    is_number: one number comes out
-    """
-
-    function: str
-    where: str
-    how: Literal["reduced", "pairs", "rows", "added", ""] = ""
-    is_number: bool = False
-
-
-class Draw(NamedTuple):
-    """A function that drew random numbers which follow no sample."""
-
-    function: str
-    where: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Evidence:
-    """What was learnt of a loss that does not add up.
-
-    ids: of the samples that were tried
-    singles: each of the first of them alone
-    pairs: two of them together, by their numbers among singles
-    state: what a forward pass changes and depends on, in words: attribute net.steps
-    state_at: file:line where it is changed
-    """
-
-    ids: Sequence[int] = ()
-    singles: Sequence[Trial] = ()
-    pairs: Mapping[tuple[int, int], Trial] = field(default_factory=dict)
-    place: Place | None = None
-    draws: Sequence[Draw] = ()
-    state: str = ""
-    state_at: str = ""
-    loss_at: str = ""  # file:line of the user's loss
-    what: str = "the loss"
-
-
-def explain(finding: Finding, evidence: Evidence, *, rounded: float) -> UserError:
-    """The cause in the user's words. rounded: differences that rounding may make."""
-    if finding.kind == "repeat":
-        return _explain_repeat(finding, evidence)
-    where = evidence.place.where if evidence.place else evidence.loss_at
-    if finding.kind in {"weight", "unweighted"}:
-        remedy = (
-            "weight is how much was counted, as it grows with the samples: len(x) samples,"
-            " (labels != -100).sum() tokens; the sum is then the loss added over as much"
-        )
-        return UserError(
-            f"{evidence.what} {finding.text}", f"return Mean(sum, weight): {remedy}", where
-        )
-    if finding.kind == "mean":
-        by = f". {evidence.place.function} takes it" if evidence.place else ""
-        return UserError(f"{evidence.what} {finding.text}{by}", MEAN, where)
-    once = _counted_once(evidence, rounded)
-    if finding.kind == "coupled" and once is not None:
-        return _explain_once(once, evidence, where)
-    return _explain_coupled(finding, evidence, where, rounded)
-
-
-def _explain_repeat(finding: Finding, evidence: Evidence) -> UserError:
-    if evidence.draws:
-        return explain_draws(evidence.draws, f"{evidence.what} {finding.text}")
-    if evidence.state:
-        return explain_state(evidence, f"{evidence.what} {finding.text}")
-    return UserError(
-        f"{evidence.what} {finding.text}, and neither a generator of torch, numpy or Python nor an"
-        " attribute of the model or the task has changed between the two",
-        "leave out what else it depends on: a variable of the module, a clock, a file, a cache"
-        " that is filled on the way",
-        evidence.loss_at or "task",
-    )
-
-
-def explain_draws(draws: Sequence[Draw], cause: str = "") -> UserError:
-    """cause: what was seen of it; '': the numbers alone."""
-    first = draws[0]
-    more = f" (and {len(draws) - 1} more such calls)" if len(draws) > 1 else ""
-    said = f"{cause}: " if cause else "the loss depends on random numbers: "
-    return UserError(
-        f"{said}{first.function} draws numbers that follow no sample{more}, so each device and each"
-        " microbatch would draw others",
-        _SAMPLE_KEYED,
-        first.where,
-    )
-
-
-def explain_state(evidence: Evidence, cause: str) -> UserError:
-    return UserError(
-        f"{cause}: {evidence.state} is changed in each forward pass and the loss depends on it, so"
-        " it depends on how many microbatches a device has computed",
-        "def loss(self, model, batch, step) is given the step, the same on every device; what is"
-        " learnt from samples belongs into parameters, or changes in after_step(self, model, step)",
-        evidence.state_at or evidence.loss_at,
-    )
-
-
-def explain_buffer(name: str, where: str) -> UserError:
-    """A buffer that the rows of a microbatch change."""
-    return UserError(
-        f"the forward pass changes buffer {name} by the samples that it sees, so its value depends"
-        " on how a batch is split over devices and microbatches",
-        "leave the buffer as it is in forward and change it in after_step(self, model, step);"
-        " statistics of a norm: GroupNorm or LayerNorm, or nn.BatchNorm with train.norm_sync;"
-        f" {ALLOW}",
-        where,
-    )
-
-
-def explain_failure(whole: Trial, failed: UserError) -> UserError:
-    """The loss could be taken of all samples, and not of some of them."""
-    return UserError(
-        f"the loss can be computed of {_count(whole.samples)} at once, and not of fewer of them:"
-        f" {failed.cause}",
-        "a loss that takes any number of samples: devices and microbatches divide a batch, and the"
-        f" last one of an epoch may be short; {ALLOW}",
-        failed.where,
-    )
-
-
-def _counted_once(evidence: Evidence, rounded: float) -> float | None:
-    """What each microbatch adds once, whatever its samples; None: nothing of the kind."""
-    excess = {
-        pair: sum(evidence.singles[number].sum for number in pair) - trial.sum
-        for pair, trial in evidence.pairs.items()
-    }
-    if len(excess) < 3:
-        return None
-    first, *others = excess.values()
-    scale = max(abs(trial.sum) for trial in [*evidence.singles, *evidence.pairs.values()])
-    close = max(1e-3 * abs(first), 4 * rounded * scale)
-    if abs(first) > 8 * rounded * scale and all(abs(other - first) <= close for other in others):
-        return first
-    return None
-
-
-def _explain_once(once: float, evidence: Evidence, where: str) -> UserError:
-    at = f" ({evidence.place.function})" if evidence.place else ""
-    return UserError(
-        f"{evidence.what} counts {_number(once)} once for each microbatch, however many samples"
-        f" that has{at}: with n microbatches it counts n times",
-        "what does not depend on the samples (a penalty on the weights) times the microbatch's"
-        " weight: Mean(total + penalty * len(x), len(x)); divided by the whole weight it counts"
-        " once",
-        where,
-    )
-
-
-def _explain_coupled(finding: Finding, evidence: Evidence, where: str, rounded: float) -> UserError:
-    """The call first, whose line the error names; then the numbers."""
-    seen = _who_sees_whom(evidence, rounded)
-    cause = f"{evidence.what} {finding.text}{seen}"
-    place = evidence.place
-    if place is None or not place.how:
-        by = f"{place.function}: " if place else ""
-        remedy = f"a loss that is a sum over samples; or {_WHOLE_BATCH}; {ALLOW}"
-        return UserError(f"{by}{cause}", remedy, where)
-    name = place.function.rpartition(".")[2]
-    if place.how == "reduced" and place.is_number and name in _LOSSES | _DIVISIONS:
-        return UserError(
-            f"{place.function} divides within the microbatch: {cause}",
-            f"leave the division to the program: {MEAN}",
-            where,
-        )
-    what, remedy = _WORDS[place.how]
-    return UserError(f"{place.function} {what}: {cause}", f"{remedy}; {ALLOW}", where)
-
-
-_WORDS = {
-    "reduced": (
-        "takes a statistic over the samples of the microbatch",
-        "for a norm: one that treats each sample by itself (GroupNorm, LayerNorm), or"
-        f" nn.BatchNorm with train.norm_sync; for a loss over the batch (balance, contrast):"
-        f" {_WHOLE_BATCH}",
-    ),
-    "pairs": ("compares each sample with each other of the microbatch", _WHOLE_BATCH),
-    "rows": (
-        "gives a sample other numbers in the company of others",
-        "let each sample's row follow from its own (a softmax or a norm over the batch's dimension,"
-        " a permutation of the batch and dimensions in another order don't); for a loss over the"
-        f" batch: {_WHOLE_BATCH}",
-    ),
-    "added": (
-        "adds what does not depend on the samples",
-        "times the microbatch's weight: Mean(total + penalty * len(x), len(x))",
-    ),
-}
-
-
-def _who_sees_whom(evidence: Evidence, rounded: float) -> str:
-    """The two samples that change each other most."""
-    most, said = 4 * rounded, ""
-    for (i, j), trial in evidence.pairs.items():
-        alone = [evidence.singles[i].sum, evidence.singles[j].sum]
-        off = _difference([trial.sum], alone)
-        if off > most:
-            most = off
-            said = (
-                f". Samples {evidence.ids[i]} and {evidence.ids[j]} see each other: alone they give"
-                f" {_number(alone[0])} and {_number(alone[1])}, together {_number(trial.sum)}"
-            )
-    return said
-
-
-def said_or_refused(
-    error: UserError | None, *, repeats: bool, is_split: bool, allowed: bool
-) -> list[str]:
-    """Lines for the user of what is trained all the same.
-
-    repeats: whether the same samples gave the same loss.
-    is_split: a step has several microbatches.
-    allowed: train.allow_coupled.
-
-    UserError: it is not trained.
-    """
-    if error is None:
-        return []
-    if not allowed and (is_split or not repeats):
-        raise error
-    place = f"{error.where}: " if error.where else ""
-    if allowed:
-        return [f"{place}{error.cause}. Trained all the same (train.allow_coupled)"]
-    return [
-        f"{place}{error.cause}. One microbatch on one device trains it as it is; the result will"
-        " not carry over to several"
-    ]
-
-
 def _whole_and_parts(whole: Trial, parts: Sequence[Trial], numbers: Sequence[float]) -> str:
-    each = " and ".join(map(_number, numbers))
-    return f"{_number(whole.sum)} for {_count(whole.samples)}, {_parts_alone(parts)} {each}"
+    each = " and ".join(map(number_text, numbers))
+    return (
+        f"{number_text(whole.sum)} for {samples_text(whole.samples)}, {_parts_alone(parts)} {each}"
+    )
 
 
 def _parts_alone(parts: Sequence[Trial], *, as_for: bool = False) -> str:
@@ -425,7 +147,7 @@ def _parts_alone(parts: Sequence[Trial], *, as_for: bool = False) -> str:
     return f"{sizes} of them" if as_for else f"of which {sizes} give"
 
 
-def _count(samples: int) -> str:
+def samples_text(samples: int) -> str:
     return "two samples" if samples == 2 else f"{samples} sample{'' if samples == 1 else 's'}"
 
 
@@ -438,7 +160,7 @@ def _shown(first: float, second: float) -> str:
     return " and ".join(texts)
 
 
-def _number(value: float) -> str:
+def number_text(value: float) -> str:
     return f"{value:.6g}"
 
 

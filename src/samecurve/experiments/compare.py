@@ -23,7 +23,7 @@ from samecurve.errors import SamecurveError, UserError
 from samecurve.observe.journal import read_events
 from samecurve.run.directory import Run
 from samecurve.tasks import Tasks
-from samecurve.tasks.user_file import identity_of
+from samecurve.tasks.class_place import identity_of
 
 _METRICS = ("loss", "grad_norm")
 # config keys that change no result

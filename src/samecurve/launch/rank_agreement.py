@@ -16,7 +16,7 @@ import samecurve
 from samecurve.core.config.sections import LoadedConfig, flatten
 from samecurve.core.protocols import Rank
 from samecurve.errors import RunError, SamecurveError, UserError
-from samecurve.tasks.user_file import code_of, identity_of, place_of
+from samecurve.tasks.class_place import code_of, identity_of, place_of
 from samecurve.units import counted
 
 if TYPE_CHECKING:

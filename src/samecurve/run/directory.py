@@ -15,8 +15,8 @@ from samecurve.core.config.sections import Config, Registry, load
 from samecurve.core.planning.plan import Plan
 from samecurve.errors import RunError
 from samecurve.system import write_json
+from samecurve.tasks.class_place import find_kept_class
 from samecurve.tasks.kept_class import KEPT
-from samecurve.tasks.user_file import find_kept_class
 
 # seconds by which two processes may differ on when a third began: the kernel's time of boot is
 # rounded, and corrected

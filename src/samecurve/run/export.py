@@ -15,8 +15,8 @@ from samecurve.core.config.document import dump
 from samecurve.core.config.sections import Config
 from samecurve.errors import RunError, UserError
 from samecurve.run.load import OpenedCheckpoint, open_checkpoint
+from samecurve.tasks.class_place import place_of
 from samecurve.tasks.protocol import MEMBERS
-from samecurve.tasks.user_file import place_of
 from samecurve.units import show_bytes
 
 DTYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}

@@ -27,7 +27,7 @@ from samecurve.system import cache_home
 from samecurve.tasks import Tasks, open_trained
 
 if TYPE_CHECKING:  # its engine is imported late
-    from samecurve.tasks.adapter.base import EngineAdapter
+    from samecurve.tasks.adapter.engine_adapter import EngineAdapter
 
 _PREFIX = "model/"
 # a live run may take an older checkpoint away at any time, and then there is a newer one

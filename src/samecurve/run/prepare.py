@@ -43,8 +43,8 @@ from samecurve.run.resume import (
     set_later_aside,
 )
 from samecurve.tasks import Tasks
+from samecurve.tasks.class_place import place_of
 from samecurve.tasks.kept_class import is_kept
-from samecurve.tasks.user_file import place_of
 from samecurve.units import counted
 
 

@@ -23,7 +23,7 @@ from samecurve.errors import SamecurveError, UserError
 from samecurve.run.directory import Run
 from samecurve.run.lock import Lock, is_live
 from samecurve.tasks import Tasks
-from samecurve.tasks.user_file import identity_of
+from samecurve.tasks.class_place import identity_of
 from samecurve.units import first_and_count
 
 Flat = dict[str, Any]  # a config by dotted keys

@@ -16,7 +16,7 @@ from samecurve.run.load import open_checkpoint
 from samecurve.tasks.protocol import MEMBERS
 
 if TYPE_CHECKING:
-    from samecurve.tasks.adapter.base import EngineAdapter
+    from samecurve.tasks.adapter.engine_adapter import EngineAdapter
 
 _TOKENS, _TEMPERATURE = 200, 0.8
 

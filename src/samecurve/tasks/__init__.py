@@ -16,7 +16,8 @@ if TYPE_CHECKING:  # numpy is not imported for a config error
 
     from samecurve.core.config.sections import Config
     from samecurve.core.planning.facts import Facts
-    from samecurve.tasks.adapter.base import EngineAdapter, TaskAdapter
+    from samecurve.tasks.adapter.engine_adapter import EngineAdapter
+    from samecurve.tasks.adapter.task_adapter import TaskAdapter
 
 _ADAPTERS = {
     "torch": "samecurve.tasks.adapter.torch_adapter:TorchAdapter",
@@ -43,7 +44,7 @@ def open_trained(config: "Config", cache: Path | str, assets: Path) -> "EngineAd
 
 def open_engine_free(config: "Config", cache: Path | str) -> "TaskAdapter":
     """The part of the task that needs no engine; the whole of it, where it has no such part."""
-    from samecurve.tasks.adapter.base import TaskAdapter
+    from samecurve.tasks.adapter.task_adapter import TaskAdapter
 
     entry = entry_of(config.task)
     if entry.engine_free is None:

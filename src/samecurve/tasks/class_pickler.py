@@ -69,7 +69,7 @@ def _is_installed(file: Path) -> bool:
 def _found_by_others(module: str) -> Path | None:
     """The file of a module as a fresh process in this directory finds it."""
     code = (
-        "import sys; from samecurve.tasks.user_file import file_of_module;"
+        "import sys; from samecurve.tasks.class_place import file_of_module;"
         " print(file_of_module(sys.argv[1]) or '')"
     )
     done = subprocess.run(

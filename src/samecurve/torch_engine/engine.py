@@ -29,7 +29,7 @@ from samecurve.core.protocols import (
     TrialRows,
 )
 from samecurve.core.sample_numbers import serving
-from samecurve.core.split_check import said_or_refused
+from samecurve.core.split_errors import lines_or_refuse
 from samecurve.torch_engine import checkpoint as states
 from samecurve.torch_engine.checkpoint import State
 from samecurve.torch_engine.evaluation import evaluate
@@ -149,7 +149,7 @@ class TorchEngine:
     ) -> Sequence[str]:
         del state  # its model is the strategy's
         verdict = SplitCheck(self._setup, rows, self._staged).run()
-        lines = said_or_refused(
+        lines = lines_or_refuse(
             verdict.error,
             repeats=verdict.repeats,
             is_split=self.plan.is_split or as_if_split,

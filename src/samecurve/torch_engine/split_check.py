@@ -1,6 +1,7 @@
 """The split check: before a run's first step the loss of some samples is taken whole, again, and in
 parts, on the run's own devices. What does not add up, does not repeat or leaves something behind
-would give another curve on other devices (core/split_check.py has the verdicts).
+would give another curve on other devices (core/split_check.py has the verdicts, split_trials.py
+takes the losses).
 
 Every rank takes the same samples and makes the same calls, whatever it finds; what is found by any
 is told by all alike. Afterwards model, task and generators are as before.
@@ -8,9 +9,8 @@ is told by all alike. Afterwards model, task and generators are as before.
 
 import json
 import math
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
@@ -18,18 +18,19 @@ from itertools import combinations
 import torch
 from torch import nn
 
-from samecurve.core.determinism.mean import Mean
-from samecurve.core.protocols import MicroBatch, TrialRows
+from samecurve.core.protocols import TrialRows
 from samecurve.core.split_check import (
     DOUBTFUL,
     SURE,
     TOLERANCE,
-    Evidence,
     Finding,
     Format,
     Trial,
     compare_parts,
     compare_repeats,
+)
+from samecurve.core.split_errors import (
+    Evidence,
     explain,
     explain_buffer,
     explain_draws,
@@ -37,13 +38,8 @@ from samecurve.core.split_check import (
     explain_state,
 )
 from samecurve.errors import UserError
-from samecurve.torch_engine.layers.context import StagedKeys
-from samecurve.torch_engine.model import run_uncompiled
-from samecurve.torch_engine.precision import autocast_for, current_device
 from samecurve.torch_engine.setup import EngineSetup
 from samecurve.torch_engine.split_diagnosis import (
-    Recorded,
-    Recording,
     find_place,
     first_difference,
     loss_place,
@@ -51,28 +47,13 @@ from samecurve.torch_engine.split_diagnosis import (
 )
 from samecurve.torch_engine.split_formats import (
     NarrowestFormat,
-    added_up,
-    full_float32,
-    norms_frozen,
-    widened,
-    widened_buffers,
 )
-from samecurve.torch_engine.split_state import Attributes, Buffers, GeneratorStates, version
+from samecurve.torch_engine.split_state import version
+from samecurve.torch_engine.split_trials import Stage, Trials
 
 _ALONE = 4  # of them, tried one by one and in pairs once something is wrong
 _MANY = 1000  # microbatches, after which a counter is tried
-_WIDENED = 500_000_000  # parameters at most of a model that is tried in float64
 _LABELS: dict[Format, float] = {"f64": 1e-9, "f32": 1e-4, "narrow": 3e-2}  # of single numbers
-_RAISED = (
-    UserError,
-    ArithmeticError,
-    AssertionError,
-    LookupError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)  # what a loss says to samples that it does not expect
-Stage = Callable[[MicroBatch], MicroBatch]
 
 
 @dataclass(frozen=True)
@@ -96,22 +77,18 @@ class SplitCheck:
     """
 
     def __init__(self, setup: EngineSetup, rows: TrialRows, stage: Stage) -> None:
-        self._setup, self._rows, self._stage = setup, rows, stage
+        self._setup, self._rows = setup, rows
         self._plan, self._model = setup.plan, setup.strategy.models[0]
-        self._all = list(range(len(rows.ids)))
-        self._with_grad = False
-        self._format: Format = _format_of(setup)
-        self._casts_rows = False
-        self._phases = list(getattr(setup.task, "phases", {})) or [""]
-        self._phase = 0
+        self._trials = Trials(setup, rows, stage)
+        self._all = self._trials.samples
         self._seeded: list[str] = []  # of numpy and Python: begun anew in each microbatch
 
     def run(self) -> SplitVerdict:
         """The first of the step's phases that has an error tells it."""
         steady: frozenset[str] = frozenset()
-        for number in range(len(self._phases)):
-            self._phase = number
-            with self._prepared():
+        for number in range(len(self._trials.phases)):
+            self._trials.phase_number = number
+            with self._trials.prepared():
                 look = self._look()
                 error, repeats = self._error_of(look)
             steady |= look.steady
@@ -122,35 +99,36 @@ class SplitCheck:
     # --- what is tried
 
     def _look(self) -> "_Look":
+        trials = self._trials
         whole, moved = self._first_trials()
-        after_whole = self._buffers.moved()
-        numbers = self._attributes.numbers()
-        self._generators.put_back()
-        again = self._trial(self._all)
-        after_again = self._buffers.moved()
+        after_whole = trials.buffers.moved()
+        numbers = trials.attributes.numbers()
+        trials.generators.put_back()
+        again = trials.loss_of(self._all)
+        after_again = trials.buffers.moved()
         moving = [
             name
             for name, value in after_whole.items()
             if name in after_again and not torch.equal(value, after_again[name])
         ]
-        changed = self._attributes.changed()
+        changed = trials.attributes.changed()
         counters = {
             name: (value, _MANY * (value - numbers[name]))
-            for name, value in self._attributes.numbers().items()
+            for name, value in trials.attributes.numbers().items()
             if value != numbers.get(name, value)
         }
         if self._agree(bool(moving)):  # once a step, where they move alike: StepBuffers
-            self._buffers.put_back(moving)
-            self._generators.put_back()
-            again = self._trial(self._all)
-        self._put_back()
+            trials.buffers.put_back(moving)
+            trials.generators.put_back()
+            again = trials.loss_of(self._all)
+        trials.put_back()
         parts, after_parts, failed = [], [], None
         for rows in _parts(self._all):
-            part, error = self._part(rows)
+            part, error = trials.loss_of_part(rows)
             parts.append(part)
             failed = failed or error
-            after_parts.append(self._buffers.moved())
-            self._put_back()
+            after_parts.append(trials.buffers.moved())
+            trials.put_back()
         far = self._far_trial(counters)
         steady = frozenset(
             name for name in moving if _all_like(after_whole[name], name, after_parts)
@@ -164,94 +142,36 @@ class SplitCheck:
         """The loss of all samples, and generators that no key serves. Where numbers are drawn it is
         learnt first, from samples of two sizes, what they follow at each place.
         """
+        trials = self._trials
         sites = self._setup.draw_sites
         with sites.recording() as draws:
-            whole = self._first_trial()
-        moved = self._generators.moved()
+            whole = trials.loss_of_all()
+        moved = trials.generators.moved()
         if not self._agree(bool(draws or moved)):
             return whole, []
-        self._put_back()
+        trials.put_back()
         with sites.recording() as draws_of_part:
-            self._try(_parts(self._all)[0])
-        self._put_back()
+            trials.loss_if_any(_parts(self._all)[0])
+        trials.put_back()
         sites.learn(draws, draws_of_part)
         self._seeded = [name for name in moved if name in {"numpy", "Python"}]
         sites.reseeds_host = self._agree(bool(self._seeded))
-        whole = self._trial(self._all)
-        moved = [name for name in self._generators.moved() if name not in {"numpy", "Python"}]
+        whole = trials.loss_of(self._all)
+        moved = [name for name in trials.generators.moved() if name not in {"numpy", "Python"}]
         if self._agree(any(name.startswith("torch") for name in moved)):
             sites.reseeds_torch = True
-            self._put_back()
-            whole = self._trial(self._all)
+            trials.put_back()
+            whole = trials.loss_of(self._all)
         return whole, moved
-
-    def _first_trial(self) -> Trial:
-        """Settles how losses are computed: wide where that can be, without gradient where that can
-        be.
-        """
-        while True:
-            try:
-                return self._trial(self._all)
-            except Exception as error:
-                if not self._with_grad and _wants_gradient(error):
-                    self._with_grad = True
-                elif self._format == "f32" and self._plan.precision in {"bf16", "f16"}:
-                    self._format = "narrow"  # a kernel that knows two bytes only, say
-                else:
-                    raise
-                self._put_back()
 
     def _far_trial(self, counters: dict[str, tuple[float, float]]) -> Trial | None:
         """The loss after many microbatches, as far as counters tell it; None: nothing counts."""
         if not self._agree(bool(counters)):
             return None
-        self._attributes.advance(counters)
-        trial = self._try(self._all)
-        self._put_back()
+        self._trials.attributes.advance(counters)
+        trial = self._trials.loss_if_any(self._all)
+        self._trials.put_back()
         return trial or Trial(len(self._all), math.nan, math.nan)
-
-    def _trial(self, rows: Sequence[int]) -> Trial:
-        loss = self._loss(rows)
-        return Trial(len(rows), float(loss.sum), float(loss.weight))
-
-    def _part(self, rows: Sequence[int]) -> tuple[Trial, UserError | None]:
-        """And why the loss can't be taken of these samples, though of all of them it can."""
-        try:
-            return self._trial(rows), None
-        except _RAISED as error:
-            where = error.where if isinstance(error, UserError) else ""
-            cause = error.cause if isinstance(error, UserError) else f"{error}"
-            nothing = Trial(len(rows), math.nan, math.nan)
-            return nothing, UserError(cause, where=where)
-
-    def _try(self, rows: Sequence[int]) -> Trial | None:
-        """None: the loss can't be taken of these."""
-        trial, error = self._part(rows)
-        return None if error else trial
-
-    def _loss(self, rows: Sequence[int]) -> Mean:
-        setup, device = self._setup, self._setup.device
-        microbatch = self._stage(self._rows.pick(rows))
-        keys = microbatch.keys
-        if keys is not None and self._phase:  # each phase draws numbers of its own
-            keys = StagedKeys(keys.rows.of_phase(self._phase))
-        arrays = {name: tensor.to(device) for name, tensor in microbatch.arrays.items()}
-        if self._casts_rows:
-            arrays = {name: widened(tensor) for name, tensor in arrays.items()}
-        precision = self._plan.precision if self._format == "narrow" else "f32"
-        progress = self._plan.progress_at(self._rows.step)
-        with (
-            torch.set_grad_enabled(self._with_grad),
-            current_device(device),
-            setup.contexts[0].within(keys),
-            autocast_for(precision, device),
-        ):
-            phase = self._phases[self._phase]
-            if self._plan.whole_batch:
-                features = setup.strategy.call(0, setup.task.features, arrays, progress, phase)
-                return Mean(added_up(features), len(rows))
-            losses = setup.strategy.call(0, setup.task.losses, arrays, progress, phase)
-        return losses["loss"]
 
     # --- what is found
 
@@ -271,7 +191,7 @@ class SplitCheck:
         return self._shared(error), not self._agree(not repeats)
 
     def _finding(self, look: "_Look") -> Finding | None:
-        tolerance = TOLERANCE[self._format]
+        tolerance = TOLERANCE[self._trials.format]
         return compare_repeats(look.whole, look.again, tolerance) or compare_parts(
             look.whole, look.parts, tolerance
         )
@@ -279,51 +199,48 @@ class SplitCheck:
     def _counts(self, look: "_Look") -> bool:
         """Whether the loss depends on how many microbatches came before."""
         return look.far is not None and bool(
-            compare_repeats(look.whole, look.far, TOLERANCE[self._format])
+            compare_repeats(look.whole, look.far, TOLERANCE[self._trials.format])
         )
 
     def _second_opinion(self, finding: Finding | None, stack: ExitStack) -> Finding | None:
         """A small difference may be rounding: the same in float64, where it can be had."""
+        trials = self._trials
         seen = NarrowestFormat()
         with seen:
-            self._try(self._all)
-        self._put_back()
-        narrow = self._format == "narrow" or seen.bytes < 4
-        if not narrow and self._format == "f32" and self._can_widen():
-            stack.enter_context(self._in_float64())
+            trials.loss_if_any(self._all)
+        trials.put_back()
+        narrow = trials.format == "narrow" or seen.bytes < 4
+        if not narrow and trials.format == "f32" and trials.can_widen():
+            stack.enter_context(trials.in_float64())
             seen = NarrowestFormat()
             with seen:
-                trials = [self._try(rows) for rows in (self._all, *_parts(self._all))]
-            self._put_back()
-            if all(trials):
-                whole, *parts = (trial for trial in trials if trial)
-                self._format = "f64" if seen.bytes == 8 else "f32"
-                tolerance = TOLERANCE["f64"] if self._format == "f64" else SURE["f32"]
+                wide = [trials.loss_if_any(rows) for rows in (self._all, *_parts(self._all))]
+            trials.put_back()
+            if all(wide):
+                whole, *parts = (trial for trial in wide if trial)
+                trials.format = "f64" if seen.bytes == 8 else "f32"
+                tolerance = TOLERANCE["f64"] if trials.format == "f64" else SURE["f32"]
                 again = None if finding is None or finding.kind != "repeat" else finding
                 return again or compare_parts(whole, parts, tolerance)
             stack.close()
         if finding is None:
             return None
-        limit = SURE["narrow" if narrow else self._format]
+        limit = SURE["narrow" if narrow else trials.format]
         return finding if finding.difference > limit else None
-
-    def _can_widen(self) -> bool:
-        sharded = self._plan.shards > 1
-        size = sum(parameter.numel() for parameter in self._model.parameters())
-        return not sharded and not self._plan.float8 and size <= _WIDENED
 
     def _evidence(self, look: "_Look", finding: Finding | None) -> Evidence:
         """All ranks make the same calls here, whatever each has found."""
+        trials = self._trials
         alone = self._all[:_ALONE]
         reads = self._reads(look)
-        watched = watch(lambda: self._try(self._all), self._generators, reads)
-        self._put_back()
-        singles = [self._try([row]) for row in alone]
-        pairs = {pair: self._try(pair) for pair in combinations(alone, 2)}
-        self._put_back()
-        third = self._try(self._all)
-        self._put_back()
-        recorded = [self._record(rows) for rows in (self._all, self._all, *_parts(self._all))]
+        watched = watch(lambda: trials.loss_if_any(self._all), trials.generators, reads)
+        trials.put_back()
+        singles = [trials.loss_if_any([row]) for row in alone]
+        pairs = {pair: trials.loss_if_any(pair) for pair in combinations(alone, 2)}
+        trials.put_back()
+        third = trials.loss_if_any(self._all)
+        trials.put_back()
+        recorded = [trials.record(rows) for rows in (self._all, self._all, *_parts(self._all))]
         name = ""
         if look.changed and third and not compare_repeats(look.whole, third, 1e-6):
             name = (look.counters or look.changed)[0]
@@ -338,7 +255,7 @@ class SplitCheck:
         elif whole and all(parts):
             present = [part for part in parts if part]
             is_weight = finding is not None and finding.kind in {"weight", "unweighted"}
-            place = find_place(whole, present, _LABELS[self._format], of_weight=is_weight)
+            place = find_place(whole, present, _LABELS[trials.format], of_weight=is_weight)
         all_there = all(singles) and all(pairs.values())
         return Evidence(
             ids=[int(i) for i in self._rows.ids],
@@ -351,17 +268,6 @@ class SplitCheck:
             loss_at=loss_place(self._setup.task, whole_batch=self._plan.whole_batch),
             what="features(), added up," if self._plan.whole_batch else "the loss",
         )
-
-    def _record(self, rows: Sequence[int]) -> Recorded | None:
-        recording = Recording()
-        try:
-            with recording:
-                loss = self._loss(rows)
-        except _RAISED:
-            return None
-        finally:
-            self._put_back()
-        return Recorded(recording, rows, tuple(loss))
 
     def _explained(
         self, look: "_Look", finding: Finding | None, evidence: Evidence
@@ -377,13 +283,13 @@ class SplitCheck:
         if look.failed and finding and finding.kind == "finite":
             return explain_failure(look.whole, look.failed)
         if finding:
-            return explain(finding, evidence, rounded=TOLERANCE[self._format])
+            return explain(finding, evidence, rounded=TOLERANCE[self._trials.format])
         return None
 
     def _reads(self, look: "_Look") -> dict[str, Callable[[], object]]:
         """How attributes and buffers that change are watched."""
         reads: dict[str, Callable[[], object]] = {
-            name: partial(self._attributes.read, name) for name in look.changed
+            name: partial(self._trials.attributes.read, name) for name in look.changed
         }
         return reads | {name: partial(_read_buffer, self._model, name) for name in look.unlike}
 
@@ -412,45 +318,6 @@ class SplitCheck:
 
     # --- as it was
 
-    @contextmanager
-    def _prepared(self) -> Iterator[None]:
-        """What may stay of the check is noted before; norms over the batch, which the plan knows
-        of, use what they have learnt.
-        """
-        task = getattr(self._setup.task, "task", self._setup.task)
-        with ExitStack() as stack:
-            stack.enter_context(norms_frozen(self._model))
-            stack.enter_context(run_uncompiled(self._plan))
-            stack.enter_context(full_float32())
-            stack.enter_context(warnings.catch_warnings())
-            warnings.simplefilter("ignore")  # of fewer samples than a step has
-            self._buffers = Buffers(self._model)
-            self._attributes = Attributes(self._model, task)
-            self._generators = GeneratorStates(self._attributes, [self._setup.device])
-            stack.callback(self._put_back)
-            yield
-
-    def _put_back(self) -> None:
-        self._attributes.put_back()
-        self._buffers.put_back()
-        self._generators.put_back()
-
-    @contextmanager
-    def _in_float64(self) -> Iterator[None]:
-        """Weights, buffers and rows widened for a while."""
-        saved = [(parameter, parameter.data) for parameter in self._model.parameters()]
-        buffers = self._buffers
-        with widened_buffers(self._model):
-            for parameter, data in saved:
-                parameter.data = widened(data)
-            self._casts_rows, self._buffers = True, Buffers(self._model)
-            try:
-                yield
-            finally:
-                self._casts_rows, self._buffers = False, buffers
-                for parameter, data in saved:
-                    parameter.data = data
-
 
 @dataclass(frozen=True)
 class _Look:
@@ -475,15 +342,6 @@ class _Look:
     unlike: Sequence[str]
 
 
-def _format_of(setup: EngineSetup) -> Format:
-    """What losses are computed in: wider than a step where the weights are there in it."""
-    plan = setup.plan
-    if plan.precision == "f64":
-        return "f64"
-    is_narrow = plan.precision in {"bf16", "f16"}
-    return "narrow" if plan.float8 or (is_narrow and plan.shards > 1) else "f32"
-
-
 def _parts(rows: Sequence[int]) -> list[list[int]]:
     """Two unequal ones, their order turned; one row can't be split."""
     turned = list(reversed(rows))
@@ -491,15 +349,6 @@ def _parts(rows: Sequence[int]) -> list[list[int]]:
         return [turned]
     cut = max(1, 3 * len(turned) // 8)
     return [turned[:cut], turned[cut:]]
-
-
-def _wants_gradient(error: BaseException) -> bool:
-    """Raised because a loss takes gradients itself."""
-    causes = [error, error.__cause__, error.__context__]
-    return any(
-        isinstance(cause, RuntimeError) and "does not require grad" in str(cause)
-        for cause in causes
-    )
 
 
 def _all_like(value: torch.Tensor, name: str, others: Sequence[dict[str, torch.Tensor]]) -> bool:

@@ -17,7 +17,7 @@ import torch
 from torch.overrides import TorchFunctionMode, resolve_name
 
 import samecurve
-from samecurve.core.split_check import Draw, Place
+from samecurve.core.split_errors import Draw, Place
 from samecurve.torch_engine.split_state import GeneratorStates
 
 Label = Literal["rows", "added up", "constant", "reduced", "pairs", "mixed", "unknown"]

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from samecurve.core.config.sections import Config
 from samecurve.core.determinism.mean import Mean
 from samecurve.core.protocols import START, Arrays, Progress, StoredArrays
-from samecurve.core.split_check import MEAN
+from samecurve.core.split_errors import MEAN
 from samecurve.core.weight_check import check_weights
 from samecurve.errors import UserError
 from samecurve.jax_engine.complex_pairs import is_complex
@@ -28,7 +28,8 @@ from samecurve.jax_engine.model import (
     param_shapes,
 )
 from samecurve.jax_engine.sample_numbers import with_numbers, with_trial_keys
-from samecurve.tasks.adapter.base import FEATURES, NEEDED, EngineAdapter, spec_of
+from samecurve.tasks.adapter.class_checks import NEEDED
+from samecurve.tasks.adapter.engine_adapter import FEATURES, EngineAdapter, spec_of
 
 _COMPUTE = {"f64": jnp.float64, "f32": jnp.float32, "bf16": jnp.bfloat16, "f16": jnp.float16}
 _KEPT = (nnx.Intermediate, nnx.Cache)  # what a forward pass may leave behind

@@ -17,10 +17,11 @@ from samecurve.core.determinism.mean import Mean
 from samecurve.core.phases import names_by_phase
 from samecurve.core.planning.facts import UserOptimizerFacts
 from samecurve.core.protocols import START, Arrays, Progress, StoredArrays
-from samecurve.core.split_check import MEAN
+from samecurve.core.split_errors import MEAN
 from samecurve.errors import RunError, UserError
 from samecurve.tasks.adapter.additivity import check_adds
-from samecurve.tasks.adapter.base import FEATURES, NEEDED, EngineAdapter, spec_of
+from samecurve.tasks.adapter.class_checks import NEEDED
+from samecurve.tasks.adapter.engine_adapter import FEATURES, EngineAdapter, spec_of
 from samecurve.torch_engine.feature_table import Features, check_rows
 from samecurve.torch_engine.keyed.generators import GeneratorWatch
 from samecurve.torch_engine.keyed.sample_numbers import keyed_trial

@@ -1,0 +1,137 @@
+"""What a task's class must have: its methods, its attributes and its phases, looked at as soon as
+there is an object of it, before any of its methods is called.
+"""
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from samecurve.core.config.document import suggest
+from samecurve.errors import UserError
+from samecurve.tasks.adapter.members import check_names, check_signatures, other_trainers
+from samecurve.tasks.protocol import MEMBERS
+
+NEEDED = {name: MEMBERS[name] for name in ("model", "loss", "train_data")}
+_WHOLE_BATCH = {name: MEMBERS[name] for name in ("features", "batch_loss")}  # in place of loss()
+
+
+def check_methods(task: object, name: str, needed: Mapping[str, str], *, is_users: bool) -> None:
+    """UserError: a method is missing, or hidden, or of another form.
+
+    name: the class's
+    needed: methods that every such class has, and how they are written
+    is_users: whether a user wrote the class, who may mistake names and signatures
+    """
+    _check_hidden(task, name)
+    _check_needed(task, name, needed)
+    if is_users:
+        check_names(task, name)
+        check_signatures(task, name)
+
+
+def check_attributes(task: Any, name: str) -> None:
+    """UserError: what the class says of itself is of another form."""
+    if hasattr(task, "optimizer") and not callable(task.optimizer):
+        raise UserError(
+            f"{name}.optimizer is {type(task.optimizer).__name__}, where a method"
+            " optimizer(self, params) brings an optimizer",
+            "another name for it",
+            "task",
+        )
+    if not isinstance(getattr(task, "elementwise", False), bool):
+        raise UserError(
+            f"{name}.elementwise is {task.elementwise!r}",
+            "True: the optimizer updates each number by itself, whatever the others are; or"
+            " leave it out",
+            "task",
+        )
+    coupled = getattr(task, "coupled", ())
+    if not isinstance(coupled, tuple | list) or not all(isinstance(word, str) for word in coupled):
+        raise UserError(
+            f"{name}.coupled is {coupled!r}",
+            'a tuple of words for what mixes the samples of a batch: ("contrastive loss",)',
+            "task",
+        )
+
+
+def _check_hidden(task: object, name: str) -> None:
+    """UserError: __init__ has set a value under the name of a method."""
+    for method in MEMBERS:
+        value = getattr(task, "__dict__", {}).get(method)
+        is_method = callable(getattr(type(task), method, None))
+        if value is not None and is_method and not callable(value):
+            raise UserError(
+                f"{name}.__init__ sets self.{method}, which hides the method {method}()",
+                f"keep it under another name, such as self.{method}_fields",
+                "task",
+            )
+
+
+def _check_needed(task: object, name: str, needed: Mapping[str, str]) -> None:
+    """UserError: methods are missing, or there are two losses."""
+    needed = _needed_by(task, name, needed)
+    missing = [method for method in needed if not callable(getattr(task, method, None))]
+    if not missing:
+        return
+    there = [member for member in dir(task) if not member.startswith("__")]
+    hints = [hint for method in missing if (hint := suggest(method, there))]
+    hints += [f"{method}() is called by other trainers" for method in other_trainers(task)]
+    lacks = "; ".join([" and ".join(f"no {method}()" for method in missing), *hints])
+    signatures = "\n    ".join(needed[method] for method in missing)
+    raise UserError(f"{name} has {lacks}", signatures, "task")
+
+
+def _needed_by(task: object, name: str, needed: Mapping[str, str]) -> Mapping[str, str]:
+    """What this class must have. UserError: two losses.
+
+    A method features() beside loss() is a helper of the class's own.
+    """
+    has_loss, has_features = hasattr(task, "loss"), hasattr(task, "features")
+    whole_batch = hasattr(task, "batch_loss")
+    if "loss" not in needed or not (whole_batch or (has_features and not has_loss)):
+        return needed
+    if has_loss:
+        raise UserError(
+            f"{name} has two losses, loss() and batch_loss()",
+            "leave one of them out: loss() where the loss is a sum over samples; features() and"
+            " batch_loss() where samples of a batch see each other",
+            "task",
+        )
+    others = {method: text for method, text in needed.items() if method != "loss"}
+    return {**others, **_WHOLE_BATCH}
+
+
+def read_phases(task: Any, name: str) -> dict[str, tuple[str, ...]]:
+    """The patterns of parameters by phase.
+
+    UserError: the class's phases are of another form, or its loss does not hear of them.
+    """
+    phases = getattr(task, "phases", {})
+    if not isinstance(phases, Mapping):
+        phases = {"": phases}
+    read = {}
+    for phase, patterns in phases.items():
+        of_phase = (patterns,) if isinstance(patterns, str) else patterns
+        is_list = isinstance(of_phase, tuple | list) and of_phase
+        if not phase or not is_list or not all(isinstance(p, str) for p in of_phase):
+            raise UserError(f"{name}.phases is {task.phases!r}", MEMBERS["phases"], "task")
+        read[str(phase)] = tuple(of_phase)
+    methods = ["features", "batch_loss"] if hasattr(task, "batch_loss") else ["loss"]
+    asks = [
+        method
+        for method in methods
+        if "phase" in inspect.signature(getattr(task, method)).parameters
+    ]
+    if asks and not read:
+        raise UserError(
+            f"{name}.{asks[0]}() asks for a phase, and the class has no phases",
+            MEMBERS["phases"],
+            "task",
+        )
+    if read and not asks:
+        raise UserError(
+            f"{name} has phases ({', '.join(read)}), and its {methods[-1]}() does not ask which",
+            f"phase among the parameters of {methods[-1]}(): the loss is that phase's",
+            "task",
+        )
+    return read
