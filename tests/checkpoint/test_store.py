@@ -134,6 +134,12 @@ def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
     ]
 
 
+def test_all_are_kept(tmp_path: Path) -> None:
+    for step in range(1, 6):
+        save(tmp_path, step, 1.0 / step, keep=0)
+    assert len(checkpoints(tmp_path)) == 5
+
+
 def test_a_failed_save_stops_the_run(tmp_path: Path) -> None:
     """The scratch directory is taken away under it."""
     one = store(tmp_path)

@@ -72,6 +72,28 @@ def test_the_later_setting_wins_and_is_remembered() -> None:
     assert "train.seed" not in loaded.origins
 
 
+def test_a_section_that_is_set_at_once_is_remembered_key_by_key() -> None:
+    document = parse(LEAST + "model: {num_layers: 3}\n", "c.yaml")
+    document.set("model", {"hidden_size": 64, "num_heads": 2}, "--set model")
+    loaded = load(document, Tasks())
+    assert loaded.origins["model.hidden_size"] == loaded.origins["model.num_heads"] == "--set model"
+    assert not {"model", "model.num_layers"} & loaded.origins.keys()
+
+
+def test_words_are_compared_without_regard_to_case() -> None:
+    config = read(
+        "task: Language\nbatch: {samples: 8}\nengine: Torch\ntrain: {precision: BF16}\n"
+        "devices: {strategy: DDP, sync: NCCL, use: CPU:2, balance: Measured}\n"
+        "schedule: {decay: Cosine}\ntrack: {wandb: Off}\n"
+    ).config
+    devices = config.devices
+    assert (config.task, config.engine, config.train.precision) == ("language", "torch", "bf16")
+    assert (devices.strategy, devices.sync, devices.use) == ("ddp", "nccl", "cpu:2")
+    assert (devices.balance, config.schedule.decay) == ("measured", "cosine")
+    with pytest.raises(InvalidConfigError, match="did you mean nccl"):
+        read(LEAST + "devices: {sync: NCL}\n")
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [

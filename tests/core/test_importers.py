@@ -118,7 +118,7 @@ def test_the_published_nano() -> None:
     [
         ("max_steps: 5000", {"train.steps": 5000}),
         ("max_checkpoints: 3", {"train.keep": 3}),
-        ("max_checkpoints: 0", {"train.keep": 1_000_000}),
+        ("max_checkpoints: 0", {"train.keep": 0}),
         ("target_device: cpu", {"devices.use": "cpu"}),
         (
             "distributed: {enabled: true, backend: nccl, gpu_ids: [2, 3]}",

@@ -50,7 +50,7 @@ class Published:
 class Publisher:
     """What the one rank that publishes does beside writing, in the store's thread."""
 
-    keep: int  # how many of the newest checkpoints stay, beside the best
+    keep: int  # how many of the newest checkpoints stay, beside the best; 0: all
     meta: Callable[[int], Mapping[str, object]]  # step -> what the manifest says beside the arrays
     before: Callable[[], None]  # called before the rename: the journal is synced here
     published: Callable[[Published], None]  # called after it
@@ -191,7 +191,9 @@ def checkpoints(home: Path) -> list[Path]:
 
 
 def prune(home: Path, keep: int) -> None:
-    """Leave the newest `keep` and the one with the lowest evaluation loss."""
+    """Leave the newest `keep` and the one with the lowest evaluation loss. 0: leave all."""
+    if not keep:
+        return
     paths = checkpoints(home)
     losses = {path: loss for path in paths if (loss := _loss(path)) is not None}
     best = min(losses, key=lambda path: losses[path], default=None)

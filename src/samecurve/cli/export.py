@@ -19,14 +19,14 @@ from samecurve.cli.options import Verb
 @click.option(
     "--format",
     "layout",
-    type=click.Choice(["safetensors", "huggingface"]),
+    type=click.Choice(["safetensors", "huggingface"], case_sensitive=False),
     default="safetensors",
     show_default=True,
     help="huggingface: as transformers loads it, with the tokenizer (task language)",
 )
 @click.option(
     "--dtype",
-    type=click.Choice(["f32", "bf16", "f16"]),
+    type=click.Choice(["f32", "bf16", "f16"], case_sensitive=False),
     help="of the weights; as they were trained if not given",
 )
 @click.option(

@@ -72,7 +72,7 @@ class Layout:
 
 def parse_layout(text: str) -> Layout:
     """'ddp:2', 'fsdp:3/4', 'ddp:2..fsdp:3'. UserError: none of these."""
-    legs = [_parse_leg(part) for part in text.strip().split("..")]
+    legs = [_parse_leg(part) for part in text.strip().lower().split("..")]
     layout: Layout | None = None
     for leg in reversed(legs):
         if leg is None:
@@ -184,7 +184,7 @@ def default_worlds(num_devices: int) -> list[int]:
 
 def parse_strategies(text: str) -> list[str]:
     """UserError: one of them is none."""
-    strategies = list(dict.fromkeys(part.strip() for part in text.split(",")))
+    strategies = list(dict.fromkeys(part.strip() for part in text.lower().split(",")))
     known = STRATEGY_NAMES
     for strategy in strategies:
         if strategy not in known:

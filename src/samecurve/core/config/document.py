@@ -74,7 +74,8 @@ class Document:
         at[path[-1]] = value
         for old in [place for place in self.origins if place[: len(path)] == path]:
             del self.origins[old]
-        self.origins[path] = origin
+        for inner in _keys_within(value):
+            self.origins[*path, *inner] = origin
 
     def origin_of(self, key: Key) -> str:
         """Where a key, or the nearest section above it, came from; '' if none of them was given."""
@@ -82,6 +83,14 @@ class Document:
             if key[:length] in self.origins:
                 return self.origins[key[:length]]
         return ""
+
+
+def _keys_within(value: Any) -> Iterator[Key]:
+    """Of a value itself, and of those of a section."""
+    yield ()
+    if isinstance(value, dict):
+        for name, item in value.items():
+            yield from ((name, *key) for key in _keys_within(item))
 
 
 def read_file(path: Path) -> Document:

@@ -1,11 +1,35 @@
 """What every part of the config is: frozen, without unknown keys, without guesses at what a value
-means.
+means. Words that a value must be one of are compared without regard to case.
 """
 
-from pydantic import BaseModel, ConfigDict
+from collections.abc import Iterator
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
 
 class Section(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, allow_inf_nan=False, defer_build=True
     )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _word_as_it_is_written(cls, value: Any, info: ValidationInfo) -> Any:
+        """NCCL -> nccl, where the field takes that word and not this one."""
+        if not isinstance(value, str) or info.field_name is None:
+            return value
+        words = list(_words(cls.model_fields[info.field_name].annotation))
+        alike = [word for word in words if word.casefold() == value.casefold()]
+        if value in words or len(alike) != 1:
+            return value
+        return alike[0]
+
+
+def _words(annotation: Any) -> Iterator[str]:
+    """Those that a field's type lists."""
+    if get_origin(annotation) is Literal:
+        yield from (word for word in get_args(annotation) if isinstance(word, str))
+        return
+    for inner in get_args(annotation):
+        yield from _words(inner)

@@ -158,11 +158,11 @@ class Train(Section):
         0,
         description="steps or epochs between samples of what the model makes; one more at the end",
     )
-    keep: PositiveInt = Field(
+    keep: NonNegativeInt = Field(
         3,
         description=(
-            "newest checkpoints kept, beside the best; an evaluation that improves on all before is"
-            " saved too, where save_every is given"
+            "newest checkpoints kept, beside the best; 0: all. An evaluation that improves on all"
+            " before is saved too, where save_every is given"
         ),
     )
     recompute: Recompute = Field(
@@ -218,10 +218,17 @@ class Train(Section):
     )
 
 
+def _in_lower_case(value: object) -> object:
+    """`ALL`, `CPU:2`."""
+    return value.lower() if isinstance(value, str) else value
+
+
 class Devices(Section):
     """Where it runs."""
 
-    use: str = Field("auto", description="auto, all, cpu, cpu:4, or indices: 0,1")
+    use: Annotated[str, BeforeValidator(_in_lower_case)] = Field(
+        "auto", description="auto, all, cpu, cpu:4, or indices: 0,1"
+    )
     strategy: StrategyChoice = Field(
         "auto",
         description=(
@@ -401,6 +408,8 @@ def load(document: Document, registry: Registry, name: str = "run") -> LoadedCon
     InvalidConfigError lists everything that is wrong with it, each with its place.
     """
     task = document.value.get("task", "language")
+    if isinstance(task, str) and not registry.knows(task) and registry.knows(task.lower()):
+        task = task.lower()
     if not registry.knows(task):
         hint, instead = "is not a task", f"; {USER_TASK}"
         if task in registry.later():
@@ -456,7 +465,7 @@ def _explain_fault(fault: "ErrorDetails", document: Document, fields: TaskSectio
             return UserError(f"{name}: missing", "give it in the file, or with --set", where)
         case "literal_error":
             expected = fault["ctx"]["expected"].replace("'", "").replace(" or ", ", ")
-            remedy = suggest(str(value), expected.split(", ")) or _SEE_TABLE
+            remedy = suggest(str(value).lower(), expected.split(", ")) or _SEE_TABLE
             return UserError(f"{name}: {value!r} is not one of {expected}", remedy, where)
         case "model_type":
             text = "should be a section of `key: value`"

@@ -51,7 +51,6 @@ _OTHER_FIELDS = (  # of the trainer that are read
     "load_balance_alpha",
     "target_device",
 )
-_ALL = 1_000_000  # checkpoints: more than a run makes
 
 
 def matches(document: Document) -> bool:
@@ -84,8 +83,6 @@ def convert(document: Document) -> ConvertedConfig:
 
 def _checkpoints(foreign: ForeignConfig) -> None:
     """How many are kept, and where."""
-    if _is_zero(foreign.value("trainer.max_checkpoints")):
-        foreign.convert("trainer.max_checkpoints", "train.keep", _ALL, "0: all of them")
     foreign.convert("trainer.max_checkpoints", "train.keep")
     if foreign.value("trainer.max_checkpoints") is None:
         foreign.add_default("train.keep", 10, "ten checkpoints kept")
