@@ -3,6 +3,12 @@
 # Flags of `samecurve run` stand before the script:
 #   scripts/run_nvidia_all.sh --gpus 0,1 train.py
 PYTHON=${PYTHON:-python3}
+if [ $# -eq 0 ]; then
+  echo "error: no script was given" >&2
+  echo "  remedy: $0 SCRIPT [ARGS] starts a script of yours on all NVIDIA GPUs, such as" \
+    "examples/plain_ddp.py; the demo, without one: $PYTHON -m samecurve train -f models/tiny.yaml" >&2
+  exit 2
+fi
 vendor=$("$PYTHON" -m samecurve.launch.script.placement) || exit 2
 if [ "$vendor" != NVIDIA ]; then
   hidden="CUDA_VISIBLE_DEVICES hides some"

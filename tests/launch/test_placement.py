@@ -200,6 +200,11 @@ def test_a_launcher_for_one_make_of_gpu(library: Path, tmp_path: Path) -> None:
     gpus = {**plain, "LD_LIBRARY_PATH": str(library)}
     script = tmp_path / "see.py"
     script.write_text("import os\nprint(os.environ['WORLD_SIZE'])\n")
+    for make in ("nvidia", "amd"):
+        launcher = home / f"run_{make}_all.sh"
+        done = subprocess.run([launcher], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert f"remedy: {launcher} SCRIPT [ARGS] starts" in done.stderr
     for make, environment, code, says in (
         ("nvidia", plain, 1, "no NVIDIA GPU found (no GPU at all)"),
         ("amd", gpus, 1, "no AMD GPU found (NVIDIA)"),

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from commands import command, refused, until
+from commands import command, refused, samecurve, until
 from samecurve.launch.script.output import Lines
 from samecurve.launch.script.placement import reserve_port
 
@@ -365,6 +365,17 @@ def test_wrong_input_is_refused(
 ) -> None:
     assert says in refused(monkeypatch, capsys, "run", *arguments, cwd=tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_line_for_torchrun_starts_the_same(tmp_path: Path) -> None:
+    words = ["--standalone", "--nnodes=1", "--nproc_per_node=2", "--master_port=29500"]
+    (tmp_path / "see.py").write_text("import os\nprint(os.environ['WORLD_SIZE'])\n")
+    done = samecurve("run", *words, "see.py", cwd=tmp_path)
+    assert done.stdout.count("] 2\n") == 2
+    assert "note   --master-port 29500 is not used: each run takes a free port" in done.stderr
+    for flag in ("--nnodes=2", "--rdzv_endpoint=a:1", "--node_rank=1"):
+        refused = samecurve("run", flag, "see.py", cwd=tmp_path, code=2)
+        assert "torchrun --nnodes N --rdzv-endpoint HOST:PORT SCRIPT" in refused.stderr
 
 
 @pytest.mark.parametrize(

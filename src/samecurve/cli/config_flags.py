@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from samecurve.cli.options import Option
+from samecurve.cli.options import Option, RankCount
 from samecurve.core.planning.strategies import strategy_help
 from samecurve.errors import InvalidConfigError, UserError
 
@@ -91,7 +91,7 @@ _VALUE_FLAGS = (
         "--max-checkpoints",
         key="train.keep",
         type=int,
-        help="newest checkpoints kept, beside the best",
+        help="newest checkpoints kept, beside the best; 0: all",
     ),
     _flag(
         "--max-restarts",
@@ -100,7 +100,13 @@ _VALUE_FLAGS = (
         help="starts after a failure, from the last save",
     ),
     _flag("--launcher", key="devices.launcher", help="direct, elastic, spawn"),
-    _flag("--port", key="devices.port", type=int, help="of the rendezvous; 0: any free one"),
+    _flag(
+        "--port",
+        "--master-port",
+        key="devices.port",
+        type=int,
+        help="of the rendezvous; 0: any free one",
+    ),
     _flag("--wandb", key="track.wandb", help="off, offline, online: W&B too"),
     _flag("--mode", key="data.mode"),
     _flag("--arch", key="model.arch"),
@@ -129,7 +135,14 @@ def config_options(command: Callable[..., None]) -> Callable[..., None]:
             metavar="0,1",
             help="GPUs by index, as CUDA_VISIBLE_DEVICES leaves them",
         ),
-        option("--num-gpus", "--nproc", "num_gpus", type=int, hidden=True),
+        option(
+            "--num-gpus",
+            "--nproc",
+            "--nproc-per-node",
+            "num_gpus",
+            type=RankCount(each_gpu=0),
+            hidden=True,
+        ),
         *(
             option(
                 *flag.names, flag.parameter, type=flag.type, help=flag.help, hidden=not flag.help
@@ -269,6 +282,7 @@ def _apply_flags(document: "Document", flags: Flags) -> None:
         document.set("data.source", flags["data"], "-d")
     _only_one(flags, "dtype", "no_amp", "bf16")
     _only_one(flags, "launcher", "spawn")
+    _only_one(flags, "warmup", "warmup_epochs")
     switches = {
         "--no-amp": ("train.precision", "f32"),
         "--bf16": ("train.precision", "bf16"),
@@ -330,7 +344,8 @@ def _epochs(count: float) -> str:
 
 
 def _only_one(flags: Flags, *parameters: str) -> None:
-    names = [f"--{name.replace('_', '-')}" for name in parameters if flags[name]]
+    given = [name for name in parameters if flags[name] is not None and flags[name] is not False]
+    names = [f"--{name.replace('_', '-')}" for name in given]
     if len(names) > 1:
         raise UserError(
             f"{' and '.join(names)} contradict each other", "give one of them", names[0]

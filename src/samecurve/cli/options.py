@@ -12,6 +12,21 @@ if TYPE_CHECKING:
     from samecurve.core.planning.facts import Facts, Measure
 
 _LATER = {"--suite"}
+_HOSTS = (
+    "over several hosts: samecurve train -f FILE --engine jax --nnodes N --rdzv HOST:PORT"
+    " --node-rank I, on each of them"
+)
+# torchrun's flags, where the verb has none of that name
+TORCHRUN_HINTS = {
+    "--standalone": "leave it out: ranks of one machine meet by themselves",
+    "--nnodes": f"for one host leave it out; {_HOSTS}",
+    "--node-rank": _HOSTS,
+    "--master-addr": _HOSTS,
+    "--rdzv-endpoint": _HOSTS,
+    "--rdzv-backend": _HOSTS,
+    "--rdzv-id": _HOSTS,
+    "--rdzv-conf": _HOSTS,
+}
 
 
 def dashes(name: str) -> str:
@@ -20,14 +35,34 @@ def dashes(name: str) -> str:
 
 
 class Verb(click.Command):
-    """A flag of a later version is refused by name."""
+    """A flag of a later version is refused by name, and one of torchrun's with what serves it."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        own = {name for parameter in self.params for name in parameter.opts}
         for argument in args:
             flag = dashes(argument.partition("=")[0])
             if flag in _LATER:
-                raise click.UsageError(f"{flag} is not in this version")
+                raise click.UsageError(f"{flag} is not in this version", ctx)
+            if flag in TORCHRUN_HINTS.keys() - own:
+                raise click.UsageError(f"{flag} is torchrun's: {TORCHRUN_HINTS[flag]}", ctx)
         return super().parse_args(ctx, args)
+
+
+class RankCount(click.ParamType):
+    """A number of ranks, or torchrun's words for one on each GPU: `gpu`, `auto`."""
+
+    name = "integer"
+
+    def __init__(self, each_gpu: int | None) -> None:
+        """each_gpu: what the words mean"""
+        self._each_gpu = each_gpu
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int | None:
+        if isinstance(value, str) and value.lower() in {"gpu", "auto"}:
+            return self._each_gpu
+        return int(click.INT.convert(value, param, ctx))
 
 
 class Option(click.Option):

@@ -6,11 +6,34 @@ from typing import Any
 
 import click
 
-from samecurve.cli.options import exit_on_sigterm
+from samecurve.cli.options import Option, RankCount, exit_on_sigterm
+
+_OF_SEVERAL_HOSTS = ("--node-rank", "--master-addr", "--rdzv-endpoint", "--rdzv-backend")
+
+
+class RunCommand(click.Command):
+    """torchrun's flags for several hosts are refused with what serves them."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if error.option_name in _OF_SEVERAL_HOSTS:
+                raise _several_hosts(error.option_name) from None
+            raise
+
+
+def _several_hosts(flag: str) -> click.UsageError:
+    return click.UsageError(
+        f"{flag}: samecurve run starts the ranks of this machine alone; over several hosts torchrun"
+        " starts the same script on each: torchrun --nnodes N --rdzv-endpoint HOST:PORT SCRIPT"
+    )
 
 
 @click.command(
-    context_settings={"allow_interspersed_args": False}, options_metavar="[OPTIONS] [-m]"
+    cls=RunCommand,
+    context_settings={"allow_interspersed_args": False},
+    options_metavar="[OPTIONS] [-m]",
 )
 @click.option(
     "--gpus",
@@ -19,13 +42,16 @@ from samecurve.cli.options import exit_on_sigterm
 )
 @click.option(
     "--nproc",
-    type=int,
+    "--nproc-per-node",
+    "nproc",
+    cls=Option,
+    type=RankCount(each_gpu=None),
     metavar="N",
     help="so many ranks: on the first N GPUs, or on the CPU where there is none",
 )
 @click.option(
     "--output",
-    type=click.Choice(["all", "first", "files"]),
+    type=click.Choice(["all", "first", "files"], case_sensitive=False),
     default="all",
     show_default=True,
     help="on the screen: every rank's lines, the first rank as it is, or none",
@@ -54,15 +80,33 @@ from samecurve.cli.options import exit_on_sigterm
         " watched"
     ),
 )
+@click.option("--standalone", is_flag=True, hidden=True)
+@click.option("--nnodes", hidden=True)
+@click.option("--master-port", hidden=True)
 @click.option("-m", "module", is_flag=True, help="SCRIPT is a module's name, as for python -m")
 @click.argument("script", metavar="SCRIPT")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
-def run(script: str, arguments: tuple[str, ...], **options: Any) -> None:
+def run(
+    script: str,
+    arguments: tuple[str, ...],
+    *,
+    standalone: bool,
+    nnodes: str | None,
+    master_port: str | None,
+    **options: Any,
+) -> None:
     """Any script that torchrun starts, on all devices of this machine.
 
     What follows SCRIPT is the script's.
     """
     exit_on_sigterm()
+    if nnodes not in {None, "1", "1:1"}:
+        raise _several_hosts(f"--nnodes {nnodes}")
+    if standalone:
+        click.echo("note   --standalone: always so", err=True)
+    if master_port is not None:
+        note = f"note   --master-port {master_port} is not used: each run takes a free port"
+        click.echo(note, err=True)
     from samecurve.launch.script.attempt import Request
     from samecurve.launch.script.run import run as run_script
 
