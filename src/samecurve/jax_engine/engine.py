@@ -2,9 +2,7 @@
 
 import resource
 import sys
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property, partial
 
 import jax
@@ -24,16 +22,13 @@ from samecurve.core.protocols import (
     ArrayShard,
     Batch,
     Checkpoint,
-    MicroBatch,
     Progress,
     Round,
     Sample,
-    StepMetrics,
     Task,
     TrialRows,
 )
-from samecurve.errors import UserError
-from samecurve.jax_engine.array_types import Arrays, Float, HostArray, PyTree
+from samecurve.jax_engine.array_types import Arrays, Float, HostArray
 from samecurve.jax_engine.batch_loss import (
     EvalLosses,
     RoundFeatures,
@@ -41,63 +36,18 @@ from samecurve.jax_engine.batch_loss import (
     feature_shapes,
     make_round_features,
     on_host,
-    positions_of,
 )
 from samecurve.jax_engine.checkpoint import State, StateLayout, all_params
 from samecurve.jax_engine.model import FlaxModel, InitialValue, open_model
-from samecurve.jax_engine.sample_numbers import keyed_arrays
+from samecurve.jax_engine.staging import StagedRounds, Staging
+from samecurve.jax_engine.step_metrics import QueuedMetrics
 from samecurve.jax_engine.step_program import (
-    OUTSIDE,
-    Rows,
     make_evaluation,
     make_step,
     progress_array,
 )
 from samecurve.jax_engine.strategies import AXIS, STRATEGIES
 from samecurve.jax_engine.trace_checks import check_loss, check_repeats
-
-
-@dataclass(frozen=True)
-class StagedRounds:
-    """Rows of a step, or of a round of an evaluation, on their devices."""
-
-    rows: Rows  # [devices, accumulation steps, microbatch, ...]
-    example: Mapping[str, HostArray]  # one real row, on the host
-
-
-@dataclass(frozen=True)
-class QueuedMetrics:
-    """A step's metrics on their way to the host; read() waits for them."""
-
-    values: jax.Array
-    local: NDArray[np.float64]  # what this process adds to them: requests, waits, memory
-    world_size: int
-    names: tuple[str, ...]  # of the means beside the loss
-
-    def read(self) -> StepMetrics:
-        values = np.asarray(self.values, np.float64)
-        done_at = time.perf_counter()
-        begin = 2 + 2 * len(self.names)
-        sums, weights = values[:begin:2], values[1:begin:2]
-        means = [a / b if b else np.nan for a, b in zip(sums, weights, strict=True)]
-        norm, finite, scale = values[-3:]
-        shared = values[begin:-3]
-        if not len(shared):  # alone nothing is added up
-            shared = self.local
-        cuts = [len(REQUESTS), len(REQUESTS) + self.world_size]
-        requests, wait_seconds, memory_bytes = np.split(shared, cuts)
-        return StepMetrics(
-            loss=means[0],
-            weight=weights[0],
-            grad_norm=norm,
-            finite=bool(finite),
-            requests={name: int(count) for name, count in zip(REQUESTS, requests, strict=True)},
-            wait_seconds=tuple(wait_seconds.tolist()),
-            memory_bytes=tuple(memory_bytes.tolist()),
-            done_at=done_at,
-            scale=scale,
-            means=dict(zip(self.names, means[1:], strict=True)),
-        )
 
 
 class JaxEngine:
@@ -122,12 +72,10 @@ class JaxEngine:
         self._local_devices = [devices[place] for place in plan.devices_of(index)]
         self._strategy = STRATEGIES[plan.strategy](self._mesh)
         self._dtype: Float = np.dtype(np.float64 if plan.precision == "f64" else np.float32)
-        self._by_device = NamedSharding(self._mesh, PartitionSpec(AXIS))
+        self._staging = Staging(plan, self._mesh, self._dtype, len(self._local_devices))
         self._replicated = NamedSharding(self._mesh, PartitionSpec())
         self._names: tuple[str, ...] = ()  # of the means beside the loss, once it was checked
         self._steps: dict[int, Wrapped] = {}
-        # which rows of a step are real, and where: most steps are alike
-        self._sent: dict[tuple[str, bytes], jax.Array] = {}
         self._checked = False  # whether the loss has been seen to use every parameter
 
     @cached_property
@@ -203,7 +151,7 @@ class JaxEngine:
 
     @cached_property
     def _empty_rows(self) -> jax.Array:
-        rows: jax.Array = self._put(np.zeros((len(self._local_devices), 0), self._dtype))
+        rows: jax.Array = self._staging.put(np.zeros((len(self._local_devices), 0), self._dtype))
         return rows
 
     def init(self, weights: Checkpoint | None = None) -> State:
@@ -221,56 +169,14 @@ class JaxEngine:
         check_repeats(
             self.task,
             self._model,
-            self._narrowed(rows.pick([0])),
+            self._staging.narrow_rows(rows.pick([0])),
             self._dtype,
             whole_batch=self.plan.whole_batch,
         )
         return []
 
-    def _narrowed(self, microbatch: MicroBatch) -> Mapping[str, HostArray]:
-        arrays = keyed_arrays(microbatch)
-        return {name: self._narrow(name, array) for name, array in arrays.items()}
-
     def stage(self, rounds: Sequence[Round], of: int) -> StagedRounds:
-        """Rows side by side on their devices.
-
-        What is short of a microbatch, or of so many rounds, is filled up with copies of a row: a
-        program has one shape. Missing rounds are the first ones.
-        """
-        some_microbatch = next(microbatch for one in rounds for microbatch in one if microbatch)
-        example = {name: array[:1] for name, array in keyed_arrays(some_microbatch).items()}
-        shape = (len(self._local_devices), of, self.plan.micro_batch_size)
-        real, position = np.zeros(shape, bool), np.full(shape, OUTSIDE, np.int32)
-        rows = {
-            name: np.broadcast_to(array[0], (*shape, *array.shape[1:])).copy()
-            for name, array in example.items()
-        }
-        for number, microbatches in enumerate(rounds, of - len(rounds)):
-            for device, microbatch in enumerate(microbatches):
-                if microbatch and microbatch.real:
-                    count = len(next(iter(microbatch.arrays.values())))
-                    real[device, number, :count] = True
-                    position[device, number, :count] = positions_of(
-                        microbatch.number, count, self.plan.micro_batch_size
-                    )
-                    for name, array in keyed_arrays(microbatch).items():
-                        rows[name][device, number, :count] = array
-        on_devices = self._put({name: self._narrow(name, array) for name, array in rows.items()})
-        return StagedRounds(
-            Rows(
-                on_devices,
-                self._send_once(real),
-                self._send_once(position) if self.plan.whole_batch else None,
-            ),
-            {name: self._narrow(name, array) for name, array in example.items()},
-        )
-
-    def _send_once(self, array: HostArray) -> jax.Array:
-        """Most steps are alike."""
-        key = (array.dtype.str, array.tobytes())
-        if key not in self._sent:
-            self._sent[key] = self._put(array)
-        return self._sent[key]
+        return self._staging.stage(rounds, of)
 
     def step(
         self, state: State, batch: Batch, lr: float, asked: Sequence[int]
@@ -351,7 +257,7 @@ class JaxEngine:
                 check_vma=False,
             )
         )
-        return float(add(self._put(np.ones(len(self._local_devices), np.float32))))
+        return float(add(self._staging.put(np.ones(len(self._local_devices), np.float32))))
 
     def peak_memory_by_device(self) -> tuple[int, ...]:
         """Of this process's devices."""
@@ -361,35 +267,6 @@ class JaxEngine:
         return max(self.peak_memory_by_device())
 
     def close(self) -> None: ...
-
-    def _put(self, tree: PyTree) -> PyTree:
-        """Arrays on all devices, of which this process has its own devices' rows, one for each."""
-        if self.plan.world_size == 1:
-            return jax.device_put(tree, self._by_device)  # all at once
-        return jax.tree.map(
-            lambda array: jax.make_array_from_process_local_data(
-                self._by_device, array, (self.plan.num_devices, *array.shape[1:])
-            ),
-            tree,
-        )
-
-    def _narrow(self, name: str, array: HostArray) -> HostArray:
-        """Numbers in the width that this run computes in. UserError: integers that don't fit."""
-        if array.dtype.kind == "c":
-            return array.astype(np.complex128 if self._dtype == np.float64 else np.complex64)
-        if array.dtype.kind == "f":
-            return array.astype(self._dtype)
-        if array.dtype.itemsize < 8 or self._dtype == np.float64:
-            return array
-        narrow = array.astype(np.int32)  # as jax would, without a word
-        if not (narrow == array).all():
-            raise UserError(
-                f'data "{name}" has {array.dtype} numbers beyond 32 bits, which jax has in f64'
-                " only",
-                "smaller numbers, floats, or --dtype f64",
-                "data",
-            )
-        return narrow
 
     def _local_metrics(self, batch: Batch, requests: Sequence[int]) -> NDArray[np.float64]:
         """What this process knows of a step: zeros where others know."""
@@ -405,7 +282,7 @@ class JaxEngine:
             return self._empty_rows
         rows = np.zeros((len(self._local_devices), len(local)), self._dtype)
         rows[0] = local
-        on_devices: jax.Array = self._put(rows)
+        on_devices: jax.Array = self._staging.put(rows)
         return on_devices
 
     def _check_loss(self, example: Mapping[str, HostArray]) -> None:

@@ -25,9 +25,10 @@ from samecurve.core.protocols import START, ArrayShard, Batch, Checkpoint, Progr
 from samecurve.jax_engine.array_types import Arrays, HostArray, PyTree
 from samecurve.jax_engine.batch_loss import HostRows, positions_of
 from samecurve.jax_engine.checkpoint import State, all_params
-from samecurve.jax_engine.engine import JaxEngine, QueuedMetrics
+from samecurve.jax_engine.engine import JaxEngine
 from samecurve.jax_engine.exact_batch_loss import DeviceRows, ExactBatchLoss, per_device
 from samecurve.jax_engine.sample_numbers import keyed_arrays
+from samecurve.jax_engine.step_metrics import QueuedMetrics
 from samecurve.jax_engine.step_program import (
     OUTSIDE,
     GradientSums,
@@ -81,7 +82,7 @@ class ExactEngine(JaxEngine):
         filled = {}
         for name, array in arrays.items():
             copies = np.repeat(array[:1], size - count, axis=0)
-            filled[name] = self._narrow(name, np.concatenate([array, copies]))
+            filled[name] = self._staging.narrow(name, np.concatenate([array, copies]))
         position = None
         if self.plan.whole_batch:
             position = np.full(size, OUTSIDE, np.int32)
@@ -124,7 +125,10 @@ class ExactEngine(JaxEngine):
         arrays: Mapping[str, Any] = self.task.train_data()[np.arange(1)]
         if staged:
             arrays = staged[0].rows.arrays
-        return {name: self._narrow(name, np.asarray(array[:1])) for name, array in arrays.items()}
+        return {
+            name: self._staging.narrow(name, np.asarray(array[:1]))
+            for name, array in arrays.items()
+        }
 
     def _gradients(
         self, states: ReplicaStates, microbatch: StagedMicroBatch, when: HostArray
@@ -143,7 +147,7 @@ class ExactEngine(JaxEngine):
             model=self._model,
             layout=self._layout,
             dtype=self._dtype,
-            by_device=self._by_device,
+            by_device=self._staging.by_device,
             local_devices=self._local_devices,
             example=self._example([]),
             names=self._names,
@@ -227,7 +231,7 @@ class ExactEngine(JaxEngine):
             else:
                 rows.append(self._empty_pack(device, most))
         shape = (num_devices, *rows[0].shape[1:])
-        packed = jax.make_array_from_single_device_arrays(shape, self._by_device, rows)
+        packed = jax.make_array_from_single_device_arrays(shape, self._staging.by_device, rows)
         return self._per_device(self._exchange_program(count)(packed, extra))
 
     def _empty_pack(self, device: int, most: int) -> jax.Array:
@@ -340,7 +344,7 @@ class ExactEngine(JaxEngine):
                 check_vma=False,
             )
         )
-        return np.asarray(add(self._put(by_device)))
+        return np.asarray(add(self._staging.put(by_device)))
 
     def sample(self, state: Any, step: int) -> Sequence[Sample]:
         states: ReplicaStates = state

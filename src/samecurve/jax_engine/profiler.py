@@ -22,7 +22,8 @@ from jax.profiler import ProfileData, ProfileOptions
 from samecurve.core.profile_types import Operation, ProfileSchedule, RankProfile, Step
 from samecurve.core.protocols import Batch
 from samecurve.jax_engine.checkpoint import State
-from samecurve.jax_engine.engine import JaxEngine, QueuedMetrics
+from samecurve.jax_engine.engine import JaxEngine
+from samecurve.jax_engine.step_metrics import QueuedMetrics
 
 _COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "collective-", "all-to-all", "psum")
 _INSTRUCTION = re.compile(

@@ -17,13 +17,12 @@ from samecurve.core.determinism.mean import Mean
 from samecurve.core.phases import names_by_phase
 from samecurve.core.planning.facts import UserOptimizerFacts
 from samecurve.core.protocols import START, Arrays, Progress, StoredArrays
-from samecurve.core.split_errors import MEAN
 from samecurve.errors import RunError, UserError
 from samecurve.tasks.adapter.additivity import check_adds
 from samecurve.tasks.adapter.class_checks import NEEDED
-from samecurve.tasks.adapter.engine_adapter import FEATURES, EngineAdapter, spec_of
-from samecurve.torch_engine.feature_table import Features, check_rows
-from samecurve.torch_engine.keyed.generators import GeneratorWatch
+from samecurve.tasks.adapter.engine_adapter import EngineAdapter, spec_of
+from samecurve.tasks.adapter.returned_tensors import check_features, check_loss, without_gradient
+from samecurve.tasks.adapter.two_samples import try_features, try_loss
 from samecurve.torch_engine.keyed.sample_numbers import keyed_trial
 from samecurve.torch_engine.layers.batch_norm import coupling_layers
 from samecurve.torch_engine.layers.dropout import dropout_layers
@@ -39,9 +38,6 @@ from samecurve.torch_engine.user_model import plain_model
 from samecurve.torch_engine.user_optimizer import NamedParams, try_optimizer
 from samecurve.torch_engine.user_schedule import SchedulerFactors
 from samecurve.torch_engine.weights import describe_arrays, load_weights
-
-# parameters at most of a model that is tried on two samples beforehand: a second or so
-_TRIED = 50_000_000
 
 
 class TorchAdapter(EngineAdapter):
@@ -77,8 +73,8 @@ class TorchAdapter(EngineAdapter):
         num_params = sum(map(_scalars, model.parameters()))
         feature_bytes = None
         if self.whole_batch:
-            feature_bytes = self._try_features(num_params)
-        elif losses := self._try_loss(num_params):
+            feature_bytes = try_features(self, num_params, self._config.train.seed)
+        elif losses := try_loss(self, num_params, self._config.train.seed):
             check_adds(losses, f"{self.name}.loss()")
         named = dict(model.named_parameters())
         groups = self._config.optimizer.rules.describe(
@@ -217,7 +213,7 @@ class TorchAdapter(EngineAdapter):
         )
 
     def check_loss(self, loss: object, what: str) -> None:
-        _check_loss(loss, what)
+        check_loss(loss, what)
         self._loss_checked = torch.is_grad_enabled()
 
     def losses(
@@ -225,7 +221,7 @@ class TorchAdapter(EngineAdapter):
     ) -> Mapping[str, Mean]:
         """What is logged beside the loss comes without its gradient."""
         with self.calling("loss", RunError if self._loss_checked else UserError):
-            return _without_gradient(super().losses(model, batch, progress, phase))
+            return without_gradient(super().losses(model, batch, progress, phase))
 
     def features(
         self, model: Any, batch: Arrays, progress: Progress = START, phase: str = ""
@@ -237,78 +233,10 @@ class TorchAdapter(EngineAdapter):
         self, features: Arrays, progress: Progress = START, phase: str = ""
     ) -> Mapping[str, Mean]:
         with self.calling("batch_loss", RunError if self._loss_checked else UserError):
-            return _without_gradient(super().batch_losses(features, progress, phase))
+            return without_gradient(super().batch_losses(features, progress, phase))
 
     def check_features(self, features: object) -> None:
-        _check_features(features, f"{self.name}.features()")
-
-    def _try_features(self, params: int) -> int | None:
-        """The bytes of one sample's features, and whether two samples have a loss, on a CPU before
-        anything is trained.
-
-        None: they can't be had here, which proves nothing of the run; its first step will tell.
-        """
-        if params > _TRIED or len(self.train_data()) < 2:
-            return None
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
-            torch.manual_seed(self._config.train.seed)
-            try:
-                model, rows = self.model().eval(), self._first_rows(2)
-                with keyed_trial(2):
-                    features: Features = self.task.features(
-                        model, rows, **self.asked("features", START)
-                    )
-            except Exception:  # a model for GPUs only, say
-                return None
-            self.check_features(features)
-            check_rows(features, 2)
-            watch = GeneratorWatch(torch.device("cpu"))
-            try:
-                loss = self.task.batch_loss(features, **self.asked("batch_loss", START))
-                if isinstance(loss, Mapping):
-                    loss = loss["loss"]
-            except Exception:  # of more samples than two, say
-                return None
-            _check_loss(loss, f"{self.name}.batch_loss()")
-            if drawn := watch.moved():
-                raise UserError(
-                    f"{self.name}.batch_loss() draws random numbers ({', '.join(drawn)}): each"
-                    " device, which takes the loss of the whole batch, would draw its own",
-                    "draw them in features(), a row a sample",
-                    "task",
-                )
-        return sum(feature.nbytes for feature in features.values()) // 2
-
-    def _first_rows(self, count: int) -> dict[str, torch.Tensor]:
-        return {
-            name: torch.from_numpy(np.ascontiguousarray(array))
-            for name, array in self.train_data()[np.arange(count)].items()
-        }
-
-    def _try_loss(self, params: int) -> list[Mean] | None:
-        """The loss of two samples, and of each alone, on a CPU before anything is trained.
-
-        None: it can't be had here, which proves nothing of the run; its first step will tell.
-        """
-        if params > _TRIED or len(self.train_data()) < 2:
-            return None
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
-            torch.manual_seed(self._config.train.seed)
-            model = self.model().eval()
-            rows = self._first_rows(2)
-            losses = []
-            for ids in ([0, 1], [0], [1]):
-                batch = {name: tensor[ids] for name, tensor in rows.items()}
-                try:
-                    with keyed_trial(len(ids)):
-                        loss = self.task.loss(model, batch, **self.asked("loss", START))
-                    if isinstance(loss, Mapping):
-                        loss = loss["loss"]
-                except Exception:  # a model for GPUs only, say
-                    return None
-                _check_loss(loss, f"{self.name}.loss()")
-                losses.append(Mean(*map(float, loss)))
-        return losses
+        check_features(features, f"{self.name}.features()")
 
     def metric_specs(self, row: Mapping[str, NDArray[Any]]) -> dict[str, Mean]:
         """On a model without values, or else on a real one."""
@@ -367,59 +295,3 @@ def _with_device_remedy(cause: str) -> UserError | None:
 
 def _scalars(parameter: torch.Tensor) -> int:
     return parameter.numel() * (2 if parameter.is_complex() else 1)
-
-
-def _without_gradient(losses: Mapping[str, Mean]) -> Mapping[str, Mean]:
-    """All but the loss."""
-    if len(losses) == 1:
-        return losses
-    return {
-        name: mean if name == "loss" else Mean(*map(_detached, mean))
-        for name, mean in losses.items()
-    }
-
-
-def _detached(number: Any) -> Any:
-    return number.detach() if isinstance(number, torch.Tensor) else number
-
-
-def _check_loss(loss: object, what: str) -> None:
-    """UserError: it can't be added up and divided once."""
-    if not isinstance(loss, Mean):
-        raise UserError(f"{what} returns {_kind_of(loss)}, not a samecurve.Mean", MEAN, "task")
-    total, weight = loss
-    if not isinstance(total, torch.Tensor) or total.ndim or not total.is_floating_point():
-        kind = f"of type {type(total).__name__}"
-        if isinstance(total, torch.Tensor):
-            kind = f"a {total.dtype} tensor of shape {tuple(total.shape)}"
-        raise UserError(
-            f"the sum of {what} is {kind}, not a tensor with one real number", MEAN, "task"
-        )
-    if torch.is_grad_enabled() and not total.requires_grad:
-        raise UserError(
-            f"the sum of {what} has no gradient",
-            "compute it from the model's output, without .item(), .detach(), float() or"
-            " torch.no_grad() on the way",
-            "task",
-        )
-    is_one_number = isinstance(weight, int | float)
-    kind = f"of type {type(weight).__name__}"
-    if isinstance(weight, torch.Tensor):
-        is_one_number = not weight.ndim
-        kind = f"a tensor of shape {tuple(weight.shape)}"
-    if not is_one_number:
-        raise UserError(f"the weight of {what} is {kind}, not one number", MEAN, "task")
-
-
-def _check_features(features: object, what: str) -> None:
-    """UserError: they are not tensors by name, with rows."""
-    if not isinstance(features, Mapping) or not features:
-        raise UserError(f"{what} returns {_kind_of(features)}", FEATURES, "task")
-    for name, feature in features.items():
-        if not isinstance(feature, torch.Tensor) or not feature.ndim:
-            raise UserError(f'{what} gives "{name}" as {_kind_of(feature)}', FEATURES, "task")
-
-
-def _kind_of(value: object) -> str:
-    shape = f" of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else ""
-    return f"{type(value).__name__}{shape}"

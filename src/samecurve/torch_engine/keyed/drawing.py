@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +20,8 @@ from samecurve.torch_engine.keyed.draw_sites import (
 from samecurve.torch_engine.keyed.numbers import FUNCTIONS, KeyedNumbers, salt
 from samecurve.torch_engine.layers.context import MicroBatchContext
 
+# Any: a function of torch is called as its user calls it, in each of its forms.
+Original = Callable[..., Any]
 _SERVED: dict[Rule, Served] = {STEP: "step", NONE: None}  # else by the sample
 
 

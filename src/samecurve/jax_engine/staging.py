@@ -1,0 +1,116 @@
+"""Rows on their way to the devices: in the run's number width, side by side, in one shape.
+
+The feed's thread stages while steps run, so nothing here may look at an engine's state.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from samecurve.core.planning.plan import Plan
+from samecurve.core.protocols import MicroBatch, Round
+from samecurve.errors import UserError
+from samecurve.jax_engine.array_types import Float, HostArray, PyTree
+from samecurve.jax_engine.batch_loss import positions_of
+from samecurve.jax_engine.sample_numbers import keyed_arrays
+from samecurve.jax_engine.step_program import OUTSIDE, Rows
+from samecurve.jax_engine.strategies import AXIS
+
+
+@dataclass(frozen=True)
+class StagedRounds:
+    """Rows of a step, or of a round of an evaluation, on their devices."""
+
+    rows: Rows  # [devices, accumulation steps, microbatch, ...]
+    example: Mapping[str, HostArray]  # one real row, on the host
+
+
+class Staging:
+    """Puts host arrays on the devices of a run, of which this process has some.
+
+    dtype: of the run's floating-point numbers
+    num_local: devices of this process
+    """
+
+    def __init__(self, plan: Plan, mesh: Mesh, dtype: Float, num_local: int) -> None:
+        self._plan, self._dtype, self._num_local = plan, dtype, num_local
+        self.by_device = NamedSharding(mesh, PartitionSpec(AXIS))
+        # which rows of a step are real, and where: most steps are alike
+        self._sent: dict[tuple[str, bytes], jax.Array] = {}
+
+    def stage(self, rounds: Sequence[Round], of: int) -> StagedRounds:
+        """Rows side by side on their devices.
+
+        What is short of a microbatch, or of so many rounds, is filled up with copies of a row: a
+        program has one shape. Missing rounds are the first ones.
+        """
+        some_microbatch = next(microbatch for one in rounds for microbatch in one if microbatch)
+        example = {name: array[:1] for name, array in keyed_arrays(some_microbatch).items()}
+        shape = (self._num_local, of, self._plan.micro_batch_size)
+        real, position = np.zeros(shape, bool), np.full(shape, OUTSIDE, np.int32)
+        rows = {
+            name: np.broadcast_to(array[0], (*shape, *array.shape[1:])).copy()
+            for name, array in example.items()
+        }
+        for number, microbatches in enumerate(rounds, of - len(rounds)):
+            for device, microbatch in enumerate(microbatches):
+                if microbatch and microbatch.real:
+                    count = len(next(iter(microbatch.arrays.values())))
+                    real[device, number, :count] = True
+                    position[device, number, :count] = positions_of(
+                        microbatch.number, count, self._plan.micro_batch_size
+                    )
+                    for name, array in keyed_arrays(microbatch).items():
+                        rows[name][device, number, :count] = array
+        on_devices = self.put({name: self.narrow(name, array) for name, array in rows.items()})
+        return StagedRounds(
+            Rows(
+                on_devices,
+                self._send_once(real),
+                self._send_once(position) if self._plan.whole_batch else None,
+            ),
+            {name: self.narrow(name, array) for name, array in example.items()},
+        )
+
+    def _send_once(self, array: HostArray) -> jax.Array:
+        """Most steps are alike."""
+        key = (array.dtype.str, array.tobytes())
+        if key not in self._sent:
+            self._sent[key] = self.put(array)
+        return self._sent[key]
+
+    def put(self, tree: PyTree) -> PyTree:
+        """Arrays on all devices, of which this process has its own devices' rows, one for each."""
+        if self._plan.world_size == 1:
+            return jax.device_put(tree, self.by_device)  # all at once
+        return jax.tree.map(
+            lambda array: jax.make_array_from_process_local_data(
+                self.by_device, array, (self._plan.num_devices, *array.shape[1:])
+            ),
+            tree,
+        )
+
+    def narrow(self, name: str, array: HostArray) -> HostArray:
+        """Numbers in the width that this run computes in. UserError: integers that don't fit."""
+        if array.dtype.kind == "c":
+            return array.astype(np.complex128 if self._dtype == np.float64 else np.complex64)
+        if array.dtype.kind == "f":
+            return array.astype(self._dtype)
+        if array.dtype.itemsize < 8 or self._dtype == np.float64:
+            return array
+        narrow = array.astype(np.int32)  # as jax would, without a word
+        if not (narrow == array).all():
+            raise UserError(
+                f'data "{name}" has {array.dtype} numbers beyond 32 bits, which jax has in f64'
+                " only",
+                "smaller numbers, floats, or --dtype f64",
+                "data",
+            )
+        return narrow
+
+    def narrow_rows(self, microbatch: MicroBatch) -> Mapping[str, HostArray]:
+        arrays = keyed_arrays(microbatch)
+        return {name: self.narrow(name, array) for name, array in arrays.items()}

@@ -1,0 +1,46 @@
+"""A step's metrics between the devices and the loop, which reads them one step late."""
+
+import time
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from samecurve.core.events import REQUESTS
+from samecurve.core.protocols import StepMetrics
+
+
+@dataclass(frozen=True)
+class QueuedMetrics:
+    """A step's metrics on their way to the host; read() waits for them."""
+
+    values: jax.Array
+    local: NDArray[np.float64]  # what this process adds to them: requests, waits, memory
+    world_size: int
+    names: tuple[str, ...]  # of the means beside the loss
+
+    def read(self) -> StepMetrics:
+        values = np.asarray(self.values, np.float64)
+        done_at = time.perf_counter()
+        begin = 2 + 2 * len(self.names)
+        sums, weights = values[:begin:2], values[1:begin:2]
+        means = [a / b if b else np.nan for a, b in zip(sums, weights, strict=True)]
+        norm, finite, scale = values[-3:]
+        shared = values[begin:-3]
+        if not len(shared):  # alone nothing is added up
+            shared = self.local
+        cuts = [len(REQUESTS), len(REQUESTS) + self.world_size]
+        requests, wait_seconds, memory_bytes = np.split(shared, cuts)
+        return StepMetrics(
+            loss=means[0],
+            weight=weights[0],
+            grad_norm=norm,
+            finite=bool(finite),
+            requests={name: int(count) for name, count in zip(REQUESTS, requests, strict=True)},
+            wait_seconds=tuple(wait_seconds.tolist()),
+            memory_bytes=tuple(memory_bytes.tolist()),
+            done_at=done_at,
+            scale=scale,
+            means=dict(zip(self.names, means[1:], strict=True)),
+        )
