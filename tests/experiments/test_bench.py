@@ -66,6 +66,12 @@ def run_bench(
     return about, list(bench.measure_layouts(plans, SCHEDULE, pool, job))
 
 
+def profile_of(rank: int, steps: tuple[Step, ...], peaks: tuple[int, ...]) -> RankProfile:
+    return RankProfile(
+        rank=rank, steps=steps, traced=0.0, operations=(), memory={}, peaks=peaks, first=1.0
+    )
+
+
 def test_every_number_follows_from_what_was_measured(pool: Pool, corpus: Path) -> None:
     """The second rank's forward pass takes longer: under ddp the first one waits for it, and that
     is exposed sync. hsdp on two devices can't be.
@@ -176,9 +182,7 @@ def test_gpus_that_are_not_here(corpus: Path) -> None:
         assert plan is not None
         parts = {"forward": seconds / 2, "sync": seconds / 4}
         steps = (Step(seconds, plan.global_batch_size, parts),) * 4
-        ranks = [
-            RankProfile(rank, steps, 0.0, (), {}, peaks, 1.0) for rank in range(plan.world_size)
-        ]
+        ranks = [profile_of(rank, steps, peaks) for rank in range(plan.world_size)]
         return Profile(plan, SCHEDULE, tuple(ranks))
 
     base = profile(single, 0.010, 3 << 30)
@@ -211,7 +215,7 @@ def test_a_page_without_matplotlib_has_its_tables(corpus: Path) -> None:
     facts = describe(config)
     layout_plan = bench.plan_layout(config, MACHINE, facts, Layout("single", 1), SCHEDULE)
     assert layout_plan.plan is not None
-    rank = RankProfile(0, (Step(0.01, 10, {}),) * 4, 0.0, (), {}, (1 << 28,), 1.0)
+    rank = profile_of(0, (Step(0.01, 10, {}),) * 4, (1 << 28,))
     profile = Profile(layout_plan.plan, SCHEDULE, (rank,))
     loaded = LoadedConfig(config, "<b>", {})
     about = bench.describe_bench(loaded, MACHINE, facts, [layout_plan], SCHEDULE)

@@ -344,8 +344,8 @@ def _epochs(count: float) -> str:
 
 
 def _only_one(flags: Flags, *parameters: str) -> None:
-    given = [name for name in parameters if flags[name] is not None and flags[name] is not False]
-    names = [f"--{name.replace('_', '-')}" for name in given]
+    used = [name for name in parameters if flags[name] is not None and flags[name] is not False]
+    names = [f"--{name.replace('_', '-')}" for name in used]
     if len(names) > 1:
         raise UserError(
             f"{' and '.join(names)} contradict each other", "give one of them", names[0]

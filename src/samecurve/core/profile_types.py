@@ -80,7 +80,7 @@ class Operation:
     collective: bool = False  # passes values between devices
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RankProfile:
     """What was measured of one rank."""
 

@@ -235,7 +235,7 @@ class Engine(Protocol[State, Staged]):
         self, state: State, rows: TrialRows, *, as_if_split: bool = False
     ) -> Sequence[str]: ...
     def step(
-        self, state: State, batch: Batch[Staged], lr: float, asked: Sequence[int]
+        self, state: State, batch: Batch[Staged], lr: float, requests: Sequence[int]
     ) -> tuple[State, PendingMetrics]: ...
     def evaluate(
         self, state: State, rounds: Iterable[Staged], progress: Progress = START

@@ -60,8 +60,8 @@ class _Providers:
                 self._providers = others
 
     def numbers(self) -> SampleNumbers | None:
-        found = (provider() for provider in reversed(self._providers))
-        return next((numbers for numbers in found if numbers is not None), None)
+        served = (provider() for provider in reversed(self._providers))
+        return next((numbers for numbers in served if numbers is not None), None)
 
 
 _PROVIDERS = _Providers()  # of the process, as rng() is a function of a module

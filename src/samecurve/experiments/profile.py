@@ -183,8 +183,8 @@ def run_profile(
     run = make_run(home / "run", config, plan)
     attempt = Attempt("profile", str(run.home)).to_json()
     try:
-        trace_home = str(run.home) if keep_traces else None
-        profiles = run_on_ranks(ranks, plan, job, attempt, schedule, trace_home)
+        watched = (attempt, schedule, str(run.home) if keep_traces else None)
+        profiles = run_on_ranks(ranks, plan, job, *watched)
     except JobFailedError as error:
         remedy = error.remedy
         if error.ended and not remedy:

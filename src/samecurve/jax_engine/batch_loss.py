@@ -54,15 +54,15 @@ def microbatch_features(
 
     def features(arrays: Arrays) -> Arrays:
         count = len(next(iter(arrays.values())))
-        found = task.features(merge(params), arrays, Progress(*when))
-        for name, feature in found.items():
+        by_name = task.features(merge(params), arrays, Progress(*when))
+        for name, feature in by_name.items():
             if jnp.shape(feature)[0] != count:
                 raise UserError(
                     f'features() gives "{name}" of shape {jnp.shape(feature)} for {count} samples',
                     "one row a sample, in the samples' order",
                     "task",
                 )
-        return {name: jnp.asarray(feature) for name, feature in sorted(found.items())}
+        return {name: jnp.asarray(feature) for name, feature in sorted(by_name.items())}
 
     def of_one_row(row: Arrays) -> Arrays:
         of_one = with_numbers(features, {name: array[None] for name, array in row.items()})
@@ -70,10 +70,10 @@ def microbatch_features(
 
     leave_out: Callable[[Arrays, jax.Array], Arrays] | None = getattr(task, "leave_out", None)
     if leave_out:
-        found = with_numbers(features, without_fillers(leave_out, rows))
+        all_features = with_numbers(features, without_fillers(leave_out, rows))
     else:
-        found = jax.vmap(of_one_row)(rows.arrays)
-    return split_by_gradient(found)
+        all_features = jax.vmap(of_one_row)(rows.arrays)
+    return split_by_gradient(all_features)
 
 
 def split_by_gradient(features: Arrays) -> Features:
@@ -142,9 +142,9 @@ def pulled_back(
         params,
         has_aux=True,
     )
-    (of_params,) = pull_back(gradients)
-    found: Arrays = of_params
-    return found
+    params_gradient: Arrays
+    (params_gradient,) = pull_back(gradients)
+    return params_gradient
 
 
 def accumulate_whole_batch(

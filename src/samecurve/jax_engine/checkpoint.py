@@ -134,8 +134,8 @@ class StateLayout:
                 for entry in self._entries
                 if entry.name.startswith("model/")
             }
-            given = {name: weights.arrays.shape(name) for name in weights.arrays}
-            check_weights(given, shapes, (), weights.path)
+            saved_shapes = {name: weights.arrays.shape(name) for name in weights.arrays}
+            check_weights(saved_shapes, shapes, (), weights.path)
 
         def reader(entry: Entry) -> ReadBox:
             if not entry.name.startswith("model/"):

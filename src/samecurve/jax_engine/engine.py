@@ -179,12 +179,12 @@ class JaxEngine:
         return self._staging.stage(rounds, of)
 
     def step(
-        self, state: State, batch: Batch, lr: float, asked: Sequence[int]
+        self, state: State, batch: Batch, lr: float, requests: Sequence[int]
     ) -> tuple[State, QueuedMetrics]:
         staged: StagedRounds = batch.rounds
         if not self._checked:
             self._check_loss(staged.example)
-        local = self._local_metrics(batch, asked)
+        local = self._local_metrics(batch, requests)
         rate = np.asarray(lr, self._dtype)
         when = progress_array(self.plan.progress_at(batch.step))
         state, values = self._step(batch.samples)(

@@ -93,7 +93,7 @@ class ExactEngine(JaxEngine):
         return StagedMicroBatch(device, Rows(*on_device), number)
 
     def step(
-        self, state: Any, batch: Batch, lr: float, asked: Sequence[int]
+        self, state: Any, batch: Batch, lr: float, requests: Sequence[int]
     ) -> tuple[Any, QueuedMetrics]:
         states: ReplicaStates = state
         staged: list[StagedMicroBatch] = batch.rounds
@@ -103,13 +103,15 @@ class ExactEngine(JaxEngine):
         trees = [TreeSum[GradientSums](count, self._add_program) for _ in self._local_devices]
         when = progress_array(self.plan.progress_at(batch.step))
         if self.plan.whole_batch:
-            found = self._batch_loss.gradient_sums(states, staged, count, batch.samples, when)
+            gradient_sums = self._batch_loss.gradient_sums(
+                states, staged, count, batch.samples, when
+            )
         else:
-            found = [self._gradients(states, microbatch, when) for microbatch in staged]
-        for microbatch, sums in zip(staged, found, strict=True):
+            gradient_sums = [self._gradients(states, microbatch, when) for microbatch in staged]
+        for microbatch, sums in zip(staged, gradient_sums, strict=True):
             trees[microbatch.local_device].give((0, microbatch.number), sums)
         subtree_sums = [[sums for _, sums in tree.held] for tree in trees]
-        local = self._local_metrics(batch, asked)
+        local = self._local_metrics(batch, requests)
         totals = self._reduce(count, subtree_sums, self._to_all_reduce(local))
         rate = np.asarray(lr, self._dtype)
         updated = [

@@ -94,8 +94,8 @@ class ExactBatchLoss:
         inexact, others = self._features_program(all_params(state), rows, when)
         position = np.asarray(rows.position)
         real = position != OUTSIDE
-        found = {name: np.asarray(array)[real] for name, array in {**inexact, **others}.items()}
-        return HostRows(found, position[real])
+        features = {name: np.asarray(array)[real] for name, array in {**inexact, **others}.items()}
+        return HostRows(features, position[real])
 
     @cached_property
     def feature_shapes(self) -> ShapeSpecs:
@@ -152,8 +152,8 @@ class ExactBatchLoss:
             for rows, device in zip(position, self.local_devices, strict=True)
         ]
         features = jax.tree.map(self._over_devices, *packed)
-        found = self._exchange_program(num_samples)(features, self._over_devices(*places))
-        return per_device(found, self.local_devices)
+        whole = self._exchange_program(num_samples)(features, self._over_devices(*places))
+        return per_device(whole, self.local_devices)
 
     def _over_devices(self, *rows: jax.Array) -> jax.Array:
         """One array over all devices, of which this process has these rows."""
@@ -221,8 +221,8 @@ class ExactBatchLoss:
             assert rows.position is not None
             params, merge = split_trained(self.model, whole, self.layout.trained)
             own = rows_gradients(gradients, rows.position)
-            found = pulled_back(self.task, merge, params, rows, own, when=when)
-            return GradientSums(found, jnp.where(rows.position[0] == 0, totals, 0))
+            gradient = pulled_back(self.task, merge, params, rows, own, when=when)
+            return GradientSums(gradient, jnp.where(rows.position[0] == 0, totals, 0))
 
         return jax.jit(program)
 

@@ -73,13 +73,13 @@ class JaxWatch:
         self._peaks: tuple[int, ...] = ()
 
     def step(
-        self, state: Any, batch: Batch, lr: float, asked: Sequence[int]
+        self, state: Any, batch: Batch, lr: float, requests: Sequence[int]
     ) -> tuple[Any, QueuedMetrics]:
         number, schedule = batch.step, self._schedule
         if number == schedule.tracer + 1:
             self._begin_trace()
         called_at = time.perf_counter()
-        state, metrics = self._engine.step(state, batch, lr, asked)
+        state, metrics = self._engine.step(state, batch, lr, requests)
         returned_at = time.perf_counter()
         step = _TimedStep(
             wait_seconds=batch.wait_seconds,
@@ -107,16 +107,16 @@ class JaxWatch:
             traced = steps[schedule.tracer + 1 : schedule.last]
             traced_seconds = statistics.mean(step.seconds() for step in traced)
         return RankProfile(
-            0,
-            tuple(
+            rank=0,
+            steps=tuple(
                 _step(before.done_at.result(), step)
                 for before, step in zip(before_each, plain, strict=False)
             ),
-            traced_seconds,
-            self._operations,
-            self._memory,
-            self._peaks,
-            steps[0].seconds(),
+            traced=traced_seconds,
+            operations=self._operations,
+            memory=self._memory,
+            peaks=self._peaks,
+            first=steps[0].seconds(),
             queueing=statistics.median(step.returned_at - step.called_at for step in plain),
             trace=str(self._trace) if self._trace else None,
         )

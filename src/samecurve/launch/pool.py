@@ -102,8 +102,8 @@ class Pool:
                     ) from None
                 if error:
                     cause, remedy, trace, refusal = error
-                    told = UserError(*refusal) if refusal else None
-                    raise JobFailedError(cause, remedy, trace, refusal=told)
+                    user_error = UserError(*refusal) if refusal else None
+                    raise JobFailedError(cause, remedy, trace, refusal=user_error)
         return [answers[rank] for rank in range(world)]
 
     def _start(self) -> None:

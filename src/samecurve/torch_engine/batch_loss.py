@@ -52,7 +52,7 @@ class Forward(Protocol):
     ) -> Any: ...
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class StepShare:
     """What one device of this process does of a step."""
 
@@ -208,12 +208,12 @@ class BatchLossPasses:
                 losses = self._task.batch_losses(whole, share.progress, share.phase.name)
             means = share.phase.named_means.in_order(losses)
             total = means[0].sum
-            found = torch.autograd.grad(
+            leaf_gradients = torch.autograd.grad(
                 total, list(leaves.values()), loss_factor.to(total.dtype), allow_unused=True
             )
         if any(first == 0 for first, _ in parts):
             totals.add(share.device_index, 0, means)
-        return {**dict.fromkeys(whole), **dict(zip(leaves, found, strict=True))}
+        return {**dict.fromkeys(whole), **dict(zip(leaves, leaf_gradients, strict=True))}
 
     def _backward(
         self, share: StepShare, microbatch: MicroBatch, features: Features, gradients: Gradients

@@ -41,7 +41,9 @@ def evaluate(setup: EngineSetup, rounds: Iterable[Sequence[Round]], progress: Pr
     for microbatches in (microbatches for staged in rounds for microbatches in staged):
         sums = setup.strategy.run_jobs(
             [
-                partial(_evaluate_microbatch, setup, index, microbatch, specs, progress)
+                partial(
+                    _evaluate_microbatch, setup, index, microbatch, specs=specs, progress=progress
+                )
                 for index, microbatch in enumerate(microbatches)
             ]
         )
@@ -66,6 +68,7 @@ def _evaluate_microbatch(
     setup: EngineSetup,
     device_index: int,
     microbatch: MicroBatch | None,
+    *,
     specs: SumSpecs,
     progress: Progress,
 ) -> MicroBatchSums | None:

@@ -134,11 +134,11 @@ class BuiltInOptimizer:
         beta1, beta2 = self._fields.betas
         torch._fused_adamw_(
             tensors.weights,
-            tensors.gradients,
-            first_moments,
-            second_moments,
-            [],
-            [self._num_updates] * len(tensors.weights),
+            grads=tensors.gradients,
+            exp_avgs=first_moments,
+            exp_avg_sqs=second_moments,
+            max_exp_avg_sqs=[],
+            state_steps=[self._num_updates] * len(tensors.weights),
             lr=lr,
             beta1=beta1,
             beta2=beta2,

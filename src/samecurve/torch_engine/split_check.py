@@ -135,7 +135,16 @@ class SplitCheck:
         )
         unlike = [name for name, value in after_whole.items() if _differs(value, name, after_parts)]
         return _Look(
-            whole, again, far, parts, failed, moved, changed, sorted(counters), steady, unlike
+            whole=whole,
+            again=again,
+            far=far,
+            parts=parts,
+            failed=failed,
+            moved=moved,
+            changed=changed,
+            counters=sorted(counters),
+            steady=steady,
+            unlike=unlike,
         )
 
     def _first_trials(self) -> tuple[Trial, list[str]]:
@@ -319,7 +328,7 @@ class SplitCheck:
     # --- as it was
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Look:
     """What was seen.
 

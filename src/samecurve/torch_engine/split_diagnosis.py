@@ -51,7 +51,7 @@ class Recording(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         del types
         kwargs = kwargs or {}
-        given = [
+        inputs = [
             self._made_by[id(tensor)]
             for tensor in _tensors((args, kwargs))
             if id(tensor) in self._made_by
@@ -63,7 +63,7 @@ class Recording(TorchFunctionMode):
                 self._made_by[id(tensor)] = len(self.calls), number
             self._alive += outputs
             copies = tuple(tensor.detach().clone() for tensor in outputs)
-            self.calls.append(_Call(_name(func), _place(_caller()), copies, tuple(given)))
+            self.calls.append(_Call(_name(func), _place(_caller()), copies, tuple(inputs)))
         return result
 
     def maker(self, tensor: object) -> tuple[int, int] | None:
@@ -297,8 +297,8 @@ class _Lines:
         frame, line = self._at
         if now[0] != before[0] and frame:
             text = linecache.getline(frame.f_code.co_filename, line)
-            found = _RANDOM_CALL.search(text)
-            self.draws.append(Draw(found[0] if found else text.strip(), _place(frame, line)))
+            call = _RANDOM_CALL.search(text)
+            self.draws.append(Draw(call[0] if call else text.strip(), _place(frame, line)))
         for name, value in now[1].items():
             if value != before[1][name]:
                 self.changes.setdefault(name, _place(frame, line))

@@ -83,7 +83,7 @@ class TrainingStep:
             factors = self._loss_factors_of(state.scale)
             strategy.run_jobs(
                 [
-                    partial(self._rounds, index, batch, factors[index], totals, phase)
+                    partial(self._rounds, index, batch, factors[index], totals=totals, phase=phase)
                     for index in range(len(self._devices))
                 ]
             )
@@ -129,6 +129,7 @@ class TrainingStep:
         device_index: int,
         batch: Batch[list[Round]],
         loss_factor: torch.Tensor,
+        *,
         totals: StepTotals,
         phase: Phase,
     ) -> None:
@@ -141,12 +142,12 @@ class TrainingStep:
             )
             return
         share = StepShare(
-            device_index,
-            [microbatch for microbatch in microbatches if microbatch],
-            batch.samples,
-            progress,
-            phase,
-            self.step_buffers,
+            device_index=device_index,
+            microbatches=[microbatch for microbatch in microbatches if microbatch],
+            num_samples=batch.samples,
+            progress=progress,
+            phase=phase,
+            step_buffers=self.step_buffers,
         )
         self._batch_loss.accumulate(share, loss_factor, totals)
 

@@ -45,7 +45,7 @@ class Shards:
         files = find_files(paths)
         self._columns = None if columns is None else tuple(columns)
         self._decode = decode
-        self._asked = _asked_by(decode)
+        self._parameters = _named_parameters(decode)
         self._index, self._reader = _open(
             files, self._columns, Path(cache) if cache else cache_home() / "shards"
         )
@@ -76,15 +76,15 @@ class Shards:
 
     def _decoded(self, row: dict[str, Any], row_id: int, epoch: int) -> Any:
         assert self._decode is not None
-        told = {"id": row_id, "epoch": epoch}
+        by_name = {"id": row_id, "epoch": epoch}
         try:
-            return self._decode(row, **{name: told[name] for name in self._asked})
+            return self._decode(row, **{name: by_name[name] for name in self._parameters})
         except Exception as error:
             error.add_note(f"row {row_id} ({self._reader.place(row_id)})")
             raise
 
 
-def _asked_by(decode: Callable[..., Any] | None) -> tuple[str, ...]:
+def _named_parameters(decode: Callable[..., Any] | None) -> tuple[str, ...]:
     """What it asks for by name."""
     if decode is None:
         return ()

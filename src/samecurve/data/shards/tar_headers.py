@@ -31,22 +31,22 @@ def read_members(path: Path, file_size: int) -> Iterator[Member]:
     UserError: it is no whole tar, or has a link or a sparse file, whose bytes stand elsewhere.
     """
     at = 0
-    said: dict[bytes, bytes] = {}  # of the next member, by the headers before it
+    extended: dict[bytes, bytes] = {}  # of the next member, by the headers before it
     with open(path, "rb") as file:
         while (header := _read(file, at, BLOCK)) != bytes(BLOCK):
             kind, size = _kind(path, header, at), _size(header[124:136])
             if kind in _REGULAR:
-                size = int(said.get(b"size", size))
+                size = int(extended.get(b"size", size))
             offset = at + BLOCK
             if offset + size > file_size:
                 raise broken(path, f"cut off: a member ends at byte {offset + size}")
             if kind == b"L":
-                said[b"path"] = _read(file, offset, size).rstrip(b"\0")
+                extended[b"path"] = _read(file, offset, size).rstrip(b"\0")
             elif kind == b"x":
-                said.update(_records(_read(file, offset, size)))
+                extended.update(_records(_read(file, offset, size)))
             elif kind in _REGULAR or kind in _ELSEWHERE:
-                name = said.get(b"path", _name(header)).decode("utf-8", NAMES)
-                if kind in _ELSEWHERE or any(key.startswith(b"GNU.sparse") for key in said):
+                name = extended.get(b"path", _name(header)).decode("utf-8", NAMES)
+                if kind in _ELSEWHERE or any(key.startswith(b"GNU.sparse") for key in extended):
                     raise UserError(
                         f"{path}: {name} is a link or a sparse file, whose bytes stand elsewhere",
                         "make it again with tar --dereference --hard-dereference",
@@ -54,7 +54,7 @@ def read_members(path: Path, file_size: int) -> Iterator[Member]:
                     )
                 yield Member(name, offset, size)
             if kind not in (b"L", b"K", b"x", b"g"):
-                said = {}
+                extended = {}
             at = offset + -(-size // BLOCK) * BLOCK
 
 

@@ -206,7 +206,7 @@ class ScriptAttempt:
     def _log_last_words(self, outputs: Outputs) -> None:
         """What Python would have printed of an exception, kept back by bootstrap.py."""
         for rank in range(self._processes):
-            text = str(self._script.report(rank).get("said", ""))
+            text = str(self._script.report(rank).get("stderr", ""))
             outputs.keep(rank, text.encode(errors="backslashreplace"))
 
     def _explain(self, end: GroupEnd) -> SamecurveError:

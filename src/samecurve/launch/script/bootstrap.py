@@ -106,12 +106,12 @@ def _write_report(path: str, error: BaseException | None) -> int:
     import json
     import time
 
-    code, cause, trace, said = _describe(error)
+    code, cause, trace, stderr = _describe(error)
     report = {
         "code": code,
         "cause": cause,
         "trace": trace,
-        "said": said,
+        "stderr": stderr,
         "joined": _has_joined(),
         "torch": "torch" in sys.modules,
         "time": time.time(),
@@ -121,7 +121,7 @@ def _write_report(path: str, error: BaseException | None) -> int:
             json.dump(report, file)
         os.replace(f"{path}.part", path)
     except OSError:  # no room: said here, as it would be without a launcher
-        sys.stderr.write(said)
+        sys.stderr.write(stderr)
     return code
 
 

@@ -45,15 +45,15 @@ def page(
 
 def document(title: str, made_by: str, body: Iterable[Html], foot: str) -> str:
     """A whole page of this look."""
-    head = element(
-        "head",
+    about = [
         element("meta", charset="utf-8"),
         element("meta", name="viewport", content="width=device-width, initial-scale=1"),
         element("meta", name="generator", content=made_by),
         Html(f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'),
         element("title", f"{title} \N{MIDDLE DOT} samecurve"),
         element("style", Html(files(__package__).joinpath("page.css").read_text())),
-    )
+    ]
+    head = element("head", *about)
     body_html = element("body", *body, element("p", foot, class_="quiet"))
     return f"<!doctype html>\n{element('html', head, body_html, lang='en')}\n"
 

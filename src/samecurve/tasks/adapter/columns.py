@@ -24,13 +24,13 @@ class Collation:
 
     def __init__(self, method: Callable[..., Any], name: str) -> None:
         self._method, self.name = method, name
-        self._asked = frozenset({"ids", "epoch"}) & parameters_of(method)
-        self.by_epoch = "epoch" in self._asked
+        self._parameters = frozenset({"ids", "epoch"}) & parameters_of(method)
+        self.by_epoch = "epoch" in self._parameters
 
     def __call__(self, samples: list[Any], ids: Ids, epoch: int) -> Columns:
         """UserError: what it returns has no names, or another number of rows."""
-        told = {"ids": ids, "epoch": epoch}
-        columns = self._method(samples, **{name: told[name] for name in self._asked})
+        by_name = {"ids": ids, "epoch": epoch}
+        columns = self._method(samples, **{name: by_name[name] for name in self._parameters})
         if not isinstance(columns, Mapping) or not columns:
             raise UserError(
                 f"{self.name} returns {type(columns).__name__}, not arrays by name",

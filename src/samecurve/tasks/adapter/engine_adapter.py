@@ -75,7 +75,7 @@ class EngineAdapter(TaskAdapter, ABC):
         self, model: Any, batch: Arrays, progress: Progress = START, phase: str = ""
     ) -> Mapping[str, Mean]:
         """The loss, as "loss", and what the class gives to be logged beside it."""
-        returned = self.task.loss(model, batch, **self.asked("loss", progress, phase))
+        returned = self.task.loss(model, batch, **self.arguments_of("loss", progress, phase))
         return self._named(returned, "loss")
 
     def _named(self, returned: Any, method: str) -> Mapping[str, Mean]:
@@ -112,7 +112,7 @@ class EngineAdapter(TaskAdapter, ABC):
     def _wrong_loss(self, method: str, cause: str, remedy: str) -> UserError:
         return UserError(f"{self.name}.{method}() {cause}", remedy, "task")
 
-    def asked(
+    def arguments_of(
         self, method: str, progress: Progress = START, phase: str = "", **others: Any
     ) -> dict[str, Any]:
         """What a method of the class asks for by the names of its parameters.
@@ -122,16 +122,16 @@ class EngineAdapter(TaskAdapter, ABC):
         values = {"step": progress.step, "epoch": progress.epoch, **others}
         if self.phases:
             values["phase"] = phase or next(iter(self.phases))
-        if method not in self._asks:
-            self._asks[method] = set(inspect.signature(getattr(self.task, method)).parameters)
-        return {name: value for name, value in values.items() if name in self._asks[method]}
+        if method not in self._parameters:
+            self._parameters[method] = set(inspect.signature(getattr(self.task, method)).parameters)
+        return {name: value for name, value in values.items() if name in self._parameters[method]}
 
     def features(
         self, model: Any, batch: Arrays, progress: Progress = START, phase: str = ""
     ) -> Arrays:
         """What the class's batch_loss() needs of a microbatch: one row a sample."""
-        asked = self.asked("features", progress, phase)
-        features: Arrays = self.task.features(model, batch, **asked)
+        arguments = self.arguments_of("features", progress, phase)
+        features: Arrays = self.task.features(model, batch, **arguments)
         self.check_features(features)
         return features
 
@@ -139,7 +139,9 @@ class EngineAdapter(TaskAdapter, ABC):
         self, features: Arrays, progress: Progress = START, phase: str = ""
     ) -> Mapping[str, Mean]:
         """The loss of a whole batch, and what is logged beside it."""
-        returned = self.task.batch_loss(features, **self.asked("batch_loss", progress, phase))
+        returned = self.task.batch_loss(
+            features, **self.arguments_of("batch_loss", progress, phase)
+        )
         return self._named(returned, "batch_loss")
 
     def eval_sums(self) -> SumSpecs:

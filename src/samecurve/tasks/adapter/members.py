@@ -22,7 +22,7 @@ from samecurve.errors import UserError
 from samecurve.tasks.protocol import MEMBERS
 from samecurve.units import join_words
 
-_ASKED = {"model": ("dtype", "rngs")}  # with flax
+_WITH_FLAX = {"model": ("dtype", "rngs")}
 _BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _NEAR = 0.84  # of difflib: metric and metrics, train_datas and train_data; not losses and loss
 _PLAIN = {"torch", "builtins", "abc", "typing", "collections"}  # whose bases are no trainers
@@ -108,7 +108,7 @@ class Form:
 
     needed: tuple[str, ...]  # by place
     by_name: tuple[str, ...]  # by name, always
-    asked: tuple[str, ...]  # by name, if it asks for them
+    optional: tuple[str, ...]  # by name, if it asks for them
 
 
 def form_of(member: str) -> Form | None:
@@ -117,11 +117,11 @@ def form_of(member: str) -> Form | None:
     if match is None:
         return None
     text = match[1]
-    asked = re.findall(r"\[(?:, )?(\w+)\]", text)
+    optional = re.findall(r"\[(?:, )?(\w+)\]", text)
     by_place, _, by_name = re.sub(r"\[[^]]*\]", "", text).partition("*, ")
-    asked += _ASKED.get(member, ())
+    optional += _WITH_FLAX.get(member, ())
     return Form(
-        tuple(re.findall(r"\w+", by_place)), tuple(re.findall(r"\w+", by_name)), tuple(asked)
+        tuple(re.findall(r"\w+", by_place)), tuple(re.findall(r"\w+", by_name)), tuple(optional)
     )
 
 
@@ -262,7 +262,7 @@ def _check_own_parameters(
     parameters: list[inspect.Parameter], form: Form, what: str, usage: str
 ) -> None:
     """Those beyond what every such method is given by place."""
-    known = (*form.by_name, *form.asked)
+    known = (*form.by_name, *form.optional)
     for parameter in parameters:
         is_filled = parameter.kind is parameter.VAR_KEYWORD or parameter.name in known
         if parameter.default is parameter.empty and not is_filled:

@@ -189,23 +189,23 @@ class Rows:
         """What the data gives: columns by name, or a list with one item an id."""
         if self._subset is not None:
             ids = self._subset[ids]
-        told = {"epoch": epoch} if self._by_epoch else {}
+        by_name = {"epoch": epoch} if self._by_epoch else {}
         if self._gives_items:
-            return self._read_items(ids.tolist(), told)
+            return self._read_items(ids.tolist(), by_name)
         if self._takes_lists:
             return self._data[ids.tolist()]
-        return self._data.__getitem__(ids, **told)
+        return self._data.__getitem__(ids, **by_name)
 
-    def _read_items(self, indices: list[int], told: Mapping[str, int]) -> list[Any]:
+    def _read_items(self, indices: list[int], by_name: Mapping[str, int]) -> list[Any]:
         """The items of a torch Dataset."""
         at_once = getattr(self._data, "__getitems__", None)
-        if at_once and (not told or "epoch" in parameters_of(at_once)):
-            return list(at_once(indices, **told))
-        return [self._item(index, told) for index in indices]
+        if at_once and (not by_name or "epoch" in parameters_of(at_once)):
+            return list(at_once(indices, **by_name))
+        return [self._item(index, by_name) for index in indices]
 
-    def _item(self, index: int, told: Mapping[str, int]) -> Any:
+    def _item(self, index: int, by_name: Mapping[str, int]) -> Any:
         try:
-            return self._data.__getitem__(index, **told)
+            return self._data.__getitem__(index, **by_name)
         except Exception as error:
             error.add_note(f"sample {index}")
             raise

@@ -52,7 +52,7 @@ class TaskAdapter:
     ) -> None:
         self.name, self._file = task_class.__name__, file
         self._config, self._loss_checked = config, False
-        self._asks: dict[str, set[str]] = {}  # by method
+        self._parameters: dict[str, set[str]] = {}  # by method
         self.phases: Mapping[str, tuple[str, ...]] = {}  # of a step: patterns of parameters
         self._train: Rows | None = None
         self._held_out: Rows | None = None

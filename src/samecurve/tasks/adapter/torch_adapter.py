@@ -141,7 +141,9 @@ class TorchAdapter(EngineAdapter):
     ) -> torch.optim.Optimizer:
         """The class's own optimizer."""
         with self.calling("optimizer"):
-            optimizer = self.task.optimizer(params, **self.asked("optimizer", phase=phase, lr=lr))
+            optimizer = self.task.optimizer(
+                params, **self.arguments_of("optimizer", phase=phase, lr=lr)
+            )
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise UserError(
                 f"{self.name}.optimizer() returns {type(optimizer).__name__}, not a"

@@ -34,7 +34,7 @@ def try_features(adapter: EngineAdapter, params: int, seed: int) -> int | None:
             model, rows = adapter.model().eval(), _first_rows(adapter, 2)
             with keyed_trial(2):
                 features: Features = adapter.task.features(
-                    model, rows, **adapter.asked("features", START)
+                    model, rows, **adapter.arguments_of("features", START)
                 )
         except Exception:  # a model for GPUs only, say
             return None
@@ -42,7 +42,7 @@ def try_features(adapter: EngineAdapter, params: int, seed: int) -> int | None:
         check_rows(features, 2)
         watch = GeneratorWatch(torch.device("cpu"))
         try:
-            loss = adapter.task.batch_loss(features, **adapter.asked("batch_loss", START))
+            loss = adapter.task.batch_loss(features, **adapter.arguments_of("batch_loss", START))
             if isinstance(loss, Mapping):
                 loss = loss["loss"]
         except Exception:  # of more samples than two, say
@@ -75,7 +75,7 @@ def try_loss(adapter: EngineAdapter, params: int, seed: int) -> list[Mean] | Non
             batch = {name: tensor[ids] for name, tensor in rows.items()}
             try:
                 with keyed_trial(len(ids)):
-                    loss = adapter.task.loss(model, batch, **adapter.asked("loss", START))
+                    loss = adapter.task.loss(model, batch, **adapter.arguments_of("loss", START))
                 if isinstance(loss, Mapping):
                     loss = loss["loss"]
             except Exception:  # a model for GPUs only, say

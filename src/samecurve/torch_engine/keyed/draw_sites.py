@@ -26,7 +26,7 @@ _TORCH = str(Path(torch.__file__).parent)
 _OURS = str(Path(__file__).parents[1])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Draw:
     """Random numbers that a forward pass drew.
 

@@ -121,7 +121,14 @@ def begin_draw(
     if not is_separable and rule >= 0:
         rule = NONE
     if context.sites.is_recording:
-        draw = Draw(function, place, tuple(shape), rows, number, _SERVED.get(rule, "sample"))
+        draw = Draw(
+            function=function,
+            place=place,
+            shape=tuple(shape),
+            rows=rows,
+            number=number,
+            served=_SERVED.get(rule, "sample"),
+        )
         context.sites.record(draw)
     if rule == NONE:
         return None
@@ -131,5 +138,12 @@ def begin_draw(
 def note_unserved(context: MicroBatchContext, function: str, shape: Sequence[int]) -> None:
     """A draw with a generator of the user's own."""
     if context.sites.is_recording and context.rows:
-        draw = Draw(function, calls_to_here(), tuple(shape), context.rows, -1, None)
+        draw = Draw(
+            function=function,
+            place=calls_to_here(),
+            shape=tuple(shape),
+            rows=context.rows,
+            number=-1,
+            served=None,
+        )
         context.sites.record(draw)

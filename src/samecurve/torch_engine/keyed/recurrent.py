@@ -35,8 +35,9 @@ def recurrent(
     ends = []
     for layer, of_layer in enumerate(states):
         own = weights[layer * each : (layer + 1) * each]
-        before = [values] if sizes is None else [values, sizes]
-        values, *end = original(*before, of_layer, own, biases, 1, 0.0, train, *rest)
+        inputs = [values] if sizes is None else [values, sizes]
+        settings = (biases, 1, 0.0, train, *rest)  # of one layer, without dropout
+        values, *end = original(*inputs, of_layer, own, *settings)
         ends.append(end)
         if layer < layers - 1:
             function = f"nn.{name.split('_', maxsplit=1)[0].upper()}'s dropout"

@@ -276,8 +276,8 @@ def _broken_where_it_draws(original: Function) -> Function:
 
     @functools.wraps(original)
     def function(*arguments: Any, **options: Any) -> Any:
-        given = {**defaults, **dict(zip(names, arguments, strict=False)), **options}
-        if not given["training"] or given.get(rate) == 0:
+        values = {**defaults, **dict(zip(names, arguments, strict=False)), **options}
+        if not values["training"] or values.get(rate) == 0:
             return original(*arguments, **options)
         return uncompiled(*arguments, **options)
 

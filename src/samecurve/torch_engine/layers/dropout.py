@@ -157,7 +157,14 @@ class _Site:
         is_known = rule >= 0 or context.sites.learnt(self.place, call) == STEP
         if context.sites.is_recording:
             served: Served = ("sample" if rule >= 0 else "step") if is_known else None
-            draw = Draw(self.name, self.place, tuple(shape), samples, call, served)
+            draw = Draw(
+                function=self.name,
+                place=self.place,
+                shape=tuple(shape),
+                rows=samples,
+                number=call,
+                served=served,
+            )
             context.sites.record(draw)
         elif not is_known:
             raise UserError(

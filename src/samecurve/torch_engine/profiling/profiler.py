@@ -115,14 +115,14 @@ class TorchWatch:
         ]
         activations = self._activations.by_module if "activations" in self._memory else {}
         return RankProfile(
-            self._engine.comm.rank,
-            tuple(steps),
-            self._traced_seconds,
-            self._operations,
-            self._memory,
-            self._peaks,
-            self._first_seconds,
-            activations,
+            rank=self._engine.comm.rank,
+            steps=tuple(steps),
+            traced=self._traced_seconds,
+            operations=self._operations,
+            memory=self._memory,
+            peaks=self._peaks,
+            first=self._first_seconds,
+            kept=activations,
             trace=str(self._trace_path) if self._trace_path else None,
         )
 

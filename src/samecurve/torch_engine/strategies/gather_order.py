@@ -130,8 +130,8 @@ def _groups_of(module: nn.Module) -> list[Any]:
     state: Any = getattr(module, "_get_fsdp_state", None)
     if state is None:
         return []
-    made = state()
-    groups: list[Any] | None = getattr(made, "_fsdp_param_groups", None)
+    fsdp_state = state()
+    groups: list[Any] | None = getattr(fsdp_state, "_fsdp_param_groups", None)
     if groups is None:
-        groups = [made._fsdp_param_group]  # noqa: SLF001 - as above
+        groups = [fsdp_state._fsdp_param_group]  # noqa: SLF001 - as above
     return [group for group in groups if group is not None]
