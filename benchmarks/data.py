@@ -27,7 +27,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from samecurve import Mean
 from samecurve.core.config.document import Document
-from samecurve.core.config.sections import Config, load
+from samecurve.core.config.loading import load
+from samecurve.core.config.sections import Config
 from samecurve.core.planning.machine import Machine
 from samecurve.core.planning.plan import Plan, plan
 from samecurve.data.feed import Feed

@@ -27,7 +27,7 @@ import torch.distributed as dist
 
 from benchmarks.common import UNASKED
 from samecurve.core.config.document import Document
-from samecurve.core.config.sections import load
+from samecurve.core.config.loading import load
 from samecurve.core.planning.machine import Machine
 from samecurve.core.planning.plan import plan
 from samecurve.data.feed import Feed

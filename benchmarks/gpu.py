@@ -37,7 +37,8 @@ from torch._C._autograd import (
 
 from benchmarks.sides import SIDES, Setting
 from samecurve.core.config.document import read_file
-from samecurve.core.config.sections import Config, load
+from samecurve.core.config.loading import load
+from samecurve.core.config.sections import Config
 from samecurve.core.planning.plan import plan
 from samecurve.probe import cpu, probe
 from samecurve.system import install_command

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from samecurve.core.config.document import Document
-from samecurve.core.config.sections import Config, load
+from samecurve.core.config.loading import load
+from samecurve.core.config.sections import Config
 from samecurve.core.planning.facts import Facts
 from samecurve.core.simulation.cluster import Cluster, read_cluster
 from samecurve.core.simulation.compare import plan_on_cluster

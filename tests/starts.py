@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from commands import losses
-from samecurve.core.config.sections import LoadedConfig
+from samecurve.core.config.loading import LoadedConfig
 from samecurve.run.directory import Run
 from samecurve.run.prepare import PreparedRun, prepare
 from samecurve.run.resume import Options

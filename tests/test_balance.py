@@ -14,7 +14,8 @@ import slow
 
 import samecurve.experiments.balance as balancing
 from commands import losses
-from samecurve.core.config.sections import Config, LoadedConfig
+from samecurve.core.config.loading import LoadedConfig
+from samecurve.core.config.sections import Config
 from samecurve.core.planning.balance import (
     microbatch_seconds,
     predict_step_seconds,

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from samecurve.core.config.document import Document, read_file
-from samecurve.core.config.sections import Config, load
+from samecurve.core.config.loading import load
+from samecurve.core.config.sections import Config
 from samecurve.errors import UserError
 from samecurve.experiments.layout_runner import LayoutRunner
 from samecurve.experiments.layouts import parse_layout

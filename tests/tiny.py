@@ -13,8 +13,8 @@ import torch.distributed as dist
 
 from samecurve.checkpoint.format import load, read_manifest
 from samecurve.core.config.document import Document
+from samecurve.core.config.loading import load as load_config
 from samecurve.core.config.sections import Config
-from samecurve.core.config.sections import load as load_config
 from samecurve.core.determinism.data_order import Ids
 from samecurve.core.determinism.mean import Mean
 from samecurve.core.eval_sums import Metric

@@ -12,8 +12,9 @@ from pydantic import Field
 from samecurve.cli.config_flags import apply_batch
 from samecurve.core.config.document import dump, parse, parse_setting
 from samecurve.core.config.json_schema import as_table, json_schema
+from samecurve.core.config.loading import LoadedConfig, TaskSections, load
 from samecurve.core.config.section import Section
-from samecurve.core.config.sections import DataSection, LoadedConfig, TaskSections, load
+from samecurve.core.config.sections import DataSection
 from samecurve.errors import InvalidConfigError, UserError
 from samecurve.tasks import Tasks
 

@@ -8,7 +8,7 @@ import pytest
 
 from samecurve.core.config.document import Document, dump, parse
 from samecurve.core.config.importers import ConvertedConfig, convert
-from samecurve.core.config.sections import load
+from samecurve.core.config.loading import load
 from samecurve.errors import InvalidConfigError
 from samecurve.tasks import Tasks
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from samecurve.core.config.document import Document
-from samecurve.core.config.sections import Config, load
+from samecurve.core.config.loading import load
+from samecurve.core.config.sections import Config
 from samecurve.core.determinism.data_order import Anchor
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.machine import Device, Machine

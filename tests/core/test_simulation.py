@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from samecurve.core.config.document import Document
-from samecurve.core.config.sections import Config, load
+from samecurve.core.config.loading import load
+from samecurve.core.config.sections import Config
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.plan import plan
 from samecurve.core.simulation.cluster import read_cluster

@@ -10,7 +10,7 @@ import pytest
 from test_plan import FACTS, GPUS, NORMED, config
 
 from samecurve.core.config.document import Document
-from samecurve.core.config.sections import load
+from samecurve.core.config.loading import load
 from samecurve.core.planning.balance import (
     largest_close_to_best,
     microbatch_seconds,

@@ -15,7 +15,8 @@ import slow
 import torch.distributed as dist
 
 from commands import refused, samecurve, started, until, write_config
-from samecurve.core.config.sections import Config, LoadedConfig
+from samecurve.core.config.loading import LoadedConfig
+from samecurve.core.config.sections import Config
 from samecurve.core.planning.machine import Device, Machine
 from samecurve.core.profile_types import ProfileSchedule, RankProfile, Step
 from samecurve.errors import RunError, UserError

@@ -15,7 +15,7 @@ import nvml
 
 PROGRAM = """
 import json
-from samecurve.core.config.sections import load
+from samecurve.core.config.loading import load
 from samecurve.core.config.document import Document
 from samecurve.core.planning.layout import choose_devices
 from samecurve.errors import UserError

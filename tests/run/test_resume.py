@@ -15,7 +15,8 @@ from commands import (
     write_config,
 )
 from samecurve.core.config.document import Document, dump
-from samecurve.core.config.sections import Config, load
+from samecurve.core.config.loading import load
+from samecurve.core.config.sections import Config
 from samecurve.run.directory import Run
 from samecurve.run.resume import Origin, refuse_changes
 from samecurve.tasks import Tasks

@@ -12,7 +12,7 @@ import pytest
 from test_user import said
 
 from samecurve.core.config.document import Document
-from samecurve.core.config.sections import load
+from samecurve.core.config.loading import load
 from samecurve.errors import UserError
 from samecurve.tasks import Tasks, kept_class
 from samecurve.tasks.class_pickler import keep, task_of

@@ -10,7 +10,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset
 
 from samecurve import sample_rng
 from samecurve.core.config.document import Document
-from samecurve.core.config.sections import load
+from samecurve.core.config.loading import load
 from samecurve.errors import UserError
 from samecurve.tasks import Tasks
 from samecurve.tasks.adapter.columns import Collation

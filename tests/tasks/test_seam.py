@@ -16,7 +16,7 @@ from samecurve import Section, TaskEntry
 from samecurve.cli.main import cli
 from samecurve.core.config.document import Document, read_file
 from samecurve.core.config.json_schema import as_table
-from samecurve.core.config.sections import load
+from samecurve.core.config.loading import load
 from samecurve.errors import InvalidConfigError, UserError
 from samecurve.launch.evaluate import evaluate
 from samecurve.observe.journal import read_events

@@ -16,7 +16,7 @@ from torch import nn
 
 import samecurve
 from samecurve.core.config.document import Document, parse
-from samecurve.core.config.sections import load
+from samecurve.core.config.loading import load
 from samecurve.experiments.layout_runner import LayoutRunner
 from samecurve.experiments.layouts import parse_layout
 from samecurve.experiments.verdicts import compare_layouts

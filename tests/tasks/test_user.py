@@ -13,7 +13,8 @@ import torch
 
 from samecurve import Initial, Mean
 from samecurve.core.config.document import Document, read_file
-from samecurve.core.config.sections import Config, load
+from samecurve.core.config.loading import load
+from samecurve.core.config.sections import Config
 from samecurve.core.planning.machine import Machine
 from samecurve.core.planning.plan import plan
 from samecurve.errors import InvalidConfigError, UserError

@@ -15,7 +15,8 @@ from torch import nn
 
 from samecurve.checkpoint.format import load as load_checkpoint
 from samecurve.core.config.document import Document
-from samecurve.core.config.sections import Config, load
+from samecurve.core.config.loading import load
+from samecurve.core.config.sections import Config
 from samecurve.core.determinism.mean import Mean
 from samecurve.core.events import REQUESTS, Event
 from samecurve.core.planning.plan import Plan, plan

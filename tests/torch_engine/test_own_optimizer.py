@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from samecurve.core.config.document import Document
-from samecurve.core.config.sections import Config, load
+from samecurve.core.config.loading import load
+from samecurve.core.config.sections import Config
 from samecurve.core.events import REQUESTS
 from samecurve.core.planning.plan import plan
 from samecurve.core.protocols import ArrayShard

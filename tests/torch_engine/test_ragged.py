@@ -13,7 +13,8 @@ from test_loop import for_good
 from torch import nn
 
 from samecurve.core.config.document import Document
-from samecurve.core.config.sections import Config, load
+from samecurve.core.config.loading import load
+from samecurve.core.config.sections import Config
 from samecurve.core.events import Event
 from samecurve.core.planning.plan import Plan, plan
 from samecurve.observe.journal import read_events

@@ -20,7 +20,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from samecurve.core.config.document import Document
-from samecurve.core.config.sections import Config, load
+from samecurve.core.config.loading import load
+from samecurve.core.config.sections import Config
 from samecurve.core.determinism.sample_keys import RowKeys, mix, row_keys, step_key
 from samecurve.core.planning.plan import plan
 from samecurve.data.feed import Feed

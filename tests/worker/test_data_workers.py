@@ -16,7 +16,8 @@ import pytest
 import worlds
 from commands import losses, run_warm, samecurve
 from samecurve.core.config.document import Document
-from samecurve.core.config.sections import Config, load
+from samecurve.core.config.loading import load
+from samecurve.core.config.sections import Config
 from samecurve.core.planning.machine import Machine
 from samecurve.core.planning.plan import plan
 from samecurve.data.feed import Feed

@@ -18,7 +18,7 @@ from samecurve.errors import InvalidConfigError, UserError
 if TYPE_CHECKING:
     from samecurve.core.config.document import Document
     from samecurve.core.config.importers import ConvertedConfig
-    from samecurve.core.config.sections import LoadedConfig
+    from samecurve.core.config.loading import LoadedConfig
 
 Flags = Mapping[str, Any]  # of a command line: parameter -> value; None: not given
 
@@ -259,7 +259,7 @@ def _load(document: "Document", name: str, converted: "ConvertedConfig | None") 
     InvalidConfigError: what another tool's config asks for and is not served, with all that is
     wrong otherwise.
     """
-    from samecurve.core.config.sections import load
+    from samecurve.core.config.loading import load
     from samecurve.tasks import Tasks
 
     unsettled = converted.unresolved(document) if converted else []

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from samecurve.core.config.sections import LoadedConfig
+    from samecurve.core.config.loading import LoadedConfig
     from samecurve.core.planning.facts import Facts, Measure
 
 _LATER = {"--suite"}

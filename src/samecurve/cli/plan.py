@@ -16,7 +16,7 @@ from samecurve.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from samecurve.core.config.sections import LoadedConfig
+    from samecurve.core.config.loading import LoadedConfig
     from samecurve.experiments.machine import PredictionRequest
 
 

@@ -20,7 +20,7 @@ from samecurve.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from samecurve.core.config.sections import LoadedConfig
+    from samecurve.core.config.loading import LoadedConfig
     from samecurve.run.resume import Options
 
 

@@ -15,7 +15,8 @@ from typing import Any
 import click
 import psutil
 
-from samecurve.core.config.sections import Config, LoadedConfig
+from samecurve.core.config.loading import LoadedConfig
+from samecurve.core.config.sections import Config
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.layout import choose_devices
 from samecurve.core.planning.machine import Device, Machine

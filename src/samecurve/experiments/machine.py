@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from samecurve.core.config.sections import LoadedConfig
+from samecurve.core.config.loading import LoadedConfig
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.plan import Plan
 from samecurve.core.simulation.cluster import Cluster, read_cluster

@@ -14,7 +14,8 @@ from typing import Any
 
 import click
 
-from samecurve.core.config.sections import Config, LoadedConfig
+from samecurve.core.config.loading import LoadedConfig
+from samecurve.core.config.sections import Config
 from samecurve.core.planning.facts import Facts, Measure
 from samecurve.core.planning.machine import Machine
 from samecurve.core.planning.plan import Plan, plan

@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import click
 
-from samecurve.core.config.sections import Config, Devices, LoadedConfig
+from samecurve.core.config.loading import LoadedConfig
+from samecurve.core.config.sections import Config, Devices
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.machine import Machine
 from samecurve.errors import UserError

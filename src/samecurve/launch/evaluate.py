@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from samecurve.core.config.document import Document
-from samecurve.core.config.sections import LoadedConfig, Track, load
+from samecurve.core.config.loading import LoadedConfig, load
+from samecurve.core.config.sections import Track
 from samecurve.core.events import Event
 from samecurve.core.planning.facts import Fixed
 from samecurve.core.planning.plan import Plan, plan

@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from samecurve.core.config.sections import LoadedConfig
+from samecurve.core.config.loading import LoadedConfig
 from samecurve.core.planning.layout import choose_devices
 from samecurve.core.protocols import Rank
 from samecurve.diagnose.crash import explain

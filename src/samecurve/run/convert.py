@@ -9,7 +9,7 @@ from pathlib import Path
 from samecurve.core.config.document import read_file
 from samecurve.core.config.importers import KINDS, ConvertedConfig
 from samecurve.core.config.importers import convert as read
-from samecurve.core.config.sections import load
+from samecurve.core.config.loading import load
 from samecurve.errors import InvalidConfigError, UserError
 from samecurve.tasks import Tasks
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import psutil
 
 from samecurve.core.config.document import Document, dump, read_file
-from samecurve.core.config.sections import Config, Registry, load
+from samecurve.core.config.loading import Registry, load
+from samecurve.core.config.sections import Config
 from samecurve.core.planning.plan import Plan
 from samecurve.errors import RunError
 from samecurve.system import write_json

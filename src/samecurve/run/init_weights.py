@@ -25,7 +25,8 @@ from samecurve.checkpoint.format import (
     write_pieces,
 )
 from samecurve.core.config.document import read_file
-from samecurve.core.config.sections import Config, load
+from samecurve.core.config.loading import load
+from samecurve.core.config.sections import Config
 from samecurve.core.planning.facts import Facts
 from samecurve.core.protocols import ArrayShard
 from samecurve.core.weight_check import check_weights

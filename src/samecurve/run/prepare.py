@@ -11,7 +11,8 @@ from pathlib import Path
 
 from samecurve.checkpoint.store import sweep
 from samecurve.core.config.document import Document
-from samecurve.core.config.sections import Config, LoadedConfig, Track, load
+from samecurve.core.config.loading import LoadedConfig, load
+from samecurve.core.config.sections import Config, Track
 from samecurve.core.events import Event, Kind
 from samecurve.core.planning.facts import Facts, Measure, Speeds
 from samecurve.core.planning.machine import Machine

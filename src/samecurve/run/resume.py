@@ -15,8 +15,9 @@ from samecurve.checkpoint.format import (
     verify,
 )
 from samecurve.checkpoint.store import checkpoints, newest
+from samecurve.core.config.loading import LoadedConfig
 from samecurve.core.config.param_groups import ParamGroup, ParamRules
-from samecurve.core.config.sections import Config, LoadedConfig, flatten
+from samecurve.core.config.sections import Config, flatten
 from samecurve.core.determinism.data_order import Anchor
 from samecurve.core.planning.facts import Fixed
 from samecurve.errors import SamecurveError, UserError

@@ -16,8 +16,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from samecurve.core.config.loading import TaskSections
 from samecurve.core.config.section import Section
-from samecurve.core.config.sections import Config, DataSection, TaskSections
+from samecurve.core.config.sections import Config, DataSection
 from samecurve.core.config.unsupported import USER_TASK
 from samecurve.errors import UserError
 from samecurve.tasks.class_place import Place, place_of

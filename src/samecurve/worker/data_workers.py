@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from samecurve.core.config.document import Document
-from samecurve.core.config.sections import Config, load
+from samecurve.core.config.loading import load
+from samecurve.core.config.sections import Config
 from samecurve.data.workers import Line, Workers, line, serve
 from samecurve.system import cache_home, die_with
 from samecurve.tasks import Tasks, open_task

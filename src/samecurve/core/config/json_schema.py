@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from samecurve.core.config.sections import Registry, config_class
+from samecurve.core.config.loading import Registry, config_class
 from samecurve.core.config.values import EPOCHS_PATTERN, SIZE_PATTERN
 
 Schema = dict[str, Any]  # JSON Schema

@@ -1,0 +1,167 @@
+"""From a document to a config: the task's own fields found, every fault told with its place.
+
+What is wrong is told all at once, in the words of the document that the user wrote.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
+
+from pydantic import BaseModel, ValidationError, create_model
+
+from samecurve.core.config.document import Document, Key, join_key, suggest
+from samecurve.core.config.section import Section
+from samecurve.core.config.sections import Config, DataSection
+from samecurve.core.config.unsupported import USER_TASK, USER_TASK_HINT, task_needed
+from samecurve.errors import InvalidConfigError, UserError
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+_SEE_TABLE = "`samecurve schema --table` says what each key takes"
+
+
+@dataclass(frozen=True)
+class TaskSections:
+    model: type[Section]
+    data: type[DataSection]
+
+
+class Registry(Protocol):
+    """The tasks there are, and each one's fields (importing no engine)."""
+
+    def names(self) -> tuple[str, ...]: ...
+    def later(self) -> tuple[str, ...]: ...
+    def knows(self, task: str) -> bool: ...
+    def sections(self, task: str) -> TaskSections: ...
+
+
+@dataclass(frozen=True)
+class LoadedConfig:
+    """A config, its name, for each dotted key that was given where it came from, and what the user
+    should know of how it was read. home: the run directory that another tool's config names.
+    """
+
+    config: Config
+    name: str
+    origins: Mapping[str, str]
+    notes: tuple[str, ...] = ()
+    run_directory: str | None = None
+
+
+def load(document: Document, registry: Registry, name: str = "run") -> LoadedConfig:
+    """Document -> config.
+
+    InvalidConfigError lists everything that is wrong with it, each with its place.
+    """
+    task = document.value.get("task", "language")
+    if isinstance(task, str) and not registry.knows(task) and registry.knows(task.lower()):
+        task = task.lower()
+    if not registry.knows(task):
+        hint, instead = "is not a task", f"; {USER_TASK}"
+        if task in registry.later():
+            hint, instead = "is not in this version", f"; {USER_TASK_HINT}"
+        raise UserError(
+            f"task: {task} {hint}",
+            suggest(str(task), registry.names())
+            or f"tasks: {', '.join(registry.names())}{instead}",
+            document.origin_of(("task",)),
+        )
+    try:
+        config = config_class(task, registry.sections(task)).model_validate(
+            {"model": {}, "data": {}, **document.value, "task": task}
+        )
+    except ValidationError as error:
+        raise InvalidConfigError(_explain(error, document, registry.sections(task))) from None
+    return LoadedConfig(
+        config,
+        name,
+        {
+            join_key(key): place
+            for key, place in document.origins.items()
+            if not isinstance(_at(document.value, key), dict)
+        },
+    )
+
+
+def config_class(task: str, fields: TaskSections) -> type[Config]:
+    task_fields: dict[str, Any] = {
+        "task": (Literal[task], task),
+        "model": (fields.model, ...),
+        "data": (fields.data, ...),
+    }
+    return create_model(f"{task.capitalize()}Config", __base__=Config, **task_fields)
+
+
+def _explain(error: ValidationError, document: Document, fields: TaskSections) -> list[UserError]:
+    """Every fault that pydantic found, in the user's words."""
+    return [_explain_fault(fault, document, fields) for fault in error.errors(include_url=False)]
+
+
+def _explain_fault(fault: "ErrorDetails", document: Document, fields: TaskSections) -> UserError:
+    key = tuple(fault["loc"])
+    name, where, value = join_key(key), document.origin_of(key), fault["input"]
+    match fault["type"]:
+        case "extra_forbidden":
+            return _explain_unknown_key(key, document, fields)
+        case "missing":
+            where = where or document.origin_of(key[:-1])
+            return UserError(f"{name}: missing", "give it in the file, or with --set", where)
+        case "literal_error":
+            expected = fault["ctx"]["expected"].replace("'", "").replace(" or ", ", ")
+            remedy = suggest(str(value).lower(), expected.split(", ")) or _SEE_TABLE
+            return UserError(f"{name}: {value!r} is not one of {expected}", remedy, where)
+        case "model_type":
+            text = "should be a section of `key: value`"
+        case _:
+            text = fault["msg"].removeprefix("Value error, ")
+            text = text.replace("Input should", "should").replace("a valid tuple", "a list")
+    if not isinstance(value, dict):
+        text += f" (is {_short(value)})"
+    return UserError(f"{name}: {text}", _SEE_TABLE, where)
+
+
+def _explain_unknown_key(key: Key, document: Document, fields: TaskSections) -> UserError:
+    name, where = join_key(key), document.origin_of(key)
+    needed = task_needed(name)
+    if needed:
+        what, remedy = needed
+        task = document.value.get("task", "language")
+        return UserError(
+            f"{name} is for {what}, which task {task} of this version does not have", remedy, where
+        )
+    known = _known(key[:-1], fields)
+    remedy = suggest(str(key[-1]), known) or f"known here: {', '.join(known)}"
+    return UserError(f"{name}: unknown key", remedy, where)
+
+
+def _known(section: Key, fields: TaskSections) -> list[str]:
+    at: type[BaseModel] = Config
+    for part in section:
+        if part in {"model", "data"} and at is Config:
+            at = fields.model if part == "model" else fields.data
+            continue
+        if isinstance(part, int):
+            continue
+        inner = at.model_fields[part].annotation if part in at.model_fields else None
+        inner = next(iter(get_args(inner)), inner)  # the sections of a list
+        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
+            return []
+        at = inner
+    return sorted(at.model_fields)
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    if len(text) <= 60:
+        return text
+    return text[:57] + "..."
+
+
+def _at(value: Any, key: Key) -> Any:
+    for part in key:
+        try:
+            value = value[part]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return value
