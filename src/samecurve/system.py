@@ -69,13 +69,13 @@ def install_command(extra: str) -> str:
     A checkout is named by its path. An installed wheel is named by name: pip then takes the copy
     that is there, and fetches only what the extra lists.
     """
-    checkout = _checkout()
-    target = f"{checkout}[{extra}]" if checkout else f"samecurve[{extra}]"
-    editable = "-e " if checkout else ""
+    source = checkout()
+    target = f"{source}[{extra}]" if source else f"samecurve[{extra}]"
+    editable = "-e " if source else ""
     return f"{_pip()} install {editable}{shlex.quote(target)}"
 
 
-def _checkout() -> Path | None:
+def checkout() -> Path | None:
     """The directory with pyproject.toml that this copy runs from, if it runs from one."""
     root = Path(__file__).resolve().parents[2]
     if (root / "pyproject.toml").is_file():

@@ -10,6 +10,8 @@ import pytest
 from commands import command, refused, samecurve, started, steps_written, until, write_config
 from samecurve.core.planning.strategies import STRATEGY_NAMES
 
+ROOT = Path(__file__).parents[2]
+
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
@@ -76,6 +78,41 @@ def test_refused_with_a_reason_and_nothing_left(
     config = write_config(tmp_path, corpus)
     assert says in refused(monkeypatch, capsys, "train", "-f", config, *arguments, cwd=tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"tiny.yaml"}
+
+
+def test_flags_alone_are_no_config(
+    tmp_path: Path,
+    corpus: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The line to type has a config of this directory, else one that came with the program."""
+    flags = ["--multi-gpu", "ddp", "--epochs", "20", "--batch-size", "32"]
+    for verb in ("train", "plan", "verify", "bench", "profile"):
+        line = f"remedy: samecurve {verb} -f {ROOT}/models/tiny.yaml {' '.join(flags)}; configs"
+        assert line in refused(monkeypatch, capsys, verb, *flags, cwd=tmp_path)
+    write_config(tmp_path, corpus)
+    (tmp_path / "package.json").write_text('{"name": "other"}')
+    said = refused(monkeypatch, capsys, *flags, "--mode", "flatten", cwd=tmp_path)
+    assert f"samecurve train -f tiny.yaml {' '.join(flags)} --mode flatten; configs at" in said
+    assert "package.json" not in said
+    assert "error: --mode: data.mode is for sensor channels" in said
+    assert [path.suffix for path in sorted(tmp_path.iterdir())] == [".json", ".yaml"]
+
+
+def test_a_flag_for_a_field_that_the_class_does_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A class that declares no sections takes any field, and would pass over this one."""
+    task = tmp_path / "mine.py"
+    line = ["plan", "--set", f"task={task}:Mine", "--global-batch", "4", "--mode", "flatten"]
+    task.write_text("class Mine:\n    def __init__(self, model, data): self.n = data['count']\n")
+    said = refused(monkeypatch, capsys, *line, cwd=tmp_path)
+    assert f"--mode flatten: task {task}:Mine reads no data.mode" in said
+    said = refused(monkeypatch, capsys, *line, "--set", "data.mode=average", cwd=tmp_path)
+    assert "reads no data.mode" not in said
+    task.write_text("class Mine:\n    def __init__(self, model, data): self.n = data['mode']\n")
+    assert "reads no data.mode" not in refused(monkeypatch, capsys, *line, cwd=tmp_path)
 
 
 @pytest.mark.parametrize(

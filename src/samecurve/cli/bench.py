@@ -85,7 +85,7 @@ def bench(
         from samecurve.experiments.collectives import bench_collectives
 
         # a config needs a batch; collectives have none
-        config = load_config({**flags, "global_batch": 1}, say=not as_json).config
+        config = load_config({**flags, "global_batch": 1}, say=not as_json, trains=False).config
         sys.exit(bench_collectives(config, worlds=worlds, to=to, as_json=as_json))
     from samecurve.core.profile_types import ProfileSchedule
     from samecurve.experiments.bench import bench as bench_config

@@ -3,14 +3,15 @@
 The later wins: default < file < --set < flag.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
+from samecurve.cli.apply_flags import Flags, apply_batch, apply_flags
 from samecurve.cli.options import Option, RankCount
 from samecurve.core.planning.strategies import strategy_help
 from samecurve.errors import InvalidConfigError, UserError
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     from samecurve.core.config.document import Document
     from samecurve.core.config.importers import ConvertedConfig
     from samecurve.core.config.loading import LoadedConfig
-
-Flags = Mapping[str, Any]  # of a command line: parameter -> value; None: not given
 
 
 @dataclass(frozen=True)
@@ -114,6 +113,9 @@ _VALUE_FLAGS = (
 )
 
 
+_TASK_FLAGS = tuple(flag for flag in _VALUE_FLAGS if not flag.help)  # fields of some tasks
+
+
 def config_options(command: Callable[..., None]) -> Callable[..., None]:
     """All flags that load_config() reads, on a verb's function."""
     option = partial(click.option, cls=Option)
@@ -202,13 +204,16 @@ def config_options(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-def load_config(flags: Flags, *, say: bool, loud: bool = True) -> "LoadedConfig":
+def load_config(
+    flags: Flags, *, say: bool, loud: bool = True, trains: bool = True
+) -> "LoadedConfig":
     """File, then --set, then flags: the later wins.
 
     A file of another tool is converted first.
 
     say: whether notes are printed; False where stdout is for JSON
     loud: False where another process says what was converted
+    trains: False where flags may do without a file, since nothing is trained
     """
     from samecurve.core.config.document import Document, parse_setting, read_file
     from samecurve.core.config.importers import convert
@@ -230,27 +235,62 @@ def load_config(flags: Flags, *, say: bool, loud: bool = True) -> "LoadedConfig"
     for setting in flags["settings"]:
         key, value = parse_setting(setting)
         document.set(key, value, f"--set {key}")
+    if trains and not file and "task" not in document.value:
+        raise _no_config(flags)
+    for_another_task = [flag for flag in _TASK_FLAGS if _is_new(document, flag, flags)]
     for flag in _VALUE_FLAGS:
         value = flags[flag.parameter]
         if value is not None:
             document.set(flag.key, value, flag.names[0])
-    _apply_flags(document, flags)
+    apply_flags(document, flags)
     batch_note = apply_batch(
         document, flags["batch_size"], flags["grad_accum"], flags["global_batch"]
     )
-    if not file and not document.value:
-        raise UserError("no config was given", "-f FILE, for example -f models/tiny.yaml", "-f")
     if flags["distributed_data_loading"] and say and loud:
         click.echo(
             "note   --distributed-data-loading: always so; each rank reads only its own samples",
             err=True,
         )
     loaded = _load(document, file.stem if file else "run", converted)
+    for flag in for_another_task:
+        _check_is_read(loaded.config.task, flag, flags[flag.parameter])
     return replace(
         loaded,
         notes=(batch_note,) if batch_note else (),
         run_directory=converted.run_directory if converted else None,
     )
+
+
+def _no_config(flags: Flags) -> UserError:
+    """With what is wrong with the flags beside that."""
+    from samecurve.cli.missing_config import no_config
+    from samecurve.core.config.unsupported import task_needed
+
+    errors = [no_config()]
+    for flag in _TASK_FLAGS:
+        needed = task_needed(flag.key)
+        if flags[flag.parameter] is not None and needed:
+            what, remedy = needed
+            errors.append(UserError(f"{flag.key} is for {what}", remedy, flag.names[0]))
+    return errors[0] if len(errors) == 1 else InvalidConfigError(errors)
+
+
+def _is_new(document: "Document", flag: _ValueFlag, flags: Flags) -> bool:
+    """Whether a flag brings a field that neither the file nor --set has."""
+    return flags[flag.parameter] is not None and tuple(flag.key.split(".")) not in document.origins
+
+
+def _check_is_read(task: str, flag: _ValueFlag, value: str) -> None:
+    """UserError: the task's class takes any field, and its source does not name this one."""
+    from samecurve.tasks.source_words import mentions
+
+    name = flag.key.rpartition(".")[2]
+    if not mentions(task, name):
+        raise UserError(
+            f"{flag.names[0]} {value}: task {task} reads no {flag.key}",
+            f"leave it out; --set {flag.key}={value} hands it to the class all the same",
+            flag.names[0],
+        )
 
 
 def _load(document: "Document", name: str, converted: "ConvertedConfig | None") -> "LoadedConfig":
@@ -274,121 +314,3 @@ def _load(document: "Document", name: str, converted: "ConvertedConfig | None") 
     if unsettled:
         raise InvalidConfigError(unsettled)
     return loaded
-
-
-def _apply_flags(document: "Document", flags: Flags) -> None:
-    """Flags that mean more than one value, or a value of another form."""
-    if flags["data"] is not None:
-        document.set("data.source", flags["data"], "-d")
-    _only_one(flags, "dtype", "no_amp", "bf16")
-    _only_one(flags, "launcher", "spawn")
-    _only_one(flags, "warmup", "warmup_epochs")
-    switches = {
-        "--no-amp": ("train.precision", "f32"),
-        "--bf16": ("train.precision", "bf16"),
-        "--spawn": ("devices.launcher", "spawn"),
-        "--exact": ("train.exact", True),
-        "--compile": ("train.compile", True),
-        "--tensorboard": ("track.tensorboard", True),
-        "--no-preflight": ("devices.preflight", 0),
-    }
-    for name, (key, value) in switches.items():
-        if flags[name.removeprefix("--").replace("-", "_")]:
-            document.set(key, value, name)
-    _apply_devices(document, flags["devices"], flags["gpus"], flags["num_gpus"])
-    _apply_length(document, flags["epochs"], flags["max_steps"])
-    if flags["warmup_epochs"] is not None:
-        document.set("schedule.warmup", _epochs(flags["warmup_epochs"]), "--warmup-epochs")
-
-
-def _apply_devices(
-    document: "Document", devices: str | None, gpus: str | None, count: int | None
-) -> None:
-    values = {"--devices": devices, "--gpus": gpus, "--num-gpus": count}
-    names = [name for name, value in values.items() if value is not None]
-    if len(names) > 1:
-        raise UserError(f"{' and '.join(names)} both name devices", "give one of them", names[0])
-    if gpus is not None:
-        if gpus.startswith("cpu"):
-            raise UserError(f"--gpus {gpus} names no GPU", f"--devices {gpus}", "--gpus")
-        document.set("devices.use", gpus, "--gpus")
-    if count is not None:
-        if count < 0:
-            raise UserError(f"--num-gpus {count}", "a number of GPUs, or 0 for all", "--num-gpus")
-        document.set("devices.use", ",".join(map(str, range(count))) or "all", "--num-gpus")
-
-
-def _apply_length(document: "Document", epochs: float | None, steps: int | None) -> None:
-    section = document.value.get("train")
-    config_steps = section.get("steps") if isinstance(section, dict) else None
-    if epochs is not None and steps:
-        raise UserError(
-            f"--epochs {epochs:g} and --max-steps {steps} both fix the length",
-            "give one of them",
-            "--max-steps",
-        )
-    if epochs is None and steps == 0:
-        if str(config_steps).endswith("ep"):
-            return  # the config says how many
-        raise UserError(
-            "--max-steps 0 means whole epochs", "say how many: --epochs N", "--max-steps"
-        )
-    if epochs is not None:
-        document.set("train.steps", _epochs(epochs), "--epochs")
-    elif steps is not None:
-        document.set("train.steps", steps, "--max-steps")
-
-
-def _epochs(count: float) -> str:
-    return f"{count:.9f}".rstrip("0").rstrip(".") + "ep"
-
-
-def _only_one(flags: Flags, *parameters: str) -> None:
-    used = [name for name in parameters if flags[name] is not None and flags[name] is not False]
-    names = [f"--{name.replace('_', '-')}" for name in used]
-    if len(names) > 1:
-        raise UserError(
-            f"{' and '.join(names)} contradict each other", "give one of them", names[0]
-        )
-
-
-def apply_batch(
-    document: "Document", batch_size: int | None, grad_accum: int | None, global_batch: int | None
-) -> str | None:
-    """--batch-size and --grad-accum replace the batch section, or --global-batch fixes the product.
-
-    Returns what to say of it.
-    """
-    values = {
-        "samples": (global_batch, "--global-batch"),
-        "per_device": (batch_size, "--batch-size"),
-        "accumulate": (grad_accum, "--grad-accum"),
-    }
-    if all(value is None for value, _ in values.values()):
-        return None
-    section = document.value.get("batch")
-    old = section if isinstance(section, dict) else {}
-    if global_batch is None and batch_size is None and old.get("per_device") is None:
-        raise UserError(
-            f"--grad-accum {grad_accum} needs a batch per device; the config gives"
-            f" {old.get('samples', 'no')} samples over all devices",
-            f"--batch-size N --grad-accum {grad_accum}; or leave it out: the plan finds the"
-            " accumulation steps",
-            "--grad-accum",
-        )
-    remaining = {}
-    if global_batch is None:
-        remaining = {key: old[key] for key in ("per_device", "accumulate") if key in old}
-    places = {key: document.origin_of(("batch", key)) for key in remaining}
-    document.set("batch", {}, "flags")
-    for key, value in remaining.items():
-        document.set(f"batch.{key}", value, places[key])
-    for key, (new_value, flag) in values.items():
-        if new_value is not None:
-            document.set(f"batch.{key}", new_value, flag)
-    if global_batch is not None or old.get("samples") is None:
-        return None
-    return (
-        f"--batch-size is per device: it replaces the config's {old['samples']} samples over all"
-        " devices (--global-batch fixes those)"
-    )

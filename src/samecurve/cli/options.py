@@ -38,6 +38,7 @@ class Verb(click.Command):
     """A flag of a later version is refused by name, and one of torchrun's with what serves it."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta["arguments"] = list(args)
         own = {name for parameter in self.params for name in parameter.opts}
         for argument in args:
             flag = dashes(argument.partition("=")[0])

@@ -123,10 +123,10 @@ def _explain_fault(fault: "ErrorDetails", document: Document, fields: TaskSectio
 
 def _explain_unknown_key(key: Key, document: Document, fields: TaskSections) -> UserError:
     name, where = join_key(key), document.origin_of(key)
+    task = document.value.get("task", "language")
     needed = task_needed(name)
-    if needed:
+    if needed and ":" not in str(task):  # a class of the user's has fields of its own
         what, remedy = needed
-        task = document.value.get("task", "language")
         return UserError(
             f"{name} is for {what}, which task {task} of this version does not have", remedy, where
         )

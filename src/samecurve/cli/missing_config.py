@@ -1,0 +1,66 @@
+"""Flags without a config: refused with the configs at hand, and the line to type."""
+
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from samecurve.core.config.document import read_file
+from samecurve.core.config.importers import convert
+from samecurve.errors import UserError
+from samecurve.system import checkout
+
+_FOLDERS = ("models", "examples")
+_FIRST = "tiny.yaml"  # the one that is quick anywhere
+_MOST_FILES, _MOST_NAMES = 200, 12
+
+
+def no_config() -> UserError:
+    """The refusal of a command line without -f."""
+    configs = list(_configs(Path(), ("", *_FOLDERS)))
+    root = checkout()
+    if not configs and root:
+        configs = list(_configs(root, _FOLDERS))
+    if not configs:
+        return UserError(
+            "no config was given: flags alone don't say what to train",
+            f"{_line(Path('FILE'))}, a YAML or JSON file (`samecurve schema --table` says what it"
+            " holds); or --set task=FILE.py:CLASS for a class of your own",
+        )
+    here = [path for path in configs if path.parent == Path()]
+    first = next((path for path in configs if path.name == _FIRST), configs[0])
+    names = [str(path) for path in configs[:_MOST_NAMES]]
+    if len(configs) > _MOST_NAMES:
+        names.append(f"{len(configs) - _MOST_NAMES} more")
+    return UserError(
+        "no config was given: flags alone don't say what to train",
+        f"{_line(here[0] if here else first)}; configs at hand: {', '.join(names)}",
+    )
+
+
+def _line(config: Path) -> str:
+    """What was typed, with a config."""
+    words = ["samecurve", "train"]
+    more: list[str] = []
+    context = click.get_current_context(silent=True)
+    if context:
+        words[1] = context.info_name or "train"
+        more = context.meta.get("arguments", [])
+    return shlex.join([*words, "-f", str(config), *more])
+
+
+def _configs(root: Path, folders: tuple[str, ...]) -> Iterator[Path]:
+    """The files there that are configs, ours or another tool's."""
+    for folder in folders:
+        files = sorted((root / folder).glob("*"))
+        candidates = [path for path in files if path.suffix in {".yaml", ".yml", ".json"}]
+        yield from filter(_is_config, candidates[:_MOST_FILES])
+
+
+def _is_config(path: Path) -> bool:
+    try:
+        document = read_file(path)
+    except UserError:  # not text, or not a mapping: nothing to offer
+        return False
+    return "batch" in document.value or convert(document) is not None
