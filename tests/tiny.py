@@ -11,7 +11,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from samecurve.checkpoint.format import load, read_manifest
+from samecurve.checkpoint.format import load
+from samecurve.checkpoint.manifest import read_manifest
 from samecurve.core.config.document import Document
 from samecurve.core.config.loading import load as load_config
 from samecurve.core.config.sections import Config

@@ -5,11 +5,13 @@ program was installed.
 """
 
 import ctypes
+import errno
 import json
 import os
 import shlex
 import shutil
 import signal
+import stat
 import sys
 from collections.abc import Mapping
 from importlib import metadata
@@ -19,6 +21,39 @@ from urllib.parse import unquote, urlparse
 # Sent by the launcher where the control file can't be written, or is not its own.
 STOP_SIGNAL = signal.SIGUSR1
 LAUNCHER = "SAMECURVE_LAUNCHER"
+
+
+def regular_only(path: str, flags: int, mode: int = 0o644) -> int:
+    """The opener of a file in a directory that may have come from elsewhere.
+
+    It follows no link, and waits for nobody at a FIFO: open(path, "rb", opener=regular_only).
+
+    OSError: it is a link, a FIFO, a device or a directory; or it can't be opened.
+    """
+    try:
+        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(error.errno, "it is a link, not a file", path) from None
+        if error.errno == errno.ENXIO:
+            raise OSError(error.errno, "it is no ordinary file", path) from None
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is no ordinary file", path)
+    return descriptor
+
+
+def read_file_bytes(path: Path, most: int) -> bytes:
+    """The whole of an ordinary file.
+
+    OSError: as regular_only(), or it has more than `most` bytes.
+    """
+    with open(path, "rb", opener=regular_only) as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise OSError(errno.EFBIG, f"it has more than {most} bytes", str(path))
+    return content
 
 
 def write_json(path: Path, value: object) -> None:

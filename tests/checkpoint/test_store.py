@@ -10,11 +10,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from samecurve.checkpoint.format import CorruptCheckpointError, load, verify
+from samecurve.checkpoint.format import load, verify
+from samecurve.checkpoint.manifest import CorruptCheckpointError
 from samecurve.checkpoint.store import Published, Publisher, Store, checkpoints, newest, sweep
+from samecurve.core.planning.facts import Fixed
 from samecurve.core.protocols import ArrayShard, Rank, arrays_to_write
 from samecurve.errors import RunError
 
+FIXED = Fixed(
+    global_batch_size=8,
+    micro_batch_size=8,
+    seed=0,
+    samples=64,
+    fingerprint="rows",
+    threads=1,
+)
 ARRAYS = {
     f"model/{name}": np.arange(size, dtype=np.float32)
     for name, size in (("a", 100), ("b", 7), ("c", 1), ("d", 60))
@@ -35,7 +45,7 @@ def store(
             "epoch": 0,
             "consumed": step,
             "config": {},
-            "fixed": {},
+            "fixed": FIXED.to_json(),
             "versions": {},
         }
 

@@ -9,7 +9,6 @@ it.
 """
 
 import hashlib
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,25 +17,19 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import TensorSpec, safe_open, serialize_file
+from safetensors import SafetensorError, TensorSpec, safe_open, serialize_file
 
+from samecurve.checkpoint.manifest import (
+    DTYPES,
+    VERSION,
+    CorruptCheckpointError,
+    check_cover,
+    hash_of,
+    read_manifest,
+)
 from samecurve.core.protocols import ArrayShard, Checkpoint
 from samecurve.errors import RunError
-
-VERSION = 1
-MANIFEST = "manifest.json"
-_DTYPES = {
-    "F64": "float64",
-    "F32": "float32",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "I64": "int64",
-    "I32": "int32",
-}
-
-
-class CorruptCheckpointError(Exception):
-    """A checkpoint that can't be trusted: what is wrong with it."""
+from samecurve.system import regular_only
 
 
 @dataclass(frozen=True)
@@ -58,10 +51,6 @@ class Written:
         }
 
 
-def name_of(step: int) -> str:
-    return f"step-{step:08d}"
-
-
 def write_pieces(path: Path, pieces: Sequence[ArrayShard]) -> Written:
     """One rank's arrays into one file, on disk when this returns.
 
@@ -69,7 +58,7 @@ def write_pieces(path: Path, pieces: Sequence[ArrayShard]) -> Written:
     """
     specs = {
         p.name: TensorSpec(
-            dtype=_DTYPES[p.dtype],
+            dtype=DTYPES[p.dtype],
             shape=list(p.buffer.shape),
             data_ptr=p.buffer.ctypes.data,
             data_len=p.buffer.nbytes,
@@ -105,48 +94,24 @@ def make_manifest(meta: Mapping[str, Any], written: Sequence[Mapping[str, Any]])
             entry["boxes"].append({"file": rank["file"], "offsets": list(offsets)})
     files = {rank["file"]: {"bytes": rank["bytes"], "sha256": rank["sha256"]} for rank in written}
     manifest = {"version": VERSION, **meta, "files": files, "arrays": dict(sorted(arrays.items()))}
-    return {**manifest, "hash": _hash(manifest)}
+    return {**manifest, "hash": hash_of(manifest)}
 
 
-def _hash(manifest: Mapping[str, Any]) -> str:
-    """Of a manifest without its own hash."""
-    values = {key: value for key, value in manifest.items() if key != "hash"}
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+def verify(path: Path, *, weights_only: bool = False) -> dict[str, Any]:
+    """Its manifest, every file and array checked against it.
 
-
-def read_manifest(path: Path) -> dict[str, Any]:
-    """CorruptCheckpointError: no manifest, or not one of ours."""
-    try:
-        manifest = json.loads((path / MANIFEST).read_text())
-    except (OSError, ValueError) as error:
-        raise CorruptCheckpointError(f"its manifest can't be read: {error}") from None
-    if not isinstance(manifest, dict):
-        raise CorruptCheckpointError("its manifest is no mapping")
-    if manifest.get("version") != VERSION:
-        raise CorruptCheckpointError(
-            f"its format is version {manifest.get('version')}, this program reads {VERSION}"
-        )
-    if manifest.get("hash") != _hash(manifest):
-        raise CorruptCheckpointError("its manifest does not match its own hash")
-    return manifest
-
-
-def verify(path: Path) -> dict[str, Any]:
-    """Its manifest, every file's size and hash checked against it.
+    weights_only: as read_manifest()
 
     CorruptCheckpointError: which file is damaged, and how.
     """
-    manifest = read_manifest(path)
+    manifest = read_manifest(path, weights_only=weights_only)
     for name, expected in manifest["files"].items():
-        try:
-            size = (path / name).stat().st_size
-        except OSError:
-            raise CorruptCheckpointError(f"{name} is missing") from None
-        if size != expected["bytes"]:
-            raise CorruptCheckpointError(
-                f"{name} has {size} bytes, not {expected['bytes']}: cut off"
-            )
-        with open(path / name, "rb") as file:
+        _check_size(path / name, expected["bytes"])
+    arrays = Arrays(path, manifest)
+    for name in arrays:
+        arrays.check(name)
+    for name, expected in manifest["files"].items():
+        with open(path / name, "rb", opener=regular_only) as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != expected["sha256"]:
                 raise CorruptCheckpointError(
                     f"{name} does not match its hash: its content has changed"
@@ -154,15 +119,32 @@ def verify(path: Path) -> dict[str, Any]:
     return manifest
 
 
+def _check_size(path: Path, size: int) -> None:
+    try:
+        with open(path, "rb", opener=regular_only) as file:
+            actual = os.fstat(file.fileno()).st_size
+    except FileNotFoundError:
+        raise CorruptCheckpointError(f"{path.name} is missing") from None
+    except OSError as error:
+        raise CorruptCheckpointError(f"{path.name}: {error.strerror}") from None
+    if actual != size:
+        wrong = "cut off" if actual < size else "not as it was written"
+        raise CorruptCheckpointError(f"{path.name} has {actual} bytes, not {size}: {wrong}")
+
+
 class Arrays(Mapping[str, NDArray[Any]]):
     """The arrays of a checkpoint, of which no more is read than is asked for.
 
     path: of the checkpoint.
+
+    Whatever reads an array raises CorruptCheckpointError where its boxes don't cover it once.
     """
 
     def __init__(self, path: Path, manifest: Mapping[str, Any]) -> None:
         self._path, self._arrays = path, manifest["arrays"]
         self._open: dict[str, Any] = {}
+        self._names_in: dict[str, set[str]] = {}  # by file
+        self._checked: set[str] = set()
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         shape = self.shape(name)
@@ -183,15 +165,37 @@ class Arrays(Mapping[str, NDArray[Any]]):
             for box in entry["boxes"]:
                 self._file(box["file"])
 
+    def check(self, name: str) -> None:
+        """CorruptCheckpointError: the files don't hold this array as the manifest says."""
+        if name in self._checked:
+            return
+        entry, boxes = self._arrays[name], []
+        for box in entry["boxes"]:
+            written = self._slice(box["file"], name)
+            if written.get_dtype() != entry["dtype"]:
+                raise CorruptCheckpointError(
+                    f"array {name} is {written.get_dtype()} in {box['file']}, not {entry['dtype']}"
+                )
+            size = written.get_shape()
+            if len(size) != len(entry["shape"]):
+                raise CorruptCheckpointError(
+                    f"array {name} has another number of dimensions in {box['file']}"
+                )
+            boxes.append((box["offsets"], size))
+        wrong = check_cover(entry["shape"], boxes)
+        if wrong:
+            raise CorruptCheckpointError(f"array {name}: {wrong}")
+        self._checked.add(name)
+
     def part(self, name: str, offsets: tuple[int, ...], shape: tuple[int, ...]) -> NDArray[Any]:
         """The box of this shape that begins at `offsets`, put together from the boxes that ranks
         wrote.
         """
+        self.check(name)
         entry = self._arrays[name]
-        part = np.empty(shape, dtype=_DTYPES[entry["dtype"]])
+        part = np.empty(shape, dtype=DTYPES[entry["dtype"]])
         for box in entry["boxes"]:
-            file, begins = self._file(box["file"]), box["offsets"]
-            written = file.get_slice(name)
+            begins, written = box["offsets"], self._slice(box["file"], name)
             lows = list(map(max, offsets, begins))
             highs = [
                 min(want + size, begin + length)
@@ -205,12 +209,25 @@ class Arrays(Mapping[str, NDArray[Any]]):
             if here:
                 part[here] = written[_slices(lows, highs, begins)]
             else:  # a single number
-                part[here] = file.get_tensor(name)
+                part[here] = self._file(box["file"]).get_tensor(name)
         return part
+
+    def _slice(self, file: str, name: str) -> Any:
+        opened = self._file(file)
+        if name not in self._names_in[file]:
+            raise CorruptCheckpointError(f"array {name} is not in {file}")
+        return opened.get_slice(name)
 
     def _file(self, file: str) -> Any:
         if file not in self._open:
-            self._open[file] = safe_open(str(self._path / file), "numpy")
+            path = self._path / file
+            try:
+                os.close(regular_only(str(path), os.O_RDONLY))
+                opened: Any = safe_open(str(path), "numpy")
+                names = opened.keys()
+            except (OSError, SafetensorError) as error:
+                raise CorruptCheckpointError(f"{file} can't be read: {error}") from error
+            self._open[file], self._names_in[file] = opened, set(names)
         return self._open[file]
 
     def __iter__(self) -> Iterator[str]:
@@ -228,10 +245,13 @@ def _slices(lows: Sequence[int], highs: Sequence[int], origin: Sequence[int]) ->
     )
 
 
-def load(path: Path) -> Checkpoint:
-    """A checkpoint opened (not verified). RunError: damaged."""
+def load(path: Path, *, weights_only: bool = False) -> Checkpoint:
+    """A checkpoint opened (its hashes not compared). RunError: damaged.
+
+    weights_only: as read_manifest()
+    """
     try:
-        manifest = read_manifest(path)
+        manifest = read_manifest(path, weights_only=weights_only)
     except CorruptCheckpointError as error:
         raise RunError(f"checkpoint {path}: {error}", "--resume another one", str(path)) from None
     return Checkpoint(

@@ -16,14 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from samecurve.checkpoint.format import (
+from samecurve.checkpoint.format import make_manifest, verify, write_pieces
+from samecurve.checkpoint.manifest import (
     MANIFEST,
     CorruptCheckpointError,
-    make_manifest,
+    is_step_name,
     name_of,
     read_manifest,
-    verify,
-    write_pieces,
 )
 from samecurve.core.protocols import ArrayShard, Rank
 from samecurve.errors import RunError
@@ -184,10 +183,13 @@ def _marker(rank: int) -> str:
 
 
 def checkpoints(home: Path) -> list[Path]:
-    """Published checkpoints, newest step first."""
+    """Published checkpoints, newest step first; other things that lie there are none."""
     if not home.is_dir():
         return []
-    return sorted((path for path in home.glob("step-*") if path.is_dir()), reverse=True)
+    return sorted(
+        (path for path in home.glob("step-*") if is_step_name(path.name) and path.is_dir()),
+        reverse=True,
+    )
 
 
 def prune(home: Path, keep: int) -> None:

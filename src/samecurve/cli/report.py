@@ -32,6 +32,8 @@ def report(runs: tuple[Path, ...], *, to: Path | None, as_json: bool) -> None:
     from samecurve.run.directory import Run
     from samecurve.run.lock import is_live
 
+    for run in runs:
+        Run(run).check("RUN")
     records = read_runs(runs, lambda home: is_live(Run(home)))
     written = [] if as_json and to is None else write_report(records, to)
     if as_json:

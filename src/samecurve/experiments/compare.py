@@ -14,12 +14,13 @@ from typing import Any
 import click
 import numpy as np
 
-from samecurve.checkpoint.format import MANIFEST, load, name_of
+from samecurve.checkpoint.format import Arrays, verify
+from samecurve.checkpoint.manifest import MANIFEST, CorruptCheckpointError
 from samecurve.checkpoint.store import checkpoints
 from samecurve.core.config.sections import flatten
 from samecurve.core.determinism.digest import digest
 from samecurve.core.events import Event
-from samecurve.errors import SamecurveError, UserError
+from samecurve.errors import UserError
 from samecurve.observe.journal import read_events
 from samecurve.run.directory import Run
 from samecurve.tasks import Tasks
@@ -118,6 +119,7 @@ def compare(first: Path, second: Path) -> Comparison:
 
 def _open_run(path: Path) -> Run:
     run = Run(path)
+    run.check(str(path))
     if not run.exists() or not run.journal.is_file():
         remedy = "a directory with plan.json and journal.jsonl in it"
         if (path / MANIFEST).is_file():
@@ -209,20 +211,21 @@ def _compare_saved(
     if not common:
         return
     step = common[-1]
-    try:
-        digests, other_digests = _digests(first[step]), _digests(second[step])
-    except (OSError, SamecurveError) as error:
-        raise UserError(
-            f"{name_of(step)} can't be read: {error}",
-            "a run that does not take its older checkpoints away meanwhile",
-            str(first[step].parent),
-        ) from None
     comparison.saved = step
-    _compare_arrays(comparison, step, digests, other_digests)
+    _compare_arrays(comparison, step, _digests(first[step]), _digests(second[step]))
 
 
 def _digests(checkpoint: Path) -> dict[str, str]:
-    return {name: digest(array).hex() for name, array in load(checkpoint).arrays.items()}
+    """UserError: its files are not as they were written, or are gone meanwhile."""
+    try:
+        arrays = Arrays(checkpoint, verify(checkpoint))
+        return {name: digest(array).hex() for name, array in arrays.items()}
+    except (OSError, CorruptCheckpointError) as error:
+        raise UserError(
+            f"{checkpoint.name} can't be read: {error}",
+            "a run with whole checkpoints, that does not take its older ones away meanwhile",
+            str(checkpoint),
+        ) from None
 
 
 def describe_comparison(comparison: Comparison, first: Path, second: Path) -> list[str]:

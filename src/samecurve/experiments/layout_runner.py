@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from samecurve.checkpoint.format import load, name_of
+from samecurve.checkpoint.format import load
+from samecurve.checkpoint.manifest import name_of
 from samecurve.core.config.sections import Batch, Config
 from samecurve.core.planning.balance import with_even_balance
 from samecurve.core.planning.facts import CLIP_EPSILON, Facts

@@ -4,7 +4,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from samecurve.checkpoint.format import read_manifest
+from samecurve.checkpoint.manifest import read_manifest
 from samecurve.checkpoint.store import newest, sweep
 from samecurve.core.events import Event, Kind
 from samecurve.errors import RunError, SamecurveError

@@ -10,14 +10,17 @@ import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from samecurve.core.events import Event
 from samecurve.errors import RunError
+from samecurve.system import regular_only
 
 # kinds that a later `resumed` at a step before theirs makes void
 VOIDED = frozenset({"step", "evaluated", "saved", "sampled", "hashed"})
 _MAX_DELAY = 0.5  # seconds
 _BLOCK = 1 << 20  # bytes that are read at once
+_MOST_LINE = 1 << 26  # bytes: texts, and hashes of every array
 
 
 class Journal:
@@ -26,7 +29,7 @@ class Journal:
     def __init__(self, path: Path) -> None:
         cut_torn_line(path)
         self._path = path
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        self._descriptor = regular_only(str(path), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         self._lines: list[bytes] = []
         self._pending = b""  # of the lines before those: what could not be written yet
         self._error: RunError | None = None
@@ -86,7 +89,7 @@ def append_event(path: Path, event: Event) -> None:
 
     The launcher does so, and what reads beside it.
     """
-    with open(path, "ab", buffering=0) as file:
+    with open(path, "ab", buffering=0, opener=regular_only) as file:
         file.write(event.line().encode())
 
 
@@ -94,7 +97,7 @@ def cut_torn_line(path: Path) -> None:
     """Cut a last line that a kill left without its end."""
     if not path.exists():
         return
-    with open(path, "rb+") as file:
+    with open(path, "rb+", opener=regular_only) as file:
         size = file.seek(0, os.SEEK_END)
         back = min(size, _BLOCK)
         file.seek(size - back)
@@ -107,7 +110,7 @@ def last_step(path: Path) -> int:
     """The last step that its end tells of; 0: of none."""
     if not path.exists():
         return 0
-    with open(path, "rb") as file:
+    with open(path, "rb", opener=regular_only) as file:
         file.seek(-min(file.seek(0, os.SEEK_END), _BLOCK), os.SEEK_END)
         events = filter(None, map(Event.from_line, file.read().split(b"\n")))
     return max((event.step for event in events if event.kind == "step"), default=0)
@@ -127,10 +130,16 @@ def read_events(path: Path) -> list[Event]:
 
 
 def _lines(path: Path) -> Iterator[Event]:
-    with open(path, "rb") as file:
-        for line in file:
+    with open(path, "rb", opener=regular_only) as file:
+        for line in read_lines(file):
             if line.endswith(b"\n") and (event := Event.from_line(line)):
                 yield event
+
+
+def read_lines(file: BinaryIO) -> Iterator[bytes]:
+    """The lines of a journal; of one that is longer than any of ours, pieces that are no event."""
+    while line := file.readline(_MOST_LINE):
+        yield line
 
 
 def follow(
@@ -153,7 +162,7 @@ def follow_batches(
     while True:
         ending, new = stop.is_set(), b""
         if path.exists():
-            with open(path, "rb") as file:
+            with open(path, "rb", opener=regular_only) as file:
                 if file.seek(0, os.SEEK_END) < position + len(rest):  # a torn line was cut
                     rest = b""
                 file.seek(position + len(rest))

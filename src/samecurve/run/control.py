@@ -6,6 +6,7 @@ import time
 
 from samecurve.core.events import REQUESTS, Request
 from samecurve.run.directory import Run
+from samecurve.system import regular_only
 
 _LOOK = 0.05  # seconds between two looks at the file
 
@@ -13,7 +14,7 @@ _LOOK = 0.05  # seconds between two looks at the file
 def ask(run: Run, attempt: str, request: Request) -> None:
     """A request to a live attempt: one whole line."""
     line = json.dumps({"time": time.time(), "attempt": attempt, "request": request})
-    with open(run.control, "ab", buffering=0) as file:
+    with open(run.control, "ab", buffering=0, opener=regular_only) as file:
         file.write(f"{line}\n".encode())
 
 
@@ -39,7 +40,7 @@ class ControlFile:
                 return counts
         except FileNotFoundError:
             return counts
-        with open(self._path, "rb") as file:
+        with open(self._path, "rb", opener=regular_only) as file:
             file.seek(self._position)
             for line in file:
                 if not line.endswith(b"\n"):

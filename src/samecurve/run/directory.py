@@ -3,6 +3,7 @@
 import json
 import os
 import socket
+import stat
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,14 +15,15 @@ from samecurve.core.config.document import Document, dump, read_file
 from samecurve.core.config.loading import Registry, load
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.plan import Plan
-from samecurve.errors import RunError
-from samecurve.system import write_json
+from samecurve.errors import RunError, UserError
+from samecurve.system import read_file_bytes, write_json
 from samecurve.tasks.class_place import find_kept_class
 from samecurve.tasks.kept_class import KEPT
 
 # seconds by which two processes may differ on when a third began: the kernel's time of boot is
 # rounded, and corrected
 _CLOCK = 2.0
+_MOST_JSON = 1 << 28  # bytes of plan.json
 SCRATCH = ".initial"  # where weights to begin from are copied to, before a run is one
 
 
@@ -72,6 +74,31 @@ class Run:
     def exists(self) -> bool:
         return self.plan.is_file()
 
+    def check(self, where: str) -> None:
+        """A run may come from anywhere: what it is read from and written to are ordinary files.
+
+        where: the argument that named the run
+
+        UserError: one of its files is a link, or waits for another process.
+        """
+        files = [self.config, self.plan, self.journal, self.control, self.task, self.home / "lock"]
+        folders = [self.checkpoints, self.logs, self.assets, self.initial, self.home / "samples"]
+        for folder in (self.logs, self.assets, self.home / "samples"):
+            if folder.is_dir() and not folder.is_symlink():
+                files += [path for path in folder.iterdir() if not path.is_dir()]
+        for path, is_kind, kind in (
+            *((path, stat.S_ISREG, "file") for path in files),
+            *((path, stat.S_ISDIR, "directory") for path in folders),
+        ):
+            mode = _mode(path)
+            if mode is not None and not is_kind(mode):
+                what = "a link" if stat.S_ISLNK(mode) else f"no ordinary {kind}"
+                raise UserError(
+                    f"{path} is {what}, and a run is read from and written to its own files alone",
+                    f"put the {kind} itself there, or take it away",
+                    where,
+                )
+
     def announce(self, rank: int) -> None:
         """Which process is this rank, for those who watch it."""
         values = {
@@ -93,7 +120,7 @@ class Run:
         for path in self.logs.glob("process-*.json"):
             # somebody else's file, or it has ended
             with suppress(OSError, ValueError, KeyError, TypeError, psutil.Error):
-                values = json.loads(path.read_text())
+                values = json.loads(read_file_bytes(path, _MOST_JSON))
                 pid = int(values["pid"])
                 if values["host"] != socket.gethostname():
                     continue
@@ -141,26 +168,34 @@ class Run:
     def _read_text(self, key: str) -> str | None:
         """Of plan.json."""
         try:
-            text: str | None = json.loads(self.plan.read_text()).get(key)
-        except (OSError, ValueError, AttributeError):
+            text = json.loads(read_file_bytes(self.plan, _MOST_JSON)).get(key)
+        except (OSError, ValueError, AttributeError, RecursionError):
             return None
-        return text
+        return text if isinstance(text, str) else None
 
     def read_config(self, registry: Registry) -> Config:
         return load(self.read_document(), registry).config
 
     def read_document(self) -> Document:
         """config.yaml as it stands, but for where a kept class lies by now."""
-        document = read_file(self.config)
+        document = read_file(self.config, regular=True)
         find_kept_class(document, self.home)
         return document
 
     def read_plan(self) -> Plan:
         try:
-            return Plan.from_json(json.loads(self.plan.read_text())["plan"])
-        except (ValueError, KeyError, TypeError) as error:
+            return Plan.from_json(json.loads(read_file_bytes(self.plan, _MOST_JSON))["plan"])
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise RunError(
                 f"{self.plan} can't be read: {error}",
                 "begin a new run with another --save-dir",
                 str(self.plan),
             ) from None
+
+
+def _mode(path: Path) -> int | None:
+    """What kind of file it is, links not followed; None: there is none."""
+    try:
+        return path.lstat().st_mode
+    except OSError:
+        return None

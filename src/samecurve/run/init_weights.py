@@ -17,13 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from samecurve.checkpoint.format import (
-    MANIFEST,
-    CorruptCheckpointError,
-    make_manifest,
-    verify,
-    write_pieces,
-)
+from samecurve.checkpoint.format import make_manifest, verify, write_pieces
+from samecurve.checkpoint.manifest import MANIFEST, CorruptCheckpointError
 from samecurve.core.config.document import read_file
 from samecurve.core.config.loading import load
 from samecurve.core.config.sections import Config
@@ -112,7 +107,7 @@ def _check_own_weights(run: Run, origin: Origin, init_from: Path | None) -> None
             )
         return
     try:
-        verify(run.initial)
+        verify(run.initial, weights_only=True)
     except CorruptCheckpointError as error:
         raise UserError(
             f"{run.initial}, the weights that this run began from: {error}",

@@ -12,13 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
-from samecurve.checkpoint.format import (
-    MANIFEST,
-    Arrays,
-    CorruptCheckpointError,
-    read_manifest,
-    verify,
-)
+from samecurve.checkpoint.format import Arrays, verify
+from samecurve.checkpoint.manifest import MANIFEST, CorruptCheckpointError, read_manifest
 from samecurve.checkpoint.store import newest
 from samecurve.core.config.sections import Config
 from samecurve.errors import UserError
@@ -112,6 +107,9 @@ def open_checkpoint(path: Path, where: str = "RUN") -> OpenedCheckpoint:
 def _locate(path: Path, where: str) -> tuple[Run, Path, list[str]]:
     """The run, its checkpoint, and lines about damaged ones that were passed over."""
     if (path / MANIFEST).is_file():
+        path = path.resolve() if path.is_symlink() else path
+        run = Run(path.resolve().parent.parent)
+        run.check(where)
         try:
             verify(path)
         except CorruptCheckpointError as error:
@@ -120,7 +118,6 @@ def _locate(path: Path, where: str) -> tuple[Run, Path, list[str]]:
                 "name the run directory: its newest whole checkpoint is taken",
                 where,
             ) from None
-        run = Run(path.resolve().parent.parent)
         if not run.config.is_file():
             raise UserError(
                 f"checkpoint {path} lies in no run directory: {run.config} is missing",
@@ -129,6 +126,7 @@ def _locate(path: Path, where: str) -> tuple[Run, Path, list[str]]:
             )
         return run, path, []
     run = Run(path)
+    run.check(where)
     if not run.exists() and run.checkpoints.is_dir():
         raise UserError(
             f"{path} has lost its plan.json",

@@ -10,6 +10,9 @@ from typing import Any
 
 from samecurve.errors import UserError
 from samecurve.run.directory import Run
+from samecurve.system import regular_only
+
+_MOST = 1 << 16  # characters of the lock
 
 
 class Lock:
@@ -18,9 +21,10 @@ class Lock:
     """
 
     def __init__(self, run: Run) -> None:
+        run.check("--save-dir")
         self._path = run.home / "lock"
         try:
-            self._file = open(self._path, "a+")  # noqa: SIM115 - held as long as the lock is
+            self._file = open(self._path, "a+", opener=regular_only)  # noqa: SIM115 - held as long as the lock is
         except OSError as error:
             raise UserError(
                 f"{self._path} can't be opened: {error.strerror}",
@@ -70,8 +74,8 @@ class Lock:
         """What whoever locked it last wrote; {} where it was released."""
         self._file.seek(0)
         try:
-            holder = json.loads(self._file.read())
-        except ValueError:
+            holder = json.loads(self._file.read(_MOST))
+        except (ValueError, RecursionError):
             return {}
         return holder if isinstance(holder, dict) and {"host", "pid"} <= set(holder) else {}
 
@@ -84,7 +88,7 @@ class Lock:
 def is_live(run: Run) -> bool:
     """Whether somebody on this host holds the run's lock."""
     try:
-        with open(run.home / "lock") as file:
+        with open(run.home / "lock", "rb", opener=regular_only) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             return False
     except FileNotFoundError:

@@ -7,13 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from samecurve.checkpoint.format import (
-    MANIFEST,
-    CorruptCheckpointError,
-    name_of,
-    read_manifest,
-    verify,
-)
+from samecurve.checkpoint.format import verify
+from samecurve.checkpoint.manifest import MANIFEST, CorruptCheckpointError, name_of, read_manifest
 from samecurve.checkpoint.store import checkpoints, newest
 from samecurve.core.config.loading import LoadedConfig
 from samecurve.core.config.param_groups import ParamGroup, ParamRules
@@ -57,6 +52,8 @@ class Origin:
 
 
 def find_origin(loaded: LoadedConfig, options: Options) -> Origin:
+    if options.save_dir:
+        Run(options.save_dir).check("--save-dir")
     if options.resume not in {"auto", "never"}:
         return _from_path(Path(options.resume), options)
     if options.resume == "never":
@@ -118,6 +115,9 @@ def _from_path(path: Path, options: Options) -> Origin:
 
 
 def _from_checkpoint(path: Path) -> Origin:
+    path = path.resolve() if path.is_symlink() else path
+    run = Run(path.resolve().parent.parent)
+    run.check("--resume")
     try:
         manifest = verify(path)
     except CorruptCheckpointError as error:
@@ -126,7 +126,6 @@ def _from_checkpoint(path: Path) -> Origin:
             "another checkpoint, or the run directory, which falls back to the newest whole one",
             "--resume",
         ) from None
-    run = Run(path.resolve().parent.parent)
     if not run.exists():
         return Origin(None, path, manifest)
     return Origin(run, path, manifest)

@@ -21,7 +21,6 @@ from samecurve.core.events import REQUESTS, Event
 from samecurve.core.loop import LoopContext, Outcome, evaluate, train
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import (
-    Checkpoint,
     Engine,
     KeepPictures,
     Rank,
@@ -153,7 +152,8 @@ def train_rank(
     """
     attempt, run, plan = context.attempt, context.run, context.plan
     _check_data(task, plan)
-    saved, weights = _open(attempt.resume), _open(attempt.weights)
+    saved = load(Path(attempt.resume)) if attempt.resume else None
+    weights = load(Path(attempt.weights), weights_only=True) if attempt.weights else None
     first_step = saved.step if saved else 0
     journal: Journal | None = None
     record: Record = _ignore_event
@@ -221,10 +221,6 @@ def _check_data(task: Task, plan: Plan) -> None:
             "run the same command again, once the files rest",
             "data",
         )
-
-
-def _open(checkpoint: str | None) -> Checkpoint | None:
-    return load(Path(checkpoint)) if checkpoint else None
 
 
 def _start_data_workers(context: RankContext) -> DataWorkers | None:

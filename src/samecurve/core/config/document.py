@@ -15,12 +15,14 @@ from typing import Any
 import yaml
 
 from samecurve.errors import UserError
+from samecurve.system import regular_only
 
 Key = tuple[str | int, ...]
 
 _MOST_BYTES = 1 << 20
 _MOST_NODES = 20_000
 _MOST_DEPTH = 50
+_LARGEST = 1 << 63
 _TAGS = {
     f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float", "str", "map", "seq")
 }
@@ -39,7 +41,7 @@ for _tag, _pattern, _first in (
     ("int", r"[-+]?(0|[1-9][0-9_]*)", list("-+0123456789")),
     (
         "float",
-        r"[-+]?([0-9][0-9_]*)?\.?[0-9_]+([eE][-+]?[0-9]+)?|[-+]?[0-9][0-9_]*\.([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf)|\.(nan|NaN)",
+        r"[-+]?([0-9][0-9_]*(\.[0-9_]*)?|\.[0-9_]+)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf)|\.(nan|NaN)",
         list("-+0123456789."),
     ),
 ):
@@ -60,6 +62,7 @@ class Document:
 
     def set(self, key: str, value: Any, origin: str) -> None:
         """Put a value at a dotted key; what stood under it goes."""
+        _check_size(value, origin)
         path = tuple(key.split("."))
         at = self.value
         for depth, part in enumerate(path[:-1]):
@@ -93,17 +96,23 @@ def _keys_within(value: Any) -> Iterator[Key]:
             yield from ((name, *key) for key in _keys_within(item))
 
 
-def read_file(path: Path) -> Document:
-    """The document of a YAML or JSON file. UserError: missing, not text, too large, broken."""
+def read_file(path: Path, *, regular: bool = False) -> Document:
+    """The document of a YAML or JSON file.
+
+    regular: the file lies in a run directory: nothing but an ordinary file is read
+
+    UserError: missing, not text, too large, broken.
+    """
     try:
-        size = path.stat().st_size
-        if size > _MOST_BYTES:
+        with open(path, "rb", opener=regular_only if regular else None) as file:
+            content = file.read(_MOST_BYTES + 1)
+        if len(content) > _MOST_BYTES:
             raise UserError(
-                f"{path} has {size} bytes; a config has at most {_MOST_BYTES}",
+                f"{path} has more than {_MOST_BYTES} bytes, the most that a config has",
                 "is this the data file? data is given with -d",
                 str(path),
             )
-        return parse(path.read_text(encoding="utf-8"), str(path))
+        return parse(content.decode("utf-8"), str(path))
     except FileNotFoundError:
         suffixes = {".yaml", ".yml", ".json"}
         configs = [other.name for other in path.parent.glob("*") if other.suffix in suffixes]
@@ -204,6 +213,13 @@ def suggest(word: str, known: Iterable[str]) -> str:
     return f"did you mean {near[0]}?" if near else ""
 
 
+def _check_size(value: object, where: str) -> None:
+    """UserError: a number so large that what computes with it could not."""
+    if isinstance(value, int) and not -_LARGEST <= value < _LARGEST:
+        digits = f"about 10 to the {int(value.bit_length() * 0.30103)}"
+        raise UserError(f"a number of {digits}", f"nothing here is beyond {_LARGEST}", where)
+
+
 class _Builder:
     """Nodes to values, counting them."""
 
@@ -234,7 +250,9 @@ class _Builder:
                 self.value(item, (*key, index), depth + 1) for index, item in enumerate(node.value)
             ]
         try:
-            return self._scalars.construct_object(node)
+            value = self._scalars.construct_object(node)
+            _check_size(value, _mark(node, self._name))
+            return value
         except (ValueError, KeyError, IndexError):
             raise UserError(
                 f"{node.value[:40]!r} is not what its form says",

@@ -20,7 +20,14 @@ from pydantic import (
 
 from samecurve.core.config.param_groups import ParamGroup, ParamRules
 from samecurve.core.config.section import Section
-from samecurve.core.config.values import Balance, Duration, Size
+from samecurve.core.config.values import (
+    MOST_PROCESSES,
+    Balance,
+    Duration,
+    NumSamples,
+    Seconds,
+    Size,
+)
 from samecurve.core.planning.schedule import Decay
 from samecurve.core.planning.strategies import STRATEGY_NAMES
 
@@ -41,21 +48,21 @@ def epochs_of(duration: int | str) -> float | None:
 class Batch(Section):
     """How much data one optimizer step consumes."""
 
-    samples: PositiveInt | None = Field(
+    samples: NumSamples | None = Field(
         None,
         description=(
             "over all devices, whatever their number; the plan chooses microbatch size and"
             " accumulation steps"
         ),
     )
-    per_device: PositiveInt | None = Field(
+    per_device: NumSamples | None = Field(
         None,
         description=(
             "on each device, each accumulation step; with `samples`: the most a device takes at"
             " once; with train.exact: the size of a microbatch"
         ),
     )
-    accumulate: PositiveInt | None = Field(
+    accumulate: NumSamples | None = Field(
         None,
         description=(
             "accumulation steps before one optimizer step; with `samples`: how many to cut it into"
@@ -260,7 +267,7 @@ class Devices(Section):
             "bytes of each device to plan with at most (40GiB), where not all of it is this run's"
         ),
     )
-    threads: PositiveInt | None = Field(
+    threads: Annotated[int, Field(gt=0, le=MOST_PROCESSES)] | None = Field(
         None,
         description=(
             "engine torch on CPU ranks: threads of each; the cores shared out if not given, 1 with"
@@ -270,7 +277,7 @@ class Devices(Section):
     sync: Literal["auto", "cpu", "gloo", "nccl"] = Field(
         "auto", description="cpu (gloo): gradients through host memory; nccl: between GPUs"
     )
-    preflight: NonNegativeInt = Field(
+    preflight: Seconds = Field(
         60,
         description=(
             "seconds in which a first collective over all devices must end, before anything is"
@@ -284,7 +291,7 @@ class Devices(Section):
             " another start may end"
         ),
     )
-    hang_floor: NonNegativeInt = Field(
+    hang_floor: Seconds = Field(
         60,
         description=(
             "seconds of silence of a rank that are never taken for a hang; 0: ranks are not watched"
@@ -310,7 +317,7 @@ def _off(value: object) -> object:
 class Track(Section):
     """What is read beside the losses, and who else is told of them. Changes no result."""
 
-    sensors_every: NonNegativeInt = Field(
+    sensors_every: Seconds = Field(
         5,
         description=(
             "seconds between readings of utilisation, memory, power and temperature of each device;"
@@ -336,10 +343,10 @@ class DataSection(Section):
     """What every task's data section has. Fields named in `indifferent` change no sample."""
 
     indifferent: ClassVar[tuple[str, ...]] = ("prefetch", "workers")
-    prefetch: NonNegativeInt = Field(
+    prefetch: Annotated[int, Field(ge=0, le=10_000)] = Field(
         2, description="steps prepared ahead by a background thread; same batches as 0"
     )
-    workers: NonNegativeInt = Field(
+    workers: Annotated[int, Field(ge=0, le=MOST_PROCESSES)] = Field(
         0,
         description=(
             "processes for each device that read samples, where decoding them takes long; same"

@@ -11,18 +11,35 @@ from samecurve.units import parse_bytes
 
 EPOCHS_PATTERN = r"^\d+(\.\d+)?ep$"
 SIZE_PATTERN = r"^\d+(\.\d+)?\s*[KMGTP]?i?B$"
+# nothing is as large; what counts them all (microbatches, processes, seconds) stays computable
+MOST_STEPS = 10**12
+MOST_EPOCHS = 10**6
+MOST_SAMPLES = 1 << 31  # of a step
+MOST_SECONDS = 10**7
+MOST_PROCESSES = 1 << 12
+MOST_LAYERS = 1 << 12
+
+NumSamples = Annotated[int, Field(gt=0, le=MOST_SAMPLES)]
+Seconds = Annotated[int, Field(ge=0, le=MOST_SECONDS)]
 
 
 def _duration(value: object) -> int | str:
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST_STEPS:
         return value
-    if isinstance(value, str) and re.fullmatch(EPOCHS_PATTERN, value):
+    if isinstance(value, str) and re.fullmatch(EPOCHS_PATTERN, value, re.ASCII):
+        if float(value.removesuffix("ep")) > MOST_EPOCHS:
+            raise ValueError(f"must be at most {MOST_EPOCHS}ep")
         return value
+    if isinstance(value, int) and not isinstance(value, bool) and value > MOST_STEPS:
+        raise ValueError(f"must be at most {MOST_STEPS}")
     raise ValueError("must be a number of steps (500) or of epochs (2ep)")
 
 
 _DURATION_SCHEMA = {
-    "anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": EPOCHS_PATTERN}]
+    "anyOf": [
+        {"type": "integer", "minimum": 0, "maximum": MOST_STEPS},
+        {"type": "string", "pattern": EPOCHS_PATTERN},
+    ]
 }
 Duration = Annotated[
     int | str, PlainValidator(_duration), Field(json_schema_extra=cast("Any", _DURATION_SCHEMA))

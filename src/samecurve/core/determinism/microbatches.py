@@ -43,6 +43,11 @@ def split_batch(samples: int, micro: int) -> list[tuple[int, int]]:
     return list(pairwise(bounds))
 
 
+def count_microbatches(samples: int, micro: int) -> int:
+    """How many intervals split_batch() gives."""
+    return -(-samples // micro)
+
+
 def microbatches_of(count: int, device: int, world: int, times: Sequence[float] = ()) -> range:
     """Which of `count` microbatches are one device's."""
     if not times:

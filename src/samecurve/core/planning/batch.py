@@ -5,11 +5,13 @@ alike.
 from dataclasses import dataclass
 
 from samecurve.core.config.sections import Batch, Config
-from samecurve.core.determinism.microbatches import accumulation_steps, split_batch
+from samecurve.core.determinism.microbatches import accumulation_steps, count_microbatches
 from samecurve.core.planning.capacity import Capacity
 from samecurve.core.planning.decision import Decision
 from samecurve.core.planning.facts import Facts, Fixed
 from samecurve.errors import UserError
+
+_MOST_MICROBATCHES = 10**6  # of a step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +25,7 @@ class BatchSplit:
 
     @property
     def num_microbatches(self) -> int:
-        return len(split_batch(self.global_batch_size, self.micro_batch_size))
+        return count_microbatches(self.global_batch_size, self.micro_batch_size)
 
     @property
     def accumulation_steps(self) -> int:
@@ -103,6 +105,18 @@ def _why_batch(section: Batch, fixed_batch: int | None, num_devices: int) -> str
     if in_config == fixed_batch:
         return "as this run began"
     return f"as this run began (the config's {in_config} would need --new-batch)"
+
+
+def check_count(split: BatchSplit) -> None:
+    """UserError: nobody waits for as many microbatches, and no list of them is made."""
+    if split.num_microbatches > _MOST_MICROBATCHES:
+        raise UserError(
+            f"a step of {split.global_batch_size} samples in microbatches of"
+            f" {split.micro_batch_size} has {split.num_microbatches} of them, more than"
+            f" {_MOST_MICROBATCHES}",
+            "a smaller batch.samples (or batch.accumulate)",
+            "batch",
+        )
 
 
 def batch_warnings(config: Config, facts: Facts, split: BatchSplit) -> list[str]:

@@ -4,12 +4,32 @@ Obtained without allocating the model, in a subprocess (run/describe.py).
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import asdict, astuple, dataclass, field, fields
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
 
 from samecurve.core.config.sections import Config
 from samecurve.core.determinism.data_order import Anchor
 from samecurve.core.planning.machine import Machine
+
+T = TypeVar("T")
+
+
+def as_mapping(value: object) -> Mapping[str, Any]:
+    """ValueError: it is none."""
+    if not isinstance(value, Mapping):
+        raise ValueError("it is no mapping")
+    return value
+
+
+def checked(kind: type[T], values: Mapping[str, Any]) -> T:
+    """A dataclass from JSON. ValueError: a value is missing, or of another type."""
+    try:
+        return TypeAdapter(kind).validate_python(values)
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        raise ValueError(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}") from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +118,7 @@ class Facts:
 Measure = Callable[[Config, Machine, Facts], Facts]
 
 
+_MOST_SAMPLES = 1 << 53
 CLIP_EPSILON = 1e-6  # added to the norm that is clipped: torch.nn.utils.clip_grad_norm_'s
 
 _FIXED_ON_DISK = {
@@ -126,9 +147,19 @@ class Fixed:
         return {_FIXED_ON_DISK.get(name, name): value for name, value in asdict(self).items()}
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> "Fixed":
+    def from_json(cls, value: object) -> "Fixed":
+        """ValueError: what is missing, not known, or no such value."""
         names = {key: name for name, key in _FIXED_ON_DISK.items()}
-        fields = {names.get(key, key): item for key, item in value.items()}
-        anchor = Anchor(**value["anchor"])
+        renamed = {names.get(key, key): item for key, item in as_mapping(value).items()}
         # a run that began before there was one goes on without
-        return cls(**{"clip_epsilon": 0.0, **fields, "anchor": anchor})
+        values = {"clip_epsilon": 0.0, **renamed}
+        unknown = values.keys() - {field.name for field in fields(cls)}
+        if unknown:
+            raise ValueError(f"{min(unknown)} is not known")
+        parsed = checked(cls, values)
+        sizes = [parsed.micro_batch_size, parsed.samples]
+        if parsed.global_batch_size is not None:
+            sizes.append(parsed.global_batch_size)
+        if min(sizes) < 1 or max(sizes) > _MOST_SAMPLES or min(astuple(parsed.anchor)) < 0:
+            raise ValueError("a batch, a number of samples or an anchor out of range")
+        return parsed

@@ -4,16 +4,22 @@ A pure function; every worker obeys its result, nothing after it changes a numbe
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
 from samecurve.core.config.sections import Compress, Config, Precision, Recompute
+from samecurve.core.config.values import MOST_STEPS
 from samecurve.core.determinism.data_order import Anchor, Order
 from samecurve.core.determinism.mean import nominal_weight
-from samecurve.core.determinism.microbatches import Assignment, assign, microbatches_of, split_batch
+from samecurve.core.determinism.microbatches import (
+    Assignment,
+    assign,
+    count_microbatches,
+    microbatches_of,
+)
 from samecurve.core.planning.balance import choose_speeds, choose_uneven_split
-from samecurve.core.planning.batch import batch_warnings, choose_batch
+from samecurve.core.planning.batch import batch_warnings, check_count, choose_batch
 from samecurve.core.planning.capacity import choose_capacity, memory_room
 from samecurve.core.planning.compatibility import (
     after_step_term,
@@ -27,7 +33,7 @@ from samecurve.core.planning.compatibility import (
 )
 from samecurve.core.planning.decision import Decision, DecisionLog
 from samecurve.core.planning.exact import check_exact, choose_exact_batch, exact_memory
-from samecurve.core.planning.facts import Facts, Fixed
+from samecurve.core.planning.facts import Facts, Fixed, as_mapping, checked
 from samecurve.core.planning.layout import (
     Layout,
     choose_devices,
@@ -147,12 +153,12 @@ class Plan:
     @property
     def is_split(self) -> bool:
         """Whether a step has several microbatches, on however many devices."""
-        return len(split_batch(self.global_batch_size, self.micro_batch_size)) > 1
+        return self.global_batch_size > self.micro_batch_size
 
     @property
     def microbatches_per_device(self) -> tuple[int, ...]:
         """Microbatches of each device in a full step."""
-        count = len(split_batch(self.global_batch_size, self.micro_batch_size))
+        count = count_microbatches(self.global_batch_size, self.micro_batch_size)
         return tuple(len(self.microbatches_of(count, device)) for device in range(self.num_devices))
 
     @property
@@ -203,20 +209,21 @@ class Plan:
         return {**value, "fixed": self.fixed.to_json()}
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> "Plan":
+    def from_json(cls, value: object) -> "Plan":
+        """ValueError: something is missing, not known, or no such value."""
         names = {key: name for name, key in _ON_DISK.items()}
-        fields = {names.get(key, key): item for key, item in value.items()}
-        fields.pop("reseeded", None)  # older plans: whether masks followed the device
-        parsed = {
-            "devices": tuple(Device(**device) for device in value["devices"]),
-            "schedule": Schedule(**value["schedule"]),
-            "every": Intervals(**value["every"]),
-            "memory": tuple(MemoryTerm(**term) for term in value["memory"]),
-            "warnings": tuple(value["warnings"]),
-            "microbatch_seconds": tuple(value.get("slot_times", ())),
-            "fixed": Fixed.from_json(value["fixed"]),
-        }
-        return cls(**{**fields, **parsed})
+        on_disk = as_mapping(value)
+        renamed = {names.get(key, key): item for key, item in on_disk.items()}
+        renamed.pop("reseeded", None)  # older plans: whether masks followed the device
+        unknown = renamed.keys() - {field.name for field in fields(cls)}
+        if unknown:
+            raise ValueError(f"{min(unknown)} is not known")
+        parsed = checked(cls, {**renamed, "fixed": Fixed.from_json(on_disk.get("fixed"))})
+        if (parsed.engine, parsed.strategy) not in STRATEGIES:
+            raise ValueError(f"there is no strategy {parsed.strategy} of engine {parsed.engine}")
+        if not 0 <= parsed.steps <= MOST_STEPS or not parsed.devices or parsed.world_size < 1:
+            raise ValueError("a number of steps, devices or processes out of range")
+        return parsed
 
 
 def plan(config: Config, machine: Machine, facts: Facts, fixed: Fixed | None = None) -> Plan:
@@ -245,6 +252,7 @@ def plan(config: Config, machine: Machine, facts: Facts, fixed: Fixed | None = N
         split = log.take(choose_exact_batch(config, fixed, layout.num_devices))
     else:
         split = log.take(choose_batch(config, fixed, capacity, layout.num_devices))
+    check_count(split)
     if speeds:
         split = log.take(choose_uneven_split(speeds, split, may_cut=not train.exact))
     if train.exact:

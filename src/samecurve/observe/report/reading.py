@@ -19,6 +19,8 @@ from samecurve.core.config.document import read_file
 from samecurve.core.events import Event
 from samecurve.core.planning.plan import Plan
 from samecurve.errors import RunError, SamecurveError, UserError
+from samecurve.observe.journal import read_lines
+from samecurve.system import read_file_bytes, regular_only
 from samecurve.units import counted
 
 Column = NDArray[np.float64]
@@ -38,6 +40,7 @@ _STEP_METRICS = (
 )
 MEANS = "metrics/"  # before the names of columns of what the loss gives beside it
 _ENDS = ("finished", "stopped", "failed")
+_MOST_JSON = 1 << 30  # bytes
 _MOST_STEPS = 1 << 53  # beyond it a float is no longer exact
 _NOTABLE = ("resumed", "restarted", "warned", "slow", *_ENDS)
 
@@ -288,8 +291,8 @@ def _read_journal(record: RunRecord) -> None:
     reader = JournalReader(record)
     num_strange = 0
     try:
-        with open(record.directory / "journal.jsonl", "rb") as file:
-            for line in file:
+        with open(record.directory / "journal.jsonl", "rb", opener=regular_only) as file:
+            for line in read_lines(file):
                 is_whole = line.endswith(b"\n")
                 if not is_whole and record.live:
                     continue  # it is being written
@@ -313,7 +316,7 @@ def _read_plan(record: RunRecord) -> None:
     """From plan.json; where that is damaged, from the journal's last start."""
     path = record.directory / "plan.json"
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(read_file_bytes(path, _MOST_JSON))
         if not isinstance(content, dict) or not isinstance(content.get("plan"), dict):
             raise ValueError("no plan in it")
     except (OSError, ValueError, RecursionError) as error:
@@ -350,7 +353,7 @@ def _texts(value: object) -> dict[str, str]:
 def _read_config(record: RunRecord) -> None:
     path = record.directory / "config.yaml"
     try:
-        record.config = flat(read_file(path).value)
+        record.config = flat(read_file(path, regular=True).value)
     except SamecurveError as error:
         record.faults.append(f"config.yaml can't be read: {error.cause}")
 
@@ -380,9 +383,9 @@ _DAMAGED = (
 def _read_checkpoints(directory: Path, faults: list[str]) -> list[Checkpoint]:
     """What is saved, newest first."""
     checkpoints = []
-    for path in sorted((directory / "checkpoints").glob("step-*"), reverse=True):
+    for path in sorted((directory / "checkpoints").glob("step-[0-9]*"), reverse=True):
         try:
-            manifest = json.loads((path / "manifest.json").read_text())
+            manifest = json.loads(read_file_bytes(path / "manifest.json", _MOST_JSON))
             loop, step = manifest["loop"], int(manifest["step"])
             loss = math.nan
             if loop.get("metrics_step") == step:

@@ -9,32 +9,34 @@ from pydantic import (
     Field,
     NonNegativeInt,
     PositiveFloat,
-    PositiveInt,
     field_validator,
     model_validator,
 )
 
 from samecurve.core.config.section import Section
 from samecurve.core.config.sections import DataSection
+from samecurve.core.config.values import MOST_LAYERS
+
+Size = Annotated[int, Field(gt=0, le=1 << 31)]  # of a dimension
 
 
 class LanguageModel(Section):
     """A Llama-style decoder: RMSNorm, rotary positions, grouped-query attention, SwiGLU."""
 
-    hidden_size: PositiveInt = Field(512, description="width of the residual stream")
-    num_layers: PositiveInt = 8
-    num_heads: PositiveInt = 8
-    kv_heads: PositiveInt | None = Field(
+    hidden_size: Size = Field(512, description="width of the residual stream")
+    num_layers: Annotated[int, Field(gt=0, le=MOST_LAYERS)] = 8
+    num_heads: Size = 8
+    kv_heads: Size | None = Field(
         None, description="key and value heads shared by num_heads; as many if not given"
     )
-    intermediate_size: PositiveInt | None = Field(
+    intermediate_size: Size | None = Field(
         None,
         description="width of the feed-forward; 8/3 of hidden_size, rounded up to 64, if not given",
     )
-    vocab_size: PositiveInt | None = Field(
+    vocab_size: Size | None = Field(
         None, description="the tokenizer's if not given; more is padding, less is refused"
     )
-    max_seq_len: PositiveInt = Field(512, description="tokens of a sample (--seq-len)")
+    max_seq_len: Size = Field(512, description="tokens of a sample (--seq-len)")
     rope_theta: PositiveFloat = 10000.0
     norm_eps: PositiveFloat = 1e-5
     tie_embeddings: bool = Field(
@@ -99,7 +101,9 @@ class LanguageData(DataSection):
         ),
     )
     prompts: list[str] = Field([], description="what the samples that are shown begin with")
-    sample_tokens: PositiveInt = Field(200, description="length of those samples")
+    sample_tokens: Annotated[int, Field(gt=0, le=100_000)] = Field(
+        200, description="length of those samples"
+    )
 
     @field_validator("tokenizer")
     @classmethod
