@@ -7,6 +7,13 @@ process id a line.
 import subprocess
 from pathlib import Path
 
+# engines built for it, in the place of those that are installed, for the head of a program
+ENGINES = """
+from samecurve.probe import engines
+engines.torch_build = lambda: engines.TorchBuild("2.13.0", "13.0", None)
+engines.jax_plugins = lambda: ["xla_cuda13"]
+"""
+
 _SOURCE = r"""
 #include <stdio.h>
 #include <stdlib.h>

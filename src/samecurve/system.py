@@ -15,7 +15,9 @@ import stat
 import sys
 from collections.abc import Mapping
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Literal
 from urllib.parse import unquote, urlparse
 
 # Sent by the launcher where the control file can't be written, or is not its own.
@@ -105,9 +107,9 @@ def install_command(extra: str) -> str:
     that is there, and fetches only what the extra lists.
     """
     source = checkout()
-    target = f"{source}[{extra}]" if source else f"samecurve[{extra}]"
-    editable = "-e " if source else ""
-    return f"{_pip()} install {editable}{shlex.quote(target)}"
+    if source:
+        return pip_command("install", "-e", f"{source}[{extra}]")
+    return pip_command("install", f"samecurve[{extra}]")
 
 
 def checkout() -> Path | None:
@@ -124,6 +126,23 @@ def checkout() -> Path | None:
         return None
     directory = Path(unquote(url.path))  # `pip install DIRECTORY`, without -e
     return directory if (directory / "pyproject.toml").is_file() else None
+
+
+def pip_command(action: Literal["install", "uninstall"], *requirements: str) -> str:
+    """pip's command for this Python, or uv's where that is what installs here."""
+    words = " ".join(map(shlex.quote, requirements))
+    if find_spec("pip") is None and shutil.which("uv"):
+        return f"uv pip {action} --python {shlex.quote(sys.executable)} {words}"
+    yes = " -y" if action == "uninstall" else ""
+    return f"{_pip()} {action}{yes} {words}"
+
+
+def installed_by_conda(package: str) -> bool:
+    try:
+        installer = metadata.distribution(package).read_text("INSTALLER") or ""
+    except metadata.PackageNotFoundError:
+        return False
+    return installer.strip() == "conda"
 
 
 def _pip() -> str:

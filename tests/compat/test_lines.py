@@ -124,7 +124,9 @@ PLANNED = {
     ],
 }
 
-PROGRAM = """
+PROGRAM = (
+    nvml.ENGINES
+    + """
 import contextlib, io, json, os, sys
 from samecurve.cli.main import main
 screens = []
@@ -141,6 +143,7 @@ for environment, arguments in json.load(sys.stdin):
     screens.append(text.getvalue())
 json.dump(screens, sys.stdout)
 """
+)
 
 
 def split(line: str) -> tuple[dict[str, str], list[str]]:

@@ -15,8 +15,9 @@ from commands import command
 from samecurve.core.planning.machine import Device
 from samecurve.errors import UserError
 from samecurve.launch.script.misuse import verdict
-from samecurve.launch.script.placement import Gpus, lay_out, rank_environments, settings
+from samecurve.launch.script.placement import lay_out, rank_environments, settings
 from samecurve.launch.script.requirements import Source, file_of_module, read_source
+from samecurve.probe.gpus import Gpus
 
 SCRIPTS = Path(__file__).with_name("scripts")
 GPUS = Gpus(

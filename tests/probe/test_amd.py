@@ -2,12 +2,15 @@
 MI300X has it.
 """
 
+import sys
 from pathlib import Path
 
 import pytest
 
+from commands import refused, write_config
+from samecurve.cli.main import main
 from samecurve.errors import UserError
-from samecurve.probe import amd
+from samecurve.probe import amd, engines, probe
 
 
 @pytest.fixture
@@ -59,3 +62,28 @@ def test_what_is_not_there_is_refused(topology: Path) -> None:
         UserError, match=r"HIP_VISIBLE_DEVICES=3 names 3, and this machine has GPUs 0, 1, 2"
     ):
         amd.devices({"HIP_VISIBLE_DEVICES": "3"}, topology)
+
+
+def test_training_sees_the_cards_that_run_sees(
+    topology: Path,
+    tmp_path: Path,
+    corpus: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(amd, "TOPOLOGY", topology)
+    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "0,2")
+    assert [gpu.memory >> 30 for gpu in probe().devices] == [2, 4]
+    home = tmp_path / "home"
+    home.mkdir()
+    config = write_config(home, corpus)
+    said = refused(monkeypatch, capsys, "train", "-f", config, cwd=home)
+    assert "2 GPUs (AMD gfx942) for engine torch, and the installed torch" in said
+    assert "is built without ROCm" in said
+    build = engines.TorchBuild("2.13.0", None, "7.0")
+    monkeypatch.setattr(engines, "torch_build", lambda: build)
+    monkeypatch.setattr(sys, "argv", ["samecurve", "plan", "-f", str(config)])
+    main()
+    shown = capsys.readouterr().out
+    assert "plan   world 2   ddp over nccl" in shown
+    assert "2 of 2 visible devices" in shown

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import nvml
+from samecurve.probe.engines import torch_build, unfit_engines
 
 PROGRAM = """
 import json
@@ -36,13 +38,14 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return nvml.library(tmp_path_factory.mktemp("nvml"), 3)
 
 
-def choose(library: Path, use: str, visible: str | None = None) -> Any:
+def choose(library: Path, use: str, visible: str | None = None, engines: str = nvml.ENGINES) -> Any:
+    """engines: the head of the program, which puts other engines in place of those installed"""
     environment = {**os.environ, "LD_LIBRARY_PATH": str(library)}
     environment.pop("CUDA_VISIBLE_DEVICES", None)
     if visible is not None:
         environment["CUDA_VISIBLE_DEVICES"] = visible
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, use],
+        [sys.executable, "-c", engines + PROGRAM, use],
         env=environment,
         capture_output=True,
         text=True,
@@ -120,3 +123,29 @@ def test_what_is_not_there_is_refused_with_what_is(
     use: str, visible: str | None, says: str, library: Path
 ) -> None:
     assert says in choose(library, use, visible)
+
+
+def test_an_engine_that_is_built_without_cuda_is_refused_where_it_would_be_used(
+    library: Path,
+) -> None:
+    """With what puts the other build in its place; CPU ranks need none."""
+    without = """
+from samecurve.probe import engines
+engines.torch_build = lambda: engines.TorchBuild("2.13.0+cpu", None, None)
+"""
+    said = choose(library, "auto", engines=without)
+    assert "3 GPUs (NVIDIA H200 no. 0) for engine torch" in said
+    assert "the installed torch 2.13.0+cpu is built without CUDA" in said
+    assert "uninstall -y torch && " in said
+    assert "install torch==2.13.0 puts the CUDA build in its place; or --devices cpu" in said
+    assert choose(library, "cpu:2", engines=without)[1][0] == 1
+
+
+def test_what_an_engine_is_built_for_is_read_from_its_files() -> None:
+    """As it says itself, once it is imported."""
+    build = torch_build()
+    assert build is not None
+    torch_says = (torch.__version__, torch.version.cuda, torch.version.hip)
+    assert (build.version, build.cuda, build.hip) == torch_says
+    assert set(unfit_engines("")) == set()
+    assert ("torch" in unfit_engines("AMD")) == (torch.version.hip is None)

@@ -96,7 +96,12 @@ def _device_kind(config: Config, machine: Machine) -> str:
 
 def _default_layouts(config: Config, facts: Facts, kind: str, machine: Machine) -> list[Layout]:
     """All that this machine and this config can do."""
-    engines = [engine for engine in engines_of(config) if not missing_libraries(engine)]
+    unfit = machine.unfit if kind == "cuda" else {}
+    engines = [
+        engine
+        for engine in engines_of(config)
+        if not missing_libraries(engine) and (engine == config.engine or engine not in unfit)
+    ]
     num_devices = _CPU_RANKS if kind == "cpu" else len(machine.devices)
     if config.train.exact:
         layouts = default_bits(num_devices, engines)
@@ -121,6 +126,9 @@ def _left_out_layouts(config: Config, facts: Facts, kind: str, machine: Machine)
         missing = ", ".join(missing_libraries(engine))
         if missing:
             lines.append(f"engine {engine}: {missing} not installed ({install_command(engine)})")
+        elif kind == "cuda" and engine != config.engine and engine in machine.unfit:
+            unfit = machine.unfit[engine]
+            lines.append(f"engine {engine}: {unfit.cause} ({unfit.remedy})")
     if kind == "cpu" and machine.devices:
         lines.append("the GPU: several layouts need several of them; these ran on CPU ranks")
     if facts.user_optimizer and not _shardable(facts):

@@ -9,6 +9,7 @@ from jax.extend.backend import clear_backends
 
 from samecurve.core.planning.plan import Plan
 from samecurve.errors import RunError
+from samecurve.system import pip_command
 
 # seconds for all processes to have come; worker/preflight.py ends the waiting, with a word
 _JOIN_SECONDS = 86_400
@@ -100,7 +101,7 @@ def _devices_of_process(
     else:
         kind = "GPU"
         remedy = (
-            "pip install 'jax[cuda13]' (or 'jax[cuda12]', as the driver has it); python -c"
+            f"{pip_command('install', 'jax[cuda13]')} (or cuda12, as the driver has it); python -c"
             " 'import jax; print(jax.devices())' shows what jax sees"
         )
     raise RunError(

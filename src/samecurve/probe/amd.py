@@ -24,12 +24,14 @@ class _Gpu(NamedTuple):
     unique_id: str
 
 
-def devices(environment: Mapping[str, str], topology: Path = TOPOLOGY) -> tuple[Device, ...]:
+def devices(environment: Mapping[str, str], topology: Path | None = None) -> tuple[Device, ...]:
     """The GPUs that the variables leave visible, in their order. () without the driver.
+
+    topology: what the driver lays out; TOPOLOGY if not given
 
     UserError: a variable names a GPU that isn't there.
     """
-    gpus = _read_gpus(topology)
+    gpus = _read_gpus(topology or TOPOLOGY)
     for name in (_RUNTIME, variable(environment)):
         gpus = _choose_visible(name, environment.get(name), gpus)
     return tuple(

@@ -41,9 +41,17 @@ class Layout:
 def choose_devices(config: Config, machine: Machine) -> Decision[tuple[Device, ...]]:
     """Those of every host; several hosts are taken to be alike.
 
-    UserError: there are no such devices.
+    UserError: there are no such devices, or the engine that is installed can't use them.
     """
     chosen = _choose_on_this_host(config, machine)
+    unfit = machine.unfit.get(config.engine)
+    if unfit and chosen.value[0].kind == "cuda":
+        gpus = f"{counted(len(chosen.value), 'GPU')} ({chosen.value[0].name})"
+        raise UserError(
+            f"{gpus} for engine {config.engine}, and {unfit.cause}",
+            f"{unfit.remedy}; or --devices cpu",
+            "devices.use",
+        )
     if machine.hosts == 1:
         return chosen
     hosts = f"on each of {machine.hosts} hosts, taken to be like this one"
@@ -65,8 +73,8 @@ def _choose_on_this_host(config: Config, machine: Machine) -> Decision[tuple[Dev
     if not gpus:
         raise UserError(
             "no GPU found",
-            "--devices cpu, or cpu:4 for four ranks; `nvidia-smi` shows whether the driver sees"
-            " one",
+            "--devices cpu, or cpu:4 for four ranks; `nvidia-smi` or `rocm-smi` shows whether the"
+            " driver sees one",
             "devices.use",
         )
     return Decision(gpus, {"devices": f"{len(gpus)} of {len(gpus)} visible devices"})

@@ -2,7 +2,8 @@
 have.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from samecurve.core.simulation.hardware import peak
@@ -40,6 +41,14 @@ class Link:
     bandwidth: float | None = None  # bytes per second one way; None: not known
 
 
+@dataclass(frozen=True)
+class UnfitEngine:
+    """Why an installed engine can't use the GPUs that there are, and what would mend it."""
+
+    cause: str
+    remedy: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class Machine:
     """What plan() chooses from."""
@@ -51,6 +60,7 @@ class Machine:
     cpu: str = "CPU"
     started: int = 1  # processes that torchrun, Slurm or the user started already
     hosts: int = 1  # on which they run, all like this one
+    unfit: Mapping[str, UnfitEngine] = field(default_factory=dict)  # by engine: can't use `devices`
 
     def ranks_on_cpu(self, count: int) -> tuple[Device, ...]:
         """Host memory and cores shared out to `count` CPU ranks."""

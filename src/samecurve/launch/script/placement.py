@@ -13,23 +13,14 @@ from importlib import metadata
 
 from samecurve.core.planning.machine import Device
 from samecurve.errors import UserError
-from samecurve.probe import amd, cpu, nvidia
+from samecurve.probe import cpu, nvidia
+from samecurve.probe.gpus import AMD, NVIDIA, Gpus, find_gpus
 from samecurve.units import counted, show_bytes
 from samecurve.worker.cluster_env import local_environment
 
-_CUDA, _AMD = "NVIDIA", "AMD"
 _MPI_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")  # mpirun's
 # one setting, by its names
 _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
-
-
-@dataclass(frozen=True)
-class Gpus:
-    """The GPUs that this process may use."""
-
-    vendor: str  # '' without any
-    devices: tuple[Device, ...]
-    variable: str  # of the environment, which chooses among them
 
 
 @dataclass(frozen=True)
@@ -39,15 +30,6 @@ class Layout:
     devices: tuple[Device, ...]  # those that the processes may use
     visible: str | None  # the value of gpus.variable, if --gpus sets it
     why: str  # a line that says it
-
-
-def find_gpus(environment: Mapping[str, str]) -> Gpus:
-    """NVIDIA's, else AMD's, else none. UserError: a variable names a GPU that isn't there."""
-    if devices := nvidia.devices(environment):
-        return Gpus(_CUDA, devices, nvidia.VISIBLE)
-    if amd_devices := amd.devices(environment):
-        return Gpus(_AMD, amd_devices, amd.variable(environment))
-    return Gpus("", (), "")
 
 
 def refuse_nested(environment: Mapping[str, str]) -> None:
@@ -204,16 +186,16 @@ def settings(layout: Layout, environment: Mapping[str, str]) -> tuple[dict[str, 
     }
     if vendor:
         wanted |= {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
-    if vendor == _CUDA:
+    if vendor == NVIDIA:
         wanted |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", _allocator(): "expandable_segments:True"}
-    if vendor == _AMD:
+    if vendor == AMD:
         wanted |= {
             "HSA_NO_SCRATCH_RECLAIM": "1",
             "HSA_ENABLE_SDMA": "1",
             "HSA_FORCE_FINE_GRAIN_PCIE": "1",
         }
     kept = {name: environment[name] for name in wanted if name in environment}
-    if vendor == _CUDA and any(name in environment for name in _ALLOCATOR):
+    if vendor == NVIDIA and any(name in environment for name in _ALLOCATOR):
         kept |= {name: environment[name] for name in _ALLOCATOR if name in environment}
         wanted = {name: value for name, value in wanted.items() if name not in _ALLOCATOR}
     added = {name: value for name, value in wanted.items() if name not in kept}

@@ -13,9 +13,10 @@ from pathlib import Path
 from samecurve.errors import RunError, SamecurveError, UserError
 from samecurve.launch.script.attempt import Request, Script, ScriptAttempt
 from samecurve.launch.script.output import say
-from samecurve.launch.script.placement import Layout, find_gpus, lay_out, refuse_nested, settings
+from samecurve.launch.script.placement import Layout, lay_out, refuse_nested, settings
 from samecurve.launch.script.requirements import Source, find_module, find_script, read_source
 from samecurve.launch.supervisor import OrphanGuard
+from samecurve.probe.gpus import find_gpus
 from samecurve.run.naming import free_name
 from samecurve.units import counted, show_seconds
 

@@ -1,0 +1,106 @@
+"""Whether the installed engines can use this machine's GPUs, told from their files: neither is
+imported.
+"""
+
+import ast
+import pkgutil
+from dataclasses import dataclass
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+
+from samecurve.core.planning.machine import UnfitEngine
+from samecurve.probe.gpus import AMD, NVIDIA
+from samecurve.system import installed_by_conda, pip_command
+
+_PLATFORM = {NVIDIA: "CUDA", AMD: "ROCm"}
+_JAX_EXTRA = "cuda13"
+
+
+@dataclass(frozen=True)
+class TorchBuild:
+    """What torch was built for; None: not for that."""
+
+    version: str
+    cuda: str | None
+    hip: str | None
+
+
+def unfit_engines(vendor: str) -> dict[str, UnfitEngine]:
+    """By engine: why its installed build can't use GPUs of this make. {}: all can, or are not here.
+
+    vendor: NVIDIA or AMD; '': there is no GPU
+    """
+    if not vendor:
+        return {}
+    unfit = {"torch": _unfit_torch(vendor), "jax": _unfit_jax(vendor)}
+    return {engine: why for engine, why in unfit.items() if why}
+
+
+def torch_build() -> TorchBuild | None:
+    """None: torch is not installed, or does not say."""
+    values = _assigned(_directory_of("torch") / "version.py")
+    if "__version__" not in values or "cuda" not in values:
+        return None
+    return TorchBuild(str(values["__version__"]), values["cuda"], values.get("hip"))
+
+
+def jax_plugins() -> list[str] | None:
+    """The names of jax's installed plugins for devices; None: jax is not installed."""
+    if find_spec("jax") is None:
+        return None
+    names = [point.name for point in metadata.entry_points(group="jax_plugins")]
+    package = find_spec("jax_plugins")
+    places = package.submodule_search_locations if package else None
+    return names + [module.name for module in pkgutil.iter_modules(places or [])]
+
+
+def _unfit_torch(vendor: str) -> UnfitEngine | None:
+    build = torch_build()
+    if build is None or (build.cuda if vendor == NVIDIA else build.hip):
+        return None
+    cause = f"the installed torch {build.version} is built without {_PLATFORM[vendor]}"
+    if vendor == AMD:
+        return UnfitEngine(cause, "torch's build for ROCm, by the command on its own start page")
+    if installed_by_conda("torch"):
+        return UnfitEngine(cause, "conda's CUDA build of pytorch in this environment")
+    package = f"torch=={build.version.partition('+')[0]}"
+    commands = f"{pip_command('uninstall', 'torch')} && {pip_command('install', package)}"
+    return UnfitEngine(cause, f"{commands} puts the CUDA build in its place")
+
+
+def _unfit_jax(vendor: str) -> UnfitEngine | None:
+    plugins = jax_plugins()
+    word = _PLATFORM[vendor].lower()
+    if plugins is None or any(word in name for name in plugins):
+        return None
+    cause = f"the installed jax has no plugin for {_PLATFORM[vendor]}"
+    if vendor == AMD:
+        return UnfitEngine(cause, "jax's plugin for ROCm, as its own installation page has it")
+    package = f"jax[{_JAX_EXTRA}]=={metadata.version('jax')}"
+    return UnfitEngine(cause, f"{pip_command('install', package)} adds it")
+
+
+def _directory_of(package: str) -> Path:
+    spec = find_spec(package)
+    return Path(spec.origin).parent if spec and spec.origin else Path("/nowhere")
+
+
+def _assigned(file: Path) -> dict[str, str | None]:
+    """The texts, and None, that a file gives names to. {} where it can't be read."""
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return {}
+    values: dict[str, str | None] = {}
+    for node in tree.body:
+        if isinstance(node, ast.AnnAssign):
+            targets = [node.target]
+        elif isinstance(node, ast.Assign):
+            targets = list(node.targets)
+        else:
+            continue
+        if isinstance(node.value, ast.Constant) and isinstance(node.value.value, str | None):
+            text = node.value.value
+            values |= {target.id: text for target in targets if isinstance(target, ast.Name)}
+    return values
