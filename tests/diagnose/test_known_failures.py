@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from samecurve.diagnose.crash import explain
-from samecurve.diagnose.known_failures import KNOWN_FAILURES, KnownFailure, diagnose
+from samecurve.diagnose.known_failures import KNOWN_FAILURES, diagnose
+from samecurve.diagnose.known_failures.entry import KnownFailure
 from samecurve.errors import RunError, SamecurveError
 
 HERE = Path(__file__).parent

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from samecurve.diagnose.known_failures import Diagnosis, Symptom, diagnose
+from samecurve.diagnose.known_failures import diagnose
+from samecurve.diagnose.known_failures.entry import Diagnosis, Symptom
 from samecurve.diagnose.notes import FailureNote
 from samecurve.diagnose.tracebacks import Traceback, clip, last_traceback, read_tail
 from samecurve.errors import RunError, SamecurveError, UserError
