@@ -1,0 +1,89 @@
+"""From Python, in scripts and notebooks: plan, train, verify, and what a run left behind.
+
+Training runs in fresh processes through the command line, so that it is the same run as on a
+terminal. An interrupt stops it in order, and it ends with the process that began it.
+"""
+
+import json
+from typing import Any
+
+from samecurve.api.arguments import Configured, command_line, parse
+from samecurve.api.process import error_of, follow, read_answer, verb_process
+from samecurve.api.results import Run as Run
+from samecurve.api.results import Verified as Verified
+from samecurve.cli.config_flags import load_config
+from samecurve.cli.options import probe_facts, speed_measure
+from samecurve.core.planning.plan import Plan
+from samecurve.experiments.machine import predict, read_request
+from samecurve.run.prepare import make_plan
+
+
+def plan(
+    task: type | Configured | None = None, config: Configured | None = None, **flags: Any
+) -> Plan:
+    """What train() would do.
+
+    task, config: as train() has them
+    flags: those of the command line, as names
+
+    UserError: anything that can't be honoured.
+    """
+    with command_line("plan", task, config, flags) as arguments:
+        options = parse("plan", arguments)
+        request = read_request(
+            options["machine"], options["mfu"], options["bench"], options["chart"]
+        )
+        loaded = load_config(options, say=False)
+        if request:
+            return predict(loaded, request).plan_or_refuse
+        facts = probe_facts(loaded) if options["probe_batch"] else None
+        accepted_plan, _ = make_plan(loaded, facts, speed_measure(loaded))
+        return accepted_plan
+
+
+def train(
+    task: type | Configured | None = None,
+    config: Configured | None = None,
+    *,
+    quiet: bool = False,
+    **flags: Any,
+) -> Run:
+    """Train as `samecurve train` does, showing how it goes, and return what it left.
+
+    task: a class of one's own, wherever it stands; its config may name no other. Or the config
+    config: a file, or its content as a mapping
+    quiet: shows nothing but what the user's own code prints
+    flags: as plan()
+
+    UserError: something can't be honoured; RunError: it failed. KeyboardInterrupt: it was stopped
+    in order, after saving, and the same call goes on.
+    """
+    with command_line("train", task, config, flags) as arguments:
+        parse("train", arguments)
+        with verb_process("train", [*arguments, "--headless"]) as process:
+            directory = follow(process, quiet=quiet)
+    return Run(directory or flags.get("save_dir") or flags["resume"])
+
+
+def verify(
+    task: type | Configured | None = None,
+    config: Configured | None = None,
+    *,
+    quiet: bool = False,
+    **flags: Any,
+) -> Verified:
+    """Whether the number of devices changes the result, as `samecurve verify` tells it.
+
+    task, config: as train() has them
+    quiet: does not show the table as it goes
+    flags: as plan()
+
+    UserError: something can't be honoured; RunError: it could not be tried.
+    """
+    with command_line("verify", task, config, flags) as arguments:
+        parse("verify", arguments)
+        with verb_process("verify", [*arguments, "--headless"]) as process:
+            answer, error_lines = read_answer(process, quiet=quiet)
+            if process.returncode not in {0, 1} or not answer:
+                raise error_of(error_lines, process.returncode)
+    return Verified(json.loads(answer))

@@ -1,0 +1,140 @@
+"""A call from Python as a command line: the task's class, the config and the flags."""
+
+import contextlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from samecurve.cli.main import cli, find_verb
+from samecurve.core.config.document import dump, read_file, suggest
+from samecurve.errors import RunError, SamecurveError, UserError
+from samecurve.tasks.class_pickler import task_of
+from samecurve.tasks.class_place import place_of
+from samecurve.tasks.user_file import StartedWhileLoading, is_loading
+
+Configured = str | os.PathLike[str] | Mapping[str, Any]
+
+
+@contextlib.contextmanager
+def command_line(
+    verb: str,
+    task: type | Configured | None,
+    config: Configured | None,
+    flags: Mapping[str, Any],
+) -> Iterator[list[str]]:
+    """The arguments of a command line that says the same, for as long as the block lasts.
+
+    UserError: task or flags are none; those that the block raises name a mapping as `config`.
+    """
+    if is_loading():
+        raise StartedWhileLoading
+    task_class, config = _class_and_config(verb, task, config)
+    with tempfile.TemporaryDirectory(prefix="samecurve-") as home:
+        file = None if config is None or isinstance(config, Mapping) else os.fspath(config)
+        path = Path(home) / "run.yaml"
+        if isinstance(config, Mapping):
+            path.write_text(dump(json.loads(json.dumps(config))))
+            file = str(path)
+        arguments = _arguments(verb, file, flags)
+        if task_class is not None:
+            _refuse_other_task(task_class, file, flags)
+            arguments += ["--set", f"task={json.dumps(task_of(task_class, Path(home)))}"]
+        try:
+            yield arguments
+        except SamecurveError as error:
+            if str(path) not in str(error):
+                raise
+            kind = UserError if error.exit_code == UserError.exit_code else RunError
+            raise kind(str(error).replace(str(path), "config")) from None
+
+
+def _class_and_config(
+    verb: str, task: object, config: Configured | None
+) -> tuple[type | None, Configured | None]:
+    """The class, if one is given, and the config."""
+    if isinstance(task, type):
+        return task, config
+    if task is not None and not isinstance(task, str | os.PathLike | Mapping):
+        name = type(task).__name__
+        raise UserError(
+            f"{verb}() is given an object of type {name}, where other processes need its class",
+            f"samecurve.{verb}({name}, ...): the task's class itself, which has model(), loss() and"
+            " train_data(); or a config",
+            "task",
+        )
+    if task is not None and config is not None:
+        raise UserError(
+            f"{verb}() is given two configs",
+            f"samecurve.{verb}(MyTask, config): a task's class first; or one config",
+            "config",
+        )
+    return None, config if task is None else task
+
+
+def _refuse_other_task(task_class: type, file: str | None, flags: Mapping[str, Any]) -> None:
+    """UserError: the config or the flags name another task."""
+    settings = flags.get("set")
+    others = [settings["task"]] if isinstance(settings, Mapping) and "task" in settings else []
+    if file is not None:
+        others += [task for task in [read_file(Path(file)).value.get("task")] if task]
+    for other in others:
+        place = place_of(other)
+        if place is None or place.name != task_class.__name__:
+            raise UserError(
+                f"task: {other} in the config, and the class {task_class.__name__} beside it",
+                "leave `task:` out of the config: the class is the task",
+                "task",
+            )
+
+
+def _arguments(verb: str, file: str | None, flags: Mapping[str, Any]) -> list[str]:
+    """Flags as on a command line. UserError: one that the verb does not have."""
+    known = {
+        option.removeprefix("--").replace("-", "_")
+        for parameter in _command(verb).params
+        for option in parameter.opts
+        if option.startswith("--")
+    } - {"file", "headless", "json"}
+    arguments = [] if file is None else ["-f", file]
+    for name, value in flags.items():
+        option = f"--{name.replace('_', '-')}"
+        if name not in known:
+            raise UserError(
+                f"{verb}() has no {name}",
+                suggest(name, sorted(known)) or f"the flags of `samecurve {verb} --help`, as names",
+                name,
+            )
+        if name == "set":
+            if not isinstance(value, Mapping):
+                raise UserError(
+                    f"set={value!r}", 'a mapping of config keys: set={"optimizer.clip": 0.5}', "set"
+                )
+            for key, setting in value.items():
+                arguments += [option, f"{key}={json.dumps(setting)}"]
+        elif value is True:
+            arguments.append(option)
+        elif isinstance(value, list | tuple):
+            arguments += [option, ",".join(map(str, value))]
+        elif value is not None and value is not False:
+            arguments += [option, str(value)]
+    return arguments
+
+
+def _command(verb: str) -> click.Command:
+    command = find_verb(verb)
+    assert command is not None
+    return command
+
+
+def parse(verb: str, arguments: list[str]) -> dict[str, Any]:
+    """The flags' values by name. UserError: one is of another kind."""
+    try:
+        with cli.make_context("samecurve", [verb], resilient_parsing=True) as parent:
+            return _command(verb).make_context(verb, list(arguments), parent=parent).params
+    except click.ClickException as error:
+        raise UserError(error.format_message(), f"`samecurve {verb} --help`") from None

@@ -1,0 +1,19 @@
+"""What a call from Python starts: the command line, which ends with the process that began it."""
+
+import signal
+import sys
+
+from samecurve.system import die_with
+
+
+def main(parent: str, *arguments: str) -> None:
+    """The command line, for a process that is to be told to stop if its parent goes."""
+    from samecurve.cli.main import main as run_command
+
+    die_with(int(parent), signal.SIGTERM)
+    sys.argv = ["samecurve", *arguments]
+    run_command()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
