@@ -33,7 +33,7 @@ import torch
 from benchmarks.common import alternate, config_of, paired, trained, write
 from benchmarks.towers_task import Net, Pairs, Towers
 from samecurve.core.events import Event
-from samecurve.core.planning.plan import plan
+from samecurve.core.planning.planner import plan
 from samecurve.probe import probe
 from samecurve.tasks import open_task
 from samecurve.torch_engine.engine import TorchEngine

@@ -25,7 +25,7 @@ from torch import nn
 
 from benchmarks.common import alternate, config_of, trained, write
 from samecurve import Mean
-from samecurve.core.planning.plan import plan
+from samecurve.core.planning.planner import plan
 from samecurve.core.protocols import Rank
 from samecurve.probe import probe
 from samecurve.run.attempt import Attempt

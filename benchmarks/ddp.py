@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.common import alternate, config_of, installed, paired, trained, write
 from benchmarks.gpt_task import LENGTH, Gpt, Rows, loss_of
-from samecurve.core.planning.plan import plan
+from samecurve.core.planning.planner import plan
 from samecurve.launch.pool import pool
 from samecurve.probe import probe
 from samecurve.tasks import open_task

@@ -29,7 +29,7 @@ from benchmarks.common import UNASKED
 from samecurve.core.config.document import Document
 from samecurve.core.config.loading import load
 from samecurve.core.planning.machine import Machine
-from samecurve.core.planning.plan import plan
+from samecurve.core.planning.planner import plan
 from samecurve.data.feed import Feed
 from samecurve.launch.pool import pool
 from samecurve.probe import cpu, probe

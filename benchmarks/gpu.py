@@ -39,7 +39,7 @@ from benchmarks.sides import SIDES, Setting
 from samecurve.core.config.document import read_file
 from samecurve.core.config.loading import load
 from samecurve.core.config.sections import Config
-from samecurve.core.planning.plan import plan
+from samecurve.core.planning.planner import plan
 from samecurve.probe import cpu, probe
 from samecurve.system import install_command
 from samecurve.tasks import Tasks, open_task

@@ -31,7 +31,8 @@ from benchmarks.common import UNASKED, timed
 from samecurve.core.config.document import Document
 from samecurve.core.config.loading import load
 from samecurve.core.config.sections import Config
-from samecurve.core.planning.plan import Plan, plan
+from samecurve.core.planning.plan import Plan
+from samecurve.core.planning.planner import plan
 from samecurve.data.feed import Feed
 from samecurve.data.tokens import IGNORED
 from samecurve.probe import cpu, probe

@@ -27,7 +27,7 @@ from torch import nn
 
 from benchmarks.common import Gaps, alternate, config_of, installed, paired, trained, write
 from benchmarks.tiny_task import Rows, Tiny
-from samecurve.core.planning.plan import plan
+from samecurve.core.planning.planner import plan
 from samecurve.probe import probe
 from samecurve.tasks import open_task
 from samecurve.torch_engine.engine import TorchEngine

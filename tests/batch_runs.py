@@ -9,7 +9,7 @@ from samecurve.checkpoint.format import load as load_checkpoint
 from samecurve.core.config.document import Document
 from samecurve.core.config.loading import load
 from samecurve.core.config.sections import Config
-from samecurve.core.planning.plan import plan
+from samecurve.core.planning.planner import plan
 from samecurve.observe.journal import read_events
 from samecurve.run.attempt import Attempt
 from samecurve.run.directory import Run

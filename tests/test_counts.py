@@ -12,7 +12,8 @@ from PIL import Image
 from samecurve.checkpoint.format import load
 from samecurve.core.eval_sums import SumSpec, check_shape, journal_value, unpack_sums
 from samecurve.core.events import Event
-from samecurve.core.planning.plan import Plan, plan
+from samecurve.core.planning.plan import Plan
+from samecurve.core.planning.planner import plan
 from samecurve.errors import UserError
 from samecurve.observe.console import console_lines
 from samecurve.observe.journal import read_events

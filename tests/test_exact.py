@@ -21,7 +21,7 @@ from commands import (
     warm_output,
     write_config,
 )
-from samecurve.core.planning.plan import plan
+from samecurve.core.planning.planner import plan
 from samecurve.data.feed import Feed
 from samecurve.errors import UserError
 from samecurve.experiments.compare import compare, describe_comparison

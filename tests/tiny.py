@@ -22,7 +22,7 @@ from samecurve.core.eval_sums import Metric
 from samecurve.core.planning.facts import Fixed
 from samecurve.core.planning.machine import Machine
 from samecurve.core.planning.plan import Plan
-from samecurve.core.planning.plan import plan as make_plan
+from samecurve.core.planning.planner import plan as make_plan
 from samecurve.core.protocols import Arrays, Engine, MicroBatch, Rank, Round, Sample, Source
 from samecurve.data.tokens import IGNORED
 from samecurve.observe.journal import read_events

@@ -12,7 +12,8 @@ from samecurve.core.config.sections import Config
 from samecurve.core.determinism.data_order import Anchor
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.machine import Device, Machine
-from samecurve.core.planning.plan import Plan, plan
+from samecurve.core.planning.plan import Plan
+from samecurve.core.planning.planner import plan
 from samecurve.errors import UserError
 from samecurve.tasks import Tasks
 

@@ -14,7 +14,7 @@ from samecurve.core.config.document import Document
 from samecurve.core.config.loading import load
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.facts import Facts
-from samecurve.core.planning.plan import plan
+from samecurve.core.planning.planner import plan
 from samecurve.core.simulation.cluster import read_cluster
 from samecurve.core.simulation.collectives import group, padded, seconds, traffic
 from samecurve.core.simulation.compare import (

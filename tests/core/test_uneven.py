@@ -17,7 +17,8 @@ from samecurve.core.planning.balance import (
     predict_step_seconds,
 )
 from samecurve.core.planning.facts import Facts, Speed, Speeds
-from samecurve.core.planning.plan import Plan, plan
+from samecurve.core.planning.plan import Plan
+from samecurve.core.planning.planner import plan
 from samecurve.errors import UserError
 from samecurve.observe.plan_text import arithmetic, decisions
 from samecurve.tasks import Tasks

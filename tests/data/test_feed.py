@@ -9,7 +9,8 @@ import pytest
 from samecurve.core.determinism.data_order import Ids
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.machine import Machine
-from samecurve.core.planning.plan import Plan, plan
+from samecurve.core.planning.plan import Plan
+from samecurve.core.planning.planner import plan
 from samecurve.core.protocols import Batch
 from samecurve.data.feed import Feed
 from samecurve.data.tokens import IGNORED, TokenWindows, window_count

@@ -13,7 +13,7 @@ from samecurve.core.config.loading import load
 from samecurve.core.config.sections import Config
 from samecurve.core.events import REQUESTS
 from samecurve.core.planning.plan import Plan
-from samecurve.core.planning.plan import plan as make_plan
+from samecurve.core.planning.planner import plan as make_plan
 from samecurve.core.protocols import Rank
 from samecurve.data.feed import Feed
 from samecurve.errors import UserError

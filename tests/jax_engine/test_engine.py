@@ -14,7 +14,7 @@ import pytest
 
 from commands import free_port, refused
 from samecurve.core.config.document import read_file
-from samecurve.core.planning.plan import plan as make_plan
+from samecurve.core.planning.planner import plan as make_plan
 from samecurve.errors import UserError
 from samecurve.experiments.layout_runner import LayoutRunner
 from samecurve.experiments.layouts import parse_layout

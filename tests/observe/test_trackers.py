@@ -23,7 +23,7 @@ from tensorboard.util.tensor_util import make_ndarray
 
 from samecurve.core.config.document import dump
 from samecurve.core.events import Event
-from samecurve.core.planning.plan import plan
+from samecurve.core.planning.planner import plan
 from samecurve.observe.journal import append_event, read_events
 from samecurve.observe.trackers import track
 from tiny import MACHINE, config_of, ragged_task, tiny_values

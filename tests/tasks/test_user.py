@@ -16,7 +16,7 @@ from samecurve.core.config.document import Document, read_file
 from samecurve.core.config.loading import load
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.machine import Machine
-from samecurve.core.planning.plan import plan
+from samecurve.core.planning.planner import plan
 from samecurve.errors import InvalidConfigError, UserError
 from samecurve.tasks import Tasks, open_task
 from samecurve.tasks.adapter.torch_adapter import TorchAdapter

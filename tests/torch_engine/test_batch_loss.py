@@ -15,7 +15,7 @@ from whole_batch import Contrastive, Source
 from batch_runs import STEPS, Alone, Curve, batch_config, check_equal, trained, with_layout
 from samecurve import Mean
 from samecurve.core.config.sections import Config
-from samecurve.core.planning.plan import plan
+from samecurve.core.planning.planner import plan
 from samecurve.errors import SamecurveError
 from samecurve.tasks import open_task
 from samecurve.tasks.adapter.torch_adapter import TorchAdapter

@@ -11,7 +11,7 @@ import yaml
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from commands import losses, samecurve, write_config
-from samecurve.core.planning.plan import plan
+from samecurve.core.planning.planner import plan
 from samecurve.data.feed import Feed
 from samecurve.observe.journal import read_events
 from samecurve.tasks.language.sections import LanguageModel

@@ -11,7 +11,7 @@ import pytest
 from samecurve.core.config.document import Document, read_file
 from samecurve.core.config.loading import load
 from samecurve.core.config.sections import Config
-from samecurve.core.planning.plan import plan
+from samecurve.core.planning.planner import plan
 from samecurve.experiments.layout_runner import LayoutRunner
 from samecurve.experiments.layouts import parse_layout
 from samecurve.experiments.verdicts import compare_layouts

@@ -19,7 +19,8 @@ from samecurve.core.config.loading import load
 from samecurve.core.config.sections import Config
 from samecurve.core.determinism.mean import Mean
 from samecurve.core.events import REQUESTS, Event
-from samecurve.core.planning.plan import Plan, plan
+from samecurve.core.planning.plan import Plan
+from samecurve.core.planning.planner import plan
 from samecurve.data.feed import Feed
 from samecurve.errors import UserError
 from samecurve.observe.console import console_lines

@@ -11,7 +11,7 @@ from torch import nn
 
 from samecurve.checkpoint.format import load
 from samecurve.core.config.sections import Config
-from samecurve.core.planning.plan import plan
+from samecurve.core.planning.planner import plan
 from samecurve.errors import UserError
 from samecurve.observe.journal import read_events
 from samecurve.run.attempt import Attempt

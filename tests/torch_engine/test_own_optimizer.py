@@ -14,7 +14,7 @@ from samecurve.core.config.document import Document
 from samecurve.core.config.loading import load
 from samecurve.core.config.sections import Config
 from samecurve.core.events import REQUESTS
-from samecurve.core.planning.plan import plan
+from samecurve.core.planning.planner import plan
 from samecurve.core.protocols import ArrayShard
 from samecurve.data.feed import Feed
 from samecurve.errors import UserError

@@ -16,7 +16,8 @@ from samecurve.core.config.document import Document
 from samecurve.core.config.loading import load
 from samecurve.core.config.sections import Config
 from samecurve.core.events import Event
-from samecurve.core.planning.plan import Plan, plan
+from samecurve.core.planning.plan import Plan
+from samecurve.core.planning.planner import plan
 from samecurve.observe.journal import read_events
 from samecurve.run.attempt import Attempt
 from samecurve.run.directory import Run

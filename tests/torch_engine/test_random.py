@@ -23,7 +23,7 @@ from samecurve.core.config.document import Document
 from samecurve.core.config.loading import load
 from samecurve.core.config.sections import Config
 from samecurve.core.determinism.sample_keys import RowKeys, mix, row_keys, step_key
-from samecurve.core.planning.plan import plan
+from samecurve.core.planning.planner import plan
 from samecurve.data.feed import Feed
 from samecurve.errors import UserError
 from samecurve.experiments.layout_runner import LayoutRunner

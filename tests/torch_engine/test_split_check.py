@@ -16,7 +16,8 @@ import uneven_losses
 from uneven_losses import LOSSES, MODELS
 
 from samecurve.core.config.sections import Config
-from samecurve.core.planning.plan import Plan, plan
+from samecurve.core.planning.plan import Plan
+from samecurve.core.planning.planner import plan
 from samecurve.core.protocols import Task
 from samecurve.core.split_check import samples_tried
 from samecurve.data.feed import Feed

@@ -19,7 +19,7 @@ from samecurve.core.config.document import Document
 from samecurve.core.config.loading import load
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.machine import Machine
-from samecurve.core.planning.plan import plan
+from samecurve.core.planning.planner import plan
 from samecurve.data.feed import Feed
 from samecurve.errors import RunError, UserError
 from samecurve.tasks import Tasks, open_task

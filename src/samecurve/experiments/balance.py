@@ -26,7 +26,8 @@ from samecurve.core.config.sections import Batch, Config
 from samecurve.core.planning.balance import microbatch_seconds, with_even_balance
 from samecurve.core.planning.facts import Facts, Speed, Speeds
 from samecurve.core.planning.machine import Machine
-from samecurve.core.planning.plan import Plan, plan
+from samecurve.core.planning.plan import Plan
+from samecurve.core.planning.planner import plan
 from samecurve.core.profile_types import ProfileSchedule, durations
 from samecurve.errors import UserError
 from samecurve.experiments.profile import run_profile, shorten

@@ -19,7 +19,8 @@ from samecurve.core.config.sections import Batch, Config
 from samecurve.core.planning.balance import with_even_balance
 from samecurve.core.planning.facts import CLIP_EPSILON, Facts
 from samecurve.core.planning.machine import Machine
-from samecurve.core.planning.plan import Plan, plan
+from samecurve.core.planning.plan import Plan
+from samecurve.core.planning.planner import plan
 from samecurve.core.protocols import StoredArrays
 from samecurve.errors import UserError
 from samecurve.experiments.layouts import JAX, Layout

@@ -14,7 +14,7 @@ from samecurve.core.planning.balance import with_even_balance
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.machine import Machine
 from samecurve.core.planning.memory import USABLE
-from samecurve.core.planning.plan import plan
+from samecurve.core.planning.planner import plan
 from samecurve.errors import UserError
 from samecurve.experiments.scratch import make_run, run_on_ranks
 from samecurve.launch.pool import JobFailedError, pool

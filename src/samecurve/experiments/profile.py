@@ -18,7 +18,8 @@ from samecurve.core.config.loading import LoadedConfig
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.facts import Facts, Measure
 from samecurve.core.planning.machine import Machine
-from samecurve.core.planning.plan import Plan, plan
+from samecurve.core.planning.plan import Plan
+from samecurve.core.planning.planner import plan
 from samecurve.core.planning.run_length import Intervals
 from samecurve.core.profile_types import ProfileSchedule, RankProfile
 from samecurve.errors import RunError, UserError

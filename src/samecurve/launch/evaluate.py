@@ -14,7 +14,8 @@ from samecurve.core.config.loading import LoadedConfig, load
 from samecurve.core.config.sections import Track
 from samecurve.core.events import Event
 from samecurve.core.planning.facts import Fixed
-from samecurve.core.planning.plan import Plan, plan
+from samecurve.core.planning.plan import Plan
+from samecurve.core.planning.planner import plan
 from samecurve.errors import RunError, UserError
 from samecurve.launch.local import launch
 from samecurve.observe.console import console_lines

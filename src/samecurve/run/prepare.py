@@ -16,7 +16,8 @@ from samecurve.core.config.sections import Config, Track
 from samecurve.core.events import Event, Kind
 from samecurve.core.planning.facts import Facts, Measure, Speeds
 from samecurve.core.planning.machine import Machine
-from samecurve.core.planning.plan import Plan, plan
+from samecurve.core.planning.plan import Plan
+from samecurve.core.planning.planner import plan
 from samecurve.errors import UserError
 from samecurve.observe.journal import append_event, cut_torn_line, last_step
 from samecurve.probe import probe

@@ -9,7 +9,8 @@ from samecurve.core.config.sections import Config, Recompute
 from samecurve.core.planning.capacity import memory_room
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.memory import sample_bytes
-from samecurve.core.planning.plan import Plan, plan
+from samecurve.core.planning.plan import Plan
+from samecurve.core.planning.planner import plan
 from samecurve.core.planning.strategies import (
     STRATEGIES,
     StrategySpec,
