@@ -13,6 +13,7 @@ from samecurve.cli.main import main
 from samecurve.run.directory import Run
 from worlds import Pool
 
+ROOT = Path(__file__).parents[2]
 OLD = """\
 model: {hidden_size: 32, num_layers: 2, num_heads: 4, kv_heads: 2, intermediate_size: 48, \
 vocab_size: 256, max_seq_len: 16, rope_theta: 10000.0}
@@ -54,6 +55,29 @@ def said(
     monkeypatch.setattr(sys, "argv", ["samecurve", *map(str, arguments)])
     main()
     return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("switch", [{"enable_multi_gpu": False}, {}])
+def test_devices_that_a_flag_names_win_over_a_switch_that_is_off(
+    switch: dict[str, bool],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Without the switch, too, one device is trained on where no flag says more."""
+    values = {**DIFFUSION, "distributed_backend": "GLOO", **switch}
+    if not switch:
+        del values["enable_multi_gpu"]
+    (tmp_path / "old.json").write_text(json.dumps(values))
+    (tmp_path / "mine.py").write_text((ROOT / "examples/ragged.py").read_text())
+    task = ["--set", "task=mine.py:Ragged", "--set", "model={width: 8, depth: 1}"]
+    line = ["plan", "-f", "old.json", *task, "--set", "data={samples: 90, held_out: 10}"]
+    assert "world 1   single" in said(monkeypatch, capsys, *line, cwd=tmp_path)
+    shown = said(monkeypatch, capsys, *line, "--devices", "cpu:3", cwd=tmp_path)
+    assert "world 3   ddp over gloo" in shown
+    assert "note   --devices names several devices: it replaces strategy single" in shown
+    everything = refused(monkeypatch, capsys, *line, "--num-gpus=0", cwd=tmp_path)
+    assert "no GPU found" in everything
 
 
 def test_what_is_written_is_planned_as_the_old_file_is(

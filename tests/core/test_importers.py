@@ -153,6 +153,11 @@ def test_a_field_of_the_trainer(change: str, becomes: dict[str, Any]) -> None:
         ),
         ({"multi_gpu": True, "device_indexes": "0,2"}, {"devices.use": "0,2"}),
         ({"multi_gpu": False, "device_indexes": "0,2"}, {"devices.strategy": "single"}),
+        ({}, {"devices.strategy": "single"}),
+        (
+            {"multi_gpu": True, "distributed_backend": "nccl", "train_device": "CPU"},
+            {"devices.sync": "nccl", "devices.use": "cpu"},
+        ),
         (
             {"enable_multi_gpu": True, "learning_rate_scaling": True},
             {"schedule.scale_lr": "linear", "optimizer.lr": 1e-5},

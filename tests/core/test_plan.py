@@ -106,6 +106,27 @@ def test_a_first_plan_fixes_the_batch_for_good() -> None:
     assert anew.order.position(10).first == 320
 
 
+@pytest.mark.parametrize(
+    ("use", "engine", "count", "says"),
+    [
+        ("auto", "jax", 8, ""),
+        ("cpu:8", "jax", 8, ""),
+        ("cpu:2", "jax", 2, "asks for 8 CPU devices, and devices cpu:2 for 2: 2 are used"),
+        ("cpu", "jax", 1, "asks for 8 CPU devices, and devices cpu for 1"),
+        ("auto", "torch", 1, ""),
+    ],
+)
+def test_the_cpu_devices_of_xla_flags_are_taken_or_said(
+    use: str, engine: str, count: int, says: str
+) -> None:
+    machine = Machine(devices=(), links=(), host_bytes=64 * GIB, cores=4, xla_devices=8)
+    small = replace(FACTS, params=10**6, trainable=10**6, bytes_per_sample=1 << 20)
+    made = plan(config(engine=engine, devices={"use": use}), machine, small)
+    assert made.num_devices == count
+    assert ("XLA_FLAGS asks for 8" in made.reasons["devices"]) == (use == "auto" and count == 8)
+    assert any(says in warning for warning in made.warnings) == bool(says)
+
+
 @pytest.mark.parametrize(("rule", "peak"), [("none", 1e-3), ("linear", 4e-3), ("sqrt", 2e-3)])
 def test_learning_rate_scaling(rule: str, peak: float) -> None:
     made = plan(
@@ -124,6 +145,7 @@ def test_learning_rate_scaling(rule: str, peak: float) -> None:
         ({"devices": {"use": "cpu:0"}}, "0 CPU ranks"),
         ({"devices": {"use": "cpu:2", "sync": "nccl"}}, "nccl needs GPUs"),
         ({"devices": {"use": "0,1", "strategy": "single"}}, "single takes one device"),
+        ({"devices": {"use": "all", "strategy": "single"}}, "not the 4 of all"),
         ({"devices": {"use": "cpu:3", "strategy": "hsdp"}}, "hsdp needs groups"),
         ({"devices": {"strategy": "hsdp", "shards": 3}}, "groups of 2"),
         ({"devices": {"strategy": "fsdp", "shards": 2}}, "shards is for strategy hsdp"),

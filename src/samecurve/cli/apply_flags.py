@@ -1,8 +1,10 @@
 """What flags that mean more than one config value, or one of another form, set in a document."""
 
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from samecurve.core.planning.strategies import STRATEGIES
 from samecurve.errors import UserError
 
 if TYPE_CHECKING:
@@ -51,6 +53,25 @@ def _apply_devices(
         if count < 0:
             raise UserError(f"--num-gpus {count}", "a number of GPUs, or 0 for all", "--num-gpus")
         document.set("devices.use", ",".join(map(str, range(count))) or "all", "--num-gpus")
+
+
+def let_devices_win(document: "Document") -> str | None:
+    """Several devices that a flag names win over another tool's switch that leaves one.
+
+    Returns what to say of it.
+    """
+    section = document.value.get("devices", {})
+    flag, switch = (document.origins.get(("devices", name), "") for name in ("use", "strategy"))
+    several = re.search(r"all|,|cpu:(?!1$)", section.get("use", ""))
+    strategy, of_one = (
+        section.get("strategy"),
+        [row.name for row in STRATEGIES.values() if row.takes_one_device],
+    )
+    typed = flag.startswith("--") and not switch.startswith("--")
+    if not several or not typed or strategy not in of_one:
+        return None
+    document.set("devices.strategy", "auto", flag)
+    return f"{flag} names several devices: it replaces strategy {strategy} ({switch})"
 
 
 def _apply_length(document: "Document", epochs: float | None, steps: int | None) -> None:

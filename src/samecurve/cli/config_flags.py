@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from samecurve.cli.apply_flags import Flags, apply_batch, apply_flags
+from samecurve.cli.apply_flags import Flags, apply_batch, apply_flags, let_devices_win
 from samecurve.cli.options import Option, RankCount
 from samecurve.core.planning.strategies import strategy_help
 from samecurve.errors import InvalidConfigError, UserError
@@ -215,23 +215,10 @@ def load_config(
     loud: False where another process says what was converted
     trains: False where flags may do without a file, since nothing is trained
     """
-    from samecurve.core.config.document import Document, parse_setting, read_file
-    from samecurve.core.config.importers import convert
-    from samecurve.tasks.class_place import find_kept_class
+    from samecurve.core.config.document import parse_setting
 
     file: Path | None = flags["file"]
-    document = read_file(file) if file else Document()
-    if file:
-        find_kept_class(document, file.parent)
-    converted = convert(document)
-    if converted:
-        document = converted.document
-        if loud:
-            note = (
-                f"note   {file} is a config of {converted.tool}; `samecurve convert {file} --to"
-                " NEW.yaml` writes it as one of Samecurve"
-            )
-            click.echo("\n".join([note, *converted.summary_lines()]), err=True)
+    document, converted = _read(file, loud=loud)
     for setting in flags["settings"]:
         key, value = parse_setting(setting)
         document.set(key, value, f"--set {key}")
@@ -243,9 +230,10 @@ def load_config(
         if value is not None:
             document.set(flag.key, value, flag.names[0])
     apply_flags(document, flags)
-    batch_note = apply_batch(
-        document, flags["batch_size"], flags["grad_accum"], flags["global_batch"]
-    )
+    notes = [
+        let_devices_win(document) if converted else None,
+        apply_batch(document, flags["batch_size"], flags["grad_accum"], flags["global_batch"]),
+    ]
     if flags["distributed_data_loading"] and say and loud:
         click.echo(
             "note   --distributed-data-loading: always so; each rank reads only its own samples",
@@ -256,9 +244,31 @@ def load_config(
         _check_is_read(loaded.config.task, flag, flags[flag.parameter])
     return replace(
         loaded,
-        notes=(batch_note,) if batch_note else (),
+        notes=tuple(note for note in notes if note),
         run_directory=converted.run_directory if converted else None,
     )
+
+
+def _read(file: Path | None, *, loud: bool) -> "tuple[Document, ConvertedConfig | None]":
+    """A file's document, in our words, and how it was converted if it is another tool's."""
+    from samecurve.core.config.document import Document, read_file
+    from samecurve.core.config.importers import convert
+    from samecurve.tasks.class_place import find_kept_class
+
+    if file is None:
+        return Document(), None
+    document = read_file(file)
+    find_kept_class(document, file.parent)
+    converted = convert(document)
+    if converted is None:
+        return document, None
+    if loud:
+        note = (
+            f"note   {file} is a config of {converted.tool}; `samecurve convert {file} --to"
+            " NEW.yaml` writes it as one of Samecurve"
+        )
+        click.echo("\n".join([note, *converted.summary_lines()]), err=True)
+    return converted.document, converted
 
 
 def _no_config(flags: Flags) -> UserError:

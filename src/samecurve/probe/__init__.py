@@ -4,6 +4,8 @@ Reads the operating system, the driver, the environment and what is installed; i
 """
 
 import os
+import re
+from collections.abc import Mapping
 
 from samecurve.core.planning.machine import Machine
 from samecurve.probe import cpu
@@ -23,5 +25,14 @@ def probe() -> Machine:
         host_bytes=cpu.memory(),
         cores=cpu.cores(),
         cpu=cpu.model_name(),
+        xla_devices=_xla_devices(os.environ),
         unfit=unfit_engines(gpus.vendor),
     )
+
+
+def _xla_devices(environment: Mapping[str, str]) -> int | None:
+    """How many CPU devices XLA_FLAGS asks for; of several such flags XLA obeys the last."""
+    counts = re.findall(
+        r"--xla_force_host_platform_device_count=(\d+)", environment.get("XLA_FLAGS", "")
+    )
+    return int(counts[-1]) if counts else None

@@ -52,11 +52,27 @@ def choose_devices(config: Config, machine: Machine) -> Decision[tuple[Device, .
             f"{unfit.remedy}; or --devices cpu",
             "devices.use",
         )
+    chosen = _say_xla_flags(config, machine, chosen)
     if machine.hosts == 1:
         return chosen
     hosts = f"on each of {machine.hosts} hosts, taken to be like this one"
     reason = f"{chosen.reasons['devices']}; {hosts}"
-    return Decision(chosen.value * machine.hosts, {"devices": reason})
+    return Decision(chosen.value * machine.hosts, {"devices": reason}, chosen.warnings)
+
+
+def _say_xla_flags(
+    config: Config, machine: Machine, chosen: Decision[tuple[Device, ...]]
+) -> Decision[tuple[Device, ...]]:
+    """XLA_FLAGS asks for another number of CPU devices than are used."""
+    count, used = machine.xla_devices, len(chosen.value)
+    on_cpu = chosen.value[0].kind == "cpu"
+    if config.engine != "jax" or not on_cpu or count in {None, used}:
+        return chosen
+    warning = (
+        f"XLA_FLAGS asks for {counted(count or 0, 'CPU device')}, and devices {config.devices.use}"
+        f" for {used}: {used} are used (--devices cpu:{count} for the others)"
+    )
+    return Decision(chosen.value, chosen.reasons, (*chosen.warnings, warning))
 
 
 def _choose_on_this_host(config: Config, machine: Machine) -> Decision[tuple[Device, ...]]:
@@ -65,6 +81,11 @@ def _choose_on_this_host(config: Config, machine: Machine) -> Decision[tuple[Dev
     cpus = re.fullmatch(r"cpu(?::(\d+))?", use)
     if cpus:
         return _choose_cpu_ranks(config, machine, int(cpus.group(1) or 1))
+    if use == "auto" and not gpus and config.engine == "jax" and machine.xla_devices:
+        count = machine.xla_devices
+        _check_cpu_ranks(use, count)
+        reason = f"no GPU found; XLA_FLAGS asks for {counted(count, 'CPU device')}"
+        return Decision(machine.ranks_on_cpu(count), {"devices": reason})
     if use == "auto" and not gpus:
         reason = "no GPU found; --devices cpu:2 for more ranks"
         return Decision(machine.ranks_on_cpu(1), {"devices": reason})
@@ -82,13 +103,18 @@ def _choose_on_this_host(config: Config, machine: Machine) -> Decision[tuple[Dev
 
 def _choose_cpu_ranks(config: Config, machine: Machine, count: int) -> Decision[tuple[Device, ...]]:
     use = config.devices.use.strip()
+    _check_cpu_ranks(use, count)
+    unit = "ranks" if config.engine == "torch" else "devices"
+    reason = f"{use}: {count} of any number of CPU {unit}, sharing {machine.cores} cores"
+    return Decision(machine.ranks_on_cpu(count), {"devices": reason})
+
+
+def _check_cpu_ranks(use: str, count: int) -> None:
+    """UserError: nobody can want so many."""
     if not 1 <= count <= _MOST_CPU_RANKS:
         raise UserError(
             f"{use}: {count} CPU ranks", f"between 1 and {_MOST_CPU_RANKS}", "devices.use"
         )
-    unit = "ranks" if config.engine == "torch" else "devices"
-    reason = f"{use}: {count} of any number of CPU {unit}, sharing {machine.cores} cores"
-    return Decision(machine.ranks_on_cpu(count), {"devices": reason})
 
 
 def _choose_by_index(use: str, gpus: tuple[Device, ...]) -> Decision[tuple[Device, ...]]:
@@ -199,7 +225,7 @@ def _no_such_strategy(name: str) -> UserError:
 
 def _check_may_leave_out(config: Config, spec: StrategySpec, devices: tuple[Device, ...]) -> None:
     """UserError: the config names more devices than a strategy of one device takes."""
-    if config.devices.use in {"auto", "all"}:
+    if config.devices.use == "auto":
         return
     several = auto_strategy(spec.engine, "the model fits").name
     raise UserError(

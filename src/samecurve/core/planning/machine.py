@@ -60,6 +60,7 @@ class Machine:
     cpu: str = "CPU"
     started: int = 1  # processes that torchrun, Slurm or the user started already
     hosts: int = 1  # on which they run, all like this one
+    xla_devices: int | None = None  # CPU devices that XLA_FLAGS asks for
     unfit: Mapping[str, UnfitEngine] = field(default_factory=dict)  # by engine: can't use `devices`
 
     def ranks_on_cpu(self, count: int) -> tuple[Device, ...]:

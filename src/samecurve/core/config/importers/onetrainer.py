@@ -148,12 +148,15 @@ def _defaults(foreign: ForeignConfig) -> None:
 def _devices(foreign: ForeignConfig) -> None:
     """The switch for several GPUs, its upstream form and its forks', and which there are."""
     switches = ("enable_multi_gpu", "multi_gpu", "distributed.enabled")
-    for switch in switches:
-        if foreign.value(switch) is not None:
-            _convert_switch(foreign, switch)
-            break
+    present = [switch for switch in switches if foreign.value(switch) is not None]
+    if present:
+        _convert_switch(foreign, present[0])
+    else:
+        foreign.add_default("devices.strategy", "single", "one device, where no switch says more")
     foreign.ignore("device_indexes", "all that are visible")
     device = foreign.value("train_device", "cuda")
+    if isinstance(device, str):
+        device = device.lower()
     if device == "cpu":
         foreign.convert("train_device", "devices.use", "cpu")
     elif isinstance(device, str) and device.startswith("cuda"):
