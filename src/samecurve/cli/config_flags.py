@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from samecurve.cli.apply_flags import Flags, apply_batch, apply_flags, let_devices_win
-from samecurve.cli.options import Option, RankCount
+from samecurve.cli.options import Option, rank_count
 from samecurve.core.planning.strategies import strategy_help
 from samecurve.errors import InvalidConfigError, UserError
 
@@ -142,7 +142,7 @@ def config_options(command: Callable[..., None]) -> Callable[..., None]:
             "--nproc",
             "--nproc-per-node",
             "num_gpus",
-            type=RankCount(each_gpu=0),
+            type=rank_count(each_gpu=0),
             hidden=True,
         ),
         *(

@@ -2,6 +2,7 @@
 
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,21 +50,21 @@ class Verb(click.Command):
         return super().parse_args(ctx, args)
 
 
-class RankCount(click.ParamType):
-    """A number of ranks, or torchrun's words for one on each GPU: `gpu`, `auto`."""
+def rank_count(*, each_gpu: int | None) -> Callable[[str], int | None]:
+    """An option's type: a number of ranks, or torchrun's words for one on each GPU.
 
-    name = "integer"
+    each_gpu: what `gpu` and `auto` mean
+    """
 
-    def __init__(self, each_gpu: int | None) -> None:
-        """each_gpu: what the words mean"""
-        self._each_gpu = each_gpu
+    def parse(text: str) -> int | None:
+        if text.lower() in {"gpu", "auto"}:
+            return each_gpu
+        try:
+            return int(text)
+        except ValueError:
+            raise click.BadParameter(f"{text!r} is not a number of ranks") from None
 
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> int | None:
-        if isinstance(value, str) and value.lower() in {"gpu", "auto"}:
-            return self._each_gpu
-        return int(click.INT.convert(value, param, ctx))
+    return parse
 
 
 class Option(click.Option):

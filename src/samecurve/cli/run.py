@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from samecurve.cli.options import Option, RankCount, exit_on_sigterm
+from samecurve.cli.options import Option, exit_on_sigterm, rank_count
 
 _OF_SEVERAL_HOSTS = ("--node-rank", "--master-addr", "--rdzv-endpoint", "--rdzv-backend")
 
@@ -45,7 +45,7 @@ def _several_hosts(flag: str) -> click.UsageError:
     "--nproc-per-node",
     "nproc",
     cls=Option,
-    type=RankCount(each_gpu=None),
+    type=rank_count(each_gpu=None),
     metavar="N",
     help="so many ranks: on the first N GPUs, or on the CPU where there is none",
 )

@@ -94,10 +94,11 @@ def _assigned(file: Path) -> dict[str, str | None]:
         return {}
     values: dict[str, str | None] = {}
     for node in tree.body:
+        targets: list[ast.expr]
         if isinstance(node, ast.AnnAssign):
             targets = [node.target]
         elif isinstance(node, ast.Assign):
-            targets = list(node.targets)
+            targets = node.targets
         else:
             continue
         if isinstance(node.value, ast.Constant) and isinstance(node.value.value, str | None):
