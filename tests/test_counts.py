@@ -15,7 +15,7 @@ from samecurve.core.events import Event
 from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.planner import plan
 from samecurve.errors import UserError
-from samecurve.observe.console import console_lines
+from samecurve.observe.event_lines import console_lines
 from samecurve.observe.journal import read_events
 from samecurve.observe.metrics import plotted
 from samecurve.observe.pictures import check_picture, keep_pictures, pictures, png

@@ -7,7 +7,7 @@ import pytest
 from samecurve.core.events import Event
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.planner import plan
-from samecurve.observe.console import console_lines
+from samecurve.observe.event_lines import console_lines
 from tiny import MACHINE, config_of, tiny_values
 
 

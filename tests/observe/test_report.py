@@ -17,7 +17,8 @@ from samecurve.core.events import Event
 from samecurve.errors import RunError
 from samecurve.observe.journal import append_event, read_events
 from samecurve.observe.report.page import page as make_page
-from samecurve.observe.report.reading import RunRecord, read_run
+from samecurve.observe.report.reading import read_run
+from samecurve.observe.report.record import RunRecord
 from samecurve.observe.report.summary import differences, outcome, samples_seen, summary
 from samecurve.observe.report.thinning import BUCKETS, smooth, thin
 from samecurve.observe.report.write import write_report

@@ -23,11 +23,12 @@ from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.planner import plan
 from samecurve.data.feed import Feed
 from samecurve.errors import UserError
-from samecurve.observe.console import console_lines
+from samecurve.observe.event_lines import console_lines
 from samecurve.observe.journal import read_events
 from samecurve.observe.metrics import plotted
 from samecurve.observe.plan_text import banner
-from samecurve.observe.report.reading import JournalReader, RunRecord
+from samecurve.observe.report.reading import JournalReader
+from samecurve.observe.report.record import RunRecord
 from samecurve.run.attempt import Attempt
 from samecurve.run.directory import Run
 from samecurve.tasks import Tasks, open_task

@@ -39,7 +39,7 @@ def sample(
     device: str,
 ) -> None:
     """What the model of a RUN makes, from its newest checkpoint (or the checkpoint named)."""
-    from samecurve.observe.console import printable
+    from samecurve.observe.event_lines import printable
     from samecurve.run.sample import Prompt
     from samecurve.run.sample import sample as draw_samples
 

@@ -18,7 +18,7 @@ from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.planner import plan
 from samecurve.errors import RunError, UserError
 from samecurve.launch.local import launch
-from samecurve.observe.console import console_lines
+from samecurve.observe.event_lines import console_lines
 from samecurve.observe.journal import append_event, read_events
 from samecurve.probe import probe
 from samecurve.run.attempt import Attempt, new_attempt_name

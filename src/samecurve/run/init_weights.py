@@ -7,48 +7,36 @@ only its part.
 """
 
 import shutil
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from samecurve.checkpoint.format import make_manifest, verify, write_pieces
 from samecurve.checkpoint.manifest import MANIFEST, CorruptCheckpointError
-from samecurve.core.config.document import read_file
-from samecurve.core.config.loading import load
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.facts import Facts
 from samecurve.core.protocols import ArrayShard
 from samecurve.core.weight_check import check_weights
 from samecurve.errors import SamecurveError, UserError
 from samecurve.run.directory import SCRATCH, Run
-from samecurve.run.load import open_checkpoint
+from samecurve.run.foreign_weights import (
+    STORED_DTYPES,
+    WHERE,
+    SourceArray,
+    drop_aliases,
+    dtype_notes,
+    map_names,
+    read_source,
+)
 from samecurve.run.resume import Origin
 from samecurve.system import sync_directory, write_json
-from samecurve.tasks import Tasks, load_hf, unlike
+from samecurve.tasks import unlike
 from samecurve.units import first_and_count, show_bytes, show_count
 
-_WHERE = "--init-from"
-# what DistributedDataParallel, DataParallel and torch.compile put before names
-_WRAPPERS = ("module.", "_orig_mod.")
 _FILE = 1 << 30  # bytes of a file of the copy, and so what is held in memory at once
-_STORED_DTYPES = {"float64": "F64", "float32": "F32", "int64": "I64", "int32": "I32"}
-_NUMPY_DTYPES = {stored: name for name, stored in _STORED_DTYPES.items()}
 _EIGHT_BYTES = {"float64", "int64", "complex128"}  # others are copied in four
-
-
-@dataclass(frozen=True)
-class SourceArray:
-    """One array of a source."""
-
-    dtype: str  # in its file
-    shape: tuple[int, ...]  # as a checkpoint has it
-    read: Callable[[], NDArray[Any]]  # its values, exactly
 
 
 @dataclass(frozen=True)
@@ -80,7 +68,7 @@ def choose_initial_weights(
         raise UserError(
             "this run begins from a checkpoint, which has weights of its own",
             "one of --resume and --init-from",
-            _WHERE,
+            WHERE,
         )
     return read_initial_weights(init_from, config, facts)
 
@@ -95,14 +83,14 @@ def _check_own_weights(run: Run, origin: Origin, init_from: Path | None) -> None
         raise UserError(
             f"{run.home} {began}; it can't begin again from {init_from}",
             "leave --init-from out to go on with it, or another --save-dir",
-            _WHERE,
+            WHERE,
         )
     if not source:
         return
     if origin.checkpoint is not None:
         if init_from:
             origin.notes.append(
-                f"{_WHERE} {init_from} has no effect any more: this run began from it, and goes on"
+                f"{WHERE} {init_from} has no effect any more: this run began from it, and goes on"
                 " from its own checkpoint"
             )
         return
@@ -122,10 +110,10 @@ def read_initial_weights(path: Path, config: Config, facts: Facts) -> Source:
 
     UserError: what they are instead.
     """
-    foreign = _read_source(path)
-    names, naming_notes = _map_names(config, foreign.arrays, facts)
+    foreign = read_source(path)
+    names, naming_notes = map_names(config, foreign.arrays, facts)
     arrays = {name: foreign.arrays[foreign_name] for foreign_name, name in names.items()}
-    arrays, tying_notes = _drop_aliases(arrays, facts.aliases, path)
+    arrays, tying_notes = drop_aliases(arrays, facts.aliases, path)
     check_weights(
         {name: array.shape for name, array in arrays.items()},
         facts.arrays,
@@ -137,7 +125,7 @@ def read_initial_weights(path: Path, config: Config, facts: Facts) -> Source:
         raise UserError(
             f"{path} is of another model: {', '.join(fatal)}",
             "the model.* fields of the model that these weights are of",
-            _WHERE,
+            WHERE,
         )
     not_floating = [
         f"{name} ({array.dtype})"
@@ -148,14 +136,14 @@ def read_initial_weights(path: Path, config: Config, facts: Facts) -> Source:
         raise UserError(
             f"{path}: no floating values in {first_and_count(not_floating)}",
             "weights as they were trained, not packed or quantized",
-            _WHERE,
+            WHERE,
         )
     size = sum(int(np.prod(array.shape)) for array in arrays.values())
     summary = (
         f"weights of {path}: {len(arrays)} arrays, {show_count(size)} numbers; no optimizer state"
         " and no position: this run begins at its own step 0"
     )
-    notes = [summary, *foreign.notes, *naming_notes, *tying_notes, *_dtype_notes(config, arrays)]
+    notes = [summary, *foreign.notes, *naming_notes, *tying_notes, *dtype_notes(config, arrays)]
     if differing:
         notes.append(f"the weights were trained otherwise: {', '.join(differing)}")
     absent = [name for name in facts.buffers if name not in arrays]
@@ -201,7 +189,7 @@ def keep(source: Source, run: Run) -> None:
         raise UserError(
             f"copying the weights of {source.path} failed: {error}",
             "is there room, and is the source whole? free some space, or get it again",
-            _WHERE,
+            WHERE,
         ) from None
 
 
@@ -220,7 +208,7 @@ def _pieces(source: Source) -> Iterator[list[ArrayShard]]:
             raise
         except Exception as error:  # whatever its library raises where a file ends too soon
             raise UserError(
-                f"{source.path}: {name} can't be read: {error}", "is it whole? get it again", _WHERE
+                f"{source.path}: {name} can't be read: {error}", "is it whole? get it again", WHERE
             ) from None
         if (
             values.dtype.kind == "f"
@@ -230,13 +218,13 @@ def _pieces(source: Source) -> Iterator[list[ArrayShard]]:
             raise UserError(
                 f"{source.path}: {name} has values that are not finite",
                 "weights of a sound model, such as an older checkpoint",
-                _WHERE,
+                WHERE,
             )
         if values.size:
             pieces.append(
                 ArrayShard(
                     f"model/{name}",
-                    _STORED_DTYPES[values.dtype.name],
+                    STORED_DTYPES[values.dtype.name],
                     array.shape,
                     (0,) * len(array.shape),
                     values.reshape(array.shape),
@@ -247,151 +235,3 @@ def _pieces(source: Source) -> Iterator[list[ArrayShard]]:
             pieces = []
     if pieces:
         yield pieces
-
-
-@dataclass(frozen=True)
-class _Foreign:
-    """What a source holds, before it is compared with the model."""
-
-    arrays: Mapping[str, SourceArray]  # by their names there
-    model_fields: Mapping[str, Any]  # of their model: a `model` section, or {"config.json": path}
-    notes: list[str]  # what the user should know
-
-
-def _read_source(path: Path) -> _Foreign:
-    if (path / MANIFEST).is_file() or Run(path).exists():
-        checkpoint = open_checkpoint(path, _WHERE)
-        weights = checkpoint.weights
-        arrays = {
-            name: SourceArray(
-                _NUMPY_DTYPES[weights.dtype(name)],
-                weights.shape(name),
-                partial(weights.__getitem__, name),
-            )
-            for name in weights
-        }
-        where = f"they are those of step {checkpoint.step} of {checkpoint.run.home}"
-        fields = checkpoint.config.model.model_dump()
-        return _Foreign(arrays, fields, [*checkpoint.notes, where])
-    if not path.exists():
-        raise UserError(
-            f"there is no {path}",
-            "a run, a checkpoint, a .safetensors or .pt file, or a directory with one",
-            _WHERE,
-        )
-    from samecurve.torch_engine.weight_files import read_weights
-
-    files, notes = read_weights(path)
-    arrays = {
-        name: SourceArray(array.dtype, array.shape, array.read) for name, array in files.items()
-    }
-    home = path if path.is_dir() else path.parent
-    return _Foreign(arrays, _fields_beside(home), notes)
-
-
-def _fields_beside(home: Path) -> Mapping[str, Any]:
-    """What lies beside the files of weights and tells of their model.
-
-    It is what `samecurve export` wrote there, or the Hugging Face libraries.
-    """
-    if (home / "config.yaml").is_file():
-        try:
-            return load(read_file(home / "config.yaml"), Tasks()).config.model.model_dump()
-        except SamecurveError:
-            return {}  # another program's
-    config_json = home / "config.json"
-    return {"config.json": config_json} if config_json.is_file() else {}
-
-
-def _map_names(
-    config: Config, foreign_names: Iterable[str], facts: Facts
-) -> tuple[dict[str, str], list[str]]:
-    """Foreign names -> ours, and what the user should know.
-
-    What wrappers put before names is taken off; another library's names become ours.
-    UserError: two become one.
-    """
-    unwrapped, prefixes = _strip_wrappers(list(foreign_names), facts.arrays)
-    names_here = load_hf(config, list(unwrapped.values()))
-    mapped = {
-        foreign_name: names_here[name]
-        for foreign_name, name in unwrapped.items()
-        if name in names_here
-    }
-    twice = [name for name, count in Counter(mapped.values()).items() if count > 1]
-    if twice:
-        raise UserError(
-            f"two arrays of the source would be called {twice[0]}", "weights of one model", _WHERE
-        )
-    notes = []
-    if prefixes:
-        notes.append(f"taken off their names: {', '.join(prefixes)}")
-    not_needed = [name for name in unwrapped.values() if name not in names_here]
-    if not_needed:
-        notes.append(f"left out, since it follows from the config: {first_and_count(not_needed)}")
-    return mapped, notes
-
-
-def _strip_wrappers(
-    foreign_names: list[str], model_names: Iterable[str]
-) -> tuple[dict[str, str], list[str]]:
-    """Foreign name -> name without what wrappers put before it; and what was taken off.
-
-    What the model's own names have too stays.
-    """
-    removable = [p for p in _WRAPPERS if not all(name.startswith(p) for name in model_names)]
-    names = {name: name for name in foreign_names}
-    stripped = []
-    while names:
-        common = [p for p in removable if all(name.startswith(p) for name in names.values())]
-        if not common:
-            break
-        names = {foreign: name.removeprefix(common[0]) for foreign, name in names.items()}
-        stripped.append(common[0])
-    inner = "._orig_mod."
-    wrapped_within = any(inner in name for name in names.values())
-    if wrapped_within and not any(inner in name for name in model_names):
-        names = {foreign: name.replace(inner, ".") for foreign, name in names.items()}
-        stripped.append("_orig_mod. within names")
-    return names, stripped
-
-
-def _drop_aliases(
-    arrays: Mapping[str, SourceArray], aliases: Mapping[str, str], path: Path
-) -> tuple[dict[str, SourceArray], list[str]]:
-    """One name for what the model holds once.
-
-    UserError: the source has other values under its other name.
-    """
-    distinct = dict(arrays)
-    notes = []
-    for alias, name in aliases.items():
-        other = distinct.pop(alias, None)
-        if other is None:
-            continue
-        if name in distinct and not _are_equal(distinct[name], other):
-            raise UserError(
-                f"{path}: {alias} and {name} differ; this model has one array for both",
-                "a model that does not tie them (model.tie_embeddings: false for the decoder)",
-                _WHERE,
-            )
-        distinct.setdefault(name, other)
-        notes.append(f"{alias} is {name}, which is held once")
-    return distinct, notes
-
-
-def _are_equal(one: SourceArray, other: SourceArray) -> bool:
-    return one.shape == other.shape and np.array_equal(one.read(), other.read())
-
-
-def _dtype_notes(config: Config, arrays: Mapping[str, SourceArray]) -> list[str]:
-    """What becomes of the number formats that are not the parameters' own."""
-    param_dtype = "float64" if config.train.precision == "f64" else "float32"
-    counts = Counter(
-        array.dtype
-        for array in arrays.values()
-        if array.dtype.startswith(("float", "bfloat")) and array.dtype != param_dtype
-    )
-    return [
-        f"{count} arrays of {dtype} become {param_dtype}" for dtype, count in sorted(counts.items())
-    ]

@@ -24,7 +24,8 @@ class Lock:
         run.check("--save-dir")
         self._path = run.home / "lock"
         try:
-            self._file = open(self._path, "a+", opener=regular_only)  # noqa: SIM115 - held as long as the lock is
+            # held as long as the lock is
+            self._file = open(self._path, "a+", opener=regular_only)  # noqa: SIM115
         except OSError as error:
             raise UserError(
                 f"{self._path} can't be opened: {error.strerror}",

@@ -16,7 +16,7 @@ from samecurve.observe.report.canvas import (
     legend_label,
     save_picture,
 )
-from samecurve.observe.report.reading import RunRecord
+from samecurve.observe.report.record import RunRecord
 from samecurve.observe.report.summary import Summary, summary, where_time_went
 
 if TYPE_CHECKING:

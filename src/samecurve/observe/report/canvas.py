@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from samecurve.errors import UserError
-from samecurve.observe.console import printable
+from samecurve.observe.event_lines import printable
 from samecurve.observe.report.markup import Html, escaped
 from samecurve.system import install_command
 

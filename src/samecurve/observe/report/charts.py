@@ -23,7 +23,7 @@ from samecurve.observe.report.curves import (
     step_chart,
     style_runs,
 )
-from samecurve.observe.report.reading import MEANS, RunRecord, number
+from samecurve.observe.report.record import MEANS, RunRecord, number
 from samecurve.observe.report.summary import NOT_METRICS, samples_seen, sensor_readings
 from samecurve.observe.report.thinning import Column, thin
 

@@ -20,7 +20,7 @@ from samecurve.observe.report.canvas import (
     legend_label,
     save_picture,
 )
-from samecurve.observe.report.reading import RunRecord, number
+from samecurve.observe.report.record import RunRecord, number
 from samecurve.observe.report.thinning import Column, smooth, thin, window
 from samecurve.units import show_count
 

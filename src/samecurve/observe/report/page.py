@@ -10,7 +10,7 @@ import samecurve
 from samecurve.observe.report import sections
 from samecurve.observe.report.canvas import MADE_BY, Picture
 from samecurve.observe.report.markup import Html, element, joined, table
-from samecurve.observe.report.reading import RunRecord
+from samecurve.observe.report.record import RunRecord
 from samecurve.observe.report.summary import differences, outcome, summary
 from samecurve.observe.report.words import SUMMARY_ROWS, show_moment, show_value
 

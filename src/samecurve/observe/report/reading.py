@@ -1,4 +1,4 @@
-"""What a run left behind, read for its report: plan, config, and the journal as columns of numbers.
+"""What a run left behind, read for its report into a RunRecord.
 
 Only files are read, and none is written. A live run, a failed one and a damaged file all have their
 record: what can't be read is a line of `faults`, never a silent gap. Steps that a resume voided are
@@ -9,21 +9,26 @@ import json
 import math
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from samecurve.core.config.document import read_file
 from samecurve.core.events import Event
 from samecurve.core.planning.plan import Plan
 from samecurve.errors import RunError, SamecurveError, UserError
 from samecurve.observe.journal import read_lines
+from samecurve.observe.report.record import (
+    MEANS,
+    Checkpoint,
+    Column,
+    RunRecord,
+    Start,
+    as_mapping,
+    number,
+)
 from samecurve.system import read_file_bytes, regular_only
 from samecurve.units import counted
-
-Column = NDArray[np.float64]
 
 _STEP_METRICS = (
     "loss",
@@ -38,90 +43,10 @@ _STEP_METRICS = (
     "scale",
     "skipped",
 )
-MEANS = "metrics/"  # before the names of columns of what the loss gives beside it
 _ENDS = ("finished", "stopped", "failed")
 _MOST_JSON = 1 << 30  # bytes
 _MOST_STEPS = 1 << 53  # beyond it a float is no longer exact
 _NOTABLE = ("resumed", "restarted", "warned", "slow", *_ENDS)
-
-
-@dataclass(kw_only=True)
-class Start:
-    """One go at a run, from its `planned` line to its last one."""
-
-    time: float  # seconds since 1970
-    step: int
-    plan: Mapping[str, object]
-    environment: Mapping[str, object]
-    last_time: float
-    last_step: int
-    training_since: float | None = None
-    end: str = ""  # finished, stopped, failed; '' if no line says
-    end_values: Mapping[str, object] = field(default_factory=dict)
-
-
-@dataclass
-class Totals:
-    """Seconds over all starts, beside those of the steps that count."""
-
-    evaluating: float = 0.0
-    saving: float = 0.0
-    voided: float = 0.0  # of steps that a resume took back
-    voided_steps: int = 0
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """What a manifest says of it; whether the arrays are whole is not looked at."""
-
-    step: int
-    path: str
-    bytes: int
-    loss: float  # of the evaluation at its step, else nan
-    versions: Mapping[str, str]
-
-
-@dataclass(kw_only=True)
-class RunRecord:
-    """A run as its files tell it."""
-
-    directory: Path
-    live: bool  # somebody holds its lock
-    plan_json: Mapping[str, object] = field(default_factory=dict)  # as plan.json has it
-    plan: Plan | None = None  # the same; None where it is of another version
-    origins: Mapping[str, str] = field(default_factory=dict)  # where a config value came from
-    formulas: Mapping[str, str] = field(default_factory=dict)  # of the plan's estimates
-    began_from: str | None = None  # another run's checkpoint
-    config: Mapping[str, object] = field(default_factory=dict)  # dotted keys
-    steps: Mapping[str, Column] = field(default_factory=dict)  # one number a step, nan for none
-    evaluated: list[Event] = field(default_factory=list)
-    sampled: list[Event] = field(default_factory=list)
-    sensors: list[Event] = field(default_factory=list)
-    saved: list[Event] = field(default_factory=list)
-    notable: list[Event] = field(default_factory=list)  # resumes, warnings, ends
-    starts: list[Start] = field(default_factory=list)
-    checkpoints: list[Checkpoint] = field(default_factory=list)  # newest first
-    totals: Totals = field(default_factory=Totals)
-    faults: list[str] = field(default_factory=list)  # what could not be read
-
-    def column(self, name: str) -> Column:
-        """name: `step`, `time`, or a metric of steps."""
-        if name.startswith(MEANS) and name not in self.steps:
-            return np.full(self.num_steps, math.nan)
-        return self.steps[name]
-
-    @property
-    def means(self) -> list[str]:
-        """What the loss gives beside it."""
-        return [name.removeprefix(MEANS) for name in self.steps if name.startswith(MEANS)]
-
-    @property
-    def num_steps(self) -> int:
-        """Steps that count."""
-        return len(self.steps["step"])
-
-    def has_values(self, name: str) -> bool:
-        return bool(np.isfinite(self.steps[name]).any())
 
 
 def read_runs(directories: Sequence[Path], live: Callable[[Path], bool]) -> list[RunRecord]:
@@ -267,24 +192,6 @@ class JournalReader:
 
     def columns(self) -> dict[str, Column]:
         return {name: np.array(column, np.float64) for name, column in self._columns.items()}
-
-
-def as_mapping(value: object) -> Mapping[str, object]:
-    """A section of what a file said, {} if it is none."""
-    return value if isinstance(value, dict) else {}
-
-
-def number(value: object, otherwise: float = math.nan) -> float:
-    """A number of the journal; what is none, or not finite, is `otherwise`."""
-    if not isinstance(value, int | float):
-        return otherwise
-    try:
-        as_float = float(value)
-    except OverflowError:
-        return otherwise
-    if not math.isfinite(as_float):
-        return otherwise
-    return as_float
 
 
 def _read_journal(record: RunRecord) -> None:

@@ -12,7 +12,7 @@ from samecurve.core.events import Event
 from samecurve.observe.plan_text import banner, decisions
 from samecurve.observe.report import summary
 from samecurve.observe.report.markup import Html, element, table
-from samecurve.observe.report.reading import RunRecord, Start, number
+from samecurve.observe.report.record import RunRecord, Start, number
 from samecurve.observe.report.words import show_moment, show_number, show_value
 from samecurve.units import counted, show_bytes, show_seconds
 

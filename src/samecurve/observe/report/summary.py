@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samecurve.core.events import Event
-from samecurve.observe.report.reading import RunRecord, Start, as_mapping, flat, number
+from samecurve.observe.report.reading import flat
+from samecurve.observe.report.record import RunRecord, Start, as_mapping, number
 from samecurve.observe.report.thinning import Column, window
 
 Grid = NDArray[np.float64]

@@ -14,7 +14,7 @@ import numpy as np
 
 from samecurve.errors import RunError, UserError
 from samecurve.observe.report.canvas import MADE_BY, need_matplotlib
-from samecurve.observe.report.reading import RunRecord
+from samecurve.observe.report.record import RunRecord
 from samecurve.observe.report.summary import Summary, differences, summary
 
 _PAGE = "report.html"

@@ -1,0 +1,234 @@
+"""A run's events as sentences with numbers, one line each, for whatever shows them."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from samecurve.core.events import Event
+from samecurve.core.planning.plan import Plan
+from samecurve.observe.pictures import pictures
+from samecurve.observe.plan_text import banner
+from samecurve.observe.sensors import load_line
+from samecurve.units import show_bytes, show_count, show_seconds
+
+_SLOW_START = 30.0  # seconds
+MEAN = "mean "  # before the names of what the loss gives beside it
+
+
+class Pace:
+    """Seconds a step, and seconds of them waited for data, smoothed over some twenty steps.
+
+    One alone says little where the device runs ahead of what is read of it.
+    """
+
+    def __init__(self) -> None:
+        self.seconds: float | None = None  # None: no step yet but the first
+        self.waited = 0.0
+        self._started = False
+
+    def add(self, event: Event) -> None:
+        if event.kind != "step":
+            return
+        if not self._started:
+            self._started = True  # the first step also warms up, and would say too much
+            return
+        seconds, waited = float(event.values["seconds"]), float(event.values["wait_seconds"])
+        if self.seconds is None:
+            self.seconds, self.waited = seconds, waited
+        else:
+            self.seconds = 0.95 * self.seconds + 0.05 * seconds
+            self.waited = 0.95 * self.waited + 0.05 * waited
+
+
+def console_lines(event: Event, plan: Plan, run: Path, pace: Pace | None = None) -> list[str]:
+    """An event as lines for the console. pace: of the steps so far."""
+    step, values = event.step, event.values
+    match event.kind:
+        case "planned":
+            return [*banner(plan), f"run    {run}"]
+        case "step":
+            return ["  ".join(step_parts(step, values, plan, pace or Pace()).values())]
+        case "evaluated":
+            return [_evaluated(event)]
+        case "saved":
+            took, blocked = (show_seconds(values[name]) for name in ("seconds", "blocked_seconds"))
+            size = show_bytes(values["bytes"])
+            return [f"saved  step {step}  {size} in {took} (blocked {blocked})  {values['path']}"]
+        case "sampled":
+            return [*_sampled_texts(values["texts"]), *_sampled_pictures(event, run)]
+        case "stopped":
+            return [f"stop   step {step} of {plan.steps}; --resume {run} goes on from here"]
+        case "finished":
+            return [_finished(event, plan, run), _memory(event)]
+        case "started":
+            return _slow_start(event)
+        case "sensors":
+            return [load_line(event)]
+        case _:
+            return _sentence(event)
+
+
+def _sentence(event: Event) -> list[str]:
+    """Of an event that says one thing; [] for one that nobody need read, or that is shown else."""
+    step, values = event.step, event.values
+    text = values.get("text", "")
+    match event.kind:
+        case "hashed":
+            return [f"hash   step {step}  {values['hash'][:16]}"]
+        case "resumed":
+            return [f"resume step {step}  {text}"]
+        case "recovered":
+            seconds = show_seconds(values["seconds"])
+            return [f"again  step {step} was trained {seconds} after the failure was found"]
+        case "warned":
+            return [f"warn   {text}"]
+        case "slow":
+            return [f"slow   {text}"]
+        case "restarted":
+            return [f"again  {text}"]
+        case _:
+            return []
+
+
+def _evaluated(event: Event) -> str:
+    step, values = event.step, event.values
+    metrics = "  ".join(
+        f"{name} {_show_finite(value, '.4f')}"
+        for name, value in values.items()
+        if name not in {"seconds", "best_loss", "best_step"} and not isinstance(value, list)
+    )
+    best = ""
+    if values["best_step"] == step:
+        best = "  best so far"
+    elif values["best_step"] is not None:
+        best = f"  best {values['best_loss']:.4f} at step {values['best_step']}"
+    return f"eval   step {step}  {metrics}{best}  ({show_seconds(values['seconds'])})"
+
+
+def _sampled_texts(texts: Iterable[str]) -> list[str]:
+    lines = []
+    for text in texts:
+        lines += ["sample", *(f"  | {row}" for row in printable(text).splitlines())]
+    return lines
+
+
+def _sampled_pictures(event: Event, run: Path) -> list[str]:
+    names = pictures(event)
+    if not names:
+        return []
+    if len(names) == 1:
+        return [f"sample step {event.step}  1 picture  {run / names[0]}"]
+    last = Path(names[-1]).name
+    return [f"sample step {event.step}  {len(names)} pictures  {run / names[0]} to {last}"]
+
+
+def step_parts(step: int, values: dict[str, Any], plan: Plan, pace: Pace) -> dict[str, str]:
+    """A step's metrics as texts, by name, in the order in which they are shown.
+
+    Rates are at the pace of the steps so far.
+    """
+    seconds, waited = values["seconds"], values["wait_seconds"]
+    if pace.seconds:
+        seconds, waited = pace.seconds, pace.waited
+    faster = values["seconds"] / seconds  # this step's rate -> the pace's
+    parts = {
+        "step": f"step   {step}/{plan.steps}",
+        "loss": f"loss {_show_finite(values.get('loss'), '.4f')}",
+        **{
+            MEAN + name: f"{name} {_show_finite(mean, '.4f')}"
+            for name, mean in values.get("metrics", {}).items()
+        },
+        "grad": f"grad {_show_finite(values.get('grad_norm'), '.3f')}",
+        "lr": f"lr {values['lr']:.2e}",
+    }
+    if values.get("tokens_per_second"):
+        parts["rate"] = f"{show_count(values['tokens_per_second'] * faster)} tok/s"
+    else:
+        parts["rate"] = f"{show_count(values['samples_per_second'] * faster)} samples/s"
+    if "mfu" in values:
+        parts["compute"] = f"MFU {values['mfu'] * faster:.1%}"
+    elif "flops_per_second" in values:
+        parts["compute"] = f"{values['flops_per_second'] * faster / 1e12:.3f} TFLOP/s"
+    parts["wait"] = f"wait {min(1.0, waited / seconds):.1%}"
+    parts["memory"] = f"mem {show_bytes(values['memory_bytes'])}"
+    parts["left"] = f"left {show_seconds((plan.steps - step) * seconds)}"
+    if values.get("skipped"):
+        parts["skipped"] = "update left out"
+    return parts
+
+
+def join_parts(parts: dict[str, str], names: set[str]) -> str:
+    return "  ".join(text for name, text in parts.items() if name in names)
+
+
+def _show_finite(value: float | None, form: str) -> str:
+    if value is None:
+        return "not finite"
+    return format(value, form)
+
+
+def _slow_start(event: Event) -> list[str]:
+    """A start that took long says what took it."""
+    seconds = {
+        name.removesuffix("_seconds"): float(value)
+        for name, value in event.values.items()
+        if name.endswith("_seconds")
+    }
+    total = sum(seconds.values())
+    if total < _SLOW_START:
+        return []
+    parts = ", ".join(f"{name} {show_seconds(value)}" for name, value in seconds.items())
+    remedy = "the other ranks began later, or reach this one slowly"
+    if seconds.get("import", 0.0) == max(seconds.values()):
+        remedy = (
+            "its files may come over a network: a copy of the environment on a local disk starts"
+            " sooner"
+        )
+    return [f"slow   the start took {show_seconds(total)} ({parts}); {remedy}"]
+
+
+def _finished(event: Event, plan: Plan, run: Path) -> str:
+    values = event.values
+    parts = [
+        f"done   step {event.step}",
+        f"{values['steps']} steps in {show_seconds(values['seconds'])}",
+        f"goodput {values['goodput']:.0%}{_recoveries(event)}",
+    ]
+    if "loss" in values:
+        loss = f"validation loss {_show_finite(values['loss'], '.4f')}"
+        entropy = plan.reference.get("unigram_entropy")
+        if entropy:
+            loss += f" nats (single-token entropy of the corpus {entropy:.4f})"
+        parts.append(loss)
+    if values["skipped"]:
+        parts.append(f"{values['skipped']} updates left out")
+    return "  ".join([*parts, str(run)])
+
+
+def _recoveries(event: Event) -> str:
+    recoveries = event.values.get("recoveries", [])
+    if not recoveries:
+        return ""
+    seconds = ", ".join(map(show_seconds, recoveries))
+    return f" over {len(recoveries) + 1} starts, again in {seconds}"
+
+
+def _memory(event: Event) -> str:
+    """The measured peak beside the plan's estimate; by device where they differ."""
+    peaks = event.values["memory_bytes_by_device"]
+    estimate = event.values["memory_estimate_bytes"]
+    if min(peaks) > 0.98 * max(peaks):
+        measured = show_bytes(max(peaks))
+    else:
+        measured = ", ".join(map(show_bytes, peaks))
+    if estimate is None:
+        return f"memory {measured} a device at most; the plan had no estimate of activations"
+    share = max(peaks) / estimate
+    return f"memory {measured} a device at most of {show_bytes(estimate)} estimated ({share:.0%})"
+
+
+def printable(text: str) -> str:
+    """A model's text without what would move a terminal's cursor or colour it."""
+    return "".join(
+        c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text
+    )
