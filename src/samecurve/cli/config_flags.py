@@ -1,19 +1,16 @@
-"""The flags that say what the config says, and how they, --set and the file become one config.
+"""How a file, --set and the flags of config_options.py become one config.
 
 The later wins: default < file < --set < flag.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from samecurve.cli.apply_flags import Flags, apply_batch, apply_flags, let_devices_win
-from samecurve.cli.options import Option, rank_count
-from samecurve.core.planning.strategies import strategy_help
+from samecurve.cli.config_options import VALUE_FLAGS, ValueFlag
 from samecurve.errors import InvalidConfigError, UserError
 
 if TYPE_CHECKING:
@@ -21,187 +18,7 @@ if TYPE_CHECKING:
     from samecurve.core.config.importers import ConvertedConfig
     from samecurve.core.config.loading import LoadedConfig
 
-
-@dataclass(frozen=True)
-class _ValueFlag:
-    """A flag that only names a config value."""
-
-    names: tuple[str, ...]  # after the first those of other tools, kept out of help
-    key: str
-    help: str  # empty: the flag itself is another tool's, and hidden
-    type: type = str
-
-    @property
-    def parameter(self) -> str:
-        return self.names[0].removeprefix("--").replace("-", "_")
-
-
-def _flag(*names: str, key: str, help: str = "", type: type = str) -> _ValueFlag:  # noqa: A002 as click names them
-    return _ValueFlag(names, key, help, type)
-
-
-_VALUE_FLAGS = (
-    _flag("--devices", key="devices.use", help="auto, all, cpu, cpu:N, or indices: 0,1"),
-    _flag(
-        "--strategy",
-        "--multi-gpu",
-        key="devices.strategy",
-        help=strategy_help(),
-    ),
-    _flag("--engine", key="engine", help="torch, jax"),
-    _flag(
-        "--sync-backend",
-        "--backend",
-        "--distributed-backend",
-        key="devices.sync",
-        help="auto, cpu, gloo, nccl",
-    ),
-    _flag("--dtype", key="train.precision", help="f32, bf16, f16, f64"),
-    _flag("--seq-len", key="model.max_seq_len", type=int, help="tokens of a sample"),
-    _flag("--lr", key="optimizer.lr", type=float, help="peak learning rate"),
-    _flag("--weight-decay", key="optimizer.weight_decay", type=float, help="on matrices only"),
-    _flag(
-        "--scale-lr",
-        key="schedule.scale_lr",
-        help="none, linear, sqrt: by batch / schedule.base_batch",
-    ),
-    _flag("--warmup", key="schedule.warmup", type=int, help="steps"),
-    _flag(
-        "--balance",
-        key="devices.balance",
-        help=(
-            "even, measured, or relative speeds: 2,1; dp and ddp assign microbatches by them; same"
-            " results"
-        ),
-    ),
-    _flag(
-        "--compress",
-        key="devices.compress",
-        help="none, bf16, fp16, powersgd: what ddp reduces gradients as; changes results",
-    ),
-    _flag(
-        "--num-workers",
-        key="data.workers",
-        type=int,
-        help="processes a device that read samples; 0: a thread of the rank",
-    ),
-    _flag("--prefetch", key="data.prefetch", type=int, help="steps prepared ahead"),
-    _flag(
-        "--max-checkpoints",
-        key="train.keep",
-        type=int,
-        help="newest checkpoints kept, beside the best; 0: all",
-    ),
-    _flag(
-        "--max-restarts",
-        key="devices.max_restarts",
-        type=int,
-        help="starts after a failure, from the last save",
-    ),
-    _flag("--launcher", key="devices.launcher", help="direct, elastic, spawn"),
-    _flag(
-        "--port",
-        "--master-port",
-        key="devices.port",
-        type=int,
-        help="of the rendezvous; 0: any free one",
-    ),
-    _flag("--wandb", key="track.wandb", help="off, offline, online: W&B too"),
-    _flag("--mode", key="data.mode"),
-    _flag("--arch", key="model.arch"),
-    _flag("--cssm", key="model.cssm"),
-)
-
-
-_TASK_FLAGS = tuple(flag for flag in _VALUE_FLAGS if not flag.help)  # fields of some tasks
-
-
-def config_options(command: Callable[..., None]) -> Callable[..., None]:
-    """All flags that load_config() reads, on a verb's function."""
-    option = partial(click.option, cls=Option)
-    options = [
-        option("-f", "--file", "--config-path", "file", type=Path, help="the config, YAML or JSON"),
-        option(
-            "-d",
-            "--data",
-            "data",
-            type=str,
-            help="data.source: text, a directory, a glob, a .bin of raw tokens, python-stdlib",
-        ),
-        option(
-            "--gpus",
-            "--gpu-ids",
-            "--device-ids",
-            "gpus",
-            type=str,
-            metavar="0,1",
-            help="GPUs by index, as CUDA_VISIBLE_DEVICES leaves them",
-        ),
-        option(
-            "--num-gpus",
-            "--nproc",
-            "--nproc-per-node",
-            "num_gpus",
-            type=rank_count(each_gpu=0),
-            hidden=True,
-        ),
-        *(
-            option(
-                *flag.names, flag.parameter, type=flag.type, help=flag.help, hidden=not flag.help
-            )
-            for flag in _VALUE_FLAGS
-        ),
-        option("--no-amp", is_flag=True, help="precision f32"),
-        option("--bf16", is_flag=True, hidden=True),
-        option("--exact", is_flag=True, help="the same bits on any number of devices"),
-        option(
-            "--compile",
-            is_flag=True,
-            help="compile the model's blocks: faster steps, slower first ones",
-        ),
-        option(
-            "--tensorboard",
-            is_flag=True,
-            help="TensorBoard too: logs/tensorboard in the run directory",
-        ),
-        option(
-            "--no-preflight",
-            is_flag=True,
-            help="no first collective with a time limit before training",
-        ),
-        option("--spawn", is_flag=True, hidden=True),
-        option("--distributed-data-loading", is_flag=True, hidden=True),
-        option("--batch-size", type=int, help="samples per device and accumulation step"),
-        option(
-            "--grad-accum",
-            "--grad-accum-steps",
-            "grad_accum",
-            type=int,
-            help="accumulation steps before an optimizer step",
-        ),
-        option(
-            "--global-batch",
-            type=int,
-            help="samples of a step over all devices, whatever their number",
-        ),
-        option("--epochs", type=float, help="length of the run in epochs"),
-        option(
-            "--max-steps",
-            type=int,
-            help="length of the run in steps; 0 with --epochs: whole epochs",
-        ),
-        option("--warmup-epochs", type=float, help="warm-up in epochs"),
-        option(
-            "--set",
-            "settings",
-            multiple=True,
-            metavar="KEY=VALUE",
-            help="any config value: --set optimizer.clip=0.5",
-        ),
-    ]
-    for decorate in reversed(options):
-        command = decorate(command)
-    return command
+_TASK_FLAGS = tuple(flag for flag in VALUE_FLAGS if not flag.help)  # fields of some tasks
 
 
 def load_config(
@@ -225,7 +42,7 @@ def load_config(
     if trains and not file and "task" not in document.value:
         raise _no_config(flags)
     for_another_task = [flag for flag in _TASK_FLAGS if _is_new(document, flag, flags)]
-    for flag in _VALUE_FLAGS:
+    for flag in VALUE_FLAGS:
         value = flags[flag.parameter]
         if value is not None:
             document.set(flag.key, value, flag.names[0])
@@ -285,12 +102,12 @@ def _no_config(flags: Flags) -> UserError:
     return errors[0] if len(errors) == 1 else InvalidConfigError(errors)
 
 
-def _is_new(document: "Document", flag: _ValueFlag, flags: Flags) -> bool:
+def _is_new(document: "Document", flag: ValueFlag, flags: Flags) -> bool:
     """Whether a flag brings a field that neither the file nor --set has."""
     return flags[flag.parameter] is not None and tuple(flag.key.split(".")) not in document.origins
 
 
-def _check_is_read(task: str, flag: _ValueFlag, value: str) -> None:
+def _check_is_read(task: str, flag: ValueFlag, value: str) -> None:
     """UserError: the task's class takes any field, and its source does not name this one."""
     from samecurve.tasks.source_words import mentions
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import click
 
-from samecurve.cli.config_flags import config_options, load_config
+from samecurve.cli.config_flags import load_config
+from samecurve.cli.config_options import config_options
 from samecurve.cli.options import Verb, exit_on_sigterm, speed_measure
 
 

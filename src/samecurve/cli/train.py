@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from samecurve.cli.config_flags import config_options, load_config
+from samecurve.cli.config_flags import load_config
+from samecurve.cli.config_options import config_options
 from samecurve.cli.options import (
     Option,
     Verb,

@@ -67,9 +67,10 @@ def other_data(
     assets, reference: of the run whose model reads it
     """
     task_class = entry_of(task).launcher_class()
-    if not hasattr(task_class, "other_data"):
+    method: Any = getattr(task_class, "other_data", None)
+    if method is None:
         return {"data.source": source}
-    values: Mapping[str, Any] = task_class.other_data(source, assets, reference)  # type: ignore[union-attr]
+    values: Mapping[str, Any] = method(source, assets, reference)
     return values
 
 

@@ -32,7 +32,7 @@ _KEPT_OPERATIONS = {
     torch.ops.aten._scaled_dot_product_flash_attention.default,  # noqa: SLF001 - aten's name
     torch.ops.aten._scaled_dot_product_efficient_attention.default,  # noqa: SLF001 - aten's name
     torch.ops.aten._scaled_dot_product_cudnn_attention.default,  # noqa: SLF001 - aten's name
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,  # noqa: SLF001 - aten's name
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,  # noqa: SLF001 - too
 }
 _ROUNDED_LAYERS = {nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d}
 

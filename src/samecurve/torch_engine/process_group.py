@@ -71,7 +71,9 @@ def sum_bucket_as(dtype: torch.dtype) -> CommHook:
     def hook(group: dist.ProcessGroup, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         buffer = bucket.buffer()
         summed = dist.all_reduce(buffer.to(dtype), group=group, async_op=True).get_future()
-        return summed.then(lambda done: buffer.copy_(done.value()[0]))  # type: ignore[no-any-return]
+        widened: torch.futures.Future[torch.Tensor]
+        widened = summed.then(lambda done: buffer.copy_(done.value()[0]))
+        return widened
 
     return hook
 

@@ -117,7 +117,7 @@ def _is_beside(file: object) -> bool:
 def _read_safetensors(path: Path) -> dict[str, WeightArray]:
     try:
         opened: Any = safe_open(str(path), "pt")
-        slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118 - no mapping
+        slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118 no mapping
     except (SafetensorError, OSError) as error:
         raise UserError(
             f"{path} can't be read: {error}", "is it whole? get it again", _WHERE

@@ -21,6 +21,7 @@ from samecurve.core.events import REQUESTS, Event
 from samecurve.core.loop import LoopContext, Outcome, evaluate, train
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import (
+    Checkpoint,
     Engine,
     KeepPictures,
     Rank,
@@ -152,18 +153,13 @@ def train_rank(
     """
     attempt, run, plan = context.attempt, context.run, context.plan
     _check_data(task, plan)
-    saved = load(Path(attempt.resume)) if attempt.resume else None
-    weights = load(Path(attempt.weights), weights_only=True) if attempt.weights else None
+    saved, weights = _load_beginning(attempt)
     first_step = saved.step if saved else 0
     journal: Journal | None = None
     record: Record = _ignore_event
     keep: KeepPictures = _ignore_pictures
     if context.is_first:
-        keep_assets(run, task)
-        journal = Journal(run.journal)
-        clock = clock or StartupClock()
-        record = with_startup(journal.record, clock, earlier=attempt.earlier, resumed_at=first_step)
-        keep = partial(keep_pictures, run.home)
+        journal, record, keep = _begin_records(context, task, clock, first_step)
     data_workers = _start_data_workers(context)
     feed = _make_feed(context, engine, task, data_workers, first_step=first_step)
     store = store or checkpoint_store(context, record, journal)
@@ -200,6 +196,29 @@ def train_rank(
         engine.close()
         if journal:
             journal.close()
+
+
+def _load_beginning(attempt: Attempt) -> tuple[Checkpoint | None, Checkpoint | None]:
+    """The checkpoint to go on from, and the weights to begin with."""
+    saved = load(Path(attempt.resume)) if attempt.resume else None
+    weights = load(Path(attempt.weights), weights_only=True) if attempt.weights else None
+    return saved, weights
+
+
+def _begin_records(
+    context: RankContext, task: Task, clock: StartupClock | None, first_step: int
+) -> tuple[Journal, Record, KeepPictures]:
+    """What one rank writes for all: the task's assets, at once; then the journal and pictures."""
+    run = context.run
+    keep_assets(run, task)
+    journal = Journal(run.journal)
+    record = with_startup(
+        journal.record,
+        clock or StartupClock(),
+        earlier=context.attempt.earlier,
+        resumed_at=first_step,
+    )
+    return journal, record, partial(keep_pictures, run.home)
 
 
 def lr_factor(task: Task, plan: Plan) -> Callable[[int], float] | None:

@@ -83,15 +83,7 @@ def plan(config: Config, machine: Machine, facts: Facts, fixed: Fixed | None = N
     log.warnings += layout_warnings(config, layout, memory)
     log.warnings += _warn_of_other_bits(config, fixed, computed_on)
     if fixed is None:
-        fixed = Fixed(
-            global_batch_size=split.global_batch_size,
-            micro_batch_size=split.micro_batch_size,
-            seed=seed,
-            samples=facts.samples,
-            fingerprint=facts.fingerprint,
-            threads=threads,
-            computed_on=computed_on,
-        )
+        fixed = _fix(split, facts, seed=seed, threads=threads, computed_on=computed_on)
     chosen = _Chosen(
         layout=layout,
         backend=backend,
@@ -151,6 +143,19 @@ def _choose_split(
         )
         memory.append(exact_term)
     return split, memory
+
+
+def _fix(split: BatchSplit, facts: Facts, *, seed: int, threads: int, computed_on: str) -> Fixed:
+    """What the run's first plan fixes for good."""
+    return Fixed(
+        global_batch_size=split.global_batch_size,
+        micro_batch_size=split.micro_batch_size,
+        seed=seed,
+        samples=facts.samples,
+        fingerprint=facts.fingerprint,
+        threads=threads,
+        computed_on=computed_on,
+    )
 
 
 def _terms_of_rows(

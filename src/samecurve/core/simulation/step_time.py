@@ -94,16 +94,9 @@ def step_cost(
     seconds = compute + update + exposed + metrics
     alone_update, _ = _update(config, plan, facts, cluster, 1)
     alone = batch / micro * one_round.total + alone_update
-    flops, peak_flops = show_count(facts.flops_per_sample), show_count(peak)
-    rounds = counted(plan.accumulation_steps, "round")
-    computing = (
-        f"{_busiest(plan)} samples of the busiest device, in {rounds}, x {flops}FLOP /"
-        f" ({peak_flops}FLOP/s of {plan.precision} x {utilization.value:.3g})"
+    computing, of_peak = _compute_formulas(
+        plan, facts.flops_per_sample, peak, utilization=utilization, one_round=one_round
     )
-    if one_round.recompute:
-        computing += "; blocks run forward again: x 4/3"
-    if one_round.first_pass:
-        computing += "; features of the whole batch come first: a forward pass more"
     return StepCost(
         seconds=seconds,
         compute=compute,
@@ -113,19 +106,42 @@ def step_cost(
         mfu=facts.flops_per_sample * batch / (seconds * plan.num_devices * peak),
         traffic=sent,
         formulas={
-            "compute": f"{computing}; forward is a third",
+            "compute": computing,
             "update": f"{touched} / {cluster.device.bandwidth / 1e12:.3g} TB/s of memory",
             "sync": hidden,
             "efficiency": (
                 f"speed-up over one such device that takes the same {batch} samples a step, with"
                 f" memory for all of it ({show_time(alone)}), / {plan.num_devices} devices"
             ),
-            "mfu": (
-                f"{flops}FLOP x {batch} samples / (a step x {plan.num_devices} x"
-                f" {peak_flops}FLOP/s)"
-            ),
+            "mfu": of_peak,
         },
     )
+
+
+def _compute_formulas(
+    plan: Plan,
+    flops_per_sample: float,
+    peak: float,
+    *,
+    utilization: Utilization,
+    one_round: _RoundTime,
+) -> tuple[str, str]:
+    """How the seconds of computing, and the share of the peak, come about."""
+    flops, peak_flops = show_count(flops_per_sample), show_count(peak)
+    rounds = counted(plan.accumulation_steps, "round")
+    computing = (
+        f"{_busiest(plan)} samples of the busiest device, in {rounds}, x {flops}FLOP /"
+        f" ({peak_flops}FLOP/s of {plan.precision} x {utilization.value:.3g})"
+    )
+    if one_round.recompute:
+        computing += "; blocks run forward again: x 4/3"
+    if one_round.first_pass:
+        computing += "; features of the whole batch come first: a forward pass more"
+    of_peak = (
+        f"{flops}FLOP x {plan.global_batch_size} samples / (a step x {plan.num_devices} x"
+        f" {peak_flops}FLOP/s)"
+    )
+    return f"{computing}; forward is a third", of_peak
 
 
 def _busiest(plan: Plan) -> int:

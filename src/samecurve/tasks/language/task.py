@@ -41,6 +41,7 @@ class LanguageTask:
     metric_names = ("loss", "accuracy")
     data_stamp = staticmethod(stamp_corpus)
     other_data = staticmethod(other_data)
+    next_logits: Callable[[Any], NextLogits]  # how an engine's model continues, by its class
 
     def __init__(
         self,
@@ -142,10 +143,6 @@ class LanguageTask:
             "perplexity": float(np.exp(min(loss, 700.0))),
             "accuracy": totals["accuracy"].sum / totals["accuracy"].weight,
         }
-
-    def next_logits(self, model: Any) -> NextLogits:
-        """How an engine's model continues."""
-        raise NotImplementedError
 
     def sample(self, model: Any, seed: int) -> list[str]:
         """The config's prompts, each with what follows."""

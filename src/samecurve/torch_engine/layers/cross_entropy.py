@@ -45,7 +45,9 @@ class Head(nn.Linear):
         with torch.autocast(kind, enabled=False):
             if score:
                 return _scored(rows, self.weight.to(rows.dtype), labels)
-            return _CrossEntropy.apply(rows, self.weight, labels, self.kernel)  # type: ignore[no-untyped-call]
+            apply: Any = _CrossEntropy.apply
+            loss: torch.Tensor = apply(rows, self.weight, labels, self.kernel)
+            return loss
 
 
 class _CrossEntropy(torch.autograd.Function):

@@ -196,7 +196,8 @@ class DDP(Single):
         self._all_ids = frozenset(map(id, self._named.values()))
         if self._plan.accumulation_steps > 1:  # else a gradient is None until backward gives it
             for parameter in self._named.values():
-                parameter.register_post_accumulate_grad_hook(self._note_gradient)  # type: ignore[no-untyped-call]
+                register: Any = parameter.register_post_accumulate_grad_hook
+                register(self._note_gradient)
 
     def _note_gradient(self, parameter: nn.Parameter) -> None:
         self._in_round.add(id(parameter))
