@@ -8,6 +8,12 @@ SamecurveError            everything that we raise on purpose
 
 from collections.abc import Sequence
 
+from samecurve.terminal import printable, shorten
+
+# characters: a failure takes one screen, whatever was put into its texts
+_MOST_CAUSE, _MOST_REMEDY, _MOST_WHERE, _MOST_OF_ONE = 1600, 1600, 400, 500
+MOST_ERRORS = 12  # of a config that are told
+
 
 class SamecurveError(Exception):
     """A failure with its cause, its remedy and, where known, its place (file:line:column, flag)."""
@@ -16,10 +22,11 @@ class SamecurveError(Exception):
     rank: int | None = None  # the rank that failed, if it was one
 
     def __init__(self, cause: str, remedy: str = "", where: str = "") -> None:
-        super().__init__(cause, remedy, where)
-        self.cause = cause
-        self.remedy = remedy
-        self.where = where
+        texts = (cause, _MOST_CAUSE), (remedy, _MOST_REMEDY), (where, _MOST_WHERE)
+        self.cause, self.remedy, self.where = (
+            shorten(printable(text), most) for text, most in texts
+        )
+        super().__init__(self.cause, self.remedy, self.where)
 
     def __str__(self) -> str:
         place = f"{self.where}: " if self.where and not self.cause.startswith(self.where) else ""
@@ -39,12 +46,19 @@ class UserError(SamecurveError):
 class InvalidConfigError(UserError):
     """Every error of a config, so that one edit mends them all."""
 
-    def __init__(self, errors: Sequence[UserError]) -> None:
-        super().__init__(f"{len(errors)} errors in the config")
-        self.errors = tuple(errors)
+    def __init__(self, errors: Sequence[UserError], more: int = 0) -> None:
+        """more: how many there are beside those that are told."""
+        super().__init__(f"{len(errors) + more} errors in the config")
+        self.errors, self.more = tuple(errors[:MOST_ERRORS]), more
+        self.more += len(errors) - len(self.errors)
 
     def __str__(self) -> str:
-        return "\n".join(str(error) for error in self.errors)
+        texts = [str(error) for error in self.errors]
+        if len(texts) > 1:
+            texts = [shorten(text, _MOST_OF_ONE) for text in texts]
+        if self.more:
+            texts.append(f"and {self.more} more like these")
+        return "\n".join(texts)
 
 
 class RunError(SamecurveError):
@@ -74,3 +88,11 @@ class RunError(SamecurveError):
         if self.log:
             lines.append(f"  log: {self.log}")
         return lines
+
+
+def message_of(error: BaseException) -> str:
+    """The text of any exception; a class of the user's may fail at that too."""
+    try:
+        return str(error)
+    except Exception as another:
+        return f"(its own text can't be made: {type(another).__name__})"

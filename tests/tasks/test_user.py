@@ -639,19 +639,28 @@ def test_a_loss_that_could_not_be_added_up(
     assert [word for word in words if word not in text] == [], text
 
 
-def test_only_the_first_loss_is_looked_at(write: Callable[..., Config]) -> None:
-    """Evaluation runs without gradients and settles nothing; the first loss with one does."""
-    task = opened(
-        write(
-            'len(batch["x"]))\n\n    def metrics',
-            'len(batch["x"]) if len(batch["x"]) == 4 else "?")\n\n    def metrics',
-        )
-    )
+@pytest.mark.parametrize(
+    ("later", "says"),
+    [
+        ("None", "My.loss() returns NoneType"),
+        ("3.0", "My.loss() returns float"),
+        ("Mean(model(batch['x']), 5)", "the sum of My.loss() is a torch.float32 tensor"),
+        ("Mean(model(batch['x']).sum(), '?')", "the weight of My.loss() is of type str"),
+        ("Mean(model(batch['x']).sum(), -5)", "the weight of My.loss() is -5"),
+        ("Mean(model(batch['x']).sum().detach(), 5)", "the sum of My.loss() has no gradient"),
+    ],
+)
+def test_a_loss_that_is_none_only_later_is_named_too(
+    later: str, says: str, write: Callable[..., Config]
+) -> None:
+    """In mid-run it was torch's own words, deep in a step. Evaluation runs without gradients."""
+    first = 'Mean(model(batch["x"]).sum(), len(batch["x"]))'
+    task = opened(write(f"return {first}", f"return {first} if len(batch['x']) == 4 else {later}"))
     model = task.model()
     with torch.no_grad():
         assert not task.loss(model, batch_of(task, 4)).sum.requires_grad
     assert task.loss(model, batch_of(task, 4)).sum.requires_grad
-    assert task.loss(model, batch_of(task, 5)).weight == "?"
+    assert says in said(lambda: task.loss(model, batch_of(task, 5)))
 
 
 @pytest.mark.parametrize(

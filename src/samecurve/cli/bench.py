@@ -9,6 +9,7 @@ import click
 from samecurve.cli.config_flags import load_config
 from samecurve.cli.config_options import config_options
 from samecurve.cli.options import Verb, exit_on_sigterm
+from samecurve.terminal import echo
 
 
 @click.command(cls=Verb)
@@ -92,7 +93,7 @@ def bench(
     from samecurve.experiments.bench import bench as bench_config
 
     if flags["warmup"] is not None:
-        click.echo(
+        echo(
             f"note   --warmup {flags['warmup']} is the learning rate's; --warm N are the steps that"
             " are thrown away",
             err=True,

@@ -7,11 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
-
 from samecurve.cli.apply_flags import Flags, apply_batch, apply_flags, let_devices_win
 from samecurve.cli.config_options import VALUE_FLAGS, ValueFlag
 from samecurve.errors import InvalidConfigError, UserError
+from samecurve.terminal import echo
 
 if TYPE_CHECKING:
     from samecurve.core.config.document import Document
@@ -52,7 +51,7 @@ def load_config(
         apply_batch(document, flags["batch_size"], flags["grad_accum"], flags["global_batch"]),
     ]
     if flags["distributed_data_loading"] and say and loud:
-        click.echo(
+        echo(
             "note   --distributed-data-loading: always so; each rank reads only its own samples",
             err=True,
         )
@@ -84,7 +83,7 @@ def _read(file: Path | None, *, loud: bool) -> "tuple[Document, ConvertedConfig 
             f"note   {file} is a config of {converted.tool}; `samecurve convert {file} --to"
             " NEW.yaml` writes it as one of Samecurve"
         )
-        click.echo("\n".join([note, *converted.summary_lines()]), err=True)
+        echo("\n".join([note, *converted.summary_lines()]), err=True)
     return converted.document, converted
 
 
@@ -133,7 +132,7 @@ def _load(document: "Document", name: str, converted: "ConvertedConfig | None") 
     try:
         loaded = load(document, Tasks(), name)
     except InvalidConfigError as wrong:
-        raise InvalidConfigError([*unsettled, *wrong.errors]) from None
+        raise InvalidConfigError([*unsettled, *wrong.errors], wrong.more) from None
     except UserError as wrong:
         if unsettled:
             raise InvalidConfigError([*unsettled, wrong]) from None

@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 
 from samecurve.cli.options import Verb
+from samecurve.terminal import echo
 
 
 @click.command(cls=Verb)
@@ -24,11 +25,11 @@ def convert(old: Path, new: Path) -> None:
     from samecurve.run.convert import convert as write_converted
 
     converted, errors = write_converted(old, new)
-    click.echo("\n".join(converted.summary_lines()))
+    echo("\n".join(converted.summary_lines()))
     if errors:
-        click.echo(f"wrote  {new}, which is refused until what follows is settled")
+        echo(f"wrote  {new}, which is refused until what follows is settled")
         raise InvalidConfigError(errors)
     command = f"samecurve train -f {shlex.quote(str(new))}"
     if converted.run_directory:
         command += f" --save-dir {shlex.quote(converted.run_directory)}"
-    click.echo(f"wrote  {new}; {command}")
+    echo(f"wrote  {new}; {command}")

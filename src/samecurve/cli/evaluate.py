@@ -7,6 +7,7 @@ import click
 
 from samecurve.cli.options import Verb, exit_on_sigterm
 from samecurve.core.planning.strategies import strategy_help
+from samecurve.terminal import echo
 
 if TYPE_CHECKING:
     from samecurve.launch.evaluate import Evaluated
@@ -46,7 +47,7 @@ def evaluate(run: Path, *, data: str | None, on: Any, as_json: bool, **flags: An
 
     exit_on_sigterm()
     evaluated = evaluate_run(
-        run, _changed_settings(flags), data, on, lambda line: click.echo(line, err=True)
+        run, _changed_settings(flags), data, on, lambda line: echo(line, err=True)
     )
     if as_json:
         values = {
@@ -55,9 +56,9 @@ def evaluate(run: Path, *, data: str | None, on: Any, as_json: bool, **flags: An
             **evaluated.metrics,
             "seconds": evaluated.seconds,
         }
-        click.echo(json.dumps(values))
+        echo(json.dumps(values))
     else:
-        click.echo(_line(evaluated))
+        echo(_line(evaluated))
 
 
 def _changed_settings(flags: dict[str, Any]) -> dict[str, tuple[Any, str]]:

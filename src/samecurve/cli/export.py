@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from samecurve.cli.options import Verb
+from samecurve.terminal import echo
 
 
 @click.command(cls=Verb)
@@ -50,17 +51,17 @@ def export(run: Path, *, to: Path, layout: str, dtype: str | None, shard_size: s
         raise click.UsageError(f"--shard-size {shard_size}: {error}") from None
     exported = export_weights(run, to, layout, dtype, largest_file)
     for note in exported.notes:
-        click.echo(f"warn   {note}", err=True)
+        echo(f"warn   {note}", err=True)
     metrics = exported.metrics
     evaluated = ""
     if "loss" in metrics:
         evaluated = f"; evaluated at step {metrics['step']}: loss {metrics['loss']:.4f}"
     files = counted(exported.files, "file")
-    click.echo(
+    echo(
         f"export step {exported.step}  {exported.arrays} arrays"
         f"  {show_bytes(exported.weight_bytes)} in {files}  {exported.dtype}  {to}{evaluated}"
     )
-    click.echo(
+    echo(
         f"       left out: optimizer state and counters ({exported.arrays_left_out} arrays);"
         " the run keeps them"
     )

@@ -5,6 +5,8 @@ when it is called or listed; torch, numpy and pydantic only inside its function,
 usage errors stay fast.
 """
 
+import errno
+import io
 import os
 import sys
 from difflib import get_close_matches
@@ -15,6 +17,7 @@ import click
 from samecurve import __version__
 from samecurve.cli.options import dashes
 from samecurve.errors import SamecurveError, UserError
+from samecurve.terminal import echo, shorten
 
 # verb -> its file in cli/, in which the click command is named as the file; in alphabetical order
 VERBS = {
@@ -90,9 +93,7 @@ def cli() -> None:
 
 def main() -> None:
     """Every failure ends here, once, as the last thing printed."""
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed by whoever started us
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+    _mend_streams()
     try:
         cli.main(standalone_mode=False)
         sys.stdout.flush()
@@ -101,20 +102,33 @@ def main() -> None:
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
         command = context.command_path if context else "samecurve"
-        click.echo(f"error: {error.format_message()}\n  remedy: {command} --help", err=True)
+        echo(f"error: {error.format_message()}\n  remedy: {command} --help", err=True)
         sys.exit(error.exit_code)
     except SamecurveError as error:
-        click.echo(_error_text(error), err=True)
+        echo(_error_text(error), err=True)
         sys.exit(error.exit_code)
     except (KeyboardInterrupt, click.Abort):
-        click.echo("stopped before anything was trained", err=True)
+        echo("stopped before anything was trained", err=True)
         sys.exit(130)
     except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            path = shorten(str(error.filename), 200)
+            echo(f"error: {path}: {error.strerror}\n  remedy: a shorter path", err=True)
+            sys.exit(UserError.exit_code)
         # what is still buffered can't be written either
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         if not isinstance(error, BrokenPipeError):
-            click.echo(f"error: {error}", err=True)
+            echo(f"error: {error}", err=True)
         sys.exit(1)
+
+
+def _mend_streams() -> None:
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by whoever started us
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+        stream = getattr(sys, name)
+        if isinstance(stream, io.TextIOWrapper):  # a terminal's own encoding may lack a character
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _error_text(error: SamecurveError) -> str:

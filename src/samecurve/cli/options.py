@@ -1,10 +1,11 @@
 """What verbs share: how they read flags and names, and options that several of them have."""
 
+import math
 import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -42,12 +43,33 @@ class Verb(click.Command):
         ctx.meta["arguments"] = list(args)
         own = {name for parameter in self.params for name in parameter.opts}
         for argument in args:
+            check_text(argument, ctx)
             flag = dashes(argument.partition("=")[0])
             if flag in _LATER:
                 raise click.UsageError(f"{flag} is not in this version", ctx)
             if flag in TORCHRUN_HINTS.keys() - own:
                 raise click.UsageError(f"{flag} is torchrun's: {TORCHRUN_HINTS[flag]}", ctx)
         return super().parse_args(ctx, args)
+
+
+def check_text(argument: str, ctx: click.Context) -> None:
+    """UsageError: its bytes are no text: no file could name it again."""
+    try:
+        argument.encode()
+    except UnicodeEncodeError:
+        raise click.UsageError(f"{argument} is not UTF-8 text", ctx) from None
+
+
+class Finite(click.FloatRange):
+    """A number in a range; a nan is in none."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        number = float(super().convert(value, param, ctx))
+        if math.isnan(number):
+            self.fail(f"{value} is no number", param, ctx)
+        return number
 
 
 def rank_count(*, each_gpu: int | None) -> Callable[[str], int | None]:

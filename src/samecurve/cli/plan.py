@@ -15,6 +15,7 @@ from samecurve.cli.options import (
     probe_option,
     speed_measure,
 )
+from samecurve.terminal import echo
 
 if TYPE_CHECKING:
     from samecurve.core.config.loading import LoadedConfig
@@ -91,11 +92,11 @@ def plan(
         }
         if weights:
             values["weights"] = weights
-        click.echo(json.dumps(values, indent=1))
+        echo(json.dumps(values, indent=1))
     else:
         notes = [f"note   {note}" for note in (*loaded.notes, *weights)]
         shown = table(plan, loaded.origins, flatten(loaded.config), facts.formulas)
-        click.echo("\n".join([*notes, shown]))
+        echo("\n".join([*notes, shown]))
 
 
 def _plan_machine(loaded: "LoadedConfig", asked: "PredictionRequest", *, as_json: bool) -> None:
@@ -117,7 +118,7 @@ def _plan_machine(loaded: "LoadedConfig", asked: "PredictionRequest", *, as_json
             "formulas": formulas,
             "predicted": prediction.json(),
         }
-        click.echo(json.dumps(values, indent=1))
+        echo(json.dumps(values, indent=1))
     else:
         lines = [f"note   {note}" for note in loaded.notes]
         if loaded.config.devices.balance == "measured":
@@ -127,6 +128,6 @@ def _plan_machine(loaded: "LoadedConfig", asked: "PredictionRequest", *, as_json
             )
         if plan:
             lines += [table(plan, loaded.origins, flatten(loaded.config), formulas), ""]
-        click.echo("\n".join([*lines, *prediction.lines()]))
+        echo("\n".join([*lines, *prediction.lines()]))
     if prediction.refused:
         raise prediction.refused

@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from samecurve.cli.options import Verb
+from samecurve.terminal import echo
 
 
 @click.command(cls=Verb)
@@ -37,8 +38,6 @@ def report(runs: tuple[Path, ...], *, to: Path | None, as_json: bool) -> None:
     records = read_runs(runs, lambda home: is_live(Run(home)))
     written = [] if as_json and to is None else write_report(records, to)
     if as_json:
-        click.echo(
-            json.dumps({**report_numbers(records), "files": list(map(str, written))}, indent=1)
-        )
+        echo(json.dumps({**report_numbers(records), "files": list(map(str, written))}, indent=1))
     else:
-        click.echo("\n".join(click.format_filename(path) for path in written))
+        echo("\n".join(click.format_filename(path) for path in written))

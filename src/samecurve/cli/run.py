@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from samecurve.cli.options import Option, exit_on_sigterm, rank_count
+from samecurve.terminal import echo
 
 _OF_SEVERAL_HOSTS = ("--node-rank", "--master-addr", "--rdzv-endpoint", "--rdzv-backend")
 
@@ -103,10 +104,10 @@ def run(
     if nnodes not in {None, "1", "1:1"}:
         raise _several_hosts(f"--nnodes {nnodes}")
     if standalone:
-        click.echo("note   --standalone: always so", err=True)
+        echo("note   --standalone: always so", err=True)
     if master_port is not None:
         note = f"note   --master-port {master_port} is not used: each run takes a free port"
-        click.echo(note, err=True)
+        echo(note, err=True)
     from samecurve.launch.script.attempt import Request
     from samecurve.launch.script.run import run as run_script
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import click
 
-from samecurve.cli.options import Verb
+from samecurve.cli.options import Finite, Verb
+from samecurve.terminal import echo
 
 
 @click.command(cls=Verb)
@@ -18,7 +19,7 @@ from samecurve.cli.options import Verb
 )
 @click.option(
     "--temperature",
-    type=click.FloatRange(0, 10),
+    type=Finite(0, 10),
     help="0: always the likeliest token; 0.8 if not given",
 )
 @click.option(
@@ -39,15 +40,15 @@ def sample(
     device: str,
 ) -> None:
     """What the model of a RUN makes, from its newest checkpoint (or the checkpoint named)."""
-    from samecurve.observe.event_lines import printable
     from samecurve.run.sample import Prompt
     from samecurve.run.sample import sample as draw_samples
 
     prompted = Prompt(text=prompt, tokens=tokens, temperature=temperature, seed=seed)
     sampled = draw_samples(run, prompted, device)
     for note in sampled.notes:
-        click.echo(f"warn   {note}", err=True)
+        echo(f"warn   {note}", err=True)
     for text in sampled.texts:
-        click.echo(printable(text) if sys.stdout.isatty() else text)
+        show = echo if sys.stdout.isatty() else click.echo
+        show(text)  # redirected, it is the text itself that is wanted
     for file in sampled.pictures:
-        click.echo(f"drawn  {file}")
+        echo(f"drawn  {file}")

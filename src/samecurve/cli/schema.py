@@ -3,6 +3,7 @@
 import click
 
 from samecurve.cli.options import Verb
+from samecurve.terminal import echo
 
 
 @click.command(cls=Verb)
@@ -22,6 +23,6 @@ def schema(*, task: str | None, table: bool) -> None:
 
     tasks = Tasks(only=task)
     if table:
-        click.echo(as_table(tasks))
+        echo(as_table(tasks))
     else:
-        click.echo(json.dumps(json_schema(tasks), indent=1))
+        echo(json.dumps(json_schema(tasks), indent=1))

@@ -19,6 +19,7 @@ from samecurve.cli.options import (
     probe_option,
     speed_measure,
 )
+from samecurve.terminal import echo
 
 if TYPE_CHECKING:
     from samecurve.core.config.loading import LoadedConfig
@@ -97,7 +98,7 @@ def train(
     prepared = prepare(loaded, _run_options(flags), facts, measure=speed_measure(loaded))
     if prepared.done:
         prepared.lock.release()
-        click.echo(done_line(prepared), err=headless)
+        echo(done_line(prepared), err=headless)
         return
     sys.exit(launch(prepared, loaded.config.devices, headless=headless))
 

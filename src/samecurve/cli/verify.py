@@ -9,6 +9,7 @@ import click
 from samecurve.cli.config_flags import load_config
 from samecurve.cli.config_options import config_options
 from samecurve.cli.options import Verb, exit_on_sigterm
+from samecurve.terminal import echo
 
 
 @click.command(cls=Verb)
@@ -55,7 +56,7 @@ def verify(
     if as_json and not headless:
         show = _show_nothing
     else:
-        show = partial(click.echo, err=headless)
+        show = partial(echo, err=headless)
     as_json = as_json or headless
     sys.exit(verify_config(loaded, layouts, steps=steps, as_json=as_json, show=show))
 

@@ -7,7 +7,7 @@ up. Whatever all ranks must agree on comes from those metrics, which are the sam
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Generic, Literal, TypeVar
 
@@ -30,6 +30,7 @@ from samecurve.core.protocols import (
 )
 from samecurve.core.split_check import samples_tried
 from samecurve.core.step_logger import StepLogger
+from samecurve.units import join_words
 
 Outcome = Literal["finished", "stopped"]
 T = TypeVar("T")
@@ -118,6 +119,7 @@ def evaluate(context: LoopContext[State, Staged], saved: Checkpoint) -> Outcome:
     state = context.engine.restore(saved)
     metrics = _measure(context, state, context.feed.evaluation(), saved.step)
     seconds = time.perf_counter() - began
+    _warn_if_not_finite(context, metrics, saved.step)
     context.record(Event("evaluated", saved.step, {**metrics, "seconds": seconds}))
     return "finished"
 
@@ -157,6 +159,8 @@ def _evaluate(
     began = time.perf_counter()
     rounds = _each_with(context.feed.evaluation(), lambda: context.heartbeat(step, "evaluate"))
     metrics = _measure(context, state, rounds, step)
+    if None not in counters.metrics.values():  # said once, not at each evaluation that follows
+        _warn_if_not_finite(context, metrics, step)
     counters.metrics_step = step
     counters.metrics = {
         name: value for name, value in metrics.items() if not isinstance(value, list)
@@ -169,6 +173,22 @@ def _evaluate(
     seconds = time.perf_counter() - began
     context.record(Event("evaluated", step, {**metrics, **best, "seconds": seconds}))
     return is_best
+
+
+def _warn_if_not_finite(
+    context: LoopContext[State, Staged], metrics: Mapping[str, JournalMetric], step: int
+) -> None:
+    """An evaluation that says nothing says so, with what to look at."""
+    names = [name for name, value in metrics.items() if value is None]
+    if not names:
+        return
+    text = (
+        f"the evaluation at step {step} gives no finite {join_words(names)}: it counts as no best."
+        " On these held-out rows something divides by 0 (a weight of 0 over all of them), takes the"
+        " logarithm of 0 or overflows, or the rows themselves hold a nan: `samecurve eval RUN --on"
+        " train` tells the model from the data, --dtype f32 or f64 the precision"
+    )
+    context.record(Event("warned", step, {"text": text}))
 
 
 def _sample(context: LoopContext[State, Staged], state: State, step: int) -> None:

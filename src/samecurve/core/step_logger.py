@@ -5,6 +5,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from samecurve.core.determinism.mean import NEGATIVE
 from samecurve.core.events import Event
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import (
@@ -142,6 +143,10 @@ class StepLogger:
         run is to stop.
         """
         loss, done = metrics.loss, step + 1
+        if metrics.weight < 0:
+            raise RunError(
+                f"step {done}: the weights of its loss add up to {metrics.weight:g}", NEGATIVE
+            )
         values["skipped"] = True
         values["loss"] = loss if math.isfinite(loss) else None
         values["grad_norm"] = None

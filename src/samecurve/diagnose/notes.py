@@ -8,7 +8,10 @@ import traceback
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from samecurve.errors import RunError, SamecurveError
+from samecurve.errors import RunError, SamecurveError, message_of
+from samecurve.terminal import shorten
+
+_MOST_CAUSE = 1600  # characters
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +43,7 @@ def note_of(rank: int, error: BaseException) -> FailureNote:
     return FailureNote(
         rank=rank,
         time=time.time(),
-        cause=f"{type(error).__name__}: {error}".strip(),
+        cause=shorten(f"{type(error).__name__}: {message_of(error)}".strip(), _MOST_CAUSE),
         remedy="",
         where="",
         trace="".join(traceback.format_exception(error)),

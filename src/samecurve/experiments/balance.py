@@ -19,8 +19,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import click
-
 import samecurve
 from samecurve.core.config.sections import Batch, Config
 from samecurve.core.planning.balance import microbatch_seconds, with_even_balance
@@ -35,6 +33,7 @@ from samecurve.experiments.profile_text import Profile
 from samecurve.experiments.scratch import scratch
 from samecurve.launch.pool import Pool, pool
 from samecurve.system import cache_home, write_json
+from samecurve.terminal import echo
 from samecurve.units import join_words
 from samecurve.worker.jobs.profile import watch_rank
 
@@ -64,7 +63,7 @@ def measure_speeds(
         sizes = f"{size} samples at once"
         if size > 1:
             sizes += f", and of {size // _parts(size)}"
-        click.echo(
+        echo(
             f"balance {_SCHEDULE.steps} steps of {sizes}, on {large.num_devices} devices in"
             " throw-away processes",
             err=True,
@@ -77,7 +76,7 @@ def measure_speeds(
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, asdict(speeds))
     rates = [f"{size / seconds:.3g}" for seconds in microbatch_seconds(speeds, size)]
-    click.echo(
+    echo(
         f"balance {join_words(rates)} samples/s {speeds.origin}; without {path} they are measured"
         " anew",
         err=True,

@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import click
 import psutil
 
 from samecurve.core.config.loading import LoadedConfig
@@ -42,6 +41,7 @@ from samecurve.launch.pool import Pool, pool
 from samecurve.probe import probe
 from samecurve.run.describe import describe
 from samecurve.run.provenance import surroundings
+from samecurve.terminal import echo
 from samecurve.worker.jobs.profile import watch_rank
 
 _PATIENCE = 3600.0  # seconds for all steps of a layout
@@ -77,21 +77,21 @@ def bench(
     if output and not drawable():
         hints.append(UNDRAWN)
     for hint in hints:
-        click.echo(f"note   {hint}", err=True)
+        echo(f"note   {hint}", err=True)
     if not as_json:
-        click.echo(head(bench, width))
+        echo(head(bench, width))
     rows: list[Row] = []
     for row in measure_layouts(plans, schedule):
         rows.append(row)
         if not as_json:
-            click.echo(line(bench, row, width))
+            echo(line(bench, row, width))
     written = []
     if output and any(row["status"] == "measured" for row in rows):
         written = output.publish(bench_files(bench, rows))
     if as_json:
-        click.echo(dump_json(bench_json(bench, rows)))
+        echo(dump_json(bench_json(bench, rows)))
     else:
-        click.echo("\n".join([*notes(bench, rows), *(f"wrote  {path}" for path in written)]))
+        echo("\n".join([*notes(bench, rows), *(f"wrote  {path}" for path in written)]))
     return 1 if any(row["status"] == "failed" for row in rows) else 0
 
 

@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import click
 import numpy as np
 
 from samecurve.core.config.sections import Config
@@ -29,6 +28,7 @@ from samecurve.experiments.scratch import scratch
 from samecurve.launch.pool import JobFailedError, Pool, pool
 from samecurve.probe import probe
 from samecurve.run.provenance import surroundings
+from samecurve.terminal import echo
 from samecurve.units import show_bytes, show_count
 from samecurve.worker.jobs.collectives import CollectiveJob, time_rank
 
@@ -118,22 +118,22 @@ def bench_collectives(config: Config, *, worlds: str | None, to: Path | None, as
         devices = _devices_of_ranks(machine, usable, world)
         backend = _backend(config, devices)
         if not as_json:
-            click.echo(_head(devices, backend))
+            echo(_head(devices, backend))
         with scratch("bench") as home, pool(world, home / "ranks.log", _PATIENCE) as ranks:
             threads = max(1, machine.cores // world)
             group = RankGroup(devices=devices, backend=backend, threads=threads, ranks=ranks)
             for curve in measure_curves(group):
                 measured.append(curve)
                 if not as_json:
-                    click.echo("\n".join(_lines(curve)))
+                    echo("\n".join(_lines(curve)))
     values = dump_json(_json(measured, usable[0], surroundings("torch", machine)))
     written = []
     if output and any(curve.sizes for curve in measured):
         written = output.publish({"bench.json": values.encode()})
     if as_json:
-        click.echo(values)
+        echo(values)
     else:
-        click.echo("\n".join([_LEGEND, *(f"wrote  {path}" for path in written)]))
+        echo("\n".join([_LEGEND, *(f"wrote  {path}" for path in written)]))
     return 1 if any(curve.failed for curve in measured) else 0
 
 

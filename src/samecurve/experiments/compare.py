@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import click
 import numpy as np
 
 from samecurve.checkpoint.format import Arrays, verify
@@ -25,6 +24,7 @@ from samecurve.observe.journal import read_events
 from samecurve.run.directory import Run
 from samecurve.tasks import Tasks
 from samecurve.tasks.class_place import identity_of
+from samecurve.terminal import echo
 
 _METRICS = ("loss", "grad_norm")
 # config keys that change no result
@@ -93,9 +93,9 @@ def compare_runs(first: Path, second: Path, *, as_json: bool) -> int:
     """
     comparison = compare(first, second)
     if as_json:
-        click.echo(json.dumps(comparison.to_json(), indent=1))
+        echo(json.dumps(comparison.to_json(), indent=1))
     else:
-        click.echo("\n".join(describe_comparison(comparison, first, second)))
+        echo("\n".join(describe_comparison(comparison, first, second)))
     return 0 if comparison.equal else 1
 
 

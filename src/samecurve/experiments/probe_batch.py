@@ -7,8 +7,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import click
-
 from samecurve.core.config.sections import Batch, Config
 from samecurve.core.planning.balance import with_even_balance
 from samecurve.core.planning.facts import Facts
@@ -22,6 +20,7 @@ from samecurve.observe.journal import read_events
 from samecurve.probe import probe
 from samecurve.run.attempt import Attempt
 from samecurve.run.describe import describe
+from samecurve.terminal import echo
 from samecurve.units import counted, show_bytes
 from samecurve.worker.jobs.train import try_out
 
@@ -40,7 +39,7 @@ def probe_batch(config: Config) -> Facts:
     limit = int(min(device.memory for device in config_plan.devices) * USABLE)
     if config.devices.memory:
         limit = min(limit, config.devices.memory)
-    click.echo(
+    echo(
         f"probe  up to {share} samples at once on each of {counted(num_devices, 'device')};"
         f" {show_bytes(limit)} may be used",
         err=True,
@@ -70,10 +69,10 @@ def largest_fitting(share: int, limit: int, peak: Callable[[int], int | None]) -
         memory = peak(size)
         if memory is None or memory > limit:
             failed = size
-            click.echo(f"probe  {size} at once: did not fit", err=True)
+            echo(f"probe  {size} at once: did not fit", err=True)
         else:
             peaks[size] = memory
-            click.echo(f"probe  {size} at once: {show_bytes(memory)} at most", err=True)
+            echo(f"probe  {size} at once: {show_bytes(memory)} at most", err=True)
         largest = max(peaks, default=0)
         if largest + 1 >= failed:
             break  # nothing lies between

@@ -12,8 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import click
-
 from samecurve.core.config.loading import LoadedConfig
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.facts import Facts, Measure
@@ -30,6 +28,7 @@ from samecurve.launch.pool import JobFailedError, Pool, pool
 from samecurve.probe import probe
 from samecurve.run.attempt import Attempt
 from samecurve.run.describe import describe
+from samecurve.terminal import echo
 from samecurve.worker.jobs.profile import watch_rank
 
 _PATIENCE = 3600.0  # seconds for all steps
@@ -128,7 +127,7 @@ def profile(
     schedule = ProfileSchedule(timed=steps)
     plan = plan_profile(config, machine, facts, schedule)
     if not as_json:
-        click.echo(head(plan, schedule), err=True)
+        echo(head(plan, schedule), err=True)
     unwritten: OSError | None = None
     with scratch("profile") as home, pool(plan.world_size, home / "ranks.log", _PATIENCE) as ranks:
         profile = run_profile(
@@ -139,7 +138,7 @@ def profile(
         except OSError as error:
             traces, unwritten = [], error
     profile = replace(profile, traces=tuple(traces))
-    click.echo(profile_json(profile, loaded.name, top) if as_json else as_text(profile, top))
+    echo(profile_json(profile, loaded.name, top) if as_json else as_text(profile, top))
     if unwritten and target:
         raise RunError(
             f"the trace was not written to {target.path}: {unwritten.strerror}",

@@ -5,8 +5,6 @@ The same few steps in each layout, against one device, on the user's own model a
 
 from collections.abc import Callable
 
-import click
-
 from samecurve.core.config.loading import LoadedConfig
 from samecurve.core.config.sections import Config, Devices
 from samecurve.core.planning.facts import Facts
@@ -23,6 +21,7 @@ from samecurve.probe import probe
 from samecurve.run.describe import describe, missing_libraries
 from samecurve.system import install_command
 from samecurve.tasks.registry import engines_of
+from samecurve.terminal import echo
 
 _CPU_RANKS = 3  # worlds 2 and an odd one
 _PATIENCE = 1800.0  # seconds for one layout
@@ -68,7 +67,7 @@ def verify(
             show(row(verdict, width, exact=exact))
             verdicts.append(verdict)
     if as_json:
-        click.echo(report_json(runner, tolerance, verdicts, left_out))
+        echo(report_json(runner, tolerance, verdicts, left_out))
     lines = [f"left out: {line}" for line in left_out]
     show("\n".join([*lines, conclusion(verdicts, exact=exact)]))
     return 0 if all(verdict.verdict == "PASS" for verdict in verdicts) else 1

@@ -169,7 +169,7 @@ def apply_update(
     loss_sum, weight = sums.totals[0], sums.totals[1]
     correction = plan.nominal_weight / (weight * scale)
     norm = jnp.sqrt(squared_norm) * correction
-    finite = jnp.isfinite(norm * loss_sum)
+    finite = jnp.isfinite(norm * loss_sum) & (weight > 0)
     factor = correction
     if optimizer.clip:
         bound = jnp.maximum(norm + plan.fixed.clip_epsilon, optimizer.clip)

@@ -47,7 +47,7 @@ def in_place(prepared: PreparedRun, devices: Devices) -> SamecurveError | None:
             run_rank(prepared.attempt, Rank(0, 0, 1))
         return None
     except Exception as error:
-        with open(run.logs / "rank-0.log", "a") as log:
+        with open(run.logs / "rank-0.log", "a", errors="backslashreplace") as log:
             traceback.print_exc(file=log)
         return explain([note_of(0, error)], {}, run.logs)
 

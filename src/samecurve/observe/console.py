@@ -23,6 +23,7 @@ from samecurve.core.planning.plan import Plan
 from samecurve.observe.event_lines import MEAN, Pace, console_lines, join_parts, step_parts
 from samecurve.observe.journal import follow
 from samecurve.observe.sensors import load_line
+from samecurve.terminal import printable
 
 _AT_LEAST_EVERY = 30.0  # seconds between lines of a kind
 _BAR_WIDTH = 16
@@ -81,7 +82,7 @@ class PlainView:
                 return
             self._last_sensors = now
         for line in console_lines(event, self._plan, self._run, self._pace):
-            self._write(line)
+            self._write(printable(line))
 
     def close(self) -> None:
         pass

@@ -108,7 +108,7 @@ def _evaluated(event: Event) -> str:
 def _sampled_texts(texts: Iterable[str]) -> list[str]:
     lines = []
     for text in texts:
-        lines += ["sample", *(f"  | {row}" for row in printable(text).splitlines())]
+        lines += ["sample", *(f"  | {row}" for row in text.splitlines())]
     return lines
 
 
@@ -225,10 +225,3 @@ def _memory(event: Event) -> str:
         return f"memory {measured} a device at most; the plan had no estimate of activations"
     share = max(peaks) / estimate
     return f"memory {measured} a device at most of {show_bytes(estimate)} estimated ({share:.0%})"
-
-
-def printable(text: str) -> str:
-    """A model's text without what would move a terminal's cursor or colour it."""
-    return "".join(
-        c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text
-    )

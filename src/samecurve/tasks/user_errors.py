@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 
 import samecurve
-from samecurve.errors import RunError, SamecurveError, UserError
+from samecurve.errors import RunError, SamecurveError, UserError, message_of
 from samecurve.tasks.kept_class import is_kept, read_header
 
 # what a moment later may not be
@@ -68,7 +68,7 @@ def explain_raised(
             f"{_shown(error.filename or str(path))}:{error.lineno or 1}",
         )
     notes = getattr(error, "__notes__", ())
-    cause = ": ".join([what, *notes, type(error).__name__, str(error)]).rstrip(": ")
+    cause = ": ".join([what, *notes, type(error).__name__, message_of(error)]).rstrip(": ")
     remedy = _remedy(error, path)
     if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
         transient = error.errno in _TRANSIENT or isinstance(error, ConnectionError | TimeoutError)
@@ -88,9 +88,9 @@ def _remedy(error: BaseException, path: Path) -> str:
     if isinstance(error, ModuleNotFoundError):
         beside = Path(read_header(path).origin) if is_kept(path) else path
         return f"install {error.name}, or put it beside {beside.name}"
-    if isinstance(error, AttributeError) and "before Module.__init__() call" in str(error):
+    if isinstance(error, AttributeError) and "before Module.__init__() call" in message_of(error):
         return "super().__init__() as the first line of the module's own __init__"
-    if "mixed torch.Tensor and DTensor" in str(error):
+    if "mixed torch.Tensor and DTensor" in message_of(error):
         return (
             "fsdp gathers a block's weights while the block (an element of a ModuleList or"
             " Sequential) is called: call it as a whole, and read weights outside of blocks; or"

@@ -13,7 +13,8 @@ from typing import Protocol
 
 import torch
 
-from samecurve.core.determinism.mean import Mean
+from samecurve.core.determinism.mean import NEGATIVE, Mean
+from samecurve.errors import UserError
 from samecurve.torch_engine.process_group import Comm
 from samecurve.torch_engine.step_metrics import MetricsLayout, QueuedMetrics, queue_metrics
 
@@ -82,6 +83,8 @@ class HostTotals:
 
     def add(self, device_index: int, row: int, means: Sequence[Mean]) -> None:
         values = [_number(number) for mean in means for number in mean]
+        if min(values[1::2]) < 0:
+            raise UserError(f"a microbatch's loss has the weight {min(values[1::2]):g}", NEGATIVE)
         before = self._rows[device_index][row]
         self._rows[device_index][row] = _added([before, values]) if before else values
 
@@ -120,7 +123,9 @@ class HostTotals:
             # a nan stays: it is the first
             bound = max(grad_norm + clip.epsilon, clip.max_norm)
             factor = correction * (clip.max_norm / bound)
-        return GradientScaling(factor, grad_norm, math.isfinite(grad_norm * loss_sum))
+        return GradientScaling(
+            factor, grad_norm, math.isfinite(grad_norm * loss_sum) and weight > 0
+        )
 
     def queue_metrics(
         self, scaling: GradientScaling, loss_scale: torch.Tensor, layout: MetricsLayout
@@ -192,7 +197,7 @@ class DeviceTotals:
         if clip.max_norm:
             bound = (grad_norm + clip.epsilon).clamp(min=clip.max_norm)
             factor = correction * (clip.max_norm / bound)
-        return GradientScaling(factor, grad_norm, (grad_norm * loss_sum).isfinite())
+        return GradientScaling(factor, grad_norm, (grad_norm * loss_sum).isfinite() & (weight > 0))
 
     def queue_metrics(
         self, scaling: GradientScaling, loss_scale: torch.Tensor, layout: MetricsLayout

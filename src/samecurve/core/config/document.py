@@ -23,6 +23,8 @@ _MOST_BYTES = 1 << 20
 _MOST_NODES = 20_000
 _MOST_DEPTH = 50
 _LARGEST = 1 << 63
+_PAIR = re.compile(r"[\ud800-\udbff][\udc00-\udfff]")
+_HALF_CHARACTER = re.compile(r"[\ud800-\udfff]")
 _TAGS = {
     f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float", "str", "map", "seq")
 }
@@ -62,7 +64,7 @@ class Document:
 
     def set(self, key: str, value: Any, origin: str) -> None:
         """Put a value at a dotted key; what stood under it goes."""
-        _check_size(value, origin)
+        _check_scalar(value, origin)
         path = tuple(key.split("."))
         at = self.value
         for depth, part in enumerate(path[:-1]):
@@ -213,11 +215,21 @@ def suggest(word: str, known: Iterable[str]) -> str:
     return f"did you mean {near[0]}?" if near else ""
 
 
-def _check_size(value: object, where: str) -> None:
-    """UserError: a number so large that what computes with it could not."""
+def _check_scalar(value: object, where: str) -> None:
+    """UserError: a number so large that what computes with it could not; or no text."""
+    if isinstance(value, str) and _HALF_CHARACTER.search(value):
+        raise UserError(
+            f"{value[:40]} holds half a character, which no file can",
+            "a path or a text of whole characters (UTF-8)",
+            where,
+        )
     if isinstance(value, int) and not -_LARGEST <= value < _LARGEST:
         digits = f"about 10 to the {int(value.bit_length() * 0.30103)}"
         raise UserError(f"a number of {digits}", f"nothing here is beyond {_LARGEST}", where)
+
+
+def _joined(pair: str) -> str:
+    return pair.encode("utf-16", "surrogatepass").decode("utf-16")
 
 
 class _Builder:
@@ -251,7 +263,9 @@ class _Builder:
             ]
         try:
             value = self._scalars.construct_object(node)
-            _check_size(value, _mark(node, self._name))
+            if isinstance(value, str):  # JSON writes a character beyond 65535 in two halves
+                value = _PAIR.sub(lambda pair: _joined(pair[0]), value)
+            _check_scalar(value, _mark(node, self._name))
             return value
         except (ValueError, KeyError, IndexError):
             raise UserError(
@@ -271,6 +285,7 @@ class _Builder:
                 raise UserError(
                     f"{'.'.join(map(str, (*key, name)))} is given twice", "keep one of them", where
                 )
+            _check_scalar(name, where)
             seen.add(name)
             value = self.value(node_value, (*key, name), depth + 1)
             self._places[(*key, name)] = where

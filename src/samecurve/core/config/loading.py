@@ -13,7 +13,7 @@ from samecurve.core.config.document import Document, Key, join_key, suggest
 from samecurve.core.config.section import Section
 from samecurve.core.config.sections import Config, DataSection
 from samecurve.core.config.unsupported import USER_TASK, USER_TASK_HINT, task_needed
-from samecurve.errors import InvalidConfigError, UserError
+from samecurve.errors import MOST_ERRORS, InvalidConfigError, UserError
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -72,7 +72,8 @@ def load(document: Document, registry: Registry, name: str = "run") -> LoadedCon
             {"model": {}, "data": {}, **document.value, "task": task}
         )
     except ValidationError as error:
-        raise InvalidConfigError(_explain(error, document, registry.sections(task))) from None
+        errors = _explain(error, document, registry.sections(task))
+        raise InvalidConfigError(errors, error.error_count() - len(errors)) from None
     return LoadedConfig(
         config,
         name,
@@ -94,8 +95,9 @@ def config_class(task: str, fields: TaskSections) -> type[Config]:
 
 
 def _explain(error: ValidationError, document: Document, fields: TaskSections) -> list[UserError]:
-    """Every fault that pydantic found, in the user's words."""
-    return [_explain_fault(fault, document, fields) for fault in error.errors(include_url=False)]
+    """The first faults that pydantic found, in the user's words."""
+    faults = error.errors(include_url=False)[:MOST_ERRORS]
+    return [_explain_fault(fault, document, fields) for fault in faults]
 
 
 def _explain_fault(fault: "ErrorDetails", document: Document, fields: TaskSections) -> UserError:
@@ -110,7 +112,7 @@ def _explain_fault(fault: "ErrorDetails", document: Document, fields: TaskSectio
         case "literal_error":
             expected = fault["ctx"]["expected"].replace("'", "").replace(" or ", ", ")
             remedy = suggest(str(value).lower(), expected.split(", ")) or _SEE_TABLE
-            return UserError(f"{name}: {value!r} is not one of {expected}", remedy, where)
+            return UserError(f"{name}: {_short(value)} is not one of {expected}", remedy, where)
         case "model_type":
             text = "should be a section of `key: value`"
         case _:

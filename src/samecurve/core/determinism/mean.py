@@ -8,6 +8,12 @@ tail).
 
 from typing import Any, NamedTuple
 
+# the remedy where a weight is below 0
+NEGATIVE = (
+    "Mean(sum, weight): the weight is how much was counted, never below 0; what is to be made large"
+    " has a minus before its sum"
+)
+
 
 class Mean(NamedTuple):
     """sum: the loss added over what was counted.

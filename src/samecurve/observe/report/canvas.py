@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from samecurve.errors import UserError
-from samecurve.observe.event_lines import printable
 from samecurve.observe.report.markup import Html, escaped
 from samecurve.system import install_command
+from samecurve.terminal import printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

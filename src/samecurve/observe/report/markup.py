@@ -6,7 +6,7 @@ Nothing that a run says can become markup.
 import html
 from collections.abc import Sequence
 
-from samecurve.observe.event_lines import printable
+from samecurve.terminal import printable
 
 _VOID = {"meta", "img", "br"}  # elements that have no end
 

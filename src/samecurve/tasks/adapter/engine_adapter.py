@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from samecurve.core.determinism.mean import Mean
+from samecurve.core.determinism.mean import NEGATIVE, Mean
 from samecurve.core.eval_sums import EvalSums, Metric, SumSpec, SumSpecs
 from samecurve.core.protocols import START, Arrays, Progress, Sample, StoredArrays
 from samecurve.core.step_logger import STEP_VALUES
@@ -83,9 +83,8 @@ class EngineAdapter(TaskAdapter, ABC):
         losses: Mapping[str, Mean] = (
             returned if isinstance(returned, Mapping) else {"loss": returned}
         )
-        if not self._loss_checked:
-            self._check_logged(losses, method)
-            self.check_loss(losses["loss"], f"{self.name}.{method}()")
+        self._check_logged(losses, method)
+        self.check_loss(losses["loss"], f"{self.name}.{method}()")
         return losses
 
     def _check_logged(self, losses: Mapping[str, Mean], method: str) -> None:
@@ -178,6 +177,13 @@ class EngineAdapter(TaskAdapter, ABC):
         totals = {
             name: Mean(sums[f"{name}.sum"], sums[f"{name}.weight"]) for name in self._metric_specs
         }
+        for name, total in totals.items():
+            if total.weight < 0:
+                raise UserError(
+                    f'the weights of "{name}" add up to {total.weight:g} in the evaluation',
+                    NEGATIVE,
+                    "task",
+                )
         if not hasattr(self.task, "summarize"):
             return {name: _shown(total) for name, total in totals.items()}
         with self.calling("summarize"):
