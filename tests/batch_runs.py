@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rank_runs import train_one_rank
 from samecurve.checkpoint.format import load as load_checkpoint
 from samecurve.core.config.document import Document
 from samecurve.core.config.loading import load
@@ -14,8 +15,6 @@ from samecurve.observe.journal import read_events
 from samecurve.run.attempt import Attempt
 from samecurve.run.directory import Run
 from samecurve.tasks import Tasks, open_task
-from samecurve.worker.context import RankContext
-from samecurve.worker.main import Requests, train_rank
 from tiny import MACHINE
 from worlds import Pool
 
@@ -67,7 +66,8 @@ def trained(pool: Pool | Alone, home: Path, config: Config, **resume: Any) -> Cu
     for directory in (run.home, run.checkpoints, run.logs):
         directory.mkdir(parents=True, exist_ok=True)
     run.write(config, made)
-    pool.run(made.world_size, train_one_rank, str(home), resume)
+    attempt = Attempt("test", str(home), **resume)
+    pool.run(made.world_size, train_one_rank, attempt.to_json())
     return curve_of(run)
 
 
@@ -81,16 +81,6 @@ def curve_of(run: Run) -> Curve:
         {name: array.copy() for name, array in arrays.items() if name.startswith("model/")},
         [event.values["hash"] for event in events if event.kind == "hashed"],
     )
-
-
-def train_one_rank(index: int, group: Any, home: str, resume: dict[str, Any]) -> None:
-    from samecurve.worker.join import join_warm
-
-    attempt = Attempt("test", home, **resume)
-    context = RankContext.read_warm(attempt.to_json(), index)
-    task = open_task(context.config, "")
-    engine = join_warm(context.plan, index, group).make_engine(task, context.config.optimizer)
-    train_rank(context, engine, task, Requests(None))
 
 
 def check_equal(curve: Curve, expected: Curve, tolerance: float = 1e-12) -> None:

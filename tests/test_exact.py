@@ -21,13 +21,11 @@ from commands import (
     warm_output,
     write_config,
 )
+from one_curve import check_one_curve
 from samecurve.core.planning.planner import plan
 from samecurve.data.feed import Feed
 from samecurve.errors import UserError
 from samecurve.experiments.compare import compare, describe_comparison
-from samecurve.experiments.layout_runner import LayoutRunner
-from samecurve.experiments.layouts import parse_layout
-from samecurve.experiments.verdicts import compare_layouts
 from samecurve.observe.journal import read_events
 from samecurve.tasks import open_task
 from samecurve.torch_engine.engine import TorchEngine
@@ -303,23 +301,8 @@ def test_odd_models_have_one_hash_too(batch: dict[str, int], pool: Pool, tmp_pat
             "train": {"exact": True, "allow_coupled": True},  # the first row says how
         }
     )
-    runner = LayoutRunner(
-        config,
-        MACHINE,
-        open_task(config, "").facts(),
-        steps=5,
-        kind="cpu",
-        pool=pool,
-        home=tmp_path,
-    )
-    verdicts = list(
-        compare_layouts(
-            runner,
-            [parse_layout(layout) for layout in ("dp:3", "ddp:3", "ddp:4", "ddp:2..single..ddp:3")],
-            0.0,
-        )
-    )
-    assert [verdict.verdict for verdict in verdicts] == ["PASS"] * 4, verdicts
+    layouts = ["dp:3", "ddp:3", "ddp:4", "ddp:2..single..ddp:3"]
+    verdicts = check_one_curve(config, layouts, pool, tmp_path, steps=5, near=0.0)
     assert len({verdict.hash for verdict in verdicts}) == 1
 
 

@@ -8,15 +8,12 @@ from typing import Any
 
 import pytest
 
+from one_curve import check_one_curve
 from samecurve.core.config.document import Document, read_file
 from samecurve.core.config.loading import load
 from samecurve.core.config.sections import Config
 from samecurve.errors import UserError
-from samecurve.experiments.layout_runner import LayoutRunner
-from samecurve.experiments.layouts import parse_layout
-from samecurve.experiments.verdicts import compare_layouts
-from samecurve.tasks import Tasks, open_task
-from tiny import MACHINE
+from samecurve.tasks import Tasks
 from worlds import Pool
 
 ROOT = Path(__file__).parents[1]
@@ -47,22 +44,6 @@ def example(name: str, **train: Any) -> Config:
     return load(document, Tasks()).config
 
 
-def compared(config: Config, pool: Pool, home: Path, layouts: list[str], near: float) -> None:
-    """Each layout against one device."""
-    runner = LayoutRunner(
-        config,
-        MACHINE,
-        open_task(config, "").facts(),
-        steps=3,
-        kind="cpu",
-        pool=pool,
-        home=home,
-    )
-    parsed = [parse_layout(layout) for layout in layouts]
-    verdicts = list(compare_layouts(runner, parsed, near))
-    assert [verdict.verdict for verdict in verdicts] == ["PASS"] * len(layouts), verdicts
-
-
 def possible(name: str, layouts: list[str]) -> list[str]:
     return [layout for layout in layouts if name not in ONE_ROUND or "/" not in layout]
 
@@ -80,12 +61,16 @@ def name(request: pytest.FixtureRequest) -> str:
 def test_each_example_is_short_and_one_curve(name: str, pool: Pool, tmp_path: Path) -> None:
     """On other devices, in accumulation steps, moved from one strategy to another."""
     assert len((ROOT / "examples" / f"{name}.py").read_text().splitlines()) < 60
-    compared(example(name), pool, tmp_path, possible(name, SPLIT_ALL_WAYS), 1e-11)
+    check_one_curve(
+        example(name), possible(name, SPLIT_ALL_WAYS), pool, tmp_path, steps=3, near=1e-11
+    )
 
 
 @pytest.mark.long
 def test_each_example_is_one_curve_in_every_layout(name: str, pool: Pool, tmp_path: Path) -> None:
-    compared(example(name), pool, tmp_path, possible(name, EVERY_LAYOUT), 1e-11)
+    check_one_curve(
+        example(name), possible(name, EVERY_LAYOUT), pool, tmp_path, steps=3, near=1e-11
+    )
 
 
 @pytest.mark.long
@@ -93,7 +78,7 @@ def test_each_example_keeps_its_bits(name: str, pool: Pool, tmp_path: Path) -> N
     """With --exact: one hash of parameters and optimizer state on any devices, and moved."""
     config = example(name, precision="f32", exact=True)
     if name not in ONE_ROUND:
-        compared(config, pool, tmp_path, EXACT, 0.0)
+        check_one_curve(config, EXACT, pool, tmp_path, steps=3, near=0.0)
         return
     with pytest.raises(UserError, match=r"train\.exact: the running statistics of BatchNorm2d"):
-        compared(config, pool, tmp_path, EXACT, 0.0)
+        check_one_curve(config, EXACT, pool, tmp_path, steps=3, near=0.0)

@@ -13,7 +13,8 @@ import shutil
 import signal
 import stat
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -75,6 +76,26 @@ def sync_directory(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def directory_made_once(home: Path) -> Iterator[Path]:
+    """A scratch directory, to be filled, which becomes `home` at the end of the block.
+
+    So a kill, or two processes at once, leave it whole or absent.
+    """
+    home.parent.mkdir(parents=True, exist_ok=True)
+    scratch = home.with_name(f"{home.name}.{os.getpid()}")
+    scratch.mkdir(exist_ok=True)
+    try:
+        yield scratch
+        try:
+            scratch.rename(home)
+        except OSError:
+            if not home.is_dir():  # else another process was faster
+                raise
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def cache_home(environment: Mapping[str, str] = os.environ) -> Path:

@@ -13,12 +13,10 @@ import numpy as np
 import pytest
 
 from commands import free_port, refused
+from one_curve import check_one_curve
 from samecurve.core.config.document import read_file
 from samecurve.core.planning.planner import plan as make_plan
 from samecurve.errors import UserError
-from samecurve.experiments.layout_runner import LayoutRunner
-from samecurve.experiments.layouts import parse_layout
-from samecurve.experiments.verdicts import compare_layouts
 from samecurve.launch.pool import JobFailedError
 from samecurve.system import install_command
 from samecurve.tasks import open_task
@@ -94,18 +92,8 @@ def test_complex_weights_are_one_curve(pool: Pool, tmp_path: Path) -> None:
     for key, value in (("train.precision", "f64"), ("task", f"{EXAMPLES}/fft_jax.py:Spectral")):
         document.set(key, value, "test")
     config = jobs.config_of(document.value)
-    runner = LayoutRunner(
-        config,
-        MACHINE,
-        open_task(config, "").facts(),
-        steps=5,
-        kind="cpu",
-        pool=pool,
-        home=tmp_path,
-    )
     layouts = ["jax:8", "jax-fsdp:3/4..jax:2"]
-    verdicts = list(compare_layouts(runner, [parse_layout(layout) for layout in layouts], 1e-11))
-    assert [verdict.verdict for verdict in verdicts] == ["PASS"] * len(layouts), verdicts
+    check_one_curve(config, layouts, pool, tmp_path, steps=5, near=1e-11)
 
 
 def test_odd_parameters_layers_and_variables_are_one_curve_too(pool: Pool, tmp_path: Path) -> None:
@@ -113,19 +101,7 @@ def test_odd_parameters_layers_and_variables_are_one_curve_too(pool: Pool, tmp_p
     constants: saved, resumed, evaluated.
     """
     config = jobs.config_of(small("odd"))
-    runner = LayoutRunner(
-        config,
-        MACHINE,
-        open_task(config, "").facts(),
-        steps=3,
-        kind="cpu",
-        pool=pool,
-        home=tmp_path,
-    )
-    verdicts = list(
-        compare_layouts(runner, [parse_layout(layout) for layout in ("jax-fsdp:8",)], 1e-11)
-    )
-    assert [verdict.verdict for verdict in verdicts] == ["PASS"], verdicts
+    check_one_curve(config, ["jax-fsdp:8"], pool, tmp_path, steps=3, near=1e-11)
 
 
 @pytest.mark.parametrize(
@@ -136,17 +112,8 @@ def test_numbers_that_a_loss_asks_for_follow_the_sample(
     layout: str, pool: Pool, tmp_path: Path, *, exact: bool
 ) -> None:
     config = jobs.config_of(small(task="Noisy", train={"exact": exact}))
-    runner = LayoutRunner(
-        config,
-        MACHINE,
-        open_task(config, "").facts(),
-        steps=3,
-        kind="cpu",
-        pool=pool,
-        home=tmp_path,
-    )
-    verdicts = compare_layouts(runner, [parse_layout(layout)], 0.0 if exact else 1e-12)
-    assert [verdict.verdict for verdict in verdicts] == ["PASS"]
+    near = 0.0 if exact else 1e-12
+    check_one_curve(config, [layout], pool, tmp_path, steps=3, near=near)
 
 
 def test_gradients_of_complex_numbers_as_pairs(pool: Pool) -> None:

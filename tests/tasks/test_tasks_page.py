@@ -15,16 +15,13 @@ import torch.nn.functional as F
 from torch import nn
 
 import samecurve
+from one_curve import check_one_curve
 from samecurve.core.config.document import Document, parse
 from samecurve.core.config.loading import load
-from samecurve.experiments.layout_runner import LayoutRunner
-from samecurve.experiments.layouts import parse_layout
-from samecurve.experiments.verdicts import compare_layouts
 from samecurve.tasks import Tasks, open_task
 from samecurve.tasks.adapter.members import check_signatures
 from samecurve.tasks.class_place import place_of
 from samecurve.tasks.user_file import load_class
-from tiny import MACHINE
 from worlds import Pool
 
 ROOT = Path(__file__).parents[2]
@@ -112,12 +109,7 @@ def sides(tmp_path: Path) -> Path:
 def test_ours_is_one_curve(sides: Path, pool: Pool) -> None:
     values = {"task": f"{sides}/ours.py:Ring", "batch": {"samples": 50}}
     config = load(Document(values), Tasks()).config
-    facts = open_task(config, "").facts()
-    runner = LayoutRunner(
-        config, MACHINE, facts, steps=2, kind="cpu", pool=pool, home=sides / "runs"
-    )
-    (verdict,) = compare_layouts(runner, [parse_layout("ddp:3/2")], 1e-5)
-    assert verdict.verdict == "PASS", verdict
+    check_one_curve(config, ["ddp:3/2"], pool, sides / "runs", steps=2, near=1e-5)
 
 
 @pytest.mark.long

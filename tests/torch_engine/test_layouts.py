@@ -8,20 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from one_curve import check_one_curve
+from rank_runs import train_on_ranks
 from samecurve.core.config.document import Document, read_file
 from samecurve.core.config.loading import load
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.planner import plan
-from samecurve.experiments.layout_runner import LayoutRunner
-from samecurve.experiments.layouts import parse_layout
-from samecurve.experiments.verdicts import compare_layouts
 from samecurve.launch.pool import JobFailedError
-from samecurve.observe.journal import read_events
-from samecurve.run.attempt import Attempt
-from samecurve.run.directory import Run
 from samecurve.tasks import Tasks, open_task
-from samecurve.worker.context import RankContext
-from samecurve.worker.main import Requests, train_rank
 from tiny import MACHINE, TinyRun, tiny_values, train_tiny
 from worlds import Pool
 
@@ -44,23 +38,8 @@ def trained(pool: Pool, home: Path, config: Config, strategy: str, world: int) -
     devices = config.devices.model_copy(update={"use": f"cpu:{world}", "strategy": strategy})
     config = config.model_copy(update={"devices": devices})
     made = plan(config, MACHINE, open_task(config, "").facts())
-    run = Run(home)
-    for directory in (run.home, run.checkpoints, run.logs):
-        directory.mkdir(parents=True, exist_ok=True)
-    run.write(config, made)
-    pool.run(made.world_size, for_good, str(home))
-    return [event.values["loss"] for event in read_events(run.journal) if event.kind == "step"]
-
-
-def for_good(index: int, group: Any, home: str) -> None:
-    """A rank's part, random masks on."""
-    from samecurve.worker.join import join_warm
-
-    context = RankContext.read_warm(Attempt("test", home).to_json(), index)
-    config = context.config
-    task = open_task(config, "")
-    engine = join_warm(context.plan, index, group).make_engine(task, config.optimizer)
-    train_rank(context, engine, task, Requests(None))
+    events = train_on_ranks(pool, home, config, made)
+    return [event.values["loss"] for event in events if event.kind == "step"]
 
 
 @pytest.mark.parametrize("example", ["fft", "batchnorm", "ragged"])
@@ -72,20 +51,10 @@ def test_complex_weights_batch_statistics_and_ragged_text_are_one_curve(
     document.set("train.precision", "f64", "test")
     document.set("task", f"{EXAMPLES.parent}/{document.value['task']}", "test")
     config = load(document, Tasks()).config
-    runner = LayoutRunner(
-        config,
-        MACHINE,
-        open_task(config, "").facts(),
-        steps=5,
-        kind="cpu",
-        pool=pool,
-        home=tmp_path,
-    )
     layouts = ["dp:3", "ddp:3", "fsdp:2", "hsdp:4", "fsdp:3..dp:2..ddp:4"] + (
         ["fsdp:3/2"] if example != "batchnorm" else []
     )
-    verdicts = list(compare_layouts(runner, [parse_layout(layout) for layout in layouts], 1e-11))
-    assert [verdict.verdict for verdict in verdicts] == ["PASS"] * len(layouts), verdicts
+    check_one_curve(config, layouts, pool, tmp_path, steps=5, near=1e-11)
 
 
 @pytest.mark.parametrize(("strategy", "world"), [("single", 1), ("dp", 2), ("ddp", 2), ("fsdp", 2)])

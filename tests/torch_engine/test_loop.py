@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+from rank_runs import train_on_ranks
 from samecurve.checkpoint.format import load as load_checkpoint
 from samecurve.core.config.document import Document
 from samecurve.core.config.loading import load
@@ -24,20 +25,17 @@ from samecurve.core.planning.planner import plan
 from samecurve.data.feed import Feed
 from samecurve.errors import UserError
 from samecurve.observe.event_lines import console_lines
-from samecurve.observe.journal import read_events
 from samecurve.observe.metrics import plotted
 from samecurve.observe.plan_text import banner
 from samecurve.observe.report.reading import JournalReader
 from samecurve.observe.report.record import RunRecord
-from samecurve.run.attempt import Attempt
 from samecurve.run.directory import Run
 from samecurve.tasks import Tasks, open_task
 from samecurve.torch_engine.engine import TorchEngine
 from samecurve.torch_engine.named_means import NamedMeans
 from samecurve.torch_engine.process_group import Comm
 from samecurve.torch_engine.strategies.threads import ThreadPeer, ThreadTeam
-from samecurve.worker.context import RankContext
-from samecurve.worker.main import Requests, lr_factor, train_rank
+from samecurve.worker.main import lr_factor
 from tiny import MACHINE
 from worlds import Pool
 
@@ -88,24 +86,7 @@ def trained(
 ) -> list[Event]:
     """The run's journal. resume: from what was saved after this step."""
     config, made = laid_out(task, layout, **sections)
-    run = Run(home)
-    for directory in (run.home, run.checkpoints, run.logs):
-        directory.mkdir(parents=True, exist_ok=True)
-    run.write(config, made)
-    saved = str(run.checkpoints / f"step-{resume:08d}") if resume else None
-    attempt = Attempt("test", str(home), saved, stop_at)
-    pool.run(made.world_size, for_good, attempt.to_json())
-    return read_events(run.journal)
-
-
-def for_good(index: int, group: Any, attempt: str) -> None:
-    """A rank's part."""
-    from samecurve.worker.join import join_warm
-
-    context = RankContext.read_warm(attempt, index)
-    task = open_task(context.config, "")
-    engine = join_warm(context.plan, index, group).make_engine(task, context.config.optimizer)
-    train_rank(context, engine, task, Requests(None))
+    return train_on_ranks(pool, home, config, made, resume=resume, stop_at=stop_at)
 
 
 def of_steps(events: list[Event], name: str) -> list[Any]:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from one_curve import check_one_curve
 from samecurve.core.config.document import Document
 from samecurve.core.config.loading import load
 from samecurve.core.config.sections import Config
@@ -18,9 +19,6 @@ from samecurve.core.planning.planner import plan
 from samecurve.core.protocols import ArrayShard
 from samecurve.data.feed import Feed
 from samecurve.errors import UserError
-from samecurve.experiments.layout_runner import LayoutRunner
-from samecurve.experiments.layouts import parse_layout
-from samecurve.experiments.verdicts import compare_layouts
 from samecurve.tasks import Tasks, open_task
 from samecurve.torch_engine.engine import TorchEngine
 from samecurve.torch_engine.model import cast_weights
@@ -79,17 +77,7 @@ def test_a_tasks_own_optimizer_is_one_curve(
             else {"lr": 1e-2}
         ),
     )
-    runner = LayoutRunner(
-        config,
-        MACHINE,
-        open_task(config, "").facts(),
-        steps=4,
-        kind="cpu",
-        pool=pool,
-        home=tmp_path,
-    )
-    verdicts = list(compare_layouts(runner, [parse_layout(layout) for layout in layouts], 1e-12))
-    assert [verdict.verdict for verdict in verdicts] == ["PASS"] * len(layouts), verdicts
+    check_one_curve(config, layouts, pool, tmp_path, steps=4, near=1e-12)
 
 
 def test_it_is_driven_by_the_schedule() -> None:

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 from ragged import Reader, line
-from test_loop import for_good
 from torch import nn
 
+from rank_runs import train_on_ranks
 from samecurve.core.config.document import Document
 from samecurve.core.config.loading import load
 from samecurve.core.config.sections import Config
@@ -19,8 +19,6 @@ from samecurve.core.events import Event
 from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.planner import plan
 from samecurve.observe.journal import read_events
-from samecurve.run.attempt import Attempt
-from samecurve.run.directory import Run
 from samecurve.tasks import Tasks, open_task
 from samecurve.torch_engine.engine import TorchEngine
 from samecurve.torch_engine.process_group import Comm
@@ -73,14 +71,7 @@ def trained(
 ) -> list[Event]:
     """The run's journal. resume: from what was saved after this step."""
     config, made = laid_out(layout, task, **data)
-    run = Run(home)
-    for directory in (run.home, run.checkpoints, run.logs):
-        directory.mkdir(parents=True, exist_ok=True)
-    run.write(config, made)
-    saved = str(run.checkpoints / f"step-{resume:08d}") if resume else None
-    attempt = Attempt("test", str(home), saved, stop_at)
-    pool.run(made.world_size, for_good, attempt.to_json())
-    return read_events(run.journal)
+    return train_on_ranks(pool, home, config, made, resume=resume, stop_at=stop_at)
 
 
 def numbers(events: list[Event]) -> list[float]:

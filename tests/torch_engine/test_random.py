@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from one_curve import compare
 from samecurve.core.config.document import Document
 from samecurve.core.config.loading import load
 from samecurve.core.config.sections import Config
@@ -26,9 +27,6 @@ from samecurve.core.determinism.sample_keys import RowKeys, mix, row_keys, step_
 from samecurve.core.planning.planner import plan
 from samecurve.data.feed import Feed
 from samecurve.errors import UserError
-from samecurve.experiments.layout_runner import LayoutRunner
-from samecurve.experiments.layouts import parse_layout
-from samecurve.experiments.verdicts import compare_layouts
 from samecurve.tasks import Tasks, open_task
 from samecurve.torch_engine.engine import TorchEngine
 from samecurve.torch_engine.keyed.draw_sites import Draw, DrawSites
@@ -546,29 +544,16 @@ def config_of(task: str = "Draws", **sections: Any) -> Config:
     return load(Document(values), Tasks()).config
 
 
-def compared(config: Config, layouts: list[str], pool: Pool, home: Path, tolerance: float) -> Any:
-    runner = LayoutRunner(
-        config,
-        MACHINE,
-        open_task(config, "").facts(),
-        steps=3,
-        kind="cpu",
-        pool=pool,
-        home=home,
-    )
-    return list(compare_layouts(runner, [parse_layout(one) for one in layouts], tolerance))
-
-
 def test_all_that_draws_is_one_curve(pool: Pool, tmp_path: Path) -> None:
     """Functions, methods, names, distributions, recurrent layers and attention, in the loss and in
     the model, computed again in backward; on any devices, in any microbatches.
     """
     layouts = ["single/3", "dp:2", "ddp:3", "fsdp:2"]
-    verdicts = compared(config_of(), layouts, pool, tmp_path, 1e-12)
+    verdicts = compare(config_of(), layouts, pool, tmp_path, steps=3, near=1e-12)
     assert [verdict.verdict for verdict in verdicts] == ["PASS"] * len(layouts), verdicts
 
 
 def test_all_that_draws_has_the_same_bits(pool: Pool, tmp_path: Path) -> None:
-    verdicts = compared(config_of(exact=True), ["dp:2", "ddp:3"], pool, tmp_path, 0.0)
+    verdicts = compare(config_of(exact=True), ["dp:2", "ddp:3"], pool, tmp_path, steps=3, near=0.0)
     assert [verdict.verdict for verdict in verdicts] == ["PASS"] * 2, verdicts
     assert len({verdict.hash for verdict in verdicts}) == 1

@@ -8,7 +8,6 @@ import fcntl
 import hashlib
 import json
 import os
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samecurve.errors import RunError
-from samecurve.system import write_json
+from samecurve.system import directory_made_once, write_json
 
 _FORMAT = 1  # of what is kept
 
@@ -126,21 +125,12 @@ def open_index(
 
 def _make(home: Path, kind: str, shards: Sequence[Shard], scan: Callable[..., None]) -> None:
     """Beside its place, and renamed there: a kill leaves it whole or absent."""
-    scratch = home.with_name(f"{home.name}.{os.getpid()}")
-    scratch.mkdir(exist_ok=True)
-    try:
+    with directory_made_once(home) as scratch:
         with closing(IndexWriter(scratch)) as writer:
             scan(shards, writer)
             writer.finish(kind, shards)
         for shard in shards:
             check_unchanged(shard, shard.path.stat())
-        try:
-            scratch.rename(home)
-        except OSError:
-            if not home.is_dir():
-                raise
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def check_unchanged(shard: Shard, status: os.stat_result) -> None:

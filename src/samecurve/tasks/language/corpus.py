@@ -7,9 +7,8 @@ import glob
 import hashlib
 import json
 import os
-import shutil
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samecurve.errors import UserError
+from samecurve.system import directory_made_once
 from samecurve.tasks.language.sections import LanguageData
 from samecurve.tasks.language.tokenizer import ByteTokenizer, LibraryTokenizer, Tokenizer, train_bpe
 
@@ -74,7 +74,9 @@ def prepare_corpus(data: LanguageData, cache: Path) -> Corpus:
     )
     home = cache / "corpus" / key
     if not (home / "corpus.json").exists():
-        _publish(home, lambda scratch: _tokenize(data, files, home, scratch))
+        with directory_made_once(home) as scratch:
+            tokenized = _tokenize(data, files, home, scratch)
+            (scratch / "corpus.json").write_text(tokenized.to_json())
     corpus = replace(Corpus.read(home / "corpus.json"), path=str(home / "tokens.bin"))
     if os.path.getsize(corpus.path) != corpus.num_tokens * np.dtype(corpus.dtype).itemsize:
         raise UserError(
@@ -175,25 +177,6 @@ def _tokenizer_stamp(tokenizer: str) -> Any:
 
 def _key(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:24]
-
-
-def _publish(home: Path, make: Callable[[Path], Corpus]) -> None:
-    """Make a cache entry beside its place, and rename it there.
-
-    So two runs at once, or a kill, leave it whole or absent.
-    """
-    home.parent.mkdir(parents=True, exist_ok=True)
-    scratch = home.with_name(f"{home.name}.{os.getpid()}")
-    scratch.mkdir(exist_ok=True)
-    try:
-        (scratch / "corpus.json").write_text(make(scratch).to_json())
-        try:
-            scratch.rename(home)
-        except OSError:
-            if not home.is_dir():
-                raise
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _texts(files: list[Path]) -> Iterator[list[bytes]]:

@@ -1,0 +1,44 @@
+"""A run trained by the ranks of the tests' pool, as a launcher would have it trained."""
+
+from pathlib import Path
+from typing import Any
+
+from samecurve.core.config.sections import Config
+from samecurve.core.events import Event
+from samecurve.core.planning.plan import Plan
+from samecurve.observe.journal import read_events
+from samecurve.run.attempt import Attempt
+from samecurve.run.directory import Run
+from samecurve.tasks import open_task
+from samecurve.worker.context import RankContext
+from samecurve.worker.main import Requests, train_rank
+from worlds import Pool
+
+
+def train_on_ranks(
+    pool: Pool,
+    home: Path,
+    config: Config,
+    plan: Plan,
+    *,
+    resume: int | None = None,
+    stop_at: int | None = None,
+) -> list[Event]:
+    """The run's journal. resume: from what was saved after this step."""
+    run = Run(home)
+    for directory in (run.home, run.checkpoints, run.logs):
+        directory.mkdir(parents=True, exist_ok=True)
+    run.write(config, plan)
+    saved = str(run.checkpoints / f"step-{resume:08d}") if resume else None
+    attempt = Attempt("test", str(home), saved, stop_at)
+    pool.run(plan.world_size, train_one_rank, attempt.to_json())
+    return read_events(run.journal)
+
+
+def train_one_rank(index: int, group: Any, attempt: str) -> None:
+    from samecurve.worker.join import join_warm
+
+    context = RankContext.read_warm(attempt, index)
+    task = open_task(context.config, "")
+    engine = join_warm(context.plan, index, group).make_engine(task, context.config.optimizer)
+    train_rank(context, engine, task, Requests(None))
