@@ -38,7 +38,7 @@ def steps_of(data: Any) -> Iterator[tuple[dict[str, torch.Tensor], RowKeys]]:
 def noise(keys: RowKeys, width: int) -> torch.Tensor:
     """The first draw of a microbatch's forward pass."""
     numbers = KeyedNumbers(torch.from_numpy(keys.values), Tables())
-    return numbers.normal(0, width, torch.float64)
+    return numbers.normal(0, [width], torch.float64)
 
 
 def adamw(module: nn.Module) -> torch.optim.AdamW:

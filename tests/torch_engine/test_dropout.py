@@ -83,25 +83,28 @@ def test_masks_follow_the_samples() -> None:
     assert not torch.allclose(run(model, rows, ids, epoch=1)[0], output)
 
 
-def formula(key: int, name: str, call: int, elements: int, p: float) -> list[bool]:
-    """Which of a row's elements are kept: the module's docstring, in Python's own integers."""
+def formula(key: int, name: str, call: int, lines: int, width: int) -> list[list[int]]:
+    """A row's lanes, [lines, width]: the module's docstring, in Python's own integers."""
 
     def signed(value: int, bits: int) -> int:
         return (value + (1 << bits - 1)) % (1 << bits) - (1 << bits - 1)
 
+    def hashed(value: int) -> int:
+        for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B), (16, 1)):
+            value = (value ^ value >> shift) * factor % (1 << 32)
+        return value
+
     salt = int.from_bytes(hashlib.sha256(f"{SEED}/{name}/{call}".encode()).digest()[:8], "little")
     word = int(mix(np.array([key ^ salt], np.uint64))[0])
     a, b = signed(word | 1, 32), signed(word >> 32, 32)
-    kept = []
-    for element in range(elements):
-        h = element // 2
-        for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B), (16, 1)):
-            h = (h ^ h >> shift) * factor % (1 << 32)
-        x = signed(h * a + b, 32)
+
+    def lane(line: int, element: int) -> int:
+        place = hashed(element // 2) ^ hashed(1 << 28 | line) ^ hashed(1 << 28)
+        x = signed(place * a + b, 32)
         x = signed((x ^ x >> 15) * 0x2C1B3C6D, 32)
-        lane = signed(x >> 16 if element % 2 else x, 16)
-        kept.append(lane >= round(65536 * p) - 32768)
-    return kept
+        return signed(x >> 16 if element % 2 else x, 16)
+
+    return [[lane(line, element) for element in range(width)] for line in range(lines)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
@@ -114,9 +117,8 @@ def test_the_mask_is_that_of_the_formula(dtype: torch.dtype) -> None:
     x = torch.rand(2, 3, 7, dtype=dtype) + 1
     for call in (0, 1):
         output = model(x)
-        expected = torch.tensor(
-            [formula(int(key), "1", call, 21, 0.3) for key in keys([3, 10**12])]
-        ).view(2, 3, 7)
+        lanes = [formula(int(key), "1", call, 3, 7) for key in keys([3, 10**12])]
+        expected = torch.tensor(lanes) >= round(65536 * 0.3) - 32768
         scale = 65536 / (65536 - round(65536 * 0.3))
         assert torch.equal(
             output,
@@ -129,6 +131,15 @@ def test_the_mask_is_that_of_the_formula(dtype: torch.dtype) -> None:
     rows.begin(None)
     with pytest.raises(RuntimeError, match="begin"):
         model(x)
+
+
+def test_a_mask_is_the_same_whatever_its_row_is_padded_to() -> None:
+    """As attention weights are: [samples, heads, length, length]."""
+    model, rows = keyed(nn.Dropout(0.4))
+    rows.begin(keys([3, 4, 5]))
+    long = model(torch.ones(3, 2, 9, 9))
+    rows.begin(keys([4, 5]))
+    assert torch.equal(model(torch.ones(2, 2, 6, 6)), long[1:, :, :6, :6])
 
 
 @pytest.mark.gpu

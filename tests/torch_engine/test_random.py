@@ -197,28 +197,35 @@ def signed(value: int) -> int:
     return (value + (1 << 31)) % (1 << 32) - (1 << 31)
 
 
-def lane_pair(key: int, name: str, call: int, element: int) -> int:
-    """keyed/numbers.py's docstring, in Python's own integers, signed."""
+def hashed(value: int) -> int:
+    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B), (16, 1)):
+        value = (value ^ value >> shift) * factor % (1 << 32)
+    return value
+
+
+def lane_pair(key: int, name: str, call: int, element: int, line: int = 0) -> int:
+    """keyed/numbers.py's docstring, in Python's own integers, signed.
+
+    element, line: the last two coordinates in the row
+    """
     salt = int.from_bytes(hashlib.sha256(f"0/{name}/{call}".encode()).digest()[:8], "little")
     mixed = int(mix(np.array([key ^ salt], np.uint64))[0])
     a, b = signed(mixed | 1), signed(mixed >> 32)
-    h = element
-    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B), (16, 1)):
-        h = (h ^ h >> shift) * factor % (1 << 32)
-    x = signed(h * a + b)
+    place = hashed(element) ^ hashed(1 << 28 | line) ^ hashed(1 << 28)
+    x = signed(place * a + b)
     return signed((x ^ x >> 15) * 0x2C1B3C6D)
 
 
-def word(key: int, name: str, call: int, element: int) -> int:
-    x = lane_pair(key, name, call, element)
+def word(key: int, name: str, call: int, element: int, line: int = 0) -> int:
+    x = lane_pair(key, name, call, element, line)
     return signed((x ^ x >> 13) * 0x31848BAB)
 
 
-def uniform(key: int, call: int, count: int) -> NDArray[np.float64]:
-    """What a row draws in float64."""
+def uniform(key: int, call: int, count: int, line: int = 0) -> NDArray[np.float64]:
+    """What a line of a row draws in float64."""
     found = []
     for element in range(count):
-        low, high = (word(key, "*", call, 2 * element + half) for half in (0, 1))
+        low, high = (word(key, "*", call, 2 * element + half, line) for half in (0, 1))
         found.append(((high * 2**32 + low % 2**32) >> 11) * 2.0**-53 + 0.5)
     return np.array(found)
 
@@ -248,7 +255,7 @@ def test_numbers_are_as_good_as_random(harness: Harness) -> None:
     """
 
     def draws(_x: torch.Tensor) -> torch.Tensor:
-        return torch.stack([torch.rand(40, 20_000), torch.rand(40, 20_000)])
+        return torch.stack([torch.rand(40, 20_000), torch.rand(40, 100, 200).flatten(1)])
 
     values = harness.run(draws, range(40)).double()
     centred, count = values - 0.5, values.numel()
@@ -480,18 +487,21 @@ def test_what_is_not_served_is_recorded_and_its_generator_seen(harness: Harness)
 
 
 def noise(key: int, call: int, shape: tuple[int, ...]) -> NDArray[np.float64]:
-    """The normal numbers of a row, an even count of them."""
-    u = uniform(key, call, math.prod(shape)).reshape(-1, 2)
+    """The normal numbers of a row [width] or [lines, width], the width even."""
+    *outer, width = shape
+    lines = [uniform(key, call, width, line) for line in range(math.prod(outer))]
+    u = np.stack(lines).reshape(-1, 2)
     radius, angle = np.sqrt(-2 * np.log(1 - u[:, 0])), 2 * math.pi * u[:, 1]
     return np.stack([radius * np.cos(angle), radius * np.sin(angle)], 1).reshape(shape)
 
 
-def mask(key: int, call: int, shape: tuple[int, ...], p: float) -> NDArray[np.float64]:
-    """What a row keeps, scaled; an even count of elements."""
+def mask(key: int, call: int, shape: tuple[int, int], p: float) -> NDArray[np.float64]:
+    """What a row [lines, width] keeps, scaled; the width is even."""
     lanes = [
         ((pair >> 16 * half) + 2**15) % 2**16 - 2**15
-        for element in range(math.prod(shape) // 2)
-        for pair in (lane_pair(key, "*", call, element),)
+        for line in range(shape[0])
+        for element in range(shape[1] // 2)
+        for pair in (lane_pair(key, "*", call, element, line),)
         for half in (0, 1)
     ]
     dropped = round(65536 * p)

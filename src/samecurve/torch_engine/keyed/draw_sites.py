@@ -128,12 +128,21 @@ def plain_rule(shape: Sequence[int], rows: int) -> Rule:
     return STEP
 
 
-def in_shape(values: torch.Tensor, shape: torch.Size, rule: Rule) -> torch.Tensor:
-    """Numbers [rows, elements of a row] in the shape of a draw."""
-    if rule <= 0:
-        return values.view(shape)
+def row_shape(shape: Sequence[int], rule: Rule, rows: int) -> list[int]:
+    """What each of the rows has of a draw: its neighbours first, then the other dimensions."""
+    if rule < 0:
+        return list(shape) or [1]
     others = [size for dim, size in enumerate(shape) if dim != rule]
-    return values.view(shape[rule], *others).movedim(0, rule)
+    each = shape[rule] // rows
+    return [each, *others] if each > 1 or not others else others
+
+
+def in_shape(values: torch.Tensor, shape: torch.Size, rule: Rule) -> torch.Tensor:
+    """Numbers [rows, *row_shape()] in the shape of a draw."""
+    if rule <= 0:
+        return values.reshape(shape)
+    others = [size for dim, size in enumerate(shape) if dim != rule]
+    return values.reshape(shape[rule], *others).movedim(0, rule)
 
 
 def _learnt(one: Draw, other: Draw) -> Rule:

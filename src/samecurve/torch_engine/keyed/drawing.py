@@ -16,6 +16,7 @@ from samecurve.torch_engine.keyed.draw_sites import (
     Served,
     calls_to_here,
     in_shape,
+    row_shape,
 )
 from samecurve.torch_engine.keyed.numbers import FUNCTIONS, KeyedNumbers, salt
 from samecurve.torch_engine.layers.context import MicroBatchContext
@@ -43,29 +44,29 @@ class Drawing:
         return self.context.step_numbers if self.rule == STEP else self.context.numbers
 
     @property
-    def _count(self) -> int:
-        """Elements of a row."""
-        return self.shape.numel() // self.rows
+    def _row(self) -> list[int]:
+        return row_shape(self.shape, self.rule, self.rows)
 
     def lanes(self) -> torch.Tensor:
-        return self._arranged(self._numbers.lanes(self.number, self._count))
+        return self._arranged(self._numbers.lanes(self.number, self._row))
 
     def uniform(self, dtype: torch.dtype) -> torch.Tensor:
-        return self._arranged(self._numbers.uniform(self.number, self._count, dtype))
+        return self._arranged(self._numbers.uniform(self.number, self._row, dtype))
 
     def normal(self, dtype: torch.dtype) -> torch.Tensor:
         """Complex ones have variance 1 in all."""
         if not dtype.is_complex:
-            return self._arranged(self._numbers.normal(self.number, self._count, dtype))
-        parts = self._numbers.normal(self.number, 2 * self._count, dtype.to_real())
-        pairs = parts.mul_(0.5**0.5).view(self.rows, self._count, 2)
+            return self._arranged(self._numbers.normal(self.number, self._row, dtype))
+        *outer, last = self._row
+        parts = self._numbers.normal(self.number, [*outer, 2 * last], dtype.to_real())
+        pairs = parts.mul_(0.5**0.5).reshape(-1, *outer, last, 2)
         return self._arranged(torch.view_as_complex(pairs))
 
     def integers(self, low: int, high: int) -> torch.Tensor:
-        return self._arranged(self._numbers.integers(self.number, self._count, low, high))
+        return self._arranged(self._numbers.integers(self.number, self._row, low, high))
 
     def _arranged(self, values: torch.Tensor) -> torch.Tensor:
-        """values: [rows, elements of a row]."""
+        """values: [rows, *a row's shape]."""
         return in_shape(values, self.shape, self.rule)
 
     def by_generator(

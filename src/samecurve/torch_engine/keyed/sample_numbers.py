@@ -31,15 +31,15 @@ class TorchSampleNumbers:
 
     def uniform(self, *shape: int, dtype: str = "float32") -> torch.Tensor:
         numbers, draw = self._next()
-        return self._shaped(numbers.uniform(draw, prod(shape), getattr(torch, dtype)), shape)
+        return self._shaped(numbers.uniform(draw, [prod(shape)], getattr(torch, dtype)), shape)
 
     def normal(self, *shape: int, dtype: str = "float32") -> torch.Tensor:
         numbers, draw = self._next()
-        return self._shaped(numbers.normal(draw, prod(shape), getattr(torch, dtype)), shape)
+        return self._shaped(numbers.normal(draw, [prod(shape)], getattr(torch, dtype)), shape)
 
     def integers(self, low: int, high: int, *shape: int) -> torch.Tensor:
         numbers, draw = self._next()
-        return self._shaped(numbers.integers(draw, prod(shape), low, high), shape)
+        return self._shaped(numbers.integers(draw, [prod(shape)], low, high), shape)
 
     def bernoulli(self, p: float, *shape: int) -> torch.Tensor:
         return self.uniform(*shape) < p

@@ -7,6 +7,7 @@ round(65536 p), within 1..65535; what is kept is multiplied by 65536 / (65536 - 
 the forward pass calls the module again. Of a module that drops channels, an element is a channel.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -16,8 +17,8 @@ from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from samecurve.errors import UserError
-from samecurve.torch_engine.keyed.draw_sites import STEP, Draw, Place, Served, in_shape
-from samecurve.torch_engine.keyed.numbers import lane_pairs, mixed, salt
+from samecurve.torch_engine.keyed.draw_sites import STEP, Draw, Place, Served, in_shape, row_shape
+from samecurve.torch_engine.keyed.numbers import keyed_pairs, mixed, salt
 from samecurve.torch_engine.layers.context import MicroBatchContext
 
 _CHANNELS: dict[type[nn.Module], tuple[int, ...]] = {
@@ -100,14 +101,15 @@ class _Masks:
             )
         return self.context.rows
 
-    def lanes(self, index: int, call: int, elements: int, *, of_step: bool) -> torch.Tensor:
-        """int16 [samples, elements] of module `index`: uniform random numbers, those of its call.
+    def lanes(self, index: int, call: int, shape: Sequence[int], *, of_step: bool) -> torch.Tensor:
+        """int16 [samples, *shape] of module `index`: uniform random numbers, those of its call.
 
-        of_step: [1, elements], the same in every microbatch
+        of_step: [1, *shape], the same in every microbatch
         """
         words = self._words(index, call, of_step=of_step).view(torch.int32)
-        hashes = self.context.tables.hashes(-(-elements // 2), words.device)
-        return lane_pairs(words, hashes).view(torch.int16)[:, :elements]
+        *outer, last = shape
+        pairs = keyed_pairs(words, [*outer, -(-last // 2)], self.context.tables)
+        return pairs.view(torch.int16)[..., :last]
 
     def _words(self, index: int, call: int, *, of_step: bool) -> torch.Tensor:
         """int64 [samples, 1]: a and b of each row, in one."""
@@ -174,7 +176,8 @@ class _Site:
                 "model",
             )
         rows = samples if rule >= 0 else 1
-        lanes = self.masks.lanes(self.index, call, shape.numel() // rows, of_step=rule < 0)
+        row = row_shape(shape, rule, rows)
+        lanes = self.masks.lanes(self.index, call, row, of_step=rule < 0)
         return in_shape(mask_of(lanes, threshold, values), shape, rule)
 
 
