@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from samecurve.torch_engine.keyed.drawing import Drawing, Original, begin_draw, note_unserved
+from samecurve.torch_engine.keyed.drawing import Drawing, Original, begin_unless_own
 from samecurve.torch_engine.layers.context import MicroBatchContext
 
 Numbers = Callable[[Drawing, torch.dtype], torch.Tensor]
@@ -45,12 +45,10 @@ def new_tensor(
     """rand, randn and their _like forms: `make` gives a tensor of that kind, without values."""
     generator = options.pop("generator", None)
     empty = make(*arguments, **options)
-    if generator is not None:
-        note_unserved(context, name, empty.shape)
-        return original(*arguments, generator=generator, **options)
-    drawing = begin_draw(context, name, empty.shape) if empty.numel() else None
+    drawing = begin_unless_own(context, name, empty.shape, generator)
     if drawing is None:
-        return original(*arguments, **options)
+        own = {} if generator is None else {"generator": generator}
+        return original(*arguments, **own, **options)
     with torch.no_grad():
         values = numbers(drawing, empty.dtype)
         return _in_form(values, empty, options)
@@ -87,10 +85,7 @@ def randint(
     if not like:
         named["dtype"] = named.get("dtype") or torch.int64
     empty = make(*first, *size, **named)
-    if generator is not None:
-        note_unserved(context, name, empty.shape)
-        return original(*arguments, **options)
-    drawing = begin_draw(context, name, empty.shape) if empty.numel() else None
+    drawing = begin_unless_own(context, name, empty.shape, generator)
     if drawing is None:
         return original(*arguments, **options)
     return _in_form(drawing.integers(int(low), int(high)).to(empty.dtype), empty, named)
@@ -114,11 +109,7 @@ def torch_normal(
         tensors = [value for value in (mean, std) if isinstance(value, torch.Tensor)]
         shape = torch.broadcast_tensors(*tensors)[0].shape  # type: ignore[no-untyped-call]
         empty = tensors[0].new_empty(shape) if out is None else out
-    drawing = None
-    if generator is not None:
-        note_unserved(context, "torch.normal", empty.shape)
-    elif empty.numel():
-        drawing = begin_draw(context, "torch.normal", empty.shape)
+    drawing = begin_unless_own(context, "torch.normal", empty.shape, generator)
     if drawing is None:
         more = {**options, "generator": generator}
         if out is not None:
@@ -140,13 +131,10 @@ def fill_in_place(
 ) -> torch.Tensor:
     """A tensor's in-place method. values: (drawing, target, *arguments, **options)."""
     generator = options.pop("generator", None)
-    drawing = None
-    if generator is not None:
-        note_unserved(context, name, target.shape)
-        options["generator"] = generator
-    elif target.numel():
-        drawing = begin_draw(context, name, target.shape)
+    drawing = begin_unless_own(context, name, target.shape, generator)
     if drawing is None:
+        if generator is not None:
+            options["generator"] = generator
         filled: torch.Tensor = original(target, *arguments, **options)
         return filled
     with torch.no_grad():
@@ -197,11 +185,7 @@ def torch_bernoulli(
     generator: torch.Generator | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    drawing = None
-    if generator is not None:
-        note_unserved(context, "torch.bernoulli", input.shape)
-    elif input.numel():
-        drawing = begin_draw(context, "torch.bernoulli", input.shape)
+    drawing = begin_unless_own(context, "torch.bernoulli", input.shape, generator)
     if drawing is None:
         arguments = [input] if p is None else [input, p]
         options = {} if out is None else {"out": out}

@@ -148,3 +148,20 @@ def note_unserved(context: MicroBatchContext, function: str, shape: Sequence[int
             served=None,
         )
         context.sites.record(draw)
+
+
+def begin_unless_own(
+    context: MicroBatchContext,
+    function: str,
+    shape: Sequence[int],
+    generator: torch.Generator | None,
+    *,
+    is_separable: bool = True,
+) -> Drawing | None:
+    """begin_draw(), where the call brings no generator of its own and draws any number."""
+    if generator is not None:
+        note_unserved(context, function, shape)
+        return None
+    if not torch.Size(shape).numel():
+        return None
+    return begin_draw(context, function, shape, is_separable=is_separable)

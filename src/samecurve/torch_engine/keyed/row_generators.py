@@ -8,7 +8,12 @@ from typing import Any
 
 import torch
 
-from samecurve.torch_engine.keyed.drawing import Original, begin_draw, note_unserved
+from samecurve.torch_engine.keyed.drawing import (
+    Original,
+    begin_draw,
+    begin_unless_own,
+    note_unserved,
+)
 from samecurve.torch_engine.layers.context import MicroBatchContext
 
 
@@ -21,11 +26,7 @@ def row_by_row(
     by_name = [options.pop(key) for key in ("input", "count", "prob") if key in options]
     arguments = (*arguments, *by_name)
     first = arguments[0]
-    drawing = None
-    if options.get("generator") is not None:
-        note_unserved(context, name, first.shape)
-    elif first.numel():
-        drawing = begin_draw(context, name, first.shape)
+    drawing = begin_unless_own(context, name, first.shape, options.get("generator"))
     if drawing is None:
         return original(*arguments, **options)
     named = {key: value for key, value in options.items() if key != "generator"}
@@ -84,11 +85,9 @@ def multinomial(
 
 def randperm(original: Original, context: MicroBatchContext, n: int, **options: Any) -> Any:
     """Of the microbatch's samples it can't be served: it is no number of a sample."""
-    drawing = None
-    if options.get("generator") is not None:
-        note_unserved(context, "torch.randperm", [n])
-    elif n:
-        drawing = begin_draw(context, "torch.randperm", [n], is_separable=False)
+    drawing = begin_unless_own(
+        context, "torch.randperm", [n], options.get("generator"), is_separable=False
+    )
     if drawing is None:
         return original(n, **options)
     device = torch.device(options.get("device") or torch.get_default_device())
