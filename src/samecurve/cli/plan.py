@@ -99,7 +99,7 @@ def plan(
         echo("\n".join([*notes, shown]))
 
 
-def _plan_machine(loaded: "LoadedConfig", asked: "PredictionRequest", *, as_json: bool) -> None:
+def _plan_machine(loaded: "LoadedConfig", request: "PredictionRequest", *, as_json: bool) -> None:
     """On a machine one doesn't have.
 
     A plan that is refused ends the verb as it would end train, once all that would be served is
@@ -109,7 +109,7 @@ def _plan_machine(loaded: "LoadedConfig", asked: "PredictionRequest", *, as_json
     from samecurve.experiments.machine import predict
     from samecurve.observe.plan_text import table
 
-    prediction = predict(loaded, asked)
+    prediction = predict(loaded, request)
     plan, formulas = prediction.plan, prediction.facts.formulas
     if as_json:
         values = {

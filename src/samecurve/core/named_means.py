@@ -7,13 +7,14 @@ from collections.abc import Collection
 from samecurve.errors import UserError
 
 
-def check_names(given: Collection[str], names: Collection[str]) -> None:
+def check_names(with_loss: Collection[str], names: Collection[str]) -> None:
     """UserError: a microbatch gives other means than the one before.
 
-    given: with the loss; names: without it
+    with_loss: of this microbatch, the loss among them
+    names: of the one before, without the loss
     """
-    if set(given) != {"loss", *names}:
-        raise other_names(given, ["loss", *names])
+    if set(with_loss) != {"loss", *names}:
+        raise other_names(with_loss, ["loss", *names])
 
 
 def other_names(one: Collection[str], other: Collection[str]) -> UserError:

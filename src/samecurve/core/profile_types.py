@@ -157,8 +157,8 @@ def operations(profiles: Sequence[RankProfile]) -> list[Operation]:
             calls[key] = calls.get(key, 0.0) + operation.calls / len(profiles)
             seconds[key] = seconds.get(key, 0.0) + operation.seconds / len(profiles)
     return [
-        Operation(name, what, calls[key], took, collective)
-        for key, took in sorted(seconds.items(), key=lambda item: -item[1])
+        Operation(name, what, calls[key], total, collective)
+        for key, total in sorted(seconds.items(), key=lambda item: -item[1])
         for name, what, collective in [key]
     ]
 

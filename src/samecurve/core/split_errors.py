@@ -215,8 +215,8 @@ def _explain_once(once: float, evidence: Evidence, where: str) -> UserError:
 
 def _explain_coupled(finding: Finding, evidence: Evidence, where: str, rounded: float) -> UserError:
     """The call first, whose line the error names; then the numbers."""
-    seen = _who_sees_whom(evidence, rounded)
-    cause = f"{evidence.what} {finding.text}{seen}"
+    pair = _who_sees_whom(evidence, rounded)
+    cause = f"{evidence.what} {finding.text}{pair}"
     place = evidence.place
     if place is None or not place.how:
         by = f"{place.function}: " if place else ""

@@ -183,8 +183,8 @@ def accumulate_whole_batch(
         (gradients,) = pull_back({name: array[0] for name, array in own.items()})
         return GradientSums(gradients, totals)
 
-    def add(sums: Arrays, given: tuple[Rows, Arrays]) -> tuple[Arrays, None]:
-        microbatch, gradients = given
+    def add(sums: Arrays, of_round: tuple[Rows, Arrays]) -> tuple[Arrays, None]:
+        microbatch, gradients = of_round
         more = pulled_back(task, merge, params, microbatch, gradients, when=when)
         return jax.tree.map(jnp.add, sums, more), None
 

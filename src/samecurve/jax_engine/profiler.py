@@ -97,7 +97,7 @@ class JaxWatch:
             self._end_trace(state, batch)
         return state, metrics
 
-    def found(self) -> RankProfile:
+    def rank_profile(self) -> RankProfile:
         schedule, steps = self._schedule, self._steps
         self._waiter.shutdown()
         plain = steps[schedule.warm : schedule.tracer]

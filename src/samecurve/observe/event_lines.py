@@ -51,9 +51,13 @@ def console_lines(event: Event, plan: Plan, run: Path, pace: Pace | None = None)
         case "evaluated":
             return [_evaluated(event)]
         case "saved":
-            took, blocked = (show_seconds(values[name]) for name in ("seconds", "blocked_seconds"))
+            seconds, blocked = (
+                show_seconds(values[name]) for name in ("seconds", "blocked_seconds")
+            )
             size = show_bytes(values["bytes"])
-            return [f"saved  step {step}  {size} in {took} (blocked {blocked})  {values['path']}"]
+            return [
+                f"saved  step {step}  {size} in {seconds} (blocked {blocked})  {values['path']}"
+            ]
         case "sampled":
             return [*_sampled_texts(values["texts"]), *_sampled_pictures(event, run)]
         case "stopped":

@@ -304,9 +304,9 @@ class SplitCheck:
 
     # --- what all ranks know
 
-    def _agree(self, mine: bool) -> bool:  # noqa: FBT001 - one word says it
+    def _agree(self, here: bool) -> bool:  # noqa: FBT001 - one word says it
         """Whether any rank says so."""
-        flag = torch.tensor(float(mine), dtype=torch.float64, device=self._setup.device)
+        flag = torch.tensor(float(here), dtype=torch.float64, device=self._setup.device)
         return bool(self._setup.comm.all_reduce(flag)() > 0)
 
     def _shared(self, error: UserError | None) -> UserError | None:

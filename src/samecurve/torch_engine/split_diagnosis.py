@@ -91,15 +91,15 @@ def find_place(
     while at not in seen:
         seen.add(at)
         call = whole.recording.calls[at[0]]
-        bad = [given for given in call.inputs if given not in seen and labels[given] in _HOW]
-        floating = [given for given in bad if labels.is_floating(given)]
+        bad = [source for source in call.inputs if source not in seen and labels[source] in _HOW]
+        floating = [source for source in bad if labels.is_floating(source)]
         if not bad:
             break
         at = (floating or bad)[0]
     call, label = whole.recording.calls[at[0]], labels[at]
     if label not in _HOW:
         return Place(call.function, call.where)
-    inputs = {labels[given] for given in call.inputs}
+    inputs = {labels[source] for source in call.inputs}
     if (
         call.function.rpartition(".")[2] in _ADDITIONS
         and "constant" in inputs

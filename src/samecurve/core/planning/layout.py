@@ -237,15 +237,15 @@ def _check_may_leave_out(config: Config, spec: StrategySpec, devices: tuple[Devi
 
 def _check_options(config: Config, spec: StrategySpec) -> None:
     """UserError: the strategy refuses what the config asks for."""
-    is_asked = {
+    wanted = {
         "devices.offload": config.devices.offload,
         "devices.shards": config.devices.shards is not None,
         "devices.compress": config.devices.compress != "none",
         "train.norm_sync": config.train.norm_sync,
     }
-    for key, asked in is_asked.items():
+    for key, is_wanted in wanted.items():
         refusal = spec.refuses.get(key)
-        if asked and refusal:
+        if is_wanted and refusal:
             raise UserError(f"{key} {refusal.why}", refusal.remedy, key)
 
 

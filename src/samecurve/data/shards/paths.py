@@ -33,7 +33,7 @@ def find_files(paths: Paths) -> list[Path]:
     UserError: a path or glob has none.
     """
     several = [paths] if isinstance(paths, str | Path) else list(paths)
-    files = [file for path in several for one in _ranged(str(path)) for file in _found(one)]
+    files = [file for path in several for one in _ranged(str(path)) for file in _files_at(one)]
     if not files:
         raise UserError("samecurve.Shards was given no path", "a path, a glob, or a list", "data")
     return list(dict.fromkeys(file.resolve() for file in files))
@@ -79,7 +79,7 @@ def _ranged(path: str) -> list[str]:
     return [one for each in replaced for one in _ranged(each)]
 
 
-def _found(path: str) -> list[Path]:
+def _files_at(path: str) -> list[Path]:
     if re.match(r"[a-z][a-z0-9+]+:", path):
         raise UserError(
             f"{path} is no file on this machine",

@@ -156,14 +156,14 @@ def _differences(
 
 
 def charts_section(pictures: Sequence[Picture], missing: Sequence[str]) -> Iterator[Html]:
-    figures = []
+    drawn = []
     for picture in pictures:
         parts = [element("b", picture.title), picture.svg]
         if picture.note:
             parts.append(element("figcaption", picture.note))
-        figures.append(element("figure", *parts))
+        drawn.append(element("figure", *parts))
     yield element("h2", "Charts")
-    yield element("div", *figures, class_="figures")
+    yield element("div", *drawn, class_="figures")
     if missing:
         text = f"Not drawn, since there are no numbers for it: {', '.join(missing)}."
         yield element("p", text, class_="quiet")

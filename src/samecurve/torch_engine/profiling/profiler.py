@@ -103,7 +103,7 @@ class TorchWatch:
                 self._memory["activations"] = self._activations.most()
         return result
 
-    def found(self) -> RankProfile:
+    def rank_profile(self) -> RankProfile:
         self._drain()
         schedule, timed = self._schedule, self._timed_steps
         num_devices = self._engine.plan.num_devices
@@ -150,8 +150,8 @@ class TorchWatch:
             self._traced_seconds = time.perf_counter()
         elif number == self._schedule.last - 1:
             self._drain()
-            took = time.perf_counter() - self._traced_seconds
-            self._traced_seconds = took / self._schedule.traced
+            elapsed = time.perf_counter() - self._traced_seconds
+            self._traced_seconds = elapsed / self._schedule.traced
             self._end_trace(self._profiler)
             return
         self._profiler.step()

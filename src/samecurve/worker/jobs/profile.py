@@ -57,5 +57,5 @@ def watch_rank(
     watch = watch_of(engine, plan, schedule, home, trace)
     watched: Any = Watched(engine, watch)
     train_rank(context, watched, task, Requests(None), store=Unsaved())
-    profile: RankProfile = watch.found()
+    profile: RankProfile = watch.rank_profile()
     return profile
