@@ -1,0 +1,361 @@
+"""Every command line of every page: its verb and flags are there, its config is read and planned,
+and what the page shows of a plan or a refusal is what is printed, on a machine as pages have it.
+
+Nothing is trained here. Lines that need GPUs are planned on a machine of eight.
+"""
+
+import contextlib
+import difflib
+import re
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+import pytest
+
+from commands import samecurve
+from samecurve.cli.main import VERBS, cli, find_verb, main
+from samecurve.core.config.sections import Config
+from samecurve.core.planning.machine import Device, Machine
+from samecurve.run import describe, prepare
+from samecurve.tasks import facts
+from samecurve.tasks.language import corpus
+
+ROOT = Path(__file__).parents[1]
+PAGES = [*sorted(ROOT.glob("docs/*.md")), ROOT / "README.md", ROOT / "examples/README.md"]
+MACHINE = Machine(devices=(), links=(), host_bytes=int(23.53 * 2**30), cores=2, cpu="AMD EPYC")
+GPUS = Machine(
+    devices=tuple(
+        Device(kind="cuda", index=index, name="NVIDIA H200", memory=140 << 30) for index in range(8)
+    ),
+    links=(),
+    host_bytes=1 << 40,
+    cores=128,
+)
+NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
+PLANNED = {"train", "plan", "verify", "bench", "profile"}
+Neutral = Callable[[str], str]  # a line without what may differ
+# in lines that are no command yet: what stands for what
+PLACEHOLDERS = {"FILE": "models/tiny.yaml", "C": "models/tiny.yaml", "N": "2"}
+UNFINISHED = (click.MissingParameter, click.BadOptionUsage)
+# files that a page speaks of and does not show; its lines that read them are only parsed
+UNSHOWN = {
+    "docs/coming-from-oxidizr.md": {"tokens.bin"},
+    "docs/convert.md": {"new.yaml", "tokens.bin"},
+    "docs/data.md": {"tokens.bin", "tokens16.bin", "text/squares.txt"},
+    "docs/failures.md": {"labels.py", "memory.py", "killed.py", "network.py", "broken.py"},
+    "docs/groups.md": {"typo.yaml", "both.yaml"},
+    "docs/guarantees.md": {"clip.yaml"},
+    "docs/hangs.md": {"my.yaml"},
+    "docs/speed.md": {"tiny.yaml"},
+    "docs/strategies.md": {"large.yaml", "uneven.yaml", "greedy.py", "unused.py"},
+    "docs/tasks.md": {
+        *("cut.py", "dropout.py", "factors.py", "mean.py", "noise.py", "radam.py", "typo.py"),
+        *("unused.py", "noinit.yaml", "raises.yaml", "own/ring.yaml"),
+    },
+    "docs/train.md": {"tiny.yaml", "w.pt", "a"},
+}
+FENCE = re.DOTALL | re.MULTILINE
+OF_PLAN = ("plan   ", "       ", "warn   ", "error: ", "  remedy: ", "note   ")
+
+
+class Line(NamedTuple):
+    """A command line of a page, and what the page shows below it."""
+
+    page: Path
+    number: int
+    words: list[str]  # after `samecurve`
+    shown: list[str]
+    is_mention: bool = False  # in a paragraph or a table: it may lack arguments and files
+
+
+def fenced_lines(page: Path) -> Iterator[Line]:
+    text = page.read_text()
+    for block in re.finditer(r"^```\w*\n(.*?)^```", text, flags=FENCE):
+        first = text.count("\n", 0, block.start()) + 2
+        lines = block[1].splitlines()
+        for at, line in enumerate(lines):
+            match = re.match(r"(?:\w*\$ )?((?:[A-Z_]+=\S+ )*)(.*)", line)
+            words = _words_after_samecurve(match[2]) if match else None
+            if words is None:
+                continue
+            below = lines[at + 1 :]
+            prompts = [number for number, text in enumerate(below) if re.match(r"\w*\$ ", text)]
+            yield Line(page, first + at, words, below[: prompts[0]] if prompts else below)
+
+
+def _words_after_samecurve(text: str) -> list[str] | None:
+    """None: no line of ours."""
+    match = re.match(r"(?:\.venv/bin/)?samecurve (.*)|(?:torchrun|srun) .*-m samecurve (.*)", text)
+    if not match:
+        return None
+    words = shlex.split(match[1] or match[2], comments=True)
+    for stop in (">", "|", "&", "&&", ";"):
+        if stop in words:
+            words = words[: words.index(stop)]
+    return words
+
+
+def inline_lines(page: Path) -> Iterator[Line]:
+    """Those in a paragraph or a table; FILE, RUN and their like stand for something."""
+    text = page.read_text()
+    text = re.sub(r"^```.*?^```", lambda block: "\n" * block[0].count("\n"), text, flags=FENCE)
+    for match in re.finditer(r"`([^`\n]+)`", text):
+        words = _words_after_samecurve(match[1])
+        if words and words[0] in VERBS and "..." not in words:
+            number = text.count("\n", 0, match.start()) + 1
+            yield Line(page, number, [PLACEHOLDERS.get(word, word) for word in words], [], True)
+
+
+def shown_files(page: Path) -> dict[str, str]:
+    """The blocks of a page that are a file: the line above ends with its name."""
+    blocks = re.finditer(r"`([\w.]+)`:\n\n```\w+\n(.*?)^```", page.read_text(), flags=FENCE)
+    return {block[1]: block[2] for block in blocks}
+
+
+def write_files(page: Path, home: Path) -> None:
+    """What its lines read: of this page, and the configs of two others that many pages use."""
+    sources = (ROOT / "docs/train.md", ROOT / "docs/tasks.md", page)
+    shown = {name: text for source in sources for name, text in shown_files(source).items()}
+    for text in (page.read_text(), shown["ring.yaml"]):
+        for name, content in shown.items():
+            if re.search(rf"(?<![\w/]){re.escape(name)}", text):
+                (home / name).write_text(content)
+    if page.name == "groups.md":
+        (groups,) = re.findall(r"^```yaml\n(.*?)^```", page.read_text(), flags=FENCE)
+        small = (home / "small.yaml").read_text()
+        (home / "groups.yaml").write_text(re.sub(r"optimizer: .*\n", groups, small))
+
+
+@pytest.fixture
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models are described here, where torch is imported already, and not in a process each."""
+
+    def described(config: Config, cache: Path) -> dict[str, Any]:
+        return asdict(facts(config, cache))
+
+    monkeypatch.setattr(describe, "_in_subprocess", described)
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with what the repository's root has, and with the files that pages show."""
+    for name in ("models", "examples", "README.md"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    (tmp_path / "docs").mkdir()  # a line draws a picture there
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_lines_are_planned_as_the_page_shows(
+    page: Path,
+    *,
+    home: Path,
+    in_this_process: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """python-stdlib is a smaller text here: what follows from a vocabulary that is learnt from it
+    (sizes, times) is compared without its numbers.
+    """
+    del in_this_process
+    text = sorted((ROOT / "src/samecurve/core").rglob("*.py"))
+    monkeypatch.setattr(corpus, "_standard_library", lambda: text)
+    wrong = faults_of(page, home, monkeypatch, capsys, may_learn=False)
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_every_number_of_a_plan_is_as_the_page_shows(
+    page: Path,
+    *,
+    home: Path,
+    in_this_process: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """On the text that the page had, but for its length, which differs with Python's version."""
+    del in_this_process
+    wrong = faults_of(page, home, monkeypatch, capsys, may_learn=True)
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_lines_train(page: Path, home: Path) -> None:
+    """Two steps of each, in a run directory of its own."""
+    write_files(page, home)
+    lines = [line for line in fenced_lines(page) if line.words[0] == "train"]
+    for number, line in enumerate(lines):
+        flags = parsed(line.words)
+        if missing_files(flags) or flags["nnodes"] > 1 or flags["init_from"]:
+            continue
+        fails = any(each.startswith("error: ") for each in line.shown)
+        words = [*line.words, "--stop-after", "2", "--resume", "never"]
+        done = samecurve(*words, "--save-dir", f"run-{number}", cwd=home, code=None, timeout=600)
+        assert (done.returncode != 0) == fails, f"{page}:{line.number}\n{done.stderr[-2000:]}"
+
+
+def test_a_page_that_has_rotted_is_found() -> None:
+    text = "plan   world 3   ddp   f32\n       batch 6\n"
+    for shown, faults in (
+        (["plan   world 3   ...", "...", "       batch 6"], 0),
+        (["plan   world 2   ..."], 1),
+        (["       batch 6", "plan   world 3   ..."], 1),
+        (["error: anything"], 1),
+    ):
+        line = Line(PAGES[0], 1, ["plan"], shown)
+        assert len(list(compared(line, text, without_length))) == faults
+    for words in (["train", "-f", "x.yaml", "--no-such-flag"], ["trian", "-f", "x.yaml"]):
+        with pytest.raises(click.UsageError):
+            parsed(words)
+
+
+def faults_of(
+    page: Path,
+    home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    *,
+    may_learn: bool,
+) -> list[str]:
+    """A text for each line that is not as its page says.
+
+    may_learn: whether the text is the one that a page's vocabularies were learnt from
+    """
+    write_files(page, home)
+    wrong = []
+    for line in (*fenced_lines(page), *inline_lines(page)):
+        place = f"{page.relative_to(ROOT)}:{line.number}"
+        try:
+            flags = parsed(line.words)
+        except click.ClickException as error:
+            if not line.is_mention or not isinstance(error, UNFINISHED):
+                wrong.append(f"{place}: {error.format_message()}")
+            continue
+        missing = missing_files(flags)
+        if not line.is_mention and missing - UNSHOWN.get(str(page.relative_to(ROOT)), set()):
+            wrong.append(f"{place}: no page shows {', '.join(sorted(missing))}")
+        if missing or not is_planned(line, flags):
+            continue
+        needs_gpus = bool(flags.get("gpus") or flags.get("num_gpus")) and not line.shown
+        monkeypatch.setattr(prepare, "probe", lambda on=needs_gpus: GPUS if on else MACHINE)
+        arguments = as_plan(line.words) if flags["file"] else line.words
+        text = said(arguments, monkeypatch, capsys)
+        learns = flags["file"] is not None and "bpe:" in flags["file"].read_text()
+        neutral = without_length if may_learn or not learns else without_numbers
+        wrong += [f"{place}: {fault}" for fault in compared(line, text, neutral)]
+    return wrong
+
+
+def is_planned(line: Line, flags: dict[str, Any]) -> bool:
+    """Whether a line has a config, or lacks one, and can be planned here and without measuring."""
+    measures = flags.get("probe_batch") or flags.get("balance") == "measured"
+    alone = flags.get("nnodes", 1) == 1
+    has_config = flags.get("file")
+    if line.words[0] in {"train", "plan"}:
+        has_config = has_config or not (line.is_mention or flags["settings"])
+    return line.words[0] in PLANNED and bool(has_config) and alone and not measures
+
+
+def parsed(words: list[str]) -> dict[str, Any]:
+    """The flags by name. ClickException: the verb has no such flag."""
+    command = find_verb(words[0])
+    if command is None:
+        raise click.UsageError(f"there is no verb {words[0]}")
+    with cli.make_context("samecurve", [words[0]], resilient_parsing=True) as parent:
+        return command.make_context(words[0], list(words[1:]), parent=parent).params
+
+
+def missing_files(flags: dict[str, Any]) -> set[str]:
+    """Those that a line reads and that are not there."""
+    tasks = [each for each in flags.get("settings") or () if each.startswith("task=")]
+    names = [task.removeprefix("task=").partition(":")[0] for task in tasks]
+    names += [
+        str(flags[name]) for name in ("file", "data", "init_from", "bench") if flags.get(name)
+    ]
+    return {name for name in names if not Path(name).exists()}
+
+
+def as_plan(words: list[str]) -> list[str]:
+    """The same for `plan`: without what only the verb itself has."""
+    plan, verb = find_verb("plan"), find_verb(words[0])
+    assert plan is not None
+    assert verb is not None
+    known = {name for parameter in plan.params for name in parameter.opts}
+    other = {
+        name: parameter
+        for parameter in verb.params
+        for name in parameter.opts
+        if name not in known and isinstance(parameter, click.Option)
+    }
+    kept, rest = ["plan"], words[1:]
+    while rest:
+        word, *rest = rest
+        option = other.get(word.partition("=")[0].replace("_", "-"))
+        if option is None:
+            kept.append(word)
+        elif not option.is_flag and "=" not in word:
+            rest = rest[1:]
+    return kept
+
+
+def said(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> str:
+    monkeypatch.setattr(sys, "argv", ["samecurve", *arguments])
+    with contextlib.suppress(SystemExit):
+        main()
+    shown = capsys.readouterr()
+    return shown.err + shown.out
+
+
+def compared(line: Line, text: str, neutral: Neutral) -> Iterator[str]:
+    """What the page shows and the program does not say."""
+    if not line.shown:
+        if "error:" in text:
+            yield text
+        return
+    actual = list(map(neutral, text.splitlines()))
+    at = 0
+    for shown in to_compare(line, text):
+        pattern = re.compile(
+            ".*".join(map(re.escape, neutral(shown.replace("...", "\0")).split("\0")))
+        )
+        places = [number for number in range(at, len(actual)) if pattern.fullmatch(actual[number])]
+        if not places:
+            near = difflib.get_close_matches(neutral(shown), actual, 1, 0.3)
+            yield f"shown  {neutral(shown)}\n    printed  {near[0] if near else text}"
+            return
+        at = places[0] + 1
+
+
+def to_compare(line: Line, text: str) -> list[str]:
+    """The lines below a command that a plan, or a refusal, has."""
+    shown = [each for each in line.shown if each not in {"...", ""}]
+    if line.words[0] == "plan":
+        return shown
+    if any(each.startswith("error: ") for each in shown) and "error: " not in text:
+        return []  # refused, or failed, by its ranks
+    first = [number for number, each in enumerate(shown) if not each.startswith(OF_PLAN)]
+    head = shown[: first[0]] if first else shown
+    if any(each.startswith("resume ") for each in shown) or "(as this run began)" in str(shown):
+        return [each for each in head if each.startswith("plan ")]
+    return head
+
+
+def without_length(line: str) -> str:
+    """Of the text, which differs with Python's version."""
+    line = re.sub(r"(an epoch is) \d+", r"\1 N", line)
+    return re.sub(r"\d+ (steps an epoch)", r"N \1", line)
+
+
+def without_numbers(line: str) -> str:
+    return re.sub(r" +", " ", re.sub(r"[\d.]+[KMGTB]?", "N", line))
