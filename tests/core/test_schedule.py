@@ -21,3 +21,9 @@ def test_shapes(decay: Decay, middle: float, last: float) -> None:
 def test_wsd_decays_only_in_its_cooldown() -> None:
     schedule = Schedule(peak=2.0, steps=101, decay="wsd", final=0.0, cooldown=0.5)
     assert [schedule.at(step) for step in (0, 50, 75, 100)] == pytest.approx([2.0, 2.0, 1.0, 0.0])
+
+
+def test_a_tasks_own_schedule_is_not_asked_beyond_its_steps() -> None:
+    """As where bench takes more steps than the run has."""
+    schedule = Schedule(peak=2.0, steps=3, decay="task")
+    assert [schedule.at(step, [0.5, 1.0, 0.25].__getitem__) for step in (0, 2, 9)] == [1, 0.5, 0.5]

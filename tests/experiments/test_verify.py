@@ -11,9 +11,11 @@ import faults
 import pytest
 
 from commands import refused, samecurve, write_config
+from samecurve.core.profile_types import ProfileSchedule
 from samecurve.errors import UserError
 from samecurve.experiments.layout_runner import LayoutRunner
 from samecurve.experiments.layouts import Layout, default_layouts, parse_layout
+from samecurve.experiments.profile import plan_profile, run_profile
 from samecurve.experiments.verdicts import Verdict, compare_layouts
 from samecurve.experiments.verify_report import as_json
 from samecurve.run.describe import describe
@@ -50,6 +52,41 @@ def test_what_is_right_passes(pool: Pool, corpus: Path, tmp_path: Path) -> None:
     assert report["passed"]
     assert report["batch"] == 10
     assert report["layouts"][5]["layout"] == "ddp:2..fsdp:3..single"
+
+
+@pytest.mark.parametrize(
+    "train",
+    [
+        {"steps": 4, "save_every": 3, "keep": 1, "eval_every": 1, "sample_every": 1},
+        *(
+            pytest.param(train, marks=pytest.mark.long)
+            for train in (
+                {"steps": 1, "save_every": 1, "keep": 1},
+                {"steps": "1000000ep", "save_every": "0.0001ep", "keep": 10**9, "log_every": 10**9},
+                {"steps": 4, "exact": True, "hash_every": 1, "save_every": 1, "seed": 2**62},
+                {"steps": 4, "exact": True, "hash_every": 0, "eval_every": "0.001ep", "keep": 0},
+                {"steps": 4, "recompute": "block", "non_finite": "skip", "save_every": 10**9},
+            )
+        ),
+    ],
+)
+def test_no_setting_of_the_users_breaks_an_experiment(
+    train: dict[str, Any], pool: Pool, corpus: Path, tmp_path: Path
+) -> None:
+    """What a run saves, evaluates and keeps is its own; an experiment trains the same steps."""
+    config = config_of(tiny_values(corpus, train={"precision": "f64", **train}))
+    facts = describe(config)
+    steps = None if train["steps"] == 1 else 4
+    runner = LayoutRunner(
+        config, MACHINE, facts, steps=steps, kind="cpu", pool=pool, home=tmp_path / "verify"
+    )
+    layouts = [parse_layout("ddp:2"), parse_layout("ddp:2..single")]
+    verdicts = list(compare_layouts(runner, layouts[: runner.steps], TOLERANCE))
+    assert {verdict.verdict for verdict in verdicts} == {"PASS"}, verdicts
+    schedule = ProfileSchedule(warm=1, timed=2, traced=0)
+    plan = plan_profile(config, MACHINE, facts, schedule)
+    profile = run_profile(config, plan, schedule, ranks=pool, home=tmp_path / "profile")
+    assert len(profile.ranks[0].steps) == 2
 
 
 @pytest.mark.parametrize(

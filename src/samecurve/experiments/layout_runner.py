@@ -24,7 +24,7 @@ from samecurve.core.planning.planner import plan
 from samecurve.core.protocols import StoredArrays
 from samecurve.errors import UserError
 from samecurve.experiments.layouts import JAX, Layout
-from samecurve.experiments.scratch import make_run, run_on_ranks
+from samecurve.experiments.scratch import for_steps_alone, make_run, run_on_ranks
 from samecurve.launch.pool import Pool, pool
 from samecurve.observe.journal import read_events
 from samecurve.run.attempt import Attempt
@@ -91,7 +91,7 @@ class LayoutRunner:
 
     def plan(self, layout: Layout) -> Plan:
         """UserError: this model can't be laid out so on this machine."""
-        return plan(self._config_of(layout), self._machine, self._facts)
+        return for_steps_alone(plan(self._config_of(layout), self._machine, self._facts))
 
     def _config_of(self, layout: Layout) -> Config:
         if self.kind == "cpu":

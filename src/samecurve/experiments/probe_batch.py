@@ -14,7 +14,7 @@ from samecurve.core.planning.machine import Machine
 from samecurve.core.planning.memory import USABLE
 from samecurve.core.planning.planner import plan
 from samecurve.errors import UserError
-from samecurve.experiments.scratch import make_run, run_on_ranks
+from samecurve.experiments.scratch import for_steps_alone, make_run, run_on_ranks
 from samecurve.launch.pool import JobFailedError, pool
 from samecurve.observe.journal import read_events
 from samecurve.probe import probe
@@ -108,9 +108,7 @@ def _peak_memory(config: Config, machine: Machine, facts: Facts, size: int) -> i
     num_devices = plan(config, machine, facts).num_devices
     tried = config.model_copy(update={"batch": Batch(samples=size * num_devices)})
     tried_plan = plan(tried, machine, replace(facts, largest_tried=size))
-    short = replace(
-        tried_plan, steps=_STEPS, eval_samples=0, every=replace(tried_plan.every, sample=0)
-    )
+    short = replace(for_steps_alone(tried_plan), steps=_STEPS)
     with (
         tempfile.TemporaryDirectory(prefix="samecurve-probe-") as home,
         pool(short.world_size, Path(home) / "ranks.log", _PATIENCE) as ranks,

@@ -18,12 +18,11 @@ from samecurve.core.planning.facts import Facts, Measure
 from samecurve.core.planning.machine import Machine
 from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.planner import plan
-from samecurve.core.planning.run_length import Intervals
 from samecurve.core.profile_types import ProfileSchedule, RankProfile
 from samecurve.errors import RunError, UserError
 from samecurve.experiments.profile_text import Profile, TraceFile, as_text, head
 from samecurve.experiments.profile_text import as_json as profile_json
-from samecurve.experiments.scratch import make_run, run_on_ranks, scratch
+from samecurve.experiments.scratch import for_steps_alone, make_run, run_on_ranks, scratch
 from samecurve.launch.pool import JobFailedError, Pool, pool
 from samecurve.probe import probe
 from samecurve.run.attempt import Attempt
@@ -155,12 +154,7 @@ def plan_profile(config: Config, machine: Machine, facts: Facts, schedule: Profi
 
 def shorten(plan: Plan, schedule: ProfileSchedule) -> Plan:
     """Only as many steps as are watched."""
-    return replace(
-        plan,
-        steps=schedule.steps,
-        eval_samples=0,
-        every=Intervals(log=plan.every.log, evaluate=0, save=0, sample=0),
-    )
+    return replace(for_steps_alone(plan), steps=schedule.steps)
 
 
 def run_profile(

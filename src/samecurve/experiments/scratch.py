@@ -5,6 +5,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import psutil
 
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.plan import Plan
+from samecurve.core.planning.run_length import Intervals
 from samecurve.launch.pool import Pool
 from samecurve.run.directory import Run
 from samecurve.system import cache_home
@@ -31,6 +33,16 @@ def scratch(name: str) -> Iterator[Path]:
             shutil.rmtree(leftover, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=f"{os.getpid()}-", dir=home) as directory:
         yield Path(directory)
+
+
+def for_steps_alone(plan: Plan) -> Plan:
+    """The plan without what a run does beside its steps, whatever the config has of that.
+
+    Nothing is evaluated or sampled, and saved is what the experiment itself asks for, all of which
+    stays.
+    """
+    every = Intervals(log=plan.every.log, evaluate=0, save=0, sample=0)
+    return replace(plan, eval_samples=0, every=every, keep=0)
 
 
 def make_run(home: Path, config: Config, plan: Plan) -> Run:

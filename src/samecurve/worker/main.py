@@ -228,7 +228,7 @@ def lr_factor(task: Task, plan: Plan) -> Callable[[int], float] | None:
     """
     factor: Callable[[int], float] | None = getattr(task, "lr_factor", None)
     if factor:
-        factor(plan.steps - 1)
+        factor(plan.schedule.steps - 1)
     return factor
 
 

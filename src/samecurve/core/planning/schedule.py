@@ -28,7 +28,8 @@ class Schedule:
         """
         if self.decay == "task":
             assert task_factor, "the task has a schedule"
-            return self.peak * task_factor(step)
+            # an experiment may take more steps than the run has, for which the task has no factor
+            return self.peak * task_factor(min(step, self.steps - 1))
         if step < self.warmup:
             return self.peak * (step + 1) / self.warmup
         span = max(1, self.steps - 1 - self.warmup)
