@@ -146,6 +146,7 @@ DEVICES = (
         "torch without CUDA",
         patterns=(
             r"Torch not compiled with CUDA enabled",
+            r"module 'torch\._C' has no attribute '_cuda_\w+'",
             r"Distributed package doesn't have NCCL built in",
             r"ProcessGroupNCCL is only supported with GPUs",
         ),
