@@ -34,6 +34,7 @@ def hugging(kind: str, head: str, **fields: Any) -> None:
         import transformers
 
         config = getattr(transformers, f"{kind}Config")(**fields)
+        config._experts_implementation = "eager"  # grouped products know no float64
         built: nn.Module = getattr(transformers, f"{kind}{head}")(config)
         return built
 

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
 
 from one_curve import compare
@@ -412,6 +413,24 @@ def test_compiled_code_is_served(backend: str, harness: Harness, functions: Keye
                 torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
     finally:
         torch._dynamo.reset()
+
+
+def test_what_a_compiler_records_is_not_served(harness: Harness) -> None:
+    """Inductor traces patterns of its own in the first step, a permutation's and dropout's among
+    them: these are no part of the microbatch.
+    """
+
+    def pattern(x: torch.Tensor) -> torch.Tensor:
+        return F.dropout(x[torch.randperm(len(x))] + torch.rand_like(x).bernoulli_())
+
+    def traced(x: torch.Tensor) -> torch.Tensor:
+        nodes = make_fx(pattern, tracing_mode="fake")(x).graph.nodes
+        names = [str(node.target) for node in nodes]
+        assert {"aten.randperm.default", "aten.rand_like.default"} <= set(names), names
+        assert not any("Generator" in name or "opaque" in name for name in names)
+        return x
+
+    harness.run(traced, range(4))
 
 
 class SequenceFirst(nn.Module):

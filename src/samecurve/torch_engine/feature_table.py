@@ -142,8 +142,9 @@ def check_rows(features: Features, count: int) -> None:
 def _bytes_of(feature: torch.Tensor) -> torch.Tensor:
     """[rows, bytes of a row]."""
     rows = feature.detach().resolve_conj().resolve_neg()
-    rows = rows.reshape(len(rows), math.prod(rows.shape[1:])).contiguous()
-    return rows.view(torch.uint8)
+    rows = rows.reshape(len(rows), math.prod(rows.shape[1:]))
+    # not contiguous(): a single row that was expanded counts as such, and has strides of 0
+    return rows.clone(memory_format=torch.contiguous_format).view(torch.uint8)
 
 
 def _unlike(layout: Layout, other: Layout) -> UserError:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import _VF, nn
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.nn.utils.rnn import PackedSequence
 
 from samecurve.torch_engine.keyed.attention import attention
@@ -158,11 +159,19 @@ def _served(original: Function, serve: Serve) -> Function:
     @functools.wraps(original)
     def function(*arguments: Any, **options: Any) -> Any:
         context = context_in_work()
-        if context is None or not context.rows:
+        if context is None or not context.rows or _is_traced():
             return original(*arguments, **options)
         return serve(original, context, *arguments, **options)
 
     return function
+
+
+def _is_traced() -> bool:
+    """Whether a compiler records what is called, its own patterns among it, on tensors without
+    values: nothing of the microbatch is drawn.
+    """
+    fake = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)  # noqa: SLF001
+    return fake is not None or get_proxy_mode() is not None
 
 
 def _as_it_is(function: Function) -> Function:
@@ -184,7 +193,7 @@ def _broken_where_it_is_traced(method: Function) -> Function:
 
     @functools.wraps(method)
     def function(self: torch.Tensor, *arguments: Any, **options: Any) -> Any:
-        if isinstance(self, FakeTensor) and context_in_work():
+        if isinstance(self, FakeTensor) and context_in_work() and get_proxy_mode() is None:
             unimplemented(
                 gb_type="samecurve: a tensor's random method",
                 context=method.__name__,

@@ -193,6 +193,7 @@ class MicroBatchContext:
 
 class _Work(threading.local):
     context: MicroBatchContext | None = None
+    is_outside = False  # what runs is of no microbatch, whatever the GPU's is
 
 
 # Of the process, as what they serve is: functions of torch itself, in whatever thread they are
@@ -204,7 +205,7 @@ _BY_GPU: dict[int, MicroBatchContext] = {}
 def context_in_work() -> MicroBatchContext | None:
     """The microbatch that this thread computes, forward or backward."""
     context = _WORK.context
-    if context is None and _BY_GPU and recomputing():
+    if context is None and not _WORK.is_outside and _BY_GPU and recomputing():
         return _BY_GPU.get(torch.cuda.current_device())
     return context
 
@@ -212,11 +213,12 @@ def context_in_work() -> MicroBatchContext | None:
 @contextmanager
 def outside_of_microbatches() -> Iterator[None]:
     """Within a microbatch's within(), something that is not of that microbatch alone."""
-    _WORK.context, held = None, _WORK.context
+    held = _WORK.context, _WORK.is_outside
+    _WORK.context, _WORK.is_outside = None, True
     try:
         yield
     finally:
-        _WORK.context = held
+        _WORK.context, _WORK.is_outside = held
 
 
 @constant

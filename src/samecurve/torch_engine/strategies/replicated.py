@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import MicroBatch
 from samecurve.torch_engine.layers.batch_norm import Peers
+from samecurve.torch_engine.layers.context import outside_of_microbatches
 from samecurve.torch_engine.model import Materializer, leave_empty
 from samecurve.torch_engine.model_call import ModelCall
 from samecurve.torch_engine.optimizer_params import OptimizerParam
@@ -270,7 +271,8 @@ def _summed_powersgd(
     Source of the method: Vogels et al. 2019, arXiv:1905.13727.
     """
     world = dist.get_world_size(state.process_group)
-    future: Any = powersgd.powerSGD_hook(state, bucket)
+    with outside_of_microbatches():  # it draws where it begins to search, on all ranks alike
+        future: Any = powersgd.powerSGD_hook(state, bucket)
     result: torch.futures.Future[torch.Tensor] = future.then(lambda done: done.value().mul_(world))
     return result
 
