@@ -121,6 +121,16 @@ def die_with(parent: int, by: int = signal.SIGKILL) -> None:
             os._exit(1)
 
 
+def let_threads_wait() -> None:
+    """A library's idle threads sleep, in this process and those that it starts, unless the user has
+    set OMP_WAIT_POLICY. Before torch is imported.
+
+    By themselves they spin: beside other programs on the same cores a step of a small model took 8
+    to 20 times as long (docs/benchmarks.md).
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
 def install_command(extra: str) -> str:
     """The command that adds an extra (jax, report, ...) to this very copy of the program.
 

@@ -1,14 +1,16 @@
 """The command answers at once: nothing heavy is imported before it is needed."""
 
+import os
 import resource
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from commands import command, refused, write_config
-from samecurve.cli.main import VERBS
+from samecurve.cli.main import VERBS, cli
 
 
 def quickest(arguments: list[str], cwd: Path) -> float:
@@ -77,3 +79,22 @@ def test_the_readme_has_each_verb_and_help_lists_them_in_order() -> None:
     readme = (Path(__file__).parents[2] / "README.md").read_text()
     assert list(VERBS) == sorted(VERBS)
     assert [verb for verb in VERBS if f"| [`samecurve {verb}" not in readme] == []
+
+
+@pytest.mark.parametrize(
+    ("before", "verb", "after"),
+    [
+        (None, "schema", "PASSIVE"),
+        ("active", "schema", "active"),  # the user's own
+        (None, "run", None),
+    ],
+)
+def test_idle_threads_sleep(
+    before: str | None, verb: str, after: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside other programs they would spin; what a script's do is its own matter."""
+    monkeypatch.setenv("OMP_WAIT_POLICY", before or "")
+    if before is None:
+        monkeypatch.delenv("OMP_WAIT_POLICY")
+    CliRunner().invoke(cli, [verb, "--no-such-flag"])
+    assert os.environ.get("OMP_WAIT_POLICY") == after

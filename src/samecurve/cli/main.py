@@ -17,6 +17,7 @@ import click
 from samecurve import __version__
 from samecurve.cli.options import dashes
 from samecurve.errors import SamecurveError, UserError
+from samecurve.system import let_threads_wait
 from samecurve.terminal import echo, shorten
 
 # verb -> its file in cli/, in which the click command is named as the file; in alphabetical order
@@ -82,13 +83,16 @@ class Verbs(click.Group):
     context_settings={"token_normalize_func": dashes, "help_option_names": ["-h", "--help"]},
 )
 @click.version_option(__version__, prog_name="samecurve")
-def cli() -> None:
+@click.pass_context
+def cli(context: click.Context) -> None:
     """Train one model on one device or on many, with the same loss curve.
 
     \b
     samecurve train -f models/tiny.yaml --devices cpu:2
     samecurve plan  -f models/tiny.yaml
     """
+    if context.invoked_subcommand != "run":  # whose scripts start as torchrun starts them
+        let_threads_wait()
 
 
 def main() -> None:
