@@ -17,6 +17,8 @@ import psutil
 import pytest
 
 from commands import command, refused, samecurve, until
+from samecurve.launch.hang_watch import HangLimit
+from samecurve.launch.script.announcements import WatchAnnouncement
 from samecurve.launch.script.output import Lines
 from samecurve.launch.script.placement import reserve_port
 
@@ -129,7 +131,7 @@ def test_an_old_script_is_given_its_local_rank(tmp_path: Path) -> None:
     [
         ("raise", 1, "ValueError: a planted fault"),
         ("import", 1, "ModuleNotFoundError: No module named 'nowhere_to_be_found'"),
-        ("exit", 3, "exit code 3"),
+        ("exit", 3, f"rank 1 left by sys.exit(3), at {FAULTS}:"),
         ("text", 1, "rank 1: a planted word"),
         ("hanging", 1, "ValueError: a planted fault"),
         ("interrupt", 130, "KeyboardInterrupt"),
@@ -481,3 +483,67 @@ def test_a_rank_that_takes_fewer_steps_is_the_cause(tmp_path: Path) -> None:
     assert (
         "error: rank 1 left with exit code 0 before the others were done\n  others: rank 0 " in err
     )
+
+
+@pytest.mark.long
+def test_a_rank_that_stays_behind_is_told_with_where_it_is(tmp_path: Path) -> None:
+    """After ten seconds; and ended after what the line on the watch says."""
+    _, err = run(tmp_path, "--hang-floor", 2, SCRIPTS / "waits.py", "behind", code=1)
+    where = r"rank 1 in waits\.py:\d+ <module>\(\)"
+    assert re.search(r"^watch  crashes, and hangs .* for 2 s .*; 20 s, until it is", err, re.M)
+    assert re.search(
+        rf"^watch  rank 0 left with exit code 0 10 s ago; still at work: {where}", err, re.M
+    )
+    assert re.search(
+        "^error: rank 0 left with exit code 0 before the others were done, which have made no"
+        rf" progress for \d+ s \(limit \d+ s\): {where}",
+        err,
+        re.M,
+    )
+
+
+def test_a_watch_that_has_not_seen_all_ranks_says_so_and_what_it_sees_later() -> None:
+    lines: list[str] = []
+    announcement = WatchAnnouncement(HangLimit(4, unknown=40), lines.append, long=0.0)
+    announcement.tick(all_seen=False)
+    announcement.tick(all_seen=False)
+    announcement.tick(all_seen=True)
+    announcement.tick(all_seen=True)
+    assert [line.partition(",")[0] for line in lines] == ["crashes only", "crashes"]
+    assert "none for 4 s (--hang-floor)" in lines[1]
+    assert "40 s, until it is known what is usual" in lines[1]
+
+
+ASKS = """
+import os
+from pathlib import Path
+
+rank = os.environ["RANK"]
+if rank == os.environ["ASKED"]:
+    print("hello", input("name? "), flush=True)
+Path("data.txt").read_text()
+"""
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ("0", "no file data.txt in the directory where the command was typed"),
+        ("1", "asks for input where nobody types"),
+    ],
+)
+def test_the_first_rank_is_typed_to(asked: str, says: str, tmp_path: Path) -> None:
+    """And what a script expects beside it is told by where it was looked for."""
+    (tmp_path / "asks.py").write_text(ASKS)
+    out = subprocess.run(
+        command("run", "--nproc", 2, "asks.py"),
+        cwd=tmp_path,
+        env={**os.environ, "ASKED": asked},
+        input="Ada\n",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert out.returncode == 1
+    assert ("hello Ada" in out.stdout) == (asked == "0")
+    assert says in out.stderr[out.stderr.index("error: ") :]

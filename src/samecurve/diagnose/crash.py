@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from samecurve.diagnose.hang import SAME_CALLS
 from samecurve.diagnose.known_failures import diagnose
 from samecurve.diagnose.known_failures.entry import Diagnosis, Symptom
 from samecurve.diagnose.notes import FailureNote
@@ -62,6 +63,7 @@ def explain(
     oom_kills: int | None = None,
     world_size: int = 0,
     left_early: Sequence[int] = (),
+    exit_places: Mapping[int, str] | None = None,
     resumes: bool = True,
 ) -> SamecurveError:
     """The error to show for a world that failed.
@@ -72,6 +74,7 @@ def explain(
     oom_kills: processes that the kernel ended since the start for want of memory; None: not known
     world_size: to name the ranks that did not fail; 0: not known
     left_early: ranks that had ended with 0 when the first one failed
+    exit_places: rank -> where its own code ended it by sys.exit(), of ranks that left so
     resumes: the same command goes on from a save
     """
     failures = _collect_failures(notes, exits, logs)
@@ -93,6 +96,7 @@ def explain(
             log=logs / f"rank-{first.rank}.log",
             oom_kills=oom_kills,
             name_rank=world_size > 1 and not is_common,
+            exit_place=(exit_places or {}).get(first.rank, ""),
         )
         error.rank = first.rank
     if not resumes:
@@ -186,17 +190,24 @@ def _explain_left_early(left_early: Sequence[int], others: str, logs: Path) -> R
     """The others lost it, or waited for it: data of unequal length is the usual reason."""
     return RunError(
         f"{_name_ranks(left_early)} left with exit code 0 before the others were done",
-        "every rank must take the same number of steps and make the same calls: look for data of"
-        " unequal length (drop_last, a sampler for each rank), or an exit that depends on the rank",
+        SAME_CALLS,
         trace=others,
         log=str(logs / f"rank-{left_early[0]}.log"),
     )
 
 
 def _explain_first(
-    first: RankFailure, *, others: str, log: Path, oom_kills: int | None, name_rank: bool
+    first: RankFailure,
+    *,
+    others: str,
+    log: Path,
+    oom_kills: int | None,
+    name_rank: bool,
+    exit_place: str,
 ) -> SamecurveError:
-    """others: a line on the other ranks, or ''. name_rank: not all ranks failed in the same way."""
+    """others: a line on the other ranks, or ''. name_rank: not all ranks failed in the same way.
+    exit_place: where its own code ended it by sys.exit(), or ''.
+    """
     log_path = ""
     if log.exists():  # a lone process has none: it wrote to the terminal
         log_path = str(log)
@@ -213,6 +224,14 @@ def _explain_first(
     if first.note:
         cause = f"rank {first.rank}: {clip(first.note.cause, _MAX_CAUSE)}"
         return RunError(cause, _SAME_COMMAND, again=True, trace=others, log=log_path)
+    if exit_place:
+        return RunError(
+            f"rank {first.rank} left by sys.exit({first.exit_code}), at {exit_place}",
+            "the code there says why it ends so; its log has what it printed before",
+            again=True,
+            trace=_join_lines(*map(clip, first.last_lines), others),
+            log=log_path,
+        )
     missing = "traceback" if first.last_lines else "word"
     return RunError(
         f"rank {first.rank} left with exit code {first.exit_code} and no {missing}",

@@ -7,7 +7,7 @@ is too long is learnt from its own phases, and never less than the floor.
 
 import statistics
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from samecurve.core.events import PHASES, Beat, Phase
@@ -20,6 +20,13 @@ _LONGEST_FACTOR = 3  # of its longest
 _KEPT = 200  # durations of a phase
 _ONCE: tuple[Phase, ...] = ("start", "end")  # phases that a rank goes through once
 _STEP: tuple[Phase, ...] = ("data", "step")
+
+
+# where one rank is done before the others
+SAME_CALLS = (
+    "every rank must take the same number of steps and make the same calls: look for data of"
+    " unequal length (drop_last, a sampler for each rank), or an exit that depends on the rank"
+)
 
 
 @dataclass(frozen=True)
@@ -185,6 +192,7 @@ def judge(
     world_size: int,
     floor_flag: str = "--set devices.hang_floor=",
     unit: str = "step",
+    left: Sequence[int] = (),
 ) -> Verdict:
     """Who holds the others up, and where everybody is.
 
@@ -192,13 +200,14 @@ def judge(
     world_size: how many ranks there are; those of other hosts are not among the snapshots
     floor_flag: how to set the floor
     unit: what beats count
+    left: ranks that have ended with 0
     """
-    where = _describe_all(snapshots, unit)
+    where = describe_all(snapshots, unit)
     stopped = [rank for rank, snapshot in snapshots.items() if snapshot.is_stopped]
     if stopped:
         return Verdict(
             tuple(stopped),
-            f"{_name_ranks(stopped)} stopped (SIGSTOP, or a terminal's Ctrl-Z) for {seconds:.0f} s:"
+            f"{name_ranks(stopped)} stopped (SIGSTOP, or a terminal's Ctrl-Z) for {seconds:.0f} s:"
             f" {where}",
             f"whoever stopped it can let it go on with `kill -CONT`; {floor_flag}N waits N seconds"
             " for that",
@@ -209,6 +218,13 @@ def judge(
     wait_longer = (
         f"if that is how long it takes, {floor_flag}{round(max(2 * seconds, limit))} waits longer"
     )
+    if left:
+        return Verdict(
+            tuple(left),
+            f"{name_ranks(left)} left with exit code 0 before the others were done, which have"
+            f" made no progress for {seconds:.0f} s (limit {limit:.0f} s): {where}",
+            f"{SAME_CALLS}; {wait_longer}",
+        )
     culprits: list[int] = []
     if len(snapshots) == world_size:
         culprits = _find_culprits(snapshots)
@@ -223,7 +239,7 @@ def judge(
         remedy = f"--num-workers or a quicker source, if the data is slow; {wait_longer}"
     return Verdict(
         tuple(culprits),
-        f"{_name_ranks(culprits)} gave no sign for {seconds:.0f} s (limit {limit:.0f} s): {where}",
+        f"{name_ranks(culprits)} gave no sign for {seconds:.0f} s (limit {limit:.0f} s): {where}",
         remedy,
     )
 
@@ -297,12 +313,12 @@ def _describe_mismatch(snapshots: Snapshots) -> str:
     )
 
 
-def _describe_all(snapshots: Snapshots, unit: str) -> str:
+def describe_all(snapshots: Snapshots, unit: str) -> str:
     """Where each rank is; those in the same place together."""
     ranks_at: dict[str, list[int]] = {}
     for rank, snapshot in sorted(snapshots.items()):
         ranks_at.setdefault(_describe_place(snapshot, unit), []).append(rank)
-    return "; ".join(f"{_name_ranks(ranks)} {place}" for place, ranks in ranks_at.items())
+    return "; ".join(f"{name_ranks(ranks)} {place}" for place, ranks in ranks_at.items())
 
 
 def _describe_place(snapshot: RankSnapshot, unit: str) -> str:
@@ -320,7 +336,7 @@ def _describe_place(snapshot: RankSnapshot, unit: str) -> str:
     return f"without an answer{since}"
 
 
-def _name_ranks(ranks: Iterable[int]) -> str:
+def name_ranks(ranks: Iterable[int]) -> str:
     names = [str(rank) for rank in ranks]
     if len(names) == 1:
         return f"rank {names[0]}"

@@ -9,7 +9,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,14 @@ from pathlib import Path
 import psutil
 
 from samecurve.core.events import Beat
-from samecurve.diagnose.hang import RankSnapshot, Silence, SilenceWatch, Verdict, judge
+from samecurve.diagnose.hang import (
+    RankSnapshot,
+    Silence,
+    SilenceWatch,
+    Verdict,
+    describe_all,
+    judge,
+)
 from samecurve.diagnose.stacks import locate
 from samecurve.errors import RunError
 from samecurve.observe.heartbeat import read_beat
@@ -64,13 +71,16 @@ class HangWatch:
         world_size: int,
         limit: HangLimit,
         ask_signal: int = ASK,
+        left: Callable[[], Sequence[int]] = tuple,
     ) -> None:
         """logs: where ranks leave heartbeats and answers.
 
         processes: of the ranks on this host, rank -> process id, read anew.
         world_size: how many ranks there are in all.
         ask_signal: the one that ranks answer to.
+        left: ranks of this host that have ended with 0.
         """
+        self._left = left
         self._logs, self._processes, self._world_size = logs, processes, world_size
         self._limit, self._ask_signal = limit, ask_signal
         self._next_look = 0.0
@@ -106,6 +116,10 @@ class HangWatch:
         """Whether every rank has given a sign."""
         return len(self._beats(range(self._world_size))) == self._world_size
 
+    def describe_ranks(self) -> str:
+        """Where the ranks are, asked for."""
+        return describe_all(self._seen(self._ask_all()), self._limit.unit)
+
     def kill(self) -> None:
         """At once: a rank that hangs hears no SIGTERM, and those that wait for it in a collective
         neither.
@@ -136,6 +150,7 @@ class HangWatch:
             world_size=self._world_size,
             floor_flag=self._limit.option,
             unit=self._limit.unit,
+            left=self._left(),
         )
         report = self._report(verdict, dumps)
         self.kill()

@@ -101,16 +101,15 @@ class RankGroup:
         guard: OrphanGuard,
         read_report: Callable[[int], RankReport | None],
         outputs: Outputs | None = None,
-        stdin: int | None = subprocess.DEVNULL,
     ) -> None:
         """commands: by rank.
 
         read_report: what a rank has reported; None: nothing yet.
-        outputs: takes what they print; None: they see to that themselves.
-        stdin: of each rank, as for subprocess.
+        outputs: takes what they print, and the first rank reads what is typed; None: they see to
+            that themselves.
         """
         self._commands, self._guard, self._read_report = commands, guard, read_report
-        self._outputs, self._stdin = outputs, stdin
+        self._outputs = outputs
         self.stopped_by: int | None = None  # the signal that stop() passed on
         self._processes: list[subprocess.Popen[bytes]] = []  # by rank
         self._ended: dict[int, int] = {}  # rank -> exit code
@@ -127,7 +126,7 @@ class RankGroup:
             process = subprocess.Popen(
                 command.arguments,
                 env=dict(command.environment),
-                stdin=self._stdin,
+                stdin=None if self._outputs and not rank else subprocess.DEVNULL,
                 stdout=pipe,
                 stderr=pipe,
                 start_new_session=True,  # Ctrl-C is the launcher's
@@ -173,6 +172,13 @@ class RankGroup:
     def exit_codes(self) -> Mapping[int, int]:
         """Rank -> exit code, negative for a signal, of those that have ended."""
         return self._ended
+
+    @property
+    def left_well(self) -> list[int]:
+        """Ranks that have ended with 0, or have reported that they do."""
+        reported = {rank: report.exit_code for rank, report in self._reports.items()}
+        codes = {**reported, **self._ended}
+        return sorted(rank for rank, code in codes.items() if code == 0)
 
     @property
     def end(self) -> GroupEnd:

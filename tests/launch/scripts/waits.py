@@ -1,7 +1,7 @@
 """A plain gloo script.
 
 After some steps its second rank goes wrong: sleep, stop, few (it leaves, as if its data had ended),
-shapes (a sum of another shape than the others').
+shapes (a sum of another shape than the others'); behind (it stays when the first has left).
 """
 
 import os
@@ -28,5 +28,7 @@ for _step in range(30):
     value = torch.ones(7 if wrong and how == "shapes" else 10)
     dist.all_reduce(value)
     time.sleep(0.02)
+if how == "behind" and rank == 1:
+    time.sleep(1000)
 print(f"rank {rank} summed {value[0].item():g}", flush=True)
 dist.destroy_process_group()

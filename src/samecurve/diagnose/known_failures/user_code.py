@@ -185,6 +185,26 @@ USER_CODE = (
         ),
     ),
     known(
+        "relative path",
+        patterns=(
+            r"FileNotFoundError: \[Errno 2\] No such file or directory: '(?P<path>[^/'][^']*)'",
+        ),
+        cause="no file {path} in the directory where the command was typed",
+        remedy=(
+            "a relative path begins there, not beside the script: cd to where it begins, or make it"
+            " from __file__"
+        ),
+    ),
+    known(
+        "nobody to ask",
+        patterns=(r"EOFError: EOF when reading a line",),
+        cause=(
+            "the script asks for input where nobody types: of several ranks, the first alone is"
+            " typed to"
+        ),
+        remedy="ask on rank 0 and broadcast the answer, or take it from the command line",
+    ),
+    known(
         "syntax error",
         patterns=(r"^(?P<kind>SyntaxError|IndentationError|TabError): (?P<what>[^\n]*)",),
         cause="{kind}: {what}",

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -16,7 +15,8 @@ import psutil
 
 from samecurve.errors import RunError, SamecurveError
 from samecurve.launch.hang_watch import HangLimit, HangWatch
-from samecurve.launch.script.misuse import LONG, Notices
+from samecurve.launch.script.announcements import Departures, WatchAnnouncement
+from samecurve.launch.script.misuse import Notices
 from samecurve.launch.script.output import Outputs, Shown, say
 from samecurve.launch.script.placement import Layout, hold_port, rank_environments
 from samecurve.launch.signals import Signals
@@ -163,7 +163,6 @@ class ScriptAttempt:
             guard=guard,
             read_report=self._script.read_report,
             outputs=outputs,
-            stdin=None if self._processes == 1 else subprocess.DEVNULL,
         )
 
     def _hang_tick(self, group: RankGroup) -> Callable[[Mapping[int, int]], None]:
@@ -173,30 +172,33 @@ class ScriptAttempt:
         """
         watched: dict[int, int] = {}  # rank -> process id
         floor = self._request.hang_floor
+        limit = HangLimit(
+            floor,
+            unknown=max(floor, min(10 * floor, _START)),
+            option="--hang-floor ",
+            unit="collective",
+        )
         hangs = HangWatch(
             self._script.logs,
             lambda: watched,
             world_size=self._processes,
-            limit=HangLimit(
-                floor,
-                unknown=max(floor, min(10 * floor, _START)),
-                option="--hang-floor ",
-                unit="collective",
-            ),
+            limit=limit,
             ask_signal=_ASK_SIGNAL,
+            left=lambda: group.left_well,
         )
-        began = time.monotonic()
-        announced = self._number > 0 or self._processes == 1 or not floor
+        silent = self._number > 0 or self._processes == 1 or not floor
+        announcement = None if silent else WatchAnnouncement(limit, partial(say, "watch"))
+        departures = Departures(hangs.describe_ranks, partial(say, "watch"))
 
         def tick(at_work: Mapping[int, int]) -> None:
-            nonlocal announced
             if self._hang or not at_work or group.has_failed or not hangs.due:
                 return
             watched.clear()
             watched.update(at_work)
-            if not announced and (hangs.all_seen or time.monotonic() - began > LONG):
-                announced = True
-                _announce_watch(floor if hangs.all_seen else None)
+            if announcement:
+                announcement.tick(all_seen=hangs.all_seen)
+            if floor:
+                departures.tick(group.left_well)
             self._hang = hangs.look()
             if self._hang:
                 group.kill()
@@ -221,6 +223,11 @@ class ScriptAttempt:
             oom_kills=oom_kills_since(self._oom_kills),
             world_size=self._processes,
             left_early=end.finished_before,
+            exit_places={
+                rank: str(place)
+                for rank in end.failed
+                if (place := self._script.report(rank).get("exit_place"))
+            },
             resumes=False,
         )
         first = next(iter(end.failed.values()))
@@ -269,21 +276,6 @@ def _announce_start(processes: int, port: int) -> None:
     since = show_seconds(time.time() - psutil.Process().create_time())
     ranks = counted(processes, "rank")
     say("start", f"{ranks} {since} after this command; they meet at 127.0.0.1:{port}")
-
-
-def _announce_watch(floor: int | None) -> None:
-    """floor: of the hang watch; None: no collective has been seen."""
-    if floor is None:
-        say(
-            "watch",
-            "crashes only: no collective of this script has been seen, so a hang would not be",
-        )
-    else:
-        say(
-            "watch",
-            f"crashes, and hangs by the ranks' collectives: one that enters none for {floor} s"
-            " (--hang-floor) and ten times as long as usual is named and ended",
-        )
 
 
 def _warn_of_leftovers(ranks: list[int]) -> None:

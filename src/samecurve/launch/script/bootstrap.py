@@ -109,6 +109,7 @@ def _write_report(path: str, error: BaseException | None) -> int:
     code, cause, trace, stderr = _describe(error)
     report = {
         "code": code,
+        "exit_place": _exit_place(error),
         "cause": cause,
         "trace": trace,
         "stderr": stderr,
@@ -147,6 +148,19 @@ def _describe(error: BaseException | None) -> tuple[int, str, str, str]:
         cause = cause.splitlines()[-1]
     code = 130 if isinstance(error, KeyboardInterrupt) else 1
     return code, cause, text, _through_excepthook(error, text)
+
+
+def _exit_place(error: BaseException | None) -> str:
+    """Where code of the script's own ended it by sys.exit() with a number."""
+    if not isinstance(error, SystemExit) or not isinstance(error.code, int) or not error.code:
+        return ""
+    import traceback
+
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [each for each in frames if f"{os.sep}site-packages{os.sep}" not in each.filename]
+    if not own or own[-1].filename == __file__:
+        return ""
+    return f"{own[-1].filename}:{own[-1].lineno}"
 
 
 def _through_excepthook(error: BaseException, text: str) -> str:

@@ -1,0 +1,66 @@
+"""What is said of the watch over a script's ranks: what it can see, and a rank that leaves before
+the others are done.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+
+from samecurve.diagnose.hang import name_ranks
+from samecurve.launch.hang_watch import HangLimit
+from samecurve.launch.script.misuse import LONG
+
+_LEFT = 10.0  # seconds after which a rank that has left is missed
+
+
+class WatchAnnouncement:
+    """Once: what is watched. Before that, where it takes long: what can't be seen yet."""
+
+    def __init__(self, limit: HangLimit, say: Callable[[str], None], long: float = LONG) -> None:
+        """long: seconds."""
+        self._limit, self._say = limit, say
+        self._late_at: float | None = time.monotonic() + long  # None: it was said
+        self._done = False
+
+    def tick(self, *, all_seen: bool) -> None:
+        """all_seen: every rank has entered a collective."""
+        if self._done:
+            return
+        if all_seen:
+            self._done = True
+            self._say(
+                "crashes, and hangs by the ranks' collectives: one that enters none for"
+                f" {self._limit.floor:g} s (--hang-floor) and ten times as long as usual is named"
+                f" and ended; {self._limit.unknown:g} s, until it is known what is usual"
+            )
+        elif self._late_at is not None and time.monotonic() > self._late_at:
+            self._late_at = None
+            self._say(
+                "crashes only, until every rank has entered a collective: a hang before that would"
+                " not be seen"
+            )
+
+
+class Departures:
+    """Once: ranks that have left with 0 while others go on, with where these are."""
+
+    def __init__(
+        self, where: Callable[[], str], say: Callable[[str], None], after: float = _LEFT
+    ) -> None:
+        """where: of the ranks at work, asked for. after: seconds."""
+        self._where, self._say, self._after = where, say, after
+        self._since: float | None = None
+        self._said = False
+
+    def tick(self, left: Sequence[int]) -> None:
+        """left: ranks that have ended with 0; some are at work still."""
+        if not left or self._said:
+            return
+        now = time.monotonic()
+        self._since = self._since or now
+        if now - self._since < self._after:
+            return
+        self._said = True
+        self._say(
+            f"{name_ranks(left)} left with exit code 0 {self._after:g} s ago; still at work:"
+            f" {self._where()}"
+        )
