@@ -98,6 +98,10 @@ def test_flags_alone_are_no_config(
     assert "package.json" not in said
     assert "error: --mode: data.mode is for sensor channels" in said
     assert [path.suffix for path in sorted(tmp_path.iterdir())] == [".json", ".yaml"]
+    (tmp_path / "run").mkdir()
+    write_config(tmp_path / "run", corpus).rename(tmp_path / "run/config.yaml")
+    said = refused(monkeypatch, capsys, "train", "--resume", "run", cwd=tmp_path)
+    assert "remedy: samecurve train -f run/config.yaml --resume run; configs at" in said
 
 
 def test_a_flag_for_a_field_that_the_class_does_not_read(

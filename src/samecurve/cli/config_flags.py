@@ -92,7 +92,8 @@ def _no_config(flags: Flags) -> UserError:
     from samecurve.cli.missing_config import no_config
     from samecurve.core.config.unsupported import task_needed
 
-    errors = [no_config()]
+    runs = [Path(flags[name]) for name in ("resume", "save_dir") if flags.get(name)]
+    errors = [no_config(runs)]
     for flag in _TASK_FLAGS:
         needed = task_needed(flag.key)
         if flags[flag.parameter] is not None and needed:

@@ -1,7 +1,7 @@
 """Flags without a config: refused with the configs at hand, and the line to type."""
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import click
@@ -16,9 +16,13 @@ _FIRST = "tiny.yaml"  # the one that is quick anywhere
 _MOST_FILES, _MOST_NAMES = 200, 12
 
 
-def no_config() -> UserError:
-    """The refusal of a command line without -f."""
-    configs = list(_configs(Path(), ("", *_FOLDERS)))
+def no_config(runs: Iterable[Path] = ()) -> UserError:
+    """The refusal of a command line without -f.
+
+    runs: directories that it names: a run's own config is what it began with
+    """
+    of_runs = [run / "config.yaml" for run in runs if (run / "config.yaml").is_file()]
+    configs = [*of_runs, *_configs(Path(), ("", *_FOLDERS))]
     root = checkout()
     if not configs and root:
         configs = list(_configs(root, _FOLDERS))
@@ -28,7 +32,7 @@ def no_config() -> UserError:
             f"{_line(Path('FILE'))}, a YAML or JSON file (`samecurve schema --table` says what it"
             " holds); or --set task=FILE.py:CLASS for a class of your own",
         )
-    here = [path for path in configs if path.parent == Path()]
+    here = of_runs + [path for path in configs if path.parent == Path()]
     first = next((path for path in configs if path.name == _FIRST), configs[0])
     names = [str(path) for path in configs[:_MOST_NAMES]]
     if len(configs) > _MOST_NAMES:

@@ -6,10 +6,10 @@ from typing import Any
 
 import click
 
-from samecurve.cli.options import Option, exit_on_sigterm, rank_count
+from samecurve.cli.options import TORCHRUN_HINTS, Option, exit_on_sigterm, rank_count
 from samecurve.terminal import echo
 
-_OF_SEVERAL_HOSTS = ("--node-rank", "--master-addr", "--rdzv-endpoint", "--rdzv-backend")
+_OF_SEVERAL_HOSTS = tuple(TORCHRUN_HINTS)
 
 
 class RunCommand(click.Command):
