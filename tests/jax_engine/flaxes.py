@@ -170,6 +170,22 @@ class Whole(Small):
         return {"accuracy": Mean((right & real).sum(), real.sum())}
 
 
+class Coupled(Whole):
+    """A mean of the rows that the device has at once, or a metric's."""
+
+    def loss(self, model: Any, batch: Any) -> Mean:
+        total, weight = super().loss(model, batch)
+        out = model(batch["x"]).astype(total.dtype)
+        real = batch.get("real", jnp.ones(len(out), bool))
+        count = real.sum() if self.kind == "idle" else jnp.maximum(real.sum(), 1)
+        centre = jnp.where(real[:, None], out, 0).sum(0) / count
+        return Mean(total + (centre**2).sum() * (0 if self.kind else 1), weight)
+
+    def metrics(self, model: Any, batch: Any) -> dict[str, Mean]:
+        right, weight = super().metrics(model, batch)["accuracy"]
+        return {"accuracy": Mean(right, 1 if self.kind == "metric" else weight)}
+
+
 class Brings(Small):
     """An optimizer of its own, which this engine has no place for."""
 

@@ -367,3 +367,16 @@ def test_a_loss_that_does_not_repeat_is_refused_before_the_first_step(
     said = pool.run(1, jobs.split_check, small(kind, devices="cpu:1"))[0]
     assert said.startswith(f"task: {says}" if says else says)
     assert bool(said) == bool(says)
+
+
+def test_rows_that_a_task_takes_at_once_add_up(pool: Pool) -> None:
+    """Those that are mapped one by one can't see each other."""
+
+    def said(task: str, kind: str = "") -> str:
+        texts: list[str] = pool.run(1, jobs.split_check, small(kind, devices="cpu:2", task=task))
+        return texts[0]
+
+    assert said("Whole") == ""
+    assert said("Coupled").startswith("task: the loss gives the sum")
+    assert said("Coupled", "metric").startswith('task: the metric "accuracy" gives weight')
+    assert said("Coupled", "idle").startswith("task: loss.sum is nan where a device has no row")

@@ -28,6 +28,7 @@ from samecurve.core.protocols import (
     Task,
     TrialRows,
 )
+from samecurve.core.split_errors import lines_or_refuse
 from samecurve.jax_engine.array_types import Arrays, Float, HostArray
 from samecurve.jax_engine.batch_loss import (
     EvalLosses,
@@ -39,6 +40,7 @@ from samecurve.jax_engine.batch_loss import (
 )
 from samecurve.jax_engine.checkpoint import State, StateLayout, all_params
 from samecurve.jax_engine.model import FlaxModel, InitialValue, open_model
+from samecurve.jax_engine.split_check import whole_rows_error
 from samecurve.jax_engine.staging import StagedRounds, Staging
 from samecurve.jax_engine.step_metrics import QueuedMetrics
 from samecurve.jax_engine.step_program import (
@@ -164,8 +166,7 @@ class JaxEngine:
     def check_split(
         self, state: State, rows: TrialRows, *, as_if_split: bool = False
     ) -> Sequence[str]:
-        """Rows are computed one by one, so they can't see each other: whether they repeat."""
-        del state, as_if_split
+        """Whether rows repeat; and whether they add up, where they are not computed one by one."""
         check_repeats(
             self.task,
             self._model,
@@ -173,7 +174,36 @@ class JaxEngine:
             self._dtype,
             whole_batch=self.plan.whole_batch,
         )
-        return []
+        error = None
+        if self._takes_whole_rows and len(rows.ids) > 1:
+            error = whole_rows_error(
+                partial(self._sums_of, state, rows),
+                len(rows.ids),
+                devices=len(self._local_devices),
+                copies=self.plan.num_devices,
+                precision=self.plan.precision,
+            )
+        return lines_or_refuse(
+            error,
+            repeats=True,
+            is_split=self.plan.is_split or as_if_split,
+            allowed=self.plan.allow_coupled,
+        )
+
+    @property
+    def _takes_whole_rows(self) -> bool:
+        """Whether a task that is not ours is given microbatches as a whole."""
+        is_theirs = hasattr(self.task, "leave_out") and not getattr(self.task, "is_ours", True)
+        fits = self.plan.micro_batch_size > 1 and not (self.plan.exact or self.plan.whole_batch)
+        return is_theirs and fits
+
+    def _sums_of(
+        self, state: State, rows: TrialRows, numbers: Sequence[int], devices: int
+    ) -> EvalSums:
+        """The task's sums of these rows, once for each of so many devices of every process."""
+        idle = (None,) * (len(self._local_devices) - devices)
+        staged = self.stage([((rows.pick(numbers),) * devices + idle)], 1)
+        return self.evaluate(state, [staged], self.plan.progress_at(rows.step))
 
     def stage(self, rounds: Sequence[Round], of: int) -> StagedRounds:
         return self._staging.stage(rounds, of)

@@ -78,7 +78,7 @@ def check_repeats(
     *,
     whole_batch: bool = False,
 ) -> None:
-    """row: arrays [1, ...]. whole_batch: the task gives features, whose loss is taken apart.
+    """row: arrays [1, ...]. whole_batch: the loss is of features.
 
     UserError: a second trace of the loss is another program, so that each process would compile
     another: numbers of numpy or Python were drawn, or something that the loss reads has changed.
@@ -90,8 +90,11 @@ def check_repeats(
     def trace() -> tuple[str, list[HostArray]]:
         def outputs(params: Arrays, rest: Mapping[str, PyTree], row: Arrays) -> PyTree:
             module = model.assemble(params, rest)
-            function = task.features if whole_batch else task.loss
-            return with_numbers(lambda row: function(module, row), row)
+            if not whole_batch:
+                return with_numbers(lambda row: task.loss(module, row), row)
+            features = with_numbers(lambda row: task.features(module, row), row)
+            twice = {name: jnp.concatenate([rows, rows]) for name, rows in features.items()}
+            return task.batch_losses(twice)
 
         closed = jax.make_jaxpr(outputs)(params, model.rest, arrays)
         return str(closed.jaxpr), [np.asarray(constant) for constant in closed.consts]

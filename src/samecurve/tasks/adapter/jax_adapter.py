@@ -56,7 +56,7 @@ class JaxAdapter(EngineAdapter):
     ) -> None:
         super().__init__(task_class, config, cache, assets=assets, file=file)
         if hasattr(self.task, "leave_out"):
-            self.leave_out = self.task.leave_out
+            self.leave_out, self.is_ours = self.task.leave_out, file is None
 
     def describe_model(self) -> Mapping[str, Any]:
         with jax.enable_x64(self._config.train.precision == "f64"):

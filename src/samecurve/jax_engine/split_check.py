@@ -1,0 +1,62 @@
+"""The split check of tasks that take a microbatch as a whole (leave_out): their rows can see each
+other, which rows that are mapped one by one can't.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+
+from samecurve.core.eval_sums import EvalSums
+from samecurve.core.split_check import SURE, Format, Trial, compare_parts
+from samecurve.core.split_errors import Evidence, explain
+from samecurve.errors import UserError
+
+_FORMATS: dict[str, Format] = {"f64": "f64", "f32": "f32"}  # by precision; else narrow
+
+
+def whole_rows_error(
+    sums_of: Callable[[Sequence[int], int], EvalSums],
+    count: int,
+    *,
+    devices: int,
+    copies: int,
+    precision: str,
+) -> UserError | None:
+    """Why the loss, or a metric, of rows does not add up; None: it does.
+
+    sums_of: the task's sums of some of so many rows, on so many of a process's devices each
+    copies: of them over all processes
+    """
+    rows = range(count)
+    cut = max(1, 3 * count // 8)
+    parts = [rows[:cut], rows[cut:]]
+    whole, *of_parts = (sums_of(numbers, devices) for numbers in (rows, *parts))
+    tolerance = SURE[_FORMATS.get(precision, "narrow")]
+    names = [name.removesuffix(".sum") for name in whole if name.endswith(".sum")]
+    for name in names:
+        trials = [
+            _trial(sums, name, len(numbers), copies)
+            for sums, numbers in zip((whole, *of_parts), (rows, *parts), strict=True)
+        ]
+        present = [trial for trial in trials if trial]
+        finding = compare_parts(present[0], present[1:], tolerance) if all(trials) else None
+        if finding:
+            what = "the loss" if name == "loss" else f'the metric "{name}"'
+            return explain(finding, Evidence(what=what, loss_at="task"), rounded=tolerance)
+    idle = sums_of(rows, devices - 1) if devices > 1 else whole
+    for name, total in idle.items():
+        if isinstance(total, float) and not math.isfinite(total) and math.isfinite(whole[name]):
+            return UserError(
+                f"{name} is {total} where a device has no row that counts",
+                "0 there, sum and weight: where leave_out(rows, real) leaves nothing, a division"
+                " by what is left is 0/0 (jnp.maximum(count, 1))",
+                "task",
+            )
+    return None
+
+
+def _trial(sums: EvalSums, name: str, samples: int, copies: int) -> Trial | None:
+    """None: a table of counts."""
+    total, weight = sums[f"{name}.sum"], sums[f"{name}.weight"]
+    if not isinstance(total, int | float) or not isinstance(weight, int | float):
+        return None
+    return Trial(samples, total / copies, weight / copies)
