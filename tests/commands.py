@@ -1,7 +1,6 @@
 """Running the program as a user does: a process of its own, its output, its exit code."""
 
 import io
-import json
 import os
 import signal
 import socket
@@ -22,6 +21,8 @@ from samecurve.checkpoint.store import newest
 from samecurve.cli.main import main
 from samecurve.observe.journal import read_events
 
+# of a rank that was forked, or started by itself
+_RANKS = {"samecurve.run.fork_server", "samecurve.worker.main"}
 CONFIG = """\
 model:
   {{hidden_size: 32, num_layers: 2, num_heads: 4, kv_heads: 2, intermediate_size: 48,
@@ -159,17 +160,13 @@ def steps_written(run: Path) -> int:
 
 
 def ranks_of(run: Path) -> list[int]:
-    """Process ids of the ranks that work on this run (known from other runs on the machine by where
-    they were started).
-    """
+    """Process ids of the ranks that work on this run, which are known by where they print to."""
     pids = []
-    for process in psutil.process_iter(["pid", "cmdline", "cwd"]):
-        line = process.info["cmdline"] or []
-        if (
-            "samecurve.worker.main" in line
-            and Path(process.info["cwd"] or "/", json.loads(line[-1])["run"]) == run
-        ):
-            pids.append(int(process.info["pid"]))
+    for process in psutil.process_iter(["pid", "cmdline"]):
+        with suppress(OSError, psutil.Error):  # it has ended
+            output = Path(os.readlink(f"/proc/{process.pid}/fd/1"))
+            if _RANKS & set(process.info["cmdline"] or []) and output.parent == run / "logs":
+                pids.append(int(process.pid))
     return pids
 
 

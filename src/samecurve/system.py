@@ -131,6 +131,17 @@ def let_threads_wait() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
+def give_back_blocks_from(size: int) -> None:
+    """Blocks of memory of at least so many bytes go back to the system once they are freed.
+
+    As glibc's MALLOC_MMAP_THRESHOLD_, which stays where a user has set it; elsewhere nothing
+    happens.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt and "MALLOC_MMAP_THRESHOLD_" not in os.environ:
+        mallopt(-3, size)  # M_MMAP_THRESHOLD
+
+
 def install_command(extra: str) -> str:
     """The command that adds an extra (jax, report, ...) to this very copy of the program.
 

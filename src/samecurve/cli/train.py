@@ -89,18 +89,33 @@ def train(
                 " --probe-batch`"
             )
         _train_as_rank(flags, headless=headless)
-    loaded = load_config(flags, say=not headless)
-    from samecurve.launch.local import launch
-    from samecurve.launch.monitors import done_line
-    from samecurve.run.prepare import prepare
+    from samecurve.run.warm_start import WarmStart
 
-    facts = probe_facts(loaded) if probe_batch else None
-    prepared = prepare(loaded, _run_options(flags), facts, measure=speed_measure(loaded))
-    if prepared.done:
-        prepared.lock.release()
-        echo(done_line(prepared), err=headless)
-        return
-    sys.exit(launch(prepared, loaded.config.devices, headless=headless))
+    with WarmStart() as warm_start:
+        if flags["engine"] in {None, "torch"}:
+            warm_start.begin()
+        loaded = load_config(flags, say=not headless)
+        if loaded.config.engine != "torch":
+            warm_start.stop()
+        from samecurve.launch.local import launch
+        from samecurve.launch.monitors import done_line
+        from samecurve.run.prepare import prepare
+
+        facts = probe_facts(loaded) if probe_batch else None
+        prepared = prepare(
+            loaded,
+            _run_options(flags),
+            facts,
+            measure=speed_measure(loaded),
+            warm_start=warm_start,
+        )
+        if prepared.done:
+            prepared.lock.release()
+            echo(done_line(prepared), err=headless)
+            return
+        server = warm_start.server
+        code = launch(prepared, loaded.config.devices, headless=headless, server=server)
+    sys.exit(code)
 
 
 def _train_as_rank(flags: dict[str, Any], *, headless: bool) -> NoReturn:

@@ -8,11 +8,13 @@ starting and ending to torch, which does both in a thread beside this one.
 import logging
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from multiprocessing import resource_tracker
 
 from samecurve.core.config.sections import Devices
@@ -27,11 +29,13 @@ from samecurve.launch.supervisor import (
     OrphanGuard,
     RankCommand,
     RankGroup,
+    RankProcess,
     RankReport,
 )
 from samecurve.probe.cpu import oom_kills, oom_kills_since
 from samecurve.run.attempt import Attempt
 from samecurve.run.directory import Run
+from samecurve.run.fork_server import Call, ForkServer
 from samecurve.run.prepare import PreparedRun
 from samecurve.worker.cluster_env import local_environment
 from samecurve.worker.main import main, run_rank
@@ -40,7 +44,9 @@ from samecurve.worker.preflight import end_hanging_process
 _GRACE = 10.0  # seconds in which torch's ranks leave by themselves after one has failed
 
 
-def in_place(prepared: PreparedRun, devices: Devices) -> SamecurveError | None:
+def in_place(
+    prepared: PreparedRun, devices: Devices, _: ForkServer | None = None
+) -> SamecurveError | None:
     run = prepared.run
     try:
         with overseen(_watch(prepared, devices), lambda error: end_hanging_process(run, error)):
@@ -52,7 +58,32 @@ def in_place(prepared: PreparedRun, devices: Devices) -> SamecurveError | None:
         return explain([note_of(0, error)], {}, run.logs)
 
 
-def direct(prepared: PreparedRun, devices: Devices) -> SamecurveError | None:
+@dataclass(frozen=True)
+class ForkedRank:
+    """A rank of ours from a process that has imported its engine, or, where none can, by itself."""
+
+    command: RankCommand
+    attempt: Attempt
+    server: ForkServer
+
+    def start(self, *, stdin: int | None, pipes: bool) -> RankProcess:
+        """pipes: False: ranks of ours write their log themselves."""
+        assert stdin == subprocess.DEVNULL
+        assert not pipes
+        call = Call(
+            f"{main.__module__}:{main.__name__}",
+            (self.attempt.to_json(),),
+            self.command.environment,
+            new_session=True,
+        )
+        with open(os.devnull, "rb") as nothing:
+            process = self.server.fork(call, (nothing.fileno(), 1, 2))
+        return process or self.command.start(stdin=stdin, pipes=pipes)
+
+
+def direct(
+    prepared: PreparedRun, devices: Devices, server: ForkServer | None = None
+) -> SamecurveError | None:
     """By the supervisor: the launcher needs no torch for it, whose import holds a start up by
     seconds. The first rank serves the rendezvous.
     """
@@ -60,14 +91,17 @@ def direct(prepared: PreparedRun, devices: Devices) -> SamecurveError | None:
     world_size = prepared.plan.world_size
     try:
         with OrphanGuard() as guard, hold_port(devices.port) as port:
+            commands = [
+                rank_command(
+                    prepared.attempt,
+                    {**os.environ, **local_environment(rank, world_size, port)},
+                )
+                for rank in range(world_size)
+            ]
             group = RankGroup(
-                [
-                    rank_command(
-                        prepared.attempt,
-                        {**os.environ, **local_environment(rank, world_size, port)},
-                    )
-                    for rank in range(world_size)
-                ],
+                [ForkedRank(each, prepared.attempt, server) for each in commands]
+                if server
+                else commands,
                 guard=guard,
                 read_report=lambda rank: read_report(prepared.run, rank),
             )
@@ -86,7 +120,9 @@ def direct(prepared: PreparedRun, devices: Devices) -> SamecurveError | None:
     return start.explain_end(group.end)
 
 
-def elastic(prepared: PreparedRun, devices: Devices) -> SamecurveError | None:
+def elastic(
+    prepared: PreparedRun, devices: Devices, _: ForkServer | None = None
+) -> SamecurveError | None:
     """By torch's elastic agent."""
 
     def run() -> GroupEnd:
@@ -116,7 +152,9 @@ def elastic(prepared: PreparedRun, devices: Devices) -> SamecurveError | None:
     return _run_beside(prepared, devices, run)
 
 
-def spawn(prepared: PreparedRun, devices: Devices) -> SamecurveError | None:
+def spawn(
+    prepared: PreparedRun, devices: Devices, _: ForkServer | None = None
+) -> SamecurveError | None:
     """By torch.multiprocessing, the ranks meeting at a store that this process serves."""
 
     def run() -> GroupEnd:

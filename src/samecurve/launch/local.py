@@ -20,6 +20,7 @@ from samecurve.launch.restarts import RestartBudget, prepare_restart
 from samecurve.launch.signals import STOPPING, Signals, kill_children
 from samecurve.observe.console import View, make_view, show_journal
 from samecurve.run.control import ask
+from samecurve.run.fork_server import ForkServer
 from samecurve.run.preconditions import remove_refused
 from samecurve.run.prepare import PreparedRun
 from samecurve.system import LAUNCHER, STOP_SIGNAL
@@ -27,17 +28,23 @@ from samecurve.worker.preflight import record_failure
 
 
 def launch(
-    prepared: PreparedRun, devices: Devices, *, headless: bool, screen: View | None = None
+    prepared: PreparedRun,
+    devices: Devices,
+    *,
+    headless: bool,
+    screen: View | None = None,
+    server: ForkServer | None = None,
 ) -> int:
     """Train what was prepared.
 
     screen: shows what happens; None: as a terminal wants it.
+    server: forks the ranks; None: they are started.
 
     Returns the exit code: 0, or 128 + the signal that stopped it. SamecurveError: why it failed,
     once.
     """
     run, plan = prepared.run, prepared.plan
-    launcher = _Launcher(prepared, devices, headless=headless)
+    launcher = _Launcher(prepared, devices, server, headless=headless)
     try:
         with (
             show_journal(
@@ -72,8 +79,11 @@ def is_refusal(prepared: PreparedRun, failure: SamecurveError) -> bool:
 class _Launcher:
     """The starts of one command."""
 
-    def __init__(self, prepared: PreparedRun, devices: Devices, *, headless: bool) -> None:
+    def __init__(
+        self, prepared: PreparedRun, devices: Devices, server: ForkServer | None, *, headless: bool
+    ) -> None:
         self._prepared, self._devices, self._headless = prepared, devices, headless
+        self._server = server
         self._max_restarts = 0 if prepared.attempt.evaluate else devices.max_restarts
         # a lone rank that may be started again is a process of its own, too
         is_alone = prepared.plan.is_one_process and not self._max_restarts
@@ -83,7 +93,7 @@ class _Launcher:
         """To the end. Why it failed in the end, if it did."""
         began, budget = time.time(), RestartBudget(self._max_restarts)
         while True:
-            failure = self._start(self._prepared, self._devices)
+            failure = self._start(self._prepared, self._devices, self._server)
             if failure is None or signals.received:
                 return failure
             following = prepare_restart(self._prepared, failure, began, budget)
@@ -137,10 +147,6 @@ def _environment(plan: Plan) -> Iterator[None]:
             "PYTORCH_ALLOC_CONF": "expandable_segments:True",
             "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
         }
-    if plan.devices[0].kind == "cpu" and plan.shards > 1:
-        # else glibc keeps what each gathered block leaves: measured 804 MiB instead of 326 after 4
-        # steps of 26M parameters
-        defaults["MALLOC_MMAP_THRESHOLD_"] = str(1 << 20)
     added = {name: value for name, value in defaults.items() if name not in os.environ}
     added[LAUNCHER] = str(os.getpid())
     os.environ.update(added)

@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, Protocol
 
 import psutil
 
@@ -34,12 +35,43 @@ _AFTER_STOP = ((STOP_SECONDS, signal.SIGKILL),)
 _LEFTOVERS = 1.0  # seconds for what ranks have started to end by itself
 
 
+class RankProcess(Protocol):
+    """A child of this process, as of subprocess.Popen."""
+
+    @property
+    def pid(self) -> int: ...
+    @property
+    def stdout(self) -> IO[bytes] | None: ...
+    @property
+    def stderr(self) -> IO[bytes] | None: ...
+    def poll(self) -> int | None: ...
+    def wait(self) -> int: ...
+
+
+class RankStart(Protocol):
+    """How one rank is started: as the leader of a session, since Ctrl-C is the launcher's."""
+
+    def start(self, *, stdin: int | None, pipes: bool) -> RankProcess:
+        """stdin: as for subprocess. pipes: its output and errors are read."""
+
+
 @dataclass(frozen=True)
 class RankCommand:
-    """How one rank is started."""
+    """A rank that is a program of its own."""
 
     arguments: Sequence[str]  # of the process, the program first
     environment: Mapping[str, str]  # all of it
+
+    def start(self, *, stdin: int | None, pipes: bool) -> RankProcess:
+        pipe = subprocess.PIPE if pipes else None
+        return subprocess.Popen(
+            self.arguments,
+            env=dict(self.environment),
+            stdin=stdin,
+            stdout=pipe,
+            stderr=pipe,
+            start_new_session=True,
+        )
 
 
 @dataclass(frozen=True)
@@ -96,7 +128,7 @@ class RankGroup:
 
     def __init__(
         self,
-        commands: Sequence[RankCommand],
+        commands: Sequence[RankStart],
         *,
         guard: OrphanGuard,
         read_report: Callable[[int], RankReport | None],
@@ -111,7 +143,7 @@ class RankGroup:
         self._commands, self._guard, self._read_report = commands, guard, read_report
         self._outputs = outputs
         self.stopped_by: int | None = None  # the signal that stop() passed on
-        self._processes: list[subprocess.Popen[bytes]] = []  # by rank
+        self._processes: list[RankProcess] = []  # by rank
         self._ended: dict[int, int] = {}  # rank -> exit code
         self._reports: dict[int, RankReport] = {}
         self._failures: dict[int, RankReport] = {}  # of those that failed by themselves
@@ -121,16 +153,9 @@ class RankGroup:
 
     def start(self) -> None:
         """In the main thread: a death signal follows the thread that started the child."""
-        pipe = subprocess.PIPE if self._outputs else None
         for rank, command in enumerate(self._commands):
-            process = subprocess.Popen(
-                command.arguments,
-                env=dict(command.environment),
-                stdin=None if self._outputs and not rank else subprocess.DEVNULL,
-                stdout=pipe,
-                stderr=pipe,
-                start_new_session=True,  # Ctrl-C is the launcher's
-            )
+            stdin = None if self._outputs and not rank else subprocess.DEVNULL
+            process = command.start(stdin=stdin, pipes=self._outputs is not None)
             self._guard.add(process.pid)
             self._processes.append(process)
             if self._outputs:

@@ -6,12 +6,13 @@ They are obtained in a subprocess, so that the launcher imports no engine.
 import hashlib
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from importlib.util import find_spec
 from pathlib import Path
+from subprocess import Popen
+from tempfile import TemporaryFile
 from typing import Any
 
 import samecurve
@@ -22,6 +23,7 @@ from samecurve.core.planning.facts import Facts, UserOptimizerFacts
 from samecurve.diagnose.known_failures import diagnose
 from samecurve.diagnose.tracebacks import clip, last_traceback
 from samecurve.errors import RunError, SamecurveError, UserError
+from samecurve.run.fork_server import Call, ForkedProcess, ForkServer
 from samecurve.system import (
     cache_home,
     child_environment,
@@ -57,8 +59,10 @@ def check_installed(config: Config) -> None:
         )
 
 
-def describe(config: Config) -> Facts:
+def describe(config: Config, server: ForkServer | None = None) -> Facts:
     """What plan() must know of the config's task.
+
+    server: forks the process that looks; None: it is started.
 
     UserError: model or data are not as the config has them (missing file, empty corpus).
     """
@@ -66,13 +70,13 @@ def describe(config: Config) -> Facts:
     cache = cache_home()
     identity = _identity(config)
     if identity is None:
-        return _facts_from_json(_in_subprocess(config, cache))
+        return _facts_from_json(_in_subprocess(config, cache, server))
     key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:24]
     kept = cache / "facts" / f"{key}.json"
     try:
         value = json.loads(kept.read_text())
     except (OSError, ValueError):
-        value = _in_subprocess(config, cache)
+        value = _in_subprocess(config, cache, server)
         if _identity(config) == identity:  # the files rested while they were read
             kept.parent.mkdir(parents=True, exist_ok=True)
             write_json(kept, value)
@@ -108,19 +112,36 @@ def _identity(config: Config) -> Any:
     ]
 
 
-def _in_subprocess(config: Config, cache: Path) -> dict[str, Any]:
-    finished = subprocess.run(
-        [sys.executable, "-m", "samecurve.run.describe", str(cache), str(os.getpid())],
-        input=config.model_dump_json(),
-        capture_output=True,
-        text=True,
-        check=False,
-        env=child_environment(JAX_PLATFORMS="cpu"),  # what is only described needs no GPU
-    )
-    try:
-        answer = json.loads(finished.stdout)
-    except ValueError:
-        raise _undescribed(finished.returncode, finished.stderr) from None
+def _in_subprocess(config: Config, cache: Path, server: ForkServer | None) -> dict[str, Any]:
+    environment = child_environment(JAX_PLATFORMS="cpu")  # what is only described needs no GPU
+    arguments = (str(cache), str(os.getpid()))
+    with (
+        TemporaryFile("w+") as request,
+        TemporaryFile("w+") as answers,
+        TemporaryFile("w+", errors="replace") as log,
+    ):
+        request.write(config.model_dump_json())
+        request.seek(0)
+        files = request.fileno(), answers.fileno(), log.fileno()
+        call = Call(f"{__spec__.name}:main", arguments, environment, new_session=False)
+        process: ForkedProcess | Popen[bytes] | None
+        process = server.fork(call, files) if server else None
+        if process is None:
+            command = [sys.executable, "-m", __spec__.name, *arguments]
+            input_, output, errors = files
+            process = Popen(command, stdin=input_, stdout=output, stderr=errors, env=environment)
+        try:
+            code = process.wait()
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
+        answers.seek(0)
+        log.seek(0)
+        try:
+            answer = json.load(answers)
+        except ValueError:
+            raise _undescribed(code, log.read()) from None
     if "error" in answer:
         kind = UserError if answer["exit_code"] == UserError.exit_code else RunError
         raise kind(**answer["error"])

@@ -44,6 +44,7 @@ from samecurve.run.resume import (
     refuse_changes,
     set_later_aside,
 )
+from samecurve.run.warm_start import WarmStart
 from samecurve.tasks import Tasks
 from samecurve.tasks.class_place import place_of
 from samecurve.tasks.kept_class import is_kept
@@ -95,12 +96,14 @@ def prepare(
     *,
     machine: Machine | None = None,
     measure: Measure | None = None,
+    warm_start: WarmStart | None = None,
 ) -> PreparedRun:
     """Decide everything, then write what the ranks read.
 
     facts: if they were measured.
     machine: another than this one by itself.
     measure: measures speeds, once all else is accepted.
+    warm_start: gets the engine ready meanwhile.
 
     UserError: anything that can't be honoured; the disk is then as it was before.
     """
@@ -108,9 +111,11 @@ def prepare(
     config = loaded.config
     if loaded.run_directory and not options.save_dir and options.resume in {"auto", "never"}:
         options = replace(options, save_dir=Path(loaded.run_directory))
-    _refuse_early(config, machine, measurable=measure is not None)
+    layout = _refuse_early(config, machine, measurable=measure is not None)
     check_trackers(config.track)
-    facts = facts or describe(config)
+    if warm_start:
+        warm_start.expect(layout)
+    facts = facts or describe(config, warm_start.server if warm_start else None)
     origin = find_origin(loaded, options)
     fixed = fixed_of(origin, options)
     refuse_changes(origin, config)
@@ -177,11 +182,11 @@ def _claimed(run: Run) -> Iterator[Lock]:
         ) from None
 
 
-def _refuse_early(config: Config, machine: Machine, *, measurable: bool) -> None:
-    """Devices, strategy and sync are refused before any data is read."""
+def _refuse_early(config: Config, machine: Machine, *, measurable: bool) -> Plan:
+    """Devices, strategy and sync are refused before any data is read. Returns a plan of these."""
     devices = config.devices.model_copy(update={"memory": None})
     unlimited = config.model_copy(update={"devices": devices})
-    plan(unlimited, machine, _least_facts(measurable=measurable))
+    return plan(unlimited, machine, _least_facts(measurable=measurable))
 
 
 def _write(accepted: _Accepted) -> PreparedRun:

@@ -15,7 +15,7 @@ from samecurve.core.config.sections import Optimizer
 from samecurve.core.planning.plan import Plan
 from samecurve.core.profile_types import ProfileSchedule
 from samecurve.core.protocols import Engine, Rank, Task
-from samecurve.system import cache_home
+from samecurve.system import cache_home, give_back_blocks_from
 
 if TYPE_CHECKING:
     import torch
@@ -81,6 +81,10 @@ def _torch_devices(plan: Plan, index: int) -> "list[torch.device]":
         # a second start reads what the first one compiled
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_home() / "inductor"))
     devices = [torch.device(plan.devices[place].place) for place in plan.devices_of(index)]
+    if devices[0].type == "cpu" and plan.shards > 1:
+        # else glibc keeps what each gathered block leaves: measured 804 MiB instead of 326 after 4
+        # steps of 26M parameters
+        give_back_blocks_from(1 << 20)
     if devices[0].type == "cuda":
         torch.cuda.set_device(devices[0])
     return devices

@@ -1,0 +1,129 @@
+"""Processes forked from one that has imported what they need."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from samecurve.run.fork_server import Call, ForkedProcess, ForkServer
+
+CHILD = """
+import os, sys, time
+
+assert "colorsys" in sys.modules
+
+def say(name, code):
+    print(name, os.environ["GREETING"], os.getpid() == os.getsid(0), len(os.environ), flush=True)
+    print("to stderr", file=sys.stderr)
+    os._exit(int(code))
+
+def wait():
+    time.sleep(60)
+
+def fail():
+    raise ValueError("by itself")
+"""
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ForkServer]:
+    (tmp_path / "child.py").write_text(CHILD)
+    (tmp_path / "threaded.py").write_text(
+        "import threading, time\n"
+        "threading.Thread(target=time.sleep, args=(9,), daemon=True).start()\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    server = ForkServer(["colorsys", "no.such.module"])
+    yield server
+    server.close()
+
+
+@contextmanager
+def forked(server: ForkServer, call: Call) -> Iterator[tuple[ForkedProcess | None, list[str]]]:
+    """The process, and what it has printed once the block has waited for it."""
+    lines: list[str] = []
+    with tempfile.TemporaryFile("w+") as output:
+        process = server.fork(call, (0, output.fileno(), output.fileno()))
+        yield process, lines
+        output.seek(0)
+        lines += output.read().splitlines()
+
+
+def a_call(function: str, *arguments: str, new_session: bool = True) -> Call:
+    return Call(f"child:{function}", arguments, {"GREETING": "hello"}, new_session=new_session)
+
+
+def test_a_forked_process_is_as_one_started(server: ForkServer) -> None:
+    """What was imported is there; environment, session, files and exit code are its own."""
+    with forked(server, a_call("say", "world", "7")) as (process, lines):
+        assert process
+        assert psutil.Process(process.pid).ppid() == os.getpid()
+        assert process.wait() == 7
+        assert process.poll() == 7
+    assert lines == ["world hello True 1", "to stderr"]
+    with forked(server, a_call("fail", new_session=False)) as (process, lines):
+        assert process
+        assert process.wait() == 1
+    assert lines[-1] == "ValueError: by itself"
+    with forked(server, a_call("wait")) as (process, _):
+        assert process
+        assert process.poll() is None
+        process.kill()
+        assert process.wait() == -signal.SIGKILL
+
+
+def test_what_can_not_be_forked_whole_is_not_forked(server: ForkServer) -> None:
+    """A thread would be missing in it. Nor is there anything once the server is gone."""
+    process = server.fork(a_call("say", "world", "0"), (0, 1, 2))
+    assert process
+    assert process.wait() == 0
+    server.preload(["threaded"])
+    assert server.fork(a_call("say", "world", "0"), (0, 1, 2)) is None
+    server.close()
+    assert server.fork(a_call("say", "world", "0"), (0, 1, 2)) is None
+
+
+DYING = """
+import os, sys
+from samecurve.run.fork_server import Call, ForkServer
+
+server = ForkServer(["colorsys"])
+call = Call("samecurve.system:die_with", (str(os.getpid()),), dict(os.environ), new_session=True)
+assert server.fork(call, (0, 1, 2)).wait() == 1  # a text is no process id
+call = Call("grandchild:wait", (str(os.getpid()),), dict(os.environ), new_session=True)
+print(server._process.pid, server.fork(call, (0, 1, 2)).pid, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_all_of_them_end_with_the_one_that_asked(tmp_path: Path) -> None:
+    (tmp_path / "grandchild.py").write_text(
+        "import time\nfrom samecurve.system import die_with\n\n"
+        "def wait(parent):\n    die_with(int(parent))\n    time.sleep(60)\n"
+    )
+    asker = subprocess.Popen(
+        [sys.executable, "-c", DYING],
+        cwd=tmp_path,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    with asker:
+        assert asker.stdout
+        pids = [int(pid) for pid in asker.stdout.readline().split()]
+        time.sleep(0.1)  # until it has asked to die with it
+        assert all(psutil.pid_exists(pid) for pid in pids)
+        asker.kill()
+    deadline = time.monotonic() + 10
+    while any(psutil.pid_exists(pid) for pid in pids):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
