@@ -1,11 +1,13 @@
 """A feed gives a rank its share of each step, the same with and without a thread, from any step."""
 
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from commands import until
 from samecurve.core.determinism.data_order import Ids
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.machine import Machine
@@ -35,7 +37,7 @@ class Itself:
 
     def __init__(self, count: int, bad: int | None = None, *, by_epoch: bool = False) -> None:
         self.count, self.bad, self.by_epoch = count, bad, by_epoch
-        self.by_microbatch = False
+        self.by_microbatch, self.by_user_code = False, False
         self.reads: list[int] = []
 
     def __len__(self) -> int:
@@ -179,6 +181,22 @@ def test_evaluation_is_assigned_without_remainder() -> None:
 def test_a_fault_in_the_thread_reaches_the_loop() -> None:
     with pytest.raises(OSError, match="sample 5 can't be read"):
         list(feed(1, 0, prefetch=2, source=Itself(23, bad=5)))
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 2])
+def test_user_code_is_called_no_further_ahead_than_prefetch(prefetch: int) -> None:
+    """A step at a time, so that what it holds and counts on is what the config says."""
+    source = Itself(23)
+    source.by_user_code = True
+    steps = iter(feed(1, 0, prefetch=prefetch, source=source))
+    for trained in range(1, 9):
+        next(steps)
+        wanted = min(trained + prefetch, 9)
+        until(lambda wanted=wanted: len(source.reads) >= wanted, timeout=5)
+        time.sleep(0.002)  # in which a thread that reads further would
+        assert len(source.reads) == wanted
+    assert max(source.reads) == 10  # samples of one step
+    list(steps)
 
 
 def test_windows_predict_each_token_once(tmp_path: Path) -> None:

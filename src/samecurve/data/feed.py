@@ -1,9 +1,12 @@
 """One process's batches, in the run's order, prepared ahead by a background thread.
 
-The thread computes ids for many steps at once and gathers rows, of several steps together where
-that is a matter of microseconds, or lets workers gather them for some steps to come; with prefetch
-0 the same happens in place. Batches are the same in every way, and a feed can be opened at any
-step.
+The thread computes ids for many steps at once and gathers rows, or lets workers gather them for
+some steps to come; with prefetch 0 the same happens in place. Batches are the same in every way,
+and a feed can be opened at any step.
+
+A user's own code is called for one step at a time, and no more than `prefetch` steps ahead of the
+one that trains. Rows that our code reads come for several steps together, where that is a matter of
+microseconds and of a megabyte.
 """
 
 import queue
@@ -54,7 +57,8 @@ class Feed(Generic[Staged]):
 
     stage: rounds of host arrays, and how many a whole step has -> what the engine takes (pinned, or
         on the device).
-    prefetch: groups of steps to prepare ahead, in a thread; 0: in place.
+    prefetch: steps to prepare ahead, in a thread; 0: in place. Of rows that our code reads: groups
+        of steps.
     workers: who reads the two sources; None: this thread.
     """
 
@@ -76,7 +80,7 @@ class Feed(Generic[Staged]):
         self._order = plan.order
         self._assignments: dict[int, list[Assignment]] = {}  # by samples of a step
         self._together = 1  # steps read at once: more while reading is quick
-        # for each group that the thread may prepare, True; False: it is to end
+        # for each group that the thread may read, True; False: it is to end
         self._permits: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
@@ -151,7 +155,7 @@ class Feed(Generic[Staged]):
         """
         if not self._reads_by_microbatch:
             numbered = self._numbered_ids()
-            while group := list(islice(numbered, self._together)):
+            while group := list(islice(numbered, self._steps_at_once())):
                 for of_one_epoch in self._epochs_apart(group):
                     yield from self._read_group(of_one_epoch)
             return
@@ -224,6 +228,11 @@ class Feed(Generic[Staged]):
         ]
         self._adapt_group_size(time.perf_counter() - began, size)
         return batches
+
+    def _steps_at_once(self) -> int:
+        source = self._sources[_TRAIN]
+        assert source is not None
+        return 1 if source.by_user_code else self._together
 
     def _adapt_group_size(self, seconds: float, size: int) -> None:
         """Twice as many steps next time, as long as that stays quick and small."""
@@ -358,11 +367,12 @@ class Feed(Generic[Staged]):
 
         def prepare() -> None:
             try:
-                for group in self._groups():
-                    if not self._permits.get():
-                        return
+                groups = self._groups()
+                while self._permits.get():
+                    group = next(groups, None)
                     ready.put(group)
-                ready.put(None)
+                    if group is None:
+                        return
             except BaseException as error:  # raised in the loop, which takes it from the queue
                 ready.put(error)
 
