@@ -150,6 +150,22 @@ def test_all_are_kept(tmp_path: Path) -> None:
     assert len(checkpoints(tmp_path)) == 5
 
 
+@pytest.mark.parametrize("damage", ["cut", "manifest"])
+def test_what_is_damaged_counts_neither_as_kept_nor_as_best(damage: str, tmp_path: Path) -> None:
+    """A run that went on from before it saves under lower numbers, and keeps what it saves."""
+    save(tmp_path, 20, 1.0)
+    hurt = tmp_path / "step-00000020"
+    name = "manifest.json" if damage == "manifest" else "rank-0-of-1.safetensors"
+    (hurt / name).write_bytes((hurt / name).read_bytes()[:-10])
+    save(tmp_path, 12, 2.0, keep=1)
+    save(tmp_path, 14, 2.5, keep=1)
+    assert [path.name for path in checkpoints(tmp_path)] == [
+        "step-00000020",
+        "step-00000014",
+        "step-00000012",
+    ]
+
+
 def test_a_failed_save_stops_the_run(tmp_path: Path) -> None:
     """The scratch directory is taken away under it."""
     one = store(tmp_path)

@@ -1,5 +1,6 @@
 """What may not change under a run, and what is noted of a change."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,28 @@ from commands import (
 from samecurve.core.config.document import Document, dump
 from samecurve.core.config.loading import load
 from samecurve.core.config.sections import Config
+from samecurve.core.planning.facts import Facts
+from samecurve.core.planning.plan import plan
+from samecurve.errors import UserError
 from samecurve.run.directory import Run
+from samecurve.run.preconditions import check_room, most_checkpoints
 from samecurve.run.resume import Origin, refuse_changes
 from samecurve.tasks import Tasks
+from tiny import MACHINE, config_of, tiny_values
 from worlds import Pool
+
+FACTS = Facts(
+    samples=100,
+    eval_samples=7,
+    tokens_per_sample=16,
+    params=1000,
+    trainable=1000,
+    blocks=2,
+    bytes_per_sample=1,
+    flops_per_sample=None,
+    coupled=(),
+    fingerprint="",
+)
 
 GROUPS = [{"match": "embed*", "freeze": True}, {"match": "*norm*", "lr_scale": 0.5}]
 
@@ -122,6 +141,54 @@ def test_stop_after_and_what_a_resume_refuses_and_says(
     assert "batch 10 = " in branch
     assert "would need --new-batch" in (tmp_path / "branch/plan.json").read_text()
     assert losses(tmp_path / "branch") == pytest.approx(losses(unbroken_run)[25:], rel=1e-12)
+
+
+def test_a_finished_run_begins_no_other(
+    *,
+    unbroken_run: Path,
+    tmp_path: Path,
+    corpus: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    config = write_config(tmp_path, corpus)
+    for path in (unbroken_run, unbroken_run / "checkpoints/step-00000060"):
+        said = refused(
+            monkeypatch,
+            capsys,
+            *("train", "-f", config, "--resume", path, "--save-dir", "new"),
+            cwd=tmp_path,
+        )
+        assert "holds step 60 of 60: a new run that begins from it has nothing left" in said
+        assert "--max-steps N, beyond 60, trains on" in said
+        assert not (tmp_path / "new").exists()
+
+
+def test_there_is_room_for_all_that_will_lie_there_at_once(tmp_path: Path) -> None:
+    """What is there already needs no more room."""
+    run = Run(tmp_path / "run")
+    third = shutil.disk_usage(tmp_path).free // 3
+    with pytest.raises(UserError, match="up to 4 lie there at once: those that are kept"):
+        check_room(run, third, 4)
+    for step in (10, 20):
+        (run.checkpoints / f"step-{step:08d}").mkdir(parents=True)
+    check_room(run, third, 4)
+    check_room(run, third, 2)
+    with pytest.raises(UserError, match="up to 6 lie there at once, of which 2 are there"):
+        check_room(run, third, 6)
+
+
+def test_the_newest_the_best_and_a_new_one_lie_there_at_once() -> None:
+    def most(**train: Any) -> int:
+        values = tiny_values(Path("x"), train={"steps": 50, **train})
+        return most_checkpoints(plan(config_of(values), MACHINE, FACTS))
+
+    assert most() == 1  # at the end
+    assert most(save_every=50) == 2
+    assert most(save_every=5) == 4
+    assert most(save_every=5, keep=1) == 2
+    assert most(save_every=5, keep=0) == 11  # all of them
+    assert most(save_every=5, eval_every=5, keep=1) == 3
 
 
 def test_a_damaged_checkpoint_is_said_and_the_one_before_gone_on_from(

@@ -192,11 +192,21 @@ def checkpoints(home: Path) -> list[Path]:
     )
 
 
+def set_aside(path: Path) -> Path:
+    """Out of the way of everything that looks for checkpoints, and not removed. Returns where."""
+    aside = path.with_name(f"void-{path.name}-{time.time_ns():x}")
+    path.rename(aside)
+    return aside
+
+
 def prune(home: Path, keep: int) -> None:
-    """Leave the newest `keep` and the one with the lowest evaluation loss. 0: leave all."""
+    """Leave the newest `keep` and the one with the lowest evaluation loss. 0: leave all.
+
+    What can't be read, or was cut off, is neither: it stays for its owner to look at.
+    """
     if not keep:
         return
-    paths = checkpoints(home)
+    paths = [path for path in checkpoints(home) if _looks_whole(path)]
     losses = {path: loss for path in paths if (loss := _loss(path)) is not None}
     best = min(losses, key=lambda path: losses[path], default=None)
     for path in paths[keep:]:
@@ -225,6 +235,15 @@ def sweep(home: Path) -> None:
 def _scratches(home: Path) -> Iterator[Path]:
     if home.is_dir():
         yield from home.glob(".step-*")
+
+
+def _looks_whole(path: Path) -> bool:
+    """As far as can be seen without reading it all: verify() does that before a resume."""
+    try:
+        files = read_manifest(path)["files"]
+        return all((path / name).stat().st_size == files[name]["bytes"] for name in files)
+    except (CorruptCheckpointError, OSError):
+        return False
 
 
 def _loss(path: Path) -> float | None:

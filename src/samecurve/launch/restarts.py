@@ -13,6 +13,7 @@ from samecurve.run.attempt import Earlier, new_attempt_name
 from samecurve.run.directory import Run
 from samecurve.run.logs import clear_logs
 from samecurve.run.prepare import PreparedRun
+from samecurve.run.resume import set_later_aside
 
 _FRUITLESS = 3  # failures in a row from the same save
 
@@ -62,14 +63,15 @@ def prepare_restart(
     reason = budget.spend(failure, resume)
     if reason is not None:
         return reason
+    step = int(read_manifest(Path(resume))["step"]) if resume else 0
     clear_logs(run.logs)
     sweep(run.checkpoints)
+    aside = set_later_aside(run, step if checkpoint else None)
     cut_torn_line(run.journal)
     attempt = replace(attempt, name=new_attempt_name(), resume=resume)
-    step, origin, resumed = 0, "the beginning", "nothing was saved before: from the start"
+    origin, resumed = "the beginning", "nothing was saved before: from the start"
     if resume:
         attempt = replace(attempt, weights=None)
-        step = int(read_manifest(Path(resume))["step"])
         origin, resumed = f"step {step}", f"from {resume}"
 
     def record(kind: Kind, **values: object) -> None:
@@ -82,7 +84,7 @@ def prepare_restart(
         cause=failure.cause,
         restart=budget.used,
     )
-    for line in damaged:
+    for line in (*damaged, *aside):
         record("warned", text=line)
     record("resumed", attempt=attempt.name, text=resumed)
     earlier = _count_earlier(run, began, failed_at)

@@ -10,9 +10,11 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
+from samecurve.checkpoint.store import checkpoints
 from samecurve.core.config.sections import Config, Track
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.memory import itemsize, num_optimizer_states
+from samecurve.core.planning.plan import Plan
 from samecurve.errors import UserError
 from samecurve.run.directory import SCRATCH, Run
 from samecurve.system import install_command
@@ -30,19 +32,45 @@ def check_port(port: int) -> None:
             ) from None
 
 
-def check_room(home: Path, config: Config, facts: Facts) -> None:
-    """Room for two checkpoints (one stays until the next is published). UserError: not enough."""
+def checkpoint_bytes(config: Config, facts: Facts) -> int:
+    """Of one checkpoint's arrays: weights and the optimizer's state."""
     states, _ = num_optimizer_states(config, facts)
-    size = itemsize(config.train.precision) * (facts.params + states * facts.trainable)
-    place = next(path for path in _upwards(home.absolute()) if path.is_dir())
+    return itemsize(config.train.precision) * (facts.params + states * facts.trainable)
+
+
+def most_checkpoints(plan: Plan) -> int:
+    """How many lie on the disk at once, at most: the newest that are kept, the best, and the one
+    that is being written, which is published before an older one goes.
+    """
+    gaps = [plan.every.save] if plan.every.save else []
+    evaluates = bool(plan.eval_samples and plan.every.evaluate)
+    if gaps and evaluates:  # an evaluation that improves on all before is saved too
+        gaps.append(plan.every.evaluate)
+    saves = 1 + sum(plan.steps // gap for gap in gaps)
+    return min(plan.keep + evaluates + 1, saves) if plan.keep else saves
+
+
+def check_room(run: Run, size: int, most: int) -> None:
+    """Room for the checkpoints that will lie in the run's directory at once, of which some may be
+    there already. UserError: not enough.
+
+    size: bytes of one
+    most: how many
+    """
+    place = next(path for path in _upwards(run.home.absolute()) if path.is_dir())
     free = shutil.disk_usage(place).free
-    if free < 2 * size:
-        raise UserError(
-            f"{show_bytes(free)} are free at {place}; a checkpoint needs {show_bytes(size)}, and a"
-            " new one is written before an old one goes",
-            "free some space, or another --save-dir",
-            "--save-dir",
-        )
+    present = checkpoints(run.checkpoints)
+    to_come = max(most - len(present), 1)
+    if free >= to_come * size:
+        return
+    there = f", of which {len(present)} are there" if present else ""
+    raise UserError(
+        f"{show_bytes(free)} are free at {place}; a checkpoint needs {show_bytes(size)}, and up to"
+        f" {most} lie there at once{there}: those that are kept, the best, and a new one before an"
+        " old one goes",
+        "free some space, --max-checkpoints N (train.keep) keeps fewer, or another --save-dir",
+        "--save-dir",
+    )
 
 
 def _upwards(path: Path) -> Iterator[Path]:

@@ -32,7 +32,9 @@ from samecurve.run.preconditions import (
     check_port,
     check_room,
     check_trackers,
+    checkpoint_bytes,
     make_home,
+    most_checkpoints,
     remove_unbegun,
 )
 from samecurve.run.provenance import surroundings
@@ -124,7 +126,8 @@ def prepare(
     accepted_plan = plan(config, machine, facts, fixed)
     weights = choose_initial_weights(origin, options.init_from, config, facts)
     check_port(config.devices.port)
-    run = _make_run(loaded, options, origin, facts)
+    _refuse_finished(origin, accepted_plan)
+    run = _make_run(loaded, options, origin, facts, accepted_plan)
     with _claimed(run) as lock:
         weights_path = run.weights_path()
         if weights:
@@ -145,7 +148,22 @@ def prepare(
         return _write(accepted)
 
 
-def _make_run(loaded: LoadedConfig, options: Options, origin: Origin, facts: Facts) -> Run:
+def _refuse_finished(origin: Origin, accepted_plan: Plan) -> None:
+    """UserError: a new run would begin where nothing is left to train."""
+    if origin.run or origin.checkpoint is None or origin.step < accepted_plan.steps:
+        return
+    raise UserError(
+        f"{origin.checkpoint} holds step {origin.step} of {accepted_plan.steps}: a new run that"
+        " begins from it has nothing left to train",
+        f"--max-steps N, beyond {origin.step}, trains on; --init-from begins a run at step 0 with"
+        " these weights",
+        "--resume",
+    )
+
+
+def _make_run(
+    loaded: LoadedConfig, options: Options, origin: Origin, facts: Facts, accepted_plan: Plan
+) -> Run:
     """Its directory, with room for checkpoints.
 
     UserError: there is no room, or it can't be written.
@@ -153,7 +171,9 @@ def _make_run(loaded: LoadedConfig, options: Options, origin: Origin, facts: Fac
     run = origin.run
     if run is None and options.save_dir:
         run = Run(options.save_dir)
-    check_room(run.home if run else Path("runs"), loaded.config, facts)
+    home = run.home if run else Path("runs")
+    size = checkpoint_bytes(loaded.config, facts)
+    check_room(Run(home), size, most_checkpoints(accepted_plan))
     if run is None:
         run = Run(free_name(loaded.name))
     make_home(run.home)
@@ -290,8 +310,9 @@ def _write_journal(accepted: _Accepted, prepared: PreparedRun) -> None:
         plan=start_plan.to_json(),
         environment=surroundings(start_plan.engine, accepted.machine),
     )
-    if origin.own and origin.run:
-        set_later_aside(run, origin)
+    if origin.run:
+        is_own = origin.own and origin.checkpoint is not None
+        origin.notes.extend(set_later_aside(run, origin.step if is_own else None))
     for note in (*accepted.loaded.notes, *origin.notes):
         record("warned", text=note)
     if prepared.journal_start or origin.checkpoint:

@@ -2,14 +2,13 @@
 change.
 """
 
-import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from samecurve.checkpoint.format import verify
 from samecurve.checkpoint.manifest import MANIFEST, CorruptCheckpointError, name_of, read_manifest
-from samecurve.checkpoint.store import checkpoints, newest
+from samecurve.checkpoint.store import checkpoints, newest, set_aside
 from samecurve.core.config.loading import LoadedConfig
 from samecurve.core.config.param_groups import ParamGroup, ParamRules
 from samecurve.core.config.sections import Config, flatten
@@ -293,14 +292,18 @@ def _changes(keys: list[str], before: Flat, after: Flat) -> str:
     return ", ".join(f"{key} {before.get(key)} -> {after.get(key)}" for key in keys)
 
 
-def set_later_aside(run: Run, origin: Origin) -> None:
-    """Checkpoints beyond the one that is gone on from belong to a path not taken: set aside, so
-    that none is taken for the newest.
+def set_later_aside(run: Run, step: int | None) -> list[str]:
+    """Checkpoints beyond the step that is gone on from are damaged, or belong to a path not taken:
+    set aside, so that none is taken for the newest, or counted as kept.
+
+    step: of one of the run's own checkpoints; None: the run goes on from none of them.
+
+    Returns a line for each.
     """
+    lines = []
     for path in checkpoints(run.checkpoints):
-        if origin.checkpoint is None or path.name > name_of(origin.step):
-            aside = path.with_name(f"void-{path.name}-{time.time_ns():x}")
-            path.rename(aside)
-            origin.notes.append(
-                f"{path.name} lies beyond where this goes on from: set aside as {aside.name}"
-            )
+        if step is not None and path.name <= name_of(step):
+            break
+        aside = set_aside(path)
+        lines.append(f"{path.name} lies beyond where this goes on from: set aside as {aside.name}")
+    return lines

@@ -1,0 +1,33 @@
+"""What the next start of a run that failed goes on from."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from samecurve.checkpoint.store import checkpoints
+from samecurve.errors import RunError
+from samecurve.launch.restarts import RestartBudget, prepare_restart
+from samecurve.observe.journal import read_events
+from samecurve.run.prepare import PreparedRun
+from starts import start, train, values
+from worlds import Pool
+
+
+def test_a_damaged_checkpoint_is_out_of_the_way_of_what_the_next_start_saves(
+    pool: Pool, tmp_path: Path, corpus: Path, cache: Path
+) -> None:
+    """One is kept, and that one is damaged: the run begins anew, and keeps what it saves."""
+    config = values(corpus, train={"steps": 6, "save_every": 2, "keep": 1, "precision": "f64"})
+    prepared = start(tmp_path / "run", config, cache)
+    train(pool, prepared)
+    (only,) = checkpoints(prepared.run.checkpoints)
+    file = only / "rank-0-of-1.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-3] ^= 4
+    file.write_bytes(content)
+    following = prepare_restart(prepared, RunError("killed", again=True), 0.0, RestartBudget(1))
+    assert isinstance(following, PreparedRun)
+    warned = [event.values["text"] for event in read_events(following.run.journal)][-3:-1]
+    assert warned[0].startswith("checkpoint step-00000006 is damaged: ")
+    assert warned[1].startswith("step-00000006 lies beyond where this goes on from: set aside as")
+    train(pool, replace(following, attempt=replace(following.attempt, stop_at=4)))
+    assert [path.name for path in checkpoints(prepared.run.checkpoints)] == ["step-00000004"]
