@@ -1,13 +1,33 @@
 """`samecurve eval`: a checkpoint has one set of metrics, on any devices."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
 import worlds
 from commands import refused, run_warm, samecurve, write_config
+from samecurve.checkpoint.format import load
 from samecurve.observe.journal import read_events
+from samecurve.run.load import held
+
+
+def read_arrays(_index: int, _group: object, path: Path) -> dict[str, float]:
+    return {name: float(array.sum()) for name, array in load(path).arrays.items()}
+
+
+def test_what_a_live_run_takes_away_is_read_to_the_end(
+    pool: worlds.Pool, unbroken_run: Path, tmp_path: Path
+) -> None:
+    """By other processes, too: those that evaluate start long after it was found."""
+    shutil.copytree(unbroken_run, tmp_path / "run")
+    newest = tmp_path / "run/checkpoints/step-00000060"
+    arrays = read_arrays(0, None, newest)
+    with held(tmp_path / "run", tmp_path / "links") as checkpoint:
+        shutil.rmtree(newest)
+        assert checkpoint.path == newest
+        assert pool.run(1, read_arrays, tmp_path / "links") == [arrays]
 
 
 def test_a_checkpoint_has_one_set_of_metrics(

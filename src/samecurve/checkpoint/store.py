@@ -31,6 +31,7 @@ from samecurve.units import show_bytes
 
 _POLL = 0.01
 _LAST_MOMENT = 3.0  # seconds
+_LOOKS = 10  # for one that is not taken away while it is read
 _HEADROOM = 1.05  # of the arrays' bytes, for headers and the file system's own
 
 
@@ -215,14 +216,24 @@ def prune(home: Path, keep: int) -> None:
 
 
 def newest(home: Path) -> tuple[Path | None, list[str]]:
-    """The newest checkpoint that is whole, and a line for each damaged one above it."""
+    """The newest checkpoint that is whole, and a line for each damaged one above it.
+
+    What a live run takes away while it is read is not damaged: there is a newer one then.
+    """
     damaged: list[str] = []
-    for path in checkpoints(home):
-        try:
-            verify(path)
-            return path, damaged
-        except CorruptCheckpointError as error:
-            damaged.append(f"checkpoint {path.name} is damaged: {error}")
+    for _ in range(_LOOKS):
+        damaged, all_there = [], True
+        for path in checkpoints(home):
+            try:
+                verify(path)
+                return path, damaged
+            except CorruptCheckpointError as error:
+                if path.exists():
+                    damaged.append(f"checkpoint {path.name} is damaged: {error}")
+                else:
+                    all_there = False
+        if all_there:
+            break
     return None, damaged
 
 

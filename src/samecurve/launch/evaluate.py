@@ -24,7 +24,7 @@ from samecurve.probe import probe
 from samecurve.run.attempt import Attempt, new_attempt_name
 from samecurve.run.describe import describe
 from samecurve.run.directory import Run
-from samecurve.run.load import open_checkpoint
+from samecurve.run.load import OpenedCheckpoint, held
 from samecurve.run.lock import Lock
 from samecurve.run.prepare import PreparedRun
 from samecurve.tasks import Tasks, other_data
@@ -74,7 +74,25 @@ def evaluate(
 
     UserError: nothing saved, or nothing to evaluate. RunError: it failed.
     """
-    saved = open_checkpoint(path)
+    scratch = Run(Path(tempfile.mkdtemp(prefix="samecurve-eval-")))
+    try:
+        # a live run may take the checkpoint away while the ranks start
+        with held(path, scratch.home / "checkpoint") as saved:
+            return _evaluate(saved, scratch, settings, data=data, which=which, say=say)
+    finally:
+        shutil.rmtree(scratch.home, ignore_errors=True)
+
+
+def _evaluate(
+    saved: OpenedCheckpoint,
+    scratch: Run,
+    settings: Mapping[str, tuple[Any, str]],
+    *,
+    data: str | None,
+    which: Which,
+    say: Callable[[str], None],
+) -> Evaluated:
+    """scratch: an empty directory but for `checkpoint`, the links to what is evaluated."""
     run = saved.run
     for note in saved.notes:
         say(f"warn   {note}")
@@ -94,14 +112,10 @@ def evaluate(
             "--on train evaluates on what it was trained on; -d names other data",
             "RUN",
         )
-    scratch = Run(Path(tempfile.mkdtemp(prefix="samecurve-eval-")))
-    try:
-        checkpoint = str(saved.path.resolve())
-        attempt = Attempt(new_attempt_name(), str(scratch.home), checkpoint, evaluate=which)
-        _write(scratch, loaded, own_plan, attempt, step=saved.step)
-        values = _launch(scratch, loaded, own_plan, attempt, say)
-    finally:
-        shutil.rmtree(scratch.home, ignore_errors=True)
+    checkpoint = str(scratch.home / "checkpoint")
+    attempt = Attempt(new_attempt_name(), str(scratch.home), checkpoint, evaluate=which)
+    _write(scratch, loaded, own_plan, attempt, step=saved.step)
+    values = _launch(scratch, loaded, own_plan, attempt, say)
     seconds = values.pop("seconds")
     return Evaluated(saved.step, own_plan.eval_samples, values, own_plan, seconds)
 
@@ -161,5 +175,5 @@ def _launch(
     code = launch(prepared, loaded.config.devices, headless=False, screen=screen)
     evaluated = [event for event in read_events(scratch.journal) if event.kind == "evaluated"]
     if code or not evaluated:
-        raise RunError("the evaluation was stopped", "", str(attempt.resume))
+        raise RunError("the evaluation was stopped")
     return dict(evaluated[-1].values)

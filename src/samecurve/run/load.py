@@ -3,8 +3,12 @@
 Runs in this process; nothing is trained.
 """
 
+import os
+import shutil
+import sys
 import warnings
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -102,6 +106,41 @@ def open_checkpoint(path: Path, where: str = "RUN") -> OpenedCheckpoint:
             if not tries_left or checkpoint.exists():
                 raise
     raise AssertionError("unreachable")
+
+
+@contextmanager
+def held(path: Path, links: Path, where: str = "RUN") -> Iterator[OpenedCheckpoint]:
+    """open_checkpoint(), which processes of this machine can read for as long as the block runs,
+    though a live run takes it away meanwhile.
+
+    links: a directory that is made, a checkpoint for those who read it
+    """
+    with ExitStack() as files:
+        for tries_left in reversed(range(_TRIES)):
+            checkpoint = open_checkpoint(path, where)
+            try:
+                _link(checkpoint, links, files)
+                break
+            except FileNotFoundError:
+                if not tries_left:
+                    raise
+        yield checkpoint
+
+
+def _link(checkpoint: OpenedCheckpoint, links: Path, files: ExitStack) -> None:
+    """Its files, held open, in a directory. FileNotFoundError: they have been taken away."""
+    names = (MANIFEST, *checkpoint.manifest["files"])
+    opened = []
+    for name in names:
+        opened.append(os.open(checkpoint.path / name, os.O_RDONLY))
+        files.callback(os.close, opened[-1])
+    links.mkdir()
+    for name, descriptor in zip(names, opened, strict=True):
+        if sys.platform == "linux":  # by its number in this process, whatever becomes of its name
+            (links / name).symlink_to(f"/proc/{os.getpid()}/fd/{descriptor}")
+        else:
+            with open(descriptor, "rb", closefd=False) as file, open(links / name, "wb") as copy:
+                shutil.copyfileobj(file, copy)
 
 
 def _locate(path: Path, where: str) -> tuple[Run, Path, list[str]]:
