@@ -1,17 +1,68 @@
-"""Remedies name a command that works for this copy: a checkout by its path, a wheel by its name."""
+"""Remedies name a command that works for this copy: a checkout by its path, a wheel by its name.
+What fails while a failure is handled does not hide it.
+"""
 
+import errno
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from samecurve.system import install_command
+from samecurve.system import closing_all, explain_os_error, install_command, not_hiding
 
 ROOT = Path(__file__).parents[1]
 ASK = "from samecurve.system import install_command; print(install_command('jax'))"
+
+
+def test_what_fails_in_a_handler_does_not_hide_what_it_handles() -> None:
+    calls: list[str] = []
+
+    def closer(name: str, error: Exception | None = None) -> Callable[[], None]:
+        def close() -> None:
+            calls.append(name)
+            if error:
+                raise error
+
+        return close
+
+    full = OSError(errno.ENOSPC, "No space left on device")
+    with (
+        pytest.raises(ValueError, match="the cause") as caught,
+        closing_all(closer("first"), closer("second", full), closer("third")),
+    ):
+        raise ValueError("the cause")
+    assert calls == ["first", "second", "third"]
+    assert caught.value.__notes__ == [
+        "and, at the end: OSError: [Errno 28] No space left on device"
+    ]
+    with pytest.raises(OSError, match="No space"), closing_all(closer("", full), closer("last")):
+        pass
+    assert calls[-1] == "last"
+    cause = ValueError("the cause")
+    with not_hiding(cause):
+        raise full
+    assert len(cause.__notes__) == 1
+
+
+def test_errors_of_a_disk_name_the_path_and_a_remedy(tmp_path: Path) -> None:
+    def explained(number: int, path: Path) -> str:
+        cause, remedy = explain_os_error(OSError(number, os.strerror(number)), path, "try again")
+        return f"{cause}; {remedy}"
+
+    gone = tmp_path / "run" / "checkpoints"
+    assert explained(errno.ENOENT, gone) == (
+        f"{tmp_path}/run is missing: removed or renamed, or its disk is not mounted; put it back"
+        " where it was, and try again (what was moved as a whole: under its new name)"
+    )
+    assert explained(errno.EROFS, tmp_path).startswith(f"{tmp_path}: its file system is read-only")
+    assert explained(errno.ENOSPC, tmp_path) == (
+        f"{tmp_path}: no space is left on its disk; free some space (`df -h`), and try again"
+    )
+    assert explained(errno.ELOOP, tmp_path).startswith(f"{tmp_path}: Too many levels of symbolic")
 
 
 def test_a_checkout_is_named_by_its_path() -> None:

@@ -13,7 +13,7 @@ import shutil
 import signal
 import stat
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import metadata
 from importlib.util import find_spec
@@ -96,6 +96,83 @@ def directory_made_once(home: Path) -> Iterator[Path]:
                 raise
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+_GO_ON = "run the same command again: it goes on from the last save"
+
+
+def explain_os_error(error: OSError, path: Path, then: str = _GO_ON) -> tuple[str, str]:
+    """Why a file or directory of ours can't be written or read, and what helps.
+
+    path: that file or directory
+    then: what to do once that is mended
+    """
+    place = path.absolute()
+    while not os.path.lexists(place):
+        missing, place = place, place.parent
+    if error.errno == errno.ENOSPC and _lacks_inodes(place):
+        return (
+            f"no inode is left on the file system of {place}: it may hold no more files",
+            f"remove many small files there (`df -i`), and {then}",
+        )
+    if error.errno in {errno.ENOENT, errno.ENOTDIR, errno.ESTALE} and place != path.absolute():
+        return (
+            f"{missing} is missing: removed or renamed, or its disk is not mounted",
+            f"put it back where it was, and {then} (what was moved as a whole: under its new name)",
+        )
+    known = {
+        errno.ENOSPC: ("no space is left on its disk", "free some space (`df -h`)"),
+        errno.EDQUOT: ("the quota of its disk is used up", "free some space (`quota`)"),
+        errno.EROFS: (
+            "its file system is read-only; a disk with errors becomes so",
+            "`dmesg` says why; mount it writable again",
+        ),
+        errno.EACCES: ("permission denied", "mend its permissions"),
+        errno.EPERM: ("operation not permitted", "mend its permissions"),
+        errno.EIO: ("its disk has failed", "`dmesg` says more; mend it, or copy the run elsewhere"),
+        errno.EMFILE: ("this process may open no more files", "`ulimit -n 65536`"),
+    }
+    cause, remedy = known.get(error.errno or 0, (error.strerror or str(error), "mend that"))
+    return f"{path}: {cause}", f"{remedy}, and {then}"
+
+
+def _lacks_inodes(place: Path) -> bool:
+    try:
+        status = os.statvfs(place)
+    except OSError:
+        return False
+    return status.f_files > 0 and status.f_favail == 0
+
+
+@contextmanager
+def not_hiding(failure: BaseException) -> Iterator[None]:
+    """In what handles a failure: what fails here, too, is noted on it and does not replace it."""
+    try:
+        yield
+    except Exception as another:
+        failure.add_note(f"and, while that was handled: {type(another).__name__}: {another}")
+
+
+@contextmanager
+def closing_all(*closers: Callable[[], object]) -> Iterator[None]:
+    """All are called after the block, in this order, whatever fails; the first failure is raised,
+    the block's before theirs.
+    """
+    failure: BaseException | None = None
+    try:
+        yield
+    except BaseException as error:
+        failure = error
+    for close in closers:
+        try:
+            close()
+        except Exception as error:
+            if failure is None:
+                failure = error
+            else:
+                failure.add_note(f"and, at the end: {type(error).__name__}: {error}")
+    if failure is not None:
+        raise failure
 
 
 def cache_home(environment: Mapping[str, str] = os.environ) -> Path:

@@ -4,7 +4,11 @@ import threading
 import time
 from pathlib import Path
 
+import pytest
+
+from commands import until
 from samecurve.core.events import Event
+from samecurve.errors import RunError
 from samecurve.observe.heartbeat import Heartbeat, read_heartbeat
 from samecurve.observe.journal import Journal, append_event, follow, read_events
 
@@ -41,6 +45,59 @@ def test_steps_reach_the_file_within_half_a_second_and_other_kinds_at_once(tmp_p
         assert time.monotonic() < deadline
         time.sleep(0.02)
     journal.close()
+
+
+@pytest.mark.parametrize("others_write", [False, True])
+def test_a_journal_that_is_removed_is_written_anew_and_that_is_said(
+    *, others_write: bool, tmp_path: Path
+) -> None:
+    """At once, without a line to write; sensors may have begun another file of its name."""
+    path, stop = tmp_path / "journal.jsonl", threading.Event()
+    journal = Journal(path)
+    journal.record(Event("planned", 0))
+    journal.record(Event("saved", 7))
+    shown: list[Event] = []
+    reader = threading.Thread(target=lambda: shown.extend(follow(path, stop, pause=0.01)))
+    reader.start()
+    until(lambda: len(shown) == 2, timeout=5)
+    path.unlink()
+    if others_write:
+        append_event(path, Event("sensors", 8))
+    written = ["planned", "saved", *(["sensors"] if others_write else []), "warned"]
+    until(lambda: path.exists() and len(read_events(path)) == len(written), timeout=5)
+    journal.record(Event("step", 9))
+    journal.close()
+    stop.set()
+    reader.join()
+    assert [event.kind for event in read_events(path)] == [*written, "step"]
+    assert [event.kind for event in shown] == [*written, "step"]
+    (said,) = [event.values["text"] for event in shown if event.kind == "warned"]
+    assert said == "journal.jsonl was removed while the run wrote it: it has been written anew"
+    assert [path.name for path in tmp_path.iterdir()] == ["journal.jsonl"]
+
+
+def test_a_journal_that_an_editor_has_written_is_gone_on_with(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    journal = Journal(path)
+    journal.record(Event("planned", 0))
+    journal.record(Event("saved", 7))
+    copy = tmp_path / "copy"
+    copy.write_text(path.read_text().splitlines(keepends=True)[0])
+    copy.replace(path)
+    journal.record(Event("step", 9))
+    journal.close()
+    assert [event.kind for event in read_events(path)] == ["planned", "warned", "step"]
+
+
+def test_a_run_directory_that_is_gone_ends_the_run_with_its_name(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    journal = Journal(tmp_path / "run/journal.jsonl")
+    journal.record(Event("planned", 0))
+    (tmp_path / "run").rename(tmp_path / "moved")
+    with pytest.raises(RunError, match=f"{tmp_path}/run is missing: removed or renamed"):
+        journal.record(Event("saved", 7))
+    with pytest.raises(RunError, match="is missing"):
+        journal.close()
 
 
 def test_a_reader_follows_whole_lines_only(tmp_path: Path) -> None:

@@ -231,6 +231,53 @@ wait $!; echo $?; rm {disk}/fill
     assert json.loads(last)["step"] > 40
 
 
+READ_ONLY = "mount --bind disk other && mount -o remount,bind,ro other && mount --bind other disk"
+NO_INODES = "for i in $(seq 99); do touch disk/$i; done 2> /dev/null"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("devices", ["cpu", "cpu:2"])
+@pytest.mark.parametrize(
+    ("fault", "cause", "remedy"),
+    [
+        (READ_ONLY, "disk/run/checkpoints: its file system is read-only", "`dmesg` says why"),
+        (NO_INODES, "no inode is left on the file system of ", "remove many small files there"),
+        ("mv disk/run disk/moved", "disk/run is missing: removed or renamed", "put it back"),
+        ("rm -r disk/run", "disk/run is missing: removed or renamed", "put it back"),
+    ],
+)
+def test_a_disk_that_goes_away_under_a_run(
+    *, fault: str, cause: str, remedy: str, devices: str, tmp_path: Path, corpus: Path
+) -> None:
+    """The screen names the path and the remedy, though neither logs nor lock can be written."""
+    config = write_config(tmp_path, corpus, steps=100_000, save=40)
+    for name in ("disk", "other"):
+        (tmp_path / name).mkdir()
+    train = " ".join(command("train", "-f", config, "--save-dir", "disk/run", "--devices", devices))
+    script = f"""mount -t tmpfs -o size=20m,nr_inodes=70 none disk || exit 77
+{train} > out 2>&1 &
+until ls disk/run/checkpoints/step-* > seen 2> /dev/null; do sleep 0.05; done
+{fault}
+wait $!; echo $?"""
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", script],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        timeout=120,
+    )
+    if done.returncode == 77 or "unshare" in done.stderr:
+        pytest.skip("no mount namespaces for this user")
+    said = (tmp_path / "out").read_text()
+    assert done.stdout == "1\n", said
+    assert said.count("error:") == 1
+    assert "Traceback" not in said
+    error = said[said.index("error:") :]
+    assert cause in error
+    assert f"  remedy: {remedy}" in error
+
+
 def test_a_live_run_keeps_its_directory(tmp_path: Path, corpus: Path) -> None:
     """And SIGTERM is heard in a step at whose end something else is due (here in every one)."""
     config = write_config(tmp_path, corpus, steps=100_000, save=1)

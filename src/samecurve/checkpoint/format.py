@@ -10,6 +10,7 @@ it.
 
 import hashlib
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,8 +69,11 @@ def write_pieces(path: Path, pieces: Sequence[ArrayShard]) -> Written:
     try:
         serialize_file(specs, str(path), {"format": "pt"})
     except Exception as error:  # the library wraps the system's error in its own
-        free = os.statvfs(path.parent)
-        raise OSError(f"{error} ({free.f_bavail * free.f_frsize} bytes free)") from error
+        number = re.search(r"os error (\d+)", str(error))
+        if number is None:
+            raise OSError(f"{path}: {error}") from error
+        code = int(number[1])
+        raise OSError(code, os.strerror(code), str(path)) from error
     with open(path, "rb+") as file:
         os.fsync(file.fileno())
         digest = hashlib.file_digest(file, "sha256").hexdigest()

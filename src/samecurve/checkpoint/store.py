@@ -26,7 +26,7 @@ from samecurve.checkpoint.manifest import (
 )
 from samecurve.core.protocols import ArrayShard, Rank
 from samecurve.errors import RunError
-from samecurve.system import sync_directory, write_json
+from samecurve.system import explain_os_error, sync_directory, write_json
 from samecurve.units import show_bytes
 
 _POLL = 0.01
@@ -81,16 +81,9 @@ class Store:
         began = time.perf_counter()
         self._join()
         size = sum(piece.buffer.nbytes for piece in pieces)
-        free = shutil.disk_usage(self._home).free
-        if free < size * _HEADROOM:
-            raise RunError(
-                f"no room for the checkpoint of step {step}: this rank's part needs"
-                f" {show_bytes(size)}, {show_bytes(free)} are free at {self._home}",
-                "free some space and run the same command again: it goes on from the last save",
-                str(self._home),
-            )
         scratch = self._home / f".{name_of(step)}.{self._attempt}"
         try:
+            self._check_room(step, size)
             scratch.mkdir(exist_ok=True)
         except OSError as error:
             raise self._failed(error) from error
@@ -120,13 +113,25 @@ class Store:
         if self._error is not None:
             raise self._failed(self._error) from self._error
 
+    def _check_room(self, step: int, size: int) -> None:
+        """RunError: there is none for this rank's part."""
+        free = shutil.disk_usage(self._home).free
+        if free < size * _HEADROOM:
+            raise RunError(
+                f"no room for the checkpoint of step {step}: this rank's part needs"
+                f" {show_bytes(size)}, {show_bytes(free)} are free at {self._home}",
+                "free some space and run the same command again: it goes on from the last save",
+                str(self._home),
+            )
+
     def _failed(self, error: BaseException) -> RunError:
-        return RunError(
-            f"saving a checkpoint failed: {error}",
-            "free some space, or mend the directory, and run the same command again: it goes on"
-            " from the last save",
-            str(self._home),
-        )
+        if isinstance(error, RunError):
+            return error
+        cause = f"{type(error).__name__}: {error}"
+        remedy = "run the same command again: it goes on from the last save"
+        if isinstance(error, OSError):
+            cause, remedy = explain_os_error(error, self._home)
+        return RunError(f"saving a checkpoint failed: {cause}", remedy)
 
     def close(self) -> None:
         """Wait for the save under way. RunError: it failed."""

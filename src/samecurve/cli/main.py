@@ -122,7 +122,7 @@ def main() -> None:
         # what is still buffered can't be written either
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         if not isinstance(error, BrokenPipeError):
-            echo(f"error: {error}", err=True)
+            echo(_os_error_text(error), err=True)
         sys.exit(1)
 
 
@@ -133,6 +133,20 @@ def _mend_streams() -> None:
         stream = getattr(sys, name)
         if isinstance(stream, io.TextIOWrapper):  # a terminal's own encoding may lack a character
             stream.reconfigure(errors="backslashreplace")
+
+
+def _os_error_text(error: OSError) -> str:
+    """Of one that nobody below expected."""
+    from pathlib import Path
+
+    from samecurve.system import explain_os_error
+
+    if not isinstance(error.filename, str | bytes):
+        return f"error: {error}"
+    cause, remedy = explain_os_error(
+        error, Path(os.fsdecode(error.filename)), "run the same command again"
+    )
+    return f"error: {cause}\n  remedy: {remedy}"
 
 
 def _error_text(error: SamecurveError) -> str:

@@ -1,14 +1,17 @@
 """What a failing rank leaves behind for whoever tells the failure: one small file a rank."""
 
 import json
+import os
 import shutil
 import tempfile
 import time
 import traceback
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from samecurve.errors import RunError, SamecurveError, message_of
+from samecurve.system import explain_os_error
 from samecurve.terminal import shorten
 
 _MOST_CAUSE = 1600  # characters
@@ -28,7 +31,10 @@ class FailureNote:
     again: bool = False  # starting again may help, as far as the error itself knows
 
 
-def note_of(rank: int, error: BaseException) -> FailureNote:
+def note_of(rank: int, error: BaseException, home: Path | None = None) -> FailureNote:
+    """home: of the run, whose own files may be what could not be written."""
+    if home and isinstance(error, OSError) and (path := _path_in(error, home)):
+        error = RunError(*explain_os_error(error, path))
     if isinstance(error, SamecurveError):
         return FailureNote(
             rank=rank,
@@ -58,7 +64,8 @@ def write_note(logs: Path, attempt: str, note: FailureNote) -> None:
     try:
         (logs / name).write_text(text)
     except OSError:
-        (logs / name).unlink(missing_ok=True)
+        with suppress(OSError):  # half of it; on a disk that is read-only by now, nothing of it
+            (logs / name).unlink()
         elsewhere = _directory_elsewhere(attempt)
         elsewhere.mkdir(exist_ok=True)
         (elsewhere / name).write_text(text)
@@ -66,8 +73,12 @@ def write_note(logs: Path, attempt: str, note: FailureNote) -> None:
 
 def read_note(logs: Path, rank: int) -> FailureNote | None:
     """Of one rank, in the run's logs; None: it has written none, or not all of it yet."""
+    return _read(logs / f"failure-{rank}.json")
+
+
+def _read(path: Path) -> FailureNote | None:
     try:
-        return FailureNote(**json.loads((logs / f"failure-{rank}.json").read_text()))
+        return FailureNote(**json.loads(path.read_text()))
     except (OSError, ValueError):
         return None
 
@@ -76,12 +87,21 @@ def read_notes(logs: Path, attempt: str) -> list[FailureNote]:
     """In the order in which the ranks failed."""
     elsewhere = _directory_elsewhere(attempt)
     notes = [
-        FailureNote(**json.loads(path.read_text()))
+        note
         for directory in (logs, elsewhere)
         for path in directory.glob("failure-*.json")
+        if (note := _read(path))
     ]
     shutil.rmtree(elsewhere, ignore_errors=True)
     return sorted(notes, key=lambda note: note.time)
+
+
+def _path_in(error: OSError, home: Path) -> Path | None:
+    """The file of the run's that it names; None: it names another, or none."""
+    if not isinstance(error.filename, str | bytes):
+        return None
+    path = Path(os.fsdecode(error.filename))
+    return path if path.absolute().is_relative_to(home.absolute()) else None
 
 
 def _directory_elsewhere(attempt: str) -> Path:

@@ -27,11 +27,10 @@ from samecurve.probe import probe
 from samecurve.probe.cpu import oom_kills, oom_kills_since
 from samecurve.run.attempt import Attempt
 from samecurve.run.directory import Run
-from samecurve.run.logs import log_to
 from samecurve.run.preconditions import check_port, remove_refused
 from samecurve.run.prepare import PreparedRun, prepare
 from samecurve.run.resume import Options
-from samecurve.system import LAUNCHER, STOP_SIGNAL
+from samecurve.system import LAUNCHER, STOP_SIGNAL, not_hiding
 from samecurve.worker.cluster_env import is_first, is_first_of_host, meet
 from samecurve.worker.main import LEAVE_SECONDS, run_rank, run_rank_with_note
 from samecurve.worker.preflight import end_hanging_process, record_failure
@@ -171,7 +170,7 @@ def _lead(
                 return code
             exit_codes = {rank.index: code}
         except BaseException as error:
-            notes = [note_of(rank.index, error)]
+            notes = [note_of(rank.index, error, run.home)]
     time.sleep(_OTHERS)
     notes = [*read_notes(run.logs, attempt.name), *notes]
     failure = explain(
@@ -182,7 +181,8 @@ def _lead(
     )
     record_failure(run, failure)
     if is_refusal(prepared, failure):
-        remove_refused(run)
+        with not_hiding(failure):
+            remove_refused(run)
     raise failure
 
 
@@ -211,7 +211,6 @@ def follow_leader(rank: Rank, store: "Store", rendezvous: "Store") -> int:
         )
     if attempt.coordinator:
         return _exit_code_of_follower(_run_child(attempt, rank), rank, attempt)
-    log_to(Run(Path(attempt.run)).logs / f"rank-{rank.index}.log", attempt.name)
     code = run_rank_with_note(attempt, rank, rendezvous=rendezvous, catch_stop=True)
     os._exit(code)  # not waiting for a collective that a lost rank left hanging
 

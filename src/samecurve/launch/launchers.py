@@ -14,6 +14,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
 
@@ -53,9 +54,11 @@ def in_place(
             run_rank(prepared.attempt, Rank(0, 0, 1))
         return None
     except Exception as error:
-        with open(run.logs / "rank-0.log", "a", errors="backslashreplace") as log:
+        # the disk may be what has failed; the screen has the cause all the same
+        path = run.logs / "rank-0.log"
+        with suppress(OSError), open(path, "a", errors="backslashreplace") as log:
             traceback.print_exc(file=log)
-        return explain([note_of(0, error)], {}, run.logs)
+        return explain([note_of(0, error, run.home)], {}, run.logs)
 
 
 @dataclass(frozen=True)
@@ -234,7 +237,8 @@ class _Start:
 
     def explain_error(self, error: BaseException) -> SamecurveError:
         """Of the launcher itself."""
-        return self._hang or explain([note_of(0, error)], {}, self._prepared.run.logs)
+        run = self._prepared.run
+        return self._hang or explain([note_of(0, error, run.home)], {}, run.logs)
 
     def explain_end(self, end: GroupEnd) -> SamecurveError | None:
         if self._hang or not end.failed:

@@ -10,6 +10,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from samecurve.core.config.sections import Devices
 from samecurve.core.planning.plan import Plan
@@ -23,7 +24,7 @@ from samecurve.run.control import ask
 from samecurve.run.fork_server import ForkServer
 from samecurve.run.preconditions import remove_refused
 from samecurve.run.prepare import PreparedRun
-from samecurve.system import LAUNCHER, STOP_SIGNAL
+from samecurve.system import LAUNCHER, STOP_SIGNAL, explain_os_error, not_hiding
 from samecurve.worker.preflight import record_failure
 
 
@@ -64,7 +65,8 @@ def launch(
         prepared.lock.release()
     if failure:
         if is_refusal(prepared, failure):
-            remove_refused(run)
+            with not_hiding(failure):
+                remove_refused(run)
         raise failure
     return 128 + signals.received if signals.received else 0
 
@@ -96,12 +98,21 @@ class _Launcher:
             failure = self._start(self._prepared, self._devices, self._server)
             if failure is None or signals.received:
                 return failure
-            following = prepare_restart(self._prepared, failure, began, budget)
+            following = self._prepare_restart(failure, began, budget)
             if isinstance(following, str):
                 if following:
                     failure.remedy = f"{failure.remedy}; {following}"
                 return failure
             self._continue_with(following, signals)
+
+    def _prepare_restart(
+        self, failure: SamecurveError, began: float, budget: RestartBudget
+    ) -> PreparedRun | str:
+        try:
+            return prepare_restart(self._prepared, failure, began, budget)
+        except OSError as error:  # what has failed may be the disk
+            cause, _ = explain_os_error(error, Path(error.filename or self._prepared.run.home))
+            return f"not started again: {cause}"
 
     def _continue_with(self, following: PreparedRun, signals: Signals) -> None:
         self._prepared = following

@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 from samecurve.core.events import Event
 from samecurve.errors import RunError
-from samecurve.system import regular_only
+from samecurve.system import explain_os_error, regular_only
 
 # kinds that a later `resumed` at a step before theirs makes void
 VOIDED = frozenset({"step", "evaluated", "saved", "sampled", "hashed"})
@@ -29,7 +29,8 @@ class Journal:
     def __init__(self, path: Path) -> None:
         cut_torn_line(path)
         self._path = path
-        self._descriptor = regular_only(str(path), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        self._descriptor = _open(path)
+        self._step = 0  # of the last event
         self._lines: list[bytes] = []
         self._pending = b""  # of the lines before those: what could not be written yet
         self._error: RunError | None = None
@@ -44,6 +45,7 @@ class Journal:
         line = event.line().encode()
         with self._lock:
             self._lines.append(line)
+            self._step = event.step
         if event.kind != "step" or self._error:
             self.flush()
             self._error = None
@@ -52,16 +54,32 @@ class Journal:
         with self._lock:
             self._pending += b"".join(self._lines)
             self._lines.clear()
-            while self._pending:
-                try:
+            try:
+                self._find_again()
+                while self._pending:
                     self._pending = self._pending[os.write(self._descriptor, self._pending) :]
-                except OSError as error:
-                    raise RunError(
-                        f"the journal can't be written: {error.strerror}",
-                        "free some space and run the same command again: it goes on from the last"
-                        " save",
-                        str(self._path),
-                    ) from error
+            except OSError as error:
+                cause, remedy = explain_os_error(error, self._path)
+                raise RunError(f"the journal can't be written: {cause}", remedy) from error
+
+    def _find_again(self) -> None:
+        """Where somebody has removed the file, or put another one in its place, lines go on under
+        its name, and a line says so. What was written is still open here: nothing is lost.
+        """
+        try:
+            is_there = os.path.samestat(os.stat(self._path), os.fstat(self._descriptor))
+        except FileNotFoundError:
+            is_there = False
+        if is_there:
+            return
+        text = f"{self._path.name} was removed while the run wrote it: it has been written anew"
+        if not _begins_alike(self._path, self._descriptor):
+            _write_anew(self._path, self._descriptor)
+        else:
+            text = f"{self._path.name} was replaced while the run wrote it: lines go on there"
+        before, self._descriptor = self._descriptor, _open(self._path)
+        os.close(before)
+        self._pending = Event("warned", self._step, {"text": text}).line().encode() + self._pending
 
     def sync(self) -> None:
         """On disk when this returns.
@@ -82,6 +100,34 @@ class Journal:
                 self.flush()
             except RunError as error:
                 self._error = error  # what was not written stays pending; record() raises it
+
+
+def _open(path: Path) -> int:
+    """To append lines to, and to read again."""
+    return regular_only(str(path), os.O_RDWR | os.O_APPEND | os.O_CREAT)
+
+
+def _begins_alike(path: Path, descriptor: int) -> bool:
+    """Whether the file of this name is a copy of what is open, as an editor leaves it."""
+    try:
+        with open(path, "rb") as file:
+            first = file.readline()
+    except FileNotFoundError:
+        return False
+    return bool(first) and first == os.pread(descriptor, len(first), 0)
+
+
+def _write_anew(path: Path, descriptor: int) -> None:
+    """Under its name again: what is open, and what others have put there since."""
+    since = path.read_bytes() if path.exists() else b""
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    with open(scratch, "wb") as file:
+        position = 0
+        while block := os.pread(descriptor, _BLOCK, position):
+            file.write(block)
+            position += len(block)
+        file.write(since)
+    scratch.replace(path)
 
 
 def append_event(path: Path, event: Event) -> None:

@@ -5,6 +5,7 @@ import json
 import os
 import socket
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -81,8 +82,12 @@ class Lock:
         return holder if isinstance(holder, dict) and {"host", "pid"} <= set(holder) else {}
 
     def release(self) -> None:
-        if not self._file.closed:
+        """Whatever became of the disk: the system lets go of it when the file is closed."""
+        if self._file.closed:
+            return
+        with suppress(OSError):  # it names a process that has ended: taken over by the next
             self._file.truncate(0)
+        with suppress(OSError):
             self._file.close()
 
 

@@ -41,7 +41,14 @@ from samecurve.run.attempt import Attempt
 from samecurve.run.control import ControlFile
 from samecurve.run.directory import Run
 from samecurve.run.logs import log_to
-from samecurve.system import LAUNCHER, STOP_SIGNAL, cache_home, die_with
+from samecurve.system import (
+    LAUNCHER,
+    STOP_SIGNAL,
+    cache_home,
+    closing_all,
+    die_with,
+    not_hiding,
+)
 from samecurve.tasks import open_task
 from samecurve.worker.checkpointing import checkpoint_store, keep_assets
 from samecurve.worker.cluster_env import rank_from
@@ -177,25 +184,26 @@ def train_rank(
         lr_factor=lr_factor(task, plan),
         as_if_split=as_if_split,
     )
-    try:
-        if attempt.evaluate:
-            assert saved
-            return evaluate(loop_context, saved)
-        _, outcome = train(loop_context, saved=saved, weights=weights, stop_at=attempt.stop_at)
-        return outcome
-    except BaseException as error:
-        store.abandon()
-        reason = _reason_of(error, context, engine, has_trained=heartbeat.trained)
-        if reason:
-            raise reason from error
-        raise
-    finally:
-        if data_workers:
-            data_workers.kill()
-        feed.close()
-        engine.close()
-        if journal:
-            journal.close()
+    closers = [feed.close, engine.close]
+    if data_workers:
+        closers.insert(0, data_workers.kill)
+    if journal:
+        closers.append(journal.close)
+    with closing_all(*closers):
+        try:
+            if attempt.evaluate:
+                assert saved
+                return evaluate(loop_context, saved)
+            _, outcome = train(loop_context, saved=saved, weights=weights, stop_at=attempt.stop_at)
+            return outcome
+        except BaseException as error:
+            reason = None
+            with not_hiding(error):
+                store.abandon()
+                reason = _reason_of(error, context, engine, has_trained=heartbeat.trained)
+            if reason:
+                raise reason from error
+            raise
 
 
 def _load_beginning(attempt: Attempt) -> tuple[Checkpoint | None, Checkpoint | None]:
@@ -304,16 +312,20 @@ def run_rank_with_note(
     rendezvous: "Rendezvous | None" = None,
     catch_stop: bool = False,
 ) -> int:
-    """run_rank(), its failure left as a note for the launcher. Returns the exit code."""
-    logs = Run(Path(attempt.run)).logs
+    """run_rank(), what it prints in its log, its failure left as a note for the launcher.
+
+    Returns the exit code.
+    """
+    run = Run(Path(attempt.run))
     try:
+        log_to(run.logs / f"rank-{rank.index}.log", attempt.name)
         run_rank(attempt, rank, rendezvous=rendezvous, catch_stop=catch_stop)
         return 0
     except BaseException as error:
-        note = note_of(rank.index, error)
+        note = note_of(rank.index, error, run.home)
         # each of the two may fail on a full disk; the other, or the exit code, remains
         with suppress(OSError):
-            write_note(logs, attempt.name, note)
+            write_note(run.logs, attempt.name, note)
         with suppress(OSError):
             traceback.print_exc()
         return note.exit_code
@@ -325,7 +337,6 @@ def main(argument: str) -> None:
     die_with(int(os.environ[LAUNCHER]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher owns signals
     rank = rank_from(os.environ)
-    log_to(Run(Path(attempt.run)).logs / f"rank-{rank.index}.log", attempt.name)
     code = run_rank_with_note(attempt, rank)
     with suppress(OSError):
         sys.stdout.flush()
