@@ -21,6 +21,9 @@ ASK = "from samecurve.system import install_command; print(install_command('jax'
 def test_what_fails_in_a_handler_does_not_hide_what_it_handles() -> None:
     calls: list[str] = []
 
+    def fail(error: Exception) -> None:
+        raise error
+
     def closer(name: str, error: Exception | None = None) -> Callable[[], None]:
         def close() -> None:
             calls.append(name)
@@ -34,7 +37,7 @@ def test_what_fails_in_a_handler_does_not_hide_what_it_handles() -> None:
         pytest.raises(ValueError, match="the cause") as caught,
         closing_all(closer("first"), closer("second", full), closer("third")),
     ):
-        raise ValueError("the cause")
+        fail(ValueError("the cause"))
     assert calls == ["first", "second", "third"]
     assert caught.value.__notes__ == [
         "and, at the end: OSError: [Errno 28] No space left on device"
@@ -44,7 +47,7 @@ def test_what_fails_in_a_handler_does_not_hide_what_it_handles() -> None:
     assert calls[-1] == "last"
     cause = ValueError("the cause")
     with not_hiding(cause):
-        raise full
+        fail(full)
     assert len(cause.__notes__) == 1
 
 

@@ -1,6 +1,7 @@
 """A feed gives a rank its share of each step, the same with and without a thread, from any step."""
 
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +184,10 @@ def test_a_fault_in_the_thread_reaches_the_loop() -> None:
         list(feed(1, 0, prefetch=2, source=Itself(23, bad=5)))
 
 
+def _has_read(source: Itself, times: int) -> bool:
+    return len(source.reads) >= times
+
+
 @pytest.mark.parametrize("prefetch", [0, 1, 2])
 def test_user_code_is_called_no_further_ahead_than_prefetch(prefetch: int) -> None:
     """A step at a time, so that what it holds and counts on is what the config says."""
@@ -192,7 +197,7 @@ def test_user_code_is_called_no_further_ahead_than_prefetch(prefetch: int) -> No
     for trained in range(1, 9):
         next(steps)
         wanted = min(trained + prefetch, 9)
-        until(lambda wanted=wanted: len(source.reads) >= wanted, timeout=5)
+        until(partial(_has_read, source, wanted), timeout=5)
         time.sleep(0.002)  # in which a thread that reads further would
         assert len(source.reads) == wanted
     assert max(source.reads) == 10  # samples of one step

@@ -1,5 +1,6 @@
 """Who watches real ranks: when it takes silence for a hang."""
 
+import signal
 import subprocess
 import sys
 import time
@@ -9,6 +10,7 @@ import pytest
 
 from samecurve.launch.hang_watch import HangLimit, HangWatch
 from samecurve.observe.heartbeat import read_beat
+from samecurve.observe.journal import read_events
 
 RANK = """
 import sys, time
@@ -52,3 +54,41 @@ def test_a_rank_that_compiles_is_given_the_patience_of_a_first_step(
             process.kill()
     assert "gave no sign for" in error.cause
     assert (silent > 5) == compiles, silent
+
+
+LONE = """
+import os, sys, time
+from pathlib import Path
+from samecurve.launch.hang_watch import HangLimit
+from samecurve.launch.hang_watcher import watcher
+from samecurve.observe.heartbeat import Heartbeat
+from samecurve.run.directory import Run
+from samecurve.worker.hang_responder import attending
+
+def end(error):
+    print(error.cause, flush=True)
+    os._exit(1)
+
+run = Run(Path(sys.argv[1]))
+run.logs.mkdir()
+run.announce(0)
+limit = HangLimit(0.5, unknown=0.5)
+with watcher(run.home, world_size=1, limit=limit, on_hang=end), attending(run.logs, 0):
+    beat = Heartbeat(run.logs / "heartbeat-0")
+    beat(3, "step")
+    sum(range(10**13))  # which lets no other thread run
+"""
+
+
+def test_a_lone_process_is_watched_though_it_holds_the_interpreters_lock(tmp_path: Path) -> None:
+    """It can't end itself then: the watcher says what it saw, and ends it."""
+    done = subprocess.run(
+        [sys.executable, "-c", LONE, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert done.stderr.startswith("error: rank 0 gave no sign for ")
+    assert [event.kind for event in read_events(tmp_path / "journal.jsonl")] == ["failed"]

@@ -205,7 +205,7 @@ def test_a_disk_that_fills_up_under_a_run(tmp_path: Path, corpus: Path) -> None:
     train = " ".join(
         command("train", "-f", config, "--save-dir", disk / "run", "--devices", "cpu:2")
     )
-    script = f"""mount -t tmpfs -o size=3m none {disk} || exit 77
+    script = f"""mount -t tmpfs -o size=8m none {disk} || exit 77
 {train} > {tmp_path}/out 2>&1 &
 until ls {disk}/run/checkpoints/step-* > {tmp_path}/seen 2> /dev/null; do sleep 0.05; done
 dd if=/dev/zero of={disk}/fill bs=16k 2> /dev/null

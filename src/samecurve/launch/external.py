@@ -15,7 +15,8 @@ from samecurve.core.protocols import Rank
 from samecurve.diagnose.crash import explain
 from samecurve.diagnose.notes import FailureNote, note_of, read_notes
 from samecurve.errors import RunError, SamecurveError, UserError
-from samecurve.launch.hang_watch import HangLimit, HangWatch, overseen
+from samecurve.launch.hang_watch import HangLimit
+from samecurve.launch.hang_watcher import watcher
 from samecurve.launch.launchers import rank_command, read_report
 from samecurve.launch.local import is_refusal
 from samecurve.launch.monitors import done_line, tracked, watched
@@ -152,14 +153,18 @@ def _lead(
     notes: list[FailureNote] = []
     exit_codes: dict[int, int] = {}
     oom_kills_before = oom_kills()
-    hangs = HangWatch(run.logs, run.processes, world_size=plan.world_size, limit=limit)
     with (
         show_journal(
             make_view(plan, run.home, headless=headless), run.journal, prepared.journal_start
         ),
         tracked(run, prepared.track, _TRACKERS),
         watched(run, plan, prepared.track.sensors_every),
-        overseen(hangs, lambda error: end_hanging_process(run, error)),
+        watcher(
+            run.home,
+            world_size=plan.world_size,
+            limit=limit,
+            on_hang=lambda error: end_hanging_process(run, error),
+        ),
     ):
         try:
             if not attempt.coordinator:

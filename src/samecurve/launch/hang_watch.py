@@ -7,10 +7,9 @@ What it saw lies in logs/hang-*.txt afterwards.
 import json
 import os
 import signal
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,6 +71,7 @@ class HangWatch:
         limit: HangLimit,
         ask_signal: int = ASK,
         left: Callable[[], Sequence[int]] = tuple,
+        spared: int | None = None,
     ) -> None:
         """logs: where ranks leave heartbeats and answers.
 
@@ -79,10 +79,11 @@ class HangWatch:
         world_size: how many ranks there are in all.
         ask_signal: the one that ranks answer to.
         left: ranks of this host that have ended with 0.
+        spared: the process id of a rank that ends itself; None: of none.
         """
         self._left = left
         self._logs, self._processes, self._world_size = logs, processes, world_size
-        self._limit, self._ask_signal = limit, ask_signal
+        self._limit, self._ask_signal, self._spared = limit, ask_signal, spared
         self._next_look = 0.0
         self._watch = self._new_watch()
 
@@ -97,13 +98,12 @@ class HangWatch:
     def look(self) -> RunError | None:
         """Called often; looks every OFTEN seconds.
 
-        What is said of a hang, if there is one; its ranks are killed then, except this process
-        itself.
+        What is said of a hang, if there is one; its ranks are killed then, but for the one spared.
         """
         if not self._limit.floor or not self.due:
             return None
         self._next_look = time.monotonic() + OFTEN
-        states = {rank: _state(pid) for rank, pid in self._processes().items()}
+        states = {rank: state_of(pid) for rank, pid in self._processes().items()}
         alive = [rank for rank, state in states.items() if state not in {None, "Z"}]
         if "t" in states.values():  # somebody debugs it
             self._watch = self._new_watch()
@@ -125,7 +125,7 @@ class HangWatch:
         neither.
         """
         for pid in self._processes().values():
-            if pid != os.getpid():
+            if pid != self._spared:
                 with suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
 
@@ -172,7 +172,7 @@ class HangWatch:
                 _ask_data_workers(pid, self._ask_signal)
         until = time.monotonic() + _ANSWER
         # who is stopped answers nobody
-        waiting = [rank for rank, pid in processes.items() if _state(pid) != "T"]
+        waiting = [rank for rank, pid in processes.items() if state_of(pid) != "T"]
         while waiting and time.monotonic() < until:
             time.sleep(0.05)
             waiting = [rank for rank in waiting if not self._collectives(rank).exists()]
@@ -196,7 +196,7 @@ class HangWatch:
                 collective = last_collective(json.loads(self._collectives(rank).read_text()))
             seen[rank] = RankSnapshot(
                 read_beat(self._logs / f"heartbeat-{rank}"),
-                _state(pid) or "",
+                state_of(pid) or "",
                 locate(dumps.get(rank, ""), _read(self._workers(rank))),
                 collective,
             )
@@ -225,38 +225,9 @@ def _any_in(dumps: Mapping[int, str], files: Iterable[str]) -> bool:
     return any(name in dump for dump in dumps.values() for name in files)
 
 
-@contextmanager
-def overseen(hangs: HangWatch, on_hang: Callable[[RunError], None]) -> Iterator[None]:
-    """Looked at from a thread of this very process while the block runs.
-
-    on_hang: called with a hang; ends the process.
-    """
-    stop = threading.Event()
-
-    def work() -> None:
-        while not stop.wait(OFTEN):
-            if error := hangs.look():
-                on_hang(error)
-                return
-
-    thread = threading.Thread(target=work, name="hangs", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
-
-
 def _ask(pid: int, number: int) -> None:
-    """This process is asked through this very thread, whose handler runs before it goes on, with
-    the interpreter's lock: stacks that are read while another thread's change crash the program.
-    """
     with suppress(OSError):
-        if pid == os.getpid():
-            signal.pthread_kill(threading.get_ident(), number)
-        else:
-            os.kill(pid, number)
+        os.kill(pid, number)
 
 
 def _ask_data_workers(pid: int, number: int) -> None:
@@ -279,7 +250,7 @@ def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-def _state(pid: int) -> str | None:
+def state_of(pid: int) -> str | None:
     """Of a process, as the kernel names the odd ones; '' for one that runs or waits.
 
     None: there is no such process.

@@ -23,7 +23,8 @@ from samecurve.core.protocols import Rank
 from samecurve.diagnose.crash import explain
 from samecurve.diagnose.notes import note_of, read_note, read_notes
 from samecurve.errors import RunError, SamecurveError
-from samecurve.launch.hang_watch import OFTEN, HangLimit, HangWatch, overseen
+from samecurve.launch.hang_watch import OFTEN, HangLimit, HangWatch
+from samecurve.launch.hang_watcher import watcher
 from samecurve.launch.script.placement import hold_port
 from samecurve.launch.supervisor import (
     GroupEnd,
@@ -50,7 +51,12 @@ def in_place(
 ) -> SamecurveError | None:
     run = prepared.run
     try:
-        with overseen(_watch(prepared, devices), lambda error: end_hanging_process(run, error)):
+        with watcher(
+            run.home,
+            world_size=1,
+            limit=_limit(prepared, devices),
+            on_hang=lambda error: end_hanging_process(run, error),
+        ):
             run_rank(prepared.attempt, Rank(0, 0, 1))
         return None
     except Exception as error:
@@ -212,13 +218,9 @@ def read_report(run: Run, rank: int) -> RankReport | None:
     return RankReport(note.exit_code, note.time) if note else None
 
 
-def _watch(prepared: PreparedRun, devices: Devices) -> HangWatch:
-    return HangWatch(
-        prepared.run.logs,
-        prepared.run.processes,
-        world_size=prepared.plan.world_size,
-        limit=HangLimit(0 if prepared.attempt.evaluate else devices.hang_floor),
-    )
+def _limit(prepared: PreparedRun, devices: Devices) -> HangLimit:
+    """An evaluation is not watched."""
+    return HangLimit(0 if prepared.attempt.evaluate else devices.hang_floor)
 
 
 class _Start:
@@ -227,7 +229,12 @@ class _Start:
     def __init__(self, prepared: PreparedRun, devices: Devices) -> None:
         self._prepared = prepared
         self._oom_kills = oom_kills()
-        self.watch = _watch(prepared, devices)
+        self.watch = HangWatch(
+            prepared.run.logs,
+            prepared.run.processes,
+            world_size=prepared.plan.world_size,
+            limit=_limit(prepared, devices),
+        )
         self._hang: RunError | None = None
 
     def find_hang(self) -> bool:

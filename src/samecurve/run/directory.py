@@ -16,13 +16,11 @@ from samecurve.core.config.loading import Registry, load
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.plan import Plan
 from samecurve.errors import RunError, UserError
+from samecurve.run.logs import live_ranks
 from samecurve.system import read_file_bytes, write_json
 from samecurve.tasks.class_place import find_kept_class
 from samecurve.tasks.kept_class import KEPT
 
-# seconds by which two processes may differ on when a third began: the kernel's time of boot is
-# rounded, and corrected
-_CLOCK = 2.0
 _MOST_JSON = 1 << 28  # bytes of plan.json
 SCRATCH = ".initial"  # where weights to begin from are copied to, before a run is one
 
@@ -111,22 +109,8 @@ class Run:
             write_json(self.logs / f"process-{rank}.json", values)
 
     def processes(self) -> dict[int, int]:
-        """The live processes of the ranks that were started on this host, by rank.
-
-        A number that the system has given to another process since is left out: ranks may be killed
-        by it.
-        """
-        processes = {}
-        for path in self.logs.glob("process-*.json"):
-            # somebody else's file, or it has ended
-            with suppress(OSError, ValueError, KeyError, TypeError, psutil.Error):
-                values = json.loads(read_file_bytes(path, _MOST_JSON))
-                pid = int(values["pid"])
-                if values["host"] != socket.gethostname():
-                    continue
-                if abs(psutil.Process(pid).create_time() - values["since"]) < _CLOCK:
-                    processes[int(path.stem.removeprefix("process-"))] = pid
-        return processes
+        """The live processes of the ranks that were started on this host, by rank."""
+        return live_ranks(self.logs)
 
     def write(
         self,
