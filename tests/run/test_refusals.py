@@ -225,7 +225,7 @@ wait $!; echo $?; rm {disk}/fill
     said = (tmp_path / "out").read_text()
     assert code == "1"
     assert said.count("error:") == 1
-    assert "No space left" in said or "no room for the checkpoint" in said
+    assert "no space is left on its disk" in said or "no room for the checkpoint" in said
     assert said.splitlines()[-1].startswith("  remedy: free some space")
     assert json.loads(last)["kind"] == "stopped"
     assert json.loads(last)["step"] > 40
