@@ -8,26 +8,24 @@ import pytest
 
 import worlds
 from commands import refused, run_warm, samecurve, write_config
-from samecurve.checkpoint.format import load
+from samecurve.checkpoint.store import checkpoints, prune
 from samecurve.observe.journal import read_events
 from samecurve.run.load import held
 
 
-def read_arrays(_index: int, _group: object, path: Path) -> dict[str, float]:
-    return {name: float(array.sum()) for name, array in load(path).arrays.items()}
-
-
-def test_what_a_live_run_takes_away_is_read_to_the_end(
-    pool: worlds.Pool, unbroken_run: Path, tmp_path: Path
+def test_what_is_evaluated_stays_where_it_is_while_a_live_run_saves(
+    unbroken_run: Path, tmp_path: Path
 ) -> None:
-    """By other processes, too: those that evaluate start long after it was found."""
+    """Until then: those that evaluate start long after it was chosen."""
     shutil.copytree(unbroken_run, tmp_path / "run")
-    newest = tmp_path / "run/checkpoints/step-00000060"
-    arrays = read_arrays(0, None, newest)
-    with held(tmp_path / "run", tmp_path / "links") as checkpoint:
-        shutil.rmtree(newest)
-        assert checkpoint.path == newest
-        assert pool.run(1, read_arrays, tmp_path / "links") == [arrays]
+    home = tmp_path / "run/checkpoints"
+    oldest = home / "step-00000020"
+    with held(oldest) as checkpoint:
+        assert checkpoint.path == oldest
+        prune(home, 1)
+        assert oldest in checkpoints(home)
+    prune(home, 1)
+    assert oldest not in checkpoints(home)
 
 
 def test_a_checkpoint_has_one_set_of_metrics(

@@ -6,12 +6,14 @@ waits for all the markers, writes the manifest, and renames the directory to its
 collective is called from these threads.
 """
 
+import fcntl
 import json
 import os
 import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +28,7 @@ from samecurve.checkpoint.manifest import (
 )
 from samecurve.core.protocols import ArrayShard, Rank
 from samecurve.errors import RunError
-from samecurve.system import explain_os_error, sync_directory, write_json
+from samecurve.system import explain_os_error, regular_only, sync_directory, write_json
 from samecurve.units import show_bytes
 
 _POLL = 0.01
@@ -217,7 +219,31 @@ def prune(home: Path, keep: int) -> None:
     best = min(losses, key=lambda path: losses[path], default=None)
     for path in paths[keep:]:
         if path != best:
-            _remove(path)
+            _remove_unless_held(path)
+
+
+@contextmanager
+def hold(path: Path) -> Iterator[None]:
+    """While the block runs, prune() leaves this checkpoint where it is, also that of a live run.
+
+    FileNotFoundError: it has been taken away.
+    """
+    with open(path / MANIFEST, "rb", opener=regular_only) as file:
+        fcntl.flock(file, fcntl.LOCK_SH)  # who has it removes the checkpoint, which takes no time
+        os.stat(path / MANIFEST)
+        yield
+
+
+def _remove_unless_held(path: Path) -> None:
+    with open(path / MANIFEST, "rb", opener=regular_only) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:  # the next save looks again
+            return
+        except OSError:  # a file system without locks
+            pass
+        gone = _rename_away(path)
+    shutil.rmtree(gone, ignore_errors=True)
 
 
 def newest(home: Path) -> tuple[Path | None, list[str]]:
@@ -277,6 +303,10 @@ def _loss(path: Path) -> float | None:
 
 def _remove(path: Path) -> None:
     """Gone under its name at once, then gone: a kill in between leaves no half checkpoint."""
+    shutil.rmtree(_rename_away(path), ignore_errors=True)
+
+
+def _rename_away(path: Path) -> Path:
     gone = path.with_name(f".{path.name}.gone-{os.getpid()}-{time.monotonic_ns()}")
     path.rename(gone)
-    shutil.rmtree(gone, ignore_errors=True)
+    return gone

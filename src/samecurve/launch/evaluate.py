@@ -77,7 +77,7 @@ def evaluate(
     scratch = Run(Path(tempfile.mkdtemp(prefix="samecurve-eval-")))
     try:
         # a live run may take the checkpoint away while the ranks start
-        with held(path, scratch.home / "checkpoint") as saved:
+        with held(path) as saved:
             return _evaluate(saved, scratch, settings, data=data, which=which, say=say)
     finally:
         shutil.rmtree(scratch.home, ignore_errors=True)
@@ -92,7 +92,7 @@ def _evaluate(
     which: Which,
     say: Callable[[str], None],
 ) -> Evaluated:
-    """scratch: an empty directory but for `checkpoint`, the links to what is evaluated."""
+    """scratch: an empty directory."""
     run = saved.run
     for note in saved.notes:
         say(f"warn   {note}")
@@ -112,7 +112,7 @@ def _evaluate(
             "--on train evaluates on what it was trained on; -d names other data",
             "RUN",
         )
-    checkpoint = str(scratch.home / "checkpoint")
+    checkpoint = str(saved.path.resolve())
     attempt = Attempt(new_attempt_name(), str(scratch.home), checkpoint, evaluate=which)
     _write(scratch, loaded, own_plan, attempt, step=saved.step)
     values = _launch(scratch, loaded, own_plan, attempt, say)

@@ -3,9 +3,6 @@
 Runs in this process; nothing is trained.
 """
 
-import os
-import shutil
-import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -18,7 +15,7 @@ from numpy.typing import NDArray
 
 from samecurve.checkpoint.format import Arrays, verify
 from samecurve.checkpoint.manifest import MANIFEST, CorruptCheckpointError, read_manifest
-from samecurve.checkpoint.store import newest
+from samecurve.checkpoint.store import hold, newest
 from samecurve.core.config.sections import Config
 from samecurve.errors import UserError
 from samecurve.run.directory import Run
@@ -109,38 +106,20 @@ def open_checkpoint(path: Path, where: str = "RUN") -> OpenedCheckpoint:
 
 
 @contextmanager
-def held(path: Path, links: Path, where: str = "RUN") -> Iterator[OpenedCheckpoint]:
-    """open_checkpoint(), which processes of this machine can read for as long as the block runs,
-    though a live run takes it away meanwhile.
-
-    links: a directory that is made, a checkpoint for those who read it
+def held(path: Path, where: str = "RUN") -> Iterator[OpenedCheckpoint]:
+    """open_checkpoint(), which other processes can open, too, for as long as the block runs: a live
+    run leaves it where it is.
     """
-    with ExitStack() as files:
+    with ExitStack() as stack:
         for tries_left in reversed(range(_TRIES)):
             checkpoint = open_checkpoint(path, where)
             try:
-                _link(checkpoint, links, files)
+                stack.enter_context(hold(checkpoint.path))
                 break
             except FileNotFoundError:
                 if not tries_left:
                     raise
         yield checkpoint
-
-
-def _link(checkpoint: OpenedCheckpoint, links: Path, files: ExitStack) -> None:
-    """Its files, held open, in a directory. FileNotFoundError: they have been taken away."""
-    names = (MANIFEST, *checkpoint.manifest["files"])
-    opened = []
-    for name in names:
-        opened.append(os.open(checkpoint.path / name, os.O_RDONLY))
-        files.callback(os.close, opened[-1])
-    links.mkdir()
-    for name, descriptor in zip(names, opened, strict=True):
-        if sys.platform == "linux":  # by its number in this process, whatever becomes of its name
-            (links / name).symlink_to(f"/proc/{os.getpid()}/fd/{descriptor}")
-        else:
-            with open(descriptor, "rb", closefd=False) as file, open(links / name, "wb") as copy:
-                shutil.copyfileobj(file, copy)
 
 
 def _locate(path: Path, where: str) -> tuple[Run, Path, list[str]]:
