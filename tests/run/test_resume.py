@@ -19,7 +19,7 @@ from samecurve.core.config.document import Document, dump
 from samecurve.core.config.loading import load
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.facts import Facts
-from samecurve.core.planning.plan import plan
+from samecurve.core.planning.planner import plan
 from samecurve.errors import UserError
 from samecurve.run.directory import Run
 from samecurve.run.preconditions import check_room, most_checkpoints
