@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
-from test_store import ARRAYS, save
 
+from checkpoint_files import ARRAYS, save
 from samecurve.checkpoint.format import load, verify
 from samecurve.checkpoint.manifest import CorruptCheckpointError, check_cover, hash_of
 from samecurve.checkpoint.store import checkpoints, newest

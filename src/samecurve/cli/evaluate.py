@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from samecurve.cli.options import Verb, exit_on_sigterm
+from samecurve.cli.options import Verb, exit_on_sigterm, trust_option
 from samecurve.core.planning.strategies import strategy_help
 from samecurve.terminal import echo
 
@@ -39,7 +39,10 @@ if TYPE_CHECKING:
 @click.option(
     "--json", "as_json", is_flag=True, help="the metrics as JSON, and nothing else on stdout"
 )
-def evaluate(run: Path, *, data: str | None, on: Any, as_json: bool, **flags: Any) -> None:
+@trust_option
+def evaluate(
+    run: Path, *, data: str | None, on: Any, as_json: bool, trust: bool, **flags: Any
+) -> None:
     """The metrics of a RUN's newest checkpoint (or of the checkpoint named), on any devices."""
     import json
 
@@ -47,7 +50,12 @@ def evaluate(run: Path, *, data: str | None, on: Any, as_json: bool, **flags: An
 
     exit_on_sigterm()
     evaluated = evaluate_run(
-        run, _changed_settings(flags), data, on, lambda line: echo(line, err=True)
+        run,
+        _changed_settings(flags),
+        data,
+        on,
+        lambda line: echo(line, err=True),
+        trust=trust,
     )
     if as_json:
         values = {

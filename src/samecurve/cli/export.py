@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from samecurve.cli.options import Verb
+from samecurve.cli.options import Verb, trust_option
 from samecurve.terminal import echo
 
 
@@ -37,7 +37,10 @@ from samecurve.terminal import echo
     metavar="SIZE",
     help="the most that one file holds; more files get an index",
 )
-def export(run: Path, *, to: Path, layout: str, dtype: str | None, shard_size: str) -> None:
+@trust_option
+def export(
+    run: Path, *, to: Path, layout: str, dtype: str | None, shard_size: str, trust: bool
+) -> None:
     """A RUN's weights and config for other programs.
 
     They are those of its newest checkpoint, or of the checkpoint named.
@@ -49,7 +52,7 @@ def export(run: Path, *, to: Path, layout: str, dtype: str | None, shard_size: s
         largest_file = parse_bytes(shard_size)
     except ValueError as error:
         raise click.UsageError(f"--shard-size {shard_size}: {error}") from None
-    exported = export_weights(run, to, layout, dtype, largest_file)
+    exported = export_weights(run, to, layout, dtype, largest_file, trust=trust)
     for note in exported.notes:
         echo(f"warn   {note}", err=True)
     metrics = exported.metrics

@@ -112,6 +112,15 @@ init_from_option = click.option(
     ),
 )
 
+trust_option = click.option(
+    "--trust",
+    is_flag=True,
+    help=(
+        "run the code that the RUN's config names, though it came with the run or lies outside of"
+        " the working directory"
+    ),
+)
+
 probe_option = click.option(
     "--probe-batch",
     is_flag=True,

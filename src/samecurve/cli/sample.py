@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from samecurve.cli.options import Finite, Verb
+from samecurve.cli.options import Finite, Verb, trust_option
 from samecurve.terminal import echo
 
 
@@ -30,6 +30,7 @@ from samecurve.terminal import echo
     help="the same seed gives the same text",
 )
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:1")
+@trust_option
 def sample(
     run: Path,
     *,
@@ -38,13 +39,14 @@ def sample(
     temperature: float | None,
     seed: int,
     device: str,
+    trust: bool,
 ) -> None:
     """What the model of a RUN makes, from its newest checkpoint (or the checkpoint named)."""
     from samecurve.run.sample import Prompt
     from samecurve.run.sample import sample as draw_samples
 
     prompted = Prompt(text=prompt, tokens=tokens, temperature=temperature, seed=seed)
-    sampled = draw_samples(run, prompted, device)
+    sampled = draw_samples(run, prompted, device, trust=trust)
     for note in sampled.notes:
         echo(f"warn   {note}", err=True)
     for text in sampled.texts:

@@ -16,13 +16,11 @@ import numpy as np
 from samecurve.checkpoint.format import Arrays, verify
 from samecurve.checkpoint.manifest import MANIFEST, CorruptCheckpointError
 from samecurve.checkpoint.store import checkpoints
-from samecurve.core.config.sections import flatten
 from samecurve.core.determinism.digest import digest
 from samecurve.core.events import Event
 from samecurve.errors import UserError
 from samecurve.observe.journal import read_events
 from samecurve.run.directory import Run
-from samecurve.tasks import Tasks
 from samecurve.tasks.class_place import identity_of
 from samecurve.terminal import echo
 
@@ -143,16 +141,21 @@ def _different_settings(first: Run, second: Run) -> dict[str, tuple[Any, Any]]:
     return {
         key: (settings.get(key), others.get(key))
         for key in {**settings, **others}
-        if settings.get(key) != others.get(key)
+        if settings.get(key) != others.get(key) and _is_in_both(key, settings, others)
     }
+
+
+def _is_in_both(key: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """A key that one program's version did not know yet is no difference; model and data differ."""
+    return (key in one and key in other) or key.startswith(("model.", "data."))
 
 
 def _settings(run: Run) -> dict[str, Any]:
     plan = run.read_plan()
-    config = flatten(run.read_config(Tasks()))
+    config = _dotted(run.read_document().value)
     return {
         **{key: value for key, value in config.items() if not key.startswith(_NEUTRAL)},
-        "task": identity_of(config["task"]),
+        "task": identity_of(str(config.get("task", "language"))),
         "plan: microbatch": plan.micro_batch_size,
         "plan: seed": plan.fixed.seed,
         "plan: threads": plan.threads if plan.engine == "torch" else None,
@@ -160,6 +163,17 @@ def _settings(run: Run) -> dict[str, Any]:
         "plan: computed on": plan.fixed.computed_on,
         "plan: batch": plan.global_batch_size,
     }
+
+
+def _dotted(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A config as it stands, by dotted keys: to be compared, it need not be understood."""
+    values: dict[str, Any] = {}
+    for key, value in section.items():
+        if isinstance(value, dict):
+            values |= _dotted(value, f"{prefix}{key}.")
+        else:
+            values[prefix + key] = value
+    return values
 
 
 def _compare_steps(

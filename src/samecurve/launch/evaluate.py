@@ -27,6 +27,7 @@ from samecurve.run.directory import Run
 from samecurve.run.load import OpenedCheckpoint, held
 from samecurve.run.lock import Lock
 from samecurve.run.prepare import PreparedRun
+from samecurve.run.trust import check_trusted
 from samecurve.tasks import Tasks, other_data
 
 Which = Literal["held-out", "train"]
@@ -64,6 +65,8 @@ def evaluate(
     data: str | None,
     which: Which,
     say: Callable[[str], None],
+    *,
+    trust: bool = False,
 ) -> Evaluated:
     """Evaluate once, on any devices.
 
@@ -71,6 +74,7 @@ def evaluate(
     settings: config key -> (value, the flag that gave it).
     data: read instead of the run's own, all of it.
     say: takes a line.
+    trust: the code that the run's config names may be run, wherever it lies.
 
     UserError: nothing saved, or nothing to evaluate. RunError: it failed.
     """
@@ -94,6 +98,7 @@ def _evaluate(
 ) -> Evaluated:
     """scratch: an empty directory."""
     run = saved.run
+    check_trusted(run, trust=trust, where="RUN")
     for note in saved.notes:
         say(f"warn   {note}")
     loaded = _loaded(run, settings, data)

@@ -38,18 +38,21 @@ class Exported:
     notes: list[str]  # what the user should know
 
 
-def export(path: Path, to: Path, form: str, dtype: str | None, largest: int) -> Exported:
+def export(
+    path: Path, to: Path, form: str, dtype: str | None, largest: int, *, trust: bool = False
+) -> Exported:
     """Writes the weights of a run, or of one checkpoint, into the directory `to`.
 
     form: safetensors or huggingface
     dtype: of DTYPES; None: as trained
     largest: bytes of a file of weights
+    trust: the code that the run's config names may be run, wherever it lies
 
     UserError: `to` holds something, there is no room, the form is not for this task, the values
     don't fit the dtype.
     """
     _check_free(to)
-    checkpoint = open_checkpoint(path)
+    checkpoint = open_checkpoint(path, trust=trust)
     task, notes = checkpoint.task, list(checkpoint.notes)
     if form == "huggingface" and not hasattr(task.task, "export_hf"):
         raise UserError(

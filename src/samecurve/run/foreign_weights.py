@@ -17,8 +17,9 @@ from samecurve.core.config.sections import Config
 from samecurve.core.planning.facts import Facts
 from samecurve.errors import SamecurveError, UserError
 from samecurve.run.directory import Run
-from samecurve.run.load import open_checkpoint
+from samecurve.run.load import OpenedCheckpoint, open_checkpoint
 from samecurve.tasks import Tasks, load_hf
+from samecurve.tasks.class_place import place_of
 from samecurve.units import first_and_count
 
 WHERE = "--init-from"
@@ -46,6 +47,15 @@ class ForeignWeights:
     notes: list[str]  # what the user should know
 
 
+def _fields_of(checkpoint: OpenedCheckpoint) -> Mapping[str, Any]:
+    """The run's `model` section; of a class of somebody's, as it stands: nothing is imported."""
+    document = checkpoint.run.read_document().value
+    if place_of(document.get("task")) is None:
+        return checkpoint.config.model.model_dump()
+    section = document.get("model")
+    return section if isinstance(section, dict) else {}
+
+
 def read_source(path: Path) -> ForeignWeights:
     if (path / MANIFEST).is_file() or Run(path).exists():
         checkpoint = open_checkpoint(path, WHERE)
@@ -59,8 +69,7 @@ def read_source(path: Path) -> ForeignWeights:
             for name in weights
         }
         where = f"they are those of step {checkpoint.step} of {checkpoint.run.home}"
-        fields = checkpoint.config.model.model_dump()
-        return ForeignWeights(arrays, fields, [*checkpoint.notes, where])
+        return ForeignWeights(arrays, _fields_of(checkpoint), [*checkpoint.notes, where])
     if not path.exists():
         raise UserError(
             f"there is no {path}",

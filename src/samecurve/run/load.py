@@ -19,6 +19,7 @@ from samecurve.checkpoint.store import hold, newest
 from samecurve.core.config.sections import Config
 from samecurve.errors import UserError
 from samecurve.run.directory import Run
+from samecurve.run.trust import check_trusted
 from samecurve.system import cache_home
 from samecurve.tasks import Tasks, open_trained
 
@@ -67,6 +68,7 @@ class OpenedCheckpoint:
     manifest: Mapping[str, Any]
     weights: Weights
     notes: list[str]  # what the user should know (a damaged checkpoint passed over)
+    trust: bool = False  # the code that its config names may be run, wherever it lies
 
     @property
     def step(self) -> int:
@@ -74,6 +76,8 @@ class OpenedCheckpoint:
 
     @cached_property
     def config(self) -> Config:
+        """UserError: it names code that is not trusted."""
+        check_trusted(self.run, trust=self.trust, where="RUN")
         return self.run.read_config(Tasks())
 
     @cached_property
@@ -85,10 +89,11 @@ class OpenedCheckpoint:
         return self.task.load(self.weights)
 
 
-def open_checkpoint(path: Path, where: str = "RUN") -> OpenedCheckpoint:
+def open_checkpoint(path: Path, where: str = "RUN", *, trust: bool = False) -> OpenedCheckpoint:
     """The newest whole checkpoint of a run directory, or one checkpoint by its own path.
 
     where: the argument that named it
+    trust: see OpenedCheckpoint
 
     UserError: neither, or none saved yet.
     """
@@ -98,7 +103,8 @@ def open_checkpoint(path: Path, where: str = "RUN") -> OpenedCheckpoint:
             manifest = read_manifest(checkpoint)
             arrays = Arrays(checkpoint, manifest)
             arrays.hold()
-            return OpenedCheckpoint(run, checkpoint, manifest, Weights(arrays), notes)
+            weights = Weights(arrays)
+            return OpenedCheckpoint(run, checkpoint, manifest, weights, notes, trust)
         except (CorruptCheckpointError, OSError):
             if not tries_left or checkpoint.exists():
                 raise
@@ -167,7 +173,7 @@ def _locate(path: Path, where: str) -> tuple[Run, Path, list[str]]:
     return run, checkpoint, damaged
 
 
-def load(run: Any) -> Any:
+def load(run: Any, *, trust: bool = False) -> Any:
     """The model of a run with its weights, in eval mode.
 
     A torch.nn.Module; a flax.nnx.Module for a user task that jax trained.
@@ -175,9 +181,14 @@ def load(run: Any) -> Any:
     run: a run directory (its newest whole checkpoint is taken), one checkpoint, or what
         samecurve.train() gave
 
+    trust: run the code that the run's config names, though it came with the run or lies outside of
+        the working directory
+
     Warns of a damaged checkpoint passed over.
     """
-    checkpoint = open_checkpoint(Path(getattr(run, "directory", run)), "samecurve.load")
+    checkpoint = open_checkpoint(
+        Path(getattr(run, "directory", run)), "samecurve.load", trust=trust
+    )
     for note in checkpoint.notes:
         warnings.warn(note, stacklevel=2)
     return checkpoint.model()

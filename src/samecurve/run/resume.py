@@ -162,11 +162,16 @@ def _unfinished(loaded: LoadedConfig, init_from: Path | None) -> Run | None:
         if not run.exists() or run.weights_path() != weights or is_live(run) or _finished(run):
             continue
         try:
-            if _comparable(run.read_config(Tasks())) == wanted:
+            if _task_of(run) == wanted["task"] and _comparable(run.read_config(Tasks())) == wanted:
                 return run
         except SamecurveError:
             continue  # another program's version wrote it
     return None
+
+
+def _task_of(run: Run) -> str:
+    """The task by what it is, of which nothing is imported."""
+    return identity_of(str(run.read_document().value.get("task", "language")))
 
 
 def _comparable(config: Config) -> Flat:
@@ -214,7 +219,7 @@ def fixed_of(origin: Origin, options: Options) -> Fixed | None:
 
 def refuse_changes(origin: Origin, config: Config) -> None:
     """What the model or the data is can't change under way; what else did is noted."""
-    before = _config_before(origin)
+    before = _config_before(origin, config)
     if not before:
         return
     after = _plain(flatten(config))
@@ -237,14 +242,19 @@ def refuse_changes(origin: Origin, config: Config) -> None:
         origin.notes.append(f"changed since the run was last saved: {changes}")
 
 
-def _config_before(origin: Origin) -> Flat:
-    """As the run was last saved or, where it never was, as it was started; {}: a new run."""
-    config: Flat = origin.manifest.get("config", {})
-    if not config and origin.run:
-        config = flatten(origin.run.read_config(Tasks()))
-    if not config:
+def _config_before(origin: Origin, config: Config) -> Flat:
+    """As the run was last saved or, where it never was, as it was started; {}: a new run.
+
+    config: what it is compared with; another task's is not imported
+    """
+    before: Flat = origin.manifest.get("config", {})
+    if not before and origin.run:
+        before = {"task": _task_of(origin.run)}
+        if before["task"] == identity_of(config.task):
+            before = flatten(origin.run.read_config(Tasks()))
+    if not before:
         return {}
-    return _plain({"optimizer.groups": [], **config})  # older ones have no groups
+    return _plain({"optimizer.groups": [], **before})  # older ones have no groups
 
 
 def _changed_keys(before: Flat, after: Flat) -> list[str]:

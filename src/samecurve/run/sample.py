@@ -41,12 +41,12 @@ class Sampled:
     notes: list[str]  # what the user should know (a damaged checkpoint passed over)
 
 
-def sample(path: Path, prompt: Prompt, device: str) -> Sampled:
+def sample(path: Path, prompt: Prompt, device: str, *, trust: bool = False) -> Sampled:
     """What the model of a run (its newest whole checkpoint), or of one checkpoint, makes.
 
     UserError: neither, or none saved yet, or the task makes nothing to show.
     """
-    checkpoint = open_checkpoint(path)
+    checkpoint = open_checkpoint(path, trust=trust)
     task = checkpoint.task
     _check_can_sample(task, checkpoint.config.task, prompt)
     model = task.place(checkpoint.model(), _device(device, task.engine))

@@ -29,7 +29,14 @@ from typing import Any
 import cloudpickle
 
 from samecurve.errors import UserError
-from samecurve.tasks.kept_class import FOR_LAUNCHER, KEPT, OWN_FILE, Header, python_version
+from samecurve.tasks.kept_class import (
+    FOR_LAUNCHER,
+    KEPT,
+    OWN_FILE,
+    Header,
+    python_version,
+    remember,
+)
 from samecurve.units import show_bytes
 
 _NOTED = 100 << 20  # bytes of a kept class that are worth a word
@@ -109,6 +116,7 @@ def keep(task_class: type, directory: Path) -> Path:
     with open(path, "wb") as file:
         file.write(json.dumps(asdict(header)).encode() + b"\n")
         file.write(payload)
+    remember(path)
     return path
 
 

@@ -12,15 +12,18 @@ import pickle
 import platform
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from samecurve.errors import UserError
+from samecurve.system import cache_home
 
 KEPT = "task.pickle"  # the file's name, in a run directory too
 FOR_LAUNCHER = ("Model", "Data", "data_stamp")  # what the launcher asks a class for
+_MOST_HEADER = 1 << 26  # bytes
 OWN_FILE = "give the class a file of its own, and import it: from my_task import MyTask"
 
 
@@ -45,9 +48,9 @@ def read_header(path: Path) -> Header:
     """UserError: the file is not there, or is none of these."""
     try:
         with open(path, "rb") as file:
-            values = json.loads(file.readline())
+            values = json.loads(file.readline(_MOST_HEADER))
         return Header(**{**values, "paths": tuple(values["paths"])})
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is of another form"
         raise UserError(
             f"{path}, in which a class was kept, can't be read: {reason}",
@@ -55,6 +58,26 @@ def read_header(path: Path) -> Header:
             " has the class",
             "task",
         ) from None
+
+
+def remember(path: Path) -> None:
+    """Note in the user's cache that a session of theirs has kept this file."""
+    with suppress(OSError):  # without a cache it is asked about
+        note = _note_of(path)
+        note.parent.mkdir(parents=True, exist_ok=True)
+        note.touch()
+
+
+def is_remembered(path: Path) -> bool:
+    """Whether the file, by its content, is one that a session of this user has kept."""
+    try:
+        return _note_of(path).exists()
+    except OSError:
+        return False
+
+
+def _note_of(path: Path) -> Path:
+    return cache_home() / "kept" / hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def check_python(header: Header) -> None:

@@ -1,0 +1,54 @@
+"""Whose code a run would have this program import.
+
+A run's config names the class that its model comes from, and importing that runs it. A run may come
+from anywhere: code that came with it, or lies outside of the project, is asked about first.
+"""
+
+import sys
+import sysconfig
+from pathlib import Path
+
+from samecurve.errors import UserError
+from samecurve.run.directory import Run
+from samecurve.tasks.class_place import Place, place_of
+from samecurve.tasks.kept_class import is_kept, is_remembered
+
+
+def check_trusted(run: Run, *, trust: bool, where: str) -> None:
+    """Before anything that the run's config names is imported.
+
+    trust: the user says that the code may be run
+    where: the argument that named the run
+
+    UserError: the code is not this project's, and may not.
+    """
+    place = place_of(run.read_document().value.get("task"))
+    if trust or place is None or not place.path.exists():
+        return
+    reason = _reason(place, run)
+    if reason is not None:
+        raise UserError(
+            f"the config of {run.home} would import {place.path.resolve()}, and so run it:"
+            f" {reason}",
+            "--trust, once you have read that file and know whom it is from (from Python:"
+            " trust=True)",
+            where,
+        )
+
+
+def _reason(place: Place, run: Run) -> str | None:
+    """Why the code is not taken for the user's own; None: it is."""
+    path, project = place.path.resolve(), Path.cwd().resolve()
+    loaded = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
+    if str(path) in loaded:
+        return None
+    if is_kept(place.path):
+        return None if is_remembered(path) else "no session of yours has kept that class here"
+    if path.is_relative_to(run.home.resolve()):
+        return "it came with the run"
+    installed = [Path(sysconfig.get_path(kind)) for kind in ("purelib", "platlib")]
+    if place.module and any(path.is_relative_to(home.resolve()) for home in installed):
+        return None
+    if path.is_relative_to(project):
+        return None
+    return f"it does not lie in this project, {project}"
