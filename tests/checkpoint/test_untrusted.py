@@ -81,6 +81,7 @@ def box_of(manifest: Manifest, array: str) -> Manifest:
         (lambda m: m["arrays"]["model/a"].update(shape=[100, 1]), "number of dimensions"),
         (lambda m: m["arrays"]["model/a"].update(shape=[-100]), "no list of sizes"),
         (lambda m: m["arrays"]["model/a"].update(dtype="O"), "no dtype is O"),
+        (lambda m: m["arrays"]["model/a"].update(dtype=["F32"]), "no dtype is"),
         (lambda m: m["arrays"]["model/a"].update(dtype="F64"), "is F32 in rank-0"),
         (lambda m: m["arrays"]["model/a"].update(boxes=[]), "lies nowhere"),
         (lambda m: m["arrays"]["model/a"]["boxes"].append(box_of(m, "model/a")), "named twice"),

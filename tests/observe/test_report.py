@@ -339,6 +339,21 @@ def test_a_damaged_plan_is_named_and_the_journals_taken(home: Path, tmp_path: Pa
         read_run(run, live=False)
 
 
+def test_losses_of_any_size_are_counted_and_drawn_where_they_can_be(
+    home: Path, tmp_path: Path
+) -> None:
+    """Beyond 1e100 the differences of a picture's own arithmetic have no numbers."""
+    run = copied(home, tmp_path / "run")
+    journal = run / "journal.jsonl"
+    events = [json.loads(line) for line in journal.read_text().splitlines()]
+    extremes = [1e308, -1e308, 1.7e308, -1.7e308, 5e-324]
+    for event, value in zip((e for e in events if e["kind"] == "step"), extremes, strict=False):
+        event["loss"] = event["grad_norm"] = value
+    journal.write_text("".join(json.dumps(event) + "\n" for event in events))
+    write_report([read_run(run, live=False)], None)
+    assert "4 beyond 1e+100 not drawn" in (run / "report.html").read_text()
+
+
 def test_thinning_keeps_extremes_and_smoothing_keeps_digits() -> None:
     """A million steps, one spike each way, gaps; against the plain sums."""
     rng = np.random.default_rng(0)

@@ -140,7 +140,7 @@ def _check_file(name: str, entry: Mapping[str, Any]) -> None:
 
 
 def _check_array(name: str, entry: Mapping[str, Any], files: Mapping[str, Any]) -> None:
-    if entry.get("dtype") not in DTYPES:
+    if str(entry.get("dtype")) not in DTYPES:
         raise _WrongError(f"array {name}: no dtype is {entry.get('dtype')}")
     shape = _integers(entry, "shape", name)
     if math.prod(shape) > _LARGEST:

@@ -21,7 +21,7 @@ from samecurve.observe.report.canvas import (
     save_picture,
 )
 from samecurve.observe.report.record import RunRecord, number
-from samecurve.observe.report.thinning import Column, smooth, thin, window
+from samecurve.observe.report.thinning import MOST_DRAWN, Column, drawable, smooth, thin, window
 from samecurve.units import show_count
 
 if TYPE_CHECKING:
@@ -85,8 +85,9 @@ def loss_chart(runs: Sequence[RunStyle], x_axis: XAxis, *, name: str, title: str
         drawn: list[Column] = []
         notes: list[str] = []
         for run in runs:
-            column = run.record.column("loss")
-            legend = "training" if alone else run.legend
+            losses = run.record.column("loss")
+            column, legend = drawable(losses), "training" if alone else run.legend
+            notes += _beyond_notes(losses, _evaluated(run.record, "loss"))
             drawn += _draw_line(axes, run, x_axis, column, legend=legend, raw=alone)
             notes += _smoothing_notes(column, raw=alone)
             drawn += _draw_validation(axes, run, x_axis, alone=alone)
@@ -100,7 +101,7 @@ def loss_chart(runs: Sequence[RunStyle], x_axis: XAxis, *, name: str, title: str
 
 def _draw_validation(axes: "Axes", run: RunStyle, x_axis: XAxis, *, alone: bool) -> list[Column]:
     """The losses of one run's evaluations as points; returns them."""
-    losses = _evaluated(run.record, "loss")
+    losses = drawable(_evaluated(run.record, "loss"))
     if not np.isfinite(losses).any():
         return []
     colour, line, legend = run.colour, ":", "_"
@@ -126,9 +127,11 @@ def file_name(metric: str) -> str:
 def metric_chart(runs: Sequence[RunStyle], x_axis: XAxis, metric: str) -> Picture:
     """One metric of evaluations."""
     with canvas() as (figure, axes):
-        drawn = []
+        drawn, notes = [], []
         for run in runs:
-            values = _evaluated(run.record, metric)
+            numbers = _evaluated(run.record, metric)
+            values = drawable(numbers)
+            notes += _beyond_notes(numbers)
             axes.plot(
                 *thin(x_axis.at(run.record, _steps(run.record.evaluated)), values),
                 color=run.colour,
@@ -144,7 +147,7 @@ def metric_chart(runs: Sequence[RunStyle], x_axis: XAxis, metric: str) -> Pictur
             x_label=x_axis.label,
             name=f"metric-{file_name(metric)}",
             title=f"Validation: {legend_label(metric)}",
-            notes=_clip_outliers(axes, drawn),
+            notes=[*notes, *_clip_outliers(axes, drawn)],
         )
 
 
@@ -163,13 +166,14 @@ def step_chart(
     smoothed: with each step's number beside it, where there is one run; False: it is smooth
     from_zero: the axis begins there
     """
-    columns = [values(run.record) for run in runs]
+    numbers = [values(run.record) for run in runs]
+    columns = [drawable(column) for column in numbers]
     if not any(np.isfinite(column).any() for column in columns):
         return None
     alone = len(runs) == 1
     with canvas() as (figure, axes):
         drawn: list[Column] = []
-        notes: list[str] = []
+        notes = _beyond_notes(*numbers)
         for run, column in zip(runs, columns, strict=True):
             drawn += _draw_line(
                 axes,
@@ -233,6 +237,12 @@ def _draw_line(
     if raw:
         return [column]
     return [mean]
+
+
+def _beyond_notes(*columns: Column) -> list[str]:
+    """How many numbers no picture holds, if there are any."""
+    count = sum(int((np.abs(column) > MOST_DRAWN).sum()) for column in columns)
+    return [f"{count} beyond {MOST_DRAWN:g} not drawn"] if count else []
 
 
 def _smoothing_notes(column: Column, *, raw: bool) -> list[str]:

@@ -12,6 +12,12 @@ from numpy.typing import NDArray
 Column = NDArray[np.float64]
 
 BUCKETS = 400
+MOST_DRAWN = 1e100
+
+
+def drawable(y: Column) -> Column:
+    """The numbers that a picture's own arithmetic holds; beyond that they are none (nan)."""
+    return np.where(np.abs(y) <= MOST_DRAWN, y, np.nan)
 
 
 def thin(x: Column, y: Column, buckets: int = BUCKETS) -> tuple[Column, Column]:
