@@ -82,6 +82,7 @@ def evaluate(
     try:
         # a live run may take the checkpoint away while the ranks start
         with held(path) as saved:
+            check_trusted(saved.run, trust=trust, where="RUN")
             return _evaluate(saved, scratch, settings, data=data, which=which, say=say)
     finally:
         shutil.rmtree(scratch.home, ignore_errors=True)
@@ -98,7 +99,6 @@ def _evaluate(
 ) -> Evaluated:
     """scratch: an empty directory."""
     run = saved.run
-    check_trusted(run, trust=trust, where="RUN")
     for note in saved.notes:
         say(f"warn   {note}")
     loaded = _loaded(run, settings, data)
