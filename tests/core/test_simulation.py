@@ -138,6 +138,8 @@ def test_a_file_describes_any_other_machine_and_its_errors_have_places(tmp_path:
         ("NVIDIA H100 80GB HBM3", "bf16", 989),
         ("NVIDIA H100 PCIe", "bf16", 756),
         ("NVIDIA H200", "f32", 67),
+        ("NVIDIA H200", "f64", 67),  # by its tensor cores, as cuBLAS computes it
+        ("NVIDIA H100 80GB HBM3", "f64", 67),
         ("NVIDIA GH200 480GB", "bf16", 989),
         ("NVIDIA A100-SXM4-40GB", "bf16", 312),
         ("Tesla V100-SXM2-32GB", "f16", 125),

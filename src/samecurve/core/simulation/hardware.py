@@ -111,7 +111,11 @@ LINKS = {
 def _peaks(
     narrow: float, single: float, double: float | None = None, *, bf16: bool = True
 ) -> dict[str, float]:
-    """FLOP/s by precision from TFLOP/s; bf16: False: no fast products of it (before Ampere)."""
+    """FLOP/s by precision from TFLOP/s, of matrix products: by tensor cores, where those have the
+    format (f64 since A100: twice the plain units' peak).
+
+    bf16: False: no fast products of it (before Ampere).
+    """
     teraflops = {"bf16": narrow if bf16 else None, "f16": narrow, "f32": single, "f64": double}
     return {name: value * _TERA for name, value in teraflops.items() if value}
 
@@ -132,7 +136,7 @@ DEVICES = (
     DeviceSpec(
         name="H200",
         memory=143771 * _MEBI,
-        peaks=_peaks(989, 67, 34),
+        peaks=_peaks(989, 67, 67),
         bandwidth=4.8e12,
         inside=LINKS["NVLink 4"],
         between=_NDR,
@@ -143,7 +147,7 @@ DEVICES = (
     DeviceSpec(
         name="H100 PCIe",
         memory=81559 * _MEBI,
-        peaks=_peaks(756, 51, 26),
+        peaks=_peaks(756, 51, 51),
         bandwidth=2.0e12,
         inside=LINKS["PCIe 5.0 x16"],
         between=_ETHERNET,
@@ -153,7 +157,7 @@ DEVICES = (
     DeviceSpec(
         name="H100",
         memory=81559 * _MEBI,
-        peaks=_peaks(989, 67, 34),
+        peaks=_peaks(989, 67, 67),
         bandwidth=3.35e12,
         inside=LINKS["NVLink 4"],
         between=_NDR,
@@ -164,7 +168,7 @@ DEVICES = (
     DeviceSpec(
         name="A100 40GB",
         memory=40960 * _MEBI,
-        peaks=_peaks(312, 19.5, 9.7),
+        peaks=_peaks(312, 19.5, 19.5),
         bandwidth=1.555e12,
         inside=LINKS["NVLink 3"],
         between=_HDR,
@@ -175,7 +179,7 @@ DEVICES = (
     DeviceSpec(
         name="A100",
         memory=81920 * _MEBI,
-        peaks=_peaks(312, 19.5, 9.7),
+        peaks=_peaks(312, 19.5, 19.5),
         bandwidth=2.039e12,
         inside=LINKS["NVLink 3"],
         between=_HDR,
