@@ -12,6 +12,7 @@ from samecurve.core.config.document import Document
 from samecurve.core.config.loading import load
 from samecurve.core.config.sections import Config
 from samecurve.core.events import REQUESTS
+from samecurve.core.planning.machine import Device
 from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.planner import plan as make_plan
 from samecurve.core.protocols import Rank
@@ -205,3 +206,21 @@ def split_check(_index: int, _group: Any, values: Mapping[str, Any]) -> str:
         return "".join(engine.check_split(state, feed.trial_rows(4)))
     except UserError as error:
         return str(error)
+
+
+def platforms_of_gpus(_index: int, _group: Any, values: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Those that jax may start in a run on GPUs after one on the CPU: where the user names none,
+    cuda, and cuda beside the CPU.
+    """
+    import jax
+
+    from samecurve.jax_engine import runtime
+
+    _, made, _, _ = opened(values)
+    gpu = Device(kind="cuda", index=0, name="NVIDIA H100", memory=80 << 30)
+    on_gpus = replace(made, devices=(gpu,) * made.num_devices)
+    seen = []
+    for platforms in ("", "cuda", "cuda,cpu"):
+        runtime.configure(on_gpus, 0, "", platforms=platforms)
+        seen.append(jax.config.jax_platforms)  # type: ignore[attr-defined]
+    return tuple(seen)

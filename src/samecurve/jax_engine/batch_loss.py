@@ -24,7 +24,9 @@ from samecurve.errors import UserError
 from samecurve.jax_engine.array_types import Arrays, Float, HostArray
 from samecurve.jax_engine.checkpoint import StateLayout, all_params
 from samecurve.jax_engine.model import FlaxModel
+from samecurve.jax_engine.runtime import exact_jit
 from samecurve.jax_engine.sample_numbers import with_numbers
+from samecurve.jax_engine.sharded_calls import shard_map
 from samecurve.jax_engine.step_program import (
     OUTSIDE,
     GradientSums,
@@ -221,12 +223,11 @@ def make_round_features(
         return gathered
 
     return jax.jit(
-        jax.shard_map(
+        shard_map(
             features,
             mesh=strategy.mesh,
             in_specs=(all_params(layout.specs), PartitionSpec(AXIS), PartitionSpec()),
             out_specs=PartitionSpec(),
-            check_vma=False,
         )
     )
 
@@ -254,7 +255,8 @@ class EvalLosses:
 
     def __init__(self, task: Task, plan: Plan, dtype: Float) -> None:
         self._plan = plan
-        self._totals = jax.jit(
+        compiled: Callable[..., Wrapped] = exact_jit if plan.exact else jax.jit
+        self._totals = compiled(
             lambda whole, when: loss_totals(LossSums(task, (), when), whole, dtype)
         )
 

@@ -40,6 +40,7 @@ from samecurve.jax_engine.batch_loss import (
 )
 from samecurve.jax_engine.checkpoint import State, StateLayout, all_params
 from samecurve.jax_engine.model import FlaxModel, InitialValue, open_model
+from samecurve.jax_engine.sharded_calls import shard_map
 from samecurve.jax_engine.split_check import whole_rows_error
 from samecurve.jax_engine.staging import StagedRounds, Staging
 from samecurve.jax_engine.step_metrics import QueuedMetrics
@@ -279,12 +280,11 @@ class JaxEngine:
     def preflight(self) -> float:
         """Through the collective that steps use."""
         add = jax.jit(
-            jax.shard_map(
+            shard_map(
                 lambda ones: jax.lax.psum(ones.sum(), AXIS),
                 mesh=self._mesh,
                 in_specs=PartitionSpec(AXIS),
                 out_specs=PartitionSpec(),
-                check_vma=False,
             )
         )
         return float(add(self._staging.put(np.ones(len(self._local_devices), np.float32))))

@@ -27,7 +27,9 @@ from samecurve.jax_engine.batch_loss import HostRows, positions_of
 from samecurve.jax_engine.checkpoint import State, all_params
 from samecurve.jax_engine.engine import JaxEngine
 from samecurve.jax_engine.exact_batch_loss import DeviceRows, ExactBatchLoss, per_device
+from samecurve.jax_engine.runtime import exact_jit
 from samecurve.jax_engine.sample_numbers import keyed_arrays
+from samecurve.jax_engine.sharded_calls import shard_map
 from samecurve.jax_engine.step_metrics import QueuedMetrics
 from samecurve.jax_engine.step_program import (
     OUTSIDE,
@@ -165,11 +167,13 @@ class ExactEngine(JaxEngine):
             sums_of = LossSums(self.task, self._names, when)
             return microbatch_gradients(sums_of, merge, params, rows, factor)
 
-        return jax.jit(program)
+        return exact_jit(program)
 
     @cached_property
     def _add_program(self) -> Wrapped:
-        return jax.jit(lambda left, right: jax.tree.map(jnp.add, left, right), donate_argnums=0)
+        return exact_jit(
+            lambda left, right: jax.tree.map(jnp.add, left, right), donate_argnums=(0,)
+        )
 
     @cached_property
     def _update_program(self) -> Wrapped:
@@ -190,7 +194,7 @@ class ExactEngine(JaxEngine):
             )
             return state, jnp.concatenate([sums.totals, extra, update_metrics])
 
-        return jax.jit(program, donate_argnums=0)
+        return exact_jit(program, donate_argnums=(0,))
 
     @cached_property
     def _pack_program(self) -> Wrapped:
@@ -200,7 +204,9 @@ class ExactEngine(JaxEngine):
             gradients = [sums.gradients[name].ravel() for name in self._layout.trained]
             return jnp.concatenate([*gradients, sums.totals])
 
-        return jax.jit(lambda subtree_sums: jnp.stack([pack(sums) for sums in subtree_sums])[None])
+        return exact_jit(
+            lambda subtree_sums: jnp.stack([pack(sums) for sums in subtree_sums])[None]
+        )
 
     def _unpack(self, packed: jax.Array) -> GradientSums:
         gradients, begin = {}, 0
@@ -271,14 +277,13 @@ class ExactEngine(JaxEngine):
 
         @cache
         def of_count(count: int) -> Wrapped:
-            mapped = jax.shard_map(
+            mapped = shard_map(
                 partial(program, count),
                 mesh=self._mesh,
                 in_specs=PartitionSpec(AXIS),
                 out_specs=PartitionSpec(),
-                check_vma=False,
             )
-            return jax.jit(mapped)
+            return exact_jit(mapped)
 
         return of_count
 
@@ -315,7 +320,7 @@ class ExactEngine(JaxEngine):
     @cached_property
     def _metrics_program(self) -> Wrapped:
         """(parameters, rows, when) -> a microbatch's sums by name."""
-        return jax.jit(
+        return exact_jit(
             lambda params, rows, when: microbatch_metrics(
                 self.task, self._model, params, rows, self._dtype, when=when
             )
@@ -338,12 +343,11 @@ class ExactEngine(JaxEngine):
         by_device = np.zeros((len(self._local_devices), *rows.shape), rows.dtype)
         by_device[0] = rows
         add = jax.jit(
-            jax.shard_map(
+            shard_map(
                 lambda part: lax.psum(part[0], AXIS),
                 mesh=self._mesh,
                 in_specs=PartitionSpec(AXIS),
                 out_specs=PartitionSpec(),
-                check_vma=False,
             )
         )
         return np.asarray(add(self._staging.put(by_device)))

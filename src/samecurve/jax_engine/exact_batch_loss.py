@@ -32,7 +32,9 @@ from samecurve.jax_engine.batch_loss import (
 )
 from samecurve.jax_engine.checkpoint import State, StateLayout, all_params
 from samecurve.jax_engine.model import FlaxModel
+from samecurve.jax_engine.runtime import exact_jit
 from samecurve.jax_engine.sample_numbers import with_trial_keys
+from samecurve.jax_engine.sharded_calls import shard_map
 from samecurve.jax_engine.step_program import OUTSIDE, GradientSums, LossSums, Rows, split_trained
 
 ShapeSpecs = dict[str, jax.ShapeDtypeStruct]
@@ -163,7 +165,7 @@ class ExactBatchLoss:
     @cached_property
     def _features_program(self) -> Wrapped:
         """(parameters, rows, when) -> a microbatch's features."""
-        return jax.jit(
+        return exact_jit(
             lambda params, rows, when: microbatch_features(
                 self.task, self.model.merge, params, rows, when=when
             )
@@ -172,7 +174,7 @@ class ExactBatchLoss:
     @cached_property
     def _pack_program(self) -> Wrapped:
         """Those of one device's microbatches as [1, microbatches, rows, ...]."""
-        return jax.jit(
+        return exact_jit(
             lambda features: jax.tree.map(lambda *arrays: jnp.stack(arrays)[None], *features)
         )
 
@@ -188,13 +190,12 @@ class ExactBatchLoss:
                     local = jax.tree.map(lambda array: array[0], features)
                     return put_together(local, position[0], num_samples)
 
-                programs[num_samples] = jax.jit(
-                    jax.shard_map(
+                programs[num_samples] = exact_jit(
+                    shard_map(
                         program,
                         mesh=self.by_device.mesh,
                         in_specs=self.by_device.spec,
                         out_specs=PartitionSpec(),
-                        check_vma=False,
                     )
                 )
             return programs[num_samples]
@@ -209,7 +210,7 @@ class ExactBatchLoss:
             sums_of = LossSums(self.task, self.names, when)
             return loss_gradients(sums_of, whole, scale / self.plan.nominal_weight)
 
-        return jax.jit(program)
+        return exact_jit(program)
 
     @cached_property
     def _pull_program(self) -> Wrapped:
@@ -224,7 +225,7 @@ class ExactBatchLoss:
             gradient = pulled_back(self.task, merge, params, rows, own, when=when)
             return GradientSums(gradient, jnp.where(rows.position[0] == 0, totals, 0))
 
-        return jax.jit(program)
+        return exact_jit(program)
 
 
 def per_device(tree: PyTree, devices: Sequence[jax.Device]) -> list[PyTree]:

@@ -2,13 +2,16 @@
 together.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 from jax.extend.backend import clear_backends
+from jax.stages import Wrapped
 
+from samecurve.core.planning.memory import USABLE
 from samecurve.core.planning.plan import Plan
-from samecurve.errors import RunError
+from samecurve.errors import RunError, UserError
 from samecurve.system import pip_command
 
 # seconds for all processes to have come; worker/preflight.py ends the waiting, with a word
@@ -21,29 +24,43 @@ _NO_STUCK_TIMEOUT = (
 )
 # On a GPU XLA tries several kernels and takes what was fastest then, on each device by itself, and
 # some of them add in no fixed order.
-_DETERMINISTIC_KERNELS = ("--xla_gpu_deterministic_ops=true", "--xla_gpu_autotune_level=0")
+_DETERMINISTIC_KERNELS = {"xla_gpu_deterministic_ops": True, "xla_gpu_autotune_level": 0}
+# the share of a GPU that jax takes as it starts, by the variable's names, the present one first
+_MEMORY_SHARE = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
 
 
-def environment(plan: Plan, flags: str) -> dict[str, str]:
+def environment(plan: Plan, environment: Mapping[str, str]) -> dict[str, str]:
     """Variables to set before jax's first computation.
 
-    flags: XLA_FLAGS as they are; what the user set stays.
+    environment: as it is; what the user set stays.
     """
-    wanted: tuple[str, ...] = ()
-    if plan.devices[0].kind == "cpu":
-        wanted = _NO_STUCK_TIMEOUT
-    elif plan.exact:
-        wanted = _DETERMINISTIC_KERNELS
-    more = [flag for flag in wanted if flag.partition("=")[0] not in flags]
+    if plan.devices[0].kind != "cpu":
+        if any(name in environment for name in _MEMORY_SHARE):
+            return {}
+        return {_MEMORY_SHARE[0]: f"{USABLE:g}"}  # else jax takes 75 %
+    flags = environment.get("XLA_FLAGS", "")
+    more = [flag for flag in _NO_STUCK_TIMEOUT if flag.partition("=")[0] not in flags]
     return {"XLA_FLAGS": " ".join([flags, *more]).strip()} if more else {}
 
 
-def configure(plan: Plan, index: int, cache: str, least: int = 1) -> None:
+def exact_jit(function: Callable[..., Any], *, donate_argnums: tuple[int, ...] = ()) -> Wrapped:
+    """jax.jit for train.exact: kernels that give the same bits on each device and in each process.
+
+    They are options of the program, since XLA reads its flags once a process, where another run may
+    have been first. Only for programs that no other one calls.
+    """
+    return jax.jit(function, donate_argnums=donate_argnums, compiler_options=_DETERMINISTIC_KERNELS)
+
+
+def configure(plan: Plan, index: int, cache: str, *, platforms: str, least: int = 1) -> None:
     """Set jax up, before it computes anything.
 
     index: of this process.
     cache: a directory where compiled programs are kept from run to run.
+    platforms: those that the user lets jax start (JAX_PLATFORMS); '': all.
     least: CPU devices to make at least, for runs to come.
+
+    UserError: the plan's GPUs are not among them.
     """
     cpu = plan.devices[0].kind == "cpu"
     jax.config.update("jax_enable_x64", plan.precision == "f64")
@@ -55,6 +72,24 @@ def configure(plan: Plan, index: int, cache: str, least: int = 1) -> None:
     if cpu:
         jax.config.update("jax_platforms", "cpu")
         _virtual_devices(len(plan.devices_of(index)), least)
+    else:
+        _start_gpus(platforms)
+
+
+def _start_gpus(platforms: str) -> None:
+    """GPUs, and the CPU, where models are made. UserError: the user lets jax start no GPU."""
+    names = list(filter(None, platforms.split(",")))
+    if names == ["cpu"]:
+        raise UserError(
+            f"JAX_PLATFORMS={platforms} hides the GPUs that the plan has from jax",
+            "unset JAX_PLATFORMS, or --devices cpu",
+            "devices.use",
+        )
+    wanted = ",".join(names if "cpu" in names else [*names, "cpu"]) if names else None
+    before = jax.config.jax_platforms  # type: ignore[attr-defined]
+    jax.config.update("jax_platforms", wanted)
+    if before == "cpu":  # an earlier run of this process was on the CPU, and jax started no more
+        clear_backends()
 
 
 def _virtual_devices(count: int, least: int) -> None:
@@ -62,7 +97,8 @@ def _virtual_devices(count: int, least: int) -> None:
     try:
         jax.config.update("jax_num_cpu_devices", max(count, least))
     except RuntimeError:  # jax has begun to compute
-        if len(jax.local_devices(backend="cpu")) < count:
+        trained_on_gpus = jax.default_backend() != "cpu"  # in an earlier run of this process
+        if trained_on_gpus or len(jax.local_devices(backend="cpu")) < count:
             clear_backends()
             jax.config.update("jax_num_cpu_devices", count)
 

@@ -30,6 +30,7 @@ from samecurve.jax_engine.array_types import Arrays, Float, HostArray, PyTree
 from samecurve.jax_engine.checkpoint import State, StateLayout, all_params
 from samecurve.jax_engine.model import FlaxModel
 from samecurve.jax_engine.sample_numbers import KEYS, with_numbers
+from samecurve.jax_engine.sharded_calls import shard_map
 from samecurve.jax_engine.strategies import AXIS, Strategy
 
 _GROW_AFTER = 2000  # finite steps before f16's scale is doubled, as torch.amp.GradScaler has it
@@ -99,12 +100,11 @@ def make_step(
         return state, jnp.concatenate([totals, extra_sums, update_metrics])
 
     specs = layout.specs
-    mapped = jax.shard_map(
+    mapped = shard_map(
         step,
         mesh=strategy.mesh,
         in_specs=(specs, _BY_DEVICE, _BY_DEVICE, PartitionSpec(), PartitionSpec()),
         out_specs=(specs, PartitionSpec()),
-        check_vma=False,
     )
     return jax.jit(mapped, donate_argnums=0)
 
@@ -323,11 +323,10 @@ def make_evaluation(
         return totals
 
     return jax.jit(
-        jax.shard_map(
+        shard_map(
             evaluate,
             mesh=strategy.mesh,
             in_specs=(all_params(layout.specs), _BY_DEVICE, PartitionSpec()),
             out_specs=PartitionSpec(),
-            check_vma=False,
         )
     )

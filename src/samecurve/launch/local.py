@@ -15,11 +15,13 @@ from pathlib import Path
 from samecurve.core.config.sections import Devices
 from samecurve.core.planning.plan import Plan
 from samecurve.errors import SamecurveError, UserError
+from samecurve.launch.gpu_settings import gpu_settings, without_user_settings
 from samecurve.launch.launchers import LAUNCHERS, in_place
 from samecurve.launch.monitors import tracked, watched
 from samecurve.launch.restarts import RestartBudget, prepare_restart
 from samecurve.launch.signals import STOPPING, Signals, kill_children
 from samecurve.observe.console import View, make_view, show_journal
+from samecurve.probe.gpus import find_gpus
 from samecurve.run.control import ask
 from samecurve.run.fork_server import ForkServer
 from samecurve.run.preconditions import remove_refused
@@ -153,12 +155,8 @@ def _environment(plan: Plan) -> Iterator[None]:
         "PYTHONHASHSEED": "0",
     }
     if plan.devices[0].kind == "cuda":
-        defaults |= {
-            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-            "PYTORCH_ALLOC_CONF": "expandable_segments:True",
-            "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
-        }
-    added = {name: value for name, value in defaults.items() if name not in os.environ}
+        defaults |= gpu_settings(find_gpus(os.environ).vendor)
+    added = without_user_settings(defaults, os.environ)
     added[LAUNCHER] = str(os.getpid())
     os.environ.update(added)
     try:

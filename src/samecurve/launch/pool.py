@@ -18,6 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from samecurve.errors import RunError, SamecurveError, UserError
+from samecurve.launch.gpu_settings import gpu_settings, without_user_settings
+from samecurve.probe.gpus import find_gpus
+from samecurve.worker.cublas import REPEATING_WORKSPACE
 
 PATIENCE = 240.0  # seconds for one job
 
@@ -146,6 +149,7 @@ def _serve(member: _Member, pipe: Connection) -> None:
     from samecurve.system import die_with
 
     die_with(member.parent)
+    _set_environment()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one who asked owns signals
     if member.log:
         log_to(member.log)
@@ -176,6 +180,12 @@ def _serve(member: _Member, pipe: Connection) -> None:
                 refusal = error.cause, error.remedy, error.where
             cause = f"rank {member.rank} of {world}: {cause}"
             pipe.send((None, (cause, remedy, traceback.format_exc(), refusal)))
+
+
+def _set_environment() -> None:
+    """Before CUDA starts, which reads it once: any later job may be one of train.exact."""
+    wanted = gpu_settings(find_gpus(os.environ).vendor) | REPEATING_WORKSPACE
+    os.environ.update(without_user_settings(wanted, os.environ))
 
 
 @contextmanager

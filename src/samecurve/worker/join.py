@@ -16,6 +16,7 @@ from samecurve.core.planning.plan import Plan
 from samecurve.core.profile_types import ProfileSchedule
 from samecurve.core.protocols import Engine, Rank, Task
 from samecurve.system import cache_home, give_back_blocks_from
+from samecurve.worker.cublas import set_repeating_workspace
 
 if TYPE_CHECKING:
     import torch
@@ -74,9 +75,6 @@ def _torch_devices(plan: Plan, index: int) -> "list[torch.device]":
     import torch
 
     torch.set_num_threads(plan.threads)
-    if plan.exact:
-        # before CUDA starts: else its matrix products may differ from run to run
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if plan.compile:
         # a second start reads what the first one compiled
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_home() / "inductor"))
@@ -86,6 +84,9 @@ def _torch_devices(plan: Plan, index: int) -> "list[torch.device]":
         # steps of 26M parameters
         give_back_blocks_from(1 << 20)
     if devices[0].type == "cuda":
+        if plan.exact and torch.version.cuda:
+            started: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+            set_repeating_workspace(os.environ, cuda_started=started)
         torch.cuda.set_device(devices[0])
     return devices
 
@@ -133,8 +134,14 @@ def _jax_session(
     from samecurve.jax_engine.exact import ExactEngine
 
     kind = ExactEngine if plan.exact else JaxEngine
-    os.environ.update(runtime.environment(plan, os.environ.get("XLA_FLAGS", "")))
-    runtime.configure(plan, index, str(cache_home() / "jax"), least)
+    os.environ.update(runtime.environment(plan, os.environ))
+    runtime.configure(
+        plan,
+        index,
+        str(cache_home() / "jax"),
+        platforms=os.environ.get("JAX_PLATFORMS", ""),
+        least=least,
+    )
     devices = runtime.devices_of(plan)
     return EngineSession(lambda task, optimizer: kind(task, plan, optimizer, devices, index), leave)
 
@@ -144,7 +151,8 @@ def _join_jax(plan: Plan, rank: Rank, coordinator: str | None) -> EngineSession:
 
     if coordinator is None:
         return _jax_session(plan, rank.index)
-    runtime.configure(plan, rank.index, str(cache_home() / "jax"))
+    platforms = os.environ.get("JAX_PLATFORMS", "")
+    runtime.configure(plan, rank.index, str(cache_home() / "jax"), platforms=platforms)
     runtime.join(coordinator, plan, rank.index)
     return _jax_session(plan, rank.index, runtime.leave)
 

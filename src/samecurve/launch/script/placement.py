@@ -9,18 +9,16 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import metadata
 
 from samecurve.core.planning.machine import Device
 from samecurve.errors import UserError
+from samecurve.launch.gpu_settings import gpu_settings, user_settings, without_user_settings
 from samecurve.probe import cpu, nvidia
-from samecurve.probe.gpus import AMD, NVIDIA, Gpus, find_gpus
+from samecurve.probe.gpus import Gpus, find_gpus
 from samecurve.units import counted, show_bytes
 from samecurve.worker.cluster_env import local_environment
 
 _MPI_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")  # mpirun's
-# one setting, by its names
-_ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 
 
 @dataclass(frozen=True)
@@ -178,42 +176,17 @@ def settings(layout: Layout, environment: Mapping[str, str]) -> tuple[dict[str, 
     """What all ranks get beside this process's own environment, and what is kept as the user set
     it.
     """
-    vendor = layout.gpus.vendor
     wanted = {
         "PYTHONUNBUFFERED": "1",
         "PYTHONHASHSEED": "0",
         "OMP_NUM_THREADS": str(max(1, cpu.cores() // layout.processes)),
+        **gpu_settings(layout.gpus.vendor),
     }
-    if vendor:
-        wanted |= {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
-    if vendor == NVIDIA:
-        wanted |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", _allocator(): "expandable_segments:True"}
-    if vendor == AMD:
-        wanted |= {
-            "HSA_NO_SCRATCH_RECLAIM": "1",
-            "HSA_ENABLE_SDMA": "1",
-            "HSA_FORCE_FINE_GRAIN_PCIE": "1",
-        }
-    kept = {name: environment[name] for name in wanted if name in environment}
-    if vendor == NVIDIA and any(name in environment for name in _ALLOCATOR):
-        kept |= {name: environment[name] for name in _ALLOCATOR if name in environment}
-        wanted = {name: value for name, value in wanted.items() if name not in _ALLOCATOR}
-    added = {name: value for name, value in wanted.items() if name not in kept}
+    kept = user_settings(wanted, environment)
+    added = without_user_settings(wanted, environment)
     if layout.visible is not None:
         added[layout.gpus.variable] = layout.visible
     return added, [f"{name}={value}" for name, value in kept.items()]
-
-
-def _allocator() -> str:
-    """torch knows the new name since 2.9, and warns of the old one there; before, only the old one
-    is read.
-    """
-    try:
-        major, minor = metadata.version("torch").split(".")[:2]
-    except metadata.PackageNotFoundError:
-        return "PYTORCH_ALLOC_CONF"
-    is_new = (int(major), int(minor)) >= (2, 9)
-    return "PYTORCH_ALLOC_CONF" if is_new else "PYTORCH_CUDA_ALLOC_CONF"
 
 
 def rank_environments(

@@ -1,0 +1,80 @@
+"""jax set up for GPUs, as far as a CPU can show it: variables, platforms, options of programs."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import jobs
+import numpy as np
+import pytest
+from jax.sharding import Mesh, PartitionSpec
+from test_engine import small
+
+from samecurve.core.planning.machine import Device
+from samecurve.core.planning.plan import Plan
+from samecurve.core.planning.planner import plan as make_plan
+from samecurve.errors import UserError
+from samecurve.jax_engine import runtime
+from samecurve.jax_engine.array_types import PyTree
+from samecurve.jax_engine.sharded_calls import shard_map
+from samecurve.jax_engine.strategies import AXIS
+from samecurve.tasks import open_task
+from tiny import MACHINE
+from worlds import Pool
+
+
+@pytest.fixture(scope="module")
+def gpu_plan() -> Plan:
+    config = jobs.config_of(small(devices="cpu:1"))
+    made = make_plan(config, MACHINE, open_task(config, "").facts())
+    return replace(
+        made, devices=(Device(kind="cuda", index=0, name="NVIDIA H100", memory=80 << 30),)
+    )
+
+
+def test_jax_may_take_what_the_plan_counts_on(gpu_plan: Plan) -> None:
+    assert runtime.environment(gpu_plan, {}) == {"XLA_CLIENT_MEM_FRACTION": "0.9"}
+    for name in ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"):
+        assert runtime.environment(gpu_plan, {name: "0.5"}) == {}  # jax refuses both together
+
+
+def test_a_run_on_the_cpu_leaves_gpus_to_the_next_one(pool: Pool) -> None:
+    """In one warm rank; and a run on the CPU follows that, as it was."""
+    values = small(devices="cpu:2", train={"steps": 2})
+    first = pool.run(1, jobs.trained, values)[0][0]
+    assert pool.run(1, jobs.platforms_of_gpus, values) == [(None, "cuda,cpu", "cuda,cpu")]
+    assert pool.run(1, jobs.trained, values)[0][0] == first
+
+
+def test_gpus_that_the_user_hides_from_jax_are_said(gpu_plan: Plan) -> None:
+    with pytest.raises(UserError, match="JAX_PLATFORMS=cpu hides the GPUs") as refusal:
+        runtime.configure(gpu_plan, 0, "", platforms="cpu")
+    assert "unset JAX_PLATFORMS" in refusal.value.remedy
+
+
+def test_exact_programs_carry_their_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    """XLA knows both, and looks at them: a third is refused."""
+    ones = jnp.ones((3, 3))
+    np.testing.assert_array_equal(runtime.exact_jit(jnp.matmul)(ones, ones), ones @ ones)
+    monkeypatch.setitem(runtime._DETERMINISTIC_KERNELS, "xla_gpu_nonesuch", 1)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="xla_gpu_nonesuch"):
+        runtime.exact_jit(jnp.add)(ones, ones)
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_no_array_without_values_passes_into_a_program(*, cut: bool) -> None:
+    """jaxlib 0.11.2 crashes where one does, on several devices, and is used."""
+    mesh = Mesh(np.array(jax.devices()[:1]), (AXIS,))
+    specs = (PartitionSpec(AXIS if cut else None), {"a": PartitionSpec(AXIS), "b": PartitionSpec()})
+
+    def program(rows: jax.Array, tree: dict[str, jax.Array]) -> tuple[jax.Array, PyTree]:
+        return rows, {**tree, "sum": jax.lax.psum(tree["a"].sum() + rows.sum(), AXIS)}
+
+    out_specs = (specs[0], {**specs[1], "sum": PartitionSpec()})
+    called = shard_map(program, mesh=mesh, in_specs=specs, out_specs=out_specs)
+    arguments = jnp.ones((2, 0)), {"a": jnp.ones((4, 3)), "b": jnp.zeros((0,), jnp.int32)}
+    (equation,) = jax.make_jaxpr(called)(*arguments).eqns
+    assert [variable.aval.shape for variable in equation.invars] == [(4, 3)]
+    rows, tree = jax.jit(called)(*arguments)
+    assert (rows.shape, tree["b"].shape, tree["b"].dtype) == ((2, 0), (0,), np.int32)
+    assert tree["sum"] == 12
