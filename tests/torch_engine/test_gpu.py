@@ -157,6 +157,7 @@ devices: {{use: "0"}}
     assert 0.6 < max(last["memory_bytes_by_device"]) / last["memory_estimate_bytes"] < 1.05
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature")
 def test_steps_do_not_wait_for_the_gpu(corpus: Path, cache: Path) -> None:
     """torch raises an error where the host would wait; the first step may (its checks), and figures
     are read when the next one is queued.

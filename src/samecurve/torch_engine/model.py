@@ -39,9 +39,16 @@ _ROUNDED_LAYERS = {nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d}
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """torch's own random numbers from `seed`, and afterwards as they were."""
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
+    """torch's own random numbers from `seed`, and afterwards as they were.
+
+    Those of the host and, where CUDA runs, of the current GPU: a context on others takes memory.
+    """
+    started: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    gpus = [torch.cuda.current_device()] if started else []
+    with torch.random.fork_rng(devices=gpus):
+        torch.default_generator.manual_seed(seed)
+        for gpu in gpus:
+            torch.cuda.default_generators[gpu].manual_seed(seed)
         yield
 
 

@@ -2,7 +2,8 @@
 share.
 """
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
@@ -29,6 +30,19 @@ def autocast_for(precision: Precision, device: torch.device) -> AbstractContextM
         dtype = torch.bfloat16 if precision == "bf16" else torch.float16
         return torch.autocast(device.type, dtype=dtype)
     return nullcontext()
+
+
+@contextmanager
+def attention_of_any_length() -> Iterator[None]:
+    """Meanwhile attention is never cuDNN's, which builds a plan for each new shape: torch prefers
+    it on GPUs of Hopper and later, and a text that is being written has a new one at every token.
+    """
+    before = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)
 
 
 class LossScale:

@@ -257,7 +257,8 @@ class _TorchDraws(TorchFunctionMode):
 
 def _torch_states() -> list[torch.Tensor]:
     states = [torch.get_rng_state()]
-    if torch.cuda.is_available():
+    started: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    if started:  # a run on the CPU starts CUDA on no GPU
         states.append(torch.cuda.get_rng_state())
     return states
 

@@ -24,8 +24,8 @@ from samecurve.torch_engine.setup import EngineSetup
 from samecurve.torch_engine.step_buffers import StepBuffers
 from samecurve.torch_engine.step_metrics import (
     MetricsLayout,
+    PeakMemory,
     QueuedMetrics,
-    peak_memory_bytes,
     rank_report,
 )
 from samecurve.torch_engine.step_totals import Clip, GradientScaling, StepTotals, step_totals
@@ -38,6 +38,7 @@ class TrainingStep:
         self._setup, self._plan, self._task = setup, setup.plan, setup.task
         self._comm, self._strategy, self._devices = setup.comm, setup.strategy, setup.devices
         self._forward_timer = ForwardTimer(setup.device)
+        self._peak_memory = PeakMemory(setup.devices)
         self._loss_factors: list[torch.Tensor] = []
         self.step_buffers = StepBuffers(setup)
         self._batch_loss = BatchLossPasses(setup, self._forward, self._forward_timer)
@@ -229,7 +230,7 @@ class TrainingStep:
             requests=requests,
             wait_seconds=batch.wait_seconds,
             forward_seconds=self._forward_timer.seconds,
-            memory_bytes=map(peak_memory_bytes, self._devices),
+            memory_bytes=self._peak_memory.report(),
         )
 
 

@@ -2,7 +2,7 @@
 
 import inspect
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,7 +16,7 @@ from samecurve.core.config.sections import Config
 from samecurve.core.determinism.mean import Mean
 from samecurve.core.phases import names_by_phase
 from samecurve.core.planning.facts import UserOptimizerFacts
-from samecurve.core.protocols import START, Arrays, Progress, StoredArrays
+from samecurve.core.protocols import START, Arrays, Progress, Sample, StoredArrays
 from samecurve.errors import RunError, UserError
 from samecurve.tasks.adapter.additivity import check_adds
 from samecurve.tasks.adapter.class_checks import NEEDED
@@ -33,6 +33,7 @@ from samecurve.torch_engine.model import (
     seeded,
     sharding_facts,
 )
+from samecurve.torch_engine.precision import attention_of_any_length
 from samecurve.torch_engine.training_mode import TrainingMode, kept_in_eval
 from samecurve.torch_engine.user_model import plain_model
 from samecurve.torch_engine.user_optimizer import NamedParams, try_optimizer
@@ -266,6 +267,16 @@ class TorchAdapter(EngineAdapter):
         precision = self._config.train.precision
         with seeded(self._config.train.seed):
             return load_weights(cast_weights(self.model(), precision), weights)
+
+    def respond(
+        self, model: Any, prompt: str, *, tokens: int, temperature: float, seed: int
+    ) -> str:
+        with attention_of_any_length():
+            return super().respond(model, prompt, tokens=tokens, temperature=temperature, seed=seed)
+
+    def sample(self, model: Any, seed: int) -> Sequence[Sample]:
+        with attention_of_any_length():
+            return super().sample(model, seed)
 
     def place(self, model: nn.Module, device: str) -> nn.Module:
         return model.to(device)

@@ -29,7 +29,7 @@ def try_features(adapter: EngineAdapter, params: int, seed: int) -> int | None:
     if params > _TRIED or len(adapter.train_data()) < 2:
         return None
     with torch.random.fork_rng(devices=[]), torch.no_grad():
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         try:
             model, rows = adapter.model().eval(), _first_rows(adapter, 2)
             with keyed_trial(2):
@@ -67,7 +67,7 @@ def try_loss(adapter: EngineAdapter, params: int, seed: int) -> list[Mean] | Non
     if params > _TRIED or len(adapter.train_data()) < 2:
         return None
     with torch.random.fork_rng(devices=[]), torch.no_grad():
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         model = adapter.model().eval()
         rows = _first_rows(adapter, 2)
         losses = []
