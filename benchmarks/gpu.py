@@ -1,19 +1,22 @@
 """Tokens a second, MFU and memory of a config on one GPU, beside others on the same model, batches
 and optimizer, alternating in one process.
 
-python -m benchmarks.gpu                                 # models/small.yaml (124M) python -m
-benchmarks.gpu --config models/large.yaml      # 1B; 64 samples a step python -m benchmarks.gpu
---device cpu --tiny             # the same paths in small, without a GPU: says nothing of speed
+    python -m benchmarks.gpu                              # models/small.yaml (124M)
+    python -m benchmarks.gpu --config models/large.yaml   # 1B; 64 samples a step
+    python -m benchmarks.gpu --device cpu --tiny          # the same paths in small, without a GPU:
+                                                          # says nothing of speed
 
 Sides: samecurve (its own engine and loop, blocks compiled); plain: a loop as nanoGPT's, the whole
 model compiled; the Hugging Face Trainer and Accelerate, compiled too (benchmarks/sides.py). All in
 bf16 autocast with weights in f32, clipped at the same norm, by fused AdamW, in the same micro-batch
 and rounds. MFU is the plan's FLOPs (docs/plan.md) over the dense peak of the data sheet, and over
 the fastest of some large bf16 products measured in the same run. Writes
-benchmarks/results/gpu-<machine>-<config>.json; on a CPU only where --out says.
+benchmarks/results/gpu-<machine>-<config>.json after every turn of a side, so that what ends early
+leaves what it measured; on a CPU only where --out says.
 """
 
 import argparse
+import gc
 import json
 import math
 import platform
@@ -145,14 +148,16 @@ def ceiling(device: torch.device) -> float | None:
 
 
 def measured(side: Callable[[Setting], float], setting: Setting) -> tuple[float, int | None]:
-    """(seconds a step, bytes allocated at most)."""
-    gpu = setting.device.type == "cuda"
+    """(seconds a step, bytes allocated at most beyond what earlier sides left)."""
     torch.compiler.reset()
-    if gpu:
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
+    gc.collect()  # models and optimizers in cycles
+    if setting.device.type != "cuda":
+        return side(setting), None
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    left = torch.cuda.memory_allocated()
     seconds = side(setting)
-    return seconds, torch.cuda.max_memory_allocated() if gpu else None
+    return seconds, torch.cuda.max_memory_allocated() - left
 
 
 @contextmanager
@@ -209,6 +214,8 @@ def result_of(
     made, gpu = setting.plan, setting.device.type == "cuda"
     sides = {}
     for name, one in found.items():
+        if not one.seconds:  # not yet
+            continue
         seconds = statistics.median(one.seconds)
         flops = (made.flops_per_step or math.nan) / seconds
         sides[name] = {
@@ -219,9 +226,7 @@ def result_of(
             "mfu_of_ceiling": flops / fastest if fastest else None,
             "memory_bytes": one.memory,
             "time_beside_samecurve": (
-                statistics.median(
-                    a / b for a, b in zip(one.seconds, found["samecurve"].seconds, strict=True)
-                )
+                _median_ratio(one.seconds, found["samecurve"].seconds)
                 if "samecurve" in found
                 else None
             ),
@@ -246,6 +251,12 @@ def result_of(
         "skipped": skipped,
         "profile": profile,
     }
+
+
+def _median_ratio(seconds: list[float], beside: list[float]) -> float | None:
+    """By the turns that both have had."""
+    ratios = [a / b for a, b in zip(seconds, beside, strict=False)]
+    return statistics.median(ratios) if ratios else None
 
 
 def shown(result: dict[str, Any]) -> str:
@@ -312,6 +323,16 @@ def parsed() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def place_of(arguments: argparse.Namespace, setting: Setting) -> Path | None:
+    """The file of the result; None: nowhere."""
+    if arguments.out or setting.device.type != "cuda" or arguments.tiny:
+        out: Path | None = arguments.out
+        return out
+    words = f"{setting.plan.devices[0].name} {arguments.config.stem}"
+    name = re.sub("[^A-Za-z0-9]+", "-", words).strip("-").lower()
+    return Path(__file__).parent / "results" / f"gpu-{name}.json"
+
+
 def main() -> None:
     arguments = parsed()
     if arguments.device == "cuda" and not torch.cuda.is_available():
@@ -332,28 +353,25 @@ def main() -> None:
             {name: Found([], None) for name in wanted if name not in skipped},
         )
         fastest = ceiling(setting.device)
+        profile: dict[str, Any] = {}
+        place = place_of(arguments, setting)
+
+        def write() -> dict[str, Any]:
+            result = result_of(setting, found, skipped, fastest, profile)
+            if place:
+                place.write_text(json.dumps(result, indent=1) + "\n")
+            return result
+
         for turn in range(arguments.turns):
             for name, one in found.items():
                 seconds, one.memory = measured(wanted[name].run, setting)
                 one.seconds.append(seconds)
                 print(f"turn {turn + 1}  {name:<14} {seconds * 1e3:.1f} ms a step", flush=True)
-        profile: dict[str, Any] = {}
+                write()
         if "samecurve" in found:
             wanted["samecurve"].run(setting, around=lambda: profiled(setting.device, profile))
-    result = result_of(setting, found, skipped, fastest, profile)
-    print(shown(result))
-    name = (
-        re.sub("[^A-Za-z0-9]+", "-", f"{result['machine']} {arguments.config.stem}")
-        .strip("-")
-        .lower()
-    )
-    place = arguments.out or (
-        Path(__file__).parent / "results" / f"gpu-{name}.json"
-        if setting.device.type == "cuda" and not arguments.tiny
-        else None
-    )
+        print(shown(write()))
     if place:
-        place.write_text(json.dumps(result, indent=1) + "\n")
         print(f"written to {place}")
 
 

@@ -283,6 +283,7 @@ def saved_from_ddp() -> None:
 
 
 def no_cuda() -> None:
+    os.environ.update(CUDA_VISIBLE_DEVICES="", HIP_VISIBLE_DEVICES="")  # also where there is one
     torch.ones(1).cuda()
 
 

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from samecurve.diagnose.crash import explain
 from samecurve.diagnose.known_failures import KNOWN_FAILURES, diagnose
@@ -20,6 +21,10 @@ from samecurve.errors import RunError, SamecurveError
 HERE = Path(__file__).parent
 ROWS, COLUMNS = 25, 160
 
+# what torch says where there is no GPU follows from its build
+NO_CUDA = ("no GPU", "sees no GPU")
+if torch.version.cuda is None and torch.version.hip is None:
+    NO_CUDA = ("torch without CUDA", "asks for CUDA")
 # what fails -> the ranks it takes, the entry it must be told as ('': none), words that must be in
 # it
 PROVOKED: dict[str, tuple[int, str, str]] = {
@@ -66,7 +71,7 @@ PROVOKED: dict[str, tuple[int, str, str]] = {
     ),
     "other_shapes": (1, "checkpoint of another model", "size mismatch for weight"),
     "saved_from_ddp": (1, "checkpoint saved from DDP", "Linear is none"),
-    "no_cuda": (1, "torch without CUDA", "asks for CUDA"),
+    "no_cuda": (1, *NO_CUDA),
     "no_group": (1, "no process group", "without a process group"),
     "no_rank": (1, "no rank in the environment", "RANK is not set"),
 }
