@@ -9,8 +9,6 @@ import click
 from samecurve.cli.options import TORCHRUN_HINTS, Option, exit_on_sigterm, rank_count
 from samecurve.terminal import echo
 
-_OF_SEVERAL_HOSTS = tuple(TORCHRUN_HINTS)
-
 
 class RunCommand(click.Command):
     """torchrun's flags for several hosts are refused with what serves them."""
@@ -19,7 +17,7 @@ class RunCommand(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            if error.option_name in _OF_SEVERAL_HOSTS:
+            if error.option_name in TORCHRUN_HINTS:
                 raise _several_hosts(error.option_name) from None
             raise
 
