@@ -197,7 +197,9 @@ def test_lines_train(page: Path, home: Path) -> None:
         flags = parsed(line.words)
         if missing_files(flags) or flags["nnodes"] > 1 or flags["init_from"]:
             continue
-        fails = any(each.startswith("error: ") for each in line.shown)
+        # an error that names a checkpoint is one of a run that another line began
+        errors = [each for each in line.shown if each.startswith("error: ")]
+        fails = any("/checkpoints/" not in each for each in errors)
         words = [*line.words, "--stop-after", "2", "--resume", "never"]
         done = samecurve(*words, "--save-dir", f"run-{number}", cwd=home, code=None, timeout=600)
         assert (done.returncode != 0) == fails, f"{page}:{line.number}\n{done.stderr[-2000:]}"
