@@ -13,10 +13,10 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import groupby, islice
-from typing import Generic, NamedTuple
+from typing import Generic
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,22 +34,20 @@ from samecurve.core.protocols import (
     Staged,
     TrialRows,
 )
+from samecurve.data.rounds import (
+    HELD_OUT_SOURCE,
+    TRAIN_SOURCE,
+    DeviceShare,
+    Read,
+    ReadRows,
+    Rounds,
+    cut_rows,
+)
 from samecurve.data.workers import Workers
 
-ReadRows = Callable[[], Arrays]  # waits for rows that were asked for
-_KeysOf = Callable[[Ids], RowKeys]
-Read = tuple[int, int, ReadRows]  # of the positions [begin, end) of a step
 _IDS_AT_ONCE = 65_536
 _TOGETHER = 16  # steps at most whose rows are read at once
 _QUICK, _SMALL = 1e-3, 1 << 20  # seconds and bytes of such a read at most
-_TRAIN, _HELD_OUT = 0, 1  # which source
-
-
-class _DeviceShare(NamedTuple):
-    """A device's share of a step, and the reads that bring its rows."""
-
-    assignment: Assignment
-    reads: Iterable[Read]  # each of one microbatch or of several
 
 
 class Feed(Generic[Staged]):
@@ -77,6 +75,7 @@ class Feed(Generic[Staged]):
         self._plan, self._devices, self._stage = plan, devices, stage
         self._sources, self._workers = (train, evaluation), workers
         self._start, self._prefetch = start, prefetch
+        self._rounds = Rounds(plan, self._ask)
         self._order = plan.order
         self._assignments: dict[int, list[Assignment]] = {}  # by samples of a step
         self._together = 1  # steps read at once: more while reading is quick
@@ -99,15 +98,15 @@ class Feed(Generic[Staged]):
         """The evaluation, staged round by round: the first plan.eval_samples of it, in their own
         order.
         """
-        if self._sources[_HELD_OUT] is None:
+        if self._sources[HELD_OUT_SOURCE] is None:
             return
         ids = np.arange(self._plan.eval_samples)
         shares = [
-            _DeviceShare(assignment, self._read_in_turn(ids, assignment.spans))
+            DeviceShare(assignment, self._read_in_turn(ids, assignment.spans))
             for assignment in self._assigned(len(ids))
         ]
         keys = partial(RowKeys, self._plan.fixed.seed, HELD_OUT, 0)
-        for one_round in self._rounds(_HELD_OUT, shares, ids, keys, least=0):
+        for one_round in self._rounds.of(HELD_OUT_SOURCE, shares, ids, keys, least=0):
             yield self._stage([one_round], 1)
 
     def ids(self, step: int) -> list[int]:
@@ -124,17 +123,17 @@ class Feed(Generic[Staged]):
         step = min(self._start, self._plan.steps - 1)
         ids = self._order.ids(range(step, step + 1))[0][:most]
         epoch = self._epoch(step)
-        source = self._sources[_TRAIN]
+        source = self._sources[TRAIN_SOURCE]
         assert source is not None
         rows: Arrays = {}
         if not source.by_microbatch:
-            rows = self._ask(_TRAIN, ids, epoch)()
+            rows = self._ask(TRAIN_SOURCE, ids, epoch)()
 
         def pick(numbers: Sequence[int]) -> MicroBatch:
             chosen = list(numbers)
             arrays = {name: array[chosen] for name, array in rows.items()}
             if not rows:
-                arrays = dict(self._ask(_TRAIN, ids[chosen], epoch)())
+                arrays = dict(self._ask(TRAIN_SOURCE, ids[chosen], epoch)())
             return MicroBatch(arrays, keys=RowKeys(self._plan.fixed.seed, epoch, step, ids[chosen]))
 
         return TrialRows(ids, step, pick)
@@ -159,7 +158,7 @@ class Feed(Generic[Staged]):
                 for of_one_epoch in self._epochs_apart(group):
                     yield from self._read_group(of_one_epoch)
             return
-        ahead: deque[tuple[int, Ids, list[_DeviceShare]]] = deque()
+        ahead: deque[tuple[int, Ids, list[DeviceShare]]] = deque()
         for step, ids in self._numbered_ids():
             ahead.append((step, ids, self._ask_shares(step, ids)))
             if len(ahead) > self._steps_ahead(len(ids)):
@@ -187,7 +186,7 @@ class Feed(Generic[Staged]):
         self, group: Sequence[tuple[int, Ids]]
     ) -> Iterator[Sequence[tuple[int, Ids]]]:
         """The group, cut between epochs where a row may follow the epoch."""
-        source = self._sources[_TRAIN]
+        source = self._sources[TRAIN_SOURCE]
         assert source is not None
         if not source.by_epoch:
             yield group
@@ -199,12 +198,12 @@ class Feed(Generic[Staged]):
         """One read for each device of this process, however many its microbatches and steps: they
         are views of it.
         """
-        source = self._sources[_TRAIN]
+        source = self._sources[TRAIN_SOURCE]
         assert source is not None
         began, size = time.perf_counter(), 0
         epoch = self._epoch(group[0][0])
         assignments = [self._assigned(len(ids)) for _, ids in group]
-        shares: list[list[_DeviceShare]] = [[] for _ in group]
+        shares: list[list[DeviceShare]] = [[] for _ in group]
         for place in range(len(self._devices)):
             of_device = [by_device[place] for by_device in assignments]
             device_ids = [
@@ -219,9 +218,9 @@ class Feed(Generic[Staged]):
                 reads: list[Read] = []
                 for begin, end in assignment.extent:
                     last = first + end - begin
-                    reads.append((begin, end, partial(_cut, rows, first, last)))
+                    reads.append((begin, end, partial(cut_rows, rows, first, last)))
                     first = last
-                step_shares.append(_DeviceShare(assignment, reads))
+                step_shares.append(DeviceShare(assignment, reads))
         batches = [
             self._batch(step, ids, step_shares)
             for (step, ids), step_shares in zip(group, shares, strict=True)
@@ -230,7 +229,7 @@ class Feed(Generic[Staged]):
         return batches
 
     def _steps_at_once(self) -> int:
-        source = self._sources[_TRAIN]
+        source = self._sources[TRAIN_SOURCE]
         assert source is not None
         return 1 if source.by_user_code else self._together
 
@@ -254,10 +253,10 @@ class Feed(Generic[Staged]):
             steps = range(block, min(block + at_once, self._plan.steps))
             yield from zip(steps, self._order.ids(steps), strict=True)
 
-    def _batch(self, step: int, ids: Ids, shares: list[_DeviceShare]) -> Batch[Staged]:
+    def _batch(self, step: int, ids: Ids, shares: list[DeviceShare]) -> Batch[Staged]:
         keys = partial(RowKeys, self._plan.fixed.seed, self._epoch(step), step)
         least = 0 if self._plan.exact else 1
-        rounds = list(self._rounds(_TRAIN, shares, ids, keys, least=least))
+        rounds = list(self._rounds.of(TRAIN_SOURCE, shares, ids, keys, least=least))
         return Batch(self._stage(rounds, self._plan.accumulation_steps), step, len(ids))
 
     def _assigned(self, samples: int) -> list[Assignment]:
@@ -274,19 +273,20 @@ class Feed(Generic[Staged]):
     @property
     def _reads_by_microbatch(self) -> bool:
         """Whether a read brings one microbatch, else all of a device's, which neighbour."""
-        source = self._sources[_TRAIN]
+        source = self._sources[TRAIN_SOURCE]
         assert source is not None
         return self._workers is not None or source.by_microbatch
 
-    def _ask_shares(self, step: int, ids: Ids) -> list[_DeviceShare]:
+    def _ask_shares(self, step: int, ids: Ids) -> list[DeviceShare]:
         """What each device of this process is to have of a step by itself."""
         shares, epoch = [], self._epoch(step)
         for assignment in self._assigned(len(ids)):
             intervals = assignment.spans if self._reads_by_microbatch else assignment.extent
             reads = [
-                (begin, end, self._ask(_TRAIN, ids[begin:end], epoch)) for begin, end in intervals
+                (begin, end, self._ask(TRAIN_SOURCE, ids[begin:end], epoch))
+                for begin, end in intervals
             ]
-            shares.append(_DeviceShare(assignment, reads))
+            shares.append(DeviceShare(assignment, reads))
         return shares
 
     def _read_in_turn(self, ids: Ids, spans: Sequence[tuple[int, int]]) -> Iterator[Read]:
@@ -298,7 +298,7 @@ class Feed(Generic[Staged]):
             most = self._workers.depth
         ahead: deque[Read] = deque()
         for begin, end in spans:
-            ahead.append((begin, end, self._ask(_HELD_OUT, ids[begin:end], 0)))
+            ahead.append((begin, end, self._ask(HELD_OUT_SOURCE, ids[begin:end], 0)))
             if len(ahead) > most:
                 yield ahead.popleft()
         yield from ahead
@@ -309,58 +309,6 @@ class Feed(Generic[Staged]):
         source = self._sources[which]
         assert source is not None
         return lambda: source.read(ids, epoch)
-
-    def _rounds(
-        self, source: int, shares: list[_DeviceShare], ids: Ids, keys: _KeysOf, *, least: int
-    ) -> Iterator[Round]:
-        """Rounds in which no device of this process has a microbatch are left out, unless all must
-        take part in each; `least` remain.
-        """
-        assignments = [share.assignment for share in shares]
-        microbatches = [self._microbatches(share, ids, keys) for share in shares]
-        count = len(assignments[0].rounds)
-        idle = 0
-        if not self._plan.every_rank_every_round:
-            busiest = max(len(assignment.spans) for assignment in assignments)
-            idle = min(count - busiest, count - least)
-        for index in range(idle, count):
-            by_device = [
-                next(of_device) if assignment.rounds[index] else None
-                for of_device, assignment in zip(microbatches, assignments, strict=True)
-            ]
-            yield self._with_dummies(by_device, source, ids, keys)
-
-    def _with_dummies(
-        self, by_device: list[MicroBatch | None], source: int, ids: Ids, keys: _KeysOf
-    ) -> Round:
-        """A copy of a row where a device must take part: each, or else the first of a process that
-        would have nothing.
-        """
-        each = self._plan.every_rank_every_round
-        if all(by_device) or (any(by_device) and not each):
-            return tuple(by_device)
-        row_keys = keys(ids[:1])
-        epoch = 0 if source == _HELD_OUT else row_keys.epoch
-        dummy = MicroBatch(self._ask(source, ids[:1], epoch)(), real=False, keys=row_keys)
-        return tuple(
-            microbatch or (dummy if each or not device else None)
-            for device, microbatch in enumerate(by_device)
-        )
-
-    def _microbatches(self, share: _DeviceShare, ids: Ids, keys: _KeysOf) -> Iterator[MicroBatch]:
-        """The microbatches of a device, views of what was read."""
-        reads = iter(share.reads)
-        first, last = 0, 0
-        rows: Arrays = {}
-        for begin, end in share.assignment.spans:
-            if begin >= last:
-                first, last, read_rows = next(reads)
-                rows = read_rows()
-            yield MicroBatch(
-                _cut(rows, begin - first, end - first),
-                keys=keys(ids[begin:end]),
-                number=begin // self._plan.micro_batch_size,
-            )
 
     def _groups_ahead(self) -> Iterator[list[Batch[Staged]]]:
         ready: queue.SimpleQueue[list[Batch[Staged]] | BaseException | None] = queue.SimpleQueue()
@@ -397,7 +345,3 @@ def _read_joined(
     if not ids:
         return {}
     return source.read(np.concatenate(ids) if len(ids) > 1 else ids[0], epoch)
-
-
-def _cut(rows: Arrays, first: int, last: int) -> Arrays:
-    return {name: array[first:last] for name, array in rows.items()}

@@ -104,7 +104,14 @@ def open_checkpoint(path: Path, where: str = "RUN", *, trust: bool = False) -> O
             arrays = Arrays(checkpoint, manifest)
             arrays.hold()
             weights = Weights(arrays)
-            return OpenedCheckpoint(run, checkpoint, manifest, weights, notes, trust)
+            return OpenedCheckpoint(
+                run=run,
+                path=checkpoint,
+                manifest=manifest,
+                weights=weights,
+                notes=notes,
+                trust=trust,
+            )
         except (CorruptCheckpointError, OSError):
             if not tries_left or checkpoint.exists():
                 raise

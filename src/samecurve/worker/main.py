@@ -162,11 +162,7 @@ def train_rank(
     _check_data(task, plan)
     saved, weights = _load_beginning(attempt)
     first_step = saved.step if saved else 0
-    journal: Journal | None = None
-    record: Record = _ignore_event
-    keep: KeepPictures = _ignore_pictures
-    if context.is_first:
-        journal, record, keep = _begin_records(context, task, clock, first_step)
+    journal, record, keep = _begin_records(context, task, clock, first_step)
     data_workers = _start_data_workers(context)
     feed = _make_feed(context, engine, task, data_workers, first_step=first_step)
     store = store or checkpoint_store(context, record, journal)
@@ -215,8 +211,10 @@ def _load_beginning(attempt: Attempt) -> tuple[Checkpoint | None, Checkpoint | N
 
 def _begin_records(
     context: RankContext, task: Task, clock: StartupClock | None, first_step: int
-) -> tuple[Journal, Record, KeepPictures]:
+) -> tuple[Journal | None, Record, KeepPictures]:
     """What one rank writes for all: the task's assets, at once; then the journal and pictures."""
+    if not context.is_first:
+        return None, _ignore_event, _ignore_pictures
     run = context.run
     keep_assets(run, task)
     journal = Journal(run.journal)
