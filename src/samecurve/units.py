@@ -24,6 +24,8 @@ def parse_bytes(text: str) -> int:
     if not match:
         raise ValueError("must be a number of bytes, or a size such as 40GiB or 80GB")
     number, prefix, binary = match.groups()
+    if float(number) > 1e15:
+        raise ValueError(f"must be a size that there is, not {number[:20]}... {prefix}{binary}B")
     return int(float(number) * (1024 if binary else 1000) ** " KMGTP".index(prefix or " "))
 
 

@@ -28,6 +28,7 @@ from samecurve.tasks import Tasks
         "devices.threads=1000000000",
         "devices.preflight=100000000000000000",
         "track.sensors_every=100000000000",
+        pytest.param(f"devices.memory={'9' * 400}GiB", id="400 digits of bytes"),
         pytest.param(f"train.seed={'9' * 5000}", id="5000 digits"),
     ],
 )

@@ -9,11 +9,13 @@ import hashlib
 import json
 import math
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from samecurve.core.config.param_groups import ParamGroup
 from samecurve.core.planning.facts import Fixed
 from samecurve.core.protocols import Counters
 from samecurve.system import read_file_bytes
@@ -31,6 +33,7 @@ DTYPES = {
 _MOST_BYTES = 1 << 30  # of a manifest; 100 bytes an array and rank
 _MOST_DIMENSIONS = 32
 _LARGEST = 1 << 62
+_MOST_LOSS = sys.float_info.max
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,200}")
 _STEP_NAME = re.compile(r"step-[0-9]{8,19}")
 
@@ -108,8 +111,11 @@ def _check(manifest: Mapping[str, Any]) -> None:
 def _check_run(manifest: Mapping[str, Any]) -> None:
     """What a run needs of it to go on."""
     config = _mapping(manifest, "config")
-    if not isinstance(config.get("optimizer.groups", []), list):
-        raise _WrongError("config: optimizer.groups is no list")
+    try:
+        for group in config.get("optimizer.groups", []):
+            ParamGroup(**group)
+    except (TypeError, ValueError):
+        raise _WrongError("config: optimizer.groups is no list of groups") from None
     if not isinstance(config.get("task", ""), str):
         raise _WrongError("config: task is no text")
     try:
@@ -127,7 +133,8 @@ def _check_counters(loop: Mapping[str, Any]) -> None:
             _integer(loop, name)
     metrics = _mapping(loop, "metrics") if "metrics" in loop else {}
     for name, value in {**metrics, "best_loss": loop.get("best_loss")}.items():
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if value is not None and not (is_number and not abs(value) > _MOST_LOSS):
             raise _WrongError(f"loop: {name} is no number")
 
 

@@ -17,6 +17,7 @@ from samecurve.errors import RunError, UserError
 from samecurve.run.load import OpenedCheckpoint, open_checkpoint
 from samecurve.tasks.class_place import place_of
 from samecurve.tasks.protocol import MEMBERS
+from samecurve.terminal import printable
 from samecurve.units import show_bytes
 
 DTYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
@@ -80,7 +81,7 @@ def export(
         _write_weights(scratch, tensors, shards, torch_dtype, checkpoint.step)
         _write_config(scratch, checkpoint)
         readme = _readme(checkpoint, form=form, dtype=torch_dtype, files=len(shards))
-        (scratch / "README.md").write_text(readme)
+        (scratch / "README.md").write_text(printable(readme))
         scratch.rename(to)
     except OSError as error:
         raise RunError(

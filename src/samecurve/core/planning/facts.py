@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from samecurve.core.config.sections import Config
+from samecurve.core.config.values import MOST_PROCESSES
 from samecurve.core.determinism.data_order import Anchor
 from samecurve.core.planning.machine import Machine
 
@@ -162,4 +163,6 @@ class Fixed:
             sizes.append(parsed.global_batch_size)
         if min(sizes) < 1 or max(sizes) > _MOST_SAMPLES or min(astuple(parsed.anchor)) < 0:
             raise ValueError("a batch, a number of samples or an anchor out of range")
+        if not 0 <= parsed.threads <= MOST_PROCESSES or not 0 <= parsed.clip_epsilon < 1:
+            raise ValueError("threads or clip_epsilon out of range")
         return parsed
