@@ -256,6 +256,22 @@ def test_a_users_model_is_sampled_and_exported(pool: Pool, values: Write, tmp_pa
     assert load_file(tmp_path / "out/model.safetensors")["0.weight"].shape == (4, 3)
 
 
+def test_an_evaluation_that_is_not_finite_says_so_once(
+    pool: Pool, values: Write, tmp_path: Path
+) -> None:
+    spoilt = FILE.replace(
+        "return Mean(total, len(logits))",
+        "return Mean(total if model.training else total * np.nan, len(logits))",
+    )
+    every = {"steps": 3, "precision": "f64", "eval_every": 1}
+    train(pool, start(tmp_path / "run", values(text=spoilt, train=every), tmp_path))
+    events = read_events(tmp_path / "run/journal.jsonl")
+    assert [event.values["loss"] for event in events if event.kind == "evaluated"] == [None] * 3
+    (text,) = [event.values["text"] for event in events if event.kind == "warned"]
+    assert "evaluation at step 1 gives no finite loss" in text
+    assert "--on train" in text
+
+
 def test_a_prompt_is_answered_by_respond(pool: Pool, values: Write, tmp_path: Path) -> None:
     run = tmp_path / "run"
     train(pool, start(run, values(name="Speaks"), tmp_path))
