@@ -74,6 +74,8 @@ def box_of(manifest: Manifest, array: str) -> Manifest:
         (lambda m: m["loop"].update(best_loss=10**400), "best_loss is no number"),
         (lambda m: m["config"].update({"optimizer.groups": [3]}), "optimizer.groups"),
         (lambda m: m["config"].update({"optimizer.groups": [{"x": 3}]}), "optimizer.groups"),
+        (lambda m: m["fixed"]["anchor"].update(step=21), "beyond the step"),
+        (lambda m: m["fixed"]["anchor"].update(consumed=65), "beyond the step"),
         (lambda m: m["fixed"].update(threads=10**9), "fixed: threads"),
         (lambda m: m["loop"].update(unheard=1), "unheard is not known"),
         (lambda m: m["files"][FILE].update(bytes=-1), "bytes is no number"),

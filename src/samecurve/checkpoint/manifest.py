@@ -119,9 +119,11 @@ def _check_run(manifest: Mapping[str, Any]) -> None:
     if not isinstance(config.get("task", ""), str):
         raise _WrongError("config: task is no text")
     try:
-        Fixed.from_json(_mapping(manifest, "fixed"))
+        fixed = Fixed.from_json(_mapping(manifest, "fixed"))
     except ValueError as error:
         raise _WrongError(f"fixed: {error}") from None
+    if fixed.anchor.step > _integer(manifest, "step") or fixed.anchor.consumed > fixed.samples:
+        raise _WrongError("fixed: the anchor lies beyond the step")
 
 
 def _check_counters(loop: Mapping[str, Any]) -> None:
