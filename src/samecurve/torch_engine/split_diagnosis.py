@@ -6,19 +6,16 @@ import inspect
 import linecache
 import re
 import sys
-import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache
-from pathlib import Path
 from types import FrameType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 import torch
 from torch.overrides import TorchFunctionMode, resolve_name
 
-import samecurve
 from samecurve.core.split_errors import Draw, Place
 from samecurve.torch_engine.split_state import GeneratorStates
+from samecurve.torch_engine.task_sites import Site, caller, kind_of, shown_path, site_of
 
 Label = Literal["rows", "added up", "constant", "reduced", "pairs", "mixed", "unknown"]
 _HOW: Mapping[Label, Literal["reduced", "pairs", "rows"]] = {
@@ -47,6 +44,15 @@ class Recording(TorchFunctionMode):
         self.calls: list[_Call] = []
         self._made_by: dict[int, tuple[int, int]] = {}
         self._alive: list[torch.Tensor] = []  # so that no id comes twice
+        self._base: FrameType | None = None  # that entered it: no line outside of it is the task's
+
+    def __enter__(self) -> Self:
+        self._base = caller()
+        return super().__enter__()
+
+    def __exit__(self, *of_error: object) -> None:
+        self._base = None
+        super().__exit__(*of_error)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         del types
@@ -63,7 +69,8 @@ class Recording(TorchFunctionMode):
                 self._made_by[id(tensor)] = len(self.calls), number
             self._alive += outputs
             copies = tuple(tensor.detach().clone() for tensor in outputs)
-            self.calls.append(_Call(_name(func), _place(_caller()), copies, tuple(inputs)))
+            where = site_of(caller(), self._base).where
+            self.calls.append(_Call(_name(func), where, copies, tuple(inputs)))
         return result
 
     def maker(self, tensor: object) -> tuple[int, int] | None:
@@ -223,7 +230,9 @@ def watch(
 
     reads: what is to be watched beside generators, by name; its values are compared.
     """
-    torch_draws, lines = _TorchDraws(generators.owned), _Lines(generators.of_host, reads)
+    base = inspect.currentframe()
+    torch_draws = _TorchDraws(generators.owned, base)
+    lines = _Lines(generators.of_host, reads, base)
     before = sys.gettrace()
     with torch_draws:
         sys.settrace(lines.trace)
@@ -236,11 +245,11 @@ def watch(
 
 
 class _TorchDraws(TorchFunctionMode):
-    """owned: generators that attributes hold."""
+    """owned: generators that attributes hold. base: as in site_of."""
 
-    def __init__(self, owned: Sequence[object]) -> None:
+    def __init__(self, owned: Sequence[object], base: FrameType | None) -> None:
         super().__init__()
-        self._owned = owned
+        self._owned, self._base = owned, base
         self.draws: list[Draw] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -251,7 +260,7 @@ class _TorchDraws(TorchFunctionMode):
         has_own = any(generator is own for own in self._owned)
         now = _torch_states()
         if has_own or any(not torch.equal(a, b) for a, b in zip(before, now, strict=True)):
-            self.draws.append(Draw(_name(func), _place(_caller())))
+            self.draws.append(_draw(_name(func), site_of(caller(), self._base)))
         return result
 
 
@@ -264,14 +273,20 @@ def _torch_states() -> list[torch.Tensor]:
 
 
 class _Lines:
-    """Looks at generators, and at what else is watched, after each line."""
+    """Looks at generators, and at what else is watched, after each line.
+
+    base: as in site_of. What changes between the task's calls is of the trial's own making.
+    """
 
     def __init__(
-        self, generators: Callable[[], object], reads: Mapping[str, Callable[[], object]]
+        self,
+        generators: Callable[[], object],
+        reads: Mapping[str, Callable[[], object]],
+        base: FrameType | None,
     ) -> None:
         self.draws: list[Draw] = []
         self.changes: dict[str, str] = {}
-        self._read_generators, self._reads = generators, reads
+        self._read_generators, self._reads, self._base = generators, reads, base
         self._before: tuple[object, dict[str, object]] | None = None
         self._at: tuple[FrameType | None, int] = (None, 0)  # the line that has just been run
 
@@ -280,7 +295,7 @@ class _Lines:
 
     def trace(self, frame: FrameType, event: str, _argument: object) -> Any:
         if event == "call":
-            return self.trace if _kind(frame.f_code.co_filename) != "ours" else None
+            return self.trace if kind_of(frame.f_code.co_filename) != "ours" else None
         now = self._read()
         if self._before is not None:
             self._compare(self._before, now)
@@ -295,20 +310,23 @@ class _Lines:
         before: tuple[object, dict[str, object]],
         now: tuple[object, dict[str, object]],
     ) -> None:
-        frame, line = self._at
-        if now[0] != before[0] and frame:
-            text = linecache.getline(frame.f_code.co_filename, line)
+        site = site_of(self._at[0], self._base, self._at[1])
+        if not site.deepest:
+            return
+        if now[0] != before[0]:
+            text = linecache.getline(*site.deepest)
             call = _RANDOM_CALL.search(text)
-            self.draws.append(Draw(call[0] if call else text.strip(), _place(frame, line)))
+            self.draws.append(_draw(call[0] if call else text.strip(), site))
         for name, value in now[1].items():
             if value != before[1][name]:
-                self.changes.setdefault(name, _place(frame, line))
+                self.changes.setdefault(name, site.where)
 
 
-def _caller() -> FrameType | None:
-    """The frame that called the function which calls this."""
-    frame = inspect.currentframe()
-    return frame and frame.f_back and frame.f_back.f_back
+def _draw(function: str, site: Site) -> Draw:
+    """It names the line of a library too that draws where the user calls it."""
+    if site.users and site.deepest and site.users != site.deepest:
+        function += f" in {shown_path(site.deepest[0])}:{site.deepest[1]}"
+    return Draw(function, site.where)
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
@@ -332,49 +350,8 @@ def _name(function: Any) -> str:
     return f"torch.{name}" if hasattr(torch, name) else name
 
 
-def _place(frame: FrameType | None, line: int | None = None) -> str:
-    """The innermost of the user's lines; else of a library's that is not torch."""
-    fallback, innermost = "", True
-    while frame is not None:
-        number = line if innermost and line is not None else frame.f_lineno
-        kind = _kind(frame.f_code.co_filename)
-        if kind == "users":
-            return f"{_shown(frame.f_code.co_filename)}:{number}"
-        if kind == "library" and not fallback:
-            fallback = f"{frame.f_code.co_filename}:{number}"
-        frame, innermost = frame.f_back, False
-    return fallback
-
-
-@cache
-def _kind(filename: str) -> Literal["users", "library", "ours"]:
-    """ours: torch's code too, which draws and mixes for others."""
-    if filename.startswith("<") and not filename.startswith("<ipython"):
-        return "ours"
-    path = Path(filename)
-    if path.is_relative_to(Path(torch.__file__).parent):
-        return "ours"
-    own = Path(samecurve.__file__).parent
-    if path.is_relative_to(own):
-        inner = path.relative_to(own).parts
-        is_task = len(inner) > 2 and inner[0] == "tasks" and inner[1] != "adapter"
-        return "library" if is_task else "ours"
-    names = ("purelib", "platlib")
-    if any(path.is_relative_to(sysconfig.get_path(name)) for name in names):
-        return "library"
-    if any(path.is_relative_to(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")):
-        return "ours"
-    return "users"
-
-
-def _shown(path: str) -> str:
-    """As one would type it from here."""
-    here = Path.cwd()
-    return str(Path(path).relative_to(here)) if Path(path).is_relative_to(here) else path
-
-
 def loss_place(task: object, *, whole_batch: bool) -> str:
     """file:line of a task's loss(), or of its features()."""
     function = getattr(getattr(task, "task", task), "features" if whole_batch else "loss", None)
     code = getattr(getattr(function, "__func__", function), "__code__", None)
-    return f"{_shown(code.co_filename)}:{code.co_firstlineno}" if code else "task"
+    return f"{shown_path(code.co_filename)}:{code.co_firstlineno}" if code else "task"
