@@ -3,8 +3,10 @@ and refuses what it can't honour before it writes.
 """
 
 import json
+import os
 import shutil
 import sys
+import time
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -14,7 +16,7 @@ import pytest
 from commands import refused, run_warm, write_config
 from samecurve.cli.main import main
 from samecurve.core.events import Event
-from samecurve.errors import RunError
+from samecurve.errors import RunError, UserError
 from samecurve.observe.journal import append_event, read_events
 from samecurve.observe.report.page import page as make_page
 from samecurve.observe.report.reading import read_run
@@ -352,6 +354,26 @@ def test_losses_of_any_size_are_counted_and_drawn_where_they_can_be(
     journal.write_text("".join(json.dumps(event) + "\n" for event in events))
     write_report([read_run(run, live=False)], None)
     assert "4 beyond 1e+100 not drawn" in (run / "report.html").read_text()
+
+
+def test_a_journal_of_any_size_is_read_in_its_own_time(home: Path, tmp_path: Path) -> None:
+    """Each line goes back, and names a metric of its own: squares of what it holds were kept."""
+    run = copied(home, tmp_path / "run")
+    (run / "report.html").unlink(missing_ok=True)
+    os.mkfifo(run / "report.html")
+    with open(run / "journal.jsonl", "ab") as file:
+        for number in range(4_000):
+            metrics = {f"m{number}": 1.0}
+            step = {"seconds": 1.0, "wait_seconds": 0.0, "loss": 1.0, "metrics": metrics}
+            file.write(Event("step", 41, step).line().encode())
+            file.write(Event("resumed", 41 - (number % 100 == 0), {}).line().encode())
+    began = time.perf_counter()
+    record = read_run(run, live=False)
+    assert [event for event in read_events(run / "journal.jsonl") if event.kind == "evaluated"]
+    assert time.perf_counter() - began < 10
+    assert len(record.means) < 200
+    with pytest.raises(UserError, match="was not written by samecurve report"):
+        write_report([record], None)
 
 
 def test_thinning_keeps_extremes_and_smoothing_keeps_digits() -> None:

@@ -193,7 +193,11 @@ def _compare_hashes(
     comparison: Comparison, first: Mapping[int, Event], second: Mapping[int, Event]
 ) -> None:
     """Up to the first in which an array differs."""
-    common = sorted(first.keys() & second.keys())
+    common = sorted(
+        step
+        for step in first.keys() & second.keys()
+        if all(isinstance(each[step].values.get("arrays"), dict) for each in (first, second))
+    )
     comparison.hashes = len(common)
     for step in common:
         _compare_arrays(

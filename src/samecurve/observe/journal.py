@@ -6,6 +6,7 @@ Lines reach the file whole, in one O_APPEND write, at most half a second late; a
 kind but `step`.
 """
 
+import math
 import os
 import threading
 from collections.abc import Iterator
@@ -168,11 +169,14 @@ def read_events(path: Path) -> list[Event]:
     A `resumed` at step s voids what was done beyond s before it.
     """
     events: list[Event] = []
-    for event in _lines(path):
+    resumed: float = math.inf  # the lowest step from which the run went on later
+    for event in reversed(list(_lines(path))):
+        if event.step > resumed and event.kind in VOIDED:
+            continue
         if event.kind == "resumed":
-            events = [e for e in events if e.step <= event.step or e.kind not in VOIDED]
+            resumed = min(resumed, event.step)
         events.append(event)
-    return events
+    return events[::-1]
 
 
 def _lines(path: Path) -> Iterator[Event]:

@@ -8,8 +8,10 @@ import numpy as np
 from samecurve.core.events import Event
 from samecurve.core.protocols import Picture
 from samecurve.errors import UserError
+from samecurve.system import read_file_bytes
 
 _FOLDER = "samples"
+_MOST_BYTES = 1 << 28
 _PNG = b"\x89PNG\r\n\x1a\n"
 
 
@@ -26,7 +28,7 @@ def png(run: Path, name: str) -> bytes:
     path = (run / name).resolve()
     if not path.is_relative_to(run.resolve()):
         raise ValueError("it lies outside the run directory")
-    content = path.read_bytes()
+    content = read_file_bytes(path, _MOST_BYTES)
     if not content.startswith(_PNG) or len(content) < 24:
         raise ValueError("it is no PNG")
     return content

@@ -66,11 +66,18 @@ def _loss_charts(records: Sequence[RunRecord], runs: Sequence[RunStyle]) -> dict
         charts["loss over samples"] = partial(
             loss_chart, runs, samples, name="loss-samples", title="Loss over samples"
         )
-    for mean in dict.fromkeys(chain.from_iterable(record.means for record in records)):
+    means = list(dict.fromkeys(chain.from_iterable(record.means for record in records)))
+    for mean in means[:_MAX_METRICS]:
         charts[f"training {mean}"] = partial(_mean_chart, runs, steps, mean)
+    if len(means) > _MAX_METRICS:
+        charts[f"{len(means) - _MAX_METRICS} more of training"] = _nothing
     for metric in _metrics(records):
         charts[f"metric {metric}"] = partial(metric_chart, runs, steps, metric)
     return charts
+
+
+def _nothing() -> None:
+    """The chart of what is only counted."""
 
 
 def _mean_chart(runs: Sequence[RunStyle], x_axis: XAxis, mean: str) -> Picture | None:

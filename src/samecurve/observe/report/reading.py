@@ -17,7 +17,7 @@ from samecurve.core.config.document import read_file
 from samecurve.core.events import Event
 from samecurve.core.planning.plan import Plan
 from samecurve.errors import RunError, SamecurveError, UserError
-from samecurve.observe.journal import read_lines
+from samecurve.observe.journal import VOIDED, read_lines
 from samecurve.observe.report.record import (
     MEANS,
     Checkpoint,
@@ -44,6 +44,7 @@ _STEP_METRICS = (
     "skipped",
 )
 _ENDS = ("finished", "stopped", "failed")
+_MOST_COLUMNS = 200  # of steps: a journal that names more is no run's
 _MOST_JSON = 1 << 30  # bytes
 _MOST_STEPS = 1 << 53  # beyond it a float is no longer exact
 _NOTABLE = ("resumed", "restarted", "warned", "slow", *_ENDS)
@@ -107,6 +108,7 @@ class JournalReader:
     def __init__(self, record: RunRecord) -> None:
         self._record = record
         self._columns = {name: array("d") for name in ("step", "time", *_STEP_METRICS)}
+        self._highest = 0  # step of what a `resumed` makes void
 
     def add(self, event: Event) -> None:
         record = self._record
@@ -114,6 +116,7 @@ class JournalReader:
         start = record.starts[-1]
         start.last_time = max(start.last_time, event.time)
         start.last_step = event.step
+        self._highest = max(self._highest, event.step if event.kind in VOIDED else 0)
         if event.kind in _NOTABLE:
             record.notable.append(event)
         match event.kind:
@@ -168,7 +171,7 @@ class JournalReader:
         """What the loss gave beside it in the step that was added last."""
         before = len(self._columns["step"]) - 1
         for name in means:
-            if MEANS + name not in self._columns:
+            if MEANS + name not in self._columns and len(self._columns) < _MOST_COLUMNS:
                 self._columns[MEANS + name] = array("d", [math.nan] * before)
         for column in self._columns:
             if column.startswith(MEANS):
@@ -178,6 +181,9 @@ class JournalReader:
     def _void_beyond(self, step: int) -> None:
         """What was done beyond `step` before: done again, or given up."""
         record = self._record
+        if self._highest <= step:
+            return
+        self._highest = step
         for events in (record.evaluated, record.saved, record.sampled):
             events[:] = [event for event in events if event.step <= step]
         counts = np.array(self._columns["step"]) <= step

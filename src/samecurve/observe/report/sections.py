@@ -14,6 +14,7 @@ from samecurve.observe.report import summary
 from samecurve.observe.report.markup import Html, element, table
 from samecurve.observe.report.record import RunRecord, Start, number
 from samecurve.observe.report.words import show_moment, show_number, show_value
+from samecurve.system import read_file_bytes
 from samecurve.units import counted, show_bytes, show_seconds
 
 _MAX_ROWS = 300
@@ -212,9 +213,9 @@ def _picture(record: RunRecord, name: object) -> Html:
 def _read_picture(run: Path, name: str) -> bytes | None:
     path = run / name
     try:
-        if run.resolve() not in path.resolve().parents or path.stat().st_size > _MAX_PICTURE:
+        if run.resolve() not in path.resolve().parents:
             return None
-        content = path.read_bytes()
+        content = read_file_bytes(path, _MAX_PICTURE)
     except (OSError, ValueError):
         return None
     if not content.startswith(_PNG):

@@ -16,6 +16,7 @@ from samecurve.errors import RunError, UserError
 from samecurve.observe.report.canvas import MADE_BY, need_matplotlib
 from samecurve.observe.report.record import RunRecord
 from samecurve.observe.report.summary import Summary, differences, summary
+from samecurve.system import regular_only
 
 _PAGE = "report.html"
 _MAKER_WITHIN = 2000  # first bytes of a file, in which its maker is named
@@ -85,7 +86,7 @@ def _check_directory(directory: Path) -> None:
 
 def _is_ours(path: Path) -> bool:
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=regular_only) as file:
             return MADE_BY.encode() in file.read(_MAKER_WITHIN)
     except OSError:
         return False
