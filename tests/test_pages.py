@@ -135,7 +135,7 @@ def write_files(page: Path, home: Path) -> None:
 def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Models are described here, where torch is imported already, and not in a process each."""
 
-    def described(config: Config, cache: Path) -> dict[str, Any]:
+    def described(config: Config, cache: Path, _server: object) -> dict[str, Any]:
         return asdict(facts(config, cache))
 
     monkeypatch.setattr(describe, "_in_subprocess", described)
