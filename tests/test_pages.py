@@ -19,6 +19,7 @@ import pytest
 
 from commands import samecurve
 from samecurve.cli.main import VERBS, cli, find_verb, main
+from samecurve.cli.options import dashes
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.machine import Device, Machine
 from samecurve.run import describe, prepare
@@ -60,6 +61,8 @@ UNSHOWN = {
     "docs/train.md": {"tiny.yaml", "w.pt", "a"},
 }
 FENCE = re.DOTALL | re.MULTILINE
+# flags of srun, of scripts and of a benchmark; one of a later version; those of every verb
+OF_OTHERS = {"--ntasks-per-node", "--local-rank", "--sides", "--suite", "--help", "--version"}
 OF_PLAN = ("plan   ", "       ", "warn   ", "error: ", "  remedy: ", "note   ")
 
 
@@ -203,6 +206,19 @@ def test_lines_train(page: Path, home: Path) -> None:
         words = [*line.words, "--stop-after", "2", "--resume", "never"]
         done = samecurve(*words, "--save-dir", f"run-{number}", cwd=home, code=None, timeout=600)
         assert (done.returncode != 0) == fails, f"{page}:{line.number}\n{done.stderr[-2000:]}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_flags_that_a_page_names_are_there(page: Path) -> None:
+    """In paragraphs and tables; the first column of a page for other tools has theirs."""
+    verbs = [verb for verb in map(find_verb, VERBS) if verb]
+    known = {name for verb in verbs for option in verb.params for name in option.opts}
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=FENCE)
+    if page.name.startswith("coming-from"):
+        text = re.sub(r"^\|[^|]*\|", "|", text, flags=re.MULTILINE)
+    codes = re.findall(r"`([^`]+)`", text)
+    flags = {dashes(name) for code in codes for name in re.findall(r"(?:^| )(--[a-z][\w-]*)", code)}
+    assert flags - known <= OF_OTHERS
 
 
 def test_a_page_that_has_rotted_is_found() -> None:
