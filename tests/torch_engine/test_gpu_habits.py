@@ -3,12 +3,14 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from samecurve.core.config.document import Document
 from samecurve.core.config.loading import load
 from samecurve.tasks import Tasks, open_task
 from samecurve.torch_engine.model import seeded
+from samecurve.torch_engine.split_formats import full_float32
 from samecurve.torch_engine.step_metrics import PeakMemory
 
 ATTENDING = """
@@ -50,6 +52,26 @@ def test_a_gpus_allocator_is_asked_rarely() -> None:
     reports = [peaks.report() for _ in range(40)]
     assert len(asked) == 4 + 2
     assert [peak for (peak,) in reports] == [1, 2, 3, *[4] * 13, *[5] * 16, *[6] * 8]
+
+
+@pytest.mark.parametrize("part", ["cuda.matmul", "cudnn.conv"])
+def test_the_split_check_takes_tf32_off_by_the_interface_that_is_in_use(part: str) -> None:
+    """A file may use torch's newer one; then even to look at the older raises an error."""
+    if not hasattr(torch.backends.cudnn, "conv"):
+        pytest.skip("this torch, older than 2.9, has one interface")
+    parts: list[Any] = [torch.backends.cuda.matmul, torch.backends.cudnn.conv]
+    chosen = parts[part == "cudnn.conv"]
+    before = chosen.fp32_precision
+    chosen.fp32_precision = value = "tf32" if part == "cuda.matmul" else "ieee"
+    try:
+        with full_float32():
+            assert [one.fp32_precision for one in parts] == ["ieee", "ieee"]
+        assert chosen.fp32_precision == value
+    finally:
+        chosen.fp32_precision = before
+    with full_float32():
+        assert not torch.backends.cudnn.allow_tf32
+    assert torch.backends.cudnn.allow_tf32
 
 
 def test_a_seed_leaves_generators_as_they_were() -> None:

@@ -30,15 +30,30 @@ class NarrowestFormat(TorchFunctionMode):
 @contextmanager
 def full_float32() -> Iterator[None]:
     """No TF32: its products round to 5e-4."""
-    backends: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn)
-    before = [backend.allow_tf32 for backend in backends]
-    for backend in backends:
-        backend.allow_tf32 = False
+    parts, name, without = _tf32_switches()
+    before = [getattr(part, name) for part in parts]
+    for part in parts:
+        setattr(part, name, without)
     try:
         yield
     finally:
-        for backend, allowed in zip(backends, before, strict=True):
-            backend.allow_tf32 = allowed
+        for part, value in zip(parts, before, strict=True):
+            setattr(part, name, value)
+
+
+def _tf32_switches() -> tuple[tuple[Any, ...], str, object]:
+    """Parts of torch, their attribute, and its value without TF32.
+
+    torch has two such interfaces since 2.9. Where a user's file has set the newer one, even reading
+    the older raises an error.
+    """
+    products, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    try:
+        _ = products.allow_tf32, cudnn.allow_tf32
+    except RuntimeError:
+        newer: tuple[Any, ...] = (products, cudnn.conv, cudnn.rnn)
+        return newer, "fp32_precision", "ieee"
+    return (products, cudnn), "allow_tf32", False
 
 
 @contextmanager
