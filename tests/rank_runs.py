@@ -4,8 +4,9 @@ from pathlib import Path
 from typing import Any
 
 from samecurve.core.config.sections import Config
-from samecurve.core.events import Event
+from samecurve.core.events import Event, Phase
 from samecurve.core.planning.plan import Plan
+from samecurve.observe.heartbeat import read_heartbeat
 from samecurve.observe.journal import read_events
 from samecurve.run.attempt import Attempt
 from samecurve.run.directory import Run
@@ -23,22 +24,37 @@ def train_on_ranks(
     *,
     resume: int | None = None,
     stop_at: int | None = None,
+    ask_in: Phase | None = None,
 ) -> list[Event]:
-    """The run's journal. resume: from what was saved after this step."""
+    """The run's journal.
+
+    resume: from what was saved after this step.
+    ask_in: when the last rank is asked to stop: in this phase, as it computes a loss.
+    """
     run = Run(home)
     for directory in (run.home, run.checkpoints, run.logs):
         directory.mkdir(parents=True, exist_ok=True)
     run.write(config, plan)
     saved = str(run.checkpoints / f"step-{resume:08d}") if resume else None
     attempt = Attempt("test", str(home), saved, stop_at)
-    pool.run(plan.world_size, train_one_rank, attempt.to_json())
+    pool.run(plan.world_size, train_one_rank, attempt.to_json(), ask_in)
     return read_events(run.journal)
 
 
-def train_one_rank(index: int, group: Any, attempt: str) -> None:
+def train_one_rank(index: int, group: Any, attempt: str, ask_in: Phase | None) -> None:
     from samecurve.worker.join import join_warm
 
     context = RankContext.read_warm(attempt, index)
     task = open_task(context.config, "")
+    requests, loss = Requests(None), task.loss
+
+    def asked(*arguments: Any, **named: Any) -> Any:
+        beat = read_heartbeat(context.run.logs / f"heartbeat-{index}")
+        if beat and beat[1] == ask_in:
+            requests.stop()
+        return loss(*arguments, **named)
+
+    if ask_in and index == context.plan.world_size - 1:
+        task.loss = asked
     engine = join_warm(context.plan, index, group).make_engine(task, context.config.optimizer)
-    train_rank(context, engine, task, Requests(None))
+    train_rank(context, engine, task, requests)

@@ -2,18 +2,20 @@
 
 Tasks, engines, strategies and observers plug into it; none has a loop of its own.
 
-The metrics of a step are read after the next one is queued, so that the host never holds a device
-up. Whatever all ranks must agree on comes from those metrics, which are the same on every rank.
+The metrics of a step that is queued on a device are read after the next one is queued, so that the
+host never holds a device up. Whatever all ranks must agree on comes from those metrics, which are
+the same on every rank; a rank that is alone does at once what it is asked.
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Generic, Literal, TypeVar
+from functools import cached_property
+from typing import Generic, Literal, TypeVar, overload
 
 from samecurve.core.determinism.digest import combined
 from samecurve.core.eval_sums import JournalMetric, Summarize, journal_value
-from samecurve.core.events import Event
+from samecurve.core.events import REQUESTS, Event
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import (
     Checkpoint,
@@ -78,9 +80,14 @@ def train(
     for step, batch in context.feed:
         heartbeat(step, "step")
         lr = plan.lr_at(step, context.lr_factor)
-        state, metrics = engine.step(state, batch, lr, context.requests.pending())
+        state, metrics = engine.step(state, batch, lr, _LateRequests(context.requests))
         requested = logger.flush()  # the line of the step before, while this one is computed
         logger.defer(step, batch, lr, metrics)
+        if metrics.on_host:
+            requested |= logger.flush()
+        if plan.world_size == 1:
+            counts = zip(REQUESTS, context.requests.pending(), strict=True)
+            requested |= {request for request, count in counts if count}
         context.store.check()
 
         done = step + 1
@@ -101,6 +108,29 @@ def train(
     reference = {"reference": dict(plan.reference)}
     context.record(Event(outcome, done, {**counters.metrics, **logger.totals(), **reference}))
     return state, outcome
+
+
+class _LateRequests(Sequence[int]):
+    """What this rank is asked, as it stands when it is read for the first time: an engine does so
+    as late in its step as it can.
+    """
+
+    def __init__(self, requests: Requests) -> None:
+        self._requests = requests
+
+    @cached_property
+    def _pending(self) -> Sequence[int]:
+        return self._requests.pending()
+
+    def __len__(self) -> int:
+        return len(REQUESTS)
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[int]: ...
+    def __getitem__(self, index: int | slice) -> int | Sequence[int]:
+        return self._pending[index]
 
 
 def _check_split(context: LoopContext[State, Staged], state: State, done: int) -> None:

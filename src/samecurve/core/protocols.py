@@ -148,8 +148,13 @@ class Checkpoint:
 
 
 class PendingMetrics(Protocol):
-    """The metrics of a step, summed over all ranks, on their way to the host."""
+    """The metrics of a step, summed over all ranks, on their way to the host.
 
+    on_host: they are there already, so that read() waits for nothing; the same on every rank.
+    """
+
+    @property
+    def on_host(self) -> bool: ...
     def read(self) -> "StepMetrics": ...
 
 

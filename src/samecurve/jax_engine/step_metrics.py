@@ -20,6 +20,10 @@ class QueuedMetrics:
     world_size: int
     names: tuple[str, ...]  # of the means beside the loss
 
+    @property
+    def on_host(self) -> bool:
+        return False  # on a CPU, too, a step is only queued when it returns
+
     def read(self) -> StepMetrics:
         values = np.asarray(self.values, np.float64)
         done_at = time.perf_counter()

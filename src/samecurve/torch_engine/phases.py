@@ -101,6 +101,10 @@ class PhasedMetrics:
 
     queued: Mapping[str, QueuedMetrics]  # by phase, in their order
 
+    @property
+    def on_host(self) -> bool:
+        return all(queued.on_host for queued in self.queued.values())
+
     def read(self) -> StepMetrics:
         by_phase = {phase: queued.read() for phase, queued in self.queued.items()}
         first, *others = by_phase

@@ -59,6 +59,10 @@ class QueuedMetrics:
     layout: MetricsLayout
     ready: torch.cuda.Event | float  # what tells when the step is done, or when it was
 
+    @property
+    def on_host(self) -> bool:
+        return isinstance(self.ready, float)
+
     def read(self) -> StepMetrics:
         if isinstance(self.ready, float):
             done_at = self.ready
