@@ -187,6 +187,18 @@ def child_environment(**variables: str) -> dict[str, str]:
     return {**os.environ, **variables}
 
 
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C, as the command line hears it where no run is under way that could save."""
+
+
+def is_ctrl_c(error: BaseException) -> bool:
+    """Whether somebody pressed it; else a user's own code has raised a KeyboardInterrupt."""
+    if isinstance(error, Interrupted):
+        return True
+    heard = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    return isinstance(error, KeyboardInterrupt) and heard
+
+
 def die_with(parent: int, by: int = signal.SIGKILL) -> None:
     """Let the system end this process, by a signal, when its parent ends, even by kill -9.
 

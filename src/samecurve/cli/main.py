@@ -8,16 +8,18 @@ usage errors stay fast.
 import errno
 import io
 import os
+import signal
 import sys
 from difflib import get_close_matches
 from importlib import import_module
+from typing import NoReturn
 
 import click
 
 from samecurve import __version__
 from samecurve.cli.options import dashes
 from samecurve.errors import SamecurveError, UserError
-from samecurve.system import let_threads_wait
+from samecurve.system import Interrupted, is_ctrl_c, let_threads_wait
 from samecurve.terminal import echo, shorten
 
 # verb -> its file in cli/, in which the click command is named as the file; in alphabetical order
@@ -98,6 +100,8 @@ def cli(context: click.Context) -> None:
 def main() -> None:
     """Every failure ends here, once, as the last thing printed."""
     _mend_streams()
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupt)
     try:
         cli.main(standalone_mode=False)
         sys.stdout.flush()
@@ -111,9 +115,12 @@ def main() -> None:
     except SamecurveError as error:
         echo(_error_text(error), err=True)
         sys.exit(error.exit_code)
-    except (KeyboardInterrupt, click.Abort):
+    except (KeyboardInterrupt, click.Abort) as error:
+        raised = error.__cause__ if isinstance(error, click.Abort) else error
+        if isinstance(raised, KeyboardInterrupt) and not is_ctrl_c(raised):
+            raise raised from None
         echo("stopped before anything was trained", err=True)
-        sys.exit(130)
+        _leave(130)
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
             path = shorten(str(error.filename), 200)
@@ -124,6 +131,20 @@ def main() -> None:
         if not isinstance(error, BrokenPipeError):
             echo(_os_error_text(error), err=True)
         sys.exit(1)
+
+
+def _interrupt(_number: int, _frame: object) -> None:
+    raise Interrupted
+
+
+def _leave(code: int) -> NoReturn:
+    """At once: an interpreter that has imported torch takes seconds to take itself apart."""
+    from samecurve.launch.signals import kill_children
+
+    kill_children()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _mend_streams() -> None:

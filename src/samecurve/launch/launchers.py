@@ -39,6 +39,7 @@ from samecurve.run.attempt import Attempt
 from samecurve.run.directory import Run
 from samecurve.run.fork_server import Call, ForkServer
 from samecurve.run.prepare import PreparedRun
+from samecurve.system import is_ctrl_c
 from samecurve.worker.cluster_env import local_environment
 from samecurve.worker.main import main, run_rank
 from samecurve.worker.preflight import end_hanging_process
@@ -59,7 +60,9 @@ def in_place(
         ):
             run_rank(prepared.attempt, Rank(0, 0, 1))
         return None
-    except Exception as error:
+    except BaseException as error:
+        if is_ctrl_c(error):
+            raise
         # the disk may be what has failed; the screen has the cause all the same
         path = run.logs / "rank-0.log"
         with suppress(OSError), open(path, "a", errors="backslashreplace") as log:

@@ -14,6 +14,7 @@ from types import ModuleType
 
 import samecurve
 from samecurve.errors import RunError, SamecurveError, UserError, message_of
+from samecurve.system import is_ctrl_c
 from samecurve.tasks.kept_class import is_kept, read_header
 
 # what a moment later may not be
@@ -43,8 +44,8 @@ def calling(what: str, path: Path | None, kind: type[SamecurveError] = UserError
         yield
     except (SamecurveError, MemoryError):
         raise
-    except (Exception, SystemExit) as error:
-        if _of_a_peer(error):
+    except BaseException as error:
+        if isinstance(error, GeneratorExit) or is_ctrl_c(error) or _of_a_peer(error):
             raise
         raise explain_raised(what, error, path, kind) from error
 
