@@ -55,6 +55,6 @@ def train_one_rank(index: int, group: Any, attempt: str, ask_in: Phase | None) -
         return loss(*arguments, **named)
 
     if ask_in and index == context.plan.world_size - 1:
-        task.loss = asked
+        task.loss = asked  # type: ignore[method-assign]
     engine = join_warm(context.plan, index, group).make_engine(task, context.config.optimizer)
     train_rank(context, engine, task, requests)

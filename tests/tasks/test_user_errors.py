@@ -1,6 +1,8 @@
 """What a user's code raises is its own, whatever it is; Ctrl-C is nobody's error."""
 
+import os
 import signal
+import warnings
 from pathlib import Path
 
 import pytest
@@ -34,3 +36,20 @@ def test_ctrl_c_passes(kind: type[BaseException]) -> None:
 def _raise(error: BaseException) -> None:
     with calling("My.loss()", Path(__file__)):
         raise error
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_a_copy_of_the_process_does_not_come_back(
+    *, raises: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """os.fork in a loss: the copy would train the same run once more."""
+    with warnings.catch_warnings(), calling("My.loss()", Path(__file__)):
+        warnings.simplefilter("ignore")  # of threads that other tests have left
+        copy = os.fork()
+        if raises and not copy:
+            raise ValueError("in the copy")
+    _, status = os.waitpid(copy, 0)
+    assert os.waitstatus_to_exitcode(status) == 1
+    said = capfd.readouterr().err
+    assert said.count("My.loss() has forked this process, and the copy came back from it") == 1
+    assert ("ValueError: in the copy" in said) == raises

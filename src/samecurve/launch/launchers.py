@@ -26,6 +26,7 @@ from samecurve.errors import RunError, SamecurveError
 from samecurve.launch.hang_watch import OFTEN, HangLimit, HangWatch
 from samecurve.launch.hang_watcher import watcher
 from samecurve.launch.script.placement import hold_port
+from samecurve.launch.signals import children_ended
 from samecurve.launch.supervisor import (
     GroupEnd,
     OrphanGuard,
@@ -52,11 +53,14 @@ def in_place(
 ) -> SamecurveError | None:
     run = prepared.run
     try:
-        with watcher(
-            run.home,
-            world_size=1,
-            limit=_limit(prepared, devices),
-            on_hang=lambda error: end_hanging_process(run, error),
+        with (
+            children_ended(),
+            watcher(
+                run.home,
+                world_size=1,
+                limit=_limit(prepared, devices),
+                on_hang=lambda error: end_hanging_process(run, error),
+            ),
         ):
             run_rank(prepared.attempt, Rank(0, 0, 1))
         return None

@@ -4,8 +4,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import psutil
@@ -13,6 +13,8 @@ import psutil
 # seconds in which signals are one: a parent of several threads leaves its children its death signal
 # once for each
 _ONCE = 0.2
+# processes of libraries that end with this one, and serve it until then
+_ENDING = ("multiprocessing.resource_tracker", "multiprocessing.forkserver", "compile_worker")
 STOPPING = b"\nstopping at the end of this step, after saving; once more to leave at once\n"
 
 
@@ -44,6 +46,19 @@ class Signals:
             return
         self._second()
         os._exit(128 + number)
+
+
+@contextmanager
+def children_ended() -> Iterator[None]:
+    """What has been started inside of the block is not left behind by it."""
+    before = set(psutil.Process().children(recursive=True))
+    try:
+        yield
+    finally:
+        for child in psutil.Process().children(recursive=True):
+            with suppress(psutil.Error):
+                if child not in before and not any(map(" ".join(child.cmdline()).count, _ENDING)):
+                    child.kill()
 
 
 def kill_children() -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
+from typing import NoReturn
 
 import samecurve
 from samecurve.errors import RunError, SamecurveError, UserError, message_of
@@ -40,14 +41,30 @@ def calling(what: str, path: Path | None, kind: type[SamecurveError] = UserError
     if path is None:
         yield
         return
+    process = os.getpid()
     try:
         yield
     except (SamecurveError, MemoryError):
         raise
     except BaseException as error:
+        if os.getpid() != process:
+            traceback.print_exc()
+            _end_copy(what)
         if isinstance(error, GeneratorExit) or is_ctrl_c(error) or _of_a_peer(error):
             raise
         raise explain_raised(what, error, path, kind) from error
+    if os.getpid() != process:
+        _end_copy(what)
+
+
+def _end_copy(what: str) -> NoReturn:
+    """Of this process, which the user's code has forked: it would train the same run once more."""
+    text = (
+        f"warn   {what} has forked this process, and the copy came back from it: the copy is"
+        " ended; end it there with os._exit(0)\n"
+    )
+    os.write(2, text.encode())
+    os._exit(1)
 
 
 def _of_a_peer(error: BaseException) -> bool:
