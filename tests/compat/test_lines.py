@@ -114,7 +114,10 @@ PLANNED = {
     (
         "train -f models/nano.yaml --global-batch 64 --batch-size 1 --dtype bf16 --seq-len 2048 "
         "--weight-decay 0.1"
-    ): ["batch 64 = 8 devices x 1 x 8 rounds (batch.samples, whatever the devices)"],
+    ): [
+        "batch 64 = 8 devices x 1 x 8 rounds (batch.samples, whatever the devices, at most 1 at"
+        " once)"
+    ],
     (
         "train -f models/nano.yaml --nproc 4 --strategy fsdp --global-batch 64 --batch-size 1 "
         "--dtype bf16"

@@ -10,11 +10,12 @@ from samecurve.core.config.document import Document
 from samecurve.core.config.loading import load
 from samecurve.core.config.sections import Config
 from samecurve.core.determinism.data_order import Anchor
-from samecurve.core.planning.facts import Facts
+from samecurve.core.planning.facts import Facts, UserOptimizerFacts
 from samecurve.core.planning.machine import Device, Machine
 from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.planner import plan
 from samecurve.errors import UserError
+from samecurve.observe.plan_text import banner
 from samecurve.tasks import Tasks
 
 GIB = 1 << 30
@@ -51,6 +52,52 @@ def test_it_is_pure_and_survives_its_file() -> None:
     first, second = (plan(config(), GPUS, FACTS) for _ in range(2))
     assert first == second
     assert Plan.from_json(json.loads(json.dumps(first.to_json()))) == first
+
+
+def test_a_cap_on_what_a_device_takes_is_shown_beside_the_batch() -> None:
+    capped = plan(config(batch={"samples": 64, "per_device": 4}), GPUS, FACTS)
+    assert capped.global_batch_size == 64
+    assert capped.reasons["batch"] == "batch.samples, whatever the devices, at most 4 at once"
+
+
+@pytest.mark.parametrize(
+    ("sections", "schedule", "defaults"),
+    [
+        (
+            {},
+            "",
+            "clip 1 and a cosine to 10% of the rate are defaults here: --set optimizer.clip=0 --set"
+            " schedule.decay=constant for a loop without",
+        ),
+        (
+            {"optimizer": {"clip": 1.0}},
+            "",
+            "a cosine to 10% of the rate is a default here: --set schedule.decay=constant for a"
+            " loop without",
+        ),
+        (
+            {},
+            "MyTask.schedule()",
+            "clip 1 is a default here: --set optimizer.clip=0 for a loop without",
+        ),
+        ({"optimizer": {"clip": 0}, "schedule": {"decay": "cosine"}}, "", None),
+    ],
+)
+def test_defaults_that_hold_beside_a_tasks_own_optimizer_are_shown(
+    sections: dict[str, Any], schedule: str, defaults: str | None
+) -> None:
+    own = UserOptimizerFacts(
+        name="Adam",
+        by="MyTask.optimizer()",
+        elementwise=True,
+        takes_lr=True,
+        scales=(1.0,),
+        num_states=2,
+    )
+    facts = replace(FACTS, user_optimizer=own, schedule=schedule)
+    shown = plan(config(**sections), GPUS, facts)
+    assert shown.reasons.get("defaults") == defaults
+    assert (defaults is None) or f"       {defaults}" in banner(shown)
 
 
 @pytest.mark.parametrize("devices", [1, 2, 3, 4])

@@ -1,5 +1,6 @@
 """The console's last lines name units and estimates only where they are known."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,19 @@ from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.planner import plan
 from samecurve.observe.event_lines import console_lines
 from tiny import MACHINE, config_of, tiny_values
+
+FACTS = Facts(
+    samples=100,
+    eval_samples=10,
+    tokens_per_sample=1,
+    params=4,
+    trainable=4,
+    blocks=0,
+    bytes_per_sample=None,
+    flops_per_sample=None,
+    coupled=(),
+    fingerprint="",
+)
 
 
 @pytest.mark.parametrize(
@@ -24,19 +38,7 @@ from tiny import MACHINE, config_of, tiny_values
 def test_the_last_lines_say_what_is_known(
     reference: dict[str, float], loss: str, tmp_path: Path
 ) -> None:
-    facts = Facts(
-        samples=100,
-        eval_samples=10,
-        tokens_per_sample=1,
-        params=4,
-        trainable=4,
-        blocks=0,
-        bytes_per_sample=None,
-        flops_per_sample=None,
-        coupled=(),
-        fingerprint="",
-        reference=reference,
-    )
+    facts = replace(FACTS, reference=reference)
     planned = plan(config_of(tiny_values(tmp_path)), MACHINE, facts)
     values = {
         "loss": 2.3567,
@@ -50,3 +52,27 @@ def test_the_last_lines_say_what_is_known(
     done, memory = console_lines(Event("finished", 8, values), planned, Path("runs/a"))
     assert done.endswith(loss)
     assert memory == "memory 1.0 MiB a device at most; the plan had no estimate of activations"
+
+
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [
+        (
+            {"import_seconds": 37.5, "load": 20.06, "cores": 2},
+            "slow   the start took 37.5 s (import 37.5 s); load average 20.1 on 2 cores, more than"
+            " they can run at once",
+        ),
+        (
+            {"import_seconds": 37.5, "load": 0.4, "cores": 2},
+            "slow   the start took 37.5 s (import 37.5 s); load average 0.4 on 2 cores",
+        ),
+        ({"import_seconds": 37.5}, "slow   the start took 37.5 s (import 37.5 s)"),
+        ({"import_seconds": 7.5, "load": 20.06, "cores": 2}, None),
+    ],
+)
+def test_a_slow_start_says_what_is_known(
+    values: dict[str, float], line: str | None, tmp_path: Path
+) -> None:
+    accepted = plan(config_of(tiny_values(tmp_path)), MACHINE, FACTS)
+    lines = console_lines(Event("started", 0, values), accepted, Path("runs/a"))
+    assert lines == ([line] if line else [])

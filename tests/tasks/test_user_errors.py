@@ -53,3 +53,28 @@ def test_a_copy_of_the_process_does_not_come_back(
     said = capfd.readouterr().err
     assert said.count("My.loss() has forked this process, and the copy came back from it") == 1
     assert ("ValueError: in the copy" in said) == raises
+
+
+class OneFake:
+    """A GAN's script as it often is: the generator's output of one phase serves the other."""
+
+    phases = {"critic": "critic.*", "generator": "generator.*"}
+
+    def loss(self, phase: str) -> float:
+        if phase == "critic":
+            self.fake = 1.0
+        return self.fake
+
+
+class Typo(OneFake):
+    def loss(self, phase: str) -> float:
+        return len(phase) * float(self.fakes)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("task", "remedy"), [(OneFake(), "compute it in each phase"), (Typo(), "self.fakes = ...")]
+)
+def test_what_one_phase_kept_for_another_is_computed_in_each(task: OneFake, remedy: str) -> None:
+    with pytest.raises(UserError) as raised, calling("loss()", Path(__file__)):
+        task.loss("generator")
+    assert remedy in raised.value.remedy

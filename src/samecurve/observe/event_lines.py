@@ -9,7 +9,7 @@ from samecurve.core.planning.plan import Plan
 from samecurve.observe.pictures import pictures
 from samecurve.observe.plan_text import banner
 from samecurve.observe.sensors import load_line
-from samecurve.units import show_bytes, show_count, show_seconds
+from samecurve.units import counted, show_bytes, show_count, show_seconds
 
 _SLOW_START = 30.0  # seconds
 MEAN = "mean "  # before the names of what the loss gives beside it
@@ -182,13 +182,15 @@ def _slow_start(event: Event) -> list[str]:
     if total < _SLOW_START:
         return []
     parts = ", ".join(f"{name} {show_seconds(value)}" for name, value in seconds.items())
-    remedy = "the other ranks began later, or reach this one slowly"
-    if seconds.get("import", 0.0) == max(seconds.values()):
-        remedy = (
-            "its files may come over a network: a copy of the environment on a local disk starts"
-            " sooner"
-        )
-    return [f"slow   the start took {show_seconds(total)} ({parts}); {remedy}"]
+    text = f"slow   the start took {show_seconds(total)} ({parts})"
+    if seconds.get("import", 0.0) < max(seconds.values()):
+        text += "; the other ranks began later, or reach this one slowly"
+    if "load" in event.values:
+        load, cores = event.values["load"], event.values["cores"]
+        text += f"; load average {load:.1f} on {counted(cores, 'core')}"
+        if load > cores:
+            text += ", more than they can run at once"
+    return [text]
 
 
 def _finished(event: Event, plan: Plan, run: Path) -> str:

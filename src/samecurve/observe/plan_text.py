@@ -34,6 +34,8 @@ def banner(plan: Plan) -> list[str]:
         lines.append(f"       loss {reasons['loss']}")
     if "optimizer" in reasons:
         lines.append(f"       optimizer {reasons['optimizer']}")
+    if "defaults" in reasons:
+        lines.append(f"       {reasons['defaults']}")
     if "phases" in reasons:
         lines.append(f"       phases {reasons['phases']}")
     if "after_step" in reasons:

@@ -3,6 +3,7 @@
 Around each call of that code: `with calling("MyTask.loss()", file): ...`.
 """
 
+import dis
 import errno
 import os
 import sysconfig
@@ -114,12 +115,32 @@ def _remedy(error: BaseException, path: Path) -> str:
             " Sequential) is called: call it as a whole, and read weights outside of blocks; or"
             " --strategy ddp"
         )
+    if isinstance(error, AttributeError) and _of_another_phase(error):
+        return (
+            "nothing passes from one phase to the next: compute it in each phase, in those that"
+            " don't train it under torch.no_grad() or with .detach(); noise that both want alike is"
+            " a column of the data"
+        )
     if isinstance(error, AttributeError) and _forgot_init(error):
         return (
             f"def __init__(self, model, data): self.{error.name} = ...: it is given the config's"
             " model and data sections"
         )
     return "mend it at this place"
+
+
+def _of_another_phase(error: AttributeError) -> bool:
+    """An attribute that the task's own methods set, as one phase does and another reads it."""
+    kind = type(error.obj)
+    if not getattr(kind, "phases", None) or isinstance(error.obj, type):
+        return False
+    codes = [getattr(method, "__code__", None) for method in vars(kind).values()]
+    return any(
+        step.opname == "STORE_ATTR" and step.argval == error.name
+        for code in codes
+        if code is not None
+        for step in dis.get_instructions(code)
+    )
 
 
 def _forgot_init(error: AttributeError) -> bool:

@@ -48,11 +48,12 @@ class Recording(TorchFunctionMode):
 
     def __enter__(self) -> Self:
         self._base = caller()
-        return super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
 
     def __exit__(self, *of_error: object) -> None:
         self._base = None
-        super().__exit__(*of_error)
+        super().__exit__(*of_error)  # type: ignore[no-untyped-call]
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         del types

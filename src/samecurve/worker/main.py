@@ -239,11 +239,14 @@ def lr_factor(task: Task, plan: Plan) -> Callable[[int], float] | None:
 
 
 def _check_data(task: Task, plan: Plan) -> None:
-    """RunError: the data is not what the plan was made for."""
+    """UserError: the data is not what the plan was made for."""
     if task.fingerprint() != plan.fixed.fingerprint or len(task.train_data()) != plan.samples:
-        raise RunError(
-            "the data changed while the run was starting: it is not what the plan was made for",
-            "run the same command again, once the files rest",
+        raise UserError(
+            "the data of this process is not what the plan was made for: its files changed while"
+            " the run was starting, or it is made of what differs from process to process: the"
+            " order of a set, hash(), the time, random numbers",
+            "sorted(set(...)), and random numbers from a generator of a fixed seed; if files"
+            " changed, the same command again once they rest",
             "data",
         )
 

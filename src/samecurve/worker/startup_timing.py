@@ -2,6 +2,7 @@
 journal's lines as they pass.
 """
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -34,8 +35,8 @@ def with_startup(
     earlier: Earlier | None,
     resumed_at: int,
 ) -> Callable[[Event], None]:
-    """record, with what the start took in `started`, a `recovered` line after a restart's first
-    step, and the whole command's goodput at its end.
+    """record, with what the start took and the machine's load average in `started`, a `recovered`
+    line after a restart's first step, and the whole command's goodput at its end.
 
     earlier: None: this is the command's first start.
     resumed_at: the step that this start goes on from.
@@ -44,7 +45,8 @@ def with_startup(
 
     def recorded(event: Event) -> None:
         if event.kind == "started":
-            event = replace(event, values={**event.values, **clock.seconds})
+            load = {"load": round(os.getloadavg()[0], 2), "cores": os.cpu_count() or 1}
+            event = replace(event, values={**event.values, **clock.seconds, **load})
         if earlier and event.kind in {"finished", "stopped"}:
             totals = _totals(event, earlier, recovery)
             event = replace(event, values={**event.values, **totals})

@@ -60,7 +60,7 @@ def choose_batch(
         if capacity.was_tried:
             why_micro = "the largest that fitted when tried"
     elif section.per_device:
-        why_micro = "at most batch.per_device"
+        why_micro = f"at most batch.per_device, {section.per_device}"
     else:
         why_micro = "a device's whole share"
     return Decision(
@@ -98,7 +98,8 @@ def _split_per_device(
 
 def _why_batch(section: Batch, fixed_batch: int | None, num_devices: int) -> str:
     if fixed_batch is None:
-        return "batch.samples, whatever the devices"
+        cap = f", at most {section.per_device} at once" if section.per_device else ""
+        return f"batch.samples, whatever the devices{cap}"
     in_config = (
         section.samples or (section.per_device or 0) * (section.accumulate or 1) * num_devices
     )

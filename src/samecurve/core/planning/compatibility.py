@@ -139,7 +139,27 @@ def check_optimizer(config: Config, facts: Facts, layout: Layout) -> Decision[No
         f"{optimizer.name} of {optimizer.by}: {rates}; of the config's section {hold} hold;"
         " the host waits for each step, to leave out what is not finite"
     )
+    if defaults := _defaults_beside(config, facts):
+        reasons["defaults"] = defaults
     return Decision(None, reasons)
+
+
+def _defaults_beside(config: Config, facts: Facts) -> str:
+    """What this program does beside a task's own optimizer though nobody asked for it."""
+    optimizer, schedule = config.optimizer, config.schedule
+    defaults, without = [], []
+    if optimizer.clip and "clip" not in optimizer.model_fields_set:
+        defaults.append(f"clip {optimizer.clip:.6g}")
+        without.append("optimizer.clip=0")
+    asked = schedule.model_fields_set & {"decay", "final"}
+    if not facts.schedule and schedule.decay != "constant" and not asked:
+        defaults.append(f"a {schedule.decay} to {schedule.final:.0%} of the rate")
+        without.append("schedule.decay=constant")
+    if not defaults:
+        return ""
+    verb = "is a default" if len(defaults) == 1 else "are defaults"
+    options = " ".join(f"--set {assignment}" for assignment in without)
+    return f"{' and '.join(defaults)} {verb} here: {options} for a loop without"
 
 
 def _check_section_reaches(config: Config, optimizer: UserOptimizerFacts) -> None:

@@ -56,6 +56,15 @@ USER_CODE = (
         ),
     ),
     known(
+        "graph used twice",
+        patterns=(r"Trying to backward through the graph a second time",),
+        cause="a tensor with its graph was kept, and a second backward goes through that graph",
+        remedy=(
+            "compute it anew for each backward (in each phase and microbatch; where no gradient is"
+            " wanted, under torch.no_grad() or with .detach()), and keep none on self"
+        ),
+    ),
+    known(
         "models differ",
         patterns=(
             r"DDP expects same model across all ranks, but Rank (?P<one>\d+) has (?P<count>\d+)"
