@@ -46,15 +46,15 @@ def train_one_rank(index: int, group: Any, attempt: str, ask_in: Phase | None) -
 
     context = RankContext.read_warm(attempt, index)
     task = open_task(context.config, "")
-    requests, loss = Requests(None), task.loss
+    requests, losses = Requests(None), task.losses
 
     def asked(*arguments: Any, **named: Any) -> Any:
         beat = read_heartbeat(context.run.logs / f"heartbeat-{index}")
         if beat and beat[1] == ask_in:
             requests.stop()
-        return loss(*arguments, **named)
+        return losses(*arguments, **named)
 
     if ask_in and index == context.plan.world_size - 1:
-        task.loss = asked  # type: ignore[method-assign]
+        task.losses = asked  # type: ignore[method-assign]
     engine = join_warm(context.plan, index, group).make_engine(task, context.config.optimizer)
     train_rank(context, engine, task, requests)
