@@ -50,6 +50,24 @@ REFUSED = {  # kind -> what its error says
     "running_mean": "changes buffer centre by the samples that it sees",
     "sequence_first": "F.layer_norm gives a sample other numbers",
     "batch_scale": "Tensor.max takes a statistic over the samples",
+    "counted_by_module": "attribute uneven_losses.SEEN.calls is changed in each forward pass",
+    "counted_by_class": "attribute Counted.calls is changed in each forward pass",
+    "counted_by_list": "attribute model.losses is changed in each forward pass",
+    "counted_around": "attribute Around.forward.calls is changed in each forward pass",
+    "late_penalty": "the loss at step 3 gives the sum",
+    "zero_gate": "Tensor.mean takes a statistic over the samples",
+    "logged_mean": '"accuracy", logged beside the loss, gives weight 1 for 5 samples',
+    "scaled_backward": "Scaled.backward takes part in the backward pass",
+    "hooked": "a hook of a tensor takes part in the backward pass",
+    "clamped": "a hook of head.weight takes part in the backward pass",
+    "accumulated": "a hook of head.weight is called after each backward pass",
+    "straight_through": "Tensor.mean lets samples see each other: the loss adds up, and its",
+}
+
+
+SAME_AT_FIRST = {  # counters turn after 50 microbatches; what is logged moves nothing
+    *("late_counter", "counted_by_module", "counted_by_class", "counted_by_list"),
+    *("counted_around", "logged_mean"),
 }
 
 
@@ -127,7 +145,7 @@ def test_what_does_not_add_up_is_refused_with_its_line(kind: str) -> None:
     line = marked_line(kind)
     assert f"{FILE.name}:{line or ''}" in says.partition(": ")[0]
     assert "remedy: " in says
-    if kind != "late_counter":  # which turns after 50 microbatches
+    if kind not in SAME_AT_FIRST:
         one, other = (
             losses_of(config_for(kind, batch={"samples": 10, "accumulate": rounds}))
             for rounds in (1, 2)
@@ -138,27 +156,72 @@ def test_what_does_not_add_up_is_refused_with_its_line(kind: str) -> None:
 def check_all(_index: int, group: dist.ProcessGroup, strategy: str) -> dict[str, str]:
     """What this rank's check says of every kind."""
     devices = {"use": f"cpu:{dist.get_world_size(group)}", "strategy": strategy}
+    hooked = {"clamped", "accumulated", "masked"} if strategy == "fsdp" else set()
     return {
         kind: said_of(config_for(kind, batch={"samples": 10}, devices=devices), group)
         for kind in [*REFUSED, *SOUND]
+        if kind not in hooked  # refused as the model is laid out
     }
 
 
-SOUND = ("plain", "annealed", "step_buffer", "logged", "cached", "signed")
+SOUND = (
+    "plain",
+    "annealed",
+    "step_buffer",
+    "logged",
+    "cached",
+    "signed",
+    "reversed",
+    "masked",
+    "late_draw",
+)
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_two_ranks_say_the_same_of_all_of_them(strategy: str, pool: Pool) -> None:
     one, other = pool.run(2, check_all, strategy)
     assert one == other
-    assert {kind: one[kind] for kind in SOUND} == dict.fromkeys(SOUND, "")
-    assert [kind for kind, words in REFUSED.items() if words not in one[kind]] == []
+    assert {kind: one[kind] for kind in SOUND if kind in one} == dict.fromkeys(
+        [kind for kind in SOUND if kind in one], ""
+    )
+    assert [kind for kind in one if REFUSED.get(kind, "") not in one[kind]] == []
+
+
+def init_refused(_index: int, group: dist.ProcessGroup, kind: str) -> str:
+    """What the engine says as it lays out a model in shards."""
+    config = config_for(kind, devices={"use": "cpu:2", "strategy": "fsdp"}, batch={"samples": 10})
+    with opened(config, group) as engine, pytest.raises(UserError) as refused:
+        engine.init()
+    return str(refused.value)
+
+
+def test_hooks_of_weights_are_refused_under_fsdp_which_would_not_call_them(pool: Pool) -> None:
+    """Each rank would train without the mask."""
+    one, other = pool.run(2, init_refused, "masked")
+    assert one == other
+    assert one.startswith("model: fsdp: head.weight has a hook, which would not be called")
 
 
 @pytest.mark.parametrize("precision", ["f64", "f32", "bf16", "f16"])
 def test_what_adds_up_is_not_refused(precision: str) -> None:
     for kind in SOUND:
         assert said_of(config_for(kind, train={"precision": precision})) == "", kind
+
+
+def test_what_is_drawn_at_later_steps_only_is_served_too() -> None:
+    """By samples or by the step, as from the start: it was learnt before the first step."""
+    curves = []
+    for rounds in (1, 2, 3):
+        config = config_for("late_draw", batch={"samples": 10, "accumulate": rounds})
+        with opened(config) as engine:
+            state, losses = engine.init(), []
+            engine.check_split(state, feed_of(engine).trial_rows(5))
+            for _, batch in feed_of(engine):
+                state, metrics = engine.step(state, batch, 1e-2, [0] * 4)
+                losses.append(metrics.read().loss)
+        curves.append(losses)
+    assert curves[1] == pytest.approx(curves[0], rel=1e-12)
+    assert curves[2] == pytest.approx(curves[0], rel=1e-12)
 
 
 def test_the_check_leaves_nothing_behind() -> None:
@@ -204,6 +267,36 @@ def test_features_are_tried_by_the_row_and_the_batch_loss_is_free() -> None:
         number for number, text in enumerate(FILE.read_text().split("\n")) if "# centre" in text
     )
     assert f"{FILE.name}:{line}: " in says
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("Kept", "after_step() depends on attribute task.kept, which is of the last microbatch"),
+        ("HandedOn", "the loss of phase second depends on attribute task.last"),
+    ],
+)
+def test_what_is_kept_of_a_microbatch_is_not_read_elsewhere(name: str, says: str) -> None:
+    assert says in said_of(config_for("plain", task=f"{FILE}:{name}"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("sound", ""),
+        ("drawn", "every device takes batch_loss() by itself: torch.rand draws numbers"),
+        ("counted", "batch_loss() changes from call to call: attribute task.calls is changed"),
+        ("penalty", "batch_loss() uses head.weight of the model itself, whose gradient"),
+    ],
+)
+def test_every_device_takes_the_same_batch_loss(kind: str, says: str) -> None:
+    text = said_of(config_for(kind, task=f"{FILE}:BatchLosses"))
+    assert says in text
+    assert bool(text) == bool(says)
+    alone = {"batch": {"samples": 10}}
+    assert ("remedy" in said_of(config_for(kind, task=f"{FILE}:BatchLosses", **alone))) == bool(
+        says
+    )
 
 
 def test_a_part_that_can_not_be_computed_is_told() -> None:

@@ -15,7 +15,8 @@ from samecurve import Mean
 
 # Any: modules, whose attributes no type checker knows
 LOSSES: dict[str, Callable[[Any, Mapping[str, Tensor]], Mean]] = {}
-MODELS: dict[str, type[nn.Module]] = {}
+MODELS: dict[str, Callable[[], nn.Module]] = {}
+SEEN = {"calls": 0}
 WEIGHTS = torch.tensor([1.0, 2.0, 0.5])  # of classes
 
 
@@ -64,6 +65,8 @@ class Uneven:
         if self.kind == "annealed":
             total, weight = plain(model, batch)
             return Mean(total * min(1.0, 0.5 + step / 10), weight)
+        if self.kind in {"late_penalty", "late_draw"} and step < 2:
+            return plain(model, batch)
         if self.kind == "own_generator":
             factor = 1 + 0.1 * self.rng.normal()  # here: they go on from call to call
             return plain(model, {**batch, "x": batch["x"] * factor})
@@ -221,10 +224,176 @@ def late_counter(model: Any, batch: Any) -> Any:
 
 
 @loss
+def counted_by_module(model: Any, batch: Any) -> Any:
+    """Late, in a dict of the module's."""
+    SEEN["calls"] += 1
+    total, weight = plain(model, batch)
+    return Mean(total * (2.0 if SEEN["calls"] > 50 else 1.0), weight)
+
+
+@loss
+def counted_by_list(model: Any, batch: Any) -> Any:
+    """By its length, late."""
+    model.losses.append(0.0)
+    total, weight = plain(model, batch)
+    return Mean(total * (2.0 if len(model.losses) > 50 else 1.0), weight)
+
+
+@loss
 def neighbours(model: Any, batch: Any) -> Any:
     each = F.cross_entropy(model(batch["x"]), batch["y"], reduction="none")
     smooth = each + 0.1 * each.roll(1)  # here
     return Mean((smooth * smooth).sum(), len(each))
+
+
+@loss
+def late_penalty(model: Any, batch: Any) -> Any:
+    """From the third step on."""
+    total, weight = plain(model, batch)
+    centre = model(batch["x"]).mean(0)  # here
+    return Mean(total + centre.square().sum(), weight)
+
+
+@loss
+def late_draw(model: Any, batch: Any) -> Any:
+    """A draw that has as many rows as some microbatches, and numpy's, from the third step on."""
+    noise = torch.randn(10, dtype=torch.float64).mean() + np.random.rand()
+    return plain(model, {**batch, "x": batch["x"] * noise})
+
+
+@loss
+def logged_mean(model: Any, batch: Any) -> Any:
+    total, weight = plain(model, batch)
+    right = model(batch["x"]).argmax(-1) == batch["y"]
+    return {"loss": Mean(total, weight), "accuracy": Mean(right.double().mean(), 1)}
+
+
+@loss
+def scaled_backward(model: Any, batch: Any) -> Any:
+    class Scaled(torch.autograd.Function):
+        @staticmethod
+        def forward(_context: Any, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod  # here
+        def backward(_context: Any, gradient: Tensor) -> Tensor:
+            return gradient / gradient.abs().max()
+
+    logits: Any = Scaled.apply(model(batch["x"]))  # type: ignore[no-untyped-call]
+    return Mean(F.cross_entropy(logits, batch["y"], reduction="sum"), len(logits))
+
+
+@loss
+def hooked(model: Any, batch: Any) -> Any:
+    logits = model(batch["x"])
+    if logits.requires_grad:
+        logits.register_hook(lambda gradient: gradient / gradient.norm())  # here
+    return Mean(F.cross_entropy(logits, batch["y"], reduction="sum"), len(logits))
+
+
+@loss
+def straight_through(model: Any, batch: Any) -> Any:
+    """The value of one term, the gradient of another."""
+    features = model.features(batch["x"]).mean(1)
+    centred = features - features.mean(0)  # here
+    logits = model.head(features.detach() + centred - centred.detach())
+    return Mean(F.cross_entropy(logits, batch["y"], reduction="sum"), len(logits))
+
+
+@model("clamped")
+class Clamped(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head.weight.register_hook(lambda gradient: gradient.clamp(-0.01, 0.01))  # here
+
+
+@model("accumulated")
+class Accumulated(Net):
+    """On the sum of what the microbatches so far gave."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+        def clamp(parameter: Tensor) -> None:  # here
+            assert parameter.grad is not None
+            parameter.grad.clamp_(-0.01, 0.01)
+
+        self.head.weight.register_post_accumulate_grad_hook(clamp)
+
+
+@model("masked")
+class Masked(Net):
+    """A hook of a weight that treats each sample by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head.weight.register_hook(lambda gradient: gradient * torch.arange(8).gt(2))
+
+
+@model("reversed")
+class Reversed(Net):
+    """A backward pass of its own, which treats each sample by itself, and hooks that only look."""
+
+    def forward(self, x: Tensor) -> Any:
+        class Turned(torch.autograd.Function):
+            @staticmethod
+            def forward(_context: Any, x: Tensor) -> Tensor:
+                return x.clone()
+
+            @staticmethod
+            def backward(_context: Any, gradient: Tensor) -> Tensor:
+                return -0.3 * gradient
+
+        features = Turned.apply(self.features(x))  # type: ignore[no-untyped-call]
+        if features.requires_grad:
+            features.register_hook(lambda gradient: gradient.norm() and None)
+        return self.head(features.mean(1))
+
+
+@model("zero_gate")
+class ZeroGate(Net):
+    """Which nothing passes at the start."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Parameter(torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Any:
+        logits = super().forward(x)
+        centre = logits.mean(0)  # here
+        return logits + self.gate * (logits - centre)
+
+
+@model("counted_by_list")
+class Listed(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.losses: list[float] = []
+
+
+@model("counted_by_class")
+class Counted(Net):
+    """All of a kind together, late."""
+
+    calls = 0
+
+    def forward(self, x: Tensor) -> Any:
+        Counted.calls += 1
+        return super().forward(x) * (2.0 if Counted.calls > 50 else 1.0)
+
+
+@model("counted_around")
+def counted_around() -> nn.Module:
+    """In a variable around the forward pass, late."""
+    calls = 0
+
+    class Around(Net):
+        def forward(self, x: Tensor) -> Any:
+            nonlocal calls
+            calls += 1
+            return super().forward(x) * (2.0 if calls > 50 else 1.0)
+
+    return Around()
 
 
 @model("balance")
@@ -327,3 +496,59 @@ class Features:
 
     def train_data(self) -> Rows:
         return Rows()
+
+
+class Kept(Uneven):
+    """What the loss keeps of a microbatch is read after the step."""
+
+    kept: Tensor
+
+    def loss(self, model: Any, batch: Mapping[str, Tensor], step: int) -> Any:
+        self.kept = model(batch["x"]).detach().mean(0)
+        return super().loss(model, batch, step)
+
+    def after_step(self, model: Any, step: int) -> None:
+        del step
+        model.head.bias.data.lerp_(self.kept, 0.1)
+
+
+class HandedOn(Uneven):
+    """A phase depends on what an earlier one keeps of a microbatch."""
+
+    phases: Mapping[str, str]
+    last: float
+
+    def __init__(self, data: Mapping[str, Any]) -> None:
+        super().__init__(data)
+        self.phases = {"first": "inner.*", "second": "head.*"}
+
+    def loss(self, model: Any, batch: Mapping[str, Tensor], phase: str) -> Any:  # type: ignore[override]
+        total, weight = plain(model, batch)
+        if phase == "second":
+            return Mean(total * (1 + self.last), weight)
+        self.last = float(total.detach()) / weight
+        return Mean(total, weight)
+
+
+class BatchLosses(Features):
+    """data.loss: what is wrong with batch_loss()."""
+
+    def __init__(self, data: Mapping[str, Any]) -> None:
+        super().__init__(data)
+        self.calls, self.model_of_features = 0, None
+
+    def features(self, model: Any, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        self.model_of_features = model
+        return super().features(model, batch)
+
+    def batch_loss(self, features: Mapping[str, Tensor], step: int) -> Mean:  # type: ignore[override]
+        total, weight = super().batch_loss(features)
+        if self.kind == "drawn" and step > 1:
+            total = total * torch.rand(())
+        if self.kind == "counted":
+            self.calls += 1
+            total = total * (1 if self.calls < 50 else 2)
+        if self.kind == "penalty":
+            model: Any = self.model_of_features
+            total = total + model.head.weight.square().sum()
+        return Mean(total, weight)

@@ -12,7 +12,7 @@ the weights are there in it.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -21,6 +21,9 @@ Format = Literal["f64", "f32", "narrow"]
 TOLERANCE: Mapping[Format, float] = {"f64": 1e-9, "f32": 1e-5, "narrow": 1e-2}
 # Below it a difference in float32 may be rounding: float64 has the last word where it can be had.
 DOUBTFUL = 1e-2
+# Of the norm of all gradients; in float32 and below it is doubtful too.
+GRADIENTS: Mapping[Format, float] = {"f64": 1e-9, "f32": 1e-4, "narrow": 5e-2}
+SURE_GRADIENTS: Mapping[Format, float] = {"f64": 1e-9, "f32": 1e-2, "narrow": 0.1}
 # Above it, where it can't be had.
 SURE: Mapping[Format, float] = {"f64": 1e-9, "f32": 1e-4, "narrow": 2e-2}
 
@@ -28,6 +31,18 @@ SURE: Mapping[Format, float] = {"f64": 1e-9, "f32": 1e-4, "narrow": 2e-2}
 def samples_tried(micro_batch_size: int) -> int:
     """How many samples are tried at once: no more than a step computes at once, but two."""
     return min(_SAMPLES, max(2, micro_batch_size))
+
+
+def steps_tried(first: int, steps: int, steps_per_epoch: int) -> list[int]:
+    """Later ones, ever farther apart, the first of the next epoch and the last among them: a loss
+    that asks for the step may be another one there.
+
+    first: where the run begins; steps: of the run
+    """
+    distances = [4**power for power in range(steps.bit_length() // 2 + 1)]
+    of_epoch = (first // steps_per_epoch + 1) * steps_per_epoch
+    later = {*(first + distance for distance in distances), of_epoch, steps - 1}
+    return sorted(step for step in later if first < step < steps)
 
 
 class Trial(NamedTuple):
@@ -38,7 +53,17 @@ class Trial(NamedTuple):
     weight: float
 
 
-Kind = Literal["repeat", "finite", "unweighted", "weight", "mean", "coupled"]
+class GradientNorms(NamedTuple):
+    """Norms of one parameter's gradient: of all samples, of each part's, and of what the whole has
+    more than the parts together.
+    """
+
+    whole: float
+    difference: float
+    parts: Sequence[float]
+
+
+Kind = Literal["repeat", "finite", "unweighted", "weight", "mean", "coupled", "gradient"]
 
 
 @dataclass(frozen=True)
@@ -99,6 +124,28 @@ def compare_parts(whole: Trial, parts: Sequence[Trial], tolerance: float) -> Fin
     return Finding("coupled", f"gives the sum {shown}, {together}", off)
 
 
+def compare_gradients(
+    whole: Trial, parts: Sequence[Trial], norms: Mapping[str, GradientNorms], tolerance: float
+) -> Finding | None:
+    """By parameter; relative to the norm over all of them. None also where one is not finite."""
+    columns = [[n.whole for n in norms.values()]]
+    columns += [[n.parts[at] for n in norms.values()] for at in range(len(parts))]
+    largest = max(math.hypot(*column) for column in columns)
+    off = {name: n.difference / largest for name, n in norms.items() if n.difference}
+    if not math.isfinite(largest) or not off:
+        return None
+    name = max(off, key=lambda each: off[each])
+    if off[name] <= tolerance:
+        return None
+    norm = norms[name]
+    shown = _whole_and_parts(whole._replace(sum=norm.whole), parts, norm.parts)
+    text = (
+        f"adds up, and its gradient does not: that of {name} has the norm {shown}; the sum of these"
+        f" is {_percent(off[name])} off"
+    )
+    return Finding("gradient", text, off[name])
+
+
 def _wrong_weight(whole: Trial, parts: Sequence[Trial], off: float, tolerance: float) -> Finding:
     weights = [part.weight for part in parts]
     if all(relative_difference([whole.weight], [weight]) <= tolerance for weight in weights):
@@ -134,7 +181,7 @@ def relative_difference(one: Sequence[float], others: Sequence[float]) -> float:
 
 
 def _whole_and_parts(whole: Trial, parts: Sequence[Trial], numbers: Sequence[float]) -> str:
-    each = " and ".join(map(number_text, numbers))
+    each = _listed(map(number_text, numbers))
     return (
         f"{number_text(whole.sum)} for {samples_text(whole.samples)}, {_parts_alone(parts)} {each}"
     )
@@ -143,8 +190,14 @@ def _whole_and_parts(whole: Trial, parts: Sequence[Trial], numbers: Sequence[flo
 def _parts_alone(parts: Sequence[Trial], *, as_for: bool = False) -> str:
     if all(part.samples == 1 for part in parts):
         return "each of them alone" if as_for else "which alone give"
-    sizes = " and ".join(str(part.samples) for part in parts)
+    sizes = _listed(str(part.samples) for part in parts)
     return f"{sizes} of them" if as_for else f"of which {sizes} give"
+
+
+def _listed(words: Iterable[str]) -> str:
+    """a, b and c"""
+    *most, last = words
+    return f"{', '.join(most)} and {last}" if most else last
 
 
 def samples_text(samples: int) -> str:

@@ -81,6 +81,13 @@ class Draw(NamedTuple):
     where: str
 
 
+class Backward(NamedTuple):
+    """A function of the user's that a backward pass calls."""
+
+    function: str  # GradScaled.backward; a hook of head.weight
+    where: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
     """What was learnt of a loss that does not add up.
@@ -97,6 +104,7 @@ class Evidence:
     pairs: Mapping[tuple[int, int], Trial] = field(default_factory=dict)
     place: Place | None = None
     draws: Sequence[Draw] = ()
+    backward: Backward | None = None
     state: str = ""
     state_at: str = ""
     loss_at: str = ""  # file:line of the user's loss
@@ -107,6 +115,8 @@ def explain(finding: Finding, evidence: Evidence, *, rounded: float) -> UserErro
     """The cause in the user's words. rounded: differences that rounding may make."""
     if finding.kind == "repeat":
         return _explain_repeat(finding, evidence)
+    if finding.kind == "gradient":
+        return _explain_gradient(finding, evidence)
     where = evidence.place.where if evidence.place else evidence.loss_at
     if finding.kind in {"weight", "unweighted"}:
         remedy = (
@@ -123,6 +133,34 @@ def explain(finding: Finding, evidence: Evidence, *, rounded: float) -> UserErro
     if finding.kind == "coupled" and once is not None:
         return _explain_once(once, evidence, where)
     return _explain_coupled(finding, evidence, where, rounded)
+
+
+def explain_hook(hook: Backward) -> UserError:
+    """One that sees gradients of some microbatches."""
+    return UserError(
+        f"{hook.function} is called after each backward pass, on the sum of the microbatches so far"
+        " of one device",
+        "parameter.register_hook for what is linear in each microbatch's gradient (a mask, a"
+        " factor); clipping of whole gradients is optimizer.clip; what changes weights belongs"
+        " into the optimizer or after_step(self, model, step)",
+        hook.where,
+    )
+
+
+def _explain_gradient(finding: Finding, evidence: Evidence) -> UserError:
+    cause, by = f"{evidence.what} {finding.text}", evidence.backward or evidence.place
+    if evidence.backward:
+        cause = f"{evidence.backward.function} takes part in the backward pass: {cause}"
+    elif evidence.place:
+        cause = f"{evidence.place.function} lets samples see each other: {cause}"
+    return UserError(
+        cause,
+        "a backward pass that treats each sample by itself, and is linear in the gradient that it"
+        " is given: one that divides by the number of samples, by a norm or by a largest value of"
+        " the microbatch is not, nor is .detach() of a statistic over it. Clipping whole gradients"
+        f" is optimizer.clip; for a loss over the batch: {_WHOLE_BATCH}; {ALLOW}",
+        by.where if by else evidence.loss_at,
+    )
 
 
 def _explain_repeat(finding: Finding, evidence: Evidence) -> UserError:
@@ -159,6 +197,17 @@ def explain_state(evidence: Evidence, cause: str) -> UserError:
         "def loss(self, model, batch, step) is given the step, the same on every device; what is"
         " learnt from samples belongs into parameters, or changes in after_step(self, model, step)",
         evidence.state_at or evidence.loss_at,
+    )
+
+
+def explain_kept(name: str, reader: str, where: str) -> UserError:
+    """An attribute that is of the last microbatch, where something else reads it."""
+    return UserError(
+        f"{reader} depends on attribute {name}, which is of the last microbatch that a device has"
+        " computed: of other samples on another number of devices",
+        "what follows from the weights and the step; a statistic of the whole batch:"
+        " features(self, model, batch) and batch_loss(self, features), which see all of it",
+        where,
     )
 
 

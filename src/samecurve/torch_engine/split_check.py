@@ -1,59 +1,34 @@
 """The split check: before a run's first step the loss of some samples is taken whole, again, and in
 parts, on the run's own devices. What does not add up, does not repeat or leaves something behind
 would give another curve on other devices (core/split_check.py has the verdicts, split_trials.py
-takes the losses).
+takes the losses). Then it is taken elsewhere: with weights moved a little, there with its gradient,
+and at later steps.
 
 Every rank takes the same samples and makes the same calls, whatever it finds; what is found by any
 is told by all alike. Afterwards model, task and generators are as before.
 """
 
-import json
 import math
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
-from itertools import combinations
 
 import torch
-from torch import nn
 
 from samecurve.core.protocols import TrialRows
-from samecurve.core.split_check import (
-    DOUBTFUL,
-    SURE,
-    TOLERANCE,
-    Finding,
-    Format,
-    Trial,
-    compare_parts,
-    compare_repeats,
-)
-from samecurve.core.split_errors import (
-    Evidence,
-    explain,
-    explain_buffer,
-    explain_draws,
-    explain_failure,
-    explain_state,
-)
+from samecurve.core.split_check import TOLERANCE, Trial, compare_repeats, steps_tried
+from samecurve.core.split_errors import explain_hook, explain_kept
 from samecurve.errors import UserError
 from samecurve.torch_engine.setup import EngineSetup
-from samecurve.torch_engine.split_diagnosis import (
-    find_place,
-    first_difference,
-    loss_place,
-    watch,
-)
-from samecurve.torch_engine.split_formats import (
-    NarrowestFormat,
-)
-from samecurve.torch_engine.split_state import version
-from samecurve.torch_engine.split_trials import Stage, Trials
+from samecurve.torch_engine.split_batch_loss import batch_loss_error
+from samecurve.torch_engine.split_findings import Findings, Look
+from samecurve.torch_engine.split_gradients import accumulated_hook
+from samecurve.torch_engine.split_state import plainly_equal
+from samecurve.torch_engine.split_trials import RAISED, Stage, Trials, as_user_error
+from samecurve.torch_engine.user_places import names_read, place_of_method
 
-_ALONE = 4  # of them, tried one by one and in pairs once something is wrong
+_FEW = 6  # samples elsewhere
 _MANY = 1000  # microbatches, after which a counter is tried
-_LABELS: dict[Format, float] = {"f64": 1e-9, "f32": 1e-4, "narrow": 3e-2}  # of single numbers
 
 
 @dataclass(frozen=True)
@@ -78,10 +53,13 @@ class SplitCheck:
 
     def __init__(self, setup: EngineSetup, rows: TrialRows, stage: Stage) -> None:
         self._setup, self._rows = setup, rows
-        self._plan, self._model = setup.plan, setup.strategy.models[0]
+        self._plan = setup.plan
         self._trials = Trials(setup, rows, stage)
-        self._all = self._trials.samples
-        self._seeded: list[str] = []  # of numpy and Python: begun anew in each microbatch
+        self._findings = Findings(setup, rows, self._trials)
+        self._findings.parts = _two_parts(self._trials.samples)
+        self._kept: list[
+            str
+        ] = []  # attributes that earlier phases left otherwise for other samples
 
     def run(self) -> SplitVerdict:
         """The first of the step's phases that has an error tells it."""
@@ -90,21 +68,28 @@ class SplitCheck:
             self._trials.phase_number = number
             with self._trials.prepared():
                 look = self._look()
-                error, repeats = self._error_of(look)
+                error, repeats = self._findings.error_of(look)
+                error = error or self._error_of_kept(look.kept) or self._error_elsewhere()
+                if not error and (error := self._error_of_batch_loss()):
+                    repeats = False  # its devices would differ, however the batch is split
             steady |= look.steady
             if error:
                 return SplitVerdict(error, repeats, steady)
         return SplitVerdict(None, repeats=True, steady=steady)
 
-    # --- what is tried
+    @property
+    def _samples(self) -> Sequence[int]:
+        return self._findings.samples
 
-    def _look(self) -> "_Look":
+    # --- at the start
+
+    def _look(self) -> Look:
         trials = self._trials
         whole, moved = self._first_trials()
         after_whole = trials.buffers.moved()
-        numbers = trials.attributes.numbers()
+        numbers, values = trials.attributes.numbers(), trials.attributes.values()
         trials.generators.put_back()
-        again = trials.loss_of(self._all)
+        again = trials.loss_of(self._samples)
         after_again = trials.buffers.moved()
         moving = [
             name
@@ -112,29 +97,31 @@ class SplitCheck:
             if name in after_again and not torch.equal(value, after_again[name])
         ]
         changed = trials.attributes.changed()
+        kept = _unlike(values, trials.attributes.values())
         counters = {
             name: (value, _MANY * (value - numbers[name]))
             for name, value in trials.attributes.numbers().items()
             if value != numbers.get(name, value)
         }
-        if self._agree(bool(moving)):  # once a step, where they move alike: StepBuffers
+        if self._findings.agree(bool(moving)):  # once a step, where they move alike: StepBuffers
             trials.buffers.put_back(moving)
             trials.generators.put_back()
-            again = trials.loss_of(self._all)
+            again = trials.loss_of(self._samples)
         trials.put_back()
         parts, after_parts, failed = [], [], None
-        for rows in _parts(self._all):
+        for rows in self._findings.parts:
             part, error = trials.loss_of_part(rows)
             parts.append(part)
             failed = failed or error
             after_parts.append(trials.buffers.moved())
+            kept |= _unlike(values, trials.attributes.values())
             trials.put_back()
         far = self._far_trial(counters)
         steady = frozenset(
             name for name in moving if _all_like(after_whole[name], name, after_parts)
         )
         unlike = [name for name, value in after_whole.items() if _differs(value, name, after_parts)]
-        return _Look(
+        return Look(
             whole=whole,
             again=again,
             far=far,
@@ -145,6 +132,7 @@ class SplitCheck:
             counters=sorted(counters),
             steady=steady,
             unlike=unlike,
+            kept=sorted(kept),
         )
 
     def _first_trials(self) -> tuple[Trial, list[str]]:
@@ -156,208 +144,161 @@ class SplitCheck:
         with sites.recording() as draws:
             whole = trials.loss_of_all()
         moved = trials.generators.moved()
-        if not self._agree(bool(draws or moved)):
+        if not self._findings.agree(bool(draws or moved)):
             return whole, []
         trials.put_back()
         with sites.recording() as draws_of_part:
-            trials.loss_if_any(_parts(self._all)[0])
+            trials.loss_if_any(self._findings.parts[0])
         trials.put_back()
         sites.learn(draws, draws_of_part)
-        self._seeded = [name for name in moved if name in {"numpy", "Python"}]
-        sites.reseeds_host = self._agree(bool(self._seeded))
-        whole = trials.loss_of(self._all)
+        self._findings.seeded = [name for name in moved if name in {"numpy", "Python"}]
+        sites.reseeds_host |= self._findings.agree(bool(self._findings.seeded))
+        whole = trials.loss_of(self._samples)
         moved = [name for name in trials.generators.moved() if name not in {"numpy", "Python"}]
-        if self._agree(any(name.startswith("torch") for name in moved)):
+        if self._findings.agree(any(name.startswith("torch") for name in moved)):
             sites.reseeds_torch = True
             trials.put_back()
-            whole = trials.loss_of(self._all)
+            whole = trials.loss_of(self._samples)
         return whole, moved
 
     def _far_trial(self, counters: dict[str, tuple[float, float]]) -> Trial | None:
         """The loss after many microbatches, as far as counters tell it; None: nothing counts."""
-        if not self._agree(bool(counters)):
+        if not self._findings.agree(bool(counters)):
             return None
         self._trials.attributes.advance(counters)
-        trial = self._trials.loss_if_any(self._all)
+        trial = self._trials.loss_if_any(self._samples)
         self._trials.put_back()
-        return trial or Trial(len(self._all), math.nan, math.nan)
+        return trial or Trial(len(self._samples), math.nan, math.nan)
 
-    # --- what is found
+    # --- what is kept of a microbatch
 
-    def _error_of(self, look: "_Look") -> tuple[UserError | None, bool]:
-        """(what is wrong, on every rank alike; whether the loss repeats)."""
-        finding = self._finding(look)
-        doubtful = finding is not None and finding.difference < DOUBTFUL
-        error: UserError | None = None
-        own = [name for name in look.moved if not name.startswith("torch")]  # not begun anew
-        repeats = not (own or (finding and finding.kind == "repeat"))
-        with ExitStack() as stack:
-            if self._agree(doubtful):
-                finding = self._second_opinion(finding, stack)
-            if self._agree(bool(finding or look.moved or look.unlike or self._counts(look))):
-                evidence = self._evidence(look, finding)
-                error = self._explained(look, finding, evidence)
-        return self._shared(error), not self._agree(not repeats)
+    def _error_of_kept(self, names: Sequence[str]) -> UserError | None:
+        """Attributes that are of the last microbatch, where something else reads them."""
+        task, error = self._setup.task, None
+        read_later = names_read(task, "after_step")
+        for name in names:
+            if error is None and name.rpartition(".")[2] in read_later:
+                error = explain_kept(name, "after_step()", place_of_method(task, "after_step"))
+        if self._findings.agree(bool(self._trials.phase_number and self._kept)):
+            error = error or self._error_of_earlier_phases()
+        self._kept += names
+        return self._findings.shared(error)
 
-    def _finding(self, look: "_Look") -> Finding | None:
-        tolerance = TOLERANCE[self._trials.format]
-        return compare_repeats(look.whole, look.again, tolerance) or compare_parts(
-            look.whole, look.parts, tolerance
-        )
-
-    def _counts(self, look: "_Look") -> bool:
-        """Whether the loss depends on how many microbatches came before."""
-        return look.far is not None and bool(
-            compare_repeats(look.whole, look.far, TOLERANCE[self._trials.format])
-        )
-
-    def _second_opinion(self, finding: Finding | None, stack: ExitStack) -> Finding | None:
-        """A small difference may be rounding: the same in float64, where it can be had."""
-        trials = self._trials
-        seen = NarrowestFormat()
-        with seen:
-            trials.loss_if_any(self._all)
-        trials.put_back()
-        narrow = trials.format == "narrow" or seen.bytes < 4
-        if not narrow and trials.format == "f32" and trials.can_widen():
-            stack.enter_context(trials.in_float64())
-            seen = NarrowestFormat()
-            with seen:
-                wide = [trials.loss_if_any(rows) for rows in (self._all, *_parts(self._all))]
+    def _error_of_earlier_phases(self) -> UserError | None:
+        """What they keep, and a later phase depends on."""
+        trials, number = self._trials, self._trials.phase_number
+        losses = []
+        for rows in (self._samples, self._findings.parts[0]):
+            for trials.phase_number in range(number):
+                trials.loss_if_any(rows)
+            trials.phase_number = number
+            losses.append(trials.loss_if_any(self._samples))
             trials.put_back()
-            if all(wide):
-                whole, *parts = (trial for trial in wide if trial)
-                trials.format = "f64" if seen.bytes == 8 else "f32"
-                tolerance = TOLERANCE["f64"] if trials.format == "f64" else SURE["f32"]
-                again = None if finding is None or finding.kind != "repeat" else finding
-                return again or compare_parts(whole, parts, tolerance)
-            stack.close()
-        if finding is None:
-            return None
-        limit = SURE["narrow" if narrow else trials.format]
-        return finding if finding.difference > limit else None
-
-    def _evidence(self, look: "_Look", finding: Finding | None) -> Evidence:
-        """All ranks make the same calls here, whatever each has found."""
-        trials = self._trials
-        alone = self._all[:_ALONE]
-        reads = self._reads(look)
-        watched = watch(lambda: trials.loss_if_any(self._all), trials.generators, reads)
-        trials.put_back()
-        singles = [trials.loss_if_any([row]) for row in alone]
-        pairs = {pair: trials.loss_if_any(pair) for pair in combinations(alone, 2)}
-        trials.put_back()
-        third = trials.loss_if_any(self._all)
-        trials.put_back()
-        recorded = [trials.record(rows) for rows in (self._all, self._all, *_parts(self._all))]
-        name = ""
-        if look.changed and third and not compare_repeats(look.whole, third, 1e-6):
-            name = (look.counters or look.changed)[0]
-        elif self._counts(look):
-            name = look.counters[0]
-        if look.unlike:
-            name = look.unlike[0]
-        place = None
-        whole, again, *parts = recorded
-        if whole and again and finding and finding.kind == "repeat":
-            place = first_difference(whole, again)
-        elif whole and all(parts):
-            present = [part for part in parts if part]
-            is_weight = finding is not None and finding.kind in {"weight", "unweighted"}
-            place = find_place(whole, present, _LABELS[trials.format], of_weight=is_weight)
-        all_there = all(singles) and all(pairs.values())
-        return Evidence(
-            ids=[int(i) for i in self._rows.ids],
-            singles=[trial for trial in singles if trial] if all_there else (),
-            pairs={pair: trial for pair, trial in pairs.items() if trial} if all_there else {},
-            place=place,
-            draws=watched.draws,
-            state=f"attribute {name}" if name else "",
-            state_at=watched.changes.get(name, ""),
-            loss_at=loss_place(self._setup.task, whole_batch=self._plan.whole_batch),
-            what="features(), added up," if self._plan.whole_batch else "the loss",
-        )
-
-    def _explained(
-        self, look: "_Look", finding: Finding | None, evidence: Evidence
-    ) -> UserError | None:
-        """What is most likely the cause comes first."""
-        if (look.moved or (self._seeded and finding)) and evidence.draws:
-            cause = f"{evidence.what} {finding.text}" if finding else ""
-            return explain_draws(evidence.draws, cause)
-        if look.unlike:
-            return explain_buffer(look.unlike[0], evidence.state_at or evidence.loss_at)
-        if self._counts(look) and finding is None:
-            return explain_state(evidence, f"{evidence.what} changes from microbatch to microbatch")
-        if look.failed and finding and finding.kind == "finite":
-            return explain_failure(look.whole, look.failed)
-        if finding:
-            return explain(finding, evidence, rounded=TOLERANCE[self._trials.format])
+        one, other = losses
+        if one and other and compare_repeats(one, other, TOLERANCE[trials.format]):
+            what = f"the loss of phase {trials.phases[number]}"
+            return explain_kept(self._kept[0], what, place_of_method(self._setup.task, "loss"))
         return None
 
-    def _reads(self, look: "_Look") -> dict[str, Callable[[], object]]:
-        """How attributes and buffers that change are watched."""
-        reads: dict[str, Callable[[], object]] = {
-            name: partial(self._trials.attributes.read, name) for name in look.changed
-        }
-        return reads | {name: partial(_read_buffer, self._model, name) for name in look.unlike}
+    # --- elsewhere
 
-    # --- what all ranks know
-
-    def _agree(self, here: bool) -> bool:  # noqa: FBT001 - one word says it
-        """Whether any rank says so."""
-        flag = torch.tensor(float(here), dtype=torch.float64, device=self._setup.device)
-        return bool(self._setup.comm.all_reduce(flag)() > 0)
-
-    def _shared(self, error: UserError | None) -> UserError | None:
-        """The error of the first rank that has one, on every rank."""
-        comm, device = self._setup.comm, self._setup.device
-        texts = [error.cause, error.remedy, error.where] if error else []
-        message = json.dumps(texts).encode() if error else b""
-        sizes = torch.zeros(comm.world_size, dtype=torch.int64, device=device)
-        sizes[comm.rank] = len(message)
-        lengths = comm.all_reduce(sizes)().tolist()
-        teller = next((rank for rank, length in enumerate(lengths) if length), None)
-        if teller is None:
+    def _error_of_batch_loss(self) -> UserError | None:
+        if not self._plan.whole_batch:
             return None
-        letters = torch.zeros(lengths[teller], dtype=torch.int64, device=device)
-        if comm.rank == teller:
-            letters.copy_(torch.tensor(list(message), dtype=torch.int64))
-        return UserError(*json.loads(bytes(comm.all_reduce(letters)().tolist())))
+        steps = [self._rows.step, *self._later_steps()]
+        return self._findings.shared(batch_loss_error(self._setup, self._trials, steps))
 
-    # --- as it was
+    def _later_steps(self) -> list[int]:
+        """Where the loss may be another one."""
+        plan = self._plan
+        if not getattr(self._setup.task, "follows_progress", False):
+            return []
+        return steps_tried(self._rows.step, plan.steps, plan.order.steps_per_epoch)
+
+    def _error_elsewhere(self) -> UserError | None:
+        """What is wrong with other weights than those of the beginning, or at later steps."""
+        steps = self._later_steps()
+        hook = accumulated_hook(self._setup.strategy.models[0])
+        error = self._findings.shared(hook and explain_hook(hook))
+        error = error or self._error_of_moved(self._rows.step)
+        for step in steps:
+            error = error or self._error_at(step)
+        if steps:  # where a warm-up of a penalty is over
+            error = error or self._error_of_moved(steps[-1])
+        return error
+
+    def _error_of_moved(self, step: int) -> UserError | None:
+        """With weights moved a little, the gradient too."""
+        trials = self._trials
+        if not trials.is_small():
+            return None
+        with trials.moved_weights(), self._trying(step, trials.samples[:_FEW], _three_parts):
+            return self._error_here(with_gradient=True)
+
+    def _error_at(self, step: int) -> UserError | None:
+        with self._trying(step, self._trials.samples[:_FEW], _two_parts):
+            return self._error_here(with_gradient=False)
+
+    @contextmanager
+    def _trying(
+        self, step: int, rows: Sequence[int], cut: Callable[[Sequence[int]], list[list[int]]]
+    ) -> Iterator[None]:
+        """These samples at this step, as long as it is entered."""
+        findings, trials = self._findings, self._trials
+        before = findings.samples, findings.parts, trials.step
+        findings.samples, findings.parts, trials.step = list(rows), cut(rows), step
+        try:
+            yield
+        finally:
+            findings.samples, findings.parts, trials.step = before
+
+    def _error_here(self, *, with_gradient: bool) -> UserError | None:
+        """Of the loss whole and in parts, of its gradient, and of what is logged beside it, as the
+        conditions are now. None too where it can't be taken: it can at the start.
+        """
+        trials = self._trials
+        try:
+            _, moved = self._first_trials()
+            trials.put_back()
+            whole = self._findings.tried(self._samples, with_gradient=with_gradient)
+        except RAISED:
+            return None
+        finally:
+            trials.put_back()
+        parts, failed = [], None
+        for rows in self._findings.parts:
+            try:
+                parts.append(self._findings.tried(rows, with_gradient=with_gradient))
+            except RAISED as raised:
+                failed = failed or as_user_error(raised)
+                nothing = Trial(len(rows), math.nan, math.nan)
+                parts.append((dict.fromkeys(whole[0], nothing), None))
+            trials.put_back()
+        error = self._findings.error_of_means(whole, parts, moved, failed)
+        lacking = any(gradients is None for _, gradients in (whole, *parts))
+        if error or self._findings.agree(lacking):
+            return error
+        return self._findings.error_of_gradient(whole, parts)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Look:
-    """What was seen.
-
-    far: after many microbatches, as counters tell it
-    failed: why the loss could not be taken of a part
-    moved: generators
-    changed: attributes, and counters among them
-    steady, unlike: buffers that move alike, or not, whatever the rows
-    """
-
-    whole: Trial
-    again: Trial
-    far: Trial | None
-    parts: Sequence[Trial]
-    failed: UserError | None
-    moved: Sequence[str]
-    changed: Sequence[str]
-    counters: Sequence[str]
-    steady: frozenset[str]
-    unlike: Sequence[str]
+def _three_parts(rows: Sequence[int]) -> list[list[int]]:
+    """Two of one row each, their order turned, and the rest."""
+    turned = list(reversed(rows))
+    return [part for part in (turned[:1], turned[1:2], turned[2:]) if part]
 
 
-def _parts(rows: Sequence[int]) -> list[list[int]]:
+def _two_parts(rows: Sequence[int]) -> list[list[int]]:
     """Two unequal ones, their order turned; one row can't be split."""
     turned = list(reversed(rows))
     if len(turned) < 2:
         return [turned]
     cut = max(1, 3 * len(turned) // 8)
     return [turned[:cut], turned[cut:]]
+
+
+def _unlike(one: Mapping[str, object], other: Mapping[str, object]) -> set[str]:
+    """Names of values that differ."""
+    return {name for name in one.keys() & other.keys() if not plainly_equal(one[name], other[name])}
 
 
 def _all_like(value: torch.Tensor, name: str, others: Sequence[dict[str, torch.Tensor]]) -> bool:
@@ -369,11 +310,6 @@ def _differs(value: torch.Tensor, name: str, others: Sequence[dict[str, torch.Te
     return not _all_like(value, name, others) and all(
         name not in other or other[name].shape == value.shape for other in others
     )
-
-
-def _read_buffer(model: nn.Module, name: str) -> object:
-    buffer = model.get_buffer(name)
-    return id(buffer), version(buffer)
 
 
 def _close(one: torch.Tensor, other: torch.Tensor) -> bool:

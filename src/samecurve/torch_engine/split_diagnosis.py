@@ -23,6 +23,7 @@ _HOW: Mapping[Label, Literal["reduced", "pairs", "rows"]] = {
     "pairs": "pairs",
     "mixed": "rows",
 }
+_DISPATCHING = frozenset({torch._tensor.__file__, torch.overrides.__file__})  # noqa: SLF001
 _ADDITIONS = frozenset({"add", "__add__", "__radd__", "add_", "__iadd__", "sub", "__sub__"})
 _RANDOM_CALL = re.compile(r"[\w.]*\b(?:random|rng|generator|gen)\b[\w.]*(?=\()")
 
@@ -42,6 +43,7 @@ class Recording(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[_Call] = []
+        self.hooks: list[str] = []  # where tensors were given one, file:line
         self._made_by: dict[int, tuple[int, int]] = {}
         self._alive: list[torch.Tensor] = []  # so that no id comes twice
         self._base: FrameType | None = None  # that entered it: no line outside of it is the task's
@@ -64,6 +66,8 @@ class Recording(TorchFunctionMode):
             if id(tensor) in self._made_by
         ]
         result = func(*args, **kwargs)
+        if func is torch.Tensor.register_hook and _calls_itself(caller()):
+            self.hooks.append(site_of(caller(), self._base).where)
         outputs = list(_tensors(result))
         if outputs:
             for number, tensor in enumerate(outputs):
@@ -115,6 +119,17 @@ def find_place(
     ):
         return Place(call.function, call.where, "added")
     return Place(call.function, call.where, _HOW[label], is_number=call.outputs[at[1]].numel() == 1)
+
+
+def first_mixing(whole: Recorded, parts: Sequence[Recorded], tolerance: float) -> Place | None:
+    """The first call in which samples see each other, whatever becomes of it."""
+    labels = _Labels(whole, parts, tolerance)
+    for number, call in enumerate(whole.recording.calls):
+        for output, tensor in enumerate(call.outputs):
+            how = _HOW.get(labels[number, output])
+            if how and tensor.is_floating_point():
+                return Place(call.function, call.where, how, is_number=tensor.numel() == 1)
+    return None
 
 
 def first_difference(one: Recorded, other: Recorded) -> Place | None:
@@ -330,6 +345,13 @@ def _draw(function: str, site: Site) -> Draw:
     return Draw(function, site.where)
 
 
+def _calls_itself(frame: FrameType | None) -> bool:
+    """Whether the user's code calls a tensor's method, not torch or a library for it."""
+    while frame and frame.f_code.co_filename in _DISPATCHING:
+        frame = frame.f_back
+    return frame is not None and kind_of(frame.f_code.co_filename) == "users"
+
+
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         yield value
@@ -349,10 +371,3 @@ def _name(function: Any) -> str:
     name = name.replace("torch.nn.functional.", "F.").replace("torch.Tensor.", "Tensor.")
     name = name.removeprefix("torch.functional.").removeprefix("torch._C._nn.")
     return f"torch.{name}" if hasattr(torch, name) else name
-
-
-def loss_place(task: object, *, whole_batch: bool) -> str:
-    """file:line of a task's loss(), or of its features()."""
-    function = getattr(getattr(task, "task", task), "features" if whole_batch else "loss", None)
-    code = getattr(getattr(function, "__func__", function), "__code__", None)
-    return f"{shown_path(code.co_filename)}:{code.co_firstlineno}" if code else "task"

@@ -4,18 +4,20 @@ states of random generators, noted before it and put back afterwards.
 
 import random
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
+from itertools import cycle, islice
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-_DEPTH = 3  # objects within attributes of objects
-_OURS = ("samecurve.", "torch.", "numpy.", "builtins")  # whose objects are not looked into
-# what nn.Module keeps for itself
-_MODULE_NAMES = frozenset(vars(nn.Module())) | {"_compiled_call_impl", "forward"}
+from samecurve.torch_engine.split_spaces import names_in, spaces
+
 _CONTAINERS = (list, dict, set, deque)
+_LISTS = (list, deque)
+_LAST = 100  # items of one that grows
 _NUMBERS = (int, float)
 _MOST_BYTES, _MOST_ITEMS = 1 << 20, 1000  # of what is copied: a task may hold its data
 Generators = dict[str, Any]  # state by name
@@ -59,11 +61,14 @@ class Buffers:
 
 
 class Attributes:
-    """Attributes of a model's modules and of a task's object, and of objects within them."""
+    """Attributes of a model's modules and of a task's object, and of objects within them; variables
+    of their classes, of the user's modules and of functions around their methods.
+    """
 
     def __init__(self, model: nn.Module, task: object) -> None:
-        self._spaces = dict(_spaces(model, task))
+        self._spaces = dict(spaces(model, task))
         self._before = {path: _copied(space) for path, space in self._spaces.items()}
+        self._last_items: dict[str, list[Any]] = {}  # of lists that grow
 
     def changed(self) -> list[str]:
         """Names of those that have other values now."""
@@ -74,12 +79,23 @@ class Attributes:
         ]
 
     def numbers(self) -> dict[str, float]:
-        """Those that are numbers, and are others than before, or were not there."""
+        """Those that are numbers, or lists by their length, and are others than before, or were not
+        there.
+        """
+        changed, numbers = set(self.changed()), {}
+        for full, space, name in self._each():
+            value = _as_number(space[name]) if full in changed else None
+            if value is not None:
+                numbers[full] = value
+                if isinstance(space[name], _LISTS):
+                    self._last_items[full] = list(space[name])[-_LAST:]
+        return numbers
+
+    def values(self) -> dict[str, object]:
+        """Copies of those that have other values now."""
         changed = set(self.changed())
         return {
-            full: value
-            for full, space, name in self._each()
-            if full in changed and (value := _as_number(space[name])) is not None
+            full: _kept_value(space[name]) for full, space, name in self._each() if full in changed
         }
 
     def advance(self, counters: Mapping[str, tuple[float, float]]) -> None:
@@ -90,6 +106,9 @@ class Attributes:
             old = space.get(name)
             if isinstance(old, torch.Tensor):
                 old.fill_(value + more)
+            elif isinstance(old, _LISTS):
+                items = self._last_items[full]
+                old.extend(islice(cycle(items), int(value + more) - len(old)))
             elif path in self._spaces:
                 whole = float(value).is_integer() and float(more).is_integer()
                 space[name] = int(value + more) if whole else value + more
@@ -102,15 +121,15 @@ class Attributes:
             return id(value), version(value)
         return list(_items(value)) if isinstance(value, _CONTAINERS) else value
 
-    def _each(self) -> Iterator[tuple[str, dict[str, Any], str]]:
+    def _each(self) -> Iterator[tuple[str, MutableMapping[str, Any], str]]:
         """(full name, the attributes among which it is, its name there)."""
         for path, space in self._spaces.items():
-            for name in _names(space):
+            for name in names_in(space):
                 yield f"{path}.{name}", space, name
 
     def put_back(self) -> None:
         for path, space in self._spaces.items():
-            for name in _names(space):
+            for name in names_in(space):
                 if name not in self._before[path]:
                     del space[name]
             for name, (value, content) in self._before[path].items():
@@ -125,6 +144,16 @@ class Attributes:
         for full, space, name in self._each():
             if isinstance(space[name], kinds):
                 yield full, space[name]
+
+
+@contextmanager
+def attributes_kept(task: object) -> Iterator[None]:
+    """What is changed meanwhile of a task, and of the user's modules, is as before afterwards."""
+    attributes = Attributes(nn.Module(), task)
+    try:
+        yield
+    finally:
+        attributes.put_back()
 
 
 class GeneratorStates:
@@ -181,51 +210,9 @@ class _Missing:
 _MISSING = _Missing()
 
 
-def _spaces(model: nn.Module, task: object) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(path, attributes) of every module and of the task, each once."""
-    seen: set[int] = set()
-    for name, module in model.named_modules():
-        yield from _inner_spaces(name or "model", module, seen, 0)
-    yield from _inner_spaces("task", task, seen, 0)
-
-
-def _inner_spaces(
-    path: str, holder: object, seen: set[int], depth: int
-) -> Iterator[tuple[str, dict[str, Any]]]:
-    if id(holder) in seen or depth > _DEPTH:
-        return
-    seen.add(id(holder))
-    space = getattr(holder, "__dict__", None)
-    if not isinstance(space, dict):
-        return
-    yield path, space
-    for name in _names(space):
-        value = space[name]
-        if isinstance(value, nn.Module):
-            for inner, module in value.named_modules():
-                at = ".".join(filter(None, (path, name, inner)))
-                yield from _inner_spaces(at, module, seen, depth + 1)
-        elif _is_users(value):
-            yield from _inner_spaces(f"{path}.{name}", value, seen, depth + 1)
-
-
-def _is_users(value: object) -> bool:
-    kind = type(value)
-    return (
-        not isinstance(value, type)
-        and not callable(value)
-        and hasattr(value, "__dict__")
-        and not f"{kind.__module__}.".startswith(_OURS)
-    )
-
-
-def _names(space: Mapping[str, Any]) -> list[str]:
-    return [name for name in space if name not in _MODULE_NAMES and name != "samecurve_site"]
-
-
 def _copied(space: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """name -> (the value itself, a copy of what it holds)."""
-    return {name: (space[name], _content(space[name])) for name in _names(space)}
+    return {name: (space[name], _content(space[name])) for name in names_in(space)}
 
 
 def _content(value: object) -> Any:
@@ -262,6 +249,20 @@ def _same(value: object, before: Any) -> bool:
     return False
 
 
+def _kept_value(value: Any) -> Any:
+    content = _content(value)
+    return value if content is None else content
+
+
+def plainly_equal(one: object, other: object) -> bool:
+    """Whether two values of attributes are the same, as far as that can be seen."""
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_plainly_equal, one, other))
+    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
+        return np.array_equal(one, other)
+    return _plainly_equal(one, other)
+
+
 def _plainly_equal(one: object, other: object) -> bool:
     if one is other:
         return True
@@ -292,6 +293,8 @@ def _refill(value: Any, content: Any) -> None:
 
 
 def _as_number(value: object) -> float | None:
+    if isinstance(value, _LISTS):
+        return float(len(value)) if value else None
     if isinstance(value, torch.Tensor):
         is_one = value.numel() == 1 and not value.requires_grad and not value.is_complex()
         return float(value) if is_one else None

@@ -7,14 +7,17 @@ they were when the check began.
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
 
 import torch
 
 from samecurve.core.determinism.mean import Mean
-from samecurve.core.protocols import MicroBatch, TrialRows
+from samecurve.core.protocols import Arrays, MicroBatch, TrialRows
 from samecurve.core.split_check import Format, Trial
+from samecurve.core.split_errors import Backward
 from samecurve.errors import UserError
 from samecurve.torch_engine.layers.context import StagedKeys
 from samecurve.torch_engine.model import run_uncompiled
@@ -28,10 +31,16 @@ from samecurve.torch_engine.split_formats import (
     widened,
     widened_buffers,
 )
+from samecurve.torch_engine.split_gradients import (
+    Gradients,
+    gradients_of,
+    moved_weights,
+    own_backward,
+)
 from samecurve.torch_engine.split_state import Attributes, Buffers, GeneratorStates
 
-_WIDENED = 500_000_000  # parameters at most of a model that is tried in float64
-_RAISED = (
+_WIDENED = 500_000_000  # parameters at most of a model that is tried in float64, or elsewhere
+RAISED = (
     UserError,
     ArithmeticError,
     AssertionError,
@@ -41,6 +50,7 @@ _RAISED = (
     ValueError,
 )  # what a loss says to samples that it does not expect
 Stage = Callable[[MicroBatch], MicroBatch]
+Run = Callable[..., Any]  # train() or call() of a strategy
 
 
 class Trials:
@@ -50,6 +60,8 @@ class Trials:
     samples: the numbers of all rows
     format: what losses are computed in
     phase_number: among `phases`, of the one whose loss is taken
+    step: that the loss is of
+    name: of the mean that is looked at, the loss or one that is logged beside it
     """
 
     def __init__(self, setup: EngineSetup, rows: TrialRows, stage: Stage) -> None:
@@ -61,6 +73,7 @@ class Trials:
         self._casts_rows = False
         self.phases = list(getattr(setup.task, "phases", {})) or [""]
         self.phase_number = 0
+        self.step, self.name = rows.step, "loss"
 
     @contextmanager
     def prepared(self) -> Iterator[None]:
@@ -78,7 +91,22 @@ class Trials:
             self.attributes = Attributes(self._model, task)
             self.generators = GeneratorStates(self.attributes, [self._setup.device])
             stack.callback(self.put_back)
+            if self.phase_number:
+                stack.enter_context(self._after_earlier_phases(task))
             yield
+
+    @contextmanager
+    def _after_earlier_phases(self, task: object) -> Iterator[None]:
+        """What they keep is there for a later one, as in a step."""
+        number, before = self.phase_number, self.attributes
+        for self.phase_number in range(number):
+            self.loss_if_any(self.samples)
+        self.phase_number = number
+        self.buffers.put_back()
+        self.generators.put_back()
+        self.attributes = Attributes(self._model, task)
+        yield
+        self.attributes = before
 
     def put_back(self) -> None:
         self.attributes.put_back()
@@ -102,18 +130,78 @@ class Trials:
                 self.put_back()
 
     def loss_of(self, rows: Sequence[int]) -> Trial:
-        loss = self._loss(rows)
-        return Trial(len(rows), float(loss.sum), float(loss.weight))
+        return self.losses_of(rows)[self.name]
+
+    def losses_of(self, rows: Sequence[int]) -> dict[str, Trial]:
+        """The loss, and what is logged beside it, by name."""
+        return _as_trials(self._losses(rows), len(rows))
+
+    def gradients_of(self, rows: Sequence[int]) -> tuple[dict[str, Trial], Gradients]:
+        """The losses, and the gradient of the loss."""
+        losses: Mapping[str, Mean] = {}
+        microbatch = self._microbatch(rows)
+
+        def loss_sum(run: Run) -> torch.Tensor:
+            nonlocal losses
+            losses = self._task_losses(microbatch, run)
+            total: torch.Tensor = losses["loss"].sum
+            return total
+
+        with self.with_gradient(), self._within(microbatch):
+            gradients = gradients_of(self._setup, microbatch, loss_sum)
+        return _as_trials(losses, len(rows)), gradients
+
+    @contextmanager
+    def with_gradient(self) -> Iterator[None]:
+        before, self._with_grad = self._with_grad, True
+        try:
+            yield
+        finally:
+            self._with_grad = before
+
+    def features_of(self, rows: Sequence[int]) -> Arrays:
+        """Of a task that has batch_loss()."""
+        microbatch, phase = self._microbatch(rows), self.phases[self.phase_number]
+        progress = self._plan.progress_at(self.step)
+        setup = self._setup
+        with self._within(microbatch):
+            features: Arrays = setup.strategy.call(
+                0, setup.task.features, microbatch.arrays, progress, phase
+            )
+        return features
+
+    def own_backward(self, rows: Sequence[int]) -> Backward | None:
+        """What of the user's takes part in the backward pass."""
+        recording = Recording()
+        try:
+            with self.with_gradient(), recording:
+                total = self._losses(rows)["loss"].sum
+        except RAISED:
+            return None
+        finally:
+            self.put_back()
+        if recording.hooks:
+            return Backward("a hook of a tensor", recording.hooks[0])
+        return own_backward(self._model, total)
+
+    @contextmanager
+    def moved_weights(self) -> Iterator[None]:
+        """All weights and buffers a little elsewhere."""
+        buffers = self.buffers
+        with moved_weights(self._setup.strategy):
+            self.buffers = Buffers(self._model)
+            try:
+                yield
+            finally:
+                self.buffers = buffers
+                buffers.put_back()
 
     def loss_of_part(self, rows: Sequence[int]) -> tuple[Trial, UserError | None]:
         """And why the loss can't be taken of these samples, though of all of them it can."""
         try:
             return self.loss_of(rows), None
-        except _RAISED as error:
-            where = error.where if isinstance(error, UserError) else ""
-            cause = error.cause if isinstance(error, UserError) else f"{error}"
-            nothing = Trial(len(rows), math.nan, math.nan)
-            return nothing, UserError(cause, where=where)
+        except RAISED as error:
+            return Trial(len(rows), math.nan, math.nan), as_user_error(error)
 
     def loss_if_any(self, rows: Sequence[int]) -> Trial | None:
         """None: the loss can't be taken of these."""
@@ -124,41 +212,58 @@ class Trials:
         recording = Recording()
         try:
             with recording:
-                loss = self._loss(rows)
-        except _RAISED:
+                loss = self._losses(rows)[self.name]
+        except RAISED:
             return None
         finally:
             self.put_back()
         return Recorded(recording, rows, tuple(loss))
 
-    def _loss(self, rows: Sequence[int]) -> Mean:
-        setup, device = self._setup, self._setup.device
+    def _losses(self, rows: Sequence[int]) -> Mapping[str, Mean]:
+        microbatch = self._microbatch(rows)
+        with self._within(microbatch):
+            return self._task_losses(microbatch, self._setup.strategy.call)
+
+    def _microbatch(self, rows: Sequence[int]) -> MicroBatch:
         microbatch = self._stage(self._rows.pick(rows))
         keys = microbatch.keys
         if keys is not None and self.phase_number:  # each phase draws numbers of its own
             keys = StagedKeys(keys.rows.of_phase(self.phase_number))
+        device = self._setup.device
         arrays = {name: tensor.to(device) for name, tensor in microbatch.arrays.items()}
         if self._casts_rows:
             arrays = {name: widened(tensor) for name, tensor in arrays.items()}
+        return replace(microbatch, arrays=arrays, keys=keys)
+
+    @contextmanager
+    def _within(self, microbatch: MicroBatch) -> Iterator[None]:
+        setup = self._setup
         precision = self._plan.precision if self.format == "narrow" else "f32"
-        progress = self._plan.progress_at(self._rows.step)
         with (
             torch.set_grad_enabled(self._with_grad),
-            current_device(device),
-            setup.contexts[0].within(keys),
-            autocast_for(precision, device),
+            current_device(setup.device),
+            setup.contexts[0].within(microbatch.keys),
+            autocast_for(precision, setup.device),
         ):
-            phase = self.phases[self.phase_number]
-            if self._plan.whole_batch:
-                features = setup.strategy.call(0, setup.task.features, arrays, progress, phase)
-                return Mean(added_up(features), len(rows))
-            losses = setup.strategy.call(0, setup.task.losses, arrays, progress, phase)
-        return losses["loss"]
+            yield
+
+    def _task_losses(self, microbatch: MicroBatch, run: Run) -> Mapping[str, Mean]:
+        task, phase = self._setup.task, self.phases[self.phase_number]
+        progress = self._plan.progress_at(self.step)
+        if self._plan.whole_batch:
+            features = run(0, task.features, microbatch.arrays, progress, phase)
+            count = len(next(iter(microbatch.arrays.values())))
+            return {"loss": Mean(added_up(features), count)}
+        losses: Mapping[str, Mean] = run(0, task.losses, microbatch.arrays, progress, phase)
+        return losses
 
     def can_widen(self) -> bool:
-        sharded = self._plan.shards > 1
+        return self._plan.shards == 1 and not self._plan.float8 and self.is_small()
+
+    def is_small(self) -> bool:
+        """Whether a second copy of the weights has room."""
         size = sum(parameter.numel() for parameter in self._model.parameters())
-        return not sharded and not self._plan.float8 and size <= _WIDENED
+        return size // self._plan.shards <= _WIDENED
 
     @contextmanager
     def in_float64(self) -> Iterator[None]:
@@ -184,6 +289,18 @@ def _format_of(setup: EngineSetup) -> Format:
         return "f64"
     is_narrow = plan.precision in {"bf16", "f16"}
     return "narrow" if plan.float8 or (is_narrow and plan.shards > 1) else "f32"
+
+
+def as_user_error(error: BaseException) -> UserError:
+    where = error.where if isinstance(error, UserError) else ""
+    cause = error.cause if isinstance(error, UserError) else f"{error}"
+    return UserError(cause, where=where)
+
+
+def _as_trials(losses: Mapping[str, Mean], samples: int) -> dict[str, Trial]:
+    return {
+        name: Trial(samples, float(loss.sum), float(loss.weight)) for name, loss in losses.items()
+    }
 
 
 def _wants_gradient(error: BaseException) -> bool:

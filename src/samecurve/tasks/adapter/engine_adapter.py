@@ -111,6 +111,12 @@ class EngineAdapter(TaskAdapter, ABC):
     def _wrong_loss(self, method: str, cause: str, remedy: str) -> UserError:
         return UserError(f"{self.name}.{method}() {cause}", remedy, "task")
 
+    @property
+    def follows_progress(self) -> bool:
+        """Whether the loss asks for the step or the epoch."""
+        methods = ["features", "batch_loss"] if self.whole_batch else ["loss"]
+        return any(self.arguments_of(method).keys() & {"step", "epoch"} for method in methods)
+
     def arguments_of(
         self, method: str, progress: Progress = START, phase: str = "", **others: Any
     ) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from samecurve.tasks.adapter.returned_tensors import check_loss
 from samecurve.torch_engine.feature_table import Features, check_rows
 from samecurve.torch_engine.keyed.generators import GeneratorWatch
 from samecurve.torch_engine.keyed.sample_numbers import keyed_trial
+from samecurve.torch_engine.split_state import attributes_kept
 
 # parameters at most of a model that is tried on two samples beforehand: a second or so
 _TRIED = 50_000_000
@@ -28,7 +29,7 @@ def try_features(adapter: EngineAdapter, params: int, seed: int) -> int | None:
     """
     if params > _TRIED or len(adapter.train_data()) < 2:
         return None
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
+    with torch.random.fork_rng(devices=[]), torch.no_grad(), attributes_kept(adapter.task):
         torch.default_generator.manual_seed(seed)
         try:
             model, rows = adapter.model().eval(), _first_rows(adapter, 2)
@@ -66,7 +67,7 @@ def try_loss(adapter: EngineAdapter, params: int, seed: int) -> list[Mean] | Non
     """
     if params > _TRIED or len(adapter.train_data()) < 2:
         return None
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
+    with torch.random.fork_rng(devices=[]), torch.no_grad(), attributes_kept(adapter.task):
         torch.default_generator.manual_seed(seed)
         model = adapter.model().eval()
         rows = _first_rows(adapter, 2)

@@ -61,15 +61,25 @@ class GatherOrder:
         and its order, by which backward gathers ahead, is forgotten.
         """
         if self._has_left:
-            for group in self._groups:
-                group.reshard()
-                group._post_forward_indices.clear()  # noqa: SLF001 - public nowhere
-                getattr(group.comm_ctx, "post_forward_order", []).clear()  # made in a first pass
+            self._reshard()
         words = [argument for argument in arguments if isinstance(argument, str)]
         key = (getattr(function, "__qualname__", ""), torch.is_grad_enabled(), *words)
         self._learns = key not in self._orders
         self._order = self._orders.setdefault(key, [])
         self._at, self._watches, self._has_left = 0, True, False
+
+    def _reshard(self) -> None:
+        for group in self._groups:
+            group.reshard()
+            group._post_forward_indices.clear()  # noqa: SLF001 - public nowhere
+            getattr(group.comm_ctx, "post_forward_order", []).clear()  # made in a first pass
+
+    def reset(self) -> None:
+        """As before the first pass: nothing is gathered, and no order is known."""
+        self._reshard()
+        self._orders.clear()
+        self.used.clear()
+        self._watches = self._has_left = False
 
     def leave(self) -> None:
         """Before what no backward follows: all ranks do the same there."""

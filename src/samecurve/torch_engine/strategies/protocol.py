@@ -84,6 +84,10 @@ class Strategy(Protocol):
         """
         ...
 
+    def reset(self) -> None:
+        """Before the first step: what trials have gathered or learnt is let go of."""
+        ...
+
     def sync_replicas(self) -> None:
         """After an update, or change(): give the other replicas of this process the new weights."""
         ...

@@ -90,6 +90,8 @@ class Single:
     def change(self, function: Callable[..., None], *arguments: object) -> None:
         function(self.models[0], *arguments)
 
+    def reset(self) -> None: ...
+
     def sync_replicas(self) -> None: ...
 
     def local_shard(self, tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:

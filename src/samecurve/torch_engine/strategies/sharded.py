@@ -216,6 +216,9 @@ class FSDP:
         box = (slice(begin, begin + size) for begin, size in zip(offsets, sizes, strict=True))
         return whole[tuple(box)]
 
+    def reset(self) -> None:
+        self._order.reset()
+
     def sync_replicas(self) -> None: ...
 
     def local_shard(self, tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -254,6 +257,15 @@ def _check_can_be_sharded(model: nn.Module) -> None:
                     "--strategy ddp, or share the whole block",
                     "model",
                 )
+    for name, parameter in model.named_parameters():
+        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:  # noqa: SLF001
+            raise UserError(
+                f"fsdp: {name} has a hook, which would not be called: weights are gathered into"
+                " other tensors, and only their shards stay",
+                "--strategy ddp; or what the hook does in forward (a mask, a factor), or"
+                " optimizer.groups",
+                "model",
+            )
     for name, module in model.named_modules():
         kinds = {p.is_complex() for p in module.parameters(recurse=False) if p.ndim}
         if len(kinds) > 1:
