@@ -66,13 +66,22 @@ class OneFake:
         return self.fake
 
 
+class Heir(OneFake):
+    """Its loss is inherited."""
+
+
 class Typo(OneFake):
     def loss(self, phase: str) -> float:
         return len(phase) * float(self.fakes)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
-    ("task", "remedy"), [(OneFake(), "compute it in each phase"), (Typo(), "self.fakes = ...")]
+    ("task", "remedy"),
+    [
+        (OneFake(), "compute it in each phase"),
+        (Heir(), "compute it in each phase"),
+        (Typo(), "self.fakes = ..."),
+    ],
 )
 def test_what_one_phase_kept_for_another_is_computed_in_each(task: OneFake, remedy: str) -> None:
     with pytest.raises(UserError) as raised, calling("loss()", Path(__file__)):

@@ -134,7 +134,8 @@ def _of_another_phase(error: AttributeError) -> bool:
     kind = type(error.obj)
     if not getattr(kind, "phases", None) or isinstance(error.obj, type):
         return False
-    codes = [getattr(method, "__code__", None) for method in vars(kind).values()]
+    methods = [method for base in kind.__mro__ for method in vars(base).values()]
+    codes = [getattr(method, "__code__", None) for method in methods]
     return any(
         step.opname == "STORE_ATTR" and step.argval == error.name
         for code in codes
