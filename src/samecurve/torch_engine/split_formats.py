@@ -4,7 +4,7 @@ the batch by what they have learnt.
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -47,12 +47,11 @@ def _tf32_switches() -> tuple[tuple[Any, ...], str, object]:
     torch has two such interfaces since 2.9. Where a user's file has set the newer one, even reading
     the older raises an error.
     """
-    products, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    products, cudnn = torch.backends.cuda.matmul, cast("Any", torch.backends.cudnn)
     try:
         _ = products.allow_tf32, cudnn.allow_tf32
     except RuntimeError:
-        newer: tuple[Any, ...] = (products, cudnn.conv, cudnn.rnn)
-        return newer, "fp32_precision", "ieee"
+        return (products, cudnn.conv, cudnn.rnn), "fp32_precision", "ieee"
     return (products, cudnn), "allow_tf32", False
 
 
