@@ -17,6 +17,7 @@ from samecurve.core.planning.planner import plan
 from samecurve.core.protocols import Batch
 from samecurve.data.feed import Feed
 from samecurve.data.tokens import IGNORED, TokenWindows, window_count
+from samecurve.data.trial_rows import unlike_rows
 from tiny import config_of, tiny_values
 
 FACTS = Facts(
@@ -214,3 +215,13 @@ def test_windows_predict_each_token_once(tmp_path: Path) -> None:
     assert rows["labels"].tolist() == [[9, 10, IGNORED, IGNORED], [1, 2, 3, 4]]
     labels = windows[np.arange(3)]["labels"]
     assert sorted(labels[labels != IGNORED]) == list(range(1, 11))
+
+
+def test_the_split_check_tries_unlike_samples() -> None:
+    """One of each class that is to be seen, and the first of the rest."""
+    label = np.zeros(100, dtype=np.int64)
+    label[[40, 80, 90]] = 1, 2, 1
+    rows = {"x": np.ones((100, 3)), "y": label, "tokens": np.arange(300).reshape(100, 3)}
+    assert unlike_rows(rows, 100, 6) == [0, 1, 2, 3, 40, 80]
+    assert unlike_rows({**rows, "id": np.arange(100)}, 100, 3) == [0, 1, 2]
+    assert unlike_rows({"x": rows["x"]}, 100, 200) == list(range(100))

@@ -100,6 +100,34 @@ class Restless(Momentum):
         model.average.normal_()
 
 
+class Aside(Base):
+    """Keeps its teacher, and a head, beside the model."""
+
+    learns_head = False
+
+    def __init__(self) -> None:
+        self.teachers = {"slow": nn.Linear(6, 1).double().requires_grad_(False)}
+        self.head = nn.Linear(1, 1).double().requires_grad_(self.learns_head)
+        self.seen = torch.zeros(1)  # which no loss reads
+
+    def loss(self, model: Any, batch: Any) -> Mean:
+        out = self.head(model(batch["x"]))[:, 0]
+        pull = out - self.teachers["slow"](batch["x"])[:, 0]
+        return Mean(((out - batch["y"]) ** 2 + 0.5 * pull**2).sum(), len(out))
+
+    def after_step(self, model: Any, step: int) -> None:  # noqa: ARG002 - by its signature
+        self.seen += 1
+
+
+class TaughtAside(Aside):
+    def after_step(self, model: Any, step: int) -> None:  # noqa: ARG002 - by its signature
+        self.teachers["slow"].weight.lerp_(model[0].weight[:1], 0.1)
+
+
+class HeadAside(Aside):
+    learns_head = True
+
+
 class Halved(Annealed):
     def schedule(self, step: int) -> float:
         return float(0.5 ** (step // 3))

@@ -273,6 +273,26 @@ def test_after_step_draws_nothing() -> None:
         run_steps(*engine_and_feed(config_of("Restless")))
 
 
+@pytest.mark.parametrize(
+    ("task", "says"),
+    [
+        ("Aside", ""),
+        ("TaughtAside", r"after_step\(\) changes self.teachers.slow.weight, which the loss reads"),
+        ("HeadAside", "self.head.weight is no part of what model.. returns, so nobody trains it"),
+    ],
+)
+def test_what_a_task_keeps_beside_its_model_is_neither_learnt_nor_changed(
+    task: str, says: str
+) -> None:
+    """No checkpoint has it, and no optimizer."""
+    engine, feed = engine_and_feed(config_of(task))
+    if not says:
+        run_steps(engine, feed)
+        return
+    with pytest.raises(UserError, match=says):
+        run_steps(engine, feed)
+
+
 def test_it_is_not_called_after_an_update_that_is_left_out() -> None:
     engine, feed = engine_and_feed(config_of("Momentum", train={"non_finite": "skip"}))
     state = engine.init()

@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import groupby, islice
+from itertools import groupby, islice, takewhile
 from typing import Generic
 
 import numpy as np
@@ -43,6 +43,7 @@ from samecurve.data.rounds import (
     Rounds,
     cut_rows,
 )
+from samecurve.data.trial_rows import LOOKED_AT, unlike_rows
 from samecurve.data.workers import Workers
 
 _IDS_AT_ONCE = 65_536
@@ -115,19 +116,28 @@ class Feed(Generic[Staged]):
         return ids
 
     def trial_rows(self, most: int) -> TrialRows:
-        """At most so many samples of the first step to come, whoever trains on them.
+        """At most so many samples of the first steps to come, whoever trains on them; unlike ones,
+        where rows can be looked at beforehand.
 
         What is padded by microbatch is read anew for each part, so that a loss which follows the
         padding is seen.
         """
         step = min(self._start, self._plan.steps - 1)
-        ids = self._order.ids(range(step, step + 1))[0][:most]
         epoch = self._epoch(step)
+        steps = range(
+            step, min(step + -(-LOOKED_AT // self._plan.global_batch_size), self._plan.steps)
+        )
+        in_epoch = list(takewhile(lambda each: self._epoch(each) == epoch, steps))
+        ids = np.concatenate(self._order.ids(range(step, in_epoch[-1] + 1)))[:LOOKED_AT]
         source = self._sources[TRAIN_SOURCE]
         assert source is not None
         rows: Arrays = {}
-        if not source.by_microbatch:
+        if source.by_microbatch:
+            ids = ids[:most]
+        else:
             rows = self._ask(TRAIN_SOURCE, ids, epoch)()
+            numbers = unlike_rows(rows, len(ids), most)
+            ids, rows = ids[numbers], {name: array[numbers] for name, array in rows.items()}
 
         def pick(numbers: Sequence[int]) -> MicroBatch:
             chosen = list(numbers)
