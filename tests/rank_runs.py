@@ -41,7 +41,7 @@ def train_on_ranks(
     return read_events(run.journal)
 
 
-def train_one_rank(index: int, group: Any, attempt: str, ask_in: Phase | None) -> None:
+def train_one_rank(index: int, group: Any, attempt: str, ask_in: Phase | None = None) -> None:
     from samecurve.worker.join import join_warm
 
     context = RankContext.read_warm(attempt, index)
