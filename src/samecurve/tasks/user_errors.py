@@ -32,6 +32,13 @@ _TRANSIENT = {
 }
 
 
+class StartedWhileLoading(BaseException):
+    """A file that is loaded for its class has come to a call that would start a run.
+
+    What stands above that call has been run; nothing of ours but load_class() may catch this.
+    """
+
+
 @contextmanager
 def calling(what: str, path: Path | None, kind: type[SamecurveError] = UserError) -> Iterator[None]:
     """Around a call of the user's code, of which `path` is the file; None: the code is ours.
@@ -45,7 +52,7 @@ def calling(what: str, path: Path | None, kind: type[SamecurveError] = UserError
     process = os.getpid()
     try:
         yield
-    except (SamecurveError, MemoryError):
+    except (SamecurveError, StartedWhileLoading, MemoryError):
         raise
     except BaseException as error:
         if os.getpid() != process:

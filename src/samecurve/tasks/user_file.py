@@ -19,16 +19,9 @@ from samecurve.errors import UserError
 from samecurve.tasks.class_place import Place
 from samecurve.tasks.kept_class import FOR_LAUNCHER, check_python, is_kept, read_header
 from samecurve.tasks.kept_class import load as load_kept
-from samecurve.tasks.user_errors import calling, explain_raised
+from samecurve.tasks.user_errors import StartedWhileLoading, calling, explain_raised
 
 _STOPPED = "__stopped_by_samecurve__"  # in a module that was run up to a call that starts a run
-
-
-class StartedWhileLoading(BaseException):
-    """A file that is loaded for its class has come to a call that would start a run.
-
-    What stands above that call has been run; nothing of ours but load_class() may catch this.
-    """
 
 
 def check_class_exists(task: Place) -> None:
