@@ -353,7 +353,7 @@ def test_a_held_port_is_nobody_elses() -> None:
         (["--nproc", 0, FAULTS], "--nproc 0"),
         (["--gpus", 0, FAULTS], "GPU 0 does not exist; no GPU was found"),
         (["--gpus", 0, "--nproc", 1, FAULTS], "both say how many"),
-        (["--nproc", "two", FAULTS], "'two' is not a valid integer"),
+        (["--nproc", "two", FAULTS], "'two' is not a number of ranks"),
         (["--log-dir", FAULTS, FAULTS], "can't be made"),
         (["--frobnicate", FAULTS], "No such option"),
     ],
@@ -516,12 +516,14 @@ def test_a_watch_that_has_not_seen_all_ranks_says_so_and_what_it_sees_later() ->
 
 ASKS = """
 import os
+import time
 from pathlib import Path
 
 rank = os.environ["RANK"]
 if rank == os.environ["ASKED"]:
     print("hello", input("name? "), flush=True)
-Path("data.txt").read_text()
+    Path("data.txt").read_text()
+time.sleep(60)
 """
 
 

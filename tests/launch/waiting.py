@@ -27,7 +27,8 @@ class Rows:
 
     def __getitem__(self, ids: Any) -> dict[str, Any]:
         self.read += len(ids)
-        if self.read > 112 and os.environ.get("RANK") == "1" and not self.once.exists():
+        # 112 of steps, beside the 128 that are looked at for the split check
+        if self.read > 240 and os.environ.get("RANK") == "1" and not self.once.exists():
             if self.once.parent.exists():
                 self.once.touch()
             if self.how == "sleep":

@@ -24,6 +24,7 @@ class WarmStart:
 
     def __init__(self) -> None:
         self.server: ForkServer | None = None
+        self._imports: threading.Thread | None = None  # in this process
 
     def __enter__(self) -> "WarmStart":
         return self
@@ -35,6 +36,8 @@ class WarmStart:
         trace: TracebackType | None,
     ) -> None:
         self.stop()
+        if self._imports:  # an interpreter that ends beneath it would print its traceback
+            self._imports.join()
 
     def begin(self) -> None:
         """With torch. stop(), where another engine is wanted."""
@@ -50,7 +53,8 @@ class WarmStart:
         if self.server is None:
             return
         if plan.is_one_process:
-            threading.Thread(target=import_module, args=(_RANK[1],), name="imports").start()
+            self._imports = threading.Thread(target=import_module, args=(_RANK[1],), name="imports")
+            self._imports.start()
             return
         # what torch's wrapper of a model on several ranks imports, once it is made
         wrapper = "torch.distributed.fsdp" if plan.shards > 1 else "torch._dynamo"

@@ -66,7 +66,8 @@ def kind_of(filename: str) -> Literal["users", "library", "ours"]:
 
 def shown_path(path: str) -> str:
     """As one would type it from here, or import it."""
-    for home in (Path.cwd(), *map(Path, _LIBRARIES)):
+    # an environment may lie in the directory where the command was typed
+    for home in (*map(Path, _LIBRARIES), Path.cwd()):
         if Path(path).is_relative_to(home):
             return str(Path(path).relative_to(home))
     return path
