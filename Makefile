@@ -27,7 +27,7 @@ lint: .venv/.test
 test test-long: export PYTHONDONTWRITEBYTECODE :=  # some hundred processes import the program: compile it once
 
 test: lint
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 2 --dist worksteal --durations=30
 
 test-long: lint
 	$(BIN)/python -m pytest -m long --timeout 3600

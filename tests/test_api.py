@@ -170,6 +170,7 @@ def test_a_class_of_a_script_and_of_a_session(tmp_path: Path, pool: Pool) -> Non
     assert samecurve.plan(exported / "config.yaml", devices="cpu:2").num_devices == 2
 
 
+@pytest.mark.long
 def test_a_class_of_a_notebook(tmp_path: Path) -> None:
     """Its cells are no files: an error names the cell and its line, and verify has its verdict."""
     wrong = "class Wrong(MyTask):\n    def train_data(self):\n        return [][3]"

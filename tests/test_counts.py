@@ -52,7 +52,7 @@ def evaluated(pool: Pool, corpus: Path, cache: Path, tmp_path: Path) -> Run:
     return run
 
 
-@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("exact", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_counts_are_equal_on_any_devices_and_engine(evaluated: Run, *, exact: bool) -> None:
     """Not close: equal. Held-out samples do not divide evenly by three."""
     reference = evaluated("torch", "single", 1, exact=exact)
