@@ -39,7 +39,7 @@ class Itself:
 
     def __init__(self, count: int, bad: int | None = None, *, by_epoch: bool = False) -> None:
         self.count, self.bad, self.by_epoch = count, bad, by_epoch
-        self.by_microbatch, self.by_user_code = False, False
+        self.by_microbatch, self.seconds = False, 0.0  # of a read
         self.reads: list[int] = []
 
     def __len__(self) -> int:
@@ -49,6 +49,7 @@ class Itself:
         return self.read(ids, 0)
 
     def read(self, ids: Ids, epoch: int) -> dict[str, Any]:
+        time.sleep(self.seconds)
         self.reads.append(len(ids))
         if self.bad is not None and self.bad in ids:
             raise OSError(f"sample {self.bad} can't be read")
@@ -190,16 +191,16 @@ def _has_read(source: Itself, times: int) -> bool:
 
 
 @pytest.mark.parametrize("prefetch", [0, 1, 2])
-def test_user_code_is_called_no_further_ahead_than_prefetch(prefetch: int) -> None:
-    """A step at a time, so that what it holds and counts on is what the config says."""
+def test_data_is_read_no_further_ahead_than_prefetch(prefetch: int) -> None:
+    """A step at a time where that takes a while, so that what it holds is what the config says."""
     source = Itself(23)
-    source.by_user_code = True
+    source.seconds = 0.002
     steps = iter(feed(1, 0, prefetch=prefetch, source=source))
     for trained in range(1, 9):
         next(steps)
         wanted = min(trained + prefetch, 9)
         until(partial(_has_read, source, wanted), timeout=5)
-        time.sleep(0.002)  # in which a thread that reads further would
+        time.sleep(0.006)  # in which a thread that reads further would
         assert len(source.reads) == wanted
     assert max(source.reads) == 10  # samples of one step
     list(steps)

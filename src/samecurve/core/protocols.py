@@ -50,16 +50,12 @@ class RowReader(Source, Protocol):
     by_epoch: an id may give another row in another epoch; what is read at once is of one epoch.
     by_microbatch: the shape of a row follows from those that are read with it; each microbatch is
         read by itself.
-    by_user_code: reading calls the user's own code, which may count on being called no further
-        ahead than the config says (data.prefetch).
     """
 
     @property
     def by_epoch(self) -> bool: ...
     @property
     def by_microbatch(self) -> bool: ...
-    @property
-    def by_user_code(self) -> bool: ...
     def read(self, ids: Ids, epoch: int) -> Mapping[str, NDArray[Any]]: ...
 
 

@@ -58,11 +58,6 @@ class Rows:
         """Whether the shape of a row follows from those that are read with it."""
         return self._collation is not None
 
-    @property
-    def by_user_code(self) -> bool:
-        """Whether a read calls code of the user's."""
-        return self._path is not None
-
     def __len__(self) -> int:
         return self._count
 
