@@ -187,6 +187,12 @@ def child_environment(**variables: str) -> dict[str, str]:
     return {**os.environ, **variables}
 
 
+def replace_environment(environment: Mapping[str, str]) -> None:
+    """Give this process another environment, as if it had been started with it."""
+    os.environ.clear()
+    os.environ.update(environment)
+
+
 class Interrupted(KeyboardInterrupt):
     """Ctrl-C, as the command line hears it where no run is under way that could save."""
 

@@ -18,9 +18,10 @@ from samecurve.core.split_check import (
 from samecurve.errors import UserError
 
 MEAN = (
-    'return Mean(sum, weight): sum is the loss added over what was counted (reduction="sum"),'
-    " weight is how much that was (len(x) samples, (labels != -100).sum() tokens). Both are added"
-    " over all devices and divided once: a mean of means would depend on the number of devices"
+    'return Mean(sum, weight): sum is the loss added over what was counted (reduction="sum";'
+    " a mean times the weight), weight is how much that was (len(x) samples,"
+    " (labels != -100).sum() tokens). Both are added over all devices and divided once: a mean of"
+    " means would depend on the number of devices"
 )
 ALLOW = "--set train.allow_coupled=true trains it all the same"
 _WHOLE_BATCH = (

@@ -154,7 +154,8 @@ class RankGroup:
     def start(self) -> None:
         """In the main thread: a death signal follows the thread that started the child."""
         for rank, command in enumerate(self._commands):
-            stdin = None if self._outputs and not rank else subprocess.DEVNULL
+            is_typed_to = self._outputs is not None and not self._processes
+            stdin = None if is_typed_to else subprocess.DEVNULL
             process = command.start(stdin=stdin, pipes=self._outputs is not None)
             self._guard.add(process.pid)
             self._processes.append(process)

@@ -27,7 +27,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import IO
 
-from samecurve.system import die_with
+from samecurve.system import child_environment, die_with, replace_environment
 
 _SET_CHILD_SUBREAPER = 36  # of prctl
 _LARGEST = 1 << 20  # bytes of a message
@@ -93,7 +93,7 @@ class ForkServer:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,  # what it can't import is said by whoever needs it
                 pass_fds=[theirs.fileno()],
-                env={**defaults, **os.environ},
+                env={**defaults, **child_environment()},
                 start_new_session=True,  # Ctrl-C is for the one who asks
             )
 
@@ -202,8 +202,7 @@ def _run(call: Call, stdio: Sequence[int], middle: int, *, announce: int) -> Non
         os.close(announce)
         while os.getppid() == middle:
             time.sleep(_ADOPTION)
-        os.environ.clear()
-        os.environ.update(call.environment)
+        replace_environment(call.environment)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         module, _, name = call.function.partition(":")
         getattr(import_module(module), name)(*call.arguments)

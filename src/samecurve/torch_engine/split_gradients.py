@@ -35,12 +35,12 @@ def gradients_of(
     strategy.reset()
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if setup.plan.shards == 1:
-        found = torch.autograd.grad(
+        in_order = torch.autograd.grad(
             loss_sum(strategy.call), list(named.values()), allow_unused=True
         )
         return {
             name: _dense(gradient)
-            for name, gradient in zip(named, found, strict=True)
+            for name, gradient in zip(named, in_order, strict=True)
             if gradient is not None
         }
     parameters = list(named.values())

@@ -151,8 +151,8 @@ def _defaults_beside(config: Config, facts: Facts) -> str:
     if optimizer.clip and "clip" not in optimizer.model_fields_set:
         defaults.append(f"clip {optimizer.clip:.6g}")
         without.append("optimizer.clip=0")
-    asked = schedule.model_fields_set & {"decay", "final"}
-    if not facts.schedule and schedule.decay != "constant" and not asked:
+    is_chosen = not schedule.model_fields_set.isdisjoint({"decay", "final"})
+    if not facts.schedule and schedule.decay != "constant" and not is_chosen:
         defaults.append(f"a {schedule.decay} to {schedule.final:.0%} of the rate")
         without.append("schedule.decay=constant")
     if not defaults:
