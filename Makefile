@@ -1,7 +1,9 @@
 # Each target makes what it needs. Python: any 3.11 or newer as `python3`, or PYTHON=...
 PYTHON ?= python3
 BIN := .venv/bin
-DEVICES := $(shell nvidia-smi -L >/dev/null 2>&1 && echo auto || echo cpu:2)
+# evaluated where it is used, once torch is there: AMD's GPUs count if that torch can use them
+HAS_GPUS = nvidia-smi -L >/dev/null 2>&1 || $(BIN)/python -c 'import torch; torch.cuda.init()' 2>/dev/null
+DEVICES = $(shell $(HAS_GPUS) && echo auto || echo cpu:2)
 
 .PHONY: demo test test-long lint bench clean
 

@@ -114,3 +114,20 @@ def test_an_installed_wheel_is_named_by_name(
         cwd=tmp_path,
     ).stdout
     assert (expected or "samecurve[jax]") in answer
+
+
+def test_reading_a_small_file_takes_little_memory(tmp_path: Path) -> None:
+    """However large it might be: a manifest may have a gigabyte, and a rank little left."""
+    (tmp_path / "file").write_bytes(b"small")
+    script = (
+        "import resource, sys\n"
+        "from pathlib import Path\n"
+        "from samecurve.system import read_file_bytes\n"
+        "pages = int(Path('/proc/self/statm').read_text().split()[0])\n"
+        "most = pages * resource.getpagesize() + (32 << 20)\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (most, most))\n"
+        "sys.stdout.buffer.write(read_file_bytes(Path('file'), 1 << 30))\n"
+    )
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, check=True)
+    assert done.stdout == b"small"

@@ -24,6 +24,7 @@ from urllib.parse import unquote, urlparse
 # Sent by the launcher where the control file can't be written, or is not its own.
 STOP_SIGNAL = signal.SIGUSR1
 LAUNCHER = "SAMECURVE_LAUNCHER"
+_READ_AT_ONCE = 1 << 20  # bytes
 
 
 def regular_only(path: str, flags: int, mode: int = 0o644) -> int:
@@ -52,11 +53,14 @@ def read_file_bytes(path: Path, most: int) -> bytes:
 
     OSError: as regular_only(), or it has more than `most` bytes.
     """
+    content = bytearray()
     with open(path, "rb", opener=regular_only) as file:
-        content = file.read(most + 1)
+        # in blocks: read(most) asks for as much memory, however small the file is
+        while len(content) <= most and (block := file.read(_READ_AT_ONCE)):
+            content += block
     if len(content) > most:
         raise OSError(errno.EFBIG, f"it has more than {most} bytes", str(path))
-    return content
+    return bytes(content)
 
 
 def write_json(path: Path, value: object) -> None:

@@ -222,6 +222,14 @@ class Annealed:
         return Source()
 
 
+class Turned(Annealed):
+    """Counts what it should not have counted, in all steps but the first three."""
+
+    def loss(self, model: Any, batch: Any, step: Any, epoch: Any) -> dict[str, Mean]:
+        means = super().loss(model, batch, step, epoch)
+        return {**means, "loss": Mean(means["loss"].sum, means["loss"].weight * (2.5 - step))}
+
+
 class Followed(Annealed):
     def after_step(self, model: Any, step: int) -> None: ...
 

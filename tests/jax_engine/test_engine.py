@@ -18,8 +18,10 @@ from samecurve.core.config.document import read_file
 from samecurve.core.planning.planner import plan as make_plan
 from samecurve.errors import UserError
 from samecurve.launch.pool import JobFailedError
+from samecurve.observe.journal import read_events
 from samecurve.system import install_command
 from samecurve.tasks import open_task
+from starts import start, train
 from tiny import MACHINE, tiny_values
 from worlds import Pool
 
@@ -102,6 +104,15 @@ def test_odd_parameters_layers_and_variables_are_one_curve_too(pool: Pool, tmp_p
     """
     config = jobs.config_of(small("odd"))
     check_one_curve(config, ["jax-fsdp:8"], pool, tmp_path, steps=3, near=1e-11)
+
+
+def test_a_negative_weight_in_mid_run_makes_no_update(pool: Pool, tmp_path: Path) -> None:
+    """It would turn the update round; the engine alone sees it, on its devices."""
+    prepared = start(tmp_path / "run", small(task="Turned"), tmp_path)
+    with pytest.raises(JobFailedError, match=r"step 4: the weights of its loss add up to -5"):
+        train(pool, prepared)
+    steps = [event for event in read_events(tmp_path / "run/journal.jsonl") if event.kind == "step"]
+    assert [event.step for event in steps] == [1, 2, 3]
 
 
 @pytest.mark.parametrize(
