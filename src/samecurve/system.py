@@ -6,6 +6,7 @@ program was installed.
 
 import ctypes
 import errno
+import fcntl
 import json
 import os
 import shlex
@@ -14,7 +15,7 @@ import signal
 import stat
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,6 +25,7 @@ from urllib.parse import unquote, urlparse
 # Sent by the launcher where the control file can't be written, or is not its own.
 STOP_SIGNAL = signal.SIGUSR1
 LAUNCHER = "SAMECURVE_LAUNCHER"
+PROGRESS = "SAMECURVE_PROGRESS"  # the file in which a process says how far it has come
 _READ_AT_ONCE = 1 << 20  # bytes
 
 
@@ -100,6 +102,36 @@ def directory_made_once(home: Path) -> Iterator[Path]:
                 raise
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+@contextmanager
+def one_at_a_time(lock: Path) -> Iterator[bool]:
+    """One process at a time is in the block; False where the file system can't lock."""
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with open(lock, "w") as file:
+        locked = False
+        with suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX)
+            locked = True
+        try:
+            yield locked
+        finally:
+            with suppress(OSError):
+                lock.unlink()
+
+
+def show_progress(line: str, environment: Mapping[str, str] = os.environ) -> None:
+    """A line on how far something long has come, for who waits for it.
+
+    In the file that SAMECURVE_PROGRESS names, which the process that started this one reads and
+    shows; on stderr where there is none.
+    """
+    path = environment.get(PROGRESS)
+    if path is None:
+        print(line, file=sys.stderr, flush=True)
+        return
+    with open(path, "a") as file:
+        file.write(f"{line}\n")
 
 
 _GO_ON = "run the same command again: it goes on from the last save"

@@ -372,6 +372,13 @@ class Config(Section):
     track: Track = Track()
 
 
+def _plain(item: Any) -> Any:
+    """An item of a list, as one writes it."""
+    if isinstance(item, BaseModel):
+        return item.model_dump(mode="json", exclude_defaults=True)
+    return item
+
+
 def flatten(section: BaseModel, prefix: str = "") -> dict[str, Any]:
     """A config as dotted keys and plain values."""
     result: dict[str, Any] = {}
@@ -379,10 +386,8 @@ def flatten(section: BaseModel, prefix: str = "") -> dict[str, Any]:
         value = getattr(section, name)
         if isinstance(value, BaseModel):
             result |= flatten(value, f"{prefix}{name}.")
-        elif isinstance(value, tuple) and any(isinstance(item, BaseModel) for item in value):
-            result[prefix + name] = [
-                item.model_dump(mode="json", exclude_defaults=True) for item in value
-            ]
+        elif isinstance(value, tuple | list) and any(isinstance(item, BaseModel) for item in value):
+            result[prefix + name] = [_plain(item) for item in value]
         else:
             result[prefix + name] = value
     return result | {prefix + name: value for name, value in (section.model_extra or {}).items()}

@@ -4,12 +4,11 @@ An index is known by the names, sizes and times of its files, so that a changed 
 one. Arrays go to disk as they are made, and are read by the page: neither takes memory by the row.
 """
 
-import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -18,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samecurve.errors import RunError
-from samecurve.system import directory_made_once, write_json
+from samecurve.system import directory_made_once, one_at_a_time, write_json
 
 _FORMAT = 1  # of what is kept
 
@@ -117,7 +116,7 @@ def open_index(
     home = cache / hashlib.sha256(text.encode()).hexdigest()[:24]
     if not home.is_dir():
         home.parent.mkdir(parents=True, exist_ok=True)
-        with _alone(home.with_suffix(".lock")):
+        with one_at_a_time(home.with_suffix(".lock")):
             if not home.is_dir():
                 _make(home, kind, shards, scan)
     return Index(home, shards)
@@ -141,19 +140,6 @@ def check_unchanged(shard: Shard, status: os.stat_result) -> None:
             "run the same command again, once the files rest",
             "data",
         )
-
-
-@contextmanager
-def _alone(lock: Path) -> Iterator[None]:
-    """One process at a time, on file systems that can lock."""
-    with open(lock, "w") as file:
-        with suppress(OSError):
-            fcntl.flock(file, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            with suppress(OSError):
-                lock.unlink()
 
 
 def _mapped(file: Path, dtype: str) -> NDArray[Any]:

@@ -3,11 +3,9 @@
 It is found again by what it was made from.
 """
 
-import glob
 import hashlib
 import json
 import os
-import sysconfig
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -20,6 +18,7 @@ from samecurve.errors import UserError
 from samecurve.system import directory_made_once
 from samecurve.tasks.language.sections import LanguageData
 from samecurve.tasks.language.tokenizer import ByteTokenizer, LibraryTokenizer, Tokenizer, train_bpe
+from samecurve.tasks.text_files import files_below, files_matching, standard_library
 
 _BLOCK = 1 << 22  # bytes of text tokenized at once
 _FORMAT = 2  # of the cache
@@ -110,16 +109,15 @@ def _files(sources: tuple[str, ...]) -> list[Path]:
     files: list[Path] = []
     for source in sources:
         if source == "python-stdlib":
-            files += _standard_library()
+            files += standard_library()
             continue
         path = Path(source).expanduser()
         if path.is_dir():
-            files += _below(path)
+            files += files_below(path)
         elif path.is_file():
             files.append(path)
         else:
-            matches = [Path(match) for match in glob.glob(str(path), recursive=True)]
-            matching_files = sorted(match for match in matches if match.is_file())
+            matching_files = files_matching(path)
             if not matching_files:
                 raise UserError(
                     f"data source {source}: no such file, directory or match",
@@ -128,40 +126,6 @@ def _files(sources: tuple[str, ...]) -> list[Path]:
                 )
             files += matching_files
     return list(dict.fromkeys(file.resolve() for file in files))
-
-
-def _below(root: Path) -> list[Path]:
-    """A directory's files, without hidden ones and run directories.
-
-    A run that reads what it writes could never be resumed.
-    """
-    files: list[Path] = []
-    for folder, subfolders, names in os.walk(root):
-        subfolders[:] = [
-            name
-            for name in subfolders
-            if not name.startswith(".") and not _is_run(Path(folder, name))
-        ]
-        files += [Path(folder, name) for name in names if not name.startswith(".")]
-    return sorted(files)
-
-
-def _is_run(folder: Path) -> bool:
-    return (folder / "plan.json").exists() and (folder / "checkpoints").exists()
-
-
-def _standard_library() -> list[Path]:
-    """The sorted .py files of this Python's standard library: real text without a download.
-
-    Its tests are left out.
-    """
-    skipped = {"test", "tests", "idle_test", "lib2to3", "__pycache__"}
-    skipped |= {"site-packages", "dist-packages"}
-    files: list[Path] = []
-    for folder, subfolders, names in os.walk(sysconfig.get_path("stdlib")):
-        subfolders[:] = [name for name in subfolders if name not in skipped]
-        files += [Path(folder, name) for name in names if name.endswith(".py")]
-    return sorted(files)
 
 
 def _stamp(file: Path) -> list[Any]:

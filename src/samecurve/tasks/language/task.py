@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from samecurve.core.determinism.data_order import Ids
 from samecurve.core.determinism.init_values import Initial
 from samecurve.core.determinism.mean import Mean
 from samecurve.core.protocols import Source
+from samecurve.data.spread import Spread
 from samecurve.data.tokens import TokenWindows, window_count
 from samecurve.errors import RunError, UserError
 from samecurve.tasks.language import huggingface
@@ -193,19 +193,6 @@ class LanguageTask:
         if self.corpus.tokenizer == "bytes":
             return {}
         return {TOKENIZER: Path(self.corpus.tokenizer)}
-
-
-class Spread:
-    """`count` samples spread evenly over a source."""
-
-    def __init__(self, source: Source, count: int) -> None:
-        self._source, self._count = source, count
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __getitem__(self, ids: Ids) -> Mapping[str, Any]:
-        return self._source[np.asarray(ids) * len(self._source) // self._count]
 
 
 def draw_token(logits: NDArray[np.float64], temperature: float, random: np.random.Generator) -> int:

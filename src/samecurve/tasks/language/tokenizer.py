@@ -88,8 +88,10 @@ class LibraryTokenizer:
         return float(in_token[printing].mean())
 
 
-def train_bpe(size: int, texts: Iterable[str], path: Path) -> None:
-    """A byte-level BPE of at most `size` tokens, written to path."""
+def train_bpe(
+    size: int, texts: Iterable[str], path: Path, special_tokens: Sequence[str] = ()
+) -> None:
+    """A byte-level BPE of at most `size` tokens, written to path. special_tokens: the first ids."""
     from tokenizers import Tokenizer as TrainedTokenizer
     from tokenizers import decoders, models, pre_tokenizers, trainers
 
@@ -100,6 +102,7 @@ def train_bpe(size: int, texts: Iterable[str], path: Path) -> None:
         vocab_size=size,
         show_progress=False,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=list(special_tokens),
     )
     tokenizer.train_from_iterator(texts, trainer)
     tokenizer.save(str(path))

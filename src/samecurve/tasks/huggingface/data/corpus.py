@@ -1,0 +1,297 @@
+"""One source as tokens: made once, found again by what its files hold, mapped by every rank."""
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from subprocess import Popen, TimeoutExpired
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from samecurve.errors import RunError, UserError
+from samecurve.system import (
+    child_environment,
+    directory_made_once,
+    one_at_a_time,
+    show_progress,
+    write_json,
+)
+from samecurve.tasks.huggingface.data import parts
+from samecurve.tasks.huggingface.data.parts import Job, PartNotes, parts_of, read_lengths, run_job
+from samecurve.tasks.huggingface.data.records import (
+    KINDS,
+    Kind,
+    chunks_of,
+    documents_of,
+    texts_of,
+)
+from samecurve.tasks.huggingface.data.sources import InputFile, stamp_files
+from samecurve.tasks.huggingface.data.tokenizer import TextTokenizer
+from samecurve.units import show_bytes, show_seconds
+
+_FORMAT = 1  # of the cache
+_ALONE = 4 << 20  # bytes that one process tokenizes sooner than others begin
+_MOST_PROCESSES = 16
+_LOOK_EVERY, _SAY_EVERY = 0.05, 2.0  # seconds
+_BLOCK = 1 << 24
+
+
+@dataclass(frozen=True)
+class CorpusNotes:
+    """What is known of a tokenized source."""
+
+    dtype: str
+    num_tokens: int
+    vocab_size: int
+    largest_id: int
+    sha256: str  # of tokens, what is learnt of them, and documents
+    partly: bool  # some tokens are not learnt: prompts, or what others say
+    empty: int  # documents without a character, left out
+    with_assistant: int  # conversations in which the assistant says something
+    assistant_tokens: int  # that are to be learnt of conversations
+    text_bytes: int
+
+
+class Corpus:
+    """A tokenized source, mapped. lengths, kinds: of its documents, in their order."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.notes = CorpusNotes(**json.loads((home / "corpus.json").read_text()))
+        self.lengths: NDArray[np.int64] = np.fromfile(home / "lengths.bin", np.int64)
+        self.kinds: NDArray[np.uint8] = np.fromfile(home / "kinds.bin", np.uint8)
+        size = (home / "tokens.bin").stat().st_size
+        if size != self.notes.num_tokens * np.dtype(self.notes.dtype).itemsize:
+            raise UserError(
+                f"the token file {home / 'tokens.bin'} has been cut off",
+                f"remove {home}: it is made anew",
+                "data",
+            )
+
+    @cached_property
+    def tokens(self) -> NDArray[Any]:
+        return np.memmap(self.home / "tokens.bin", self.notes.dtype, "r")
+
+    @cached_property
+    def learnt(self) -> NDArray[np.uint8] | None:
+        """1 for each token that is to be learnt; None: all are."""
+        return np.memmap(self.home / "learnt.bin", np.uint8, "r") if self.notes.partly else None
+
+    def of_kind(self, kind: Kind) -> NDArray[np.bool_]:
+        """Which documents are of it."""
+        chosen: NDArray[np.bool_] = self.kinds == KINDS.index(kind)
+        return chosen
+
+
+def digest_files(files: Sequence[InputFile], cache: Path) -> str:
+    """A hash of what files hold, in their order; remembered by names, sizes and times."""
+    stamp = stamp_files(files)
+    key = hashlib.sha256(json.dumps(stamp).encode()).hexdigest()[:24]
+    kept = cache / "digests" / f"{key}.json"
+    if kept.exists():
+        return str(json.loads(kept.read_text())["sha256"])
+    digest = hashlib.sha256()
+    for file in files:
+        with open(file.path, "rb") as opened:
+            content = hashlib.file_digest(opened, "sha256").hexdigest()
+        digest.update(f"{file.form}/{content}/".encode())
+    if stamp_files(files) == stamp:  # they rested while they were read
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        write_json(kept, {"sha256": digest.hexdigest()})
+    return digest.hexdigest()
+
+
+def texts_in(files: Sequence[InputFile]) -> Iterable[str]:
+    """All the text of the files, to train a tokenizer on."""
+    for file in files:
+        for chunk in chunks_of(file):
+            for document in documents_of(chunk):
+                yield from texts_of(document)
+
+
+def tokenize_once(
+    files: Sequence[InputFile], tokenizer: TextTokenizer, cache: Path, *, name: str, content: str
+) -> Corpus:
+    """The tokens of a source, from the cache if they are there; one process makes them, others
+    wait.
+
+    name: of the source, for the user. content: what its files hold, as a hash.
+    UserError: a file can't be read as what it is, or there is nothing to learn in it.
+    """
+    key = hashlib.sha256(json.dumps([_FORMAT, content, tokenizer.home.name]).encode())
+    home = cache / "tokens" / key.hexdigest()[:24]
+    if not home.is_dir():
+        with one_at_a_time(home.with_suffix(".lock")) as locked:
+            if locked:
+                _remove_unfinished(home)
+            if not home.is_dir():
+                with directory_made_once(home) as scratch:
+                    _Tokenization(files, tokenizer, scratch, name).run()
+    return Corpus(home)
+
+
+def _remove_unfinished(home: Path) -> None:
+    """What processes that were killed have left."""
+    for left in home.parent.glob(f"{home.name}.*"):
+        if left.is_dir():
+            shutil.rmtree(left, ignore_errors=True)
+
+
+class _Tokenization:
+    """Of one source, into a scratch directory."""
+
+    def __init__(
+        self, files: Sequence[InputFile], tokenizer: TextTokenizer, scratch: Path, name: str
+    ) -> None:
+        self._tokenizer, self._scratch, self._name = tokenizer, scratch, name
+        chunks = [chunk for file in files for chunk in chunks_of(file)]
+        self._has_chats = any(chunk.kind == "messages" for chunk in chunks)
+        self._sizes = [sum(chunk.size for chunk in part) for part in parts_of(chunks)]
+        dtype = "uint16" if tokenizer.size <= 1 << 16 else "uint32"
+        self._job = Job(parts_of(chunks), str(tokenizer.home), dtype)
+        self._work = scratch / "parts"
+
+    def run(self) -> None:
+        self._work.mkdir()
+        self._job.write(self._work)
+        processes = min(len(os.sched_getaffinity(0)), len(self._sizes), _MOST_PROCESSES)
+        if processes <= 1 or sum(self._sizes) <= _ALONE:
+            run_job(self._work)
+        else:
+            self._in_processes(processes)
+        notes = self._join()
+        shutil.rmtree(self._work)
+        _check_learnt(notes, self._name, has_chats=self._has_chats)
+        write_json(self._scratch / "corpus.json", asdict(notes))
+
+    def _in_processes(self, count: int) -> None:
+        """UserError, RunError: one of them has failed."""
+        command = [sys.executable, "-m", parts.__spec__.name, str(self._work), str(os.getpid())]
+        # each is one of several: it needs no threads of its own
+        environment = child_environment(TOKENIZERS_PARALLELISM="false", RAYON_NUM_THREADS="1")
+        running = [Popen(command, env=environment, stdout=sys.stderr) for _ in range(count)]
+        try:
+            self._wait(running)
+        finally:
+            for process in running:
+                process.kill()
+                process.wait()
+
+    def _wait(self, running: Sequence[Popen[bytes]]) -> None:
+        began = said = time.monotonic()
+        while any(process.poll() is None for process in running):
+            waiting = next(process for process in running if process.poll() is None)
+            with suppress(TimeoutExpired):
+                waiting.wait(_LOOK_EVERY)
+            if any(process.poll() for process in running):
+                break
+            if time.monotonic() - said > _SAY_EVERY:
+                said = time.monotonic()
+                show_progress(self._progress(said - began))
+        errors = sorted(self._work.glob("error.*.json"))
+        if errors:
+            raise UserError(**json.loads(errors[0].read_text()))
+        codes = [process.wait() for process in running]
+        if any(codes):
+            raise RunError(
+                f"a process that tokenizes {self._name} ended with exit code {max(codes, key=abs)}",
+                "the lines above say why; without any, the kernel may have ended it for memory",
+                "data",
+            )
+
+    def _progress(self, seconds: float) -> str:
+        done = sum(
+            size
+            for number, size in enumerate(self._sizes)
+            if (self._work / f"{number}.json").exists()
+        )
+        total = sum(self._sizes)
+        text = f"data   {self._name}: {show_bytes(done)} of {show_bytes(total)} tokenized"
+        if done:
+            text += f" ({done / total:.0%}), left {show_seconds(seconds * (total - done) / done)}"
+        return text
+
+    def _join(self) -> CorpusNotes:
+        """The parts one after another, as one corpus."""
+        notes, lengths, kinds = self._documents()
+        lengths.tofile(self._scratch / "lengths.bin")
+        kinds.tofile(self._scratch / "kinds.bin")
+        digest = hashlib.sha256(self._job.dtype.encode() + lengths.tobytes() + kinds.tobytes())
+        digest.update(self._join_files("tokens"))
+        digest.update(self._join_files("learnt"))
+        num_learnt = sum(note.learnt for note in notes)
+        num_tokens = int(lengths.sum())
+        if num_learnt == num_tokens:
+            (self._scratch / "learnt.bin").unlink()
+        return CorpusNotes(
+            dtype=self._job.dtype,
+            num_tokens=num_tokens,
+            vocab_size=self._tokenizer.size,
+            largest_id=max((note.largest_id for note in notes), default=0),
+            sha256=digest.hexdigest(),
+            partly=num_learnt < num_tokens,
+            empty=sum(note.empty for note in notes),
+            with_assistant=sum(note.with_assistant for note in notes),
+            assistant_tokens=sum(note.assistant_tokens for note in notes),
+            text_bytes=sum(note.text_bytes for note in notes),
+        )
+
+    def _join_files(self, kind: str) -> bytes:
+        """One array of all parts, as a file. Returns its hash."""
+        digest = hashlib.sha256()
+        with open(self._scratch / f"{kind}.bin", "wb") as out:
+            for number in range(len(self._sizes)):
+                part = self._work / f"{number}.{kind}"
+                with open(part, "rb") as file:
+                    while block := file.read(_BLOCK):
+                        digest.update(block)
+                        out.write(block)
+                part.unlink()
+        return digest.digest()
+
+    def _documents(self) -> tuple[list[PartNotes], NDArray[np.int64], NDArray[np.uint8]]:
+        """Of all parts; one that is in several is one."""
+        notes, lengths, kinds = [], [np.zeros(0, np.int64)], [np.zeros(0, np.uint8)]
+        for number in range(len(self._sizes)):
+            note = PartNotes(**json.loads((self._work / f"{number}.json").read_text()))
+            of_part, kinds_of_part = read_lengths(self._work, number)
+            if note.continues:
+                lengths[-1][-1] += of_part[0]
+                of_part, kinds_of_part = of_part[1:], kinds_of_part[1:]
+            notes.append(note)
+            if len(of_part):
+                lengths.append(of_part)
+                kinds.append(kinds_of_part)
+        return notes, np.concatenate(lengths), np.concatenate(kinds)
+
+
+def _check_learnt(notes: CorpusNotes, name: str, *, has_chats: bool) -> None:
+    """UserError: there is nothing, or nothing to be learnt."""
+    if not notes.num_tokens:
+        raise UserError(
+            f"data source {name} holds no text", "a source with text in it", "data.source"
+        )
+    if has_chats and not notes.with_assistant:
+        raise UserError(
+            f"data source {name}: no conversation has a turn of the assistant, so there is nothing"
+            " to learn",
+            'messages with "role": "assistant"; are the roles named otherwise there?',
+            "data.source",
+        )
+    if has_chats and not notes.assistant_tokens:
+        raise UserError(
+            f"data source {name}: the chat template marks nothing of {notes.with_assistant}"
+            " conversations as the assistant's, so there is nothing to learn",
+            "a template whose {% generation %} ... {% endgeneration %} has the assistant's"
+            " content in it: data.chat_template=FILE.jinja",
+            "data.chat_template",
+        )

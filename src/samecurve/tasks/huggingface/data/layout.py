@@ -1,0 +1,235 @@
+"""How documents of all sources become rows: what is held out, repeated, cut, packed.
+
+It follows from the documents' lengths and the config alone, is computed once, and kept in the
+cache. A piece is a document, or what a row holds of it; its address counts the tokens of all
+sources, one after another.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from samecurve.core.determinism.data_order import permute
+from samecurve.errors import UserError
+from samecurve.tasks.huggingface.data.corpus import Corpus
+from samecurve.tasks.huggingface.data.packing import pack
+from samecurve.tasks.huggingface.data_section import HFData
+
+Numbers = NDArray[np.int64]
+
+_HELD_OUT, _REPEATED = 1, 2  # seeds: which documents are held out; which are of a part of a source
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """start: address of the first token. document: its number in the source. learnt: tokens that
+    are predicted.
+    """
+
+    start: Numbers
+    length: Numbers
+    document: Numbers
+    learnt: Numbers
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def at(self, numbers: NDArray[np.int64] | NDArray[np.bool_]) -> "Pieces":
+        return Pieces(**{field.name: getattr(self, field.name)[numbers] for field in fields(self)})
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of pieces. start, length: of each piece; row: where each row begins among them, and
+    their end.
+    """
+
+    start: Numbers
+    length: Numbers
+    row: Numbers
+
+    def save(self, directory: Path, name: str) -> None:
+        for field in fields(self):
+            getattr(self, field.name).tofile(directory / f"{name}.{field.name}.bin")
+
+    @classmethod
+    def load(cls, directory: Path, name: str) -> "Rows":
+        return cls(
+            **{field.name: _mapped(directory / f"{name}.{field.name}.bin") for field in fields(cls)}
+        )
+
+
+@dataclass(frozen=True)
+class SourceFigures:
+    """What one source is in an epoch."""
+
+    source: str
+    weight: float
+    documents: int  # of the source
+    tokens: int  # an epoch trains on, with repetitions
+
+
+@dataclass(frozen=True)
+class LayoutFigures:
+    """What became of the documents."""
+
+    sources: tuple[SourceFigures, ...]
+    rows: int
+    held_out_rows: int
+    tokens: int  # an epoch trains on
+    learnt: int  # of them predicted
+    cut: int  # documents longer than a row
+    tokens_left_out: int  # of documents that were cut off
+    empty: int  # documents without a character
+    nothing_learnt: int  # documents without a token to be learnt
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> "LayoutFigures":
+        sources = value.pop("sources")
+        return cls(sources=tuple(SourceFigures(**each) for each in sources), **value)
+
+    def to_json(self) -> dict[str, object]:
+        return asdict(self)
+
+
+def lay_out(data: HFData, corpora: Sequence[Corpus]) -> tuple[Rows, Rows, LayoutFigures]:
+    """Rows to train on, rows held out, and what became of the documents.
+
+    UserError: nothing is left to train on.
+    """
+    train, held_out, figures = [], [], []
+    cut = left_out = nothing = base = 0
+    for source, corpus in zip(data.sources, corpora, strict=True):
+        pieces, documents_cut, tokens_left = _cut(corpus, data.seq_len, base)
+        cut, left_out = cut + documents_cut, left_out + tokens_left
+        nothing += len(corpus.lengths) - len(np.unique(pieces.document))
+        kept, held = _split(pieces, data.validation)
+        repeated = _repeat(kept, source.weight)
+        train.append(repeated)
+        held_out.append(held)
+        figures.append(
+            SourceFigures(
+                source=source.source,
+                weight=source.weight,
+                documents=len(corpus.lengths),
+                tokens=int(repeated.length.sum()),
+            )
+        )
+        base += corpus.notes.num_tokens
+    trained = _joined(train)
+    if not len(trained):
+        raise UserError(
+            f"nothing is left to train on: {sum(each.documents for each in figures)} documents,"
+            f" of which {nothing} have no token to be learnt in their first {data.seq_len}",
+            "more text, or a larger data.seq_len",
+            "data.source",
+        )
+    rows = _rows(trained, data)
+    held_rows = _rows(_joined(held_out), data)
+    return (
+        rows,
+        held_rows,
+        LayoutFigures(
+            sources=tuple(figures),
+            rows=len(rows.row) - 1,
+            held_out_rows=len(held_rows.row) - 1,
+            tokens=int(trained.length.sum()),
+            learnt=int(trained.learnt.sum()),
+            cut=cut,
+            tokens_left_out=left_out,
+            empty=sum(corpus.notes.empty for corpus in corpora),
+            nothing_learnt=nothing,
+        ),
+    )
+
+
+def _cut(corpus: Corpus, width: int, base: int) -> tuple[Pieces, int, int]:
+    """The pieces of a source in which something is learnt; documents that were cut; tokens left
+    out of them.
+
+    A long text becomes several pieces; of a long conversation, or a prompt and its completion, the
+    beginning is kept, since what follows would lack it.
+    """
+    lengths = corpus.lengths
+    starts = np.cumsum(lengths) - lengths
+    is_text = corpus.of_kind("text")
+    number = np.where(is_text, -(-lengths // width), np.minimum(lengths, 1))
+    document = np.repeat(np.arange(len(lengths)), number)
+    index = np.arange(len(document)) - np.repeat(np.cumsum(number) - number, number)
+    start = starts[document] + index * width
+    length = np.minimum(lengths[document] - index * width, width)
+    learnt = _count_learnt(corpus, start, length)
+    pieces = Pieces(start + base, length, document, learnt)
+    pieces = pieces.at(learnt > 0)
+    long = lengths > width
+    left_out = np.where(long & ~is_text, lengths - width, 0).sum()
+    return pieces, int(long.sum()), int(left_out)
+
+
+def _count_learnt(corpus: Corpus, start: Numbers, length: Numbers) -> Numbers:
+    """Tokens that are predicted in each piece: the first has nothing before it."""
+    if corpus.learnt is None or not len(start):
+        return np.maximum(length - 1, 0)
+    bounds = np.stack([start, start + length], 1).reshape(-1)
+    flags = corpus.learnt
+    if bounds[-1] == len(flags):  # reduceat wants beginnings
+        bounds = bounds[:-1]
+    sums = np.add.reduceat(flags, bounds, dtype=np.int64)[::2]
+    return np.where(length > 0, sums - flags[start], 0)
+
+
+def _split(pieces: Pieces, share: float) -> tuple[Pieces, Pieces]:
+    """What is trained on, and what is held out: whole documents in an order of their own until the
+    share of tokens is reached, of the last one its end.
+    """
+    if not share or len(pieces) < 2:
+        return pieces, pieces.at(np.zeros(0, np.int64))
+    documents = np.unique(pieces.document)
+    turn = permute(np.arange(len(documents)), len(documents), _HELD_OUT, 0)
+    rank = turn[np.searchsorted(documents, pieces.document)]
+    order = np.lexsort((-pieces.start, rank))
+    before = np.cumsum(pieces.length[order]) - pieces.length[order]
+    held = order[before < share * pieces.length.sum()][: len(pieces) - 1]
+    chosen = np.zeros(len(pieces), bool)
+    chosen[held] = True
+    return pieces.at(~chosen), pieces.at(chosen)
+
+
+def _repeat(pieces: Pieces, weight: float) -> Pieces:
+    """Each piece as often as the weight says; of a broken weight's rest, so many documents."""
+    whole, rest = divmod(weight, 1.0)
+    documents = np.unique(pieces.document)
+    count = round(rest * len(documents))
+    turn = permute(np.arange(len(documents)), len(documents), _REPEATED, 0)
+    partly = turn[np.searchsorted(documents, pieces.document)] < count
+    every = np.arange(len(pieces))
+    return pieces.at(np.concatenate([np.tile(every, int(whole)), every[partly]]))
+
+
+def _joined(parts: Sequence[Pieces]) -> Pieces:
+    return Pieces(
+        **{
+            field.name: np.concatenate([getattr(part, field.name) for part in parts])
+            for field in fields(Pieces)
+        }
+    )
+
+
+def _rows(pieces: Pieces, data: HFData) -> Rows:
+    """Packed; or a row for each piece, by length."""
+    if data.packing:
+        order, row = pack(pieces.length, data.seq_len)
+    else:
+        order = np.argsort(pieces.length, kind="stable")
+        row = np.arange(len(pieces) + 1)
+    return Rows(pieces.start[order], pieces.length[order], row)
+
+
+def _mapped(path: Path) -> Numbers:
+    if not path.stat().st_size:  # which can't be mapped
+        return np.zeros(0, np.int64)
+    return np.memmap(path, np.int64, "r")

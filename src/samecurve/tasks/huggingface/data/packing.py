@@ -1,0 +1,89 @@
+"""Pieces of documents laid into rows: as few rows as best-fit decreasing needs, without a search
+over rows.
+
+Pieces of one length are alike, and so are rows that are filled alike: the longest lengths are laid
+first, each into the fullest rows in which it still fits, whole groups of rows at a time. So the
+time grows with the number of unlike lengths, and only writing the result with that of pieces. The
+result follows from the lengths alone.
+"""
+
+from bisect import bisect_left, insort
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Numbers = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class _Group:
+    """So many rows that are filled alike: (length, how many of it), ..."""
+
+    rows: int
+    content: tuple[tuple[int, int], ...]
+
+
+def pack(lengths: Numbers, width: int) -> tuple[Numbers, Numbers]:
+    """Rows of at most `width` tokens.
+
+    lengths: of the pieces, each of 1 to `width`.
+    Returns the pieces' numbers, row by row, and where each row begins in them (one more than rows).
+    """
+    order = np.argsort(-lengths, kind="stable")
+    unlike, counts = np.unique(lengths, return_counts=True)
+    falling, counts = unlike[::-1], counts[::-1]
+    groups = _fill(falling.tolist(), counts.tolist(), width)
+    first = dict(zip(falling.tolist(), (np.cumsum(counts) - counts).tolist(), strict=True))
+    pieces, sizes = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    for group in groups:
+        columns = []
+        for length, number in group.content:
+            begin = first[length]
+            first[length] = begin + group.rows * number
+            columns.append(order[begin : first[length]].reshape(group.rows, number))
+        laid = np.concatenate(columns, axis=1)
+        pieces.append(laid.reshape(-1))
+        sizes.append(np.full(group.rows, laid.shape[1], np.int64))
+    return np.concatenate(pieces), np.cumsum(np.concatenate([[0], *sizes]))
+
+
+def _fill(lengths: list[int], counts: list[int], width: int) -> list[_Group]:
+    """lengths: falling."""
+    rooms: list[int] = []  # left in rows, rising
+    by_room: dict[int, list[_Group]] = {}
+
+    def keep(group: _Group, room: int) -> None:
+        if not group.rows:
+            return
+        if room not in by_room:
+            insort(rooms, room)
+        by_room.setdefault(room, []).append(group)
+
+    for length, count in zip(lengths, counts, strict=True):
+        left = count
+        while left:
+            place = bisect_left(rooms, length)
+            if place == len(rooms):
+                room, group = width, _Group(left, ())  # new rows, as many as could be needed
+            else:
+                room = rooms[place]
+                group = by_room[room].pop()
+                if not by_room[room]:
+                    del by_room[room]
+                    rooms.pop(place)
+            each = room // length
+            full = min(group.rows, left // each)
+            keep(_with(group, full, length, each), room - length * each)
+            left -= full * each
+            rest = group.rows - full
+            if left and rest:  # fewer than one row takes
+                keep(_with(group, 1, length, left), room - length * left)
+                left, rest = 0, rest - 1
+            if group.content:
+                keep(_Group(rest, group.content), room)
+    return [group for groups in by_room.values() for group in groups]
+
+
+def _with(group: _Group, rows: int, length: int, number: int) -> _Group:
+    return _Group(rows, (*group.content, (length, number)))

@@ -1,0 +1,221 @@
+"""Parts of a source, tokenized each by itself, by whichever process takes it first.
+
+What a part becomes follows from its chunks and the tokenizer alone, so any number of processes
+gives the same tokens. `python -m samecurve.tasks.huggingface.data.parts JOB PARENT` is one of them.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from samecurve.errors import UserError
+from samecurve.system import die_with, write_json
+from samecurve.tasks.huggingface.data.chat import ASSISTANT
+from samecurve.tasks.huggingface.data.records import KINDS, Chunk, Document, documents_of
+from samecurve.tasks.huggingface.data.tokenizer import TextTokenizer
+
+JOB = "job.json"
+_PART = 8 << 20  # bytes of a part, about
+_TOGETHER = 1 << 20  # characters that are tokenized at once
+
+Encoded = tuple[NDArray[np.uint32], NDArray[np.bool_]]  # tokens, and which are to be learnt
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the processes that tokenize share."""
+
+    parts: tuple[tuple[Chunk, ...], ...]
+    tokenizer: str  # its directory
+    dtype: str  # of the tokens on disk
+
+    def write(self, directory: Path) -> None:
+        write_json(directory / JOB, asdict(self))
+
+    @staticmethod
+    def read(directory: Path) -> "Job":
+        values = json.loads((directory / JOB).read_text())
+        parts = tuple(tuple(Chunk(**chunk) for chunk in part) for part in values["parts"])
+        return Job(parts, values["tokenizer"], values["dtype"])
+
+
+@dataclass
+class PartNotes:
+    """What is known of a part. continues: its first document goes on from the part before."""
+
+    continues: bool = False
+    largest_id: int = 0
+    learnt: int = 0  # tokens
+    empty: int = 0  # documents without a character, left out
+    with_assistant: int = 0  # conversations in which the assistant says something
+    assistant_tokens: int = 0  # that are to be learnt of conversations
+    text_bytes: int = 0
+
+
+def parts_of(chunks: Sequence[Chunk]) -> tuple[tuple[Chunk, ...], ...]:
+    """Neighbouring chunks, together of about the same size."""
+    parts: list[tuple[Chunk, ...]] = []
+    part: list[Chunk] = []
+    for chunk in chunks:
+        part.append(chunk)
+        if sum(each.size for each in part) >= _PART:
+            parts.append(tuple(part))
+            part = []
+    if part:
+        parts.append(tuple(part))
+    return tuple(parts)
+
+
+def run_job(directory: Path) -> None:
+    """Tokenize parts that nobody has taken, until there are none."""
+    job = Job.read(directory)
+    tokenizer = TextTokenizer(Path(job.tokenizer))
+    for number, chunks in enumerate(job.parts):
+        with suppress(FileExistsError):
+            os.close(os.open(directory / f"{number}.taken", os.O_CREAT | os.O_EXCL))
+            _Part(directory, number, job.dtype).write(chunks, tokenizer)
+
+
+def read_lengths(directory: Path, number: int) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
+    """The documents of a part: how many tokens each has, and which kind it is."""
+    lengths = np.fromfile(directory / f"{number}.lengths", np.int64)
+    return lengths, np.fromfile(directory / f"{number}.kinds", np.uint8)
+
+
+class _Part:
+    def __init__(self, directory: Path, number: int, dtype: str) -> None:
+        self._base = directory / str(number)
+        self._dtype = dtype
+        self._lengths: list[int] = []
+        self._kinds: list[int] = []
+        self._notes = PartNotes()
+
+    def write(self, chunks: Sequence[Chunk], tokenizer: TextTokenizer) -> None:
+        with open(f"{self._base}.tokens", "wb") as tokens, open(f"{self._base}.learnt", "wb") as on:
+            for group in _groups(chunks):
+                for document, (ids, learnt) in zip(group, _encode(group, tokenizer), strict=True):
+                    tokens.write(ids.astype(self._dtype).tobytes())
+                    on.write(learnt.astype(np.uint8).tobytes())
+                    self._add(document, ids, int(learnt.sum()))
+        np.array(self._lengths, np.int64).tofile(f"{self._base}.lengths")
+        np.array(self._kinds, np.uint8).tofile(f"{self._base}.kinds")
+        write_json(Path(f"{self._base}.json"), asdict(self._notes))
+
+    def _add(self, document: Document, ids: NDArray[np.uint32], learnt: int) -> None:
+        notes = self._notes
+        if not document.opens and self._lengths:
+            self._lengths[-1] += len(ids)
+        elif len(ids) or not (document.opens and document.closes):
+            notes.continues |= not document.opens
+            self._lengths.append(len(ids))
+            self._kinds.append(KINDS.index(document.kind))
+        else:
+            notes.empty += 1
+        if len(ids):
+            notes.largest_id = max(notes.largest_id, int(ids.max()))
+        notes.text_bytes += sum(len(text) for text in document.text)
+        notes.with_assistant += any(message["role"] == ASSISTANT for message in document.messages)
+        notes.learnt += learnt
+        if document.messages:
+            notes.assistant_tokens += learnt
+
+
+def _groups(chunks: Sequence[Chunk]) -> Iterator[list[Document]]:
+    """Documents, as many at a time as are tokenized at once."""
+    group: list[Document] = []
+    size = 0
+    for chunk in chunks:
+        for document in documents_of(chunk):
+            group.append(document)
+            size += sum(map(len, document.text))
+            if size >= _TOGETHER or len(group) >= 1024:
+                yield group
+                group, size = [], 0
+    if group:
+        yield group
+
+
+def _encode(group: Sequence[Document], tokenizer: TextTokenizer) -> list[Encoded]:
+    """What each document becomes."""
+    by_kind = {"text": _encode_texts, "completion": _encode_completions}
+    encoded: list[Encoded] = []
+    begin = 0
+    while begin < len(group):  # neighbours are of one kind, but between files
+        kind, end = group[begin].kind, begin
+        while end < len(group) and group[end].kind == kind:
+            end += 1
+        if kind == "messages":
+            encoded += [_encode_messages(each, tokenizer) for each in group[begin:end]]
+        else:
+            encoded += by_kind[kind](group[begin:end], tokenizer)
+        begin = end
+    return encoded
+
+
+def _encode_texts(group: Sequence[Document], tokenizer: TextTokenizer) -> list[Encoded]:
+    encoded = []
+    nothing = np.zeros(0, np.uint32)
+    plain = tokenizer.encode([document.text[0] for document in group])
+    for document, ids in zip(group, plain, strict=True):
+        parts = [
+            tokenizer.prefix if document.opens else nothing,
+            ids,
+            tokenizer.suffix if document.closes else nothing,
+        ]
+        whole = np.concatenate(parts)
+        if document.opens and document.closes and not document.text[0]:
+            whole = nothing
+        encoded.append((whole, np.ones(len(whole), bool)))
+    return encoded
+
+
+def _encode_completions(group: Sequence[Document], tokenizer: TextTokenizer) -> list[Encoded]:
+    """The prompt in the tokens that it has by itself, as the model is given it later."""
+    prompts = tokenizer.encode([document.text[0] for document in group])
+    wholes = tokenizer.encode(["".join(document.text) for document in group])
+    alone = tokenizer.encode([document.text[1] for document in group])
+    encoded = []
+    for document, prompt, whole, answer in zip(group, prompts, wholes, alone, strict=True):
+        if not any(document.text):
+            encoded.append((whole, np.zeros(0, bool)))
+            continue
+        follows = np.array_equal(whole[: len(prompt)], prompt)
+        completion = whole[len(prompt) :] if follows else answer
+        ids = np.concatenate([tokenizer.prefix, prompt, completion, tokenizer.suffix])
+        learnt = np.arange(len(ids)) >= len(tokenizer.prefix) + len(prompt)
+        encoded.append((ids, learnt))
+    return encoded
+
+
+def _encode_messages(document: Document, tokenizer: TextTokenizer) -> Encoded:
+    if not document.messages:
+        return np.zeros(0, np.uint32), np.zeros(0, bool)
+    text, spans = tokenizer.template.spans(document.messages, document.tools, document.place)
+    return tokenizer.encode_spans(text, spans)
+
+
+def main(directory: str, parent: str) -> None:
+    """One of the processes: what can't be read is told as JSON, in a file of its own."""
+    die_with(int(parent))
+    try:
+        run_job(Path(directory))
+    except UserError as error:
+        told: dict[str, Any] = {
+            "cause": error.cause,
+            "remedy": error.remedy,
+            "where": error.where,
+        }
+        write_json(Path(directory) / f"error.{os.getpid()}.json", told)
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,205 @@
+"""The data of the huggingface task, ready: the one thing that the task calls.
+
+prepared = prepare_data(data, cache, model=directory, vocab_size=of_the_model)
+prepared.train, prepared.held_out         sources of rows (rows.py)
+prepared.collate                          None where rows have one width (packing, random)
+prepared.tokenizer                        None for random tokens
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from samecurve.core.protocols import Source
+from samecurve.data.spread import Spread
+from samecurve.errors import UserError
+from samecurve.system import directory_made_once, write_json
+from samecurve.tasks.huggingface.data.corpus import Corpus, digest_files, texts_in, tokenize_once
+from samecurve.tasks.huggingface.data.layout import LayoutFigures, Rows, lay_out
+from samecurve.tasks.huggingface.data.rows import RandomRows, TokenRows, collate
+from samecurve.tasks.huggingface.data.sources import InputFile, find_input_files, stamp_files
+from samecurve.tasks.huggingface.data.tokenizer import (
+    TextTokenizer,
+    keep_tokenizer,
+    stamp_tokenizer,
+)
+from samecurve.tasks.huggingface.data_section import HFData
+from samecurve.units import counted, show_count
+
+_FORMAT = 1  # of the rows in the cache
+
+Collate = Callable[[Sequence[Mapping[str, Any]]], Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class PreparedData:
+    """Rows to train on and held out, and what is known of them.
+
+    vocab_size: ids are below it. largest_id: that stands in the data. lines: what became of the
+    documents, for the user. reference: the same as numbers.
+    """
+
+    train: Source
+    held_out: Source | None
+    collate: Collate | None
+    tokenizer: TextTokenizer | None
+    vocab_size: int
+    largest_id: int
+    fingerprint: str
+    lines: tuple[str, ...]
+    reference: Mapping[str, float]
+
+
+def prepare_data(
+    data: HFData, cache: Path, *, model: Path | None = None, vocab_size: int | None = None
+) -> PreparedData:
+    """What is in the cache is taken from there.
+
+    model: its directory, which may hold a tokenizer. vocab_size: the model's, of which random
+        tokens are drawn.
+    UserError: a source, the tokenizer or the chat template can't be used.
+    """
+    if data.is_random:
+        return _random(data, vocab_size)
+    home = cache / "huggingface"
+    files = [find_input_files(source.source) for source in data.sources]
+    digests = [digest_files(each, home) for each in files]
+    tokenizer = keep_tokenizer(
+        data, model, home, content="/".join(digests), texts=partial(_texts, files)
+    )
+    corpora = [
+        tokenize_once(each, tokenizer, home, name=source.source, content=digest)
+        for source, each, digest in zip(data.sources, files, digests, strict=True)
+    ]
+    train, held_out, figures, key = _rows(data, corpora, home)
+    make = partial(
+        TokenRows, corpora, width=data.seq_len if data.packing else None, pad=tokenizer.pad
+    )
+    return PreparedData(
+        train=make(train, known_by=key),
+        held_out=_chosen(make(held_out, known_by=f"{key}/held out"), data.eval_samples),
+        collate=None if data.packing else partial(collate, pad=tokenizer.pad),
+        tokenizer=tokenizer,
+        vocab_size=tokenizer.size,
+        largest_id=max(corpus.notes.largest_id for corpus in corpora),
+        fingerprint=key,
+        lines=tuple(_lines(data, figures)),
+        reference=_reference(data, figures),
+    )
+
+
+def stamp_data(data: HFData, model: Path | None = None) -> object:
+    """Names, sizes and times of what the data is made from."""
+    if data.is_random:
+        return []
+    files = [stamp_files(find_input_files(source.source)) for source in data.sources]
+    return [files, stamp_tokenizer(data, model)]
+
+
+def _texts(files: Sequence[Sequence[InputFile]]) -> Iterable[str]:
+    for each in files:
+        yield from texts_in(each)
+
+
+def _rows(
+    data: HFData, corpora: Sequence[Corpus], home: Path
+) -> tuple[Rows, Rows, LayoutFigures, str]:
+    """From the cache; and the key by which they stand there."""
+    identity = [
+        _FORMAT,
+        [corpus.notes.sha256 for corpus in corpora],
+        [source.weight for source in data.sources],
+        [data.seq_len, data.packing, data.validation],
+    ]
+    key = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:24]
+    place = home / "rows" / key
+    if not place.is_dir():
+        with directory_made_once(place) as scratch:
+            train, held_out, figures = lay_out(data, corpora)
+            train.save(scratch, "train")
+            held_out.save(scratch, "held_out")
+            write_json(scratch / "rows.json", figures.to_json())
+    figures = LayoutFigures.from_json(json.loads((place / "rows.json").read_text()))
+    return Rows.load(place, "train"), Rows.load(place, "held_out"), figures, key
+
+
+def _chosen(rows: TokenRows, count: int | None) -> Source | None:
+    """Those that an evaluation reads, spread over what is held out; None: nothing is."""
+    if not len(rows) or count == 0:
+        return None
+    return Spread(rows, min(len(rows), count or len(rows)))
+
+
+def _random(data: HFData, vocab_size: int | None) -> PreparedData:
+    if vocab_size is None:
+        raise UserError(
+            "random tokens are drawn from the model's vocabulary, which is not known",
+            "--set model.vocab_size=N",
+            "model.vocab_size",
+        )
+    held = round(data.samples * data.validation)
+    if data.eval_samples is not None:
+        held = min(held, data.eval_samples)
+    train = RandomRows(data.samples, data.seq_len, vocab_size)
+    tokens = data.samples * data.seq_len
+    return PreparedData(
+        train=train,
+        held_out=RandomRows(held, data.seq_len, vocab_size, data.samples) if held else None,
+        collate=None,
+        tokenizer=None,
+        vocab_size=vocab_size,
+        largest_id=vocab_size - 1,
+        fingerprint=train.fingerprint(),
+        lines=(f"{show_count(tokens)} random tokens an epoch, {data.samples} rows",),
+        reference={"tokens": tokens, "vocabulary": vocab_size, "padding": 0.0},
+    )
+
+
+def _padding(data: HFData, figures: LayoutFigures) -> float:
+    """Share of the rows' places without a token; of rows that are not packed it follows from the
+    microbatch.
+    """
+    if not data.packing:
+        return 0.0
+    return 1 - figures.tokens / (figures.rows * data.seq_len)
+
+
+def _reference(data: HFData, figures: LayoutFigures) -> dict[str, float]:
+    return {
+        "tokens": figures.tokens,
+        "learnt_tokens": figures.learnt,
+        "padding": _padding(data, figures),
+        "documents_cut": figures.cut,
+        "tokens_left_out": figures.tokens_left_out,
+        "documents_dropped": figures.empty + figures.nothing_learnt,
+    }
+
+
+def _lines(data: HFData, figures: LayoutFigures) -> Iterable[str]:
+    how = f"rows of {data.seq_len}, {_padding(data, figures):.1%} padding"
+    if not data.packing:
+        how = f"rows of a document each, {data.seq_len} tokens at most"
+    yield (
+        f"an epoch: {show_count(figures.tokens)} tokens, {show_count(figures.learnt)} of them"
+        f" learnt; {figures.rows} {how}"
+    )
+    if len(figures.sources) > 1 or figures.sources[0].weight != 1:
+        for source in figures.sources:
+            share = source.tokens / figures.tokens
+            yield (
+                f"{source.source}: {counted(source.documents, 'document')}, {source.weight:g}"
+                f" times an epoch: {show_count(source.tokens)} tokens, {share:.1%}"
+            )
+    if figures.cut:
+        left = f", {show_count(figures.tokens_left_out)} tokens left out"
+        pieces = left if figures.tokens_left_out else ", nothing left out"
+        yield f"{counted(figures.cut, 'document')} longer than {data.seq_len} cut{pieces}"
+    if figures.empty or figures.nothing_learnt:
+        yield (
+            f"{counted(figures.empty, 'empty document')} left out, and"
+            f" {counted(figures.nothing_learnt, 'document')} without a token to be learnt"
+        )
