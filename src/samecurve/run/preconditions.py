@@ -13,7 +13,7 @@ from pathlib import Path
 from samecurve.checkpoint.store import checkpoints
 from samecurve.core.config.sections import Config, Track
 from samecurve.core.planning.facts import Facts
-from samecurve.core.planning.memory import itemsize, num_optimizer_states
+from samecurve.core.planning.optimizer_state import itemsize, optimizer_state
 from samecurve.core.planning.plan import Plan
 from samecurve.errors import UserError
 from samecurve.run.directory import SCRATCH, Run
@@ -34,8 +34,7 @@ def check_port(port: int) -> None:
 
 def checkpoint_bytes(config: Config, facts: Facts) -> int:
     """Of one checkpoint's arrays: weights and the optimizer's state."""
-    states, _ = num_optimizer_states(config, facts)
-    return itemsize(config.train.precision) * (facts.params + states * facts.trainable)
+    return itemsize(config.train.precision) * facts.params + optimizer_state(config, facts).bytes
 
 
 def most_checkpoints(plan: Plan) -> int:

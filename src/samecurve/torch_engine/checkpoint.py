@@ -1,8 +1,8 @@
 """A training state, and the canonical names under which a checkpoint holds it.
 
-model/<parameter>, optimizer/<state>/<parameter>, optimizer/step (adamw; with /<phase> where a step
-has several), loop/scale, loop/scale_streak: no topology, no engine. Complex values are pairs of
-real ones there, in a last dimension of 2.
+model/<parameter>, optimizer/<state>/<parameter>, optimizer/step (where updates are counted; with
+/<phase> where a step has several), loop/scale, loop/scale_streak: no topology, no engine. Complex
+values are pairs of real ones there, in a last dimension of 2.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -71,15 +71,28 @@ def _named_entries(
         if name in saved_names:
             yield f"model/{name}", entry(buffer, local_view(buffer))
     for param in state.trained:
+        whole_states = state.optimizer.whole_states(param)
         for state_name, tensor in state.optimizer.state_of(param).items():
-            is_one_number = not tensor.ndim and param.view.ndim  # for the whole parameter
-            laid_out_as = tensor if is_one_number else param.parameter
-            yield f"optimizer/{state_name}/{param.name}", entry(laid_out_as, tensor)
+            name = f"optimizer/{state_name}/{param.name}"
+            is_cut = tensor.ndim and param.parameter.ndim and state_name not in whole_states
+            if is_cut:
+                yield name, _along_first(tensor, param.parameter, shard_of, replica_of)
+            else:
+                yield name, entry(tensor, tensor)
     if state.scale.active:
         yield "loop/scale", entry(state.scale.value, state.scale.value)
         yield "loop/scale_streak", entry(state.scale.streak, state.scale.streak)
     for name, tensor in state.optimizer.shared_state():
         yield name, entry(tensor, tensor)
+
+
+def _along_first(
+    local: torch.Tensor, parameter: torch.Tensor, shard_of: ShardOf, replica_of: ReplicaOf
+) -> Entry:
+    """What lies along the first dimension as a parameter does."""
+    shape, offsets = shard_of(parameter)
+    rest = tuple(local.shape[1:])
+    return Entry(local, (shape[0], *rest), (offsets[0], *[0] * len(rest)), replica_of(parameter))
 
 
 def gather(

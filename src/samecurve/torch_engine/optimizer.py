@@ -1,9 +1,9 @@
-"""The update of a step by the config's optimizer, and what of its state a checkpoint holds.
+"""The update of a step, and what of an optimizer's state a checkpoint holds; adamw and sgd.
 
-A task's own: user_optimizer.py.
+The config's others: optimizers/. A task's own: user_optimizer.py.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -27,7 +27,15 @@ class OptimizerUpdate(Protocol):
         ...
 
     def state_of(self, param: OptimizerParam) -> Mapping[str, torch.Tensor]:
-        """Its state of one parameter, by name: tensors like `param.view`, or single numbers."""
+        """Its state of one parameter, by name: single numbers, or tensors that lie along the first
+        dimension as `param.view` does.
+        """
+        ...
+
+    def whole_states(self, param: OptimizerParam) -> Collection[str]:
+        """Names of those that do not: each process has all of them, whatever its part of the
+        parameter.
+        """
         ...
 
     def shared_state(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -91,7 +99,7 @@ class BuiltInOptimizer:
     ) -> None:
         """phase: of a step, where there are several"""
         self._fields = fields
-        self._count = f"optimizer/step/{phase}" if phase else "optimizer/step"
+        self._count = count_name(phase)
         self._device = trained[0].view.device
         names = _STATE_NAMES[fields.name]
         self._state = {
@@ -108,7 +116,7 @@ class BuiltInOptimizer:
                 params,
                 [[self._state[id(param)][name] for param in params] for name in used],
             )
-            for (lr_scale, weight_decay), params in _grouped(fields, trained)
+            for (lr_scale, weight_decay), params in grouped(fields, trained)
         ]
 
     @torch.no_grad()
@@ -171,6 +179,9 @@ class BuiltInOptimizer:
     def state_of(self, param: OptimizerParam) -> Mapping[str, torch.Tensor]:
         return self._state[id(param)]
 
+    def whole_states(self, _param: OptimizerParam) -> Collection[str]:
+        return ()
+
     def shared_state(self) -> Iterator[tuple[str, torch.Tensor]]:
         if self._fields.name == "adamw":
             yield self._count, self._num_updates
@@ -182,7 +193,12 @@ class BuiltInOptimizer:
             self._num_updates.fill_(float(saved[self._count]))
 
 
-def _grouped(
+def count_name(phase: str) -> str:
+    """Of the number of updates, in a checkpoint."""
+    return f"optimizer/step/{phase}" if phase else "optimizer/step"
+
+
+def grouped(
     fields: Optimizer, trained: Sequence[OptimizerParam]
 ) -> list[tuple[tuple[float, float], list[OptimizerParam]]]:
     """Parameters by (lr_scale, weight decay), those of unlike number formats apart.

@@ -7,7 +7,7 @@ computed and let go of.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -17,8 +17,9 @@ from samecurve.core.phases import Patterns, names_by_phase
 from samecurve.core.protocols import MicroBatch, StepMetrics, StoredArrays
 from samecurve.torch_engine.layers.context import StagedKeys
 from samecurve.torch_engine.named_means import NamedMeans
-from samecurve.torch_engine.optimizer import BuiltInOptimizer, OptimizerUpdate
+from samecurve.torch_engine.optimizer import OptimizerUpdate
 from samecurve.torch_engine.optimizer_params import OptimizerParam
+from samecurve.torch_engine.optimizers.built_in import make_built_in
 from samecurve.torch_engine.setup import EngineSetup
 from samecurve.torch_engine.step_metrics import QueuedMetrics
 from samecurve.torch_engine.unused_params import UsageCheck
@@ -56,7 +57,7 @@ def make_phases(setup: EngineSetup, trained: list[OptimizerParam]) -> list[Phase
         if make:
             update = UserOptimizer(partial(make, phase=name), setup.optimizer, params)
         else:
-            update = BuiltInOptimizer(setup.optimizer, params, phase=name)
+            update = make_built_in(setup, params, phase=name)
         usage = UsageCheck(setup.plan, setup.comm, setup.device)
         phases.append(Phase(name, number, params, update, usage))
     return phases
@@ -75,6 +76,9 @@ class PhasedOptimizer:
 
     def state_of(self, param: OptimizerParam) -> Mapping[str, torch.Tensor]:
         return self._by_name[param.name].state_of(param)
+
+    def whole_states(self, param: OptimizerParam) -> Collection[str]:
+        return self._by_name[param.name].whole_states(param)
 
     def shared_state(self) -> Iterator[tuple[str, torch.Tensor]]:
         for phase in self._phases:

@@ -6,7 +6,7 @@ all else is refused at the first step.
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,6 +86,9 @@ class UserOptimizer:
             for name, value in self._state_of(param).items()
             if value is not None
         }
+
+    def whole_states(self, _param: OptimizerParam) -> Collection[str]:
+        return ()
 
     def shared_state(self) -> Iterator[tuple[str, torch.Tensor]]:
         return iter(())

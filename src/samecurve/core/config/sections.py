@@ -86,10 +86,16 @@ class Batch(Section):
 class Optimizer(Section):
     """How the weights move. Weight decay reaches matrices only (not norms and biases)."""
 
-    name: Literal["adamw", "sgd"] = "adamw"
-    lr: PositiveFloat = Field(3e-4, description="peak learning rate, before schedule.scale_lr")
+    name: Literal["adamw", "sgd", "adafactor"] = "adamw"
+    lr: PositiveFloat = Field(
+        3e-4,
+        description=(
+            "peak learning rate, before schedule.scale_lr; adafactor: a share of each parameter's"
+            " root mean square, its authors' is 0.01"
+        ),
+    )
     weight_decay: NonNegativeFloat = Field(
-        0.1, description="decoupled for adamw, added to the gradient for sgd; on matrices only"
+        0.1, description="decoupled, but added to the gradient for sgd; on matrices only"
     )
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
         (0.9, 0.95), strict=False, description="adamw: decay of the two moments"

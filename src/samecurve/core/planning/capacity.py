@@ -12,10 +12,10 @@ from samecurve.core.planning.machine import Device
 from samecurve.core.planning.memory import (
     USABLE,
     MemoryTerm,
-    num_optimizer_states,
     sample_bytes,
     state_terms,
 )
+from samecurve.core.planning.optimizer_state import optimizer_state
 from samecurve.core.planning.strategies import StrategySpec, auto_strategy
 from samecurve.errors import UserError
 from samecurve.units import show_bytes, show_params
@@ -90,7 +90,7 @@ def choose_capacity(config: Config, facts: Facts, layout: Layout) -> Decision[Ca
         usable = f"{show_bytes(_usable(config, device))} to use (devices.memory)"
     if room.left < (each or 0):
         needed = show_bytes(room.held + (each or 0))
-        optimizer = num_optimizer_states(config, facts)[1]
+        optimizer = optimizer_state(config, facts).optimizer
         raise UserError(
             f"{show_params(facts.params)} parameters with their gradients and {optimizer} state"
             f" need {needed} on each device under {layout.strategy}; {device.name} has {usable}",

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.batch import BatchSplit
+from samecurve.core.planning.built_in_optimizers import say_built_in
 from samecurve.core.planning.decision import Decision
 from samecurve.core.planning.facts import Facts, UserOptimizerFacts
 from samecurve.core.planning.layout import Layout
-from samecurve.core.planning.memory import MemoryTerm, itemsize
+from samecurve.core.planning.memory import MemoryTerm
+from samecurve.core.planning.optimizer_state import itemsize
 from samecurve.errors import UserError
 from samecurve.units import counted, first_and_count, show_bytes
 
@@ -126,7 +128,7 @@ def check_optimizer(config: Config, facts: Facts, layout: Layout) -> Decision[No
         reasons["groups"] = "\n".join(facts.groups)
     optimizer = facts.user_optimizer
     if optimizer is None:
-        return Decision(None, reasons)
+        return say_built_in(config, facts, reasons)
     _check_section_reaches(config, optimizer)
     _check_elementwise(config, layout, optimizer)
     scales = " and ".join(f"{scale:.6g}" for scale in optimizer.scales)

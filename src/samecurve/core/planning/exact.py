@@ -8,7 +8,8 @@ from samecurve.core.planning.batch import BatchSplit
 from samecurve.core.planning.decision import Decision
 from samecurve.core.planning.facts import Facts, Fixed
 from samecurve.core.planning.layout import Layout
-from samecurve.core.planning.memory import MemoryTerm, itemsize, sample_bytes
+from samecurve.core.planning.memory import MemoryTerm, sample_bytes
+from samecurve.core.planning.optimizer_state import itemsize
 from samecurve.errors import UserError
 from samecurve.units import first_and_count
 

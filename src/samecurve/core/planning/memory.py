@@ -8,6 +8,8 @@ by the width of the compute type.
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from samecurve.core.planning.optimizer_state import itemsize, optimizer_state
+
 if TYPE_CHECKING:
     from samecurve.core.config.sections import Config, Precision
     from samecurve.core.planning.facts import Facts
@@ -40,44 +42,31 @@ class MemoryTerm:
     formula: str  # in words and numbers, for the plan's table
 
 
-def itemsize(precision: "Precision") -> int:
-    """Bytes of a weight: mixed precisions keep theirs in float32."""
-    return 8 if precision == "f64" else 4
-
-
 def autocast_itemsize(precision: "Precision") -> int:
     """Bytes of a weight as matrix products take it."""
     return 2 if precision in {"bf16", "f16"} else itemsize(precision)
 
 
-def num_optimizer_states(config: "Config", facts: "Facts") -> tuple[int, str]:
-    """Arrays of its shape that the optimizer keeps for each parameter, and which optimizer's."""
-    user_optimizer = facts.user_optimizer
-    if user_optimizer is None:
-        name = config.optimizer.name
-        return (2, name) if name == "adamw" else (1, name)
-    if user_optimizer.num_states is None:
-        return 0, f"{user_optimizer.name}: not known, so not counted"
-    return user_optimizer.num_states, user_optimizer.name
-
-
 def replicated_state(config: "Config", facts: "Facts", shards: int) -> list[MemoryTerm]:
     """Weights, gradients and optimizer state, the whole or one shard of each."""
     width = itemsize(config.train.precision)
-    states, optimizer = num_optimizer_states(config, facts)
+    state = optimizer_state(config, facts)
 
-    def term(name: str, numbers: int, formula: str) -> MemoryTerm:
+    def term(name: str, size: int, formula: str) -> MemoryTerm:
+        """size: bytes on one device"""
         if shards > 1:
             formula += f" / {shards} shards"
         if config.devices.offload:
             return MemoryTerm(name=name, bytes=0, formula=f"{formula}: in host memory")
-        return MemoryTerm(name=name, bytes=-(-numbers * width // shards), formula=formula)
+        return MemoryTerm(name=name, bytes=size, formula=formula)
 
-    trainable = facts.trainable
+    def weights(name: str, numbers: int) -> MemoryTerm:
+        return term(name, -(-numbers * width // shards), f"{numbers} x {width} B")
+
     return [
-        term("weights", facts.params, f"{facts.params} x {width} B"),
-        term("gradients", trainable, f"{trainable} x {width} B"),
-        term("optimizer", trainable * states, f"{trainable} x {width} B x {states} ({optimizer})"),
+        weights("weights", facts.params),
+        weights("gradients", facts.trainable),
+        term("optimizer", state.bytes_of_shard(shards), state.formula),
     ]
 
 

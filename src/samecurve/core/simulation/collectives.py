@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from samecurve.core.planning.facts import Facts
-from samecurve.core.planning.memory import autocast_itemsize, itemsize
+from samecurve.core.planning.memory import autocast_itemsize
+from samecurve.core.planning.optimizer_state import itemsize
 from samecurve.core.planning.plan import Plan
 from samecurve.core.simulation.cluster import Cluster
 from samecurve.core.simulation.hardware import Medium

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.facts import Facts
-from samecurve.core.planning.memory import itemsize, num_optimizer_states
+from samecurve.core.planning.optimizer_state import itemsize, optimizer_state
 from samecurve.core.planning.plan import Plan
 from samecurve.core.simulation.cluster import Cluster
 from samecurve.core.simulation.collectives import Collective, Traffic, traffic
@@ -164,12 +164,13 @@ def _update(
     Weights are read and written, gradients read; each array of the optimizer's state is read and
     written; the norm reads gradients, clipping reads and writes them.
     """
-    states, name = num_optimizer_states(config, facts)
-    passes, by = 3 + 2 * states + 1, f"{name}, norm"
+    state = optimizer_state(config, facts)
+    trained_bytes = facts.trainable * itemsize(plan.precision)
+    passes, by = 3 + 2 * state.bytes / trained_bytes + 1, f"{state.optimizer}, norm"
     if config.optimizer.clip:
         passes, by = passes + 2, f"{by}, clipping"
-    array_bytes = facts.trainable * itemsize(plan.precision) / shards
-    words = f"{passes} passes ({by}) over {show_bytes(array_bytes)}"
+    array_bytes = trained_bytes / shards
+    words = f"{passes:.3g} passes ({by}) over {show_bytes(array_bytes)}"
     if shards > 1:
         words += f" ({shards} shards)"
     return passes * array_bytes / cluster.device.bandwidth, words

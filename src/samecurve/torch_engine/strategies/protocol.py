@@ -78,6 +78,16 @@ class Strategy(Protocol):
         """
         ...
 
+    def sum_over_parts(
+        self, params: Sequence[OptimizerParam], values: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """What each parameter's whole gives, of what this process's part of it gave: the sums, over
+        the processes that hold the other parts.
+
+        values: a vector for each of the parameters; float64, on the device of its view
+        """
+        ...
+
     def change(self, function: Callable[..., None], *arguments: object) -> None:
         """function(model, *arguments), which may change weights and buffers; every process calls
         it alike, sync_replicas() follows.

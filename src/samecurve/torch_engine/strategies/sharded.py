@@ -183,6 +183,22 @@ class FSDP:
         norms = torch._foreach_norm(gradients)  # noqa: SLF001 - public nowhere
         return torch.stack(norms).double().square().sum().to(self._device)
 
+    def sum_over_parts(
+        self, params: Sequence[OptimizerParam], values: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """All in one reduction; what is not sharded, every rank has summed already."""
+        cut = [
+            number for number, param in enumerate(params) if isinstance(param.parameter, DTensor)
+        ]
+        sums = list(values)
+        if cut:
+            flat = torch.cat([values[number] for number in cut])
+            summed = self._shards.all_reduce(flat.to(self._device))().to(flat.device)
+            parts = torch.split(summed, [len(values[number]) for number in cut])
+            for number, part in zip(cut, parts, strict=True):
+                sums[number] = part
+        return sums
+
     def change(self, function: Callable[..., None], *arguments: object) -> None:
         """Weights are whole meanwhile; what becomes of them is shared out again."""
         wholes: dict[int, nn.Parameter] = {}

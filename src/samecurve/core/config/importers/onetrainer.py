@@ -31,6 +31,7 @@ _OPTIMIZER = {
     "eps": "optimizer.eps",
     "momentum": "optimizer.momentum",
 }
+_OTHER_FORMULAS = {"adafactor"}  # optimizers that share no more than the name with ours
 # of an optimizer: would change what it does, if on
 _CHANGED = ("amsgrad", "nesterov", "maximize", "dampening", "cautious", "fused_back_pass")
 
@@ -311,6 +312,12 @@ def _optimizer(foreign: ForeignConfig) -> None:
     """
     foreign.convert("clip_grad_norm", "optimizer.clip")
     for name in ("optimizer.optimizer", "optimizer"):
+        if str(foreign.value(name)).lower() in _OTHER_FORMULAS:
+            foreign.refuse(
+                name,
+                "is not computed there as it is here, so the curve would be another",
+                "ADAMW or SGD; or a config of ours with optimizer.name, as docs/optimizers.md says",
+            )
         foreign.convert(name, "optimizer.name", str(foreign.value(name)).lower())
     for prefix in ("optimizer.", "optimizer_"):
         betas = [foreign.value(f"{prefix}beta1", 0.9), foreign.value(f"{prefix}beta2", 0.999)]

@@ -1,0 +1,44 @@
+"""What a user of the config's optimizers beside adamw and sgd should know: refused, or said, by
+plan().
+"""
+
+from collections.abc import Mapping
+
+from samecurve.core.config.sections import Config
+from samecurve.core.planning.decision import Decision
+from samecurve.core.planning.facts import Facts
+from samecurve.errors import UserError
+
+# Why engine jax has them not: what optax does under the same name.
+_NOT_IN_JAX = {
+    "adafactor": (
+        "optax's keeps means over the two largest dimensions, from 128 on, and adds its epsilon to"
+        " the squares, so its curve would be another"
+    ),
+}
+_AUTHORS_RATES = {"adafactor": 0.01}
+
+
+def say_built_in(config: Config, facts: Facts, reasons: Mapping[str, str]) -> Decision[None]:
+    """reasons: what is said already. UserError: the engine does not have it."""
+    del facts
+    name = config.optimizer.name
+    if name not in _NOT_IN_JAX:
+        return Decision(None, reasons)
+    if config.engine == "jax":
+        raise UserError(
+            f"optimizer {name} is for engine torch: {_NOT_IN_JAX[name]}",
+            "--engine torch, or optimizer.name adamw or sgd",
+            "optimizer.name",
+        )
+    reason = (
+        "adafactor: lr is the most that a step moves a parameter by, relative to its own root mean"
+        " square; 1 / sqrt(step) where that is less; means are those of whole matrices"
+    )
+    warnings = []
+    if "lr" not in config.optimizer.model_fields_set:
+        warnings.append(
+            f"optimizer.lr {config.optimizer.lr:g} is adamw's default; {name}'s authors take"
+            f" {_AUTHORS_RATES[name]:g}: --lr {_AUTHORS_RATES[name]:g}"
+        )
+    return Decision(None, {**reasons, "optimizer": reason}, tuple(warnings))

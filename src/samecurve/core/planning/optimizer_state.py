@@ -1,0 +1,84 @@
+"""What an optimizer keeps of the parameters, counted before a run."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from samecurve.core.config.sections import Config, Precision
+    from samecurve.core.planning.facts import Facts
+
+_STATES = {"adamw": 2, "sgd": 1}  # arrays of its shape for each parameter
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerState:
+    """Bytes of the state of all parameters."""
+
+    optimizer: str  # its name, for readers
+    cut_bytes: int  # what shards share out, as they do the parameters
+    whole_bytes: int = 0  # what each shard has all of
+    formula: str
+
+    @property
+    def bytes(self) -> int:
+        return self.cut_bytes + self.whole_bytes
+
+    def bytes_of_shard(self, shards: int) -> int:
+        return -(-self.cut_bytes // shards) + self.whole_bytes
+
+
+def itemsize(precision: "Precision") -> int:
+    """Bytes of a weight: mixed precisions keep theirs in float32."""
+    return 8 if precision == "f64" else 4
+
+
+def optimizer_state(config: "Config", facts: "Facts") -> OptimizerState:
+    """Of the config's optimizer, or of the task's own."""
+    user_optimizer, name = facts.user_optimizer, config.optimizer.name
+    if user_optimizer is not None:
+        return _of_states(config, facts, user_optimizer.name, user_optimizer.num_states)
+    if name == "adafactor":
+        return _of_adafactor(config, facts)
+    return _of_states(config, facts, name, _STATES[name])
+
+
+def _of_states(config: "Config", facts: "Facts", name: str, states: int | None) -> OptimizerState:
+    """states: arrays of its shape for each parameter; None: not known"""
+    width, size = itemsize(config.train.precision), facts.trainable
+    words = name
+    if states is None:
+        states, words = 0, f"{name}: not known, so not counted"
+    return OptimizerState(
+        optimizer=words,
+        cut_bytes=size * width * states,
+        formula=f"{size} x {width} B x {states} ({words})",
+    )
+
+
+def _of_adafactor(config: "Config", facts: "Facts") -> OptimizerState:
+    """Of an array of two or more dimensions, means over the last one and over the one before."""
+    width = itemsize(config.train.precision)
+    rows = columns = whole = others = 0
+    for shape in _trained_shapes(facts):
+        if len(shape) < 2:
+            others += prod(shape)
+            continue
+        rows += prod(shape[:-1])
+        columns += prod(shape[:-2]) * shape[-1]
+        whole += shape[-1] if len(shape) == 2 else 0  # means over what shards have apart
+    return OptimizerState(
+        optimizer="adafactor",
+        cut_bytes=(rows + columns + others - whole) * width,
+        whole_bytes=whole * width,
+        formula=(
+            f"({rows} means of rows + {columns} of columns + {others} of vectors) x {width} B"
+            " (adafactor)"
+        ),
+    )
+
+
+def _trained_shapes(facts: "Facts") -> Iterator[tuple[int, ...]]:
+    left_out = {*facts.buffers, *facts.frozen}
+    return (shape for name, shape in facts.arrays.items() if name not in left_out)
