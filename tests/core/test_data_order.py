@@ -5,7 +5,7 @@ the step one enters at.
 import numpy as np
 import pytest
 
-from samecurve.core.determinism.data_order import Anchor, Order, permute
+from samecurve.core.determinism.data_order import Anchor, Order, by_length, permute
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 16, 17, 100, 1023, 1024, 1025, 5000])
@@ -77,3 +77,27 @@ def test_the_epoch_of_a_step_is_that_of_its_position() -> None:
         for step in range(anchor.step, anchor.step + 20):
             assert order.epoch_of(step) == order.position(step).epoch
         assert order.epoch_of(anchor.step - 1) == anchor.epoch
+
+
+@pytest.mark.parametrize(("samples", "micro"), [(64, 4), (50, 4), (3, 4), (7, 1), (1, 1)])
+def test_lengths_lay_a_step_without_changing_it(samples: int, micro: int) -> None:
+    """Neighbours in length share a microbatch; what is padded is little; and any half of the
+    microbatches has about half of the tokens.
+    """
+    rng = np.random.default_rng(samples)
+    ids, lengths = rng.permutation(1000)[:samples], rng.integers(1, 1000, samples)
+    by_id = dict(zip(ids.tolist(), lengths.tolist(), strict=True))
+    laid = by_length(ids, lengths, micro)
+    assert sorted(laid) == sorted(ids)
+    assert by_length(ids, lengths, micro).tolist() == laid.tolist()
+    bounds = range(0, samples, micro)
+    groups = [[by_id[i] for i in laid[first : first + micro].tolist()] for first in bounds]
+    padded = sum(max(group) * len(group) for group in groups)
+    unsorted = sum(max(lengths[first : first + micro]) * micro for first in bounds)
+    assert padded <= unsorted
+    if samples > 32:
+        assert padded < 1.1 * lengths.sum() < unsorted
+        half = len(groups) // 2
+        assert sum(map(sum, groups[:half])) / lengths.sum() == pytest.approx(0.5, abs=0.08)
+        falling = sorted(groups, key=sum, reverse=True)  # merely sorted, it would not be so
+        assert sum(map(sum, falling[:half])) / lengths.sum() > 0.7

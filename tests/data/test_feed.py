@@ -1,5 +1,6 @@
 """A feed gives a rank its share of each step, the same with and without a thread, from any step."""
 
+import itertools
 import time
 from functools import partial
 from pathlib import Path
@@ -40,6 +41,7 @@ class Itself:
     def __init__(self, count: int, bad: int | None = None, *, by_epoch: bool = False) -> None:
         self.count, self.bad, self.by_epoch = count, bad, by_epoch
         self.by_microbatch, self.seconds = False, 0.0  # of a read
+        self.lengths: Ids | None = None
         self.reads: list[int] = []
 
     def __len__(self) -> int:
@@ -105,6 +107,35 @@ def test_ranks_together_see_the_order(world: int, accumulate: int) -> None:
             share[step][1].rounds for share in shares
         )  # a rank without a sample has a row to take part with
         assert all(share[step][1].samples == len(expected[step]) for share in shares)
+
+
+def test_rows_of_one_length_meet_in_a_microbatch() -> None:
+    """The samples of a step stay, and so does what a microbatch has, whatever the devices."""
+    source = Itself(23)
+    source.lengths = np.random.default_rng(0).permutation(23) + 1
+    expected = [sorted(found.tolist()) for found in made(1).order.ids(range(9))]
+    of_worlds = []
+    for world in (1, 2):
+        shares = [
+            list(feed(world, device, accumulate=4 // world, source=source))
+            for device in range(world)
+        ]
+        microbatches = [
+            [
+                microbatch.arrays["id"].tolist()
+                for share in shares
+                for (microbatch,) in share[step][1].rounds
+                if microbatch and microbatch.real
+            ]
+            for step in range(9)
+        ]
+        assert [sorted(itertools.chain(*step)) for step in microbatches] == expected
+        of_worlds.append(microbatches)
+    assert of_worlds[0] == of_worlds[1]
+    for step in of_worlds[0]:
+        lengths = [source.lengths[microbatch] for microbatch in step]
+        apart = sorted((each.min(), each.max()) for each in lengths)
+        assert all(first[1] < second[0] for first, second in itertools.pairwise(apart))
 
 
 @pytest.mark.parametrize("prefetch", [1, 3])

@@ -50,12 +50,15 @@ class RowReader(Source, Protocol):
     by_epoch: an id may give another row in another epoch; what is read at once is of one epoch.
     by_microbatch: the shape of a row follows from those that are read with it; each microbatch is
         read by itself.
+    lengths: of all rows, by which those of a step are laid into microbatches; None: they are not.
     """
 
     @property
     def by_epoch(self) -> bool: ...
     @property
     def by_microbatch(self) -> bool: ...
+    @property
+    def lengths(self) -> NDArray[np.int64] | None: ...
     def read(self, ids: Ids, epoch: int) -> Mapping[str, NDArray[Any]]: ...
 
 

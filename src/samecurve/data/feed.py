@@ -22,7 +22,7 @@ from typing import Generic
 import numpy as np
 from numpy.typing import NDArray
 
-from samecurve.core.determinism.data_order import Ids
+from samecurve.core.determinism.data_order import Ids, by_length
 from samecurve.core.determinism.microbatches import Assignment
 from samecurve.core.determinism.sample_keys import HELD_OUT, RowKeys
 from samecurve.core.planning.plan import Plan
@@ -257,7 +257,17 @@ class Feed(Generic[Staged]):
         at_once = max(1, _IDS_AT_ONCE // self._plan.global_batch_size)
         for block in range(self._start, self._plan.steps, at_once):
             steps = range(block, min(block + at_once, self._plan.steps))
-            yield from zip(steps, self._order.ids(steps), strict=True)
+            yield from zip(steps, map(self._laid, self._order.ids(steps)), strict=True)
+
+    def _laid(self, ids: Ids) -> Ids:
+        """A step's samples, those of a microbatch about equally long where rows are unlike; in
+        their order where the loss looks at the whole batch.
+        """
+        source = self._sources[TRAIN_SOURCE]
+        assert source is not None
+        if source.lengths is None or self._plan.whole_batch:
+            return ids
+        return by_length(ids, source.lengths[ids], self._plan.micro_batch_size)
 
     def _batch(self, step: int, ids: Ids, shares: list[DeviceShare]) -> Batch[Staged]:
         keys = partial(RowKeys, self._plan.fixed.seed, self._epoch(step), step)

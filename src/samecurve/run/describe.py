@@ -24,7 +24,9 @@ from samecurve.diagnose.known_failures import diagnose
 from samecurve.diagnose.tracebacks import clip, last_traceback
 from samecurve.errors import RunError, SamecurveError, UserError
 from samecurve.run.fork_server import Call, ForkedProcess, ForkServer
+from samecurve.run.progress import shown_progress
 from samecurve.system import (
+    PROGRESS,
     cache_home,
     child_environment,
     die_with,
@@ -113,13 +115,15 @@ def _identity(config: Config) -> Any:
 
 
 def _in_subprocess(config: Config, cache: Path, server: ForkServer | None) -> dict[str, Any]:
-    environment = child_environment(JAX_PLATFORMS="cpu")  # what is only described needs no GPU
     arguments = (str(cache), str(os.getpid()))
     with (
+        shown_progress() as progress,
         TemporaryFile("w+") as request,
         TemporaryFile("w+") as answers,
         TemporaryFile("w+", errors="replace") as log,
     ):
+        # what is only described needs no GPU
+        environment = child_environment(JAX_PLATFORMS="cpu", **{PROGRESS: progress})
         request.write(config.model_dump_json())
         request.seek(0)
         files = request.fileno(), answers.fileno(), log.fileno()

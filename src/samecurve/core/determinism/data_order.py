@@ -97,6 +97,28 @@ class Order:
         return by_step
 
 
+def by_length(ids: Ids, lengths: NDArray[np.int64], micro: int) -> Ids:
+    """The samples of one step, laid so that those of a microbatch are about equally long.
+
+    Which samples a step has stays as it was, so its loss and gradients do too, but for rounding.
+    Long microbatches are spread over the step as van der Corput's sequence is over an interval, so
+    that every run of neighbouring ones, however many devices share the step, has its part of them.
+    The short microbatch at the end has the shortest samples.
+
+    lengths: of these samples. micro: samples of a microbatch.
+    """
+    order = np.argsort(-lengths, kind="stable")
+    full = len(ids) // micro
+    number, place, half = np.arange(full), np.zeros(full), 0.5
+    while number.any():
+        place += half * (number % 2)
+        number, half = number // 2, half / 2
+    groups = np.argsort(np.argsort(place))
+    spread = order[: full * micro].reshape(full, micro)[groups]
+    laid: Ids = ids[np.concatenate([spread.reshape(-1), order[full * micro :]])]
+    return laid
+
+
 def permute(positions: Ids, size: int, seed: int, epoch: int) -> Ids:
     """Positions of an epoch's stream -> sample ids: a bijection of 0..size-1.
 

@@ -7,6 +7,7 @@ other data.
 import hashlib
 from collections.abc import Callable, Mapping
 from copy import deepcopy
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,26 @@ class Rows:
     def by_microbatch(self) -> bool:
         """Whether the shape of a row follows from those that are read with it."""
         return self._collation is not None
+
+    @cached_property
+    def lengths(self) -> NDArray[np.int64] | None:
+        """The data's row_lengths, where rows are padded by microbatch.
+
+        UserError: they are not one whole number for each row.
+        """
+        lengths = getattr(self._data, "row_lengths", None)
+        if lengths is None or self._collation is None:
+            return None
+        array = np.asarray(lengths)
+        if self._subset is not None:
+            array = array[self._subset]
+        if array.shape != (self._count,) or array.dtype.kind not in "iu":
+            raise self._wrong(
+                f"has row_lengths of shape {array.shape} and type {array.dtype} for {self._count}"
+                " rows",
+                "one whole number a row: how long it is (tokens), an attribute of the data",
+            )
+        return array.astype(np.int64)
 
     def __len__(self) -> int:
         return self._count

@@ -39,7 +39,7 @@ class TokenRows:
         return len(self._rows.row) - 1
 
     @property
-    def lengths(self) -> Numbers:
+    def row_lengths(self) -> Numbers:
         """Tokens of each row."""
         ends = np.concatenate([[0], np.cumsum(self._rows.length)])
         return np.diff(ends[self._rows.row])
@@ -95,7 +95,7 @@ class RandomRows:
         return self._count
 
     @property
-    def lengths(self) -> Numbers:
+    def row_lengths(self) -> Numbers:
         return np.full(self._count, self._width)
 
     def fingerprint(self) -> str:

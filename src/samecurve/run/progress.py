@@ -1,0 +1,46 @@
+"""How far a process has come, as it says by system.show_progress(), shown by who waits for it."""
+
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from tempfile import NamedTemporaryFile
+from typing import IO
+
+_LOOK_EVERY = 0.2  # seconds
+_LINE_EVERY = 10.0  # seconds, where lines can't be written over
+_OVER = "\r\x1b[K"  # the terminal's line is written anew
+
+
+@contextmanager
+def shown_progress() -> Iterator[str]:
+    """The path of a file, whose lines are shown on stderr during the block: on a terminal the last
+    one, elsewhere one now and then.
+    """
+    with NamedTemporaryFile("r", prefix="samecurve-progress-") as file:
+        done = threading.Event()
+        follower = threading.Thread(target=_follow, args=(file, done), daemon=True)
+        follower.start()
+        try:
+            yield file.name
+        finally:
+            done.set()
+            follower.join()
+
+
+def _follow(file: IO[str], done: threading.Event) -> None:
+    on_terminal, last_shown, written = sys.stderr.isatty(), -_LINE_EVERY, False
+    while True:
+        is_last = done.wait(_LOOK_EVERY)
+        lines = [line for line in file.read().split("\n") if line]
+        if lines and on_terminal:
+            print(f"{_OVER}{lines[-1]}", end="", file=sys.stderr, flush=True)
+            written = True
+        elif lines and time.monotonic() - last_shown >= _LINE_EVERY:
+            print(lines[-1], file=sys.stderr, flush=True)
+            last_shown = time.monotonic()
+        if is_last:
+            break
+    if written:
+        print(file=sys.stderr)
