@@ -170,7 +170,7 @@ def test_lines_are_planned_as_the_page_shows(
     """
     del in_this_process
     text = sorted((ROOT / "src/samecurve/core").rglob("*.py"))
-    monkeypatch.setattr(corpus, "_standard_library", lambda: text)
+    monkeypatch.setattr(corpus, "standard_library", lambda: text)
     wrong = faults_of(page, home, monkeypatch, capsys, may_learn=False)
     assert not wrong, "\n".join(wrong)
 

@@ -23,7 +23,8 @@ from samecurve.tasks.huggingface.data.records import KINDS, Chunk, Document, doc
 from samecurve.tasks.huggingface.data.tokenizer import TextTokenizer
 
 JOB = "job.json"
-_PART = 8 << 20  # bytes of a part, about
+_PART = 2 << 20  # bytes of a part, at least
+_MOST_PARTS = 2000  # about: each is a few files while it is made
 _TOGETHER = 1 << 20  # characters that are tokenized at once
 
 Encoded = tuple[NDArray[np.uint32], NDArray[np.bool_]]  # tokens, and which are to be learnt
@@ -62,13 +63,16 @@ class PartNotes:
 
 def parts_of(chunks: Sequence[Chunk]) -> tuple[tuple[Chunk, ...], ...]:
     """Neighbouring chunks, together of about the same size."""
+    least = max(_PART, sum(chunk.size for chunk in chunks) // _MOST_PARTS)
     parts: list[tuple[Chunk, ...]] = []
     part: list[Chunk] = []
+    size = 0
     for chunk in chunks:
         part.append(chunk)
-        if sum(each.size for each in part) >= _PART:
+        size += chunk.size
+        if size >= least:
             parts.append(tuple(part))
-            part = []
+            part, size = [], 0
     if part:
         parts.append(tuple(part))
     return tuple(parts)

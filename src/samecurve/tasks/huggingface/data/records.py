@@ -22,7 +22,7 @@ COLUMNS: Mapping[Kind, tuple[str, ...]] = {
     "text": ("text",),
 }  # a row with several is what comes first
 
-_CHUNK = 8 << 20  # bytes of a file that one process reads
+_CHUNK = 2 << 20  # bytes of a file that one process reads
 _SHOWN = 60  # characters of a line in an error
 _MARK = b"\xef\xbb\xbf"  # what some editors begin a UTF-8 file with
 _TOOLS = "tools"  # a column that a chat template is given, where there is one
