@@ -18,6 +18,7 @@ from samecurve.tasks.language.sections import LanguageData, LanguageModel
 from samecurve.tasks.language.shapes import model_facts
 from samecurve.tasks.language.torch_model import Decoder
 from samecurve.tasks.language.torch_task import TorchLanguage
+from samecurve.torch_engine.hidden_matrices import hidden_matrices
 
 FIELDS = LanguageModel(
     hidden_size=64, num_layers=3, num_heads=4, kv_heads=2, intermediate_size=96, max_seq_len=32
@@ -141,6 +142,7 @@ def test_facts_are_those_of_the_model(corpus: Path, cache: Path, *, tied: bool) 
     made = task(corpus, cache, fields)
     facts, model = model_facts(fields, made.vocab, unfused=False), made.model()
     assert facts["params"] == sum(p.numel() for p in model.parameters())
+    assert facts["hidden_matrices"] == hidden_matrices(model)
     batch = {
         name: torch.from_numpy(array) for name, array in made.train_data()[np.arange(4)].items()
     }

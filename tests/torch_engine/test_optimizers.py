@@ -6,8 +6,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from matrices import Net
+from torch import nn
 
 from one_curve import check_one_curve, compare
 from samecurve.core.config.document import Document
@@ -20,14 +23,16 @@ from samecurve.errors import UserError
 from samecurve.tasks import Tasks, open_task
 from samecurve.torch_engine.checkpoint import State
 from samecurve.torch_engine.engine import TorchEngine
+from samecurve.torch_engine.hidden_matrices import hidden_matrices
 from samecurve.torch_engine.model import cast_weights
+from samecurve.torch_engine.optimizers.muon import orthogonal
 from samecurve.torch_engine.process_group import Comm
 from tiny import MACHINE
 from worlds import Pool
 
 HERE = Path(__file__).parent
 ASKED = [0] * len(REQUESTS)
-RATES = {"adafactor": 0.02}
+RATES = {"adafactor": 0.02, "muon": 0.02}
 # Every strategy, worlds that divide no parameter, and moves between them in mid-run
 LAYOUTS = ["dp:2", "ddp:3", "fsdp:3", "fsdp:2..single..ddp:2..fsdp:3"]
 MORE = ["ddp:2", "fsdp:2", "hsdp:4", "fsdp:4", "dp:3..fsdp:2..hsdp:4..ddp:3", "ddp:2..dp:2"]
@@ -41,7 +46,11 @@ def config_of(name: str, **sections: Any) -> Config:
         "schedule": {"warmup": 2},
         **sections,
     }
-    values["optimizer"] = {"name": name, "lr": RATES[name], **sections.get("optimizer", {})}
+    values["optimizer"] = {
+        "name": name,
+        "lr": RATES.get(name, 1e-3),
+        **sections.get("optimizer", {}),
+    }
     values["train"] = {"steps": 8, "precision": "f64", **sections.get("train", {})}
     return load(Document(values), Tasks()).config
 
@@ -109,6 +118,44 @@ def test_adafactor_is_torchs() -> None:
     assert sizes == {"row_var": (3, 8, 1), "col_var": (3, 1, 5), "variance": (11,)}
 
 
+def test_muon_and_its_adamw_are_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's takes its products in bfloat16, here as everywhere in float64."""
+    monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.clone)
+    matrices = {
+        f"layers.{block}.{layer}.weight" for block in (0, 1) for layer in ("up", "down", "gate")
+    }
+
+    def make(named: Mapping[str, torch.nn.Parameter]) -> list[torch.optim.Optimizer]:
+        rest = [(name, one) for name, one in named.items() if name not in matrices]
+        groups: list[dict[str, Any]] = [
+            {"params": [one for _, one in rest if one.ndim > 1], "weight_decay": 0.1},
+            {"params": [one for _, one in rest if one.ndim < 2], "weight_decay": 0.0},
+        ]
+        of_matrices = [one for name, one in named.items() if name in matrices]
+        return [
+            torch.optim.Muon(of_matrices, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
+            torch.optim.AdamW(groups, betas=(0.9, 0.95)),
+        ]
+
+    groups = [{"match": "*experts", "optimizer": "adamw"}]
+    config = config_of("muon", optimizer={"groups": groups})
+    state = check_plain_loop(config, make)
+    by_muon = {
+        param.name
+        for param in state.trained
+        if "momentum_buffer" in state.optimizer.state_of(param)
+    }
+    assert by_muon == matrices
+
+
+def test_a_stack_of_matrices_is_updated_as_each_of_them() -> None:
+    stack = torch.randn(3, 8, 5, dtype=torch.float64)
+    each = torch.stack([orthogonal(matrix) for matrix in stack])
+    torch.testing.assert_close(orthogonal(stack), each, rtol=0, atol=1e-14)
+    values = torch.linalg.svdvals(orthogonal(stack))
+    assert 0.6 < values.min() < values.max() < 1.3
+
+
 @pytest.mark.parametrize("name", RATES)
 @pytest.mark.parametrize(
     "layouts", [LAYOUTS, pytest.param(MORE, marks=pytest.mark.long)], ids=["main", "more"]
@@ -116,6 +163,43 @@ def test_adafactor_is_torchs() -> None:
 def test_it_is_one_curve(name: str, layouts: list[str], pool: Pool, tmp_path: Path) -> None:
     """Losses, norms, weights and the optimizer's state."""
     check_one_curve(config_of(name), layouts, pool, tmp_path, steps=4, near=1e-11)
+
+
+@pytest.mark.parametrize("name", RATES)
+def test_exact_gives_the_same_bits(name: str, pool: Pool, tmp_path: Path) -> None:
+    config = config_of(name, train={"exact": True})
+    check_one_curve(config, ["ddp:2"], pool, tmp_path, steps=3, near=0)
+
+
+@pytest.mark.parametrize("name", RATES)
+def test_a_step_that_is_not_finite_is_left_out_on_the_device(name: str) -> None:
+    """As on a GPU, where nobody waits to know whether it is: weights and state stay as they were,
+    and a step that is finite is the same as on the host.
+    """
+    ends = []
+    for on_device in (False, True):
+        engine, _ = opened(config_of(name))
+        state = engine.init()
+        for value in (0.1, float("nan"), -0.2):
+            finite = value == value  # noqa: PLR0124 - not a nan
+            before = values_of(state)
+            for number, param in enumerate(state.trained):
+                param.view.grad = torch.full_like(param.view, value * (1 + number))
+            state.optimizer.step(1e-2, finite=torch.tensor(finite) if on_device else finite)
+            assert (values_of(state) == before) != finite
+        ends.append(values_of(state))
+    for one, other in zip(*(end.values() for end in ends), strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-15)
+
+
+def values_of(state: State) -> dict[str, Any]:
+    """Of all parameters and their state, by name."""
+    tensors = {param.name: param.view.detach() for param in state.trained}
+    for param in state.trained:
+        for name, tensor in state.optimizer.state_of(param).items():
+            tensors[f"{name} of {param.name}"] = tensor
+    tensors |= dict(state.optimizer.shared_state())
+    return {name: tensor.tolist() for name, tensor in tensors.items()}
 
 
 class Faulty:
@@ -134,8 +218,12 @@ def with_local_statistics(
     from samecurve.torch_engine.strategies.replicated import Single
     from samecurve.torch_engine.strategies.sharded import FSDP
 
+    def of_shards(_self: Any, _params: Any, matrices: Any, function: Any) -> Any:
+        return ((number, function(matrix)) for number, matrix in enumerate(matrices))
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(FSDP, "sum_over_parts", Single.sum_over_parts)
+        patch.setattr(FSDP, "map_whole", of_shards)
         return function(index, group, *arguments)
 
 
@@ -157,6 +245,68 @@ def test_its_state_is_as_large_as_planned(name: str) -> None:
     )
     planned = {term.name: term.bytes for term in engine.plan.memory}
     assert held == planned["optimizer"] < 2 * planned["weights"]
+
+
+HIDDEN = {
+    "embedding, blocks, head": (Net(), "up.weight down.weight gate.weight experts"),
+    "blocks of one layer, with a head": (
+        nn.ModuleDict(
+            {"layers": nn.ModuleList(nn.Linear(4, 4) for _ in range(3)), "head": nn.Linear(4, 2)}
+        ),
+        "layers.1.weight layers.2.weight",
+    ),
+    "a sequence of layers": (
+        nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2)),
+        "2.weight",
+    ),
+    "no blocks": (
+        nn.ModuleDict({name: nn.Linear(4, 4) for name in ("input", "middle", "output")}),
+        "middle.weight",
+    ),
+    "convolutions": (
+        nn.Sequential(nn.Conv1d(2, 4, 3), nn.Conv1d(4, 4, 3), nn.Flatten(), nn.Linear(4, 2)),
+        "",
+    ),
+    "complex": (nn.Sequential(*[nn.Linear(4, 4, dtype=torch.complex64) for _ in range(3)]), ""),
+}
+
+
+@pytest.mark.parametrize("kind", HIDDEN)
+def test_muon_is_for_the_matrices_of_hidden_layers(kind: str) -> None:
+    model, names = HIDDEN[kind]
+    hidden = hidden_matrices(model)
+    assert [name for name in hidden if name.endswith(tuple(names.split()))] == list(hidden)
+    blocks = 2 if isinstance(model, Net) else 1
+    assert len(hidden) == blocks * len(names.split())
+
+
+def test_the_plan_says_which_parameters_muon_has() -> None:
+    groups = [
+        {"match": "head.weight", "optimizer": "muon"},
+        {"match": "layers.0.*", "optimizer": "adamw"},
+    ]
+    made = opened(config_of("muon", optimizer={"groups": groups}))[0].plan
+    assert made.reasons["optimizer"] == (
+        "muon updates 5 parameters (328 scalars: layers.1.experts and 4 more); adamw updates 15"
+        " parameters (402 scalars: scale and 14 more); optimizer.groups says otherwise by name"
+    )
+    assert "layers.0.*: by adamw (8 parameters" in made.reasons["groups"]
+
+
+@pytest.mark.parametrize(
+    ("name", "group", "cause"),
+    [
+        ("muon", {"match": "*up.bias", "optimizer": "muon"}, "of shape [7]: muon updates matrices"),
+        ("adamw", {"match": "*", "optimizer": "muon"}, "is for optimizer.name muon, not adamw"),
+        ("muon", {"match": "*", "optimizer": "muon", "freeze": True}, "is frozen"),
+    ],
+)
+def test_groups_that_muon_cannot_serve_are_refused(
+    name: str, group: dict[str, Any], cause: str
+) -> None:
+    with pytest.raises(UserError) as refused:
+        opened(config_of(name, optimizer={"lr": 1e-3, "groups": [group]}))
+    assert cause in str(refused.value)
 
 
 @pytest.mark.parametrize("name", RATES)

@@ -202,20 +202,22 @@ class LayoutRunner:
     def _first_gradient(self, run: Run, norm: float | None) -> dict[str, np.ndarray]:
         """Of the first step, before clipping, from the optimizer's first moment after it.
 
-        That is (1 - beta) x gradient (adamw), or the gradient itself, after clipping.
+        That is (1 - beta) x gradient (adamw, muon), or the gradient itself (sgd), after clipping.
         """
         arrays, optimizer = load(run.checkpoints / name_of(1)).arrays, self.config.optimizer
-        if optimizer.name == "adamw":
-            state, share = "exp_avg", 1 - optimizer.betas[0]
-        else:
-            state, share = "momentum_buffer", 1.0
+        shares = {"exp_avg": 1 - optimizer.betas[0], "momentum_buffer": 1.0}
+        if optimizer.name == "muon":
+            shares["momentum_buffer"] -= optimizer.momentum
+        clipping = 1.0
         if optimizer.clip and norm:
-            share *= min(1.0, optimizer.clip / (norm + CLIP_EPSILON))
-        if not share:
-            return {}
-        prefix = f"optimizer/{state}/"
-        names = [name for name in arrays if name.startswith(prefix)]
-        return {name.removeprefix(prefix): arrays[name] / share for name in names}
+            clipping = min(1.0, optimizer.clip / (norm + CLIP_EPSILON))
+        gradient = {}
+        for name, array in arrays.items():
+            _, _, rest = name.partition("optimizer/")
+            state, _, parameter = rest.partition("/")
+            if shares.get(state):
+                gradient[parameter] = array / (shares[state] * clipping)
+        return gradient
 
 
 def _on_one_device(config: Config, kind: str) -> Config:

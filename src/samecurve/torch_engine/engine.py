@@ -33,6 +33,7 @@ from samecurve.core.split_errors import lines_or_refuse
 from samecurve.torch_engine import checkpoint as states
 from samecurve.torch_engine.checkpoint import State
 from samecurve.torch_engine.evaluation import evaluate
+from samecurve.torch_engine.hidden_matrices import hidden_matrices
 from samecurve.torch_engine.keyed.draw_sites import DrawSites
 from samecurve.torch_engine.keyed.replaced import KeyedFunctions
 from samecurve.torch_engine.keyed.sample_numbers import numbers_in_work
@@ -165,13 +166,14 @@ class TorchEngine:
         self._modes = builder.modes
         self._keyed_functions.break_graphs()
         model = models[0]
+        hidden = hidden_matrices(model)  # before modules are wrapped
         self._strategy.distribute(models, Materializer(model, self.device, initialize))
         if coupling_layers(model) and not self.plan.norm_sync:
             self._unsynced_buffers = [
                 buffer for buffer in model.buffers() if buffer.is_floating_point()
             ]
         trained = optimizer_params(model)
-        phases = make_phases(self._setup, trained)
+        phases = make_phases(self._setup, trained, hidden)
         return State(
             model,
             trained,

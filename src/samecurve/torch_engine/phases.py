@@ -43,8 +43,13 @@ class Phase:
         return StagedKeys(keys.rows.of_phase(self.number))
 
 
-def make_phases(setup: EngineSetup, trained: list[OptimizerParam]) -> list[Phase]:
-    """In the task's order. UserError: a parameter belongs to none, or to two."""
+def make_phases(
+    setup: EngineSetup, trained: list[OptimizerParam], hidden: Collection[str]
+) -> list[Phase]:
+    """In the task's order. UserError: a parameter belongs to none, or to two.
+
+    hidden: names of the matrices of hidden layers
+    """
     patterns: Patterns = getattr(setup.task, "phases", {})
     make: Callable[..., torch.optim.Optimizer] | None = getattr(setup.task, "optimizer", None)
     by_phase = {"": {param.name for param in trained}}
@@ -57,7 +62,7 @@ def make_phases(setup: EngineSetup, trained: list[OptimizerParam]) -> list[Phase
         if make:
             update = UserOptimizer(partial(make, phase=name), setup.optimizer, params)
         else:
-            update = make_built_in(setup, params, phase=name)
+            update = make_built_in(setup, params, hidden, phase=name)
         usage = UsageCheck(setup.plan, setup.comm, setup.device)
         phases.append(Phase(name, number, params, update, usage))
     return phases

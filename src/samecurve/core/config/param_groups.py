@@ -8,7 +8,7 @@ import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, model_validator
 
@@ -34,6 +34,13 @@ class ParamGroup(Section):
     weight_decay: NonNegativeFloat | None = Field(
         None, description="instead of optimizer.weight_decay, for vectors too"
     )
+    optimizer: Literal["muon", "adamw"] | None = Field(
+        None,
+        description=(
+            "with optimizer.name muon: which of the two updates these; by their place in the model"
+            " if not given"
+        ),
+    )
     freeze: bool = Field(
         False, description="not trained: no gradient, no optimizer state, no part in the norm"
     )
@@ -41,6 +48,7 @@ class ParamGroup(Section):
     @model_validator(mode="after")
     def _something(self) -> "ParamGroup":
         others = self.lr_scale is not None or self.weight_decay is not None
+        others = others or self.optimizer is not None
         if self.freeze and others:
             raise ValueError(
                 f"{self.match!r} is frozen, so lr_scale and weight_decay would do nothing: leave"
@@ -87,6 +95,11 @@ class ParamRules:
         if group.weight_decay is not None:
             decay = group.weight_decay
         return ParamRule(scale, decay, group.freeze)
+
+    def optimizer_of(self, name: str) -> Literal["muon", "adamw"] | None:
+        """None: no group says."""
+        number = self._number(name)
+        return None if number is None else self._groups[number].optimizer
 
     def is_frozen(self, name: str) -> bool:
         number = self._number(name)
@@ -154,6 +167,8 @@ def _what_it_does(group: ParamGroup) -> str:
         effects.append(f"lr x {group.lr_scale:g}")
     if group.weight_decay is not None:
         effects.append(f"weight decay {group.weight_decay:g}")
+    if group.optimizer is not None:
+        effects.append(f"by {group.optimizer}")
     return ", ".join(effects)
 
 

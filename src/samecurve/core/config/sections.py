@@ -86,7 +86,7 @@ class Batch(Section):
 class Optimizer(Section):
     """How the weights move. Weight decay reaches matrices only (not norms and biases)."""
 
-    name: Literal["adamw", "sgd", "adafactor"] = "adamw"
+    name: Literal["adamw", "sgd", "adafactor", "muon"] = "adamw"
     lr: PositiveFloat = Field(
         3e-4,
         description=(
@@ -98,10 +98,14 @@ class Optimizer(Section):
         0.1, description="decoupled, but added to the gradient for sgd; on matrices only"
     )
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
-        (0.9, 0.95), strict=False, description="adamw: decay of the two moments"
+        (0.9, 0.95), strict=False, description="adamw, muon's too: decay of the two moments"
     )
-    eps: PositiveFloat = Field(1e-8, description="adamw: added to the root of the second moment")
-    momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.9, description="sgd only")
+    eps: PositiveFloat = Field(
+        1e-8, description="adamw, muon's too: added to the root of the second moment"
+    )
+    momentum: Annotated[float, Field(ge=0, lt=1)] = Field(
+        0.9, description="sgd; muon, whose default is 0.95"
+    )
     clip: NonNegativeFloat = Field(
         1.0, description="largest norm of the whole gradient; 0: not clipped"
     )
@@ -110,6 +114,24 @@ class Optimizer(Section):
         strict=False,
         description="parameters, by name, that are trained otherwise or not at all",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _momentum_of_muon(cls, values: Any) -> Any:
+        """The default that its authors have."""
+        if isinstance(values, dict) and str(values.get("name")).lower() == "muon":
+            return {"momentum": 0.95, **values}
+        return values
+
+    @model_validator(mode="after")
+    def _groups_of_muon(self) -> "Optimizer":
+        for group in self.groups:
+            if group.optimizer is not None and self.name != "muon":
+                raise ValueError(
+                    f"groups: {group.match!r} has optimizer {group.optimizer}, which is for"
+                    f" optimizer.name muon, not {self.name}: leave it out"
+                )
+        return self
 
     @property
     def rules(self) -> ParamRules:

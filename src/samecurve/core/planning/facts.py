@@ -95,6 +95,7 @@ class Facts:
     # those whose values autocast rounds anyway: fsdp gathers them in two bytes under bf16 and f16
     rounded: tuple[str, ...] = ()
     frozen: tuple[str, ...] = ()  # those that are not trained
+    hidden_matrices: tuple[str, ...] = ()  # of hidden layers, frozen ones too: what muon is for
     # bytes_per_sample where some activations are computed again, by train.recompute
     recompute_bytes: Mapping[str, int] = field(default_factory=dict)
     # numbers held while a microbatch is computed, however large it is, by kind of device

@@ -1,9 +1,10 @@
 """What an optimizer keeps of the parameters, counted before a run."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
+
+from samecurve.core.muon import muon_names
 
 if TYPE_CHECKING:
     from samecurve.core.config.sections import Config, Precision
@@ -41,6 +42,8 @@ def optimizer_state(config: "Config", facts: "Facts") -> OptimizerState:
         return _of_states(config, facts, user_optimizer.name, user_optimizer.num_states)
     if name == "adafactor":
         return _of_adafactor(config, facts)
+    if name == "muon":
+        return _of_muon(config, facts)
     return _of_states(config, facts, name, _STATES[name])
 
 
@@ -61,7 +64,7 @@ def _of_adafactor(config: "Config", facts: "Facts") -> OptimizerState:
     """Of an array of two or more dimensions, means over the last one and over the one before."""
     width = itemsize(config.train.precision)
     rows = columns = whole = others = 0
-    for shape in _trained_shapes(facts):
+    for shape in trained_shapes(facts).values():
         if len(shape) < 2:
             others += prod(shape)
             continue
@@ -79,6 +82,20 @@ def _of_adafactor(config: "Config", facts: "Facts") -> OptimizerState:
     )
 
 
-def _trained_shapes(facts: "Facts") -> Iterator[tuple[int, ...]]:
+def _of_muon(config: "Config", facts: "Facts") -> OptimizerState:
+    """A momentum for each number of a matrix, adamw's two moments of the rest."""
+    width, shapes = itemsize(config.train.precision), trained_shapes(facts)
+    names = muon_names(config.optimizer.rules, shapes, facts.hidden_matrices)
+    matrices = sum(prod(shapes[name]) for name in names)
+    others = sum(map(prod, shapes.values())) - matrices
+    return OptimizerState(
+        optimizer="muon",
+        cut_bytes=(matrices + 2 * others) * width,
+        formula=f"({matrices} of matrices + 2 x {others} of the rest) x {width} B (muon, adamw)",
+    )
+
+
+def trained_shapes(facts: "Facts") -> dict[str, tuple[int, ...]]:
+    """Of parameters that are trained, by name."""
     left_out = {*facts.buffers, *facts.frozen}
-    return (shape for name, shape in facts.arrays.items() if name not in left_out)
+    return {name: shape for name, shape in facts.arrays.items() if name not in left_out}

@@ -23,6 +23,7 @@ from samecurve.tasks.adapter.class_checks import NEEDED
 from samecurve.tasks.adapter.engine_adapter import EngineAdapter, spec_of
 from samecurve.tasks.adapter.returned_tensors import check_features, check_loss, without_gradient
 from samecurve.tasks.adapter.two_samples import try_features, try_loss
+from samecurve.torch_engine.hidden_matrices import hidden_matrices
 from samecurve.torch_engine.keyed.sample_numbers import keyed_trial
 from samecurve.torch_engine.layers.batch_norm import coupling_layers
 from samecurve.torch_engine.layers.dropout import dropout_layers
@@ -99,6 +100,7 @@ class TorchAdapter(EngineAdapter):
             "from_pretrained": mode.from_pretrained,
             **describe_arrays(model),
             **sharding_facts(model),
+            "hidden_matrices": hidden_matrices(model),
             "feature_bytes": feature_bytes,
             "keyed_dropout": dropout_layers(model),
         }

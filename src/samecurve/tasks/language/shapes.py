@@ -103,6 +103,7 @@ def model_facts(fields: LanguageModel, vocab: int, *, unfused: bool) -> dict[str
         "scratch": {kind: 2 * vocab * count + head for kind, count in logit_counts.items()},
         "block_arrays": tuple(in_blocks),
         "rounded": tuple(matrices),
+        "hidden_matrices": tuple(matrices),
         "arrays": arrays,
         "aliases": {"lm_head.weight": "embed_tokens.weight"} if fields.tie_embeddings else {},
     }

@@ -8,17 +8,13 @@ Source: Shazeer and Stern, arXiv:1804.04235.
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
-from samecurve.core.config.sections import Optimizer
 from samecurve.core.protocols import StoredArrays
 from samecurve.torch_engine.optimizer import count_name, grouped
 from samecurve.torch_engine.optimizer_params import OptimizerParam
-
-if TYPE_CHECKING:
-    from samecurve.torch_engine.strategies.protocol import Strategy
+from samecurve.torch_engine.setup import EngineSetup
 
 _DECAY_POWER = -0.8  # of the number of updates: the share of the newest squares in the means
 _LEAST_SCALE = 1e-3  # of a parameter's root mean square: what is zero must be able to move
@@ -58,18 +54,17 @@ class _Pace:
 class Adafactor:
     def __init__(
         self,
-        fields: Optimizer,
+        setup: EngineSetup,
         trained: Sequence[OptimizerParam],
-        strategy: "Strategy",
         phase: str = "",
     ) -> None:
         """phase: of a step, where there are several"""
-        self._strategy, self._count = strategy, count_name(phase)
+        self._strategy, self._count = setup.strategy, count_name(phase)
         self._device = trained[0].view.device
         self._num_updates = torch.zeros((), dtype=torch.float32, device=self._device)
         self._members = [
             _member(param, lr_scale, weight_decay)
-            for (lr_scale, weight_decay), params in grouped(fields, trained)
+            for (lr_scale, weight_decay), params in grouped(setup.optimizer, trained)
             for param in params
         ]
         self._by_id = {id(member.param): member for member in self._members}

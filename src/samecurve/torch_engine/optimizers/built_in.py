@@ -1,17 +1,28 @@
 """The config's optimizers by their names."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
+from samecurve.core.muon import muon_names
 from samecurve.torch_engine.optimizer import BuiltInOptimizer, OptimizerUpdate
 from samecurve.torch_engine.optimizer_params import OptimizerParam
 from samecurve.torch_engine.optimizers.adafactor import Adafactor
+from samecurve.torch_engine.optimizers.muon import Muon
 from samecurve.torch_engine.setup import EngineSetup
 
 
 def make_built_in(
-    setup: EngineSetup, trained: Sequence[OptimizerParam], phase: str = ""
+    setup: EngineSetup,
+    trained: Sequence[OptimizerParam],
+    hidden: Collection[str],
+    phase: str = "",
 ) -> OptimizerUpdate:
-    """phase: of a step, where there are several"""
+    """hidden: names of the matrices of hidden layers
+    phase: of a step, where there are several
+    """
     if setup.optimizer.name == "adafactor":
-        return Adafactor(setup.optimizer, trained, setup.strategy, phase)
+        return Adafactor(setup, trained, phase)
+    if setup.optimizer.name == "muon":
+        shapes = {param.name: tuple(param.parameter.shape) for param in trained}
+        matrices = muon_names(setup.optimizer.rules, shapes, hidden)
+        return Muon(setup, trained, matrices, phase)
     return BuiltInOptimizer(setup.optimizer, trained, phase)

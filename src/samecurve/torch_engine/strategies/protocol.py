@@ -1,6 +1,6 @@
 """What a strategy is: how a model lies on devices, and how gradients are summed over them."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol, TypeVar
 
@@ -12,6 +12,7 @@ from samecurve.torch_engine.layers.batch_norm import Peers
 from samecurve.torch_engine.optimizer_params import OptimizerParam
 
 T = TypeVar("T")
+MatrixFunction = Callable[[torch.Tensor], torch.Tensor]  # a matrix, or a stack -> one of its shape
 Materialize = Callable[[nn.Module], None]  # makes the parameters of a part real
 
 
@@ -85,6 +86,19 @@ class Strategy(Protocol):
         the processes that hold the other parts.
 
         values: a vector for each of the parameters; float64, on the device of its view
+        """
+        ...
+
+    def map_whole(
+        self,
+        params: Sequence[OptimizerParam],
+        matrices: Sequence[torch.Tensor],
+        function: MatrixFunction,
+    ) -> Iterator[tuple[int, torch.Tensor]]:
+        """(number, this process's part of function(whole matrix)) of each, in any order; the whole
+        is computed by one of the processes that have copies or parts of it.
+
+        matrices: this process's parts, which lie as the parameters' views do
         """
         ...
 

@@ -4,7 +4,7 @@ A strategy is one class, one row in core/planning/strategies.py and one entry in
 """
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
@@ -25,8 +25,9 @@ from samecurve.torch_engine.model import Materializer, leave_empty
 from samecurve.torch_engine.model_call import ModelCall
 from samecurve.torch_engine.optimizer_params import OptimizerParam
 from samecurve.torch_engine.process_group import Comm, sum_bucket, sum_bucket_as
-from samecurve.torch_engine.strategies.protocol import Materialize, Strategy
+from samecurve.torch_engine.strategies.protocol import Materialize, MatrixFunction, Strategy
 from samecurve.torch_engine.strategies.threads import ThreadTeam
+from samecurve.torch_engine.strategies.whole_matrices import map_copies, meeting_place
 
 T = TypeVar("T")
 
@@ -91,6 +92,17 @@ class Single:
         self, _params: Sequence[OptimizerParam], values: Sequence[torch.Tensor]
     ) -> list[torch.Tensor]:
         return list(values)
+
+    def map_whole(
+        self,
+        _params: Sequence[OptimizerParam],
+        matrices: Sequence[torch.Tensor],
+        function: MatrixFunction,
+    ) -> Iterator[tuple[int, torch.Tensor]]:
+        if self._comm.group is None:
+            return ((number, function(matrix)) for number, matrix in enumerate(matrices))
+        device = matrices[0].device if matrices else self._devices[0]
+        return map_copies(self._comm, matrices, function, meet=meeting_place(self._plan, device))
 
     def change(self, function: Callable[..., None], *arguments: object) -> None:
         function(self.models[0], *arguments)

@@ -7,7 +7,7 @@ they are. So the arithmetic is that of the other strategies. Parameters of one n
 sharded: every rank has them whole.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
@@ -34,7 +34,8 @@ from samecurve.torch_engine.model_call import ModelCall
 from samecurve.torch_engine.optimizer_params import OptimizerParam, local_view
 from samecurve.torch_engine.process_group import AllGatherComplex, Comm, ReduceScatterComplex
 from samecurve.torch_engine.strategies.gather_order import GatherOrder
-from samecurve.torch_engine.strategies.protocol import Materialize
+from samecurve.torch_engine.strategies.protocol import Materialize, MatrixFunction
+from samecurve.torch_engine.strategies.whole_matrices import Shard, map_shards, meeting_place
 
 T = TypeVar("T")
 _NARROW = {"bf16": torch.bfloat16, "f16": torch.float16}
@@ -198,6 +199,20 @@ class FSDP:
             for number, part in zip(cut, parts, strict=True):
                 sums[number] = part
         return sums
+
+    def map_whole(
+        self,
+        params: Sequence[OptimizerParam],
+        matrices: Sequence[torch.Tensor],
+        function: MatrixFunction,
+    ) -> Iterator[tuple[int, torch.Tensor]]:
+        """Gathered, computed and cut again within each copy of the model."""
+        shards = [
+            Shard(rows, tuple(param.parameter.shape))
+            for param, rows in zip(params, matrices, strict=True)
+        ]
+        meet = meeting_place(self._plan, self._device)
+        return map_shards(self._shards, shards, function, device=self._device, meet=meet)
 
     def change(self, function: Callable[..., None], *arguments: object) -> None:
         """Weights are whole meanwhile; what becomes of them is shared out again."""

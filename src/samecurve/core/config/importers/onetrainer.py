@@ -31,7 +31,7 @@ _OPTIMIZER = {
     "eps": "optimizer.eps",
     "momentum": "optimizer.momentum",
 }
-_OTHER_FORMULAS = {"adafactor"}  # optimizers that share no more than the name with ours
+_OTHER_FORMULAS = {"adafactor", "muon"}  # optimizers that share no more than the name with ours
 # of an optimizer: would change what it does, if on
 _CHANGED = ("amsgrad", "nesterov", "maximize", "dampening", "cautious", "fused_back_pass")
 

@@ -1,0 +1,158 @@
+"""Muon: the momentum of a hidden layer's matrix, made nearly orthogonal, is its update; everything
+else is adamw's.
+
+As torch.optim.Muon with adjust_lr_fn="match_rms_adamw", so that one learning rate and one weight
+decay serve both. Each update is computed of a whole matrix, by one of the processes that have it
+or parts of it. A stack of matrices [number, rows, columns] is cut between its matrices, so a shard
+has whole ones. Products are taken in the weights' own format, under bf16 and f16 in bfloat16.
+Sources: Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024; Liu et
+al., "Muon is scalable for LLM training", arXiv:2502.16982.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from samecurve.core.protocols import StoredArrays
+from samecurve.torch_engine.optimizer import BuiltInOptimizer, grouped
+from samecurve.torch_engine.optimizer_params import OptimizerParam, is_sharded
+from samecurve.torch_engine.setup import EngineSetup
+
+_COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the polynomial that moves singular values to 1
+_NUM_ITERATIONS = 5
+_LEAST_NORM = 1e-7
+_ADAMW_RMS = 0.2  # root mean square of adamw's updates, which muon's are to have
+
+
+@dataclass(frozen=True)
+class _Member:
+    """A matrix with its momentum and its part in the config."""
+
+    param: OptimizerParam
+    momentum: torch.Tensor
+    lr_scale: float
+    weight_decay: float
+
+    @property
+    def gradient(self) -> torch.Tensor:
+        gradient = self.param.view.grad
+        assert gradient is not None  # a step gives all a gradient, zeros where there is none
+        return gradient
+
+    @property
+    def has_whole_matrices(self) -> bool:
+        """Whether this process's part of it is a number of whole ones."""
+        return self.param.view.ndim == 3 and is_sharded(self.param.parameter)
+
+
+class Muon:
+    def __init__(
+        self,
+        setup: EngineSetup,
+        trained: Sequence[OptimizerParam],
+        matrices: Collection[str],
+        phase: str = "",
+    ) -> None:
+        """matrices: names of what muon updates; adamw has the rest
+        phase: of a step, where there are several
+        """
+        fields = setup.optimizer
+        self._fields, self._strategy = fields, setup.strategy
+        self._device = trained[0].view.device
+        dtype = torch.bfloat16 if setup.plan.precision in {"bf16", "f16"} else None
+        self._function = partial(orthogonal, dtype=dtype)
+        others = [param for param in trained if param.name not in matrices]
+        self._adamw: BuiltInOptimizer | None = None
+        if others:
+            adamw = fields.model_copy(update={"name": "adamw"})
+            self._adamw = BuiltInOptimizer(adamw, others, phase)
+        own = [param for param in trained if param.name in matrices]
+        self._members = [
+            _Member(param, torch.zeros_like(param.view, requires_grad=False), scale, decay)
+            for (scale, decay), params in grouped(fields, own)
+            for param in params
+        ]
+        self._states = {id(member.param): member.momentum for member in self._members}
+
+    @torch.no_grad()
+    def step(self, lr: float, *, finite: torch.Tensor | bool) -> None:
+        if finite is False:
+            return
+        if self._adamw:
+            self._adamw.step(lr, finite=finite)
+        taken: float | torch.Tensor = 1.0
+        if isinstance(finite, torch.Tensor):
+            finite = finite.to(self._device)
+            taken = finite.double()
+            for member in self._members:
+                member.gradient.masked_fill_(~finite, 0.0)
+        for member in self._members:
+            _add_momentum(member, self._fields.momentum, taken)
+        shared = [member for member in self._members if not member.has_whole_matrices]
+        updates = self._strategy.map_whole(
+            [member.param for member in shared],
+            [member.gradient for member in shared],
+            self._function,
+        )
+        for number, update in updates:
+            _move(shared[number], update, lr, taken)
+        for member in self._members:
+            if member.has_whole_matrices:
+                _move(member, self._function(member.gradient), lr, taken)
+
+    def state_of(self, param: OptimizerParam) -> Mapping[str, torch.Tensor]:
+        if id(param) in self._states:
+            return {"momentum_buffer": self._states[id(param)]}
+        assert self._adamw
+        return self._adamw.state_of(param)
+
+    def whole_states(self, _param: OptimizerParam) -> Collection[str]:
+        return ()
+
+    def shared_state(self) -> Iterator[tuple[str, torch.Tensor]]:
+        if self._adamw:
+            yield from self._adamw.shared_state()
+
+    def create_state(self) -> None: ...
+
+    def after_restore(self, saved: StoredArrays, filled: Mapping[str, torch.Tensor]) -> None:
+        if self._adamw:
+            self._adamw.after_restore(saved, filled)
+
+
+def _add_momentum(member: _Member, decay: float, taken: float | torch.Tensor) -> None:
+    """The gradient becomes what is to be made orthogonal: Nesterov's look ahead."""
+    newest = (1 - decay) * taken
+    if isinstance(newest, torch.Tensor):
+        newest = newest.to(member.momentum.dtype)
+    member.momentum.lerp_(member.gradient, newest)
+    member.gradient.lerp_(member.momentum, decay)
+
+
+def _move(member: _Member, update: torch.Tensor, lr: float, taken: float | torch.Tensor) -> None:
+    """update: this process's part of the orthogonal one"""
+    view, rate = member.param.view, lr * member.lr_scale
+    view.mul_(1 - rate * member.weight_decay * taken)
+    scale = _ADAMW_RMS * max(member.param.parameter.shape[-2:]) ** 0.5
+    view.sub_(update.mul_(rate * scale * taken))
+
+
+def orthogonal(matrix: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """[..., m, n], with all singular values moved to about 1 by a Newton-Schulz iteration.
+
+    dtype: of the products; None: the matrix's own
+    """
+    x = matrix.to(dtype or matrix.dtype, copy=True)
+    is_tall = x.shape[-2] > x.shape[-1]
+    if is_tall:
+        x = x.mT
+    x = x / torch.linalg.matrix_norm(x, keepdim=True).clamp(min=_LEAST_NORM)
+    a, b, c = _COEFFICIENTS
+    add_product = torch.addmm if x.ndim == 2 else torch.baddbmm
+    for _ in range(_NUM_ITERATIONS):
+        gram = x @ x.mT
+        polynomial = add_product(gram, gram, gram, beta=b, alpha=c)
+        x = add_product(x, polynomial, x, beta=a)
+    return (x.mT if is_tall else x).to(matrix.dtype)

@@ -1,0 +1,200 @@
+"""Work on whole matrices, shared out over processes that have copies or parts of them.
+
+Each matrix is one process's to compute; they are taken in batches of some megabytes, the costliest
+first, so that each process has about as much to do and little is whole at once.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+import torch.distributed as dist
+
+from samecurve.core.planning.plan import Plan
+from samecurve.torch_engine.process_group import Comm
+from samecurve.torch_engine.strategies.protocol import MatrixFunction
+
+Shape = Sequence[int]
+_BATCH = 1 << 25  # numbers of a batch, for each of the processes
+
+
+def cost(shape: Shape) -> int:
+    """Of products of a matrix, or of a stack of them, with itself, in any unit."""
+    return prod(shape) * min(shape[-2:])
+
+
+def shared_out(costs: Sequence[int], world_size: int) -> list[int]:
+    """Whose each is: the costliest first, each goes to the least laden process so far."""
+    load, owners = [0] * world_size, [0] * len(costs)
+    for number in sorted(range(len(costs)), key=lambda number: (-costs[number], number)):
+        owner = load.index(min(load))
+        owners[number] = owner
+        load[owner] += costs[number]
+    return owners
+
+
+def batches(shapes: Sequence[Shape], world_size: int) -> Iterator[list[int]]:
+    """Numbers of matrices that are computed at once; each has one at least."""
+    batch: list[int] = []
+    size = 0
+    for number in sorted(range(len(shapes)), key=lambda number: (-cost(shapes[number]), number)):
+        if batch and size + prod(shapes[number]) > _BATCH * world_size:
+            yield batch
+            batch, size = [], 0
+        batch.append(number)
+        size += prod(shapes[number])
+    if batch:
+        yield batch
+
+
+def meeting_place(plan: Plan, device: torch.device) -> torch.device:
+    """Where a plan's collectives take what lies on this device."""
+    return torch.device("cpu") if plan.backend == "gloo" else device
+
+
+def map_copies(
+    comm: Comm, matrices: Sequence[torch.Tensor], function: MatrixFunction, *, meet: torch.device
+) -> Iterator[tuple[int, torch.Tensor]]:
+    """(number, function(matrix)) on every process, of matrices that all have alike.
+
+    meet: where this group's collectives run
+    """
+    for batch in batches([matrix.shape for matrix in matrices], comm.world_size):
+        owners = shared_out([cost(matrices[number].shape) for number in batch], comm.world_size)
+        by_owner = [
+            [number for number, owner in zip(batch, owners, strict=True) if owner == rank]
+            for rank in range(comm.world_size)
+        ]
+        results = [function(matrices[number]) for number in by_owner[comm.rank]]
+        sends = []
+        for rank, numbers in enumerate(by_owner):
+            size = sum(matrices[number].numel() for number in numbers)
+            flat = torch.empty(size, dtype=matrices[0].dtype, device=meet)
+            if rank == comm.rank:
+                _fill(flat, results)
+            if size:
+                work = dist.broadcast(flat, group=comm.group, group_src=rank, async_op=True)
+                sends.append((work, flat, numbers))
+        for work, flat, numbers in sends:
+            work.wait()
+            own = flat.to(matrices[0].device)
+            parts = torch.split(own, [matrices[number].numel() for number in numbers])
+            for number, part in zip(numbers, parts, strict=True):
+                yield number, part.view(matrices[number].shape)
+
+
+@dataclass(frozen=True)
+class Shard:
+    """This process's rows of a matrix."""
+
+    rows: torch.Tensor
+    shape: tuple[int, ...]  # of the whole
+
+    def rows_of(self, rank: int, world_size: int) -> int:
+        """As fully_shard cuts: equal pieces, the last ones shorter or empty."""
+        piece = -(-self.shape[0] // world_size)
+        return max(0, min(piece, self.shape[0] - rank * piece))
+
+    def size_of(self, rank: int, world_size: int) -> int:
+        return self.rows_of(rank, world_size) * prod(self.shape[1:])
+
+
+def map_shards(
+    comm: Comm,
+    shards: Sequence[Shard],
+    function: MatrixFunction,
+    *,
+    device: torch.device,
+    meet: torch.device,
+) -> Iterator[tuple[int, torch.Tensor]]:
+    """(number, this process's rows of function(whole matrix)).
+
+    device: where it is computed
+    meet: where this group's collectives run
+    """
+    for batch in batches([shard.shape for shard in shards], comm.world_size):
+        owners = shared_out([cost(shards[number].shape) for number in batch], comm.world_size)
+        by_owner = [
+            [shards[number] for number, owner in zip(batch, owners, strict=True) if owner == rank]
+            for rank in range(comm.world_size)
+        ]
+        wholes = _gathered(comm, by_owner, meet)
+        results = [function(whole.to(device)) for whole in wholes]
+        parts = _cut_again(comm, by_owner, results, meet)
+        for rank in range(comm.world_size):
+            numbers = [number for number, owner in zip(batch, owners, strict=True) if owner == rank]
+            for number, part in zip(numbers, parts[rank], strict=True):
+                yield number, part.to(shards[number].rows.device)
+
+
+def _gathered(
+    comm: Comm, by_owner: Sequence[Sequence[Shard]], meet: torch.device
+) -> list[torch.Tensor]:
+    """The matrices of this process, whole."""
+    world_size, own = comm.world_size, by_owner[comm.rank]
+    sent = _side_by_side([shard.rows for shards in by_owner for shard in shards], meet)
+    sent_sizes = [sum(shard.rows.numel() for shard in shards) for shards in by_owner]
+    sizes = [[shard.size_of(rank, world_size) for shard in own] for rank in range(world_size)]
+    received = _exchanged(comm, sent, sent_sizes, [sum(of_rank) for of_rank in sizes])
+    pieces = [
+        torch.split(flat, of_rank) for flat, of_rank in zip(received, sizes, strict=True)
+    ]  # by rank, then by matrix
+    return [
+        torch.cat([of_rank[number] for of_rank in pieces]).view(shard.shape)
+        for number, shard in enumerate(own)
+    ]
+
+
+def _cut_again(
+    comm: Comm,
+    by_owner: Sequence[Sequence[Shard]],
+    results: Sequence[torch.Tensor],
+    meet: torch.device,
+) -> list[list[torch.Tensor]]:
+    """This process's rows of all processes' results, by owner."""
+    world_size, own = comm.world_size, by_owner[comm.rank]
+    sizes = [[shard.size_of(rank, world_size) for shard in own] for rank in range(world_size)]
+    by_matrix = [
+        torch.split(result.reshape(-1), [of_rank[number] for of_rank in sizes])
+        for number, result in enumerate(results)
+    ]
+    rows = [pieces[rank] for rank in range(world_size) for pieces in by_matrix]
+    kind = by_owner[0][0].rows if by_owner[0] else next(s for o in by_owner for s in o).rows
+    sent = _side_by_side(rows, meet) if rows else kind.new_empty(0, device=meet)
+    received = _exchanged(
+        comm,
+        sent,
+        [sum(of_rank) for of_rank in sizes],
+        [sum(shard.rows.numel() for shard in shards) for shards in by_owner],
+    )
+    return [
+        [
+            piece.view(shard.rows.shape)
+            for piece, shard in zip(
+                torch.split(flat, [shard.rows.numel() for shard in shards]), shards, strict=True
+            )
+        ]
+        for flat, shards in zip(received, by_owner, strict=True)
+    ]
+
+
+def _exchanged(
+    comm: Comm, sent: torch.Tensor, sent_sizes: list[int], received_sizes: list[int]
+) -> Sequence[torch.Tensor]:
+    """What each process sent this one, by rank."""
+    received = sent.new_empty(sum(received_sizes))
+    dist.all_to_all_single(received, sent, received_sizes, sent_sizes, group=comm.group)
+    pieces: Sequence[torch.Tensor] = torch.split(received, received_sizes)
+    return pieces
+
+
+def _side_by_side(tensors: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
+    return torch.cat([tensor.reshape(-1) for tensor in tensors]).to(device)
+
+
+def _fill(flat: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
+    begin = 0
+    for tensor in tensors:
+        flat[begin : begin + tensor.numel()].copy_(tensor.reshape(-1))
+        begin += tensor.numel()
