@@ -18,6 +18,7 @@ import pytest
 
 from samecurve.data.tokens import IGNORED
 from samecurve.errors import UserError
+from samecurve.tasks.huggingface.data.chat import ChatTemplate
 from samecurve.tasks.huggingface.data.corpus import Corpus
 from samecurve.tasks.huggingface.data.packing import pack
 from samecurve.tasks.huggingface.data.prepare import PreparedData, prepare_data, stamp_data
@@ -245,6 +246,66 @@ def test_the_assistants_tokens_are_learnt_and_no_others(tmp_path: Path, tokenize
     forgetful.write_text(FORGETFUL)
     spans = prepared(source, tmp_path, tokenizer, seq_len=64, chat_template=str(forgetful))
     assert learnt_text(spans) == [by_hand.replace("sang", "<think> </think> sang")]
+
+
+MISTRAL = (  # no generation prompt; the end of a turn is the end of the text
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]"
+    "{% else %}{{ m.content }}{{ eos_token }}{% endif %}{% endfor %}"
+)
+GEMMA = (  # another name for the role, contents stripped
+    "{{ bos_token }}{% for m in messages %}<start_of_turn>"
+    "{{ 'model' if m.role == 'assistant' else m.role }}\n{{ m.content | trim }}<end_of_turn>\n"
+    "{% endfor %}{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
+)
+CALLS = (  # what is called is a part of the turn, after its content
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.name }}</tool_call>{% endfor %}"
+    "<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+BEGIN = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+ALWAYS = CHATML.replace(BEGIN, "<|im_start|>assistant{{ '\n' }}")
+PLAIN = (  # no special tokens at all
+    "{% for m in messages %}### {{ m.role }}\n{{ m.content }}\n\n{% endfor %}"
+    "{% if add_generation_prompt %}### assistant\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "last", "learnt"),
+    [
+        (CHATML, {}, ["salt and rain<|im_end|>", "sang<|im_end|>"]),
+        (MARKED, {}, ["salt and rain<|im_end|>", "sang<|im_end|>"]),
+        (MISTRAL, {}, ["salt and rain</s>", "sang</s>"]),
+        (GEMMA, {"content": " sang\n"}, ["salt and rain<end_of_turn>", "sang<end_of_turn>"]),
+        (
+            CALLS,
+            {"tool_calls": [{"name": "fly"}]},
+            ["salt and rain<|im_end|>", "sang<tool_call>fly</tool_call><|im_end|>"],
+        ),
+        (ALWAYS, {}, ["salt and rain<|im_end|>", "sang<|im_end|>"]),
+        (PLAIN, {}, ["salt and rain\n\n", "sang\n\n"]),
+    ],
+)
+def test_what_the_assistant_says_in_templates_of_many_kinds(
+    template: str, last: dict[str, Any], learnt: list[str]
+) -> None:
+    names = {"bos_token": "<s>", "eos_token": "</s>"}
+    special = ["<|im_start|>", "<|im_end|>", "</s>", "<start_of_turn>", "<end_of_turn>"]
+    special += ["<tool_call>", "</tool_call>"]
+    chat = ChatTemplate(template, names, special)
+    text, spans = chat.spans([*TALK[:-1], {**TALK[-1], **last}], None, "here")
+    assert [text[begin:end] for begin, end in spans] == learnt
+
+
+def test_a_prompt_that_nobody_asked_for_is_not_learnt() -> None:
+    """A template that always ends with it, and strips contents, does not show a turn's end."""
+    always = ALWAYS.replace("m.content", "m.content | trim")
+    chat = ChatTemplate(always, {}, ["<|im_start|>", "<|im_end|>"])
+    talk = [TALK[0], {**TALK[1], "content": " salt"}]
+    assert chat.render(talk).endswith("salt<|im_end|>\n<|im_start|>assistant\n")
+    with pytest.raises(UserError, match="does not show which tokens turn 1"):
+        chat.spans(talk, None, "here")
 
 
 def test_a_template_that_hides_a_turn_is_refused(tmp_path: Path, tokenizer: Path) -> None:

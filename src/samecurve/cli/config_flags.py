@@ -44,7 +44,7 @@ def load_config(
     for flag in VALUE_FLAGS:
         value = flags[flag.parameter]
         if value is not None:
-            document.set(flag.key, value, flag.names[0])
+            document.set(_key_of(flag, document), value, flag.names[0])
     apply_flags(document, flags)
     notes = [
         let_devices_win(document) if converted else None,
@@ -100,6 +100,18 @@ def _no_config(flags: Flags) -> UserError:
             what, remedy = needed
             errors.append(UserError(f"{flag.key} is for {what}", remedy, flag.names[0]))
     return errors[0] if len(errors) == 1 else InvalidConfigError(errors)
+
+
+def _key_of(flag: ValueFlag, document: "Document") -> str:
+    """Where the document's task has what the flag names."""
+    from samecurve.tasks import Tasks
+
+    task, tasks = document.value.get("task"), Tasks()
+    if not flag.elsewhere or not isinstance(task, str) or not tasks.knows(task):
+        return flag.key
+    section, _, name = flag.elsewhere.partition(".")
+    fields = getattr(tasks.sections(task), section).model_fields
+    return flag.elsewhere if name in fields else flag.key
 
 
 def _is_new(document: "Document", flag: ValueFlag, flags: Flags) -> bool:

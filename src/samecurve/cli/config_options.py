@@ -25,6 +25,7 @@ class ValueFlag:
     key: str
     help: str  # empty: the flag itself is another tool's, and hidden
     type: type = str
+    elsewhere: str = ""  # its key in tasks that have such a one
 
     @property
     def parameter(self) -> str:
@@ -36,8 +37,9 @@ def _flag(
     key: str,
     help: str = "",  # noqa: A002 - click's name
     type: type = str,  # noqa: A002
+    elsewhere: str = "",
 ) -> ValueFlag:
-    return ValueFlag(names, key, help, type)
+    return ValueFlag(names, key, help, type, elsewhere)
 
 
 VALUE_FLAGS = (
@@ -57,7 +59,13 @@ VALUE_FLAGS = (
         help="auto, cpu, gloo, nccl",
     ),
     _flag("--dtype", key="train.precision", help="f32, bf16, f16, f64"),
-    _flag("--seq-len", key="model.max_seq_len", type=int, help="tokens of a sample"),
+    _flag(
+        "--seq-len",
+        key="model.max_seq_len",
+        elsewhere="data.seq_len",
+        type=int,
+        help="tokens of a sample",
+    ),
     _flag("--lr", key="optimizer.lr", type=float, help="peak learning rate"),
     _flag("--weight-decay", key="optimizer.weight_decay", type=float, help="on matrices only"),
     _flag(

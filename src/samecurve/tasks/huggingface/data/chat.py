@@ -2,13 +2,15 @@
 
 Where the template marks it ({% generation %}), the marks are taken. Elsewhere a turn's span is only
 taken where it can be shown: what the template makes of the conversation before the turn, with its
-generation prompt, must be how the whole begins, and so must the conversation with the turn; or the
-turn's very content must follow there. Anything else is refused.
+generation prompt, must be how the whole begins. There the turn's very content must follow, and a
+special token; or the conversation with the turn must be how the whole begins, too. Anything else is
+refused.
 """
 
 import re
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
+from itertools import takewhile
 from typing import Any
 
 from samecurve.errors import UserError
@@ -73,8 +75,7 @@ class ChatTemplate:
             before = self.render(messages[:number], tools=tools, prompt=True)
             end = None
             if whole.startswith(before):
-                through = self.render(messages[: number + 1], tools=tools)
-                end = self._end(whole, len(before), through, message.get("content"))
+                end = self._end(whole, before, messages[: number + 1], tools)
             if end is None:
                 raise UserError(
                     f"the chat template does not show which tokens turn {number} of the assistant"
@@ -85,15 +86,32 @@ class ChatTemplate:
             spans.append((len(before), end))
         return whole, spans
 
-    def _end(self, whole: str, begin: int, through: str, content: Any) -> int | None:
-        """Where the turn that begins there ends; None: that can't be shown."""
-        if len(through) > begin and whole.startswith(through):
+    def _end(self, whole: str, before: str, messages: Messages, tools: Any) -> int | None:
+        """Where the turn that begins after `before` ends, the last of these messages; None: that
+        can't be shown.
+        """
+        begin, content = len(before), messages[-1].get("content")
+        verbatim = isinstance(content, str) and content and whole.startswith(content, begin)
+        end = begin + len(content) if verbatim and isinstance(content, str) else begin
+        follows = next((token for token in self._special if whole.startswith(token, end)), "")
+        if verbatim and follows and set(messages[-1]) <= {"role", "content"}:
+            return end + len(follows)
+        through = self.render(messages, tools=tools)
+        shown = len(through) > begin and whole.startswith(through)
+        if shown and not self._always_prompts(before, through, messages, tools):
             return begin + len(self._without_rest(through[begin:]))
-        if isinstance(content, str) and content and whole.startswith(content, begin):
-            end = begin + len(content)
-            follows = [token for token in self._special if whole.startswith(token, end)]
-            return end + len(follows[0]) if follows else end
-        return None
+        return end if verbatim else None
+
+    def _always_prompts(self, before: str, through: str, messages: Messages, tools: Any) -> bool:
+        """Whether the template lets the assistant begin at any end, where nobody asked for it: what
+        follows the turn would be taken for a part of it.
+        """
+        if self.render(messages, tools=tools, prompt=True) != through:
+            return False
+        alike = takewhile(
+            lambda pair: pair[0] == pair[1], zip(before[::-1], through[::-1], strict=False)
+        )
+        return any(not character.isspace() for character, _ in alike)
 
     def _without_rest(self, turn: str) -> str:
         """Without blanks after the token that ends it: the model stops before them."""
