@@ -114,7 +114,7 @@ def test_words_are_compared_without_regard_to_case() -> None:
         ("[" * 5000, "nested deeper|not valid"),
         ("a: \x00\n", "not valid YAML"),
         ("task: visionn\n", "is not a task"),
-        ("task: toy\n", "tasks: language; your own: path/to/file.py:MyTask"),
+        ("task: toy\n", "tasks: language, huggingface; your own: path/to/file.py:MyTask"),
         ("task: vision\n", "is not in this version"),
     ],
 )

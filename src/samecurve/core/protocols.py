@@ -186,6 +186,8 @@ class Task(Protocol):
     losses: the loss, as "loss", and what is logged beside it, the same names each time;
         phase: of a step, '': the first or only one.
     initial: None for the value that the model itself gave the parameter.
+    init_module: gives a module of a model, whose own parameters are real and empty, their first
+        values, with torch's generators; None: initial() and the model itself do.
     loss: of a microbatch. Where Facts.whole_batch, features() of a microbatch, one row a sample,
         and batch_loss() of those of a whole batch stand for it.
     eval_sums: what evaluate() gives for a microbatch, by name, the same on every rank.
@@ -193,6 +195,8 @@ class Task(Protocol):
     sample: texts, or pictures.
     """
 
+    @property
+    def init_module(self) -> Callable[[Any, Any], None] | None: ...
     def facts(self) -> Facts: ...
     def fingerprint(self) -> str: ...
     def train_data(self) -> RowReader: ...

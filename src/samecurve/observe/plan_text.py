@@ -40,6 +40,7 @@ def banner(plan: Plan) -> list[str]:
         lines.append(f"       phases {reasons['phases']}")
     if "after_step" in reasons:
         lines.append(f"       {reasons['after_step']}")
+    lines += [f"       {note}" for note in reasons.get("task", "").splitlines()]
     lines += [f"       group {group}" for group in reasons.get("groups", "").splitlines()]
     return lines + [f"warn   {warning}" for warning in plan.warnings]
 

@@ -56,6 +56,8 @@ def open_engine_free(config: "Config", cache: Path | str) -> "TaskAdapter":
 
 def facts(config: "Config", cache: Path | str) -> "Facts":
     """What plan() must know of the task. Imports an engine only if its model must be looked at."""
+    if entry_of(config.task).described_by_engine:
+        return open_task(config, cache).facts()
     return open_engine_free(config, cache).facts()
 
 

@@ -9,7 +9,7 @@ from samecurve.core.config.section import Section
 from samecurve.core.config.sections import DataSection
 
 
-def _check_finite(value: Any) -> None:
+def check_finite(value: Any) -> None:
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError("should be finite numbers")
     inner: list[Any] = []
@@ -18,7 +18,7 @@ def _check_finite(value: Any) -> None:
     elif isinstance(value, list):
         inner = value
     for item in inner:
-        _check_finite(item)
+        check_finite(item)
 
 
 class FreeModel(Section):
@@ -28,7 +28,7 @@ class FreeModel(Section):
 
     @model_validator(mode="after")
     def _plain(self) -> "FreeModel":
-        _check_finite(self.model_extra)
+        check_finite(self.model_extra)
         return self
 
 
@@ -39,5 +39,5 @@ class FreeData(DataSection):
 
     @model_validator(mode="after")
     def _plain(self) -> "FreeData":
-        _check_finite(self.model_extra)
+        check_finite(self.model_extra)
         return self

@@ -64,6 +64,12 @@ MEMBERS: Mapping[str, str] = {
     "initial": (
         "initial(self, name, shape) -> samecurve.Initial, or None for the module's own values"
     ),
+    "init_module": (
+        "init_module(self, model, module): gives the module's own parameters, which are empty,"
+        " their first values with torch's functions, in place of initial(); of modules within each"
+        " other the inner ones first. The model is then never held whole by a rank that holds a"
+        " shard (torch)"
+    ),
     "optimizer": (
         "optimizer(self, params[, lr][, phase]) -> torch.optim.Optimizer over all of params"
     ),
@@ -99,6 +105,10 @@ MEMBERS: Mapping[str, str] = {
     "data_stamp": (
         "data_stamp(data), a staticmethod -> what the data is made from, told cheaply (names,"
         " sizes, times of files): facts are kept until it changes"
+    ),
+    "model_stamp": (
+        "model_stamp(model), a staticmethod -> what the model is made from beside its section, told"
+        " cheaply: facts are kept until it changes"
     ),
     "Model": "class Model(samecurve.Section): the fields of the config's `model:` section",
     "Data": "class Data(samecurve.DataSection): the fields of the config's `data:` section",

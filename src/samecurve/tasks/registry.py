@@ -26,8 +26,11 @@ from samecurve.tasks.free_sections import FreeData, FreeModel
 from samecurve.tasks.user_file import check_class_exists, declares_for_launcher, load_class
 
 ENTRY_POINTS = "samecurve.tasks"  # the group under which an installed package names its entry
-_BUILT_IN = {"language": "samecurve.tasks.language"}  # each package's ENTRY
-_LATER = ("timeseries", "vision", "huggingface", "diffusion")
+_BUILT_IN = {  # each package's ENTRY
+    "language": "samecurve.tasks.language",
+    "huggingface": "samecurve.tasks.huggingface",
+}
+_LATER = ("timeseries", "vision", "diffusion")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +44,8 @@ class TaskEntry:
     model: type[Section] = FreeModel  # the `model:` section; without one, any fields, as a dict
     data: type[DataSection] = FreeData  # likewise `data:`
     engine_free: str | None = None  # what the classes share: facts() and data_stamp without engines
+    # facts() of engine_free tells no `arrays`: the model is built, empty, to be described
+    described_by_engine: bool = False
     built_in: bool = False  # errors of its code are ours, and are not explained as a user's
 
     def class_of(self, engine: str) -> type:
@@ -145,6 +150,9 @@ def data_stamp(config: Config) -> object:
     if stamp_of is None:
         return None
     stamp = stamp_of(section_argument(config.data))
+    model_stamp = getattr(task_class, "model_stamp", None)
+    if model_stamp is not None and stamp is not None:
+        stamp = [stamp, model_stamp(section_argument(config.model))]
     if place is None or stamp is None:
         return stamp
     train = config.train  # a user's model, optimizer and schedule may be built by them

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from samecurve.core.config.sections import Optimizer
 from samecurve.core.eval_sums import EvalSums
@@ -131,7 +132,7 @@ class TorchEngine:
 
     def init(self, weights: Checkpoint | None = None) -> State:
         if weights is None:
-            return self._assemble(ModelBuilder(self._setup).initialize)
+            return self._assemble()
         state = self._assemble(leave_empty)
         strategy = self._strategy
         states.load_weights(state, strategy.local_shard, strategy.replica_index, weights)
@@ -159,15 +160,18 @@ class TorchEngine:
         self.keep_step_buffers(verdict.steady)
         return lines
 
-    def _assemble(self, initialize: Initialize) -> State:
-        """The state of a run's start. initialize: fills a parameter made on the meta device."""
+    def _assemble(self, initialize: Initialize | None = None) -> State:
+        """The state of a run's start.
+
+        initialize: fills a parameter made on the meta device; None: by the task's rules
+        """
         builder = ModelBuilder(self._setup)
         models = builder.build_all()
         self._modes = builder.modes
         self._keyed_functions.break_graphs()
         model = models[0]
         hidden = hidden_matrices(model)  # before modules are wrapped
-        self._strategy.distribute(models, Materializer(model, self.device, initialize))
+        self._strategy.distribute(models, self._materializer(builder, model, initialize))
         if coupling_layers(model) and not self.plan.norm_sync:
             self._unsynced_buffers = [
                 buffer for buffer in model.buffers() if buffer.is_floating_point()
@@ -184,6 +188,16 @@ class TorchEngine:
             ),
             phases=phases,
         )
+
+    def _materializer(
+        self, builder: ModelBuilder, model: nn.Module, initialize: Initialize | None
+    ) -> Materializer:
+        if initialize is not None:
+            return Materializer(model, self.device, initialize)
+        rule = builder.initialize_module(model)
+        if rule is not None:
+            return Materializer(model, self.device, leave_empty, rule)
+        return Materializer(model, self.device, builder.initialize)
 
     def keep_step_buffers(self, names: AbstractSet[str]) -> None:
         """Buffers that every forward pass moves alike are to move once a step.

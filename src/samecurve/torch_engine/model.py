@@ -22,6 +22,7 @@ from samecurve.core.planning.plan import Plan
 from samecurve.torch_engine.precision import weight_dtype
 
 Initialize = Callable[[str, torch.Tensor], None]  # fills a parameter, by its name in the model
+InitializeModule = Callable[[str, nn.Module], None]  # fills a module's own parameters and buffers
 
 # What recompute "selective" keeps: the products that cost most to run again.
 _KEPT_OPERATIONS = {
@@ -177,6 +178,24 @@ def sharding_facts(model: nn.Module) -> dict[str, tuple[str, ...]]:
     }
 
 
+@contextmanager
+def parameters_on_meta() -> Iterator[None]:
+    """Whatever parameters modules are given meanwhile are on the meta device; buffers are real."""
+    module_class: Any = nn.Module
+    register = module_class.register_parameter
+
+    def register_on_meta(module: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        if param is not None and not param.is_meta:
+            param = nn.Parameter(param.to("meta"), param.requires_grad)
+        register(module, name, param)
+
+    module_class.register_parameter = register_on_meta
+    try:
+        yield
+    finally:
+        module_class.register_parameter = register
+
+
 def leave_empty(_name: str, _tensor: torch.Tensor) -> None:
     """As Initialize: values come from elsewhere."""
 
@@ -186,8 +205,16 @@ class Materializer:
     can be sharded as it comes to be. Shared parameters stay shared.
     """
 
-    def __init__(self, model: nn.Module, device: torch.device, initialize: Initialize) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        device: torch.device,
+        initialize: Initialize,
+        initialize_module: InitializeModule | None = None,
+    ) -> None:
+        """initialize_module: in place of initialize: called on a CPU, children before parents."""
         self._names = {id(parameter): name for name, parameter in model.named_parameters()}
+        self._module_names = {id(module): name for name, module in model.named_modules()}
         uses = Counter(
             id(parameter)
             for module in model.modules()
@@ -195,23 +222,46 @@ class Materializer:
         )
         self._shared_ids = {key for key, count in uses.items() if count > 1}
         self._device, self._initialize = device, initialize
+        self._initialize_module = initialize_module
+        self._dtypes: dict[int, torch.dtype] = {}  # of real ones, once they have their values
         # Real ones of shared parameters only: the others are let go of as soon as a strategy has
         # taken its part of them.
         self._shared: dict[int, nn.Parameter] = {}
 
     @torch.no_grad()
     def __call__(self, part: nn.Module) -> None:
-        for module in part.modules():
-            named = list(module.named_parameters(recurse=False, remove_duplicate=False))
-            for attribute, parameter in named:
-                if id(parameter) in self._names and parameter.is_meta:
-                    module.register_parameter(attribute, self._real(parameter))
+        modules = [module for module in part.modules() if self._make_real(module)]
+        if self._initialize_module is None:
+            return
+        for module in reversed(modules):  # modules() gives parents first
+            self._initialize_module(self._module_names[id(module)], module)
+        for module in modules:
+            for parameter in module.parameters(recurse=False):
+                dtype = self._dtypes.get(id(parameter), parameter.dtype)
+                parameter.data = parameter.data.to(self._device, dtype)
+
+    def _make_real(self, module: nn.Module) -> bool:
+        """Its own parameters. Returns whether there were any that were not."""
+        named = list(module.named_parameters(recurse=False, remove_duplicate=False))
+        empty = [
+            (attribute, parameter)
+            for attribute, parameter in named
+            if id(parameter) in self._names and parameter.is_meta
+        ]
+        for attribute, parameter in empty:
+            module.register_parameter(attribute, self._real(parameter))
+        return bool(empty)
 
     def _real(self, parameter: nn.Parameter) -> nn.Parameter:
         if id(parameter) in self._shared:
             return self._shared[id(parameter)]
-        values = torch.empty_like(parameter, device=self._device)
+        if self._initialize_module is None:
+            values = torch.empty_like(parameter, device=self._device)
+        else:  # drawn in float32, and only widened from there
+            narrow = torch.float32 if parameter.dtype == torch.float64 else parameter.dtype
+            values = torch.empty_like(parameter, device="cpu", dtype=narrow)
         real = nn.Parameter(values, parameter.requires_grad)
+        self._dtypes[id(real)] = parameter.dtype
         self._initialize(self._names[id(parameter)], real)
         if id(parameter) in self._shared_ids:
             self._shared[id(parameter)] = real

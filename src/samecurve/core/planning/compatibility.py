@@ -103,6 +103,11 @@ def say_modes(facts: Facts) -> Decision[None]:
     return Decision(None, {"modes": "; ".join(parts)} if parts else {})
 
 
+def say_notes(facts: Facts) -> Decision[None]:
+    """What the task says of itself."""
+    return Decision(None, {"task": "\n".join(facts.notes)} if facts.notes else {})
+
+
 def say_batch_loss(facts: Facts, split: BatchSplit) -> Decision[None]:
     """What a loss over the whole batch costs."""
     if not facts.whole_batch:

@@ -113,6 +113,7 @@ class Facts:
     phases: tuple[str, ...] = ()  # of a step, in words; none: it is one
     schedule: str = ""  # the task's own of the learning rate, in words; '': it has none
     after_step: str = ""  # what the task does with the model after each update; '': nothing
+    notes: tuple[str, ...] = ()  # what else the task says of its model and data, a line each
     speeds: Speeds | None = None  # of the devices (devices.balance: measured); None: not measured
 
 

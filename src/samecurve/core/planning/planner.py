@@ -19,6 +19,7 @@ from samecurve.core.planning.compatibility import (
     layout_warnings,
     say_batch_loss,
     say_modes,
+    say_notes,
     say_task_steps,
 )
 from samecurve.core.planning.decision import Decision, DecisionLog
@@ -70,6 +71,7 @@ def plan(config: Config, machine: Machine, facts: Facts, fixed: Fixed | None = N
     schedule = log.take(choose_schedule(config, order, facts.schedule))
     log.take(check_coupled(config, facts, layout, split))
     log.take(say_modes(facts))
+    log.take(say_notes(facts))
     log.take(check_optimizer(config, facts, layout))
     log.take(say_task_steps(facts, layout))
     log.take(say_batch_loss(facts, split))

@@ -7,7 +7,7 @@ import inspect
 import math
 import random
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import fields
 from pathlib import Path
@@ -210,6 +210,18 @@ class TaskAdapter:
                 "task",
             )
         return initial
+
+    @property
+    def init_module(self) -> Callable[[Any, Any], None] | None:
+        """The class's own first values of a module; None: it has no such method."""
+        if not hasattr(self.task, "init_module"):
+            return None
+
+        def init_module(model: Any, module: Any) -> None:
+            with self.calling("init_module"):
+                self.task.init_module(model, module)
+
+        return init_module
 
     def export(self, model: Any, directory: Path) -> list[str]:
         """Lets the class write what belongs beside the weights. Returns lines for the user."""

@@ -1,0 +1,127 @@
+"""The objective of a causal language model: the next token of the same document.
+
+Weights are exact: a label counts if it is of the document of the token before it.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from samecurve.core.determinism.mean import Mean
+from samecurve.core.protocols import Arrays
+from samecurve.torch_engine.layers.cross_entropy import IGNORED, Head
+
+
+class LossHead(Head):
+    """The model's last layer, which gives what it is given while the loss is taken outside."""
+
+    passes = False
+
+    def forward(self, input: Tensor, *_others: Any, **_named: Any) -> Any:  # noqa: A002
+        return input if self.passes else nn.Linear.forward(self, input)
+
+    @contextmanager
+    def passing(self) -> Iterator[None]:
+        self.passes = True
+        try:
+            yield
+        finally:
+            self.passes = False
+
+    def loss(self, hidden: Tensor, labels: Tensor, *, score: bool) -> Any:
+        """As Head's forward pass with labels."""
+        return Head.forward(self, hidden, labels, score=score)
+
+
+def with_loss_head(model: Any) -> Any:
+    """The model with a LossHead in place of its plain last layer; the weight stays the same."""
+    head = model.get_output_embeddings()
+    with torch.device("meta"):
+        replaced = LossHead(head.in_features, head.out_features)
+    replaced.weight = head.weight
+    model.set_output_embeddings(replaced)
+    return model
+
+
+class Causal:
+    """Loss and metrics of a microbatch.
+
+    packed: rows may hold several documents, which see nothing of each other
+    """
+
+    metric_names = ("loss", "accuracy")
+
+    def __init__(self, *, packed: bool) -> None:
+        self._packed = packed
+
+    def loss(self, model: Any, batch: Arrays) -> Mean:
+        labels = next_labels(batch)
+        return Mean(self._summed_error(model, batch, labels), count_labels(labels))
+
+    def metrics(self, model: Any, batch: Arrays) -> Mapping[str, Mean]:
+        labels = next_labels(batch)
+        count = count_labels(labels)
+        error, correct = self._summed_error(model, batch, labels, score=True)
+        return {"loss": Mean(error, count), "accuracy": Mean(correct, count)}
+
+    def call(self, model: Any, batch: Arrays, **options: Any) -> Any:
+        """The library's forward pass, without a cache.
+
+        Rows of one document need no mask: nothing looks ahead, and padding stands at their end.
+        """
+        if self._packed:  # the library keeps apart what begins again at position 0
+            options["position_ids"] = batch["positions"]
+        suit_experts(model)
+        return model(input_ids=batch["input_ids"], use_cache=False, **options)
+
+    def _summed_error(
+        self, model: Any, batch: Arrays, labels: Tensor, *, score: bool = False
+    ) -> Any:
+        head = model.get_output_embeddings()
+        if isinstance(head, LossHead):
+            with head.passing():
+                hidden = self.call(model, batch).logits
+            return head.loss(hidden, labels, score=score)
+        logits = self.call(model, batch).logits
+        error = token_errors(logits, labels).sum()
+        return (error, count_correct(logits, labels)) if score else error
+
+
+def next_labels(batch: Arrays) -> Tensor:
+    """[rows, width]: at each token the label that it is to predict, IGNORED where there is none."""
+    labels, documents = batch["labels"], batch["documents"]
+    same = (documents[:, 1:] == documents[:, :-1]) & (documents[:, 1:] > 0)
+    following = torch.where(same, labels[:, 1:], IGNORED)
+    return F.pad(following, (0, 1), value=IGNORED)
+
+
+def count_labels(labels: Tensor) -> Tensor:
+    return (labels != IGNORED).sum()
+
+
+def token_errors(logits: Tensor, labels: Tensor) -> Tensor:
+    """[rows, width], at least float32."""
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    errors = F.cross_entropy(
+        wide.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="none"
+    )
+    return errors.view_as(labels)
+
+
+def count_correct(logits: Tensor, labels: Tensor) -> Tensor:
+    return (logits.argmax(-1) == labels).sum()  # no token has the number IGNORED
+
+
+def suit_experts(model: Any) -> None:
+    """Experts one after the other on a CPU and in f64, where the library's grouped kernels are not;
+    elsewhere as the library has it.
+    """
+    weight = model.get_input_embeddings().weight
+    if weight.device.type == "cpu" or weight.dtype == torch.float64:
+        config = model.config
+        if config._experts_implementation != "eager":  # noqa: SLF001 - no public name sets it later
+            config._experts_implementation = "eager"  # noqa: SLF001

@@ -1,0 +1,174 @@
+"""What the installed transformers library makes of the `model` section: its config, its class.
+
+The library is imported late: it takes two seconds.
+"""
+
+import dataclasses
+import importlib
+import inspect
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from samecurve.core.config.document import suggest
+from samecurve.errors import UserError
+from samecurve.system import install_command
+from samecurve.tasks.huggingface.sections import HFModel
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+CONFIG = "config.json"
+
+
+def read_config(fields: HFModel, assets: Path | None = None) -> "PretrainedConfig":
+    """The library's config of a model.
+
+    assets: what a run has kept, in place of the directory
+
+    UserError: no such directory, architecture or field, or values that don't fit each other.
+    """
+    _import_library()
+    if assets is not None and (assets / CONFIG).is_file():
+        return _config_of(assets, {})
+    if fields.path is not None:
+        return _config_of(Path(fields.path).expanduser(), fields.config_fields)
+    assert fields.architecture is not None
+    return _config_of_architecture(fields.architecture, fields.config_fields)
+
+
+def model_class(config: "PretrainedConfig") -> Any:
+    """The library's class of a causal language model. UserError: it has none."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise UserError(
+            f"the installed transformers has no causal language model of type {config.model_type}",
+            _near_architectures(config.model_type),
+            "model.architecture",
+        )
+    return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+
+
+def longest_sequence(config: "PretrainedConfig") -> int | None:
+    """Tokens of a row at most; None: the model knows no limit."""
+    limit: int | None = getattr(config, "max_position_embeddings", None)
+    return limit
+
+
+def has_plain_head(forward: Any) -> bool:
+    """Whether the model's forward pass does nothing with its logits but return them."""
+    try:
+        source = inspect.getsource(inspect.unwrap(forward))
+    except (OSError, TypeError):
+        return False
+    changes = re.findall(r"^\s+logits(?:\[.*\])?\s*[*/+-]?=.*$", source, re.MULTILINE)
+    return len(changes) == 1 and re.search(r"= self\.lm_head\(\w+\)$", changes[0]) is not None
+
+
+def _import_library() -> None:
+    """Without its own log lines and bars, which each rank would print."""
+    try:
+        logging: Any = importlib.import_module("transformers.utils.logging")
+    except ImportError as error:
+        raise UserError(
+            f"task huggingface needs transformers: {error}", install_command("hf"), "task"
+        ) from None
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+
+
+def _config_of_architecture(name: str, values: Mapping[str, Any]) -> "PretrainedConfig":
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    if name not in CONFIG_MAPPING or name not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        raise UserError(
+            f"model.architecture {name}: the installed transformers has no such causal language"
+            " model",
+            _near_architectures(name),
+            "model.architecture",
+        )
+    config_class = CONFIG_MAPPING[name]
+    _check_fields(config_class, values, f"{name}'s config")
+    return _built(lambda: config_class(**values), f"model.architecture {name}")
+
+
+def _config_of(directory: Path, values: Mapping[str, Any]) -> "PretrainedConfig":
+    from transformers import AutoConfig
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    file = directory / CONFIG
+    if not file.is_file():
+        raise UserError(
+            f"{directory} has no {CONFIG}",
+            "a directory as save_pretrained() or `samecurve export` writes it",
+            "model.path",
+        )
+    try:
+        written = json.loads(file.read_text())
+        kind = str(written["model_type"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{file} is no model's config: {type(error).__name__}: {error}",
+            "a directory as save_pretrained() writes it",
+            "model.path",
+        ) from None
+    if kind not in CONFIG_MAPPING:
+        raise UserError(
+            f"{file}: the installed transformers knows no model_type {kind}, and code that lies"
+            " beside a config is not run",
+            f"{_near_architectures(kind)}; or a newer transformers",
+            "model.path",
+        )
+    _check_fields(CONFIG_MAPPING[kind], values, f"{kind}'s config")
+    return _built(
+        lambda: AutoConfig.from_pretrained(directory, local_files_only=True, **values), str(file)
+    )
+
+
+def _built(build: Any, what: str) -> "PretrainedConfig":
+    """UserError: the library refuses the values."""
+    try:
+        config: PretrainedConfig = build()
+    except Exception as error:  # of the library's several kinds
+        reasons = [line.strip() for line in str(error).splitlines() if line.strip()]
+        raise UserError(
+            f"{what}: {reasons[-1] if reasons else type(error).__name__}",
+            "values that fit each other, as the library's documentation of this config has them",
+            "model",
+        ) from None
+    return config
+
+
+def _check_fields(config_class: Any, values: Mapping[str, Any], what: str) -> None:
+    """UserError: the config's class has no such field."""
+    known = {field.name for field in dataclasses.fields(config_class)}
+    known |= set(config_class.attribute_map) | _read_fields(config_class)
+    for name in values:
+        if name not in known:
+            raise UserError(
+                f"model.{name}: {what} has no such field",
+                suggest(name, sorted(known)) or f"it has {', '.join(sorted(known))}",
+                f"model.{name}",
+            )
+
+
+def _read_fields(config_class: Any) -> set[str]:
+    """What the model's code reads of its config where there is no such field (head_dim)."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    module = importlib.import_module(MODEL_FOR_CAUSAL_LM_MAPPING[config_class].__module__)
+    source = inspect.getsource(module)
+    return set(re.findall(r'getattr\((?:self\.)?config, "(\w+)"', source))
+
+
+def _near_architectures(name: str) -> str:
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    known = sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+    begins = [other for other in known if other[:3] == name[:3]]
+    near = suggest(name, known)
+    return near or f"such as {', '.join(begins or ['llama', 'qwen3', 'mistral', 'gpt2'])}"
