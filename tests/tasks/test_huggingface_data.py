@@ -476,6 +476,13 @@ def test_rows_that_are_none(content: str, cause: str, where: str, tmp_path: Path
     assert refused.value.where.endswith(where)
 
 
+def test_halves_of_characters_are_replaced(tmp_path: Path) -> None:
+    """JSON can write one half of a pair, which no encoding has."""
+    (tmp_path / "t.jsonl").write_text('{"text": "a\\ud83d b \\ud83d\\ude00"}\n')
+    data = prepared(str(tmp_path / "t.jsonl"), tmp_path)
+    assert documents(data) == ["a\ufffd b \U0001f600"]
+
+
 def test_what_a_process_finds_is_told_as_if_there_were_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -62,13 +62,11 @@ class CorpusNotes:
 
 
 class Corpus:
-    """A tokenized source, mapped. lengths, kinds: of its documents, in their order."""
+    """A tokenized source, mapped. lengths: of its documents, in their order."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
         self.notes = CorpusNotes(**json.loads((home / "corpus.json").read_text()))
-        self.lengths: NDArray[np.int64] = np.fromfile(home / "lengths.bin", np.int64)
-        self.kinds: NDArray[np.uint8] = np.fromfile(home / "kinds.bin", np.uint8)
         size = (home / "tokens.bin").stat().st_size
         if size != self.notes.num_tokens * np.dtype(self.notes.dtype).itemsize:
             raise UserError(
@@ -76,6 +74,10 @@ class Corpus:
                 f"remove {home}: it is made anew",
                 "data",
             )
+
+    @cached_property
+    def lengths(self) -> NDArray[np.int64]:
+        return np.fromfile(self.home / "lengths.bin", np.int64)
 
     @cached_property
     def tokens(self) -> NDArray[Any]:
@@ -88,7 +90,8 @@ class Corpus:
 
     def of_kind(self, kind: Kind) -> NDArray[np.bool_]:
         """Which documents are of it."""
-        chosen: NDArray[np.bool_] = self.kinds == KINDS.index(kind)
+        kinds = np.fromfile(self.home / "kinds.bin", np.uint8)
+        chosen: NDArray[np.bool_] = kinds == KINDS.index(kind)
         return chosen
 
 
@@ -100,10 +103,20 @@ def digest_files(files: Sequence[InputFile], cache: Path) -> str:
     if kept.exists():
         return str(json.loads(kept.read_text())["sha256"])
     digest = hashlib.sha256()
+    total = sum(file.path.stat().st_size for file in files)
+    done, said = 0, time.monotonic()
     for file in files:
+        of_file = hashlib.sha256()
         with open(file.path, "rb") as opened:
-            content = hashlib.file_digest(opened, "sha256").hexdigest()
-        digest.update(f"{file.form}/{content}/".encode())
+            while block := opened.read(_BLOCK):
+                of_file.update(block)
+                done += len(block)
+                if time.monotonic() - said > _SAY_EVERY:
+                    said = time.monotonic()
+                    show_progress(
+                        f"data   {show_bytes(done)} of {show_bytes(total)} looked through"
+                    )
+        digest.update(f"{file.form}/{of_file.hexdigest()}/".encode())
     if stamp_files(files) == stamp:  # they rested while they were read
         kept.parent.mkdir(parents=True, exist_ok=True)
         write_json(kept, {"sha256": digest.hexdigest()})

@@ -210,7 +210,7 @@ def _object(content: bytes, place: str) -> dict[str, Any]:
     except ValueError:
         row = None
     if isinstance(row, dict):
-        return row
+        return dict(_whole(row)) if b"\\ud" in content.lower() else row
     dots = " ..." if len(content) > _SHOWN else ""
     raise UserError(
         f"not one JSON object in a line: {content[:_SHOWN].decode('utf-8', 'replace')}{dots}",
@@ -218,6 +218,17 @@ def _object(content: bytes, place: str) -> dict[str, Any]:
         " new.jsonl; one that was cut off: make it again",
         place,
     )
+
+
+def _whole(value: Any) -> Any:
+    """With halves of characters replaced, which no encoding has."""
+    if isinstance(value, str):
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, list):
+        return [_whole(item) for item in value]
+    if isinstance(value, dict):
+        return {_whole(name): _whole(item) for name, item in value.items()}
+    return value
 
 
 def _kind_of_lines(path: Path) -> Kind:
