@@ -100,23 +100,31 @@ class Order:
 def by_length(ids: Ids, lengths: NDArray[np.int64], micro: int) -> Ids:
     """The samples of one step, laid so that those of a microbatch are about equally long.
 
-    Which samples a step has stays as it was, so its loss and gradients do too, but for rounding.
-    Long microbatches are spread over the step as van der Corput's sequence is over an interval, so
-    that every run of neighbouring ones, however many devices share the step, has its part of them.
-    The short microbatch at the end has the shortest samples.
+    Which samples a step has stays as it was, so its loss and gradients do too, but for rounding. A
+    long microbatch is followed by a short one, and such pairs are spread over the step as van der
+    Corput's sequence is over an interval, so that every run of neighbours, however many devices
+    share the step, has its part of both. The microbatch at the end may be smaller: it has the
+    shortest samples.
 
     lengths: of these samples. micro: samples of a microbatch.
     """
     order = np.argsort(-lengths, kind="stable")
     full = len(ids) // micro
-    number, place, half = np.arange(full), np.zeros(full), 0.5
-    while number.any():
-        place += half * (number % 2)
-        number, half = number // 2, half / 2
-    groups = np.argsort(np.argsort(place))
-    spread = order[: full * micro].reshape(full, micro)[groups]
+    spread = order[: full * micro].reshape(full, micro)[_in_pairs(full)]
     laid: Ids = ids[np.concatenate([spread.reshape(-1), order[full * micro :]])]
     return laid
+
+
+def _in_pairs(count: int) -> NDArray[np.int64]:
+    """0..count-1 as pairs of one from the beginning and one from the end."""
+    half = (count + 1) // 2
+    number, place, bit = np.arange(half), np.zeros(half), 0.5
+    while number.any():
+        place += bit * (number % 2)
+        number, bit = number // 2, bit / 2
+    first = np.argsort(np.argsort(place))
+    pairs = np.stack([first, count - 1 - first], 1).reshape(-1)
+    return pairs[np.diff(pairs, prepend=-1) != 0]  # the middle one once
 
 
 def permute(positions: Ids, size: int, seed: int, epoch: int) -> Ids:
