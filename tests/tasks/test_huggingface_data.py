@@ -68,15 +68,17 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "system",
         *dict.fromkeys(WORDS),
     ]
-    made = Tokenizer(models.WordLevel({name: i for i, name in enumerate(names)}, unk_token="<unk>"))
-    made.add_special_tokens([AddedToken(name, special=True) for name in special])
-    made.pre_tokenizer = pre_tokenizers.Sequence(
+    words = Tokenizer(
+        models.WordLevel({name: i for i, name in enumerate(names)}, unk_token="<unk>")
+    )
+    words.add_special_tokens([AddedToken(name, special=True) for name in special])
+    words.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Split(" ", "removed"), pre_tokenizers.Split("\n", "isolated")]
     )
-    made.post_processor = processors.TemplateProcessing(
+    words.post_processor = processors.TemplateProcessing(
         single="<s> $A", special_tokens=[("<s>", names.index("<s>"))]
     )
-    made.save(str(home / "tokenizer.json"))
+    words.save(str(home / "tokenizer.json"))
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": "<s>",
@@ -136,7 +138,7 @@ def test_packed_rows_hold_each_document_once(tmp_path: Path, tokenizer: Path) ->
     batch = data.train[np.arange(len(data.train))]
     tokens = sum(len(row["text"].split()) + 2 for row in rows)
     assert data.reference["tokens"] == (batch["documents"] > 0).sum() == tokens
-    assert data.reference["learnt_tokens"] == (batch["labels"] != IGNORED).sum() == tokens - 400
+    assert data.reference["loss_tokens"] == (batch["labels"] != IGNORED).sum() == tokens - 400
     assert len(data.train) <= 1.02 * tokens / 64 + 1
     first = np.diff(batch["documents"], prepend=0, axis=1) > 0
     np.testing.assert_array_equal((batch["positions"] == 0) & (batch["documents"] > 0), first)
@@ -435,11 +437,11 @@ def test_the_cache_follows_from_what_files_hold(tmp_path: Path, tokenizer: Path)
     source = write_lines(tmp_path / "t.jsonl", rows)
     first = prepared(str(source), tmp_path, tokenizer)
     stamp = stamp_data(HFData(source=str(source), tokenizer=str(tokenizer)))
-    made = tmp_path / "cache" / "huggingface" / "tokens"
+    tokens = tmp_path / "cache" / "huggingface" / "tokens"
     (tmp_path / "elsewhere").mkdir()
     copy = write_lines(tmp_path / "elsewhere" / "copy.jsonl", rows)
     assert prepared(str(copy), tmp_path, tokenizer).fingerprint == first.fingerprint
-    assert len([path for path in made.iterdir() if path.is_dir()]) == 1
+    assert len([path for path in tokens.iterdir() if path.is_dir()]) == 1
     write_lines(source, [*rows[:-1], {"text": "salt"}])
     os.utime(source, (time.time() + 5,) * 2)
     assert prepared(str(source), tmp_path, tokenizer).fingerprint != first.fingerprint

@@ -56,7 +56,7 @@ class ChatTemplate:
         try:
             if self._marked:
                 return self._rendered(messages, tools, marks=True)
-            return self._found(messages, tools, place)
+            return self._shown_spans(messages, tools, place)
         except UserError:
             raise
         except Exception as error:  # whatever a template raises, or does with unfit messages
@@ -66,7 +66,7 @@ class ChatTemplate:
                 place,
             ) from None
 
-    def _found(self, messages: Messages, tools: Any, place: str) -> tuple[str, list[Span]]:
+    def _shown_spans(self, messages: Messages, tools: Any, place: str) -> tuple[str, list[Span]]:
         whole = self.render(messages, tools=tools)
         spans = []
         for number, message in enumerate(messages):

@@ -38,7 +38,7 @@ from samecurve.tasks.huggingface.data.sources import InputFile, stamp_files
 from samecurve.tasks.huggingface.data.tokenizer import TextTokenizer
 from samecurve.units import show_bytes, show_seconds
 
-_FORMAT = 1  # of the cache
+_FORMAT = 2  # of the cache
 _ALONE = 4 << 20  # bytes that one process tokenizes sooner than others begin
 _MOST_PROCESSES = 16
 _LOOK_EVERY, _SAY_EVERY = 0.05, 2.0  # seconds
@@ -84,9 +84,9 @@ class Corpus:
         return np.memmap(self.home / "tokens.bin", self.notes.dtype, "r")
 
     @cached_property
-    def learnt(self) -> NDArray[np.uint8] | None:
+    def loss_mask(self) -> NDArray[np.uint8] | None:
         """1 for each token that is to be learnt; None: all are."""
-        return np.memmap(self.home / "learnt.bin", np.uint8, "r") if self.notes.partly else None
+        return np.memmap(self.home / "loss_mask.bin", np.uint8, "r") if self.notes.partly else None
 
     def of_kind(self, kind: Kind) -> NDArray[np.bool_]:
         """Which documents are of it."""
@@ -104,15 +104,15 @@ def digest_files(files: Sequence[InputFile], cache: Path) -> str:
         return str(json.loads(kept.read_text())["sha256"])
     digest = hashlib.sha256()
     total = sum(file.path.stat().st_size for file in files)
-    done, said = 0, time.monotonic()
+    done, last_line_at = 0, time.monotonic()
     for file in files:
         of_file = hashlib.sha256()
         with open(file.path, "rb") as opened:
             while block := opened.read(_BLOCK):
                 of_file.update(block)
                 done += len(block)
-                if time.monotonic() - said > _SAY_EVERY:
-                    said = time.monotonic()
+                if time.monotonic() - last_line_at > _SAY_EVERY:
+                    last_line_at = time.monotonic()
                     show_progress(
                         f"data   {show_bytes(done)} of {show_bytes(total)} looked through"
                     )
@@ -183,7 +183,7 @@ class _Tokenization:
             self._in_processes(processes)
         notes = self._join()
         shutil.rmtree(self._work)
-        _check_learnt(notes, self._name, has_chats=self._has_chats)
+        _check_loss_tokens(notes, self._name, has_chats=self._has_chats)
         write_json(self._scratch / "corpus.json", asdict(notes))
 
     def _in_processes(self, count: int) -> None:
@@ -200,16 +200,16 @@ class _Tokenization:
                 process.wait()
 
     def _wait(self, running: Sequence[Popen[bytes]]) -> None:
-        began = said = time.monotonic()
+        began = last_line_at = time.monotonic()
         while any(process.poll() is None for process in running):
             waiting = next(process for process in running if process.poll() is None)
             with suppress(TimeoutExpired):
                 waiting.wait(_LOOK_EVERY)
             if any(process.poll() for process in running):
                 break
-            if time.monotonic() - said > _SAY_EVERY:
-                said = time.monotonic()
-                show_progress(self._progress(said - began))
+            if time.monotonic() - last_line_at > _SAY_EVERY:
+                last_line_at = time.monotonic()
+                show_progress(self._progress(last_line_at - began))
         errors = sorted(self._work.glob("error.*.json"))
         if errors:
             raise UserError(**json.loads(errors[0].read_text()))
@@ -240,18 +240,18 @@ class _Tokenization:
         kinds.tofile(self._scratch / "kinds.bin")
         digest = hashlib.sha256(self._job.dtype.encode() + lengths.tobytes() + kinds.tobytes())
         digest.update(self._join_files("tokens"))
-        digest.update(self._join_files("learnt"))
-        num_learnt = sum(note.learnt for note in notes)
+        digest.update(self._join_files("loss_mask"))
+        loss_tokens = sum(note.loss_tokens for note in notes)
         num_tokens = int(lengths.sum())
-        if num_learnt == num_tokens:
-            (self._scratch / "learnt.bin").unlink()
+        if loss_tokens == num_tokens:
+            (self._scratch / "loss_mask.bin").unlink()
         return CorpusNotes(
             dtype=self._job.dtype,
             num_tokens=num_tokens,
             vocab_size=self._tokenizer.size,
             largest_id=max((note.largest_id for note in notes), default=0),
             sha256=digest.hexdigest(),
-            partly=num_learnt < num_tokens,
+            partly=loss_tokens < num_tokens,
             empty=sum(note.empty for note in notes),
             with_assistant=sum(note.with_assistant for note in notes),
             assistant_tokens=sum(note.assistant_tokens for note in notes),
@@ -287,7 +287,7 @@ class _Tokenization:
         return notes, np.concatenate(lengths), np.concatenate(kinds)
 
 
-def _check_learnt(notes: CorpusNotes, name: str, *, has_chats: bool) -> None:
+def _check_loss_tokens(notes: CorpusNotes, name: str, *, has_chats: bool) -> None:
     """UserError: there is nothing, or nothing to be learnt."""
     if not notes.num_tokens:
         raise UserError(

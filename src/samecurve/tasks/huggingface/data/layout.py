@@ -26,14 +26,14 @@ _HELD_OUT, _REPEATED = 1, 2  # seeds: which documents are held out; which are of
 
 @dataclass(frozen=True)
 class Pieces:
-    """start: address of the first token. document: its number in the source. learnt: tokens that
+    """start: address of the first token. document: its number in the source. loss_tokens: how many
     are predicted.
     """
 
     start: Numbers
     length: Numbers
     document: Numbers
-    learnt: Numbers
+    loss_tokens: Numbers
 
     def __len__(self) -> int:
         return len(self.start)
@@ -64,7 +64,7 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class SourceFigures:
+class SourceStatistics:
     """What one source is in an epoch."""
 
     source: str
@@ -74,76 +74,92 @@ class SourceFigures:
 
 
 @dataclass(frozen=True)
-class LayoutFigures:
+class LayoutStatistics:
     """What became of the documents."""
 
-    sources: tuple[SourceFigures, ...]
+    sources: tuple[SourceStatistics, ...]
     rows: int
     held_out_rows: int
     tokens: int  # an epoch trains on
-    learnt: int  # of them predicted
+    loss_tokens: int  # of them predicted
     cut: int  # documents longer than a row
     tokens_left_out: int  # of documents that were cut off
     empty: int  # documents without a character
-    nothing_learnt: int  # documents without a token to be learnt
+    without_loss: int  # documents without a token to be learnt
 
     @classmethod
-    def from_json(cls, value: dict[str, Any]) -> "LayoutFigures":
+    def from_json(cls, value: dict[str, Any]) -> "LayoutStatistics":
         sources = value.pop("sources")
-        return cls(sources=tuple(SourceFigures(**each) for each in sources), **value)
+        return cls(sources=tuple(SourceStatistics(**each) for each in sources), **value)
 
     def to_json(self) -> dict[str, object]:
         return asdict(self)
 
 
-def lay_out(data: HFData, corpora: Sequence[Corpus]) -> tuple[Rows, Rows, LayoutFigures]:
+@dataclass(frozen=True)
+class _SourcePieces:
+    """What one source gives, and what it leaves out (as LayoutStatistics names it)."""
+
+    train: Pieces
+    held_out: Pieces
+    cut: int
+    tokens_left_out: int
+    without_loss: int
+
+
+def lay_out(data: HFData, corpora: Sequence[Corpus]) -> tuple[Rows, Rows, LayoutStatistics]:
     """Rows to train on, rows held out, and what became of the documents.
 
     UserError: nothing is left to train on.
     """
-    train, held_out, figures = [], [], []
-    cut = left_out = nothing = base = 0
-    for source, corpus in zip(data.sources, corpora, strict=True):
-        pieces, documents_cut, tokens_left = _cut(corpus, data.seq_len, base)
-        cut, left_out = cut + documents_cut, left_out + tokens_left
-        nothing += len(corpus.lengths) - len(np.unique(pieces.document))
-        kept, held = _split(pieces, data.validation)
-        repeated = _repeat(kept, source.weight)
-        train.append(repeated)
-        held_out.append(held)
-        figures.append(
-            SourceFigures(
-                source=source.source,
-                weight=source.weight,
-                documents=len(corpus.lengths),
-                tokens=int(repeated.length.sum()),
-            )
-        )
-        base += corpus.notes.num_tokens
-    trained = _joined(train)
-    if not len(trained):
+    bases = np.cumsum([0, *(corpus.notes.num_tokens for corpus in corpora)]).tolist()
+    parts = [
+        _of_source(data, source.weight, corpus, base)
+        for source, corpus, base in zip(data.sources, corpora, bases[:-1], strict=True)
+    ]
+    train = _joined([part.train for part in parts])
+    without_loss = sum(part.without_loss for part in parts)
+    if not len(train):
+        documents = sum(len(corpus.lengths) for corpus in corpora)
         raise UserError(
-            f"nothing is left to train on: {sum(each.documents for each in figures)} documents,"
-            f" of which {nothing} have no token to be learnt in their first {data.seq_len}",
+            f"nothing is left to train on: {documents} documents, of which {without_loss} have no"
+            f" token to be learnt in their first {data.seq_len}",
             "more text, or a larger data.seq_len",
             "data.source",
         )
-    rows = _rows(trained, data)
-    held_rows = _rows(_joined(held_out), data)
-    return (
-        rows,
-        held_rows,
-        LayoutFigures(
-            sources=tuple(figures),
-            rows=len(rows.row) - 1,
-            held_out_rows=len(held_rows.row) - 1,
-            tokens=int(trained.length.sum()),
-            learnt=int(trained.learnt.sum()),
-            cut=cut,
-            tokens_left_out=left_out,
-            empty=sum(corpus.notes.empty for corpus in corpora),
-            nothing_learnt=nothing,
+    rows = _rows(train, data)
+    held_out = _rows(_joined([part.held_out for part in parts]), data)
+    statistics = LayoutStatistics(
+        sources=tuple(
+            SourceStatistics(
+                source=source.source,
+                weight=source.weight,
+                documents=len(corpus.lengths),
+                tokens=int(part.train.length.sum()),
+            )
+            for source, corpus, part in zip(data.sources, corpora, parts, strict=True)
         ),
+        rows=len(rows.row) - 1,
+        held_out_rows=len(held_out.row) - 1,
+        tokens=int(train.length.sum()),
+        loss_tokens=int(train.loss_tokens.sum()),
+        cut=sum(part.cut for part in parts),
+        tokens_left_out=sum(part.tokens_left_out for part in parts),
+        empty=sum(corpus.notes.empty for corpus in corpora),
+        without_loss=without_loss,
+    )
+    return rows, held_out, statistics
+
+
+def _of_source(data: HFData, weight: float, corpus: Corpus, base: int) -> _SourcePieces:
+    pieces, cut, tokens_left_out = _cut(corpus, data.seq_len, base)
+    kept, held_out = _split(pieces, data.validation)
+    return _SourcePieces(
+        train=_repeat(kept, weight),
+        held_out=held_out,
+        cut=cut,
+        tokens_left_out=tokens_left_out,
+        without_loss=len(corpus.lengths) - len(np.unique(pieces.document)),
     )
 
 
@@ -162,20 +178,20 @@ def _cut(corpus: Corpus, width: int, base: int) -> tuple[Pieces, int, int]:
     index = np.arange(len(document)) - np.repeat(np.cumsum(number) - number, number)
     start = starts[document] + index * width
     length = np.minimum(lengths[document] - index * width, width)
-    learnt = _count_learnt(corpus, start, length)
-    pieces = Pieces(start + base, length, document, learnt)
-    pieces = pieces.at(learnt > 0)
+    loss_tokens = _count_loss_tokens(corpus, start, length)
+    pieces = Pieces(start + base, length, document, loss_tokens)
+    pieces = pieces.at(loss_tokens > 0)
     long = lengths > width
     left_out = np.where(long & ~is_text, lengths - width, 0).sum()
     return pieces, int(long.sum()), int(left_out)
 
 
-def _count_learnt(corpus: Corpus, start: Numbers, length: Numbers) -> Numbers:
+def _count_loss_tokens(corpus: Corpus, start: Numbers, length: Numbers) -> Numbers:
     """Tokens that are predicted in each piece: the first has nothing before it."""
-    if corpus.learnt is None or not len(start):
+    if corpus.loss_mask is None or not len(start):
         return np.maximum(length - 1, 0)
     bounds = np.stack([start, start + length], 1).reshape(-1)
-    flags = corpus.learnt
+    flags = corpus.loss_mask
     if bounds[-1] == len(flags):  # reduceat wants beginnings
         bounds = bounds[:-1]
     sums = np.add.reduceat(flags, bounds, dtype=np.int64)[::2]

@@ -54,7 +54,7 @@ class PartNotes:
 
     continues: bool = False
     largest_id: int = 0
-    learnt: int = 0  # tokens
+    loss_tokens: int = 0  # that are to be learnt
     empty: int = 0  # documents without a character, left out
     with_assistant: int = 0  # conversations in which the assistant says something
     assistant_tokens: int = 0  # that are to be learnt of conversations
@@ -103,17 +103,20 @@ class _Part:
         self._notes = PartNotes()
 
     def write(self, chunks: Sequence[Chunk], tokenizer: TextTokenizer) -> None:
-        with open(f"{self._base}.tokens", "wb") as tokens, open(f"{self._base}.learnt", "wb") as on:
+        with (
+            open(f"{self._base}.tokens", "wb") as tokens,
+            open(f"{self._base}.loss_mask", "wb") as masks,
+        ):
             for group in _groups(chunks):
-                for document, (ids, learnt) in zip(group, _encode(group, tokenizer), strict=True):
+                for document, (ids, mask) in zip(group, _encode(group, tokenizer), strict=True):
                     tokens.write(ids.astype(self._dtype).tobytes())
-                    on.write(learnt.astype(np.uint8).tobytes())
-                    self._add(document, ids, int(learnt.sum()))
+                    masks.write(mask.astype(np.uint8).tobytes())
+                    self._add(document, ids, int(mask.sum()))
         np.array(self._lengths, np.int64).tofile(f"{self._base}.lengths")
         np.array(self._kinds, np.uint8).tofile(f"{self._base}.kinds")
         write_json(Path(f"{self._base}.json"), asdict(self._notes))
 
-    def _add(self, document: Document, ids: NDArray[np.uint32], learnt: int) -> None:
+    def _add(self, document: Document, ids: NDArray[np.uint32], loss_tokens: int) -> None:
         notes = self._notes
         if not document.opens and self._lengths:
             self._lengths[-1] += len(ids)
@@ -127,9 +130,9 @@ class _Part:
             notes.largest_id = max(notes.largest_id, int(ids.max()))
         notes.text_bytes += sum(len(text) for text in document.text)
         notes.with_assistant += any(message["role"] == ASSISTANT for message in document.messages)
-        notes.learnt += learnt
+        notes.loss_tokens += loss_tokens
         if document.messages:
-            notes.assistant_tokens += learnt
+            notes.assistant_tokens += loss_tokens
 
 
 def _groups(chunks: Sequence[Chunk]) -> Iterator[list[Document]]:
@@ -194,8 +197,8 @@ def _encode_completions(group: Sequence[Document], tokenizer: TextTokenizer) -> 
         follows = np.array_equal(whole[: len(prompt)], prompt)
         completion = whole[len(prompt) :] if follows else answer
         ids = np.concatenate([tokenizer.prefix, prompt, completion, tokenizer.suffix])
-        learnt = np.arange(len(ids)) >= len(tokenizer.prefix) + len(prompt)
-        encoded.append((ids, learnt))
+        mask = np.arange(len(ids)) >= len(tokenizer.prefix) + len(prompt)
+        encoded.append((ids, mask))
     return encoded
 
 
@@ -212,12 +215,12 @@ def main(directory: str, parent: str) -> None:
     try:
         run_job(Path(directory))
     except UserError as error:
-        told: dict[str, Any] = {
+        content: dict[str, Any] = {
             "cause": error.cause,
             "remedy": error.remedy,
             "where": error.where,
         }
-        write_json(Path(directory) / f"error.{os.getpid()}.json", told)
+        write_json(Path(directory) / f"error.{os.getpid()}.json", content)
         sys.exit(error.exit_code)
 
 

@@ -19,7 +19,7 @@ from samecurve.data.spread import Spread
 from samecurve.errors import UserError
 from samecurve.system import directory_made_once, write_json
 from samecurve.tasks.huggingface.data.corpus import Corpus, digest_files, texts_in, tokenize_once
-from samecurve.tasks.huggingface.data.layout import LayoutFigures, Rows, lay_out
+from samecurve.tasks.huggingface.data.layout import LayoutStatistics, Rows, lay_out
 from samecurve.tasks.huggingface.data.rows import RandomRows, TokenRows, collate
 from samecurve.tasks.huggingface.data.sources import InputFile, find_input_files, stamp_files
 from samecurve.tasks.huggingface.data.tokenizer import (
@@ -30,7 +30,7 @@ from samecurve.tasks.huggingface.data.tokenizer import (
 from samecurve.tasks.huggingface.data_section import HFData
 from samecurve.units import counted, show_count
 
-_FORMAT = 1  # of the rows in the cache
+_FORMAT = 2  # of the rows in the cache
 
 Collate = Callable[[Sequence[Mapping[str, Any]]], Mapping[str, Any]]
 
@@ -75,7 +75,7 @@ def prepare_data(
         tokenize_once(each, tokenizer, home, name=source.source, content=digest)
         for source, each, digest in zip(data.sources, files, digests, strict=True)
     ]
-    train, held_out, figures, key = _rows(data, corpora, home)
+    train, held_out, statistics, key = _rows(data, corpora, home)
     make = partial(
         TokenRows, corpora, width=data.seq_len if data.packing else None, pad=tokenizer.pad
     )
@@ -87,8 +87,8 @@ def prepare_data(
         vocab_size=tokenizer.size,
         largest_id=max(corpus.notes.largest_id for corpus in corpora),
         fingerprint=key,
-        lines=tuple(_lines(data, figures)),
-        reference=_reference(data, figures),
+        lines=tuple(_lines(data, statistics)),
+        reference=_reference(data, statistics),
     )
 
 
@@ -107,7 +107,7 @@ def _texts(files: Sequence[Sequence[InputFile]]) -> Iterable[str]:
 
 def _rows(
     data: HFData, corpora: Sequence[Corpus], home: Path
-) -> tuple[Rows, Rows, LayoutFigures, str]:
+) -> tuple[Rows, Rows, LayoutStatistics, str]:
     """From the cache; and the key by which they stand there."""
     identity = [
         _FORMAT,
@@ -119,12 +119,12 @@ def _rows(
     place = home / "rows" / key
     if not place.is_dir():
         with directory_made_once(place) as scratch:
-            train, held_out, figures = lay_out(data, corpora)
+            train, held_out, statistics = lay_out(data, corpora)
             train.save(scratch, "train")
             held_out.save(scratch, "held_out")
-            write_json(scratch / "rows.json", figures.to_json())
-    figures = LayoutFigures.from_json(json.loads((place / "rows.json").read_text()))
-    return Rows.load(place, "train"), Rows.load(place, "held_out"), figures, key
+            write_json(scratch / "rows.json", statistics.to_json())
+    statistics = LayoutStatistics.from_json(json.loads((place / "rows.json").read_text()))
+    return Rows.load(place, "train"), Rows.load(place, "held_out"), statistics, key
 
 
 def _chosen(rows: TokenRows, count: int | None) -> Source | None:
@@ -159,47 +159,47 @@ def _random(data: HFData, vocab_size: int | None) -> PreparedData:
     )
 
 
-def _padding(data: HFData, figures: LayoutFigures) -> float:
+def _padding(data: HFData, statistics: LayoutStatistics) -> float:
     """Share of the rows' places without a token; of rows that are not packed it follows from the
     microbatch.
     """
     if not data.packing:
         return 0.0
-    return 1 - figures.tokens / (figures.rows * data.seq_len)
+    return 1 - statistics.tokens / (statistics.rows * data.seq_len)
 
 
-def _reference(data: HFData, figures: LayoutFigures) -> dict[str, float]:
+def _reference(data: HFData, statistics: LayoutStatistics) -> dict[str, float]:
     return {
-        "tokens": figures.tokens,
-        "learnt_tokens": figures.learnt,
-        "padding": _padding(data, figures),
-        "documents_cut": figures.cut,
-        "tokens_left_out": figures.tokens_left_out,
-        "documents_dropped": figures.empty + figures.nothing_learnt,
+        "tokens": statistics.tokens,
+        "loss_tokens": statistics.loss_tokens,
+        "padding": _padding(data, statistics),
+        "documents_cut": statistics.cut,
+        "tokens_left_out": statistics.tokens_left_out,
+        "documents_dropped": statistics.empty + statistics.without_loss,
     }
 
 
-def _lines(data: HFData, figures: LayoutFigures) -> Iterable[str]:
-    how = f"rows of {data.seq_len}, {_padding(data, figures):.1%} padding"
+def _lines(data: HFData, statistics: LayoutStatistics) -> Iterable[str]:
+    how = f"rows of {data.seq_len}, {_padding(data, statistics):.1%} padding"
     if not data.packing:
         how = f"rows of a document each, {data.seq_len} tokens at most"
     yield (
-        f"an epoch: {show_count(figures.tokens)} tokens, {show_count(figures.learnt)} of them"
-        f" learnt; {figures.rows} {how}"
+        f"an epoch: {show_count(statistics.tokens)} tokens, of which"
+        f" {show_count(statistics.loss_tokens)} count in the loss; {statistics.rows} {how}"
     )
-    if len(figures.sources) > 1 or figures.sources[0].weight != 1:
-        for source in figures.sources:
-            share = source.tokens / figures.tokens
+    if len(statistics.sources) > 1 or statistics.sources[0].weight != 1:
+        for source in statistics.sources:
+            share = source.tokens / statistics.tokens
             yield (
                 f"{source.source}: {counted(source.documents, 'document')}, {source.weight:g}"
                 f" times an epoch: {show_count(source.tokens)} tokens, {share:.1%}"
             )
-    if figures.cut:
-        left = f", {show_count(figures.tokens_left_out)} tokens left out"
-        pieces = left if figures.tokens_left_out else ", nothing left out"
-        yield f"{counted(figures.cut, 'document')} longer than {data.seq_len} cut{pieces}"
-    if figures.empty or figures.nothing_learnt:
+    if statistics.cut:
+        left = f", {show_count(statistics.tokens_left_out)} tokens left out"
+        pieces = left if statistics.tokens_left_out else ", nothing left out"
+        yield f"{counted(statistics.cut, 'document')} longer than {data.seq_len} cut{pieces}"
+    if statistics.empty or statistics.without_loss:
         yield (
-            f"{counted(figures.empty, 'empty document')} left out, and"
-            f" {counted(figures.nothing_learnt, 'document')} without a token to be learnt"
+            f"{counted(statistics.empty, 'empty document')} left out, and"
+            f" {counted(statistics.without_loss, 'document')} without a token to be learnt"
         )

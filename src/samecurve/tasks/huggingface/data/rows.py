@@ -53,10 +53,10 @@ class TokenRows:
         pieces, of_row, number = _ranges(first, last - first)
         start, length = self._rows.start[pieces], self._rows.length[pieces]
         addresses, of_piece, positions = _ranges(start, length)
-        tokens, learnt = self._read(addresses, of_piece, start)
+        tokens, counts = self._read(addresses, of_piece, start)
         flat = {
             "input_ids": tokens,
-            "labels": np.where(learnt & (positions > 0), tokens, IGNORED),
+            "labels": np.where(counts & (positions > 0), tokens, IGNORED),
             "positions": positions,
             "documents": (number[of_piece] + 1).astype(np.int32),
         }
@@ -72,14 +72,14 @@ class TokenRows:
         """Tokens, and which are to be learnt."""
         source = (np.searchsorted(self._bases, start, side="right") - 1)[of_piece]
         tokens = np.empty(len(addresses), np.int64)
-        learnt = np.ones(len(addresses), bool)
+        counts = np.ones(len(addresses), bool)
         for number in np.unique(source):
             corpus, here = self._corpora[number], source == number
             places = addresses[here] - self._bases[number]
             tokens[here] = corpus.tokens[places]
-            if corpus.learnt is not None:
-                learnt[here] = corpus.learnt[places]
-        return tokens, learnt
+            if corpus.loss_mask is not None:
+                counts[here] = corpus.loss_mask[places]
+        return tokens, counts
 
 
 class RandomRows:
