@@ -4,6 +4,7 @@ reads it.
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,7 +22,12 @@ from samecurve.errors import UserError
 from samecurve.tasks.huggingface.data.chat import ChatTemplate
 from samecurve.tasks.huggingface.data.corpus import Corpus
 from samecurve.tasks.huggingface.data.packing import pack
-from samecurve.tasks.huggingface.data.prepare import PreparedData, prepare_data, stamp_data
+from samecurve.tasks.huggingface.data.prepare import (
+    PreparedData,
+    other_data,
+    prepare_data,
+    stamp_data,
+)
 from samecurve.tasks.huggingface.data_section import HFData
 
 SENTENCE = "a bird sang of the sea and of salt while rain fell on the old stone house"
@@ -456,6 +462,30 @@ def test_bpe_is_trained_on_the_sources(tmp_path: Path) -> None:
     assert sorted(documents(data)) == sorted(f"{row['text']}<|endoftext|>" for row in texts(30))
     bytes_ = prepared(source, tmp_path, "bytes", seq_len=256, validation=0.0)
     assert sorted(documents(bytes_)) == sorted(row["text"] for row in texts(30))
+
+
+@pytest.mark.parametrize("name", ["own", "bytes"])
+def test_a_tokenizer_that_a_run_has_kept_reads_other_data(
+    name: str, tmp_path: Path, tokenizer: Path
+) -> None:
+    """As `eval -d` does: the same tokens, chat template and end of text, all of the source."""
+    source = str(write_lines(tmp_path / "t.jsonl", [{"messages": TALK}, {"messages": TALK[:2]}]))
+    (tmp_path / "t.jinja").write_text(CHATML)
+    data = HFData(
+        source=source,
+        tokenizer=str(tokenizer) if name == "own" else name,
+        chat_template=str(tmp_path / "t.jinja"),
+        seq_len=256,
+        validation=0.5,
+    )
+    first = prepare_data(data, tmp_path / "one")
+    assert first.tokenizer
+    kept = shutil.copytree(first.tokenizer.home, tmp_path / "kept")
+    values = {key.partition(".")[2]: value for key, value in other_data(source, kept, {}).items()}
+    again = prepare_data(data.model_copy(update=values), tmp_path / "two")
+    whole = prepare_data(data.model_copy(update={"validation": 0.0}), tmp_path / "one")
+    assert again.held_out is None
+    assert again.fingerprint == whole.fingerprint != first.fingerprint
 
 
 @pytest.mark.parametrize(

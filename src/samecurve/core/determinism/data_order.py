@@ -124,7 +124,8 @@ def _in_pairs(count: int) -> NDArray[np.int64]:
         number, bit = number // 2, bit / 2
     first = np.argsort(np.argsort(place))
     pairs = np.stack([first, count - 1 - first], 1).reshape(-1)
-    return pairs[np.diff(pairs, prepend=-1) != 0]  # the middle one once
+    once: Ids = pairs[np.diff(pairs, prepend=-1) != 0]  # the middle one
+    return once
 
 
 def permute(positions: Ids, size: int, seed: int, epoch: int) -> Ids:

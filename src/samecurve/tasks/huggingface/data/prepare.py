@@ -23,6 +23,7 @@ from samecurve.tasks.huggingface.data.layout import LayoutStatistics, Rows, lay_
 from samecurve.tasks.huggingface.data.rows import RandomRows, TokenRows, collate
 from samecurve.tasks.huggingface.data.sources import InputFile, find_input_files, stamp_files
 from samecurve.tasks.huggingface.data.tokenizer import (
+    NOTES,
     TextTokenizer,
     keep_tokenizer,
     stamp_tokenizer,
@@ -98,6 +99,18 @@ def stamp_data(data: HFData, model: Path | None = None) -> object:
         return []
     files = [stamp_files(find_input_files(source.source)) for source in data.sources]
     return [files, stamp_tokenizer(data, model)]
+
+
+def other_data(source: str, assets: Path, _reference: Mapping[str, float]) -> Mapping[str, Any]:
+    """Config values by which `eval -d SOURCE` reads all of a source, in the run's own tokens."""
+    values: dict[str, Any] = {
+        "data.source": source,
+        "data.validation": 0.0,
+        "data.eval_samples": None,
+    }
+    if (assets / NOTES).is_file():
+        values |= {"data.tokenizer": str(assets.resolve()), "data.chat_template": None}
+    return values
 
 
 def _texts(files: Sequence[Sequence[InputFile]]) -> Iterable[str]:

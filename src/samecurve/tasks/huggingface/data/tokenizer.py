@@ -1,8 +1,8 @@
 """What is a token: a model directory's own tokenizer, another one, bytes, or a BPE made here.
 
 Whatever it is, it is kept in a directory of the cache: tokenizer.json as the `tokenizers` library
-reads it (none for bytes), and notes.json with its special tokens and its chat template. The
-processes that tokenize read that directory alone.
+reads it (none for bytes), and tokenizer_notes.json with its special tokens and its chat template.
+The processes that tokenize read that directory alone; a run keeps the same two files.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ from samecurve.tasks.language.tokenizer import ByteTokenizer, LibraryTokenizer, 
 
 TokenIds = NDArray[np.uint32]
 
-TOKENIZER, NOTES = "tokenizer.json", "notes.json"
+TOKENIZER, NOTES = "tokenizer.json", "tokenizer_notes.json"
 END = "<|endoftext|>"  # of a BPE made here
 _CONFIG, _SPECIAL, _TEMPLATE = "tokenizer_config.json", "special_tokens_map.json", "chat_template"
 _FILES = (
@@ -33,7 +33,7 @@ _FILES = (
 _AS_IT_IS = (None, "PreTrainedTokenizerFast", "TokenizersBackend")  # tokenizer.json says all
 _PROBED = 1 << 18  # characters on which a foreign tokenizer is tried
 _LEAST_KNOWN = 0.99  # share of them that it must know
-_FORMAT = 1
+_FORMAT = 2  # of the cache
 
 
 @dataclass(frozen=True)
@@ -220,10 +220,11 @@ def _make(
     else:
         path = Path(place).expanduser()
         content, notes = _read_tokenizer(path)
-        (scratch / TOKENIZER).write_text(content)
         if template is not None:
             notes = TokenizerNotes(notes.name, notes.names, template)
-        _check_known(scratch / TOKENIZER, place, texts())
+        if content is not None:
+            (scratch / TOKENIZER).write_text(content)
+            _check_known(scratch / TOKENIZER, place, texts())
     (scratch / NOTES).write_text(json.dumps(asdict(notes), indent=1))
 
 
@@ -281,9 +282,12 @@ def _digest_files(place: Path) -> str:
     return digest.hexdigest()
 
 
-def _read_tokenizer(place: Path) -> tuple[str, TokenizerNotes]:
-    """Its tokenizer.json and notes. UserError: it can't be read."""
+def _read_tokenizer(place: Path) -> tuple[str | None, TokenizerNotes]:
+    """Its tokenizer.json (None: tokens are bytes) and notes. UserError: it can't be read."""
     home = place
+    if (place / NOTES).is_file():  # as a run keeps it
+        content = _checked(place / TOKENIZER) if (place / TOKENIZER).is_file() else None
+        return content, TokenizerNotes(**_json(place / NOTES))
     if place.is_file():
         if place.name != TOKENIZER:
             return _checked(place), TokenizerNotes(str(place))
