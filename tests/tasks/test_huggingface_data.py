@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from samecurve.data.tokens import IGNORED
-from samecurve.errors import UserError
+from samecurve.errors import RunError, UserError
 from samecurve.tasks.huggingface.data.chat import ChatTemplate
 from samecurve.tasks.huggingface.data.corpus import Corpus
 from samecurve.tasks.huggingface.data.packing import pack
@@ -524,6 +524,10 @@ def test_what_a_process_finds_is_told_as_if_there_were_one(
     with pytest.raises(UserError) as refused:
         prepared(str(write_lines(tmp_path / "t.jsonl", rows)), tmp_path)
     assert refused.value.where.endswith("t.jsonl:81")
+    monkeypatch.setattr(sys, "executable", "/bin/false")  # as one that the kernel has ended
+    with pytest.raises(RunError, match="ended with exit code 1"):
+        prepared(str(write_lines(tmp_path / "t.jsonl", rows[:-1])), tmp_path)
+    assert not [path for path in (tmp_path / "cache/huggingface/tokens").iterdir() if path.is_dir()]
 
 
 def test_an_empty_parquet_column(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from subprocess import Popen, TimeoutExpired
+from subprocess import DEVNULL, Popen, TimeoutExpired
 from typing import Any
 
 import numpy as np
@@ -191,7 +191,7 @@ class _Tokenization:
         command = [sys.executable, "-m", parts.__spec__.name, str(self._work), str(os.getpid())]
         # each is one of several: it needs no threads of its own
         environment = child_environment(TOKENIZERS_PARALLELISM="false", RAYON_NUM_THREADS="1")
-        running = [Popen(command, env=environment, stdout=sys.stderr) for _ in range(count)]
+        running = [Popen(command, env=environment, stdout=DEVNULL) for _ in range(count)]
         try:
             self._wait(running)
         finally:
@@ -201,10 +201,9 @@ class _Tokenization:
 
     def _wait(self, running: Sequence[Popen[bytes]]) -> None:
         began = last_line_at = time.monotonic()
-        while any(process.poll() is None for process in running):
-            waiting = next(process for process in running if process.poll() is None)
+        while alive := [process for process in running if process.poll() is None]:
             with suppress(TimeoutExpired):
-                waiting.wait(_LOOK_EVERY)
+                alive[0].wait(_LOOK_EVERY)
             if any(process.poll() for process in running):
                 break
             if time.monotonic() - last_line_at > _SAY_EVERY:
@@ -213,7 +212,7 @@ class _Tokenization:
         errors = sorted(self._work.glob("error.*.json"))
         if errors:
             raise UserError(**json.loads(errors[0].read_text()))
-        codes = [process.wait() for process in running]
+        codes = [process.returncode or 0 for process in running]
         if any(codes):
             raise RunError(
                 f"a process that tokenizes {self._name} ended with exit code {max(codes, key=abs)}",

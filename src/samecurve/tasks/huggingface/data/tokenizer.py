@@ -318,7 +318,9 @@ def _through_transformers(home: Path) -> tuple[str, TokenizerNotes]:
             "data.tokenizer",
         ) from None
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(home), local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(
+            str(home), local_files_only=True, trust_remote_code=False
+        )
     except Exception as error:  # whatever its class raises
         raise UserError(
             f"the tokenizer in {home} can't be loaded: {type(error).__name__}: {error}",
