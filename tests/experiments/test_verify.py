@@ -187,12 +187,16 @@ def test_the_command_says_pass_and_leaves_nothing_behind(
     [
         (("--layouts", "ddp:two"), "is no layout"),
         (("--dtype", "bf16"), "verify compares in f64 or f32"),
+        (
+            ("--dtype", "f32", "--set", "optimizer.name=adamw8bit"),
+            "verify compares adamw8bit in f64",
+        ),
         (("--steps", "1000"), "the config trains 60"),
         (("--layouts", "hsdp:3"), "layout hsdp:3"),
     ],
 )
 def test_the_command_refuses_what_it_cannot_compare(
-    flags: tuple[str, str],
+    flags: tuple[str, ...],
     says: str,
     *,
     monkeypatch: pytest.MonkeyPatch,

@@ -10,7 +10,7 @@ from torch import nn
 
 from samecurve import Mean
 
-WORDS, WIDTH = 11, 8
+WORDS = 11
 
 
 class Source:
@@ -25,15 +25,15 @@ class Source:
 
 
 class Block(nn.Module):
-    """Matrices whose rows no number of ranks divides, one of a single row, and two experts."""
+    """Matrices whose rows no number of ranks divides, one of a single row, and three experts."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int, inner: int) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(WIDTH)
-        self.up = nn.Linear(WIDTH, 7)
-        self.down = nn.Linear(7, WIDTH)
-        self.gate = nn.Linear(WIDTH, 1, bias=False)
-        self.experts = nn.Parameter(torch.randn(3, WIDTH, 5) / 3)
+        self.norm = nn.LayerNorm(width)
+        self.up = nn.Linear(width, inner)
+        self.down = nn.Linear(inner, width)
+        self.gate = nn.Linear(width, 1, bias=False)
+        self.experts = nn.Parameter(torch.randn(3, width, inner - 2) / 3)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         inner = self.norm(x)
@@ -43,12 +43,12 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, width: int = 8, inner: int = 7) -> None:
         super().__init__()
-        self.embed = nn.Embedding(WORDS, WIDTH)
-        self.layers = nn.ModuleList([Block(), Block()])
+        self.embed = nn.Embedding(WORDS, width)
+        self.layers = nn.ModuleList([Block(width, inner), Block(width, inner)])
         self.scale = nn.Parameter(torch.tensor(1.5))
-        self.head = nn.Linear(WIDTH, WORDS)
+        self.head = nn.Linear(width, WORDS)
 
     def forward(self, words: torch.Tensor) -> torch.Tensor:
         x = self.embed(words)
@@ -59,10 +59,13 @@ class Net(nn.Module):
 
 
 class Matrices:
-    def __init__(self, model: Any, data: Any) -> None: ...
+    """model: width and inner, of its layers."""
+
+    def __init__(self, model: Any) -> None:
+        self.sizes = dict(model)
 
     def model(self) -> nn.Module:
-        return Net()
+        return Net(**self.sizes)
 
     def train_data(self) -> Source:
         return Source()

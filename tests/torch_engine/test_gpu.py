@@ -38,11 +38,13 @@ def test_a_gpu_and_a_cpu_give_one_curve(
     )
 
 
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize(
+    ("world", "optimizer"), [(2, "adamw"), (3, "adamw"), (3, "adafactor"), (3, "muon")]
+)
 def test_ranks_sharing_one_gpu_over_gloo_give_one_curve(
-    world: int, pool: Pool, corpus: Path, cache: Path, tmp_path: Path
+    world: int, optimizer: str, *, pool: Pool, corpus: Path, cache: Path, tmp_path: Path
 ) -> None:
-    values = tiny_values(corpus)
+    values = tiny_values(corpus, optimizer={"name": optimizer})
     one = pool.run(1, train_tiny, TinyRun(tmp_path / "one", values, cache, device="cuda:0"))[0]
     several = pool.run(
         world, train_tiny, TinyRun(tmp_path / "several", values, cache, device="cuda:0")
@@ -158,12 +160,19 @@ devices: {{use: "0"}}
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature")
-def test_steps_do_not_wait_for_the_gpu(corpus: Path, cache: Path) -> None:
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd", "adafactor", "muon", "adamw8bit"])
+def test_steps_do_not_wait_for_the_gpu(optimizer: str, corpus: Path, cache: Path) -> None:
     """torch raises an error where the host would wait; the first step may (its checks), and figures
     are read when the next one is queued.
     """
     config = config_of(
-        tiny_values(corpus, train={"precision": "bf16", "steps": 6}, devices={"strategy": "single"})
+        tiny_values(
+            corpus,
+            model={"hidden_size": 128},
+            optimizer={"name": optimizer},
+            train={"precision": "bf16", "steps": 6},
+            devices={"strategy": "single"},
+        )
     )
     device, task = torch.device("cuda:0"), ragged_task(config, cache)
     made = plan(config, MACHINE, task.facts())

@@ -29,6 +29,7 @@ DTYPES = {
     "BF16": "bfloat16",
     "I64": "int64",
     "I32": "int32",
+    "U8": "uint8",
 }
 _MOST_BYTES = 1 << 30  # of a manifest; 100 bytes an array and rank
 _MOST_DIMENSIONS = 32

@@ -84,6 +84,13 @@ def _tolerance(config: Config) -> float:
             "--dtype f64, or leave --dtype out; --bits compares any to the last bit",
             "--dtype",
         )
+    if config.optimizer.name == "adamw8bit" and config.train.precision != "f64":
+        raise UserError(
+            "verify compares adamw8bit in f64: its moments move in steps, and what"
+            f" {config.train.precision} rounds may be a step more or less",
+            "--dtype f64, or leave --dtype out; --bits compares any to the last bit",
+            "--dtype",
+        )
     return tolerance
 
 

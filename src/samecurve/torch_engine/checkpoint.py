@@ -24,7 +24,12 @@ from samecurve.torch_engine.process_group import Comm
 if TYPE_CHECKING:
     from samecurve.torch_engine.phases import Phase
 
-_DTYPE_NAMES = {torch.float64: "F64", torch.float32: "F32", torch.int64: "I64"}
+_DTYPE_NAMES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.int64: "I64",
+    torch.uint8: "U8",
+}
 
 # As Strategy.local_shard and Strategy.replica_index:
 ShardOf = Callable[[torch.Tensor], tuple[tuple[int, ...], tuple[int, ...]]]

@@ -86,7 +86,7 @@ class Batch(Section):
 class Optimizer(Section):
     """How the weights move. Weight decay reaches matrices only (not norms and biases)."""
 
-    name: Literal["adamw", "sgd", "adafactor", "muon"] = "adamw"
+    name: Literal["adamw", "sgd", "adafactor", "muon", "adamw8bit"] = "adamw"
     lr: PositiveFloat = Field(
         3e-4,
         description=(
@@ -98,11 +98,11 @@ class Optimizer(Section):
         0.1, description="decoupled, but added to the gradient for sgd; on matrices only"
     )
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
-        (0.9, 0.95), strict=False, description="adamw, muon's too: decay of the two moments"
+        (0.9, 0.95),
+        strict=False,
+        description="adamw, adamw8bit, muon's adamw: decay of the two moments",
     )
-    eps: PositiveFloat = Field(
-        1e-8, description="adamw, muon's too: added to the root of the second moment"
-    )
+    eps: PositiveFloat = Field(1e-8, description="as betas: added to the root of the second moment")
     momentum: Annotated[float, Field(ge=0, lt=1)] = Field(
         0.9, description="sgd; muon, whose default is 0.95"
     )

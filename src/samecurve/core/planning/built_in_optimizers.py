@@ -10,6 +10,7 @@ from samecurve.core.muon import muon_names
 from samecurve.core.planning.decision import Decision
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.optimizer_state import trained_shapes
+from samecurve.core.quantized_blocks import block_size
 from samecurve.errors import UserError
 from samecurve.units import counted, first_and_count
 
@@ -23,6 +24,7 @@ _NOT_IN_JAX = {
         "optax's corrects its momentum's bias and scales its updates otherwise, so its curve would"
         " be another"
     ),
+    "adamw8bit": "optax has none",
 }
 _AUTHORS_RATES = {"adafactor": 0.01}
 
@@ -40,6 +42,8 @@ def say_built_in(config: Config, facts: Facts, reasons: Mapping[str, str]) -> De
         )
     if name == "muon":
         return Decision(None, {**reasons, "optimizer": _muon_reason(config, facts)})
+    if name == "adamw8bit":
+        return Decision(None, {**reasons, "optimizer": _eight_bit_reason(facts)})
     reason = (
         "adafactor: lr is the most that a step moves a parameter by, relative to its own root mean"
         " square; 1 / sqrt(step) where that is less; means are those of whole matrices"
@@ -64,6 +68,23 @@ def _muon_reason(config: Config, facts: Facts) -> str:
         if own
     ]
     return f"{'; '.join(parts)}; optimizer.groups says otherwise by name"
+
+
+def _eight_bit_reason(facts: Facts) -> str:
+    """UserError: there is nothing that it would keep in eight bits."""
+    shapes = trained_shapes(facts)
+    names = [name for name, shape in shapes.items() if block_size(shape)]
+    if not names:
+        raise UserError(
+            "optimizer adamw8bit: no parameter has rows of a multiple of 64 numbers and 4096"
+            " numbers in all, so nothing would be kept in eight bits",
+            "optimizer.name adamw, which is the same then, and faster",
+            "optimizer.name",
+        )
+    return (
+        f"adamw8bit keeps the moments of {_counted(names, shapes)} in eight bits, in blocks within"
+        " a row, so that no shard cuts one; those of the rest as adamw does"
+    )
 
 
 def _counted(names: Sequence[str], shapes: Mapping[str, tuple[int, ...]]) -> str:

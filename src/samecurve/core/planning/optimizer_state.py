@@ -5,6 +5,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from samecurve.core.muon import muon_names
+from samecurve.core.quantized_blocks import block_size
 
 if TYPE_CHECKING:
     from samecurve.core.config.sections import Config, Precision
@@ -44,6 +45,8 @@ def optimizer_state(config: "Config", facts: "Facts") -> OptimizerState:
         return _of_adafactor(config, facts)
     if name == "muon":
         return _of_muon(config, facts)
+    if name == "adamw8bit":
+        return _of_adamw_8bit(config, facts)
     return _of_states(config, facts, name, _STATES[name])
 
 
@@ -92,6 +95,26 @@ def _of_muon(config: "Config", facts: "Facts") -> OptimizerState:
         optimizer="muon",
         cut_bytes=(matrices + 2 * others) * width,
         formula=f"({matrices} of matrices + 2 x {others} of the rest) x {width} B (muon, adamw)",
+    )
+
+
+def _of_adamw_8bit(config: "Config", facts: "Facts") -> OptimizerState:
+    """Two moments, of a byte each with a scale of four for each block; the rest as adamw's."""
+    width = itemsize(config.train.precision)
+    quantized = scales = others = 0
+    for shape in trained_shapes(facts).values():
+        if block := block_size(shape):
+            quantized += prod(shape)
+            scales += prod(shape) // block
+        else:
+            others += prod(shape)
+    return OptimizerState(
+        optimizer="adamw8bit",
+        cut_bytes=2 * (quantized + 4 * scales + others * width),
+        formula=(
+            f"2 x ({quantized} x 1 B + {scales} scales x 4 B + {others} of the rest x {width} B)"
+            " (adamw8bit)"
+        ),
     )
 
 

@@ -6,6 +6,7 @@ from samecurve.core.muon import muon_names
 from samecurve.torch_engine.optimizer import BuiltInOptimizer, OptimizerUpdate
 from samecurve.torch_engine.optimizer_params import OptimizerParam
 from samecurve.torch_engine.optimizers.adafactor import Adafactor
+from samecurve.torch_engine.optimizers.adamw_8bit import AdamW8bit
 from samecurve.torch_engine.optimizers.muon import Muon
 from samecurve.torch_engine.setup import EngineSetup
 
@@ -21,6 +22,8 @@ def make_built_in(
     """
     if setup.optimizer.name == "adafactor":
         return Adafactor(setup, trained, phase)
+    if setup.optimizer.name == "adamw8bit":
+        return AdamW8bit(setup, trained, phase)
     if setup.optimizer.name == "muon":
         shapes = {param.name: tuple(param.parameter.shape) for param in trained}
         matrices = muon_names(setup.optimizer.rules, shapes, hidden)
