@@ -1,5 +1,6 @@
 """The huggingface task on rows that a test makes itself: ragged, padded to one width, or packed."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -70,7 +71,7 @@ class Packed(Padded):
 class Ragged(Padded):
     """Each microbatch is padded to its own longest row."""
 
-    def collate(self, samples: list[Row]) -> Row:
+    def collate(self, samples: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
         width = max(int((sample["documents"] > 0).sum()) for sample in samples)
         return {name: np.stack([sample[name][:width] for sample in samples]) for name in samples[0]}
 

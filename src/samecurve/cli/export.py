@@ -21,9 +21,8 @@ from samecurve.terminal import echo
     "--format",
     "layout",
     type=click.Choice(["safetensors", "huggingface"], case_sensitive=False),
-    default="safetensors",
-    show_default=True,
-    help="huggingface: as transformers loads it, with the tokenizer (task language)",
+    help="huggingface: as transformers loads it, with the tokenizer; the default of task"
+    " huggingface, elsewhere safetensors",
 )
 @click.option(
     "--dtype",
@@ -39,7 +38,7 @@ from samecurve.terminal import echo
 )
 @trust_option
 def export(
-    run: Path, *, to: Path, layout: str, dtype: str | None, shard_size: str, trust: bool
+    run: Path, *, to: Path, layout: str | None, dtype: str | None, shard_size: str, trust: bool
 ) -> None:
     """A RUN's weights and config for other programs.
 

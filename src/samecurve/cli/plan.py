@@ -80,7 +80,9 @@ def plan(
     from samecurve.observe.plan_text import table
     from samecurve.run.init_weights import read_initial_weights
     from samecurve.run.prepare import make_plan
+    from samecurve.tasks import first_weights
 
+    init_from = init_from or first_weights(loaded.config)
     facts = probe_facts(loaded) if probe_batch else None
     plan, facts = make_plan(loaded, facts, speed_measure(loaded))
     weights = read_initial_weights(init_from, loaded.config, facts).notes if init_from else ()

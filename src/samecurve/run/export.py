@@ -40,11 +40,11 @@ class Exported:
 
 
 def export(
-    path: Path, to: Path, form: str, dtype: str | None, largest: int, *, trust: bool = False
+    path: Path, to: Path, form: str | None, dtype: str | None, largest: int, *, trust: bool = False
 ) -> Exported:
     """Writes the weights of a run, or of one checkpoint, into the directory `to`.
 
-    form: safetensors or huggingface
+    form: safetensors or huggingface; None: the task's own, else safetensors
     dtype: of DTYPES; None: as trained
     largest: bytes of a file of weights
     trust: the code that the run's config names may be run, wherever it lies
@@ -55,6 +55,7 @@ def export(
     _check_free(to)
     checkpoint = open_checkpoint(path, trust=trust)
     task, notes = checkpoint.task, list(checkpoint.notes)
+    form = form or str(getattr(task.task, "export_format", "safetensors"))
     if form == "huggingface" and not hasattr(task.task, "export_hf"):
         raise UserError(
             f"{checkpoint.config.task} is not known to the Hugging Face libraries: its class has no"

@@ -32,7 +32,7 @@ from samecurve.run.foreign_weights import (
 )
 from samecurve.run.resume import Origin
 from samecurve.system import sync_directory, write_json
-from samecurve.tasks import unlike
+from samecurve.tasks import convert_weights, first_weights, unlike
 from samecurve.units import first_and_count, show_bytes, show_count
 
 _FILE = 1 << 30  # bytes of a file of the copy, and so what is held in memory at once
@@ -55,14 +55,15 @@ def choose_initial_weights(
     """The weights that a run is to be given now; None: it has them, or begins without.
 
     origin: what the run goes on from; its notes grow by what the user should know
-    init_from: --init-from
+    init_from: --init-from, or what the config's model begins from
 
     UserError: the run began otherwise, the weights don't fit, or the run's copy is damaged.
     """
+    by_config = init_from is not None and init_from == first_weights(config)
     if origin.run is not None and origin.own:
-        _check_own_weights(origin.run, origin, init_from)
+        _check_own_weights(origin.run, origin, init_from, by_config=by_config)
         return None
-    if init_from is None:
+    if init_from is None or (by_config and origin.checkpoint is not None):
         return None
     if origin.checkpoint is not None:
         raise UserError(
@@ -73,7 +74,9 @@ def choose_initial_weights(
     return read_initial_weights(init_from, config, facts)
 
 
-def _check_own_weights(run: Run, origin: Origin, init_from: Path | None) -> None:
+def _check_own_weights(
+    run: Run, origin: Origin, init_from: Path | None, *, by_config: bool
+) -> None:
     """UserError: a run that is gone on with began from other weights, or its copy is damaged."""
     source = run.weights_path()
     if init_from and str(init_from.resolve()) != source:
@@ -88,7 +91,7 @@ def _check_own_weights(run: Run, origin: Origin, init_from: Path | None) -> None
     if not source:
         return
     if origin.checkpoint is not None:
-        if init_from:
+        if init_from and not by_config:
             origin.notes.append(
                 f"{WHERE} {init_from} has no effect any more: this run began from it, and goes on"
                 " from its own checkpoint"
@@ -112,7 +115,8 @@ def read_initial_weights(path: Path, config: Config, facts: Facts) -> Source:
     """
     foreign = read_source(path)
     names, naming_notes = map_names(config, foreign.arrays, facts)
-    arrays = {name: foreign.arrays[foreign_name] for foreign_name, name in names.items()}
+    stored = {name: foreign.arrays[foreign_name] for foreign_name, name in names.items()}
+    arrays: Mapping[str, SourceArray] = convert_weights(config, stored)
     arrays, tying_notes = drop_aliases(arrays, facts.aliases, path)
     check_weights(
         {name: array.shape for name, array in arrays.items()},

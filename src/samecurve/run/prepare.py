@@ -47,7 +47,7 @@ from samecurve.run.resume import (
     set_later_aside,
 )
 from samecurve.run.warm_start import WarmStart
-from samecurve.tasks import Tasks
+from samecurve.tasks import Tasks, first_weights
 from samecurve.tasks.class_place import place_of
 from samecurve.tasks.kept_class import is_kept
 from samecurve.units import counted
@@ -113,6 +113,8 @@ def prepare(
     config = loaded.config
     if loaded.run_directory and not options.save_dir and options.resume in {"auto", "never"}:
         options = replace(options, save_dir=Path(loaded.run_directory))
+    if options.init_from is None:
+        options = replace(options, init_from=first_weights(config))
     layout = _refuse_early(config, machine, measurable=measure is not None)
     check_trackers(config.track)
     if warm_start:

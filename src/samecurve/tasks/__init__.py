@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from samecurve.system import cache_home
 from samecurve.tasks.registry import Tasks as Tasks
-from samecurve.tasks.registry import entry_of, file_of
+from samecurve.tasks.registry import entry_of, file_of, section_argument
 
 if TYPE_CHECKING:  # numpy is not imported for a config error
     from collections.abc import Mapping, Sequence
@@ -74,6 +74,28 @@ def other_data(
         return {"data.source": source}
     values: Mapping[str, Any] = method(source, assets, reference)
     return values
+
+
+def first_weights(config: "Config") -> Path | None:
+    """The weights that the config's model begins from, as --init-from names them; None: its own."""
+    task_class = entry_of(config.task).launcher_class()
+    method: Any = getattr(task_class, "first_weights", None)
+    if method is None:
+        return None
+    path: Path | None = method(section_argument(config.model))
+    return path
+
+
+def convert_weights(config: "Config", arrays: "Mapping[str, Any]") -> "Mapping[str, Any]":
+    """Arrays as others store them -> as the model has them: several may have become one.
+
+    arrays: dataclasses with dtype, shape and read(), by their names there
+    """
+    task_class = entry_of(config.task).class_of(config.engine)
+    if not hasattr(task_class, "convert_weights"):
+        return arrays
+    converted: Mapping[str, Any] = open_task(config, cache_home()).task.convert_weights(arrays)
+    return converted
 
 
 def load_hf(config: "Config", names: "Sequence[str]") -> "Mapping[str, str]":

@@ -103,12 +103,8 @@ MEMBERS: Mapping[str, str] = {
     ),
     "fingerprint": "fingerprint(self) -> str: of the training data; another one is another run",
     "data_stamp": (
-        "data_stamp(data), a staticmethod -> what the data is made from, told cheaply (names,"
-        " sizes, times of files): facts are kept until it changes"
-    ),
-    "model_stamp": (
-        "model_stamp(model), a staticmethod -> what the model is made from beside its section, told"
-        " cheaply: facts are kept until it changes"
+        "data_stamp(data[, model]), a staticmethod -> what the data, and the model, are made from,"
+        " told cheaply (names, sizes, times of files): facts are kept until it changes"
     ),
     "Model": "class Model(samecurve.Section): the fields of the config's `model:` section",
     "Data": "class Data(samecurve.DataSection): the fields of the config's `data:` section",
@@ -135,9 +131,18 @@ MEMBERS: Mapping[str, str] = {
         " the Hugging Face libraries read beside the weights; gives those under their names, and"
         " lines for the user"
     ),
+    "export_format": 'export_format = "huggingface": what `samecurve export` writes unasked',
     "load_hf": (
         "load_hf(self, names) -> {their name: ours}: names of weights in the Hugging Face layout;"
         " what is left out is not needed"
+    ),
+    "first_weights": (
+        "first_weights(model), a staticmethod -> the path of the weights that the model begins"
+        " from, as --init-from names them; None: its own first values"
+    ),
+    "convert_weights": (
+        "convert_weights(self, arrays) -> {name: array}: weights as others store them, as the model"
+        " has them; each has dtype, shape and read(), none of whose values is read for it (torch)"
     ),
     "unlike": (
         "unlike(self, fields) -> (fatal, differing): what else foreign weights say of their model,"

@@ -149,10 +149,10 @@ def data_stamp(config: Config) -> object:
     stamp_of = getattr(task_class, "data_stamp", None)
     if stamp_of is None:
         return None
-    stamp = stamp_of(section_argument(config.data))
-    model_stamp = getattr(task_class, "model_stamp", None)
-    if model_stamp is not None and stamp is not None:
-        stamp = [stamp, model_stamp(section_argument(config.model))]
+    sections = [section_argument(config.data)]
+    if "model" in inspect.signature(stamp_of).parameters:
+        sections.append(section_argument(config.model))
+    stamp = stamp_of(*sections)
     if place is None or stamp is None:
         return stamp
     train = config.train  # a user's model, optimizer and schedule may be built by them

@@ -16,27 +16,33 @@ from samecurve.core.config.document import suggest
 from samecurve.errors import UserError
 from samecurve.system import install_command
 from samecurve.tasks.huggingface.sections import HFModel
+from samecurve.tasks.huggingface.task import CONFIG, directory_of
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-CONFIG = "config.json"
 
-
-def read_config(fields: HFModel, assets: Path | None = None) -> "PretrainedConfig":
+def read_config(
+    fields: HFModel, assets: Path | None = None, *, vocab_size: int | None = None
+) -> "PretrainedConfig":
     """The library's config of a model.
 
     assets: what a run has kept, in place of the directory
+    vocab_size: of a model that is made from its fields, where they have none
 
     UserError: no such directory, architecture or field, or values that don't fit each other.
     """
     _import_library()
     if assets is not None and (assets / CONFIG).is_file():
         return _config_of(assets, {})
-    if fields.path is not None:
-        return _config_of(Path(fields.path).expanduser(), fields.config_fields)
+    home = directory_of(fields)
+    if home is not None:
+        return _config_of(home, fields.config_fields)
     assert fields.architecture is not None
-    return _config_of_architecture(fields.architecture, fields.config_fields)
+    values = dict(fields.config_fields)
+    if vocab_size is not None:
+        values.setdefault("vocab_size", vocab_size)
+    return _config_of_architecture(fields.architecture, values)
 
 
 def model_class(config: "PretrainedConfig") -> Any:

@@ -3,25 +3,36 @@
 No engine is imported here; torch_task.py brings the model.
 """
 
+import json
+import shutil
 from collections.abc import Mapping
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from samecurve.core.determinism.mean import Mean
 from samecurve.core.protocols import Source
-from samecurve.data.tokens import TokenWindows
 from samecurve.errors import UserError
+from samecurve.tasks.huggingface.data.prepare import PreparedData, prepare_data, stamp_data
+from samecurve.tasks.huggingface.data.tokenizer import NOTES, TOKENIZER, TextTokenizer
 from samecurve.tasks.huggingface.data_section import HFData
-from samecurve.tasks.huggingface.library import CONFIG
-from samecurve.tasks.huggingface.rows import RandomRows, WindowRows
 from samecurve.tasks.huggingface.sections import HFModel
-from samecurve.tasks.language.corpus import Corpus, prepare_corpus, stamp_corpus
-from samecurve.tasks.language.sections import LanguageData
 
-_HELD_OUT = 64  # rows of random tokens
+CONFIG = "config.json"
+# beside a model's weights, what its library reads to use it
+BESIDE = (
+    "generation_config.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+)
+# of a config, what no shape shows: what makes weights meaningless, and what changes their use
+_DECISIVE = ("model_type", "num_attention_heads", "num_key_value_heads")
+_CHANGING = ("hidden_act", "rms_norm_eps", "rope_parameters", "rope_theta", "sliding_window")
+_KEPT = "model-"  # before the names of those among a run's assets
 _MOST_EXPONENT = 700.0
 
 
@@ -39,77 +50,127 @@ class HuggingFaceTask:
         self.fields, self.data = model, data
         self._cache, self._kept = cache, assets
         _refuse_what_is_not_built(model)
+        if assets is None and self.prepared.collate is not None:
+            self.collate = self.prepared.collate
 
     @staticmethod
-    def data_stamp(data: HFData) -> object:
-        if data.is_random:
-            return "random"
-        return stamp_corpus(_corpus_section(data))
-
-    @staticmethod
-    def model_stamp(model: HFModel) -> object:
-        """The library's version, and the directory's config."""
+    def data_stamp(data: HFData, model: HFModel) -> object:
+        """Of the data's files, the library's version, and the model directory's config."""
         try:
             installed = version("transformers")
         except PackageNotFoundError:
             installed = ""
-        if model.path is None:
-            return [installed]
-        file = Path(model.path).expanduser() / CONFIG
-        if not file.is_file():
-            return [installed, str(file)]
-        status = file.stat()
-        return [installed, str(file.resolve()), status.st_size, status.st_mtime_ns]
+        home = directory_of(model)
+        stamp: list[object] = [installed, stamp_data(data, home)]
+        if home is not None and (home / CONFIG).is_file():
+            status = (home / CONFIG).stat()
+            stamp += [str(home.resolve()), status.st_size, status.st_mtime_ns]
+        return stamp
+
+    @staticmethod
+    def first_weights(model: HFModel) -> Path | None:
+        return directory_of(model)
 
     @cached_property
-    def corpus(self) -> Corpus:
-        """The token file."""
-        return prepare_corpus(_corpus_section(self.data), self._cache)
+    def prepared(self) -> PreparedData:
+        vocab_size = self._model_vocab_size() if self.data.is_random else None
+        return prepare_data(
+            self.data, self._cache, model=directory_of(self.fields), vocab_size=vocab_size
+        )
 
-    @property
-    def vocab_size(self) -> int:
-        """The model's. UserError: not known."""
-        raise NotImplementedError
+    def _model_vocab_size(self) -> int:
+        """Of which random tokens are drawn."""
+        from samecurve.tasks.huggingface.library import read_config  # of the library, late
+
+        size: int = read_config(self.fields, self._kept).vocab_size
+        return size
 
     @property
     def packed(self) -> bool:
         """Whether a row may hold several documents."""
-        return False
+        return self.data.packing and not self.data.is_random
+
+    @cached_property
+    def tokenizer(self) -> TextTokenizer | None:
+        """None: tokens are random."""
+        if self._kept is None:
+            return self.prepared.tokenizer
+        return TextTokenizer(self._kept) if (self._kept / NOTES).is_file() else None
 
     def train_data(self) -> Source:
-        length = self.data.seq_len
-        if self.data.is_random:
-            return RandomRows(0, self.data.samples, length, self.vocab_size)
-        return WindowRows(self._windows(0, self._num_train_tokens))
+        return self.prepared.train
 
     def eval_data(self) -> Source | None:
-        if self.data.eval_samples == 0:
-            return None
-        if self.data.is_random:
-            count = self.data.eval_samples or _HELD_OUT
-            return RandomRows(self.data.samples, count, self.data.seq_len, self.vocab_size)
-        windows = self._windows(self._num_train_tokens, self.corpus.num_tokens)
-        return WindowRows(windows) if len(windows) else None
+        return self.prepared.held_out
 
     def fingerprint(self) -> str:
-        length = self.data.seq_len
-        if self.data.is_random:
-            return f"random/{self.vocab_size}/{self.data.samples}/{length}"
-        return f"{self.corpus.sha256}/{self._num_train_tokens}/{length}"
+        return self.prepared.fingerprint
 
     def summarize(self, totals: Mapping[str, Mean]) -> dict[str, float]:
         shown = {name: float(total.sum / total.weight) for name, total in totals.items()}
         error = shown.get("cross_entropy", shown.get("loss", 0.0))
         return {**shown, "perplexity": float(np.exp(min(error, _MOST_EXPONENT)))}
 
-    def _windows(self, first: int, last: int) -> TokenWindows:
-        corpus = self.corpus
-        return TokenWindows(Path(corpus.path), corpus.dtype, first, last, self.data.seq_len)
+    def unlike(self, fields: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+        """In what other weights' config differs, though no shape shows it."""
+        there = _read_json(fields[CONFIG]) if CONFIG in fields else _as_config(fields)
+        home = directory_of(self.fields)
+        here = _as_config(self.fields.model_dump())
+        if home is not None:
+            here = {**_read_json(home / CONFIG), **self.fields.config_fields}
+        pairs = {
+            name: f"{name} {there[name]}, here {here[name]}"
+            for name in (*_DECISIVE, *_CHANGING)
+            if name in there and name in here and there[name] != here[name]
+        }
+        fatal = [pairs[name] for name in _DECISIVE if name in pairs]
+        return fatal, [pairs[name] for name in _CHANGING if name in pairs]
 
-    @property
-    def _num_train_tokens(self) -> int:
-        count = self.corpus.num_tokens
-        return count - int(count * self.data.validation)
+    def _tokenizer_assets(self) -> dict[str, Path]:
+        """The tokenizer's files, and what lies beside a model directory's weights."""
+        kept = {}
+        if self.prepared.tokenizer is not None:
+            home = self.prepared.tokenizer.home
+            kept = {name: home / name for name in (TOKENIZER, NOTES) if (home / name).is_file()}
+        directory = directory_of(self.fields)
+        if directory is not None:
+            there = [name for name in BESIDE if (directory / name).is_file()]
+            kept |= {f"{_KEPT}{name}": directory / name for name in there}
+        return kept
+
+    def _copy_beside(self, to: Path) -> None:
+        """What a run has kept of the model's directory, under its names there."""
+        if self._kept is None:
+            return
+        for name in BESIDE:
+            if (self._kept / f"{_KEPT}{name}").is_file():
+                shutil.copyfile(self._kept / f"{_KEPT}{name}", to / name)
+        if (self._kept / TOKENIZER).is_file():
+            shutil.copyfile(self._kept / TOKENIZER, to / TOKENIZER)
+
+
+def directory_of(model: HFModel) -> Path | None:
+    """Of the model; None: it is made from its fields."""
+    return Path(model.path).expanduser() if model.path else None
+
+
+def _as_config(section: Mapping[str, Any]) -> dict[str, Any]:
+    """A `model` section as the library's config has it."""
+    values = {name: value for name, value in section.items() if value is not None}
+    return {**values, "model_type": section["architecture"]} if section.get("architecture") else {}
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    """UserError: it is none."""
+    try:
+        values: dict[str, Any] = dict(json.loads(file.read_text()))
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(
+            f"{file} can't be read as a model's config: {error}",
+            "a directory as save_pretrained() writes it",
+            str(file),
+        ) from None
+    return values
 
 
 def _refuse_what_is_not_built(model: HFModel) -> None:
@@ -132,9 +193,3 @@ def _refuse_what_is_not_built(model: HFModel) -> None:
             "model.quantize: none",
             "model.quantize",
         )
-
-
-def _corpus_section(data: HFData) -> LanguageData:
-    return LanguageData(
-        source=[item.source for item in data.sources], tokenizer=data.tokenizer or "bytes"
-    )

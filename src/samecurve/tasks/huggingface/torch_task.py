@@ -1,38 +1,49 @@
 """The huggingface task with PyTorch: the library's own model under every strategy."""
 
+import copy
+import hashlib
 from collections.abc import Mapping
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from samecurve.errors import UserError
+from samecurve.system import directory_made_once
 from samecurve.tasks.huggingface.attention import choose_attention
 from samecurve.tasks.huggingface.balance import BatchBalanced, make_causal
 from samecurve.tasks.huggingface.causal import with_loss_head
 from samecurve.tasks.huggingface.data_section import HFData
+from samecurve.tasks.huggingface.float64 import keep_float64
 from samecurve.tasks.huggingface.library import (
     has_plain_head,
     longest_sequence,
     model_class,
     read_config,
 )
-from samecurve.tasks.huggingface.recurrent import is_recurrent, keep_float64, kernel_note
+from samecurve.tasks.huggingface.recurrent import is_recurrent, kernel_note
+from samecurve.tasks.huggingface.sampling import continue_text
 from samecurve.tasks.huggingface.sections import HFModel
-from samecurve.tasks.huggingface.task import HuggingFaceTask
+from samecurve.tasks.huggingface.task import CONFIG, HuggingFaceTask
+from samecurve.tasks.huggingface.tokenizer_files import write_tokenizer_files
+from samecurve.tasks.huggingface.weights import StoredArray, from_files, to_files
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 
 class TorchHuggingFace(HuggingFaceTask):
     """The objective gives loss() and metrics(), or features() and batch_loss()."""
 
+    export_format = "huggingface"
+
     def __init__(
         self, model: HFModel, data: HFData, cache: Path, assets: Path | None = None
     ) -> None:
         super().__init__(model, data, cache, assets)
-        self.config = read_config(model, assets)
         self._class = model_class(self.config)
         self._attention, self._attention_reason = choose_attention(
             model.attention, self._class, has_gpu=torch.cuda.is_available()
@@ -51,9 +62,25 @@ class TorchHuggingFace(HuggingFaceTask):
             self.loss = objective.loss
 
     @cached_property
-    def vocab_size(self) -> int:
-        size: int = self.config.vocab_size
-        return size
+    def config(self) -> "PretrainedConfig":
+        """The library's. Where the fields have no vocabulary's size, it is the tokenizer's.
+
+        UserError: the tokenizer has tokens that the model does not know.
+        """
+        if self._kept is not None or self.data.is_random:
+            return read_config(self.fields, self._kept)
+        size = self.prepared.vocab_size
+        config = read_config(self.fields, vocab_size=size)
+        if max(size, self.prepared.largest_id + 1) > config.vocab_size:
+            assert self.prepared.tokenizer is not None
+            name = self.prepared.tokenizer.notes.name
+            raise UserError(
+                f"the model knows {config.vocab_size} tokens; the tokenizer {name} has {size}",
+                "the model's own tokenizer (leave data.tokenizer out where model.path is given),"
+                f" or, of a model with random weights, --set model.vocab_size={size}",
+                "data.tokenizer",
+            )
+        return config
 
     def model(self) -> nn.Module:
         from transformers.utils.output_capturing import maybe_install_capturing_hooks
@@ -65,9 +92,9 @@ class TorchHuggingFace(HuggingFaceTask):
         maybe_install_capturing_hooks(built.base_model)
         if is_recurrent(built):
             self._check_packing()
-            keep_float64(built)
-        elif _has_fusible_head(built):
+        if _has_fusible_head(built):
             with_loss_head(built)
+        keep_float64(built)
         module: nn.Module = built
         return module
 
@@ -75,16 +102,79 @@ class TorchHuggingFace(HuggingFaceTask):
         """The library's own first values."""
         model._init_weights(module)  # noqa: SLF001 - the library's name for it
 
+    def convert_weights(self, arrays: Mapping[str, StoredArray]) -> Mapping[str, StoredArray]:
+        return from_files(self._outline(), arrays)
+
+    def assets(self) -> Mapping[str, Path]:
+        """Tokenizer and config: what the model needs once the directory is gone."""
+        text = self.config.to_json_string(use_diff=False)
+        key = hashlib.sha256(text.encode()).hexdigest()[:24]
+        home = self._cache / "huggingface" / "configs" / key
+        if not home.is_dir():
+            with directory_made_once(home) as scratch:
+                (scratch / CONFIG).write_text(text)
+        return {CONFIG: home / CONFIG, **self._tokenizer_assets()}
+
+    def export_hf(
+        self, tensors: Mapping[str, torch.Tensor], directory: Path, dtype: str
+    ) -> tuple[dict[str, torch.Tensor], list[str]]:
+        """As save_pretrained() names them; config and tokenizer beside them."""
+        config = copy.deepcopy(self.config)
+        config.dtype = dtype
+        config.architectures = [self._class.__name__]
+        config.save_pretrained(directory)
+        lines = write_tokenizer_files(self.tokenizer, directory, longest_sequence(config))
+        self._copy_beside(directory)
+        return to_files(self._outline(), tensors), lines
+
+    def respond(
+        self, model: Any, prompt: str, *, tokens: int, temperature: float, seed: int
+    ) -> str:
+        """UserError: tokens are random, and stand for no text."""
+        if self.tokenizer is None:
+            raise UserError(
+                "this run was trained on random tokens, which stand for no text",
+                "train on text: data.source, data.tokenizer",
+                "RUN",
+            )
+        return continue_text(
+            model,
+            self.tokenizer,
+            prompt,
+            tokens=tokens,
+            temperature=temperature,
+            seed=seed,
+            longest=longest_sequence(self.config),
+        )
+
+    def sample(self, model: Any, seed: int) -> list[str]:
+        """The config's prompts, each with what follows."""
+        if self.tokenizer is None:
+            return []
+        count = self.data.sample_tokens
+        return [
+            self.respond(model, prompt, tokens=count, temperature=0.8, seed=seed)
+            for prompt in self.data.prompts
+        ]
+
+    def _outline(self) -> Any:
+        """The model without values."""
+        with torch.device("meta"):
+            return self.model()
+
     def facts(self) -> Mapping[str, Any]:
         library = f"{self._class.__name__} of transformers {version('transformers')}"
         attention = f"attention {self._attention}: {self._attention_reason}"
         notes = [f"{library}; {attention}"]
-        if self._balance:
-            notes.append(self._balance)
-        with torch.device("meta"):
-            if is_recurrent(self.model()):
-                notes.append(kernel_note())
-        return {"tokens_per_sample": self.data.seq_len, "notes": tuple(notes)}
+        notes += [self._balance] if self._balance else []
+        notes += [f"data {line}" for line in self.prepared.lines]
+        if is_recurrent(self._outline()):
+            notes.append(kernel_note())
+        return {
+            "tokens_per_sample": self.data.seq_len,
+            "notes": tuple(notes),
+            "reference": self.prepared.reference,
+        }
 
     def _check_packing(self) -> None:
         """UserError: a recurrent model would carry its state from one document into the next."""

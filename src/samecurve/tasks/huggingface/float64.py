@@ -1,0 +1,52 @@
+"""float64 throughout, where the weights are.
+
+The library computes norms, rotary angles, routers and state-space layers in float32 whatever the
+weights are. A sum in float32 depends on the shape of the batch, and a last bit that turns over is
+1e-8 in the next loss: too coarse to hold layouts against each other.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from samecurve.torch_engine.model import repeated_blocks
+
+
+def keep_float64(model: nn.Module) -> None:
+    """What the model computes in float32 is float64 where its weights are.
+
+    Each block by itself too, which may run again in backward.
+    """
+    for part in (*repeated_blocks(model), model):
+        part.forward = _Widened(part, part.forward)
+
+
+class _Widened:
+    def __init__(self, part: nn.Module, forward: Callable[..., Any]) -> None:
+        self._part, self._forward = part, forward
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        if next(self._part.parameters()).dtype != torch.float64:
+            return self._forward(*arguments, **named)
+        with Float64():
+            return self._forward(*arguments, **named)
+
+
+class Float64(TorchFunctionMode):
+    """float64 wherever torch is asked for float32."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        del types
+        if func is torch.Tensor.float:
+            func = torch.Tensor.double
+        named = {name: _widened(value) for name, value in (kwargs or {}).items()}
+        return func(*map(_widened, args), **named)
+
+
+def _widened(value: Any) -> Any:
+    return torch.float64 if value is torch.float32 else value

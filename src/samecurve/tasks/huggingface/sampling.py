@@ -1,0 +1,86 @@
+"""Texts by a trained model: the library's own generation with its cache, tokens drawn by a seed."""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from samecurve.errors import UserError
+from samecurve.tasks.huggingface.data.tokenizer import TextTokenizer
+from samecurve.tasks.language.task import draw_token
+
+
+def continue_text(
+    model: Any,
+    tokenizer: TextTokenizer,
+    prompt: str,
+    *,
+    tokens: int,
+    temperature: float,
+    seed: int,
+    longest: int | None,
+) -> str:
+    """The prompt and its continuation; of a tokenizer with a chat template, the answer to it.
+
+    longest: tokens that the model takes at most; None: any number
+
+    UserError: the prompt alone is as long.
+    """
+    is_chat = tokenizer.notes.chat_template is not None
+    ids = _prompt_ids(tokenizer, prompt, is_chat=is_chat)
+    if longest is not None and len(ids) >= longest:
+        raise UserError(
+            f"the prompt has {len(ids)} tokens; the model takes {longest}",
+            "a shorter one",
+            "--prompt",
+        )
+    if longest is not None:
+        tokens = min(tokens, longest - len(ids))
+    continued = _generate(
+        model, ids, tokens, _Drawn(tokenizer.size, temperature, seed), tokenizer.eos
+    )
+    answer = tokenizer.decode(continued, special=False)
+    return answer if is_chat else prompt + answer
+
+
+def _prompt_ids(tokenizer: TextTokenizer, prompt: str, *, is_chat: bool) -> list[int]:
+    """At least one token: of an empty prompt a line break."""
+    if is_chat:
+        text = tokenizer.template.render([{"role": "user", "content": prompt}], prompt=True)
+        return [int(i) for i in tokenizer.encode([text])[0]]
+    ids = [*tokenizer.prefix, *tokenizer.encode([prompt])[0]]
+    return [int(i) for i in ids or tokenizer.encode(["\n"])[0]]
+
+
+@torch.no_grad()
+def _generate(
+    model: Any, ids: list[int], tokens: int, drawn: "_Drawn", end: int | None
+) -> list[int]:
+    device = model.get_input_embeddings().weight.device
+    given = torch.tensor([ids], dtype=torch.int64, device=device)
+    made = model.generate(
+        given,
+        attention_mask=torch.ones_like(given),
+        max_new_tokens=tokens,
+        do_sample=False,
+        use_cache=True,
+        logits_processor=[drawn],
+        eos_token_id=end,
+        pad_token_id=0 if end is None else end,
+    )
+    return [int(i) for i in made[0, len(ids) :]]
+
+
+class _Drawn:
+    """As a logits processor: leaves the token that is drawn as the only one."""
+
+    def __init__(self, size: int, temperature: float, seed: int) -> None:
+        self._size, self._temperature = size, temperature
+        self._random = np.random.default_rng(seed)
+
+    def __call__(self, _ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        logits = scores[0, : self._size].double().cpu().numpy()
+        token = draw_token(logits, self._temperature, self._random)
+        chosen = torch.full_like(scores, -torch.inf)
+        chosen[0, token] = 0
+        return chosen

@@ -1,0 +1,179 @@
+"""A library's directory in, the library's own curve, and a library's directory out."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from test_huggingface import COMMON, config
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+import samecurve as program
+from commands import losses as losses_of
+from commands import samecurve
+from samecurve.core.determinism.data_order import Order
+from samecurve.errors import UserError
+from samecurve.run.export import export
+from samecurve.run.init_weights import read_initial_weights
+from samecurve.run.sample import Prompt, sample
+from samecurve.tasks import facts, open_task
+from samecurve.tasks.huggingface.float64 import Float64
+from tiny import config_of
+
+STEPS, BATCH = 20, 6
+
+
+def library_model(name: str, **fields: Any) -> Any:
+    torch.manual_seed(1)
+    factory: Any = AutoModelForCausalLM
+    return factory.from_config(AutoConfig.for_model(name, **{**COMMON, **fields}))
+
+
+def values(base: Path, documents: Path) -> dict[str, Any]:
+    return {
+        "task": "huggingface",
+        "model": {"path": str(base)},
+        "data": {"source": str(documents), "tokenizer": "bytes", "seq_len": 48},
+        "batch": {"samples": BATCH},
+        "optimizer": {"lr": 3e-3, "clip": 0.5},
+        "schedule": {"decay": "constant"},
+        "train": {"steps": STEPS, "precision": "f64"},
+    }
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run under fsdp of a directory that the library wrote, on packed documents."""
+    home = tmp_path_factory.mktemp("library")
+    model = library_model("llama", vocab_size=256, tie_word_embeddings=True)
+    model.double().save_pretrained(home / "base")
+    lines = [f"the square of {i} is {i * i}" + "." * (i % 7) for i in range(200)]
+    documents = home / "documents.jsonl"
+    documents.write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
+    (home / "c.yaml").write_text(json.dumps(values(home / "base", documents)))
+    layout = ("--devices", "cpu:2", "--strategy", "fsdp", "--set", "batch.accumulate=2")
+    samecurve("train", "-f", "c.yaml", *layout, "--save-dir", "run", cwd=home)
+    return home
+
+
+def plain_loop(home: Path, cache: Path) -> list[float]:
+    """The library's model over each document by itself, in one process."""
+    task = open_task(config_of(values(home / "base", home / "documents.jsonl")), cache)
+    rows = task.train_data()
+    model = AutoModelForCausalLM.from_pretrained(home / "base", dtype=torch.float64).train()
+    matrices = [p for p in model.parameters() if p.ndim >= 2]
+    groups = [
+        {"params": matrices, "weight_decay": 0.1},
+        {"params": [p for p in model.parameters() if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=3e-3, betas=(0.9, 0.95), eps=1e-8)
+    losses: list[float] = []
+    for ids in Order(len(rows), BATCH, 0).ids(range(STEPS)):
+        total: Any = torch.zeros((), dtype=torch.float64)
+        count = 0
+        columns = rows[ids]
+        for tokens, documents in zip(columns["input_ids"], columns["documents"], strict=True):
+            for number in range(1, documents.max() + 1):
+                text = torch.from_numpy(tokens[documents == number])[None]
+                with Float64():  # norms and angles too: else a bit of theirs is 1e-8 of the loss
+                    logits = model(input_ids=text).logits[0, :-1]
+                total = total + F.cross_entropy(logits, text[0, 1:], reduction="sum")
+                count += text.shape[1] - 1
+        loss: Any = total / count
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+def test_losses_are_those_of_a_plain_loop_over_the_library_s_model(
+    trained: Path, cache: Path
+) -> None:
+    """Tied weights, sharded, accumulated and packed, against one document after another."""
+    np.testing.assert_allclose(losses_of(trained / "run"), plain_loop(trained, cache), rtol=1e-10)
+
+
+def test_what_is_exported_is_loaded_by_the_library(trained: Path, tmp_path: Path) -> None:
+    export(trained / "run", tmp_path / "out", None, "f32", 1 << 30)
+    library = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    ours = program.load(trained / "run").float()
+    tokens = torch.arange(40)[None]
+    with torch.no_grad():
+        torch.testing.assert_close(
+            library(tokens).logits, ours(tokens).logits, rtol=1e-6, atol=1e-6
+        )
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert tokenizer.encode("the") == list(b"the")
+
+
+def test_a_continuation_follows_from_its_seed(trained: Path) -> None:
+    prompt = Prompt(text="the square", tokens=12, seed=3)
+    first, again = (sample(trained / "run", prompt, "cpu").texts[0] for _ in range(2))
+    assert first == again
+    assert first.startswith("the square")
+    other = Prompt(text="the square", tokens=12, seed=4)
+    assert sample(trained / "run", other, "cpu").texts != [first]
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe"])
+def test_experts_that_files_hold_one_by_one_become_one_array(
+    name: str, tmp_path: Path, cache: Path
+) -> None:
+    """And are written as they were read."""
+    described = config(name, rows="")
+    model = open_task(described, cache).task._class._from_config(
+        open_task(described, cache).task.config
+    )
+    model.save_pretrained(tmp_path / "base")
+    fields = described.model.model_dump()
+    here = config_of(
+        {
+            **described.model_dump(mode="json", exclude={"model"}),
+            "model": {"path": str(tmp_path / "base"), "balance": fields["balance"]},
+        }
+    )
+    source = read_initial_weights(tmp_path / "base", here, facts(here, cache))
+    state = model.state_dict()
+    assert set(source.arrays) == set(state)
+    for array_name, tensor in state.items():
+        np.testing.assert_array_equal(source.arrays[array_name].read(), tensor.numpy())
+    names = {n: torch.zeros(tuple(a.shape)) for n, a in source.arrays.items()}
+    written, _ = open_task(here, cache).task.export_hf(names, tmp_path, "float32")
+    assert any(".experts.0." in written_name for written_name in written)
+
+
+def test_a_directory_that_is_not_whole_is_refused(tmp_path: Path, cache: Path) -> None:
+    def opened(**model: Any) -> None:
+        described = config("llama", rows="").model_dump(mode="json", exclude={"model"})
+        here = config_of({**described, "model": {"path": str(tmp_path), **model}})
+        read_initial_weights(tmp_path, here, facts(here, cache))
+
+    with pytest.raises(UserError, match=r"has no config\.json"):
+        opened()
+    library_model("llama").config.save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=r"has no model\.safetensors"):
+        opened()
+    library_model("llama").save_pretrained(tmp_path)
+    opened()
+    with pytest.raises(UserError, match="shape"):
+        opened(intermediate_size=64)
+
+
+def test_a_tokenizer_of_more_tokens_than_the_model_knows_is_refused(
+    tmp_path: Path, cache: Path
+) -> None:
+    library_model("llama").save_pretrained(tmp_path)
+    described = config("llama", rows="").model_dump(mode="json", exclude={"model", "data"})
+    (tmp_path / "a.txt").write_text("text " * 100)
+    here = {
+        **described,
+        "model": {"path": str(tmp_path)},
+        "data": {"source": str(tmp_path / "a.txt"), "tokenizer": "bytes", "seq_len": 16},
+    }
+    with pytest.raises(UserError, match="knows 64 tokens; the tokenizer bytes has 256"):
+        facts(config_of(here), cache)
