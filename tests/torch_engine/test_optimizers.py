@@ -38,7 +38,15 @@ RATES = {"adafactor": 0.02, "muon": 0.02, "adamw8bit": 0.005}
 SIZES = {"adamw8bit": {"width": 64, "inner": 70}}
 # Every strategy, worlds that divide no parameter, and moves between them in mid-run
 LAYOUTS = ["dp:2", "ddp:3", "fsdp:3", "fsdp:2..single..ddp:2..fsdp:3"]
-MORE = ["ddp:2", "fsdp:2", "hsdp:4", "fsdp:4", "dp:3..fsdp:2..hsdp:4..ddp:3", "ddp:2..dp:2"]
+MORE = [
+    "ddp:2",
+    "fsdp:1",
+    "fsdp:2",
+    "hsdp:4",
+    "fsdp:4",
+    "dp:3..fsdp:2..hsdp:4..ddp:3",
+    "ddp:2..dp:2",
+]
 
 
 def config_of(name: str, **sections: Any) -> Config:

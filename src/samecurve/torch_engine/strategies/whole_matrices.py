@@ -16,7 +16,9 @@ from samecurve.torch_engine.process_group import Comm
 from samecurve.torch_engine.strategies.protocol import MatrixFunction
 
 Shape = Sequence[int]
-_BATCH = 1 << 25  # numbers of a batch, for each of the processes
+# Numbers of a batch, where it has a matrix for each process:
+_COPIES = 1 << 27  # each process has all of them in the end
+_SHARDS = 1 << 25  # times the number of processes: each has its own, whole
 
 
 def cost(shape: Shape) -> int:
@@ -34,12 +36,14 @@ def shared_out(costs: Sequence[int], world_size: int) -> list[int]:
     return owners
 
 
-def batches(shapes: Sequence[Shape], world_size: int) -> Iterator[list[int]]:
-    """Numbers of matrices that are computed at once; each has one at least."""
+def batches(shapes: Sequence[Shape], world_size: int, most: int) -> Iterator[list[int]]:
+    """Which matrices are computed at once: one for each process at least, and no more than `most`
+    numbers beyond that.
+    """
     batch: list[int] = []
     size = 0
     for number in sorted(range(len(shapes)), key=lambda number: (-cost(shapes[number]), number)):
-        if batch and size + prod(shapes[number]) > _BATCH * world_size:
+        if len(batch) >= world_size and size + prod(shapes[number]) > most:
             yield batch
             batch, size = [], 0
         batch.append(number)
@@ -60,7 +64,7 @@ def map_copies(
 
     meet: where this group's collectives run
     """
-    for batch in batches([matrix.shape for matrix in matrices], comm.world_size):
+    for batch in batches([matrix.shape for matrix in matrices], comm.world_size, _COPIES):
         owners = shared_out([cost(matrices[number].shape) for number in batch], comm.world_size)
         by_owner = [
             [number for number, owner in zip(batch, owners, strict=True) if owner == rank]
@@ -113,7 +117,8 @@ def map_shards(
     device: where it is computed
     meet: where this group's collectives run
     """
-    for batch in batches([shard.shape for shard in shards], comm.world_size):
+    most = _SHARDS * comm.world_size
+    for batch in batches([shard.shape for shard in shards], comm.world_size, most):
         owners = shared_out([cost(shards[number].shape) for number in batch], comm.world_size)
         by_owner = [
             [shards[number] for number, owner in zip(batch, owners, strict=True) if owner == rank]
