@@ -16,7 +16,12 @@ import numpy as np
 from samecurve.core.determinism.mean import Mean
 from samecurve.core.protocols import Source
 from samecurve.errors import UserError
-from samecurve.tasks.huggingface.data.prepare import PreparedData, prepare_data, stamp_data
+from samecurve.tasks.huggingface.data.prepare import (
+    PreparedData,
+    other_data,
+    prepare_data,
+    stamp_data,
+)
 from samecurve.tasks.huggingface.data.tokenizer import NOTES, TOKENIZER, TextTokenizer
 from samecurve.tasks.huggingface.data_section import HFData
 from samecurve.tasks.huggingface.sections import HFModel
@@ -43,6 +48,8 @@ class HuggingFaceTask:
     cache: where token files are kept
     assets: what a run has kept, where its model is only used: the data is not needed then
     """
+
+    other_data = staticmethod(other_data)
 
     def __init__(
         self, model: HFModel, data: HFData, cache: Path, assets: Path | None = None
