@@ -245,6 +245,10 @@ def test_refusals_that_follow_from_the_task() -> None:
         plan(config(train={"norm_sync": True, "recompute": "block"}), GPUS, NORMED)
     with pytest.raises(UserError, match=r"need .* on each device"):
         plan(config(), GPUS, replace(FACTS, params=10**11, trainable=10**11))
+    wide = replace(FACTS, params=1 << 30, trainable=1 << 30, arrays={"w": (1 << 20, 1 << 10)})
+    for gibibytes, smaller in ((10, "adafactor"), (12, "adamw8bit")):
+        with pytest.raises(UserError, match=f"optimizer.name={smaller} keeps less"):
+            plan(config(devices={"use": "0", "memory": gibibytes << 30}), GPUS, wide)
     with pytest.raises(UserError, match="data has changed"):
         plan(config(), GPUS, replace(FACTS, fingerprint="y"), plan(config(), GPUS, FACTS).fixed)
     with pytest.raises(UserError, match="began with seed 0"):

@@ -126,9 +126,26 @@ def _what_needs_less(config: Config, facts: Facts, layout: Layout) -> str:
             ways.append("--set train.recompute=block keeps less for backward")
     if layout.devices[0].kind == "cpu" and num_devices > 1 and not config.devices.memory:
         ways.append("fewer ranks on this host, since they share its memory")
+    smaller = _smaller_optimizer(config, facts, layout, needed)
+    if not ways and smaller:
+        ways.append(f"--set optimizer.name={smaller} keeps less of each parameter: another curve")
     if not ways:
         return (
             f"a smaller model, more devices with --strategy {sharded.name}, or a device with more"
             " memory"
         )
     return "; or ".join(ways)
+
+
+def _smaller_optimizer(config: Config, facts: Facts, layout: Layout, needed: int) -> str:
+    """That fits where adamw does not; '': none does, or another one is trained with."""
+    is_adamw = config.optimizer.name == "adamw" and not facts.user_optimizer
+    if config.engine != "torch" or not is_adamw or not facts.arrays:
+        return ""
+    for name in ("adamw8bit", "adafactor"):
+        optimizer = config.optimizer.model_copy(update={"name": name})
+        smaller = config.model_copy(update={"optimizer": optimizer})
+        room = memory_room(smaller, facts, layout.devices, spec=layout.spec, shards=layout.shards)
+        if room.left >= needed:
+            return name
+    return ""

@@ -41,6 +41,8 @@ def optimizer_state(config: "Config", facts: "Facts") -> OptimizerState:
     user_optimizer, name = facts.user_optimizer, config.optimizer.name
     if user_optimizer is not None:
         return _of_states(config, facts, user_optimizer.name, user_optimizer.num_states)
+    if name not in _STATES and not facts.arrays:
+        return _of_states(config, facts, name, None)
     if name == "adafactor":
         return _of_adafactor(config, facts)
     if name == "muon":
