@@ -17,8 +17,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from samecurve.core.config.document import read_file
+from samecurve.core.config.loading import load
 from samecurve.data.tokens import IGNORED
-from samecurve.errors import RunError, UserError
+from samecurve.errors import InvalidConfigError, RunError, UserError
+from samecurve.tasks import Tasks
 from samecurve.tasks.huggingface.data.chat import ChatTemplate
 from samecurve.tasks.huggingface.data.corpus import Corpus
 from samecurve.tasks.huggingface.data.packing import pack
@@ -462,6 +465,24 @@ def test_bpe_is_trained_on_the_sources(tmp_path: Path) -> None:
     assert sorted(documents(data)) == sorted(f"{row['text']}<|endoftext|>" for row in texts(30))
     bytes_ = prepared(source, tmp_path, "bytes", seq_len=256, validation=0.0)
     assert sorted(documents(bytes_)) == sorted(row["text"] for row in texts(30))
+
+
+def test_a_list_of_sources_is_explained_where_it_is_wrong(tmp_path: Path) -> None:
+    """By what each item is, not by all that it could be."""
+    config = tmp_path / "c.yaml"
+    config.write_text(
+        "task: huggingface\nmodel: {architecture: llama}\nbatch: {samples: 2}\ndata:\n  source:\n"
+        "    - {source: a.txt, wieght: 2}\n    - 3\n    - {source: b.txt, weight: 0}\n"
+    )
+    with pytest.raises(InvalidConfigError) as refused:
+        load(read_file(config), Tasks())
+    errors = [(error.where.rpartition("/")[2], error.cause) for error in refused.value.errors]
+    assert errors == [
+        ("c.yaml:6:23", "data.source.0.wieght: unknown key"),
+        ("c.yaml:7:7", "data.source.1: should be a valid string (is 3)"),
+        ("c.yaml:8:23", "data.source.2.weight: should be greater than 0 (is 0)"),
+    ]
+    assert refused.value.errors[0].remedy == "did you mean weight?"
 
 
 @pytest.mark.parametrize("name", ["own", "bytes"])

@@ -115,9 +115,10 @@ def _rows(schema: Schema, definitions: Schema, prefix: str) -> Iterator[tuple[st
 
 
 def _kind(field: Schema) -> str:
-    if "anyOf" in field:
-        options = [option for option in field["anyOf"] if option.get("type") != "null"]
-        return " or ".join(dict.fromkeys(map(_kind, options)))
+    if "anyOf" in field or "oneOf" in field:
+        forms = field.get("anyOf") or field["oneOf"]
+        options = [option for option in forms if option.get("type") != "null"]
+        return " or ".join(dict.fromkeys(_kind(option) or "a section" for option in options))
     if "enum" in field:
         return ", ".join(map(str, field["enum"]))
     if "const" in field:

@@ -3,7 +3,7 @@
 What is wrong is told all at once, in the words of the document that the user wrote.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
@@ -101,7 +101,7 @@ def _explain(error: ValidationError, document: Document, fields: TaskSections) -
 
 
 def _explain_fault(fault: "ErrorDetails", document: Document, fields: TaskSections) -> UserError:
-    key = tuple(fault["loc"])
+    key = _without_forms(fault["loc"], document.value)
     name, where, value = join_key(key), document.origin_of(key), fault["input"]
     match fault["type"]:
         case "extra_forbidden":
@@ -121,6 +121,18 @@ def _explain_fault(fault: "ErrorDetails", document: Document, fields: TaskSectio
     if not isinstance(value, dict):
         text += f" (is {_short(value)})"
     return UserError(f"{name}: {text}", _SEE_TABLE, where)
+
+
+def _without_forms(location: Key, value: Any) -> Key:
+    """Without what names one of several forms that a value may have: it stands in no document."""
+    key: list[str | int] = []
+    for number, part in enumerate(location):
+        is_last = number == len(location) - 1
+        within = isinstance(value, dict) and (part in value or is_last or not key)
+        if within or (isinstance(value, list) and isinstance(part, int)) or value is None:
+            key.append(part)
+            value = _at(value, (part,))
+    return tuple(key)
 
 
 def _explain_unknown_key(key: Key, document: Document, fields: TaskSections) -> UserError:
@@ -146,11 +158,18 @@ def _known(section: Key, fields: TaskSections) -> list[str]:
         if isinstance(part, int):
             continue
         inner = at.model_fields[part].annotation if part in at.model_fields else None
-        inner = next(iter(get_args(inner)), inner)  # the sections of a list
-        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
+        sections = list(_sections_in(inner))  # itself, or those of a list
+        if not sections:
             return []
-        at = inner
+        at = sections[0]
     return sorted(at.model_fields)
+
+
+def _sections_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for inner in get_args(annotation):
+        yield from _sections_in(inner)
 
 
 def _short(value: object) -> str:

@@ -3,7 +3,7 @@
 import re
 from typing import Annotated, ClassVar
 
-from pydantic import Field, NonNegativeInt, field_validator
+from pydantic import Discriminator, Field, NonNegativeInt, Tag, field_validator
 
 from samecurve.core.config.section import Section
 from samecurve.core.config.sections import DataSection
@@ -22,16 +22,31 @@ class WeightedSource(Section):
     )
 
 
+def _form(value: object) -> str:
+    """By which an error is of one form alone."""
+    if isinstance(value, list):
+        return "list"
+    return "section" if isinstance(value, dict | WeightedSource) else "str"
+
+
+_Item = Annotated[
+    Annotated[str, Tag("str")] | Annotated[WeightedSource, Tag("section")], Discriminator(_form)
+]
+_Sources = Annotated[
+    Annotated[str, Tag("str")] | Annotated[list[_Item], Tag("list")], Discriminator(_form)
+]
+
+
 class HFData(DataSection):
     """Where the text comes from, what is a token of it, and how documents become rows."""
 
     indifferent: ClassVar[tuple[str, ...]] = (*DataSection.indifferent, "prompts", "sample_tokens")
 
-    source: str | list[str | WeightedSource] = Field(
+    source: _Sources = Field(
         STANDARD_LIBRARY,
         description=(
             "text files, JSONL, parquet, globs and directories of them, saved datasets;"
-            " python-stdlib; random (random tokens); or a list, each with a weight or without"
+            " python-stdlib; random (random tokens); or a list of these, or of {source, weight}"
         ),
     )
     tokenizer: str | None = Field(
