@@ -165,8 +165,10 @@ def _cut_again(
         for number, result in enumerate(results)
     ]
     rows = [pieces[rank] for rank in range(world_size) for pieces in by_matrix]
-    kind = by_owner[0][0].rows if by_owner[0] else next(s for o in by_owner for s in o).rows
-    sent = _side_by_side(rows, meet) if rows else kind.new_empty(0, device=meet)
+    dtype = next(shard.rows.dtype for shards in by_owner for shard in shards)
+    sent = torch.empty(0, dtype=dtype, device=meet)
+    if rows:
+        sent = _side_by_side(rows, meet)
     received = _exchanged(
         comm,
         sent,
