@@ -25,7 +25,7 @@ Initialize = Callable[[str, torch.Tensor], None]  # fills a parameter, by its na
 InitializeModule = Callable[[str, nn.Module], None]  # fills a module's own parameters and buffers
 
 # What recompute "selective" keeps: the products that cost most to run again.
-_KEPT_OPERATIONS = {
+KEPT_OPERATIONS = {
     torch.ops.aten.mm.default,
     torch.ops.aten.addmm.default,
     torch.ops.aten.bmm.default,
@@ -138,7 +138,7 @@ def _policy(
 ) -> CheckpointPolicy:
     return (
         CheckpointPolicy.MUST_SAVE
-        if operation in _KEPT_OPERATIONS
+        if operation in KEPT_OPERATIONS
         else CheckpointPolicy.PREFER_RECOMPUTE
     )
 

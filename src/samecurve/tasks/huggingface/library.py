@@ -70,8 +70,10 @@ def has_plain_head(forward: Any) -> bool:
         source = inspect.getsource(inspect.unwrap(forward))
     except (OSError, TypeError):
         return False
-    changes = re.findall(r"^\s+logits(?:\[.*\])?\s*[*/+-]?=.*$", source, re.MULTILINE)
-    return len(changes) == 1 and re.search(r"= self\.lm_head\(\w+\)$", changes[0]) is not None
+    changes = re.findall(r"^ +logits(?:\[.*\])? [*/+-]?= (.*)$", source, re.MULTILINE)
+    return (
+        len(changes) == 1 and re.fullmatch(r"self\.lm_head\([\w\[\]:, ]+\)", changes[0]) is not None
+    )
 
 
 def _import_library() -> None:

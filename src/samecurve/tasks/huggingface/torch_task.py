@@ -16,6 +16,7 @@ from samecurve.system import directory_made_once
 from samecurve.tasks.huggingface.attention import choose_attention
 from samecurve.tasks.huggingface.balance import BatchBalanced, make_causal
 from samecurve.tasks.huggingface.causal import with_loss_head
+from samecurve.tasks.huggingface.costs import cost_facts
 from samecurve.tasks.huggingface.data_section import HFData
 from samecurve.tasks.huggingface.float64 import keep_float64
 from samecurve.tasks.huggingface.library import (
@@ -171,6 +172,7 @@ class TorchHuggingFace(HuggingFaceTask):
         if is_recurrent(self._outline()):
             notes.append(kernel_note())
         return {
+            **cost_facts(self.model, self.config, self.data.seq_len),
             "tokens_per_sample": self.data.seq_len,
             "notes": tuple(notes),
             "reference": self.prepared.reference,

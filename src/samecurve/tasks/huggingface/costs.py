@@ -1,0 +1,119 @@
+"""What training one row of a library's model takes, as the plan asks: operations and memory."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from samecurve.core.planning.memory import logit_rows
+from samecurve.tasks.huggingface.causal import Causal, LossHead
+from samecurve.torch_engine.model import repeated_blocks
+from samecurve.torch_engine.saved_activations import SavedActivations, count_saved
+
+
+def cost_facts(make_model: Callable[[], Any], config: Any, length: int) -> dict[str, Any]:
+    """Fields of Facts. length: tokens of a row. Activations are left out where a model looks at
+    values on its way (a mixture of experts).
+    """
+    with torch.device("meta"):
+        model = make_model()
+    flops = _flops(model, config, length)
+    saved = _saved(make_model, length)
+    if saved is None:
+        return flops
+    head = model.get_output_embeddings()
+    vocab, width = head.weight.shape
+    facts: dict[str, Any] = {}
+    formulas = dict(flops["formulas"])
+    if isinstance(head, LossHead):
+        saved.outside += 2 * length * width  # the rows of the loss, and their gradient
+        counts = {kind: logit_rows(vocab, kind) for kind in ("cpu", "cuda")}
+        facts["scratch"] = {kind: 2 * vocab * rows + vocab * width for kind, rows in counts.items()}
+        for kind, rows in counts.items():
+            formulas[f"scratch.{kind}"] = (
+                f"4 B x (2 x vocab {vocab} x {rows} tokens at a time + {vocab * width}: the head's"
+                " gradient)"
+            )
+    else:
+        saved.outside += 2 * length * vocab  # the logits' logarithms, and their gradient
+    formulas["bytes_per_sample"] = (
+        f"4 B x what the model keeps of a row of {length} tokens, counted on tensors without values"
+    )
+    return {
+        **flops,
+        **facts,
+        "formulas": formulas,
+        "bytes_per_sample": 4 * saved.total,
+        "recompute_bytes": {
+            how: 4 * saved.recomputed(how) for how in ("block", "selective") if saved.blocks
+        },
+    }
+
+
+def _flops(model: Any, config: Any, length: int) -> dict[str, Any]:
+    """Forward and backward of a row."""
+    multiplied = _multiplied(model, config)
+    layers, width = _attention(config)
+    each = 6 * multiplied + 6 * layers * width * length
+    formula = (
+        f"6 x {multiplied} weights of matrices that a token meets + 6 x {layers} x {width} x length"
+        " (causal attention), a token; Kaplan et al. 2020, Chowdhery et al. 2022"
+    )
+    return {"flops_per_sample": float(each * length), "formulas": {"flops": formula}}
+
+
+def _multiplied(model: Any, config: Any) -> int:
+    """Weights of matrices that a token meets: of experts those that are chosen."""
+    chosen = getattr(config, "num_experts_per_tok", 0) or 0
+    embedding = model.get_input_embeddings().weight
+    count = 0
+    for parameter in model.parameters():
+        if parameter.ndim < 2 or parameter is embedding:
+            continue
+        if parameter.ndim == 3 and chosen and "Conv" not in type(parameter).__name__:
+            count += parameter.numel() * min(chosen, len(parameter)) // len(parameter)
+        else:
+            count += parameter.numel()
+    head: torch.Tensor = model.get_output_embeddings().weight
+    return count + (head.numel() if head is embedding else 0)
+
+
+def _attention(config: Any) -> tuple[int, int]:
+    """(layers with attention, width of their heads together)."""
+    heads = getattr(config, "num_attention_heads", 0) or 0
+    if not heads:
+        return 0, 0
+    kinds = getattr(config, "layer_types", None)
+    layers: int = config.num_hidden_layers
+    if kinds:
+        layers = sum("attention" in kind and "linear" not in kind for kind in kinds)
+    size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return layers, heads * size
+
+
+def _saved(make_model: Callable[[], Any], length: int) -> SavedActivations | None:
+    from torch._subclasses.fake_tensor import (
+        DataDependentOutputException,
+        DynamicOutputShapeException,
+        FakeTensorMode,
+    )
+
+    with FakeTensorMode():
+        model = make_model()
+        batch: Mapping[str, torch.Tensor] = {
+            "input_ids": torch.zeros((1, length), dtype=torch.int64)
+        }
+        try:
+            return count_saved(model, repeated_blocks(model), lambda: _hidden(model, batch))
+        except (DataDependentOutputException, DynamicOutputShapeException):
+            return None
+
+
+def _hidden(model: nn.Module, batch: Mapping[str, torch.Tensor]) -> object:
+    head: Any = model.get_output_embeddings()  # type: ignore[operator]
+    objective = Causal(packed=False)
+    if not isinstance(head, LossHead):
+        return objective.call(model, batch)
+    with head.passing():
+        return objective.call(model, batch)
