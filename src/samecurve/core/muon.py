@@ -1,13 +1,16 @@
 """Which parameters optimizer.name muon updates; adamw has the rest."""
 
 from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING
 
-from samecurve.core.config.param_groups import ParamRules
 from samecurve.errors import UserError
+
+if TYPE_CHECKING:  # --help imports no pydantic
+    from samecurve.core.config.param_groups import ParamRules
 
 
 def muon_names(
-    rules: ParamRules, shapes: Mapping[str, tuple[int, ...]], hidden: Collection[str]
+    rules: "ParamRules", shapes: Mapping[str, tuple[int, ...]], hidden: Collection[str]
 ) -> tuple[str, ...]:
     """Those of hidden layers, but where a group of the config says otherwise.
 
