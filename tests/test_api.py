@@ -90,6 +90,7 @@ def text_of(cell: nbformat.NotebookNode) -> str:
     )
 
 
+@pytest.mark.long
 def test_a_notebook(tmp_path: Path, corpus: Path) -> None:
     """Its own process imports no engine.
 

@@ -57,7 +57,9 @@ def said(
     return capsys.readouterr().out
 
 
-@pytest.mark.parametrize("switch", [{"enable_multi_gpu": False}, {}])
+@pytest.mark.parametrize(
+    "switch", [pytest.param({"enable_multi_gpu": False}, marks=pytest.mark.long), {}]
+)
 def test_devices_that_a_flag_names_win_over_a_switch_that_is_off(
     switch: dict[str, bool],
     tmp_path: Path,

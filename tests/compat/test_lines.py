@@ -280,7 +280,6 @@ def test_without_a_gpu_only_the_gpu_is_missing(
         ),
         ("--set task=timeseries --multi-gpu ddp", "task: timeseries is not in this version"),
         ("--set task=vision --arch vit", "task: vision is not in this version"),
-        ("--set task=huggingface --global-batch 64", "task: huggingface is not in this version"),
         ("--set task=diffusion --num-gpus 2", "task: diffusion is not in this version"),
     ],
 )

@@ -113,6 +113,7 @@ def test_threads_of_dp_are_seen_each(profiled: Run) -> None:
     assert sum(operation["calls"] for operation in mm) % 2 == 0
 
 
+@pytest.mark.long
 def test_a_compiled_step_is_not_divided_by_guessing(profiled: Run) -> None:
     profile = profiled("dp", 2, slow.source, "jax")
     assert set(profile["parts"]) == {"data", "device", "other"}

@@ -42,6 +42,7 @@ def run_layouts(
     return runner, list(compare_layouts(runner, parsed, TOLERANCE))
 
 
+@pytest.mark.long
 def test_what_is_right_passes(pool: Pool, corpus: Path, tmp_path: Path) -> None:
     runner, verdicts = run_layouts(
         pool, tmp_path, corpus, "single,dp:3,ddp:2/4,fsdp:3,hsdp:4,ddp:2..fsdp:3..single"

@@ -44,6 +44,7 @@ def test_every_layout_is_the_plain_loop_over_the_whole_batch(
     check_equal(trained(pool, tmp_path, config), plain)
 
 
+@pytest.mark.long
 def test_exact_is_one_hash(plain: Curve, pool: Pool, tmp_path: Path) -> None:
     one, *others = (
         trained(

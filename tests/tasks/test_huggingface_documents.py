@@ -62,7 +62,12 @@ def config(source: Path, *, packing: bool, model: Mapping[str, Any] = LLAMA, **d
 
 @pytest.mark.parametrize(
     ("rows_are", "layouts"),
-    [("packed", ["ddp:3", "fsdp:2/4"]), ("padded", ["ddp:3/2", "fsdp:2"])],
+    [
+        ("packed", ["ddp:3"]),
+        ("padded", ["fsdp:2/2"]),
+        pytest.param("packed", ["fsdp:2/4"], marks=pytest.mark.long),
+        pytest.param("padded", ["ddp:3/2", "fsdp:2"], marks=pytest.mark.long),
+    ],
 )
 def test_devices_do_not_change_the_curve(
     rows_are: str, layouts: list[str], rows: Path, pool: Pool, tmp_path: Path

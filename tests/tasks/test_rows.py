@@ -250,7 +250,7 @@ def by_length(samples: list[Any]) -> dict[str, Any]:
 
 
 def drawn(samples: list[Any]) -> dict[str, Any]:
-    return {**padded(samples), "mask": np.random.default_rng().random(len(samples)) < 0.5}
+    return {**padded(samples), "mask": np.random.default_rng().random(len(samples))}
 
 
 def centred(samples: list[Any]) -> dict[str, Any]:

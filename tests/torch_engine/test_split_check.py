@@ -177,7 +177,7 @@ SOUND = (
 )
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("strategy", [pytest.param("ddp", marks=pytest.mark.long), "fsdp"])
 def test_two_ranks_say_the_same_of_all_of_them(strategy: str, pool: Pool) -> None:
     one, other = pool.run(2, check_all, strategy)
     assert one == other
