@@ -1,20 +1,23 @@
 #!/bin/sh
-# A training script on all AMD GPUs of this machine: scripts/run_amd_all.sh train.py --lr 0.1
-# Flags of `samecurve run` stand before the script:
-#   scripts/run_amd_all.sh --gpus 0,1 train.py
+# All AMD GPUs of this machine. Without a script: every strategy for the models of the suite,
+# a JSON file for each and one table, in bench/suite-amd; started again, it goes on where it was.
+#   scripts/run_amd_all.sh
+#   scripts/run_amd_all.sh --gpus 0,1,2,3
+# With a script of yours, that one; flags of `samecurve run` stand before it:
+#   scripts/run_amd_all.sh --gpus 0,1 train.py --lr 0.1
 PYTHON=${PYTHON:-python3}
-if [ $# -eq 0 ]; then
-  echo "error: no script was given" >&2
-  echo "  remedy: $0 SCRIPT [ARGS] starts a script of yours on all AMD GPUs, such as" \
-    "examples/plain_ddp.py; the demo, without one: $PYTHON -m samecurve train -f models/tiny.yaml" >&2
-  exit 2
-fi
 vendor=$("$PYTHON" -m samecurve.launch.script.placement) || exit 2
 if [ "$vendor" != AMD ]; then
   hidden="HIP_VISIBLE_DEVICES and ROCR_VISIBLE_DEVICES hide some"
   echo "error: no AMD GPU found (${vendor:-no GPU at all})" >&2
   echo "  remedy: rocm-smi lists those that the driver sees; $hidden;" \
-    "\`samecurve run\` takes what there is" >&2
+    "\`samecurve run\` takes what there is, \`samecurve bench --suite cpu\` needs none" >&2
   exit 1
 fi
-exec "$PYTHON" -m samecurve run "$@"
+[ -f "$1" ] && exec "$PYTHON" -m samecurve run "$@"
+for argument in "$@"; do
+  case "$argument" in
+    -m | *.py) exec "$PYTHON" -m samecurve run "$@" ;;
+  esac
+done
+exec "$PYTHON" -m samecurve bench --suite amd "$@"

@@ -9,7 +9,9 @@ import torch
 from samecurve.core.determinism.mean import Mean
 from samecurve.core.protocols import Arrays
 from samecurve.data.tokens import TokenWindows
+from samecurve.errors import RunError
 from samecurve.tasks.language.torch_task import TorchLanguage
+from samecurve.worker.context import RankContext
 from samecurve.worker.jobs.profile import watch_rank
 from samecurve.worker.jobs.train import rehearse
 
@@ -89,3 +91,10 @@ def rows(index: int, *arguments: Any) -> Any:
 def rehearsed(index: int, *arguments: Any) -> None:
     with _lasting(index):
         rehearse(index, *arguments)
+
+
+def fails_under_fsdp(index: int, group: Any, attempt: str, *arguments: Any) -> Any:
+    """Every other strategy is measured."""
+    if RankContext.read_warm(attempt, index).plan.strategy == "fsdp":
+        raise RunError("this one was planted", "take it out")
+    return watch_rank(index, group, attempt, *arguments)

@@ -50,7 +50,6 @@ ROOT = Path(__file__).parents[2]
         (["--nproc_per_node", "2"], "GPU 0, 1 do not exist"),
         (["--nproc_per_node", "gpu"], "no GPU found"),
         (["--master_port", "65536"], "less than or equal to 65535"),
-        (["--suite", "cpu"], "--suite is not in this version"),
         (["--compile", "--engine", "jax"], "jax compiles its step anyway"),
         (["--compile", "--exact"], "its bits may differ"),
         (["--set", "train.float8=true"], "no products in eight bits"),

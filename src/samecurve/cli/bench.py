@@ -52,10 +52,18 @@ from samecurve.terminal import echo
     ),
 )
 @click.option(
+    "--suite",
+    type=click.Choice(["nvidia", "amd", "cpu"]),
+    help="without a config: every strategy for every model of the suite, a JSON file for each",
+)
+@click.option(
     "--to",
     type=Path,
     metavar="DIR",
-    help="where bench.json, bench.html and bench.png go; bench/NAME-TIME if not given",
+    help=(
+        "where bench.json, bench.html and bench.png go; bench/NAME-TIME if not given; of a suite"
+        " bench/suite-NAME, where it goes on if it was cut off"
+    ),
 )
 @click.option(
     "--json",
@@ -70,6 +78,7 @@ def bench(
     steps: int,
     warm: int,
     collectives: bool,
+    suite: str | None,
     to: Path | None,
     as_json: bool,
     **flags: Any,
@@ -82,6 +91,8 @@ def bench(
     from samecurve.worker.cluster_env import alone
 
     alone("bench")
+    if suite:
+        sys.exit(_bench_suite(suite, worlds, strategies, to, as_json=as_json, flags=flags))
     if collectives:
         _check_collectives_flags(click.get_current_context())
         from samecurve.experiments.collectives import bench_collectives
@@ -110,6 +121,50 @@ def bench(
     sys.exit(code)
 
 
+def _bench_suite(
+    name: str,
+    worlds: str | None,
+    strategies: str | None,
+    to: Path | None,
+    *,
+    as_json: bool,
+    flags: dict[str, Any],
+) -> int:
+    """The exit code."""
+    from samecurve.experiments.suite import SUITES, SuiteRun, default_home, run_suite, schedule_of
+    from samecurve.probe import probe
+
+    context = click.get_current_context()
+    _check_suite_flags(context)
+    suite = SUITES[name]
+    suite.check_vendor()
+    if not any(flags[flag] for flag in ("devices", "gpus", "num_gpus")):
+        flags["devices"] = suite.devices
+    configs = [load_config({**flags, "file": file}, say=not as_json) for file in suite.files()]
+    steps = {flag: context.params[flag] for flag in ("warm", "steps") if _is_typed(context, flag)}
+    run = SuiteRun(
+        name=name,
+        schedule=schedule_of(suite, steps.get("warm"), steps.get("steps")),
+        machine=probe(),
+        home=to or default_home(suite),
+        worlds=worlds,
+        strategies=strategies,
+    )
+    return run_suite(run, configs, as_json=as_json)
+
+
+def _check_suite_flags(context: click.Context) -> None:
+    """What says something else than the suite is refused."""
+    for parameter, what in (("file", "has models of its own"), ("collectives", "trains models")):
+        if _is_typed(context, parameter):
+            name = next(each.opts[0] for each in context.command.params if each.name == parameter)
+            raise click.UsageError(f"--suite {what}: leave out {name}, or --suite")
+
+
+def _is_typed(context: click.Context, parameter: str) -> bool:
+    return context.get_parameter_source(parameter) == click.core.ParameterSource.COMMANDLINE
+
+
 _COLLECTIVES_PARAMETERS = {
     "collectives",
     "worlds",
@@ -125,9 +180,10 @@ _COLLECTIVES_PARAMETERS = {
 def _check_collectives_flags(context: click.Context) -> None:
     """A flag that says nothing to them is refused."""
     for parameter in context.command.params:
-        source = context.get_parameter_source(str(parameter.name))
-        typed = source == click.core.ParameterSource.COMMANDLINE
-        if typed and parameter.name not in _COLLECTIVES_PARAMETERS:
+        if (
+            _is_typed(context, str(parameter.name))
+            and parameter.name not in _COLLECTIVES_PARAMETERS
+        ):
             raise click.UsageError(
                 f"--collectives trains nothing, so {parameter.opts[0]} says nothing to it; it takes"
                 " --devices, --gpus, --sync-backend, --worlds, --to, --json"

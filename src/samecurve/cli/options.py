@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from samecurve.core.config.loading import LoadedConfig
     from samecurve.core.planning.facts import Facts, Measure
 
-_LATER = {"--suite"}
 _HOSTS = (
     "over several hosts: samecurve train -f FILE --engine jax --nnodes N --rdzv HOST:PORT"
     " --node-rank I, on each of them"
@@ -37,7 +36,7 @@ def dashes(name: str) -> str:
 
 
 class Verb(click.Command):
-    """A flag of a later version is refused by name, and one of torchrun's with what serves it."""
+    """One of torchrun's flags is refused with what serves it."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.meta["arguments"] = list(args)
@@ -45,8 +44,6 @@ class Verb(click.Command):
         for argument in args:
             check_text(argument, ctx)
             flag = dashes(argument.partition("=")[0])
-            if flag in _LATER:
-                raise click.UsageError(f"{flag} is not in this version", ctx)
             if flag in TORCHRUN_HINTS.keys() - own:
                 raise click.UsageError(f"{flag} is torchrun's: {TORCHRUN_HINTS[flag]}", ctx)
         return super().parse_args(ctx, args)

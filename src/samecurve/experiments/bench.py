@@ -120,7 +120,7 @@ def choose_layouts(
 
 
 def _max_devices(config: Config, machine: Machine, strategies: Sequence[str] | None) -> int:
-    devices = _usable_devices(config, machine)
+    devices = usable_devices(config, machine)
     if strategies is not None and all(name in OF_ONE_DEVICE for name in strategies):
         return 1
     if devices[0].kind == "cpu" and len(devices) == 1:
@@ -128,7 +128,7 @@ def _max_devices(config: Config, machine: Machine, strategies: Sequence[str] | N
     return len(devices)
 
 
-def _usable_devices(config: Config, machine: Machine) -> tuple[Device, ...]:
+def usable_devices(config: Config, machine: Machine) -> tuple[Device, ...]:
     """The GPUs that the config names, or CPU ranks."""
     return choose_devices(config, machine).value
 
@@ -140,7 +140,7 @@ def plan_layout(
 
     Its batch is its own; what belongs to another strategy is left out, and that is said.
     """
-    usable = _usable_devices(config, machine)
+    usable = usable_devices(config, machine)
     if usable[0].kind != "cuda":
         use = f"cpu:{layout.num_devices}"
     elif layout.num_devices > len(usable):
@@ -229,18 +229,23 @@ def measure_layouts(
     base = None
     with scratch("bench") as home:
         for number, layout_plan in enumerate(layout_plans):
-            result = _measure(layout_plan, schedule, home / str(number), ranks, job)
+            result = measure_layout(layout_plan, schedule, home / str(number), ranks=ranks, job=job)
             base = base or result.profile
             yield row_of(result, base)
 
 
-def _measure(
+def measure_layout(
     layout_plan: LayoutPlan,
     schedule: ProfileSchedule,
     home: Path,
-    ranks: Pool | None,
-    job: Callable[..., Any],
+    *,
+    ranks: Pool | None = None,
+    job: Callable[..., Any] = watch_rank,
 ) -> LayoutResult:
+    """Its steps, in processes of its own; ranks, job: as measure_layouts().
+
+    home: a directory to make; its `run` has the journal of the steps
+    """
     plan = layout_plan.plan
     if plan is None:
         return LayoutResult(layout_plan)
