@@ -1,0 +1,73 @@
+"""What the scripts run_hf_standalone.py and run_fsdp_standalone.py do: `samecurve train`, with a
+model and a strategy, started as their users start it.
+
+Under torchrun each process is a rank. A plain start of Python uses one device; where there are
+more, it says so, and prints the line that uses them.
+"""
+
+import os
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from samecurve.cli.main import find_verb, main
+from samecurve.terminal import echo
+
+_GLOBAL_BATCH, _PER_DEVICE = 64, 1
+_PLACES = ("devices", "gpus", "num_gpus")  # flags that say which devices
+
+
+@dataclass(frozen=True)
+class Standalone:
+    """A script. strategy: on several devices; config: what it trains where no -f says it."""
+
+    script: str
+    config: Path
+    strategy: str
+
+    def command_line(
+        self, arguments: Sequence[str], environment: Mapping[str, str], gpus: int
+    ) -> tuple[list[str], str]:
+        """What `samecurve` is given, and what is to be said before, if anything is.
+
+        The script's own values come first, so that flags win. gpus: that are visible
+        """
+        from samecurve.worker.cluster_env import started
+
+        typed = _typed(arguments)
+        defaults = ["-f", str(self.config), "--strategy", self.strategy]
+        if not typed.get("grad_accum"):
+            defaults += ["--global-batch", str(_GLOBAL_BATCH)]
+        defaults += ["--batch-size", str(_PER_DEVICE)]
+        note = ""
+        if not started(environment) and not any(typed.get(flag) for flag in _PLACES):
+            if gpus:
+                defaults += ["--gpus", "0"]
+            if gpus > 1:
+                line = ["torchrun", f"--nproc_per_node={gpus}", self.script, *arguments]
+                note = (
+                    f"note   {gpus} GPUs are visible, and a plain start of Python uses one, GPU 0;"
+                    f" all of them: {shlex.join(line)}"
+                )
+        return ["train", *defaults, *arguments], note
+
+
+def _typed(arguments: Sequence[str]) -> Mapping[str, object]:
+    """The flags by name; what is wrong with them `train` itself says."""
+    train = find_verb("train")
+    assert train is not None
+    return train.make_context("train", list(arguments), resilient_parsing=True).params
+
+
+def run_standalone(standalone: Standalone) -> None:
+    """Ends as `samecurve train` does. UserError is printed there, too."""
+    from samecurve.probe.gpus import find_gpus
+
+    gpus = len(find_gpus(os.environ).devices)
+    words, note = standalone.command_line(sys.argv[1:], os.environ, gpus)
+    if note:
+        echo(note, err=True)
+    sys.argv = ["samecurve", *words]
+    main()
