@@ -62,8 +62,8 @@ UNSHOWN = {
     "docs/train.md": {"tiny.yaml", "w.pt", "a"},
 }
 FENCE = re.DOTALL | re.MULTILINE
-# flags of srun, of scripts and of a benchmark; one of a later version; those of every verb
-OF_OTHERS = {"--ntasks-per-node", "--local-rank", "--sides", "--suite", "--help", "--version"}
+# flags of srun, of scripts and of a benchmark; those of every verb
+OF_OTHERS = {"--ntasks-per-node", "--local-rank", "--sides", "--help", "--version"}
 OF_PLAN = ("plan   ", "       ", "warn   ", "error: ", "  remedy: ", "note   ")
 
 
@@ -267,6 +267,9 @@ def faults_of(
         missing = missing_files(flags)
         if not line.is_mention and missing - UNSHOWN.get(str(page.relative_to(ROOT)), set()):
             wrong.append(f"{place}: no page shows {', '.join(sorted(missing))}")
+        if line.words[0] == "convert" and flags["old"].exists():
+            text = said(line.words, monkeypatch, capsys, errors_last=True)
+            wrong += [f"{place}: {fault}" for fault in compared(line, text, str)]
         if missing or not is_planned(line, flags):
             continue
         needs_gpus = bool(flags.get("gpus") or flags.get("num_gpus")) and not line.shown
@@ -332,13 +335,17 @@ def as_plan(words: list[str]) -> list[str]:
 
 
 def said(
-    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    *,
+    errors_last: bool = False,
 ) -> str:
     monkeypatch.setattr(sys, "argv", ["samecurve", *arguments])
     with contextlib.suppress(SystemExit):
         main()
     shown = capsys.readouterr()
-    return shown.err + shown.out
+    return shown.out + shown.err if errors_last else shown.err + shown.out
 
 
 def compared(line: Line, text: str, neutral: Neutral) -> Iterator[str]:
@@ -364,7 +371,7 @@ def compared(line: Line, text: str, neutral: Neutral) -> Iterator[str]:
 def to_compare(line: Line, text: str) -> list[str]:
     """The lines below a command that a plan, or a refusal, has."""
     shown = [each for each in line.shown if each not in {"...", ""}]
-    if line.words[0] == "plan":
+    if line.words[0] in {"plan", "convert"}:
         return shown
     if any(each.startswith("error: ") for each in shown) and "error: " not in text:
         return []  # refused, or failed, by its ranks

@@ -20,7 +20,10 @@ from samecurve.terminal import echo
     help="the file to write; one that exists is refused",
 )
 def convert(old: Path, new: Path) -> None:
-    """Another tool's config (OLD) as one of Samecurve's: Oxidizr's YAML, OneTrainer's JSON."""
+    """Another tool's config (OLD) as one of Samecurve's.
+
+    YAML of axolotl, LLaMA-Factory and Oxidizr, JSON of OneTrainer.
+    """
     from samecurve.errors import InvalidConfigError
     from samecurve.run.convert import convert as write_converted
 

@@ -4,12 +4,14 @@ Pure: a document in, a document and what became of each field out.
 """
 
 from samecurve.core.config.document import Document
-from samecurve.core.config.importers import onetrainer, oxidizr
+from samecurve.core.config.importers import axolotl, llamafactory, onetrainer, oxidizr
 from samecurve.core.config.importers.fields import ConvertedConfig as ConvertedConfig
 
 KINDS = {
     oxidizr.TOOL: "a `trainer:` section beside `model:`",
     onetrainer.TOOL: "`multi_gpu` or `enable_multi_gpu`",
+    axolotl.TOOL: "`base_model` beside `datasets`",
+    llamafactory.TOOL: "`model_name_or_path` beside `stage`",
 }
 
 
@@ -19,4 +21,8 @@ def convert(document: Document) -> ConvertedConfig | None:
         return oxidizr.convert(document)
     if onetrainer.matches(document):
         return onetrainer.convert(document)
+    if axolotl.matches(document):
+        return axolotl.convert(document)
+    if llamafactory.matches(document):
+        return llamafactory.convert(document)
     return None

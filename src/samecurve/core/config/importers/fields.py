@@ -26,6 +26,7 @@ _SECTIONS = (
     "schedule",
     "train",
     "devices",
+    "track",
 )
 _HIDDEN = ("secret", "token", "password")
 
@@ -211,6 +212,13 @@ class ForeignConfig:
             cause = f"{one_line(field)} {self._shown(field)} {why}"
             self.refusals.append(Refusal(key, UserError(cause, remedy, self._places[field])))
             self._record("refused", field, why)
+
+    def leave(self, key: str, value: object) -> None:
+        """What a key of ours holds although it is refused: its default would train something else,
+        and the config that is written has to be refused, too.
+        """
+        section, _, name = key.partition(".")
+        self.document.value.setdefault(section, {}).setdefault(name, value)
 
     def refuse_unknown(self, known: tuple[str, ...]) -> None:
         """What is in no table is refused by name: it may mean anything."""
