@@ -16,7 +16,7 @@ def compare(
     config: Config, layouts: Sequence[str], pool: Pool, home: Path, *, steps: int, near: float
 ) -> list[Verdict]:
     """A verdict a layout. near: how far from one device it may be, relative; 0: not at all."""
-    facts = open_task(config, "").facts()
+    facts = open_task(config, str(home / "cache")).facts()
     runner = LayoutRunner(config, MACHINE, facts, steps=steps, kind="cpu", pool=pool, home=home)
     return list(compare_layouts(runner, [parse_layout(layout) for layout in layouts], near))
 
