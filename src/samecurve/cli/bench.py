@@ -1,5 +1,6 @@
 """`samecurve bench`."""
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -133,11 +134,12 @@ def _bench_suite(
     """The exit code."""
     from samecurve.experiments.suite import SUITES, SuiteRun, default_home, run_suite, schedule_of
     from samecurve.probe import probe
+    from samecurve.probe.gpus import find_gpus
 
     context = click.get_current_context()
     _check_suite_flags(context)
     suite = SUITES[name]
-    suite.check_vendor()
+    suite.check_vendor(find_gpus(os.environ).vendor)
     if not any(flags[flag] for flag in ("devices", "gpus", "num_gpus")):
         flags["devices"] = suite.devices
     configs = [load_config({**flags, "file": file}, say=not as_json) for file in suite.files()]

@@ -6,7 +6,6 @@ where it was; one that fails takes no other with it.
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,7 +24,7 @@ from samecurve.experiments.scratch import scratch
 from samecurve.experiments.suite_text import Entry, failures, head, line, markdown
 from samecurve.launch.pool import Pool
 from samecurve.observe.journal import read_events
-from samecurve.probe.gpus import AMD, NVIDIA, find_gpus
+from samecurve.probe.gpus import AMD, NVIDIA
 from samecurve.run.describe import describe
 from samecurve.run.directory import Run
 from samecurve.run.provenance import surroundings
@@ -63,9 +62,8 @@ class Suite:
             )
         return [home / f"{model}.yaml" for model in self.models]
 
-    def check_vendor(self) -> None:
-        """UserError: the GPUs here are others', or there are none."""
-        there = find_gpus(os.environ).vendor
+    def check_vendor(self, there: str) -> None:
+        """there: of the GPUs here. UserError: they are others', or there are none."""
         if self.vendor and there != self.vendor:
             other = f"--suite {there.lower()}, or " if there else ""
             raise UserError(

@@ -55,14 +55,7 @@ def export(
     _check_free(to)
     checkpoint = open_checkpoint(path, trust=trust)
     task, notes = checkpoint.task, list(checkpoint.notes)
-    form = form or str(getattr(task.task, "export_format", "safetensors"))
-    if form == "huggingface" and not hasattr(task.task, "export_hf"):
-        raise UserError(
-            f"{checkpoint.config.task} is not known to the Hugging Face libraries: its class has no"
-            " export_hf()",
-            f"--format safetensors, or write {MEMBERS['export_hf']}",
-            "--format",
-        )
+    form = _checked_form(form, checkpoint)
     model = checkpoint.model()
     tensors = task.named_tensors(model)
     if form == "huggingface":
@@ -100,6 +93,20 @@ def export(
         arrays_left_out=len(checkpoint.weights.others),
         notes=notes,
     )
+
+
+def _checked_form(form: str | None, checkpoint: OpenedCheckpoint) -> str:
+    """None: the task's own. UserError: the task does not write it."""
+    task = checkpoint.task.task
+    form = form or str(getattr(task, "export_format", "safetensors"))
+    if form == "huggingface" and not hasattr(task, "export_hf"):
+        raise UserError(
+            f"{checkpoint.config.task} is not known to the Hugging Face libraries: its class has no"
+            " export_hf()",
+            f"--format safetensors, or write {MEMBERS['export_hf']}",
+            "--format",
+        )
+    return form
 
 
 def _write_config(directory: Path, checkpoint: OpenedCheckpoint) -> None:

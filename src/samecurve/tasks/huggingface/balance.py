@@ -119,12 +119,12 @@ def make_causal(fields: HFModel, config: Any, *, packed: bool) -> tuple[Causal, 
                 "leave it out, or model.balance: none",
                 "model.balance",
             )
-        said = "balance none: the library has no auxiliary loss for this mixture of experts"
-        return Causal(packed=packed), said if experts else ""
+        reason = "balance none: the library has no auxiliary loss for this mixture of experts"
+        return Causal(packed=packed), reason if experts else ""
     coefficient = float(getattr(config, _COEFFICIENT) or 0.0)
     if fields.balance == "none" or not coefficient or not experts:
-        said = f"balance none: {_COEFFICIENT} {coefficient:g} is not used"
-        return Causal(packed=packed), said if experts else ""
+        reason = f"balance none: {_COEFFICIENT} {coefficient:g} is not used"
+        return Causal(packed=packed), reason if experts else ""
     is_by_row = fields.balance == "sequence"
     kind = RowBalanced if is_by_row else BatchBalanced
     objective = kind(packed=packed, coefficient=coefficient, chosen=int(config.num_experts_per_tok))

@@ -57,10 +57,10 @@ def _generate(
     model: Any, ids: list[int], tokens: int, drawn: "_Drawn", end: int | None
 ) -> list[int]:
     device = model.get_input_embeddings().weight.device
-    given = torch.tensor([ids], dtype=torch.int64, device=device)
-    made = model.generate(
-        given,
-        attention_mask=torch.ones_like(given),
+    prompt = torch.tensor([ids], dtype=torch.int64, device=device)
+    continued = model.generate(
+        prompt,
+        attention_mask=torch.ones_like(prompt),
         max_new_tokens=tokens,
         do_sample=False,
         use_cache=True,
@@ -68,7 +68,7 @@ def _generate(
         eos_token_id=end,
         pad_token_id=0 if end is None else end,
     )
-    return [int(i) for i in made[0, len(ids) :]]
+    return [int(i) for i in continued[0, len(ids) :]]
 
 
 class _Drawn:

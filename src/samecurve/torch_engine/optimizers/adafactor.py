@@ -121,7 +121,14 @@ def _member(param: OptimizerParam, lr_scale: float, weight_decay: float) -> _Mem
         }
         shape = (*whole.shape, 2) if whole.is_complex() else whole.shape
         rows = shape[-2]
-    return _Member(param, state, lr_scale, weight_decay, whole.numel() * pair, rows)
+    return _Member(
+        param=param,
+        state=state,
+        lr_scale=lr_scale,
+        weight_decay=weight_decay,
+        size=whole.numel() * pair,
+        rows=rows,
+    )
 
 
 def _gradient(member: _Member) -> torch.Tensor:

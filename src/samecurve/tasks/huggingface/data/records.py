@@ -64,7 +64,17 @@ def chunks_of(file: InputFile) -> list[Chunk]:
     size = file.path.stat().st_size
     if file.form == "arrow":
         of_columns = _kind_of(_arrow_columns(file.path), file.path)
-        return [Chunk(str(file.path), file.form, of_columns, 0, size, size, last=True)]
+        return [
+            Chunk(
+                path=str(file.path),
+                form=file.form,
+                kind=of_columns,
+                begin=0,
+                end=size,
+                size=size,
+                last=True,
+            )
+        ]
     if not size:
         return []
     kind: Kind = _kind_of_lines(file.path) if file.form == "lines" else "text"
