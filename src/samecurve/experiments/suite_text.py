@@ -13,7 +13,7 @@ _COLUMNS: dict[str, Callable[[Entry], str]] = {
     "model": lambda entry: str(entry["model"]),
     "layout": lambda entry: str(entry["layout"]),
     "sync": lambda entry: str(entry["backend"]),
-    "batch": lambda entry: str(entry["arithmetic"]),
+    "batch": lambda entry: entry["arithmetic"].removeprefix("batch "),
     "ms a step": lambda entry: f"{entry['seconds']['median'] * 1e3:.4g}",
     "steps/s": lambda entry: f"{entry['steps_per_second']:.3g}",
     "tokens/s": lambda entry: _count(entry["tokens_per_second"]),
