@@ -224,8 +224,9 @@ class EngineAdapter(TaskAdapter, ABC):
         number = Mean(SumSpec(), SumSpec())
         names: Sequence[str] = getattr(self.task, "metric_names", ())
         specs = dict.fromkeys(names, number)
-        if not names and hasattr(self.task, "metrics") and self._held_out is not None:
-            specs = self.metric_specs(self._held_out[np.arange(1)])
+        rows = self._train if self._held_out is None else self._held_out  # as eval -d reads them
+        if not names and hasattr(self.task, "metrics") and rows is not None:
+            specs = self.metric_specs(rows[np.arange(1)])
         return {"loss": number, **specs}
 
     def measure(self, model: Any, batch: Arrays) -> Mapping[str, Mean]:

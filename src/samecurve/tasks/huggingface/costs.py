@@ -23,9 +23,9 @@ def cost_facts(make_model: Callable[[], Any], config: Any, length: int) -> dict[
     if saved is None:
         return flops
     head = model.get_output_embeddings()
-    vocab, width = head.weight.shape
     facts: dict[str, Any] = {}
     formulas = dict(flops["formulas"])
+    vocab, width = (0, 0) if head is None else head.weight.shape  # a classifier has no logits
     if isinstance(head, LossHead):
         saved.outside += 2 * length * width  # the rows of the loss, and their gradient
         counts = {kind: logit_rows(vocab, kind) for kind in ("cpu", "cuda")}
@@ -75,8 +75,9 @@ def _multiplied(model: Any, config: Any) -> int:
             count += parameter.numel() * min(chosen, len(parameter)) // len(parameter)
         else:
             count += parameter.numel()
-    head: torch.Tensor = model.get_output_embeddings().weight
-    return count + (head.numel() if head is embedding else 0)
+    head = model.get_output_embeddings()
+    is_tied = head is not None and head.weight is embedding
+    return count + (embedding.numel() if is_tied else 0)
 
 
 def _attention(config: Any) -> tuple[int, int]:

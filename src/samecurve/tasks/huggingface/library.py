@@ -8,18 +8,24 @@ import importlib
 import inspect
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from samecurve.core.config.document import suggest
 from samecurve.errors import UserError
 from samecurve.system import install_command
-from samecurve.tasks.huggingface.sections import HFModel
+from samecurve.tasks.huggingface.sections import HFModel, Objective
 from samecurve.tasks.huggingface.task import CONFIG, directory_of
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
+
+_KINDS = {"causal": "causal language model", "classify": "classifier of texts"}
+_MAPPINGS = {
+    "causal": "MODEL_FOR_CAUSAL_LM_MAPPING",
+    "classify": "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING",
+}
 
 
 def read_config(
@@ -34,28 +40,27 @@ def read_config(
     """
     _import_library()
     if assets is not None and (assets / CONFIG).is_file():
-        return _config_of(assets, {})
+        return _config_of(assets, {}, fields.objective)
     home = directory_of(fields)
     if home is not None:
-        return _config_of(home, fields.config_fields)
+        return _config_of(home, fields.config_fields, fields.objective)
     assert fields.architecture is not None
     values = dict(fields.config_fields)
     if vocab_size is not None:
         values.setdefault("vocab_size", vocab_size)
-    return _config_of_architecture(fields.architecture, values)
+    return _config_of_architecture(fields.architecture, values, fields.objective)
 
 
-def model_class(config: "PretrainedConfig") -> Any:
-    """The library's class of a causal language model. UserError: it has none."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
-
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+def model_class(config: "PretrainedConfig", objective: Objective) -> Any:
+    """The library's class of a model for this objective. UserError: it has none."""
+    classes = _classes(objective)
+    if type(config) not in classes:
         raise UserError(
-            f"the installed transformers has no causal language model of type {config.model_type}",
-            _near_architectures(config.model_type),
+            f"the installed transformers has no {_KINDS[objective]} of type {config.model_type}",
+            _near_architectures(config.model_type, objective),
             "model.architecture",
         )
-    return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    return classes[type(config)]
 
 
 def longest_sequence(config: "PretrainedConfig") -> int | None:
@@ -88,23 +93,26 @@ def _import_library() -> None:
     logging.disable_progress_bar()
 
 
-def _config_of_architecture(name: str, values: Mapping[str, Any]) -> "PretrainedConfig":
+def _config_of_architecture(
+    name: str, values: Mapping[str, Any], objective: Objective
+) -> "PretrainedConfig":
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    if name not in CONFIG_MAPPING or name not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+    if name not in CONFIG_MAPPING or name not in _architectures(objective):
         raise UserError(
-            f"model.architecture {name}: the installed transformers has no such causal language"
-            " model",
-            _near_architectures(name),
+            f"model.architecture {name}: the installed transformers has no such"
+            f" {_KINDS[objective]}",
+            _near_architectures(name, objective),
             "model.architecture",
         )
     config_class = CONFIG_MAPPING[name]
-    _check_fields(config_class, values, f"{name}'s config")
+    _check_fields(config_class, values, f"{name}'s config", objective)
     return _built(lambda: config_class(**values), f"model.architecture {name}")
 
 
-def _config_of(directory: Path, values: Mapping[str, Any]) -> "PretrainedConfig":
+def _config_of(
+    directory: Path, values: Mapping[str, Any], objective: Objective
+) -> "PretrainedConfig":
     from transformers import AutoConfig
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -128,10 +136,10 @@ def _config_of(directory: Path, values: Mapping[str, Any]) -> "PretrainedConfig"
         raise UserError(
             f"{file}: the installed transformers knows no model_type {kind}, and code that lies"
             " beside a config is not run",
-            f"{_near_architectures(kind)}; or a newer transformers",
+            f"{_near_architectures(kind, objective)}; or a newer transformers",
             "model.path",
         )
-    _check_fields(CONFIG_MAPPING[kind], values, f"{kind}'s config")
+    _check_fields(CONFIG_MAPPING[kind], values, f"{kind}'s config", objective)
     return _built(
         lambda: AutoConfig.from_pretrained(directory, local_files_only=True, **values), str(file)
     )
@@ -151,10 +159,12 @@ def _built(build: Any, what: str) -> "PretrainedConfig":
     return config
 
 
-def _check_fields(config_class: Any, values: Mapping[str, Any], what: str) -> None:
+def _check_fields(
+    config_class: Any, values: Mapping[str, Any], what: str, objective: Objective
+) -> None:
     """UserError: the config's class has no such field."""
     known = {field.name for field in dataclasses.fields(config_class)}
-    known |= set(config_class.attribute_map) | _read_fields(config_class)
+    known |= set(config_class.attribute_map) | _read_fields(config_class, objective)
     for name in values:
         if name not in known:
             raise UserError(
@@ -164,19 +174,33 @@ def _check_fields(config_class: Any, values: Mapping[str, Any], what: str) -> No
             )
 
 
-def _read_fields(config_class: Any) -> set[str]:
+def _read_fields(config_class: Any, objective: Objective) -> set[str]:
     """What the model's code reads of its config where there is no such field (head_dim)."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
-
-    module = importlib.import_module(MODEL_FOR_CAUSAL_LM_MAPPING[config_class].__module__)
+    classes = _classes(objective)
+    if config_class not in classes:
+        return set()
+    module = importlib.import_module(classes[config_class].__module__)
     source = inspect.getsource(module)
     return set(re.findall(r'getattr\((?:self\.)?config, "(\w+)"', source))
 
 
-def _near_architectures(name: str) -> str:
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
-    known = sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+def _near_architectures(name: str, objective: Objective) -> str:
+    known = sorted(_architectures(objective))
     begins = [other for other in known if other[:3] == name[:3]]
     near = suggest(name, known)
     return near or f"such as {', '.join(begins or ['llama', 'qwen3', 'mistral', 'gpt2'])}"
+
+
+def _classes(objective: Objective) -> Mapping[Any, Any]:
+    """By the class of the config."""
+    from transformers.models.auto import modeling_auto
+
+    classes: Mapping[Any, Any] = getattr(modeling_auto, _MAPPINGS[objective])
+    return classes
+
+
+def _architectures(objective: Objective) -> Collection[str]:
+    from transformers.models.auto import modeling_auto
+
+    names: Collection[str] = getattr(modeling_auto, f"{_MAPPINGS[objective]}_NAMES")
+    return names

@@ -42,6 +42,16 @@ class HFModel(Section):
         ),
     )
     objective: Objective = Field("causal", description="what is learnt")
+    classes: list[str] = Field(
+        [], description="of objective classify: the labels, by number; those of the data if empty"
+    )
+    class_weights: Literal["none", "balanced"] | dict[str, Annotated[float, Field(gt=0)]] = Field(
+        "none",
+        description=(
+            "of objective classify: what a sample counts, by its label (others 1); balanced: all"
+            " classes together the same"
+        ),
+    )
     attention: Attention = Field(
         "auto", description="auto: sdpa, or eager where the model has no sdpa"
     )

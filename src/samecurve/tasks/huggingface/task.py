@@ -38,6 +38,7 @@ BESIDE = (
 _DECISIVE = ("model_type", "num_attention_heads", "num_key_value_heads")
 _CHANGING = ("hidden_act", "rms_norm_eps", "rope_parameters", "rope_theta", "sliding_window")
 _KEPT = "model-"  # before the names of those among a run's assets
+CLASS_WEIGHT = "class_weight/"  # before the names of classes in a run's reference
 _MOST_EXPONENT = 700.0
 
 
@@ -49,12 +50,26 @@ class HuggingFaceTask:
     assets: what a run has kept, where its model is only used: the data is not needed then
     """
 
-    other_data = staticmethod(other_data)
+    @staticmethod
+    def other_data(source: str, assets: Path, reference: Mapping[str, float]) -> Mapping[str, Any]:
+        """In the run's own tokens; of a classifier, with its own classes and their weights."""
+        values = dict(other_data(source, assets, reference))
+        config = _read_json(assets / CONFIG) if (assets / CONFIG).is_file() else {}
+        if _is_classifier(config):
+            values["model.classes"] = _classes_of(config)
+            values["model.class_weights"] = {
+                name.removeprefix(CLASS_WEIGHT): weight
+                for name, weight in reference.items()
+                if name.startswith(CLASS_WEIGHT)
+            }
+        return values
 
     def __init__(
         self, model: HFModel, data: HFData, cache: Path, assets: Path | None = None
     ) -> None:
         self.fields, self.data = model, data
+        if self.classifies:  # a row is one text, whatever its length
+            self.data = data.model_copy(update={"packing": False})
         self._cache, self._kept = cache, assets
         _refuse_what_is_not_built(model)
         if assets is None and self.prepared.collate is not None:
@@ -82,8 +97,24 @@ class HuggingFaceTask:
     def prepared(self) -> PreparedData:
         vocab_size = self._model_vocab_size() if self.data.is_random else None
         return prepare_data(
-            self.data, self._cache, model=directory_of(self.fields), vocab_size=vocab_size
+            self.data,
+            self._cache,
+            model=directory_of(self.fields),
+            vocab_size=vocab_size,
+            classes=self._wanted_classes() if self.classifies else None,
         )
+
+    @property
+    def classifies(self) -> bool:
+        return self.fields.objective == "classify"
+
+    def _wanted_classes(self) -> list[str]:
+        """Those of the config, else of a classifier's directory; empty: those of the data."""
+        home = directory_of(self.fields)
+        if self.fields.classes or home is None or not (home / CONFIG).is_file():
+            return self.fields.classes
+        config = _read_json(home / CONFIG)
+        return _classes_of(config) if _is_classifier(config) else []
 
     def _model_vocab_size(self) -> int:
         """Of which random tokens are drawn."""
@@ -113,7 +144,9 @@ class HuggingFaceTask:
     def fingerprint(self) -> str:
         return self.prepared.fingerprint
 
-    def summarize(self, totals: Mapping[str, Mean]) -> dict[str, float]:
+    def summarize(self, totals: Mapping[str, Mean]) -> dict[str, Any]:
+        if self.classifies:
+            return summarize_classes(totals)
         shown = {name: float(total.sum / total.weight) for name, total in totals.items()}
         error = shown.get("cross_entropy", shown.get("loss", 0.0))
         return {**shown, "perplexity": float(np.exp(min(error, _MOST_EXPONENT)))}
@@ -156,6 +189,34 @@ class HuggingFaceTask:
             shutil.copyfile(self._kept / TOKENIZER, to / TOKENIZER)
 
 
+def summarize_classes(totals: Mapping[str, Mean]) -> dict[str, Any]:
+    """Accuracy and macro F1 from exact counts. confusion: [label, answer] how many samples.
+
+    The F1 of a class that neither occurs nor is answered is left out of the mean.
+    """
+    confusion = np.asarray(totals["confusion"].sum)
+    right = np.diagonal(confusion)
+    counts = confusion.sum(0) + confusion.sum(1)
+    f1 = 2 * right[counts > 0] / counts[counts > 0]
+    return {
+        "loss": float(totals["loss"].sum / totals["loss"].weight),
+        "accuracy": float(right.sum() / confusion.sum()),
+        "macro_f1": float(f1.mean()),
+        "confusion": confusion,
+    }
+
+
+def _is_classifier(config: Mapping[str, Any]) -> bool:
+    names = config.get("architectures") or []
+    return any(str(name).endswith("ForSequenceClassification") for name in names)
+
+
+def _classes_of(config: Mapping[str, Any]) -> list[str]:
+    """By number."""
+    names = config.get("id2label") or {}
+    return [str(names[number]) for number in sorted(names, key=int)]
+
+
 def directory_of(model: HFModel) -> Path | None:
     """Of the model; None: it is made from its fields."""
     return Path(model.path).expanduser() if model.path else None
@@ -182,10 +243,10 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 def _refuse_what_is_not_built(model: HFModel) -> None:
     """UserError: by its name."""
-    if model.objective != "causal":
+    if model.objective not in {"causal", "classify"}:
         raise UserError(
             f"model.objective {model.objective} is not in this version",
-            "model.objective: causal",
+            "model.objective: causal, or classify",
             "model.objective",
         )
     if model.adapter is not None:

@@ -8,6 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -15,7 +16,8 @@ from samecurve.errors import UserError
 from samecurve.system import directory_made_once
 from samecurve.tasks.huggingface.attention import choose_attention
 from samecurve.tasks.huggingface.balance import BatchBalanced, make_causal
-from samecurve.tasks.huggingface.causal import with_loss_head
+from samecurve.tasks.huggingface.causal import Causal, with_loss_head
+from samecurve.tasks.huggingface.classify import Classify, class_weights
 from samecurve.tasks.huggingface.costs import cost_facts
 from samecurve.tasks.huggingface.data_section import HFData
 from samecurve.tasks.huggingface.float64 import keep_float64
@@ -28,9 +30,9 @@ from samecurve.tasks.huggingface.library import (
 from samecurve.tasks.huggingface.recurrent import is_recurrent, kernel_note
 from samecurve.tasks.huggingface.sampling import continue_text
 from samecurve.tasks.huggingface.sections import HFModel
-from samecurve.tasks.huggingface.task import CONFIG, HuggingFaceTask
+from samecurve.tasks.huggingface.task import CLASS_WEIGHT, CONFIG, HuggingFaceTask
 from samecurve.tasks.huggingface.tokenizer_files import write_tokenizer_files
-from samecurve.tasks.huggingface.weights import StoredArray, from_files, to_files
+from samecurve.tasks.huggingface.weights import StoredArray, from_files, to_files, with_new_head
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -45,7 +47,7 @@ class TorchHuggingFace(HuggingFaceTask):
         self, model: HFModel, data: HFData, cache: Path, assets: Path | None = None
     ) -> None:
         super().__init__(model, data, cache, assets)
-        self._class = model_class(self.config)
+        self._class = model_class(self.config, model.objective)
         self._attention, self._attention_reason = choose_attention(
             model.attention, self._class, has_gpu=torch.cuda.is_available()
         )
@@ -54,13 +56,29 @@ class TorchHuggingFace(HuggingFaceTask):
 
     def _take_objective(self) -> None:
         """Its methods are this task's own."""
-        objective, self._balance = make_causal(self.fields, self.config, packed=self.packed)
-        self.metric_names = objective.metric_names
+        objective: Causal | Classify
+        if self.classifies:
+            objective, self._balance = Classify(self._class_weights()), ""
+        else:
+            objective, self._balance = make_causal(self.fields, self.config, packed=self.packed)
+        if not isinstance(objective, Classify):  # whose counts' shape is learnt from a row
+            self.metric_names = objective.metric_names
         self.metrics = objective.metrics
         if isinstance(objective, BatchBalanced):
             self.features, self.batch_loss = objective.features, objective.batch_loss
         else:
             self.loss = objective.loss
+
+    @property
+    def _class_names(self) -> list[str]:
+        """By number."""
+        names: Mapping[Any, str] = self.config.id2label or {}
+        return list(names.values())
+
+    def _class_weights(self) -> list[float]:
+        if self._kept is not None:  # the model is only used
+            return [1.0] * len(self._class_names)
+        return class_weights(self.fields, self.prepared.classes, self.prepared.class_counts)
 
     @cached_property
     def config(self) -> "PretrainedConfig":
@@ -81,7 +99,18 @@ class TorchHuggingFace(HuggingFaceTask):
                 f" or, of a model with random weights, --set model.vocab_size={size}",
                 "data.tokenizer",
             )
+        if self.classifies:
+            self._name_classes(config)
         return config
+
+    def _name_classes(self, config: Any) -> None:
+        """In the library's config; and the token of padding, by which it finds a text's end."""
+        assert self.prepared.tokenizer is not None
+        config.id2label = dict(enumerate(self.prepared.classes))
+        config.label2id = {name: number for number, name in config.id2label.items()}
+        config.architectures = [model_class(config, self.fields.objective).__name__]
+        config.problem_type = "single_label_classification"
+        config.pad_token_id = self.prepared.tokenizer.pad
 
     def model(self) -> nn.Module:
         from transformers.utils.output_capturing import maybe_install_capturing_hooks
@@ -93,7 +122,7 @@ class TorchHuggingFace(HuggingFaceTask):
         maybe_install_capturing_hooks(built.base_model)
         if is_recurrent(built):
             self._check_packing()
-        if _has_fusible_head(built):
+        if not self.classifies and _has_fusible_head(built):
             with_loss_head(built)
         keep_float64(built)
         module: nn.Module = built
@@ -104,7 +133,12 @@ class TorchHuggingFace(HuggingFaceTask):
         model._init_weights(module)  # noqa: SLF001 - the library's name for it
 
     def convert_weights(self, arrays: Mapping[str, StoredArray]) -> Mapping[str, StoredArray]:
-        return from_files(self._outline(), arrays)
+        """A classifier's head that the files lack begins anew."""
+        outline = self._outline()
+        converted = from_files(outline, arrays)
+        if self.classifies:
+            converted = with_new_head(outline, converted)
+        return converted
 
     def assets(self) -> Mapping[str, Path]:
         """Tokenizer and config: what the model needs once the directory is gone."""
@@ -138,6 +172,8 @@ class TorchHuggingFace(HuggingFaceTask):
                 "train on text: data.source, data.tokenizer",
                 "RUN",
             )
+        if self.classifies:
+            return self._classes_of(model, prompt)
         return continue_text(
             model,
             self.tokenizer,
@@ -147,6 +183,19 @@ class TorchHuggingFace(HuggingFaceTask):
             seed=seed,
             longest=longest_sequence(self.config),
         )
+
+    @torch.no_grad()
+    def _classes_of(self, model: Any, text: str) -> str:
+        """Each class of a text with its probability, the likeliest first."""
+        assert self.tokenizer is not None
+        parts = [self.tokenizer.prefix, self.tokenizer.encode([text])[0], self.tokenizer.suffix]
+        ids = np.concatenate(parts).astype(np.int64)[: self.data.seq_len]
+        device = model.get_input_embeddings().weight.device
+        tokens = torch.from_numpy(ids)[None].to(device)
+        logits = Classify([]).logits(model, {"input_ids": tokens, "documents": tokens * 0 + 1})
+        chances = logits[0].softmax(-1).tolist()
+        order = sorted(range(len(chances)), key=lambda number: -chances[number])
+        return "\n".join(f"{self._class_names[n]}  {chances[n]:.4f}" for n in order)
 
     def sample(self, model: Any, seed: int) -> list[str]:
         """The config's prompts, each with what follows."""
@@ -171,11 +220,15 @@ class TorchHuggingFace(HuggingFaceTask):
         notes += [f"data {line}" for line in self.prepared.lines]
         if is_recurrent(self._outline()):
             notes.append(kernel_note())
+        reference = dict(self.prepared.reference)
+        if self.classifies:
+            pairs = zip(self.prepared.classes, self._class_weights(), strict=True)
+            reference |= {f"{CLASS_WEIGHT}{name}": weight for name, weight in pairs}
         return {
             **cost_facts(self.model, self.config, self.data.seq_len),
             "tokens_per_sample": self.data.seq_len,
             "notes": tuple(notes),
-            "reference": self.prepared.reference,
+            "reference": reference,
         }
 
     def _check_packing(self) -> None:

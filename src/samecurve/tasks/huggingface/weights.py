@@ -4,6 +4,7 @@ Some models keep in one array what files hold in several (experts). The library 
 operations are applied here, array by array, when an array is read.
 """
 
+import hashlib
 import re
 from collections.abc import Mapping
 from copy import deepcopy
@@ -11,7 +12,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 # of an array as it is asked for and in the end read: dtype, shape, read()
@@ -51,6 +54,40 @@ def from_files(model: Any, arrays: Mapping[str, StoredArray]) -> dict[str, Store
     for target, sources in joined.items():
         result |= _joined(model, target, sources, operations, arrays)
     return result
+
+
+def with_new_head(model: Any, arrays: Mapping[str, StoredArray]) -> dict[str, StoredArray]:
+    """The arrays of a base with the head that they lack, and without a head that is another's.
+
+    The new values are the library's rule, drawn from the array's name: the same wherever it is
+    done. What the base itself lacks is left for the check of weights to name.
+
+    model: without values
+    """
+    known, base = model.state_dict(), f"{model.base_model_prefix}."
+    result = {
+        name: array for name, array in arrays.items() if name in known or name.startswith(base)
+    }
+    absent = [name for name in known if name not in arrays and not name.startswith(base)]
+    if not arrays or not any(name.startswith(base) for name in result):
+        return dict(arrays)
+    first = next(iter(arrays.values()))
+    for name in absent:
+        read = partial(_new_value, model, name)
+        shape = tuple(known[name].shape)
+        result[name] = replace(first, dtype="float32", shape=shape, read=read)
+    return result
+
+
+def _new_value(model: Any, name: str) -> NDArray[Any]:
+    """A weight in the library's initial spread; a bias of zeros."""
+    shape = tuple(model.state_dict()[name].shape)
+    if len(shape) < 2:
+        return np.zeros(shape, np.float32)
+    spread = float(getattr(model.config, "initializer_range", 0.02))
+    key = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8])
+    random = np.random.default_rng(key)
+    return random.normal(0.0, spread, shape).astype(np.float32)
 
 
 def to_files(model: Any, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -3,10 +3,12 @@
 import hashlib
 import json
 import os
+import re
 import shutil
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -26,9 +28,17 @@ from samecurve.system import (
     write_json,
 )
 from samecurve.tasks.huggingface.data import parts
-from samecurve.tasks.huggingface.data.parts import Job, PartNotes, parts_of, read_lengths, run_job
+from samecurve.tasks.huggingface.data.parts import (
+    Job,
+    PartNotes,
+    parts_of,
+    read_labels,
+    read_lengths,
+    run_job,
+)
 from samecurve.tasks.huggingface.data.records import (
     KINDS,
+    Chunk,
     Kind,
     chunks_of,
     documents_of,
@@ -59,6 +69,7 @@ class CorpusNotes:
     with_assistant: int  # conversations in which the assistant says something
     assistant_tokens: int  # that are to be learnt of conversations
     text_bytes: int
+    classes: Sequence[str] = ()  # of labelled texts, in their order
 
 
 class Corpus:
@@ -87,6 +98,11 @@ class Corpus:
     def loss_mask(self) -> NDArray[np.uint8] | None:
         """1 for each token that is to be learnt; None: all are."""
         return np.memmap(self.home / "loss_mask.bin", np.uint8, "r") if self.notes.partly else None
+
+    @cached_property
+    def labels(self) -> NDArray[np.int32]:
+        """Of each document of a labelled source, which of the notes' classes it is of."""
+        return np.fromfile(self.home / "labels.bin", np.int32)
 
     def of_kind(self, kind: Kind) -> NDArray[np.bool_]:
         """Which documents are of it."""
@@ -132,15 +148,24 @@ def texts_in(files: Sequence[InputFile]) -> Iterable[str]:
 
 
 def tokenize_once(
-    files: Sequence[InputFile], tokenizer: TextTokenizer, cache: Path, *, name: str, content: str
+    files: Sequence[InputFile],
+    tokenizer: TextTokenizer,
+    cache: Path,
+    *,
+    name: str,
+    content: str,
+    labelled: bool = False,
 ) -> Corpus:
     """The tokens of a source, from the cache if they are there; one process makes them, others
     wait.
 
-    name: of the source, for the user. content: what its files hold, as a hash.
+    name: of the source, for the user. content: what its files hold, as a hash. labelled: texts
+        with labels.
     UserError: a file can't be read as what it is, or there is nothing to learn in it.
     """
-    key = hashlib.sha256(json.dumps([_FORMAT, content, tokenizer.home.name]).encode())
+    identity = [_FORMAT, content, tokenizer.home.name]
+    identity += ["labelled"] if labelled else []
+    key = hashlib.sha256(json.dumps(identity).encode())
     home = cache / "tokens" / key.hexdigest()[:24]
     if not home.is_dir():
         with one_at_a_time(home.with_suffix(".lock")) as locked:
@@ -148,8 +173,18 @@ def tokenize_once(
                 _remove_unfinished(home)
             if not home.is_dir():
                 with directory_made_once(home) as scratch:
-                    _Tokenization(files, tokenizer, scratch, name).run()
+                    chunks = [
+                        chunk for each in files for chunk in chunks_of(each, labelled=labelled)
+                    ]
+                    _Tokenization(chunks, tokenizer, scratch, name).run()
     return Corpus(home)
+
+
+def sort_classes(names: AbstractSet[str]) -> list[str]:
+    """Numbers by their values, anything else by its letters."""
+    if all(re.fullmatch(r"-?\d+", name) for name in names):
+        return sorted(names, key=int)
+    return sorted(names)
 
 
 def _remove_unfinished(home: Path) -> None:
@@ -163,10 +198,9 @@ class _Tokenization:
     """Of one source, into a scratch directory."""
 
     def __init__(
-        self, files: Sequence[InputFile], tokenizer: TextTokenizer, scratch: Path, name: str
+        self, chunks: Sequence[Chunk], tokenizer: TextTokenizer, scratch: Path, name: str
     ) -> None:
         self._tokenizer, self._scratch, self._name = tokenizer, scratch, name
-        chunks = [chunk for file in files for chunk in chunks_of(file)]
         self._has_chats = any(chunk.kind == "messages" for chunk in chunks)
         self._sizes = [sum(chunk.size for chunk in part) for part in parts_of(chunks)]
         dtype = "uint16" if tokenizer.size <= 1 << 16 else "uint32"
@@ -240,6 +274,8 @@ class _Tokenization:
         digest = hashlib.sha256(self._job.dtype.encode() + lengths.tobytes() + kinds.tobytes())
         digest.update(self._join_files("tokens"))
         digest.update(self._join_files("loss_mask"))
+        classes = sort_classes({label for note in notes for label in note.labels})
+        digest.update(self._join_labels(notes, classes))
         loss_tokens = sum(note.loss_tokens for note in notes)
         num_tokens = int(lengths.sum())
         if loss_tokens == num_tokens:
@@ -255,6 +291,7 @@ class _Tokenization:
             with_assistant=sum(note.with_assistant for note in notes),
             assistant_tokens=sum(note.assistant_tokens for note in notes),
             text_bytes=sum(note.text_bytes for note in notes),
+            classes=classes,
         )
 
     def _join_files(self, kind: str) -> bytes:
@@ -269,6 +306,18 @@ class _Tokenization:
                         out.write(block)
                 part.unlink()
         return digest.digest()
+
+    def _join_labels(self, notes: Sequence[PartNotes], classes: Sequence[str]) -> bytes:
+        """As one array of numbers of classes, where there are any. Returns both as bytes."""
+        if not classes:
+            return b""
+        parts = []
+        for number, note in enumerate(notes):
+            of_part = np.array([classes.index(label) for label in note.labels], np.int32)
+            parts.append(of_part[read_labels(self._work, number)])
+        labels = np.concatenate(parts)
+        labels.tofile(self._scratch / "labels.bin")
+        return json.dumps(list(classes)).encode() + labels.tobytes()
 
     def _documents(self) -> tuple[list[PartNotes], NDArray[np.int64], NDArray[np.uint8]]:
         """Of all parts; one that is in several is one."""

@@ -179,6 +179,8 @@ def _cut(corpus: Corpus, width: int, base: int) -> tuple[Pieces, int, int]:
     start = starts[document] + index * width
     length = np.minimum(lengths[document] - index * width, width)
     loss_tokens = _count_loss_tokens(corpus, start, length)
+    is_classified = corpus.of_kind("classified")[document]
+    loss_tokens = np.where(is_classified, np.minimum(length, 1), loss_tokens)  # its label
     pieces = Pieces(start + base, length, document, loss_tokens)
     pieces = pieces.at(loss_tokens > 0)
     long = lengths > width

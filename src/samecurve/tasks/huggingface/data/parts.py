@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,7 @@ class PartNotes:
     with_assistant: int = 0  # conversations in which the assistant says something
     assistant_tokens: int = 0  # that are to be learnt of conversations
     text_bytes: int = 0
+    labels: list[str] = field(default_factory=list)  # its classes, as they first occur
 
 
 def parts_of(chunks: Sequence[Chunk]) -> tuple[tuple[Chunk, ...], ...]:
@@ -94,12 +95,19 @@ def read_lengths(directory: Path, number: int) -> tuple[NDArray[np.int64], NDArr
     return lengths, np.fromfile(directory / f"{number}.kinds", np.uint8)
 
 
+def read_labels(directory: Path, number: int) -> NDArray[np.int32]:
+    """Of each document of a labelled part, which of its notes' labels it has."""
+    return np.fromfile(directory / f"{number}.labels", np.int32)
+
+
 class _Part:
     def __init__(self, directory: Path, number: int, dtype: str) -> None:
         self._base = directory / str(number)
         self._dtype = dtype
         self._lengths: list[int] = []
         self._kinds: list[int] = []
+        self._labels: list[int] = []
+        self._classes: dict[str, int] = {}
         self._notes = PartNotes()
 
     def write(self, chunks: Sequence[Chunk], tokenizer: TextTokenizer) -> None:
@@ -114,6 +122,8 @@ class _Part:
                     self._add(document, ids, int(mask.sum()))
         np.array(self._lengths, np.int64).tofile(f"{self._base}.lengths")
         np.array(self._kinds, np.uint8).tofile(f"{self._base}.kinds")
+        np.array(self._labels, np.int32).tofile(f"{self._base}.labels")
+        self._notes.labels = list(self._classes)
         write_json(Path(f"{self._base}.json"), asdict(self._notes))
 
     def _add(self, document: Document, ids: NDArray[np.uint32], loss_tokens: int) -> None:
@@ -124,6 +134,9 @@ class _Part:
             notes.continues |= not document.opens
             self._lengths.append(len(ids))
             self._kinds.append(KINDS.index(document.kind))
+            if document.label is not None:
+                number = self._classes.setdefault(document.label, len(self._classes))
+                self._labels.append(number)
         else:
             notes.empty += 1
         if len(ids):
@@ -152,7 +165,11 @@ def _groups(chunks: Sequence[Chunk]) -> Iterator[list[Document]]:
 
 def _encode(group: Sequence[Document], tokenizer: TextTokenizer) -> list[Encoded]:
     """What each document becomes."""
-    by_kind = {"text": _encode_texts, "completion": _encode_completions}
+    by_kind = {
+        "text": _encode_texts,
+        "completion": _encode_completions,
+        "classified": _encode_texts,
+    }
     encoded: list[Encoded] = []
     begin = 0
     while begin < len(group):  # neighbours are of one kind, but between files

@@ -9,7 +9,7 @@ prepared.tokenizer                        None for random tokens
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,12 @@ from samecurve.data.spread import Spread
 from samecurve.errors import UserError
 from samecurve.system import directory_made_once, write_json
 from samecurve.tasks.huggingface.data.corpus import Corpus, digest_files, texts_in, tokenize_once
+from samecurve.tasks.huggingface.data.labelled import (
+    LabelledRows,
+    choose_classes,
+    collate_labelled,
+    describe_classes,
+)
 from samecurve.tasks.huggingface.data.layout import LayoutStatistics, Rows, lay_out
 from samecurve.tasks.huggingface.data.rows import RandomRows, TokenRows, collate
 from samecurve.tasks.huggingface.data.sources import InputFile, find_input_files, stamp_files
@@ -42,6 +48,7 @@ class PreparedData:
 
     vocab_size: ids are below it. largest_id: that stands in the data. lines: what became of the
     documents, for the user. reference: the same as numbers.
+    classes: of labelled texts, by number; class_counts: rows of each that are trained on.
     """
 
     train: Source
@@ -53,15 +60,23 @@ class PreparedData:
     fingerprint: str
     lines: tuple[str, ...]
     reference: Mapping[str, float]
+    classes: tuple[str, ...] = ()
+    class_counts: tuple[int, ...] = ()
 
 
 def prepare_data(
-    data: HFData, cache: Path, *, model: Path | None = None, vocab_size: int | None = None
+    data: HFData,
+    cache: Path,
+    *,
+    model: Path | None = None,
+    vocab_size: int | None = None,
+    classes: Sequence[str] | None = None,
 ) -> PreparedData:
     """What is in the cache is taken from there.
 
     model: its directory, which may hold a tokenizer. vocab_size: the model's, of which random
-        tokens are drawn.
+        tokens are drawn. classes: of labelled texts ([]: those of the data); None: no labels are
+        learnt.
     UserError: a source, the tokenizer or the chat template can't be used.
     """
     if data.is_random:
@@ -73,16 +88,25 @@ def prepare_data(
         data, model, home, content="/".join(digests), texts=partial(_texts, files)
     )
     corpora = [
-        tokenize_once(each, tokenizer, home, name=source.source, content=digest)
+        tokenize_once(
+            each,
+            tokenizer,
+            home,
+            name=source.source,
+            content=digest,
+            labelled=classes is not None,
+        )
         for source, each, digest in zip(data.sources, files, digests, strict=True)
     ]
     train, held_out, statistics, key = _rows(data, corpora, home)
     make = partial(
         TokenRows, corpora, width=data.seq_len if data.packing else None, pad=tokenizer.pad
     )
-    return PreparedData(
-        train=make(train, known_by=key),
-        held_out=_chosen(make(held_out, known_by=f"{key}/held out"), data.eval_samples),
+    rows = make(train, known_by=key)
+    rows_held_out = make(held_out, known_by=f"{key}/held out")
+    prepared = PreparedData(
+        train=rows,
+        held_out=_chosen(rows_held_out, data.eval_samples),
         collate=None if data.packing else partial(collate, pad=tokenizer.pad),
         tokenizer=tokenizer,
         vocab_size=tokenizer.size,
@@ -90,6 +114,22 @@ def prepare_data(
         fingerprint=key,
         lines=tuple(_lines(data, statistics)),
         reference=_reference(data, statistics),
+    )
+    if classes is None:
+        return prepared
+    chosen = choose_classes(corpora, classes)
+    label = partial(LabelledRows, corpora=corpora, classes=chosen)
+    labelled = label(rows)
+    counts = labelled.count_classes()
+    return replace(
+        prepared,
+        train=labelled,
+        held_out=_chosen(label(rows_held_out), data.eval_samples),
+        collate=partial(collate_labelled, pad=tokenizer.pad),
+        fingerprint=labelled.fingerprint(),
+        lines=(*prepared.lines, describe_classes(chosen, counts)),
+        classes=tuple(chosen),
+        class_counts=tuple(counts.tolist()),
     )
 
 
@@ -140,7 +180,7 @@ def _rows(
     return Rows.load(place, "train"), Rows.load(place, "held_out"), statistics, key
 
 
-def _chosen(rows: TokenRows, count: int | None) -> Source | None:
+def _chosen(rows: TokenRows | LabelledRows, count: int | None) -> Source | None:
     """Those that an evaluation reads, spread over what is held out; None: nothing is."""
     if not len(rows) or count == 0:
         return None

@@ -1,8 +1,9 @@
 """Documents of input files, in the order in which they stand there.
 
-A document is plain text; a prompt and its completion; or a conversation. Which one follows from the
-names of the columns. Text and JSONL files are cut into chunks, each of whole lines, which may be
-read by different processes: a chunk has the lines that begin in it.
+A document is plain text; a prompt and its completion; a conversation; or, where a class is to be
+learnt, a text with its label. Which one follows from the names of the columns. Text and JSONL files
+are cut into chunks, each of whole lines, which may be read by different processes: a chunk has the
+lines that begin in it.
 """
 
 import json
@@ -14,13 +15,15 @@ from typing import Any, Literal
 from samecurve.errors import UserError
 from samecurve.tasks.huggingface.data.sources import Form, InputFile
 
-Kind = Literal["text", "completion", "messages"]
-KINDS: tuple[Kind, ...] = ("text", "completion", "messages")
+Kind = Literal["text", "completion", "messages", "classified"]
+KINDS: tuple[Kind, ...] = ("text", "completion", "messages", "classified")
 COLUMNS: Mapping[Kind, tuple[str, ...]] = {
     "messages": ("messages",),
     "completion": ("prompt", "completion"),
     "text": ("text",),
+    "classified": ("text",),  # and one of LABELS; only where labels are wanted
 }  # a row with several is what comes first
+LABELS = ("label", "labels")
 
 _CHUNK = 2 << 20  # bytes of a file that one process reads
 _SHOWN = 60  # characters of a line in an error
@@ -53,17 +56,21 @@ class Document:
     text: tuple[str, ...] = ()
     messages: Sequence[Mapping[str, Any]] = ()
     tools: Any = None
+    label: str | None = None
     opens: bool = True
     closes: bool = True
 
 
-def chunks_of(file: InputFile) -> list[Chunk]:
-    """UserError: it can't be read, or its columns are none of ours."""
+def chunks_of(file: InputFile, *, labelled: bool = False) -> list[Chunk]:
+    """labelled: each row is a text with its label.
+
+    UserError: it can't be read, or its columns are none of ours.
+    """
     if file.form == "parquet":
-        return _row_groups(file.path)
+        return _row_groups(file.path, labelled=labelled)
     size = file.path.stat().st_size
     if file.form == "arrow":
-        of_columns = _kind_of(_arrow_columns(file.path), file.path)
+        of_columns = _kind_of(_arrow_columns(file.path), file.path, labelled=labelled)
         return [
             Chunk(
                 path=str(file.path),
@@ -77,7 +84,10 @@ def chunks_of(file: InputFile) -> list[Chunk]:
         ]
     if not size:
         return []
-    kind: Kind = _kind_of_lines(file.path) if file.form == "lines" else "text"
+    if labelled and file.form == "text":
+        raise _no_label([], file.path)
+    lines = file.form == "lines"
+    kind: Kind = _kind_of_lines(file.path, labelled=labelled) if lines else "text"
     return [
         Chunk(
             path=str(file.path),
@@ -108,7 +118,11 @@ def texts_of(document: Document) -> list[str]:
     return [*document.text, *(text for text in contents if isinstance(text, str))]
 
 
-def _kind_of(columns: Sequence[str], place: Path | str) -> Kind:
+def _kind_of(columns: Sequence[str], place: Path | str, *, labelled: bool) -> Kind:
+    if labelled:
+        if "text" not in columns or not set(LABELS) & set(columns):
+            raise _no_label(columns, place)
+        return "classified"
     for kind, needed in COLUMNS.items():
         if all(name in columns for name in needed):
             return kind
@@ -116,6 +130,27 @@ def _kind_of(columns: Sequence[str], place: Path | str) -> Kind:
         f"no column says what a document is; there are {', '.join(columns) or 'none'}",
         "rows have `text`, or `prompt` and `completion`, or `messages`: rename the column",
         str(place),
+    )
+
+
+def _no_label(columns: Sequence[str], place: Path | str) -> UserError:
+    return UserError(
+        "model.objective classify learns the label of each text, and no column holds one; there"
+        f" are {', '.join(columns) or 'none'}",
+        "JSONL, parquet or a saved dataset with `text` and `label` (or `labels`)",
+        str(place),
+    )
+
+
+def _label(row: Mapping[str, Any], place: str) -> str:
+    """UserError: it names no class."""
+    value = next((row[name] for name in LABELS if row.get(name) is not None), None)
+    if isinstance(value, str | int) and str(value):
+        return str(value)
+    raise UserError(
+        f"`label` is {'missing' if value is None else _type(value)}: it names no class",
+        "a text or a whole number; a row that has none is left out of the file",
+        place,
     )
 
 
@@ -141,7 +176,8 @@ def _document(kind: Kind, row: Mapping[str, Any], place: str) -> Document:
                 "text; a conversation belongs into `messages`",
                 place,
             )
-    return Document(kind, place, texts)
+    label = _label(row, place) if kind == "classified" else None
+    return Document(kind, place, texts, label=label)
 
 
 def _messages(value: Any, place: str) -> Sequence[Mapping[str, Any]]:
@@ -241,14 +277,14 @@ def _whole(value: Any) -> Any:
     return value
 
 
-def _kind_of_lines(path: Path) -> Kind:
+def _kind_of_lines(path: Path, *, labelled: bool) -> Kind:
     """By its first row."""
     with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
             content = (line.removeprefix(_MARK) if number == 1 else line).strip()
             if content:
                 place = f"{path}:{number}"
-                return _kind_of(list(_object(content, place)), place)
+                return _kind_of(list(_object(content, place)), place, labelled=labelled)
     return "text"
 
 
@@ -258,7 +294,7 @@ def _check_pyarrow() -> None:
     check_installed()
 
 
-def _row_groups(path: Path) -> list[Chunk]:
+def _row_groups(path: Path, *, labelled: bool) -> list[Chunk]:
     _check_pyarrow()
     import pyarrow
     from pyarrow import parquet
@@ -270,7 +306,7 @@ def _row_groups(path: Path) -> list[Chunk]:
         raise UserError(
             f"{path}: no whole parquet file: {error}", "make it again, or copy it again", "data"
         ) from None
-    kind = _kind_of(columns, path)
+    kind = _kind_of(columns, path, labelled=labelled)
     _check_filled(path, footer, kind)
     return [
         Chunk(
@@ -320,7 +356,8 @@ def _parquet_rows(chunk: Chunk) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _wanted(names: Sequence[str], kind: Kind) -> list[str]:
-    return [name for name in (*COLUMNS[kind], _TOOLS) if name in names]
+    others = LABELS if kind == "classified" else (_TOOLS,)
+    return [name for name in (*COLUMNS[kind], *others) if name in names]
 
 
 def _arrow_columns(path: Path) -> list[str]:

@@ -47,6 +47,11 @@ class TokenRows:
     def fingerprint(self) -> str:
         return self._known_by
 
+    def first_addresses(self, ids: Ids) -> Numbers:
+        """Of each row, where its first token lies among those of all sources."""
+        addresses: Numbers = self._rows.start[self._rows.row[np.asarray(ids)]]
+        return addresses
+
     def __getitem__(self, ids: Ids) -> Mapping[str, Any]:
         ids = np.asarray(ids)
         first, last = self._rows.row[ids], self._rows.row[ids + 1]
@@ -64,7 +69,7 @@ class TokenRows:
         if self._width is None:
             ends = np.cumsum(sizes)[:-1]
             return {name: np.split(column, ends) for name, column in flat.items()}
-        return _padded(flat, sizes, self._width, self._pad)
+        return padded(flat, sizes, self._width, self._pad)
 
     def _read(
         self, addresses: Numbers, of_piece: Numbers, start: Numbers
@@ -122,13 +127,13 @@ def collate(samples: Sequence[Mapping[str, Any]], pad: int = 0) -> dict[str, NDA
         name: np.concatenate([sample[name] for sample in samples])
         for name in ("input_ids", "labels", "positions", "documents")
     }
-    return _padded(flat, sizes, int(sizes.max()), pad)
+    return padded(flat, sizes, int(sizes.max()), pad)
 
 
-def _padded(
+def padded(
     flat: Mapping[str, NDArray[Any]], sizes: Numbers, width: int, pad: int
 ) -> dict[str, NDArray[Any]]:
-    """Rows that lie one after another, each filled up to the width."""
+    """[rows, width] of each column: rows that lie one after another, each filled up."""
     filling = {"input_ids": pad, "labels": IGNORED, "positions": 0, "documents": 0}
     real = np.arange(width) < sizes[:, None]
     columns = {}
