@@ -1,5 +1,6 @@
 """What `verify` says of two trajectories, without ranks."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -12,13 +13,15 @@ if TYPE_CHECKING:
     from samecurve.core.protocols import StoredArrays
 
 
-def trajectory(second: float, norm: float = 1.0) -> Trajectory:
+def trajectory(
+    second: float, norm: float = 1.0, gradient: Mapping[str, np.ndarray] | None = None
+) -> Trajectory:
     arrays = {"model/first": np.ones(2), "model/second": np.array([1.0, second])}
     return Trajectory(
         losses=[2.0, 1.0],
         norms=[1.0, norm],
         arrays=cast("StoredArrays", arrays),
-        gradient={},
+        gradient=gradient or {},
     )
 
 
@@ -29,3 +32,13 @@ def test_a_nan_never_passes(other: Trajectory) -> None:
     equal = judge("ddp:2", trajectory(1.0), expected, tolerance=1e-10, seconds=0.0)
     verdict = judge("ddp:2", other, expected, tolerance=1e-10, seconds=0.0)
     assert (equal.verdict, verdict.verdict, verdict.worst) == ("PASS", "FAIL", np.inf)
+
+
+@pytest.mark.parametrize(("size", "says_so"), [(1e-17, True), (1e-3, False), (0.0, False)])
+def test_a_parameter_that_only_rounding_moves_is_told(size: float, *, says_so: bool) -> None:
+    gradient = {"first": np.ones(2), "second": np.full(2, size)}
+    other, expected = trajectory(1.001, gradient=gradient), trajectory(1.0, gradient=gradient)
+    verdict = judge("ddp:2", other, expected, tolerance=1e-10, seconds=0.0)
+    assert verdict.verdict == "FAIL"
+    assert "second (by" in verdict.culprit
+    assert ("bias=False" in verdict.culprit) is says_so

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from samecurve.core.determinism.digest import combined, digest
 from samecurve.core.protocols import StoredArrays
@@ -16,6 +17,7 @@ from samecurve.launch.pool import JobFailedError
 from samecurve.units import first_and_count
 
 TOLERANCE = {"f64": 1e-10, "f32": 1e-5}  # relative
+_ROUNDING = 1e-12  # of the largest gradient: what is smaller says nothing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,6 +140,7 @@ def judge(
         )
     else:
         culprit = _first_culprit(first_step, gradient, parameters, tolerance)
+        culprit += _without_gradient(parameters, reference.gradient, tolerance)
     return Verdict(
         layout=layout,
         loss=largest[0],
@@ -165,6 +168,26 @@ def _first_culprit(
     where = f"step {first_step}" if first_step else "the last step"
     furthest = _furthest(parameters, tolerance)
     return f"{where}: the first loss and gradient are equal; what came after is not: {furthest}"
+
+
+def _without_gradient(
+    parameters: Mapping[str, float], gradient: Mapping[str, NDArray[Any]], tolerance: float
+) -> str:
+    """Where every parameter that is off has a gradient of nothing but rounding; else empty.
+
+    gradient: of the reference's first step
+    """
+    off = [name for name, distance in parameters.items() if not distance <= tolerance]
+    if not off or not all(name in gradient for name in off):
+        return ""
+    norms = {name: float(np.linalg.norm(array)) for name, array in gradient.items()}
+    bound = _ROUNDING * max(norms.values())
+    if not 0 < max(norms[name] for name in off) <= bound:
+        return ""
+    return (
+        ". Their gradient is rounding alone, which AdamW makes whole steps of: the loss does not"
+        " depend on them (a bias before BatchNorm does nothing: bias=False)"
+    )
 
 
 def _digests(arrays: StoredArrays) -> dict[str, str]:
