@@ -6,6 +6,11 @@
 # With a script of yours, that one; flags of `samecurve run` stand before it:
 #   scripts/run_amd_all.sh --gpus 0,1 train.py --lr 0.1
 PYTHON=${PYTHON:-python3}
+if ! "$PYTHON" -c 'import importlib.util as u; exit(not u.find_spec("samecurve"))'; then
+  echo "error: samecurve is not installed for $PYTHON" >&2
+  echo "  remedy: activate its environment, or PYTHON=.venv/bin/python $0 $*" >&2
+  exit 2
+fi
 vendor=$("$PYTHON" -m samecurve.launch.script.placement) || exit 2
 if [ "$vendor" != AMD ]; then
   hidden="HIP_VISIBLE_DEVICES and ROCR_VISIBLE_DEVICES hide some"

@@ -97,6 +97,7 @@ def test_complex_weights_are_one_curve(pool: Pool, tmp_path: Path) -> None:
     check_one_curve(config, ["jax-fsdp:3/4..jax:2"], pool, tmp_path, steps=5, near=1e-11)
 
 
+@pytest.mark.long
 def test_odd_parameters_layers_and_variables_are_one_curve_too(pool: Pool, tmp_path: Path) -> None:
     """Empty, scalar and short parameters, a recurrent layer, a transform in the forward pass,
     constants: saved, resumed, evaluated.

@@ -203,9 +203,16 @@ def test_a_launcher_for_one_make_of_gpu(library: Path, tmp_path: Path) -> None:
     script.write_text("import os\nprint(os.environ['WORLD_SIZE'])\n")
     for make in ("nvidia", "amd"):
         launcher = home / f"run_{make}_all.sh"
-        done = subprocess.run([launcher], capture_output=True, text=True, check=False)
-        assert (done.returncode, done.stdout) == (2, "")
-        assert f"remedy: {launcher} SCRIPT [ARGS] starts" in done.stderr
+        bare = {**plain, "PYTHON": "no-such-python"}
+        for environment, code, says in (
+            (plain, 1, "`samecurve bench --suite cpu` needs none"),
+            (bare, 2, f"PYTHON=.venv/bin/python {launcher}"),
+        ):
+            done = subprocess.run(
+                [launcher], env=environment, capture_output=True, text=True, check=False
+            )
+            assert (done.returncode, done.stdout) == (code, "")
+            assert says in done.stderr
     for make, environment, code, says in (
         ("nvidia", plain, 1, "no NVIDIA GPU found (no GPU at all)"),
         ("amd", gpus, 1, "no AMD GPU found (NVIDIA)"),

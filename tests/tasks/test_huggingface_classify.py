@@ -64,7 +64,9 @@ def values(texts: Path, model: dict[str, Any], **sections: Any) -> dict[str, Any
     ("model", "layouts"),
     [
         ({**LLAMA, "class_weights": "balanced"}, ["ddp:2", "fsdp:2/4"]),
-        ({**BERT, "class_weights": {"zero": 5}}, ["ddp:3", "fsdp:2"]),
+        pytest.param(
+            {**BERT, "class_weights": {"zero": 5}}, ["ddp:3", "fsdp:2"], marks=pytest.mark.long
+        ),
     ],
 )
 def test_devices_do_not_change_the_curve(
@@ -124,6 +126,7 @@ def test_what_is_no_label_is_refused(tmp_path: Path, cache: Path) -> None:
         open_task(config_of(values(texts, {**LLAMA, "class_weights": {"nil": 2}})), cache)
 
 
+@pytest.mark.long
 def test_a_base_s_directory_becomes_a_classifier_s(tmp_path: Path, cache: Path) -> None:
     """Its weights, a head of its own; trained, tested on other texts, asked, exported."""
     texts = write_texts(tmp_path / "t.jsonl", column="labels")

@@ -111,6 +111,7 @@ def test_what_is_exported_is_loaded_by_the_library(trained: Path, tmp_path: Path
     assert tokenizer.encode("the") == list(b"the")
 
 
+@pytest.mark.long
 def test_a_continuation_follows_from_its_seed(trained: Path) -> None:
     prompt = Prompt(text="the square", tokens=12, seed=3)
     first, again = (sample(trained / "run", prompt, "cpu").texts[0] for _ in range(2))
