@@ -123,6 +123,7 @@ def test_a_planted_fault_is_found_and_named(
     assert faulty.culprit.startswith(culprit), faulty.culprit
 
 
+@pytest.mark.long
 def test_a_rank_that_ends_fails_its_layout_and_no_other(corpus: Path, tmp_path: Path) -> None:
     ranks = Pool(2, tmp_path / "log")
     try:
