@@ -117,15 +117,29 @@ def prepare_data(
     )
     if classes is None:
         return prepared
+    return _labelled(prepared, corpora, rows_held_out, data=data, classes=classes)
+
+
+def _labelled(
+    prepared: PreparedData,
+    corpora: Sequence[Corpus],
+    rows_held_out: TokenRows,
+    *,
+    data: HFData,
+    classes: Sequence[str],
+) -> PreparedData:
+    """With each text's class beside its tokens. rows_held_out: all that no step trains on."""
     chosen = choose_classes(corpora, classes)
     label = partial(LabelledRows, corpora=corpora, classes=chosen)
-    labelled = label(rows)
+    assert isinstance(prepared.train, TokenRows)
+    assert prepared.tokenizer is not None
+    labelled = label(prepared.train)
     counts = labelled.count_classes()
     return replace(
         prepared,
         train=labelled,
         held_out=_chosen(label(rows_held_out), data.eval_samples),
-        collate=partial(collate_labelled, pad=tokenizer.pad),
+        collate=partial(collate_labelled, pad=prepared.tokenizer.pad),
         fingerprint=labelled.fingerprint(),
         lines=(*prepared.lines, describe_classes(chosen, counts)),
         classes=tuple(chosen),
