@@ -72,6 +72,25 @@ def ddp(found: Result) -> str:
     )
 
 
+def start(found: Result) -> str:
+    rows = [
+        [name, f"{statistics.median(times):.2f}", _span(times, ".2f")]
+        for name, times in found["seconds"].items()
+    ]
+    beside = ", ".join(f"{name}: {ratio:.2f}" for name, ratio in found["ratios"].items())
+    return f"n = {len(found['seconds']['python'])}. {beside}.\n\n" + table(
+        ["command", "seconds to its end", "least and most"], rows
+    )
+
+
+def threads(found: Result) -> str:
+    rows = [
+        [case, *(f"{statistics.median(times) * 1e3:.1f}" for times in sides.values())]
+        for case, sides in found["seconds"].items()
+    ]
+    return table(["ms a step", *found["settings"]], rows)
+
+
 def checkpoint(found: Result) -> str:
     ours = found["seconds_lost"]["samecurve"]
     rows = [
@@ -262,6 +281,25 @@ KINDS: dict[str, tuple[str, str, Callable[[Result], str]]] = {
             " with these, which ours does not use. `benchmarks/ddp.py`."
         ),
         ddp,
+    ),
+    "start": (
+        "From a command to its end",
+        (
+            "Two steps of a perceptron. Samecurve also plans, checks that the loss can be split,"
+            " evaluates and saves a checkpoint; the others run a plain script that does none of it."
+            " `benchmarks/start.py`."
+        ),
+        start,
+    ),
+    "threads": (
+        "Idle threads",
+        (
+            "A small and a larger transformer on two threads, on a quiet machine and beside as many"
+            " computing programs as it has cores. Spin: libgomp's default; sleep:"
+            " `OMP_WAIT_POLICY=passive`; soon: what samecurve sets unless you do,"
+            " `GOMP_SPINCOUNT=3000`. `benchmarks/threads.py`."
+        ),
+        threads,
     ),
     "checkpoint": (
         "What a save costs training",

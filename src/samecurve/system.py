@@ -253,13 +253,16 @@ def die_with(parent: int, by: int = signal.SIGKILL) -> None:
 
 
 def let_threads_wait() -> None:
-    """A library's idle threads sleep, in this process and those that it starts, unless the user has
-    set OMP_WAIT_POLICY. Before torch is imported.
+    """A library's idle threads soon sleep, in this process and those that it starts, unless the
+    user has set OMP_WAIT_POLICY or GOMP_SPINCOUNT. Before torch is imported.
 
-    By themselves they spin: beside other programs on the same cores a step of a small model took 8
-    to 20 times as long (docs/benchmarks.md).
+    By themselves they spin 300,000 turns, which cost a small model's step 76 ms beside other
+    programs on the same cores, 7 on a quiet machine. At once asleep: 16 and 17; as set here: 28 and
+    8. libgomp, which torch's wheels bring, goes by the turns; other libraries by the policy.
+    Both cases: docs/benchmarks.md.
     """
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
+        os.environ |= {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "3000"}
 
 
 def give_back_blocks_from(size: int) -> None:

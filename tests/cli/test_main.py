@@ -1,7 +1,6 @@
 """The command answers at once: nothing heavy is imported before it is needed."""
 
 import os
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -9,20 +8,25 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from commands import command, refused, write_config
+from commands import refused, write_config
 from samecurve.cli.main import VERBS, cli
 
 
 def quickest(arguments: list[str], cwd: Path) -> float:
     """Seconds of a core that the quickest of five took: other processes share the cores, so that a
-    clock would measure them too.
+    clock would measure them too. Without what the command starts ahead, and ends.
     """
+    program = (
+        "import sys, time\nfrom samecurve.cli.main import main\n"
+        f"sys.argv = ['samecurve', *{arguments!r}]\n"
+        "try: main()\nfinally: print(time.process_time())"
+    )
     times = []
     for _ in range(5):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run(command(*arguments), cwd=cwd, capture_output=True, check=False)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+        done = subprocess.run(
+            [sys.executable, "-c", program], cwd=cwd, capture_output=True, text=True, check=False
+        )
+        times.append(float(done.stdout.splitlines()[-1]))
     return min(times)
 
 
@@ -56,6 +60,22 @@ def test_a_config_error_is_quick_and_imports_no_torch(tmp_path: Path, corpus: Pa
     assert quickest(arguments, tmp_path) < 0.5
 
 
+def test_a_rank_alone_imports_nothing_of_several(tmp_path: Path, corpus: Path) -> None:
+    """Nor of compilers: either takes as long as all of torch."""
+    arguments = ["train", "-f", str(write_config(tmp_path, corpus))]
+    arguments += ["--devices", "cpu:1", "--max-steps", "2"]
+    slow = ("sympy", "torch._dynamo", "torch.distributed.tensor")
+    program = (
+        f"import sys, samecurve.cli.main; sys.argv = ['samecurve', *{arguments!r}]\ntry:"
+        " samecurve.cli.main.main()\nfinally: print('torch' in sys.modules,"
+        f" sorted({{*{slow!r}}} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "True []")
+
+
 @pytest.mark.parametrize(
     ("verb", "says"),
     [
@@ -84,17 +104,20 @@ def test_the_readme_has_each_verb_and_help_lists_them_in_order() -> None:
 @pytest.mark.parametrize(
     ("before", "verb", "after"),
     [
-        (None, "schema", "PASSIVE"),
-        ("active", "schema", "active"),  # the user's own
-        (None, "run", None),
+        ({}, "schema", {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "3000"}),
+        ({"OMP_WAIT_POLICY": "active"}, "schema", {"OMP_WAIT_POLICY": "active"}),  # the user's own
+        ({"GOMP_SPINCOUNT": "9"}, "schema", {"GOMP_SPINCOUNT": "9"}),
+        ({}, "run", {}),
     ],
 )
-def test_idle_threads_sleep(
-    before: str | None, verb: str, after: str | None, monkeypatch: pytest.MonkeyPatch
+def test_idle_threads_soon_sleep(
+    before: dict[str, str], verb: str, after: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Beside other programs they would spin; what a script's do is its own matter."""
-    monkeypatch.setenv("OMP_WAIT_POLICY", before or "")
-    if before is None:
-        monkeypatch.delenv("OMP_WAIT_POLICY")
+    names = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+    for name in names:
+        monkeypatch.setenv(name, before.get(name, ""))  # restored afterwards, set or not
+        if name not in before:
+            monkeypatch.delenv(name)
     CliRunner().invoke(cli, [verb, "--no-such-flag"])
-    assert os.environ.get("OMP_WAIT_POLICY") == after
+    assert {name: os.environ[name] for name in names if name in os.environ} == after
