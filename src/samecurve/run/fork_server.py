@@ -43,6 +43,10 @@ class Call:
     environment: Mapping[str, str]  # all of it
     new_session: bool  # leads a session and process group of its own
 
+    @property
+    def module(self) -> str:
+        return self.function.partition(":")[0]
+
 
 class ForkedProcess:
     """As subprocess.Popen, of a process that was adopted."""
@@ -103,7 +107,7 @@ class ForkServer:
         self._process.wait()
 
     def preload(self, modules: Sequence[str]) -> None:
-        """Import these too, before what is forked from now on."""
+        """Import these too. A call waits for its own module and those asked for before it."""
         with suppress(OSError):  # it has ended: fork() says so
             self._socket.send(json.dumps({"modules": list(modules)}).encode())
 
@@ -141,7 +145,7 @@ def main(descriptor: str, parent: str, *modules: str) -> None:
     to_import = list(modules)
     while True:
         if to_import and not select.select([requests], [], [], 0)[0]:
-            _import(to_import.pop(0))
+            import_ahead(to_import.pop(0))
             continue
         message, stdio, _, _ = socket.recv_fds(requests, _LARGEST, 3)
         if not message:
@@ -150,15 +154,15 @@ def main(descriptor: str, parent: str, *modules: str) -> None:
         if "modules" in request:
             to_import += request["modules"]
             continue
-        for module in to_import:
-            _import(module)
-        to_import.clear()
-        requests.send(str(_fork(Call(**request["call"]), stdio, requests)).encode())
+        call = Call(**request["call"])
+        while to_import and call.module not in sys.modules:
+            import_ahead(to_import.pop(0))
+        requests.send(str(_fork(call, stdio, requests)).encode())
         for file in stdio:
             os.close(file)
 
 
-def _import(module: str) -> None:
+def import_ahead(module: str) -> None:
     with suppress(Exception):  # whoever needs it imports it again, and fails in its own place
         import_module(module)
 
@@ -204,8 +208,8 @@ def _run(call: Call, stdio: Sequence[int], middle: int, *, announce: int) -> Non
             time.sleep(_ADOPTION)
         replace_environment(call.environment)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        module, _, name = call.function.partition(":")
-        getattr(import_module(module), name)(*call.arguments)
+        name = call.function.partition(":")[2]
+        getattr(import_module(call.module), name)(*call.arguments)
         code = 0
     except BaseException:
         traceback.print_exc()

@@ -50,6 +50,7 @@ from samecurve.run.warm_start import WarmStart
 from samecurve.tasks import Tasks, first_weights
 from samecurve.tasks.class_place import place_of
 from samecurve.tasks.kept_class import is_kept
+from samecurve.tasks.registry import entry_of
 from samecurve.units import counted
 
 
@@ -118,8 +119,10 @@ def prepare(
     layout = _refuse_early(config, machine, measurable=measure is not None)
     check_trackers(config.track)
     if warm_start:
-        warm_start.expect(layout)
+        warm_start.expect(layout, entry_of(config.task).libraries)
     facts = facts or describe(config, warm_start.server if warm_start else None)
+    if warm_start and layout.is_one_process:  # it trains in this process, and wants the cores
+        warm_start.stop()
     origin = find_origin(loaded, options)
     fixed = fixed_of(origin, options)
     refuse_changes(origin, config)

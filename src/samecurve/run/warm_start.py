@@ -5,18 +5,19 @@ trains in the process of its command, which imports them itself in the meantime.
 """
 
 import threading
-from importlib import import_module
+from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from samecurve.run.fork_server import ForkServer, fork_server
+from samecurve.run.fork_server import ForkServer, fork_server, import_ahead
 
 if TYPE_CHECKING:  # takes as long to import as to begin
     from samecurve.core.planning.plan import Plan
 
-_FIRST = ("torch", "samecurve.run.describe", "samecurve.tasks.adapter.torch_adapter")
-# what a rank needs beside that; numpy imports its masked arrays with the first np.unique
-_RANK = ("samecurve.worker.main", "samecurve.torch_engine.engine", "numpy.ma")
+_FIRST = ("torch", "samecurve.tasks.adapter.torch_adapter")
+_ENGINE = "samecurve.torch_engine.engine"
+# a call waits for its own module, and so for what stands before it
+_DESCRIBES, _TRAINS = "samecurve.run.describe", "samecurve.worker.main"
 
 
 class WarmStart:
@@ -48,14 +49,25 @@ class WarmStart:
             self.server.close()
         self.server = None
 
-    def expect(self, plan: "Plan") -> None:
-        """Get ready for a plan's devices and strategy."""
+    def expect(self, plan: "Plan", libraries: Sequence[str]) -> None:
+        """Get ready for a plan's devices and strategy.
+
+        libraries: modules that the task's class imports
+        """
         if self.server is None:
             return
+        described = (*libraries, _DESCRIBES)
         if plan.is_one_process:
-            self._imports = threading.Thread(target=import_module, args=(_RANK[1],), name="imports")
+            self.server.preload(described)
+            self._imports = threading.Thread(target=_import, args=((_ENGINE, *libraries),))
             self._imports.start()
             return
-        # what torch's wrapper of a model on several ranks imports, once it is made
+        # what torch's wrapper of a model on several ranks imports, once it is made; and numpy's
+        # masked arrays, with the first np.unique
         wrapper = "torch.distributed.fsdp" if plan.shards > 1 else "torch._dynamo"
-        self.server.preload((*_RANK, wrapper))
+        self.server.preload((*described, _ENGINE, "numpy.ma", wrapper, _TRAINS))
+
+
+def _import(modules: Sequence[str]) -> None:
+    for module in modules:
+        import_ahead(module)

@@ -8,7 +8,7 @@ import functools
 import hashlib
 import importlib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -46,6 +46,9 @@ class TaskEntry:
     engine_free: str | None = None  # what the classes share: facts() and data_stamp without engines
     # facts() of engine_free tells no `arrays`: the model is built, empty, to be described
     described_by_engine: bool = False
+    libraries: Sequence[
+        str
+    ] = ()  # modules of others that its torch class imports: ahead, by a start
     built_in: bool = False  # errors of its code are ours, and are not explained as a user's
 
     def class_of(self, engine: str) -> type:

@@ -255,11 +255,14 @@ class Materializer:
     def _real(self, parameter: nn.Parameter) -> nn.Parameter:
         if id(parameter) in self._shared:
             return self._shared[id(parameter)]
-        if self._initialize_module is None:
-            values = torch.empty_like(parameter, device=self._device)
-        else:  # drawn in float32, and only widened from there
-            narrow = torch.float32 if parameter.dtype == torch.float64 else parameter.dtype
-            values = torch.empty_like(parameter, device="cpu", dtype=narrow)
+        device, dtype = self._device, parameter.dtype
+        if self._initialize_module is not None:  # drawn in float32, and only widened from there
+            device = torch.device("cpu")
+            dtype = torch.float32 if dtype == torch.float64 else dtype
+        if parameter.is_contiguous():  # empty_like, of one on meta, imports sympy: half a second
+            values = torch.empty(parameter.shape, dtype=dtype, device=device)
+        else:
+            values = torch.empty_like(parameter, dtype=dtype, device=device)
         real = nn.Parameter(values, parameter.requires_grad)
         self._dtypes[id(real)] = parameter.dtype
         self._initialize(self._names[id(parameter)], real)

@@ -22,6 +22,7 @@ from samecurve.torch_engine.model import (
     parameters_on_meta,
     seeded,
 )
+from samecurve.torch_engine.on_meta import on_meta
 from samecurve.torch_engine.setup import EngineSetup
 from samecurve.torch_engine.training_mode import TrainingMode
 from samecurve.torch_engine.user_model import compiled_in_place
@@ -75,7 +76,7 @@ class ModelBuilder:
         every one of them.
         """
         try:
-            with torch.device("meta"):
+            with on_meta():
                 model: nn.Module = self._task.model()
         except RuntimeError:
             return None  # it computes with values while it is built

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from samecurve.core.protocols import MicroBatch
 from samecurve.core.split_check import GradientNorms
 from samecurve.core.split_errors import Backward
+from samecurve.torch_engine.optimizer_params import is_sharded
 from samecurve.torch_engine.setup import EngineSetup
 from samecurve.torch_engine.strategies.protocol import Strategy
 from samecurve.torch_engine.user_places import is_users, place_of
@@ -103,9 +103,9 @@ def moved_weights(strategy: Strategy) -> Iterator[None]:
     model = strategy.models[0]
     generator = torch.Generator().manual_seed(0)
     saved = [(parameter, parameter.data) for parameter in model.parameters()]
-    shards = [(_local(data), _local(data).clone()) for _, data in saved if _is_sharded(data)]
+    shards = [(_local(data), _local(data).clone()) for _, data in saved if is_sharded(data)]
     for parameter, data in saved:
-        if not _is_sharded(data):
+        if not is_sharded(data):
             parameter.data = _moved(data, generator)
     with torch.no_grad():
         for shard, values in shards:  # in place: fsdp gathers from where they lie
@@ -131,10 +131,6 @@ def _moved(data: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     noise = torch.randn(data.shape, generator=generator, dtype=torch.float32, device="cpu")
     noise = noise.clamp_(-3, 3).to(data)
     return data * (1 + _MOVED * noise) if data.any() else _GATE * noise
-
-
-def _is_sharded(data: torch.Tensor) -> bool:
-    return isinstance(data, DTensor)
 
 
 def _own_functions(loss_sum: torch.Tensor) -> Iterator[Backward]:
@@ -174,7 +170,8 @@ def _dense(gradient: torch.Tensor) -> torch.Tensor:
 
 
 def _local(gradient: torch.Tensor) -> torch.Tensor:
-    return _dense(gradient.to_local() if isinstance(gradient, DTensor) else gradient)
+    distributed: Any = gradient  # a DTensor, where it is sharded
+    return _dense(distributed.to_local() if is_sharded(gradient) else gradient)
 
 
 def _sum(gradients: Sequence[torch.Tensor | None]) -> torch.Tensor | None:

@@ -193,7 +193,8 @@ class TrainingStep:
                 with timeline.phase("backward", device_index):
                     factor = loss_factor if microbatch.real else torch.zeros_like(loss_factor)
                     self.step_buffers.after_forward(device_index)
-                    torch.autograd.backward(means[0].sum, factor.to(means[0].sum.dtype))
+                    # a gradient passed to backward() imports sympy: half a second of a start
+                    (means[0].sum * factor.to(means[0].sum.dtype)).backward()
                     self.step_buffers.after_backward(device_index)
             if microbatch.real:
                 totals.add(device_index, self._setup.sum_row(microbatch), means)

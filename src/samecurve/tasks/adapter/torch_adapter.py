@@ -34,6 +34,7 @@ from samecurve.torch_engine.model import (
     seeded,
     sharding_facts,
 )
+from samecurve.torch_engine.on_meta import on_meta
 from samecurve.torch_engine.precision import attention_of_any_length
 from samecurve.torch_engine.training_mode import TrainingMode, kept_in_eval
 from samecurve.torch_engine.user_model import plain_model
@@ -248,7 +249,7 @@ class TorchAdapter(EngineAdapter):
         rows = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in row.items()}
         with torch.no_grad():
             try:
-                with torch.device("meta"):
+                with on_meta():
                     empty = {name: tensor.to("meta") for name, tensor in rows.items()}
                     metrics = self.measure(self.model().eval(), empty)
             except Exception:  # it looks at values
@@ -289,7 +290,7 @@ class TorchAdapter(EngineAdapter):
     def _outline(self) -> nn.Module:
         """The model without values, or with them where it can't be built so."""
         try:
-            with torch.device("meta"), warnings.catch_warnings():
+            with on_meta(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of values that go nowhere
                 return self.model()
         except RuntimeError:

@@ -10,5 +10,6 @@ ENTRY = TaskEntry(
     described_by_engine=True,
     model=HFModel,
     data=HFData,
+    libraries=("transformers.modeling_utils",),
     built_in=True,
 )
