@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 
 from samecurve.errors import UserError
 from samecurve.torch_engine.process_group import Comm
@@ -35,6 +36,7 @@ class GatherOrder:
         self._orders: dict[Hashable, list[int]] = {}  # of a first pass, by what was called
         self._order: list[int] = []  # that the pass in work is to follow
         self._at, self._learns, self._watches = 0, False, False
+        self._summed: set[int] = set()  # groups whose gradients the pass in work has summed
         self._has_left = False  # whether a pass without backward came last
         self._titles: list[str] = []
         self._groups: list[Any] = []
@@ -67,6 +69,7 @@ class GatherOrder:
         self._learns = key not in self._orders
         self._order = self._orders.setdefault(key, [])
         self._at, self._watches, self._has_left = 0, True, False
+        self._summed.clear()
 
     def _reshard(self) -> None:
         for group in self._groups:
@@ -96,7 +99,16 @@ class GatherOrder:
     def _post_backward(
         self, group: Any, number: int, post_backward: Callable[..., None], *rest: Any
     ) -> None:
-        """Gradients that this rank's rows did not give are zero: others may have them."""
+        """Gradients that this rank's rows did not give are zero: others may have them.
+
+        torch before 2.13 ends a pass with one call for each module of a group; all but the first
+        have nothing to sum.
+        """
+        is_idle = group._training_state == TrainingState.IDLE  # noqa: SLF001
+        if is_idle and number in self._summed:
+            post_backward(*rest)
+            return
+        self._summed.add(number)
         self._note(2 * number + 1)
         for param in group.fsdp_params:
             self._fill(param)
