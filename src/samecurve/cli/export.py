@@ -20,9 +20,9 @@ from samecurve.terminal import echo
 @click.option(
     "--format",
     "layout",
-    type=click.Choice(["safetensors", "huggingface"], case_sensitive=False),
+    type=click.Choice(["safetensors", "huggingface", "peft"], case_sensitive=False),
     help="huggingface: as transformers loads it, with the tokenizer; the default of task"
-    " huggingface, elsewhere safetensors",
+    " huggingface, elsewhere safetensors. peft: an adapter alone, as peft loads it",
 )
 @click.option(
     "--dtype",

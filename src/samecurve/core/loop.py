@@ -65,12 +65,13 @@ def train(
     """Train to plan.steps, to stop_at, or until asked to stop. Returns the state and how it ended.
 
     saved: go on from here; None: from the start.
-    weights: start with these; None: with initial values.
+    weights: start with these, or, of a task with a frozen base, go on with them beneath `saved`;
+        None: with initial values.
 
     RunError: a gradient was not finite and the plan says stop.
     """
     plan, engine, heartbeat = context.plan, context.engine, context.heartbeat
-    state = engine.restore(saved) if saved else engine.init(weights)
+    state = engine.restore(saved, weights) if saved else engine.init(weights)
     counters = Counters(**saved.loop) if saved else Counters()
     logger = StepLogger(plan, context.feed, context.record, counters)
     done = saved.step if saved else 0
@@ -143,10 +144,12 @@ def _check_split(context: LoopContext[State, Staged], state: State, done: int) -
         context.record(Event("warned", done, {"text": line}))
 
 
-def evaluate(context: LoopContext[State, Staged], saved: Checkpoint) -> Outcome:
-    """The metrics of `saved`, and nothing trained."""
+def evaluate(
+    context: LoopContext[State, Staged], saved: Checkpoint, weights: Checkpoint | None = None
+) -> Outcome:
+    """The metrics of `saved`, and nothing trained. weights: as train()"""
     began = time.perf_counter()
-    state = context.engine.restore(saved)
+    state = context.engine.restore(saved, weights)
     metrics = _measure(context, state, context.feed.evaluation(), saved.step)
     seconds = time.perf_counter() - began
     _warn_if_not_finite(context, metrics, saved.step)

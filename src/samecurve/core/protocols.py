@@ -185,6 +185,7 @@ class Task(Protocol):
 
     losses: the loss, as "loss", and what is logged beside it, the same names each time;
         phase: of a step, '': the first or only one.
+    frozen_base: what is not trained comes from elsewhere: checkpoints leave it out.
     initial: None for the value that the model itself gave the parameter.
     init_module: gives a module of a model, whose own parameters are real and empty, their first
         values, with torch's generators; None: initial() and the model itself do.
@@ -195,6 +196,8 @@ class Task(Protocol):
     sample: texts, or pictures.
     """
 
+    @property
+    def frozen_base(self) -> bool: ...
     @property
     def init_module(self) -> Callable[[Any, Any], None] | None: ...
     def facts(self) -> Facts: ...
@@ -231,6 +234,7 @@ class Engine(Protocol[State, Staged]):
         by the feed's thread.
     preflight: the sum over all devices of a 1 from each.
     init: with these weights, if they are given (a checkpoint of no more than the model).
+    restore: weights: of a task with a frozen base, what the checkpoint leaves out.
     check_split: before the first step, the split check (core/split_check.py): what it finds and the
         plan allows, as lines for the user; UserError: what it does not allow. as_if_split: as
         where a step has several microbatches.
@@ -242,7 +246,7 @@ class Engine(Protocol[State, Staged]):
     def stage(self, rounds: Sequence[Round], of: int) -> Staged: ...
     def preflight(self) -> float: ...
     def init(self, weights: Checkpoint | None = None) -> State: ...
-    def restore(self, saved: Checkpoint) -> State: ...
+    def restore(self, saved: Checkpoint, weights: Checkpoint | None = None) -> State: ...
     def check_split(
         self, state: State, rows: TrialRows, *, as_if_split: bool = False
     ) -> Sequence[str]: ...

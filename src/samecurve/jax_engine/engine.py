@@ -161,7 +161,7 @@ class JaxEngine:
         self._model, value = self._open_model()  # the values are let go of: maybe a whole model
         return self._layout.init(value, weights)
 
-    def restore(self, saved: Checkpoint) -> State:
+    def restore(self, saved: Checkpoint, _weights: Checkpoint | None = None) -> State:
         return self._layout.restore(saved)
 
     def check_split(

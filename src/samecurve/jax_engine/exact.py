@@ -60,7 +60,7 @@ class ExactEngine(JaxEngine):
     def init(self, weights: Checkpoint | None = None) -> Any:
         return self._per_device(super().init(weights))
 
-    def restore(self, saved: Checkpoint) -> Any:
+    def restore(self, saved: Checkpoint, _weights: Checkpoint | None = None) -> Any:
         return self._per_device(super().restore(saved))
 
     def _per_device(self, state: PyTree) -> list[PyTree]:

@@ -22,12 +22,14 @@ from samecurve.observe.event_lines import console_lines
 from samecurve.observe.journal import append_event, read_events
 from samecurve.probe import probe
 from samecurve.run.attempt import Attempt, new_attempt_name
+from samecurve.run.base import Base
 from samecurve.run.describe import describe
 from samecurve.run.directory import Run
 from samecurve.run.load import OpenedCheckpoint, held
 from samecurve.run.lock import Lock
 from samecurve.run.prepare import PreparedRun
 from samecurve.run.trust import check_trusted
+from samecurve.system import write_json
 from samecurve.tasks import Tasks, other_data
 
 Which = Literal["held-out", "train"]
@@ -120,6 +122,9 @@ def _evaluate(
     checkpoint = str(saved.path.resolve())
     attempt = Attempt(new_attempt_name(), str(scratch.home), checkpoint, evaluate=which)
     _write(scratch, loaded, own_plan, attempt, step=saved.step)
+    if base := Base.kept_by(run):
+        base.check_unchanged()
+        write_json(scratch.base, base.to_json())
     values = _launch(scratch, loaded, own_plan, attempt, say)
     seconds = values.pop("seconds")
     return Evaluated(saved.step, own_plan.eval_samples, values, own_plan, seconds)

@@ -69,6 +69,11 @@ class Run:
         """A copy of the weights that the run began from (--init-from)."""
         return self.home / "initial"
 
+    @property
+    def base(self) -> Path:
+        """Where the weights lie on which this run trains something small, and their SHA-256."""
+        return self.home / "base.json"
+
     def exists(self) -> bool:
         return self.plan.is_file()
 
@@ -79,7 +84,8 @@ class Run:
 
         UserError: one of its files is a link, or waits for another process.
         """
-        files = [self.config, self.plan, self.journal, self.control, self.task, self.home / "lock"]
+        files = [self.config, self.plan, self.journal, self.control, self.task, self.base]
+        files.append(self.home / "lock")
         folders = [self.checkpoints, self.logs, self.assets, self.initial, self.home / "samples"]
         for folder in (self.logs, self.assets, self.home / "samples"):
             if folder.is_dir() and not folder.is_symlink():

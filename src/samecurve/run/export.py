@@ -22,6 +22,7 @@ from samecurve.units import show_bytes
 
 DTYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
 _FILE = "model.safetensors"
+_ADAPTER_FILE = "adapter_model.safetensors"
 _INDEX = "model.safetensors.index.json"
 
 
@@ -44,7 +45,7 @@ def export(
 ) -> Exported:
     """Writes the weights of a run, or of one checkpoint, into the directory `to`.
 
-    form: safetensors or huggingface; None: the task's own, else safetensors
+    form: safetensors, huggingface or peft; None: the task's own, else safetensors
     dtype: of DTYPES; None: as trained
     largest: bytes of a file of weights
     trust: the code that the run's config names may be run, wherever it lies
@@ -61,18 +62,21 @@ def export(
     if form == "huggingface":
         tensors = _distinct(tensors)
     torch_dtype = _trained_dtype(checkpoint) if dtype is None else DTYPES[dtype]
-    size = sum(_written_bytes(tensor, torch_dtype) for tensor in tensors.values())
     if any(tensor.is_complex() and tensor.itemsize > 8 for tensor in tensors.values()):
         notes.append("complex values are written as complex64: safetensors has no wider ones")
-    scratch = _scratch(to, size)
+    scratch = _scratch(to, sum(_written_bytes(t, torch_dtype) for t in tensors.values()))
     try:
+        if form == "peft":
+            tensors, lines = task.export_adapter(tensors, scratch)
+            notes += lines
         if form == "huggingface":
             tensors, lines = task.export_hf(tensors, scratch, torch_dtype)
             notes += lines
         notes += task.export(model, scratch)
         sizes = {name: _written_bytes(tensor, torch_dtype) for name, tensor in tensors.items()}
-        shards = _shards(sizes, largest)
-        _write_weights(scratch, tensors, shards, torch_dtype, checkpoint.step)
+        shards = _shards(sizes, sum(sizes.values()) if form == "peft" else largest)
+        file = _ADAPTER_FILE if form == "peft" else _FILE
+        _write_weights(scratch, tensors, shards, dtype=torch_dtype, step=checkpoint.step, file=file)
         _write_config(scratch, checkpoint)
         readme = _readme(checkpoint, form=form, dtype=torch_dtype, files=len(shards))
         (scratch / "README.md").write_text(printable(readme))
@@ -87,7 +91,7 @@ def export(
         step=checkpoint.step,
         arrays=len(tensors),
         files=len(shards),
-        weight_bytes=size,
+        weight_bytes=sum(sizes.values()),
         dtype=torch_dtype,
         metrics=_metrics(checkpoint),
         arrays_left_out=len(checkpoint.weights.others),
@@ -104,6 +108,13 @@ def _checked_form(form: str | None, checkpoint: OpenedCheckpoint) -> str:
             f"{checkpoint.config.task} is not known to the Hugging Face libraries: its class has no"
             " export_hf()",
             f"--format safetensors, or write {MEMBERS['export_hf']}",
+            "--format",
+        )
+    if form == "peft" and not hasattr(task, "export_adapter"):
+        raise UserError(
+            f"{checkpoint.config.task} has no adapter that peft knows: its class has no"
+            " export_adapter()",
+            f"--format safetensors, or write {MEMBERS['export_adapter']}",
             "--format",
         )
     return form
@@ -182,23 +193,29 @@ def _shards(sizes: Mapping[str, int], largest: int) -> list[dict[str, int]]:
 
 
 def _write_weights(
-    home: Path, tensors: Mapping[str, Any], shards: list[dict[str, int]], dtype: str, step: int
+    home: Path,
+    tensors: Mapping[str, Any],
+    shards: list[dict[str, int]],
+    *,
+    dtype: str,
+    step: int,
+    file: str,
 ) -> None:
-    """One file, or several with an index, as the Hugging Face libraries read them."""
+    """One file of this name, or several with an index, as the Hugging Face libraries read them."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     places = {}
-    for file, shard in _with_file_names(shards):
+    for name_of_shard, shard in _with_file_names(shards, file):
         try:
             save_file(
                 {name: convert_tensor(name, tensors[name], dtype) for name in shard},
-                home / file,
+                home / name_of_shard,
                 {"format": "pt", "samecurve_step": str(step)},
             )
         except SafetensorError as error:  # the library wraps the system's error in its own
             raise OSError(str(error)) from error
-        places.update(dict.fromkeys(shard, file))
+        places.update(dict.fromkeys(shard, name_of_shard))
     if len(shards) > 1:
         total = sum(sum(shard.values()) for shard in shards)
         (home / _INDEX).write_text(
@@ -206,9 +223,12 @@ def _write_weights(
         )
 
 
-def _with_file_names(shards: list[dict[str, int]]) -> Iterator[tuple[str, dict[str, int]]]:
+def _with_file_names(
+    shards: list[dict[str, int]], file: str
+) -> Iterator[tuple[str, dict[str, int]]]:
+    """file: the name of a single one"""
     if len(shards) == 1:
-        yield _FILE, shards[0]
+        yield file, shards[0]
         return
     for number, shard in enumerate(shards, 1):
         yield f"model-{number:05d}-of-{len(shards):05d}.safetensors", shard
@@ -246,6 +266,8 @@ def _readme(checkpoint: OpenedCheckpoint, *, form: str, dtype: str, files: int) 
     usage = _load_weights_code(config, files)
     if form == "huggingface":
         usage = _TRANSFORMERS_CODE
+    if form == "peft":
+        usage = _PEFT_CODE
     paragraphs = [
         f"# {checkpoint.run.home.resolve().name}, step {checkpoint.step}",
         f"Weights ({dtype}) of a run of Samecurve, task `{config.task}`, engine {config.engine};"
@@ -260,6 +282,13 @@ def _readme(checkpoint: OpenedCheckpoint, *, form: str, dtype: str, files: int) 
 _TRANSFORMERS_CODE = """from transformers import AutoModelForCausalLM
 
 model = AutoModelForCausalLM.from_pretrained("DIR")"""
+
+
+_PEFT_CODE = """from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+base = AutoModelForCausalLM.from_pretrained("BASE")  # adapter_config.json says which
+model = PeftModel.from_pretrained(base, "DIR")"""
 
 
 def _load_weights_code(config: Config, files: int) -> str:

@@ -14,7 +14,7 @@ from samecurve.checkpoint.manifest import MANIFEST
 from samecurve.core.config.document import read_file
 from samecurve.core.config.loading import load
 from samecurve.core.config.sections import Config
-from samecurve.core.planning.facts import Facts
+from samecurve.core.planning.facts import ModelArrays
 from samecurve.errors import SamecurveError, UserError
 from samecurve.run.directory import Run
 from samecurve.run.load import OpenedCheckpoint, open_checkpoint
@@ -101,14 +101,14 @@ def _fields_beside(home: Path) -> Mapping[str, Any]:
 
 
 def map_names(
-    config: Config, foreign_names: Iterable[str], facts: Facts
+    config: Config, foreign_names: Iterable[str], model: ModelArrays
 ) -> tuple[dict[str, str], list[str]]:
     """Foreign names -> ours, and what the user should know.
 
     What wrappers put before names is taken off; another library's names become ours.
     UserError: two become one.
     """
-    unwrapped, prefixes = _strip_wrappers(list(foreign_names), facts.arrays)
+    unwrapped, prefixes = _strip_wrappers(list(foreign_names), model.arrays)
     names_here = load_hf(config, list(unwrapped.values()))
     mapped = {
         foreign_name: names_here[name]

@@ -8,15 +8,16 @@ only its part.
 
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from samecurve.checkpoint.format import make_manifest, verify, write_pieces
 from samecurve.checkpoint.manifest import MANIFEST, CorruptCheckpointError
 from samecurve.core.config.sections import Config
-from samecurve.core.planning.facts import Facts
+from samecurve.core.planning.facts import Facts, ModelArrays
 from samecurve.core.protocols import ArrayShard
 from samecurve.core.weight_check import check_weights
 from samecurve.errors import SamecurveError, UserError
@@ -24,6 +25,7 @@ from samecurve.run.directory import SCRATCH, Run
 from samecurve.run.foreign_weights import (
     STORED_DTYPES,
     WHERE,
+    ForeignWeights,
     SourceArray,
     drop_aliases,
     dtype_notes,
@@ -113,17 +115,7 @@ def read_initial_weights(path: Path, config: Config, facts: Facts) -> Source:
 
     UserError: what they are instead.
     """
-    foreign = read_source(path)
-    names, naming_notes = map_names(config, foreign.arrays, facts)
-    stored = {name: foreign.arrays[foreign_name] for foreign_name, name in names.items()}
-    arrays: Mapping[str, SourceArray] = convert_weights(config, stored)
-    arrays, tying_notes = drop_aliases(arrays, facts.aliases, path)
-    check_weights(
-        {name: array.shape for name, array in arrays.items()},
-        facts.arrays,
-        facts.buffers,
-        str(path),
-    )
+    arrays, foreign = fitting_arrays(path, config, facts)
     fatal, differing = unlike(config, foreign.model_fields)
     if fatal:
         raise UserError(
@@ -147,13 +139,38 @@ def read_initial_weights(path: Path, config: Config, facts: Facts) -> Source:
         f"weights of {path}: {len(arrays)} arrays, {show_count(size)} numbers; no optimizer state"
         " and no position: this run begins at its own step 0"
     )
-    notes = [summary, *foreign.notes, *naming_notes, *tying_notes, *dtype_notes(config, arrays)]
+    notes = [summary, *foreign.notes, *dtype_notes(config, arrays)]
     if differing:
         notes.append(f"the weights were trained otherwise: {', '.join(differing)}")
     absent = [name for name in facts.buffers if name not in arrays]
     if absent:
         notes.append(f"not among the weights, so as the model has them: {first_and_count(absent)}")
     return Source(path.resolve(), arrays, frozenset(facts.buffers), tuple(notes))
+
+
+def fitting_arrays(
+    path: Path, config: Config, model: ModelArrays, task: Any = None
+) -> tuple[Mapping[str, SourceArray], ForeignWeights]:
+    """The arrays of a source by a checkpoint's names, and what there is beside them.
+
+    task: the config's, if it is open
+
+    UserError: they are not this model's.
+    """
+    foreign = read_source(path)
+    names, naming_notes = map_names(config, foreign.arrays, model)
+    stored = {name: foreign.arrays[foreign_name] for foreign_name, name in names.items()}
+    arrays: Mapping[str, SourceArray] = convert_weights(config, stored, task)
+    arrays, tying_notes = drop_aliases(arrays, model.aliases, path)
+    trained = model.arrays.keys() - set(model.frozen) if model.frozen_base else set()
+    check_weights(
+        {name: array.shape for name, array in arrays.items()},
+        model.arrays,
+        {*model.buffers, *trained},
+        str(path),
+    )
+    notes = [*foreign.notes, *naming_notes, *tying_notes]
+    return arrays, replace(foreign, notes=notes)
 
 
 def keep(source: Source, run: Run) -> None:

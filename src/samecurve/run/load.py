@@ -24,9 +24,11 @@ from samecurve.system import cache_home
 from samecurve.tasks import Tasks, open_trained
 
 if TYPE_CHECKING:  # its engine is imported late
+    from samecurve.core.protocols import StoredArrays
     from samecurve.tasks.adapter.engine_adapter import EngineAdapter
 
 _PREFIX = "model/"
+_DIGEST = "frozen/sha256"
 # a live run may take an older checkpoint away at any time, and then there is a newer one
 _TRIES = 5
 
@@ -39,6 +41,11 @@ class Weights(Mapping[str, NDArray[Any]]):
         self._names = [name.removeprefix(_PREFIX) for name in arrays if name.startswith(_PREFIX)]
         # names of what else the checkpoint holds
         self.others = [name for name in arrays if not name.startswith(_PREFIX)]
+
+    @property
+    def base_digest(self) -> bytes | None:
+        """Of the frozen weights that the checkpoint leaves out; None: it has all."""
+        return self._arrays[_DIGEST].tobytes() if _DIGEST in self._arrays else None
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         return self._arrays[_PREFIX + name]
@@ -86,7 +93,19 @@ class OpenedCheckpoint:
         return open_trained(self.config, cache_home(), self.run.assets)
 
     def model(self) -> Any:
-        return self.task.load(self.weights)
+        """With its weights, in eval mode. UserError: the base beneath them is another by now."""
+        digest = self.weights.base_digest
+        if digest is None:
+            return self.task.load(self.weights)
+        from samecurve.run.base import Base, OnBase, base_weights
+
+        weights: StoredArrays = self.weights
+        if base := Base.kept_by(self.run):
+            base.check_unchanged()
+        if below := base_weights(self.run, self.task, self.config):
+            weights = OnBase(self.weights, below.arrays)
+        seed = int(self.manifest["fixed"]["seed"])
+        return self.task.load_on_base(weights, seed, digest, str(self.path))
 
 
 def open_checkpoint(path: Path, where: str = "RUN", *, trust: bool = False) -> OpenedCheckpoint:

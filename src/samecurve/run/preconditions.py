@@ -34,7 +34,8 @@ def check_port(port: int) -> None:
 
 def checkpoint_bytes(config: Config, facts: Facts) -> int:
     """Of one checkpoint's arrays: weights and the optimizer's state."""
-    return itemsize(config.train.precision) * facts.params + optimizer_state(config, facts).bytes
+    numbers = facts.trainable if facts.frozen_base else facts.params
+    return itemsize(config.train.precision) * numbers + optimizer_state(config, facts).bytes
 
 
 def most_checkpoints(plan: Plan) -> int:

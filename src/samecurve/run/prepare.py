@@ -22,6 +22,7 @@ from samecurve.errors import UserError
 from samecurve.observe.journal import append_event, cut_torn_line, last_step
 from samecurve.probe import probe
 from samecurve.run.attempt import Attempt, new_attempt_name
+from samecurve.run.base import Base, choose_base
 from samecurve.run.describe import describe
 from samecurve.run.directory import Run
 from samecurve.run.init_weights import choose_initial_weights, keep, publish
@@ -47,6 +48,7 @@ from samecurve.run.resume import (
     set_later_aside,
 )
 from samecurve.run.warm_start import WarmStart
+from samecurve.system import write_json
 from samecurve.tasks import Tasks, first_weights
 from samecurve.tasks.class_place import place_of
 from samecurve.tasks.kept_class import is_kept
@@ -80,6 +82,7 @@ class _Accepted:
     facts: Facts
     machine: Machine
     weights: str | None  # the path that its first weights come from
+    base: Base | None  # those weights, where the run keeps no copy
 
 
 def make_plan(
@@ -129,7 +132,10 @@ def prepare(
     if measure:
         facts = measure(config, machine, facts)
     accepted_plan = plan(config, machine, facts, fixed)
-    weights = choose_initial_weights(origin, options.init_from, config, facts)
+    base = choose_base(origin, options.init_from, config, facts) if facts.frozen_base else None
+    weights = None
+    if not facts.frozen_base:
+        weights = choose_initial_weights(origin, options.init_from, config, facts)
     check_port(config.devices.port)
     _refuse_finished(origin, accepted_plan)
     run = _make_run(loaded, options, origin, facts, accepted_plan)
@@ -139,6 +145,8 @@ def prepare(
             keep(weights, run)
             origin.notes.extend(weights.notes)
             weights_path = str(weights.path)
+        if base:
+            weights_path = base.path
         accepted = _Accepted(
             run=run,
             lock=lock,
@@ -149,6 +157,7 @@ def prepare(
             facts=facts,
             machine=machine,
             weights=weights_path,
+            base=base,
         )
         return _write(accepted)
 
@@ -263,7 +272,7 @@ def _attempt(accepted: _Accepted) -> Attempt:
     attempt = Attempt(name=new_attempt_name(), run=str(run.home))
     if origin.checkpoint:
         attempt = replace(attempt, resume=str(origin.checkpoint))
-    elif accepted.weights:
+    elif accepted.weights and not accepted.base:
         attempt = replace(attempt, weights=str(run.initial))
     if stop_after is not None:
         attempt = replace(attempt, stop_at=origin.step + stop_after)
@@ -277,7 +286,9 @@ def _write_files(accepted: _Accepted) -> None:
         parent = run.parent_checkpoint()
     elif origin.checkpoint and not origin.own:
         parent = str(origin.checkpoint)
-    if accepted.weights and not run.exists():
+    if accepted.base:
+        write_json(run.base, accepted.base.to_json())
+    elif accepted.weights and not run.exists():
         publish(run)
     run.write(
         _keep_task(run, accepted.loaded.config),

@@ -86,15 +86,19 @@ def first_weights(config: "Config") -> Path | None:
     return path
 
 
-def convert_weights(config: "Config", arrays: "Mapping[str, Any]") -> "Mapping[str, Any]":
+def convert_weights(
+    config: "Config", arrays: "Mapping[str, Any]", task: Any = None
+) -> "Mapping[str, Any]":
     """Arrays as others store them -> as the model has them: several may have become one.
 
     arrays: dataclasses with dtype, shape and read(), by their names there
+    task: an instance of the config's class, if there is one
     """
     task_class = entry_of(config.task).class_of(config.engine)
     if not hasattr(task_class, "convert_weights"):
         return arrays
-    converted: Mapping[str, Any] = open_task(config, cache_home()).task.convert_weights(arrays)
+    task = task or open_task(config, cache_home()).task
+    converted: Mapping[str, Any] = task.convert_weights(arrays)
     return converted
 
 

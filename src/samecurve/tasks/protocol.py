@@ -92,6 +92,10 @@ MEMBERS: Mapping[str, str] = {
         'coupled = ("contrastive loss",): words for what mixes the samples of a batch, beside'
         " BatchNorm, which is found"
     ),
+    "frozen_base": (
+        "frozen_base = True: what the model does not train comes from first_weights(), or from its"
+        " own first values; checkpoints hold what is trained and a SHA-256 of the rest (torch)"
+    ),
     "leave_out": (
         "leave_out(self, rows, real) -> rows that count nothing where real is False (jax): a"
         " microbatch is then computed as a whole instead of row by row"
@@ -130,6 +134,10 @@ MEMBERS: Mapping[str, str] = {
         "export_hf(self, tensors, directory, dtype) -> ({their name: tensor}, lines): writes what"
         " the Hugging Face libraries read beside the weights; gives those under their names, and"
         " lines for the user"
+    ),
+    "export_adapter": (
+        "export_adapter(self, tensors, directory) -> ({their name: tensor}, lines): as export_hf(),"
+        " of what is trained on a frozen base alone, as the peft library reads it"
     ),
     "export_format": 'export_format = "huggingface": what `samecurve export` writes unasked',
     "load_hf": (

@@ -3,9 +3,12 @@
 model/<parameter>, optimizer/<state>/<parameter>, optimizer/step (where updates are counted; with
 /<phase> where a step has several), loop/scale, loop/scale_streak: no topology, no engine. Complex
 values are pairs of real ones there, in a last dimension of 2.
+
+Where what is frozen is a base that comes from elsewhere (a task's frozen_base), its digest stands
+in its place: frozen/sha256.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,6 +19,12 @@ from torch import nn
 from samecurve.core.determinism.digest import BYTES, digest
 from samecurve.core.protocols import ArrayShard, Checkpoint, arrays_to_write
 from samecurve.core.weight_check import check_finite, check_fit, check_weights
+from samecurve.torch_engine.frozen_base import (
+    DIGEST,
+    check_same_base,
+    combined_digest,
+    place_sum,
+)
 from samecurve.torch_engine.optimizer import OptimizerUpdate
 from samecurve.torch_engine.optimizer_params import OptimizerParam, local_view
 from samecurve.torch_engine.precision import LossScale
@@ -44,6 +53,8 @@ class State:
     scale: LossScale
     unbounded: frozenset[str] = frozenset()  # buffers with infinities from the start (a mask)
     phases: Sequence["Phase"] = ()  # of a step, one after the other
+    # of what is frozen, where checkpoints leave it out (frozen_base.py); [32] uint8
+    base_digest: torch.Tensor | None = None
 
     def __post_init__(self) -> None:
         self.parameters = [param.parameter for param in self.trained]
@@ -69,12 +80,8 @@ def _named_entries(
         pair = local.ndim - len(shape)  # 1 for a complex array
         return Entry(local, shape + (2,) * pair, offsets + (0,) * pair, replica_of(tensor))
 
-    saved_names = state.model.state_dict().keys()
-    for name, parameter in state.model.named_parameters():
-        yield f"model/{name}", entry(parameter, local_view(parameter.detach()))
-    for name, buffer in state.model.named_buffers():
-        if name in saved_names:
-            yield f"model/{name}", entry(buffer, local_view(buffer))
+    for name, tensor in _tensors_to_save(state):
+        yield name, entry(tensor, local_view(tensor))
     for param in state.trained:
         whole_states = state.optimizer.whole_states(param)
         for state_name, tensor in state.optimizer.state_of(param).items():
@@ -89,6 +96,19 @@ def _named_entries(
         yield "loop/scale_streak", entry(state.scale.streak, state.scale.streak)
     for name, tensor in state.optimizer.shared_state():
         yield name, entry(tensor, tensor)
+
+
+def _tensors_to_save(state: State) -> Iterator[tuple[str, torch.Tensor]]:
+    """Of the model."""
+    saved_names = state.model.state_dict().keys()
+    for name, parameter in state.model.named_parameters():
+        if parameter.requires_grad or state.base_digest is None:
+            yield f"model/{name}", parameter.detach()
+    if state.base_digest is not None:
+        yield DIGEST, state.base_digest
+    for name, buffer in state.model.named_buffers():
+        if name in saved_names:
+            yield f"model/{name}", buffer
 
 
 def _along_first(
@@ -177,16 +197,50 @@ def restore(state: State, shard_of: ShardOf, replica_of: ReplicaOf, saved: Check
     shared = {name for name, _ in state.optimizer.shared_state()}
     optional = {"loop/scale", "loop/scale_streak", "optimizer/step", *shared}
     check_fit(saved, {name: entry.shape for name, entry in entries.items()}, optional)
+    if state.base_digest is not None:
+        here = state.base_digest.cpu().numpy().tobytes()
+        check_same_base(here, saved.arrays[DIGEST].tobytes(), saved.path)
     _fill({name: entries[name] for name in entries if name not in shared}, saved)
     filled = {name: entry.local for name, entry in entries.items()}
     state.optimizer.after_restore(saved.arrays, filled)
 
 
 @torch.no_grad()
+def take_digest(
+    state: State, shard_of: ShardOf, replica_of: ReplicaOf, comm: Comm, device: torch.device
+) -> None:
+    """Of what is frozen now; from here on checkpoints leave that out."""
+    entries = {
+        name: entry
+        for name, entry in _named_entries(state, shard_of, replica_of)
+        if name.startswith("model/")
+    }
+    frozen = {
+        name: entries[f"model/{name}"]
+        for name, parameter in state.model.named_parameters()
+        if not parameter.requires_grad
+    }
+    zero = torch.zeros((), dtype=torch.int64, device=device)
+    own = [  # of what several hold alike, the first one's
+        zero if entry.replica[0] else place_sum(entry.local, entry.shape, entry.offsets).to(device)
+        for entry in frozen.values()
+    ]
+    sums = comm.all_reduce(torch.stack(own))().tolist() if own else []
+    digest_ = combined_digest({name: entry.shape for name, entry in frozen.items()}, sums)
+    state.base_digest = torch.frombuffer(bytearray(digest_), dtype=torch.uint8)
+
+
+@torch.no_grad()
 def load_weights(
-    state: State, shard_of: ShardOf, replica_of: ReplicaOf, weights: Checkpoint
+    state: State,
+    shard_of: ShardOf,
+    replica_of: ReplicaOf,
+    weights: Checkpoint,
+    optional: Collection[str] = (),
 ) -> None:
     """Give a fresh state's model these weights; a buffer that they lack stays as it is.
+
+    optional: names of parameters that may stay too
 
     UserError: names or shapes that don't fit.
     """
@@ -198,7 +252,8 @@ def load_weights(
     check_weights(
         {name: weights.arrays.shape(name) for name in weights.arrays},
         {name: entry.shape for name, entry in entries.items()},
-        {f"model/{name}" for name, _ in state.model.named_buffers()},
+        {f"model/{name}" for name, _ in state.model.named_buffers()}
+        | {f"model/{name}" for name in optional},
         weights.path,
     )
     _fill(entries, weights)

@@ -6,12 +6,12 @@ A step: training_step.py. An evaluation: evaluation.py.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
 
 from samecurve.core.config.sections import Optimizer
 from samecurve.core.eval_sums import EvalSums
@@ -26,6 +26,7 @@ from samecurve.core.protocols import (
     Progress,
     Round,
     Sample,
+    StoredArrays,
     Task,
     TrialRows,
 )
@@ -34,13 +35,14 @@ from samecurve.core.split_errors import lines_or_refuse
 from samecurve.torch_engine import checkpoint as states
 from samecurve.torch_engine.checkpoint import State
 from samecurve.torch_engine.evaluation import evaluate
+from samecurve.torch_engine.first_values import IsGiven, all_given, nothing_given
 from samecurve.torch_engine.hidden_matrices import hidden_matrices
 from samecurve.torch_engine.keyed.draw_sites import DrawSites
 from samecurve.torch_engine.keyed.replaced import KeyedFunctions
 from samecurve.torch_engine.keyed.sample_numbers import numbers_in_work
 from samecurve.torch_engine.layers.batch_norm import coupling_layers
 from samecurve.torch_engine.layers.context import MicroBatchContext, StagedKeys
-from samecurve.torch_engine.model import Initialize, Materializer, leave_empty, run_uncompiled
+from samecurve.torch_engine.model import run_uncompiled
 from samecurve.torch_engine.model_builder import ModelBuilder
 from samecurve.torch_engine.optimizer_params import optimizer_params
 from samecurve.torch_engine.phases import make_phases, optimizer_of
@@ -131,19 +133,33 @@ class TorchEngine:
         return float(self.comm.all_reduce(torch.stack(ones).sum())())
 
     def init(self, weights: Checkpoint | None = None) -> State:
-        if weights is None:
-            return self._assemble()
-        state = self._assemble(leave_empty)
-        strategy = self._strategy
-        states.load_weights(state, strategy.local_shard, strategy.replica_index, weights)
-        strategy.sync_replicas()
-        return state
+        return self._begin(weights)
 
-    def restore(self, saved: Checkpoint) -> State:
-        state = self._assemble(leave_empty)
+    def restore(self, saved: Checkpoint, weights: Checkpoint | None = None) -> State:
+        state = self._begin(weights, saved)
         strategy = self._strategy
         states.restore(state, strategy.local_shard, strategy.replica_index, saved)
         strategy.sync_replicas()
+        return state
+
+    def _begin(self, weights: Checkpoint | None, saved: Checkpoint | None = None) -> State:
+        """A state with weights, if there are any; what `saved` will fill is left empty."""
+        strategy, has_base = self._strategy, self.task.frozen_base
+        is_given: IsGiven = nothing_given if weights is saved is None else all_given
+        if has_base:
+            sources = [source.arrays for source in (weights, saved) if source is not None]
+            is_given = partial(_is_in_any, sources)
+        state = self._assemble(is_given)
+        if weights is not None:
+            optional = [param.name for param in state.trained] if has_base else []
+            states.load_weights(
+                state, strategy.local_shard, strategy.replica_index, weights, optional
+            )
+            strategy.sync_replicas()
+        if has_base:
+            states.take_digest(
+                state, strategy.local_shard, strategy.replica_index, self.comm, self.device
+            )
         return state
 
     def check_split(
@@ -160,18 +176,16 @@ class TorchEngine:
         self.keep_step_buffers(verdict.steady)
         return lines
 
-    def _assemble(self, initialize: Initialize | None = None) -> State:
-        """The state of a run's start.
-
-        initialize: fills a parameter made on the meta device; None: by the task's rules
-        """
+    def _assemble(self, is_given: IsGiven) -> State:
+        """The state of a run's start, without the values that are given."""
         builder = ModelBuilder(self._setup)
         models = builder.build_all()
         self._modes = builder.modes
         self._keyed_functions.break_graphs()
         model = models[0]
         hidden = hidden_matrices(model)  # before modules are wrapped
-        self._strategy.distribute(models, self._materializer(builder, model, initialize))
+        materializer = builder.first_values.materializer(model, self.device, is_given)
+        self._strategy.distribute(models, materializer)
         if coupling_layers(model) and not self.plan.norm_sync:
             self._unsynced_buffers = [
                 buffer for buffer in model.buffers() if buffer.is_floating_point()
@@ -188,16 +202,6 @@ class TorchEngine:
             ),
             phases=phases,
         )
-
-    def _materializer(
-        self, builder: ModelBuilder, model: nn.Module, initialize: Initialize | None
-    ) -> Materializer:
-        if initialize is not None:
-            return Materializer(model, self.device, initialize)
-        rule = builder.initialize_module(model)
-        if rule is not None:
-            return Materializer(model, self.device, leave_empty, rule)
-        return Materializer(model, self.device, builder.initialize)
 
     def keep_step_buffers(self, names: AbstractSet[str]) -> None:
         """Buffers that every forward pass moves alike are to move once a step.
@@ -270,3 +274,8 @@ class TorchEngine:
         """
         step_buffers = self._training_step.step_buffers.named(0).values()
         self.comm.broadcast([*self._unsynced_buffers, *step_buffers], self.device)
+
+
+def _is_in_any(sources: Sequence[StoredArrays], name: str) -> bool:
+    """As IsGiven."""
+    return any(f"model/{name}" in source for source in sources)

@@ -2,6 +2,7 @@
 that has been given them.
 """
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -31,16 +32,19 @@ def describe_arrays(model: nn.Module) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def load_weights(model: nn.Module, weights: StoredArrays) -> nn.Module:
+def load_weights(
+    model: nn.Module, weights: StoredArrays, *, optional: Collection[str] = ()
+) -> nn.Module:
     """The model with these weights, ready to be used.
 
     weights: by a checkpoint's names, complex values as pairs
+    optional: names of what may stay as it is
 
     UserError: they are not this model's.
     """
     wanted = describe_arrays(model)["arrays"]
     shapes = {name: weights.shape(name) for name in weights}
-    check_weights(shapes, wanted, (), "the checkpoint", "task")
+    check_weights(shapes, wanted, optional, "the checkpoint", "task")
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     for name in wanted:
         if name in weights:  # what is empty is in no file

@@ -38,6 +38,7 @@ from samecurve.observe.heartbeat import Heartbeat
 from samecurve.observe.journal import Journal
 from samecurve.observe.pictures import keep_pictures
 from samecurve.run.attempt import Attempt
+from samecurve.run.base import base_weights
 from samecurve.run.control import ControlFile
 from samecurve.run.directory import Run
 from samecurve.run.logs import log_to
@@ -160,7 +161,7 @@ def train_rank(
     """
     attempt, run, plan = context.attempt, context.run, context.plan
     _check_data(task, plan)
-    saved, weights = _load_beginning(attempt)
+    saved, weights = _load_beginning(context, task)
     first_step = saved.step if saved else 0
     journal, record, keep = _begin_records(context, task, clock, first_step)
     data_workers = _start_data_workers(context)
@@ -189,7 +190,7 @@ def train_rank(
         try:
             if attempt.evaluate:
                 assert saved
-                return evaluate(loop_context, saved)
+                return evaluate(loop_context, saved, weights)
             _, outcome = train(loop_context, saved=saved, weights=weights, stop_at=attempt.stop_at)
             return outcome
         except BaseException as error:
@@ -202,11 +203,15 @@ def train_rank(
             raise
 
 
-def _load_beginning(attempt: Attempt) -> tuple[Checkpoint | None, Checkpoint | None]:
-    """The checkpoint to go on from, and the weights to begin with."""
+def _load_beginning(
+    context: RankContext, task: Task
+) -> tuple[Checkpoint | None, Checkpoint | None]:
+    """The checkpoint to go on from, and the weights to begin with, or those beneath it."""
+    attempt = context.attempt
     saved = load(Path(attempt.resume)) if attempt.resume else None
-    weights = load(Path(attempt.weights), weights_only=True) if attempt.weights else None
-    return saved, weights
+    if attempt.weights:
+        return saved, load(Path(attempt.weights), weights_only=True)
+    return saved, base_weights(context.run, task, context.config)
 
 
 def _begin_records(

@@ -5,7 +5,7 @@ Obtained without allocating the model, in a subprocess (run/describe.py).
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, astuple, dataclass, field, fields
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -71,6 +71,32 @@ class Speeds:
         return cls(devices=devices, rest=value["rest"], origin=value["origin"])
 
 
+class ModelArrays(Protocol):
+    """What Facts says of the model's arrays."""
+
+    @property
+    def arrays(self) -> Mapping[str, tuple[int, ...]]: ...
+    @property
+    def buffers(self) -> tuple[str, ...]: ...
+    @property
+    def aliases(self) -> Mapping[str, str]: ...
+    @property
+    def frozen(self) -> tuple[str, ...]: ...
+    @property
+    def frozen_base(self) -> bool: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class DescribedArrays:
+    """As ModelArrays, of a model that is built."""
+
+    arrays: Mapping[str, tuple[int, ...]]
+    buffers: tuple[str, ...]
+    aliases: Mapping[str, str]
+    frozen: tuple[str, ...]
+    frozen_base: bool
+
+
 @dataclass(frozen=True, kw_only=True)
 class Facts:
     """What there is to train, and on what."""
@@ -95,6 +121,7 @@ class Facts:
     # those whose values autocast rounds anyway: fsdp gathers them in two bytes under bf16 and f16
     rounded: tuple[str, ...] = ()
     frozen: tuple[str, ...] = ()  # those that are not trained
+    frozen_base: bool = False  # those come from elsewhere, and checkpoints leave them out
     hidden_matrices: tuple[str, ...] = ()  # of hidden layers, frozen ones too: what muon is for
     # bytes_per_sample where some activations are computed again, by train.recompute
     recompute_bytes: Mapping[str, int] = field(default_factory=dict)

@@ -38,13 +38,17 @@ def check_attributes(task: Any, name: str) -> None:
             "another name for it",
             "task",
         )
-    if not isinstance(getattr(task, "elementwise", False), bool):
-        raise UserError(
-            f"{name}.elementwise is {task.elementwise!r}",
-            "True: the optimizer updates each number by itself, whatever the others are; or"
-            " leave it out",
-            "task",
-        )
+    meanings = {
+        "elementwise": "the optimizer updates each number by itself, whatever the others are",
+        "frozen_base": "what is not trained comes from elsewhere, and is not saved",
+    }
+    for member, meaning in meanings.items():
+        if not isinstance(getattr(task, member, False), bool):
+            raise UserError(
+                f"{name}.{member} is {getattr(task, member)!r}",
+                f"True: {meaning}; or leave it out",
+                "task",
+            )
     coupled = getattr(task, "coupled", ())
     if not isinstance(coupled, tuple | list) or not all(isinstance(word, str) for word in coupled):
         raise UserError(

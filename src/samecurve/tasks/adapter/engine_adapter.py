@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from samecurve.core.determinism.mean import NEGATIVE, Mean
 from samecurve.core.eval_sums import EvalSums, Metric, SumSpec, SumSpecs
+from samecurve.core.planning.facts import DescribedArrays
 from samecurve.core.protocols import START, Arrays, Progress, Sample, StoredArrays
 from samecurve.core.step_logger import STEP_VALUES
 from samecurve.errors import UserError
@@ -56,6 +57,29 @@ class EngineAdapter(TaskAdapter, ABC):
     @abstractmethod
     def load(self, weights: StoredArrays) -> Any:
         """The model with these weights, by a checkpoint's names, in eval mode."""
+
+    def load_on_base(self, weights: StoredArrays, seed: int, digest: bytes, path: str) -> Any:
+        """load(), of a class with a frozen base.
+
+        weights: what they lack of the base has its first values
+        seed: of those
+        digest: of the base that the weights were trained on; path: where they lie
+
+        UserError: it is another base.
+        """
+        del weights, seed, digest, path
+        raise self._all_is_saved()
+
+    def model_arrays(self) -> DescribedArrays:
+        """Of the model, built without values."""
+        raise self._all_is_saved()
+
+    def _all_is_saved(self) -> UserError:
+        return UserError(
+            f"{self.name}: engine {self.engine} saves all of a model",
+            "--engine torch with a torch model",
+            "task",
+        )
 
     @abstractmethod
     def place(self, model: Any, device: str) -> Any:

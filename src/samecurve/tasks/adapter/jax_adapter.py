@@ -76,6 +76,12 @@ class JaxAdapter(EngineAdapter):
                 "--engine torch with a torch model",
                 "task",
             )
+        if self.frozen_base:
+            raise UserError(
+                f"{self.name}.frozen_base: engine jax saves all of a model, in this version",
+                "leave it out of the class, or --engine torch with a torch model",
+                "task",
+            )
         if hasattr(self.task, "after_step"):
             raise UserError(
                 f"{self.name}.after_step(): engine jax changes weights by its own update only, in"

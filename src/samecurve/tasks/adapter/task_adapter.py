@@ -137,6 +137,7 @@ class TaskAdapter:
                 "flops_per_sample": None,
                 "coupled": tuple(getattr(self.task, "coupled", ())),
                 "whole_batch": self.whole_batch,
+                "frozen_base": self.frozen_base,
                 "fingerprint": self.fingerprint(),
                 "schedule": self._schedule_facts(),
                 **described,
@@ -212,6 +213,11 @@ class TaskAdapter:
         return initial
 
     @property
+    def frozen_base(self) -> bool:
+        """Whether the class says so."""
+        return bool(getattr(self.task, "frozen_base", False))
+
+    @property
     def init_module(self) -> Callable[[Any, Any], None] | None:
         """The class's own first values of a module; None: it has no such method."""
         if not hasattr(self.task, "init_module"):
@@ -239,6 +245,14 @@ class TaskAdapter:
         """
         with self.calling("export_hf"):
             renamed, lines = self.task.export_hf(tensors, directory, dtype)
+            return dict(renamed), list(lines)
+
+    def export_adapter(
+        self, tensors: Mapping[str, Any], directory: Path
+    ) -> tuple[dict[str, Any], list[str]]:
+        """As export_hf(), of the adapter alone. The class must have export_adapter()."""
+        with self.calling("export_adapter"):
+            renamed, lines = self.task.export_adapter(tensors, directory)
             return dict(renamed), list(lines)
 
     def assets(self) -> Mapping[str, Path]:

@@ -15,7 +15,7 @@ from torch import nn
 from samecurve.core.config.sections import Config
 from samecurve.core.determinism.mean import Mean
 from samecurve.core.phases import names_by_phase
-from samecurve.core.planning.facts import UserOptimizerFacts
+from samecurve.core.planning.facts import DescribedArrays, UserOptimizerFacts
 from samecurve.core.protocols import START, Arrays, Progress, Sample, StoredArrays
 from samecurve.errors import RunError, UserError
 from samecurve.tasks.adapter.additivity import check_adds
@@ -23,6 +23,8 @@ from samecurve.tasks.adapter.class_checks import NEEDED
 from samecurve.tasks.adapter.engine_adapter import EngineAdapter, spec_of
 from samecurve.tasks.adapter.returned_tensors import check_features, check_loss, without_gradient
 from samecurve.tasks.adapter.two_samples import try_features, try_loss
+from samecurve.torch_engine.first_values import FirstValues
+from samecurve.torch_engine.frozen_base import check_same_base, model_digest
 from samecurve.torch_engine.hidden_matrices import hidden_matrices
 from samecurve.torch_engine.keyed.sample_numbers import keyed_trial
 from samecurve.torch_engine.layers.batch_norm import coupling_layers
@@ -270,6 +272,24 @@ class TorchAdapter(EngineAdapter):
         precision = self._config.train.precision
         with seeded(self._config.train.seed):
             return load_weights(cast_weights(self.model(), precision), weights)
+
+    def load_on_base(self, weights: StoredArrays, seed: int, digest: bytes, path: str) -> nn.Module:
+        first_values = FirstValues(self, seed, lambda _: None)
+        model = cast_weights(first_values.build(), self._config.train.precision)
+        freeze(model, self._config.optimizer.rules)
+        first_values.materializer(model, torch.device("cpu"), weights.__contains__)(model)
+        frozen = [name for name, p in model.named_parameters() if not p.requires_grad]
+        load_weights(model, weights, optional=frozen)
+        check_same_base(model_digest(model), digest, path)
+        return model
+
+    def model_arrays(self) -> DescribedArrays:
+        model = self._outline()
+        freeze(model, self._config.optimizer.rules)
+        frozen = tuple(name for name, p in model.named_parameters() if not p.requires_grad)
+        return DescribedArrays(
+            **describe_arrays(model), frozen=frozen, frozen_base=self.frozen_base
+        )
 
     def respond(
         self, model: Any, prompt: str, *, tokens: int, temperature: float, seed: int

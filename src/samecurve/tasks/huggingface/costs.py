@@ -53,31 +53,36 @@ def cost_facts(make_model: Callable[[], Any], config: Any, length: int) -> dict[
 
 def _flops(model: Any, config: Any, length: int) -> dict[str, Any]:
     """Forward and backward of a row."""
-    multiplied = _multiplied(model, config)
+    trained, frozen = _multiplied(model, config)
     layers, width = _attention(config)
-    each = 6 * multiplied + 6 * layers * width * length
+    each = 6 * trained + 4 * frozen + 6 * layers * width * length
     formula = (
-        f"6 x {multiplied} weights of matrices that a token meets + 6 x {layers} x {width} x length"
+        f"6 x {trained} weights of matrices that a token meets + 6 x {layers} x {width} x length"
         " (causal attention), a token; Kaplan et al. 2020, Chowdhery et al. 2022"
     )
+    if frozen:
+        formula = f"4 x {frozen} frozen weights (no gradient of theirs) + {formula}"
     return {"flops_per_sample": float(each * length), "formulas": {"flops": formula}}
 
 
-def _multiplied(model: Any, config: Any) -> int:
-    """Weights of matrices that a token meets: of experts those that are chosen."""
+def _multiplied(model: Any, config: Any) -> tuple[int, int]:
+    """Trained and frozen weights of matrices that a token meets: of experts those chosen."""
     chosen = getattr(config, "num_experts_per_tok", 0) or 0
     embedding = model.get_input_embeddings().weight
-    count = 0
+    counts = {True: 0, False: 0}  # by whether they are trained
     for parameter in model.parameters():
         if parameter.ndim < 2 or parameter is embedding:
             continue
         if parameter.ndim == 3 and chosen and "Conv" not in type(parameter).__name__:
-            count += parameter.numel() * min(chosen, len(parameter)) // len(parameter)
+            met = parameter.numel() * min(chosen, len(parameter)) // len(parameter)
         else:
-            count += parameter.numel()
+            met = parameter.numel()
+        counts[parameter.requires_grad] += met
     head = model.get_output_embeddings()
     is_tied = head is not None and head.weight is embedding
-    return count + (embedding.numel() if is_tied else 0)
+    if is_tied:
+        counts[embedding.requires_grad] += embedding.numel()
+    return counts[True], counts[False]
 
 
 def _attention(config: Any) -> tuple[int, int]:
@@ -100,8 +105,10 @@ def _saved(make_model: Callable[[], Any], length: int) -> SavedActivations | Non
         FakeTensorMode,
     )
 
-    with FakeTensorMode():
+    with torch.device("meta"):
         model = make_model()
+    with FakeTensorMode():
+        _to_empty(model)
         batch: Mapping[str, torch.Tensor] = {
             "input_ids": torch.zeros((1, length), dtype=torch.int64)
         }
@@ -109,6 +116,19 @@ def _saved(make_model: Callable[[], Any], length: int) -> SavedActivations | Non
             return count_saved(model, repeated_blocks(model), lambda: _hidden(model, batch))
         except (DataDependentOutputException, DynamicOutputShapeException):
             return None
+
+
+def _to_empty(model: nn.Module) -> None:
+    """Its tensors as on a CPU; module.to_empty() can't, within a mode of tensors without values."""
+    others: dict[int, nn.Parameter] = {}  # tied ones stay so
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            if id(parameter) not in others:
+                empty = torch.empty(parameter.shape, dtype=parameter.dtype)
+                others[id(parameter)] = nn.Parameter(empty, parameter.requires_grad)
+            module.register_parameter(name, others[id(parameter)])
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, torch.empty(buffer.shape, dtype=buffer.dtype))
 
 
 def _hidden(model: nn.Module, batch: Mapping[str, torch.Tensor]) -> object:

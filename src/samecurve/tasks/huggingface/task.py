@@ -105,6 +105,11 @@ class HuggingFaceTask:
         )
 
     @property
+    def frozen_base(self) -> bool:
+        """Beneath an adapter, the model's weights stay as they are."""
+        return self.fields.adapter is not None
+
+    @property
     def classifies(self) -> bool:
         return self.fields.objective == "classify"
 
@@ -248,12 +253,6 @@ def _refuse_what_is_not_built(model: HFModel) -> None:
             f"model.objective {model.objective} is not in this version",
             "model.objective: causal, or classify",
             "model.objective",
-        )
-    if model.adapter is not None:
-        raise UserError(
-            "model.adapter is not in this version: all weights are trained",
-            "leave it out; optimizer.groups freezes weights by their names",
-            "model.adapter",
         )
     if model.quantize != "none":
         raise UserError(

@@ -14,6 +14,16 @@ from torch import nn
 
 from samecurve.errors import UserError
 from samecurve.system import directory_made_once
+from samecurve.tasks.huggingface.adapter import (
+    adapter_tensors,
+    add_adapter,
+    describe_adapter,
+    first_values,
+    merged,
+    transposed_layers,
+    with_adapter_names,
+    write_config,
+)
 from samecurve.tasks.huggingface.attention import choose_attention
 from samecurve.tasks.huggingface.balance import BatchBalanced, make_causal
 from samecurve.tasks.huggingface.causal import Causal, with_loss_head
@@ -115,9 +125,9 @@ class TorchHuggingFace(HuggingFaceTask):
     def model(self) -> nn.Module:
         from transformers.utils.output_capturing import maybe_install_capturing_hooks
 
-        built = self._class._from_config(  # noqa: SLF001 - what AutoModel.from_config calls
-            self.config, dtype=torch.float32, attn_implementation=self._attention
-        )
+        built = self._plain_model()
+        if self.fields.adapter is not None:
+            add_adapter(built, self.fields.adapter)
         # else in the first forward pass, before which a trial would put the model back
         maybe_install_capturing_hooks(built.base_model)
         if is_recurrent(built):
@@ -128,9 +138,15 @@ class TorchHuggingFace(HuggingFaceTask):
         module: nn.Module = built
         return module
 
+    def _plain_model(self) -> Any:
+        """The library's, as it makes it."""
+        return self._class._from_config(  # noqa: SLF001 - what AutoModel.from_config calls
+            self.config, dtype=torch.float32, attn_implementation=self._attention
+        )
+
     def init_module(self, model: Any, module: nn.Module) -> None:
-        """The library's own first values."""
-        model._init_weights(module)  # noqa: SLF001 - the library's name for it
+        """The library's own first values, and the adapter's."""
+        first_values(model, module)
 
     def convert_weights(self, arrays: Mapping[str, StoredArray]) -> Mapping[str, StoredArray]:
         """A classifier's head that the files lack begins anew."""
@@ -138,6 +154,8 @@ class TorchHuggingFace(HuggingFaceTask):
         converted = from_files(outline, arrays)
         if self.classifies:
             converted = with_new_head(outline, converted)
+        if self.fields.adapter is not None:
+            converted = with_adapter_names(outline, self.fields.adapter, converted)
         return converted
 
     def assets(self) -> Mapping[str, Path]:
@@ -160,7 +178,38 @@ class TorchHuggingFace(HuggingFaceTask):
         config.save_pretrained(directory)
         lines = write_tokenizer_files(self.tokenizer, directory, longest_sequence(config))
         self._copy_beside(directory)
-        return to_files(self._outline(), tensors), lines
+        outline = self._outline()
+        if self.fields.adapter is not None:
+            tensors = merged(tensors, self.fields.adapter, transposed_layers(outline))
+        return to_files(outline, tensors), lines
+
+    def export_adapter(
+        self, tensors: Mapping[str, torch.Tensor], directory: Path
+    ) -> tuple[dict[str, torch.Tensor], list[str]]:
+        """As peft's save_pretrained() names them; its config beside them.
+
+        UserError: there is no adapter, or no directory that it is for.
+        """
+        adapter, home = self.fields.adapter, self.fields.path
+        whole = "--format huggingface, which writes a whole model"
+        if adapter is None:
+            raise UserError("this run trained a whole model, no adapter", whole, "--format")
+        if home is None:
+            raise UserError(
+                "this run's base has random values of its own, in no directory that peft could"
+                " read",
+                whole,
+                "--format",
+            )
+        if self.classifies:
+            raise UserError(
+                "a classifier's head is trained beside its adapter, and would be left out",
+                whole,
+                "--format",
+            )
+        write_config(self._outline(), adapter, home, directory)
+        lines = write_tokenizer_files(self.tokenizer, directory, longest_sequence(self.config))
+        return adapter_tensors(tensors), lines
 
     def respond(
         self, model: Any, prompt: str, *, tokens: int, temperature: float, seed: int
@@ -208,15 +257,17 @@ class TorchHuggingFace(HuggingFaceTask):
         ]
 
     def _outline(self) -> Any:
-        """The model without values."""
+        """The plain model without values."""
         with torch.device("meta"):
-            return self.model()
+            return self._plain_model()
 
     def facts(self) -> Mapping[str, Any]:
         library = f"{self._class.__name__} of transformers {version('transformers')}"
         attention = f"attention {self._attention}: {self._attention_reason}"
         notes = [f"{library}; {attention}"]
         notes += [self._balance] if self._balance else []
+        if self.fields.adapter is not None:
+            notes.append(describe_adapter(self._outline(), self.fields.adapter))
         notes += [f"data {line}" for line in self.prepared.lines]
         if is_recurrent(self._outline()):
             notes.append(kernel_note())

@@ -1,0 +1,255 @@
+"""Adapters: small matrices of the peft library that are trained in place of a model's weights.
+
+lora: a layer's weight W becomes W + scaling * B A, with B zero at first. dora: each of its rows is
+scaled to a magnitude that is trained too. A model's other weights are frozen. Hu et al. 2021,
+arXiv:2106.09685; Liu et al. 2024, arXiv:2402.09353.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from samecurve.core.config.document import suggest
+from samecurve.errors import UserError
+from samecurve.system import install_command
+from samecurve.tasks.huggingface.sections import Adapter
+from samecurve.tasks.huggingface.weights import StoredArray
+
+_ALL = "all-linear"
+_NAME = "default"  # peft's own for the only adapter
+_BASE, _MAGNITUDE = ".base_layer.", f".lora_magnitude_vector.{_NAME}.weight"
+_A, _B = f".lora_A.{_NAME}.weight", f".lora_B.{_NAME}.weight"
+_RULE = "samecurve_rule"  # attribute of a layer: what its first values are
+_LAYER = "samecurve_layer"  # attribute of a base layer: (the layer that it lies in,)
+
+
+def linear_layers(model: Any) -> dict[str, nn.Module]:
+    """Of a plain model by name, but for the one that gives its answers."""
+    from transformers.pytorch_utils import Conv1D
+
+    output = model.get_output_embeddings()
+    head = {id(output)} | {
+        id(module)
+        for name, module in model.named_modules()
+        if not f"{name}.".startswith(f"{model.base_model_prefix}.")
+    }
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear | Conv1D) and id(module) not in head
+    }
+
+
+def target_layers(model: Any, adapter: Adapter) -> list[str]:
+    """Names of a plain model's layers that the adapter is for.
+
+    UserError: a target names none.
+    """
+    layers = linear_layers(model)
+    if not layers:
+        raise UserError(
+            f"{type(model).__name__} has no linear layers that an adapter could be for",
+            "leave model.adapter out",
+            "model.adapter",
+        )
+    if adapter.target == _ALL:
+        return list(layers)
+    targets = [adapter.target] if isinstance(adapter.target, str) else adapter.target
+    names = {
+        target: [name for name in layers if f".{name}".endswith(f".{target}")] for target in targets
+    }
+    short = sorted({name.rpartition(".")[2] for name in layers})
+    for target, found in names.items():
+        if found:
+            continue
+        near = suggest(target, short) or f"{_ALL}, or some of {', '.join(short)}"
+        raise UserError(
+            f"model.adapter.target {target} names no linear layer within this model's blocks",
+            near,
+            "model.adapter.target",
+        )
+    if not names:
+        raise UserError(
+            "model.adapter.target is an empty list: nothing would be trained",
+            f"{_ALL}, or some of {', '.join(short)}",
+            "model.adapter.target",
+        )
+    chosen = {name for found in names.values() for name in found}
+    return [name for name in layers if name in chosen]
+
+
+def transposed_layers(model: Any) -> list[str]:
+    """Those that have their weights as [in, out]. model: plain"""
+    layers = linear_layers(model)
+    return [name for name, layer in layers.items() if not isinstance(layer, nn.Linear)]
+
+
+def describe_adapter(model: Any, adapter: Adapter) -> str:
+    """In words. model: plain"""
+    names = target_layers(model, adapter)
+    short = ", ".join(sorted({name.rpartition(".")[2] for name in names}))
+    return (
+        f"adapter {adapter.kind}, rank {adapter.rank}, scaled by {adapter.alpha / adapter.rank:g},"
+        f" on {len(names)} layers ({short}); all else is frozen, and named by its SHA-256"
+    )
+
+
+def peft_config(model: Any, adapter: Adapter, base: str | None = None) -> Any:
+    """The library's. model: plain. base: where its weights lie"""
+    try:
+        from peft import LoraConfig
+    except ImportError as error:
+        raise UserError(
+            f"model.adapter needs peft: {error}", install_command("hf"), "model.adapter"
+        ) from None
+    targets = target_layers(model, adapter)
+    layers = linear_layers(model)
+    is_transposed = not all(isinstance(layers[name], nn.Linear) for name in targets)
+    return LoraConfig(
+        r=adapter.rank,
+        lora_alpha=adapter.alpha,  # type: ignore[arg-type]  # a float is as good
+        lora_dropout=adapter.dropout,
+        use_dora=adapter.kind == "dora",
+        target_modules=targets,
+        fan_in_fan_out=is_transposed,
+        base_model_name_or_path=base,
+        task_type="CAUSAL_LM",
+    )
+
+
+def add_adapter(model: Any, adapter: Adapter) -> None:
+    """Its matrices into the model; all else is frozen, but for the head of a classifier.
+
+    model: plain, before its head is replaced
+    """
+    from peft import inject_adapter_in_model
+
+    config, targets = peft_config(model, adapter), target_layers(model, adapter)
+    head = []
+    if model.get_output_embeddings() is None:  # a classifier's head begins anew
+        prefix = f"{model.base_model_prefix}."
+        head = [p for name, p in model.named_parameters() if not name.startswith(prefix)]
+    inject_adapter_in_model(config, model, low_cpu_mem_usage=True)  # without values, on meta
+    for parameter in head:
+        parameter.requires_grad_(True)
+    for name in targets:  # those of the config may be shortened by now
+        _make_real(model, model.get_submodule(name))
+
+
+def _make_real(model: Any, layer: Any) -> None:
+    """A layer's adapter with its first values, on the device that the layer's weight is on."""
+    parts = {"A": layer.lora_A[_NAME], "B": layer.lora_B[_NAME]}
+    if layer.lora_magnitude_vector:
+        parts["magnitude"] = layer.lora_magnitude_vector[_NAME]
+        setattr(layer.base_layer, _LAYER, (layer,))
+    for rule, part in parts.items():
+        setattr(part, _RULE, rule)
+        empty = torch.empty_like(part.weight, device=layer.base_layer.weight.device)
+        part.weight = nn.Parameter(empty)
+        first_values(model, part)
+    _set_magnitude(layer.base_layer)
+
+
+@torch.no_grad()
+def first_values(model: Any, module: Any) -> None:
+    """As a task's init_module(): the adapter's rules where it has some, else the library's."""
+    rule = getattr(module, _RULE, None)
+    if rule == "A":
+        nn.init.kaiming_uniform_(module.weight, a=math.sqrt(5))
+    elif rule == "B":
+        nn.init.zeros_(module.weight)
+    elif rule is None:
+        model._init_weights(module)  # noqa: SLF001 - the library's name for it
+    _set_magnitude(module)
+
+
+@torch.no_grad()
+def _set_magnitude(base: Any) -> None:
+    """Of dora: it comes with the weights beneath it."""
+    for layer in getattr(base, _LAYER, ()):
+        rows = base.weight.T if layer.fan_in_fan_out else base.weight
+        layer.lora_magnitude_vector[_NAME].weight.copy_(torch.linalg.norm(rows, dim=1))
+
+
+def with_adapter_names(
+    model: Any, adapter: Adapter, arrays: Mapping[str, StoredArray]
+) -> dict[str, StoredArray]:
+    """A plain model's arrays by the names that they have beneath an adapter.
+
+    The magnitudes of dora are among them: they follow from the weights.
+
+    model: plain
+    """
+    linear = linear_layers(model)
+    layers = {name: linear[name] for name in target_layers(model, adapter)}
+    result: dict[str, StoredArray] = {}
+    for name, array in arrays.items():
+        layer, _, leaf = name.rpartition(".")
+        if layer not in layers:
+            result[name] = array
+            continue
+        result[f"{layer}{_BASE}{leaf}"] = array
+        if adapter.kind == "dora" and leaf == "weight":
+            axis = 1 if isinstance(layers[layer], nn.Linear) else 0
+            shape = (array.shape[1 - axis],)
+            read = partial(_norms, array, axis)
+            result[f"{layer}{_MAGNITUDE}"] = replace(array, shape=shape, read=read)
+    return result
+
+
+def _norms(array: StoredArray, axis: int) -> NDArray[Any]:
+    norms: NDArray[Any] = np.linalg.norm(array.read(), axis=axis)
+    return norms
+
+
+def merged(
+    tensors: Mapping[str, torch.Tensor], adapter: Adapter, transposed: Sequence[str] = ()
+) -> dict[str, torch.Tensor]:
+    """A plain model's weights, the adapter's change in them.
+
+    tensors: by the names beneath an adapter
+    transposed: layers that have their weights as [in, out]
+    """
+    scaling = adapter.alpha / adapter.rank
+    result: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        if name.endswith((_A, _B, _MAGNITUDE)):
+            continue
+        layer, base, leaf = name.rpartition(_BASE)
+        if not base:
+            result[name] = tensor
+        elif leaf != "weight":
+            result[f"{layer}.{leaf}"] = tensor
+        else:
+            change = scaling * (tensors[f"{layer}{_B}"] @ tensors[f"{layer}{_A}"])
+            rows = (tensor.T if layer in transposed else tensor) + change
+            if f"{layer}{_MAGNITUDE}" in tensors:
+                magnitude = tensors[f"{layer}{_MAGNITUDE}"]
+                rows = rows * (magnitude / torch.linalg.norm(rows, dim=1))[:, None]
+            result[f"{layer}.{leaf}"] = rows.T if layer in transposed else rows
+    return result
+
+
+def adapter_tensors(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The adapter's own, as peft names them in its files."""
+    own = {name: t for name, t in tensors.items() if name.endswith((_A, _B, _MAGNITUDE))}
+    return {
+        "base_model.model."
+        + name.replace(f".{_NAME}.weight", "" if name.endswith(_MAGNITUDE) else ".weight"): tensor
+        for name, tensor in own.items()
+    }
+
+
+def write_config(model: Any, adapter: Adapter, base: str, directory: Path) -> None:
+    """adapter_config.json. model: plain"""
+    config = peft_config(model, adapter, base)
+    config.inference_mode = True
+    config.save_pretrained(str(directory))
