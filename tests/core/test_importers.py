@@ -226,9 +226,6 @@ def test_every_field_has_one_reading_and_comes_back_from_the_file() -> None:
 @pytest.mark.parametrize(
     ("more", "says"),
     [
-        ("num_experts: 4", "old.yaml:2:3: model.num_experts is for a mixture of experts"),
-        ("kv_latent_dim: 192", "model.kv_latent_dim is for latent attention"),
-        ("mamba_layers: [0, 1]", "model.mamba_layers is for Mamba layers"),
         ("mamba2_num_heads: 48", "model.mamba2_num_heads is for Mamba layers"),
         ("hiden_size: 48", "did you mean hidden_size?"),
         ("dtype: fp8", "model.dtype fp8 is not one of"),

@@ -19,6 +19,11 @@ _PARTS = {
     "model.cssm": ("a vision model", "vision"),
     "data.mode": ("sensor channels", "timeseries"),
 }
+_SERVED_BY = {
+    "huggingface": "task huggingface has it, under its library's names (docs/huggingface.md); ",
+    "vision": "task vision of a later version will have it; ",
+    "timeseries": "task timeseries of a later version will have it; ",
+}
 USER_TASK = "your own: path/to/file.py:MyTask (docs/tasks.md)"
 USER_TASK_HINT = "a user task does it today: task: FILE.py:CLASS (docs/tasks.md)"
 
@@ -29,6 +34,5 @@ def task_needed(key: str) -> tuple[str, str] | None:
     """
     for name, (what, task) in _PARTS.items():
         if key == name or (name.endswith("_") and key.startswith(name)):
-            later = f"task {task} of a later version will have it; " if task else ""
-            return what, f"{later}{USER_TASK_HINT}; or leave it out"
+            return what, f"{_SERVED_BY.get(task, '')}{USER_TASK_HINT}; or leave it out"
     return None

@@ -7,6 +7,10 @@ weight decay, the learning rate constant, the gradient clipped at 1.
 
 from samecurve.core.config.document import Document
 from samecurve.core.config.importers.fields import ConvertedConfig, ForeignConfig, Table, epochs
+from samecurve.core.config.importers.oxidizr_models import (
+    convert_library_model,
+    is_beyond_language,
+)
 
 TOOL = "Oxidizr"
 _OURS = {"task", "engine", "batch", "optimizer", "schedule", "train", "devices"}
@@ -63,17 +67,18 @@ def convert(document: Document) -> ConvertedConfig:
     foreign.document.set("task", "language", "a config of Oxidizr")
     foreign.document.set("model", {}, "a config of Oxidizr")
     foreign.convert("data", "data")
-    _model(foreign)
+    if is_beyond_language(foreign):
+        _names_and_dtype(foreign)
+        convert_library_model(foreign)
+    else:
+        _model(foreign)
     _length(foreign)
     for name, key in _TRAINER.items():
         why = "per device, there and here" if name == "batch_size" else ""
         foreign.convert(f"trainer.{name}", key, why=why)
     _devices(foreign)
     _checkpoints(foreign)
-    balances = "balances experts; there are none"
-    if foreign.value("model.num_experts"):
-        balances = "goes with model.num_experts"
-    foreign.ignore("trainer.load_balance_alpha", balances)
+    foreign.ignore("trainer.load_balance_alpha", "balances experts; there are none")
     for name in ("group_size", "beta_kl"):
         foreign.ignore(f"trainer.{name}", "of a training method that nothing there used either")
     _defaults(foreign)
@@ -109,14 +114,18 @@ def _model(foreign: ForeignConfig) -> None:
 
     The rest is refused by our config, which says what serves it.
     """
-    foreign.ignore("model.name", "a run is named by its file, or by --save-dir")
-    foreign.convert_by_table("model.dtype", "train.precision", _DTYPES, "--dtype f32, f16 or bf16")
+    _names_and_dtype(foreign)
     for field in foreign.open_fields("model."):
         name = field.removeprefix("model.")
         if name not in _SAME and not foreign.value(field):
             foreign.ignore(field, "switched off")
         else:
             foreign.convert(field, field)
+
+
+def _names_and_dtype(foreign: ForeignConfig) -> None:
+    foreign.ignore("model.name", "a run is named by its file, or by --save-dir")
+    foreign.convert_by_table("model.dtype", "train.precision", _DTYPES, "--dtype f32, f16 or bf16")
 
 
 def _length(foreign: ForeignConfig) -> None:
