@@ -136,8 +136,9 @@ def test_what_the_library_has_not_is_refused_with_what_is_near(cache: Path) -> N
     with pytest.raises(UserError) as refused:
         open_task(config("llama", model={"architecture": "qwen22"}), cache)
     assert "qwen2" in refused.value.remedy
+    masked = {"architecture": "bert", "objective": "masked", "adapter": {"rank": 4}}
     with pytest.raises(UserError, match="objective masked is not in this version"):
-        open_task(config("llama", model={"objective": "masked"}), cache)
+        open_task(config("llama", model=masked), cache)
 
 
 def test_a_state_that_runs_through_a_row_is_not_packed(cache: Path) -> None:

@@ -10,15 +10,18 @@ from samecurve.core.planning.memory import logit_rows
 from samecurve.tasks.huggingface.causal import Causal, LossHead
 from samecurve.torch_engine.model import repeated_blocks
 from samecurve.torch_engine.saved_activations import SavedActivations, count_saved
+from samecurve.units import counted
 
 
-def cost_facts(make_model: Callable[[], Any], config: Any, length: int) -> dict[str, Any]:
-    """Fields of Facts. length: tokens of a row. Activations are left out where a model looks at
-    values on its way (a mixture of experts).
+def cost_facts(
+    make_model: Callable[[], Any], config: Any, length: int, texts: int = 1
+) -> dict[str, Any]:
+    """Fields of Facts. length: tokens of a text; texts: of a row, each by itself. Activations are
+    left out where a model looks at values on its way (a mixture of experts).
     """
     with torch.device("meta"):
         model = make_model()
-    flops = _flops(model, config, length)
+    flops = _flops(model, config, length, texts)
     saved = _saved(make_model, length)
     if saved is None:
         return flops
@@ -38,40 +41,44 @@ def cost_facts(make_model: Callable[[], Any], config: Any, length: int) -> dict[
     else:
         saved.outside += 2 * length * vocab  # the logits' logarithms, and their gradient
     formulas["bytes_per_sample"] = (
-        f"4 B x what the model keeps of a row of {length} tokens, counted on tensors without values"
+        f"4 B x what the model keeps of {counted(texts, 'text')} of {length} tokens, counted on"
+        " tensors without values"
     )
     return {
         **flops,
         **facts,
         "formulas": formulas,
-        "bytes_per_sample": 4 * saved.total,
+        "bytes_per_sample": 4 * saved.total * texts,
         "recompute_bytes": {
-            how: 4 * saved.recomputed(how) for how in ("block", "selective") if saved.blocks
+            how: 4 * saved.recomputed(how) * texts for how in ("block", "selective") if saved.blocks
         },
     }
 
 
-def _flops(model: Any, config: Any, length: int) -> dict[str, Any]:
+def _flops(model: Any, config: Any, length: int, texts: int) -> dict[str, Any]:
     """Forward and backward of a row."""
     trained, frozen = _multiplied(model, config)
     layers, width = _attention(config)
-    each = 6 * trained + 4 * frozen + 6 * layers * width * length
+    is_causal = any(getattr(module, "is_causal", False) for module in model.modules())
+    factor, kind = (6, "causal") if is_causal else (12, "bidirectional")
+    each = 6 * trained + 4 * frozen + factor * layers * width * length
     formula = (
-        f"6 x {trained} weights of matrices that a token meets + 6 x {layers} x {width} x length"
-        " (causal attention), a token; Kaplan et al. 2020, Chowdhery et al. 2022"
+        f"6 x {trained} weights of matrices that a token meets + {factor} x {layers} x {width} x"
+        f" length ({kind} attention), a token; Kaplan et al. 2020, Chowdhery et al. 2022"
     )
     if frozen:
         formula = f"4 x {frozen} frozen weights (no gradient of theirs) + {formula}"
-    return {"flops_per_sample": float(each * length), "formulas": {"flops": formula}}
+    return {"flops_per_sample": float(each * length * texts), "formulas": {"flops": formula}}
 
 
 def _multiplied(model: Any, config: Any) -> tuple[int, int]:
     """Trained and frozen weights of matrices that a token meets: of experts those chosen."""
     chosen = getattr(config, "num_experts_per_tok", 0) or 0
     embedding = model.get_input_embeddings().weight
+    looked_up = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     counts = {True: 0, False: 0}  # by whether they are trained
     for parameter in model.parameters():
-        if parameter.ndim < 2 or parameter is embedding:
+        if parameter.ndim < 2 or id(parameter) in looked_up:
             continue
         if parameter.ndim == 3 and chosen and "Conv" not in type(parameter).__name__:
             met = parameter.numel() * min(chosen, len(parameter)) // len(parameter)
@@ -133,8 +140,7 @@ def _to_empty(model: nn.Module) -> None:
 
 def _hidden(model: nn.Module, batch: Mapping[str, torch.Tensor]) -> object:
     head: Any = model.get_output_embeddings()  # type: ignore[operator]
-    objective = Causal(packed=False)
     if not isinstance(head, LossHead):
-        return objective.call(model, batch)
+        return Causal(packed=False).call(model, batch)
     with head.passing():
-        return objective.call(model, batch)
+        return Causal(packed=False).call(model, batch)

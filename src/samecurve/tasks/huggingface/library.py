@@ -21,9 +21,22 @@ from samecurve.tasks.huggingface.task import CONFIG, directory_of
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-_KINDS = {"causal": "causal language model", "classify": "classifier of texts"}
+_KINDS = {
+    "causal": "causal language model",
+    "classify": "classifier of texts",
+    "masked": "masked language model",
+    "embed": "encoder",
+}
+_USUAL = {
+    "causal": ["llama", "qwen3", "mistral", "gpt2"],
+    "classify": ["bert", "modernbert", "llama", "qwen3"],
+    "masked": ["bert", "roberta", "modernbert", "distilbert"],
+    "embed": ["bert", "modernbert", "qwen3", "llama"],
+}
 _MAPPINGS = {
     "causal": "MODEL_FOR_CAUSAL_LM_MAPPING",
+    "masked": "MODEL_FOR_MASKED_LM_MAPPING",
+    "embed": "MODEL_MAPPING",
     "classify": "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING",
 }
 
@@ -187,8 +200,10 @@ def _read_fields(config_class: Any, objective: Objective) -> set[str]:
 def _near_architectures(name: str, objective: Objective) -> str:
     known = sorted(_architectures(objective))
     begins = [other for other in known if other[:3] == name[:3]]
-    near = suggest(name, known)
-    return near or f"such as {', '.join(begins or ['llama', 'qwen3', 'mistral', 'gpt2'])}"
+    usual = ", ".join(begins or _USUAL[objective])
+    if name in _architectures("causal"):  # there is one, without this head
+        return f"one that has it, such as {usual}; or model.objective: causal"
+    return suggest(name, known) or f"such as {usual}"
 
 
 def _classes(objective: Objective) -> Mapping[Any, Any]:

@@ -26,6 +26,20 @@ class Adapter(Section):
     target: str | list[str] = Field("all-linear", description="all-linear, or names of layers")
 
 
+class Embedding(Section):
+    """How texts become vectors, and what is learnt of them."""
+
+    pooling: Literal["mean", "cls"] = Field(
+        "mean", description="mean: of a text's tokens; cls: its first token"
+    )
+    temperature: Annotated[float, Field(gt=0)] = Field(
+        0.05, description="cosines are divided by it"
+    )
+    symmetric: bool = Field(
+        True, description="each positive is to find its anchor too, not only an anchor its positive"
+    )
+
+
 class HFModel(Section):
     """A model of the transformers library; further keys are fields of its own config."""
 
@@ -51,6 +65,12 @@ class HFModel(Section):
             "of objective classify: what a sample counts, by its label (others 1); balanced: all"
             " classes together the same"
         ),
+    )
+    mask_probability: Annotated[float, Field(gt=0, lt=1)] = Field(
+        0.15, description="of objective masked: that a token is hidden; one of each row at least"
+    )
+    embedding: Embedding = Field(
+        Embedding(), description="of objective embed: pooling, temperature, symmetric"
     )
     attention: Attention = Field(
         "auto", description="auto: sdpa, or eager where the model has no sdpa"

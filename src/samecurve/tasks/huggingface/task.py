@@ -22,9 +22,10 @@ from samecurve.tasks.huggingface.data.prepare import (
     prepare_data,
     stamp_data,
 )
+from samecurve.tasks.huggingface.data.records import Learns
 from samecurve.tasks.huggingface.data.tokenizer import NOTES, TOKENIZER, TextTokenizer
 from samecurve.tasks.huggingface.data_section import HFData
-from samecurve.tasks.huggingface.sections import HFModel
+from samecurve.tasks.huggingface.sections import HFModel, Objective
 
 CONFIG = "config.json"
 # beside a model's weights, what its library reads to use it
@@ -37,6 +38,7 @@ BESIDE = (
 # of a config, what no shape shows: what makes weights meaningless, and what changes their use
 _DECISIVE = ("model_type", "num_attention_heads", "num_key_value_heads")
 _CHANGING = ("hidden_act", "rms_norm_eps", "rope_parameters", "rope_theta", "sliding_window")
+_LEARNS: Mapping[Objective, Learns] = {"classify": "label", "embed": "pair"}
 _KEPT = "model-"  # before the names of those among a run's assets
 CLASS_WEIGHT = "class_weight/"  # before the names of classes in a run's reference
 _MOST_EXPONENT = 700.0
@@ -68,7 +70,7 @@ class HuggingFaceTask:
         self, model: HFModel, data: HFData, cache: Path, assets: Path | None = None
     ) -> None:
         self.fields, self.data = model, data
-        if self.classifies:  # a row is one text, whatever its length
+        if model.objective != "causal":  # a row is one text: nothing would keep several apart
             self.data = data.model_copy(update={"packing": False})
         self._cache, self._kept = cache, assets
         _refuse_what_is_not_built(model)
@@ -101,7 +103,9 @@ class HuggingFaceTask:
             self._cache,
             model=directory_of(self.fields),
             vocab_size=vocab_size,
-            classes=self._wanted_classes() if self.classifies else None,
+            learns=_LEARNS.get(self.fields.objective, "tokens"),
+            classes=self._wanted_classes() if self.classifies else (),
+            for_encoder=self.fields.objective in {"masked", "embed"},
         )
 
     @property
@@ -153,6 +157,8 @@ class HuggingFaceTask:
         if self.classifies:
             return summarize_classes(totals)
         shown = {name: float(total.sum / total.weight) for name, total in totals.items()}
+        if self.fields.objective == "embed":
+            return shown
         error = shown.get("cross_entropy", shown.get("loss", 0.0))
         return {**shown, "perplexity": float(np.exp(min(error, _MOST_EXPONENT)))}
 
@@ -248,11 +254,11 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 def _refuse_what_is_not_built(model: HFModel) -> None:
     """UserError: by its name."""
-    if model.objective not in {"causal", "classify"}:
+    if model.adapter is not None and model.objective in {"masked", "embed"}:
         raise UserError(
-            f"model.objective {model.objective} is not in this version",
-            "model.objective: causal, or classify",
-            "model.objective",
+            f"model.adapter with model.objective {model.objective} is not in this version",
+            "leave model.adapter out; optimizer.groups freezes weights by their names",
+            "model.adapter",
         )
     if model.quantize != "none":
         raise UserError(

@@ -2,6 +2,7 @@
 
 import copy
 import hashlib
+import inspect
 from collections.abc import Mapping
 from functools import cached_property
 from importlib.metadata import version
@@ -30,6 +31,7 @@ from samecurve.tasks.huggingface.causal import Causal, with_loss_head
 from samecurve.tasks.huggingface.classify import Classify, class_weights
 from samecurve.tasks.huggingface.costs import cost_facts
 from samecurve.tasks.huggingface.data_section import HFData
+from samecurve.tasks.huggingface.embed import Embed
 from samecurve.tasks.huggingface.float64 import keep_float64
 from samecurve.tasks.huggingface.library import (
     has_plain_head,
@@ -37,15 +39,34 @@ from samecurve.tasks.huggingface.library import (
     model_class,
     read_config,
 )
+from samecurve.tasks.huggingface.masked import Masked, Masking, make_masking
 from samecurve.tasks.huggingface.recurrent import is_recurrent, kernel_note
 from samecurve.tasks.huggingface.sampling import continue_text
 from samecurve.tasks.huggingface.sections import HFModel
 from samecurve.tasks.huggingface.task import CLASS_WEIGHT, CONFIG, HuggingFaceTask
 from samecurve.tasks.huggingface.tokenizer_files import write_tokenizer_files
-from samecurve.tasks.huggingface.weights import StoredArray, from_files, to_files, with_new_head
+from samecurve.tasks.huggingface.weights import (
+    StoredArray,
+    from_files,
+    only_known,
+    to_files,
+    with_new_head,
+)
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
+
+
+_SILENT = {
+    "masked": (
+        "a masked language model fills in hidden tokens, and continues no text",
+        "samecurve export, and the library's pipeline fill-mask",
+    ),
+    "embed": (
+        "an encoder makes vectors of texts, and continues none",
+        "samecurve export, and the library's AutoModel",
+    ),
+}  # of objectives that answer no prompt: cause, remedy
 
 
 class TorchHuggingFace(HuggingFaceTask):
@@ -66,18 +87,26 @@ class TorchHuggingFace(HuggingFaceTask):
 
     def _take_objective(self) -> None:
         """Its methods are this task's own."""
-        objective: Causal | Classify
+        objective: Causal | Classify | Masked | Embed
         if self.classifies:
             objective, self._balance = Classify(self._class_weights()), ""
+        elif self.fields.objective == "masked":
+            objective, self._balance = Masked(self._masking()), ""
+        elif self.fields.objective == "embed":
+            objective, self._balance = Embed(self.fields.embedding), ""
         else:
             objective, self._balance = make_causal(self.fields, self.config, packed=self.packed)
-        if not isinstance(objective, Classify):  # whose counts' shape is learnt from a row
+        if isinstance(objective, Causal | Masked):  # a classifier's counts have a row's shape
             self.metric_names = objective.metric_names
-        self.metrics = objective.metrics
-        if isinstance(objective, BatchBalanced):
+        if not isinstance(objective, Embed):
+            self.metrics = objective.metrics
+        if isinstance(objective, BatchBalanced | Embed):
             self.features, self.batch_loss = objective.features, objective.batch_loss
         else:
             self.loss = objective.loss
+
+    def _masking(self) -> Masking:
+        return make_masking(self.fields.mask_probability, self.tokenizer, self.config.vocab_size)
 
     @property
     def _class_names(self) -> list[str]:
@@ -109,18 +138,19 @@ class TorchHuggingFace(HuggingFaceTask):
                 f" or, of a model with random weights, --set model.vocab_size={size}",
                 "data.tokenizer",
             )
+        if self.fields.objective != "causal":
+            assert self.prepared.tokenizer is not None
+            config.pad_token_id = self.prepared.tokenizer.pad
         if self.classifies:
             self._name_classes(config)
         return config
 
     def _name_classes(self, config: Any) -> None:
-        """In the library's config; and the token of padding, by which it finds a text's end."""
-        assert self.prepared.tokenizer is not None
+        """In the library's config."""
         config.id2label = dict(enumerate(self.prepared.classes))
         config.label2id = {name: number for number, name in config.id2label.items()}
         config.architectures = [model_class(config, self.fields.objective).__name__]
         config.problem_type = "single_label_classification"
-        config.pad_token_id = self.prepared.tokenizer.pad
 
     def model(self) -> nn.Module:
         from transformers.utils.output_capturing import maybe_install_capturing_hooks
@@ -132,7 +162,8 @@ class TorchHuggingFace(HuggingFaceTask):
         maybe_install_capturing_hooks(built.base_model)
         if is_recurrent(built):
             self._check_packing()
-        if not self.classifies and _has_fusible_head(built):
+        _check_positions(built, self.data.seq_len)
+        if self.fields.objective == "causal" and _has_fusible_head(built):
             with_loss_head(built)
         keep_float64(built)
         module: nn.Module = built
@@ -140,8 +171,11 @@ class TorchHuggingFace(HuggingFaceTask):
 
     def _plain_model(self) -> Any:
         """The library's, as it makes it."""
+        options: dict[str, Any] = {}
+        if "add_pooling_layer" in inspect.signature(self._class.__init__).parameters:
+            options["add_pooling_layer"] = False  # which no objective here would train
         return self._class._from_config(  # noqa: SLF001 - what AutoModel.from_config calls
-            self.config, dtype=torch.float32, attn_implementation=self._attention
+            self.config, dtype=torch.float32, attn_implementation=self._attention, **options
         )
 
     def init_module(self, model: Any, module: nn.Module) -> None:
@@ -149,10 +183,12 @@ class TorchHuggingFace(HuggingFaceTask):
         first_values(model, module)
 
     def convert_weights(self, arrays: Mapping[str, StoredArray]) -> Mapping[str, StoredArray]:
-        """A classifier's head that the files lack begins anew."""
+        """A head that the files lack begins anew."""
         outline = self._outline()
         converted = from_files(outline, arrays)
-        if self.classifies:
+        if self.fields.objective == "embed":
+            return only_known(outline, converted)
+        if self.fields.objective != "causal":
             converted = with_new_head(outline, converted)
         if self.fields.adapter is not None:
             converted = with_adapter_names(outline, self.fields.adapter, converted)
@@ -221,6 +257,8 @@ class TorchHuggingFace(HuggingFaceTask):
                 "train on text: data.source, data.tokenizer",
                 "RUN",
             )
+        if self.fields.objective in _SILENT:
+            raise UserError(*_SILENT[self.fields.objective], "RUN")
         if self.classifies:
             return self._classes_of(model, prompt)
         return continue_text(
@@ -248,7 +286,7 @@ class TorchHuggingFace(HuggingFaceTask):
 
     def sample(self, model: Any, seed: int) -> list[str]:
         """The config's prompts, each with what follows."""
-        if self.tokenizer is None:
+        if self.tokenizer is None or self.fields.objective in _SILENT:
             return []
         count = self.data.sample_tokens
         return [
@@ -276,8 +314,8 @@ class TorchHuggingFace(HuggingFaceTask):
             pairs = zip(self.prepared.classes, self._class_weights(), strict=True)
             reference |= {f"{CLASS_WEIGHT}{name}": weight for name, weight in pairs}
         return {
-            **cost_facts(self.model, self.config, self.data.seq_len),
-            "tokens_per_sample": self.data.seq_len,
+            **cost_facts(self.model, self.config, self.data.seq_len, self.prepared.texts),
+            "tokens_per_sample": self.prepared.texts * self.data.seq_len,
             "notes": tuple(notes),
             "reference": reference,
         }
@@ -299,6 +337,22 @@ def _has_fusible_head(model: Any) -> bool:
     head = model.get_output_embeddings()
     plain = type(head) is nn.Linear and head.bias is None
     return plain and has_plain_head(type(model).forward)
+
+
+def _check_positions(model: nn.Module, seq_len: int) -> None:
+    """UserError: of learned positions that begin after padding's (roberta), too few are left."""
+    for name, module in model.named_modules():
+        if not name.endswith("position_embeddings") or not isinstance(module, nn.Embedding):
+            continue
+        skipped = 0 if module.padding_idx is None else module.padding_idx + 1
+        if seq_len > module.num_embeddings - skipped:
+            raise UserError(
+                f"data.seq_len is {seq_len}; this model knows {module.num_embeddings} positions, of"
+                f" which {skipped} are not used (up to that of padding)",
+                f"--seq-len {module.num_embeddings - skipped}; or, of a model with random weights,"
+                f" --set model.max_position_embeddings={seq_len + skipped}",
+                "data.seq_len",
+            )
 
 
 def _check_length(config: Any, data: HFData) -> None:

@@ -56,6 +56,15 @@ def from_files(model: Any, arrays: Mapping[str, StoredArray]) -> dict[str, Store
     return result
 
 
+def only_known(model: Any, arrays: Mapping[str, StoredArray]) -> dict[str, StoredArray]:
+    """The arrays of a base, without the heads of the model that they were written of.
+
+    model: without values
+    """
+    known = model.state_dict()
+    return {name: array for name, array in arrays.items() if name in known}
+
+
 def with_new_head(model: Any, arrays: Mapping[str, StoredArray]) -> dict[str, StoredArray]:
     """The arrays of a base with the head that they lack, and without a head that is another's.
 
@@ -68,7 +77,8 @@ def with_new_head(model: Any, arrays: Mapping[str, StoredArray]) -> dict[str, St
     result = {
         name: array for name, array in arrays.items() if name in known or name.startswith(base)
     }
-    absent = [name for name in known if name not in arrays and not name.startswith(base)]
+    own = [name for name, _ in model.named_parameters()]  # tied weights once
+    absent = [name for name in own if name not in arrays and not name.startswith(base)]
     if not arrays or not any(name.startswith(base) for name in result):
         return dict(arrays)
     first = next(iter(arrays.values()))

@@ -40,6 +40,7 @@ from samecurve.tasks.huggingface.data.records import (
     KINDS,
     Chunk,
     Kind,
+    Learns,
     chunks_of,
     documents_of,
     texts_of,
@@ -139,10 +140,10 @@ def digest_files(files: Sequence[InputFile], cache: Path) -> str:
     return digest.hexdigest()
 
 
-def texts_in(files: Sequence[InputFile]) -> Iterable[str]:
+def texts_in(files: Sequence[InputFile], learns: Learns) -> Iterable[str]:
     """All the text of the files, to train a tokenizer on."""
     for file in files:
-        for chunk in chunks_of(file):
+        for chunk in chunks_of(file, learns=learns):
             for document in documents_of(chunk):
                 yield from texts_of(document)
 
@@ -154,17 +155,17 @@ def tokenize_once(
     *,
     name: str,
     content: str,
-    labelled: bool = False,
+    learns: Learns = "tokens",
 ) -> Corpus:
     """The tokens of a source, from the cache if they are there; one process makes them, others
     wait.
 
-    name: of the source, for the user. content: what its files hold, as a hash. labelled: texts
-        with labels.
+    name: of the source, for the user. content: what its files hold, as a hash. learns: what of
+        each row.
     UserError: a file can't be read as what it is, or there is nothing to learn in it.
     """
     identity = [_FORMAT, content, tokenizer.home.name]
-    identity += ["labelled"] if labelled else []
+    identity += [] if learns == "tokens" else ["labelled" if learns == "label" else learns]
     key = hashlib.sha256(json.dumps(identity).encode())
     home = cache / "tokens" / key.hexdigest()[:24]
     if not home.is_dir():
@@ -173,9 +174,7 @@ def tokenize_once(
                 _remove_unfinished(home)
             if not home.is_dir():
                 with directory_made_once(home) as scratch:
-                    chunks = [
-                        chunk for each in files for chunk in chunks_of(each, labelled=labelled)
-                    ]
+                    chunks = [chunk for each in files for chunk in chunks_of(each, learns=learns)]
                     _Tokenization(chunks, tokenizer, scratch, name).run()
     return Corpus(home)
 

@@ -169,6 +169,8 @@ def _encode(group: Sequence[Document], tokenizer: TextTokenizer) -> list[Encoded
         "text": _encode_texts,
         "completion": _encode_completions,
         "classified": _encode_texts,
+        "pair": _encode_pairs,
+        "triple": _encode_pairs,
     }
     encoded: list[Encoded] = []
     begin = 0
@@ -216,6 +218,29 @@ def _encode_completions(group: Sequence[Document], tokenizer: TextTokenizer) -> 
         ids = np.concatenate([tokenizer.prefix, prompt, completion, tokenizer.suffix])
         mask = np.arange(len(ids)) >= len(tokenizer.prefix) + len(prompt)
         encoded.append((ids, mask))
+    return encoded
+
+
+def _encode_pairs(group: Sequence[Document], tokenizer: TextTokenizer) -> list[Encoded]:
+    """The texts one after another; where the second and the third begin is marked.
+
+    UserError: one of them has no token.
+    """
+    encoded = []
+    for document in group:
+        texts = tokenizer.encode(document.text)
+        for text, ids in zip(document.text, texts, strict=True):
+            if not len(ids):
+                raise UserError(
+                    f"one of the texts of a row has no token: {text!r}",
+                    "each of anchor, positive and negative is a text; leave such rows out",
+                    document.place,
+                )
+        parts = [np.concatenate([tokenizer.prefix, ids, tokenizer.suffix]) for ids in texts]
+        begins = np.cumsum([len(part) for part in parts])[:-1]
+        mask = np.zeros(sum(map(len, parts)), bool)
+        mask[begins] = True
+        encoded.append((np.concatenate(parts), mask))
     return encoded
 
 

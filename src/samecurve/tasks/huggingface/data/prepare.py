@@ -26,6 +26,8 @@ from samecurve.tasks.huggingface.data.labelled import (
     describe_classes,
 )
 from samecurve.tasks.huggingface.data.layout import LayoutStatistics, Rows, lay_out
+from samecurve.tasks.huggingface.data.pairs import PairRows, collate_pairs, count_texts
+from samecurve.tasks.huggingface.data.records import Learns
 from samecurve.tasks.huggingface.data.rows import RandomRows, TokenRows, collate
 from samecurve.tasks.huggingface.data.sources import InputFile, find_input_files, stamp_files
 from samecurve.tasks.huggingface.data.tokenizer import (
@@ -49,6 +51,7 @@ class PreparedData:
     vocab_size: ids are below it. largest_id: that stands in the data. lines: what became of the
     documents, for the user. reference: the same as numbers.
     classes: of labelled texts, by number; class_counts: rows of each that are trained on.
+    texts: of a row, each by itself.
     """
 
     train: Source
@@ -62,6 +65,7 @@ class PreparedData:
     reference: Mapping[str, float]
     classes: tuple[str, ...] = ()
     class_counts: tuple[int, ...] = ()
+    texts: int = 1
 
 
 def prepare_data(
@@ -70,22 +74,35 @@ def prepare_data(
     *,
     model: Path | None = None,
     vocab_size: int | None = None,
-    classes: Sequence[str] | None = None,
+    learns: Learns = "tokens",
+    classes: Sequence[str] = (),
+    for_encoder: bool = False,
 ) -> PreparedData:
     """What is in the cache is taken from there.
 
     model: its directory, which may hold a tokenizer. vocab_size: the model's, of which random
-        tokens are drawn. classes: of labelled texts ([]: those of the data); None: no labels are
-        learnt.
+        tokens are drawn. learns: what of the data's rows. classes: of labels (none: those of the
+        data). for_encoder: a BPE that is made here gets a mask token.
     UserError: a source, the tokenizer or the chat template can't be used.
     """
+    if data.is_random and learns != "tokens":
+        raise UserError(
+            "the source random has tokens, and neither labels nor texts that belong together",
+            "data.source: a file with them; or model.objective: causal, or masked",
+            "data.source",
+        )
     if data.is_random:
         return _random(data, vocab_size)
     home = cache / "huggingface"
     files = [find_input_files(source.source) for source in data.sources]
     digests = [digest_files(each, home) for each in files]
     tokenizer = keep_tokenizer(
-        data, model, home, content="/".join(digests), texts=partial(_texts, files)
+        data,
+        model,
+        home,
+        content="/".join(digests),
+        texts=partial(_texts, files, learns),
+        for_encoder=for_encoder,
     )
     corpora = [
         tokenize_once(
@@ -94,7 +111,7 @@ def prepare_data(
             home,
             name=source.source,
             content=digest,
-            labelled=classes is not None,
+            learns=learns,
         )
         for source, each, digest in zip(data.sources, files, digests, strict=True)
     ]
@@ -115,7 +132,9 @@ def prepare_data(
         lines=tuple(_lines(data, statistics)),
         reference=_reference(data, statistics),
     )
-    if classes is None:
+    if learns == "pair":
+        return _paired(prepared, rows_held_out, count_texts(corpora), data)
+    if learns == "tokens":
         return prepared
     return _labelled(prepared, corpora, rows_held_out, data=data, classes=classes)
 
@@ -147,6 +166,25 @@ def _labelled(
     )
 
 
+def _paired(
+    prepared: PreparedData, rows_held_out: TokenRows, texts: int, data: HFData
+) -> PreparedData:
+    """Texts that belong together, so many a row. rows_held_out: all that no step trains on."""
+    assert isinstance(prepared.train, TokenRows)
+    assert prepared.tokenizer is not None
+    pair = partial(PairRows, longest=data.seq_len, suffix=len(prepared.tokenizer.suffix))
+    rows = pair(prepared.train)
+    return replace(
+        prepared,
+        train=rows,
+        held_out=_chosen(pair(rows_held_out), data.eval_samples),
+        collate=partial(collate_pairs, pad=prepared.tokenizer.pad),
+        fingerprint=rows.fingerprint(),
+        texts=texts,
+        lines=(f"an epoch: {len(rows)} rows of {texts} texts that belong together",),
+    )
+
+
 def stamp_data(data: HFData, model: Path | None = None) -> object:
     """Names, sizes and times of what the data is made from."""
     if data.is_random:
@@ -167,9 +205,9 @@ def other_data(source: str, assets: Path, _reference: Mapping[str, float]) -> Ma
     return values
 
 
-def _texts(files: Sequence[Sequence[InputFile]]) -> Iterable[str]:
+def _texts(files: Sequence[Sequence[InputFile]], learns: Learns) -> Iterable[str]:
     for each in files:
-        yield from texts_in(each)
+        yield from texts_in(each, learns)
 
 
 def _rows(
@@ -194,7 +232,7 @@ def _rows(
     return Rows.load(place, "train"), Rows.load(place, "held_out"), statistics, key
 
 
-def _chosen(rows: TokenRows | LabelledRows, count: int | None) -> Source | None:
+def _chosen(rows: TokenRows | LabelledRows | PairRows, count: int | None) -> Source | None:
     """Those that an evaluation reads, spread over what is held out; None: nothing is."""
     if not len(rows) or count == 0:
         return None

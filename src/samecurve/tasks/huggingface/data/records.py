@@ -1,9 +1,9 @@
 """Documents of input files, in the order in which they stand there.
 
-A document is plain text; a prompt and its completion; a conversation; or, where a class is to be
-learnt, a text with its label. Which one follows from the names of the columns. Text and JSONL files
-are cut into chunks, each of whole lines, which may be read by different processes: a chunk has the
-lines that begin in it.
+A document is plain text; a prompt and its completion; a conversation; or, where that is learnt, a
+text with its label, or texts that belong together. Which one follows from the names of the columns.
+Text and JSONL files are cut into chunks, each of whole lines, which may be read by different
+processes: a chunk has the lines that begin in it.
 """
 
 import json
@@ -15,13 +15,16 @@ from typing import Any, Literal
 from samecurve.errors import UserError
 from samecurve.tasks.huggingface.data.sources import Form, InputFile
 
-Kind = Literal["text", "completion", "messages", "classified"]
-KINDS: tuple[Kind, ...] = ("text", "completion", "messages", "classified")
+Kind = Literal["text", "completion", "messages", "classified", "pair", "triple"]
+KINDS: tuple[Kind, ...] = ("text", "completion", "messages", "classified", "pair", "triple")
+Learns = Literal["tokens", "label", "pair"]
 COLUMNS: Mapping[Kind, tuple[str, ...]] = {
     "messages": ("messages",),
     "completion": ("prompt", "completion"),
     "text": ("text",),
-    "classified": ("text",),  # and one of LABELS; only where labels are wanted
+    "classified": ("text",),  # and one of LABELS; only where labels are learnt
+    "pair": ("anchor", "positive"),  # only where such are learnt, as
+    "triple": ("anchor", "positive", "negative"),
 }  # a row with several is what comes first
 LABELS = ("label", "labels")
 
@@ -61,16 +64,16 @@ class Document:
     closes: bool = True
 
 
-def chunks_of(file: InputFile, *, labelled: bool = False) -> list[Chunk]:
-    """labelled: each row is a text with its label.
+def chunks_of(file: InputFile, *, learns: Learns = "tokens") -> list[Chunk]:
+    """learns: what of a row; it needs the columns for that.
 
     UserError: it can't be read, or its columns are none of ours.
     """
     if file.form == "parquet":
-        return _row_groups(file.path, labelled=labelled)
+        return _row_groups(file.path, learns=learns)
     size = file.path.stat().st_size
     if file.form == "arrow":
-        of_columns = _kind_of(_arrow_columns(file.path), file.path, labelled=labelled)
+        of_columns = _kind_of(_arrow_columns(file.path), file.path, learns=learns)
         return [
             Chunk(
                 path=str(file.path),
@@ -84,10 +87,10 @@ def chunks_of(file: InputFile, *, labelled: bool = False) -> list[Chunk]:
         ]
     if not size:
         return []
-    if labelled and file.form == "text":
-        raise _no_label([], file.path)
+    if learns != "tokens" and file.form == "text":
+        raise _no_column([], file.path, learns)
     lines = file.form == "lines"
-    kind: Kind = _kind_of_lines(file.path, labelled=labelled) if lines else "text"
+    kind: Kind = _kind_of_lines(file.path, learns=learns) if lines else "text"
     return [
         Chunk(
             path=str(file.path),
@@ -118,11 +121,15 @@ def texts_of(document: Document) -> list[str]:
     return [*document.text, *(text for text in contents if isinstance(text, str))]
 
 
-def _kind_of(columns: Sequence[str], place: Path | str, *, labelled: bool) -> Kind:
-    if labelled:
+def _kind_of(columns: Sequence[str], place: Path | str, *, learns: Learns) -> Kind:
+    if learns == "label":
         if "text" not in columns or not set(LABELS) & set(columns):
-            raise _no_label(columns, place)
+            raise _no_column(columns, place, learns)
         return "classified"
+    if learns == "pair":
+        if not set(COLUMNS["pair"]) <= set(columns):
+            raise _no_column(columns, place, learns)
+        return "triple" if "negative" in columns else "pair"
     for kind, needed in COLUMNS.items():
         if all(name in columns for name in needed):
             return kind
@@ -133,7 +140,14 @@ def _kind_of(columns: Sequence[str], place: Path | str, *, labelled: bool) -> Ki
     )
 
 
-def _no_label(columns: Sequence[str], place: Path | str) -> UserError:
+def _no_column(columns: Sequence[str], place: Path | str, learns: Learns) -> UserError:
+    if learns == "pair":
+        return UserError(
+            "model.objective embed learns which texts belong together: `anchor` and `positive`"
+            f" (and `negative`); there are {', '.join(columns) or 'no columns'}",
+            "JSONL, parquet or a saved dataset with these columns: rename them",
+            str(place),
+        )
     return UserError(
         "model.objective classify learns the label of each text, and no column holds one; there"
         f" are {', '.join(columns) or 'none'}",
@@ -167,6 +181,12 @@ def _document(kind: Kind, row: Mapping[str, Any], place: str) -> Document:
     if kind == "messages":
         return Document(
             kind, place, messages=_messages(row["messages"], place), tools=row.get(_TOOLS)
+        )
+    if kind == "pair" and "negative" in row:
+        raise UserError(
+            "this row has a `negative`, and the first has none: a batch of both has no one loss",
+            "a negative in each row, or in none",
+            place,
         )
     texts = tuple(row[name] for name in COLUMNS[kind])
     for name, text in zip(COLUMNS[kind], texts, strict=True):
@@ -277,14 +297,14 @@ def _whole(value: Any) -> Any:
     return value
 
 
-def _kind_of_lines(path: Path, *, labelled: bool) -> Kind:
+def _kind_of_lines(path: Path, *, learns: Learns) -> Kind:
     """By its first row."""
     with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
             content = (line.removeprefix(_MARK) if number == 1 else line).strip()
             if content:
                 place = f"{path}:{number}"
-                return _kind_of(list(_object(content, place)), place, labelled=labelled)
+                return _kind_of(list(_object(content, place)), place, learns=learns)
     return "text"
 
 
@@ -294,7 +314,7 @@ def _check_pyarrow() -> None:
     check_installed()
 
 
-def _row_groups(path: Path, *, labelled: bool) -> list[Chunk]:
+def _row_groups(path: Path, *, learns: Learns) -> list[Chunk]:
     _check_pyarrow()
     import pyarrow
     from pyarrow import parquet
@@ -306,7 +326,7 @@ def _row_groups(path: Path, *, labelled: bool) -> list[Chunk]:
         raise UserError(
             f"{path}: no whole parquet file: {error}", "make it again, or copy it again", "data"
         ) from None
-    kind = _kind_of(columns, path, labelled=labelled)
+    kind = _kind_of(columns, path, learns=learns)
     _check_filled(path, footer, kind)
     return [
         Chunk(

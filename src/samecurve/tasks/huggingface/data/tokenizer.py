@@ -24,7 +24,7 @@ from samecurve.tasks.language.tokenizer import ByteTokenizer, LibraryTokenizer, 
 TokenIds = NDArray[np.uint32]
 
 TOKENIZER, NOTES = "tokenizer.json", "tokenizer_notes.json"
-END = "<|endoftext|>"  # of a BPE made here
+END, PAD, MASK = "<|endoftext|>", "<|pad|>", "<|mask|>"  # of a BPE made here
 _CONFIG, _SPECIAL, _TEMPLATE = "tokenizer_config.json", "special_tokens_map.json", "chat_template"
 _FILES = (
     "tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*", "vocab*",
@@ -49,7 +49,8 @@ class TextTokenizer:
     """A tokenizer that is kept in a directory.
 
     size: ids are below it. prefix, suffix: what it puts around a text; the suffix ends with the
-    end-of-document token, if there is one. pad: the id of padding.
+    end-of-document token, if there is one. pad: the id of padding. mask: of a hidden token, or
+    None. special: ids that stand for no text.
     """
 
     def __init__(self, home: Path) -> None:
@@ -59,6 +60,8 @@ class TextTokenizer:
         self.prefix = self.suffix = np.zeros(0, np.uint32)
         self.size, self.pad = ByteTokenizer.size, 0
         self.eos: int | None = None
+        self.mask: int | None = None
+        self.special: tuple[int, ...] = ()
         self._template: ChatTemplate | None = None
         if (home / TOKENIZER).exists():
             self._open(home / TOKENIZER)
@@ -72,6 +75,7 @@ class TextTokenizer:
         self._inner.no_padding()
         self.size = 1 + max(self._inner.get_vocab(with_added_tokens=True).values(), default=-1)
         self.eos = self._id_of("eos_token")
+        self.mask = self._id_of("mask_token")
         pad = self._id_of("pad_token")
         if pad is None:
             pad = self.eos
@@ -79,6 +83,9 @@ class TextTokenizer:
         self.prefix, self.suffix = self._around()
         if self.eos is not None and self.eos not in self.suffix[-1:]:
             self.suffix = np.append(self.suffix, np.uint32(self.eos))
+        ids = (self._id_of(name) for name in self.notes.names)
+        named = {index for index in ids if index is not None}
+        self.special = tuple(sorted({*named, *self.prefix.tolist(), *self.suffix.tolist()}))
 
     def _id_of(self, name: str) -> int | None:
         token = self.notes.names.get(name)
@@ -170,10 +177,12 @@ def keep_tokenizer(
     *,
     content: str,
     texts: Callable[[], Iterable[str]],
+    for_encoder: bool = False,
 ) -> TextTokenizer:
     """The tokenizer of a data section, from the cache if it is there.
 
     model: the model's directory. content: what the sources hold, as a hash; texts: that.
+    for_encoder: a BPE that is made here gets a mask token, and padding of its own.
     UserError: there is no such tokenizer, it can't be read, or it does not know the text.
     """
     place = data.tokenizer or (str(model) if model else "")
@@ -188,11 +197,15 @@ def keep_tokenizer(
         identity: list[Any] = [place, template, content if place != "bytes" else ""]
     else:
         identity = [_digest_files(Path(place).expanduser()), template]
+    special = {"eos_token": END}
+    if for_encoder and place.startswith("bpe:"):
+        special |= {"pad_token": PAD, "mask_token": MASK}
+        identity.append(special)
     text = json.dumps([_FORMAT, *identity])
     home = cache / "tokenizers" / hashlib.sha256(text.encode()).hexdigest()[:24]
     if not home.is_dir():
         with directory_made_once(home) as scratch:
-            _make(place, template, texts, scratch)
+            _make(place, template, texts, scratch, special=special)
     return TextTokenizer(home)
 
 
@@ -210,13 +223,19 @@ def stamp_tokenizer(data: HFData, model: Path | None) -> object:
 
 
 def _make(
-    place: str, template: str | None, texts: Callable[[], Iterable[str]], scratch: Path
+    place: str,
+    template: str | None,
+    texts: Callable[[], Iterable[str]],
+    scratch: Path,
+    *,
+    special: Mapping[str, str],
 ) -> None:
+    """special: tokens of a BPE that is made here."""
     if place == "bytes":
         notes = TokenizerNotes("bytes", chat_template=template)
     elif place.startswith("bpe:"):
-        train_bpe(int(place[4:]), texts(), scratch / TOKENIZER, [END])
-        notes = TokenizerNotes(place, {"eos_token": END}, template)
+        train_bpe(int(place[4:]), texts(), scratch / TOKENIZER, list(special.values()))
+        notes = TokenizerNotes(place, special, template)
     else:
         path = Path(place).expanduser()
         content, notes = _read_tokenizer(path)

@@ -1,0 +1,89 @@
+"""Rows of texts that belong together, by id: an anchor, its positive, and perhaps a negative.
+
+input_ids int64 [texts, width], documents int32 [texts, width] (1; 0 is padding).
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from samecurve.core.determinism.data_order import Ids
+from samecurve.data.tokens import IGNORED
+from samecurve.errors import UserError
+from samecurve.tasks.huggingface.data.corpus import Corpus
+from samecurve.tasks.huggingface.data.rows import TokenRows
+
+Numbers = NDArray[np.int64]
+
+
+class PairRows:
+    """rows: without padding; a label marks where the second text begins, and the third.
+
+    longest: tokens of a text, which keeps its beginning and its last `suffix` ones.
+    """
+
+    def __init__(self, rows: TokenRows, *, longest: int, suffix: int) -> None:
+        self._rows, self._longest, self._suffix = rows, longest, suffix
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def row_lengths(self) -> Numbers:
+        """Tokens of all texts of each row."""
+        return self._rows.row_lengths
+
+    def fingerprint(self) -> str:
+        return f"{self._rows.fingerprint()}/pairs"
+
+    def __getitem__(self, ids: Ids) -> Mapping[str, Any]:
+        columns = self._rows[ids]
+        texts = [
+            [self._cut(text) for text in np.split(tokens, np.flatnonzero(labels != IGNORED))]
+            for tokens, labels in zip(columns["input_ids"], columns["labels"], strict=True)
+        ]
+        filled = [_filled(row, 0) for row in texts]
+        return {name: [row[name] for row in filled] for name in ("input_ids", "documents")}
+
+    def _cut(self, text: Numbers) -> Numbers:
+        if len(text) <= self._longest:
+            return text
+        begin = self._longest - min(self._suffix, self._longest - 1)
+        return np.concatenate([text[:begin], text[len(text) - (self._longest - begin) :]])
+
+
+def count_texts(corpora: Sequence[Corpus]) -> int:
+    """How many texts a row has: 2 or 3. UserError: some rows have a negative, and others none."""
+    has_negative = {bool(corpus.of_kind("triple").any()) for corpus in corpora}
+    if has_negative == {True, False} or any(
+        corpus.of_kind("triple").any() and corpus.of_kind("pair").any() for corpus in corpora
+    ):
+        raise UserError(
+            "some files have a column `negative`, and others none: a batch of both has no one loss",
+            "a negative in each row, or in none",
+            "data.source",
+        )
+    return 3 if has_negative == {True} else 2
+
+
+def collate_pairs(samples: Sequence[Mapping[str, Any]], pad: int = 0) -> dict[str, NDArray[Any]]:
+    """[rows, texts, width]: padded to the longest text of all."""
+    texts = [
+        text[real > 0]
+        for sample in samples
+        for text, real in zip(sample["input_ids"], sample["documents"], strict=True)
+    ]
+    columns = _filled(texts, pad)
+    shape = len(samples), -1, columns["documents"].shape[1]
+    return {name: column.reshape(shape) for name, column in columns.items()}
+
+
+def _filled(texts: Sequence[Numbers], pad: int) -> dict[str, NDArray[Any]]:
+    """[texts, width]"""
+    sizes = np.array([len(text) for text in texts])
+    real = np.arange(sizes.max()) < sizes[:, None]
+    tokens = np.full(real.shape, pad, np.int64)
+    tokens[real] = np.concatenate(list(texts))
+    return {"input_ids": tokens, "documents": real.astype(np.int32)}

@@ -1,0 +1,105 @@
+"""The objective of a masked language model: hidden tokens, from what stands on both sides of them.
+
+Which tokens are hidden follows from (seed, epoch, sample, place in the text) alone: the same on any
+devices, in any microbatch, and fresh in each epoch; in every evaluation the same.
+Source of the shares: Devlin et al. 2019, arXiv:1810.04805, section 3.1.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from samecurve.core.determinism.mean import Mean
+from samecurve.core.protocols import Arrays
+from samecurve.core.sample_numbers import SampleNumbers, rng
+from samecurve.errors import UserError
+from samecurve.tasks.huggingface.causal import (
+    count_correct,
+    count_labels,
+    suit_experts,
+    token_errors,
+)
+from samecurve.tasks.huggingface.data.tokenizer import TextTokenizer
+from samecurve.torch_engine.layers.cross_entropy import IGNORED
+
+_MASK_BELOW, _RANDOM_BELOW = 0.8, 0.9  # of a hidden token's draw: 80 %, 10 %, 10 % as it is
+
+
+@dataclass(frozen=True)
+class Masking:
+    """How tokens are hidden.
+
+    probability: of each token. mask: the id that stands in its place. special: ids that are never
+    hidden. vocab_size: random tokens are below it.
+    """
+
+    probability: float
+    mask: int
+    special: Sequence[int]
+    vocab_size: int
+
+    def hide(self, tokens: Tensor, real: Tensor, numbers: SampleNumbers) -> tuple[Tensor, Tensor]:
+        """(tokens as the model sees them, labels: IGNORED where nothing is hidden).
+
+        tokens, real (no padding): [rows, width]. Of each row one token at least is hidden, if it
+        has one that may be.
+        """
+        width = tokens.shape[1]
+        draws, kinds = numbers.uniform(width), numbers.uniform(width)
+        others = numbers.integers(0, self.vocab_size, width)
+        may_be = real & ~torch.isin(tokens, tokens.new_tensor(self.special))
+        draws = torch.where(may_be, draws, 2.0)
+        least = draws.amin(1, keepdim=True)
+        hidden = may_be & ((draws < self.probability) | (draws == least))
+        shown = torch.where(kinds < _RANDOM_BELOW, others.to(tokens.dtype), tokens)
+        shown = torch.where(kinds < _MASK_BELOW, self.mask, shown)
+        return torch.where(hidden, shown, tokens), torch.where(hidden, tokens, IGNORED)
+
+
+def make_masking(probability: float, tokenizer: TextTokenizer | None, vocab_size: int) -> Masking:
+    """tokenizer: None for random tokens, of which the last one stands for the mask.
+
+    UserError: the tokenizer has no mask token.
+    """
+    if tokenizer is None:
+        return Masking(probability, vocab_size - 1, (vocab_size - 1,), vocab_size)
+    if tokenizer.mask is None:
+        raise UserError(
+            f"model.objective masked: the tokenizer {tokenizer.notes.name} has no mask token",
+            "the tokenizer of a model that was trained so (bert, roberta, modernbert), with a"
+            " mask_token in its tokenizer_config.json; or data.tokenizer=bpe:8000, which gets one",
+            "data.tokenizer",
+        )
+    return Masking(probability, tokenizer.mask, tokenizer.special, tokenizer.size)
+
+
+class Masked:
+    """Loss and metrics of a microbatch. Rows are one text each."""
+
+    metric_names = ("loss", "accuracy")
+
+    def __init__(self, masking: Masking) -> None:
+        self._masking = masking
+
+    def loss(self, model: Any, batch: Arrays) -> Mean:
+        logits, labels = self._answers(model, batch)
+        return Mean(token_errors(logits, labels).sum(), count_labels(labels))
+
+    def metrics(self, model: Any, batch: Arrays) -> Mapping[str, Mean]:
+        """accuracy: of the hidden tokens."""
+        logits, labels = self._answers(model, batch)
+        count = count_labels(labels)
+        return {
+            "loss": Mean(token_errors(logits, labels).sum(), count),
+            "accuracy": Mean(count_correct(logits, labels), count),
+        }
+
+    def _answers(self, model: Any, batch: Arrays) -> tuple[Tensor, Tensor]:
+        """Logits [rows, width, vocabulary], and labels [rows, width]."""
+        suit_experts(model)
+        real = batch["documents"] > 0
+        tokens, labels = self._masking.hide(batch["input_ids"], real, rng(batch))
+        return model(input_ids=tokens, attention_mask=real.long()).logits, labels
