@@ -40,7 +40,7 @@ class Wide(nn.Module):
         self.scale = nn.Parameter(torch.ones(1_000_000))
     def forward(self, x):
         for _ in range(3):
-            x = torch.sin(x * self.scale)
+            x = torch.abs(x * self.scale)
         return x
 
 class Greedy:
