@@ -41,11 +41,11 @@ def from_files(model: Any, arrays: Mapping[str, StoredArray]) -> dict[str, Store
     result: dict[str, StoredArray] = {}
     joined: dict[str, list[tuple[str, str]]] = {}  # name here -> (name there, pattern)
     for name in sorted(arrays, key=dot_natural_key):
-        if _is_ignored(model, name):
-            continue
         renamed, pattern = rename_source_key(name, renamings, converters, prefix, known)
         if renamed not in known and name in known:
             renamed, pattern = name, None
+        if renamed not in known and _is_ignored(model, name):
+            continue
         if pattern is None:
             result[renamed] = arrays[name]
         else:
