@@ -7,7 +7,8 @@ import pytest
 from samecurve.core.config.document import Document, dump, parse
 from samecurve.core.config.loading import load
 from samecurve.core.config.param_groups import ParamRule
-from samecurve.core.config.sections import Config, flatten
+from samecurve.core.config.section import flatten
+from samecurve.core.config.sections import Config
 from samecurve.errors import SamecurveError, UserError
 from samecurve.tasks import Tasks
 

@@ -76,7 +76,7 @@ def plan(
     if other_machine:
         _plan_machine(loaded, other_machine, as_json=as_json)
         return
-    from samecurve.core.config.sections import flatten
+    from samecurve.core.config.section import flatten
     from samecurve.observe.plan_text import table
     from samecurve.run.init_weights import read_initial_weights
     from samecurve.run.prepare import make_plan
@@ -107,7 +107,7 @@ def _plan_machine(loaded: "LoadedConfig", request: "PredictionRequest", *, as_js
     A plan that is refused ends the verb as it would end train, once all that would be served is
     shown.
     """
-    from samecurve.core.config.sections import flatten
+    from samecurve.core.config.section import flatten
     from samecurve.experiments.machine import predict
     from samecurve.observe.plan_text import table
 

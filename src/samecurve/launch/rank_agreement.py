@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import samecurve
 from samecurve.core.config.loading import LoadedConfig
-from samecurve.core.config.sections import flatten
+from samecurve.core.config.section import flatten
 from samecurve.core.protocols import Rank
 from samecurve.errors import RunError, SamecurveError, UserError
 from samecurve.tasks.class_place import code_of, identity_of, place_of

@@ -11,7 +11,8 @@ from samecurve.checkpoint.manifest import MANIFEST, CorruptCheckpointError, name
 from samecurve.checkpoint.store import checkpoints, newest, set_aside
 from samecurve.core.config.loading import LoadedConfig
 from samecurve.core.config.param_groups import ParamGroup, ParamRules
-from samecurve.core.config.sections import Config, flatten
+from samecurve.core.config.section import flatten
+from samecurve.core.config.sections import Config
 from samecurve.core.determinism.data_order import Anchor
 from samecurve.core.planning.facts import Fixed
 from samecurve.errors import SamecurveError, UserError

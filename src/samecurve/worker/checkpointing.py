@@ -8,7 +8,7 @@ from importlib.metadata import version
 
 import samecurve
 from samecurve.checkpoint.store import Published, Publisher, Store
-from samecurve.core.config.sections import flatten
+from samecurve.core.config.section import flatten
 from samecurve.core.events import Event
 from samecurve.core.protocols import Record, Task
 from samecurve.observe.journal import Journal

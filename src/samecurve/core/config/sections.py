@@ -7,7 +7,6 @@ and no engine.
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import (
-    BaseModel,
     BeforeValidator,
     Field,
     NonNegativeFloat,
@@ -398,24 +397,3 @@ class Config(Section):
     train: Train = Train()
     devices: Devices = Devices()
     track: Track = Track()
-
-
-def _plain(item: Any) -> Any:
-    """An item of a list, as one writes it."""
-    if isinstance(item, BaseModel):
-        return item.model_dump(mode="json", exclude_defaults=True)
-    return item
-
-
-def flatten(section: BaseModel, prefix: str = "") -> dict[str, Any]:
-    """A config as dotted keys and plain values."""
-    result: dict[str, Any] = {}
-    for name in type(section).model_fields:
-        value = getattr(section, name)
-        if isinstance(value, BaseModel):
-            result |= flatten(value, f"{prefix}{name}.")
-        elif isinstance(value, tuple | list) and any(isinstance(item, BaseModel) for item in value):
-            result[prefix + name] = [_plain(item) for item in value]
-        else:
-            result[prefix + name] = value
-    return result | {prefix + name: value for name, value in (section.model_extra or {}).items()}
