@@ -133,6 +133,10 @@ def make_causal(fields: HFModel, config: Any, *, packed: bool) -> tuple[Causal, 
 
 
 def _num_experts(config: Any) -> int:
+    """Of a layer; 0: no layer has any."""
+    dense = getattr(config, "first_k_dense_replace", 0)  # of deepseek: layers without any, first
+    if dense and dense >= config.num_hidden_layers:
+        return 0
     names = ("num_local_experts", "num_experts", "n_routed_experts")
     return next((int(getattr(config, name) or 0) for name in names if hasattr(config, name)), 0)
 
