@@ -144,6 +144,7 @@ def test_another_base_is_refused(pool: Pool, tmp_path: Path, cache: Path) -> Non
         train(pool, start(run, more, cache))
 
 
+@pytest.mark.long
 def test_a_seeded_base_is_the_same_wherever_it_is_made(
     pool: Pool, tmp_path: Path, cache: Path
 ) -> None:

@@ -79,7 +79,8 @@ def values(pairs: Path, model: dict[str, Any], **sections: Any) -> dict[str, Any
 @pytest.mark.parametrize(
     ("model", "negatives", "layouts"),
     [
-        (BERT, True, ["ddp:3", "fsdp:2/4..single"]),
+        (BERT, True, ["fsdp:2/4..single"]),
+        pytest.param(BERT, True, ["ddp:3"], marks=pytest.mark.long),
         pytest.param(
             {"architecture": "llama", **COMMON, "vocab_size": 256},
             False,
@@ -96,6 +97,7 @@ def test_devices_do_not_change_the_negatives(
     check_one_curve(config, layouts, pool, tmp_path, steps=7, near=1e-10)
 
 
+@pytest.mark.long
 def test_negatives_of_the_microbatch_alone_are_seen(pool: Pool, tmp_path: Path) -> None:
     of_class = values(write_pairs(tmp_path / "p.jsonl"), BERT)
     config = config_of({**of_class, "task": f"{__file__}:NegativesOfTheMicrobatch"})

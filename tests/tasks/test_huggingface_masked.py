@@ -98,7 +98,8 @@ def values(texts: Path, model: dict[str, Any], **sections: Any) -> dict[str, Any
 @pytest.mark.parametrize(
     ("model", "layouts"),
     [
-        ("bert", ["ddp:3", "fsdp:2/4..single"]),
+        ("bert", ["fsdp:2/4..single"]),
+        pytest.param("bert", ["ddp:3"], marks=pytest.mark.long),
         pytest.param("modernbert", ["ddp:3", "fsdp:2/4..single"], marks=pytest.mark.long),
         pytest.param("roberta", ["single/4", "fsdp:2"], marks=pytest.mark.long),
     ],
@@ -112,6 +113,7 @@ def test_devices_do_not_change_the_curve(
     check_one_curve(config, layouts, pool, tmp_path, steps=9, near=1e-10)
 
 
+@pytest.mark.long
 def test_masks_by_place_in_the_microbatch_are_seen(pool: Pool, tmp_path: Path) -> None:
     fields = {"architecture": "bert", **SMALL}
     of_class = values(write_texts(tmp_path / "t.jsonl"), fields)
