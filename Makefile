@@ -41,10 +41,13 @@ test-long: lint
 
 bench: .venv/.bench
 	$(BIN)/python -m benchmarks.curves
+	$(BIN)/python -m benchmarks.same_batch
+	$(BIN)/python -m benchmarks.hf
 	$(BIN)/python -m benchmarks.overhead
 	$(BIN)/python -m benchmarks.ddp
 	$(BIN)/python -m benchmarks.checkpoint
 	$(BIN)/python -m benchmarks.page
+	$(BIN)/python -m benchmarks.same_batch_page
 
 clean:
 	rm -rf .venv runs dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

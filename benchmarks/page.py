@@ -72,6 +72,22 @@ def ddp(found: Result) -> str:
     )
 
 
+def hf(found: Result) -> str:
+    trainer = found["seconds"]["hf trainer"]
+    rows = []
+    for name, times in found["seconds"].items():
+        each = [b / a for a, b in zip(times, trainer, strict=True)]
+        rate = found["tokens_per_step"] / statistics.median(times)
+        rows.append(
+            [name, f"{rate:.0f}", f"{found['of_hf_trainer'][name]:.3f}", _span(each, ".3f")]
+        )
+    return (
+        f"n = {len(trainer)}, {found['steps']} steps each, {found['parameters'] / 1e6:.1f}M"
+        f" parameters, {found['world']} ranks of one thread.\n\n"
+        + table(["trainer", "tokens/s", "of HF Trainer", "least and most"], rows)
+    )
+
+
 def start(found: Result) -> str:
     rows = [
         [name, f"{statistics.median(times):.2f}", _span(times, ".2f")]
@@ -281,6 +297,16 @@ KINDS: dict[str, tuple[str, str, Callable[[Result], str]]] = {
             " with these, which ours does not use. `benchmarks/ddp.py`."
         ),
         ddp,
+    ),
+    "hf": (
+        "A Llama of the transformers library on two CPU ranks",
+        (
+            "The library's model, the same random tokens, clipping and optimizer, gradients over"
+            " Gloo, logged every step. On a GPU the same command takes 1B (and 8B with LoRA and"
+            " recompute) beside HF Trainer and Accelerate; that form is unmeasured on GPU."
+            " `benchmarks/hf.py`."
+        ),
+        hf,
     ),
     "start": (
         "From a command to its end",

@@ -1,4 +1,6 @@
-"""docs/benchmarks.md is what its result files say, and nothing else."""
+"""docs/benchmarks.md is what its result files say, and nothing else; so are the tables of
+docs/same-batch.md.
+"""
 
 import sys
 from pathlib import Path
@@ -6,10 +8,11 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 
 
-def test_the_page_of_benchmarks_is_made_from_its_results() -> None:
+def test_pages_of_benchmarks_are_made_from_their_results() -> None:
     sys.path.insert(0, str(ROOT))
     try:
-        from benchmarks.page import PAGE, page_text
+        from benchmarks import page, same_batch_page
     finally:
         sys.path.remove(str(ROOT))
-    assert PAGE.read_text() == page_text(), "python -m benchmarks.page makes it anew"
+    for of in (page, same_batch_page):
+        assert of.PAGE.read_text() == of.page_text(), f"python -m {of.__name__} makes it anew"

@@ -54,6 +54,7 @@ UNSHOWN = {
     "docs/guarantees.md": {"clip.yaml"},
     "docs/hangs.md": {"my.yaml"},
     "docs/speed.md": {"tiny.yaml"},
+    "docs/same-batch.md": {"same/same.yaml"},
     "docs/strategies.md": {"large.yaml", "uneven.yaml", "greedy.py", "unused.py"},
     "docs/tasks.md": {
         *("cut.py", "dropout.py", "factors.py", "mean.py", "noise.py", "radam.py", "typo.py"),

@@ -1,0 +1,319 @@
+"""Tokens a second, MFU and memory of a Llama of the transformers library on one GPU: ours, HF
+Trainer and Accelerate, alternating in one process. Not measured on a GPU yet.
+
+    python -m benchmarks.hf                          # where there is a GPU: 1B, all weights
+    python -m benchmarks.hf --case 8b-lora           # 8B, recompute, LoRA of rank 16
+    python -m benchmarks.hf_gpu --device cpu --tiny  # the same paths in small: nothing of speed
+
+All in bf16 autocast, by fused AdamW, clipped at the same norm, in the same microbatch and rounds,
+on random tokens in rows of 2048; recompute by block, where the case has it. Weights are f32; of an
+adapter's base the others hold bf16, as their pages advise. MFU: as benchmarks/gpu.py has it. Writes
+benchmarks/results/hf-gpu-<machine>-<case>.json after every turn of a side, so that what ends early
+leaves what it measured; on a CPU only where --out says.
+"""
+
+import argparse
+import json
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.common import config_of
+from benchmarks.gpu import Found, ceiling, measured, result_of, shown, version
+from benchmarks.sides import Clock, Setting, samecurve
+from samecurve.core.planning.planner import plan
+from samecurve.errors import UserError
+from samecurve.probe import probe
+from samecurve.system import install_command
+from samecurve.tasks import open_task
+
+_LLAMA = {
+    "architecture": "llama",
+    "vocab_size": 128_256,
+    "num_key_value_heads": 8,
+    "num_attention_heads": 32,
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 8192,
+}
+_TINY = {
+    "vocab_size": 256,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+_ADAPTER = {"kind": "lora", "rank": 16, "alpha": 32, "target": "all-linear"}
+
+
+@dataclass(frozen=True)
+class Case:
+    """adapter: LoRA in place of all weights; recompute: by block"""
+
+    hidden: int
+    intermediate: int
+    layers: int
+    tied: bool
+    adapter: bool
+    recompute: bool
+
+    def model(self, *, tiny: bool) -> dict[str, Any]:
+        fields = {
+            **_LLAMA,
+            "hidden_size": self.hidden,
+            "intermediate_size": self.intermediate,
+            "num_hidden_layers": self.layers,
+            "tie_word_embeddings": self.tied,
+        }
+        return fields | (_TINY if tiny else {})
+
+
+CASES = {
+    "1b": Case(2048, 8192, 16, tied=True, adapter=False, recompute=False),
+    "8b-lora": Case(4096, 14336, 32, tied=False, adapter=True, recompute=True),
+}
+
+
+def setting_of(arguments: argparse.Namespace, home: Path) -> Setting:
+    """UserError: the plan refuses the case."""
+    case = CASES[arguments.case]
+    fields = case.model(tiny=arguments.tiny)
+    config = config_of(
+        {
+            "task": "huggingface",
+            "model": fields | ({"adapter": _ADAPTER} if case.adapter else {}),
+            "data": {
+                "source": "random",
+                "seq_len": 64 if arguments.tiny else 2048,
+                "samples": 4096,
+                "validation": 0,
+            },
+            "batch": {"samples": arguments.batch, "per_device": arguments.micro},
+            "optimizer": {"lr": 3e-4, "betas": [0.9, 0.95], "weight_decay": 0.1, "clip": 1.0},
+            "schedule": {"warmup": 1, "decay": "constant"},
+            "train": {
+                "steps": arguments.warm + arguments.steps + 3,
+                "precision": "bf16",
+                "compile": True,
+                "recompute": "block" if case.recompute else "none",
+            },
+            "devices": {
+                "use": "0" if arguments.device == "cuda" else "cpu",
+                "strategy": "single",
+            },
+        }
+    )
+    task = open_task(config, home / "cache")
+    made = plan(config, probe(), task.facts())
+    torch.set_num_threads(made.threads)
+    device = torch.device(made.devices[0].place)
+    return Setting(task, config, made, device, home, arguments.warm, arguments.steps)
+
+
+def others_model(arguments: argparse.Namespace, device: torch.device) -> Any:
+    from transformers import AutoModelForCausalLM, LlamaConfig
+
+    case = CASES[arguments.case]
+    fields = {k: v for k, v in case.model(tiny=arguments.tiny).items() if k != "architecture"}
+    config: Any = LlamaConfig(**fields, use_cache=False)
+    auto: Any = AutoModelForCausalLM
+    torch.manual_seed(0)
+    dtype = torch.bfloat16 if case.adapter else torch.float32
+    with device:
+        model = auto.from_config(config, dtype=dtype)
+    if not case.adapter:
+        return model
+    from peft import LoraConfig, get_peft_model
+
+    model.enable_input_require_grads()
+    adapter = LoraConfig(
+        r=_ADAPTER["rank"],  # type: ignore[arg-type]
+        lora_alpha=_ADAPTER["alpha"],  # type: ignore[arg-type]
+        target_modules="all-linear",
+        task_type="CAUSAL_LM",
+    )
+    return get_peft_model(model, adapter)
+
+
+class Rows(torch.utils.data.Dataset[Any]):
+    """One sample at a time, as torch's loaders ask for them."""
+
+    def __init__(self, setting: Setting) -> None:
+        self._data = setting.task.train_data()
+        self._count = (setting.warm + setting.steps) * setting.plan.global_batch_size
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        rows = self._data[np.asarray([index % len(self._data)])]
+        return {name: torch.from_numpy(rows[name][0]) for name in ("input_ids", "labels")}
+
+
+def ours(setting: Setting, arguments: argparse.Namespace) -> float:
+    del arguments  # all of it stands in the setting
+    return samecurve(setting)
+
+
+def trainer(setting: Setting, arguments: argparse.Namespace) -> float:
+    from transformers import Trainer, TrainerCallback, TrainingArguments
+
+    clock, fields, gpu = Clock(setting), setting.config.optimizer, setting.device.type == "cuda"
+
+    class Ticks(TrainerCallback):
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            clock.tick()
+
+    options = TrainingArguments(
+        output_dir=str(setting.home / "trainer"),
+        per_device_train_batch_size=setting.plan.micro_batch_size,
+        gradient_accumulation_steps=setting.plan.accumulation_steps,
+        max_steps=setting.warm + setting.steps,
+        bf16=True,
+        torch_compile=True,
+        gradient_checkpointing=CASES[arguments.case].recompute,
+        gradient_checkpointing_kwargs={"use_reentrant": False},
+        optim="adamw_torch_fused",
+        learning_rate=fields.lr,
+        weight_decay=fields.weight_decay,
+        max_grad_norm=fields.clip,
+        adam_beta1=fields.betas[0],
+        adam_beta2=fields.betas[1],
+        report_to=[],
+        save_strategy="no",
+        logging_strategy="no",
+        dataloader_num_workers=2 if gpu else 0,
+        dataloader_pin_memory=gpu,
+        use_cpu=not gpu,
+        disable_tqdm=True,
+    )
+    model = others_model(arguments, setting.device)
+    Trainer(model=model, args=options, train_dataset=Rows(setting), callbacks=[Ticks()]).train()
+    return clock.seconds
+
+
+def _accelerated(setting: Setting, arguments: argparse.Namespace) -> tuple[Any, ...]:
+    """(accelerator, model, optimizer, loader)"""
+    from accelerate import Accelerator
+
+    gpu = setting.device.type == "cuda"
+    accelerator = Accelerator(
+        mixed_precision="bf16",
+        gradient_accumulation_steps=setting.plan.accumulation_steps,
+        dynamo_backend="inductor",
+        cpu=not gpu,
+    )
+    model = others_model(arguments, setting.device)
+    model.train()
+    if CASES[arguments.case].recompute:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    fields = setting.config.optimizer
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(
+        trained, lr=fields.lr, betas=fields.betas, weight_decay=fields.weight_decay, fused=True
+    )
+    loader: Any = torch.utils.data.DataLoader(
+        Rows(setting),
+        batch_size=setting.plan.micro_batch_size,
+        pin_memory=gpu,
+        num_workers=2 if gpu else 0,
+    )
+    return accelerator, *accelerator.prepare(model, optimizer, loader)
+
+
+def _counted(batches: Iterator[Any], rounds: int) -> Iterator[tuple[list[Any], Any]]:
+    """The microbatches of a step, and the labels that count in them."""
+    while parts := [batch for _, batch in zip(range(rounds), batches, strict=False)]:
+        yield parts, sum(part["labels"][:, 1:].ne(-100).sum() for part in parts)
+
+
+def accelerate(setting: Setting, arguments: argparse.Namespace) -> float:
+    accelerator, model, optimizer, loader = _accelerated(setting, arguments)
+    clock, rounds = Clock(setting), setting.plan.accumulation_steps
+    for parts, counted in _counted(iter(loader), rounds):
+        for part in parts:
+            accelerator.backward(model(**part, num_items_in_batch=counted).loss * rounds)
+        accelerator.clip_grad_norm_(model.parameters(), setting.config.optimizer.clip)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        clock.tick()
+    return clock.seconds
+
+
+SIDES: dict[str, Callable[..., float]] = {
+    "samecurve": ours,
+    "trainer": trainer,
+    "accelerate": accelerate,
+}
+
+
+def parsed(words: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--case", choices=list(CASES), default="1b")
+    parser.add_argument("--batch", type=int, default=32, help="rows of a step")
+    parser.add_argument("--micro", type=int, default=4, help="rows at once")
+    parser.add_argument("--warm", type=int, default=5, help="first steps of each turn, not timed")
+    parser.add_argument("--steps", type=int, default=15, help="timed steps of each turn")
+    parser.add_argument("--turns", type=int, default=2)
+    parser.add_argument("--sides", default=",".join(SIDES))
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--tiny", action="store_true", help="a model of two layers of 64")
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args(words)
+    unknown = set(arguments.sides.split(",")) - set(SIDES)
+    if unknown:
+        parser.error(f"--sides: {', '.join(sorted(unknown))}: not among {', '.join(SIDES)}")
+    if arguments.batch % arguments.micro:
+        parser.error("--batch must be a multiple of --micro: the others know rounds of one size")
+    if arguments.device == "cuda" and not torch.cuda.is_available():
+        parser.error("no GPU here; --device cpu --tiny tries the same paths without one")
+    return arguments
+
+
+def place_of(arguments: argparse.Namespace, setting: Setting) -> Path | None:
+    """The file of the result; None: nowhere."""
+    if arguments.out or setting.device.type != "cuda" or arguments.tiny:
+        out: Path | None = arguments.out
+        return out
+    words = f"{setting.plan.devices[0].name} {arguments.case}"
+    name = re.sub("[^A-Za-z0-9]+", "-", words).strip("-").lower()
+    return Path(__file__).parent / "results" / f"hf-gpu-{name}.json"
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    arguments = parsed(words)
+    chosen = arguments.sides.split(",")
+    skipped = {}
+    if version("accelerate") is None:
+        reason = f"accelerate is not installed ({install_command('bench')})"
+        skipped = {name: reason for name in chosen if name != "samecurve"}
+    found = {name: Found([], None) for name in chosen if name not in skipped}
+    with tempfile.TemporaryDirectory() as scratch:
+        try:
+            setting = setting_of(arguments, Path(scratch))
+        except UserError as error:
+            raise SystemExit(f"{arguments.case}: {error}") from error
+        fastest, place = ceiling(setting.device), place_of(arguments, setting)
+        result: dict[str, Any] = {}
+        for turn in range(arguments.turns):
+            for name, one in found.items():
+                seconds, one.memory = measured(partial(SIDES[name], arguments=arguments), setting)
+                one.seconds.append(seconds)
+                print(f"turn {turn + 1}  {name:<14} {seconds * 1e3:.1f} ms a step", flush=True)
+                result = result_of(setting, found, skipped, fastest, {})
+                if place:
+                    place.write_text(json.dumps(result, indent=1) + "\n")
+        print(shown(result))
+    if place:
+        print(f"written to {place}")
+
+
+if __name__ == "__main__":
+    main()
