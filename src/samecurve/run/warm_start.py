@@ -59,15 +59,11 @@ class WarmStart:
         described = (*libraries, _DESCRIBES)
         if plan.is_one_process:
             self.server.preload(described)
-            self._imports = threading.Thread(target=_import, args=((_ENGINE, *libraries),))
+            # without the libraries: transformers can't be imported by two threads at once
+            self._imports = threading.Thread(target=import_ahead, args=(_ENGINE,), name="imports")
             self._imports.start()
             return
         # what torch's wrapper of a model on several ranks imports, once it is made; and numpy's
         # masked arrays, with the first np.unique
         wrapper = "torch.distributed.fsdp" if plan.shards > 1 else "torch._dynamo"
         self.server.preload((*described, _ENGINE, "numpy.ma", wrapper, _TRAINS))
-
-
-def _import(modules: Sequence[str]) -> None:
-    for module in modules:
-        import_ahead(module)
