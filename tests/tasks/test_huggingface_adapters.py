@@ -233,7 +233,8 @@ def test_the_verbs_take_such_a_run(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text(json.dumps(values(tmp_path)))
     samecurve("train", "-f", "c.yaml", "--save-dir", "run", cwd=tmp_path)
     assert len(losses_of(tmp_path / "run")) == 6
-    samecurve("eval", "run", "--devices", "cpu:2", cwd=tmp_path)
+    samecurve("eval", "run", "--devices", "cpu:2", "--strategy", "ddp", cwd=tmp_path)
     shown = samecurve("export", "run", "--to", "out", "--format", "peft", cwd=tmp_path)
     assert "28 arrays" in shown.stdout
-    samecurve("verify", "-f", "c.yaml", "--devices", "cpu:2", cwd=tmp_path)
+    two = ("--devices", "cpu:2", "--strategy", "ddp")
+    samecurve("verify", "-f", "c.yaml", *two, cwd=tmp_path)
