@@ -305,3 +305,10 @@ def _check_can_be_sharded(model: nn.Module) -> None:
                 "put the complex ones in a module of their own, or --strategy ddp",
                 "model",
             )
+        if True in kinds and not hasattr(FSDPModule, "set_custom_all_gather"):
+            raise UserError(
+                f"fsdp: {name or 'the model'} holds complex parameters, which torch"
+                f" {torch.__version__} can't gather",
+                "a newer torch (2.11 does it), or --strategy ddp",
+                "model",
+            )
