@@ -163,18 +163,3 @@ def test_a_directory_that_is_not_whole_is_refused(tmp_path: Path, cache: Path) -
     opened()
     with pytest.raises(UserError, match="shape"):
         opened(intermediate_size=64)
-
-
-def test_a_tokenizer_of_more_tokens_than_the_model_knows_is_refused(
-    tmp_path: Path, cache: Path
-) -> None:
-    library_model("llama").save_pretrained(tmp_path)
-    described = config("llama", rows="").model_dump(mode="json", exclude={"model", "data"})
-    (tmp_path / "a.txt").write_text("text " * 100)
-    here = {
-        **described,
-        "model": {"path": str(tmp_path)},
-        "data": {"source": str(tmp_path / "a.txt"), "tokenizer": "bytes", "seq_len": 16},
-    }
-    with pytest.raises(UserError, match="knows 64 tokens; the tokenizer bytes has 256"):
-        facts(config_of(here), cache)

@@ -36,6 +36,7 @@ def devices(environment: Mapping[str, str]) -> tuple[Device, ...]:
                 name=_text(pynvml.nvmlDeviceGetName(handle)),
                 memory=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
                 driver=driver,
+                capability=_capability(handle),
             )
             for index, handle in enumerate(_visible_handles(environment))
         )
@@ -107,6 +108,15 @@ def _match(entry: str, handles: list[Any]) -> list[Any]:
             return [pynvml.nvmlDeviceGetHandleByUUID(entry)]
     uuids = [_text(pynvml.nvmlDeviceGetUUID(handle)) for handle in handles]
     return [handle for handle, uuid in zip(handles, uuids, strict=True) if uuid.startswith(entry)]
+
+
+def _capability(handle: Any) -> str:
+    """As "8.0"; '' where the driver does not say."""
+    try:
+        major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
+    except pynvml.NVMLError:
+        return ""
+    return f"{major}.{minor}"
 
 
 def _text(value: str | bytes) -> str:

@@ -21,7 +21,7 @@ from samecurve.core.protocols import Checkpoint, StoredArrays
 from samecurve.errors import RunError, UserError
 from samecurve.run.directory import Run
 from samecurve.run.foreign_weights import SourceArray
-from samecurve.run.init_weights import fitting_arrays, read_initial_weights
+from samecurve.run.init_weights import fitting_arrays, placed, read_initial_weights
 from samecurve.run.resume import Origin
 from samecurve.system import cache_home, read_file_bytes
 from samecurve.tasks import open_task
@@ -86,7 +86,8 @@ def choose_base(
         return None
     if before and not path.exists():
         _refuse_other(before, None)
-    source = read_initial_weights(path, config, facts)
+    with placed(config, path):
+        source = read_initial_weights(path, config, facts)
     now = Base.of(path)
     if not now.files:
         raise UserError(

@@ -8,6 +8,7 @@ only its part.
 
 import shutil
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,19 @@ def choose_initial_weights(
             "one of --resume and --init-from",
             WHERE,
         )
-    return read_initial_weights(init_from, config, facts)
+    with placed(config, init_from):
+        return read_initial_weights(init_from, config, facts)
+
+
+@contextmanager
+def placed(config: Config, path: Path) -> Iterator[None]:
+    """What is wrong with weights that the config names is told at its key, not at the flag."""
+    try:
+        yield
+    except UserError as error:
+        if error.where != WHERE or path != first_weights(config):
+            raise
+        raise UserError(error.cause, error.remedy, "model.path") from None
 
 
 def _check_own_weights(

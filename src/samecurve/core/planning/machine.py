@@ -9,6 +9,8 @@ from typing import Literal
 from samecurve.core.simulation.hardware import peak
 
 Kind = Literal["cpu", "cuda"]
+# NVIDIA's first GPUs with it: CUDA C++ programming guide, "Compute Capabilities"
+_LEAST_CAPABILITY = {"bf16": (8, 0), "float8": (8, 9)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +22,7 @@ class Device:
     name: str
     memory: int  # bytes
     driver: str = ""  # version; '': not known
+    capability: str = ""  # NVIDIA's compute capability, as "8.0"; '': not known
 
     @property
     def place(self) -> str:
@@ -29,6 +32,13 @@ class Device:
     def peak(self, precision: str) -> float | None:
         """Dense FLOP/s at this precision, None where no data sheet is on file."""
         return peak(self.name, precision)
+
+    def lacks(self, precision: str) -> bool:
+        """Whether it is known to compute nothing in this precision (bf16, float8)."""
+        if self.capability and precision in _LEAST_CAPABILITY:
+            major, _, minor = self.capability.partition(".")
+            return (int(major), int(minor)) < _LEAST_CAPABILITY[precision]
+        return precision == "bf16" and self.peak("f16") is not None and self.peak("bf16") is None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,7 +37,11 @@ from samecurve.core.planning.memory import MemoryTerm, activation_term, feature_
 from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.run_length import choose_intervals, choose_schedule
 from samecurve.core.planning.schedule import Schedule
-from samecurve.core.planning.speed_options import check_compile, check_float8
+from samecurve.core.planning.speed_options import (
+    check_compile,
+    check_float8,
+    choose_precision,
+)
 from samecurve.core.planning.strategies import StrategySpec
 from samecurve.errors import UserError
 from samecurve.units import counted
@@ -78,7 +82,7 @@ def plan(config: Config, machine: Machine, facts: Facts, fixed: Fixed | None = N
     compiled = log.take(check_compile(config, facts))
     float8 = log.take(check_float8(config, facts, layout))
     log.take(_say_dropout(facts))
-    precision = log.take(_say_precision(config, layout))
+    precision = log.take(choose_precision(config, layout))
     check_recompute(config, facts)
     computed_on = f"{config.engine} on {layout.devices[0].name}"
     log.warnings += batch_warnings(config, facts, split)
@@ -253,13 +257,6 @@ def _say_dropout(facts: Facts) -> Decision[None]:
         return Decision(None)
     reason = f"masks of {counted(count, 'layer')} follow the sample, whatever the device"
     return Decision(None, {"dropout": reason})
-
-
-def _say_precision(config: Config, layout: Layout) -> Decision[Precision]:
-    precision, reason = config.train.precision, "train.precision"
-    if precision == "f32" and layout.devices[0].peak("bf16"):
-        reason += "; --dtype bf16 is several times faster on this GPU"
-    return Decision(precision, {"precision": reason})
 
 
 def _warn_of_other_bits(config: Config, fixed: Fixed | None, computed_on: str) -> list[str]:

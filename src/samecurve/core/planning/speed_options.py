@@ -1,9 +1,9 @@
-"""What makes steps faster and asks for something: train.compile, train.float8.
+"""What makes steps faster and asks for something: train.precision, train.compile, train.float8.
 
 Refused, or said, by plan().
 """
 
-from samecurve.core.config.sections import Config
+from samecurve.core.config.sections import Config, Precision
 from samecurve.core.planning.decision import Decision
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.layout import Layout
@@ -50,6 +50,7 @@ def check_float8(config: Config, facts: Facts, layout: Layout) -> Decision[bool]
         "it is for engine torch": config.engine != "torch",
         "it rounds, which train.exact is there to rule out": train.exact,
         f"CPU ranks have no products in eight bits ({device.name})": device.kind == "cpu",
+        f"{device.name} has no products in eight bits": device.lacks("float8"),
         f"weights and other products are to be bf16, not {train.precision}": (
             train.precision != "bf16"
         ),
@@ -69,3 +70,18 @@ def check_float8(config: Config, facts: Facts, layout: Layout) -> Decision[bool]
             " products save"
         )
     return Decision(True, {"float8": reason}, tuple(warnings))
+
+
+def choose_precision(config: Config, layout: Layout) -> Decision[Precision]:
+    """UserError: a device has no such numbers."""
+    precision, reason = config.train.precision, "train.precision"
+    lacking = [device for device in layout.devices if device.lacks(precision)]
+    if lacking and config.engine == "torch":
+        raise UserError(
+            f"train.precision {precision}: {lacking[0].name} has no {precision}",
+            "--dtype f16 (its losses are scaled), or f32",
+            "train.precision",
+        )
+    if precision == "f32" and layout.devices[0].peak("bf16"):
+        reason += "; --dtype bf16 is several times faster on this GPU"
+    return Decision(precision, {"precision": reason})

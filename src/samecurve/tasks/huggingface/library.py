@@ -39,6 +39,7 @@ _MAPPINGS = {
     "embed": "MODEL_MAPPING",
     "classify": "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING",
 }
+_ADAPTER = "adapter_config.json"
 
 
 def read_config(
@@ -130,12 +131,7 @@ def _config_of(
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     file = directory / CONFIG
-    if not file.is_file():
-        raise UserError(
-            f"{directory} has no {CONFIG}",
-            "a directory as save_pretrained() or `samecurve export` writes it",
-            "model.path",
-        )
+    _check_directory(directory)
     try:
         written = json.loads(file.read_text())
         kind = str(written["model_type"])
@@ -156,6 +152,27 @@ def _config_of(
     return _built(
         lambda: AutoConfig.from_pretrained(directory, local_files_only=True, **values), str(file)
     )
+
+
+def _check_directory(directory: Path) -> None:
+    """UserError: no model's."""
+    written = "a directory as save_pretrained() or `samecurve export` writes it"
+    if not directory.exists():
+        raise UserError(
+            f"there is no directory {directory}, and nothing is downloaded",
+            f"{written}, on this machine",
+            "model.path",
+        )
+    if (directory / CONFIG).is_file():
+        return
+    if (directory / _ADAPTER).is_file():
+        raise UserError(
+            f"{directory} holds an adapter ({_ADAPTER}), and no model",
+            "merge it into its base first (peft's merge_and_unload(), save_pretrained()), or name"
+            " the base",
+            "model.path",
+        )
+    raise UserError(f"{directory} has no {CONFIG}", written, "model.path")
 
 
 def _built(build: Any, what: str) -> "PretrainedConfig":

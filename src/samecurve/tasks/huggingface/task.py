@@ -16,13 +16,13 @@ import numpy as np
 from samecurve.core.determinism.mean import Mean
 from samecurve.core.protocols import Source
 from samecurve.errors import UserError
+from samecurve.tasks.huggingface.data.columns import Learns
 from samecurve.tasks.huggingface.data.prepare import (
     PreparedData,
     other_data,
     prepare_data,
     stamp_data,
 )
-from samecurve.tasks.huggingface.data.records import Learns
 from samecurve.tasks.huggingface.data.tokenizer import NOTES, TOKENIZER, TextTokenizer
 from samecurve.tasks.huggingface.data_section import HFData
 from samecurve.tasks.huggingface.sections import HFModel, Objective

@@ -131,13 +131,7 @@ class TorchHuggingFace(HuggingFaceTask):
         config = read_config(self.fields, vocab_size=size)
         if max(size, self.prepared.largest_id + 1) > config.vocab_size:
             assert self.prepared.tokenizer is not None
-            name = self.prepared.tokenizer.notes.name
-            raise UserError(
-                f"the model knows {config.vocab_size} tokens; the tokenizer {name} has {size}",
-                "the model's own tokenizer (leave data.tokenizer out where model.path is given),"
-                f" or, of a model with random weights, --set model.vocab_size={size}",
-                "data.tokenizer",
-            )
+            raise _too_many_tokens(self, size, config.vocab_size)
         if self.fields.objective != "causal":
             assert self.prepared.tokenizer is not None
             config.pad_token_id = self.prepared.tokenizer.pad
@@ -331,6 +325,26 @@ class TorchHuggingFace(HuggingFaceTask):
                 " microbatch",
                 "data.packing",
             )
+
+
+def _too_many_tokens(task: HuggingFaceTask, size: int, known: int) -> UserError:
+    """The tokenizer, whose size this is, has tokens that the model does not know."""
+    assert task.prepared.tokenizer is not None
+    remedy = f"of a model with random weights, --set model.vocab_size={size}"
+    if task.fields.path is not None:
+        remedy = "the model's own tokenizer: leave data.tokenizer out"
+        if task.data.tokenizer is None:
+            remedy = (
+                "tokens were added to this tokenizer, and none to the model beside it: give it rows"
+                f" for them (its resize_token_embeddings({size}), save_pretrained()), or take the"
+                " tokenizer as it was"
+            )
+    return UserError(
+        f"the model knows {known} tokens; the tokenizer {task.prepared.tokenizer.notes.name} has"
+        f" {size}",
+        remedy,
+        "data.tokenizer" if task.data.tokenizer else "model.path",
+    )
 
 
 def _has_fusible_head(model: Any) -> bool:

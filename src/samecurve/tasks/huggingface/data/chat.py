@@ -53,12 +53,20 @@ class ChatTemplate:
 
         UserError: the template refuses the messages, or does not show where a turn lies.
         """
+        from jinja2 import TemplateSyntaxError
+
         try:
             if self._marked:
                 return self._rendered(messages, tools, marks=True)
             return self._shown_spans(messages, tools, place)
         except UserError:
             raise
+        except TemplateSyntaxError as error:
+            raise UserError(
+                f"the chat template is no whole Jinja: {error.message} (its line {error.lineno})",
+                "mend it, or data.chat_template=FILE.jinja in its place",
+                "data.chat_template",
+            ) from None
         except Exception as error:  # whatever a template raises, or does with unfit messages
             raise UserError(
                 f"the chat template can't render this conversation: {error}",

@@ -28,6 +28,8 @@ from samecurve.system import (
     write_json,
 )
 from samecurve.tasks.huggingface.data import parts
+from samecurve.tasks.huggingface.data.chunks import Chunk
+from samecurve.tasks.huggingface.data.columns import KINDS, Kind, Learns
 from samecurve.tasks.huggingface.data.parts import (
     Job,
     PartNotes,
@@ -36,15 +38,7 @@ from samecurve.tasks.huggingface.data.parts import (
     read_lengths,
     run_job,
 )
-from samecurve.tasks.huggingface.data.records import (
-    KINDS,
-    Chunk,
-    Kind,
-    Learns,
-    chunks_of,
-    documents_of,
-    texts_of,
-)
+from samecurve.tasks.huggingface.data.records import chunks_of, documents_of, texts_of
 from samecurve.tasks.huggingface.data.sources import InputFile, stamp_files
 from samecurve.tasks.huggingface.data.tokenizer import TextTokenizer
 from samecurve.units import show_bytes, show_seconds

@@ -120,13 +120,7 @@ def lay_out(data: HFData, corpora: Sequence[Corpus]) -> tuple[Rows, Rows, Layout
     train = _joined([part.train for part in parts])
     without_loss = sum(part.without_loss for part in parts)
     if not len(train):
-        documents = sum(len(corpus.lengths) for corpus in corpora)
-        raise UserError(
-            f"nothing is left to train on: {documents} documents, of which {without_loss} have no"
-            f" token to be learnt in their first {data.seq_len}",
-            "more text, or a larger data.seq_len",
-            "data.source",
-        )
+        raise _nothing_left(data, sum(len(corpus.lengths) for corpus in corpora), without_loss)
     rows = _rows(train, data)
     held_out = _rows(_joined([part.held_out for part in parts]), data)
     statistics = LayoutStatistics(
@@ -149,6 +143,23 @@ def lay_out(data: HFData, corpora: Sequence[Corpus]) -> tuple[Rows, Rows, Layout
         without_loss=without_loss,
     )
     return rows, held_out, statistics
+
+
+def _nothing_left(data: HFData, documents: int, without_loss: int) -> UserError:
+    cause = f"nothing is left to train on: {documents} documents"
+    if without_loss == documents:
+        return UserError(
+            f"{cause}, none with a token to be learnt in its first {data.seq_len}",
+            "more text, or a larger data.seq_len",
+            "data.source",
+        )
+    weights = ", ".join(f"{source.weight:g}" for source in data.sources)
+    return UserError(
+        f"{cause}, of which {without_loss} have no token to be learnt in their first"
+        f" {data.seq_len}; of the rest an epoch reads the weight's share ({weights})",
+        "more text, or a larger weight",
+        "data.source",
+    )
 
 
 def _of_source(data: HFData, weight: float, corpus: Corpus, base: int) -> _SourcePieces:

@@ -18,6 +18,7 @@ from samecurve.core.protocols import Source
 from samecurve.data.spread import Spread
 from samecurve.errors import UserError
 from samecurve.system import directory_made_once, write_json
+from samecurve.tasks.huggingface.data.columns import Learns
 from samecurve.tasks.huggingface.data.corpus import Corpus, digest_files, texts_in, tokenize_once
 from samecurve.tasks.huggingface.data.labelled import (
     LabelledRows,
@@ -27,7 +28,6 @@ from samecurve.tasks.huggingface.data.labelled import (
 )
 from samecurve.tasks.huggingface.data.layout import LayoutStatistics, Rows, lay_out
 from samecurve.tasks.huggingface.data.pairs import PairRows, collate_pairs, count_texts
-from samecurve.tasks.huggingface.data.records import Learns
 from samecurve.tasks.huggingface.data.rows import RandomRows, TokenRows, collate
 from samecurve.tasks.huggingface.data.sources import InputFile, find_input_files, stamp_files
 from samecurve.tasks.huggingface.data.tokenizer import (

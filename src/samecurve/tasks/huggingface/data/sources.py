@@ -38,8 +38,9 @@ def find_input_files(source: str) -> list[InputFile]:
     else:
         files = [_input_file(match) for match in files_matching(path)]
     if not files:
+        nothing = "an empty directory" if path.is_dir() else "no such file, directory or match"
         raise UserError(
-            f"data source {source}: no such file, directory or match",
+            f"data source {source}: {nothing}",
             "text, JSONL or parquet files, globs or directories of them; a directory written by"
             " datasets' save_to_disk; python-stdlib; random",
             "data.source",

@@ -1,0 +1,100 @@
+"""Text and JSONL files in chunks of whole lines: a chunk has the lines that begin in it."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from samecurve.errors import UserError
+from samecurve.tasks.huggingface.data.chunks import Chunk
+from samecurve.tasks.huggingface.data.columns import Document, Kind, Learns, kind_of
+
+_SHOWN = 60  # characters of a line in an error
+_MARK = b"\xef\xbb\xbf"  # what some editors begin a UTF-8 file with
+
+
+def text_of(chunk: Chunk) -> Document:
+    """The lines of a text file that begin in the chunk."""
+    with open(chunk.path, "rb") as file:
+        begin, end = _line_from(file, chunk.begin), _line_from(file, chunk.end)
+        file.seek(begin)
+        content = file.read(end - begin)
+    if b"\0" in content:
+        raise UserError(
+            f"{chunk.path} is no text: it has zero bytes",
+            "name the text files, or a glob that leaves it out",
+            "data.source",
+        )
+    text = content.removeprefix(_MARK).decode("utf-8", "replace")
+    return Document("text", chunk.path, (text,), opens=chunk.begin == 0, closes=chunk.last)
+
+
+def _line_from(file: Any, offset: int) -> int:
+    """Where the first line begins that begins at this byte or after it."""
+    if offset == 0:
+        return 0
+    file.seek(offset - 1)
+    file.readline()
+    return int(file.tell())
+
+
+def rows_of_lines(chunk: Chunk) -> Iterator[tuple[str, dict[str, Any]]]:
+    with open(chunk.path, "rb") as file:
+        at = _line_from(file, chunk.begin)
+        number = _line_number(Path(chunk.path), at)
+        file.seek(at)
+        while at < chunk.end:
+            line = file.readline()
+            content = (line.removeprefix(_MARK) if at == 0 else line).strip()
+            if content:
+                place = f"{chunk.path}:{number}"
+                yield place, _object(content, place)
+            at, number = at + len(line), number + 1
+
+
+def _line_number(path: Path, offset: int) -> int:
+    """Of the line that begins at this byte, from 1."""
+    lines = 1
+    with open(path, "rb") as file:
+        while offset > 0 and (block := file.read(min(offset, 1 << 20))):
+            lines += block.count(b"\n")
+            offset -= len(block)
+    return lines
+
+
+def _object(content: bytes, place: str) -> dict[str, Any]:
+    try:
+        row = json.loads(content)
+    except ValueError:
+        row = None
+    if isinstance(row, dict):
+        return dict(_whole(row)) if b"\\ud" in content.lower() else row
+    dots = " ..." if len(content) > _SHOWN else ""
+    raise UserError(
+        f"not one JSON object in a line: {content[:_SHOWN].decode('utf-8', 'replace')}{dots}",
+        "JSON lines: each line a whole {...}. A file that is one array: jq -c '.[]' old.json >"
+        " new.jsonl; one that was cut off: make it again",
+        place,
+    )
+
+
+def _whole(value: Any) -> Any:
+    """With halves of characters replaced, which no encoding has."""
+    if isinstance(value, str):
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, list):
+        return [_whole(item) for item in value]
+    if isinstance(value, dict):
+        return {_whole(name): _whole(item) for name, item in value.items()}
+    return value
+
+
+def kind_of_lines(path: Path, *, learns: Learns) -> Kind:
+    """By its first row."""
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, 1):
+            content = (line.removeprefix(_MARK) if number == 1 else line).strip()
+            if content:
+                place = f"{path}:{number}"
+                return kind_of(list(_object(content, place)), place, learns=learns)
+    return "text"
