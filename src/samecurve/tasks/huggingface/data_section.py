@@ -1,7 +1,7 @@
 """The huggingface task's `data` fields. No engine is imported here."""
 
 import re
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Discriminator, Field, NonNegativeInt, Tag, field_validator
 
@@ -45,8 +45,9 @@ class HFData(DataSection):
     source: _Sources = Field(
         STANDARD_LIBRARY,
         description=(
-            "text files, JSONL, parquet, globs and directories of them, saved datasets;"
-            " python-stdlib; random (random tokens); or a list of these, or of {source, weight}"
+            "text files, JSONL, parquet, .bin files of raw tokens, globs and directories of them,"
+            " saved datasets; python-stdlib; random (random tokens); or a list of these, or of"
+            " {source, weight}"
         ),
     )
     tokenizer: str | None = Field(
@@ -56,6 +57,7 @@ class HFData(DataSection):
             " cached), a tokenizer.json, or a directory with one"
         ),
     )
+    token_dtype: Literal["uint16", "uint32"] = Field("uint32", description="of .bin files")
     chat_template: str | None = Field(
         None,
         description="a Jinja file, in place of the tokenizer's own template for `messages`",

@@ -15,7 +15,7 @@ def write_tokenizer_files(
 ) -> list[str]:
     """tokenizer.json and tokenizer_config.json; None: there is none. Returns lines for the user."""
     if tokenizer is None:
-        return ["no tokenizer is written: the run was trained on random tokens"]
+        return ["no tokenizer is written: the run was trained on ids alone"]
     if not (tokenizer.home / TOKENIZER).is_file():
         return write_tokenizer(None, to, longest or int(1e30))
     shutil.copyfile(tokenizer.home / TOKENIZER, to / TOKENIZER)

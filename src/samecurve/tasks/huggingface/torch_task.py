@@ -45,6 +45,7 @@ from samecurve.tasks.huggingface.sampling import continue_text
 from samecurve.tasks.huggingface.sections import HFModel
 from samecurve.tasks.huggingface.task import CLASS_WEIGHT, CONFIG, HuggingFaceTask
 from samecurve.tasks.huggingface.tokenizer_files import write_tokenizer_files
+from samecurve.tasks.huggingface.vocabulary import check_vocabulary_is_known, unknown_tokens
 from samecurve.tasks.huggingface.weights import (
     StoredArray,
     from_files,
@@ -128,10 +129,10 @@ class TorchHuggingFace(HuggingFaceTask):
         if self._kept is not None or self.data.is_random:
             return read_config(self.fields, self._kept)
         size = self.prepared.vocab_size
+        check_vocabulary_is_known(self)
         config = read_config(self.fields, vocab_size=size)
         if max(size, self.prepared.largest_id + 1) > config.vocab_size:
-            assert self.prepared.tokenizer is not None
-            raise _too_many_tokens(self, size, config.vocab_size)
+            raise unknown_tokens(self, size, config.vocab_size)
         if self.fields.objective != "causal":
             assert self.prepared.tokenizer is not None
             config.pad_token_id = self.prepared.tokenizer.pad
@@ -244,11 +245,12 @@ class TorchHuggingFace(HuggingFaceTask):
     def respond(
         self, model: Any, prompt: str, *, tokens: int, temperature: float, seed: int
     ) -> str:
-        """UserError: tokens are random, and stand for no text."""
+        """UserError: nobody knows which text tokens stand for."""
         if self.tokenizer is None:
             raise UserError(
-                "this run was trained on random tokens, which stand for no text",
-                "train on text: data.source, data.tokenizer",
+                "this run has no tokenizer: its tokens were random, or raw ids, which stand for no"
+                " text",
+                "train with data.tokenizer",
                 "RUN",
             )
         if self.fields.objective in _SILENT:
@@ -325,26 +327,6 @@ class TorchHuggingFace(HuggingFaceTask):
                 " microbatch",
                 "data.packing",
             )
-
-
-def _too_many_tokens(task: HuggingFaceTask, size: int, known: int) -> UserError:
-    """The tokenizer, whose size this is, has tokens that the model does not know."""
-    assert task.prepared.tokenizer is not None
-    remedy = f"of a model with random weights, --set model.vocab_size={size}"
-    if task.fields.path is not None:
-        remedy = "the model's own tokenizer: leave data.tokenizer out"
-        if task.data.tokenizer is None:
-            remedy = (
-                "tokens were added to this tokenizer, and none to the model beside it: give it rows"
-                f" for them (its resize_token_embeddings({size}), save_pretrained()), or take the"
-                " tokenizer as it was"
-            )
-    return UserError(
-        f"the model knows {known} tokens; the tokenizer {task.prepared.tokenizer.notes.name} has"
-        f" {size}",
-        remedy,
-        "data.tokenizer" if task.data.tokenizer else "model.path",
-    )
 
 
 def _has_fusible_head(model: Any) -> bool:

@@ -65,6 +65,8 @@ class CorpusNotes:
     assistant_tokens: int  # that are to be learnt of conversations
     text_bytes: int
     classes: Sequence[str] = ()  # of labelled texts, in their order
+    largest_file: int = 0  # of raw tokens: in which file the largest id stands first,
+    largest_place: int = 0  # and at which token
 
 
 class Corpus:
@@ -81,12 +83,18 @@ class Corpus:
                 "data",
             )
 
+    @property
+    def largest_at(self) -> str:
+        """Where the largest id stands; '' where a tokenizer made it."""
+        return ""
+
     @cached_property
     def lengths(self) -> NDArray[np.int64]:
         return np.fromfile(self.home / "lengths.bin", np.int64)
 
     @cached_property
-    def tokens(self) -> NDArray[Any]:
+    def tokens(self) -> Any:
+        """Ids, by an array of places."""
         return np.memmap(self.home / "tokens.bin", self.notes.dtype, "r")
 
     @cached_property

@@ -22,7 +22,7 @@ def text_of(chunk: Chunk) -> Document:
     if b"\0" in content:
         raise UserError(
             f"{chunk.path} is no text: it has zero bytes",
-            "name the text files, or a glob that leaves it out",
+            "name the text files, or a glob that leaves it out; raw token ids are in .bin files",
             "data.source",
         )
     text = content.removeprefix(_MARK).decode("utf-8", "replace")

@@ -3,7 +3,7 @@
 prepared = prepare_data(data, cache, model=directory, vocab_size=of_the_model)
 prepared.train, prepared.held_out         sources of rows (rows.py)
 prepared.collate                          None where rows have one width (packing, random)
-prepared.tokenizer                        None for random tokens
+prepared.tokenizer                        None for random tokens, or raw ones without
 """
 
 import hashlib
@@ -28,11 +28,12 @@ from samecurve.tasks.huggingface.data.labelled import (
 )
 from samecurve.tasks.huggingface.data.layout import LayoutStatistics, Rows, lay_out
 from samecurve.tasks.huggingface.data.pairs import PairRows, collate_pairs, count_texts
+from samecurve.tasks.huggingface.data.raw_tokens import is_raw, open_raw
 from samecurve.tasks.huggingface.data.rows import RandomRows, TokenRows, collate
 from samecurve.tasks.huggingface.data.sources import InputFile, find_input_files, stamp_files
-from samecurve.tasks.huggingface.data.tokenizer import (
-    NOTES,
-    TextTokenizer,
+from samecurve.tasks.huggingface.data.tokenizer import NOTES, TextTokenizer
+from samecurve.tasks.huggingface.data.tokenizer_source import (
+    has_tokenizer,
     keep_tokenizer,
     stamp_tokenizer,
 )
@@ -48,8 +49,9 @@ Collate = Callable[[Sequence[Mapping[str, Any]]], Mapping[str, Any]]
 class PreparedData:
     """Rows to train on and held out, and what is known of them.
 
-    vocab_size: ids are below it. largest_id: that stands in the data. lines: what became of the
-    documents, for the user. reference: the same as numbers.
+    tokenizer: None where there are ids alone. vocab_size: ids are below it. largest_id: that stands
+    in the data; largest_at: where, of raw tokens. lines: what became of the documents, for the
+    user. reference: the same as numbers.
     classes: of labelled texts, by number; class_counts: rows of each that are trained on.
     texts: of a row, each by itself.
     """
@@ -66,6 +68,7 @@ class PreparedData:
     classes: tuple[str, ...] = ()
     class_counts: tuple[int, ...] = ()
     texts: int = 1
+    largest_at: str = ""
 
 
 def prepare_data(
@@ -94,40 +97,20 @@ def prepare_data(
     if data.is_random:
         return _random(data, vocab_size)
     home = cache / "huggingface"
-    files = [find_input_files(source.source) for source in data.sources]
-    digests = [digest_files(each, home) for each in files]
-    tokenizer = keep_tokenizer(
-        data,
-        model,
-        home,
-        content="/".join(digests),
-        texts=partial(_texts, files, learns),
-        for_encoder=for_encoder,
-    )
-    corpora = [
-        tokenize_once(
-            each,
-            tokenizer,
-            home,
-            name=source.source,
-            content=digest,
-            learns=learns,
-        )
-        for source, each, digest in zip(data.sources, files, digests, strict=True)
-    ]
+    tokenizer, corpora = _tokenized(data, home, model=model, learns=learns, for_encoder=for_encoder)
     train, held_out, statistics, key = _rows(data, corpora, home)
-    make = partial(
-        TokenRows, corpora, width=data.seq_len if data.packing else None, pad=tokenizer.pad
-    )
-    rows = make(train, known_by=key)
+    pad = 0 if tokenizer is None else tokenizer.pad
+    make = partial(TokenRows, corpora, width=data.seq_len if data.packing else None, pad=pad)
     rows_held_out = make(held_out, known_by=f"{key}/held out")
+    largest = max(corpora, key=lambda corpus: corpus.notes.largest_id)
     prepared = PreparedData(
-        train=rows,
+        train=make(train, known_by=key),
         held_out=_chosen(rows_held_out, data.eval_samples),
-        collate=None if data.packing else partial(collate, pad=tokenizer.pad),
+        collate=None if data.packing else partial(collate, pad=pad),
         tokenizer=tokenizer,
-        vocab_size=tokenizer.size,
-        largest_id=max(corpus.notes.largest_id for corpus in corpora),
+        vocab_size=1 + largest.notes.largest_id if tokenizer is None else tokenizer.size,
+        largest_id=largest.notes.largest_id,
+        largest_at=largest.largest_at,
         fingerprint=key,
         lines=tuple(_lines(data, statistics)),
         reference=_reference(data, statistics),
@@ -137,6 +120,57 @@ def prepare_data(
     if learns == "tokens":
         return prepared
     return _labelled(prepared, corpora, rows_held_out, data=data, classes=classes)
+
+
+def _tokenized(
+    data: HFData, home: Path, *, model: Path | None, learns: Learns, for_encoder: bool
+) -> tuple[TextTokenizer | None, list[Corpus]]:
+    """The tokenizer, None where raw tokens have none, and each source as tokens."""
+    files = [find_input_files(source.source) for source in data.sources]
+    raw = [is_raw(each, source.source) for source, each in zip(data.sources, files, strict=True)]
+    digests = [digest_files(each, home) for each in files]
+    tokenizer = None
+    if not all(raw) or _names_tokenizer(data, model, for_encoder=for_encoder):
+        tokenizer = keep_tokenizer(
+            data,
+            model,
+            home,
+            content="/".join(digests),
+            texts=partial(_texts, files, learns),
+            for_encoder=for_encoder,
+        )
+    corpora: list[Corpus] = []
+    for source, each, digest, of_ids in zip(data.sources, files, digests, raw, strict=True):
+        if of_ids:
+            end = None if tokenizer is None else tokenizer.eos
+            corpus: Corpus = open_raw(
+                each, home, dtype=data.token_dtype, end=end, content=digest, learns=learns
+            )
+        else:
+            assert tokenizer is not None
+            corpus = tokenize_once(
+                each, tokenizer, home, name=source.source, content=digest, learns=learns
+            )
+        corpora.append(corpus)
+    return tokenizer, corpora
+
+
+def _names_tokenizer(data: HFData, model: Path | None, *, for_encoder: bool) -> bool:
+    """Whether raw tokens have a tokenizer. UserError: they need one, or can't have this one."""
+    if (data.tokenizer or "").startswith("bpe:"):
+        raise UserError(
+            f"data.tokenizer {data.tokenizer} is trained on text, and there are token ids alone",
+            "the tokenizer that made them, or none",
+            "data.tokenizer",
+        )
+    named = bool(data.tokenizer) or (model is not None and has_tokenizer(model))
+    if for_encoder and not named:
+        raise UserError(
+            "the data has token ids alone, of which none is known as the mask, or padding",
+            "data.tokenizer: the tokenizer that made them",
+            "data.tokenizer",
+        )
+    return named
 
 
 def _labelled(
@@ -207,7 +241,8 @@ def other_data(source: str, assets: Path, _reference: Mapping[str, float]) -> Ma
 
 def _texts(files: Sequence[Sequence[InputFile]], learns: Learns) -> Iterable[str]:
     for each in files:
-        yield from texts_in(each, learns)
+        if not is_raw(each, ""):
+            yield from texts_in(each, learns)
 
 
 def _rows(

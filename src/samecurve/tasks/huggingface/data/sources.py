@@ -10,10 +10,11 @@ from samecurve.errors import UserError
 from samecurve.tasks.huggingface.data_section import STANDARD_LIBRARY
 from samecurve.tasks.text_files import files_below, files_matching, standard_library
 
-Form = Literal["text", "lines", "parquet", "arrow"]
+Form = Literal["text", "lines", "parquet", "arrow", "tokens"]
 
 _LINES = (".jsonl", ".ndjson")
 _PARQUET = (".parquet", ".pq")
+_TOKENS = (".bin",)  # raw ids
 _PACKED = (".gz", ".zst", ".bz2", ".xz", ".zip", ".tar", ".tgz")
 _SPLIT = "train"  # of a saved DatasetDict
 
@@ -41,15 +42,16 @@ def find_input_files(source: str) -> list[InputFile]:
         nothing = "an empty directory" if path.is_dir() else "no such file, directory or match"
         raise UserError(
             f"data source {source}: {nothing}",
-            "text, JSONL or parquet files, globs or directories of them; a directory written by"
-            " datasets' save_to_disk; python-stdlib; random",
+            "text, JSONL or parquet files, .bin files of token ids, globs or directories of them; a"
+            " directory written by datasets' save_to_disk; python-stdlib; random",
             "data.source",
         )
     return list(dict.fromkeys(InputFile(file.path.resolve(), file.form) for file in files))
 
 
 def _files_of_directory(root: Path) -> list[InputFile]:
-    """A saved data set's; else the JSONL and parquet files, where there are any; else all, as text.
+    """A saved data set's; else the JSONL, parquet and token files, where there are any; else all,
+    as text.
 
     What lies beside rows (a README) is no document.
     """
@@ -58,7 +60,7 @@ def _files_of_directory(root: Path) -> list[InputFile]:
     if (root / "state.json").is_file() and (root / "dataset_info.json").is_file():
         return _saved_dataset(root)
     files = files_below(root)
-    rows = [path for path in files if _is_any(path, (*_LINES, *_PARQUET))]
+    rows = [path for path in files if _is_any(path, (*_LINES, *_PARQUET, *_TOKENS))]
     return [_input_file(path) for path in rows or files]
 
 
@@ -88,6 +90,8 @@ def _input_file(path: Path) -> InputFile:
         )
     if _is_any(path, _PARQUET):
         return InputFile(path, "parquet")
+    if _is_any(path, _TOKENS):
+        return InputFile(path, "tokens")
     return InputFile(path, "lines" if _is_any(path, (*_LINES, ".json")) else "text")
 
 

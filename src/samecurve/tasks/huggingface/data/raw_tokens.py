@@ -1,0 +1,179 @@
+"""Files of raw token ids: mapped as they are, and read once for what must be known of them.
+
+A document ends with the end token, where one is known, and with its file.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from samecurve.errors import UserError
+from samecurve.system import directory_made_once, write_json
+from samecurve.tasks.huggingface.data.columns import KINDS, Learns, no_column
+from samecurve.tasks.huggingface.data.corpus import Corpus, CorpusNotes
+from samecurve.tasks.huggingface.data.sources import InputFile
+
+_FORMAT = 1
+_BLOCK = 1 << 22  # tokens looked through at once
+_HEADER = 20240520  # what llm.c's token files begin with, in 1024 bytes
+_LEAST_ALIKE = 64  # tokens of which every second one is 0 by no chance
+
+
+class RawCorpus(Corpus):
+    """Files of ids, one after another. home: what is known of them."""
+
+    def __init__(self, home: Path, files: Sequence[InputFile]) -> None:
+        self.home, self._files = home, [file.path for file in files]
+        self.notes = CorpusNotes(**json.loads((home / "corpus.json").read_text()))
+
+    @cached_property
+    def tokens(self) -> Any:
+        return MappedFiles(self._files, self.notes.dtype)
+
+    @property
+    def largest_at(self) -> str:
+        """Where the largest id stands, for the user."""
+        return f"{self._files[self.notes.largest_file]}: token {self.notes.largest_place}"
+
+
+class MappedFiles:
+    """Arrays of files, as one: values by their places in all of them."""
+
+    def __init__(self, paths: Sequence[Path], dtype: str) -> None:
+        self._arrays = [np.memmap(path, dtype, "r") for path in paths if path.stat().st_size]
+        self._ends = np.cumsum([len(array) for array in self._arrays])
+
+    def __getitem__(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        values = np.empty(len(places), np.int64)
+        file = np.searchsorted(self._ends, places, side="right")
+        for number in np.unique(file):
+            array, here = self._arrays[number], file == number
+            values[here] = array[places[here] - (self._ends[number] - len(array))]
+        return values
+
+
+def is_raw(files: Sequence[InputFile], name: str) -> bool:
+    """UserError: some of a source are, and others are not."""
+    raw = {file.form == "tokens" for file in files}
+    if len(raw) > 1:
+        raise UserError(
+            f"data source {name} has files of raw tokens (.bin) beside others",
+            "each of them as a source of its own: data.source is a list",
+            "data.source",
+        )
+    return raw == {True}
+
+
+def open_raw(
+    files: Sequence[InputFile],
+    cache: Path,
+    *,
+    dtype: str,
+    end: int | None,
+    content: str,
+    learns: Learns = "tokens",
+) -> RawCorpus:
+    """dtype: of the ids. end: the id that ends a document, if one is known. content: what the files
+    hold, as a hash.
+
+    UserError: they hold no such ids, or something else than tokens is to be learnt.
+    """
+    if learns != "tokens":
+        raise no_column([], files[0].path, learns)
+    identity = json.dumps(["raw", _FORMAT, content, dtype, end])
+    home = cache / "tokens" / hashlib.sha256(identity.encode()).hexdigest()[:24]
+    if not home.is_dir():
+        for file in files:
+            _check_file(file.path, dtype)
+        with directory_made_once(home) as scratch:
+            _look_through([file.path for file in files], dtype, end, scratch)
+    return RawCorpus(home, files)
+
+
+def _look_through(paths: Sequence[Path], dtype: str, end: int | None, scratch: Path) -> None:
+    """Documents and the largest id, into a directory."""
+    lengths, digest = [np.zeros(0, np.int64)], hashlib.sha256(dtype.encode())
+    largest, largest_file, largest_place = -1, 0, 0
+    for number, path in enumerate(paths):
+        bounds, size = [np.zeros(1, np.int64)], 0
+        for block in _blocks(path, dtype):
+            digest.update(block.tobytes())
+            place = int(block.argmax())
+            if int(block[place]) > largest:
+                largest, largest_file, largest_place = int(block[place]), number, size + place
+            if end is not None:
+                bounds.append(np.flatnonzero(block == end) + size + 1)
+            size += len(block)
+        places = np.unique(np.concatenate([*bounds, [size]]))
+        lengths.append(np.diff(places))
+    of_documents = np.concatenate(lengths)
+    digest.update(of_documents.tobytes())
+    if largest < 0:
+        raise UserError(
+            f"{', '.join(map(str, paths[:3]))}: no tokens, 0 bytes",
+            "a file with token ids in it",
+            "data.source",
+        )
+    of_documents.tofile(scratch / "lengths.bin")
+    np.full(len(of_documents), KINDS.index("text"), np.uint8).tofile(scratch / "kinds.bin")
+    notes = CorpusNotes(
+        dtype=dtype,
+        num_tokens=int(of_documents.sum()),
+        vocab_size=0,
+        largest_id=largest,
+        sha256=digest.hexdigest(),
+        partly=False,
+        empty=0,
+        with_assistant=0,
+        assistant_tokens=0,
+        text_bytes=0,
+        largest_file=largest_file,
+        largest_place=largest_place,
+    )
+    write_json(scratch / "corpus.json", asdict(notes))
+
+
+def _blocks(path: Path, dtype: str) -> Iterator[NDArray[Any]]:
+    if not path.stat().st_size:  # which can't be mapped
+        return
+    ids = np.memmap(path, dtype, "r")
+    for first in range(0, len(ids), _BLOCK):
+        yield np.asarray(ids[first : first + _BLOCK])
+
+
+def _check_file(path: Path, dtype: str) -> None:
+    """UserError: it can't be ids of this type."""
+    size, width = path.stat().st_size, np.dtype(dtype).itemsize
+    if size % width:
+        remedy = "was it copied whole?"
+        if size % 2 == 0:
+            remedy = "--set data.token_dtype=uint16, if that is what it holds"
+        raise UserError(
+            f"{path} has {size} bytes, which are no whole number of {dtype} tokens",
+            remedy,
+            "data.token_dtype",
+        )
+    head = np.fromfile(path, "uint32", min(1, size // 4))
+    if head.tolist() == [_HEADER]:
+        raise UserError(
+            f"{path} begins with a header of 1024 bytes, as llm.c writes it, which is no tokens",
+            "take it off: tail -c +1025 OLD > NEW; --set data.token_dtype=uint16",
+            "data.source",
+        )
+    if dtype == "uint16" and size >= 2 * _LEAST_ALIKE and _every_second_is_zero(path):
+        raise UserError(
+            f"{path}: every second id is 0, as if its ids were uint32",
+            "--set data.token_dtype=uint32",
+            "data.token_dtype",
+        )
+
+
+def _every_second_is_zero(path: Path) -> bool:
+    return not any(block[1::2].any() for block in _blocks(path, "uint16"))

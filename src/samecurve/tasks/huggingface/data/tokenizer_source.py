@@ -1,0 +1,262 @@
+"""Where a tokenizer comes from, and the directory of the cache that keeps it (tokenizer.py)."""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from samecurve.errors import UserError
+from samecurve.system import directory_made_once, install_command
+from samecurve.tasks.huggingface.data.tokenizer import (
+    END,
+    MASK,
+    NOTES,
+    PAD,
+    TOKENIZER,
+    TextTokenizer,
+    TokenizerNotes,
+)
+from samecurve.tasks.huggingface.data_section import HFData
+from samecurve.tasks.language.tokenizer import LibraryTokenizer, train_bpe
+
+_CONFIG, _SPECIAL, _TEMPLATE = "tokenizer_config.json", "special_tokens_map.json", "chat_template"
+_FILES = (
+    "tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*", "vocab*",
+    "merges*", "*.model", "config.json",
+)  # fmt: skip
+_AS_IT_IS = (None, "PreTrainedTokenizerFast", "TokenizersBackend")  # tokenizer.json says all
+_PROBED = 1 << 18  # characters on which a foreign tokenizer is tried
+_LEAST_KNOWN = 0.99  # share of them that it must know
+_FORMAT = 2  # of the cache
+
+
+def keep_tokenizer(
+    data: HFData,
+    model: Path | None,
+    cache: Path,
+    *,
+    content: str,
+    texts: Callable[[], Iterable[str]],
+    for_encoder: bool = False,
+) -> TextTokenizer:
+    """The tokenizer of a data section, from the cache if it is there.
+
+    model: the model's directory. content: what the sources hold, as a hash; texts: that.
+    for_encoder: a BPE that is made here gets a mask token, and padding of its own.
+    UserError: there is no such tokenizer, it can't be read, or it does not know the text.
+    """
+    place = data.tokenizer or (str(model) if model else "")
+    if not place:
+        raise UserError(
+            "no tokenizer: the model is made from its fields, and has no directory that holds one",
+            "data.tokenizer=bytes, bpe:8000, or the path of a tokenizer.json",
+            "data.tokenizer",
+        )
+    template = _read_template(data)
+    if place == "bytes" or place.startswith("bpe:"):
+        identity: list[Any] = [place, template, content if place != "bytes" else ""]
+    else:
+        identity = [_digest_files(Path(place).expanduser()), template]
+    special = {"eos_token": END}
+    if for_encoder and place.startswith("bpe:"):
+        special |= {"pad_token": PAD, "mask_token": MASK}
+        identity.append(special)
+    text = json.dumps([_FORMAT, *identity])
+    home = cache / "tokenizers" / hashlib.sha256(text.encode()).hexdigest()[:24]
+    if not home.is_dir():
+        with directory_made_once(home) as scratch:
+            _make(place, template, texts, scratch, special=special)
+    return TextTokenizer(home)
+
+
+def stamp_tokenizer(data: HFData, model: Path | None) -> object:
+    """What it is made from, as far as that can be told cheaply."""
+    paths = [Path(data.chat_template).expanduser()] if data.chat_template else []
+    place = data.tokenizer or (str(model) if model else "")
+    if place and place != "bytes" and not place.startswith("bpe:"):
+        paths += _files_of(Path(place).expanduser())
+    return [
+        [str(path), path.stat().st_size, path.stat().st_mtime_ns]
+        for path in paths
+        if path.is_file()
+    ]
+
+
+def _make(
+    place: str,
+    template: str | None,
+    texts: Callable[[], Iterable[str]],
+    scratch: Path,
+    *,
+    special: Mapping[str, str],
+) -> None:
+    """special: tokens of a BPE that is made here."""
+    if place == "bytes":
+        notes = TokenizerNotes("bytes", chat_template=template)
+    elif place.startswith("bpe:"):
+        train_bpe(int(place[4:]), texts(), scratch / TOKENIZER, list(special.values()))
+        notes = TokenizerNotes(place, special, template)
+    else:
+        path = Path(place).expanduser()
+        content, notes = _read_tokenizer(path)
+        if template is not None:
+            notes = TokenizerNotes(notes.name, notes.names, template)
+        if content is not None:
+            (scratch / TOKENIZER).write_text(content)
+            _check_known(scratch / TOKENIZER, place, texts())
+    (scratch / NOTES).write_text(json.dumps(asdict(notes), indent=1))
+
+
+def _check_known(path: Path, place: str, texts: Iterable[str]) -> None:
+    """UserError: it would leave some of the text out."""
+    sample = ""
+    for text in texts:
+        sample += text[:_PROBED]
+        if len(sample) >= _PROBED:
+            break
+    known = LibraryTokenizer(path).coverage(sample[:_PROBED])
+    if known < _LEAST_KNOWN:
+        raise UserError(
+            f"{place} knows {known:.1%} of the text's characters and would leave the rest out",
+            "a tokenizer made for such text (bpe:N makes one)",
+            "data.tokenizer",
+        )
+
+
+def _read_template(data: HFData) -> str | None:
+    if data.chat_template is None:
+        return None
+    try:
+        return Path(data.chat_template).expanduser().read_text()
+    except OSError as error:
+        raise UserError(
+            f"the chat template {data.chat_template} can't be read: {error.strerror}",
+            "the path of a Jinja file, or leave data.chat_template out",
+            "data.chat_template",
+        ) from None
+
+
+def _files_of(place: Path) -> list[Path]:
+    """The files that a tokenizer is read from."""
+    if place.is_file():
+        if place.name != TOKENIZER:
+            return [place]
+        place = place.parent
+    return sorted({path for pattern in _FILES for path in place.glob(pattern) if path.is_file()})
+
+
+def has_tokenizer(place: Path) -> bool:
+    """Whether a directory, or a file, is one."""
+    return any(path.name != "config.json" for path in _files_of(place))
+
+
+def _digest_files(place: Path) -> str:
+    """UserError: there is none."""
+    files = _files_of(place)
+    if not has_tokenizer(place):
+        raise UserError(
+            f"there is no tokenizer in {place}" if place.is_dir() else f"there is no {place}",
+            "data.tokenizer=bytes, bpe:8000, or the path of a tokenizer.json or of a directory"
+            " with one",
+            "data.tokenizer",
+        )
+    digest = hashlib.sha256()
+    for path in files:
+        digest.update(f"{path.name}/{path.stat().st_size}/".encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def _read_tokenizer(place: Path) -> tuple[str | None, TokenizerNotes]:
+    """Its tokenizer.json (None: tokens are bytes) and notes. UserError: it can't be read."""
+    home = place
+    if (place / NOTES).is_file():  # as a run keeps it
+        content = _checked(place / TOKENIZER) if (place / TOKENIZER).is_file() else None
+        return content, TokenizerNotes(**_json(place / NOTES))
+    if place.is_file():
+        if place.name != TOKENIZER:
+            return _checked(place), TokenizerNotes(str(place))
+        home = place.parent
+    config = _json(home / _CONFIG)
+    if (home / TOKENIZER).is_file() and config.get("tokenizer_class") in _AS_IT_IS:
+        names = _token_names({**_json(home / _SPECIAL), **config})
+        return _checked(home / TOKENIZER), TokenizerNotes(
+            str(place), names, _template(home, config)
+        )
+    return _through_transformers(home)
+
+
+def _checked(path: Path) -> str:
+    """UserError: it is none."""
+    LibraryTokenizer(path)
+    return path.read_text()
+
+
+def _through_transformers(home: Path) -> tuple[str, TokenizerNotes]:
+    """As the class that the directory names has it."""
+    try:
+        from transformers import AutoTokenizer
+    except ImportError:
+        raise UserError(
+            f"the tokenizer in {home} needs transformers: not installed",
+            install_command("hf"),
+            "data.tokenizer",
+        ) from None
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            str(home), local_files_only=True, trust_remote_code=False
+        )
+    except Exception as error:  # whatever its class raises
+        raise UserError(
+            f"the tokenizer in {home} can't be loaded: {type(error).__name__}: {error}",
+            "a directory as save_pretrained writes it",
+            "data.tokenizer",
+        ) from None
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        raise UserError(
+            f"the tokenizer in {home} ({type(tokenizer).__name__}) has no fast form",
+            "convert it to a tokenizer.json, and name that",
+            "data.tokenizer",
+        )
+    names = _token_names(tokenizer.special_tokens_map)
+    template = tokenizer.chat_template
+    return backend.to_str(), TokenizerNotes(str(home), names, _default_of(template))
+
+
+def _token_names(values: Mapping[str, Any]) -> dict[str, str]:
+    """bos_token, eos_token and the like."""
+    names = {}
+    for name, value in values.items():
+        token = value.get("content") if isinstance(value, dict) else value
+        if name.endswith("_token") and token is not None and not isinstance(token, bool):
+            names[name] = str(token)
+    return names
+
+
+def _template(home: Path, config: Mapping[str, Any]) -> str | None:
+    file = home / f"{_TEMPLATE}.jinja"
+    if file.is_file():
+        return file.read_text()
+    return _default_of(config.get("chat_template"))
+
+
+def _default_of(template: Any) -> str | None:
+    """Of several, the one named default."""
+    if isinstance(template, list):
+        template = {item["name"]: item["template"] for item in template}
+    if isinstance(template, dict):
+        template = template.get("default")
+    return None if template is None else str(template)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """{} where there is no such file."""
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text())
+    except ValueError as error:
+        raise UserError(f"{path} is no JSON: {error}", "copy it again", "data.tokenizer") from None
+    return value if isinstance(value, dict) else {}
