@@ -24,16 +24,18 @@ from samecurve.torch_engine.precision import weight_dtype
 Initialize = Callable[[str, torch.Tensor], None]  # fills a parameter, by its name in the model
 InitializeModule = Callable[[str, nn.Module], None]  # fills a module's own parameters and buffers
 
-# What recompute "selective" keeps: the products that cost most to run again.
-KEPT_OPERATIONS = {
-    torch.ops.aten.mm.default,
-    torch.ops.aten.addmm.default,
-    torch.ops.aten.bmm.default,
+# What recompute "selective" keeps: what costs most to run again, and of products every second one.
+_KEPT_OPERATIONS = {
     torch.ops.aten.convolution.default,
     torch.ops.aten._scaled_dot_product_flash_attention.default,  # noqa: SLF001 - aten's name
     torch.ops.aten._scaled_dot_product_efficient_attention.default,  # noqa: SLF001 - aten's name
     torch.ops.aten._scaled_dot_product_cudnn_attention.default,  # noqa: SLF001 - aten's name
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,  # noqa: SLF001 - too
+}
+_PRODUCTS = {
+    torch.ops.aten.mm.default,
+    torch.ops.aten.addmm.default,
+    torch.ops.aten._grouped_mm.default,  # noqa: SLF001 - aten's name
 }
 _ROUNDED_LAYERS = {nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d}
 
@@ -109,7 +111,7 @@ def recompute(model: nn.Module, how: Recompute) -> None:
         return
     options: dict[str, Any] = {"use_reentrant": False}
     if how == "selective":
-        options["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)
+        options["context_fn"] = _selective_contexts
     for block in repeated_blocks(model):
         block.forward = partial(checkpoint, block.forward, **options)
 
@@ -133,14 +135,32 @@ def run_uncompiled(plan: Plan) -> AbstractContextManager[object]:
     return torch.compiler.set_stance("force_eager") if plan.compile else nullcontext()
 
 
-def _policy(
-    _context: object, operation: object, *_arguments: object, **_keywords: object
-) -> CheckpointPolicy:
-    return (
-        CheckpointPolicy.MUST_SAVE
-        if operation in KEPT_OPERATIONS
-        else CheckpointPolicy.PREFER_RECOMPUTE
-    )
+class KeptProducts:
+    """What recompute "selective" keeps of one call of a block: attention, convolutions, and the
+    first, third, fifth ... product with weights.
+    """
+
+    def __init__(self) -> None:
+        self._products = {False: 0, True: 0}  # seen so far, by whether they run again
+
+    def is_kept(self, operation: object, *, is_recompute: bool) -> bool:
+        if operation not in _PRODUCTS:
+            return operation in _KEPT_OPERATIONS
+        self._products[is_recompute] += 1
+        return self._products[is_recompute] % 2 == 1
+
+    def policy(
+        self, context: Any, operation: object, *_arguments: object, **_keywords: object
+    ) -> CheckpointPolicy:
+        if self.is_kept(operation, is_recompute=context.is_recompute):
+            return CheckpointPolicy.MUST_SAVE
+        return CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def _selective_contexts() -> Any:
+    """For one call of a block."""
+    create: Any = create_selective_checkpoint_contexts
+    return create(KeptProducts().policy)
 
 
 def autocast_rounded(part: nn.Module, among: Iterable[nn.Module]) -> list[nn.Module]:

@@ -24,11 +24,16 @@ def current_device(device: torch.device) -> AbstractContextManager[object]:
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
-def autocast_for(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
-    """The context of a forward pass."""
+def autocast_for(
+    precision: Precision, device: torch.device, *, keeps_copies: bool = True
+) -> AbstractContextManager[object]:
+    """The context of a forward pass.
+
+    keeps_copies: of weights in two bytes, until the context is left
+    """
     if precision in {"bf16", "f16"}:
         dtype = torch.bfloat16 if precision == "bf16" else torch.float16
-        return torch.autocast(device.type, dtype=dtype)
+        return torch.autocast(device.type, dtype=dtype, cache_enabled=keeps_copies)
     return nullcontext()
 
 

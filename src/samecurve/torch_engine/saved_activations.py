@@ -1,4 +1,6 @@
-"""What a model keeps for its backward pass: counted by running it on tensors without values."""
+"""What a model keeps for its backward pass: counted by running it on tensors without values, in the
+formats that autocast gives them where it is entered.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -9,12 +11,12 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from samecurve.torch_engine.model import KEPT_OPERATIONS
+from samecurve.torch_engine.model import KeptProducts
 
 
 @dataclass
 class SavedActivations:
-    """In 4-byte numbers."""
+    """In bytes."""
 
     outside: int = 0  # of the blocks
     blocks: list[int] = field(default_factory=list)  # of each block
@@ -27,8 +29,11 @@ class SavedActivations:
 
     def recomputed(self, how: str) -> int:
         """Where blocks run again in backward, one after the other. how: block, selective"""
-        kept = sum(self.inputs) + (sum(self.products) if how == "selective" else 0)
-        return self.outside + kept + max(self.blocks, default=0)
+        kept = list(self.inputs)
+        if how == "selective":
+            kept = [first + rest for first, rest in zip(kept, self.products, strict=True)]
+        again = [whole - part for whole, part in zip(self.blocks, kept, strict=True)]
+        return self.outside + sum(kept) + max(again, default=0)
 
 
 def count_saved(
@@ -36,7 +41,8 @@ def count_saved(
 ) -> SavedActivations:
     """run: a forward pass of the model, whose tensors and the model's have no values (FakeTensor).
 
-    Weights are not counted, and what several operations keep is counted once.
+    Weights are not counted, nor their copies in two bytes; what several operations keep is counted
+    once.
     """
     saved = SavedActivations()
     counter = _Counter(model, saved)
@@ -45,7 +51,7 @@ def count_saved(
         handles.append(block.register_forward_pre_hook(counter.enter))
         handles.append(block.register_forward_hook(counter.leave))
     try:
-        with saved_tensors_hooks(counter.save, _as_it_is), _Products(counter):
+        with saved_tensors_hooks(counter.save, _as_it_is), _Operations(counter):
             run()
     finally:
         for handle in handles:
@@ -60,41 +66,47 @@ class _Counter:
         self._seen: dict[int, Any] = {}
         for tensor in (*model.parameters(), *model.buffers()):
             self._is_new(tensor)
-        self.in_block = False
+        self._weights = set(self._seen)
+        self._keeps: KeptProducts | None = None  # of the block that runs
 
     def enter(self, _block: nn.Module, arguments: tuple[Any, ...]) -> None:
         first = arguments[0] if arguments else None
         self._saved.blocks.append(0)
         self._saved.products.append(0)
-        self._saved.inputs.append(_numbers(first) if isinstance(first, torch.Tensor) else 0)
-        self.in_block = True
+        self._saved.inputs.append(_bytes(first) if isinstance(first, torch.Tensor) else 0)
+        self._keeps = KeptProducts()
 
     def leave(self, _block: nn.Module, _arguments: object, _output: object) -> None:
-        self.in_block = False
+        self._keeps = None
 
     def save(self, tensor: torch.Tensor) -> torch.Tensor:
         if self._is_new(tensor):
-            if self.in_block:
-                self._saved.blocks[-1] += _numbers(tensor)
+            if self._keeps is not None:
+                self._saved.blocks[-1] += _bytes(tensor)
             else:
-                self._saved.outside += _numbers(tensor)
+                self._saved.outside += _bytes(tensor)
         return tensor
 
-    def product(self, tensor: torch.Tensor) -> None:
-        if self.in_block:
-            self._saved.products[-1] += _numbers(tensor)
+    def see(self, operation: object, first: object, result: Any) -> None:
+        """first: its first argument"""
+        if operation is torch.ops.aten._to_copy.default:  # noqa: SLF001 - aten's name
+            is_weight = isinstance(first, torch.Tensor) and _key(first) in self._weights
+            if is_weight and isinstance(result, torch.Tensor):
+                self._is_new(result)
+        elif self._keeps is not None and self._keeps.is_kept(operation, is_recompute=False):
+            kept = result[0] if isinstance(result, tuple) else result
+            self._saved.products[-1] += _bytes(kept)
 
     def _is_new(self, tensor: torch.Tensor) -> bool:
-        storage = tensor.untyped_storage()
-        key = storage._cdata  # noqa: SLF001 - its identity; public nowhere
+        key = _key(tensor)
         if key in self._seen:
             return False
-        self._seen[key] = storage
+        self._seen[key] = tensor.untyped_storage()
         return True
 
 
-class _Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees what recompute "selective" keeps."""
+class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Shows them to the counter."""
 
     def __init__(self, counter: _Counter) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -105,14 +117,18 @@ class _Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         del types
         result = func(*args, **(kwargs or {}))
-        if func in KEPT_OPERATIONS:
-            first = result[0] if isinstance(result, tuple) else result
-            self._counter.product(first)
+        self._counter.see(func, args[0] if args else None, result)
         return result
 
 
-def _numbers(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().nbytes() // 4
+def _key(tensor: torch.Tensor) -> int:
+    """Of its storage."""
+    key: int = tensor.untyped_storage()._cdata  # noqa: SLF001 - its identity; public nowhere
+    return key
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().nbytes()
 
 
 def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:

@@ -211,7 +211,8 @@ class TrainingStep:
     ) -> T:
         """function(model, arrays, progress, phase). train: whether backward follows."""
         device = self._devices[device_index]
-        with autocast_for(self._plan.precision, device):
+        keeps_copies = self._plan.recompute == "none"
+        with autocast_for(self._plan.precision, device, keeps_copies=keeps_copies):
             arrays = to_device(microbatch.arrays, device)
             run = self._strategy.train if train else self._strategy.call
             return run(device_index, function, arrays, progress, phase.name)

@@ -11,8 +11,10 @@ from samecurve.core.planning.layout import Layout
 from samecurve.core.planning.machine import Device
 from samecurve.core.planning.memory import (
     USABLE,
+    LateTerm,
     MemoryTerm,
     sample_bytes,
+    settled,
     state_terms,
 )
 from samecurve.core.planning.optimizer_state import optimizer_state
@@ -26,11 +28,22 @@ class MemoryRoom:
     """What the smallest device holds besides activations, and bytes left for these."""
 
     terms: list[MemoryTerm]
-    left: float
+    usable: float
 
     @property
     def held(self) -> int:
-        return sum(term.bytes for term in self.terms)
+        """While there are activations."""
+        return sum(term.bytes for term in self.terms if not isinstance(term, LateTerm))
+
+    @property
+    def left(self) -> float:
+        """For activations; less than nothing if it does not even fit once these are gone."""
+        late = self.needed(0) - self.held
+        room = self.usable - self.held
+        return room if room >= late else room - late
+
+    def needed(self, activations: int) -> int:
+        return sum(term.bytes for term in settled(self.terms, activations)) + activations
 
 
 @dataclass(frozen=True)
@@ -62,7 +75,7 @@ def memory_room(
         shards=shards,
         sharing_process=len(devices) // world_size if one_process else 1,
     )
-    return MemoryRoom(terms, _usable(config, device) - sum(term.bytes for term in terms))
+    return MemoryRoom(terms, _usable(config, device))
 
 
 def _smallest(devices: tuple[Device, ...]) -> Device:
@@ -89,7 +102,7 @@ def choose_capacity(config: Config, facts: Facts, layout: Layout) -> Decision[Ca
     if config.devices.memory:
         usable = f"{show_bytes(_usable(config, device))} to use (devices.memory)"
     if room.left < (each or 0):
-        needed = show_bytes(room.held + (each or 0))
+        needed = show_bytes(room.needed(each or 0))
         optimizer = optimizer_state(config, facts).optimizer
         raise UserError(
             f"{show_params(facts.params)} parameters with their gradients and {optimizer} state"

@@ -125,8 +125,11 @@ class Facts:
     hidden_matrices: tuple[str, ...] = ()  # of hidden layers, frozen ones too: what muon is for
     # bytes_per_sample where some activations are computed again, by train.recompute
     recompute_bytes: Mapping[str, int] = field(default_factory=dict)
+    # the same under bf16 and f16, by train.recompute, none too; what is left out is not counted
+    autocast_bytes: Mapping[str, int] = field(default_factory=dict)
     # numbers held while a microbatch is computed, however large it is, by kind of device
     scratch: Mapping[str, int] = field(default_factory=dict)
+    autocast_scratch: int = 0  # numbers more under bf16 and f16
     keyed_dropout: tuple[str, ...] = ()  # layers whose random masks follow the sample
     largest_tried: int | None = None  # samples that fitted in flight (--probe-batch); None: untried
     # of the model, by a checkpoint's names (complex ones as pairs): shapes to be given values

@@ -6,6 +6,7 @@ by the width of the compute type.
 """
 
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING
 
 from samecurve.core.planning.optimizer_state import itemsize, optimizer_state
@@ -15,8 +16,8 @@ if TYPE_CHECKING:
     from samecurve.core.planning.facts import Facts
     from samecurve.core.planning.strategies import StrategySpec
 
-# Under autocast matrix inputs are kept in 2 bytes, norms and the residual stream in 4: between 0.5
-# and 1 of f32, taken at 0.75.
+# Where a task has not counted them (Facts.autocast_bytes): under autocast matrix inputs are kept in
+# 2 bytes, norms and the residual stream in 4: between 0.5 and 1 of f32, taken at 0.75.
 _ACTIVATION_SHARE: "dict[Precision, float]" = {"f64": 2.0, "f32": 1.0, "bf16": 0.75, "f16": 0.75}
 # the process itself: libraries, context, allocator slack
 _RESERVED = {"cpu": 400 << 20, "cuda": 800 << 20}
@@ -40,6 +41,22 @@ class MemoryTerm:
     name: str
     bytes: int
     formula: str  # in words and numbers, for the plan's table
+
+
+class LateTerm(MemoryTerm):
+    """Held once activations have been let go of, at the end of a backward pass."""
+
+
+def settled(terms: list[MemoryTerm], activations: int) -> list[MemoryTerm]:
+    """What a device holds at its peak: of late terms what is more than activations were."""
+    return [_beyond(term, activations) if isinstance(term, LateTerm) else term for term in terms]
+
+
+def _beyond(term: MemoryTerm, activations: int) -> MemoryTerm:
+    formula = term.formula
+    if activations:
+        formula += "; what it is more than activations, which are let go of by then"
+    return MemoryTerm(name=term.name, bytes=max(0, term.bytes - activations), formula=formula)
 
 
 def autocast_itemsize(precision: "Precision") -> int:
@@ -97,7 +114,7 @@ def state_sharded_by_block(config: "Config", facts: "Facts", shards: int) -> lis
                 f" {facts.block_params} x {narrow} B"
             ),
         ),
-        MemoryTerm(
+        LateTerm(
             name="reduced",
             bytes=2 * largest * width,
             formula=f"2 x {largest} x {width} B: the largest group's gradients on their way",
@@ -142,14 +159,9 @@ def state_terms(
     sharing_process: devices of one process on a CPU, which share what that needs itself
     """
     terms = spec.memory(config, facts, shards)
-    if facts.scratch:
-        terms.append(
-            MemoryTerm(
-                name="scratch",
-                bytes=facts.scratch[kind] * itemsize(config.train.precision),
-                formula=facts.formulas.get(f"scratch.{kind}", ""),
-            )
-        )
+    terms += [
+        term for term in (_copies(config, facts, spec), _scratch(config, facts, kind)) if term
+    ]
     formula = "libraries and context"
     if sharing_process > 1:
         formula += f", shared by {sharing_process} devices"
@@ -157,12 +169,42 @@ def state_terms(
     return [*terms, MemoryTerm(name="process", bytes=reserved, formula=formula)]
 
 
+def _copies(config: "Config", facts: "Facts", spec: "StrategySpec") -> MemoryTerm | None:
+    """Of weights in two bytes, which autocast makes where they are not gathered so."""
+    narrow = autocast_itemsize(config.train.precision)
+    is_gathered = spec.memory is state_sharded_by_block
+    if narrow == itemsize(config.train.precision) or spec.engine != "torch" or is_gathered:
+        return None
+    numbers = sum(prod(facts.arrays.get(name, ())) for name in facts.rounded)
+    kept = "kept for backward"
+    if config.train.recompute != "none":
+        numbers, kept = 2 * facts.block_params, "of the largest block, with their gradient"
+    if not numbers:
+        return None
+    formula = f"{numbers} x {narrow} B: weights as products take them, {kept}"
+    return MemoryTerm(name="copies", bytes=numbers * narrow, formula=formula)
+
+
+def _scratch(config: "Config", facts: "Facts", kind: str) -> MemoryTerm | None:
+    if not facts.scratch:
+        return None
+    precision = config.train.precision
+    size, formula = facts.scratch[kind], facts.formulas.get(f"scratch.{kind}", "")
+    if facts.autocast_scratch and autocast_itemsize(precision) < itemsize(precision):
+        size += facts.autocast_scratch
+        formula += f" + 4 B x {facts.autocast_scratch}: its copy in two bytes, and of the gradient"
+    return MemoryTerm(name="scratch", bytes=size * itemsize(precision), formula=formula)
+
+
 def sample_bytes(config: "Config", facts: "Facts") -> int | None:
     """Activations of one sample in flight; None: not known."""
-    in_f32 = facts.recompute_bytes.get(config.train.recompute, facts.bytes_per_sample)
+    how, precision = config.train.recompute, config.train.precision
+    if precision in {"bf16", "f16"} and how in facts.autocast_bytes:
+        return max(1, facts.autocast_bytes[how])
+    in_f32 = facts.recompute_bytes.get(how, facts.bytes_per_sample)
     if in_f32 is None:
         return None
-    return max(1, int(in_f32 * _ACTIVATION_SHARE[config.train.precision]))
+    return max(1, int(in_f32 * _ACTIVATION_SHARE[precision]))
 
 
 def activation_term(config: "Config", facts: "Facts", micro_batch_size: int) -> MemoryTerm | None:
@@ -171,7 +213,7 @@ def activation_term(config: "Config", facts: "Facts", micro_batch_size: int) -> 
     if each is None:
         return None
     formula = f"{micro_batch_size} samples x {each} B"
-    if config.train.recompute in facts.recompute_bytes:
+    if config.train.recompute != "none" and facts.recompute_bytes:
         formula += f", recompute {config.train.recompute}"
     if facts.formulas.get("bytes_per_sample"):
         formula += f"; {facts.formulas['bytes_per_sample']}"

@@ -33,7 +33,13 @@ from samecurve.core.planning.layout import (
     choose_threads,
 )
 from samecurve.core.planning.machine import Device, Machine
-from samecurve.core.planning.memory import MemoryTerm, activation_term, feature_term, sample_bytes
+from samecurve.core.planning.memory import (
+    MemoryTerm,
+    activation_term,
+    feature_term,
+    sample_bytes,
+    settled,
+)
 from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.run_length import choose_intervals, choose_schedule
 from samecurve.core.planning.schedule import Schedule
@@ -94,7 +100,7 @@ def plan(config: Config, machine: Machine, facts: Facts, fixed: Fixed | None = N
         layout=layout,
         backend=backend,
         split=split,
-        memory=(*memory, *_terms_of_rows(config, facts, layout, split)),
+        memory=_peak_terms(memory, _terms_of_rows(config, facts, layout, split)),
         threads=threads,
         order=order,
         schedule=schedule,
@@ -174,6 +180,12 @@ def _terms_of_rows(
         feature_term(config, facts, split.global_batch_size),
     )
     return [term for term in terms if term]
+
+
+def _peak_terms(held: list[MemoryTerm], of_rows: list[MemoryTerm]) -> tuple[MemoryTerm, ...]:
+    """held: whatever the rows"""
+    activations = sum(term.bytes for term in of_rows if term.name == "activations")
+    return (*settled(held, activations), *of_rows)
 
 
 def _assemble(

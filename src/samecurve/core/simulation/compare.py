@@ -253,8 +253,8 @@ def _forecast(
         name=spec.name,
         shards=shards,
         recompute=config.train.recompute,
-        need=None if each is None else room.held + each,
-        room=room.held + int(room.left),
+        need=None if each is None else room.needed(each),
+        room=int(room.usable),
         whole=shards in {1, cluster.num_devices},
     )
     try:

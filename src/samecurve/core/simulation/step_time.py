@@ -80,7 +80,7 @@ def step_cost(
     goes_twice = plan.whole_batch and plan.accumulation_steps > 1
     one_round = _RoundTime(
         forward,
-        recompute=forward if plan.recompute == "block" else 0.0,
+        recompute=_share_run_again(plan) * forward,
         first_pass=forward if goes_twice else 0.0,
     )
     compute = _busiest(plan) / micro * one_round.total
@@ -116,6 +116,15 @@ def step_cost(
             "mfu": of_peak,
         },
     )
+
+
+def _share_run_again(plan: Plan) -> float:
+    """Of a forward pass, during the backward pass: with torch "selective" keeps every second
+    product, with jax each.
+    """
+    if plan.recompute == "selective":
+        return 0.5 if plan.engine == "torch" else 0.0
+    return 1.0 if plan.recompute == "block" else 0.0
 
 
 def _compute_formulas(

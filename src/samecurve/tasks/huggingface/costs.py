@@ -1,58 +1,85 @@
 """What training one row of a library's model takes, as the plan asks: operations and memory."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
 
 from samecurve.core.planning.memory import logit_rows
-from samecurve.tasks.huggingface.causal import Causal, LossHead
+from samecurve.tasks.huggingface.causal import LossHead
 from samecurve.torch_engine.model import repeated_blocks
 from samecurve.torch_engine.saved_activations import SavedActivations, count_saved
 from samecurve.units import counted
 
+# registered with the library: its sdpa, for which it makes no mask; and experts of known sizes
+_UNMASKED, _ALIKE = "sdpa_without_mask", "experts_alike"
+
 
 def cost_facts(
-    make_model: Callable[[], Any], config: Any, length: int, texts: int = 1
+    make_model: Callable[[], Any],
+    config: Any,
+    length: int,
+    texts: int = 1,
+    *,
+    packed: bool = False,
+    all_logits: bool = False,
 ) -> dict[str, Any]:
-    """Fields of Facts. length: tokens of a text; texts: of a row, each by itself. Activations are
-    left out where a model looks at values on its way (a mixture of experts).
+    """Fields of Facts. Activations are left out where a model looks at values on its way.
+
+    length: tokens of a text; texts: of a row, each by itself
+    packed: rows may hold several documents, which a mask keeps apart
+    all_logits: the loss takes them whole, not some tokens' at a time
     """
     with torch.device("meta"):
         model = make_model()
     flops = _flops(model, config, length, texts)
-    saved = _saved(make_model, length)
-    if saved is None:
-        return flops
+    counts = {
+        precision: _saved(make_model, length, autocast=autocast, packed=packed)
+        for precision, autocast in (("f32", nullcontext()), ("bf16", _two_bytes()))
+    }
     head = model.get_output_embeddings()
-    facts: dict[str, Any] = {}
-    formulas = dict(flops["formulas"])
     vocab, width = (0, 0) if head is None else head.weight.shape  # a classifier has no logits
-    if isinstance(head, LossHead):
-        saved.outside += 2 * length * width  # the rows of the loss, and their gradient
-        counts = {kind: logit_rows(vocab, kind) for kind in ("cpu", "cuda")}
-        facts["scratch"] = {kind: 2 * vocab * rows + vocab * width for kind, rows in counts.items()}
-        for kind, rows in counts.items():
-            formulas[f"scratch.{kind}"] = (
-                f"4 B x (2 x vocab {vocab} x {rows} tokens at a time + {vocab * width}: the head's"
-                " gradient)"
-            )
-    else:
-        saved.outside += 2 * length * vocab  # the logits' logarithms, and their gradient
-    formulas["bytes_per_sample"] = (
-        f"4 B x what the model keeps of {counted(texts, 'text')} of {length} tokens, counted on"
-        " tensors without values"
+    is_chunked = isinstance(head, LossHead) and not all_logits
+    facts: dict[str, Any] = {**flops, "formulas": dict(flops["formulas"])}
+    if is_chunked:
+        facts["scratch"] = _scratch(vocab, width, facts["formulas"])
+        facts["autocast_scratch"] = vocab * width
+    wide, narrow = counts["f32"], counts["bf16"]
+    if wide is None or narrow is None:
+        return facts
+    for saved in (wide, narrow):
+        saved.outside += length * (8 * width if is_chunked else 12 * vocab)
+    facts["formulas"]["bytes_per_sample"] = (
+        f"what the model keeps of {counted(texts, 'text')} of {length} tokens, counted on tensors"
+        " without values"
     )
+    ways = ("block", "selective") if wide.blocks else ()
     return {
-        **flops,
         **facts,
-        "formulas": formulas,
-        "bytes_per_sample": 4 * saved.total * texts,
-        "recompute_bytes": {
-            how: 4 * saved.recomputed(how) * texts for how in ("block", "selective") if saved.blocks
+        "bytes_per_sample": wide.total * texts,
+        "recompute_bytes": {how: wide.recomputed(how) * texts for how in ways},
+        "autocast_bytes": {
+            "none": narrow.total * texts,
+            **{how: narrow.recomputed(how) * texts for how in ways},
         },
     }
+
+
+def _two_bytes() -> AbstractContextManager[object]:
+    return torch.autocast("cpu", dtype=torch.bfloat16)
+
+
+def _scratch(vocab: int, width: int, formulas: dict[str, str]) -> dict[str, int]:
+    """Of a loss that takes some tokens' logits at a time: by kind of device, with its formula."""
+    counts = {kind: logit_rows(vocab, kind) for kind in ("cpu", "cuda")}
+    for kind, rows in counts.items():
+        formulas[f"scratch.{kind}"] = (
+            f"4 B x (2 x vocab {vocab} x {rows} tokens at a time + {vocab * width}: the head's"
+            " gradient)"
+        )
+    return {kind: 2 * vocab * rows + vocab * width for kind, rows in counts.items()}
 
 
 def _flops(model: Any, config: Any, length: int, texts: int) -> dict[str, Any]:
@@ -105,7 +132,14 @@ def _attention(config: Any) -> tuple[int, int]:
     return layers, heads * size
 
 
-def _saved(make_model: Callable[[], Any], length: int) -> SavedActivations | None:
+def _saved(
+    make_model: Callable[[], Any],
+    length: int,
+    *,
+    autocast: AbstractContextManager[object],
+    packed: bool,
+) -> SavedActivations | None:
+    """None: the model looks at values on its way."""
     from torch._subclasses.fake_tensor import (
         DataDependentOutputException,
         DynamicOutputShapeException,
@@ -114,15 +148,69 @@ def _saved(make_model: Callable[[], Any], length: int) -> SavedActivations | Non
 
     with torch.device("meta"):
         model = make_model()
-    with FakeTensorMode():
+    with FakeTensorMode(), _without_values(model, length, packed=packed):
         _to_empty(model)
         batch: Mapping[str, torch.Tensor] = {
             "input_ids": torch.zeros((1, length), dtype=torch.int64)
         }
         try:
-            return count_saved(model, repeated_blocks(model), lambda: _hidden(model, batch))
+            with autocast:
+                return count_saved(model, repeated_blocks(model), lambda: _hidden(model, batch))
         except (DataDependentOutputException, DynamicOutputShapeException):
             return None
+
+
+@contextmanager
+def _without_values(model: Any, length: int, *, packed: bool) -> Iterator[None]:
+    """Meanwhile nothing looks at values: experts take rows of known sizes, and no mask is made
+    where none would be (positions without values can't show that a row is one document).
+    """
+    from transformers import AttentionInterface
+    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    AttentionInterface.register(_UNMASKED, sdpa_attention_forward)
+    ALL_EXPERTS_FUNCTIONS.register(_ALIKE, _alike_experts)
+    config = model.config
+    # no public names set these later
+    attention, experts = config._attn_implementation, config._experts_implementation  # noqa: SLF001
+    window = getattr(config, "sliding_window", None)
+    sees_all = window is None or window > length
+    is_causal = any(getattr(module, "is_causal", False) for module in model.modules())
+    config._experts_implementation = _ALIKE  # noqa: SLF001 - as above
+    if attention == "sdpa" and is_causal and sees_all and not packed:
+        config._attn_implementation = _UNMASKED  # noqa: SLF001 - as above
+    try:
+        yield
+    finally:
+        config._attn_implementation = attention  # noqa: SLF001 - as above
+        config._experts_implementation = experts  # noqa: SLF001 - as above
+
+
+def _alike_experts(
+    experts: Any, hidden: torch.Tensor, chosen: torch.Tensor, shares: torch.Tensor
+) -> torch.Tensor:
+    """What the library's grouped experts keep, and those one after the other: of each token a row
+    for each expert that it chooses. All are computed by the first one, in the weights' format.
+    """
+
+    def product(rows: torch.Tensor, name: str) -> torch.Tensor:
+        weight = getattr(experts, name)[0]
+        result: torch.Tensor = rows.to(weight.dtype) @ (
+            weight if experts.is_transposed else weight.t()
+        )
+        return result + getattr(experts, f"{name}_bias")[0] if experts.has_bias else result
+
+    each = chosen.shape[-1]
+    with torch.autocast("cpu", enabled=False):
+        rows = hidden.repeat_interleave(each, 0)
+        if experts.has_gate:
+            inner = experts._apply_gate(product(rows, "gate_up_proj"))  # noqa: SLF001 - its own
+        else:
+            inner = experts.act_fn(product(rows, "up_proj"))
+        outer = product(inner, "down_proj") * shares.reshape(-1, 1)
+        outer = outer.view(len(hidden), each, -1).sum(1)
+        return outer.to(hidden.dtype)
 
 
 def _to_empty(model: nn.Module) -> None:
@@ -140,7 +228,6 @@ def _to_empty(model: nn.Module) -> None:
 
 def _hidden(model: nn.Module, batch: Mapping[str, torch.Tensor]) -> object:
     head: Any = model.get_output_embeddings()  # type: ignore[operator]
-    if not isinstance(head, LossHead):
-        return Causal(packed=False).call(model, batch)
-    with head.passing():
-        return Causal(packed=False).call(model, batch)
+    passing = head.passing() if isinstance(head, LossHead) else nullcontext()
+    with passing:
+        return model(input_ids=batch["input_ids"], use_cache=False)

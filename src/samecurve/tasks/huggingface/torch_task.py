@@ -26,7 +26,7 @@ from samecurve.tasks.huggingface.adapter import (
     write_config,
 )
 from samecurve.tasks.huggingface.attention import choose_attention
-from samecurve.tasks.huggingface.balance import BatchBalanced, make_causal
+from samecurve.tasks.huggingface.balance import BatchBalanced, RowBalanced, make_causal
 from samecurve.tasks.huggingface.causal import Causal, with_loss_head
 from samecurve.tasks.huggingface.classify import Classify, class_weights
 from samecurve.tasks.huggingface.costs import cost_facts
@@ -97,6 +97,7 @@ class TorchHuggingFace(HuggingFaceTask):
             objective, self._balance = Embed(self.fields.embedding), ""
         else:
             objective, self._balance = make_causal(self.fields, self.config, packed=self.packed)
+        self._takes_all_logits = isinstance(objective, RowBalanced)
         if isinstance(objective, Causal | Masked):  # a classifier's counts have a row's shape
             self.metric_names = objective.metric_names
         if not isinstance(objective, Embed):
@@ -310,7 +311,14 @@ class TorchHuggingFace(HuggingFaceTask):
             pairs = zip(self.prepared.classes, self._class_weights(), strict=True)
             reference |= {f"{CLASS_WEIGHT}{name}": weight for name, weight in pairs}
         return {
-            **cost_facts(self.model, self.config, self.data.seq_len, self.prepared.texts),
+            **cost_facts(
+                self.model,
+                self.config,
+                self.data.seq_len,
+                self.prepared.texts,
+                packed=self.packed,
+                all_logits=self._takes_all_logits,
+            ),
             "tokens_per_sample": self.prepared.texts * self.data.seq_len,
             "notes": tuple(notes),
             "reference": reference,

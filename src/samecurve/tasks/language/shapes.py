@@ -68,12 +68,15 @@ def model_facts(fields: LanguageModel, vocab: int, *, unfused: bool) -> dict[str
     kv = fields.groups * fields.head_size
     scores = 2 * fields.num_heads * length if unfused else 0
     block = 8 * hidden + 2 * kv + 4 * inner + scores
-    products = 3 * hidden + 2 * kv + 2 * inner  # what recompute "selective" keeps of a block
     outside = 2 * hidden + 3 * vocab if unfused else 4 * hidden
+    # what recompute "selective" keeps of a block: products with weights, all of them with jax,
+    # every second one with torch (q, v, gate, down), and attention
+    products = 3 * hidden + 2 * kv + 2 * inner if unfused else 3 * hidden + kv + inner
     recomputed = {
-        "block": layers * hidden + block + outside,
-        "selective": layers * (hidden + products) + block + outside,
+        "block": (layers - 1) * hidden + block + outside,
+        "selective": (layers - 1) * (hidden + products) + block + outside,
     }
+    autocast = {} if unfused else _autocast_bytes(fields, kv)
     logit_counts = {} if unfused else {kind: logit_rows(vocab, kind) for kind in ("cpu", "cuda")}
     score_words = " + 2 heads x length" if scores else ""
     outside_words = "2 hidden + 3 vocab" if unfused else "4 hidden"
@@ -99,6 +102,8 @@ def model_facts(fields: LanguageModel, vocab: int, *, unfused: bool) -> dict[str
         "flops_per_sample": float(flops_per_token * length),
         "block_params": sum(sizes[name] for name in sizes if name.startswith("layers.0.")),
         "recompute_bytes": {how: 4 * length * count for how, count in recomputed.items()},
+        "autocast_bytes": {how: length * count for how, count in autocast.items()},
+        "autocast_scratch": 0 if unfused else head,
         "formulas": formulas,
         "scratch": {kind: 2 * vocab * count + head for kind, count in logit_counts.items()},
         "block_arrays": tuple(in_blocks),
@@ -106,4 +111,19 @@ def model_facts(fields: LanguageModel, vocab: int, *, unfused: bool) -> dict[str
         "hidden_matrices": tuple(matrices),
         "arrays": arrays,
         "aliases": {"lm_head.weight": "embed_tokens.weight"} if fields.tie_embeddings else {},
+    }
+
+
+def _autocast_bytes(fields: LanguageModel, kv: int) -> dict[str, int]:
+    """Of a token's activations under bf16 and f16, by recompute. The residual stream stays in four
+    bytes; of it each product takes a copy of its own in two.
+    """
+    hidden, inner, layers = fields.hidden_size, fields.inner, fields.num_layers
+    block = 30 * hidden + 4 * kv + 8 * inner
+    outside = 12 * hidden
+    stream, products = 4 * hidden, 2 * (3 * hidden + kv + inner)
+    return {
+        "none": layers * block + outside,
+        "block": (layers - 1) * stream + block + outside,
+        "selective": (layers - 1) * (stream + products) + block + outside,
     }

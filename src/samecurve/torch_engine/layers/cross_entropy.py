@@ -71,6 +71,7 @@ class _CrossEntropy(torch.autograd.Function):
             if ctx.needs_input_grad[1]:
                 counted_rows = rows[chunk] * counted[chunk]
                 for_weight = _added(for_weight, gradient.t(), counted_rows, _wide(weight))
+            del gradient  # or it would be held beside the next chunk's logits
         ctx.save_for_backward(None if for_rows is None else for_rows.mul_(counted), for_weight)
         ctx.dtype = weight.dtype
         return total
