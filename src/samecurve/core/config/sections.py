@@ -194,8 +194,8 @@ class Train(Section):
         "none",
         description=(
             "block: keep only each block's input and run it again in backward; selective: keep"
-            " attention and every second matrix product (engine jax: each), run the rest again; same"
-            " results, less memory"
+            " attention and every second matrix product (engine jax: each), run the rest again;"
+            " same results, less memory"
         ),
     )
     norm_sync: bool = Field(
