@@ -99,6 +99,85 @@ def test_the_loss_is_the_library_s(tmp_path: Path, cache: Path) -> None:
     assert confusion.sum(1).tolist() == torch.bincount(batch["label"], minlength=3).tolist()
 
 
+@pytest.fixture(scope="module")
+def of_pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tokenizer that puts two texts together as BERT's does."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    home = tmp_path_factory.mktemp("pairs")
+    names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *map(str, range(60))]
+    words = Tokenizer(models.WordLevel({n: i for i, n in enumerate(names)}, unk_token="[UNK]"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    words.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    words.save(str(home / "tokenizer.json"))
+    named = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", **named}
+    (home / "tokenizer_config.json").write_text(json.dumps(config))
+    return home
+
+
+def write_pairs(path: Path) -> list[dict[str, str]]:
+    """Of unlike length on either side."""
+    rng = np.random.default_rng(0)
+    rows = [
+        {
+            "text": " ".join(map(str, rng.integers(0, 60, rng.integers(1, 16)))),
+            "text_pair": " ".join(map(str, rng.integers(0, 60, rng.integers(1, 16)))),
+            "label": str(i % 2),
+        }
+        for i in range(30)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return rows
+
+
+@torch.no_grad()
+def test_two_texts_are_joined_typed_and_cut_as_the_library_has_it(
+    of_pairs: Path, tmp_path: Path, cache: Path
+) -> None:
+    """Its tokenizer with truncation=True, and the model's answers to that."""
+    rows = write_pairs(tmp_path / "t.jsonl")
+    data = {"source": str(tmp_path / "t.jsonl"), "tokenizer": str(of_pairs), "seq_len": 16}
+    model = {**BERT, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    config = config_of(values(tmp_path, model, data={**data, "validation": 0.0}))
+    task = open_task(config, cache).task
+    there = task.train_data()[np.arange(len(rows))]
+    samples = [{name: column[i] for name, column in there.items()} for i in range(len(rows))]
+    ours = {
+        (tuple(s["input_ids"].tolist()), tuple(s["types"].tolist()), int(s["label"]))
+        for s in samples
+    }
+    library = AutoTokenizer.from_pretrained(of_pairs)
+    expected = set()
+    for row in rows:
+        text, pair = row["text"], row["text_pair"]
+        both = library(text, pair, truncation=True, max_length=16, return_token_type_ids=True)
+        ids, types = both["input_ids"], both["token_type_ids"]
+        expected.add((tuple(ids), tuple(types), int(row["label"])))
+    assert ours == expected
+
+    torch.manual_seed(0)
+    network = task.model().double().eval()
+    batch = {name: torch.from_numpy(column) for name, column in task.collate(samples[:8]).items()}
+    whole = network(
+        input_ids=batch["input_ids"],
+        attention_mask=(batch["documents"] > 0).long(),
+        token_type_ids=batch["types"],
+    ).logits
+    loss = torch.nn.functional.cross_entropy(whole, batch["label"], reduction="sum")
+    assert float(task.loss(network, batch).sum) == pytest.approx(float(loss), rel=1e-12)
+    untyped = {name: column for name, column in batch.items() if name != "types"}
+    assert float(task.loss(network, untyped).sum) != pytest.approx(float(loss), rel=1e-6)
+    answer = task.respond(network, "1 2\t3", tokens=1, temperature=0, seed=0)
+    assert answer.count("\n") == 1
+
+    (tmp_path / "u.jsonl").write_text('{"text": "1", "text_pair": "2", "label": "a"}\n')
+    (tmp_path / "v.jsonl").write_text('{"text": "1", "label": "b"}\n')
+    mixed = {**data, "source": [str(tmp_path / "u.jsonl"), str(tmp_path / "v.jsonl")]}
+    with pytest.raises(UserError, match="some files have a column `text_pair`"):
+        open_task(config_of(values(tmp_path, model, data=mixed)), cache)
+
+
 def test_scores_follow_from_counts() -> None:
     """F1 is 2 right / (labelled + answered); a class that never occurs is left out."""
     confusion = np.array([[5, 2, 0, 0], [1, 3, 0, 0], [0, 4, 6, 0], [0, 0, 0, 0]])

@@ -43,7 +43,10 @@ class Classify:
         """[rows, classes], at least float32."""
         suit_experts(model)
         mask = (batch["documents"] > 0).long()
-        logits = model(input_ids=batch["input_ids"], attention_mask=mask).logits
+        options = {}
+        if "types" in batch and getattr(model.config, "type_vocab_size", 0) > 1:
+            options["token_type_ids"] = batch["types"]
+        logits = model(input_ids=batch["input_ids"], attention_mask=mask, **options).logits
         wide: Tensor = logits.to(torch.promote_types(logits.dtype, torch.float32))
         return wide
 

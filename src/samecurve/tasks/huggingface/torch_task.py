@@ -9,7 +9,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -30,6 +29,7 @@ from samecurve.tasks.huggingface.balance import BatchBalanced, RowBalanced, make
 from samecurve.tasks.huggingface.causal import Causal, with_loss_head
 from samecurve.tasks.huggingface.classify import Classify, class_weights
 from samecurve.tasks.huggingface.costs import cost_facts
+from samecurve.tasks.huggingface.data.labelled import prompted
 from samecurve.tasks.huggingface.data_section import HFData
 from samecurve.tasks.huggingface.embed import Embed
 from samecurve.tasks.huggingface.float64 import keep_float64
@@ -270,13 +270,14 @@ class TorchHuggingFace(HuggingFaceTask):
 
     @torch.no_grad()
     def _classes_of(self, model: Any, text: str) -> str:
-        """Each class of a text with its probability, the likeliest first."""
+        """Each class of a text with its probability, the likeliest first. Two texts: with a tab
+        between.
+        """
         assert self.tokenizer is not None
-        parts = [self.tokenizer.prefix, self.tokenizer.encode([text])[0], self.tokenizer.suffix]
-        ids = np.concatenate(parts).astype(np.int64)[: self.data.seq_len]
+        batch = prompted(text, self.tokenizer, self.data.seq_len)
         device = model.get_input_embeddings().weight.device
-        tokens = torch.from_numpy(ids)[None].to(device)
-        logits = Classify([]).logits(model, {"input_ids": tokens, "documents": tokens * 0 + 1})
+        tensors = {name: torch.from_numpy(row)[None].to(device) for name, row in batch.items()}
+        logits = Classify([]).logits(model, tensors)
         chances = logits[0].softmax(-1).tolist()
         order = sorted(range(len(chances)), key=lambda number: -chances[number])
         return "\n".join(f"{self._class_names[n]}  {chances[n]:.4f}" for n in order)

@@ -7,22 +7,26 @@ text with its label, or texts that belong together.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from samecurve.errors import UserError
 
-Kind = Literal["text", "completion", "messages", "classified", "pair", "triple"]
-KINDS: tuple[Kind, ...] = ("text", "completion", "messages", "classified", "pair", "triple")
+Kind = Literal["text", "completion", "messages", "classified", "pair", "triple", "classified_pair"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 Learns = Literal["tokens", "label", "pair"]
 COLUMNS: Mapping[Kind, tuple[str, ...]] = {
     "messages": ("messages",),
     "completion": ("prompt", "completion"),
     "text": ("text",),
-    "classified": ("text",),  # and one of LABELS; only where labels are learnt
+    "classified": ("text",),  # and one of LABELS; only where labels are learnt, as
+    "classified_pair": ("text", "text_pair"),
     "pair": ("anchor", "positive"),  # only where such are learnt, as
     "triple": ("anchor", "positive", "negative"),
-}  # a row with several is what comes first
+}
+_OF_TOKENS: tuple[Kind, ...] = ("messages", "completion", "text")  # a row of several is the first
+_SECOND = {"classified": "text_pair", "pair": "negative"}  # what such rows don't have
 LABELS = ("label", "labels")
+_LABELLED: tuple[Kind, ...] = ("classified", "classified_pair")
 
 _TOOLS = "tools"  # a column that a chat template is given, where there is one
 
@@ -48,13 +52,13 @@ def kind_of(columns: Sequence[str], place: Path | str, *, learns: Learns) -> Kin
     if learns == "label":
         if "text" not in columns or not set(LABELS) & set(columns):
             raise no_column(columns, place, learns)
-        return "classified"
+        return "classified_pair" if "text_pair" in columns else "classified"
     if learns == "pair":
         if not set(COLUMNS["pair"]) <= set(columns):
             raise no_column(columns, place, learns)
         return "triple" if "negative" in columns else "pair"
-    for kind, needed in COLUMNS.items():
-        if all(name in columns for name in needed):
+    for kind in _OF_TOKENS:
+        if all(name in columns for name in COLUMNS[kind]):
             return kind
     remedy = "rows have `text`, or `prompt` and `completion`, or `messages`: rename the column"
     if "conversations" in columns:
@@ -111,10 +115,11 @@ def document_of(kind: Kind, row: Mapping[str, Any], place: str) -> Document:
         return Document(
             kind, place, messages=_messages(row["messages"], place), tools=row.get(_TOOLS)
         )
-    if kind == "pair" and "negative" in row:
+    second = _SECOND.get(kind, "")
+    if second in row:
         raise UserError(
-            "this row has a `negative`, and the first has none: a batch of both has no one loss",
-            "a negative in each row, or in none",
+            f"this row has a `{second}`, and the first has none: a batch of both has no one loss",
+            f"a `{second}` in each row, or in none",
             place,
         )
     texts = tuple(row[name] for name in COLUMNS[kind])
@@ -125,7 +130,7 @@ def document_of(kind: Kind, row: Mapping[str, Any], place: str) -> Document:
                 "text; a conversation belongs into `messages`",
                 place,
             )
-    label = _label(row, place) if kind == "classified" else None
+    label = _label(row, place) if kind in _LABELLED else None
     return Document(kind, place, texts, label=label)
 
 
@@ -154,5 +159,5 @@ def _type(value: Any) -> str:
 
 
 def wanted_columns(names: Sequence[str], kind: Kind) -> list[str]:
-    others = LABELS if kind == "classified" else (_TOOLS,)
+    others = LABELS if kind in _LABELLED else (_TOOLS,)
     return [name for name in (*COLUMNS[kind], *others) if name in names]

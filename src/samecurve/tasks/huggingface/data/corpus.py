@@ -167,7 +167,7 @@ def tokenize_once(
     UserError: a file can't be read as what it is, or there is nothing to learn in it.
     """
     identity = [_FORMAT, content, tokenizer.home.name]
-    identity += [] if learns == "tokens" else ["labelled" if learns == "label" else learns]
+    identity += [] if learns == "tokens" else ["labelled 2" if learns == "label" else learns]
     key = hashlib.sha256(json.dumps(identity).encode())
     home = cache / "tokens" / key.hexdigest()[:24]
     if not home.is_dir():

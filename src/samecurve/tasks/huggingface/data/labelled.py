@@ -1,6 +1,7 @@
-"""Texts with labels as samples, by id: a text a row, and the number of its class.
+"""Texts with labels as samples, by id: a text a row, or two, and the number of its class.
 
 input_ids is int64, documents (1; 0 is padding) int32, both as long as the text; label is int64.
+Of two texts that the tokenizer gives types: types, int64, 0 in the first and 1 in the second.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,9 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samecurve.core.determinism.data_order import Ids
+from samecurve.data.tokens import IGNORED
 from samecurve.errors import UserError
 from samecurve.tasks.huggingface.data.corpus import Corpus, sort_classes
 from samecurve.tasks.huggingface.data.rows import TokenRows, padded
+from samecurve.tasks.huggingface.data.tokenizer import PairLayout, TextTokenizer
 
 Numbers = NDArray[np.int64]
 
@@ -43,14 +46,39 @@ def choose_classes(corpora: Sequence[Corpus], wanted: Sequence[str]) -> list[str
     return classes
 
 
-class LabelledRows:
-    """Rows of one text each, with its class.
+def are_pairs(corpora: Sequence[Corpus]) -> bool:
+    """Whether a row has two texts. UserError: some have, and others have not."""
+    pairs = {bool(corpus.of_kind("classified_pair").any()) for corpus in corpora}
+    if len(pairs) > 1 or any(
+        corpus.of_kind("classified_pair").any() and corpus.of_kind("classified").any()
+        for corpus in corpora
+    ):
+        raise UserError(
+            "some files have a column `text_pair`, and others none: a model reads one or two texts",
+            "a `text_pair` in each row, or in none",
+            "data.source",
+        )
+    return pairs == {True}
 
-    rows: without padding. classes: the names, by number.
+
+class LabelledRows:
+    """Rows of one text each, or two, with its class.
+
+    rows: without padding. classes: the names, by number. pairs: how two texts lie in a row; None:
+    there is one. longest: tokens of a row.
     """
 
-    def __init__(self, rows: TokenRows, corpora: Sequence[Corpus], classes: Sequence[str]) -> None:
+    def __init__(
+        self,
+        rows: TokenRows,
+        corpora: Sequence[Corpus],
+        classes: Sequence[str],
+        *,
+        pairs: PairLayout | None = None,
+        longest: int,
+    ) -> None:
         self._rows, self._classes = rows, list(classes)
+        self._pairs, self._longest = pairs, longest
         number = {name: index for index, name in enumerate(classes)}
         labels, starts, base = [], [], 0
         for corpus in corpora:
@@ -65,7 +93,7 @@ class LabelledRows:
 
     @property
     def row_lengths(self) -> Numbers:
-        return self._rows.row_lengths
+        return np.minimum(self._rows.row_lengths, self._longest)
 
     def fingerprint(self) -> str:
         return f"{self._rows.fingerprint()}/{'/'.join(self._classes)}"
@@ -83,13 +111,53 @@ class LabelledRows:
 
     def __getitem__(self, ids: Ids) -> Mapping[str, Any]:
         columns = self._rows[ids]
-        return {**{name: columns[name] for name in _COLUMNS}, "label": self.labels(ids)}
+        labels = {"label": self.labels(ids)}
+        if self._pairs is None:
+            return {**{name: columns[name] for name in _COLUMNS}, **labels}
+        marks = [np.flatnonzero(row != IGNORED) for row in columns["labels"]]
+        rows = [
+            cut_pair(tokens, int(mark[0]) if len(mark) else 0, self._pairs, self._longest)
+            for tokens, mark in zip(columns["input_ids"], marks, strict=True)
+        ]
+        return {**{name: [row[name] for row in rows] for name in rows[0]}, **labels}
+
+
+def cut_pair(
+    tokens: NDArray[Any], mark: int, pairs: PairLayout, longest: int
+) -> dict[str, NDArray[Any]]:
+    """Two texts as a row of `longest` tokens at most: the longer one is cut first, at its end.
+
+    mark: the first token after the first text.
+    """
+    first = tokens[len(pairs.before) : mark]
+    second = tokens[mark + len(pairs.between) : len(tokens) - len(pairs.after)]
+    room = max(0, longest - (len(tokens) - len(first) - len(second)))
+    keep = _kept(len(first), len(second), room)
+    whole = pairs.join(first[: keep[0]], second[: keep[1]]).astype(np.int64)[:longest]
+    row: dict[str, NDArray[Any]] = {
+        "input_ids": whole,
+        "documents": np.ones(len(whole), np.int32),
+    }
+    if pairs.types is not None:
+        begins = len(pairs.before) + keep[0] + pairs.types
+        row["types"] = (np.arange(len(whole)) >= begins).astype(np.int64)
+    return row
+
+
+def _kept(first: int, second: int, room: int) -> tuple[int, int]:
+    """Tokens of each text that are kept, as the tokenizers library's longest_first has it."""
+    if first + second <= room:
+        return first, second
+    short = min(first, second, room // 2)
+    kept = short, room - short
+    return kept if first <= second else (kept[1], kept[0])
 
 
 def collate_labelled(samples: Sequence[Mapping[str, Any]], pad: int = 0) -> dict[str, NDArray[Any]]:
     """Texts padded to the longest of them, and their classes."""
     sizes = np.array([len(sample["input_ids"]) for sample in samples])
-    flat = {name: np.concatenate([sample[name] for sample in samples]) for name in _COLUMNS}
+    names = [name for name in (*_COLUMNS, "types") if name in samples[0]]
+    flat = {name: np.concatenate([sample[name] for sample in samples]) for name in names}
     labels = np.array([sample["label"] for sample in samples], np.int64)
     return {**padded(flat, sizes, int(sizes.max()), pad), "label": labels}
 
@@ -99,3 +167,16 @@ def describe_classes(classes: Sequence[str], counts: Numbers) -> str:
     pairs = [f"{name} {count}" for name, count in zip(classes, counts, strict=True)]
     more = f", and {len(pairs) - _SHOWN} more" if len(pairs) > _SHOWN else ""
     return f"{len(classes)} classes, rows of each: {', '.join(pairs[:_SHOWN])}{more}"
+
+
+def prompted(text: str, tokenizer: TextTokenizer, longest: int) -> dict[str, NDArray[Any]]:
+    """A row of a text, or of two with a tab between them."""
+    first, tab, second = text.partition("\t")
+    if tab:
+        of_first, of_second = tokenizer.encode([first, second])
+        joined = tokenizer.pairs.join(of_first, of_second)
+        mark = len(tokenizer.pairs.before) + len(of_first)
+        return cut_pair(joined, mark, tokenizer.pairs, longest)
+    parts = [tokenizer.prefix, tokenizer.encode([text])[0], tokenizer.suffix]
+    whole = np.concatenate(parts).astype(np.int64)[:longest]
+    return {"input_ids": whole, "documents": np.ones(len(whole), np.int32)}

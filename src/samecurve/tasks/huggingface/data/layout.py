@@ -184,7 +184,8 @@ def _cut(corpus: Corpus, width: int, base: int) -> tuple[Pieces, int, int]:
     lengths = corpus.lengths
     starts = np.cumsum(lengths) - lengths
     is_text = corpus.of_kind("text")
-    of_texts = corpus.of_kind("pair") | corpus.of_kind("triple")
+    is_pair = corpus.of_kind("classified_pair")
+    of_texts = is_pair | corpus.of_kind("pair") | corpus.of_kind("triple")
     widths = np.where(of_texts, lengths, width)  # each of its texts is cut by itself
     number = np.where(is_text, -(-lengths // width), np.minimum(lengths, 1))
     document = np.repeat(np.arange(len(lengths)), number)
@@ -192,7 +193,7 @@ def _cut(corpus: Corpus, width: int, base: int) -> tuple[Pieces, int, int]:
     start = starts[document] + index * width
     length = np.minimum(lengths[document] - index * width, widths[document])
     loss_tokens = _count_loss_tokens(corpus, start, length)
-    is_classified = corpus.of_kind("classified")[document]
+    is_classified = (is_pair | corpus.of_kind("classified"))[document]
     loss_tokens = np.where(is_classified, np.minimum(length, 1), loss_tokens)  # its label
     pieces = Pieces(start + base, length, document, loss_tokens)
     pieces = pieces.at(loss_tokens > 0)

@@ -171,6 +171,7 @@ def _encode(group: Sequence[Document], tokenizer: TextTokenizer) -> list[Encoded
         "text": _encode_texts,
         "completion": _encode_completions,
         "classified": _encode_texts,
+        "classified_pair": _encode_two,
         "pair": _encode_pairs,
         "triple": _encode_pairs,
     }
@@ -220,6 +221,16 @@ def _encode_completions(group: Sequence[Document], tokenizer: TextTokenizer) -> 
         ids = np.concatenate([tokenizer.prefix, prompt, completion, tokenizer.suffix])
         mask = np.arange(len(ids)) >= len(tokenizer.prefix) + len(prompt)
         encoded.append((ids, mask))
+    return encoded
+
+
+def _encode_two(group: Sequence[Document], tokenizer: TextTokenizer) -> list[Encoded]:
+    """Two texts as one; the first token after the first text is marked."""
+    encoded = []
+    for document in group:
+        first, second = tokenizer.encode(document.text)
+        ids = tokenizer.pairs.join(first, second)
+        encoded.append((ids, np.arange(len(ids)) == len(tokenizer.pairs.before) + len(first)))
     return encoded
 
 

@@ -22,6 +22,7 @@ from samecurve.tasks.huggingface.data.columns import Learns
 from samecurve.tasks.huggingface.data.corpus import Corpus, digest_files, texts_in, tokenize_once
 from samecurve.tasks.huggingface.data.labelled import (
     LabelledRows,
+    are_pairs,
     choose_classes,
     collate_labelled,
     describe_classes,
@@ -183,18 +184,26 @@ def _labelled(
 ) -> PreparedData:
     """With each text's class beside its tokens. rows_held_out: all that no step trains on."""
     chosen = choose_classes(corpora, classes)
-    label = partial(LabelledRows, corpora=corpora, classes=chosen)
     assert isinstance(prepared.train, TokenRows)
     assert prepared.tokenizer is not None
+    label = partial(
+        LabelledRows,
+        corpora=corpora,
+        classes=chosen,
+        pairs=prepared.tokenizer.pairs if are_pairs(corpora) else None,
+        longest=data.seq_len,
+    )
     labelled = label(prepared.train)
     counts = labelled.count_classes()
+    long = int((prepared.train.row_lengths > data.seq_len).sum())  # of pairs: others are cut by now
+    cut = [f"{counted(long, 'pair')} longer than {data.seq_len} cut"] if long else []
     return replace(
         prepared,
         train=labelled,
         held_out=_chosen(label(rows_held_out), data.eval_samples),
         collate=partial(collate_labelled, pad=prepared.tokenizer.pad),
         fingerprint=labelled.fingerprint(),
-        lines=(*prepared.lines, describe_classes(chosen, counts)),
+        lines=(*prepared.lines, *cut, describe_classes(chosen, counts)),
         classes=tuple(chosen),
         class_counts=tuple(counts.tolist()),
     )

@@ -134,7 +134,7 @@ def padded(
     flat: Mapping[str, NDArray[Any]], sizes: Numbers, width: int, pad: int
 ) -> dict[str, NDArray[Any]]:
     """[rows, width] of each column: rows that lie one after another, each filled up."""
-    filling = {"input_ids": pad, "labels": IGNORED, "positions": 0, "documents": 0}
+    filling = {"input_ids": pad, "labels": IGNORED, "positions": 0, "documents": 0, "types": 0}
     real = np.arange(width) < sizes[:, None]
     columns = {}
     for name, values in flat.items():

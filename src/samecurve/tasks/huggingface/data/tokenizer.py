@@ -8,6 +8,7 @@ The processes that tokenize read that directory alone; a run keeps the same two 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,22 @@ class TokenizerNotes:
     name: str
     names: Mapping[str, str] = field(default_factory=dict)
     chat_template: str | None = None
+
+
+@dataclass(frozen=True)
+class PairLayout:
+    """What stands around two texts that are read together.
+
+    types: how many tokens between them still have the first one's type; None: it gives no types.
+    """
+
+    before: TokenIds
+    between: TokenIds
+    after: TokenIds
+    types: int | None
+
+    def join(self, first: NDArray[Any], second: NDArray[Any]) -> NDArray[Any]:
+        return np.concatenate([self.before, first, self.between, second, self.after])
 
 
 class TextTokenizer:
@@ -93,6 +110,29 @@ class TextTokenizer:
             "a tokenizer that puts them before and after",
             "data.tokenizer",
         )
+
+    @cached_property
+    def pairs(self) -> PairLayout:
+        """Its own layout of two texts; where it puts nothing between them, the end of the first, or
+        a line break.
+        """
+        between = self.suffix if len(self.suffix) else self.encode(["\n"])[0]
+        plain = PairLayout(self.prefix, between, self.suffix, None)
+        if self._inner is None:
+            return plain
+        encoding = self._inner.encode("a", "a")
+        ids, of_text = np.array(encoding.ids, np.uint32), encoding.sequence_ids
+        if not {0, 1} <= set(of_text):
+            return plain
+        first_end = len(of_text) - of_text[::-1].index(0)
+        second = of_text.index(1)
+        if second <= first_end:
+            return plain
+        after = ids[len(of_text) - of_text[::-1].index(1) :]
+        if self.eos is not None and self.eos not in after[-1:]:
+            after = np.append(after, np.uint32(self.eos))
+        types = encoding.type_ids[first_end:second].count(0) if 1 in encoding.type_ids else None
+        return PairLayout(ids[: of_text.index(0)], ids[first_end:second], after, types)
 
     def encode(self, texts: Sequence[str]) -> list[TokenIds]:
         """Each text by itself, with nothing put around it."""
