@@ -11,6 +11,9 @@ from samecurve.system import let_threads_wait
 
 let_threads_wait()  # before a test imports torch
 
+# most of a small jax run is compiling: a fifth of these tests' processor time
+QUICKLY_COMPILED = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+
 
 @pytest.fixture(scope="session")
 def pool() -> Iterator[worlds.Pool]:
@@ -47,6 +50,12 @@ def unbroken_run(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Path
     assert "done   step 60  60 steps" in done.stdout
     assert "single-token entropy of the corpus" in done.stdout
     return home / "run"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """make test-long compiles as a user's run does."""
+    if "long" not in (config.option.markexpr or ""):
+        os.environ.setdefault("XLA_FLAGS", QUICKLY_COMPILED)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

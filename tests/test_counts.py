@@ -59,8 +59,9 @@ def test_counts_are_equal_on_any_devices_and_engine(evaluated: Run, *, exact: bo
     assert np.shape(reference["pairs"]) == (4, 4)
     assert sum(map(sum, reference["pairs"])) > 200
     assert all(isinstance(count, int) for row in reference["pairs"] for count in row)
-    layouts = [("torch", "ddp", 2), ("torch", "ddp", 3), ("torch", "dp", 2), ("jax", "dp", 1)]
-    layouts += [("jax", "dp", 3)] if exact else [("torch", "fsdp", 3), ("jax", "dp", 2)]
+    layouts = [("torch", "ddp", 3), ("torch", "dp", 2)]
+    layouts += [("jax", "dp", 1), ("jax", "dp", 3)] if exact else [("torch", "fsdp", 2)]
+    layouts += [] if exact else [("jax", "dp", 2)]
     for engine, strategy, world in layouts:
         found = evaluated(engine, strategy, world, exact=exact)
         assert found["pairs"] == reference["pairs"], (engine, strategy, world)

@@ -288,7 +288,10 @@ def test_a_race_in_one_gradient_is_found_by_its_array(pool: Pool, tmp_path: Path
 ODD = f"{Path(__file__).parent}/torch_engine/odd.py:Odd"
 
 
-@pytest.mark.parametrize("batch", [{"samples": 10, "per_device": 1}, {"samples": 3}])
+@pytest.mark.parametrize(
+    "batch",
+    [{"samples": 10, "per_device": 1}, pytest.param({"samples": 3}, marks=pytest.mark.long)],
+)
 def test_odd_models_have_one_hash_too(batch: dict[str, int], pool: Pool, tmp_path: Path) -> None:
     """A parameter that few samples use, transposed ones, a shared layer; more microbatches than
     devices, and fewer.

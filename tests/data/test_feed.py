@@ -152,6 +152,7 @@ def test_a_thread_changes_nothing(prefetch: int) -> None:
 def test_steps_that_are_read_at_once_are_the_same(
     world: int, device: int, accumulate: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("samecurve.data.feed._QUICK", 60)  # on a busy machine too
     source = Itself(23)
     together = [
         (step, ids(batch))
@@ -165,8 +166,11 @@ def test_steps_that_are_read_at_once_are_the_same(
 
 
 @pytest.mark.parametrize(("world", "start"), [(1, 0), (3, 0), (3, 4)])
-def test_rows_that_follow_the_epoch_are_read_for_that_of_their_step(world: int, start: int) -> None:
+def test_rows_that_follow_the_epoch_are_read_for_that_of_their_step(
+    world: int, start: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """23 samples in steps of 10: epochs end within what is read at once."""
+    monkeypatch.setattr("samecurve.data.feed._QUICK", 60)  # on a busy machine too
     source, order = Itself(23, by_epoch=True), made(world).order
     for step, batch in feed(world, 0, start=start, source=source):
         microbatches = [one for one_round in batch.rounds for one in one_round if one]

@@ -50,8 +50,8 @@ class Greedy:
         return Wide()
     def loss(self, model, batch):
         limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-        if limit == resource.RLIM_INFINITY:  # what the process has, and 1.4 GB more
-            most = psutil.Process().memory_info().vms + 1_400_000_000
+        if limit == resource.RLIM_INFINITY:  # what the process has, and 1.6 GB more
+            most = psutil.Process().memory_info().vms + 1_600_000_000
             resource.setrlimit(resource.RLIMIT_AS, (most, most))
         return Mean(model(batch["x"]).mean(1).sum(), len(batch["x"]))
     def train_data(self):

@@ -88,6 +88,7 @@ def test_nothing_is_compiled_after_the_second_step(pool: Pool) -> None:
     assert not any(found[2:])
 
 
+@pytest.mark.long
 def test_complex_weights_are_one_curve(pool: Pool, tmp_path: Path) -> None:
     """examples/fft_jax.py, shared out with accumulation, then held whole."""
     document = read_file(EXAMPLES / "fft_jax.yaml")

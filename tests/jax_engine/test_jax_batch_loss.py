@@ -30,8 +30,8 @@ def plain(pool: Pool) -> Curve:
     ("strategy", "world", "accumulate"),
     [
         ("single", 1, 3),
-        ("dp", 2, 1),
         ("fsdp", 2, 3),
+        pytest.param("dp", 2, 1, marks=pytest.mark.long),
         pytest.param("dp", 3, 3, marks=pytest.mark.long),
         pytest.param("fsdp", 3, 1, marks=pytest.mark.long),
         pytest.param("dp", 8, 1, marks=pytest.mark.long),

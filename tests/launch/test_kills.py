@@ -21,17 +21,12 @@ from samecurve.observe.heartbeat import read_heartbeat
 STEPS, SAVE = 60, 10
 
 
-@pytest.fixture(scope="module")
-def unbroken(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Path:
-    home = tmp_path_factory.mktemp("unbroken")
-    samecurve("train", "-f", write_config(home, corpus, STEPS, SAVE), "--save-dir", "run", cwd=home)
-    return home / "run"
-
-
 @pytest.mark.parametrize(
     "kills", [2, pytest.param(20, marks=[pytest.mark.long, pytest.mark.timeout(3000)])]
 )
-def test_killed_and_gone_on_with(kills: int, unbroken: Path, tmp_path: Path, corpus: Path) -> None:
+def test_killed_and_gone_on_with(
+    kills: int, unbroken_run: Path, tmp_path: Path, corpus: Path
+) -> None:
     """Phases and ranks swept: the launcher or one of its ranks dies in a step, while saving,
     evaluating, or just starting; the next attempt has another world, and every second one another
     strategy.
@@ -71,10 +66,10 @@ def test_killed_and_gone_on_with(kills: int, unbroken: Path, tmp_path: Path, cor
         "train", "-f", home / "tiny.yaml", "--save-dir", "run", "--devices", "cpu:2", cwd=home
     )
     assert f"resume step {_resumed_at(run)}" in done.stdout
-    np.testing.assert_allclose(losses(run), losses(unbroken), rtol=1e-12)
+    np.testing.assert_allclose(losses(run), losses(unbroken_run), rtol=1e-12)
     one, two = (
         load(run / f"checkpoints/step-{STEPS:08d}").arrays,
-        load(unbroken / f"checkpoints/step-{STEPS:08d}").arrays,
+        load(unbroken_run / f"checkpoints/step-{STEPS:08d}").arrays,
     )
     for name in two:
         np.testing.assert_allclose(one[name], two[name], rtol=0, atol=1e-12, err_msg=name)

@@ -47,6 +47,7 @@ def test_verify_looks_first_of_all(
     assert "Tensor.matmul compares each sample with each other" in said
 
 
+@pytest.mark.long
 def test_one_device_trains_it_and_says_so_in_the_journal(pool: Pool, tmp_path: Path) -> None:
     config = write(tmp_path, "contrastive")
     arguments = ("train", "-f", str(config), "--save-dir", "run")

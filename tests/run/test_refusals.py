@@ -132,15 +132,22 @@ def test_a_flag_for_a_field_that_the_class_does_not_read(
         ("unknown.bin", np.arange(5000, dtype=np.uint32).tobytes(), "vocabulary is not known"),
     ],
 )
-def test_unfit_data(name: str, content: bytes, says: str, tmp_path: Path, corpus: Path) -> None:
+def test_unfit_data(
+    *,
+    name: str,
+    content: bytes,
+    says: str,
+    tmp_path: Path,
+    corpus: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     (tmp_path / name).write_bytes(content)
-    vocabulary = ["--set", "model.vocab_size=256"] if name != "unknown.bin" else []
-    done = samecurve(
-        "train", "-f", write_config(tmp_path, corpus), "-d", name, *vocabulary, cwd=tmp_path, code=2
-    )
-    assert says in done.stderr
-    assert "remedy" in done.stderr
-    assert not (tmp_path / "runs").exists()
+    line = ["plan", "-f", write_config(tmp_path, corpus), "-d", name]
+    line += ["--set", "model.vocab_size=256"] if name != "unknown.bin" else []
+    said = refused(monkeypatch, capsys, *line, cwd=tmp_path)
+    assert says in said
+    assert "remedy" in said
 
 
 def test_directories_that_can_not_be_used(

@@ -33,7 +33,7 @@ KINDS = {
     "bamba": f"mamba_layers: [0, 2], {MAMBA2}",
     "granitemoehybrid": f"mamba_layers: [0, 2], {LATENT}, {SHARED}, {MAMBA2}",
 }
-LONG = {"granitemoeshared", "bamba", "mixtral"}
+LONG = {"granitemoeshared", "bamba", "granitemoehybrid", "mamba2", "mixtral"}
 
 
 def read(more: str, trainer: str = "") -> ConvertedConfig:

@@ -1,18 +1,22 @@
-"""Warm ranks: real processes that import torch once and then run one job after another, in worlds
-of any size up to theirs.
+"""Warm ranks: real processes, forked from one that has imported torch, that run one job after
+another, in worlds of any size up to theirs.
 
 A cold start takes seconds for each layout; here only the first does. A job that fails in one rank
-may leave others waiting in a collective, so its ranks are ended and the next job starts fresh ones.
+may leave others waiting in a collective: then the ranks are ended, and the next job starts fresh
+ones. Where all of its ranks come to an end by themselves, they serve on, in a new group.
 """
 
 import importlib
-import multiprocessing
+import json
 import os
 import signal
+import socket
+import subprocess
+import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -20,9 +24,11 @@ from typing import Any
 from samecurve.errors import RunError, SamecurveError, UserError
 from samecurve.launch.gpu_settings import gpu_settings, without_user_settings
 from samecurve.probe.gpus import find_gpus
+from samecurve.run.fork_server import Call, ForkedProcess, ForkServer, fork_server
 from samecurve.worker.cublas import REPEATING_WORKSPACE
 
 PATIENCE = 240.0  # seconds for one job
+_SOON = 2.0  # seconds within which the others have failed, too, if they are going to
 
 
 class JobFailedError(RunError):
@@ -57,7 +63,7 @@ class Pool:
         """
         self.size, self._log, self._patience = size, log, patience
         self._pipes: list[Connection] = []
-        self._processes: list[Any] = []
+        self._processes: list[ForkedProcess | subprocess.Popen[bytes]] = []
         self._groups: set[tuple[int, str]] = set()
 
     def run(
@@ -76,18 +82,33 @@ class Pool:
         for pipe in self._pipes[:world]:
             pipe.send((function.__module__, function.__name__, world, backend, arguments))
         try:
-            return self._answers(world)
+            answers = self._answers(world)
         except BaseException:
             self.close()
             raise
+        failures = [one for one in answers.values() if isinstance(one, JobFailedError)]
+        if not failures:
+            return [answers[rank] for rank in range(world)]
+        if len(answers) < world:
+            self.close()
+        self._groups.discard((world, backend))  # not all have come equally far in it
+        raise failures[0]
 
-    def _answers(self, world: int) -> list[Any]:
+    def _answers(self, world: int) -> dict[int, Any]:
+        """By rank, the first that came first; a failure as a JobFailedError, and then only of those
+        that have come to an end, too.
+
+        JobFailedError: one is gone, or took too long.
+        """
         answers: dict[int, Any] = {}
+        has_failed = False
         while len(answers) < world:
             waiting: dict[Any, int] = {
                 self._pipes[rank]: rank for rank in range(world) if rank not in answers
             }
-            ready = wait(list(waiting), self._patience)
+            ready = wait(list(waiting), _SOON if has_failed else self._patience)
+            if not ready and has_failed:
+                break
             if not ready:
                 raise JobFailedError(
                     f"ranks {', '.join(map(str, waiting.values()))} of {world} gave no answer in"
@@ -97,43 +118,64 @@ class Pool:
                 )
             for pipe in ready:
                 rank = waiting[pipe]
-                try:
-                    answers[rank], error = self._pipes[rank].recv()
-                except EOFError:
-                    raise JobFailedError(
-                        f"rank {rank} of {world} ended", "its log may say why", "", ended=True
-                    ) from None
-                if error:
-                    cause, remedy, trace, refusal = error
-                    user_error = UserError(*refusal) if refusal else None
-                    raise JobFailedError(cause, remedy, trace, refusal=user_error)
-        return [answers[rank] for rank in range(world)]
+                answers[rank] = _receive(self._pipes[rank], rank, world)
+                has_failed |= isinstance(answers[rank], JobFailedError)
+        return answers
 
     def _start(self) -> None:
         # public as torch.distributed.TCPStore, where type checkers don't see it
         from torch._C._distributed_c10d import TCPStore
 
-        context = multiprocessing.get_context("spawn")
         self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        for rank in range(self.size):
-            pipe, rank_pipe = context.Pipe()
-            member = _Member(rank, self.size, self._store.port, os.getpid(), self._log)
-            process = context.Process(target=_serve, args=(member, rank_pipe), daemon=True)
-            process.start()
-            rank_pipe.close()
-            self._pipes.append(pipe)
-            self._processes.append(process)
+        server = fork_server(("torch", "samecurve.torch_engine.engine", __name__))
+        try:
+            for rank in range(self.size):
+                ours, theirs = socket.socketpair()
+                member = _Member(
+                    rank=rank,
+                    size=self.size,
+                    port=self._store.port,
+                    parent=os.getpid(),
+                    log=str(self._log) if self._log else None,
+                    directory=os.getcwd(),
+                    module_path=tuple(sys.path),
+                )
+                with theirs:
+                    self._processes.append(_start_rank(member, theirs.fileno(), server))
+                self._pipes.append(Connection(ours.detach()))
+        finally:
+            if server:
+                server.close()
 
     def close(self) -> None:
         for process in self._processes:
             process.kill()
-            process.join()
+        for process in self._processes:
+            process.wait()
         for pipe in self._pipes:
             pipe.close()
         self._processes, self._pipes, self._groups = [], [], set()
 
 
-@dataclass(frozen=True)
+def _receive(pipe: Connection, rank: int, world: int) -> Any:
+    """What a rank's job has returned, or why it failed: as a JobFailedError.
+
+    JobFailedError: the rank has ended.
+    """
+    try:
+        value, error = pipe.recv()
+    except EOFError:
+        raise JobFailedError(
+            f"rank {rank} of {world} ended", "its log may say why", "", ended=True
+        ) from None
+    if not error:
+        return value
+    cause, remedy, trace, refusal = error
+    user_error = UserError(*refusal) if refusal else None
+    return JobFailedError(cause, remedy, trace, refusal=user_error)
+
+
+@dataclass(frozen=True, kw_only=True)
 class _Member:
     """A rank of the pool, as its process is told."""
 
@@ -141,18 +183,39 @@ class _Member:
     size: int
     port: int  # of the store where ranks meet
     parent: int
-    log: Path | None
+    log: str | None
+    directory: str
+    module_path: tuple[str, ...]  # where the jobs' modules are looked for
 
 
-def _serve(member: _Member, pipe: Connection) -> None:
+def _start_rank(
+    member: _Member, pipe: int, server: ForkServer | None
+) -> "ForkedProcess | subprocess.Popen[bytes]":
+    """Its input is the pipe that it is asked through."""
+    value = json.dumps(asdict(member))
+    if server:
+        call = Call(f"{__name__}:serve", (value,), dict(os.environ), new_session=False)
+        if forked := server.fork(call, (pipe, 1, 2)):
+            return forked
+    return subprocess.Popen([sys.executable, "-m", __name__, value], stdin=pipe)
+
+
+def serve(value: str) -> None:
+    """Run what is asked for, until the one who asks ends this process."""
     from samecurve.run.logs import log_to
     from samecurve.system import die_with
 
+    member = _Member(**json.loads(value))
     die_with(member.parent)
+    pipe = Connection(os.dup(0))
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+    os.chdir(member.directory)
+    sys.path[:] = member.module_path
     _set_environment()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one who asked owns signals
     if member.log:
-        log_to(member.log)
+        log_to(Path(member.log))
     import torch
     import torch.distributed as dist
 
@@ -195,3 +258,7 @@ def pool(size: int, log: Path | None = None, patience: float = PATIENCE) -> Iter
         yield ranks
     finally:
         ranks.close()
+
+
+if __name__ == "__main__":
+    serve(*sys.argv[1:])
