@@ -4,6 +4,7 @@ class_place.py says where it is, user_errors.py what its code raises. No engine 
 """
 
 import ast
+import functools
 import hashlib
 import importlib.util
 import re
@@ -77,9 +78,15 @@ def _may_hold(node: ast.ClassDef, classes: Mapping[str, ast.ClassDef]) -> bool:
     return False
 
 
+@functools.lru_cache(maxsize=8)
+def _tree(source: bytes, path: str) -> ast.Module:
+    """One start asks for a file's several times. Not to be changed."""
+    return ast.parse(source, path)
+
+
 def _parse(path: Path) -> ast.Module:
     try:
-        return ast.parse(_source(path), str(path))
+        return _tree(_source(path), str(path))
     except (SyntaxError, ValueError) as error:
         raise explain_raised("loading it", error, path, UserError) from None
 

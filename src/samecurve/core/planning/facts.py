@@ -3,6 +3,7 @@
 Obtained without allocating the model, in a subprocess (run/describe.py).
 """
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, astuple, dataclass, field, fields
 from typing import Any, Protocol, TypeVar
@@ -27,10 +28,15 @@ def as_mapping(value: object) -> Mapping[str, Any]:
 def checked(kind: type[T], values: Mapping[str, Any]) -> T:
     """A dataclass from JSON. ValueError: a value is missing, or of another type."""
     try:
-        return TypeAdapter(kind).validate_python(values)
+        return _adapter(kind).validate_python(values)
     except ValidationError as error:
         fault = error.errors(include_url=False)[0]
         raise ValueError(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}") from None
+
+
+@functools.cache
+def _adapter(kind: type[T]) -> TypeAdapter[T]:
+    return TypeAdapter(kind)
 
 
 @dataclass(frozen=True, kw_only=True)

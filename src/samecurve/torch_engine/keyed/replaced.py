@@ -126,10 +126,12 @@ def _rename(functions: dict[int, Function]) -> None:
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] in {"torch", "samecurve"} or not isinstance(module, ModuleType):
             continue
-        for held, value in list(vars(module).items()):
-            function = functions.get(id(value))
-            if function is not None:
-                setattr(module, held, function)
+        names = dict(vars(module))
+        if functions.keys().isdisjoint(map(id, names.values())):  # most hold none: a quick look
+            continue
+        for held, value in names.items():
+            if id(value) in functions:
+                setattr(module, held, functions[id(value)])
 
 
 def _replacements(*, break_graphs: bool) -> Iterator[_Replacement]:
