@@ -29,6 +29,12 @@ from samecurve.terminal import echo
     show_default=True,
     help="the same seed gives the same text",
 )
+@click.option(
+    "--chat/--no-chat",
+    default=None,
+    help="the prompt is a turn of a conversation, or text to go on with; if not given: a turn,"
+    " where the run was trained on conversations",
+)
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:1")
 @trust_option
 def sample(
@@ -38,6 +44,7 @@ def sample(
     tokens: int | None,
     temperature: float | None,
     seed: int,
+    chat: bool | None,
     device: str,
     trust: bool,
 ) -> None:
@@ -45,7 +52,7 @@ def sample(
     from samecurve.run.sample import Prompt
     from samecurve.run.sample import sample as draw_samples
 
-    prompted = Prompt(text=prompt, tokens=tokens, temperature=temperature, seed=seed)
+    prompted = Prompt(text=prompt, tokens=tokens, temperature=temperature, seed=seed, chat=chat)
     sampled = draw_samples(run, prompted, device, trust=trust)
     for note in sampled.notes:
         echo(f"warn   {note}", err=True)

@@ -3,11 +3,12 @@
 Runs in this process, on one device.
 """
 
+import inspect
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from samecurve.core.protocols import Sample
 from samecurve.errors import UserError
@@ -29,6 +30,7 @@ class Prompt:
     tokens: int | None = None  # length of the continuation
     temperature: float | None = None  # 0: always the likeliest token
     seed: int = 0
+    chat: bool | None = None  # a turn of a conversation; None: as the run was trained
 
 
 @dataclass(frozen=True)
@@ -65,14 +67,18 @@ def _samples(task: "EngineAdapter", model: object, prompt: Prompt) -> Sequence[S
         return task.sample(model, prompt.seed)
     tokens = _TOKENS if prompt.tokens is None else prompt.tokens
     temperature = _TEMPERATURE if prompt.temperature is None else prompt.temperature
+    chat = {} if prompt.chat is None else {"chat": prompt.chat}
     text = task.respond(
-        model, prompt.text or "", tokens=tokens, temperature=temperature, seed=prompt.seed
+        model, prompt.text or "", tokens=tokens, temperature=temperature, seed=prompt.seed, **chat
     )
     return [text]
 
 
 def _check_can_sample(task: "EngineAdapter", name: str, prompt: Prompt) -> None:
     """UserError: the task's class lacks what is asked for."""
+    flag = "--no-chat" if prompt.chat is False else "--chat"
+    if prompt.chat is not None and "chat" not in _parameters(getattr(task.task, "respond", None)):
+        raise UserError(f"{name} knows no turns of a conversation", "leave it out", flag)
     if hasattr(task.task, "respond"):
         return
     if not hasattr(task.task, "sample"):
@@ -94,6 +100,10 @@ def _check_can_sample(task: "EngineAdapter", name: str, prompt: Prompt) -> None:
                 f"leave it out, or write {MEMBERS['respond']}",
                 flag,
             )
+
+
+def _parameters(function: Any) -> Collection[str]:
+    return () if function is None else inspect.signature(function).parameters
 
 
 def _device(name: str, engine: str) -> str:

@@ -123,7 +123,7 @@ MEMBERS: Mapping[str, str] = {
     ),
     "respond": (
         "respond(self, model, prompt, *, tokens, temperature, seed) -> str: what"
-        " `samecurve sample RUN --prompt TEXT` shows"
+        " `samecurve sample RUN --prompt TEXT` shows; with chat=None too, --chat and --no-chat"
     ),
     "assets": "assets(self) -> {file name: path}: kept in the run's directory, to use the model",
     "export": (

@@ -220,12 +220,21 @@ class EngineAdapter(TaskAdapter, ABC):
             return {"loss": _shown(totals["loss"]), **self.task.summarize(totals)}
 
     def respond(
-        self, model: Any, prompt: str, *, tokens: int, temperature: float, seed: int
+        self,
+        model: Any,
+        prompt: str,
+        *,
+        tokens: int,
+        temperature: float,
+        seed: int,
+        **options: Any,
     ) -> str:
-        """The class's own answer to a prompt (it must have respond())."""
+        """The class's own answer to a prompt (it must have respond(), which takes the options)."""
         with self.calling("respond"):
             return str(
-                self.task.respond(model, prompt, tokens=tokens, temperature=temperature, seed=seed)
+                self.task.respond(
+                    model, prompt, tokens=tokens, temperature=temperature, seed=seed, **options
+                )
             )
 
     def sample(self, model: Any, seed: int) -> Sequence[Sample]:

@@ -292,10 +292,19 @@ class TorchAdapter(EngineAdapter):
         )
 
     def respond(
-        self, model: Any, prompt: str, *, tokens: int, temperature: float, seed: int
+        self,
+        model: Any,
+        prompt: str,
+        *,
+        tokens: int,
+        temperature: float,
+        seed: int,
+        **options: Any,
     ) -> str:
         with attention_of_any_length():
-            return super().respond(model, prompt, tokens=tokens, temperature=temperature, seed=seed)
+            return super().respond(
+                model, prompt, tokens=tokens, temperature=temperature, seed=seed, **options
+            )
 
     def sample(self, model: Any, seed: int) -> Sequence[Sample]:
         with attention_of_any_length():

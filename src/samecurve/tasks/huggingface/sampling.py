@@ -18,15 +18,16 @@ def continue_text(
     tokens: int,
     temperature: float,
     seed: int,
+    is_chat: bool,
     longest: int | None,
 ) -> str:
-    """The prompt and its continuation; of a tokenizer with a chat template, the answer to it.
+    """The prompt and its continuation; of a conversation, the answer to it.
 
+    is_chat: the prompt is what a user says
     longest: tokens that the model takes at most; None: any number
 
     UserError: the prompt alone is as long.
     """
-    is_chat = tokenizer.notes.chat_template is not None
     ids = _prompt_ids(tokenizer, prompt, is_chat=is_chat)
     if longest is not None and len(ids) >= longest:
         raise UserError(

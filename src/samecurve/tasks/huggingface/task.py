@@ -28,6 +28,7 @@ from samecurve.tasks.huggingface.data_section import HFData
 from samecurve.tasks.huggingface.sections import HFModel, Objective
 
 CONFIG = "config.json"
+PROMPTS = "prompts.json"  # how a prompt is read, among a run's assets
 # beside a model's weights, what its library reads to use it
 BESIDE = (
     "generation_config.json",
@@ -143,6 +144,15 @@ class HuggingFaceTask:
         if self._kept is None:
             return self.prepared.tokenizer
         return TextTokenizer(self._kept) if (self._kept / NOTES).is_file() else None
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether a prompt is a turn of a conversation, as what was trained on was."""
+        if self._kept is None:
+            return self.prepared.has_chats
+        if (self._kept / PROMPTS).is_file():
+            return bool(_read_json(self._kept / PROMPTS)["chat"])
+        return self.tokenizer is not None and self.tokenizer.notes.chat_template is not None
 
     def train_data(self) -> Source:
         return self.prepared.train

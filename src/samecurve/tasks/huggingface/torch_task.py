@@ -3,6 +3,7 @@
 import copy
 import hashlib
 import inspect
+import json
 from collections.abc import Mapping
 from functools import cached_property
 from importlib.metadata import version
@@ -43,7 +44,7 @@ from samecurve.tasks.huggingface.masked import Masked, Masking, make_masking
 from samecurve.tasks.huggingface.recurrent import is_recurrent, kernel_note
 from samecurve.tasks.huggingface.sampling import continue_text
 from samecurve.tasks.huggingface.sections import HFModel
-from samecurve.tasks.huggingface.task import CLASS_WEIGHT, CONFIG, HuggingFaceTask
+from samecurve.tasks.huggingface.task import CLASS_WEIGHT, CONFIG, PROMPTS, HuggingFaceTask
 from samecurve.tasks.huggingface.tokenizer_files import write_tokenizer_files
 from samecurve.tasks.huggingface.vocabulary import check_vocabulary_is_known, unknown_tokens
 from samecurve.tasks.huggingface.weights import (
@@ -193,12 +194,15 @@ class TorchHuggingFace(HuggingFaceTask):
     def assets(self) -> Mapping[str, Path]:
         """Tokenizer and config: what the model needs once the directory is gone."""
         text = self.config.to_json_string(use_diff=False)
-        key = hashlib.sha256(text.encode()).hexdigest()[:24]
+        prompts = json.dumps({"chat": self.takes_turns})
+        key = hashlib.sha256(f"{text}{prompts}".encode()).hexdigest()[:24]
         home = self._cache / "huggingface" / "configs" / key
         if not home.is_dir():
             with directory_made_once(home) as scratch:
                 (scratch / CONFIG).write_text(text)
-        return {CONFIG: home / CONFIG, **self._tokenizer_assets()}
+                (scratch / PROMPTS).write_text(prompts)
+        kept = {name: home / name for name in (CONFIG, PROMPTS)}
+        return {**kept, **self._tokenizer_assets()}
 
     def export_hf(
         self, tensors: Mapping[str, torch.Tensor], directory: Path, dtype: str
@@ -244,9 +248,18 @@ class TorchHuggingFace(HuggingFaceTask):
         return adapter_tensors(tensors), lines
 
     def respond(
-        self, model: Any, prompt: str, *, tokens: int, temperature: float, seed: int
+        self,
+        model: Any,
+        prompt: str,
+        *,
+        tokens: int,
+        temperature: float,
+        seed: int,
+        chat: bool | None = None,
     ) -> str:
-        """UserError: nobody knows which text tokens stand for."""
+        """chat: the prompt is a turn of a conversation; None: if the run was trained on such.
+
+        UserError: nobody knows which text tokens stand for."""
         if self.tokenizer is None:
             raise UserError(
                 "this run has no tokenizer: its tokens were random, or raw ids, which stand for no"
@@ -258,6 +271,10 @@ class TorchHuggingFace(HuggingFaceTask):
             raise UserError(*_SILENT[self.fields.objective], "RUN")
         if self.classifies:
             return self._classes_of(model, prompt)
+        if chat and self.tokenizer.notes.chat_template is None:
+            raise UserError(
+                "this run's tokenizer has no chat template", "leave --chat out", "--chat"
+            )
         return continue_text(
             model,
             self.tokenizer,
@@ -265,6 +282,7 @@ class TorchHuggingFace(HuggingFaceTask):
             tokens=tokens,
             temperature=temperature,
             seed=seed,
+            is_chat=self.takes_turns if chat is None else chat,
             longest=longest_sequence(self.config),
         )
 

@@ -54,7 +54,7 @@ class PreparedData:
     in the data; largest_at: where, of raw tokens. lines: what became of the documents, for the
     user. reference: the same as numbers.
     classes: of labelled texts, by number; class_counts: rows of each that are trained on.
-    texts: of a row, each by itself.
+    texts: of a row, each by itself. has_chats: some of the documents are conversations.
     """
 
     train: Source
@@ -70,6 +70,7 @@ class PreparedData:
     class_counts: tuple[int, ...] = ()
     texts: int = 1
     largest_at: str = ""
+    has_chats: bool = False
 
 
 def prepare_data(
@@ -112,6 +113,7 @@ def prepare_data(
         vocab_size=1 + largest.notes.largest_id if tokenizer is None else tokenizer.size,
         largest_id=largest.notes.largest_id,
         largest_at=largest.largest_at,
+        has_chats=any(corpus.of_kind("messages").any() for corpus in corpora),
         fingerprint=key,
         lines=tuple(_lines(data, statistics)),
         reference=_reference(data, statistics),
