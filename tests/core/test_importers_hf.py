@@ -251,8 +251,8 @@ def test_a_field_of_llama_factory(change: dict[str, Any], becomes: dict[str, Any
         (AXOLOTL, {"no_such_field": 1}, "no_such_field 1 is a field that this program does not"),
         (
             AXOLOTL,
-            {"datasets": [{"path": "a", "type": "alpaca"}]},
-            "data set 1: type alpaca is not",
+            {"datasets": [{"path": "a", "type": "alpaca_chat"}]},
+            "data set 1: type alpaca_chat is not",
         ),
         (
             AXOLOTL,
@@ -281,7 +281,7 @@ def test_what_would_change_the_training_is_refused(
 
 @pytest.mark.parametrize(
     "converted",
-    [read(FACTORY), read(AXOLOTL, datasets=[{"path": "a", "type": "alpaca"}])],
+    [read(FACTORY), read(AXOLOTL, datasets=[{"path": "a", "type": "alpaca_chat"}])],
     ids=["LLaMA-Factory", "axolotl"],
 )
 def test_what_is_written_trains_on_no_other_data(converted: ConvertedConfig) -> None:

@@ -351,6 +351,26 @@ def test_of_a_prompt_nothing_is_learnt(tmp_path: Path, tokenizer: Path) -> None:
     assert sorted(learnt_text(split)) == [" and salt", " bird"]
 
 
+def test_of_an_instruction_the_output_is_learnt(tmp_path: Path) -> None:
+    """In Stanford Alpaca's prompt, with an input or without; the published `text`, which has all of
+    it, is not read.
+    """
+    rows = [
+        {"instruction": "Name it.", "input": "a bird", "output": "wren", "text": "all of it"},
+        {"instruction": "Sing.", "input": "", "output": "la"},
+    ]
+    source = str(write_lines(tmp_path / "t.jsonl", rows))
+    data = prepared(source, tmp_path, "bytes", packing=False, validation=0.0, seq_len=400)
+    assert sorted(learnt_text(data)) == ["la", "wren"]
+    assert documents(data) == [
+        "Below is an instruction that describes a task. Write a response that appropriately"
+        " completes the request.\n\n### Instruction:\nSing.\n\n### Response:\nla",
+        "Below is an instruction that describes a task, paired with an input that provides further"
+        " context. Write a response that appropriately completes the request.\n\n### Instruction:"
+        "\nName it.\n\n### Input:\na bird\n\n### Response:\nwren",
+    ]
+
+
 def test_long_texts_are_cut_into_pieces_and_long_answers_off(
     tmp_path: Path, tokenizer: Path
 ) -> None:

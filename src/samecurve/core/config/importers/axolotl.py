@@ -12,6 +12,7 @@ from samecurve.core.config.importers.fields import ConvertedConfig, ForeignConfi
 from samecurve.core.config.importers.hf_trainer import (
     convert_decay,
     convert_deepspeed,
+    convert_held_out,
     convert_intervals,
     convert_length,
     convert_number,
@@ -58,9 +59,10 @@ _SERVED = {
     "roles": ({"user": ["user"], "assistant": ["assistant"]},),
 }
 _KERNELS = ("liger", "cut_cross_entropy")
-_TYPES = (None, "completion", "chat_template")
+_TYPES = (None, "completion", "chat_template", "alpaca")
 _HOW = (
-    "rows of `messages`, `prompt` and `completion`, or `text` (docs/huggingface-data.md); -d FILE"
+    "rows of `messages`, `prompt` and `completion`, `instruction` and `output`, or `text`"
+    " (docs/huggingface-data.md); -d FILE"
 )
 
 
@@ -147,17 +149,7 @@ def _data(foreign: ForeignConfig) -> None:
     foreign.convert("sample_packing", "data.packing")
     if foreign.value("sample_packing") is None:
         foreign.add_default("data.packing", False, "a row for each sample")
-    share = foreign.value("val_set_size", 0.0)
-    if isinstance(share, int | float) and share >= 1:
-        foreign.refuse(
-            "val_set_size",
-            "counts rows; here it is a share",
-            "--set data.validation=0.02",
-            "data.validation",
-        )
-    foreign.convert("val_set_size", "data.validation", why="a share of tokens here")
-    if foreign.value("val_set_size") is None:
-        foreign.add_default("data.validation", 0.0, "nothing held out")
+    convert_held_out(foreign, "val_set_size")
     foreign.convert("tokenizer_config", "data.tokenizer", why=_LOCAL)
 
 

@@ -71,6 +71,21 @@ def convert_length(foreign: ForeignConfig, epochs_field: str, default: float) ->
         foreign.convert(epochs_field, "train.steps", epochs(count))
 
 
+def convert_held_out(foreign: ForeignConfig, field: str) -> None:
+    """A share of the data, which stays out of training."""
+    share = foreign.value(field, 0.0)
+    if isinstance(share, int | float) and share >= 1:
+        foreign.refuse(
+            field,
+            "counts rows; here it is a share",
+            "--set data.validation=0.02",
+            "data.validation",
+        )
+    foreign.convert(field, "data.validation", why="a share of tokens here")
+    if foreign.value(field) is None:
+        foreign.add_default("data.validation", 0.0, "nothing held out")
+
+
 def convert_warmup(foreign: ForeignConfig) -> None:
     """Steps, or a share of the run."""
     steps = foreign.value("warmup_steps")

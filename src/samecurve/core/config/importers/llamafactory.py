@@ -9,6 +9,7 @@ from samecurve.core.config.importers.fields import ConvertedConfig, ForeignConfi
 from samecurve.core.config.importers.hf_trainer import (
     convert_decay,
     convert_deepspeed,
+    convert_held_out,
     convert_intervals,
     convert_length,
     convert_number,
@@ -46,7 +47,8 @@ _ATTENTION: Table = {
     "FA3": "flash",
 }
 _HOW = (
-    "-d FILE: rows of `messages`, `prompt` and `completion`, or `text` (docs/huggingface-data.md)"
+    "-d FILE: rows of `messages`, `prompt` and `completion`, `instruction` and `output`, or `text`"
+    " (docs/huggingface-data.md)"
 )
 
 
@@ -155,17 +157,7 @@ def _data(foreign: ForeignConfig) -> None:
         foreign.ignore("packing", "switched off")
         foreign.ignore("neat_packing", "switched off")
         foreign.add_default("data.packing", packs is True, "as this stage packs")
-    share = foreign.value("val_size", 0.0)
-    if isinstance(share, int | float) and share >= 1:
-        foreign.refuse(
-            "val_size",
-            "counts rows; here it is a share",
-            "--set data.validation=0.02",
-            "data.validation",
-        )
-    foreign.convert("val_size", "data.validation", why="a share of tokens here")
-    if foreign.value("val_size") is None:
-        foreign.add_default("data.validation", 0.0, "nothing held out")
+    convert_held_out(foreign, "val_size")
 
 
 def _memory(foreign: ForeignConfig) -> None:

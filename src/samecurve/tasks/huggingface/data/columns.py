@@ -11,20 +11,36 @@ from typing import Any, Literal, get_args
 
 from samecurve.errors import UserError
 
-Kind = Literal["text", "completion", "messages", "classified", "pair", "triple", "classified_pair"]
+Kind = Literal[  # by their places here they stand in the cache
+    "text",
+    "completion",
+    "messages",
+    "classified",
+    "pair",
+    "triple",
+    "classified_pair",
+    "instruction",
+]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 Learns = Literal["tokens", "label", "pair"]
 COLUMNS: Mapping[Kind, tuple[str, ...]] = {
     "messages": ("messages",),
     "completion": ("prompt", "completion"),
+    "instruction": ("instruction", "output"),  # and perhaps INPUT
     "text": ("text",),
     "classified": ("text",),  # and one of LABELS; only where labels are learnt, as
     "classified_pair": ("text", "text_pair"),
     "pair": ("anchor", "positive"),  # only where such are learnt, as
     "triple": ("anchor", "positive", "negative"),
 }
-_OF_TOKENS: tuple[Kind, ...] = ("messages", "completion", "text")  # a row of several is the first
+_OF_TOKENS: tuple[Kind, ...] = (  # a row of several is the first
+    "messages",
+    "completion",
+    "instruction",
+    "text",
+)
 _SECOND = {"classified": "text_pair", "pair": "negative"}  # what such rows don't have
+INPUT = "input"
 LABELS = ("label", "labels")
 _LABELLED: tuple[Kind, ...] = ("classified", "classified_pair")
 
@@ -60,7 +76,10 @@ def kind_of(columns: Sequence[str], place: Path | str, *, learns: Learns) -> Kin
     for kind in _OF_TOKENS:
         if all(name in columns for name in COLUMNS[kind]):
             return kind
-    remedy = "rows have `text`, or `prompt` and `completion`, or `messages`: rename the column"
+    remedy = (
+        "rows have `text`, or `prompt` and `completion`, or `instruction` and `output`, or"
+        " `messages`: rename the column"
+    )
     if "conversations" in columns:
         remedy = (
             'rows have `messages`, a list of {"role": "user" or "assistant", "content": ...}:'
@@ -130,8 +149,26 @@ def document_of(kind: Kind, row: Mapping[str, Any], place: str) -> Document:
                 "text; a conversation belongs into `messages`",
                 place,
             )
+    if kind == "instruction":
+        return Document("completion", place, (_ask(texts[0], row.get(INPUT), place), texts[1]))
     label = _label(row, place) if kind in _LABELLED else None
     return Document(kind, place, texts, label=label)
+
+
+def _ask(instruction: str, given: Any, place: str) -> str:
+    """The prompt that such data sets were first published with (Stanford Alpaca)."""
+    if given is not None and not isinstance(given, str):
+        raise UserError(f"`{INPUT}` is {_type(given)}, not text", "text, or none", place)
+    opening = "Below is an instruction that describes a task"
+    if given:
+        opening += ", paired with an input that provides further context"
+    parts = [
+        f"{opening}. Write a response that appropriately completes the request.",
+        f"### Instruction:\n{instruction}",
+        *([f"### Input:\n{given}"] if given else []),
+        "### Response:\n",
+    ]
+    return "\n\n".join(parts)
 
 
 def _messages(value: Any, place: str) -> Sequence[Mapping[str, Any]]:
@@ -159,5 +196,5 @@ def _type(value: Any) -> str:
 
 
 def wanted_columns(names: Sequence[str], kind: Kind) -> list[str]:
-    others = LABELS if kind in _LABELLED else (_TOOLS,)
+    others = LABELS if kind in _LABELLED else (_TOOLS, INPUT)
     return [name for name in (*COLUMNS[kind], *others) if name in names]
