@@ -417,3 +417,24 @@ def test_recompute_keeps_less_and_what_fitted_is_obeyed() -> None:
     assert activations[0] == 8 * activations[1]
     tried = plan(config(), GPUS, replace(FACTS, largest_tried=3))
     assert (tried.micro_batch_size, tried.accumulation_steps) == (3, 6)
+
+
+def test_what_does_not_fit_is_told_what_would() -> None:
+    """Each with what it needs; of 8 bits and of whole activations there is not enough."""
+    large = replace(
+        FACTS,
+        params=4 * 10**9,
+        trainable=4 * 10**9,
+        arrays={"weight": (10**6, 4000)},
+        bytes_per_sample=8 * GIB,
+        recompute_bytes={"selective": 4 * GIB, "block": 2 * GIB},
+        adapters={"model.adapter.rank=16": 10**7},
+    )
+    one = {"devices": {"use": "0", "memory": "37GiB"}, "batch": {"samples": 1}}
+    with pytest.raises(UserError) as refused:
+        plan(config(**one), GPUS, large)
+    assert refused.value.remedy == (
+        "--set optimizer.name=adafactor --set train.recompute=selective keeps less of each"
+        " parameter: another curve (34.6 GiB); or --set model.adapter.rank=16 trains 10M parameters"
+        " beside frozen ones (23.8 GiB)"
+    )

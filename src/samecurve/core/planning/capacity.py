@@ -2,7 +2,8 @@
 at memory.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.decision import Decision
@@ -124,24 +125,49 @@ def choose_capacity(config: Config, facts: Facts, layout: Layout) -> Decision[Ca
     return Decision(Capacity(samples, room.terms, was_tried=False), {"memory": reason})
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Way:
+    """Another config under which a model might fit."""
+
+    flags: str
+    why: str
+    config: Config
+    facts: Facts
+    spec: StrategySpec
+    shards: int
+
+    def bytes_needed(self, layout: Layout) -> int | None:
+        """With one sample in flight; None: it does not fit either."""
+        room = memory_room(
+            self.config, self.facts, layout.devices, spec=self.spec, shards=self.shards
+        )
+        each = sample_bytes(self.config, self.facts) or 0
+        return room.needed(each) if room.left >= each else None
+
+
 def _what_needs_less(config: Config, facts: Facts, layout: Layout) -> str:
-    """A remedy where the model does not fit."""
-    ways = []
-    num_devices, needed = layout.num_devices, sample_bytes(config, facts) or 0
+    """A remedy where the model does not fit: what would, with what that needs."""
+    here = _Way(
+        flags="", why="", config=config, facts=facts, spec=layout.spec, shards=layout.shards
+    )
+    num_devices = layout.num_devices
     sharded = auto_strategy(config.engine, "only a shard fits")
+    ways = []
     if layout.shards < num_devices:
-        room = memory_room(config, facts, layout.devices, spec=sharded, shards=num_devices)
-        if room.left >= needed:
-            ways.append(f"--strategy {sharded.name} shares the state out")
-    if config.train.recompute == "none" and facts.recompute_bytes:
-        room = memory_room(config, facts, layout.devices, spec=layout.spec, shards=layout.shards)
-        if room.left >= facts.recompute_bytes["block"]:
-            ways.append("--set train.recompute=block keeps less for backward")
+        shared_out = replace(
+            here,
+            flags=f"--strategy {sharded.name}",
+            why="shares the state out",
+            spec=sharded,
+            shards=num_devices,
+        )
+        ways += _fitting(layout, [shared_out])
+    ways += _fitting(layout, _recomputed(here))
     if layout.devices[0].kind == "cpu" and num_devices > 1 and not config.devices.memory:
         ways.append("fewer ranks on this host, since they share its memory")
-    smaller = _smaller_optimizer(config, facts, layout, needed)
-    if not ways and smaller:
-        ways.append(f"--set optimizer.name={smaller} keeps less of each parameter: another curve")
+    if not ways:
+        for other in (*_smaller_optimizers(here), *_adapters(here)):
+            ways += _fitting(layout, [other, *_recomputed(other)])
     if not ways:
         return (
             f"a smaller model, more devices with --strategy {sharded.name}, or a device with more"
@@ -150,15 +176,50 @@ def _what_needs_less(config: Config, facts: Facts, layout: Layout) -> str:
     return "; or ".join(ways)
 
 
-def _smaller_optimizer(config: Config, facts: Facts, layout: Layout, needed: int) -> str:
-    """That fits where adamw does not; '': none does, or another one is trained with."""
-    is_adamw = config.optimizer.name == "adamw" and not facts.user_optimizer
-    if config.engine != "torch" or not is_adamw or not facts.arrays:
-        return ""
+def _fitting(layout: Layout, ways: Iterable[_Way]) -> list[str]:
+    """The first that fits, in words, if one does."""
+    for way in ways:
+        needed = way.bytes_needed(layout)
+        if needed is not None:
+            return [f"{way.flags} {way.why} ({show_bytes(needed)})"]
+    return []
+
+
+def _recomputed(way: _Way) -> Iterator[_Way]:
+    """With more of the blocks run again, the least first."""
+    options = ("selective", "block")
+    now = way.config.train.recompute
+    for how in options if now == "none" else options[options.index(now) + 1 :]:
+        if how in way.facts.recompute_bytes:
+            train = way.config.train.model_copy(update={"recompute": how})
+            yield replace(
+                way,
+                flags=f"{way.flags} --set train.recompute={how}".strip(),
+                why=way.why or "keeps less for backward",
+                config=way.config.model_copy(update={"train": train}),
+            )
+
+
+def _smaller_optimizers(way: _Way) -> Iterator[_Way]:
+    """In place of adamw."""
+    is_adamw = way.config.optimizer.name == "adamw" and not way.facts.user_optimizer
+    if way.config.engine != "torch" or not is_adamw or not way.facts.arrays:
+        return
     for name in ("adamw8bit", "adafactor"):
-        optimizer = config.optimizer.model_copy(update={"name": name})
-        smaller = config.model_copy(update={"optimizer": optimizer})
-        room = memory_room(smaller, facts, layout.devices, spec=layout.spec, shards=layout.shards)
-        if room.left >= needed:
-            return name
-    return ""
+        optimizer = way.config.optimizer.model_copy(update={"name": name})
+        yield replace(
+            way,
+            flags=f"--set optimizer.name={name}",
+            why="keeps less of each parameter: another curve",
+            config=way.config.model_copy(update={"optimizer": optimizer}),
+        )
+
+
+def _adapters(way: _Way) -> Iterator[_Way]:
+    for setting, trained in way.facts.adapters.items():
+        yield replace(
+            way,
+            flags=f"--set {setting}",
+            why=f"trains {show_params(trained)} parameters beside frozen ones",
+            facts=replace(way.facts, params=way.facts.params + trained, trainable=trained),
+        )

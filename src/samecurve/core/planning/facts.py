@@ -128,6 +128,8 @@ class Facts:
     rounded: tuple[str, ...] = ()
     frozen: tuple[str, ...] = ()  # those that are not trained
     frozen_base: bool = False  # those come from elsewhere, and checkpoints leave them out
+    # settings by which all that there is stays as it is, and so many scalars more are trained
+    adapters: Mapping[str, int] = field(default_factory=dict)
     hidden_matrices: tuple[str, ...] = ()  # of hidden layers, frozen ones too: what muon is for
     # bytes_per_sample where some activations are computed again, by train.recompute
     recompute_bytes: Mapping[str, int] = field(default_factory=dict)

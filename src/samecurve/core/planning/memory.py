@@ -192,7 +192,10 @@ def _scratch(config: "Config", facts: "Facts", kind: str) -> MemoryTerm | None:
     size, formula = facts.scratch[kind], facts.formulas.get(f"scratch.{kind}", "")
     if facts.autocast_scratch and autocast_itemsize(precision) < itemsize(precision):
         size += facts.autocast_scratch
-        formula += f" + 4 B x {facts.autocast_scratch}: its copy in two bytes, and of the gradient"
+        formula += (
+            f" + 4 B x {facts.autocast_scratch}: the head in two bytes, and what is added to its"
+            " gradient"
+        )
     return MemoryTerm(name="scratch", bytes=size * itemsize(precision), formula=formula)
 
 

@@ -102,6 +102,14 @@ def describe_adapter(model: Any, adapter: Adapter) -> str:
     )
 
 
+def possible_adapters(model: Any) -> dict[str, int]:
+    """As Facts has them: of a plain model that is trained whole."""
+    adapter = Adapter()
+    shapes = [layer.weight.shape for layer in linear_layers(model).values()]
+    trained = sum(adapter.rank * (inputs + outputs) for outputs, inputs in shapes)
+    return {f"model.adapter.rank={adapter.rank}": trained} if trained else {}
+
+
 def peft_config(model: Any, adapter: Adapter, base: str | None = None) -> Any:
     """The library's. model: plain. base: where its weights lie"""
     try:

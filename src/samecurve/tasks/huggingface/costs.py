@@ -44,8 +44,9 @@ def cost_facts(
     is_chunked = isinstance(head, LossHead) and not all_logits
     facts: dict[str, Any] = {**flops, "formulas": dict(flops["formulas"])}
     if is_chunked:
-        facts["scratch"] = _scratch(vocab, width, facts["formulas"])
-        facts["autocast_scratch"] = vocab * width
+        trained = head.weight.numel() if head.weight.requires_grad else 0
+        facts["scratch"] = _scratch(vocab, trained, facts["formulas"])
+        facts["autocast_scratch"] = (vocab * width + trained) // 2
     wide, narrow = counts["f32"], counts["bf16"]
     if wide is None or narrow is None:
         return facts
@@ -71,15 +72,18 @@ def _two_bytes() -> AbstractContextManager[object]:
     return torch.autocast("cpu", dtype=torch.bfloat16)
 
 
-def _scratch(vocab: int, width: int, formulas: dict[str, str]) -> dict[str, int]:
-    """Of a loss that takes some tokens' logits at a time: by kind of device, with its formula."""
+def _scratch(vocab: int, trained: int, formulas: dict[str, str]) -> dict[str, int]:
+    """Of a loss that takes some tokens' logits at a time: by kind of device, with its formula.
+
+    trained: weights of the head that have a gradient
+    """
     counts = {kind: logit_rows(vocab, kind) for kind in ("cpu", "cuda")}
     for kind, rows in counts.items():
-        formulas[f"scratch.{kind}"] = (
-            f"4 B x (2 x vocab {vocab} x {rows} tokens at a time + {vocab * width}: the head's"
-            " gradient)"
-        )
-    return {kind: 2 * vocab * rows + vocab * width for kind, rows in counts.items()}
+        formulas[f"scratch.{kind}"] = f"4 B x (2 x vocab {vocab} x {rows} tokens at a time"
+        if trained:
+            formulas[f"scratch.{kind}"] += f" + {trained}: the head's gradient"
+        formulas[f"scratch.{kind}"] += ")"
+    return {kind: 2 * vocab * rows + trained for kind, rows in counts.items()}
 
 
 def _flops(model: Any, config: Any, length: int, texts: int) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from samecurve.tasks.huggingface.adapter import (
     describe_adapter,
     first_values,
     merged,
+    possible_adapters,
     transposed_layers,
     with_adapter_names,
     write_config,
@@ -339,9 +340,16 @@ class TorchHuggingFace(HuggingFaceTask):
                 all_logits=self._takes_all_logits,
             ),
             "tokens_per_sample": self.prepared.texts * self.data.seq_len,
+            "adapters": self._possible_adapters(),
             "notes": tuple(notes),
             "reference": reference,
         }
+
+    def _possible_adapters(self) -> Mapping[str, int]:
+        may_have_one = self.fields.objective in {"causal", "classify"}
+        if self.fields.adapter is not None or not may_have_one:
+            return {}
+        return possible_adapters(self._outline())
 
     def _check_packing(self) -> None:
         """UserError: a recurrent model would carry its state from one document into the next."""
