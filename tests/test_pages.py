@@ -219,7 +219,12 @@ def test_lines_train(page: Path, home: Path) -> None:
 def test_flags_that_a_page_names_are_there(page: Path) -> None:
     """In paragraphs and tables; the first column of a page for other tools has theirs."""
     verbs = [verb for verb in map(find_verb, VERBS) if verb]
-    known = {name for verb in verbs for option in verb.params for name in option.opts}
+    known = {
+        name
+        for verb in verbs
+        for option in verb.params
+        for name in (*option.opts, *option.secondary_opts)
+    }
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=FENCE)
     if page.name.startswith("coming-from"):
         text = re.sub(r"^\|[^|]*\|", "|", text, flags=re.MULTILINE)
