@@ -138,6 +138,7 @@ class Facts:
     # numbers held while a microbatch is computed, however large it is, by kind of device
     scratch: Mapping[str, int] = field(default_factory=dict)
     autocast_scratch: int = 0  # numbers more under bf16 and f16
+    library_bytes: int = 0  # of host memory that the task's own libraries take, beside the engine's
     keyed_dropout: tuple[str, ...] = ()  # layers whose random masks follow the sample
     largest_tried: int | None = None  # samples that fitted in flight (--probe-batch); None: untried
     # of the model, by a checkpoint's names (complex ones as pairs): shapes to be given values

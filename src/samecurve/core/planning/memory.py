@@ -165,7 +165,8 @@ def state_terms(
     formula = "libraries and context"
     if sharing_process > 1:
         formula += f", shared by {sharing_process} devices"
-    reserved = _RESERVED[kind] // sharing_process
+    reserved = _RESERVED[kind] + (facts.library_bytes if kind == "cpu" else 0)
+    reserved //= sharing_process
     return [*terms, MemoryTerm(name="process", bytes=reserved, formula=formula)]
 
 

@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 
+_LIBRARY_BYTES = 80 << 20  # transformers and peft: of a run's process beside one of task language
 _SILENT = {
     "masked": (
         "a masked language model fills in hidden tokens, and continues no text",
@@ -341,6 +342,7 @@ class TorchHuggingFace(HuggingFaceTask):
             ),
             "tokens_per_sample": self.prepared.texts * self.data.seq_len,
             "adapters": self._possible_adapters(),
+            "library_bytes": _LIBRARY_BYTES,
             "notes": tuple(notes),
             "reference": reference,
         }
