@@ -3,7 +3,6 @@
 Obtained without allocating the model, in a subprocess (run/describe.py).
 """
 
-import functools
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, astuple, dataclass, field, fields
 from typing import Any, Protocol, TypeVar
@@ -16,6 +15,7 @@ from samecurve.core.determinism.data_order import Anchor
 from samecurve.core.planning.machine import Machine
 
 T = TypeVar("T")
+_ADAPTERS: dict[type, TypeAdapter[Any]] = {}  # 6 ms each
 
 
 def as_mapping(value: object) -> Mapping[str, Any]:
@@ -28,15 +28,13 @@ def as_mapping(value: object) -> Mapping[str, Any]:
 def checked(kind: type[T], values: Mapping[str, Any]) -> T:
     """A dataclass from JSON. ValueError: a value is missing, or of another type."""
     try:
-        return _adapter(kind).validate_python(values)
+        if kind not in _ADAPTERS:
+            _ADAPTERS[kind] = TypeAdapter(kind)
+        value: T = _ADAPTERS[kind].validate_python(values)
+        return value
     except ValidationError as error:
         fault = error.errors(include_url=False)[0]
         raise ValueError(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}") from None
-
-
-@functools.cache
-def _adapter(kind: type[T]) -> TypeAdapter[T]:
-    return TypeAdapter(kind)
 
 
 @dataclass(frozen=True, kw_only=True)
