@@ -1,23 +1,37 @@
 """A config trained by several layouts, each compared with one device."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from samecurve.core.config.sections import Config
 from samecurve.experiments.layout_runner import LayoutRunner
 from samecurve.experiments.layouts import parse_layout
 from samecurve.experiments.verdicts import Verdict, compare_layouts
 from samecurve.tasks import open_task
+from samecurve.worker.jobs.train import rehearse
 from tiny import MACHINE
 from worlds import Pool
 
 
 def compare(
-    config: Config, layouts: Sequence[str], pool: Pool, home: Path, *, steps: int, near: float
+    config: Config,
+    layouts: Sequence[str],
+    pool: Pool,
+    home: Path,
+    *,
+    steps: int,
+    near: float,
+    job: Callable[..., Any] = rehearse,
 ) -> list[Verdict]:
-    """A verdict a layout. near: how far from one device it may be, relative; 0: not at all."""
+    """A verdict a layout. near: how far from one device it may be, relative; 0: not at all.
+
+    job: what a rank does, replaced only to plant faults
+    """
     facts = open_task(config, str(home / "cache")).facts()
-    runner = LayoutRunner(config, MACHINE, facts, steps=steps, kind="cpu", pool=pool, home=home)
+    runner = LayoutRunner(
+        config, MACHINE, facts, steps=steps, kind="cpu", pool=pool, home=home, job=job
+    )
     return list(compare_layouts(runner, [parse_layout(layout) for layout in layouts], near))
 
 

@@ -9,11 +9,64 @@ import numpy as np
 import pytest
 import torch
 
-from one_curve import check_one_curve
+from one_curve import check_one_curve, compare
 from samecurve.core.config.sections import Config
+from samecurve.core.determinism.data_order import Ids, by_length
+from samecurve.core.determinism.mean import Mean
+from samecurve.core.protocols import Arrays
+from samecurve.data import feed
+from samecurve.errors import UserError
 from samecurve.tasks import open_task
+from samecurve.tasks.huggingface.data_section import HFData
+from samecurve.tasks.huggingface.sections import HFModel
+from samecurve.tasks.huggingface.torch_task import TorchHuggingFace
+from samecurve.worker.jobs.train import rehearse
 from tiny import config_of
 from worlds import Pool
+
+
+class CountsPadding(TorchHuggingFace):
+    """The loss is divided by all places of a row, those of padding too."""
+
+    Model, Data = HFModel, HFData
+
+    def _take_objective(self) -> None:
+        super()._take_objective()
+        own = self.loss
+
+        def loss(model: Any, batch: Arrays) -> Mean:
+            return Mean(own(model, batch).sum, batch["input_ids"].numel())
+
+        self.loss = loss
+
+
+class MeanOfMeans(TorchHuggingFace):
+    """Each microbatch counts the same, however many tokens it has."""
+
+    Model, Data = HFModel, HFData
+
+    def _take_objective(self) -> None:
+        super()._take_objective()
+        own = self.loss
+
+        def loss(model: Any, batch: Arrays) -> Mean:
+            mean = own(model, batch)
+            return Mean(mean.sum / mean.weight, 1)
+
+        self.loss = loss
+
+
+def fill_the_last_bucket(index: int, group: Any, attempt: str, **options: Any) -> None:
+    """As rehearse(), where a microbatch that samples don't fill gets some of the step's again."""
+
+    def laid(ids: Ids, lengths: Any, micro: int) -> Ids:
+        in_order, full = by_length(ids, lengths, micro), len(ids) // micro * micro
+        return np.concatenate([in_order[:full], in_order[: len(ids) - full]])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(feed, "by_length", laid)
+        rehearse(index, group, attempt, **options)
+
 
 LLAMA = {
     "architecture": "llama",
@@ -39,10 +92,17 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def config(source: Path, *, packing: bool, model: Mapping[str, Any] = LLAMA, **data: Any) -> Config:
+def config(
+    source: Path,
+    *,
+    packing: bool,
+    model: Mapping[str, Any] = LLAMA,
+    task: str = "huggingface",
+    **data: Any,
+) -> Config:
     return config_of(
         {
-            "task": "huggingface",
+            "task": task,
             "model": dict(model),
             "data": {
                 "source": str(source),
@@ -71,6 +131,31 @@ def test_devices_do_not_change_the_curve(
     """Completions learnt, in packed rows and in rows padded by microbatch, laid by length."""
     of_kind = config(rows, packing=rows_are == "packed")
     check_one_curve(of_kind, layouts, pool, tmp_path, steps=5, near=1e-10)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("fault", "shown"), [("CountsPadding", "of which 3 and 7"), ("MeanOfMeans", "weight 1 for two")]
+)
+def test_losses_that_depend_on_the_microbatch_are_seen(
+    fault: str, shown: str, rows: Path, pool: Pool, tmp_path: Path
+) -> None:
+    faulty = config(rows, packing=False, task=f"{__file__}:{fault}")
+    with pytest.raises(UserError, match=f"{shown}.*weights don't add up"):
+        compare(faulty, ["single/4"], pool, tmp_path, steps=2, near=1e-10)
+
+
+@pytest.mark.long
+def test_samples_that_follow_from_the_microbatch_are_seen(
+    rows: Path, pool: Pool, tmp_path: Path
+) -> None:
+    """Microbatches of 3, 3, 3 and 1 sample; where the batch is one, there is none to fill."""
+    padded = config(rows, packing=False)
+    verdicts = compare(
+        padded, ["single/4"], pool, tmp_path, steps=3, near=1e-10, job=fill_the_last_bucket
+    )
+    assert [verdict.verdict for verdict in verdicts] == ["FAIL"]
+    assert "other samples" in verdicts[0].culprit
 
 
 @torch.no_grad()
