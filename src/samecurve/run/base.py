@@ -146,7 +146,9 @@ def base_weights(run: Run, task: object, config: Config) -> Checkpoint | None:
         return None
     opened = task if isinstance(task, EngineAdapter) else open_task(config, cache_home())
     arrays, _ = fitting_arrays(Path(base.path), config, opened.model_arrays(), opened.task)
-    return Checkpoint(base.path, 0, 0, 0, _SourceArrays(arrays), {})
+    return Checkpoint(
+        path=base.path, step=0, epoch=0, consumed=0, arrays=_SourceArrays(arrays), loop={}
+    )
 
 
 class _SourceArrays(Mapping[str, NDArray[Any]]):

@@ -126,6 +126,9 @@ class Facts:
     rounded: tuple[str, ...] = ()
     frozen: tuple[str, ...] = ()  # those that are not trained
     frozen_base: bool = False  # those come from elsewhere, and checkpoints leave them out
+    # frozen arrays of one byte a number whatever the precision (quantized); in none of the counts
+    packed: tuple[str, ...] = ()
+    block_packed: int = 0  # bytes of theirs in the largest block
     # settings by which all that there is stays as it is, and so many scalars more are trained
     adapters: Mapping[str, int] = field(default_factory=dict)
     hidden_matrices: tuple[str, ...] = ()  # of hidden layers, frozen ones too: what muon is for

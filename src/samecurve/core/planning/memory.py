@@ -80,11 +80,21 @@ def replicated_state(config: "Config", facts: "Facts", shards: int) -> list[Memo
     def weights(name: str, numbers: int) -> MemoryTerm:
         return term(name, -(-numbers * width // shards), f"{numbers} x {width} B")
 
-    return [
+    terms = [
         weights("weights", facts.params),
         weights("gradients", facts.trainable),
         term("optimizer", state.bytes_of_shard(shards), state.formula),
     ]
+    if facts.packed:
+        packed = packed_bytes(facts)
+        formula = facts.formulas.get("packed", f"{packed} x 1 B")
+        terms.append(term("packed weights", -(-packed // shards), formula))
+    return terms
+
+
+def packed_bytes(facts: "Facts") -> int:
+    """Of the whole model's packed arrays."""
+    return sum(prod(facts.arrays[name]) for name in facts.packed)
 
 
 def state_sharded_by_block(config: "Config", facts: "Facts", shards: int) -> list[MemoryTerm]:
@@ -103,17 +113,18 @@ def state_sharded_by_block(config: "Config", facts: "Facts", shards: int) -> lis
     if config.devices.reshard:
         blocks = min(2, blocks)
     gathered = outside * width + blocks * facts.block_params * narrow
+    gathered = min(facts.params * width, gathered)
     largest = max(outside, facts.block_params)
+    formula = (
+        f"{outside} x {width} B outside of blocks + {blocks} blocks of {facts.block_params} x"
+        f" {narrow} B"
+    )
+    if facts.packed:
+        gathered += min(packed_bytes(facts), blocks * facts.block_packed)
+        formula += f" and {facts.block_packed} B packed"
     return [
         *state,
-        MemoryTerm(
-            name="gathered",
-            bytes=min(facts.params * width, gathered),
-            formula=(
-                f"{outside} x {width} B outside of blocks + {blocks} blocks of"
-                f" {facts.block_params} x {narrow} B"
-            ),
-        ),
+        MemoryTerm(name="gathered", bytes=gathered, formula=formula),
         LateTerm(
             name="reduced",
             bytes=2 * largest * width,

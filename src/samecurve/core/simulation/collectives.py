@@ -217,13 +217,14 @@ class _Part:
         in_block = self.where == "of a block"
         blocks = max(1, facts.blocks)
         inside, excluded = set(facts.block_arrays), {*left_out, *facts.buffers}
+        packed = set(facts.packed)  # sent as they are, a byte each
         rounded: set[str] = set()
         if narrow < width:
             rounded.update(facts.rounded)
         groups = []
         for words, item, is_rounded in (("in two bytes", narrow, True), ("whole", width, False)):
             numbers: float = sum(
-                padded(shape, plan.shards)
+                padded(shape, plan.shards) / (width if name in packed else 1)
                 for name, shape in facts.arrays.items()
                 if name not in excluded
                 and (name in rounded) == is_rounded

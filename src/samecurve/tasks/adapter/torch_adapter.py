@@ -98,6 +98,10 @@ class TorchAdapter(EngineAdapter):
             "params": num_params,
             "blocks": len(blocks),
             "block_params": max(block_params),
+            "packed": tuple(name for name, p in named.items() if _is_packed(p)),
+            "block_packed": max(
+                sum(p.numel() for p in block.parameters() if _is_packed(p)) for block in blocks
+            ),
             "coupled": (*getattr(self.task, "coupled", ()), *coupling_layers(model)),
             "kept_in_eval": kept_in_eval(model),
             "from_pretrained": mode.from_pretrained,
@@ -339,4 +343,12 @@ def _with_device_remedy(cause: str) -> UserError | None:
 
 
 def _scalars(parameter: torch.Tensor) -> int:
+    """Packed ones are counted apart."""
+    if _is_packed(parameter):
+        return 0
     return parameter.numel() * (2 if parameter.is_complex() else 1)
+
+
+def _is_packed(parameter: torch.Tensor) -> bool:
+    """Whether it holds a frozen array's values in codes of a byte (quantized)."""
+    return parameter.dtype in {torch.uint8, torch.int8}

@@ -20,12 +20,19 @@ from torch import nn
 from samecurve.core.config.document import suggest
 from samecurve.errors import UserError
 from samecurve.system import install_command
-from samecurve.tasks.huggingface.sections import Adapter
+from samecurve.tasks.huggingface.quantized import (
+    QuantizedLinear,
+    import_library,
+    is_installed,
+    quantize_layers,
+)
+from samecurve.tasks.huggingface.sections import Adapter, Quantize
 from samecurve.tasks.huggingface.weights import StoredArray
 
 _ALL = "all-linear"
 _NAME = "default"  # peft's own for the only adapter
-_BASE, _MAGNITUDE = ".base_layer.", f".lora_magnitude_vector.{_NAME}.weight"
+BASE = ".base_layer."  # between a layer's name and its own arrays
+_MAGNITUDE = f".lora_magnitude_vector.{_NAME}.weight"
 _A, _B = f".lora_A.{_NAME}.weight", f".lora_B.{_NAME}.weight"
 _RULE = "samecurve_rule"  # attribute of a layer: what its first values are
 _LAYER = "samecurve_layer"  # attribute of a base layer: (the layer that it lies in,)
@@ -112,6 +119,8 @@ def possible_adapters(model: Any) -> dict[str, int]:
 
 def peft_config(model: Any, adapter: Adapter, base: str | None = None) -> Any:
     """The library's. model: plain. base: where its weights lie"""
+    if is_installed():
+        import_library()
     try:
         from peft import LoraConfig
     except ImportError as error:
@@ -133,14 +142,16 @@ def peft_config(model: Any, adapter: Adapter, base: str | None = None) -> Any:
     )
 
 
-def add_adapter(model: Any, adapter: Adapter) -> None:
+def add_adapter(model: Any, adapter: Adapter, quantize: Quantize = "none") -> None:
     """Its matrices into the model; all else is frozen, but for the head of a classifier.
 
     model: plain, before its head is replaced
+    quantize: what its linear layers are packed in
     """
+    config, targets = peft_config(model, adapter), target_layers(model, adapter)
     from peft import inject_adapter_in_model
 
-    config, targets = peft_config(model, adapter), target_layers(model, adapter)
+    layers = list(linear_layers(model))
     head = []
     if model.get_output_embeddings() is None:  # a classifier's head begins anew
         prefix = f"{model.base_model_prefix}."
@@ -148,6 +159,10 @@ def add_adapter(model: Any, adapter: Adapter) -> None:
     inject_adapter_in_model(config, model, low_cpu_mem_usage=True)  # without values, on meta
     for parameter in head:
         parameter.requires_grad_(True)
+    if quantize != "none":
+        beneath = BASE.rstrip(".")
+        names = [f"{name}{beneath}" if name in targets else name for name in layers]
+        quantize_layers(model, names, quantize)
     for name in targets:  # those of the config may be shortened by now
         _make_real(model, model.get_submodule(name))
 
@@ -160,7 +175,8 @@ def _make_real(model: Any, layer: Any) -> None:
         setattr(layer.base_layer, _LAYER, (layer,))
     for rule, part in parts.items():
         setattr(part, _RULE, rule)
-        empty = torch.empty_like(part.weight, device=layer.base_layer.weight.device)
+        device = next(layer.base_layer.parameters()).device
+        empty = torch.empty_like(part.weight, device=device)
         part.weight = nn.Parameter(empty)
         first_values(model, part)
     _set_magnitude(layer.base_layer)
@@ -175,7 +191,11 @@ def first_values(model: Any, module: Any) -> None:
     elif rule == "B":
         nn.init.zeros_(module.weight)
     elif rule is None:
-        model._init_weights(module)  # noqa: SLF001 - the library's name for it
+        fill = model._init_weights  # noqa: SLF001 - the library's name for it
+        if isinstance(module, QuantizedLinear):
+            module.begin(fill)
+        else:
+            fill(module)
     _set_magnitude(module)
 
 
@@ -188,13 +208,17 @@ def _set_magnitude(base: Any) -> None:
 
 
 def with_adapter_names(
-    model: Any, adapter: Adapter, arrays: Mapping[str, StoredArray]
+    model: Any,
+    adapter: Adapter,
+    arrays: Mapping[str, StoredArray],
+    rounded: Mapping[str, StoredArray],
 ) -> dict[str, StoredArray]:
     """A plain model's arrays by the names that they have beneath an adapter.
 
     The magnitudes of dora are among them: they follow from the weights.
 
     model: plain
+    rounded: the arrays as the model will have them
     """
     linear = linear_layers(model)
     layers = {name: linear[name] for name in target_layers(model, adapter)}
@@ -204,11 +228,11 @@ def with_adapter_names(
         if layer not in layers:
             result[name] = array
             continue
-        result[f"{layer}{_BASE}{leaf}"] = array
+        result[f"{layer}{BASE}{leaf}"] = array
         if adapter.kind == "dora" and leaf == "weight":
             axis = 1 if isinstance(layers[layer], nn.Linear) else 0
             shape = (array.shape[1 - axis],)
-            read = partial(_norms, array, axis)
+            read = partial(_norms, rounded[name], axis)
             result[f"{layer}{_MAGNITUDE}"] = replace(array, shape=shape, read=read)
     return result
 
@@ -231,7 +255,7 @@ def merged(
     for name, tensor in tensors.items():
         if name.endswith((_A, _B, _MAGNITUDE)):
             continue
-        layer, base, leaf = name.rpartition(_BASE)
+        layer, base, leaf = name.rpartition(BASE)
         if not base:
             result[name] = tensor
         elif leaf != "weight":

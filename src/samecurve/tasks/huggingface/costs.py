@@ -9,6 +9,7 @@ from torch import nn
 
 from samecurve.core.planning.memory import logit_rows
 from samecurve.tasks.huggingface.causal import LossHead
+from samecurve.tasks.huggingface.quantized import Packing, QuantizedLinear
 from samecurve.torch_engine.model import repeated_blocks
 from samecurve.torch_engine.saved_activations import SavedActivations, count_saved
 from samecurve.units import counted
@@ -45,8 +46,12 @@ def cost_facts(
     facts: dict[str, Any] = {**flops, "formulas": dict(flops["formulas"])}
     if is_chunked:
         trained = head.weight.numel() if head.weight.requires_grad else 0
-        facts["scratch"] = _scratch(vocab, trained, facts["formulas"])
         facts["autocast_scratch"] = (vocab * width + trained) // 2
+    for kind in ("cpu", "cuda"):
+        parts = _scratch(model, kind, is_chunked=is_chunked)
+        if parts:
+            facts.setdefault("scratch", {})[kind] = sum(parts.values())
+            facts["formulas"][f"scratch.{kind}"] = f"4 B x ({' + '.join(parts)})"
     wide, narrow = counts["f32"], counts["bf16"]
     if wide is None or narrow is None:
         return facts
@@ -72,18 +77,23 @@ def _two_bytes() -> AbstractContextManager[object]:
     return torch.autocast("cpu", dtype=torch.bfloat16)
 
 
-def _scratch(vocab: int, trained: int, formulas: dict[str, str]) -> dict[str, int]:
-    """Of a loss that takes some tokens' logits at a time: by kind of device, with its formula.
+def _scratch(model: Any, kind: str, *, is_chunked: bool) -> dict[str, int]:
+    """Numbers that are held while a microbatch is computed, by how they come about."""
+    parts = {}
+    largest = max((packing.rows * packing.columns for packing in _packings(model)), default=0)
+    if largest:
+        parts[f"2 x {largest} of the largest packed matrix"] = 2 * largest
+    if is_chunked:
+        head = model.get_output_embeddings().weight
+        vocab, rows = len(head), logit_rows(len(head), kind)
+        parts[f"2 x vocab {vocab} x {rows} tokens at a time"] = 2 * vocab * rows
+        if head.requires_grad:
+            parts[f"{head.numel()}: the head's gradient"] = head.numel()
+    return parts
 
-    trained: weights of the head that have a gradient
-    """
-    counts = {kind: logit_rows(vocab, kind) for kind in ("cpu", "cuda")}
-    for kind, rows in counts.items():
-        formulas[f"scratch.{kind}"] = f"4 B x (2 x vocab {vocab} x {rows} tokens at a time"
-        if trained:
-            formulas[f"scratch.{kind}"] += f" + {trained}: the head's gradient"
-        formulas[f"scratch.{kind}"] += ")"
-    return {kind: 2 * vocab * rows + trained for kind, rows in counts.items()}
+
+def _packings(model: Any) -> list[Packing]:
+    return [module.packing for module in model.modules() if isinstance(module, QuantizedLinear)]
 
 
 def _flops(model: Any, config: Any, length: int, texts: int) -> dict[str, Any]:
@@ -108,7 +118,10 @@ def _multiplied(model: Any, config: Any) -> tuple[int, int]:
     embedding = model.get_input_embeddings().weight
     looked_up = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     counts = {True: 0, False: 0}  # by whether they are trained
+    counts[False] += sum(packing.rows * packing.columns for packing in _packings(model))
     for parameter in model.parameters():
+        if not parameter.is_floating_point():
+            continue
         if parameter.ndim < 2 or id(parameter) in looked_up:
             continue
         if parameter.ndim == 3 and chosen and "Conv" not in type(parameter).__name__:

@@ -29,7 +29,8 @@ class _Widened:
         self._part, self._forward = part, forward
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        if next(self._part.parameters()).dtype != torch.float64:
+        floating = (p for p in self._part.parameters() if p.is_floating_point())
+        if next(floating).dtype != torch.float64:
             return self._forward(*arguments, **named)
         with Float64():
             return self._forward(*arguments, **named)

@@ -270,9 +270,10 @@ def _refuse_what_is_not_built(model: HFModel) -> None:
             "leave model.adapter out; optimizer.groups freezes weights by their names",
             "model.adapter",
         )
-    if model.quantize != "none":
+    if model.quantize != "none" and model.adapter is None:
         raise UserError(
-            f"model.quantize {model.quantize} is not in this version",
-            "model.quantize: none",
+            f"model.quantize {model.quantize} without model.adapter: packed weights can't be"
+            " trained",
+            "model.adapter: {kind: lora}, which is trained on them; or model.quantize: none",
             "model.quantize",
         )

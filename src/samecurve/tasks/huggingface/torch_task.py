@@ -16,10 +16,12 @@ from torch import nn
 from samecurve.errors import UserError
 from samecurve.system import directory_made_once
 from samecurve.tasks.huggingface.adapter import (
+    BASE,
     adapter_tensors,
     add_adapter,
     describe_adapter,
     first_values,
+    linear_layers,
     merged,
     possible_adapters,
     transposed_layers,
@@ -42,6 +44,15 @@ from samecurve.tasks.huggingface.library import (
     read_config,
 )
 from samecurve.tasks.huggingface.masked import Masked, Masking, make_masking
+from samecurve.tasks.huggingface.quantized import (
+    PackedArrays,
+    Packing,
+    check_installed,
+    describe_quantized,
+    layer_packings,
+    packed_formula,
+    unpacked,
+)
 from samecurve.tasks.huggingface.recurrent import is_recurrent, kernel_note
 from samecurve.tasks.huggingface.sampling import continue_text
 from samecurve.tasks.huggingface.sections import HFModel
@@ -81,6 +92,7 @@ class TorchHuggingFace(HuggingFaceTask):
     def __init__(
         self, model: HFModel, data: HFData, cache: Path, assets: Path | None = None
     ) -> None:
+        check_installed(model.quantize)
         super().__init__(model, data, cache, assets)
         self._class = model_class(self.config, model.objective)
         self._attention, self._attention_reason = choose_attention(
@@ -156,7 +168,7 @@ class TorchHuggingFace(HuggingFaceTask):
 
         built = self._plain_model()
         if self.fields.adapter is not None:
-            add_adapter(built, self.fields.adapter)
+            add_adapter(built, self.fields.adapter, self.fields.quantize)
         # else in the first forward pass, before which a trial would put the model back
         maybe_install_capturing_hooks(built.base_model)
         if is_recurrent(built):
@@ -189,9 +201,20 @@ class TorchHuggingFace(HuggingFaceTask):
             return only_known(outline, converted)
         if self.fields.objective != "causal":
             converted = with_new_head(outline, converted)
-        if self.fields.adapter is not None:
-            converted = with_adapter_names(outline, self.fields.adapter, converted)
-        return converted
+        adapter = self.fields.adapter
+        if adapter is None:
+            return converted
+        packings = self._packings(outline)
+        packer = PackedArrays(packings, transposed_layers(outline))
+        rounded = packer.rounded(converted)
+        converted = with_adapter_names(outline, adapter, converted, rounded)
+        return packer.packed(converted, BASE)
+
+    def _packings(self, outline: Any) -> dict[str, Packing]:
+        """Of the layers that are packed, by name. outline: the plain model"""
+        if self.fields.quantize == "none":
+            return {}
+        return layer_packings(linear_layers(outline), self.fields.quantize)
 
     def assets(self) -> Mapping[str, Path]:
         """Tokenizer and config: what the model needs once the directory is gone."""
@@ -218,7 +241,14 @@ class TorchHuggingFace(HuggingFaceTask):
         self._copy_beside(directory)
         outline = self._outline()
         if self.fields.adapter is not None:
-            tensors = merged(tensors, self.fields.adapter, transposed_layers(outline))
+            transposed = transposed_layers(outline)
+            if packings := self._packings(outline):
+                tensors = unpacked(tensors, packings, transposed, BASE)
+                lines.append(
+                    f"merged into the base as it was trained on, its {self.fields.quantize} weights"
+                    f" written as {dtype}"
+                )
+            tensors = merged(tensors, self.fields.adapter, transposed)
         return to_files(outline, tensors), lines
 
     def export_adapter(
@@ -247,6 +277,11 @@ class TorchHuggingFace(HuggingFaceTask):
             )
         write_config(self._outline(), adapter, home, directory)
         lines = write_tokenizer_files(self.tokenizer, directory, longest_sequence(self.config))
+        if self.fields.quantize != "none":
+            lines.append(
+                f"trained on the base in {self.fields.quantize}: on the base itself its answers"
+                " differ a little"
+            )
         return adapter_tensors(tensors), lines
 
     def respond(
@@ -324,6 +359,9 @@ class TorchHuggingFace(HuggingFaceTask):
         notes += [self._balance] if self._balance else []
         if self.fields.adapter is not None:
             notes.append(describe_adapter(self._outline(), self.fields.adapter))
+        packings = self._packings(self._outline())
+        if packings:
+            notes.append(describe_quantized(packings, self.fields.quantize))
         notes += [f"data {line}" for line in self.prepared.lines]
         if is_recurrent(self._outline()):
             notes.append(kernel_note())
@@ -331,15 +369,19 @@ class TorchHuggingFace(HuggingFaceTask):
         if self.classifies:
             pairs = zip(self.prepared.classes, self._class_weights(), strict=True)
             reference |= {f"{CLASS_WEIGHT}{name}": weight for name, weight in pairs}
+        costs = cost_facts(
+            self.model,
+            self.config,
+            self.data.seq_len,
+            self.prepared.texts,
+            packed=self.packed,
+            all_logits=self._takes_all_logits,
+        )
+        if packings:
+            formula = packed_formula(packings, self.fields.quantize)
+            costs["formulas"] = {**costs["formulas"], "packed": formula}
         return {
-            **cost_facts(
-                self.model,
-                self.config,
-                self.data.seq_len,
-                self.prepared.texts,
-                packed=self.packed,
-                all_logits=self._takes_all_logits,
-            ),
+            **costs,
             "tokens_per_sample": self.prepared.texts * self.data.seq_len,
             "adapters": self._possible_adapters(),
             "library_bytes": _LIBRARY_BYTES,

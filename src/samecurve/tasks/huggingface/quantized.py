@@ -1,0 +1,347 @@
+"""Frozen matrices in 4 or 8 bits: packed as they are read, and unpacked in every product.
+
+4bit: one of 16 levels of a normal distribution, times a scale for each 64 numbers (Dettmers et al.
+2023, arXiv:2305.14314). 8bit: a whole number, times a scale for each row (Dettmers et al. 2022,
+arXiv:2208.07339); what is multiplied with it is not rounded. The bitsandbytes library does both, as
+its own layers do. Packing happens on a CPU, so that all devices have the same values.
+"""
+
+import logging
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib.metadata import version
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from samecurve.errors import UserError
+from samecurve.system import install_command
+from samecurve.tasks.huggingface.sections import Quantize
+from samecurve.tasks.huggingface.weights import StoredArray
+from samecurve.units import show_bytes
+
+CODES, SCALES = "codes", "scales"  # what a packed weight consists of
+_BLOCK = 64  # numbers of a scale in 4 bits
+_KINDS = {"4bit": "NF4, a scale for each 64 numbers", "8bit": "a scale for each row"}
+
+
+def check_installed(quantize: Quantize) -> None:
+    """UserError: the library is not there."""
+    if quantize != "none" and not is_installed():
+        raise UserError(
+            f"model.quantize {quantize} needs bitsandbytes: not installed",
+            f"{install_command('quantize')}, or model.quantize: none",
+            "model.quantize",
+        )
+
+
+@contextmanager
+def _nothing_fetched() -> Iterator[None]:
+    """Meanwhile there is no package `kernels`, by which the library would fetch code from a hub on
+    some CPUs; nor does it warn of that.
+    """
+    logger = logging.getLogger("bitsandbytes")
+    level, package = logger.level, sys.modules.get("kernels")
+    logger.setLevel(logging.ERROR)
+    sys.modules["kernels"] = None  # type: ignore[assignment]  # an import of it fails
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        del sys.modules["kernels"]
+        if package is not None:
+            sys.modules["kernels"] = package
+
+
+def import_library() -> Any:
+    """bitsandbytes, late: it takes a second. Before peft, which imports it where it is installed.
+
+    UserError: it is there, and can't be imported.
+    """
+    if "bitsandbytes" in sys.modules:
+        return sys.modules["bitsandbytes"]
+    try:
+        with _nothing_fetched():
+            import bitsandbytes
+    except ImportError as error:
+        raise UserError(
+            f"bitsandbytes can't be imported: {error}",
+            install_command("quantize"),
+            "model.quantize",
+        ) from None
+    return bitsandbytes
+
+
+def is_installed() -> bool:
+    return find_spec("bitsandbytes") is not None
+
+
+@dataclass(frozen=True)
+class Packing:
+    """How a matrix of [rows, columns] is packed."""
+
+    quantize: Quantize  # 4bit, 8bit
+    rows: int
+    columns: int
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of its codes and scales."""
+        size = self.rows * self.columns
+        if self.quantize == "4bit":
+            return {CODES: (-(-size // 2),), SCALES: (-(-size // _BLOCK),)}
+        return {CODES: (self.rows, self.columns), SCALES: (self.rows,)}
+
+    @property
+    def code_dtype(self) -> torch.dtype:
+        return torch.uint8 if self.quantize == "4bit" else torch.int8
+
+    def pack(self, matrix: torch.Tensor) -> dict[str, torch.Tensor]:
+        """matrix: floating, on a CPU"""
+        functions = import_library().functional
+        if self.quantize == "4bit":
+            codes, state = functions.quantize_4bit(
+                matrix.float().contiguous(), blocksize=_BLOCK, quant_type="nf4"
+            )
+            scales = state.absmax
+        else:
+            codes, scales, _ = functions.int8_vectorwise_quant(matrix.half())
+        shapes = self.shapes
+        return {CODES: codes.view(shapes[CODES]), SCALES: scales.float().view(shapes[SCALES])}
+
+    def unpack(self, codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """[rows, columns]. Of a wider type than float32: those of float32."""
+        import_library()
+        operations: Any = torch.ops.bitsandbytes
+        scales = scales.to(torch.float32)
+        if self.quantize == "8bit":
+            unpacked: torch.Tensor = operations.int8_vectorwise_dequant(codes, scales)
+            return unpacked.to(dtype)
+        narrow = torch.float32 if dtype == torch.float64 else dtype
+        # one row: of rows shorter than a block, a kernel for CPUs takes other blocks' scales
+        one = [1, 2 * len(codes)]
+        row = operations.dequantize_4bit(codes, scales, _BLOCK, "nf4", one, narrow)
+        size = self.rows * self.columns
+        matrix: torch.Tensor = row.view(-1)[:size].view(self.rows, self.columns)
+        return matrix.to(dtype)
+
+
+class QuantizedLinear(nn.Module):
+    """A frozen linear layer whose weight is packed. bias: as the layer has it"""
+
+    codes: torch.Tensor
+    scales: torch.Tensor
+    bias: nn.Parameter | None
+
+    def __init__(self, layer: Any, quantize: Quantize) -> None:
+        super().__init__()
+        self.is_transposed = not isinstance(layer, nn.Linear)  # has its weight as [in, out]
+        rows, columns = layer.weight.T.shape if self.is_transposed else layer.weight.shape
+        self.in_features, self.out_features = columns, rows
+        self.packing = Packing(quantize, rows, columns)
+        self._make_plain: Callable[..., Any] = partial(_make_plain, type(layer), rows, columns)
+        device = layer.weight.device
+        dtypes = {CODES: self.packing.code_dtype, SCALES: torch.float32}
+        for name, shape in self.packing.shapes.items():
+            empty = torch.empty(shape, dtype=dtypes[name], device=device)
+            self.register_parameter(name, nn.Parameter(empty, requires_grad=False))
+        self.register_parameter("bias", layer.bias)
+        if not layer.weight.is_meta:
+            self.take(layer.weight)
+
+    @torch.no_grad()
+    def take(self, weight: torch.Tensor) -> None:
+        """weight: as the layer had it"""
+        rows = weight.T if self.is_transposed else weight
+        for name, values in self.packing.pack(rows.detach().cpu()).items():
+            self.get_parameter(name).copy_(values)
+
+    @torch.no_grad()
+    def begin(self, fill: Callable[[Any], object]) -> None:
+        """First values, as a plain layer's. fill: gives a layer its own"""
+        plain = self._make_plain(has_bias=self.bias is not None)
+        fill(plain)
+        self.take(plain.weight)
+        if self.bias is not None:
+            self.bias.copy_(plain.bias)
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """As the layer had it, unpacked."""
+        with torch._C.DisableTorchFunction():  # noqa: SLF001 - see _Product
+            rows = self.packing.unpack(self.codes, self.scales, self.scales.dtype)
+        return rows.T if self.is_transposed else rows
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        kind = x.device.type
+        if torch.is_autocast_enabled(kind):
+            x = x.to(torch.get_autocast_dtype(kind))
+        product: torch.Tensor = _Product.apply(x, self.codes, self.scales, self.packing)  # type: ignore[no-untyped-call]
+        return product if self.bias is None else product + self.bias.to(product.dtype)
+
+
+class _Product(torch.autograd.Function):
+    """x W^T. Backward unpacks W again: no copy of it is kept."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, packing: Packing
+    ) -> torch.Tensor:
+        ctx.save_for_backward(codes, scales)
+        ctx.packing = packing
+        return x @ _unpacked(packing, codes, scales, x.dtype).T
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        codes, scales = ctx.saved_tensors
+        matrix = _unpacked(ctx.packing, codes, scales, gradients[0].dtype)
+        return gradients[0] @ matrix, None, None, None
+
+
+def _unpacked(
+    packing: Packing, codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype
+) -> torch.Tensor:
+    """Whatever a mode around the model makes of float32 (float64.py): the kernels want it."""
+    with torch._C.DisableTorchFunction():  # noqa: SLF001 - public nowhere
+        return packing.unpack(codes, scales, dtype)
+
+
+def _make_plain(kind: Any, rows: int, columns: int, *, has_bias: bool) -> Any:
+    """A layer of this kind, on a CPU."""
+    with torch.device("cpu"):
+        if issubclass(kind, nn.Linear):
+            return nn.Linear(columns, rows, has_bias)
+        return kind(rows, columns)
+
+
+def quantize_layers(model: Any, names: Sequence[str], quantize: Quantize) -> None:
+    """names: of a model's linear layers"""
+    for name in names:
+        parent, _, leaf = name.rpartition(".")
+        layer = model.get_submodule(name)
+        setattr(model.get_submodule(parent), leaf, QuantizedLinear(layer, quantize))
+
+
+def layer_packings(layers: Mapping[str, Any], quantize: Quantize) -> dict[str, Packing]:
+    """By name. layers: linear ones of a plain model"""
+    packings = {}
+    for name, layer in layers.items():
+        shape = layer.weight.shape if isinstance(layer, nn.Linear) else layer.weight.T.shape
+        packings[name] = Packing(quantize, *shape)
+    return packings
+
+
+class PackedArrays:
+    """A plain model's weights as they are read: packed, or as the packed ones are worth.
+
+    packings: of layers by name
+    transposed: layers that have their weights as [in, out]
+
+    Each is packed when it is first asked for; the parts of the last one are kept, since they are
+    read one after the other.
+    """
+
+    def __init__(self, packings: Mapping[str, Packing], transposed: Sequence[str]) -> None:
+        self._packings, self._transposed = packings, set(transposed)
+        self._last: tuple[str, dict[str, torch.Tensor]] | None = None
+
+    def rounded(self, arrays: Mapping[str, StoredArray]) -> dict[str, StoredArray]:
+        """Of the same names and shapes."""
+        return {
+            name: replace(array, read=partial(self._read_rounded, name, array))
+            if self._layer(name)
+            else array
+            for name, array in arrays.items()
+        }
+
+    def packed(self, arrays: Mapping[str, StoredArray], base: str = "") -> dict[str, StoredArray]:
+        """base: what an adapter puts between a layer's name and "weight" """
+        result: dict[str, StoredArray] = {}
+        for name, array in arrays.items():
+            plain = name.replace(base, ".") if base else name
+            layer = self._layer(plain)
+            if not layer:
+                result[name] = array
+                continue
+            for part, shape in self._packings[layer].shapes.items():
+                read = partial(self._read_part, plain, array, part)
+                result[f"{name.removesuffix('weight')}{part}"] = replace(
+                    array, shape=shape, read=read
+                )
+        return result
+
+    def _layer(self, name: str) -> str:
+        """Whose packed weight it is; '': none's."""
+        layer, _, leaf = name.rpartition(".")
+        return layer if leaf == "weight" and layer in self._packings else ""
+
+    def _parts(self, name: str, array: StoredArray) -> dict[str, torch.Tensor]:
+        if self._last is None or self._last[0] != name:
+            layer = self._layer(name)
+            matrix = torch.from_numpy(np.require(array.read(), requirements="W"))
+            rows = matrix.T if layer in self._transposed else matrix
+            self._last = name, self._packings[layer].pack(rows)
+        return self._last[1]
+
+    def _read_part(self, name: str, array: StoredArray, part: str) -> NDArray[Any]:
+        values: NDArray[Any] = self._parts(name, array)[part].numpy()
+        return values
+
+    def _read_rounded(self, name: str, array: StoredArray) -> NDArray[Any]:
+        parts, layer = self._parts(name, array), self._layer(name)
+        rows = self._packings[layer].unpack(parts[CODES], parts[SCALES], torch.float32)
+        values: NDArray[Any] = (rows.T if layer in self._transposed else rows).numpy()
+        return values
+
+
+def unpacked(
+    tensors: Mapping[str, torch.Tensor],
+    packings: Mapping[str, Packing],
+    transposed: Sequence[str],
+    base: str,
+) -> dict[str, torch.Tensor]:
+    """A model's weights, those that are packed in full.
+
+    base: what an adapter puts between a layer's name and its arrays'
+    """
+    result: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        layer, _, leaf = name.replace(base, ".").rpartition(".")
+        if layer not in packings or leaf not in {CODES, SCALES}:
+            result[name] = tensor
+        elif leaf == CODES:
+            scales = tensors[f"{name.removesuffix(CODES)}{SCALES}"]
+            rows = packings[layer].unpack(tensor, scales, scales.dtype)
+            full = rows.T if layer in transposed else rows
+            result[f"{name.removesuffix(CODES)}weight"] = full
+    return result
+
+
+def describe_quantized(packings: Mapping[str, Packing], quantize: Quantize) -> str:
+    """In words."""
+    sizes = [packing.rows * packing.columns for packing in packings.values()]
+    packed = sum(
+        math.prod(packing.shapes[CODES]) + 4 * math.prod(packing.shapes[SCALES])
+        for packing in packings.values()
+    )
+    return (
+        f"{quantize} base: {len(sizes)} matrices of {sum(sizes)} weights packed as they are read"
+        f" ({_KINDS[quantize]}; bitsandbytes {version('bitsandbytes')}), {show_bytes(packed)} in"
+        f" place of {show_bytes(4 * sum(sizes))}"
+    )
+
+
+def packed_formula(packings: Mapping[str, Packing], quantize: Quantize) -> str:
+    """Of the memory that codes take."""
+    size = sum(packing.rows * packing.columns for packing in packings.values())
+    scales = sum(math.prod(packing.shapes[SCALES]) for packing in packings.values())
+    width = "0.5 B" if quantize == "4bit" else "1 B"
+    return f"{size} weights x {width}; their {scales} scales are among the weights"
