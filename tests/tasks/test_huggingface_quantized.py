@@ -196,8 +196,8 @@ def test_the_plan_counts_packed_weights_and_their_scales(cache: Path) -> None:
     assert described.block_packed == matrices // 4
     assert described.params - described.trainable == others + matrices // 64
     terms = {term.name: term for term in replicated_state(here, described, 2)}
-    assert terms["packed weights"].bytes == matrices // 4
-    assert terms["packed weights"].formula.startswith(f"{matrices} weights x 0.5 B; their 240")
+    assert terms["packed"].bytes == matrices // 4
+    assert terms["packed"].formula.startswith(f"{matrices} weights x 0.5 B; their 240")
     whole = facts(config("llama", "", model={"adapter": LORA}), str(cache))
     assert described.flops_per_sample == whole.flops_per_sample
     assert described.bytes_per_sample == whole.bytes_per_sample

@@ -74,6 +74,7 @@ def export(
             notes += lines
         notes += task.export(model, scratch)
         sizes = {name: _written_bytes(tensor, torch_dtype) for name, tensor in tensors.items()}
+        _check_room(to, sum(sizes.values()))  # of packed weights, what they become
         shards = _shards(sizes, sum(sizes.values()) if form == "peft" else largest)
         file = _ADAPTER_FILE if form == "peft" else _FILE
         _write_weights(scratch, tensors, shards, dtype=torch_dtype, step=checkpoint.step, file=file)
@@ -156,20 +157,27 @@ def _scratch(to: Path, size: int) -> Path:
     scratch = to.absolute().with_name(f".{to.absolute().name}.{os.getpid()}.part")
     try:
         scratch.mkdir(parents=True)
-        free = shutil.disk_usage(scratch).free
+        _check_room(to, size)
     except OSError as error:
         raise UserError(
             f"{to} can't be made: {error.strerror}", "--to DIR where you may write", "--to"
         ) from None
-    if free < size * 1.05:
+    except UserError:
         scratch.rmdir()
+        raise
+    return scratch
+
+
+def _check_room(to: Path, size: int) -> None:
+    """UserError: fewer bytes are free where `to` will lie."""
+    free = shutil.disk_usage(to.absolute().parent).free
+    if free < size * 1.05:
         raise UserError(
             f"{show_bytes(free)} are free at {to.absolute().parent}; the weights need"
             f" {show_bytes(size)}",
             "free some space, another --to, or --dtype bf16",
             "--to",
         )
-    return scratch
 
 
 def _written_bytes(tensor: Any, dtype: str) -> int:

@@ -88,7 +88,7 @@ def replicated_state(config: "Config", facts: "Facts", shards: int) -> list[Memo
     if facts.packed:
         packed = packed_bytes(facts)
         formula = facts.formulas.get("packed", f"{packed} x 1 B")
-        terms.append(term("packed weights", -(-packed // shards), formula))
+        terms.append(term("packed", -(-packed // shards), formula))
     return terms
 
 

@@ -44,6 +44,7 @@ from samecurve.tasks.huggingface.library import (
     read_config,
 )
 from samecurve.tasks.huggingface.masked import Masked, Masking, make_masking
+from samecurve.tasks.huggingface.positions import check_length, check_positions
 from samecurve.tasks.huggingface.quantized import (
     PackedArrays,
     Packing,
@@ -98,7 +99,7 @@ class TorchHuggingFace(HuggingFaceTask):
         self._attention, self._attention_reason = choose_attention(
             model.attention, self._class, has_gpu=torch.cuda.is_available()
         )
-        _check_length(self.config, data)
+        check_length(self.config, data)
         self._take_objective()
 
     def _take_objective(self) -> None:
@@ -173,7 +174,7 @@ class TorchHuggingFace(HuggingFaceTask):
         maybe_install_capturing_hooks(built.base_model)
         if is_recurrent(built):
             self._check_packing()
-        _check_positions(built, self.data.seq_len)
+        check_positions(built, self.data.seq_len)
         if self.fields.objective == "causal" and _has_fusible_head(built):
             with_loss_head(built)
         keep_float64(built)
@@ -412,32 +413,3 @@ def _has_fusible_head(model: Any) -> bool:
     head = model.get_output_embeddings()
     plain = type(head) is nn.Linear and head.bias is None
     return plain and has_plain_head(type(model).forward)
-
-
-def _check_positions(model: nn.Module, seq_len: int) -> None:
-    """UserError: of learned positions that begin after padding's (roberta), too few are left."""
-    for name, module in model.named_modules():
-        if not name.endswith("position_embeddings") or not isinstance(module, nn.Embedding):
-            continue
-        skipped = 0 if module.padding_idx is None else module.padding_idx + 1
-        if seq_len > module.num_embeddings - skipped:
-            raise UserError(
-                f"data.seq_len is {seq_len}; this model knows {module.num_embeddings} positions, of"
-                f" which {skipped} are not used (up to that of padding)",
-                f"--seq-len {module.num_embeddings - skipped}; or, of a model with random weights,"
-                f" --set model.max_position_embeddings={seq_len + skipped}",
-                "data.seq_len",
-            )
-
-
-def _check_length(config: Any, data: HFData) -> None:
-    """UserError: rows are longer than the model knows positions."""
-    limit = longest_sequence(config)
-    if limit is not None and data.seq_len > limit:
-        raise UserError(
-            f"data.seq_len is {data.seq_len}; this model knows {limit} positions"
-            " (max_position_embeddings)",
-            f"--seq-len {limit}, or --set model.max_position_embeddings={data.seq_len} where its"
-            " positions are computed (rotary), not learned",
-            "data.seq_len",
-        )
