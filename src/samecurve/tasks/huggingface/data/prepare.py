@@ -90,14 +90,8 @@ def prepare_data(
         data). for_encoder: a BPE that is made here gets a mask token.
     UserError: a source, the tokenizer or the chat template can't be used.
     """
-    if data.is_random and learns != "tokens":
-        raise UserError(
-            "the source random has tokens, and neither labels nor texts that belong together",
-            "data.source: a file with them; or model.objective: causal, or masked",
-            "data.source",
-        )
     if data.is_random:
-        return _random(data, vocab_size)
+        return _random(data, vocab_size, learns)
     home = cache / "huggingface"
     tokenizer, corpora = _tokenized(data, home, model=model, learns=learns, for_encoder=for_encoder)
     train, held_out, statistics, key = _rows(data, corpora, home)
@@ -285,7 +279,13 @@ def _chosen(rows: TokenRows | LabelledRows | PairRows, count: int | None) -> Sou
     return Spread(rows, min(len(rows), count or len(rows)))
 
 
-def _random(data: HFData, vocab_size: int | None) -> PreparedData:
+def _random(data: HFData, vocab_size: int | None, learns: Learns) -> PreparedData:
+    if learns != "tokens":
+        raise UserError(
+            "the source random has tokens, and neither labels nor texts that belong together",
+            "data.source: a file with them; or model.objective: causal, or masked",
+            "data.source",
+        )
     if vocab_size is None:
         raise UserError(
             "random tokens are drawn from the model's vocabulary, which is not known",
