@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from samecurve.core.config.document import Document
 from samecurve.core.config.loading import LoadedConfig, load
-from samecurve.core.config.sections import Track
+from samecurve.core.config.sections import Devices, Track
 from samecurve.core.events import Event
 from samecurve.core.planning.facts import Fixed
 from samecurve.core.planning.plan import Plan
@@ -25,12 +25,15 @@ from samecurve.run.attempt import Attempt, new_attempt_name
 from samecurve.run.base import Base
 from samecurve.run.describe import describe
 from samecurve.run.directory import Run
+from samecurve.run.fork_server import ForkServer
 from samecurve.run.load import OpenedCheckpoint, held
 from samecurve.run.lock import Lock
 from samecurve.run.prepare import PreparedRun
 from samecurve.run.trust import check_trusted
+from samecurve.run.warm_start import WarmStart
 from samecurve.system import write_json
 from samecurve.tasks import Tasks, other_data
+from samecurve.tasks.registry import entry_of
 
 Which = Literal["held-out", "train"]
 
@@ -83,34 +86,50 @@ def evaluate(
     scratch = Run(Path(tempfile.mkdtemp(prefix="samecurve-eval-")))
     try:
         # a live run may take the checkpoint away while the ranks start
-        with held(path) as saved:
+        with held(path) as saved, WarmStart() as warm_start:
             check_trusted(saved.run, trust=trust, where="RUN")
-            return _evaluate(saved, scratch, settings, data=data, which=which, say=say)
+            loaded = _loaded(saved.run, settings, data)
+            if loaded.config.engine == "torch":
+                warm_start.begin()
+            is_other_data = data is not None or any(key.startswith("data.") for key in settings)
+            own_plan = _plan(saved, loaded, warm_start, is_other_data=is_other_data)
+            if data is not None:
+                which = "train"
+            return _evaluate(
+                saved, scratch, loaded, own_plan, which=which, say=say, server=warm_start.server
+            )
     finally:
         shutil.rmtree(scratch.home, ignore_errors=True)
+
+
+def _plan(
+    saved: OpenedCheckpoint, loaded: LoadedConfig, warm_start: WarmStart, *, is_other_data: bool
+) -> Plan:
+    """Of the run's own devices, or those that the flags name."""
+    config = loaded.config
+    fixed = None if is_other_data else Fixed.from_json(saved.manifest["fixed"])
+    own_plan = plan(config, probe(), describe(config, warm_start.server), fixed)
+    if own_plan.is_one_process:  # it evaluates in this process
+        warm_start.stop()
+    else:
+        warm_start.expect(own_plan, entry_of(config.task).libraries)
+    return own_plan
 
 
 def _evaluate(
     saved: OpenedCheckpoint,
     scratch: Run,
-    settings: Mapping[str, tuple[Any, str]],
+    loaded: LoadedConfig,
+    own_plan: Plan,
     *,
-    data: str | None,
     which: Which,
     say: Callable[[str], None],
+    server: ForkServer | None,
 ) -> Evaluated:
     """scratch: an empty directory."""
     run = saved.run
     for note in saved.notes:
         say(f"warn   {note}")
-    loaded = _loaded(run, settings, data)
-    fixed = Fixed.from_json(saved.manifest["fixed"])
-    is_other_data = data is not None or any(key.startswith("data.") for key in settings)
-    own_plan = plan(
-        loaded.config, probe(), describe(loaded.config), None if is_other_data else fixed
-    )
-    if data is not None:
-        which = "train"
     if which == "train":
         own_plan = replace(own_plan, eval_samples=own_plan.samples)
     if not own_plan.eval_samples:
@@ -125,7 +144,16 @@ def _evaluate(
     if base := Base.kept_by(run):
         base.check_unchanged()
         write_json(scratch.base, base.to_json())
-    values = _launch(scratch, loaded, own_plan, attempt, say)
+    prepared = PreparedRun(
+        run=scratch,
+        plan=own_plan,
+        attempt=attempt,
+        lock=Lock(scratch),
+        journal_start=0,
+        done=False,
+        track=Track(sensors_every=0),
+    )
+    values = _launch(prepared, loaded.config.devices, say, server)
     seconds = values.pop("seconds")
     return Evaluated(saved.step, own_plan.eval_samples, values, own_plan, seconds)
 
@@ -165,25 +193,16 @@ def _write(
 
 
 def _launch(
-    scratch: Run,
-    loaded: LoadedConfig,
-    own_plan: Plan,
-    attempt: Attempt,
+    prepared: PreparedRun,
+    devices: Devices,
     say: Callable[[str], None],
+    server: ForkServer | None,
 ) -> dict[str, Any]:
     """The values of its `evaluated` line."""
-    prepared = PreparedRun(
-        run=scratch,
-        plan=own_plan,
-        attempt=attempt,
-        lock=Lock(scratch),
-        journal_start=0,
-        done=False,
-        track=Track(sensors_every=0),
-    )
-    screen = _Warnings(own_plan, scratch, say)
-    code = launch(prepared, loaded.config.devices, headless=False, screen=screen)
-    evaluated = [event for event in read_events(scratch.journal) if event.kind == "evaluated"]
+    screen = _Warnings(prepared.plan, prepared.run, say)
+    code = launch(prepared, devices, headless=False, screen=screen, server=server)
+    journal = read_events(prepared.run.journal)
+    evaluated = [event for event in journal if event.kind == "evaluated"]
     if code or not evaluated:
         raise RunError("the evaluation was stopped")
     return dict(evaluated[-1].values)
