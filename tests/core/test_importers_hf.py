@@ -218,6 +218,7 @@ def test_a_field_of_axolotl(change: dict[str, Any], becomes: dict[str, Any]) -> 
         ({"finetuning_type": "(gone)", "use_dora": True}, {"model.adapter.kind": "dora"}),
         ({"lora_target": "all"}, {"model.adapter.target": "all-linear"}),
         ({"quantization_bit": 4}, {"model.quantize": "4bit"}),
+        ({"quantization_bit": 8, "double_quantization": True}, {"model.quantize": "8bit"}),
         ({"neat_packing": True}, {"data.packing": True}),
         ({"stage": "pt"}, {"data.packing": True}),
         ({"warmup_ratio": None, "warmup_steps": 0.1}, {"schedule.warmup": "0.3ep"}),

@@ -112,7 +112,8 @@ def describe_adapter(model: Any, adapter: Adapter) -> str:
 def possible_adapters(model: Any) -> dict[str, int]:
     """As Facts has them: of a plain model that is trained whole."""
     adapter = Adapter()
-    shapes = [layer.weight.shape for layer in linear_layers(model).values()]
+    layers: dict[str, Any] = dict(linear_layers(model))
+    shapes = [tuple(layer.weight.shape) for layer in layers.values()]
     trained = sum(adapter.rank * (inputs + outputs) for outputs, inputs in shapes)
     return {f"model.adapter.rank={adapter.rank}": trained} if trained else {}
 

@@ -4,6 +4,8 @@ A batch is per_device_train_batch_size x gradient_accumulation_steps x devices, 
 are names in a file of that tool, and templates its own, so both are for a flag to say.
 """
 
+from collections.abc import Mapping
+
 from samecurve.core.config.document import Document
 from samecurve.core.config.importers.fields import ConvertedConfig, ForeignConfig, Table
 from samecurve.core.config.importers.hf_trainer import (
@@ -22,6 +24,12 @@ from samecurve.core.config.importers.hf_trainer import (
 from samecurve.core.config.importers.llamafactory_fields import REFUSED, UNNEEDED
 
 TOOL = "LLaMA-Factory"
+# of a quantized base: what is served, by field
+_BITSANDBYTES: Mapping[str, tuple[object, ...]] = {
+    "quantization_method": ("bnb", "bitsandbytes"),
+    "quantization_type": ("nf4",),
+    "double_quantization": (True, False),
+}
 _SHAPE = {"stage", "finetuning_type", "template", "cutoff_len", "dataset"}
 _SAME_NAMES = {
     "per_device_train_batch_size": "batch.per_device",
@@ -108,6 +116,10 @@ def _method(foreign: ForeignConfig) -> None:
     if bits in {4, 8}:
         foreign.convert("quantization_bit", "model.quantize", f"{bits}bit")
     foreign.refuse("quantization_bit", "is not served", "4, 8, or none")
+    for field, served in _BITSANDBYTES.items():
+        if foreign.value(field) in served:
+            foreign.ignore(field, "by bitsandbytes, nf4 where it is 4 bits, scales kept whole")
+        foreign.refuse(field, "is not served", "bnb, nf4")
 
 
 def _lora(foreign: ForeignConfig) -> None:
