@@ -249,6 +249,8 @@ def test_refusals_that_follow_from_the_task() -> None:
     for gibibytes, smaller in ((10, "adafactor"), (12, "adamw8bit")):
         with pytest.raises(UserError, match=f"optimizer.name={smaller} keeps less"):
             plan(config(devices={"use": "0", "memory": gibibytes << 30}), GPUS, wide)
+    with pytest.raises(UserError, match="flash computes in bf16 and f16 only"):
+        plan(config(), GPUS, replace(FACTS, narrow_only="model.attention flash"))
     with pytest.raises(UserError, match="data has changed"):
         plan(config(), GPUS, replace(FACTS, fingerprint="y"), plan(config(), GPUS, FACTS).fixed)
     with pytest.raises(UserError, match="began with seed 0"):

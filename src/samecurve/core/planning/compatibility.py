@@ -244,6 +244,17 @@ def after_step_term(config: Config, facts: Facts, layout: Layout) -> MemoryTerm 
     return MemoryTerm(name="after step", bytes=facts.params * width, formula=formula)
 
 
+def check_narrow(config: Config, facts: Facts) -> None:
+    """UserError: a part of the model has no kernels for this precision."""
+    precision = config.train.precision
+    if facts.narrow_only and precision not in {"bf16", "f16"}:
+        raise UserError(
+            f"{facts.narrow_only} computes in bf16 and f16 only; train.precision is {precision}",
+            "--dtype bf16, or leave it out",
+            "train.precision",
+        )
+
+
 def check_recompute(config: Config, facts: Facts) -> None:
     """UserError: there is nothing that could be run again."""
     if config.train.recompute != "none" and facts.blocks < 2:

@@ -153,6 +153,8 @@ class Facts:
     phases: tuple[str, ...] = ()  # of a step, in words; none: it is one
     schedule: str = ""  # the task's own of the learning rate, in words; '': it has none
     after_step: str = ""  # what the task does with the model after each update; '': nothing
+    # what of the model computes in bf16 and f16 only, in words; '': all of it in any precision
+    narrow_only: str = ""
     notes: tuple[str, ...] = ()  # what else the task says of its model and data, a line each
     speeds: Speeds | None = None  # of the devices (devices.balance: measured); None: not measured
 

@@ -14,6 +14,7 @@ from samecurve.core.planning.capacity import Capacity, choose_capacity, memory_r
 from samecurve.core.planning.compatibility import (
     after_step_term,
     check_coupled,
+    check_narrow,
     check_optimizer,
     check_recompute,
     layout_warnings,
@@ -90,6 +91,7 @@ def plan(config: Config, machine: Machine, facts: Facts, fixed: Fixed | None = N
     log.take(_say_dropout(facts))
     precision = log.take(choose_precision(config, layout))
     check_recompute(config, facts)
+    check_narrow(config, facts)
     computed_on = f"{config.engine} on {layout.devices[0].name}"
     log.warnings += batch_warnings(config, facts, split)
     log.warnings += layout_warnings(config, layout, memory)

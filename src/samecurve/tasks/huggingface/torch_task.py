@@ -386,6 +386,7 @@ class TorchHuggingFace(HuggingFaceTask):
             "tokens_per_sample": self.prepared.texts * self.data.seq_len,
             "adapters": self._possible_adapters(),
             "library_bytes": _LIBRARY_BYTES,
+            "narrow_only": "model.attention flash" if self.fields.attention == "flash" else "",
             "notes": tuple(notes),
             "reference": reference,
         }
