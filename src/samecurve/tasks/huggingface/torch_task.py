@@ -93,7 +93,8 @@ class TorchHuggingFace(HuggingFaceTask):
     def __init__(
         self, model: HFModel, data: HFData, cache: Path, assets: Path | None = None
     ) -> None:
-        check_installed(model.quantize)
+        if model.adapter is not None:  # else it is refused for that
+            check_installed(model.quantize)
         super().__init__(model, data, cache, assets)
         self._class = model_class(self.config, model.objective)
         self._attention, self._attention_reason = choose_attention(
