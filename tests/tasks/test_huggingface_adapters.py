@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from hf_runs import squares, write_lines
 from peft import PeftModel
 from safetensors.numpy import load_file
 from test_huggingface import MODELS, config
@@ -78,8 +79,7 @@ def make_base(home: Path, name: str = "llama", seed: int = 1) -> None:
         with torch.no_grad():
             model.get_input_embeddings().weight[seed, seed] += 1e-3
     model.save_pretrained(home / "base")
-    lines = [f"the square of {i} is {i * i}" + "." * (i % 7) for i in range(60)]
-    (home / "d.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
+    write_lines(home / "d.jsonl", [{"text": text} for text in squares(60)])
 
 
 @pytest.mark.parametrize(

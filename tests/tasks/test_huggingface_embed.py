@@ -4,20 +4,22 @@ import json
 from pathlib import Path
 from typing import Any
 
+import hf_runs
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from hf_runs import STEPS, plain_adamw, plain_step, train_sharded, write_lines
 from test_huggingface import COMMON
 from transformers import AutoConfig, AutoModel
 
 import samecurve as program
 from commands import losses as losses_of
-from commands import samecurve
 from one_curve import check_one_curve, compare
 from samecurve.core.determinism.data_order import Order
 from samecurve.core.protocols import Arrays
 from samecurve.errors import UserError
+from samecurve.run.export import export
 from samecurve.tasks import open_task
 from samecurve.tasks.huggingface.data_section import HFData
 from samecurve.tasks.huggingface.float64 import Float64
@@ -34,7 +36,7 @@ BERT = {
     "intermediate_size": 48,
     "max_position_embeddings": 64,
 }
-STEPS, BATCH, TEMPERATURE = 20, 10, 0.1
+BATCH, TEMPERATURE = 10, 0.1
 
 
 class NegativesOfTheMicrobatch(TorchHuggingFace):
@@ -58,22 +60,13 @@ def write_pairs(path: Path, *, negatives: bool = False) -> Path:
     for i in range(60):
         row = {"anchor": f"what is {i}" + "?" * (i % 5), "positive": f"{i} is {i * i}" + "." * i}
         lines.append({**row, **({"negative": f"{i} is not {i + 1}"} if negatives else {})})
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return path
+    return write_lines(path, lines)
 
 
 def values(pairs: Path, model: dict[str, Any], **sections: Any) -> dict[str, Any]:
-    return {
-        "task": "huggingface",
-        "model": {"objective": "embed", "embedding": {"temperature": TEMPERATURE}, **model},
-        "data": {"source": str(pairs), "tokenizer": "bytes", "seq_len": 24, "validation": 0.2},
-        "batch": {"samples": BATCH},
-        "optimizer": {"lr": 3e-3, "clip": 0.5},
-        "schedule": {"decay": "constant"},
-        "train": {"steps": STEPS, "precision": "f64"},
-        "devices": {"use": "cpu"},
-        **sections,
-    }
+    fields = {"objective": "embed", "embedding": {"temperature": TEMPERATURE}, **model}
+    data = {"source": str(pairs), "tokenizer": "bytes", "seq_len": 24, "validation": 0.2}
+    return hf_runs.values(fields, data, BATCH, **sections)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +99,7 @@ def test_negatives_of_the_microbatch_alone_are_seen(pool: Pool, tmp_path: Path) 
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(tmp_path_factory: pytest.TempPathFactory, pool: Pool, cache: Path) -> Path:
     """A run under fsdp, in accumulation steps, of a directory that the library wrote."""
     home = tmp_path_factory.mktemp("embed")
     torch.manual_seed(1)
@@ -116,11 +109,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     base = factory.from_config(AutoConfig.for_model(fields.pop("architecture"), **fields))
     base.double().save_pretrained(home / "base")
     pairs = write_pairs(home / "p.jsonl", negatives=True)
-    content = values(pairs, {"path": str(home / "base")})
-    (home / "c.yaml").write_text(json.dumps(content))
-    layout = ("--devices", "cpu:2", "--strategy", "fsdp", "--set", "batch.accumulate=2")
-    samecurve("train", "-f", "c.yaml", *layout, "--save-dir", "run", cwd=home)
-    return home
+    return train_sharded(home, values(pairs, {"path": str(home / "base")}), pool, cache)
 
 
 def vector(model: Any, text: str) -> torch.Tensor:
@@ -137,13 +126,7 @@ def test_losses_are_those_of_a_plain_loop_over_the_library_s_model(
     config = config_of(json.loads((trained / "c.yaml").read_text()))
     rows: Any = open_task(config, cache).task.train_data()
     model = AutoModel.from_pretrained(trained / "base", dtype=torch.float64)
-    decayed = [p for p in model.parameters() if p.ndim >= 2]
-    rest = [p for p in model.parameters() if p.ndim < 2]
-    groups: list[dict[str, Any]] = [
-        {"params": decayed, "weight_decay": 0.1},
-        {"params": rest, "weight_decay": 0.0},
-    ]
-    optimizer = torch.optim.AdamW(groups, lr=3e-3, betas=(0.9, 0.95))
+    optimizer = plain_adamw(model)
     losses: list[float] = []
     for ids in Order(len(rows), BATCH, 0).ids(range(STEPS)):
         columns = rows[ids]
@@ -157,16 +140,12 @@ def test_losses_are_those_of_a_plain_loop_over_the_library_s_model(
         own = torch.arange(len(ids))
         back = scores[:, : len(ids)].T
         loss = (F.cross_entropy(scores, own) + F.cross_entropy(back, own)) / 2
-        optimizer.zero_grad()
-        torch.autograd.backward(loss)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-        optimizer.step()
-        losses.append(float(loss.detach()))
+        losses.append(plain_step(model, optimizer, loss))
     np.testing.assert_allclose(losses_of(trained / "run"), losses, rtol=1e-10)
 
 
 def test_what_is_exported_is_loaded_by_the_library(trained: Path) -> None:
-    samecurve("export", "run", "--to", "out", cwd=trained)
+    export(trained / "run", trained / "out", None, None, 1 << 30)
     library, ours = AutoModel.from_pretrained(trained / "out"), program.load(trained / "run")
     tokens = torch.arange(40)[None] + 40
     with torch.no_grad():

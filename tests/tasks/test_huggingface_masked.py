@@ -4,10 +4,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import hf_runs
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from hf_runs import STEPS, plain_adamw, plain_step, squares, train_sharded, write_lines
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer
 
 import samecurve as program
@@ -18,6 +20,8 @@ from samecurve.core.determinism.data_order import Order
 from samecurve.core.determinism.sample_keys import row_keys
 from samecurve.core.protocols import Arrays
 from samecurve.errors import UserError
+from samecurve.observe.journal import read_events
+from samecurve.run.export import export
 from samecurve.tasks import open_task
 from samecurve.tasks.huggingface.data_section import HFData
 from samecurve.tasks.huggingface.float64 import Float64
@@ -35,7 +39,7 @@ SMALL = {
     "intermediate_size": 48,
     "max_position_embeddings": 64,
 }
-STEPS, BATCH = 20, 10
+BATCH = 10
 
 
 class Numbers:
@@ -76,23 +80,13 @@ class MaskedByPlace(TorchHuggingFace):
 
 
 def write_texts(path: Path) -> Path:
-    lines = [f"the square of {i} is {i * i}" + "." * (i % 7) for i in range(80)]
-    path.write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
-    return path
+    return write_lines(path, [{"text": text} for text in squares(80)])
 
 
 def values(texts: Path, model: dict[str, Any], **sections: Any) -> dict[str, Any]:
-    return {
-        "task": "huggingface",
-        "model": {"objective": "masked", "mask_probability": 0.2, **model},
-        "data": {"source": str(texts), "tokenizer": "bpe:300", "seq_len": 30, "validation": 0.2},
-        "batch": {"samples": BATCH},
-        "optimizer": {"lr": 3e-3, "clip": 0.5},
-        "schedule": {"decay": "constant"},
-        "train": {"steps": STEPS, "precision": "f64"},
-        "devices": {"use": "cpu"},
-        **sections,
-    }
+    fields = {"objective": "masked", "mask_probability": 0.2, **model}
+    data = {"source": str(texts), "tokenizer": "bpe:300", "seq_len": 30, "validation": 0.2}
+    return hf_runs.values(fields, data, BATCH, **sections)
 
 
 @pytest.mark.parametrize(
@@ -155,7 +149,7 @@ def _numbers(epoch: int) -> Any:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(tmp_path_factory: pytest.TempPathFactory, pool: Pool, cache: Path) -> Path:
     """A run under fsdp, in accumulation steps, of a directory that the library wrote."""
     home = tmp_path_factory.mktemp("masked")
     torch.manual_seed(1)
@@ -164,10 +158,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     described = AutoConfig.for_model("bert", **fields, attention_probs_dropout_prob=0.0)
     factory.from_config(described).double().save_pretrained(home / "base")
     content = values(write_texts(home / "t.jsonl"), {"path": str(home / "base")})
-    (home / "c.yaml").write_text(json.dumps(content))
-    layout = ("--devices", "cpu:2", "--strategy", "fsdp", "--set", "batch.accumulate=2")
-    samecurve("train", "-f", "c.yaml", *layout, "--save-dir", "run", cwd=home)
-    return home
+    return train_sharded(home, content, pool, cache)
 
 
 def test_losses_are_those_of_a_plain_loop_over_the_library_s_model(
@@ -178,13 +169,7 @@ def test_losses_are_those_of_a_plain_loop_over_the_library_s_model(
     task = open_task(config, cache)
     rows: Any = task.train_data()
     model = AutoModelForMaskedLM.from_pretrained(trained / "base", dtype=torch.float64)
-    decayed = [p for p in model.parameters() if p.ndim >= 2]
-    rest = [p for p in model.parameters() if p.ndim < 2]
-    groups: list[dict[str, Any]] = [
-        {"params": decayed, "weight_decay": 0.1},
-        {"params": rest, "weight_decay": 0.0},
-    ]
-    optimizer = torch.optim.AdamW(groups, lr=3e-3, betas=(0.9, 0.95))
+    optimizer = plain_adamw(model)
     order, losses = Order(len(rows), BATCH, 0), list[float]()
     masking = task.task._masking()
     for step, ids in enumerate(order.ids(range(STEPS))):
@@ -200,26 +185,25 @@ def test_losses_are_those_of_a_plain_loop_over_the_library_s_model(
                 logits = model(input_ids=seen).logits[0]
             total = total + F.cross_entropy(logits, labels[0], reduction="sum")
             count += int((labels != -100).sum())
-        optimizer.zero_grad()
-        torch.autograd.backward(total / count)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-        optimizer.step()
-        losses.append(float(total.detach() / count))
+        losses.append(plain_step(model, optimizer, total / count))
     np.testing.assert_allclose(losses_of(trained / "run"), losses, rtol=1e-10)
 
 
 def test_every_evaluation_hides_the_same(trained: Path) -> None:
-    """On any devices."""
-    alone, both = (
-        json.loads(samecurve("eval", "run", "--devices", devices, "--json", cwd=trained).stdout)
-        for devices in ("cpu:1", "cpu:2")
-    )
+    """On one device as on the two that trained."""
+    shown = samecurve("eval", "run", "--devices", "cpu:1", "--json", cwd=trained).stdout
+    alone = json.loads(shown)
+    both = [
+        event.values
+        for event in read_events(trained / "run" / "journal.jsonl")
+        if event.kind == "evaluated"
+    ][-1]
     assert 0 <= alone["accuracy"] <= 1
     assert both["loss"] == pytest.approx(alone["loss"], rel=1e-10)
 
 
 def test_what_is_exported_is_loaded_by_the_library(trained: Path) -> None:
-    samecurve("export", "run", "--to", "out", cwd=trained)
+    export(trained / "run", trained / "out", None, None, 1 << 30)
     library = AutoModelForMaskedLM.from_pretrained(trained / "out")
     tokenizer = AutoTokenizer.from_pretrained(trained / "out")
     assert tokenizer.mask_token_id is not None

@@ -1,19 +1,19 @@
 """A library's directory in, the library's own curve, and a library's directory out."""
 
-import json
 from pathlib import Path
 from typing import Any
 
+import hf_runs
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from hf_runs import STEPS, plain_adamw, plain_step, squares, train_sharded, write_lines
 from test_huggingface import COMMON, config
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import samecurve as program
 from commands import losses as losses_of
-from commands import samecurve
 from samecurve.core.determinism.data_order import Order
 from samecurve.errors import UserError
 from samecurve.run.export import export
@@ -22,8 +22,9 @@ from samecurve.run.sample import Prompt, sample
 from samecurve.tasks import facts, open_task
 from samecurve.tasks.huggingface.float64 import Float64
 from tiny import config_of
+from worlds import Pool
 
-STEPS, BATCH = 20, 6
+BATCH = 6
 
 
 def library_model(name: str, **fields: Any) -> Any:
@@ -33,30 +34,19 @@ def library_model(name: str, **fields: Any) -> Any:
 
 
 def values(base: Path, documents: Path) -> dict[str, Any]:
-    return {
-        "task": "huggingface",
-        "model": {"path": str(base)},
-        "data": {"source": str(documents), "tokenizer": "bytes", "seq_len": 48},
-        "batch": {"samples": BATCH},
-        "optimizer": {"lr": 3e-3, "clip": 0.5},
-        "schedule": {"decay": "constant"},
-        "train": {"steps": STEPS, "precision": "f64"},
-    }
+    data = {"source": str(documents), "tokenizer": "bytes", "seq_len": 48}
+    return hf_runs.values({"path": str(base)}, data, BATCH)
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(tmp_path_factory: pytest.TempPathFactory, pool: Pool, cache: Path) -> Path:
     """A run under fsdp of a directory that the library wrote, on packed documents."""
     home = tmp_path_factory.mktemp("library")
     model = library_model("llama", vocab_size=256, tie_word_embeddings=True)
     model.double().save_pretrained(home / "base")
-    lines = [f"the square of {i} is {i * i}" + "." * (i % 7) for i in range(200)]
-    documents = home / "documents.jsonl"
-    documents.write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
-    (home / "c.yaml").write_text(json.dumps(values(home / "base", documents)))
-    layout = ("--devices", "cpu:2", "--strategy", "fsdp", "--set", "batch.accumulate=2")
-    samecurve("train", "-f", "c.yaml", *layout, "--save-dir", "run", cwd=home)
-    return home
+    rows = [{"text": text} for text in squares(200)]
+    documents = write_lines(home / "documents.jsonl", rows)
+    return train_sharded(home, values(home / "base", documents), pool, cache)
 
 
 def plain_loop(home: Path, cache: Path) -> list[float]:
@@ -64,12 +54,7 @@ def plain_loop(home: Path, cache: Path) -> list[float]:
     task = open_task(config_of(values(home / "base", home / "documents.jsonl")), cache)
     rows = task.train_data()
     model = AutoModelForCausalLM.from_pretrained(home / "base", dtype=torch.float64).train()
-    matrices = [p for p in model.parameters() if p.ndim >= 2]
-    groups = [
-        {"params": matrices, "weight_decay": 0.1},
-        {"params": [p for p in model.parameters() if p.ndim < 2], "weight_decay": 0.0},
-    ]
-    optimizer = torch.optim.AdamW(groups, lr=3e-3, betas=(0.9, 0.95), eps=1e-8)
+    optimizer = plain_adamw(model)
     losses: list[float] = []
     for ids in Order(len(rows), BATCH, 0).ids(range(STEPS)):
         total: Any = torch.zeros((), dtype=torch.float64)
@@ -82,12 +67,7 @@ def plain_loop(home: Path, cache: Path) -> list[float]:
                     logits = model(input_ids=text).logits[0, :-1]
                 total = total + F.cross_entropy(logits, text[0, 1:], reduction="sum")
                 count += text.shape[1] - 1
-        loss: Any = total / count
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-        optimizer.step()
-        losses.append(float(loss.detach()))
+        losses.append(plain_step(model, optimizer, total / count))
     return losses
 
 
