@@ -218,6 +218,7 @@ def test_one_curve_when_exact_computed_again_or_compiled(
     assert_same(trained(pool, tmp_path, config_for(kind, layout, **train)), plain_loop(kind))
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # dynamo
 @pytest.mark.parametrize(
     ("kind", "layout"),
     [

@@ -133,9 +133,19 @@ def test_adafactor_is_torchs() -> None:
     assert sizes == {"row_var": (3, 8, 1), "col_var": (3, 1, 5), "variance": (11,)}
 
 
+class _InFloat64:
+    """torch, whose bfloat16 is another."""
+
+    bfloat16 = torch.float64
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+
 def test_muon_and_its_adamw_are_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch's takes its products in bfloat16, here as everywhere in float64."""
-    monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.clone)
+    monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.clone)  # before torch 2.15
+    monkeypatch.setattr("torch.optim._muon.torch", _InFloat64())
     matrices = {
         f"layers.{block}.{layer}.weight" for block in (0, 1) for layer in ("up", "down", "gate")
     }

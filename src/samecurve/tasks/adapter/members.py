@@ -212,7 +212,7 @@ def _read_in(code: CodeType, objects: Container[str], classes: Container[str]) -
             if owner or "super" in code.co_names:
                 yield str(instruction.argval)
             owner = False
-        elif instruction.opname.startswith("LOAD_"):
+        elif "LOAD_" in instruction.opname:  # Python 3.13 has STORE_FAST_LOAD_FAST, too
             loaded = instruction.argval
             loaded = loaded[-1] if isinstance(loaded, tuple) and loaded else loaded
             owner = isinstance(loaded, str) and (loaded in objects or loaded in classes)
