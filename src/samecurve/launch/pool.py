@@ -228,7 +228,10 @@ def serve(value: str) -> None:
     dist.init_process_group("gloo", rank=member.rank, world_size=member.size)
     groups: dict[tuple[int, str], Any] = {}
     while True:
-        module, name, world, backend, arguments = pipe.recv()
+        try:
+            module, name, world, backend, arguments = pipe.recv()
+        except EOFError:  # the one who asked has gone
+            return
         if module is None:  # all ranks make a group together, members or not
             groups[world, backend] = dist.new_group(list(range(world)), backend=backend)
             continue

@@ -11,6 +11,7 @@ moment): it can be waited for and dies with it as one that it had started itself
 
 import ctypes
 import gc
+import io
 import json
 import os
 import select
@@ -193,6 +194,15 @@ def _fork(call: Call, stdio: Sequence[int], requests: socket.socket) -> int:
         return int(announced.read() or 0)
 
 
+def _open_streams() -> None:
+    """Anew: those of the server know its own files, which can be sought in where a pipe can't."""
+    sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)))
+    sys.stdout, sys.stderr = (
+        io.TextIOWrapper(io.FileIO(number, "w", closefd=False), errors=errors, write_through=True)
+        for number, errors in ((1, "strict"), (2, "backslashreplace"))
+    )
+
+
 def _run(call: Call, stdio: Sequence[int], middle: int, *, announce: int) -> None:
     """Make the call in this process, and end."""
     code = 1
@@ -202,6 +212,7 @@ def _run(call: Call, stdio: Sequence[int], middle: int, *, announce: int) -> Non
         for number, file in enumerate(stdio):
             os.dup2(file, number)
             os.close(file)
+        _open_streams()
         os.write(announce, str(os.getpid()).encode())
         os.close(announce)
         while os.getppid() == middle:
