@@ -9,13 +9,8 @@ Run: python -m benchmarks.hf [--turns 5] [--steps 12] [--cpu] (the extra `bench`
 """
 
 import argparse
-import os
-import statistics
 import sys
-import tempfile
-import time
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +18,23 @@ import numpy as np
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.common import alternate, config_of, installed, paired, trained, write
-from samecurve.core.planning.planner import plan
-from samecurve.launch.pool import pool
-from samecurve.probe import probe
-from samecurve.tasks import open_task
+from benchmarks.common import installed, write
+from benchmarks.trainer_side import Settings, train_by_trainer
+from benchmarks.two_ranks import (
+    CLIP,
+    EACH,
+    LR,
+    WARM,
+    WORLD,
+    Clock,
+    Side,
+    race,
+    show,
+    time_loop,
+    time_ours,
+)
 from samecurve.tasks.huggingface.data.rows import RandomRows
-from samecurve.torch_engine.engine import TorchEngine
-from samecurve.torch_engine.process_group import Comm
 
-WORLD, EACH, CLIP, LR, WARM = 2, 4, 1.0, 3e-4, 3
 PORT = 29_410  # where the other trainers' ranks meet
 LENGTH, VOCAB, SAMPLES = 128, 4096, 4096
 FIELDS = {
@@ -46,26 +48,6 @@ FIELDS = {
     "tie_word_embeddings": True,
 }
 NEEDS = ("transformers", "accelerate")
-
-
-class Clock:
-    """Seconds a step, the first few left out.
-
-    late: a step is told of when the next one has been computed, and the last one at once after the
-    one before.
-    """
-
-    def __init__(self, *, late: bool = False) -> None:
-        self._ends: list[float] = []
-        self._late = late
-
-    def mark(self, event: Any = None) -> None:
-        if event is None or event.kind == "step":
-            self._ends.append(time.perf_counter())
-
-    def seconds(self) -> float:
-        ends = self._ends[:-1] if self._late else self._ends
-        return (ends[-1] - ends[WARM - 1]) / (len(ends) - WARM)
 
 
 def batches(rank: int, steps: int) -> Iterator[dict[str, torch.Tensor]]:
@@ -93,37 +75,20 @@ def parts() -> tuple[Any, torch.optim.Optimizer]:
 
 def plain(rank: int, steps: int, _home: Path) -> float:
     inner, optimizer = parts()
-    model, clock = DistributedDataParallel(inner, gradient_as_bucket_view=True), Clock()
-    for batch in batches(rank, steps):
-        loss = model(**batch).loss
-        loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
-        optimizer.step()
-        optimizer.zero_grad()
-        float(loss.item() + norm.item())
-        clock.mark()
-    return clock.seconds()
+    model = DistributedDataParallel(inner, gradient_as_bucket_view=True)
+    return time_loop(
+        batches(rank, steps),
+        optimizer,
+        loss_of=lambda batch: model(**batch).loss,
+        backward=torch.autograd.backward,
+        clip=lambda: torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP),
+    )
 
 
 def ours(rank: int, steps: int, home: Path) -> float:
-    config = config_of(
-        {
-            "task": "huggingface",
-            "model": {"architecture": "llama", **FIELDS},
-            "data": {"source": "random", "seq_len": LENGTH, "samples": SAMPLES, "validation": 0},
-            "batch": {"samples": WORLD * EACH},
-            "optimizer": {"lr": LR, "clip": CLIP},
-            "train": {"steps": steps},
-            "devices": {"use": f"cpu:{WORLD}", "strategy": "ddp", "threads": 1},
-        }
-    )
-    task: Any = open_task(config, str(home / "cache"))
-    made = plan(config, probe(), task.facts())
-    comm = Comm(torch.distributed.group.WORLD)
-    engine = TorchEngine(task, made, config.optimizer, comm, [torch.device("cpu")])
-    clock = Clock(late=True)
-    trained(engine, task, made, home / f"run-{rank}", clock.mark, rank=rank)
-    return clock.seconds()
+    data = {"source": "random", "seq_len": LENGTH, "samples": SAMPLES, "validation": 0}
+    model = {"architecture": "llama", **FIELDS}
+    return time_ours(rank, home, steps, task="huggingface", model=model, data=data)
 
 
 def accelerate(rank: int, steps: int, _home: Path) -> float:
@@ -132,70 +97,28 @@ def accelerate(rank: int, steps: int, _home: Path) -> float:
     accelerator = Accelerator(cpu=True)
     assert accelerator.num_processes == WORLD
     model, optimizer = accelerator.prepare(*parts())
-    clock = Clock()
-    for batch in batches(rank, steps):
-        loss = model(**batch).loss
-        accelerator.backward(loss)
-        norm = accelerator.clip_grad_norm_(model.parameters(), CLIP)
-        optimizer.step()
-        optimizer.zero_grad()
-        float(loss.item() + float(norm))
-        clock.mark()
-    return clock.seconds()
+    return time_loop(
+        batches(rank, steps),
+        optimizer,
+        loss_of=lambda batch: model(**batch).loss,
+        backward=accelerator.backward,
+        clip=lambda: accelerator.clip_grad_norm_(model.parameters(), CLIP),
+    )
 
 
 def hf_trainer(rank: int, steps: int, home: Path) -> float:
-    from transformers.trainer import Trainer
-    from transformers.trainer_callback import PrinterCallback, TrainerCallback
-    from transformers.training_args import TrainingArguments
-
     clock = Clock()
-
-    class Ends(TrainerCallback):
-        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-            del args, state, control
-            if "grad_norm" in logs:
-                clock.mark()
-
-    class Loader(list[Any]):
-        batch_size = EACH
-
-        def __iter__(self) -> Iterator[Any]:
-            return batches(rank, steps)
-
-        def __len__(self) -> int:
-            return steps
-
-    class OnOurBatches(Trainer):
-        def get_train_dataloader(self) -> Any:
-            return Loader()
-
-    arguments = TrainingArguments(
-        str(home),
-        max_steps=steps,
-        logging_steps=1,
-        report_to=[],
-        disable_tqdm=True,
-        max_grad_norm=CLIP,
-        learning_rate=LR,
-        lr_scheduler_type="constant",
-        save_strategy="no",
-        use_cpu=True,
-        optim="adamw_torch_fused",
-        per_device_train_batch_size=EACH,
-        ddp_backend="gloo",
+    train_by_trainer(
+        model_of_library(),
+        lambda: batches(rank, steps),
+        lambda _step, _logs: clock.mark(),
+        Settings(home=home, steps=steps, samples=EACH, lr=LR, clip=CLIP, world=WORLD),
+        RandomRows(SAMPLES, LENGTH, VOCAB),
     )
-    assert arguments.world_size == WORLD
-    rows: Any = RandomRows(SAMPLES, LENGTH, VOCAB)
-    run = OnOurBatches(
-        model=model_of_library(), args=arguments, train_dataset=rows, callbacks=[Ends()]
-    )
-    run.remove_callback(PrinterCallback)
-    run.train()
     return clock.seconds()
 
 
-SIDES: dict[str, Callable[[int, int, Path], float]] = {
+SIDES: dict[str, Side] = {
     "plain ddp": plain,
     "samecurve": ours,
     "accelerate": accelerate,
@@ -203,59 +126,14 @@ SIDES: dict[str, Callable[[int, int, Path], float]] = {
 }
 
 
-def one(rank: int, _group: Any, name: str, steps: int, home: str) -> float:
-    """One side's run, in one of the two processes."""
-    os.environ.update(
-        RANK=str(rank),
-        LOCAL_RANK=str(rank),
-        WORLD_SIZE=str(WORLD),
-        LOCAL_WORLD_SIZE=str(WORLD),
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(PORT),
-        GROUP_RANK="0",
-        ACCELERATE_USE_CPU="true",
-        TORCHELASTIC_RUN_ID="benchmark",
-        TORCHELASTIC_RESTART_COUNT="0",
-        TORCHELASTIC_MAX_RESTARTS="0",
-    )
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
-    torch.distributed.barrier()
-    return SIDES[name](rank, steps, Path(home))
-
-
 def on_cpus(arguments: argparse.Namespace) -> None:
     if len(installed(NEEDS)) < len(NEEDS):
         sys.exit(f"needs {', '.join(NEEDS)}: the extra `bench`")
-    with (
-        tempfile.TemporaryDirectory() as scratch,
-        pool(WORLD, Path(scratch) / "ranks.log") as ranks,
-    ):
-        number = iter(range(10_000))
-
-        def side(name: str) -> Callable[[], float]:
-            def once() -> float:
-                home = Path(scratch, str(next(number)))
-                home.mkdir()
-                return float(max(ranks.run(WORLD, one, name, arguments.steps, str(home))))
-
-            return once
-
-        try:
-            seconds = alternate({name: side(name) for name in SIDES}, arguments.turns)
-        except Exception:
-            sys.stderr.write(Path(scratch, "ranks.log").read_text()[-2000:])
-            raise
+    seconds = race(
+        "benchmarks.hf", list(SIDES), port=PORT, turns=arguments.turns, steps=arguments.steps
+    )
     tokens = WORLD * EACH * LENGTH
-    ratio = {
-        name: paired(seconds["hf trainer"], times, lambda a, b: a / b)
-        for name, times in seconds.items()
-    }
-    print(f"{'trainer':<14}{'tokens/s':>10}{'of HF Trainer':>15}   each turn's")
-    for name, times in seconds.items():
-        each = [b / a for a, b in zip(times, seconds["hf trainer"], strict=True)]
-        rate = tokens / statistics.median(times)
-        print(f"{name:<14}{rate:10.0f}{ratio[name]:15.3f}   {', '.join(f'{r:.3f}' for r in each)}")
+    ratio = show(seconds, "hf trainer", tokens)
     if not arguments.dry:
         result = {
             "seconds": seconds,

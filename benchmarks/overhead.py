@@ -16,7 +16,7 @@ import logging
 import statistics
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from torch import nn
 
 from benchmarks.common import Gaps, alternate, config_of, installed, paired, trained, write
 from benchmarks.tiny_task import Rows, Tiny
+from benchmarks.trainer_side import Settings, train_by_trainer
 from samecurve.core.planning.planner import plan
 from samecurve.probe import probe
 from samecurve.tasks import open_task
@@ -183,22 +184,7 @@ def lightning(steps: int, home: Path) -> float:
 
 
 def hf_trainer(steps: int, home: Path) -> float:
-    from transformers.trainer import Trainer
-    from transformers.trainer_callback import PrinterCallback, TrainerCallback
-    from transformers.training_args import TrainingArguments
-
     log = Log(home / "log")
-
-    class Lines(TrainerCallback):
-        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-            del args, control
-            if "grad_norm" in logs:
-                log.line(
-                    state.global_step,
-                    loss=float(logs["loss"]),
-                    grad_norm=float(logs["grad_norm"]),
-                    lr=LR,
-                )
 
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -209,37 +195,16 @@ def hf_trainer(steps: int, home: Path) -> float:
         def forward(self, x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
             return {"loss": F.cross_entropy(self.inner(x), y)}
 
-    class Loader(list[Any]):
-        batch_size = BATCH
+    def write_line(step: int, logs: Mapping[str, Any]) -> None:
+        log.line(step, loss=float(logs["loss"]), grad_norm=float(logs["grad_norm"]), lr=LR)
 
-        def __iter__(self) -> Iterator[Any]:
-            return batches(steps)
-
-        def __len__(self) -> int:
-            return steps
-
-    class Ours(Trainer):
-        def get_train_dataloader(self) -> Any:
-            return Loader()
-
-    model = Model()
-    arguments = TrainingArguments(
-        str(home),
-        max_steps=steps,
-        logging_steps=1,
-        report_to=[],
-        disable_tqdm=True,
-        max_grad_norm=CLIP,
-        learning_rate=LR,
-        lr_scheduler_type="constant",
-        save_strategy="no",
-        use_cpu=True,
-        optim="adamw_torch_fused",
-        per_device_train_batch_size=BATCH,
+    train_by_trainer(
+        Model(),
+        lambda: batches(steps),
+        write_line,
+        Settings(home=home, steps=steps, samples=BATCH, lr=LR, clip=CLIP),
+        Rows(),
     )
-    made = Ours(model=model, args=arguments, train_dataset=Rows(), callbacks=[Lines()])
-    made.remove_callback(PrinterCallback)
-    made.train()
     return log.gaps.seconds(WARM)
 
 

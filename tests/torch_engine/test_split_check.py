@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import uneven_losses
+from torch import nn
 from uneven_losses import LOSSES, MODELS
 
 from samecurve.core.config.sections import Config
@@ -25,6 +26,8 @@ from samecurve.errors import UserError
 from samecurve.tasks import open_task
 from samecurve.torch_engine.engine import TorchEngine
 from samecurve.torch_engine.process_group import Comm
+from samecurve.torch_engine.split_spaces import spaces
+from samecurve.torch_engine.task_sites import kind_of
 from tiny import MACHINE, config_of
 from worlds import Pool
 
@@ -348,3 +351,22 @@ def test_models_of_libraries_pass_in_every_format(name: str, precision: str) -> 
 def test_models_of_libraries_pass_recomputed_and_compiled(name: str, option: str) -> None:
     chosen: dict[str, Any] = {"recompute": {"recompute": "block"}, "compile": {"compile": True}}
     assert said_of(library(name, **chosen[option])) == ""
+
+
+class _Table(dict[str, str]):
+    """As a library holds its models: each imported when it is asked for."""
+
+    def __getitem__(self, name: str) -> str:
+        raise ImportError(name)
+
+    def values(self) -> Any:
+        return [self[name] for name in self]
+
+
+def test_what_a_library_holds_is_not_looked_into() -> None:
+    """A table of modules that are imported as they are asked for; packages of another place."""
+    model = nn.Linear(2, 2)
+    model.table = _Table(one="a module")  # type: ignore[assignment]
+    assert {path for path, _ in spaces(model, object())} == {"model", "model.table"}
+    assert kind_of("/home/me/.local/lib/python3.11/site-packages/other/models.py") == "library"
+    assert kind_of("/home/me/models.py") == "users"

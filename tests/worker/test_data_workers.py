@@ -5,7 +5,7 @@ on.
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -127,21 +127,23 @@ def test_who_reads_changes_nothing_and_a_death_is_named(
         if "samecurve.worker.data_workers" in child.cmdline()
     )
     victim = server.children()[1]
+    os.kill(victim.pid, signal.SIGSTOP)
+    rows = [opened.workers.ask(0, ids, 0) for _ in range(3)]  # one each
     os.kill(victim.pid, signal.SIGKILL)
     with pytest.raises(
         RunError,
         match=r"data worker 1 of 3 was ended by SIGKILL while it read samples 3, 4, 5, 6, 7;",
     ):
-        read_often(opened, ids)
+        read(rows)
     deadline = time.monotonic() + 5
     while server.is_running() and server.status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
 
-def read_often(opened: DataWorkers, ids: Any) -> None:
-    for _ in range(3):
-        opened.workers.ask(0, ids, 0)()
+def read(rows: list[Callable[[], Any]]) -> None:
+    for wait_for in rows:
+        wait_for()
 
 
 def test_what_a_source_raises_comes_back_with_its_place(

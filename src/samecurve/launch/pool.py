@@ -80,7 +80,7 @@ class Pool:
             for pipe in self._pipes:
                 pipe.send((None, None, world, backend, ()))
         for pipe in self._pipes[:world]:
-            pipe.send((function.__module__, function.__name__, world, backend, arguments))
+            pipe.send((_module_of(function), function.__name__, world, backend, arguments))
         try:
             answers = self._answers(world)
         except BaseException:
@@ -155,6 +155,12 @@ class Pool:
         for pipe in self._pipes:
             pipe.close()
         self._processes, self._pipes, self._groups = [], [], set()
+
+
+def _module_of(function: Callable[..., Any]) -> str:
+    """Where a rank finds it: what runs as __main__, by python -m, has a name of its own."""
+    spec = sys.modules[function.__module__].__spec__
+    return spec.name if spec else function.__module__
 
 
 def _receive(pipe: Connection, rank: int, world: int) -> Any:

@@ -45,7 +45,7 @@ def _has_weights(value: object) -> bool:
     if isinstance(value, list | tuple):
         return any(isinstance(item, nn.Parameter) for item in value)
     if isinstance(value, dict):
-        return any(isinstance(item, nn.Parameter) for item in value.values())
+        return any(isinstance(item, nn.Parameter) for item in dict.values(value))
     return isinstance(value, nn.Parameter)
 
 
@@ -81,13 +81,21 @@ def _has_attributes(value: object) -> bool:
 
 def _items(path: str, value: object, seen: set[int]) -> Iterator[tuple[str, Space]]:
     """Those of a small list or dict."""
-    if not isinstance(value, list | dict) or len(value) > _MOST_ITEMS or id(value) in seen:
+    if not isinstance(value, list | dict) or _is_lazy(value):
+        return
+    if len(value) > _MOST_ITEMS or id(value) in seen:
         return
     seen.add(id(value))
     if isinstance(value, list):
         yield path, _ListSpace(value)
     elif all(isinstance(name, str) and "." not in name for name in value):
         yield path, value
+
+
+def _is_lazy(value: list[Any] | dict[Any, Any]) -> bool:
+    """Its items come into being, or fail to, as they are looked at: a library's table of models."""
+    kind = list if isinstance(value, list) else dict
+    return type(value).__getitem__ is not kind.__getitem__
 
 
 def _of_class(kind: type, seen: set[int]) -> Iterator[tuple[str, Space]]:

@@ -11,6 +11,7 @@ import torch
 
 import samecurve
 
+_INSTALLED = {"site-packages", "dist-packages"}
 _LIBRARIES = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib"))
 
 
@@ -58,6 +59,8 @@ def kind_of(filename: str) -> Literal["users", "library", "ours"]:
         is_task = len(inner) > 2 and inner[0] == "tasks" and inner[1] != "adapter"
         return "library" if is_task else "ours"
     if any(path.is_relative_to(library) for library in _LIBRARIES):
+        return "library"
+    if not _INSTALLED.isdisjoint(path.parts):  # a user's own, or another environment's
         return "library"
     if any(path.is_relative_to(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")):
         return "ours"
