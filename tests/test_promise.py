@@ -168,25 +168,34 @@ def test_a_planted_fault_is_seen(fault: str, train: Train, tmp_path: Path) -> No
         assert _step_ids(faulty) != _step_ids([sound])
 
 
+MOVES = [  # of a strategy, on so many devices, until a step; jax's by name
+    ("ddp", 2, 6),
+    ("jax dp", 4, 13),
+    ("fsdp", 3, 21),
+    ("single", 1, 26),
+    ("hsdp", 4, 35),
+    ("dp", 3, 50),
+]
+MORE_MOVES = [
+    ("jax fsdp", 3, 11),
+    ("fsdp", 2, 18),
+    ("jax dp", 2, 31),
+    ("dp", 2, 37),
+    ("fsdp", 4, 43),
+    ("ddp", 4, 50),
+]
+
+
+@pytest.mark.parametrize("moves", [MOVES, pytest.param(MORE_MOVES, marks=pytest.mark.long)])
 def test_a_run_moved_between_layouts_and_engines_equals_the_unbroken_one(
-    pool: Pool, corpus: Path, cache: Path, tmp_path: Path
+    moves: list[tuple[str, int, int]], pool: Pool, corpus: Path, cache: Path, tmp_path: Path
 ) -> None:
     """Each layout leaves after some steps, and the next resumes from what it saved; the batch
     stays.
     """
     unbroken = pool.run(1, train_tiny, TinyRun(tmp_path / "whole", tiny_values(corpus), cache))[0]
     home, last, moved = tmp_path / "moved", None, []
-    for strategy, world, stop in (
-        ("ddp", 2, 6),
-        ("jax dp", 4, 13),
-        ("fsdp", 2, 18),
-        ("single", 1, 21),
-        ("hsdp", 4, 26),
-        ("jax fsdp", 3, 31),
-        ("dp", 3, 37),
-        ("fsdp", 4, 43),
-        ("ddp", 4, 50),
-    ):
+    for strategy, world, stop in moves:
         engine, _, name = f"torch {strategy}".replace("torch jax", "jax").partition(" ")
         config = {
             **tiny_values(corpus, devices={"use": f"cpu:{world}", "strategy": name}),

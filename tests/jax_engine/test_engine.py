@@ -116,10 +116,8 @@ def test_a_negative_weight_in_mid_run_makes_no_update(pool: Pool, tmp_path: Path
     assert [event.step for event in steps] == [1, 2, 3]
 
 
-@pytest.mark.parametrize(
-    ("exact", "layout"),
-    [(False, "jax-fsdp:2/2"), pytest.param(True, "jax:3", marks=pytest.mark.long)],
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("exact", "layout"), [(False, "jax-fsdp:2/2"), (True, "jax:3")])
 def test_numbers_that_a_loss_asks_for_follow_the_sample(
     layout: str, pool: Pool, tmp_path: Path, *, exact: bool
 ) -> None:

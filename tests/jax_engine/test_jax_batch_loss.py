@@ -29,8 +29,8 @@ def plain(pool: Pool) -> Curve:
 @pytest.mark.parametrize(
     ("strategy", "world", "accumulate"),
     [
-        ("single", 1, 3),
         ("fsdp", 2, 3),
+        pytest.param("single", 1, 3, marks=pytest.mark.long),
         pytest.param("dp", 2, 1, marks=pytest.mark.long),
         pytest.param("dp", 3, 3, marks=pytest.mark.long),
         pytest.param("fsdp", 3, 1, marks=pytest.mark.long),

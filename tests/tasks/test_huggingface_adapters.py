@@ -39,10 +39,16 @@ def adapted(name: str = "llama", rows: str = "Packed", **adapter: Any) -> Any:
 @pytest.mark.parametrize(
     ("model", "adapter", "layouts"),
     [
-        ("llama", {"dropout": 0.1}, ["ddp:2", "fsdp:2/4"]),
-        ("qwen2", {"kind": "dora", "target": ["q_proj", "down_proj"]}, ["fsdp:2"]),
+        (
+            "qwen2",
+            {"kind": "dora", "target": ["q_proj", "down_proj"], "dropout": 0.1},
+            ["fsdp:2/4"],
+        ),
         pytest.param(
-            "llama", {"dropout": 0.1}, ["dp:2", "ddp:2/4", "hsdp:4"], marks=pytest.mark.long
+            "llama",
+            {"dropout": 0.1},
+            ["ddp:2", "fsdp:2/4", "dp:2", "ddp:2/4", "hsdp:4"],
+            marks=pytest.mark.long,
         ),
         pytest.param("mixtral", {}, ["ddp:2/4", "fsdp:2"], marks=pytest.mark.long),
         pytest.param("llama", {"kind": "dora"}, ["dp:2", "ddp:3"], marks=pytest.mark.long),
@@ -86,7 +92,7 @@ def make_base(home: Path, name: str = "llama", seed: int = 1) -> None:
     ("by", "kind"),
     [
         ("path", "lora"),
-        ("architecture", "dora"),
+        pytest.param("architecture", "dora", marks=pytest.mark.long),
         pytest.param("path", "dora", marks=pytest.mark.long),
         pytest.param("architecture", "lora", marks=pytest.mark.long),
     ],
@@ -164,7 +170,7 @@ def test_a_seeded_base_is_the_same_wherever_it_is_made(
     ("name", "kind"),
     [
         ("llama", "lora"),
-        ("gpt2", "dora"),
+        pytest.param("gpt2", "dora", marks=pytest.mark.long),
         pytest.param("llama", "dora", marks=pytest.mark.long),
         pytest.param("gpt2", "lora", marks=pytest.mark.long),
     ],

@@ -69,16 +69,15 @@ def values(pairs: Path, model: dict[str, Any], **sections: Any) -> dict[str, Any
     return hf_runs.values(fields, data, BATCH, **sections)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("model", "negatives", "layouts"),
     [
-        (BERT, True, ["fsdp:2/4..single"]),
-        pytest.param(BERT, True, ["ddp:3"], marks=pytest.mark.long),
-        pytest.param(
+        (BERT, True, ["ddp:3", "fsdp:2/4..single"]),
+        (
             {"architecture": "llama", **COMMON, "vocab_size": 256},
             False,
             ["single/4", "ddp:2/4", "fsdp:2"],
-            marks=pytest.mark.long,
         ),
     ],
 )

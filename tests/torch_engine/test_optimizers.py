@@ -37,13 +37,16 @@ RATES = {"adafactor": 0.02, "muon": 0.02, "adamw8bit": 0.005}
 # of the model; rows of blocks of 64 and of 256 numbers, and rows without
 SIZES = {"adamw8bit": {"width": 64, "inner": 70}}
 # Every strategy, worlds that divide no parameter, and moves between them in mid-run
-LAYOUTS = ["dp:2", "ddp:3", "fsdp:3", "fsdp:2..single..ddp:2..fsdp:3"]
+LAYOUTS = ["ddp:3", "fsdp:2..single..fsdp:3"]
 MORE = [
+    "dp:2",
     "ddp:2",
     "fsdp:1",
     "fsdp:2",
+    "fsdp:3",
     "hsdp:4",
     "fsdp:4",
+    "fsdp:2..single..ddp:2..fsdp:3",
     "dp:3..fsdp:2..hsdp:4..ddp:3",
     "ddp:2..dp:2",
 ]
