@@ -128,7 +128,9 @@ class Packing:
         narrow = torch.float32 if dtype == torch.float64 else dtype
         # one row: of rows shorter than a block, a kernel for CPUs takes other blocks' scales
         one = [1, 2 * len(codes)]
-        row = operations.dequantize_4bit(codes, scales, _BLOCK, "nf4", one, narrow)
+        row = operations.dequantize_4bit(
+            codes, scales, _BLOCK, quant_type="nf4", shape=one, dtype=narrow
+        )
         size = self.rows * self.columns
         matrix: torch.Tensor = row.view(-1)[:size].view(self.rows, self.columns)
         return matrix.to(dtype)
@@ -184,7 +186,8 @@ class QuantizedLinear(nn.Module):
         kind = x.device.type
         if torch.is_autocast_enabled(kind):
             x = x.to(torch.get_autocast_dtype(kind))
-        product: torch.Tensor = _Product.apply(x, self.codes, self.scales, self.packing)  # type: ignore[no-untyped-call]
+        multiply: Any = _Product.apply
+        product: torch.Tensor = multiply(x, self.codes, self.scales, self.packing)
         return product if self.bias is None else product + self.bias.to(product.dtype)
 
 
