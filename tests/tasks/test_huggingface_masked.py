@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer
 
 import samecurve as program
 from commands import losses as losses_of
-from commands import samecurve
+from commands import warm_output
 from one_curve import check_one_curve, compare
 from samecurve.core.determinism.data_order import Order
 from samecurve.core.determinism.sample_keys import row_keys
@@ -189,10 +189,10 @@ def test_losses_are_those_of_a_plain_loop_over_the_library_s_model(
     np.testing.assert_allclose(losses_of(trained / "run"), losses, rtol=1e-10)
 
 
-def test_every_evaluation_hides_the_same(trained: Path) -> None:
+def test_every_evaluation_hides_the_same(trained: Path, pool: Pool) -> None:
     """On one device as on the two that trained."""
-    shown = samecurve("eval", "run", "--devices", "cpu:1", "--json", cwd=trained).stdout
-    alone = json.loads(shown)
+    line = ("eval", "run", "--devices", "cpu:1", "--json")
+    alone = json.loads(pool.run(1, warm_output, trained, *line)[0])
     both = [
         event.values
         for event in read_events(trained / "run" / "journal.jsonl")

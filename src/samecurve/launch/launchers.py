@@ -45,6 +45,8 @@ from samecurve.worker.cluster_env import local_environment
 from samecurve.worker.main import main, run_rank
 from samecurve.worker.preflight import end_hanging_process
 
+# the first rank serves the rendezvous, also where this process has got another's from torch's agent
+_OWN_STORE = {"TORCHELASTIC_USE_AGENT_STORE": "False"}
 _GRACE = 10.0  # seconds in which torch's ranks leave by themselves after one has failed
 
 
@@ -110,7 +112,7 @@ def direct(
             commands = [
                 rank_command(
                     prepared.attempt,
-                    {**os.environ, **local_environment(rank, world_size, port)},
+                    {**os.environ, **_OWN_STORE, **local_environment(rank, world_size, port)},
                 )
                 for rank in range(world_size)
             ]
