@@ -131,7 +131,7 @@ def _config_of(
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     file = directory / CONFIG
-    _check_directory(directory)
+    check_directory(directory)
     try:
         written = json.loads(file.read_text())
         kind = str(written["model_type"])
@@ -154,7 +154,7 @@ def _config_of(
     )
 
 
-def _check_directory(directory: Path) -> None:
+def check_directory(directory: Path) -> None:
     """UserError: no model's."""
     written = "a directory as save_pretrained() or `samecurve export` writes it"
     if not directory.exists():

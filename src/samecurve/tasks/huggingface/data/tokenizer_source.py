@@ -58,6 +58,10 @@ def keep_tokenizer(
     if place == "bytes" or place.startswith("bpe:"):
         identity: list[Any] = [place, template, content if place != "bytes" else ""]
     else:
+        if model and not data.tokenizer:
+            from samecurve.tasks.huggingface.library import check_directory  # which imports us
+
+            check_directory(model)
         identity = [_digest_files(Path(place).expanduser()), template]
     special = {"eos_token": END}
     if for_encoder and place.startswith("bpe:"):
