@@ -40,6 +40,7 @@ _MAPPINGS = {
     "classify": "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING",
 }
 _ADAPTER = "adapter_config.json"
+_WRITTEN = "a directory as save_pretrained() or `samecurve export` writes it"
 
 
 def read_config(
@@ -132,6 +133,8 @@ def _config_of(
 
     file = directory / CONFIG
     check_directory(directory)
+    if not file.is_file():
+        raise UserError(f"{directory} has no {CONFIG}", _WRITTEN, "model.path")
     try:
         written = json.loads(file.read_text())
         kind = str(written["model_type"])
@@ -155,24 +158,20 @@ def _config_of(
 
 
 def check_directory(directory: Path) -> None:
-    """UserError: no model's."""
-    written = "a directory as save_pretrained() or `samecurve export` writes it"
+    """UserError: there is nothing there, or an adapter alone."""
     if not directory.exists():
         raise UserError(
             f"there is no directory {directory}, and nothing is downloaded",
-            f"{written}, on this machine",
+            f"{_WRITTEN}, on this machine",
             "model.path",
         )
-    if (directory / CONFIG).is_file():
-        return
-    if (directory / _ADAPTER).is_file():
+    if (directory / _ADAPTER).is_file() and not (directory / CONFIG).is_file():
         raise UserError(
             f"{directory} holds an adapter ({_ADAPTER}), and no model",
             "merge it into its base first (peft's merge_and_unload(), save_pretrained()), or name"
             " the base",
             "model.path",
         )
-    raise UserError(f"{directory} has no {CONFIG}", written, "model.path")
 
 
 def _built(build: Any, what: str) -> "PretrainedConfig":
