@@ -29,11 +29,18 @@ class SavedActivations:
 
     def recomputed(self, how: str) -> int:
         """Where blocks run again in backward, one after the other. how: block, selective"""
-        kept = list(self.inputs)
-        if how == "selective":
-            kept = [first + rest for first, rest in zip(kept, self.products, strict=True)]
-        again = [whole - part for whole, part in zip(self.blocks, kept, strict=True)]
-        return self.outside + sum(kept) + max(again, default=0)
+        return self.outside + sum(self._kept(how)) + self.rerun(how)
+
+    def rerun(self, how: str) -> int:
+        """Of that the block that runs again, the largest."""
+        kept = self._kept(how)
+        return max((whole - part for whole, part in zip(self.blocks, kept, strict=True)), default=0)
+
+    def _kept(self, how: str) -> list[int]:
+        """Of each block until it runs again."""
+        if how == "block":
+            return self.inputs
+        return [first + rest for first, rest in zip(self.inputs, self.products, strict=True)]
 
 
 def count_saved(

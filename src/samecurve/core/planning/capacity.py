@@ -12,8 +12,8 @@ from samecurve.core.planning.layout import Layout
 from samecurve.core.planning.machine import Device
 from samecurve.core.planning.memory import (
     USABLE,
-    LateTerm,
     MemoryTerm,
+    PassingTerm,
     sample_bytes,
     settled,
     state_terms,
@@ -33,15 +33,19 @@ class MemoryRoom:
 
     @property
     def held(self) -> int:
-        """While there are activations."""
-        return sum(term.bytes for term in self.terms if not isinstance(term, LateTerm))
+        """All the time."""
+        return sum(term.bytes for term in self.terms if not isinstance(term, PassingTerm))
 
     @property
     def left(self) -> float:
-        """For activations; less than nothing if it does not even fit once these are gone."""
-        late = self.needed(0) - self.held
+        """For activations; less than nothing if it does not even fit without any."""
         room = self.usable - self.held
-        return room if room >= late else room - late
+        passing = [term for term in self.terms if isinstance(term, PassingTerm)]
+        missing = min((room - term.bytes for term in passing), default=0.0)
+        if missing < 0:
+            return missing
+        partly = [term for term in passing if term.absent < 1]
+        return min([room, *((room - term.bytes) / (1 - term.absent) for term in partly)])
 
     def needed(self, activations: int) -> int:
         return sum(term.bytes for term in settled(self.terms, activations)) + activations

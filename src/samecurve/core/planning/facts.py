@@ -129,6 +129,7 @@ class Facts:
     # frozen arrays of one byte a number whatever the precision (quantized); in none of the counts
     packed: tuple[str, ...] = ()
     block_packed: int = 0  # bytes of theirs in the largest block
+    unpacked: int = 0  # numbers of the largest of them, as its product takes it
     # settings by which all that there is stays as it is, and so many scalars more are trained
     adapters: Mapping[str, int] = field(default_factory=dict)
     hidden_matrices: tuple[str, ...] = ()  # of hidden layers, frozen ones too: what muon is for
@@ -136,7 +137,9 @@ class Facts:
     recompute_bytes: Mapping[str, int] = field(default_factory=dict)
     # the same under bf16 and f16, by train.recompute, none too; what is left out is not counted
     autocast_bytes: Mapping[str, int] = field(default_factory=dict)
-    # numbers held while a microbatch is computed, however large it is, by kind of device
+    # of these bytes the share of the one block that is run again, by train.recompute; 0 to 1
+    rerun_share: Mapping[str, float] = field(default_factory=dict)
+    # numbers held while a loss is computed, however many its rows, by kind of device
     scratch: Mapping[str, int] = field(default_factory=dict)
     autocast_scratch: int = 0  # numbers more under bf16 and f16
     library_bytes: int = 0  # of host memory that the task's own libraries take, beside the engine's

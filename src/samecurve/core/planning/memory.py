@@ -43,20 +43,36 @@ class MemoryTerm:
     formula: str  # in words and numbers, for the plan's table
 
 
-class LateTerm(MemoryTerm):
-    """Held once activations have been let go of, at the end of a backward pass."""
+@dataclass(frozen=True, kw_only=True)
+class PassingTerm(MemoryTerm):
+    """Held at one moment of a step, when some of the activations are not."""
+
+    absent: float  # share of the activations
+    why: str  # for the plan's table
+
+    def beyond(self, activations: int) -> int:
+        """Bytes by which that moment exceeds the one of all activations."""
+        return max(0, self.bytes - int(self.absent * activations))
 
 
 def settled(terms: list[MemoryTerm], activations: int) -> list[MemoryTerm]:
-    """What a device holds at its peak: of late terms what is more than activations were."""
-    return [_beyond(term, activations) if isinstance(term, LateTerm) else term for term in terms]
+    """What a device holds at its peak: of passing terms the largest, as far as it adds to that."""
+    passing = [term for term in terms if isinstance(term, PassingTerm)]
+    largest = max(passing, key=lambda term: term.beyond(activations), default=None)
+    return [
+        _counted(term, activations, largest) if largest and isinstance(term, PassingTerm) else term
+        for term in terms
+    ]
 
 
-def _beyond(term: MemoryTerm, activations: int) -> MemoryTerm:
+def _counted(term: PassingTerm, activations: int, largest: PassingTerm) -> MemoryTerm:
+    if term is not largest:
+        formula = f"{term.formula}; not when {largest.name} is held, which takes more"
+        return MemoryTerm(name=term.name, bytes=0, formula=formula)
     formula = term.formula
     if activations:
-        formula += "; what it is more than activations, which are let go of by then"
-    return MemoryTerm(name=term.name, bytes=max(0, term.bytes - activations), formula=formula)
+        formula += f"; what it is more than {term.why}"
+    return MemoryTerm(name=term.name, bytes=term.beyond(activations), formula=formula)
 
 
 def autocast_itemsize(precision: "Precision") -> int:
@@ -125,10 +141,12 @@ def state_sharded_by_block(config: "Config", facts: "Facts", shards: int) -> lis
     return [
         *state,
         MemoryTerm(name="gathered", bytes=gathered, formula=formula),
-        LateTerm(
+        PassingTerm(
             name="reduced",
             bytes=2 * largest * width,
             formula=f"2 x {largest} x {width} B: the largest group's gradients on their way",
+            absent=1.0,
+            why="activations, which are let go of by then",
         ),
     ]
 
@@ -170,9 +188,12 @@ def state_terms(
     sharing_process: devices of one process on a CPU, which share what that needs itself
     """
     terms = spec.memory(config, facts, shards)
-    terms += [
-        term for term in (_copies(config, facts, spec), _scratch(config, facts, kind)) if term
-    ]
+    of_a_step = (
+        _copies(config, facts, spec),
+        _unpacked(config, facts),
+        _scratch(config, facts, kind),
+    )
+    terms += [term for term in of_a_step if term]
     formula = "libraries and context"
     if sharing_process > 1:
         formula += f", shared by {sharing_process} devices"
@@ -197,6 +218,15 @@ def _copies(config: "Config", facts: "Facts", spec: "StrategySpec") -> MemoryTer
     return MemoryTerm(name="copies", bytes=numbers * narrow, formula=formula)
 
 
+def _unpacked(config: "Config", facts: "Facts") -> MemoryTerm | None:
+    """Of packed weights one matrix, as its product takes it."""
+    if not facts.unpacked:
+        return None
+    width = itemsize(config.train.precision)
+    formula = f"2 x {facts.unpacked} x {width} B: the largest packed matrix"
+    return MemoryTerm(name="unpacked", bytes=2 * facts.unpacked * width, formula=formula)
+
+
 def _scratch(config: "Config", facts: "Facts", kind: str) -> MemoryTerm | None:
     if not facts.scratch:
         return None
@@ -208,7 +238,12 @@ def _scratch(config: "Config", facts: "Facts", kind: str) -> MemoryTerm | None:
             f" + 4 B x {facts.autocast_scratch}: the head in two bytes, and what is added to its"
             " gradient"
         )
-    return MemoryTerm(name="scratch", bytes=size * itemsize(precision), formula=formula)
+    size *= itemsize(precision)
+    rerun = facts.rerun_share.get(config.train.recompute, 0.0)
+    if not rerun:
+        return MemoryTerm(name="scratch", bytes=size, formula=formula)
+    why = "the block that is run again later"
+    return PassingTerm(name="scratch", bytes=size, formula=formula, absent=rerun, why=why)
 
 
 def sample_bytes(config: "Config", facts: "Facts") -> int | None:

@@ -43,15 +43,15 @@ def cost_facts(
     head = model.get_output_embeddings()
     vocab, width = (0, 0) if head is None else head.weight.shape  # a classifier has no logits
     is_chunked = isinstance(head, LossHead) and not all_logits
-    facts: dict[str, Any] = {**flops, "formulas": dict(flops["formulas"])}
+    largest = max((packing.rows * packing.columns for packing in _packings(model)), default=0)
+    facts: dict[str, Any] = {**flops, "unpacked": largest, "formulas": dict(flops["formulas"])}
     if is_chunked:
         trained = head.weight.numel() if head.weight.requires_grad else 0
         facts["autocast_scratch"] = (vocab * width + trained) // 2
-    for kind in ("cpu", "cuda"):
-        parts = _scratch(model, kind, is_chunked=is_chunked)
-        if parts:
-            facts.setdefault("scratch", {})[kind] = sum(parts.values())
-            facts["formulas"][f"scratch.{kind}"] = f"4 B x ({' + '.join(parts)})"
+        parts = {kind: _scratch(head.weight, kind) for kind in ("cpu", "cuda")}
+        facts["scratch"] = {kind: sum(of_kind.values()) for kind, of_kind in parts.items()}
+        for kind, of_kind in parts.items():
+            facts["formulas"][f"scratch.{kind}"] = f"4 B x ({' + '.join(of_kind)})"
     wide, narrow = counts["f32"], counts["bf16"]
     if wide is None or narrow is None:
         return facts
@@ -65,6 +65,10 @@ def cost_facts(
     return {
         **facts,
         "bytes_per_sample": wide.total * texts,
+        "rerun_share": {
+            how: min(saved.rerun(how) / saved.recomputed(how) for saved in (wide, narrow))
+            for how in ways
+        },
         "recompute_bytes": {how: wide.recomputed(how) * texts for how in ways},
         "autocast_bytes": {
             "none": narrow.total * texts,
@@ -77,18 +81,12 @@ def _two_bytes() -> AbstractContextManager[object]:
     return torch.autocast("cpu", dtype=torch.bfloat16)
 
 
-def _scratch(model: Any, kind: str, *, is_chunked: bool) -> dict[str, int]:
-    """Numbers that are held while a microbatch is computed, by how they come about."""
-    parts = {}
-    largest = max((packing.rows * packing.columns for packing in _packings(model)), default=0)
-    if largest:
-        parts[f"2 x {largest} of the largest packed matrix"] = 2 * largest
-    if is_chunked:
-        head = model.get_output_embeddings().weight
-        vocab, rows = len(head), logit_rows(len(head), kind)
-        parts[f"2 x vocab {vocab} x {rows} tokens at a time"] = 2 * vocab * rows
-        if head.requires_grad:
-            parts[f"{head.numel()}: the head's gradient"] = head.numel()
+def _scratch(head: torch.Tensor, kind: str) -> dict[str, int]:
+    """Numbers that are held while a loss is computed, by how they come about."""
+    vocab, rows = len(head), logit_rows(len(head), kind)
+    parts = {f"2 x vocab {vocab} x {rows} tokens at a time": 2 * vocab * rows}
+    if head.requires_grad:
+        parts[f"{head.numel()}: the head's gradient"] = head.numel()
     return parts
 
 

@@ -3,6 +3,8 @@
 Names are those of Hugging Face's Llama.
 """
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -72,11 +74,9 @@ def model_facts(fields: LanguageModel, vocab: int, *, unfused: bool) -> dict[str
     # what recompute "selective" keeps of a block: products with weights, all of them with jax,
     # every second one with torch (q, v, gate, down), and attention
     products = 3 * hidden + 2 * kv + 2 * inner if unfused else 3 * hidden + kv + inner
-    recomputed = {
-        "block": (layers - 1) * hidden + block + outside,
-        "selective": (layers - 1) * (hidden + products) + block + outside,
-    }
-    autocast = {} if unfused else _autocast_bytes(fields, kv)
+    kept = {"none": block, "block": hidden, "selective": hidden + products}
+    wide = _Activations(layers, block, outside, kept)
+    narrow = _under_autocast(fields, kv)
     logit_counts = {} if unfused else {kind: logit_rows(vocab, kind) for kind in ("cpu", "cuda")}
     score_words = " + 2 heads x length" if scores else ""
     outside_words = "2 hidden + 3 vocab" if unfused else "4 hidden"
@@ -98,11 +98,12 @@ def model_facts(fields: LanguageModel, vocab: int, *, unfused: bool) -> dict[str
         "tokens_per_sample": length,
         "params": sum(sizes.values()),
         "blocks": layers,
-        "bytes_per_sample": 4 * length * (layers * block + outside),
+        "bytes_per_sample": 4 * length * wide.total("none"),
         "flops_per_sample": float(flops_per_token * length),
         "block_params": sum(sizes[name] for name in sizes if name.startswith("layers.0.")),
-        "recompute_bytes": {how: 4 * length * count for how, count in recomputed.items()},
-        "autocast_bytes": {how: length * count for how, count in autocast.items()},
+        "recompute_bytes": {how: 4 * length * wide.total(how) for how in ("block", "selective")},
+        "autocast_bytes": {} if unfused else {how: length * narrow.total(how) for how in kept},
+        "rerun_share": {how: min(wide.rerun_share(how), narrow.rerun_share(how)) for how in kept},
         "autocast_scratch": 0 if unfused else head,
         "formulas": formulas,
         "scratch": {kind: 2 * vocab * count + head for kind, count in logit_counts.items()},
@@ -114,16 +115,29 @@ def model_facts(fields: LanguageModel, vocab: int, *, unfused: bool) -> dict[str
     }
 
 
-def _autocast_bytes(fields: LanguageModel, kv: int) -> dict[str, int]:
-    """Of a token's activations under bf16 and f16, by recompute. The residual stream stays in four
-    bytes; of it each product takes a copy of its own in two.
+@dataclass(frozen=True)
+class _Activations:
+    """Of a token, in numbers or in bytes."""
+
+    layers: int
+    block: int
+    outside: int
+    kept: Mapping[str, int]  # of a block until its backward pass, by train.recompute
+
+    def total(self, how: str) -> int:
+        """Blocks run again one after the other."""
+        return (self.layers - 1) * self.kept[how] + self.block + self.outside
+
+    def rerun_share(self, how: str) -> float:
+        return (self.block - self.kept[how]) / self.total(how)
+
+
+def _under_autocast(fields: LanguageModel, kv: int) -> _Activations:
+    """Bytes under bf16 and f16. The residual stream stays in four; of it each product takes a copy
+    of its own in two.
     """
-    hidden, inner, layers = fields.hidden_size, fields.inner, fields.num_layers
+    hidden, inner = fields.hidden_size, fields.inner
     block = 30 * hidden + 4 * kv + 8 * inner
-    outside = 12 * hidden
     stream, products = 4 * hidden, 2 * (3 * hidden + kv + inner)
-    return {
-        "none": layers * block + outside,
-        "block": (layers - 1) * stream + block + outside,
-        "selective": (layers - 1) * (stream + products) + block + outside,
-    }
+    kept = {"none": block, "block": stream, "selective": stream + products}
+    return _Activations(fields.num_layers, block, 12 * hidden, kept)
