@@ -103,7 +103,8 @@ def test_plan_counts_what_lives_in_a_step(
             loss = task.loss(built, batch).sum
         loss.backward()
     held = sum(terms.get(name, 0) for name in ("activations", "scratch", "copies", "gradients"))
-    assert 0.95 * held < live.peak < 1.05 * held
+    least = 0.95 if how == "none" else 0.85  # of a block run again not all lives at once
+    assert least * held < live.peak < 1.05 * held
 
 
 # Rows that torchtitan publishes of Llama 3.1 8B under its FSDP, with what differs from row to row.

@@ -22,6 +22,7 @@ class SavedActivations:
     blocks: list[int] = field(default_factory=list)  # of each block
     inputs: list[int] = field(default_factory=list)  # of each block's first argument
     products: list[int] = field(default_factory=list)  # that recompute "selective" keeps of each
+    widest: int = 0  # the largest one of a block
 
     @property
     def total(self) -> int:
@@ -32,9 +33,10 @@ class SavedActivations:
         return self.outside + sum(self._kept(how)) + self.rerun(how)
 
     def rerun(self, how: str) -> int:
-        """Of that the block that runs again, the largest."""
+        """Of that the largest block that runs again, and the gradient of its widest activation."""
         kept = self._kept(how)
-        return max((whole - part for whole, part in zip(self.blocks, kept, strict=True)), default=0)
+        again = [whole - part for whole, part in zip(self.blocks, kept, strict=True)]
+        return max(again, default=0) + self.widest
 
     def _kept(self, how: str) -> list[int]:
         """Of each block until it runs again."""
@@ -90,6 +92,7 @@ class _Counter:
         if self._is_new(tensor):
             if self._keeps is not None:
                 self._saved.blocks[-1] += _bytes(tensor)
+                self._saved.widest = max(self._saved.widest, _bytes(tensor))
             else:
                 self._saved.outside += _bytes(tensor)
         return tensor

@@ -75,7 +75,7 @@ def model_facts(fields: LanguageModel, vocab: int, *, unfused: bool) -> dict[str
     # every second one with torch (q, v, gate, down), and attention
     products = 3 * hidden + 2 * kv + 2 * inner if unfused else 3 * hidden + kv + inner
     kept = {"none": block, "block": hidden, "selective": hidden + products}
-    wide = _Activations(layers, block, outside, kept)
+    wide = _Activations(layers, block, outside, inner, kept)
     narrow = _under_autocast(fields, kv)
     logit_counts = {} if unfused else {kind: logit_rows(vocab, kind) for kind in ("cpu", "cuda")}
     score_words = " + 2 heads x length" if scores else ""
@@ -122,14 +122,18 @@ class _Activations:
     layers: int
     block: int
     outside: int
+    widest: int  # of a block, whose gradient lives beside a block that is run again
     kept: Mapping[str, int]  # of a block until its backward pass, by train.recompute
 
     def total(self, how: str) -> int:
         """Blocks run again one after the other."""
-        return (self.layers - 1) * self.kept[how] + self.block + self.outside
+        return self.layers * self.kept[how] + self.outside + self._rerun(how)
 
     def rerun_share(self, how: str) -> float:
-        return (self.block - self.kept[how]) / self.total(how)
+        return self._rerun(how) / self.total(how)
+
+    def _rerun(self, how: str) -> int:
+        return 0 if how == "none" else self.block - self.kept[how] + self.widest
 
 
 def _under_autocast(fields: LanguageModel, kv: int) -> _Activations:
@@ -140,4 +144,4 @@ def _under_autocast(fields: LanguageModel, kv: int) -> _Activations:
     block = 30 * hidden + 4 * kv + 8 * inner
     stream, products = 4 * hidden, 2 * (3 * hidden + kv + inner)
     kept = {"none": block, "block": stream, "selective": stream + products}
-    return _Activations(fields.num_layers, block, 12 * hidden, kept)
+    return _Activations(fields.num_layers, block, 12 * hidden, 2 * inner, kept)
