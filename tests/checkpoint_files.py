@@ -8,6 +8,7 @@ import numpy as np
 
 from samecurve.checkpoint.store import Published, Publisher, Store
 from samecurve.core.planning.facts import Fixed
+from samecurve.core.planning.metric_goal import MetricGoal
 from samecurve.core.protocols import ArrayShard, Rank, arrays_to_write
 
 FIXED = Fixed(
@@ -46,7 +47,13 @@ def store(
     if rank == 0:
         if saves is None:
             saves = []
-        publisher = Publisher(keep=keep, meta=meta, before=lambda: None, published=saves.append)
+        publisher = Publisher(
+            keep=keep,
+            best=MetricGoal(),
+            meta=meta,
+            before=lambda: None,
+            published=saves.append,
+        )
     return Store(home, Rank(rank, rank, world), attempt="t", publisher=publisher)
 
 

@@ -233,6 +233,8 @@ def train_tiny(index: int, group: dist.ProcessGroup, tiny: TinyRun) -> Outcome:
         engine = TorchEngine(task, plan, config.optimizer, comm, devices)
     if tiny.fault == "mean of means":  # which the split check would refuse
         engine.check_split = lambda *_rows, **_options: []  # type: ignore[method-assign]
+    if tiny.fault == "own loss":
+        _judge_by_first_rank(engine, comm)
     ids = recorded(engine)
     resume = str(tiny.resume) if tiny.resume else None
     attempt = Attempt("test", str(tiny.home), resume, tiny.stop_at)
@@ -252,6 +254,24 @@ def train_tiny(index: int, group: dist.ProcessGroup, tiny: TinyRun) -> Outcome:
         evaluated=[event.values for event in events if event.kind == "evaluated"],
         hashes={event.step: event.values["hash"] for event in events if event.kind == "hashed"},
     )
+
+
+def _judge_by_first_rank(engine: Any, comm: Comm) -> None:
+    """Plants that an evaluation is of the first rank's share alone."""
+    evaluate, add = engine.evaluate, comm.all_reduce
+
+    def of_first(values: torch.Tensor) -> Any:
+        comm.broadcast([values], engine.device)
+        return lambda: values
+
+    def evaluated(*arguments: Any) -> Any:
+        comm.all_reduce = of_first  # type: ignore[method-assign]
+        try:
+            return evaluate(*arguments)
+        finally:
+            comm.all_reduce = add  # type: ignore[method-assign]
+
+    engine.evaluate = evaluated
 
 
 def _tiny_plan(tiny: TinyRun, config: Config, task: Any, index: int, world: int | None) -> Plan:

@@ -9,6 +9,7 @@ import pytest
 import worlds
 from commands import refused, run_warm, samecurve, write_config
 from samecurve.checkpoint.store import checkpoints, prune
+from samecurve.core.planning.metric_goal import MetricGoal
 from samecurve.observe.journal import read_events
 from samecurve.run.load import held
 
@@ -22,9 +23,9 @@ def test_what_is_evaluated_stays_where_it_is_while_a_live_run_saves(
     oldest = home / "step-00000020"
     with held(oldest) as checkpoint:
         assert checkpoint.path == oldest
-        prune(home, 1)
+        prune(home, 1, MetricGoal())
         assert oldest in checkpoints(home)
-    prune(home, 1)
+    prune(home, 1, MetricGoal())
     assert oldest not in checkpoints(home)
 
 

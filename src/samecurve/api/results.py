@@ -11,7 +11,12 @@ from samecurve.errors import UserError
 from samecurve.observe.journal import read_events
 from samecurve.run.directory import Run as Files
 
-_BOOKKEEPING = {"seconds", "best_loss", "best_step"}  # what an evaluation's line has beside metrics
+_BOOKKEEPING = {
+    "seconds",
+    "best_loss",
+    "best_value",
+    "best_step",
+}  # what an evaluation's line has beside metrics
 _ENDS = {"started", "finished", "stopped", "failed"}
 
 

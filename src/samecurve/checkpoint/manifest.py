@@ -128,14 +128,15 @@ def _check_run(manifest: Mapping[str, Any]) -> None:
 
 
 def _check_counters(loop: Mapping[str, Any]) -> None:
-    unknown = loop.keys() - {field.name for field in fields(Counters)}
+    unknown = loop.keys() - {field.name for field in fields(Counters)} - {"best_loss"}
     if unknown:
         raise _WrongError(f"loop: {min(unknown)} is not known")
-    for name in ("best_step", "metrics_step", "skipped"):
+    for name in ("best_step", "metrics_step", "skipped", "early_step", "early_waited"):
         if loop.get(name) is not None:
             _integer(loop, name)
     metrics = _mapping(loop, "metrics") if "metrics" in loop else {}
-    for name, value in {**metrics, "best_loss": loop.get("best_loss")}.items():
+    values = {name: loop.get(name) for name in ("best_loss", "best_value", "early_value")}
+    for name, value in {**metrics, **values}.items():
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if value is not None and not (is_number and not abs(value) > _MOST_LOSS):
             raise _WrongError(f"loop: {name} is no number")

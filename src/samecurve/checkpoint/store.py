@@ -26,6 +26,7 @@ from samecurve.checkpoint.manifest import (
     name_of,
     read_manifest,
 )
+from samecurve.core.planning.metric_goal import MetricGoal
 from samecurve.core.protocols import ArrayShard, Rank
 from samecurve.errors import RunError
 from samecurve.system import explain_os_error, regular_only, sync_directory, write_json
@@ -53,6 +54,7 @@ class Publisher:
     """What the one rank that publishes does beside writing, in the store's thread."""
 
     keep: int  # how many of the newest checkpoints stay, beside the best; 0: all
+    best: MetricGoal  # by which one is the best
     meta: Callable[[int], Mapping[str, object]]  # step -> what the manifest says beside the arrays
     before: Callable[[], None]  # called before the rename: the journal is synced here
     published: Callable[[Published], None]  # called after it
@@ -103,7 +105,7 @@ class Store:
                 path, seconds = self._home / name_of(step), time.perf_counter() - began
                 save = Published(step, str(path), size, seconds=seconds, blocked=blocked)
                 self._publisher.published(save)
-                prune(self._home, self._publisher.keep)
+                prune(self._home, self._publisher.keep, self._publisher.best)
             except BaseException as error:  # raised in the loop, by check()
                 self._error = error
 
@@ -207,16 +209,17 @@ def set_aside(path: Path) -> Path:
     return aside
 
 
-def prune(home: Path, keep: int) -> None:
-    """Leave the newest `keep` and the one with the lowest evaluation loss. 0: leave all.
+def prune(home: Path, keep: int, goal: MetricGoal) -> None:
+    """Leave the newest `keep` and the one whose evaluation is the best. 0: leave all.
 
     What can't be read, or was cut off, is neither: it stays for its owner to look at.
     """
     if not keep:
         return
     paths = [path for path in checkpoints(home) if _looks_whole(path)]
-    losses = {path: loss for path in paths if (loss := _loss(path)) is not None}
-    best = min(losses, key=lambda path: losses[path], default=None)
+    values = {path: value for path in paths if (value := _value(path, goal)) is not None}
+    choose = min if goal.mode == "min" else max
+    best = choose(reversed(values), key=lambda path: values[path], default=None)
     for path in paths[keep:]:
         if path != best:
             _remove_unless_held(path)
@@ -288,7 +291,7 @@ def _looks_whole(path: Path) -> bool:
         return False
 
 
-def _loss(path: Path) -> float | None:
+def _value(path: Path, goal: MetricGoal) -> float | None:
     """Of the evaluation at this very step; None: there was none, or it was not finite."""
     try:
         manifest = read_manifest(path)
@@ -297,8 +300,8 @@ def _loss(path: Path) -> float | None:
     loop = manifest["loop"]
     if loop.get("metrics_step") != manifest["step"]:
         return None
-    loss: float | None = loop.get("metrics", {}).get("loss")
-    return loss
+    value: float | None = loop.get("metrics", {}).get(goal.metric)
+    return value
 
 
 def _remove(path: Path) -> None:

@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Generic, Literal, TypeVar, overload
 
 from samecurve.core.determinism.digest import combined
+from samecurve.core.early_stop import count_waiting, metric_of, why_it_ended
 from samecurve.core.eval_sums import JournalMetric, Summarize, journal_value
 from samecurve.core.events import REQUESTS, Event
 from samecurve.core.planning.plan import Plan
@@ -72,13 +73,14 @@ def train(
     """
     plan, engine, heartbeat = context.plan, context.engine, context.heartbeat
     state = engine.restore(saved, weights) if saved else engine.init(weights)
-    counters = Counters(**saved.loop) if saved else Counters()
+    counters = Counters.from_loop(saved.loop) if saved else Counters()
     logger = StepLogger(plan, context.feed, context.record, counters)
     done = saved.step if saved else 0
     context.record(Event("started", done, {"exact": True} if plan.exact else {}))
     _check_split(context, state, done)
+    ends_early = plan.stops_early(counters.early_waited)
 
-    for step, batch in context.feed:
+    for step, batch in () if ends_early else context.feed:
         heartbeat(step, "step")
         lr = plan.lr_at(step, context.lr_factor)
         state, metrics = engine.step(state, batch, lr, _LateRequests(context.requests))
@@ -98,16 +100,19 @@ def train(
         if due:
             due |= logger.flush()  # what was asked during this very step counts too
             run_due_actions(context, logger, state, step=done, due=due)
-        if "stop" in due and done < plan.steps:
+        ends_early = plan.stops_early(counters.early_waited)
+        if ends_early or ("stop" in due and done < plan.steps):
             break
         heartbeat(done, "data")
 
     logger.flush()
     heartbeat(done, "end")
     context.store.close()
-    outcome: Outcome = "finished" if done >= plan.steps else "stopped"
-    reference = {"reference": dict(plan.reference)}
-    context.record(Event(outcome, done, {**counters.metrics, **logger.totals(), **reference}))
+    outcome: Outcome = "finished" if done >= plan.steps or ends_early else "stopped"
+    values = {**counters.metrics, **logger.totals(), "reference": dict(plan.reference)}
+    if plan.early_stop and ends_early and done < plan.steps:
+        values["early_stop"] = why_it_ended(plan.early_stop, counters)
+    context.record(Event(outcome, done, values))
     return state, outcome
 
 
@@ -172,6 +177,9 @@ def run_due_actions(
         context.heartbeat(step, "evaluate")
         is_best = _evaluate(context, logger.counters, state, step)
         save = save or (is_best and bool(plan.every.save))  # the best is kept, so it must be there
+        if plan.stops_early(logger.counters.early_waited):
+            due = due | plan.actions_at_end()
+            save = True
     if "sample" in due:
         context.heartbeat(step, "sample")
         _sample(context, state, step)
@@ -189,7 +197,7 @@ def _evaluate(
     context: LoopContext[State, Staged], counters: Counters, state: State, step: int
 ) -> bool:
     """Evaluate, and keep what a checkpoint is to know. Returns whether it is the best so far."""
-    began = time.perf_counter()
+    plan, began = context.plan, time.perf_counter()
     rounds = _each_with(context.feed.evaluation(), lambda: context.heartbeat(step, "evaluate"))
     metrics = _measure(context, state, rounds, step)
     if None not in counters.metrics.values():  # said once, not at each evaluation that follows
@@ -198,11 +206,15 @@ def _evaluate(
     counters.metrics = {
         name: value for name, value in metrics.items() if not isinstance(value, list)
     }
-    loss = counters.metrics["loss"]
-    is_best = loss is not None and (counters.best_loss is None or loss < counters.best_loss)
+    value = metric_of(counters, plan.best)
+    is_best = plan.best.is_better(value, counters.best_value)
     if is_best:
-        counters.best_loss, counters.best_step = loss, step
-    best = {"best_loss": counters.best_loss, "best_step": counters.best_step}
+        counters.best_value, counters.best_step = value, step
+    # One that was asked for does not count: where a run ends follows from its config alone.
+    if plan.early_stop and "evaluate" in plan.actions_due(step):
+        count_waiting(counters, plan.early_stop, step)
+    key = "best_loss" if plan.best.metric == "loss" else "best_value"
+    best = {key: counters.best_value, "best_step": counters.best_step}
     seconds = time.perf_counter() - began
     context.record(Event("evaluated", step, {**metrics, **best, "seconds": seconds}))
     return is_best

@@ -299,11 +299,23 @@ class Requests(Protocol):
 class Counters:
     """What the loop carries from step to step and into checkpoints."""
 
-    best_loss: float | None = None
+    best_value: float | None = None  # of train.best_metric; older checkpoints: best_loss
     best_step: int | None = None
+    # of train.early_stop's metric: what is to be bettered, since when, by how many evaluations not
+    early_value: float | None = None
+    early_step: int | None = None
+    early_waited: int = 0
     skipped: int = 0
     metrics: dict[str, float | None] = field(default_factory=dict)  # numbers of the last evaluation
     metrics_step: int | None = None  # of that evaluation
+
+    @classmethod
+    def from_loop(cls, loop: Mapping[str, Any]) -> "Counters":
+        """Of a checkpoint's, which may be an older one's."""
+        values = dict(loop)
+        if "best_loss" in values:
+            values.setdefault("best_value", values.pop("best_loss"))
+        return cls(**values)
 
 
 def arrays_to_write(sizes: Mapping[str, int], world: int, rank: int) -> list[str]:

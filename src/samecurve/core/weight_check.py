@@ -7,6 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from samecurve.core.protocols import Checkpoint
 from samecurve.errors import RunError, UserError
 
+AVERAGE = "ema/"  # before the names of a moving average of the weights
+
 
 def check_fit(
     saved: Checkpoint, wanted: Mapping[str, tuple[int, ...]], optional: Collection[str]

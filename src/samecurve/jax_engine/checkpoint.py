@@ -15,7 +15,7 @@ import optax
 from samecurve.core.config.param_groups import ParamRule
 from samecurve.core.config.sections import Optimizer
 from samecurve.core.protocols import ArrayShard, Checkpoint, arrays_to_write
-from samecurve.core.weight_check import check_finite, check_fit, check_weights
+from samecurve.core.weight_check import AVERAGE, check_finite, check_fit, check_weights
 from samecurve.jax_engine.array_types import Arrays, Float, HostArray, PyTree, ReadBox, Shape
 from samecurve.jax_engine.model import FlaxModel, InitialValue
 from samecurve.jax_engine.strategies import Strategy
@@ -33,6 +33,7 @@ class State(TypedDict):
 
     params: Arrays  # what is trained
     frozen: Arrays  # what is not
+    average: Arrays  # of what is trained, a moving one (train.ema); else empty
     moments: PyTree  # optax's own
     scale: jax.Array  # f16's factor of the loss
     streak: jax.Array  # finite steps since it last changed
@@ -63,6 +64,11 @@ def all_params(state: State) -> Arrays:
     return {**state["frozen"], **state["params"]}
 
 
+def averaged_params(state: State) -> Arrays:
+    """All parameters as they are evaluated and sampled: their average, if there is one."""
+    return {**all_params(state), **state["average"]}
+
+
 @dataclass(frozen=True)
 class Entry:
     """One leaf of a state."""
@@ -75,6 +81,7 @@ class StateLayout:
     """Where the leaves of a state lie, and what each is called.
 
     loss_scaled: whether the precision is f16, whose scale belongs to the state.
+    averaged: whether a moving average of the weights belongs to it.
     trained: how each parameter that is trained is, by name.
     UserError: a group of the config rules nothing.
     """
@@ -87,6 +94,7 @@ class StateLayout:
         dtype: Float,
         *,
         loss_scaled: bool,
+        averaged: bool = False,
     ) -> None:
         self._strategy = strategy
         self._loss_scaled = loss_scaled
@@ -106,6 +114,7 @@ class StateLayout:
         outline = {
             "params": params,
             "frozen": frozen,
+            "average": dict(params) if averaged else {},
             "moments": jax.eval_shape(self.transform.init, params),
             "scale": scalar,
             "streak": scalar,
@@ -138,11 +147,12 @@ class StateLayout:
             check_weights(saved_shapes, shapes, (), weights.path)
 
         def reader(entry: Entry) -> ReadBox:
-            if not entry.name.startswith("model/"):
+            stored = _weight_name(entry.name)
+            if not stored.startswith("model/"):
                 return self._initial_value(entry)
-            if weights and entry.name in weights.arrays:
-                return partial(weights.arrays.part, entry.name)
-            return _reader_of(value(entry.name.removeprefix("model/")))
+            if weights and stored in weights.arrays:
+                return partial(weights.arrays.part, stored)
+            return _reader_of(value(stored.removeprefix("model/")))
 
         return self._make(reader)
 
@@ -151,11 +161,14 @@ class StateLayout:
 
         UserError: names or shapes that don't fit.
         """
-        check_fit(saved, {entry.name: entry.shape for entry in self._entries}, _OPTIONAL)
+        shapes = {entry.name: entry.shape for entry in self._entries}
+        averages = {name for name in (*shapes, *saved.arrays) if name.startswith(AVERAGE)}
+        check_fit(saved, shapes, _OPTIONAL | averages)
 
         def reader(entry: Entry) -> ReadBox:
-            if entry.name in saved.arrays and self._is_stored(entry.name):
-                return partial(saved.arrays.part, entry.name)
+            stored = entry.name if entry.name in saved.arrays else _weight_name(entry.name)
+            if stored in saved.arrays and self._is_stored(entry.name):
+                return partial(saved.arrays.part, stored)
             return self._initial_value(entry)
 
         return self._make(reader)
@@ -230,11 +243,18 @@ def _reader_of(values: HostArray) -> ReadBox:
     return read
 
 
+def _weight_name(name: str) -> str:
+    """Of the weight that an average begins with; any other name as it is."""
+    return f"model/{name.removeprefix(AVERAGE)}" if name.startswith(AVERAGE) else name
+
+
 def _name(path: Sequence[Any]) -> str:
     """The canonical name of the leaf at a path of jax's keys."""
     keys = [str(getattr(key, "key", getattr(key, "name", ""))) for key in path]
     if keys[0] in {"params", "frozen"}:
         return f"model/{keys[-1]}"
+    if keys[0] == "average":
+        return f"{AVERAGE}{keys[-1]}"
     if keys[0] == "moments":
         moment = next((_MOMENTS[key] for key in keys if key in _MOMENTS), None)
         return f"optimizer/{moment}/{keys[-1]}" if moment else "optimizer/step"

@@ -38,7 +38,7 @@ from samecurve.jax_engine.batch_loss import (
     make_round_features,
     on_host,
 )
-from samecurve.jax_engine.checkpoint import State, StateLayout, all_params
+from samecurve.jax_engine.checkpoint import State, StateLayout, averaged_params
 from samecurve.jax_engine.model import FlaxModel, InitialValue, open_model
 from samecurve.jax_engine.sharded_calls import shard_map
 from samecurve.jax_engine.split_check import whole_rows_error
@@ -96,6 +96,7 @@ class JaxEngine:
             self._strategy,
             self._dtype,
             loss_scaled=self.plan.precision == "f16",
+            averaged=self.plan.ema > 0,
         )
 
     def _step(self, num_samples: int) -> Wrapped:
@@ -236,7 +237,7 @@ class JaxEngine:
     ) -> EvalSums:
         """The task's sums over all devices."""
         specs = self.task.eval_sums()
-        params, when = all_params(state), progress_array(progress)
+        params, when = averaged_params(state), progress_array(progress)
         sums: list[Arrays] = []
         features: list[RoundFeatures] = []
         for staged in rounds:
@@ -256,7 +257,7 @@ class JaxEngine:
         return totals
 
     def sample(self, state: State, step: int) -> Sequence[Sample]:
-        gathered: Arrays = self._gather_params(all_params(state))
+        gathered: Arrays = self._gather_params(averaged_params(state))
         params = {name: array.addressable_data(0) for name, array in gathered.items()}
         return self.task.sample(self._model.merge(params), self.plan.fixed.seed + step)
 

@@ -24,7 +24,7 @@ from samecurve.core.eval_sums import EvalSums, SumSpecs, size, unpack_sums
 from samecurve.core.protocols import START, ArrayShard, Batch, Checkpoint, Progress, Round, Sample
 from samecurve.jax_engine.array_types import Arrays, HostArray, PyTree
 from samecurve.jax_engine.batch_loss import HostRows, positions_of
-from samecurve.jax_engine.checkpoint import State, all_params
+from samecurve.jax_engine.checkpoint import State, all_params, averaged_params
 from samecurve.jax_engine.engine import JaxEngine
 from samecurve.jax_engine.exact_batch_loss import DeviceRows, ExactBatchLoss, per_device
 from samecurve.jax_engine.runtime import exact_jit
@@ -298,7 +298,7 @@ class ExactEngine(JaxEngine):
         features: list[HostRows] = []
         for staged in rounds:
             for microbatch in staged:
-                params = all_params(states[microbatch.local_device])
+                params = averaged_params(states[microbatch.local_device])
                 sums = self._metrics_program(params, microbatch.rows, when)
                 queued.append((microbatch.number, sums))
                 if self.plan.whole_batch:
@@ -354,7 +354,7 @@ class ExactEngine(JaxEngine):
 
     def sample(self, state: Any, step: int) -> Sequence[Sample]:
         states: ReplicaStates = state
-        module = self._model.merge(all_params(states[0]))
+        module = self._model.merge(averaged_params(states[0]))
         return self.task.sample(module, self.plan.fixed.seed + step)
 
     def gather(self, state: Any) -> list[ArrayShard]:

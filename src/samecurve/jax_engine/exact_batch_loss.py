@@ -30,7 +30,7 @@ from samecurve.jax_engine.batch_loss import (
     put_together,
     rows_gradients,
 )
-from samecurve.jax_engine.checkpoint import State, StateLayout, all_params
+from samecurve.jax_engine.checkpoint import State, StateLayout, all_params, averaged_params
 from samecurve.jax_engine.model import FlaxModel
 from samecurve.jax_engine.runtime import exact_jit
 from samecurve.jax_engine.sample_numbers import with_trial_keys
@@ -93,7 +93,7 @@ class ExactBatchLoss:
 
     def features(self, state: State, rows: Rows, when: HostArray) -> HostRows:
         """Of a microbatch of an evaluation."""
-        inexact, others = self._features_program(all_params(state), rows, when)
+        inexact, others = self._features_program(averaged_params(state), rows, when)
         position = np.asarray(rows.position)
         real = position != OUTSIDE
         features = {name: np.asarray(array)[real] for name, array in {**inexact, **others}.items()}

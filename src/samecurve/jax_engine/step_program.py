@@ -183,6 +183,11 @@ def apply_update(
         rate = _scaled_lr(lr, layout.trained[name]).astype(values.dtype)
         moved[name] = values - rate * directions[name]
 
+    average = {
+        name: values + (1 - plan.ema) * (moved[name] - values)
+        for name, values in state["average"].items()
+    }
+
     def if_finite(new: PyTree, old: PyTree) -> PyTree:
         return jax.tree.map(lambda new, old: jnp.where(finite, new, old), new, old)
 
@@ -190,6 +195,7 @@ def apply_update(
     updated = State(
         params=if_finite(moved, params),
         frozen=state["frozen"],
+        average=if_finite(average, state["average"]),
         moments=if_finite(moments, state["moments"]),
         scale=next_scale,
         streak=streak,

@@ -151,6 +151,7 @@ def _evaluate(
         lock=Lock(scratch),
         journal_start=0,
         done=False,
+        step=saved.step,
         track=Track(sensors_every=0),
     )
     values = _launch(prepared, loaded.config.devices, say, server)

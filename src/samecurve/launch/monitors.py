@@ -34,12 +34,15 @@ def done_line(prepared: PreparedRun) -> str:
     """What is said of a run that has nothing left to train, once its trackers have what they
     missed.
     """
-    steps = prepared.plan.steps
+    steps, step = prepared.plan.steps, prepared.step
+    said = f"{steps} of {steps} steps were trained before; --max-steps N trains on"
+    if step < steps:
+        said = (
+            f"it stopped early at step {step} of {steps}; --set train.early_stop.patience=N, more"
+            " than it was, trains on"
+        )
     warned = "".join(f"warn   {text}\n" for text in catch_up(prepared.run, prepared.track))
-    return (
-        f"{warned}done   {steps} of {steps} steps were trained before; --max-steps N trains on,"
-        f" another --save-dir begins anew  {prepared.run.home}"
-    )
+    return f"{warned}done   {said}, another --save-dir begins anew  {prepared.run.home}"
 
 
 @contextmanager

@@ -99,13 +99,15 @@ def _evaluated(event: Event) -> str:
     metrics = "  ".join(
         f"{name} {_show_finite(value, '.4f')}"
         for name, value in values.items()
-        if name not in {"seconds", "best_loss", "best_step"} and not isinstance(value, list)
+        if name not in {"seconds", "best_loss", "best_value", "best_step"}
+        and not isinstance(value, list)
     )
     best = ""
     if values["best_step"] == step:
         best = "  best so far"
     elif values["best_step"] is not None:
-        best = f"  best {values['best_loss']:.4f} at step {values['best_step']}"
+        value = values["best_loss" if "best_loss" in values else "best_value"]
+        best = f"  best {value:.4f} at step {values['best_step']}"
     return f"eval   step {step}  {metrics}{best}  ({show_seconds(values['seconds'])})"
 
 
@@ -196,7 +198,7 @@ def _slow_start(event: Event) -> list[str]:
 def _finished(event: Event, plan: Plan, run: Path) -> str:
     values = event.values
     parts = [
-        f"done   step {event.step}",
+        f"done   {_last_step(event)}",
         f"{values['steps']} steps in {show_seconds(values['seconds'])}",
         f"goodput {values['goodput']:.0%}{_recoveries(event)}",
     ]
@@ -209,6 +211,17 @@ def _finished(event: Event, plan: Plan, run: Path) -> str:
     if values["skipped"]:
         parts.append(f"{values['skipped']} updates left out")
     return "  ".join([*parts, str(run)])
+
+
+def _last_step(event: Event) -> str:
+    early = event.values.get("early_stop")
+    if not early:
+        return f"step {event.step}"
+    since = "at all" if early["best_step"] is None else f"since step {early['best_step']}"
+    return (
+        f"stopped early at step {event.step}: no better {early['metric']} {since},"
+        f" {counted(early['evaluations'], 'evaluation')} ago"
+    )
 
 
 def _recoveries(event: Event) -> str:

@@ -17,6 +17,7 @@ from samecurve.checkpoint.format import Arrays, verify
 from samecurve.checkpoint.manifest import MANIFEST, CorruptCheckpointError, read_manifest
 from samecurve.checkpoint.store import hold, newest
 from samecurve.core.config.sections import Config
+from samecurve.core.weight_check import AVERAGE
 from samecurve.errors import UserError
 from samecurve.run.directory import Run
 from samecurve.run.trust import check_trusted
@@ -39,6 +40,11 @@ class Weights(Mapping[str, NDArray[Any]]):
     def __init__(self, arrays: Arrays) -> None:
         self._arrays = arrays
         self._names = [name.removeprefix(_PREFIX) for name in arrays if name.startswith(_PREFIX)]
+        # where each lies: its moving average, if there is one, stands for a weight
+        self._places = {
+            name: f"{AVERAGE}{name}" if f"{AVERAGE}{name}" in arrays else f"{_PREFIX}{name}"
+            for name in self._names
+        }
         # names of what else the checkpoint holds
         self.others = [name for name in arrays if not name.startswith(_PREFIX)]
 
@@ -48,16 +54,16 @@ class Weights(Mapping[str, NDArray[Any]]):
         return self._arrays[_DIGEST].tobytes() if _DIGEST in self._arrays else None
 
     def __getitem__(self, name: str) -> NDArray[Any]:
-        return self._arrays[_PREFIX + name]
+        return self._arrays[self._places[name]]
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self._arrays.shape(_PREFIX + name)
+        return self._arrays.shape(self._places[name])
 
     def part(self, name: str, offsets: tuple[int, ...], shape: tuple[int, ...]) -> NDArray[Any]:
-        return self._arrays.part(_PREFIX + name, offsets, shape)
+        return self._arrays.part(self._places[name], offsets, shape)
 
     def dtype(self, name: str) -> str:
-        return self._arrays.dtype(_PREFIX + name)
+        return self._arrays.dtype(self._places[name])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)

@@ -33,8 +33,10 @@ def check_port(port: int) -> None:
 
 
 def checkpoint_bytes(config: Config, facts: Facts) -> int:
-    """Of one checkpoint's arrays: weights and the optimizer's state."""
+    """Of one checkpoint's arrays: weights, their average and the optimizer's state."""
     numbers = facts.trainable if facts.frozen_base else facts.params
+    if config.train.ema:
+        numbers += facts.trainable
     return itemsize(config.train.precision) * numbers + optimizer_state(config, facts).bytes
 
 

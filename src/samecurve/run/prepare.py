@@ -66,6 +66,7 @@ class PreparedRun:
     lock: Lock
     journal_start: int  # where its journal ended before
     done: bool  # nothing is left to train
+    step: int  # of the checkpoint that it goes on from; 0: it begins
     track: Track  # which trackers read along
 
 
@@ -164,8 +165,16 @@ def prepare(
 
 def _refuse_finished(origin: Origin, accepted_plan: Plan) -> None:
     """UserError: a new run would begin where nothing is left to train."""
-    if origin.run or origin.checkpoint is None or origin.step < accepted_plan.steps:
+    if origin.run or not origin.has_ended(accepted_plan):
         return
+    if origin.step < accepted_plan.steps:
+        raise UserError(
+            f"{origin.checkpoint} is of a run that stopped early: a new run that begins from it has"
+            " nothing left to train",
+            "--set train.early_stop.patience=N, beyond what it was, trains on; --init-from begins a"
+            " run at step 0 with these weights",
+            "--resume",
+        )
     raise UserError(
         f"{origin.checkpoint} holds step {origin.step} of {accepted_plan.steps}: a new run that"
         " begins from it has nothing left to train",
@@ -234,7 +243,8 @@ def _write(accepted: _Accepted) -> PreparedRun:
         attempt=_attempt(accepted),
         lock=accepted.lock,
         journal_start=journal_start,
-        done=origin.checkpoint is not None and origin.step >= accepted.plan.steps,
+        done=origin.has_ended(accepted.plan),
+        step=origin.step,
         track=accepted.loaded.config.track,
     )
     if not prepared.done:

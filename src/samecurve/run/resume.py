@@ -2,6 +2,7 @@
 change.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from samecurve.core.config.section import flatten
 from samecurve.core.config.sections import Config
 from samecurve.core.determinism.data_order import Anchor
 from samecurve.core.planning.facts import Fixed
+from samecurve.core.planning.plan import Plan
 from samecurve.errors import SamecurveError, UserError
 from samecurve.run.directory import Run
 from samecurve.run.lock import Lock, is_live
@@ -49,6 +51,12 @@ class Origin:
     @property
     def step(self) -> int:
         return int(self.manifest.get("step", 0))
+
+    def has_ended(self, plan: Plan) -> bool:
+        """Nothing is left to train: all steps are done, or it stopped early."""
+        if self.checkpoint is None:
+            return False
+        return self.step >= plan.steps or _stopped_early(self.manifest, plan)
 
 
 def find_origin(loaded: LoadedConfig, options: Options) -> Origin:
@@ -188,10 +196,16 @@ def _comparable(config: Config) -> Flat:
     return {**values, "task": identity_of(config.task)}
 
 
+def _stopped_early(manifest: Mapping[str, Any], plan: Plan) -> bool:
+    return plan.stops_early(manifest.get("loop", {}).get("early_waited", 0))
+
+
 def _finished(run: Run) -> bool:
     try:
+        plan, paths = run.read_plan(), checkpoints(run.checkpoints)
+        last = name_of(plan.steps)
         return any(
-            path.name >= name_of(run.read_plan().steps) for path in checkpoints(run.checkpoints)
+            path.name >= last or _stopped_early(read_manifest(path), plan) for path in paths[:1]
         )
     except SamecurveError:
         return True  # nothing that could be gone on with

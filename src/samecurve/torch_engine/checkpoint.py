@@ -1,8 +1,9 @@
 """A training state, and the canonical names under which a checkpoint holds it.
 
-model/<parameter>, optimizer/<state>/<parameter>, optimizer/step (where updates are counted; with
-/<phase> where a step has several), loop/scale, loop/scale_streak: no topology, no engine. Complex
-values are pairs of real ones there, in a last dimension of 2.
+model/<parameter>, ema/<parameter> (its moving average), optimizer/<state>/<parameter>,
+optimizer/step (where updates are counted; with /<phase> where a step has several), loop/scale,
+loop/scale_streak: no topology, no engine. Complex values are pairs of real ones there, in a last
+dimension of 2.
 
 Where what is frozen is a base that comes from elsewhere (a task's frozen_base), its digest stands
 in its place: frozen/sha256.
@@ -18,7 +19,7 @@ from torch import nn
 
 from samecurve.core.determinism.digest import BYTES, digest
 from samecurve.core.protocols import ArrayShard, Checkpoint, arrays_to_write
-from samecurve.core.weight_check import check_finite, check_fit, check_weights
+from samecurve.core.weight_check import AVERAGE, check_finite, check_fit, check_weights
 from samecurve.torch_engine.frozen_base import (
     DIGEST,
     check_same_base,
@@ -29,6 +30,7 @@ from samecurve.torch_engine.optimizer import OptimizerUpdate
 from samecurve.torch_engine.optimizer_params import OptimizerParam, local_view
 from samecurve.torch_engine.precision import LossScale
 from samecurve.torch_engine.process_group import Comm
+from samecurve.torch_engine.weight_average import WeightAverage
 
 if TYPE_CHECKING:
     from samecurve.torch_engine.phases import Phase
@@ -55,6 +57,7 @@ class State:
     phases: Sequence["Phase"] = ()  # of a step, one after the other
     # of what is frozen, where checkpoints leave it out (frozen_base.py); [32] uint8
     base_digest: torch.Tensor | None = None
+    average: WeightAverage | None = None
 
     def __post_init__(self) -> None:
         self.parameters = [param.parameter for param in self.trained]
@@ -82,6 +85,9 @@ def _named_entries(
 
     for name, tensor in _tensors_to_save(state):
         yield name, entry(tensor, local_view(tensor))
+    if state.average is not None:
+        for param, value in zip(state.trained, state.average.values, strict=True):
+            yield f"{AVERAGE}{param.name}", entry(param.parameter, value)
     for param in state.trained:
         whole_states = state.optimizer.whole_states(param)
         for state_name, tensor in state.optimizer.state_of(param).items():
@@ -195,7 +201,8 @@ def restore(state: State, shard_of: ShardOf, replica_of: ReplicaOf, saved: Check
     state.optimizer.create_state()
     entries = dict(_named_entries(state, shard_of, replica_of))
     shared = {name for name, _ in state.optimizer.shared_state()}
-    optional = {"loop/scale", "loop/scale_streak", "optimizer/step", *shared}
+    averages = {name for name in (*entries, *saved.arrays) if name.startswith(AVERAGE)}
+    optional = {"loop/scale", "loop/scale_streak", "optimizer/step", *shared, *averages}
     check_fit(saved, {name: entry.shape for name, entry in entries.items()}, optional)
     if state.base_digest is not None:
         here = state.base_digest.cpu().numpy().tobytes()
@@ -203,6 +210,8 @@ def restore(state: State, shard_of: ShardOf, replica_of: ReplicaOf, saved: Check
     _fill({name: entries[name] for name in entries if name not in shared}, saved)
     filled = {name: entry.local for name, entry in entries.items()}
     state.optimizer.after_restore(saved.arrays, filled)
+    if state.average is not None and not averages & set(saved.arrays):
+        state.average.begin()
 
 
 @torch.no_grad()

@@ -5,7 +5,7 @@ A step: training_step.py. An evaluation: evaluation.py.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -55,6 +55,7 @@ from samecurve.torch_engine.step_metrics import peak_memory_bytes
 from samecurve.torch_engine.strategies.exact import Exact, set_deterministic
 from samecurve.torch_engine.strategies.replicated import STRATEGIES
 from samecurve.torch_engine.training_step import TrainingStep
+from samecurve.torch_engine.weight_average import WeightAverage
 
 if TYPE_CHECKING:
     from samecurve.torch_engine.strategies.protocol import Strategy
@@ -100,6 +101,7 @@ class TorchEngine:
         self._training_step = TrainingStep(self._setup)
         self._unsynced_buffers: list[torch.Tensor] = []
         self._modes: list[TrainingMode] = []  # of the models, once there are some
+        self._average: WeightAverage | None = None  # train.ema, once there is a state
 
     def stage(self, rounds: Sequence[Round], _samples: int) -> list[Round]:
         """Host arrays as tensors, in pinned memory where they go to a GPU."""
@@ -133,7 +135,10 @@ class TorchEngine:
         return float(self.comm.all_reduce(torch.stack(ones).sum())())
 
     def init(self, weights: Checkpoint | None = None) -> State:
-        return self._begin(weights)
+        state = self._begin(weights)
+        if state.average is not None:
+            state.average.begin()
+        return state
 
     def restore(self, saved: Checkpoint, weights: Checkpoint | None = None) -> State:
         state = self._begin(weights, saved)
@@ -191,6 +196,8 @@ class TorchEngine:
                 buffer for buffer in model.buffers() if buffer.is_floating_point()
             ]
         trained = optimizer_params(model)
+        if self.plan.ema:
+            self._average = WeightAverage(self.plan.ema, trained, self._strategy)
         phases = make_phases(self._setup, trained, hidden)
         return State(
             model,
@@ -201,6 +208,7 @@ class TorchEngine:
                 name for name, buffer in model.named_buffers() if not buffer.isfinite().all()
             ),
             phases=phases,
+            average=self._average,
         )
 
     def keep_step_buffers(self, names: AbstractSet[str]) -> None:
@@ -261,7 +269,8 @@ class TorchEngine:
     def _evaluating(self) -> Iterator[None]:
         self._sync_buffers()
         self._set_mode(train=False)
-        yield
+        with self._average.in_use() if self._average else nullcontext():
+            yield
         self._set_mode(train=True)
 
     def _set_mode(self, *, train: bool) -> None:

@@ -121,6 +121,8 @@ class TrainingStep:
             phase.optimizer.step(lr, finite=scaling.finite)
             if phase is state.phases[-1]:
                 self._after_step(step, finite=scaling.finite)
+                if state.average is not None:
+                    state.average.add(finite=scaling.finite)
         with timeline.phase("replicas"):
             strategy.sync_replicas()
         return scaling

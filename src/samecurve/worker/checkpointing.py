@@ -45,7 +45,13 @@ def checkpoint_store(context: RankContext, record: Record, journal: Journal | No
 
     publisher = None
     if journal:
-        publisher = Publisher(keep=plan.keep, meta=meta, before=journal.sync, published=published)
+        publisher = Publisher(
+            keep=plan.keep,
+            best=plan.best,
+            meta=meta,
+            before=journal.sync,
+            published=published,
+        )
     return Store(
         context.run.checkpoints, context.rank, attempt=context.attempt.name, publisher=publisher
     )

@@ -27,6 +27,7 @@ from samecurve.core.config.values import (
     Seconds,
     Size,
 )
+from samecurve.core.planning.metric_goal import MetricGoal
 from samecurve.core.planning.schedule import Decay
 from samecurve.core.planning.strategies import STRATEGY_NAMES
 
@@ -162,6 +163,35 @@ class ScheduleFields(Section):
     )
 
 
+class EarlyStop(Section):
+    """Ends a run whose evaluations get no better."""
+
+    metric: str = Field("loss", description="of the evaluation; loss, or one that the task gives")
+    mode: Literal["min", "max"] | None = Field(
+        None, description="whether less or more of it is better; of loss: min"
+    )
+    patience: PositiveInt = Field(5, description="evaluations in a row without a better one")
+    min_delta: NonNegativeFloat = Field(0.0, description="by how much better it must be to count")
+
+    @model_validator(mode="after")
+    def _mode_is_known(self) -> "EarlyStop":
+        _check_mode("metric", "mode", self.metric, self.mode)
+        return self
+
+    @property
+    def goal(self) -> MetricGoal:
+        return MetricGoal(self.metric, self.mode or "min")
+
+
+def _check_mode(metric_key: str, mode_key: str, metric: str, mode: str | None) -> None:
+    """ValueError: nothing says which way the metric gets better."""
+    if mode is None and metric != "loss":
+        raise ValueError(
+            f"{metric_key} {metric} needs {mode_key}: max if more of it is better (accuracy, f1),"
+            " min if less"
+        )
+
+
 class Train(Section):
     """How long, how exactly, and what is written when. 0: never (a run always saves at its end)."""
 
@@ -188,6 +218,29 @@ class Train(Section):
         description=(
             "newest checkpoints kept, beside the best; 0: all. An evaluation that improves on all"
             " before is saved too, where save_every is given"
+        ),
+    )
+    best_metric: str = Field(
+        "loss",
+        description=(
+            "of the evaluation: by it one checkpoint is the best; loss, or one that the task gives"
+        ),
+    )
+    best_mode: Literal["min", "max"] | None = Field(
+        None, description="whether less or more of best_metric is better; of loss: min"
+    )
+    early_stop: EarlyStop | None = Field(
+        None,
+        description=(
+            "metric, mode, patience, min_delta: end the run once evaluations get no better, at the"
+            " same step on any devices"
+        ),
+    )
+    ema: Annotated[float, Field(ge=0, lt=1)] = Field(
+        0.0,
+        description=(
+            "decay of a moving average of the weights (0.999), which is what is evaluated, sampled"
+            " and exported; 0: none"
         ),
     )
     recompute: Recompute = Field(
@@ -242,6 +295,16 @@ class Train(Section):
             "a gradient that is not finite: stop, or skip the step on every rank and count it"
         ),
     )
+
+    @model_validator(mode="after")
+    def _best_mode_is_known(self) -> "Train":
+        _check_mode("best_metric", "best_mode", self.best_metric, self.best_mode)
+        return self
+
+    @property
+    def goal(self) -> MetricGoal:
+        """By which a checkpoint is the best."""
+        return MetricGoal(self.best_metric, self.best_mode or "min")
 
 
 def _in_lower_case(value: object) -> object:

@@ -4,7 +4,7 @@ refused, or said, by plan().
 
 from collections.abc import Sequence
 
-from samecurve.core.config.sections import Config
+from samecurve.core.config.sections import Config, Train
 from samecurve.core.planning.batch import BatchSplit
 from samecurve.core.planning.built_in_optimizers import say_built_in
 from samecurve.core.planning.decision import Decision
@@ -90,6 +90,17 @@ def _coupled_split(
         remedy,
         "model",
     )
+
+
+def say_average(train: Train) -> Decision[None]:
+    """Of the weights."""
+    if not train.ema:
+        return Decision(None)
+    reason = (
+        f"after each step {train.ema:g} x the average + {1 - train.ema:g} x the weights, from the"
+        " first weights on: it is evaluated, sampled and exported"
+    )
+    return Decision(None, {"ema": reason})
 
 
 def say_modes(facts: Facts) -> Decision[None]:

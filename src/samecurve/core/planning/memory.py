@@ -101,6 +101,8 @@ def replicated_state(config: "Config", facts: "Facts", shards: int) -> list[Memo
         weights("gradients", facts.trainable),
         term("optimizer", state.bytes_of_shard(shards), state.formula),
     ]
+    if config.train.ema:
+        terms.append(weights("average", facts.trainable))
     if facts.packed:
         packed = packed_bytes(facts)
         formula = facts.formulas.get("packed", f"{packed} x 1 B")

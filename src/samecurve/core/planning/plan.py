@@ -20,6 +20,7 @@ from samecurve.core.determinism.microbatches import (
 from samecurve.core.planning.facts import Fixed, as_mapping, checked
 from samecurve.core.planning.machine import Device
 from samecurve.core.planning.memory import MemoryTerm
+from samecurve.core.planning.metric_goal import EarlyStopRule, MetricGoal
 from samecurve.core.planning.run_length import Intervals
 from samecurve.core.planning.schedule import Schedule
 from samecurve.core.planning.strategies import STRATEGIES, StrategySpec
@@ -88,6 +89,9 @@ class Plan:
     compile: bool = False
     float8: bool = False
     allow_coupled: bool = False  # what the split check finds is said, not refused
+    best: MetricGoal = MetricGoal()
+    early_stop: EarlyStopRule | None = None
+    ema: float = 0.0  # decay of the weights' moving average; 0: there is none
 
     def __repr__(self) -> str:
         devices = counted(self.num_devices, "device")
@@ -164,12 +168,17 @@ class Plan:
         """step: counted from 0"""
         return Progress(step, self.order.epoch_of(step))
 
+    def actions_at_end(self) -> set[str]:
+        return {"evaluate", "sample", "save", *(["hash"] if self.exact else [])}
+
+    def stops_early(self, waited: int) -> bool:
+        """waited: evaluations in a row without a better one"""
+        return self.early_stop is not None and waited >= self.early_stop.patience
+
     def actions_due(self, done: int) -> set[str]:
         """What is to be done after so many steps; everything at the end."""
-        if done >= self.steps and self.exact:
-            return {"evaluate", "sample", "save", "hash"}
         if done >= self.steps:
-            return {"evaluate", "sample", "save"}
+            return self.actions_at_end()
         every = {
             "evaluate": self.every.evaluate,
             "sample": self.every.sample,

@@ -18,6 +18,7 @@ from samecurve.core.planning.compatibility import (
     check_optimizer,
     check_recompute,
     layout_warnings,
+    say_average,
     say_batch_loss,
     say_modes,
     say_notes,
@@ -41,8 +42,13 @@ from samecurve.core.planning.memory import (
     sample_bytes,
     settled,
 )
+from samecurve.core.planning.metric_goal import EarlyStopRule
 from samecurve.core.planning.plan import Plan
-from samecurve.core.planning.run_length import choose_intervals, choose_schedule
+from samecurve.core.planning.run_length import (
+    choose_early_stop,
+    choose_intervals,
+    choose_schedule,
+)
 from samecurve.core.planning.schedule import Schedule
 from samecurve.core.planning.speed_options import (
     check_compile,
@@ -81,6 +87,8 @@ def plan(config: Config, machine: Machine, facts: Facts, fixed: Fixed | None = N
     order = Order(facts.samples, split.global_batch_size, seed, anchor)
     schedule = log.take(choose_schedule(config, order, facts.schedule))
     log.take(check_coupled(config, facts, layout, split))
+    early_stop = log.take(choose_early_stop(config.train, facts))
+    log.take(say_average(config.train))
     log.take(say_modes(facts))
     log.take(say_notes(facts))
     log.take(check_optimizer(config, facts, layout))
@@ -106,6 +114,7 @@ def plan(config: Config, machine: Machine, facts: Facts, fixed: Fixed | None = N
         threads=threads,
         order=order,
         schedule=schedule,
+        early_stop=early_stop,
         precision=precision,
         compile=compiled,
         float8=float8,
@@ -125,6 +134,7 @@ class _Chosen:
     threads: int
     order: Order
     schedule: Schedule
+    early_stop: EarlyStopRule | None
     precision: Precision
     compile: bool
     float8: bool
@@ -240,6 +250,9 @@ def _assemble(
         compile=chosen.compile,
         float8=chosen.float8,
         allow_coupled=train.allow_coupled,
+        best=train.goal,
+        early_stop=chosen.early_stop,
+        ema=train.ema,
     )
 
 

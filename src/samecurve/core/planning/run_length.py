@@ -5,8 +5,11 @@ from dataclasses import dataclass
 from samecurve.core.config.sections import Config, Train, epochs_of
 from samecurve.core.determinism.data_order import Order
 from samecurve.core.planning.decision import Decision
+from samecurve.core.planning.facts import Facts
+from samecurve.core.planning.metric_goal import EarlyStopRule
 from samecurve.core.planning.schedule import Schedule
 from samecurve.errors import UserError
+from samecurve.units import counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +32,33 @@ def choose_intervals(train: Train, order: Order) -> Intervals:
         sample=_interval(train.sample_every, order),
         hash=train.hash_every if train.exact else 0,
     )
+
+
+def choose_early_stop(train: Train, facts: Facts) -> Decision[EarlyStopRule | None]:
+    """UserError: nothing would be evaluated before the end."""
+    fields = train.early_stop
+    if fields is None:
+        return Decision(None)
+    if not facts.eval_samples:
+        raise UserError(
+            "train.early_stop looks at evaluations, and the task has no held-out data",
+            "a share of the data for validation, or leave it out",
+            "train.early_stop",
+        )
+    if not train.eval_every:
+        raise UserError(
+            "train.early_stop looks at evaluations, and there is one at the end only",
+            "--eval-every 1ep, or a number of steps",
+            "train.early_stop",
+        )
+    goal = fields.goal
+    reason = (
+        f"after {counted(fields.patience, 'evaluation')} in a row without a better {goal.metric}"
+        f" ({goal.mode}"
+    )
+    reason += f", by more than {fields.min_delta:g})" if fields.min_delta else ")"
+    rule = EarlyStopRule(goal, fields.patience, fields.min_delta)
+    return Decision(rule, {"early stop": reason})
 
 
 def choose_schedule(config: Config, order: Order, by_task: str = "") -> Decision[Schedule]:

@@ -23,7 +23,7 @@ from samecurve.errors import UserError
 from samecurve.observe.pictures import check_picture
 from samecurve.tasks.adapter.task_adapter import TaskAdapter
 
-_RESERVED = {"best_loss", "best_step", "seconds"}  # names in the journal's lines
+_RESERVED = {"best_loss", "best_value", "best_step", "seconds"}  # names in the journal's lines
 FEATURES = (
     "return {name: tensor with one row a sample}: a number of the model for all samples as"
     " model.scale.expand(len(x)), sums over a sample's tokens as one row each"

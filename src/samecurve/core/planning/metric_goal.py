@@ -1,0 +1,34 @@
+"""Which evaluation is the best one, and when a run ends for want of a better one.
+
+Both follow from the metrics summed over all devices, so that every rank comes to the same answer.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Mode = Literal["min", "max"]
+
+
+@dataclass(frozen=True)
+class MetricGoal:
+    """What is to become less, or more."""
+
+    metric: str = "loss"
+    mode: Mode = "min"
+
+    def is_better(self, value: float | None, than: float | None, by: float = 0.0) -> bool:
+        """By more than `by`. None: not finite, or, of `than`, not known yet."""
+        if value is None:
+            return False
+        if than is None:
+            return True
+        return (than - value if self.mode == "min" else value - than) > by
+
+
+@dataclass(frozen=True)
+class EarlyStopRule:
+    """A run ends after `patience` evaluations in a row without a better one."""
+
+    goal: MetricGoal
+    patience: int
+    min_delta: float
