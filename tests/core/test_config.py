@@ -30,7 +30,7 @@ def read(text: str, name: str = "c.yaml") -> LoadedConfig:
     "path", sorted((ROOT / "models").glob("*.yaml")), ids=lambda path: path.stem
 )
 def test_the_example_configs_are_valid(path: Path) -> None:
-    assert read(path.read_text()).config.task in {"language", "huggingface"}
+    assert read(path.read_text()).config.task in {"language", "huggingface", "timeseries"}
 
 
 def test_every_error_at_once_with_its_place() -> None:
@@ -114,7 +114,10 @@ def test_words_are_compared_without_regard_to_case() -> None:
         ("[" * 5000, "nested deeper|not valid"),
         ("a: \x00\n", "not valid YAML"),
         ("task: visionn\n", "is not a task"),
-        ("task: toy\n", "tasks: language, huggingface; your own: path/to/file.py:MyTask"),
+        (
+            "task: toy\n",
+            "tasks: language, huggingface, timeseries; your own: path/to/file.py:MyTask",
+        ),
         ("task: vision\n", "is not in this version"),
     ],
 )

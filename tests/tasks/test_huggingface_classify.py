@@ -21,7 +21,7 @@ from samecurve.core.determinism.mean import Mean
 from samecurve.errors import UserError
 from samecurve.run.init_weights import read_initial_weights
 from samecurve.tasks import facts, open_task
-from samecurve.tasks.huggingface.task import summarize_classes
+from samecurve.tasks.classification import summarize_classes
 from tiny import config_of
 from worlds import Pool
 

@@ -27,6 +27,7 @@ VERBS = {
     "bench": "bench",
     "compare-runs": "compare_runs",
     "convert": "convert",
+    "data": "data",
     "eval": "evaluate",
     "export": "export",
     "plan": "plan",
@@ -38,7 +39,7 @@ VERBS = {
     "train": "train",
     "verify": "verify",
 }
-_LATER_VERBS = {"check", "init", "data", "submit", "ui"}
+_LATER_VERBS = {"check", "init", "submit", "ui"}
 
 
 def find_verb(name: str) -> click.Command | None:

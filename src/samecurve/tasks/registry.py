@@ -29,8 +29,9 @@ ENTRY_POINTS = "samecurve.tasks"  # the group under which an installed package n
 _BUILT_IN = {  # each package's ENTRY
     "language": "samecurve.tasks.language",
     "huggingface": "samecurve.tasks.huggingface",
+    "timeseries": "samecurve.tasks.timeseries",
 }
-_LATER = ("timeseries", "vision", "diffusion")
+_LATER = ("vision", "diffusion")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -45,6 +45,27 @@ class SavedActivations:
         return [first + rest for first, rest in zip(self.inputs, self.products, strict=True)]
 
 
+def saved_facts(wide: SavedActivations, narrow: SavedActivations, times: int = 1) -> dict[str, Any]:
+    """Fields of Facts.
+
+    wide: of a forward pass in float32; narrow: of the same under autocast
+    times: such passes a sample
+    """
+    ways = ("block", "selective") if wide.blocks else ()
+    return {
+        "bytes_per_sample": wide.total * times,
+        "rerun_share": {
+            how: min(saved.rerun(how) / saved.recomputed(how) for saved in (wide, narrow))
+            for how in ways
+        },
+        "recompute_bytes": {how: wide.recomputed(how) * times for how in ways},
+        "autocast_bytes": {
+            "none": narrow.total * times,
+            **{how: narrow.recomputed(how) * times for how in ways},
+        },
+    }
+
+
 def count_saved(
     model: nn.Module, blocks: Sequence[nn.Module], run: Callable[[], object]
 ) -> SavedActivations:

@@ -22,7 +22,7 @@ _PARTS = {
 _SERVED_BY = {
     "huggingface": "task huggingface has it, under its library's names (docs/huggingface.md); ",
     "vision": "task vision of a later version will have it; ",
-    "timeseries": "task timeseries of a later version will have it; ",
+    "timeseries": "task timeseries has it: -f models/har.yaml (docs/timeseries.md); ",
 }
 USER_TASK = "your own: path/to/file.py:MyTask (docs/tasks.md)"
 USER_TASK_HINT = "a user task does it today: task: FILE.py:CLASS (docs/tasks.md)"

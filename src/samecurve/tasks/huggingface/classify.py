@@ -13,9 +13,8 @@ from torch import Tensor
 
 from samecurve.core.determinism.mean import Mean
 from samecurve.core.protocols import Arrays
-from samecurve.errors import UserError
+from samecurve.tasks.confusion import count_answers
 from samecurve.tasks.huggingface.causal import suit_experts
-from samecurve.tasks.huggingface.sections import HFModel
 
 
 class Classify:
@@ -30,13 +29,11 @@ class Classify:
     def metrics(self, model: Any, batch: Arrays) -> Mapping[str, Mean]:
         """confusion: [label, answer], how many samples."""
         logits, labels = self.logits(model, batch), batch["label"]
-        answers, classes = logits.argmax(-1), len(self._weights)
-        empty = torch.zeros(classes * classes, dtype=torch.int64, device=labels.device)
-        pairs = empty.index_add(0, labels * classes + answers, torch.ones_like(labels))
+        answers = logits.argmax(-1)
         return {
             "loss": self._mean(logits, labels),
             "accuracy": Mean((answers == labels).sum(), len(labels)),
-            "confusion": Mean(pairs.view(classes, classes), 1),
+            "confusion": Mean(count_answers(labels, answers, len(self._weights)), 1),
         }
 
     def logits(self, model: Any, batch: Arrays) -> Tensor:
@@ -54,26 +51,3 @@ class Classify:
         weights = logits.new_tensor(self._weights)
         error = F.cross_entropy(logits, labels, weight=weights, reduction="none")
         return Mean(error.sum(), weights[labels].sum())
-
-
-def class_weights(fields: HFModel, classes: Sequence[str], counts: Sequence[int]) -> list[float]:
-    """By number. counts: samples of each class that are trained on.
-
-    balanced: of N samples in C classes, N / (C n) for a class of n.
-    UserError: a weight is of no class.
-    """
-    chosen = fields.class_weights
-    if chosen == "none":
-        return [1.0] * len(classes)
-    if chosen == "balanced":
-        return [sum(counts) / (len(counts) * max(1, count)) for count in counts]
-    assert isinstance(chosen, dict)
-    for name in chosen:
-        if name not in classes:
-            raise UserError(
-                f"model.class_weights: {name} is no label of the data, which has"
-                f" {', '.join(classes[:20])}",
-                "weights by label, such as {spam: 4}",
-                "model.class_weights",
-            )
-    return [chosen.get(name, 1.0) for name in classes]

@@ -11,7 +11,7 @@ from samecurve.core.planning.memory import logit_rows
 from samecurve.tasks.huggingface.causal import LossHead
 from samecurve.tasks.huggingface.quantized import Packing, QuantizedLinear
 from samecurve.torch_engine.model import repeated_blocks
-from samecurve.torch_engine.saved_activations import SavedActivations, count_saved
+from samecurve.torch_engine.saved_activations import SavedActivations, count_saved, saved_facts
 from samecurve.units import counted
 
 # registered with the library: its sdpa, for which it makes no mask; and experts of known sizes
@@ -61,20 +61,7 @@ def cost_facts(
         f"what the model keeps of {counted(texts, 'text')} of {length} tokens, counted on tensors"
         " without values"
     )
-    ways = ("block", "selective") if wide.blocks else ()
-    return {
-        **facts,
-        "bytes_per_sample": wide.total * texts,
-        "rerun_share": {
-            how: min(saved.rerun(how) / saved.recomputed(how) for saved in (wide, narrow))
-            for how in ways
-        },
-        "recompute_bytes": {how: wide.recomputed(how) * texts for how in ways},
-        "autocast_bytes": {
-            "none": narrow.total * texts,
-            **{how: narrow.recomputed(how) * texts for how in ways},
-        },
-    }
+    return {**facts, **saved_facts(wide, narrow, texts)}
 
 
 def _two_bytes() -> AbstractContextManager[object]:

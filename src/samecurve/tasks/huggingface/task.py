@@ -16,6 +16,7 @@ import numpy as np
 from samecurve.core.determinism.mean import Mean
 from samecurve.core.protocols import Source
 from samecurve.errors import UserError
+from samecurve.tasks.classification import summarize_classes
 from samecurve.tasks.huggingface.data.columns import Learns
 from samecurve.tasks.huggingface.data.prepare import (
     PreparedData,
@@ -208,23 +209,6 @@ class HuggingFaceTask:
                 shutil.copyfile(self._kept / f"{_KEPT}{name}", to / name)
         if (self._kept / TOKENIZER).is_file():
             shutil.copyfile(self._kept / TOKENIZER, to / TOKENIZER)
-
-
-def summarize_classes(totals: Mapping[str, Mean]) -> dict[str, Any]:
-    """Accuracy and macro F1 from exact counts. confusion: [label, answer] how many samples.
-
-    The F1 of a class that neither occurs nor is answered is left out of the mean.
-    """
-    confusion = np.asarray(totals["confusion"].sum)
-    right = np.diagonal(confusion)
-    counts = confusion.sum(0) + confusion.sum(1)
-    f1 = 2 * right[counts > 0] / counts[counts > 0]
-    return {
-        "loss": float(totals["loss"].sum / totals["loss"].weight),
-        "accuracy": float(right.sum() / confusion.sum()),
-        "macro_f1": float(f1.mean()),
-        "confusion": confusion,
-    }
 
 
 def _is_classifier(config: Mapping[str, Any]) -> bool:

@@ -15,6 +15,7 @@ from torch import nn
 
 from samecurve.errors import UserError
 from samecurve.system import directory_made_once
+from samecurve.tasks.classification import weigh_classes
 from samecurve.tasks.huggingface.adapter import (
     BASE,
     adapter_tensors,
@@ -31,7 +32,7 @@ from samecurve.tasks.huggingface.adapter import (
 from samecurve.tasks.huggingface.attention import choose_attention
 from samecurve.tasks.huggingface.balance import BatchBalanced, RowBalanced, make_causal
 from samecurve.tasks.huggingface.causal import Causal, with_loss_head
-from samecurve.tasks.huggingface.classify import Classify, class_weights
+from samecurve.tasks.huggingface.classify import Classify
 from samecurve.tasks.huggingface.costs import cost_facts
 from samecurve.tasks.huggingface.data.labelled import prompted
 from samecurve.tasks.huggingface.data_section import HFData
@@ -136,7 +137,8 @@ class TorchHuggingFace(HuggingFaceTask):
     def _class_weights(self) -> list[float]:
         if self._kept is not None:  # the model is only used
             return [1.0] * len(self._class_names)
-        return class_weights(self.fields, self.prepared.classes, self.prepared.class_counts)
+        counts = self.prepared.class_counts
+        return weigh_classes(self.fields.class_weights, self.prepared.classes, counts)
 
     @cached_property
     def config(self) -> "PretrainedConfig":

@@ -1,0 +1,64 @@
+"""What classifiers share: what a class counts in the loss, and metrics from a confusion matrix.
+
+confusion: whole numbers [label, answer], how many samples. No engine is imported here.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from samecurve.core.determinism.mean import Mean
+from samecurve.errors import UserError
+
+_SHOWN = 20  # classes named in an error
+
+
+def weigh_classes(
+    chosen: str | Mapping[str, float], classes: Sequence[str], counts: Sequence[int]
+) -> list[float]:
+    """What a sample counts, by the number of its class.
+
+    chosen: none, or balanced (of N samples in C classes N / (C n) for a class of n), or by name
+    counts: samples of each class that are trained on
+
+    UserError: a weight is of no class.
+    """
+    if chosen == "none":
+        return [1.0] * len(classes)
+    if chosen == "balanced":
+        return [sum(counts) / (len(counts) * max(1, count)) for count in counts]
+    assert isinstance(chosen, Mapping)
+    for name in chosen:
+        if name not in classes:
+            raise UserError(
+                f"model.class_weights: {name} is no label of the data, which has"
+                f" {', '.join(classes[:_SHOWN])}",
+                "weights by label, such as {spam: 4}",
+                "model.class_weights",
+            )
+    return [chosen.get(name, 1.0) for name in classes]
+
+
+def summarize_classes(totals: Mapping[str, Mean]) -> dict[str, Any]:
+    """The loss, and accuracy and macro F1 from exact counts."""
+    confusion = np.asarray(totals["confusion"].sum)
+    return {
+        "loss": float(totals["loss"].sum / totals["loss"].weight),
+        "accuracy": accuracy(confusion),
+        "macro_f1": macro_f1(confusion),
+        "confusion": confusion,
+    }
+
+
+def accuracy(confusion: NDArray[np.int64]) -> float:
+    return float(np.trace(confusion) / confusion.sum())
+
+
+def macro_f1(confusion: NDArray[np.int64]) -> float:
+    """The mean over classes; one that neither occurs nor is answered is left out of it."""
+    right = np.diagonal(confusion)
+    counts = confusion.sum(0) + confusion.sum(1)
+    f1: NDArray[np.float64] = 2 * right[counts > 0] / counts[counts > 0]
+    return float(f1.mean())

@@ -1,0 +1,120 @@
+"""Windows of one's own as arrays, in an .npz file:
+
+x [windows, channels, time]; label [windows], numbers or names; subject [windows], if known;
+channels and classes, names, if wanted; x_test, label_test and subject_test, a test split.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from samecurve.errors import UserError
+from samecurve.tasks.timeseries.splits import in_both, number_labels, subject_of_both
+from samecurve.tasks.timeseries.windows import Numbers, Windows, WindowSet
+from samecurve.units import counted
+
+Array = NDArray[Any]
+_NEEDED = ("x", "label")
+
+
+def read_npz(file: Path) -> WindowSet:
+    """UserError: an array is missing, or of another shape or type."""
+    try:
+        with np.load(file, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files}
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{file} can't be read as an .npz file: {error}",
+            "np.savez(FILE, x=..., label=..., subject=...), of plain arrays",
+            str(file),
+        ) from None
+    for name in _NEEDED:
+        if name not in arrays:
+            raise UserError(
+                f"{file.name} has no array {name}; it has {', '.join(sorted(arrays)) or 'none'}",
+                "x [windows, channels, time] and label [windows], and subject [windows] if known",
+                str(file),
+            )
+    parts = [_Part(arrays, "", file)]
+    if "x_test" in arrays:
+        parts.append(_Part(arrays, "_test", file))
+    channels = _names(arrays, "channels", parts[0].values.shape[1], file)
+    named = [str(name) for name in arrays["classes"]] if "classes" in arrays else None
+    classes, labels = number_labels([part.labels for part in parts], named, f"{file}:label")
+    splits = [
+        Windows(values=part.values, labels=numbers, subjects=part.subjects)
+        for part, numbers in zip(parts, labels, strict=True)
+    ]
+    test = splits[1] if len(splits) > 1 else None
+    if test is not None:
+        _check_alike(splits[0], test, file)
+    return WindowSet(train=splits[0], test=test, channels=channels, classes=classes)
+
+
+class _Part:
+    """One split of an .npz file, its arrays checked."""
+
+    def __init__(self, arrays: Mapping[str, Array], suffix: str, file: Path) -> None:
+        x = arrays[f"x{suffix}"]
+        if x.ndim != 3 or x.dtype.kind not in "iuf" or 0 in x.shape:
+            raise UserError(
+                f"x{suffix} has shape {x.shape} and type {x.dtype}",
+                "numbers [windows, channels, time], one of each at least",
+                f"{file}:x{suffix}",
+            )
+        with np.errstate(over="ignore"):
+            self.values = x.astype(np.float32)
+        if not np.isfinite(self.values).all():
+            window, channel, step = map(int, np.argwhere(~np.isfinite(self.values))[0])
+            raise UserError(
+                f"x{suffix} has {self.values[window, channel, step]} in window {window}, channel"
+                f" {channel}, time step {step}",
+                "finite numbers; leave the window out, or fill it in",
+                f"{file}:x{suffix}[{window}, {channel}, {step}]",
+            )
+        self.labels = _column(arrays, f"label{suffix}", len(x), file)
+        self.subjects: Numbers | None = None
+        if f"subject{suffix}" in arrays or (suffix and "subject" in arrays):
+            self.subjects = _column(arrays, f"subject{suffix}", len(x), file).astype(np.int64)
+
+
+def _column(arrays: Mapping[str, Array], name: str, count: int, file: Path) -> Array:
+    array = arrays.get(name)
+    kinds = "iu" if name.startswith("subject") else "iuU"
+    if array is None or array.shape != (count,) or array.dtype.kind not in kinds:
+        there = "is not there" if array is None else f"has shape {array.shape}, type {array.dtype}"
+        raise UserError(
+            f"{name} {there}; x has {counted(count, 'window')}",
+            f"{'whole numbers' if kinds == 'iu' else 'whole numbers or names'}, one a window",
+            f"{file}:{name}",
+        )
+    return array
+
+
+def _names(arrays: Mapping[str, Array], name: str, count: int, file: Path) -> list[str]:
+    if name not in arrays:
+        return [f"channel_{number}" for number in range(count)]
+    if arrays[name].shape != (count,):
+        raise UserError(
+            f"{name} has shape {arrays[name].shape} for {count} of them",
+            "a name for each",
+            f"{file}:{name}",
+        )
+    return [str(one) for one in arrays[name]]
+
+
+def _check_alike(train: Windows, test: Windows, file: Path) -> None:
+    """UserError: windows of another shape, or a subject that is in both splits."""
+    if test.values.shape[1:] != train.values.shape[1:]:
+        raise UserError(
+            f"x_test has windows of shape {test.values.shape[1:]}, and x of"
+            f" {train.values.shape[1:]}",
+            "windows of the same channels and time steps in both",
+            f"{file}:x_test",
+        )
+    place = subject_of_both(train, test)
+    if place is not None and test.subjects is not None:
+        raise in_both(int(test.subjects[place]), f"{file}:subject_test[{place}]")

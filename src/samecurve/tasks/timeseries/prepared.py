@@ -1,0 +1,141 @@
+"""A source of windows, read once: its arrays lie in the cache, mapped by every rank, and are found
+again by the names, sizes and times of the files they were read from.
+"""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from samecurve.errors import UserError
+from samecurve.system import directory_made_once
+from samecurve.tasks.timeseries import synthetic
+from samecurve.tasks.timeseries.csv_files import read_csv
+from samecurve.tasks.timeseries.har_files import files_of, read_har
+from samecurve.tasks.timeseries.npz_files import read_npz
+from samecurve.tasks.timeseries.sections import TimeSeriesData
+from samecurve.tasks.timeseries.windows import Windows, WindowSet
+
+_FORMAT = 1  # of the cache
+_NOTES = "windows.json"
+_PARTS = ("values", "labels", "subjects")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A source's windows, and what they are known by."""
+
+    windows: WindowSet
+    sha256: str  # of the arrays
+    place: str  # where they were read from
+
+
+def stamp_windows(data: TimeSeriesData) -> object:
+    """Names, sizes and times of what the windows are read from.
+
+    UserError: a file is missing.
+    """
+    like_run = [] if data.like_run is None else [_stamp(Path(data.like_run))]
+    if data.source is None:
+        return ["synthetic", synthetic.VERSION, *like_run]
+    return [*map(_stamp, _source_files(_path(data.source))), *like_run]
+
+
+def prepare_windows(data: TimeSeriesData, cache: Path) -> Prepared:
+    """From the cache, if the files have not changed. Without a source the synthetic set is made.
+
+    UserError: missing or unfit files.
+    """
+    home = cache / "timeseries"
+    path = _path(data.source) if data.source else _synthetic_set(home)
+    stamps = [_stamp(file) for file in _source_files(path)]
+    key = hashlib.sha256(json.dumps([_FORMAT, *stamps]).encode()).hexdigest()[:24]
+    arrays = home / "arrays" / key
+    if not (arrays / _NOTES).exists():
+        with directory_made_once(arrays) as scratch:
+            _write(_read(path), scratch)
+    notes = json.loads((arrays / _NOTES).read_text())
+    splits = [_mapped(arrays, split) for split in notes["splits"]]
+    windows = WindowSet(
+        train=splits[0],
+        test=splits[1] if len(splits) > 1 else None,
+        channels=notes["channels"],
+        classes=notes["classes"],
+    )
+    return Prepared(windows=windows, sha256=notes["sha256"], place=str(path))
+
+
+def _synthetic_set(home: Path) -> Path:
+    """The directory of the synthetic set, written if it is not there yet."""
+    place = home / f"synthetic-{synthetic.VERSION}"
+    if not place.is_dir():
+        with directory_made_once(place) as scratch:
+            synthetic.write_files(scratch)
+    return place
+
+
+def _path(source: str) -> Path:
+    return Path(source).expanduser().resolve()
+
+
+def _source_files(path: Path) -> list[Path]:
+    if path.is_dir():
+        return files_of(path)
+    if not path.is_file():
+        raise UserError(
+            f"there is no data at {path}",
+            "a directory in the layout of UCI HAR, an .npz or a .csv file; without data.source a"
+            " synthetic set is made",
+            "data.source",
+        )
+    return [path]
+
+
+def _read(path: Path) -> WindowSet:
+    if path.is_dir():
+        return read_har(path)
+    readers = {".npz": read_npz, ".csv": read_csv}
+    if path.suffix not in readers:
+        raise UserError(
+            f"{path.name} is neither an .npz nor a .csv file",
+            "one of these, or a directory in the layout of UCI HAR (docs/timeseries.md)",
+            "data.source",
+        )
+    return readers[path.suffix](path)
+
+
+def _write(windows: WindowSet, home: Path) -> None:
+    digest = hashlib.sha256()
+    splits = {"train": windows.train, "test": windows.test}
+    present = {name: split for name, split in splits.items() if split is not None}
+    for name, split in present.items():
+        for part in _PARTS:
+            array = getattr(split, part)
+            if array is not None:
+                digest.update(f"{name}/{part}/{array.shape}".encode())
+                digest.update(np.ascontiguousarray(array).tobytes())
+                np.save(home / f"{name}-{part}.npy", array)
+    names = {
+        "channels": list(windows.channels),
+        "classes": list(windows.classes),
+        "splits": list(present),
+    }
+    digest.update(json.dumps(names).encode())
+    (home / _NOTES).write_text(json.dumps({**names, "sha256": digest.hexdigest()}))
+
+
+def _mapped(home: Path, split: str) -> Windows:
+    arrays: dict[str, Any] = {"subjects": None}
+    for part in _PARTS:
+        file = home / f"{split}-{part}.npy"
+        if file.is_file():
+            arrays[part] = np.load(file, mmap_mode="r" if part == "values" else None)
+    return Windows(**arrays)
+
+
+def _stamp(file: Path) -> list[Any]:
+    status = file.stat()
+    return [str(file), status.st_size, status.st_mtime_ns]

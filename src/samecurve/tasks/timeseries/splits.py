@@ -1,0 +1,62 @@
+"""What every source is checked for: labels that are classes, subjects in one split alone."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from samecurve.errors import UserError
+from samecurve.tasks.timeseries.windows import Numbers, Windows
+
+_SHOWN = 20  # names in a line
+
+
+def number_labels(
+    labels: Sequence[NDArray[Any]], classes: Sequence[str] | None, where: str
+) -> tuple[list[str], list[Numbers]]:
+    """Names of the classes, and of each split the number of each window's class.
+
+    labels: numbers, or names
+    classes: what numbers stand for, or which names there are; None: those that occur, sorted
+
+    UserError: a label is of no class, or there is one class only.
+    """
+    present = np.unique(np.concatenate(labels)).tolist()
+    values: list[Any] = present
+    if classes is not None:
+        values = list(classes) if isinstance(present[0], str) else list(range(len(classes)))
+    names = [str(value) for value in present] if classes is None else list(classes)
+    unknown = [value for value in present if value not in values]
+    if unknown:
+        raise UserError(
+            f"label {unknown[0]} is none of the {len(names)} classes: {', '.join(names[:_SHOWN])}",
+            f"a name, or a number from 0 to {len(names) - 1}",
+            where,
+        )
+    if len(names) < 2:
+        raise UserError(
+            f"all labels are {names[0]}: there is nothing to tell apart",
+            "windows of two classes or more",
+            where,
+        )
+    number = {value: index for index, value in enumerate(values)}
+    return names, [np.array([number[v] for v in part.tolist()], np.int64) for part in labels]
+
+
+def subject_of_both(train: Windows, test: Windows) -> int | None:
+    """The first window of the test split whose subject is in the training split too; None: there is
+    none, or nobody knows.
+    """
+    if train.subjects is None or test.subjects is None:
+        return None
+    both = np.flatnonzero(np.isin(test.subjects, train.subjects))
+    return int(both[0]) if len(both) else None
+
+
+def in_both(subject: int, where: str) -> UserError:
+    return UserError(
+        f"subject {subject} is in the test split and in the training split",
+        "each subject in one of them: a test on people that were trained on says little",
+        where,
+    )

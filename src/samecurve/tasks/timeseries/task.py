@@ -1,0 +1,259 @@
+"""The timeseries task without its model: windows, their split by subject, what a run keeps of them.
+
+No engine is imported here; torch_task.py brings the model.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from samecurve.core.determinism.mean import Mean
+from samecurve.core.protocols import Source
+from samecurve.errors import UserError
+from samecurve.system import directory_made_once
+from samecurve.tasks.classification import accuracy, macro_f1, summarize_classes, weigh_classes
+from samecurve.tasks.timeseries.prepared import Prepared, prepare_windows, stamp_windows
+from samecurve.tasks.timeseries.sections import TimeSeriesData, TimeSeriesModel
+from samecurve.tasks.timeseries.windows import (
+    ChannelRows,
+    Normalization,
+    Numbers,
+    WindowRows,
+    Windows,
+    split_subjects,
+)
+from samecurve.units import counted
+
+FORMAT = "windows.json"  # among a run's assets
+WHOLE = "window_"  # before the names of what flatten's whole windows are measured by
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowFormat:
+    """What a model must know of the windows that it is given."""
+
+    channels: Sequence[str]
+    classes: Sequence[str]  # by number
+    length: int  # time steps
+    normalization: Normalization
+    class_weights: Sequence[float]  # by number, in the loss
+
+    @classmethod
+    def read(cls, file: Path) -> "WindowFormat":
+        """UserError: the file is none that a run keeps."""
+        try:
+            values = dict(json.loads(file.read_text()))
+            normalization = Normalization(**values.pop("normalization"))
+            return cls(normalization=normalization, **values)
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise UserError(
+                f"{file} can't be read as the windows of a run: {error}",
+                f"the file assets/{FORMAT} of a run of task timeseries",
+                "data.like_run",
+            ) from None
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+
+class TimeSeriesTask:
+    """All of the task but its model.
+
+    model, data: the config's sections
+    cache: where the arrays of files are kept
+    assets: what a run has kept, where its model is only used: the data is not needed then
+    """
+
+    data_stamp = staticmethod(stamp_windows)
+
+    @staticmethod
+    def other_data(source: str, assets: Path, reference: Mapping[str, float]) -> Mapping[str, Any]:
+        """All windows of it, as the run reads its own."""
+        del reference
+        kept = WindowFormat.read(assets / FORMAT)
+        weights = dict(zip(kept.classes, kept.class_weights, strict=True))
+        return {
+            "data.source": source,
+            "data.like_run": str((assets / FORMAT).resolve()),
+            "model.class_weights": weights,
+        }
+
+    def __init__(
+        self,
+        model: TimeSeriesModel,
+        data: TimeSeriesData,
+        cache: Path,
+        assets: Path | None = None,
+    ) -> None:
+        self.fields, self.data = model, data
+        self._cache, self._kept = cache, assets
+
+    @cached_property
+    def prepared(self) -> Prepared:
+        return prepare_windows(self.data, self._cache)
+
+    @cached_property
+    def format(self) -> WindowFormat:
+        """UserError: weights of classes that there are not, or windows unlike the run's."""
+        if self._kept is not None:
+            return WindowFormat.read(self._kept / FORMAT)
+        if self.data.like_run is not None:
+            return WindowFormat.read(Path(self.data.like_run))
+        windows, (ids, _) = self.prepared.windows, self._split
+        counts = np.bincount(windows.train.labels[ids], minlength=len(windows.classes))
+        return WindowFormat(
+            channels=list(windows.channels),
+            classes=list(windows.classes),
+            length=windows.train.values.shape[2],
+            normalization=Normalization.of(windows.train.values[ids]),
+            class_weights=weigh_classes(
+                self.fields.class_weights, windows.classes, counts.tolist()
+            ),
+        )
+
+    @property
+    def model_channels(self) -> int:
+        """Those of a row that the model is given."""
+        return len(self.format.channels) if self.data.mode == "joint" else 1
+
+    @cached_property
+    def _split(self) -> tuple[Numbers, list[int]]:
+        """Ids of the windows that are trained on, and the subjects held out for validation."""
+        train = self.prepared.windows.train
+        if train.subjects is None and self.data.validation:
+            raise UserError(
+                "the data says of no window whose it is, and validation is by subject: windows of"
+                " one person on both sides would flatter it",
+                "an array or a column `subject`; or --set data.validation=0, without an evaluation",
+                "data.validation",
+            )
+        subjects = np.zeros(len(train), np.int64) if train.subjects is None else train.subjects
+        return split_subjects(subjects, self.data.validation)
+
+    def train_data(self) -> Source:
+        if self.data.like_run is not None:
+            return self._whole(self._all_windows)
+        train, (ids, _) = self.prepared.windows.train, self._split
+        if self.data.mode == "flatten":
+            return ChannelRows(train, ids, self.format.normalization)
+        return self._whole(train, ids)
+
+    def eval_data(self) -> Source | None:
+        """The held-out subjects; in mode flatten whole windows, whose channels stay together."""
+        if self.data.like_run is not None or not self._split[1]:
+            return None
+        train = self.prepared.windows.train
+        return self._whole(train, np.setdiff1d(np.arange(len(train)), self._split[0]))
+
+    def test_data(self) -> Source | None:
+        """Windows that nothing is chosen by; None: the source has no test split."""
+        test = self.prepared.windows.test
+        if self.data.like_run is not None or test is None:
+            return None
+        return self._whole(test)
+
+    def _whole(self, windows: Windows, ids: Numbers | None = None) -> Source:
+        """ids: of those that are meant; None: all."""
+        ids = np.arange(len(windows)) if ids is None else ids
+        return WindowRows(windows, ids, self.format.normalization, self.data.mode)
+
+    @cached_property
+    def _all_windows(self) -> Windows:
+        """Of both splits, with the numbers that the run has for their classes.
+
+        UserError: they are not as the run's are.
+        """
+        source, kept = self.prepared.windows, self.format
+        splits = [split for split in (source.train, source.test) if split is not None]
+        shape = splits[0].values.shape[1:]
+        if shape != (len(kept.channels), kept.length):
+            raise UserError(
+                f"windows of {shape[0]} channels x {shape[1]} time steps; the run's are of"
+                f" {len(kept.channels)} x {kept.length}",
+                "windows cut and ordered as those that the run was trained on",
+                "data.source",
+            )
+        unknown = [name for name in source.classes if name not in kept.classes]
+        if unknown:
+            raise UserError(
+                f"class {unknown[0]} is none of the run's: {', '.join(kept.classes)}",
+                "labels of the same names",
+                "data.source",
+            )
+        numbers = np.array([list(kept.classes).index(name) for name in source.classes])
+        known = [split.subjects for split in splits if split.subjects is not None]
+        return Windows(
+            values=np.concatenate([split.values for split in splits]),
+            labels=numbers[np.concatenate([split.labels for split in splits])],
+            subjects=np.concatenate(known) if len(known) == len(splits) else None,
+        )
+
+    def fingerprint(self) -> str:
+        normalization = hashlib.sha256(self.format.to_json().encode()).hexdigest()[:16]
+        return f"{self.prepared.sha256}/{self.data.mode}/{self._split_words()}/{normalization}"
+
+    def _split_words(self) -> str:
+        if self.data.like_run is not None:
+            return "all"
+        return ",".join(map(str, self._split[1])) or "none held out"
+
+    def summarize(self, totals: Mapping[str, Mean]) -> dict[str, Any]:
+        """In mode flatten of single channels, and of whole windows where they were measured."""
+        shown = summarize_classes(totals)
+        whole = totals.get(f"{WHOLE}confusion")
+        if whole is None or not np.asarray(whole.sum).any():
+            return shown
+        confusion = np.asarray(whole.sum)
+        return {
+            **shown,
+            f"{WHOLE}accuracy": accuracy(confusion),
+            f"{WHOLE}macro_f1": macro_f1(confusion),
+            f"{WHOLE}confusion": confusion,
+        }
+
+    def assets(self) -> Mapping[str, Path]:
+        """What the model must know of its windows."""
+        text = self.format.to_json()
+        key = hashlib.sha256(text.encode()).hexdigest()[:24]
+        home = self._cache / "timeseries" / "formats" / key
+        if not home.is_dir():
+            with directory_made_once(home) as scratch:
+                (scratch / FORMAT).write_text(text)
+        return {FORMAT: home / FORMAT}
+
+    def notes(self) -> list[str]:
+        """Lines for the user: what is trained on."""
+        source, kept = self.prepared.windows, self.format
+        lines = [
+            f"data {self.prepared.place}: windows of {len(kept.channels)} channels x"
+            f" {kept.length} time steps, {len(kept.classes)} classes"
+        ]
+        if self.data.source is None:
+            lines.insert(0, "data no data.source: a synthetic set, made once in the cache")
+        if self.data.like_run is not None:
+            return [*lines, f"data {len(self._all_windows)} windows, read as {self.data.like_run}"]
+        ids, held_out = self._split
+        parts = [f"{_described(source.train.part(ids))} to train on"]
+        if held_out:
+            rest = np.setdiff1d(np.arange(len(source.train)), ids)
+            names = ", ".join(map(str, held_out))
+            parts.append(f"{_described(source.train.part(rest))} held out ({names})")
+        if source.test is not None:
+            parts.append(f"{_described(source.test)} to test on")
+        counts = np.bincount(source.train.labels[ids], minlength=len(kept.classes))
+        pairs = zip(kept.classes, counts, strict=True)
+        named = ", ".join(f"{name} {count}" for name, count in pairs)
+        return [*lines, f"data {'; '.join(parts)}", f"data trained on, by class: {named}"]
+
+
+def _described(windows: Windows) -> str:
+    count = counted(len(windows), "window")
+    if windows.subjects is None:
+        return count
+    return f"{count} of {counted(len(np.unique(windows.subjects)), 'subject')}"

@@ -1,0 +1,159 @@
+"""Windows of sensor channels: arrays, their split by subject, and the rows that a model is given.
+
+A window belongs to training or to validation by its subject, so that neither sees a person of the
+other. Means and deviations are those of the windows that are trained on.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from samecurve.core.determinism.data_order import Ids
+from samecurve.core.determinism.sample_keys import row_keys
+from samecurve.errors import UserError
+from samecurve.tasks.timeseries.sections import Mode
+
+Numbers = NDArray[np.int64]
+_SPLIT_STREAM = 0x7375626A  # apart from the keys of samples
+
+
+@dataclass(frozen=True, kw_only=True)
+class Windows:
+    """values: float32 [windows, channels, time], as they were measured. labels: the number of each
+    one's class. subjects: who wore the sensors; None: not known.
+    """
+
+    values: NDArray[np.float32]
+    labels: Numbers
+    subjects: Numbers | None
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def part(self, ids: Ids) -> "Windows":
+        subjects = None if self.subjects is None else self.subjects[ids]
+        return Windows(values=self.values[ids], labels=self.labels[ids], subjects=subjects)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowSet:
+    """train; test, None where the source has none. Names of channels and classes, by number."""
+
+    train: Windows
+    test: Windows | None
+    channels: Sequence[str]
+    classes: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Normalization:
+    """Of each channel, over all windows and time steps that are trained on."""
+
+    mean: tuple[float, ...]
+    deviation: tuple[float, ...]
+
+    @classmethod
+    def of(cls, values: NDArray[np.float32]) -> "Normalization":
+        """values: [windows, channels, time]. A channel that never changes has deviation 1."""
+        means, deviations = [], []
+        for channel in range(values.shape[1]):
+            wide = values[:, channel].astype(np.float64)
+            means.append(float(wide.mean()))
+            deviations.append(float(wide.std()) or 1.0)
+        return cls(tuple(means), tuple(deviations))
+
+    def __call__(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Element by element: a row is the same whatever is read with it."""
+        mean, deviation = (
+            np.array(numbers, np.float32)[None, :, None] for numbers in (self.mean, self.deviation)
+        )
+        normal: NDArray[np.float32] = (values - mean) / deviation
+        return normal
+
+
+def split_subjects(subjects: Numbers, share: float) -> tuple[Numbers, list[int]]:
+    """Ids of the windows that are trained on, and the subjects that are held out.
+
+    share: of the subjects; at least one is held out, and one is trained on. Which ones follows from
+    their numbers alone.
+
+    UserError: there is one subject only.
+    """
+    present = np.unique(subjects)
+    if not share:
+        return np.arange(len(subjects)), []
+    if len(present) < 2:
+        raise UserError(
+            f"all {len(subjects)} windows are of subject {present[0]}: none can be held out",
+            "--set data.validation=0 trains on all of them; or data of more subjects",
+            "data.validation",
+        )
+    order = present[np.argsort(row_keys(_SPLIT_STREAM, 0, present))]
+    count = min(max(1, round(share * len(present))), len(present) - 1)
+    held_out = sorted(int(subject) for subject in order[:count])
+    return np.flatnonzero(~np.isin(subjects, held_out)), held_out
+
+
+class WindowRows:
+    """A window a row: `x` float32 [channels of the mode, time], `label`, and `subject` if known.
+
+    ids: those of the windows that are its rows
+    """
+
+    def __init__(
+        self, windows: Windows, ids: Ids, normalization: Normalization, mode: Mode
+    ) -> None:
+        self._windows, self._ids = windows, ids
+        self._normalization, self._mode = normalization, mode
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def __getitem__(self, ids: Ids) -> Mapping[str, Any]:
+        windows = self._windows.part(self._ids[np.asarray(ids)])
+        row = {"x": of_mode(self._normalization(windows.values), self._mode)}
+        return {**row, **_columns(windows)}
+
+
+class ChannelRows:
+    """A channel of a window a row: `x` float32 [1, time], the window's `label` and `subject`, and
+    `window`, its number. Row i is channel i % channels of window i // channels.
+    """
+
+    def __init__(self, windows: Windows, ids: Ids, normalization: Normalization) -> None:
+        self._windows, self._ids, self._normalization = windows, ids, normalization
+        self._channels = windows.values.shape[1]
+
+    def __len__(self) -> int:
+        return len(self._ids) * self._channels
+
+    def __getitem__(self, ids: Ids) -> Mapping[str, Any]:
+        places, channels = np.divmod(np.asarray(ids), self._channels)
+        windows = self._windows.part(self._ids[places])
+        values = self._normalization(windows.values)
+        own = np.take_along_axis(values, channels[:, None, None], axis=1)
+        return {"x": own, "window": places.astype(np.int64), **_columns(windows)}
+
+
+def of_mode(values: NDArray[np.float32], mode: Mode) -> NDArray[np.float32]:
+    """Windows as a model of that mode is given them. flatten: whole, the channels apart in the
+    model's batch.
+    """
+    if mode == "first":
+        return values[:, :1]
+    if mode != "average":
+        return values
+    total = np.zeros(values[:, :1].shape, np.float32)
+    for channel in range(values.shape[1]):  # in their order: the same bits for any number of rows
+        total = total + values[:, channel : channel + 1]
+    return total / np.float32(values.shape[1])
+
+
+def _columns(windows: Windows) -> dict[str, Numbers]:
+    columns = {"label": windows.labels}
+    if windows.subjects is not None:
+        columns["subject"] = windows.subjects
+    return columns

@@ -1,0 +1,57 @@
+"""Augmentation of windows [rows, channels, time], on the device, for a task's loss.
+
+`numbers` is samecurve.rng(batch): what is drawn follows (seed, epoch, sample), on any devices, in
+any microbatch. Draws are float32 whatever the run's precision, and everything is computed element
+by element, so that a row is the same to the last bit whatever is computed with it.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from samecurve.core.sample_numbers import SampleNumbers
+
+_WAVES = 3  # of which a warp of time is made
+
+
+def jitter(x: Tensor, numbers: SampleNumbers, deviation: float) -> Tensor:
+    """Noise of that deviation on each value."""
+    noise: Tensor = numbers.normal(*x.shape[1:])
+    return x + deviation * noise.to(x.dtype)
+
+
+def scale(x: Tensor, numbers: SampleNumbers, deviation: float) -> Tensor:
+    """Each channel of each row times a factor around 1."""
+    drawn: Tensor = numbers.normal(x.shape[1], 1)
+    return x * (1 + deviation * drawn.to(x.dtype))
+
+
+def drop_channels(x: Tensor, numbers: SampleNumbers, probability: float) -> Tensor:
+    """Each channel of each row set to 0, with that probability."""
+    kept: Tensor = numbers.uniform(x.shape[1], 1)
+    return torch.where(kept < probability, torch.zeros_like(x), x)
+
+
+def warp_time(x: Tensor, numbers: SampleNumbers, deviation: float) -> Tensor:
+    """Each row run through at a speed that varies by that deviation around 1; its ends stay.
+
+    Positions are t + sum of a_k sin(pi k t / T), with a_k so that the speed's deviation is that of
+    each wave together; values between time steps are interpolated linearly.
+    """
+    last = x.shape[-1] - 1
+    if last < 1:
+        return x
+    drawn: Tensor = numbers.normal(_WAVES)
+    steps = [float(step) for step in range(last + 1)]
+    positions = torch.tensor(steps, device=x.device).expand(len(x), -1)
+    for wave in range(1, _WAVES + 1):
+        # the sines are computed once, on the host: the same bits for any number of rows
+        length = deviation * last / (math.pi * wave * math.sqrt(_WAVES / 2))
+        sines = [length * math.sin(math.pi * wave * step / last) for step in steps]
+        positions = positions + drawn[:, wave - 1, None] * torch.tensor(sines, device=x.device)
+    positions = positions.clamp(0, last)
+    before = positions.floor().clamp(max=last - 1)
+    share = (positions - before).to(x.dtype)[:, None]
+    places = before.long()[:, None].expand_as(x)
+    return x.gather(2, places) * (1 - share) + x.gather(2, places + 1) * share
