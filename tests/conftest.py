@@ -17,7 +17,7 @@ QUICKLY_COMPILED = "--xla_backend_optimization_level=0 --xla_llvm_disable_expens
 
 @pytest.fixture(scope="session")
 def pool() -> Iterator[worlds.Pool]:
-    with warm_pool(worlds.SIZE) as ranks:
+    with warm_pool(worlds.SIZE, libraries=("transformers.modeling_utils", "peft")) as ranks:
         yield ranks
 
 

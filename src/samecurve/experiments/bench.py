@@ -41,6 +41,7 @@ from samecurve.launch.pool import Pool, pool
 from samecurve.probe import probe
 from samecurve.run.describe import describe
 from samecurve.run.provenance import surroundings
+from samecurve.tasks.registry import entry_of
 from samecurve.terminal import echo
 from samecurve.worker.jobs.profile import watch_rank
 
@@ -250,7 +251,8 @@ def measure_layout(
     if plan is None:
         return LayoutResult(layout_plan)
     home.mkdir()
-    fresh = pool(plan.world_size, home / "ranks.log", _PATIENCE)
+    libraries = entry_of(layout_plan.config.task).libraries
+    fresh = pool(plan.world_size, home / "ranks.log", _PATIENCE, libraries=libraries)
     try:
         with nullcontext(ranks) if ranks else fresh as warm:
             profile = run_profile(

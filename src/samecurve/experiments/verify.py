@@ -20,7 +20,7 @@ from samecurve.launch.pool import pool
 from samecurve.probe import probe
 from samecurve.run.describe import describe, missing_libraries
 from samecurve.system import install_command
-from samecurve.tasks.registry import engines_of
+from samecurve.tasks.registry import engines_of, entry_of
 from samecurve.terminal import echo
 
 _CPU_RANKS = 3  # worlds 2 and an odd one
@@ -58,7 +58,11 @@ def verify(
     left_out += _left_out_settings(config.devices)
     width = column_width(layouts)
     ranks_needed = max(layout.max_processes for layout in layouts)
-    with scratch("verify") as home, pool(ranks_needed, home / "ranks.log", _PATIENCE) as ranks:
+    libraries = entry_of(config.task).libraries
+    with (
+        scratch("verify") as home,
+        pool(ranks_needed, home / "ranks.log", _PATIENCE, libraries=libraries) as ranks,
+    ):
         runner = LayoutRunner(config, machine, facts, steps=steps, kind=kind, pool=ranks, home=home)
         verdicts: list[Verdict] = []
         for verdict in compare_layouts(runner, layouts, tolerance):

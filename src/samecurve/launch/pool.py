@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection, wait
@@ -55,13 +55,24 @@ class JobFailedError(RunError):
 class Pool:
     """Warm ranks, started with the first job."""
 
-    def __init__(self, size: int, log: Path | None = None, patience: float = PATIENCE) -> None:
+    def __init__(
+        self,
+        size: int,
+        log: Path | None = None,
+        patience: float = PATIENCE,
+        *,
+        libraries: Sequence[str] = (),
+    ) -> None:
         """size: how many.
 
         log: a file for what they and their libraries print; None: the terminal.
         patience: seconds for one job.
+        libraries: modules that the jobs will import: once, before the ranks are forked.
         """
         self.size, self._log, self._patience = size, log, patience
+        # torch's wrapper of a model on several ranks imports its compiler, once it is made
+        wrapper = ("torch._dynamo",) if size > 1 else ()
+        self._modules = ("torch", "samecurve.torch_engine.engine", *wrapper, *libraries, __name__)
         self._pipes: list[Connection] = []
         self._processes: list[ForkedProcess | subprocess.Popen[bytes]] = []
         self._groups: set[tuple[int, str]] = set()
@@ -127,7 +138,7 @@ class Pool:
         from torch._C._distributed_c10d import TCPStore
 
         self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        server = fork_server(("torch", "samecurve.torch_engine.engine", __name__))
+        server = fork_server(self._modules)
         try:
             for rank in range(self.size):
                 ours, theirs = socket.socketpair()
@@ -261,8 +272,15 @@ def _set_environment() -> None:
 
 
 @contextmanager
-def pool(size: int, log: Path | None = None, patience: float = PATIENCE) -> Iterator[Pool]:
-    ranks = Pool(size, log, patience)
+def pool(
+    size: int,
+    log: Path | None = None,
+    patience: float = PATIENCE,
+    *,
+    libraries: Sequence[str] = (),
+) -> Iterator[Pool]:
+    """As Pool()."""
+    ranks = Pool(size, log, patience, libraries=libraries)
     try:
         yield ranks
     finally:
