@@ -132,6 +132,7 @@ def test_exact_runs_have_the_same_bits_however_assigned(
     assert (uneven.hashes, uneven.losses, uneven.norms) == (plain.hashes, plain.losses, plain.norms)
 
 
+@pytest.mark.long
 def test_a_slow_rank_is_measured_and_no_longer_waited_for(
     *,
     pool: Pool,

@@ -36,8 +36,8 @@ Train = Callable[..., Outcome]
 
 
 def values(corpus: Path, **train: Any) -> dict[str, Any]:
-    """A run whose evaluations get better by less than 0.2 in the end."""
-    stop = {"patience": 2, "min_delta": 0.2}
+    """A run whose evaluations get better by less than 0.42 in the end."""
+    stop = {"patience": 2, "min_delta": 0.42}
     every = {"eval_every": 3, "early_stop": stop, "ema": DECAY}
     return tiny_values(corpus, train={"steps": 60, **every, **train}, batch={"samples": 7})
 
@@ -78,7 +78,7 @@ def test_it_ends_when_nothing_gets_better_and_says_so(reference: tuple[Path, Out
     best, waited = losses[0], 0
     for loss in losses[1:]:
         assert waited < 2
-        best, waited = (loss, 0) if best - loss > 0.2 else (best, waited + 1)
+        best, waited = (loss, 0) if best - loss > 0.42 else (best, waited + 1)
     assert waited == 2
     events = read_events(home / "journal.jsonl")
     assert events[-1].kind == "finished"
@@ -108,11 +108,12 @@ def test_the_average_is_what_is_evaluated_and_used(reference: tuple[Path, Outcom
     assert not np.allclose(weights[name], outcome.arrays[f"model/{name}"], atol=1e-4)
 
 
-LAYOUTS = ["torch ddp 3", "torch dp 2", "jax fsdp 2"]
+LAYOUTS = ["torch ddp 3", "torch dp 2"]
 
 
 @pytest.mark.parametrize(
-    "layout", [*LAYOUTS, *(pytest.param(x, marks=pytest.mark.long) for x in ["jax dp 3"])]
+    "layout",
+    [*LAYOUTS, *(pytest.param(x, marks=pytest.mark.long) for x in ["jax fsdp 2", "jax dp 3"])],
 )
 def test_any_devices_end_at_the_same_step_with_the_same_average(
     layout: str, reference: tuple[Path, Outcome], train: Train, tmp_path: Path

@@ -175,6 +175,7 @@ def hashes(home: Path) -> dict[int, str]:
     }
 
 
+@pytest.mark.long
 def test_killed_and_moved_and_still_the_same_bits(pool: Pool, tmp_path: Path, corpus: Path) -> None:
     """kill -9 in the middle on two ranks, gone on with on three, stopped, and ended on one: the
     hashes and steps of a run that was left alone, which compare-runs sees too.

@@ -158,7 +158,14 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+@pytest.mark.parametrize(
+    "page",
+    [
+        # its models of billions of weights take long to be described; the next test has it, too
+        pytest.param(page, id=name, marks=[pytest.mark.long] if page.stem == "huggingface" else [])
+        for page, name in zip(PAGES, NAMES, strict=True)
+    ],
+)
 def test_lines_are_planned_as_the_page_shows(
     page: Path,
     *,

@@ -77,6 +77,7 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     return losses(home / "run")
 
 
+@pytest.mark.long
 def test_a_rank_asleep_in_its_feed_is_named_and_the_run_goes_on(
     tmp_path: Path, unbroken: list[float]
 ) -> None:

@@ -201,6 +201,7 @@ def test_a_read_only_and_a_full_disk(tmp_path: Path, corpus: Path) -> None:
         assert "Traceback" not in done.stderr
 
 
+@pytest.mark.long
 def test_a_disk_that_fills_up_under_a_run(tmp_path: Path, corpus: Path) -> None:
     """Its own word is said though nothing can be written any more, the last checkpoint stays whole,
     and with room again the run goes on.

@@ -76,11 +76,10 @@ def config(
         ("llama", "Packed", ["fsdp:2/4"]),
         ("qwen2", "Ragged", ["ddp:2/4"]),
         ("mixtral", "Padded", ["ddp:3"]),
-        ("mamba2", "Padded", ["fsdp:2"]),
         pytest.param("llama", "Packed", ["ddp:3", "hsdp:4"], marks=pytest.mark.long),
         pytest.param("qwen2", "Ragged", ["dp:2", "fsdp:2"], marks=pytest.mark.long),
         pytest.param("mixtral", "Padded", ["fsdp:2/4"], marks=pytest.mark.long),
-        pytest.param("mamba2", "Padded", ["ddp:2", "fsdp:2/4"], marks=pytest.mark.long),
+        pytest.param("mamba2", "Padded", ["ddp:2", "fsdp:2", "fsdp:2/4"], marks=pytest.mark.long),
     ],
 )
 def test_devices_do_not_change_the_curve(

@@ -118,6 +118,7 @@ def vector(model: Any, text: str) -> torch.Tensor:
     return F.normalize(hidden.mean(0), dim=0)
 
 
+@pytest.mark.long
 def test_losses_are_those_of_a_plain_loop_over_the_library_s_model(
     trained: Path, cache: Path
 ) -> None:
@@ -143,6 +144,7 @@ def test_losses_are_those_of_a_plain_loop_over_the_library_s_model(
     np.testing.assert_allclose(losses_of(trained / "run"), losses, rtol=1e-10)
 
 
+@pytest.mark.long
 def test_what_is_exported_is_loaded_by_the_library(trained: Path) -> None:
     export(trained / "run", trained / "out", None, None, 1 << 30)
     library, ours = AutoModel.from_pretrained(trained / "out"), program.load(trained / "run")

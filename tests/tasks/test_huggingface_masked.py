@@ -161,6 +161,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, pool: Pool, cache: Path) -
     return train_sharded(home, content, pool, cache)
 
 
+@pytest.mark.long
 def test_losses_are_those_of_a_plain_loop_over_the_library_s_model(
     trained: Path, cache: Path
 ) -> None:
@@ -189,6 +190,7 @@ def test_losses_are_those_of_a_plain_loop_over_the_library_s_model(
     np.testing.assert_allclose(losses_of(trained / "run"), losses, rtol=1e-10)
 
 
+@pytest.mark.long
 def test_every_evaluation_hides_the_same(trained: Path, pool: Pool) -> None:
     """On one device as on the two that trained."""
     line = ("eval", "run", "--devices", "cpu:1", "--json")
@@ -202,6 +204,7 @@ def test_every_evaluation_hides_the_same(trained: Path, pool: Pool) -> None:
     assert both["loss"] == pytest.approx(alone["loss"], rel=1e-10)
 
 
+@pytest.mark.long
 def test_what_is_exported_is_loaded_by_the_library(trained: Path) -> None:
     export(trained / "run", trained / "out", None, None, 1 << 30)
     library = AutoModelForMaskedLM.from_pretrained(trained / "out")
