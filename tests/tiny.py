@@ -144,6 +144,17 @@ def counting(base: Any, fault: str) -> Any:
     return Counting
 
 
+def with_test_data(base: Any, fault: str) -> Any:
+    """ragged(), whose test data are those that are evaluated."""
+
+    class Tested(ragged(base, fault)):  # type: ignore[misc]
+        def test_data(self) -> Source | None:
+            held_out: Source | None = self.eval_data()
+            return held_out
+
+    return Tested
+
+
 def ragged_task(config: Config, cache: Path, fault: str = "", kind: Any = ragged) -> Any:
     if config.engine == "torch":
         return TorchAdapter(kind(TorchLanguage, fault), config, cache)

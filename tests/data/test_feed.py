@@ -89,7 +89,7 @@ def feed(
         made(world, accumulate),
         [device],
         source or Itself(23),
-        Itself(7),
+        {"eval": Itself(7)},
         lambda rounds, _of: list(rounds),
         start=start,
         prefetch=prefetch,

@@ -46,7 +46,12 @@ def opened(values: Mapping[str, Any]) -> tuple[Any, Plan, Any, Feed]:
         plan,
         engine.init(),
         Feed(
-            plan, plan.devices_of(0), task.train_data(), task.eval_data(), engine.stage, prefetch=0
+            plan,
+            plan.devices_of(0),
+            task.train_data(),
+            {"eval": task.eval_data()},
+            engine.stage,
+            prefetch=0,
         ),
     )
 

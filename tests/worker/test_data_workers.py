@@ -100,7 +100,7 @@ def test_who_reads_changes_nothing_and_a_death_is_named(
             sums_plan,
             [1],
             task.train_data(),
-            task.eval_data(),
+            {"eval": task.eval_data()},
             lambda rounds, _of: [batch.arrays for (batch,) in rounds if batch],
             start=1,
             prefetch=prefetch,

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from samecurve.checkpoint.format import make_manifest, verify, write_pieces
+from samecurve.checkpoint.format import load, make_manifest, verify, write_pieces
 from samecurve.checkpoint.manifest import (
     MANIFEST,
     CorruptCheckpointError,
@@ -27,7 +27,7 @@ from samecurve.checkpoint.manifest import (
     read_manifest,
 )
 from samecurve.core.planning.metric_goal import MetricGoal
-from samecurve.core.protocols import ArrayShard, Rank
+from samecurve.core.protocols import ArrayShard, Checkpoint, Rank
 from samecurve.errors import RunError
 from samecurve.system import explain_os_error, regular_only, sync_directory, write_json
 from samecurve.units import show_bytes
@@ -111,6 +111,10 @@ class Store:
 
         self._thread = threading.Thread(target=write, name=f"save-{step}")
         self._thread.start()
+
+    def load(self, step: int) -> Checkpoint | None:
+        path = self._home / name_of(step)
+        return load(path) if path.is_dir() else None
 
     def check(self) -> None:
         """RunError: a save under way has failed."""

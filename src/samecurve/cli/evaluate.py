@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--on",
-    type=click.Choice(["held-out", "train"], case_sensitive=False),
+    type=click.Choice(["held-out", "train", "test"], case_sensitive=False),
     default="held-out",
     show_default=True,
     help="what was held back, or what the run trained on",

@@ -15,6 +15,7 @@ Kind = Literal[
     "started",
     "step",
     "evaluated",
+    "tested",
     "saved",
     "sampled",
     "hashed",

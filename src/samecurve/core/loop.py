@@ -24,6 +24,7 @@ from samecurve.core.protocols import (
     Engine,
     Feed,
     Heartbeat,
+    Held,
     KeepPictures,
     Record,
     Requests,
@@ -106,9 +107,11 @@ def train(
         heartbeat(done, "data")
 
     logger.flush()
-    heartbeat(done, "end")
     context.store.close()
     outcome: Outcome = "finished" if done >= plan.steps or ends_early else "stopped"
+    if outcome == "finished" and plan.test_samples:
+        state = _test(context, counters, state, done)
+    heartbeat(done, "end")
     values = {**counters.metrics, **logger.totals(), "reference": dict(plan.reference)}
     if plan.early_stop and ends_early and done < plan.steps:
         values["early_stop"] = why_it_ended(plan.early_stop, counters)
@@ -155,7 +158,7 @@ def evaluate(
     """The metrics of `saved`, and nothing trained. weights: as train()"""
     began = time.perf_counter()
     state = context.engine.restore(saved, weights)
-    metrics = _measure(context, state, context.feed.evaluation(), saved.step)
+    metrics = _measure(context, state, saved.step)
     seconds = time.perf_counter() - began
     _warn_if_not_finite(context, metrics, saved.step)
     context.record(Event("evaluated", saved.step, {**metrics, "seconds": seconds}))
@@ -198,8 +201,7 @@ def _evaluate(
 ) -> bool:
     """Evaluate, and keep what a checkpoint is to know. Returns whether it is the best so far."""
     plan, began = context.plan, time.perf_counter()
-    rounds = _each_with(context.feed.evaluation(), lambda: context.heartbeat(step, "evaluate"))
-    metrics = _measure(context, state, rounds, step)
+    metrics = _measure(context, state, step)
     if None not in counters.metrics.values():  # said once, not at each evaluation that follows
         _warn_if_not_finite(context, metrics, step)
     counters.metrics_step = step
@@ -218,6 +220,25 @@ def _evaluate(
     seconds = time.perf_counter() - began
     context.record(Event("evaluated", step, {**metrics, **best, "seconds": seconds}))
     return is_best
+
+
+def _test(
+    context: LoopContext[State, Staged], counters: Counters, state: State, done: int
+) -> State:
+    """The best checkpoint, or the last where the best was not kept, on data that nothing was chosen
+    by. Returns a state with its weights.
+    """
+    began, step = time.perf_counter(), done
+    context.heartbeat(done, "evaluate")
+    context.engine.preflight()  # the best is published by one rank, which all wait for here
+    saved = context.store.load(counters.best_step) if counters.best_step else None
+    if saved is not None and saved.step != done:
+        state, step = context.engine.refill(state, saved), saved.step
+    metrics = _measure(context, state, step, "test")
+    _warn_if_not_finite(context, metrics, step)
+    seconds = time.perf_counter() - began
+    context.record(Event("tested", step, {**metrics, "seconds": seconds}))
+    return state
 
 
 def _warn_if_not_finite(
@@ -247,11 +268,13 @@ def _sample(context: LoopContext[State, Staged], state: State, step: int) -> Non
 
 
 def _measure(
-    context: LoopContext[State, Staged], state: State, rounds: Iterable[Staged], step: int
+    context: LoopContext[State, Staged], state: State, step: int, which: Held = "eval"
 ) -> dict[str, JournalMetric]:
     """step: how many are done."""
-    progress = context.plan.progress_at(max(step - 1, 0))
-    metrics = context.summarize(context.engine.evaluate(state, rounds, progress))
+    plan, engine = context.plan, context.engine
+    rounds = _each_with(context.feed.evaluation(which), lambda: context.heartbeat(step, "evaluate"))
+    progress = plan.progress_at(max(step - 1, 0))
+    metrics = context.summarize(engine.evaluate(state, rounds, progress, plan.held_out(which)))
     return {name: journal_value(value) for name, value in metrics.items()}
 
 

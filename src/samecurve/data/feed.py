@@ -29,6 +29,7 @@ from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import (
     Arrays,
     Batch,
+    Held,
     MicroBatch,
     Round,
     RowReader,
@@ -37,6 +38,7 @@ from samecurve.core.protocols import (
 )
 from samecurve.data.rounds import (
     HELD_OUT_SOURCE,
+    TEST_SOURCE,
     TRAIN_SOURCE,
     DeviceShare,
     Read,
@@ -55,6 +57,7 @@ _QUICK, _SMALL = 1e-3, 1 << 20  # seconds and bytes of such a read at most
 class Feed(Generic[Staged]):
     """The steps from `start` to the plan's end, for these of the plan's devices.
 
+    held_out: what is evaluated, and tested; None: nothing is.
     stage: rounds of host arrays, and how many a whole step has -> what the engine takes (pinned, or
         on the device).
     prefetch: groups of steps to prepare ahead, in a thread, a group being one step but for quick
@@ -67,7 +70,7 @@ class Feed(Generic[Staged]):
         plan: Plan,
         devices: Sequence[int],
         train: RowReader,
-        evaluation: RowReader | None,
+        held_out: Mapping[Held, RowReader | None] | None,
         stage: Callable[[Sequence[Round], int], Staged],
         *,
         start: int = 0,
@@ -75,7 +78,9 @@ class Feed(Generic[Staged]):
         workers: Workers | None = None,
     ) -> None:
         self._plan, self._devices, self._stage = plan, devices, stage
-        self._sources, self._workers = (train, evaluation), workers
+        held = held_out or {}
+        self._sources = (train, held.get("eval"), held.get("test"))
+        self._workers = workers
         self._start, self._prefetch = start, prefetch
         self._rounds = Rounds(plan, self._ask)
         self._order = plan.order
@@ -96,19 +101,20 @@ class Feed(Generic[Staged]):
             for batch in group:
                 yield batch.step, batch
 
-    def evaluation(self) -> Iterator[Staged]:
-        """The evaluation, staged round by round: the first plan.eval_samples of it, in their own
+    def evaluation(self, which: Held = "eval") -> Iterator[Staged]:
+        """Held-out data, staged round by round: as many samples as the plan says, in their own
         order.
         """
-        if self._sources[HELD_OUT_SOURCE] is None:
+        source = TEST_SOURCE if which == "test" else HELD_OUT_SOURCE
+        if self._sources[source] is None:
             return
-        ids = np.arange(self._plan.eval_samples)
+        ids = np.arange(self._plan.held_out(which))
         shares = [
-            DeviceShare(assignment, self._read_in_turn(ids, assignment.spans))
+            DeviceShare(assignment, self._read_in_turn(source, ids, assignment.spans))
             for assignment in self._assigned(len(ids))
         ]
         keys = partial(RowKeys, self._plan.fixed.seed, HELD_OUT, 0)
-        for one_round in self._rounds.of(HELD_OUT_SOURCE, shares, ids, keys, least=0):
+        for one_round in self._rounds.of(source, shares, ids, keys, least=0):
             yield self._stage([one_round], 1)
 
     def ids(self, step: int) -> list[int]:
@@ -305,7 +311,9 @@ class Feed(Generic[Staged]):
             shares.append(DeviceShare(assignment, reads))
         return shares
 
-    def _read_in_turn(self, ids: Ids, spans: Sequence[tuple[int, int]]) -> Iterator[Read]:
+    def _read_in_turn(
+        self, source: int, ids: Ids, spans: Sequence[tuple[int, int]]
+    ) -> Iterator[Read]:
         """Microbatch by microbatch, since held-out data may be more than memory holds; some are
         asked for ahead.
         """
@@ -314,7 +322,7 @@ class Feed(Generic[Staged]):
             most = self._workers.depth
         ahead: deque[Read] = deque()
         for begin, end in spans:
-            ahead.append((begin, end, self._ask(HELD_OUT_SOURCE, ids[begin:end], 0)))
+            ahead.append((begin, end, self._ask(source, ids[begin:end], 0)))
             if len(ahead) > most:
                 yield ahead.popleft()
         yield from ahead

@@ -16,7 +16,7 @@ ReadRows = Callable[[], Arrays]  # waits for rows that were asked for
 KeysOf = Callable[[Ids], RowKeys]
 Read = tuple[int, int, ReadRows]  # of the positions [begin, end) of a step
 Ask = Callable[[int, Ids, int], ReadRows]  # (source, ids, epoch)
-TRAIN_SOURCE, HELD_OUT_SOURCE = 0, 1
+TRAIN_SOURCE, HELD_OUT_SOURCE, TEST_SOURCE = 0, 1, 2
 
 
 class DeviceShare(NamedTuple):
@@ -62,7 +62,7 @@ class Rounds:
         if all(by_device) or (any(by_device) and not each):
             return tuple(by_device)
         row_keys = keys(ids[:1])
-        epoch = 0 if source == HELD_OUT_SOURCE else row_keys.epoch
+        epoch = row_keys.epoch if source == TRAIN_SOURCE else 0
         dummy = MicroBatch(self._ask(source, ids[:1], epoch)(), real=False, keys=row_keys)
         return tuple(
             microbatch or (dummy if each or not device else None)

@@ -42,7 +42,7 @@ def for_steps_alone(plan: Plan) -> Plan:
     stays.
     """
     every = Intervals(log=plan.every.log, evaluate=0, save=0, sample=0)
-    return replace(plan, eval_samples=0, every=every, keep=0)
+    return replace(plan, eval_samples=0, test_samples=0, every=every, keep=0)
 
 
 def make_run(home: Path, config: Config, plan: Plan) -> Run:

@@ -266,21 +266,24 @@ class EvalLosses:
         shapes: Mapping[str, jax.ShapeDtypeStruct],
         when: HostArray,
         over_processes: Callable[[HostArray], HostArray] = lambda rows: rows,
+        *,
+        samples: int,
     ) -> Mean:
         """Every process computes the same.
 
         parts: this process's held-out samples
         shapes: of a microbatch's features
         over_processes: the sum of whole numbers over all processes, of which each has other rows
+        samples: held-out ones, over all processes
         """
         whole = {}
         for name, spec in shapes.items():
-            rows = np.zeros((self._plan.eval_samples, *spec.shape[1:]), spec.dtype)
+            rows = np.zeros((samples, *spec.shape[1:]), spec.dtype)
             for part in parts:
                 rows[part.position] = part.features[name]
             whole[name] = _summed_bytes(rows, over_processes)
         loss = np.zeros(2)
-        for begin, end in split_batch(self._plan.eval_samples, self._plan.global_batch_size):
+        for begin, end in split_batch(samples, self._plan.global_batch_size):
             batch = {name: rows[begin:end] for name, rows in whole.items()}
             loss += np.asarray(self._totals(batch, when), np.float64)
         return Mean(*loss.tolist())

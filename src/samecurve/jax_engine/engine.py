@@ -232,8 +232,16 @@ class JaxEngine:
         when = progress_array(START)
         return self._step(batch.samples).lower(state, staged.rows, extra, rate, when).compile()
 
+    def refill(self, state: State, saved: Checkpoint) -> State:
+        del state  # its arrays are not written in place
+        return self.restore(saved)
+
     def evaluate(
-        self, state: State, rounds: Iterable[StagedRounds], progress: Progress = START
+        self,
+        state: State,
+        rounds: Iterable[StagedRounds],
+        progress: Progress = START,
+        samples: int | None = None,
     ) -> EvalSums:
         """The task's sums over all devices."""
         specs = self.task.eval_sums()
@@ -252,7 +260,12 @@ class JaxEngine:
             totals[name] = total if spec.shape else total.item()
         if self.plan.whole_batch:
             shapes = feature_shapes(features[0].features)
-            loss = self._eval_losses.total([on_host(one) for one in features], shapes, when)
+            loss = self._eval_losses.total(
+                [on_host(one) for one in features],
+                shapes,
+                when,
+                samples=samples or self.plan.eval_samples,
+            )
             totals.update({"loss.sum": loss.sum, "loss.weight": loss.weight})
         return totals
 

@@ -287,11 +287,18 @@ class ExactEngine(JaxEngine):
 
         return of_count
 
-    def evaluate(self, state: Any, rounds: Iterable[Any], progress: Progress = START) -> EvalSums:
+    def evaluate(
+        self,
+        state: Any,
+        rounds: Iterable[Any],
+        progress: Progress = START,
+        samples: int | None = None,
+    ) -> EvalSums:
         """Counts add up as integers; the other sums along the tree, a row for each microbatch."""
         states: ReplicaStates = state
         specs = self.task.eval_sums()
-        num_microbatches = len(split_batch(self.plan.eval_samples, self.plan.micro_batch_size))
+        samples = samples or self.plan.eval_samples
+        num_microbatches = len(split_batch(samples, self.plan.micro_batch_size))
         rows = np.zeros((num_microbatches, size(specs, integer=False)), self._dtype)
         counts = np.zeros(size(specs, integer=True), np.int64)
         queued, when = [], progress_array(progress)
@@ -313,7 +320,9 @@ class ExactEngine(JaxEngine):
         totals = unpack_sums(specs, tree.total(), self._sum_counts(counts))
         if self.plan.whole_batch:
             shapes = self._batch_loss.feature_shapes
-            sums = self._eval_losses.total(features, shapes, when, self._sum_over_processes)
+            sums = self._eval_losses.total(
+                features, shapes, when, self._sum_over_processes, samples=samples
+            )
             totals.update({"loss.sum": sums.sum, "loss.weight": sums.weight})
         return totals
 

@@ -35,7 +35,7 @@ from samecurve.system import write_json
 from samecurve.tasks import Tasks, other_data
 from samecurve.tasks.registry import entry_of
 
-Which = Literal["held-out", "train"]
+Which = Literal["held-out", "train", "test"]
 
 
 @dataclass(frozen=True)
@@ -132,6 +132,8 @@ def _evaluate(
         say(f"warn   {note}")
     if which == "train":
         own_plan = replace(own_plan, eval_samples=own_plan.samples)
+    if which == "test":
+        own_plan = replace(own_plan, eval_samples=own_plan.test_samples)
     if not own_plan.eval_samples:
         raise UserError(
             f"{run.home} holds no data back to evaluate on",

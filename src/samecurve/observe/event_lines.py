@@ -12,6 +12,7 @@ from samecurve.observe.sensors import load_line
 from samecurve.units import counted, show_bytes, show_count, show_seconds
 
 _SLOW_START = 30.0  # seconds
+_BOOKKEEPING = {"seconds", "best_loss", "best_value", "best_step"}  # beside metrics
 MEAN = "mean "  # before the names of what the loss gives beside it
 
 
@@ -48,7 +49,7 @@ def console_lines(event: Event, plan: Plan, run: Path, pace: Pace | None = None)
             return [*banner(plan), f"run    {run}"]
         case "step":
             return ["  ".join(step_parts(step, values, plan, pace or Pace()).values())]
-        case "evaluated":
+        case "evaluated" | "tested":
             return [_evaluated(event)]
         case "saved":
             seconds, blocked = (
@@ -96,19 +97,23 @@ def _sentence(event: Event) -> list[str]:
 
 def _evaluated(event: Event) -> str:
     step, values = event.step, event.values
-    metrics = "  ".join(
-        f"{name} {_show_finite(value, '.4f')}"
-        for name, value in values.items()
-        if name not in {"seconds", "best_loss", "best_value", "best_step"}
-        and not isinstance(value, list)
-    )
-    best = ""
-    if values["best_step"] == step:
+    best, best_step = "", values.get("best_step")
+    if best_step == step:
         best = "  best so far"
-    elif values["best_step"] is not None:
+    elif best_step is not None:
         value = values["best_loss" if "best_loss" in values else "best_value"]
-        best = f"  best {value:.4f} at step {values['best_step']}"
-    return f"eval   step {step}  {metrics}{best}  ({show_seconds(values['seconds'])})"
+        best = f"  best {value:.4f} at step {best_step}"
+    word = "test" if event.kind == "tested" else "eval"
+    return f"{word}   step {step}  {_numbers(event)}{best}  ({show_seconds(values['seconds'])})"
+
+
+def _numbers(event: Event) -> str:
+    """Of an evaluation: arrays are no line's."""
+    return "  ".join(
+        f"{name} {_show_finite(value, '.4f')}"
+        for name, value in event.values.items()
+        if name not in _BOOKKEEPING and not isinstance(value, list)
+    )
 
 
 def _sampled_texts(texts: Iterable[str]) -> list[str]:

@@ -18,7 +18,7 @@ from samecurve.errors import RunError
 from samecurve.system import explain_os_error, regular_only
 
 # kinds that a later `resumed` at a step before theirs makes void
-VOIDED = frozenset({"step", "evaluated", "saved", "sampled", "hashed"})
+VOIDED = frozenset({"step", "evaluated", "tested", "saved", "sampled", "hashed"})
 _MAX_DELAY = 0.5  # seconds
 _BLOCK = 1 << 20  # bytes that are read at once
 _MOST_LINE = 1 << 26  # bytes: texts, and hashes of every array

@@ -2,7 +2,7 @@
 
 from samecurve.core.events import Event
 
-_GROUPS = {"step": "train", "evaluated": "eval", "sensors": "sensors"}
+_GROUPS = {"step": "train", "evaluated": "eval", "tested": "test", "sensors": "sensors"}
 
 
 def plotted(event: Event) -> dict[str, float]:
@@ -16,7 +16,7 @@ def plotted(event: Event) -> dict[str, float]:
     if group is None:
         return numbers
     for name, value in event.values.items():
-        if isinstance(value, list) and event.kind != "evaluated":
+        if isinstance(value, list) and event.kind not in {"evaluated", "tested"}:
             short = name.removesuffix("_by_device")
             for device, of_device in enumerate(value):
                 if _is_number(of_device):

@@ -44,6 +44,10 @@ MEMBERS: Mapping[str, str] = {
     ),
     # data and evaluation
     "eval_data": "eval_data(self): held-out data, as train_data() gives it, or None",
+    "test_data": (
+        "test_data(self): held-out data that nothing is chosen by, as train_data() gives it, or"
+        " None: the best checkpoint is measured on it, once, at the end"
+    ),
     "collate": (
         "collate(self, samples[, ids][, epoch]) -> {name: array with one row a sample}: samples of"
         " unlike length, padded to the longest of their microbatch (torch)"

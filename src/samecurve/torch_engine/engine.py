@@ -141,11 +141,7 @@ class TorchEngine:
         return state
 
     def restore(self, saved: Checkpoint, weights: Checkpoint | None = None) -> State:
-        state = self._begin(weights, saved)
-        strategy = self._strategy
-        states.restore(state, strategy.local_shard, strategy.replica_index, saved)
-        strategy.sync_replicas()
-        return state
+        return self.refill(self._begin(weights, saved), saved)
 
     def _begin(self, weights: Checkpoint | None, saved: Checkpoint | None = None) -> State:
         """A state with weights, if there are any; what `saved` will fill is left empty."""
@@ -224,11 +220,21 @@ class TorchEngine:
         return state, self._training_step.run(state, batch, lr, requests)
 
     def evaluate(
-        self, state: State, rounds: Iterable[Sequence[Round]], progress: Progress = START
+        self,
+        state: State,
+        rounds: Iterable[Sequence[Round]],
+        progress: Progress = START,
+        samples: int | None = None,
     ) -> EvalSums:
         del state  # its model is the strategy's
         with self._evaluating():
-            return evaluate(self._setup, rounds, progress)
+            return evaluate(self._setup, rounds, progress, samples or self.plan.eval_samples)
+
+    def refill(self, state: State, saved: Checkpoint) -> State:
+        strategy = self._strategy
+        states.restore(state, strategy.local_shard, strategy.replica_index, saved)
+        strategy.sync_replicas()
+        return state
 
     @torch.no_grad()
     def sample(self, state: State, step: int) -> Sequence[Sample]:

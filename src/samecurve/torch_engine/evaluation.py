@@ -28,12 +28,16 @@ class MicroBatchSums(NamedTuple):
 
 
 @torch.no_grad()
-def evaluate(setup: EngineSetup, rounds: Iterable[Sequence[Round]], progress: Progress) -> EvalSums:
+def evaluate(
+    setup: EngineSetup, rounds: Iterable[Sequence[Round]], progress: Progress, samples: int
+) -> EvalSums:
     """Counts are added as integers, exact in any order; exact runs add the others along the tree,
     with a row for each microbatch. All ranks call it together, models in evaluation mode.
+
+    samples: of all rounds, over all ranks
     """
     specs = setup.task.eval_sums()
-    num_rows = setup.num_sum_rows(setup.plan.eval_samples)
+    num_rows = setup.num_sum_rows(samples)
     num_floats, num_counts = size(specs, integer=False), size(specs, integer=True)
     floats = torch.zeros(num_rows, num_floats, dtype=torch.float64, device=setup.device)
     counts = torch.zeros(num_counts, dtype=torch.int64, device=setup.device)
@@ -42,7 +46,13 @@ def evaluate(setup: EngineSetup, rounds: Iterable[Sequence[Round]], progress: Pr
         sums = setup.strategy.run_jobs(
             [
                 partial(
-                    _evaluate_microbatch, setup, index, microbatch, specs=specs, progress=progress
+                    _evaluate_microbatch,
+                    setup,
+                    index,
+                    microbatch,
+                    specs=specs,
+                    progress=progress,
+                    samples=samples,
                 )
                 for index, microbatch in enumerate(microbatches)
             ]
@@ -53,7 +63,7 @@ def evaluate(setup: EngineSetup, rounds: Iterable[Sequence[Round]], progress: Pr
                 counts += added.counts
                 parts.append((_first_sample(setup, microbatch), added.features))
     if setup.plan.whole_batch:
-        _add_batch_losses(setup, parts, specs, floats, progress)
+        _add_batch_losses(setup, parts, specs, floats, progress=progress, samples=samples)
     floats = tree_sum(setup.comm.all_reduce(floats)())
     if len(counts):
         counts = setup.comm.all_reduce(counts)()
@@ -71,6 +81,7 @@ def _evaluate_microbatch(
     *,
     specs: SumSpecs,
     progress: Progress,
+    samples: int,
 ) -> MicroBatchSums | None:
     """None: nothing is to be added."""
     if microbatch is None:
@@ -100,7 +111,7 @@ def _evaluate_microbatch(
         rows[spec.integer].append(value.to(setup.device).reshape(-1))
     empty = torch.zeros(0, dtype=torch.int64, device=setup.device)
     if whole_batch:
-        left = setup.plan.eval_samples - _first_sample(setup, microbatch)
+        left = samples - _first_sample(setup, microbatch)
         check_rows(features, min(setup.plan.micro_batch_size, left))
     return MicroBatchSums(
         torch.cat(rows[False] or [empty]),
@@ -114,7 +125,9 @@ def _add_batch_losses(
     parts: Sequence[Part],
     specs: SumSpecs,
     floats: torch.Tensor,
+    *,
     progress: Progress,
+    samples: int,
 ) -> None:
     """The loss of each global batch of held-out samples in turn, the last one short; ranks take
     turns.
@@ -124,7 +137,7 @@ def _add_batch_losses(
     """
     table = FeatureTable(setup.comm, setup.device)
     columns = _columns(specs)
-    batches = split_batch(setup.plan.eval_samples, setup.plan.global_batch_size)
+    batches = split_batch(samples, setup.plan.global_batch_size)
     for number, (begin, end) in enumerate(batches):
         within = [_cut(part, begin, end) for part in parts]
         whole = table.put_together([part for part in within if part], end - begin)

@@ -89,7 +89,7 @@ def main(argument: str) -> None:
     os.dup2(2, 1)  # what a user's file prints is no journal line
     config = load(Document(json.loads(sys.stdin.read())), Tasks()).config
     task = open_task(config, str(cache_home()))
-    sources = [task.train_data(), task.eval_data()]
+    sources = [task.train_data(), task.eval_data(), task.test_data()]
     lines = [
         Line(Connection(jobs, writable=False), Connection(rows, readable=False))
         for jobs, rows in values["lines"]

@@ -42,6 +42,7 @@ from samecurve.run.base import base_weights
 from samecurve.run.control import ControlFile
 from samecurve.run.directory import Run
 from samecurve.run.logs import log_to
+from samecurve.run.results import write_results
 from samecurve.system import (
     LAUNCHER,
     STOP_SIGNAL,
@@ -122,6 +123,8 @@ def run_rank(
             with clock.part("preflight"), collective:
                 check_sum(engine.preflight(), plan)
         outcome = train_rank(context, engine, task, requests, clock=clock)
+        if outcome == "finished" and context.is_first and not attempt.evaluate:
+            write_results(run, plan, config)
         session.leave()
     return outcome
 
@@ -274,14 +277,17 @@ def _make_feed(
     first_step: int,
 ) -> Feed[Any]:
     """The batches of this rank's devices, and what it evaluates on."""
-    train_data, evaluation = task.train_data(), task.eval_data()
+    train_data, test = task.train_data(), task.test_data()
+    evaluation = task.eval_data()
     if context.attempt.evaluate == "train":
         evaluation = train_data
+    if context.attempt.evaluate == "test":
+        evaluation = test
     return Feed(
         context.plan,
         context.plan.devices_of(context.rank.index),
         train_data,
-        evaluation,
+        {"eval": evaluation, "test": test},
         engine.stage,
         start=first_step,
         prefetch=context.config.data.prefetch,

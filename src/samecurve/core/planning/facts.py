@@ -133,6 +133,7 @@ class Facts:
     # settings by which all that there is stays as it is, and so many scalars more are trained
     adapters: Mapping[str, int] = field(default_factory=dict)
     hidden_matrices: tuple[str, ...] = ()  # of hidden layers, frozen ones too: what muon is for
+    test_samples: int = 0  # of data that nothing is chosen by
     # bytes_per_sample where some activations are computed again, by train.recompute
     recompute_bytes: Mapping[str, int] = field(default_factory=dict)
     # the same under bf16 and f16, by train.recompute, none too; what is left out is not counted

@@ -24,7 +24,7 @@ from samecurve.core.planning.metric_goal import EarlyStopRule, MetricGoal
 from samecurve.core.planning.run_length import Intervals
 from samecurve.core.planning.schedule import Schedule
 from samecurve.core.planning.strategies import STRATEGIES, StrategySpec
-from samecurve.core.protocols import Progress
+from samecurve.core.protocols import Held, Progress
 from samecurve.units import counted
 
 _ON_DISK = {
@@ -91,6 +91,7 @@ class Plan:
     allow_coupled: bool = False  # what the split check finds is said, not refused
     best: MetricGoal = MetricGoal()
     early_stop: EarlyStopRule | None = None
+    test_samples: int = 0  # of the task's test data, measured once at the end
     ema: float = 0.0  # decay of the weights' moving average; 0: there is none
 
     def __repr__(self) -> str:
@@ -167,6 +168,10 @@ class Plan:
     def progress_at(self, step: int) -> Progress:
         """step: counted from 0"""
         return Progress(step, self.order.epoch_of(step))
+
+    def held_out(self, which: Held) -> int:
+        """Samples of that data."""
+        return self.test_samples if which == "test" else self.eval_samples
 
     def actions_at_end(self) -> set[str]:
         return {"evaluate", "sample", "save", *(["hash"] if self.exact else [])}

@@ -223,6 +223,7 @@ def _assemble(
         steps=chosen.schedule.steps,
         samples=facts.samples,
         eval_samples=facts.eval_samples,
+        test_samples=facts.test_samples,
         tokens_per_sample=facts.tokens_per_sample,
         precision=chosen.precision,
         threads=chosen.threads,

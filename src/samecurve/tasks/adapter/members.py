@@ -74,12 +74,9 @@ _FOREIGN: Mapping[tuple[str, ...], str] = {
         "valid_dataset",
         "validation_data",
         "validation_dataset",
-        "test_data",
-        "test_dataset",
-        "test_dataloader",
         "get_eval_dataloader",
-        "get_test_dataloader",
     ): MEMBERS["eval_data"],
+    ("test_dataset", "test_dataloader", "test_loader", "get_test_dataloader"): MEMBERS["test_data"],
     (
         "validation_step",
         "val_step",

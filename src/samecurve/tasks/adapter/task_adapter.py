@@ -56,6 +56,7 @@ class TaskAdapter:
         self.phases: Mapping[str, tuple[str, ...]] = {}  # of a step: patterns of parameters
         self._train: Rows | None = None
         self._held_out: Rows | None = None
+        self._test: Rows | None = None
         arguments = {
             "model": section_argument(config.model),
             "data": section_argument(config.data),
@@ -90,6 +91,11 @@ class TaskAdapter:
                 self._held_out = Rows(
                     held_out, f"{self.name}.eval_data()", self._file, self._collation()
                 )
+        with self.calling("test_data"):
+            test = self.task.test_data() if hasattr(self.task, "test_data") else None
+            if test is not None:
+                name = f"{self.name}.test_data()"
+                self._test = Rows(test, name, self._file, self._collation())
 
     def _collation(self) -> Collation | None:
         """How samples of unlike length become arrays. UserError: this engine can't have that."""
@@ -132,6 +138,7 @@ class TaskAdapter:
             **{
                 "samples": len(self.train_data()),
                 "eval_samples": len(self._held_out) if self._held_out else 0,
+                "test_samples": len(self._test) if self._test else 0,
                 "tokens_per_sample": 1,
                 "bytes_per_sample": None,
                 "flops_per_sample": None,
@@ -164,6 +171,9 @@ class TaskAdapter:
         if self._held_out is not None:
             with self.calling("eval_data"):
                 self._held_out.check(is_known=is_known)
+        if self._test is not None:
+            with self.calling("test_data"):
+                self._test.check(is_known=is_known)
 
     def _task_facts(self) -> dict[str, Any]:
         """What the class's own facts() gives."""
@@ -198,6 +208,9 @@ class TaskAdapter:
 
     def eval_data(self) -> Rows | None:
         return self._held_out
+
+    def test_data(self) -> Rows | None:
+        return self._test
 
     def initial(self, name: str, shape: tuple[int, ...]) -> Initial | None:
         if not hasattr(self.task, "initial"):
